@@ -2,9 +2,7 @@
 training and one for held-out text.
 """
 
-import errno
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -37,7 +35,7 @@ from data_service.ingest.scan import hash_of, hash_tokens
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
-from data_service.store.errors import OutOfSpace
+from data_service.store.local import room_in
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.loss import LossMeter, TextLoss
 from data_service.tokenizers.quick import TextEncoder
@@ -205,7 +203,8 @@ def write(task: WriteTask) -> WriteReceipt:
     tokenizer = _tokenizer(store.at(TOKENIZER).uri, task.tokenizer_hash)
     finder = _finder(task.layout, task.words) if task.words is not None else None
     levels = () if finder is None else finder.levels
-    with temporary_folder("build") as folder, _room_in(folder):
+    # Shards are written to a local file before they are stored.
+    with temporary_folder("build") as folder, room_in(folder):
         name, block_tokens = shard_name(task.index), task.options.block_tokens
         with (
             PartWriter(Path(folder, "train.tar"), name, tokenizer.vocab_size, block_tokens, levels) as train,
@@ -329,20 +328,6 @@ def _store_parts(
     key, unigram = task.layout.unigram(task.index), parts[0].unigram.tobytes()
     store.put(key, unigram)
     return files | {key: len(unigram)}
-
-
-@contextmanager
-def _room_in(folder: Path) -> Iterator[None]:
-    """Turn an error of a full disk within the block into an OutOfSpace that names `folder`.
-
-    Shards are written to a local file before they are stored.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise OutOfSpace.at(str(folder), f"{error.strerror} (TMPDIR names the folder to use)") from error
 
 
 @lru_cache(maxsize=1)

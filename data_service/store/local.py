@@ -34,6 +34,17 @@ _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
+@contextmanager
+def room_in(folder: Path) -> Iterator[None]:
+    """Turn an error of a full disk within the block into an OutOfSpace that names `folder`, a temporary one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise OutOfSpace.at(str(folder), f"{error.strerror} (TMPDIR names the folder to use)") from error
+
+
 @dataclass(frozen=True)
 class LocalStore:
     """A store whose objects are files below `root`, an absolute folder. The first write creates it. See `Store`."""

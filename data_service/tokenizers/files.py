@@ -28,7 +28,10 @@ MODEL_FILES = (
     "sentencepiece.model",
 )
 """Names that the model families give to their SentencePiece model."""
+TRAINING_REPORT = "training_report.json"
+"""Name of the file that says how many words a vocabulary was learnt from."""
 TOKENIZER_FILES = (
+    TRAINING_REPORT,
     *(DEFINITION, CONFIG, SPECIAL_TOKENS, ADDED_TOKENS),
     *("vocab.txt", "vocab.json", "merges.txt"),
     *MODEL_FILES,

@@ -19,6 +19,7 @@ from data_service.tokenizers.files import (
     MODEL_FILES,
     SPECIAL_TOKENS,
     TOKENIZER_FILES,
+    TRAINING_REPORT,
     TokenizerRules,
     json_file,
     library_errors,
@@ -115,7 +116,7 @@ def from_files(
                 f"{where}: {name} is a pickle, which could run code when read",
                 remedy="save the tokenizer with transformers' save_pretrained and give that folder",
             )
-    kept = {name: files[name] for name in MODEL_FILES if name in files}
+    kept = {name: files[name] for name in (*MODEL_FILES, TRAINING_REPORT) if name in files}
     roles = default_roles(files, where) | configured_roles(files, where)
     return Tokenizer(definition_of(files, where, rules), roles, model_files=kept, where=where)
 

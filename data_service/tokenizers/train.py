@@ -6,20 +6,26 @@ unigram, bpe: learnt by SentencePiece (Kudo 2018; Sennrich et al. 2016).
 """
 
 import io
+import json
 import re
+import sys
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any
 
+import numpy as np
 import sentencepiece
 import tokenizers
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from data_service.errors import TokenizerError
+from data_service.tokenizers.files import TRAINING_REPORT
+from data_service.tokenizers.merges import END, learn_merges
 from data_service.tokenizers.specials import (
     STYLES,
     SpecialStyle,
@@ -30,6 +36,9 @@ from data_service.tokenizers.specials import (
 )
 from data_service.tokenizers.spm import convert_model, parse_model
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
+from data_service.tokenizers.word_counts import WordCounts, code_points, count_words
+from data_service.tokenizers.word_splits import BertWords, ByteWords, LineWords, Splitter
+from data_service.tokenizers.words import BYTES_BY_LETTER
 
 _DEFAULT_STYLE: dict[Kind, Style] = {
     "byte_bpe": "roberta",
@@ -37,6 +46,12 @@ _DEFAULT_STYLE: dict[Kind, Style] = {
     "unigram": "albert",
     "bpe": "albert",
 }
+
+
+CONTINUES = "##"
+"""What a piece of WordPiece that does not begin a word begins with."""
+LEARNT_BYTES = 1 << 25
+"""Bytes of distinct words, each with one more, from which a vocabulary is learnt at most; unigram's, half of them."""
 
 
 class TokenizerOptions(BaseModel):
@@ -77,23 +92,37 @@ def train_tokenizer(
     options: TokenizerOptions | None = None,
     *,
     at_most: bool = False,
+    workers: int = 1,
 ) -> Tokenizer:
-    """Learn a vocabulary of exactly `vocab_size` ids, special tokens included.
+    """Learn a vocabulary of exactly `vocab_size` ids, special tokens included. It does not depend on the order of the
+    texts.
+
+    Words are counted in a temporary folder, and the most frequent ones are learnt from: LEARNT_BYTES of them. What the
+    others are is a file of the tokenizer's, TRAINING_REPORT.
 
     Args:
         kind: byte_bpe, wordpiece, unigram or bpe.
-        texts: documents or lines, read once. byte_bpe and wordpiece hold word counts in memory; unigram and bpe hold
-            every sentence, so give them a few gigabytes at most. All but byte_bpe write the text to a temporary file.
+        texts: documents or lines, read once.
         vocab_size: number of ids.
         options: settings; None for the defaults.
         at_most: whether fewer ids are accepted if the text does not support `vocab_size`.
+        workers: number of processes that count, on which nothing depends. With more than one, the module that is run
+            as `__main__` is imported by each.
 
     Raises:
         TokenizerError: there is no text, or the vocabulary is too small for the kind or too large for the text. Errors
             of `texts` are raised unchanged.
+        OutOfSpace: the temporary folder is full.
     """
     options = options or TokenizerOptions()
-    tokenizer = _train(kind, _with_text(texts), vocab_size, options, at_most)
+    kept = _with_text(texts)
+    if kind == "byte_bpe":
+        _check(vocab_size, options)
+    limit = (
+        LEARNT_BYTES // 2 if kind == "unigram" else LEARNT_BYTES
+    )  # SentencePiece takes 200 bytes for each there
+    counts = count_words(kept, partial(_splitter, kind, options), limit, workers)
+    tokenizer = _train(kind, counts, vocab_size, options, at_most)
     if tokenizer.vocab_size != vocab_size and not at_most:
         raise TokenizerError(
             f"vocab_size {vocab_size} is too large: the text supports {tokenizer.vocab_size} {kind} pieces",
@@ -102,20 +131,28 @@ def train_tokenizer(
     return tokenizer
 
 
-def _train(
-    kind: Kind, texts: Iterator[str], vocab_size: int, options: TokenizerOptions, at_most: bool
-) -> Tokenizer:
+def _splitter(kind: Kind, options: TokenizerOptions) -> Splitter:
     match kind:
         case "byte_bpe":
-            return train_byte_bpe(texts, vocab_size, options)
+            return ByteWords()
         case "wordpiece":
-            return train_wordpiece(texts, vocab_size, options)
+            return BertWords(_bert_normalizer(options), options.lowercase)
         case "unigram" | "bpe":
-            return train_sentencepiece(kind, texts, vocab_size, options, at_most=at_most)
+            return LineWords(_mapping(options), options.lowercase)
         case "wordlevel":
             raise TokenizerError(
                 "a list of words is not learnt here", remedy="make it with the library `tokenizers`"
             )
+
+
+def _train(
+    kind: Kind, counts: WordCounts, vocab_size: int, options: TokenizerOptions, at_most: bool
+) -> Tokenizer:
+    if kind == "byte_bpe":
+        return train_byte_bpe(counts, vocab_size, options)
+    if kind == "wordpiece":
+        return train_wordpiece(counts, vocab_size, options)
+    return train_sentencepiece(kind, counts, vocab_size, options, at_most=at_most)
 
 
 def _with_text(texts: Iterable[str]) -> Iterator[str]:
@@ -128,24 +165,10 @@ def _with_text(texts: Iterable[str]) -> Iterator[str]:
             "no text to train a tokenizer on",
             remedy="check the input paths and the name of the text field",
         )
-    return (part for text in chain([first], kept) for part in _without_long_runs(text))
+    return chain([first], kept)
 
 
-RUN_CHARACTERS = (
-    1000  # longest run without white space in training text; the trainers' time grows with its square
-)
-_WORDS = re.compile(rf"\s*+\S{{1,{RUN_CHARACTERS}}}+|\s++")
-
-
-def _without_long_runs(text: str) -> list[str]:
-    """Return the text, or its words if one is too long to learn from at once; such words in parts. Each word has the
-    white space before it, which is a part of byte_bpe's pieces.
-    """
-    longest = max(map(len, text.split()))
-    return [text] if longest <= RUN_CHARACTERS else _WORDS.findall(text)
-
-
-def train_byte_bpe(texts: Iterator[str], vocab_size: int, options: TokenizerOptions) -> Tokenizer:
+def train_byte_bpe(counts: WordCounts, vocab_size: int, options: TokenizerOptions) -> Tokenizer:
     """Train byte-level BPE as in GPT-2 and RoBERTa: no text is unknown, and a piece includes the space before it.
 
     Ties between pairs are decided by id, and the first ids are in byte order, so nothing depends on hashing.
@@ -154,29 +177,36 @@ def train_byte_bpe(texts: Iterator[str], vocab_size: int, options: TokenizerOpti
         TokenizerError: the vocabulary has no room for the 256 bytes, or `lowercase` is set.
     """
     style = options.style("byte_bpe")
+    _check(vocab_size, options)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    _check(vocab_size, len(alphabet) + len(style.pieces) + 1, options)
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
+    symbols = np.full(256, END, np.int32)
+    for index, letter in enumerate(alphabet, start=len(style.pieces)):
+        symbols[BYTES_BY_LETTER[letter]] = index
+    text = b"".join(word.encode() + b"\xff" for word in counts.words)  # a byte that UTF-8 does not have
+    symbols[0xFF] = END
+    vocabulary, merges = learn_merges(
+        symbols[np.frombuffer(text, np.uint8)],
+        counts.counts,
+        [*style.pieces, *alphabet],
         vocab_size=vocab_size,
         min_frequency=options.min_frequency,
-        initial_alphabet=alphabet,
-        special_tokens=added_tokens(style),
-        show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    ids = {piece: index for index, piece in enumerate(vocabulary)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(ids, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(added_tokens(style))
     tokenizer.post_processor = post_processor(style)
-    return Tokenizer(tokenizer.to_str(), role_config(style))
+    return Tokenizer(tokenizer.to_str(), role_config(style), model_files=_report(counts))
 
 
-def _check(vocab_size: int, smallest: int, options: TokenizerOptions) -> None:
+def _check(vocab_size: int, options: TokenizerOptions) -> None:
     if options.lowercase or options.strip_marks:
         raise TokenizerError(
             "neither case nor marks can be folded with byte_bpe, which keeps every byte of the text",
             remedy="use wordpiece, unigram or bpe for an uncased vocabulary",
         )
+    smallest = 256 + len(options.style("byte_bpe").pieces) + 1
     if vocab_size < smallest:
         raise TokenizerError(
             f"vocab_size {vocab_size} is too small: byte_bpe needs 256 bytes, the special tokens and a merge",
@@ -184,58 +214,57 @@ def _check(vocab_size: int, smallest: int, options: TokenizerOptions) -> None:
         )
 
 
-_CHUNK = 1 << 20  # characters handed to the trainer at a time
-
-
-def train_wordpiece(texts: Iterator[str], vocab_size: int, options: TokenizerOptions) -> Tokenizer:
-    """Train WordPiece in two passes over a temporary copy of the normalised text.
-
-    The library's trainer numbers its alphabet, and truncates it, in the order of a randomly seeded hash map. Here the
-    alphabet is chosen first and passed on in a fixed order, so that the same text gives the same file.
+def train_wordpiece(counts: WordCounts, vocab_size: int, options: TokenizerOptions) -> Tokenizer:
+    """Train WordPiece. The alphabet is in a fixed order, so the same text gives the same file; the library's trainer
+    numbers it, and truncates it, in the order of a randomly seeded hash map.
 
     Raises:
         TokenizerError: the vocabulary has no room for the alphabet.
     """
     style = options.style("wordpiece")
-    normalizer = normalizers.BertNormalizer(lowercase=options.lowercase, strip_accents=options.strip_marks)
-    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as spool:
-        alphabet = _alphabet(_spool(texts, normalizer, spool), options.alphabet, normalizer)
-        smallest = len(style.pieces) + len(alphabet) + 1
-        if vocab_size < smallest:
-            raise TokenizerError(
-                f"vocab_size {vocab_size} is too small: the special tokens and the alphabet of this text are "
-                f"{smallest - 1} pieces",
-                remedy=f"ask for {smallest} or more, or a smaller alphabet",
-            )
-        vocabulary = _learn(spool, alphabet, style, vocab_size, options.min_frequency)
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=style.names.unk))
+    normalizer = _bert_normalizer(options)
+    alphabet = _alphabet(counts, options.alphabet, normalizer)
+    smallest = len(style.pieces) + len(alphabet) + 1
+    if vocab_size < smallest:
+        raise TokenizerError(
+            f"vocab_size {vocab_size} is too small: the special tokens and the alphabet of this text are "
+            f"{smallest - 1} pieces",
+            remedy=f"ask for {smallest} or more, or a smaller alphabet",
+        )
+    pieces = [*style.pieces, *alphabet]
+    vocabulary, _ = learn_merges(
+        _wordpiece_symbols(counts.words, pieces),
+        counts.counts,
+        pieces,
+        vocab_size=vocab_size,
+        min_frequency=options.min_frequency,
+        prefix=CONTINUES,
+    )
+    ids = {piece: index for index, piece in enumerate(vocabulary)}
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=style.names.unk))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUES, cleanup=False)
     tokenizer.add_special_tokens(added_tokens(style))
     tokenizer.post_processor = post_processor(style)
-    return Tokenizer(tokenizer.to_str(), role_config(style))
+    return Tokenizer(tokenizer.to_str(), role_config(style), model_files=_report(counts))
 
 
-def _spool(texts: Iterator[str], normalizer: normalizers.Normalizer, spool: IO[str]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for text in texts:
-        normalised = normalizer.normalize_str(text)
-        counts.update(normalised)
-        spool.write(normalised)
-        spool.write("\n")
-    return counts
+def _bert_normalizer(options: TokenizerOptions) -> normalizers.Normalizer:
+    return normalizers.BertNormalizer(lowercase=options.lowercase, strip_accents=options.strip_marks)
 
 
-def _alphabet(counts: Counter[str], limit: int, normalizer: normalizers.Normalizer) -> list[str]:
+def _alphabet(counts: WordCounts, limit: int, normalizer: normalizers.Normalizer) -> list[str]:
     """Return the alphabet in code point order: the `limit` most frequent characters, then "##" before those that can
     occur inside a word.
     """
-    by_frequency = sorted(
-        (character for character in counts if not character.isspace()), key=lambda c: (-counts[c], c)
-    )
-    kept = sorted(by_frequency[:limit])
-    return kept + [f"##{character}" for character in kept if _joins(character, normalizer)]
+    codes = code_points(counts.words)
+    totals = np.zeros(sys.maxunicode + 1, np.int64)
+    np.add.at(totals, codes, np.repeat(counts.counts, [len(word) + 1 for word in counts.words]))
+    totals[ord("\n")] = 0
+    by_frequency = np.argsort(-totals, kind="stable")[: min(limit, np.count_nonzero(totals))]
+    kept = [chr(code) for code in np.sort(by_frequency).tolist()]
+    return kept + [f"{CONTINUES}{character}" for character in kept if _joins(character, normalizer)]
 
 
 def _joins(character: str, normalizer: normalizers.Normalizer) -> bool:
@@ -243,39 +272,41 @@ def _joins(character: str, normalizer: normalizers.Normalizer) -> bool:
     return len(pre_tokenizers.BertPreTokenizer().pre_tokenize_str(between)) == 1
 
 
-def _learn(
-    spool: IO[str], alphabet: list[str], style: SpecialStyle, vocab_size: int, min_frequency: int
-) -> dict[str, int]:
-    """Return the ids by piece: special tokens, the alphabet, then pieces in the order in which they were learnt."""
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token=style.names.unk))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        min_frequency=min_frequency,
-        limit_alphabet=0,  # nothing beyond what is handed over
-        special_tokens=[*style.pieces, *alphabet],
-        show_progress=False,
-    )
-    spool.seek(0)
-    tokenizer.train_from_iterator(iter(lambda: spool.readlines(_CHUNK), []), trainer)
-    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
-    return vocabulary
+def _wordpiece_symbols(words: Sequence[str], pieces: Sequence[str]) -> NDArray[np.int32]:
+    """Return the ids of each word's characters and END. Characters without a piece are left out."""
+    codes = code_points(words)
+    absent = END - 1
+    begins, continues = np.full((2, sys.maxunicode + 1), absent, np.int32)
+    for index, piece in enumerate(pieces):
+        if len(letter := piece.removeprefix(CONTINUES)) == 1:
+            (begins if letter == piece else continues)[ord(letter)] = index
+    begins[ord("\n")] = continues[ord("\n")] = END
+    behind = np.concatenate([[ord("\n")], codes[:-1]])
+    symbols = np.where(behind == ord("\n"), begins[codes], continues[codes])
+    kept: NDArray[np.int32] = symbols[symbols != absent]
+    return kept
+
+
+def _report(counts: WordCounts) -> dict[str, bytes]:
+    report = {
+        "words": counts.occurrences,
+        "left_out": counts.left_out,  # occurrences of the rarest words
+        "distinct_words_learnt_from": len(counts.words),
+    }
+    return {TRAINING_REPORT: json.dumps(report, indent=2).encode() + b"\n"}
 
 
 MODEL_FILE = "spiece.model"  # as ALBERT and XLNet call it
 
-# SentencePiece silently skips sentences above its byte limit, so lines are cut at a space well below it.
-_PART = re.compile(rf".{{1,8192}}(?!\S)|.{{1,{RUN_CHARACTERS}}}")
-_MAX_BYTES = 1 << 16
-_SKIPPED = "\u2585"  # a block; SentencePiece silently skips a line that contains it
+_MAX_BYTES = 1 << 16  # SentencePiece silently skips longer words; the longest are RUN_CHARACTERS, folded
 
 # The result depends on it, because the trainer sums its statistics per thread. So it is not the number of cores.
 _THREADS = 4
 
 
 def train_sentencepiece(
-    kind: Literal["unigram", "bpe"],
-    texts: Iterator[str],
+    kind: Kind,
+    counts: WordCounts,
     vocab_size: int,
     options: TokenizerOptions,
     *,
@@ -283,24 +314,25 @@ def train_sentencepiece(
 ) -> Tokenizer:
     """Train a SentencePiece model. `at_most`: whether fewer pieces are accepted if the text does not support all.
 
-    The text is normalised as it will be when it is encoded, by the library `tokenizers`, and SentencePiece learns from
-    the result: its own character map would treat some text otherwise. The result is written to a temporary file.
+    The text was normalised as it will be when it is encoded, by the library `tokenizers`, and SentencePiece learns from
+    the result: its own character map would treat some text otherwise. It reads counted words from a temporary file.
 
     Raises:
         TokenizerError: the vocabulary is too small for alphabet and byte pieces, or too large for the text.
     """
     style = options.style(kind)
-    with tempfile.TemporaryFile(
-        "w", encoding="utf-8", newline="\n"
-    ) as spool:  # has no name: no death leaves it
-        _write_lines(map(_mapping(options).normalize_str, texts), spool)
-        lines = Path(f"/proc/self/fd/{spool.fileno()}")
-        model = _learn_model(kind, lines, vocab_size, options, style, exact=not at_most)
+    with tempfile.TemporaryFile("w", encoding="utf-8") as file:  # has no name: no death leaves it
+        counted = zip(counts.words, counts.counts.tolist(), strict=True)
+        file.writelines(f"{word}\t{count}\n" for word, count in counted)
+        file.flush()
+        words = Path(f"/proc/self/fd/{file.fileno()}")
+        model = _learn_model(kind, words, vocab_size, options, style, exact=not at_most)
     proto = parse_model(model, MODEL_FILE)
-    proto.trainer_spec.ClearField("input")  # the temporary path
+    for field in ("input", "input_format"):  # the temporary file
+        proto.trainer_spec.ClearField(field)
     tokenizer = convert_model(proto, mask=style.names.mask, mapping=_mapping(options))
     tokenizer.post_processor = post_processor(style)
-    files = {MODEL_FILE: proto.SerializeToString(deterministic=True)}
+    files = {MODEL_FILE: proto.SerializeToString(deterministic=True)} | _report(counts)
     return Tokenizer(tokenizer.to_str(), role_config(style), model_files=files)
 
 
@@ -316,16 +348,9 @@ def _mapping(options: TokenizerOptions) -> normalizers.Normalizer:
     return normalizers.Sequence([*steps, normalizers.Replace(Regex(r"\s"), " ")])
 
 
-def _write_lines(texts: Iterator[str], spool: IO[str]) -> None:
-    for text in texts:
-        for line in text.replace(_SKIPPED, "\n").splitlines():
-            spool.writelines(f"{part}\n" for part in _PART.findall(line))
-    spool.flush()
-
-
 def _learn_model(
-    kind: Literal["unigram", "bpe"],
-    lines: Path,
+    kind: Kind,
+    words: Path,
     vocab_size: int,
     options: TokenizerOptions,
     style: SpecialStyle,
@@ -335,7 +360,8 @@ def _learn_model(
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            input=str(lines),
+            input=str(words),
+            input_format="tsv",
             model_writer=model,
             model_type=kind,
             vocab_size=vocab_size,

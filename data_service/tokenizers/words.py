@@ -30,7 +30,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 # GPT-2's byte alphabet: bytes that print as themselves, the others as the letters from U+0100 on, in order.
 _PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_ALPHABET = {chr(byte): byte for byte in _PRINTED} | {
+BYTES_BY_LETTER = {chr(byte): byte for byte in _PRINTED} | {
     chr(0x100 + i): byte for i, byte in enumerate(sorted(set(range(0x100)) - set(_PRINTED)))
 }
 _BYTE_WHITESPACE = tuple(chr(0x100 + ord(space)) for space in " \t\n\r\v\f")
@@ -86,7 +86,7 @@ def word_starts(
 
 
 def _byte_bpe(piece: str, unspaced: bool) -> bool:
-    first = bytes(_ALPHABET.get(character, 0) for character in piece[:4])
+    first = bytes(BYTES_BY_LETTER.get(character, 0) for character in piece[:4])
     return piece.startswith(_BYTE_WHITESPACE) or (unspaced and _begins_unspaced(first))
 
 

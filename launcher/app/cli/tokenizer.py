@@ -1,5 +1,6 @@
 """`maskfleet tokenizer`: trains a tokenizer, checks how well one fits some text, and adds words to one."""
 
+import json
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -101,7 +102,7 @@ def train(
     from data_service.ingest.options import BuildOptions
     from data_service.tokenizers.load import save_tokenizer
     from data_service.tokenizers.train import TokenizerOptions
-    from launcher.app.cli.texts import sample_texts
+    from launcher.app.cli.texts import automatic_workers, sample_texts
 
     _check_free(out, replace)
     options = settings(
@@ -112,7 +113,7 @@ def train(
     )
     texts = sample_texts(inputs, options, sample_mb * _MB)
     folding = TokenizerOptions(lowercase=lowercase, strip_marks=strip_marks)
-    tokenizer = _learn(kind, texts, vocab_size or _VOCABULARY, folding)
+    tokenizer = _learn(kind, texts, vocab_size or _VOCABULARY, folding, workers=automatic_workers(inputs))
     _check_loss(tokenizer, sample_texts(inputs, options, _LOSS_SAMPLE_BYTES, quiet=True), accept_loss)
     save_tokenizer(tokenizer, out)
     typer.echo(
@@ -120,15 +121,22 @@ def train(
     )
 
 
-def _learn(kind: TokenizerKind, texts: Iterable[str], asked: int, options: "TokenizerOptions") -> "Tokenizer":
-    """Return a new tokenizer of at most `asked` ids; print to standard error if it has fewer."""
+def _learn(
+    kind: TokenizerKind, texts: Iterable[str], asked: int, options: "TokenizerOptions", *, workers: int
+) -> "Tokenizer":
+    """Return a new tokenizer of at most `asked` ids; print to standard error if it has fewer, and how many words were
+    too rare to be learnt from."""
+    from data_service.tokenizers.files import TRAINING_REPORT
     from data_service.tokenizers.train import train_tokenizer
     from launcher.progress import work
 
     with work("learning the vocabulary"):
-        tokenizer = train_tokenizer(kind.value, texts, asked, options, at_most=True)
+        tokenizer = train_tokenizer(kind.value, texts, asked, options, at_most=True, workers=workers)
     if tokenizer.vocab_size < asked:
         typer.echo(f"{asked:,} ids were asked for: the text supports {tokenizer.vocab_size:,}", err=True)
+    report = json.loads(tokenizer.save_files()[TRAINING_REPORT])
+    if share := report["left_out"] / report["words"]:
+        typer.echo(f"Left out: {share:.2%} of {report['words']:,} words, the rarest", err=True)
     return tokenizer
 
 

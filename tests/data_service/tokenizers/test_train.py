@@ -1,19 +1,27 @@
 # ruff: noqa: RUF001
 """Training: deterministic, of the size asked for, with errors that say what to do."""
 
+import io
+import json
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Iterator
 from random import Random
 
 import numpy as np
 import pytest
+import sentencepiece
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from data_service.errors import InputError, TokenizerError
 from data_service.tokenizers.check import measure_loss
+from data_service.tokenizers.files import TRAINING_REPORT
 from data_service.tokenizers.specials import Style
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
-from data_service.tokenizers.train import RUN_CHARACTERS, TokenizerOptions, train_tokenizer
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
+from data_service.tokenizers.word_splits import RUN_CHARACTERS
 from tests.support.data.all_sorts import SORTS, documents_of_all_sorts
 
 _TRAIN = """
@@ -38,6 +46,90 @@ def test_the_same_text_gives_the_same_tokenizer_in_any_process(kind: Kind) -> No
 
 def test_the_same_text_gives_the_same_files(tokenizer: Tokenizer, documents: list[str]) -> None:
     assert train_tokenizer(tokenizer.kind, iter(documents), 1500).save_files() == tokenizer.save_files()
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
+def test_neither_the_order_of_texts_nor_the_number_of_processes_matters(
+    kind: Kind, documents: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tables so small that each is spilled many times; the rarest words are left out."""
+    monkeypatch.setattr("data_service.tokenizers.word_counts._TABLE_PIECES", 700)
+    monkeypatch.setattr("data_service.tokenizers.train.LEARNT_BYTES", 15_000)
+    texts = [*documents[:20], *(SORTS["language"](Random(seed)) for seed in range(40))]
+    made = []
+    for workers in (1, 2, 3):
+        Random(f"{kind} {workers}").shuffle(texts)
+        made.append(train_tokenizer(kind, texts, 2500, at_most=True, workers=workers).save_files())
+    assert made[0] == made[1] == made[2]
+    report = json.loads(made[0][TRAINING_REPORT])
+    assert 0 < report["left_out"] < report["words"] / 2
+
+
+def test_byte_pieces_and_merges_are_those_that_the_library_learns_from_the_text(documents: list[str]) -> None:
+    ours = json.loads(train_tokenizer("byte_bpe", documents, 3000).save_files()["tokenizer.json"])
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=3000,
+        min_frequency=2,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+        show_progress=False,
+    )
+    library.train_from_iterator(documents, trainer)
+    assert ours["model"] == json.loads(library.to_str())["model"]
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_wordpieces_are_those_that_the_library_learns_from_the_text(
+    lowercase: bool, documents: list[str]
+) -> None:
+    texts = [*documents, *(SORTS["language"](Random(seed)) for seed in range(100))]
+    ours = train_tokenizer("wordpiece", texts, 4000, TokenizerOptions(lowercase=lowercase))
+    library = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    library.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=False)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    letters = [piece for piece in ours.pieces if len(piece.removeprefix("##")) == 1]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=4000,
+        min_frequency=2,
+        limit_alphabet=0,
+        special_tokens=[*ours.pieces[:5], *letters],
+        show_progress=False,
+    )
+    library.train_from_iterator(texts, trainer)
+    vocabulary = library.get_vocab()
+    assert list(ours.pieces) == sorted(vocabulary, key=vocabulary.__getitem__)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_sentencepieces_are_those_of_the_text_itself(kind: Kind, documents: list[str]) -> None:
+    """BPE's all are. Unigram training finds its first strings in all of the text where it learns from sentences, so
+    that some of its pieces differ."""
+    ours = train_tokenizer(kind, documents, 1500)
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(
+            line for text in documents for line in unicodedata.normalize("NFKC", text).splitlines()
+        ),
+        model_writer=model,
+        model_type=kind,
+        vocab_size=1500,
+        byte_fallback=True,
+        unk_id=1,
+        bos_id=-1,
+        eos_id=-1,
+        pad_id=-1,
+        control_symbols=["<pad>", "[CLS]", "[SEP]", "[MASK]"],
+        normalization_rule_name="nfkc",
+        max_sentence_length=1 << 16,
+        num_threads=4,
+        minloglevel=2,
+    )
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    pieces = {theirs.id_to_piece(index) for index in range(theirs.get_piece_size())}
+    shared = len(pieces.intersection(ours.pieces))
+    assert shared >= (1480 if kind == "bpe" else 1200)
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])

@@ -1,5 +1,6 @@
 """`maskfleet tokenizer train` and `extend` write over no tokenizer unless they are told to."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,18 @@ def test_a_vocabulary_is_as_large_as_the_text_supports(tmp_path: Path, kind: str
     default, asked = (load_tokenizer(str(tmp_path / f"t{number}")) for number in (0, 2))
     assert default.pieces == asked.pieces
     assert asked.vocab_size < 40_000
+
+
+def test_words_that_were_left_out_are_said_and_stay_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_text(tmp_path / "text.jsonl")
+    train = ("tokenizer", "train", tmp_path / "text.jsonl", "--vocab-size", 270, "--out")
+    assert "Left out" not in maskfleet(*train, tmp_path / "all")
+    monkeypatch.setattr("data_service.tokenizers.train.LEARNT_BYTES", 60)
+    said = maskfleet(*train, tmp_path / "frequent")
+    every, frequent = (
+        json.loads((tmp_path / name / "training_report.json").read_bytes()) for name in ("all", "frequent")
+    )
+    assert f"{frequent['left_out'] / frequent['words']:.2%}" in said
+    assert every["words"] == frequent["words"] > frequent["left_out"] > every["left_out"] == 0

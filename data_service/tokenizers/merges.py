@@ -1,0 +1,181 @@
+"""Learns the merges of byte-pair encoding from counted words: those that the trainer of the library `tokenizers` learns
+from text. That trainer takes no counts, and adds them up in 32 bits.
+
+All words lie end to end in one array of symbols that are linked to their neighbours, so a merge is a few operations
+over the places of its pair. In a large array only pairs that occur `floor` times or more are followed. Once they are
+used up, the floor is lowered and all pairs are counted again. So the rare pairs, which are most, take no memory.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+END = -1
+"""Symbol behind the last symbol of each word."""
+_JOINED = -2  # symbol of a place that was merged into the one before it
+_FOLLOWED_SYMBOLS = 1 << 22  # up to this many symbols every pair is followed
+_FLOOR_DIVISOR = 8
+_LOW = (1 << 32) - 1
+
+_Places = NDArray[np.int64]
+_NOWHERE: _Places = np.zeros(0, np.int64)
+
+
+def learn_merges(
+    symbols: NDArray[np.int32],
+    counts: NDArray[np.int64],
+    pieces: Sequence[str],
+    *,
+    vocab_size: int,
+    min_frequency: int,
+    prefix: str = "",
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return all pieces by id, those first that were given, and the pairs of pieces that are merged, in order.
+
+    It ends with `vocab_size` pieces, or when no pair occurs `min_frequency` times.
+
+    Args:
+        symbols: [n] ids of the symbols of each distinct word, END behind each word.
+        counts: [words] number of occurrences of each word. Occurrences of a symbol are below 2^63.
+        pieces: pieces by id; no two are equal.
+        prefix: what a piece that does not begin a word begins with. It is left out inside a merged piece.
+    """
+    learner = _Learner(symbols, counts, pieces, prefix)
+    floor = 1
+    if len(symbols) > _FOLLOWED_SYMBOLS:
+        floor = max((count for _, count, _ in learner.pairs(1)), default=1) // _FLOOR_DIVISOR
+    while not learner.learn(vocab_size, max(floor, 1), min_frequency):
+        floor //= _FLOOR_DIVISOR
+    return learner.pieces, [(learner.pieces[a], learner.pieces[b]) for a, b in learner.merges]
+
+
+class _Learner:
+    def __init__(
+        self, symbols: NDArray[np.int32], counts: NDArray[np.int64], pieces: Sequence[str], prefix: str
+    ) -> None:
+        self._symbols = symbols.copy()
+        self._weights = np.repeat(counts, np.diff(np.flatnonzero(symbols == END), prepend=-1))
+        self._next = np.arange(1, len(symbols) + 1, dtype=np.int32)
+        self._previous = np.arange(-1, len(symbols) - 1, dtype=np.int32)  # a word begins behind an END
+        self._prefix = prefix
+        self.pieces = list(pieces)
+        self._ids = {piece: index for index, piece in enumerate(pieces)}
+        self.merges: dict[tuple[int, int], None] = {}
+        self._counts: dict[int, int] = {}  # occurrences of the pairs that are followed
+        self._places: list[_Places] = []
+        self._queue: list[tuple[int, int, int]] = []  # -count, pair, index in _places
+
+    def pairs(self, floor: int) -> Iterator[tuple[int, int, _Places]]:
+        """Yield (pair, occurrences, places of its first symbol) of every pair that occurs `floor` times or more."""
+        places = np.flatnonzero(self._symbols >= 0)
+        right = self._symbols[self._next[places]]
+        places, right = places[right >= 0], right[right >= 0]
+        return _grouped(_keys(self._symbols[places], right), places, self._weights[places], floor)
+
+    def learn(self, vocab_size: int, floor: int, min_frequency: int) -> bool:
+        """Merge all pairs that occur `floor` times or more. Return whether nothing is left to learn."""
+        self._counts = {(a << 32) | b: self._counts.get((a << 32) | b, 0) for a, b in self.merges}
+        self._places, self._queue = [], []
+        for pair, count, places in self.pairs(floor):
+            self._counts[pair] = count
+            self._push(pair, places)
+        lowest = max(floor, min_frequency)
+        while self._queue and len(self.pieces) < vocab_size:
+            negative, pair, entry = heapq.heappop(self._queue)
+            if -negative != self._counts[pair]:
+                heapq.heappush(self._queue, (-self._counts[pair], pair, entry))
+            elif -negative < lowest:
+                break
+            else:
+                self._merge(pair, self._places[entry], floor)
+                self._places[entry] = _NOWHERE
+        return len(self.pieces) >= vocab_size or floor <= max(min_frequency, 1)
+
+    def _push(self, pair: int, places: _Places) -> None:
+        heapq.heappush(self._queue, (-self._counts[pair], pair, len(self._places)))
+        self._places.append(places)
+
+    def _merge(self, pair: int, places: _Places, floor: int) -> None:
+        a, b = pair >> 32, pair & _LOW
+        merged = self._piece(a, b)
+        first = self._standing(places, a, b)
+        second = self._next[first]
+        after = self._next[second]
+        right = self._symbols[after]  # before the merge, since words are merged from left to right
+        self._symbols[first], self._symbols[second] = merged, _JOINED
+        self._next[first], self._previous[after] = after, first
+        before = self._previous[first]
+        left = self._symbols[before]
+        weights = self._weights[first]
+        begins, ends = left >= 0, right >= 0
+        added = _grouped(
+            np.concatenate([_keys(left[begins], merged), _keys(merged, right[ends])]),
+            np.concatenate([before[begins], first[ends]]),
+            both := np.concatenate([weights[begins], weights[ends]]),
+        )
+        removed = np.concatenate([_keys(left[begins], a), _keys(b, right[ends])])
+        self._count(list(added), _grouped(removed, removed, both), floor)
+
+    def _count(
+        self,
+        added: list[tuple[int, int, _Places]],
+        removed: Iterator[tuple[int, int, _Places]],
+        floor: int,
+    ) -> None:
+        new = [pair for pair, _, _ in added if pair not in self._counts]
+        for pair, count, _ in added:
+            self._counts[pair] = self._counts.get(pair, 0) + count
+        for pair, count, _ in removed:
+            if pair in self._counts:
+                self._counts[pair] -= count
+        for pair, _, places in added:
+            if self._counts[pair] >= floor:
+                self._push(pair, places)
+        for pair in new:
+            if self._counts[pair] < floor:
+                del self._counts[pair]
+
+    def _piece(self, a: int, b: int) -> int:
+        """Return the id of two pieces merged, which several merges can spell."""
+        self.merges.pop((a, b), None)
+        self.merges[a, b] = None
+        piece = self.pieces[a] + self.pieces[b].removeprefix(self._prefix)
+        if piece not in self._ids:
+            self._ids[piece] = len(self.pieces)
+            self.pieces.append(piece)
+        return self._ids[piece]
+
+    def _standing(self, places: _Places, a: int, b: int) -> _Places:
+        """Return those places at which the pair still stands; where it overlaps itself, the first, third, ..."""
+        following = self._next[places]
+        places = places[(self._symbols[places] == a) & (self._symbols[following] == b)]
+        if a != b or not len(places):
+            return places
+        index = np.arange(len(places))
+        begins = np.concatenate([[True], self._next[places[:-1]] != places[1:]])
+        kept: _Places = places[(index - np.maximum.accumulate(np.where(begins, index, 0))) % 2 == 0]
+        return kept
+
+
+def _keys(left: NDArray[np.int32] | int, right: NDArray[np.int32] | int) -> NDArray[np.int64]:
+    return np.asarray(left, np.int64) << 32 | np.asarray(right, np.int64)
+
+
+def _grouped(
+    keys: NDArray[np.int64], places: _Places, weights: NDArray[np.int64], floor: int = 1
+) -> Iterator[tuple[int, int, _Places]]:
+    """Yield (key, sum of weights, places in order) of each distinct key whose sum is at least `floor`."""
+    if not len(keys):
+        return
+    order = np.argsort(keys, kind="stable")
+    keys, places = keys[order], places[order]
+    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    sums = np.add.reduceat(weights[order], starts)
+    stops = np.append(starts[1:], len(keys))
+    kept = sums >= floor
+    for start, stop, total in zip(
+        starts[kept].tolist(), stops[kept].tolist(), sums[kept].tolist(), strict=True
+    ):
+        yield int(keys[start]), total, places[start:stop]

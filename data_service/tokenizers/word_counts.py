@@ -1,0 +1,238 @@
+"""Counts the words of any amount of text in memory that does not grow with it.
+
+Each process counts in a table. A full table is written to a temporary folder, by the words' hashes to one of 64 files,
+and is emptied. In the end file after file is added up, and the most frequent words are kept. So the result does not
+depend on the order of the text or on the number of processes.
+"""
+
+import json
+import multiprocessing
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import cycle
+from multiprocessing.connection import Connection
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.errors import TokenizerError
+from data_service.processes import temporary_folder
+from data_service.store.local import room_in
+from data_service.tokenizers.word_splits import Splitter, split_text
+
+_MOST_PROCESSES = 4  # whose tables take some 0.7 GB each; one process reads for as many
+_TABLE_PIECES = 2_000_000  # some 200 bytes each
+_SHORT = 64  # characters of a piece that count as one piece
+_BITS = 6  # of a hash choose the file
+_FILE_BYTES = 1 << 30  # a larger file is divided by the next bits
+_BATCH_CHARACTERS = 1 << 20  # characters of text that are sent to a process at a time
+
+
+@dataclass(frozen=True)
+class WordCounts:
+    """The most frequent words of a text.
+
+    Attributes:
+        words: words in order of their characters.
+        counts: [words] int64, how often each occurs.
+        occurrences: number of words of the text.
+        left_out: how many of these are occurrences of rarer words, which are left out.
+    """
+
+    words: list[str]
+    counts: NDArray[np.int64]
+    occurrences: int
+    left_out: int
+
+
+def code_points(words: Iterable[str]) -> NDArray[np.uint32]:
+    """Return the characters of the words, a line's end behind each word."""
+    return np.frombuffer("".join(f"{word}\n" for word in words).encode("utf-32-le"), np.uint32)
+
+
+def count_words(
+    texts: Iterable[str], splitter: Callable[[], Splitter], limit: int, workers: int = 1
+) -> WordCounts:
+    """Count words, and keep the most frequent ones, of equally frequent ones the first by characters.
+
+    Args:
+        texts: documents or lines, read once.
+        splitter: makes what splits text; can be pickled.
+        limit: number of bytes of words to keep, one byte more for each word.
+        workers: number of processes that split and count, four at most; 1: this process.
+
+    Raises:
+        TokenizerError: a process ended before its work did.
+        OutOfSpace: the temporary folder is full. Errors of `texts` are raised unchanged.
+    """
+    with temporary_folder("words") as folder, room_in(folder):
+        if workers > 1:
+            _count_elsewhere(texts, splitter, folder, min(workers, _MOST_PROCESSES))
+        else:
+            table = _Table(splitter(), folder, 0)
+            for text in texts:
+                table.add(text)
+            table.spill()
+        return _most_frequent(_merged(folder), limit)
+
+
+class _Table:
+    """Counts pieces, and spills the counts of their words. `number`: of the process, which has files of its own."""
+
+    def __init__(self, splitter: Splitter, folder: Path, number: int) -> None:
+        self._splitter, self._folder, self._number = splitter, folder, number
+        self._pieces: Counter[str] = Counter()
+        self._long = 0  # characters of long pieces
+
+    def add(self, text: str) -> None:
+        for pieces, longest in split_text(text, self._splitter):
+            self._pieces.update(pieces)
+            if longest > _SHORT:
+                self._long += sum(len(piece) for piece in pieces if len(piece) > _SHORT)
+            if len(self._pieces) + self._long // _SHORT > _TABLE_PIECES:
+                self.spill()
+
+    def spill(self) -> None:
+        """Write the counts, and begin a new table."""
+        counts: Counter[str] = Counter()
+        for piece, count in self._pieces.items():
+            for word in self._splitter.words(piece):
+                counts[word] += count
+        self._pieces.clear()
+        self._long = 0
+        _write(counts, self._folder, self._number, 0)
+
+
+def _write(counts: Counter[str], folder: Path, number: int, level: int) -> None:
+    """Add counts to the files of `folder`, one of JSON lines for each value of the hash's bits at `level`."""
+    parts: list[dict[str, int]] = [{} for _ in range(1 << _BITS)]
+    for word, count in counts.items():
+        parts[crc32(word.encode()) >> level * _BITS & (1 << _BITS) - 1][word] = count
+    for index, part in enumerate(parts):
+        if part:
+            place = folder / f"{index}"
+            place.mkdir(exist_ok=True)
+            with (place / f"{number}.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(part, ensure_ascii=False) + "\n")
+
+
+def _merged(folder: Path, level: int = 1) -> Iterator[Counter[str]]:
+    """Yield the counts of all words of a folder that was written, each word once, and empty the folder."""
+    for place in sorted(folder.iterdir()):
+        files = sorted(place.iterdir())
+        divided = sum(file.stat().st_size for file in files) > _FILE_BYTES and level * _BITS < 32
+        counts: Counter[str] = Counter()
+        for path in files:
+            with path.open(encoding="utf-8") as file:
+                for line in file:
+                    counts.update(json.loads(line))
+                    if divided:
+                        _write(counts, place, 0, level)
+                        counts.clear()
+            path.unlink()
+        yield from _merged(place, level + 1) if divided else [counts]
+        place.rmdir()
+
+
+def _most_frequent(parts: Iterable[Counter[str]], limit: int) -> WordCounts:
+    kept: list[tuple[int, str]] = []
+    occurrences = size = least = 0
+    for counts in parts:
+        occurrences += counts.total()
+        for word, count in counts.items():
+            if count >= least:
+                kept.append((-count, word))
+                size += len(word.encode()) + 1
+        if size > 2 * limit:
+            kept, size = _cut(kept, limit)
+            least = -kept[-1][0] if kept else 0
+    kept, _ = _cut(kept, limit)
+    kept.sort(key=lambda entry: entry[1])
+    totals = np.fromiter((-count for count, _ in kept), np.int64, len(kept))
+    words = [word for _, word in kept]
+    return WordCounts(words, totals, occurrences, occurrences - int(totals.sum()))
+
+
+def _cut(entries: list[tuple[int, str]], limit: int) -> tuple[list[tuple[int, str]], int]:
+    """Return the first entries whose words fit into `limit` bytes, and the words' bytes."""
+    entries.sort()
+    sizes = np.fromiter((len(word.encode()) + 1 for _, word in entries), np.int64, len(entries)).cumsum()
+    kept = int(np.searchsorted(sizes, limit, side="right"))
+    return entries[:kept], int(sizes[kept - 1]) if kept else 0
+
+
+def _count_elsewhere(
+    texts: Iterable[str], splitter: Callable[[], Splitter], folder: Path, workers: int
+) -> None:
+    """Spill the counts of texts, which processes take in turns."""
+    with ExitStack() as stack:
+        pipes = [stack.enter_context(_process(splitter, folder, number)) for number in range(workers)]
+        for pipe, batch in zip(cycle(pipes), _batches(texts), strict=False):
+            if pipe.poll():
+                break  # the process has ended
+            with suppress(ConnectionError):
+                pipe.send(batch)
+        for pipe in pipes:
+            with suppress(ConnectionError):
+                pipe.send(None)
+        for pipe in pipes:
+            _finish(pipe)
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    yield batch
+
+
+def _finish(pipe: Connection) -> None:
+    try:
+        failure = pipe.recv()
+    except (EOFError, ConnectionError) as error:
+        raise TokenizerError(
+            "a process that counted words ended before its work did",
+            remedy="run the command again, on a machine with more memory if that was what it lacked",
+        ) from error
+    if failure is not None:
+        raise failure
+
+
+@contextmanager
+def _process(splitter: Callable[[], Splitter], folder: Path, number: int) -> Iterator[Connection]:
+    """Yield a pipe to a process that counts the texts it is sent, and answers None by None, or before by an error."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there, splitter, folder, number), daemon=True)
+    process.start()
+    there.close()
+    try:
+        yield here
+    finally:
+        here.close()
+        process.join()
+
+
+def _serve(pipe: Connection, splitter: Callable[[], Splitter], folder: Path, number: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that sends decides
+    table = _Table(splitter(), folder, number)
+    try:
+        while (texts := pipe.recv()) is not None:
+            for text in texts:
+                table.add(text)
+        table.spill()
+        pipe.send(None)
+    except EOFError:  # the process that sends has ended
+        return
+    except OSError as error:
+        pipe.send(error)

@@ -1,0 +1,147 @@
+"""Splits text into the words that a trainer counts: the pre-tokens of the library `tokenizers`, which takes some 10 us
+for each.
+
+Text is cut at spaces into pieces that the library would split in the same way alone, so each distinct piece is split
+only once. A piece is split by a regular expression over its characters' classes, and the library says which class a
+character is of.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from tokenizers import normalizers, pre_tokenizers
+
+RUN_CHARACTERS = (
+    1000  # longest run without white space in training text; the trainers' time grows with its square
+)
+_SKIPPED = "\u2585"  # a block; SentencePiece silently skips a line that contains it
+_WINDOW_CHARACTERS = 1 << 20  # a longer text is split in parts
+_PARTS = re.compile(rf"\s*+\S{{1,{RUN_CHARACTERS}}}+|\s++")
+_WHITE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # Python adds \x1c to \x1f
+_BEFORE_WORD = re.compile(rf"[ \n](?=[^{_WHITE}\x1c-\x1f])")
+
+
+class Splitter(Protocol):
+    """A way to split text. A piece of text is split in the same way wherever it stands."""
+
+    def pieces(self, text: str) -> list[str]:
+        """Return the pieces of a text."""
+
+    def words(self, piece: str) -> list[str]:
+        """Return the words of a piece."""
+
+
+def split_text(text: str, splitter: Splitter) -> Iterator[tuple[list[str], int]]:
+    """Yield the pieces of a text, window by window, and the number of characters of the longest. Words of more than
+    RUN_CHARACTERS are cut."""
+    start = 0
+    while start < len(text):
+        found = _BEFORE_WORD.search(text, start + _WINDOW_CHARACTERS)
+        stop = found.start() if found else len(text)
+        window = text[start:stop]
+        pieces = splitter.pieces(window)
+        longest = max(map(len, pieces), default=0)
+        if longest > RUN_CHARACTERS:
+            pieces = [piece for part in _PARTS.findall(window) for piece in splitter.pieces(part)]
+        yield pieces, longest
+        start = stop
+
+
+class _Classes(dict[int, str]):
+    """The class of each character, found when it is first met."""
+
+    def __init__(self, classify: Callable[[str], str]) -> None:
+        self._classify = classify
+
+    def __missing__(self, code: int) -> str:
+        self[code] = self._classify(chr(code))
+        return self[code]
+
+
+class ByteWords:
+    """Words of GPT-2's expression, each with the space before it. A piece has another space before each line's end than
+    the text, and lacks the one that it begins with. What a text begins with follows a space in place of nothing.
+    """
+
+    _SPLIT = re.compile(rf" (?=\n?[^{_WHITE}])").split
+    _WORDS = re.compile(
+        r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\t-\r A-Za-z0-9]+|[\t-\r ]+(?![^\t-\r ])|[\t-\r ]+"
+    )
+
+    def __init__(self) -> None:
+        self._classes = _Classes(self._classify)
+        self._split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+
+    def pieces(self, text: str) -> list[str]:
+        first, *others = self._SPLIT(text.replace("\n", " \n"))
+        return [*others, f" {first}"] if first else others
+
+    def words(self, piece: str) -> list[str]:
+        text = piece if piece[0] == "\n" else piece[1:] if piece[0] == " " else f" {piece}"
+        text = text.replace(" \n", "\n")
+        if text.isascii():
+            return self._WORDS.findall(text)
+        classes = text.translate(self._classes)
+        return [text[found.start() : found.end()] for found in self._WORDS.finditer(classes)]
+
+    def _classify(self, character: str) -> str:
+        if character.isascii():
+            return character
+        alike = (kind for kind in "A0!" if len(self._split(kind + character)) == 1)
+        return next(alike, "\t")
+
+
+class BertWords:
+    """Words of BERT: normalised text is split at white space and at each mark. A piece has no white space.
+
+    Args:
+        normalizer: what is done to text first.
+        lowercase: whether it folds case.
+    """
+
+    _REMOVED = re.compile("[\v\f\x1c-\x1f\x85]")  # by BERT; white space for Python
+    _WORDS = re.compile("a+|!")
+
+    def __init__(self, normalizer: normalizers.Normalizer, lowercase: bool) -> None:
+        self._normalised = _normalised_by(normalizer, lowercase)
+        self._classes = _Classes(self._classify)
+        self._split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+
+    def pieces(self, text: str) -> list[str]:
+        return self._REMOVED.sub("", text).split()
+
+    def words(self, piece: str) -> list[str]:
+        text = self._normalised(piece)
+        found = self._WORDS.finditer(text.translate(self._classes))
+        return [text[word.start() : word.end()] for word in found]
+
+    def _classify(self, character: str) -> str:
+        return "?a !"[len(self._split(f"a{character}a"))]
+
+
+class LineWords:
+    """Words of SentencePiece: normalised text is split at white space. A piece has no white space. Arguments: as for
+    `BertWords`."""
+
+    _WORDS = re.compile(r"[\S\x1f]+")
+
+    def __init__(self, normalizer: normalizers.Normalizer, lowercase: bool) -> None:
+        self._normalised = _normalised_by(normalizer, lowercase)
+
+    def pieces(self, text: str) -> list[str]:
+        return self._WORDS.findall(text) if "\x1f" in text else text.split()
+
+    def words(self, piece: str) -> list[str]:
+        return self._WORDS.findall(self._normalised(piece).replace(_SKIPPED, " "))
+
+
+def _normalised_by(normalizer: normalizers.Normalizer, lowercase: bool) -> Callable[[str], str]:
+    """Return a quicker function that does the same to pieces: to ASCII nothing but its case is done."""
+
+    def normalised(piece: str) -> str:
+        if not piece.isascii() or not piece.isprintable():
+            return normalizer.normalize_str(piece)
+        return piece.lower() if lowercase else piece
+
+    return normalised
