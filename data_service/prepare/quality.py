@@ -1,8 +1,8 @@
-"""datatrove's quality filters as arrays compute them, with its decisions and reasons.
+"""datatrove's quality filters as arrays compute them: with the decisions and reasons of its release 0.10.1.
 
-Each function takes a filter of datatrove, whose settings and lists it uses, and returns what decides about a text. Where
-a count by hashes may be above the true one, it is only used to see that a text is within a limit; if it may not be,
-datatrove's own function counts.
+Each function takes a filter of datatrove, whose settings and lists it uses, and returns what decides about a text. A
+count by hashes may be above the true one. So it only shows that a text is within a limit; if it does not, datatrove's
+own function counts.
 """
 
 import math
@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.prepare.words import FACTOR, Splitter, Words, hash_of_code
+from data_service.prepare.shingles import FACTOR, mixed
+from data_service.prepare.words import Splitter, Words
 
 Decision = tuple[str, str]  # the reason to drop a text, or none, and what is left of it
-_SPACE = hash_of_code(np.array([32]))
+_SPACE = mixed(np.array([32], dtype=np.uint64))  # the hash of a space
 
 
 def gopher_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
@@ -39,9 +40,11 @@ def gopher_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
         if most and (text.count("...") + text.count("…")) / count > most:
             return "gopher_too_many_ellipsis"
         lines = text.splitlines()
-        if (most := block.max_bullet_lines_ratio) and _share(_begins_with_bullet, lines) > most:
+        bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
+        if (most := block.max_bullet_lines_ratio) and bullets / len(lines) > most:
             return "gopher_too_many_bullets"
-        if (most := block.max_ellipsis_lines_ratio) and _share(_ends_with_ellipsis, lines) > most:
+        open_ends = sum(line.rstrip().endswith(("...", "…")) for line in lines)
+        if (most := block.max_ellipsis_lines_ratio) and open_ends / len(lines) > most:
             return "gopher_too_many_end_ellipsis"
         if (least := block.max_non_alpha_words_ratio) and int(rows["letters"].sum()) / count < least:
             return "gopher_below_alpha_threshold"
@@ -50,18 +53,6 @@ def gopher_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
         return ""
 
     return lambda text: (reason(text), text)
-
-
-def _share(fits: Callable[[str], bool], lines: Sequence[str]) -> float:
-    return sum(map(fits, lines)) / len(lines)
-
-
-def _begins_with_bullet(line: str) -> bool:
-    return line.lstrip().startswith(("•", "-"))
-
-
-def _ends_with_ellipsis(line: str) -> bool:
-    return line.rstrip().endswith(("...", "…"))
 
 
 def gopher_repetition(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
@@ -98,7 +89,7 @@ def _common_run(block: Any, words: Words, size: int) -> str:
 
     hashes, powers, lengths = (words.rows[name].copy() for name in ("hash", "power", "length"))
     hashes += powers * _SPACE  # the hash of the word and a space
-    powers *= FACTOR
+    powers *= np.uint64(FACTOR)
     ends = np.cumsum(lengths + 1)
     found, span = hashes, 1
     for count, most in block.top_n_grams:
@@ -156,9 +147,9 @@ def c4_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
     def kept(whole: str) -> str | None:
         """Return what is left of a line, if anything is."""
         line = c4.CITATION_REGEX.sub("", whole) if block.remove_citations and "[" in whole else whole
-        if block.filter_no_terminal_punct:
-            if not line.endswith(c4.END_PUNCTUATION) or line.endswith(c4.ELLIPSIS):
-                return None
+        ends = line.endswith(c4.END_PUNCTUATION) and not line.endswith(c4.ELLIPSIS)
+        if block.filter_no_terminal_punct and not ends:
+            return None
         lengths = [*map(len, whole.split())]
         if len(lengths) < block.min_words_per_line:
             return None
@@ -190,13 +181,13 @@ def _has_sentences(block: Any, splitter: Splitter, lines: Sequence[str]) -> bool
     """Return whether lines have the least number of sentences. Each has one at least."""
     from datatrove.utils.text import split_into_sentences
 
-    missing = block.min_num_sentences - len(lines)
+    least: int = block.min_num_sentences
+    missing = least - len(lines)
     for line in lines:
         if missing <= 0:
             return True
         missing -= splitter.split(line).least_sentences() - 1
-    count = sum(len(split_into_sentences(line, block.language)) for line in lines) if missing > 0 else 0
-    return missing <= 0 or count >= block.min_num_sentences
+    return missing <= 0 or sum(len(split_into_sentences(line, block.language)) for line in lines) >= least
 
 
 def fineweb_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
@@ -223,9 +214,4 @@ def fineweb_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]
     return lambda text: (reason(text), text)
 
 
-QUICK = {
-    "gopher_quality": gopher_quality,
-    "gopher_repetition": gopher_repetition,
-    "c4_quality": c4_quality,
-    "fineweb_quality": fineweb_quality,
-}
+QUICK = {check.__name__: check for check in (gopher_quality, gopher_repetition, c4_quality, fineweb_quality)}

@@ -101,7 +101,7 @@ def side(tree: Path, documents: Path, work: Path) -> Side:
     settings.write_text(yaml.safe_dump({"inputs": [source], "stages": stages}))
     out = work / "out"
     command = [sys.executable, "-m", "maskfleet", "corpus", "prepare", str(settings), str(out), "--json"]
-    said, used = _finished([*command, "--workers", "1"], tree)
+    _, used = _finished([*command, "--workers", "1"], tree)
     digest = blake2b(json.dumps(json.loads((out / "statistics.json").read_text("utf-8"))).encode())
     subprocess.run(["rm", "-r", str(out)], check=True)
     cpu_s = found["cpu_s"] | {COMMAND: used.ru_utime + used.ru_stime}
@@ -145,7 +145,9 @@ def render(documents: int, size: int, now: Sequence[Side], old: Sequence[Side]) 
 
 def main(
     texts: Annotated[list[str], typer.Argument(help="Files of text, as of `corpus build`.")],
-    old: Annotated[Path | None, typer.Option(help="Another checkout, which takes turns with this one.")] = None,
+    old: Annotated[
+        Path | None, typer.Option(help="Another checkout, which takes turns with this one.")
+    ] = None,
     pairs: Annotated[int, typer.Option(min=1)] = 3,
     size: Annotated[int, typer.Option(help="Characters of a document, at least.")] = 3_000,
     most: Annotated[int, typer.Option(help="Bytes of text.")] = 20_000_000,

@@ -62,8 +62,18 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {},
         {"min_doc_words": 0, "max_symbol_word_ratio": 0.03},
         {"min_doc_words": 2, "max_doc_words": 60, "min_avg_word_length": 2, "max_bullet_lines_ratio": 0.2},
-        {"min_doc_words": 5, "max_symbol_word_ratio": 0, "max_avg_word_length": 7, "max_non_alpha_words_ratio": 0.9},
-        {"min_doc_words": 0, "min_avg_word_length": 0, "max_symbol_word_ratio": 0, "max_ellipsis_lines_ratio": 0.1},
+        {
+            "min_doc_words": 5,
+            "max_symbol_word_ratio": 0,
+            "max_avg_word_length": 7,
+            "max_non_alpha_words_ratio": 0.9,
+        },
+        {
+            "min_doc_words": 0,
+            "min_avg_word_length": 0,
+            "max_symbol_word_ratio": 0,
+            "max_ellipsis_lines_ratio": 0.1,
+        },
         {"min_doc_words": 0, "max_symbol_word_ratio": 0, "min_stop_words": 3, "stop_words": ["river", "."]},
     ],
     "gopher_repetition": [
@@ -75,12 +85,22 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {},
         {"min_num_sentences": 2, "filter_lorem_ipsum": False, "filter_curly_bracket": False},
         {"filter_no_terminal_punct": False, "min_words_per_line": -1, "max_word_length": 200},
-        {"min_num_sentences": -1, "remove_citations": False, "filter_javascript": False, "max_word_length": -1},
+        {
+            "min_num_sentences": -1,
+            "remove_citations": False,
+            "filter_javascript": False,
+            "max_word_length": -1,
+        },
         {"min_num_sentences": 12, "filter_policy": False, "filter_no_terminal_punct": False},
     ],
     "fineweb_quality": [
         {},
-        {"line_punct_exclude_zero": True, "short_line_thr": 0.9, "char_duplicates_ratio": 1.0, "new_line_ratio": 0.1},
+        {
+            "line_punct_exclude_zero": True,
+            "short_line_thr": 0.9,
+            "char_duplicates_ratio": 1.0,
+            "new_line_ratio": 0.1,
+        },
         {"line_punct_thr": 0.0, "short_line_length": 12, "char_duplicates_ratio": 0.05},
     ],
 }
@@ -99,15 +119,15 @@ def check_hostile(stage: str, language: str, texts: int, seed: int) -> Counter[s
         text = hostile_text(drawn)
         if not any(map(str.isalnum, text)):
             continue
-        for settings in SETTINGS[stage]:
-            ours = decided(text, stage=stage, language=language, **settings)
-            expected = theirs(stage, text, language=language, **settings)
-            if stage == "c4_quality" and (reason := unwanted(text, settings)):
+        for chosen in SETTINGS[stage]:
+            ours = decided(text, stage=stage, language=language, **chosen)
+            expected = theirs(stage, text, language=language, **chosen)
+            if stage == "c4_quality" and (reason := unwanted(text, chosen)):
                 expected = ("dropped", reason)
             elif expected[0] == "kept" and not expected[1].strip():
                 expected = ("dropped", "empty")
             shown = ("dropped", ours.reason) if isinstance(ours, Drop) else ("kept", ours.text)
-            assert shown == expected, (settings, text)
+            assert shown == expected, (chosen, text)
             seen[shown[1] if shown[0] == "dropped" else ""] += 1
     return seen
 

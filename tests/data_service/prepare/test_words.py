@@ -14,7 +14,24 @@ pytest.importorskip("datatrove", reason="needs maskfleet[prepare]")
 pytest.importorskip("spacy", reason="needs maskfleet[prepare]")
 
 LANGUAGES = ("eng", "deu", "spa", "rus")  # special cases of Spanish and Russian hold spaces
-OTHERS = ("fra", "ita", "por", "nld", "pol", "ces", "fin", "hun", "tur", "ell", "ukr", "arb", "fas", "heb", "hin", "cym")
+OTHERS = (
+    "fra",
+    "ita",
+    "por",
+    "nld",
+    "pol",
+    "ces",
+    "fin",
+    "hun",
+    "tur",
+    "ell",
+    "ukr",
+    "arb",
+    "fas",
+    "heb",
+    "hin",
+    "cym",
+)
 
 
 @cache
@@ -50,7 +67,7 @@ def test_words_are_those_of_the_tokenizer(language: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("language", (*LANGUAGES, *OTHERS))
+@pytest.mark.parametrize("language", [*LANGUAGES, *OTHERS])
 def test_words_of_many_texts(language: str) -> None:
     if not hasattr(theirs(language), "tokenizer"):
         pytest.skip("not split by spaCy")

@@ -5,18 +5,53 @@ import random
 from collections.abc import Sequence
 
 FACES = tuple(":;=8()[]-x>o3D'")
-ODD = (
-    "\u200b \ufeff é́ 😀 👩‍👩‍👧 \x00 \x07 ' \" ’ “ ” ; : , . ! ? 。 ？ … ... - -- — – • * # ## { } [1] [edit] [citation needed] «q» (a) [b] "
-    "<d> foo@bar.com $5 €3 10:30 3.5km 1,000 x=1; a.b() http://a.b/c http://x.y?z=1&q a/b e.g. U.S.A. don't it's I'm "
-    "cannot ORTH IS_PUNCT javascript JavaScript lorem lorem[1] ipsum Lorem cookies privacy policy uses ab abc bc c a "
-    "日本語 中文。 ไทย ภาษา हिन्दी। العربية، русский т.е. straße naïve Ελλάδα ﷺ İ ǅ ٣٤ ½ x²"
-).split(" ")
-PLAIN = (
-    "the be to of and that have with a in is it for as was on are by this from or an which at not but what all were "
-    "when we there can more if no out so said people one time word line page house river bank table number year"
-).split(" ")
-SPACES = ("", " ", " ", " ", " ", "  ", "\n", "\t", "\xa0", " \n", "\r\n", "\u3000", "\x1c", "\x85", "\u2028", "\n\n")
-ENDS = (".", ".", "!", "?", '"', "'", "...", "…", ":", "", "", "。", " [2]", ". [3]", ".)", '." Then more. And more')
+_ODD = """
+\u200b \ufeff e\u0301 😀 👩\u200d👩\u200d👧 \x00 \x07 ' " \u2019 “ ” ; : , . ! ? 。 \uff1f … ... - -- — \u2013 • * # ##
+{ } [1] [edit] [citation needed] «q» (a) [b] <d> foo@bar.com $5 €3 10:30 3.5km 1,000 x=1; a.b() http://a.b/c a/b
+http://x.y?z=1&q e.g. U.S.A. don't it's I'm cannot ORTH IS_PUNCT javascript JavaScript lorem lorem[1] ipsum Lorem
+cookies privacy policy uses ab abc bc c a 日本語 中文。 ไทย ภาษา हिन्दी। العربية، русский straße naïve Ελλάδα ﷺ İ ǅ ٣٤ x²
+"""
+_PLAIN = """
+the be to of and that have with a in is it for as was on are by this from or an which at not but what all were when
+we there can more if no out so said people one time word line page house river bank table number year
+"""
+ODD, PLAIN = _ODD.split(), _PLAIN.split()
+SPACES = (
+    "",
+    " ",
+    " ",
+    " ",
+    " ",
+    "  ",
+    "\n",
+    "\t",
+    "\xa0",
+    " \n",
+    "\r\n",
+    "\u3000",
+    "\x1c",
+    "\x85",
+    "\u2028",
+    "\n\n",
+)
+ENDS = (
+    ".",
+    ".",
+    "!",
+    "?",
+    '"',
+    "'",
+    "...",
+    "…",
+    ":",
+    "",
+    "",
+    "。",
+    " [2]",
+    ". [3]",
+    ".)",
+    '." Then more. And more',
+)
 
 
 def hostile_text(drawn: random.Random, parts: Sequence[str] = ()) -> str:
@@ -49,7 +84,11 @@ def _page(drawn: random.Random, parts: Sequence[str]) -> str:
 
 def _word(drawn: random.Random, parts: Sequence[str], odd: float) -> str:
     if drawn.random() < odd:
-        return "y" * drawn.randint(1, 1_200) if drawn.random() < 0.02 else drawn.choice(drawn.choice((ODD, parts or ODD)))
+        return (
+            "y" * drawn.randint(1, 1_200)
+            if drawn.random() < 0.02
+            else drawn.choice(drawn.choice((ODD, parts or ODD)))
+        )
     if drawn.random() < 0.4:
         return "".join(drawn.choices("aeioubcdlmnrst", k=drawn.randint(2, 10)))
     return drawn.choice(PLAIN)
