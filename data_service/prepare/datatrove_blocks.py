@@ -1,7 +1,8 @@
 """datatrove's filters, called as functions of one document. Nothing else of datatrove is used.
 
 Its blocks are made to be lines of a pipeline: some download, some keep a state from document to document. Here each is
-built so that it does neither, and tried on a text before any work starts, which shows what is missing.
+built so that it does neither, and tried on a text before any work starts, which shows what is missing. Filters of
+quality have the block's settings, and `quality.py` decides as the block would.
 """
 
 from collections.abc import Callable

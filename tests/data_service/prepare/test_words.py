@@ -71,7 +71,7 @@ def test_words_are_those_of_the_tokenizer(language: str) -> None:
 def test_words_of_many_texts(language: str) -> None:
     if not hasattr(theirs(language), "tokenizer"):
         pytest.skip("not split by spaCy")
-    check(language, 5_000, 2)
+    check(language, 2_000, 2)
 
 
 def test_a_special_case_over_a_space_undoes_one_within_a_chunk() -> None:
