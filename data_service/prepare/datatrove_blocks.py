@@ -1,10 +1,12 @@
 """datatrove's filters, called as functions of one document. Nothing else of datatrove is used.
 
 Its blocks are made to be lines of a pipeline: some download, some keep a state from document to document. Here each is
-built so that it does neither, and tried on a text before any work starts, which shows what is missing.
+built so that it does neither, and tried on a text before any work starts, which shows what is missing. Filters of
+quality have the block's settings, and `quality.py` decides as the block would.
 """
 
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
@@ -13,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from data_service.errors import LibraryChanged, PrepareError
 from data_service.ingest.warc import INSTALL
 from data_service.prepare.documents import Document, Drop
+from data_service.prepare.quality import QUICK
+from data_service.prepare.words import splitter_of
 
 TESTED = ("0.10.1", "0.11")  # from the first to below the second
 _TRIAL = "The bank of the river is where they met, and that is what it has to be. " * 8
@@ -161,28 +165,35 @@ def _numbers(name: str) -> tuple[int, ...]:
 
 
 def _filter(stage: Filter) -> Callable[[Document], Document | Drop]:
-    from datatrove.data import Document as Theirs
-
     block = _block(stage)
-    by_url = isinstance(stage, UrlFilter)
+    if isinstance(stage, UrlFilter):
+        return partial(_by_url, block)
+    check = QUICK[stage.stage](block, splitter_of(stage.language))
 
     def decide(document: Document) -> Document | Drop:
-        if by_url and document.url is None:
-            return document
-        if not by_url and not any(map(str.isalnum, document.text)):
-            return Drop("no_words")  # blocks divide by the number of words
-        if isinstance(stage, C4Quality) and (reason := _unwanted_page(stage, document.text)):
+        text = document.text
+        if not any(map(str.isalnum, text)):
+            return Drop("no_words")  # filters divide by the number of words
+        if isinstance(stage, C4Quality) and (reason := _unwanted_page(stage, text)):
             return Drop(reason)
-        theirs = Theirs(text=document.text, id=document.id, metadata={"url": document.url})
-        kept = block.filter(theirs)
-        kept, reason = kept if isinstance(kept, tuple) else (kept, "")
-        if not kept:
-            return Drop(reason or "dropped")
-        if not theirs.text.strip():
+        reason, left = check(text)
+        if reason:
+            return Drop(reason)
+        if not left.strip():
             return Drop("empty")
-        return document if theirs.text == document.text else document.with_text(theirs.text)
+        return document if left == text else document.with_text(left)
 
     return decide
+
+
+def _by_url(block: Any, document: Document) -> Document | Drop:
+    from datatrove.data import Document as Theirs
+
+    if document.url is None:
+        return document
+    found = block.filter(Theirs(text=document.text, id=document.id, metadata={"url": document.url}))
+    kept, reason = found if isinstance(found, tuple) else (found, "")
+    return document if kept else Drop(reason or "dropped")
 
 
 def _unwanted_page(stage: C4Quality, text: str) -> str:

@@ -20,7 +20,7 @@ from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
 
 LONGEST = 32  # letters of a unit
 _BEGINS, _CONTINUES = np.uint8(2), np.uint8(1)
-_FACTOR = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
+FACTOR = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
 _MIX = np.uint64(0xD6E8FEB86659FD93)  # Pelle Evensen's rrmxmx and many others use it
 _SHIFT = np.uint64(32)
 _PIECE = 1 << 20  # characters that are hashed at a time
@@ -93,7 +93,7 @@ def _units(text: str) -> NDArray[np.uint64]:
     places = np.flatnonzero(inside)
     if not len(places):
         spaces = np.fromiter(map(str.isspace, text), dtype=np.bool_, count=len(text))
-        return _mixed(codes[~spaces].astype(np.uint64))
+        return mixed(codes[~spaces].astype(np.uint64))
     first = np.flatnonzero(starts[places])
     lengths = np.diff(np.append(first, len(places)))
     if (lengths > LONGEST).any():
@@ -101,19 +101,20 @@ def _units(text: str) -> NDArray[np.uint64]:
         first = np.flatnonzero(starts[places] | alone)
         lengths = np.diff(np.append(first, len(places)))
     powers = _powers()[np.arange(len(places)) - np.repeat(first, lengths)]
-    return _mixed(np.add.reduceat(_mixed(codes[places].astype(np.uint64)) * powers, first))
+    return mixed(np.add.reduceat(mixed(codes[places].astype(np.uint64)) * powers, first))
 
 
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    mixed = (values + np.uint64(1)) * _MIX
-    mixed ^= mixed >> _SHIFT
-    return mixed * _MIX
+def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the hash of each number."""
+    values = (values + np.uint64(1)) * _MIX
+    values ^= values >> _SHIFT
+    return values * _MIX
 
 
 @lru_cache(maxsize=1)
 def _powers() -> NDArray[np.uint64]:
     """Return [LONGEST] powers of an odd number."""
-    return np.array([pow(_FACTOR, i, 1 << 64) for i in range(LONGEST)], dtype=np.uint64)
+    return np.array([pow(FACTOR, i, 1 << 64) for i in range(LONGEST)], dtype=np.uint64)
 
 
 @lru_cache(maxsize=1)

@@ -6,6 +6,7 @@ from typing import Any
 
 import prepare
 import prepare_inputs
+import prepare_stages
 import pytest
 
 from data_service.prepare.configuration import Preparation
@@ -53,3 +54,16 @@ def test_the_bench_small(inputs: Path, tmp_path: Path) -> None:
     assert not found.uncounted
     assert found.ours[1] == found.peer[1]
     assert "datatrove" in prepare.render(found)
+
+
+@pytest.mark.long
+def test_stages_decide_alike_in_both_checkouts(tmp_path: Path) -> None:
+    path = tmp_path / "documents.jsonl"
+    path.write_text(
+        "".join(json.dumps({"id": str(n), "text": text}) + "\n" for n, text in enumerate(DOCUMENTS[:40]))
+    )
+    found = prepare_stages.side(Path(__file__).parents[2], path, tmp_path)
+    assert set(found.cpu_s) == {*prepare_stages.FILTERS, "near_duplicates", "all stages", "corpus prepare"}
+    other = prepare_stages.Side(found.cpu_s, found.digests | {"c4_quality": "?"}, found.peak_mb)
+    rows = prepare_stages.render(40, 10**6, [found], [other]).splitlines()
+    assert [row.split("|")[1].strip() for row in rows if "NO" in row] == ["c4_quality"]

@@ -1,6 +1,9 @@
 """datatrove's blocks give what datatrove gives, in any order of documents, and say before work what they lack."""
 
+import json
 import random
+from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from data_service.errors import LibraryChanged, PrepareError
 from data_service.prepare import datatrove_blocks
 from data_service.prepare.documents import Cut, Document, Drop
 from data_service.prepare.stages import Stage, check_stage, open_filter
+from tests.support.data.hostile_texts import hostile_text
 from tests.support.data.raw_text import DOCUMENTS
 
 pytest.importorskip("datatrove", reason="needs maskfleet[prepare]")
@@ -29,9 +33,18 @@ def decided(text: str, url: str | None = None, **settings: Any) -> Document | Dr
     return found
 
 
-def theirs(stage: str, text: str) -> tuple[str, str]:
-    """What datatrove's own filter with its own defaults says: the text it leaves, or the reason."""
+def theirs(stage: str, text: str, **settings: Any) -> tuple[str, str]:
+    """What datatrove's own filter says, with its own defaults: the text it leaves, or the reason."""
     from datatrove.data import Document as Theirs
+
+    document = Theirs(text=text, id="a")
+    found = block(stage, json.dumps(settings)).filter(document)
+    kept, reason = found if isinstance(found, tuple) else (found, "")
+    return ("kept", document.text) if kept else ("dropped", reason)
+
+
+@cache
+def block(stage: str, settings: str) -> Any:
     from datatrove.pipeline import filters
 
     kinds = {
@@ -40,10 +53,105 @@ def theirs(stage: str, text: str) -> tuple[str, str]:
         "c4_quality": filters.C4QualityFilter,
         "fineweb_quality": filters.FineWebQualityFilter,
     }
-    document = Theirs(text=text, id="a")
-    found = kinds[stage]().filter(document)
-    kept, reason = found if isinstance(found, tuple) else (found, "")
-    return ("kept", document.text) if kept else ("dropped", reason)
+    return kinds[stage](**json.loads(settings))
+
+
+# The defaults, and settings under which texts reach the later rules.
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "gopher_quality": [
+        {},
+        {"min_doc_words": 0, "max_symbol_word_ratio": 0.03},
+        {"min_doc_words": 2, "max_doc_words": 60, "min_avg_word_length": 2, "max_bullet_lines_ratio": 0.2},
+        {
+            "min_doc_words": 5,
+            "max_symbol_word_ratio": 0,
+            "max_avg_word_length": 7,
+            "max_non_alpha_words_ratio": 0.9,
+        },
+        {
+            "min_doc_words": 0,
+            "min_avg_word_length": 0,
+            "max_symbol_word_ratio": 0,
+            "max_ellipsis_lines_ratio": 0.1,
+        },
+        {"min_doc_words": 0, "max_symbol_word_ratio": 0, "min_stop_words": 3, "stop_words": ["river", "."]},
+    ],
+    "gopher_repetition": [
+        {},
+        {"dup_line_frac": 0, "dup_para_frac": 0, "dup_line_char_frac": 0, "dup_para_char_frac": 0},
+        {"dup_line_frac": 0.1, "dup_para_frac": 0, "dup_line_char_frac": 0.05},
+    ],
+    "c4_quality": [
+        {},
+        {"min_num_sentences": 2, "filter_lorem_ipsum": False, "filter_curly_bracket": False},
+        {"filter_no_terminal_punct": False, "min_words_per_line": -1, "max_word_length": 200},
+        {
+            "min_num_sentences": -1,
+            "remove_citations": False,
+            "filter_javascript": False,
+            "max_word_length": -1,
+        },
+        {"min_num_sentences": 12, "filter_policy": False, "filter_no_terminal_punct": False},
+    ],
+    "fineweb_quality": [
+        {},
+        {
+            "line_punct_exclude_zero": True,
+            "short_line_thr": 0.9,
+            "char_duplicates_ratio": 1.0,
+            "new_line_ratio": 0.1,
+        },
+        {"line_punct_thr": 0.0, "short_line_length": 12, "char_duplicates_ratio": 0.05},
+    ],
+}
+REASONS = {
+    "gopher_quality": 11,
+    "gopher_repetition": 12,
+    "c4_quality": 4,
+    "fineweb_quality": 5,
+}
+
+
+def check_hostile(stage: str, language: str, texts: int, seed: int) -> Counter[str]:
+    """Compare decisions; return how many texts each reason dropped."""
+    drawn, seen = random.Random(seed), Counter[str]()
+    for _ in range(texts):
+        text = hostile_text(drawn)
+        if not any(map(str.isalnum, text)):
+            continue
+        for chosen in SETTINGS[stage]:
+            ours = decided(text, stage=stage, language=language, **chosen)
+            expected = theirs(stage, text, language=language, **chosen)
+            if stage == "c4_quality" and (reason := unwanted(text, chosen)):
+                expected = ("dropped", reason)
+            elif expected[0] == "kept" and not expected[1].strip():
+                expected = ("dropped", "empty")
+            shown = ("dropped", ours.reason) if isinstance(ours, Drop) else ("kept", ours.text)
+            assert shown == expected, (chosen, text)
+            seen[shown[1] if shown[0] == "dropped" else ""] += 1
+    return seen
+
+
+def unwanted(text: str, settings: dict[str, Any]) -> str:
+    if "lorem ipsum" in text.lower() and settings.get("filter_lorem_ipsum", True):
+        return "lorem_ipsum"
+    return "curly_bracket" if "{" in text and settings.get("filter_curly_bracket", True) else ""
+
+
+@pytest.mark.parametrize("stage", FILTERS)
+def test_hostile_texts_are_decided_as_datatrove_does(stage: str) -> None:
+    seen = check_hostile(stage, "eng", 60, 1)
+    assert seen[""] > 5
+    assert len(seen) > 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("language", ["eng", "deu", "rus"])
+@pytest.mark.parametrize("stage", FILTERS)
+def test_many_hostile_texts(stage: str, language: str) -> None:
+    """Every reason that datatrove has is met."""
+    seen = check_hostile(stage, language, 1_000, 2)
+    assert len(seen) >= REASONS[stage], seen
 
 
 @pytest.mark.drawn(2)

@@ -1,0 +1,217 @@
+"""datatrove's quality filters as arrays compute them: with the decisions and reasons of its release 0.10.1.
+
+Each function takes a filter of datatrove, whose settings and lists it uses, and returns what decides about a text. A
+count by hashes may be above the true one. So it only shows that a text is within a limit; if it does not, datatrove's
+own function counts.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.prepare.shingles import FACTOR, mixed
+from data_service.prepare.words import Splitter, Words
+
+Decision = tuple[str, str]  # the reason to drop a text, or none, and what is left of it
+_SPACE = mixed(np.array([32], dtype=np.uint64))  # the hash of a space
+
+
+def gopher_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
+    """Decide as GopherQualityFilter."""
+
+    def reason(text: str) -> str:
+        words = splitter.split(text)
+        rows, count = words.rows, len(words.rows)
+        lengths = rows["length"][~rows["symbols"]]
+        if block.min_doc_words and len(lengths) < block.min_doc_words:
+            return "gopher_short_doc"
+        if block.max_doc_words and len(lengths) > block.max_doc_words:
+            return "gopher_long_doc"
+        mean = lengths.mean() if len(lengths) else math.nan
+        if block.min_avg_word_length and mean < block.min_avg_word_length:
+            return "gopher_below_avg_threshold"
+        if block.max_avg_word_length and mean > block.max_avg_word_length:
+            return "gopher_above_avg_threshold"
+        if (most := block.max_symbol_word_ratio) and text.count("#") / count > most:
+            return "gopher_too_many_hashes"
+        if most and (text.count("...") + text.count("…")) / count > most:
+            return "gopher_too_many_ellipsis"
+        lines = text.splitlines()
+        bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
+        if (most := block.max_bullet_lines_ratio) and bullets / len(lines) > most:
+            return "gopher_too_many_bullets"
+        open_ends = sum(line.rstrip().endswith(("...", "…")) for line in lines)
+        if (most := block.max_ellipsis_lines_ratio) and open_ends / len(lines) > most:
+            return "gopher_too_many_end_ellipsis"
+        if (least := block.max_non_alpha_words_ratio) and int(rows["letters"].sum()) / count < least:
+            return "gopher_below_alpha_threshold"
+        if block.min_stop_words and len(block.stop_words.intersection(words.texts())) < block.min_stop_words:
+            return "gopher_enough_stop_words"
+        return ""
+
+    return lambda text: (reason(text), text)
+
+
+def gopher_repetition(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
+    """Decide as GopherRepetitionFilter."""
+
+    def reason(text: str) -> str:
+        for kind, parts, most, most_characters in (
+            ("para", block.paragraph_exp.split(text.strip()), block.dup_para_frac, block.dup_para_char_frac),
+            ("line", block._line_splitter.split(text), block.dup_line_frac, block.dup_line_char_frac),
+        ):
+            repeated, characters = _duplicates(parts)
+            if most and repeated / len(parts) > most:
+                return f"dup_{kind}_frac"
+            if most_characters and characters / len(text) > most_characters:
+                return f"dup_{kind}_char_frac"
+        words = splitter.split(text)
+        return _common_run(block, words, len(text)) or _repeated_runs(block, words, len(text))
+
+    return lambda text: (reason(text), text)
+
+
+def _duplicates(parts: Sequence[str]) -> tuple[int, int]:
+    from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
+
+    if len(set(parts)) == len(parts):
+        return 0, 0
+    repeated, characters = find_duplicates(parts)
+    return repeated, characters
+
+
+def _common_run(block: Any, words: Words, size: int) -> str:
+    """Return the reason to drop a text of `size` characters for its most common run of words, if there is one."""
+    from datatrove.pipeline.filters.gopher_repetition_filter import find_top_duplicate, get_n_grams
+
+    hashes, powers, lengths = (words.rows[name].copy() for name in ("hash", "power", "length"))
+    hashes += powers * _SPACE  # the hash of the word and a space
+    powers *= np.uint64(FACTOR)
+    ends = np.cumsum(lengths + 1)
+    found, span = hashes, 1
+    for count, most in block.top_n_grams:
+        found, span = _longer(found, hashes, powers, count - span), count
+        if not len(found):
+            continue
+        characters = ends[count - 1 :] - np.append(0, ends[:-count]) - 1
+        order = np.argsort(found)
+        begins = np.flatnonzero(np.append(True, found[order[1:]] != found[order[:-1]]))
+        longest = np.maximum.reduceat(characters[order], begins)
+        if int((np.diff(begins, append=len(found)) * longest).max()) / size <= most:
+            continue
+        if find_top_duplicate(get_n_grams(words.texts(), count)) / size > most:
+            return f"top_{count}_gram"
+    return ""
+
+
+def _repeated_runs(block: Any, words: Words, size: int) -> str:
+    """Return the reason to drop a text of `size` characters for runs of words that stand twice, if there is one."""
+    from datatrove.pipeline.filters.gopher_repetition_filter import find_all_duplicate
+
+    hashes, powers, lengths = (words.rows[name].copy() for name in ("hash", "power", "length"))
+    found, span = hashes, 1
+    for count, most in block.dup_n_grams:
+        found, span = _longer(found, hashes, powers, count - span), count
+        ordered = np.sort(found)
+        if not (ordered[1:] == ordered[:-1]).any():
+            continue
+        order = np.argsort(found, kind="stable")
+        again = order[1:][found[order[1:]] == found[order[:-1]]]
+        covered = np.zeros(len(hashes), dtype=np.bool_)
+        for offset in range(count):
+            covered[again + offset] = True
+        if int(lengths[covered].sum()) / size <= most:
+            continue
+        if find_all_duplicate(words.texts(), count) / size > most:
+            return f"duplicated_{count}_n_grams"
+    return ""
+
+
+def _longer(
+    runs: NDArray[np.uint64], hashes: NDArray[np.uint64], powers: NDArray[np.uint64], more: int
+) -> NDArray[np.uint64]:
+    """Return the hashes of runs that have `more` words more at their beginning."""
+    for _ in range(more):
+        count = max(0, len(runs) - 1)
+        runs = hashes[:count] + powers[:count] * runs[1:]
+    return runs
+
+
+def c4_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
+    """Decide as C4QualityFilter does by lines."""
+    from datatrove.pipeline.filters import c4_filters as c4
+
+    def kept(whole: str) -> str | None:
+        """Return what is left of a line, if anything is."""
+        line = c4.CITATION_REGEX.sub("", whole) if block.remove_citations and "[" in whole else whole
+        ends = line.endswith(c4.END_PUNCTUATION) and not line.endswith(c4.ELLIPSIS)
+        if block.filter_no_terminal_punct and not ends:
+            return None
+        lengths = [*map(len, whole.split())]
+        if len(lengths) < block.min_words_per_line:
+            return None
+        return None if max(lengths, default=0) > block.max_word_length != -1 else line
+
+    def decide(text: str) -> Decision:
+        lines = []
+        for line in map(kept, map(str.strip, text.splitlines())):
+            if line is None:
+                continue
+            lowered = line.lower()
+            if block.filter_lorem_ipsum and "lorem ipsum" in lowered:
+                return "lorem_ipsum", text
+            if block.filter_javascript and "javascript" in lowered:
+                continue
+            if block.filter_curly_bracket and "{" in line:
+                return "curly_bracket", text
+            if block.filter_policy and any(map(lowered.__contains__, c4.POLICY_SUBSTRINGS)):
+                continue
+            lines.append(line)
+        if not _has_sentences(block, splitter, lines):
+            return "too_few_sentences", text
+        return "", "\n".join(lines).strip()
+
+    return decide
+
+
+def _has_sentences(block: Any, splitter: Splitter, lines: Sequence[str]) -> bool:
+    """Return whether lines have the least number of sentences. Each has one at least."""
+    from datatrove.utils.text import split_into_sentences
+
+    least: int = block.min_num_sentences
+    missing = least - len(lines)
+    for line in lines:
+        if missing <= 0:
+            return True
+        missing -= splitter.split(line).least_sentences() - 1
+    return missing <= 0 or sum(len(split_into_sentences(line, block.language)) for line in lines) >= least
+
+
+def fineweb_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
+    """Decide as FineWebQualityFilter."""
+    stops = frozenset(block.stop_chars)
+
+    def reason(text: str) -> str:
+        lines = [line for line in text.split("\n") if not line.isspace() and line]
+        if not lines:
+            return "empty"
+        ratio = sum(line[-1] in stops for line in lines) / len(lines)
+        if ratio < block.line_punct_thr and not (ratio == 0 and block.line_punct_exclude_zero):
+            return "line_punct_ratio"
+        short = block.short_line_length
+        if sum(len(line) <= short for line in lines) / len(lines) > block.short_line_threshold:
+            return "short_line_ratio"
+        breaks = text.count("\n")
+        if _duplicates(lines)[1] / (len(text) - breaks) > block.char_duplicates_ratio:
+            return "char_dup_ratio"
+        if breaks / len(splitter.split(text).rows) > block.new_line_ratio:
+            return "list_ratio"
+        return ""
+
+    return lambda text: (reason(text), text)
+
+
+QUICK = {check.__name__: check for check in (gopher_quality, gopher_repetition, c4_quality, fineweb_quality)}

@@ -1,0 +1,211 @@
+"""Splits texts into words where datatrove's tokenizers do, with what filters ask of each word in arrays.
+
+spaCy's rules look at a chunk alone: a run of characters without white space. Only its special cases (`:)`, `a.m.`) are
+also looked for where their parts stand in neighbouring chunks with a space between them. So each different chunk goes
+through spaCy once, together with its neighbours where a special case may span them. Other tokenizers get whole texts.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import compress, pairwise, repeat
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_service.prepare.shingles import FACTOR, mixed
+
+_CACHE_CHARACTERS = (
+    8 << 20
+)  # characters of the chunks that are kept; each chunk counts as `_CHUNK_CHARACTERS` more
+_CHUNK_CHARACTERS = 32
+_BATCH_CHUNKS = 4096  # chunks that spaCy gets at a time
+_TRIAL = "It's 5a.m. (e.g. in Co. A: ( o : ) = ):= - ( end). don't http://a.b/c?d=e; x-y/z 'S \u2019s 3,000km\n\t\xa0."
+
+# hash: sum of the characters' hashes, each times FACTOR to the power of its place; power: FACTOR to that of the length;
+# whether it has a letter, is punctuation by datatrove's list, ends a sentence, is punctuation by Unicode.
+WORD = np.dtype("<u8,<u8,<i8,?,?,?,?", align=True)
+WORD.names = ("hash", "power", "length", "letters", "symbols", "ends", "mark")
+
+
+class Words:
+    """The words of a text. `rows`: [W] WORD."""
+
+    def __init__(self, rows: NDArray[np.void], texts: list[str], places: NDArray[np.int64]) -> None:
+        self.rows, self._texts, self._places = rows, texts, places
+
+    def texts(self) -> list[str]:
+        """Return the words themselves."""
+        return [self._texts[place] for place in self._places.tolist()]
+
+    def least_sentences(self) -> int:
+        """Return a number that is not above spaCy's number of sentences, which also counts white space as a word."""
+        others = np.cumsum(self.rows["ends"])[~(self.rows["ends"] | self.rows["mark"])]
+        return 1 + int(np.count_nonzero(np.diff(others, prepend=0)))
+
+
+class Splitter:
+    """Splits texts into words by the rules of a language, as datatrove names it."""
+
+    def __init__(self, language: str) -> None:
+        self._language, self._spacy = language, _SpaCy.of(language)
+        self._text: str | None = None
+        self._forget()
+        if self._spacy and self.split(_TRIAL).texts() != self._slow(_TRIAL):
+            self._spacy = None
+            self._forget()
+
+    def split(self, text: str) -> Words:
+        """Return the words of a text."""
+        if text != self._text:
+            chunks = self._spacy.chunks(text) if self._spacy else self._slow(text)
+            numbers = self._numbers(chunks)
+            counts = self._ends[numbers] - (starts := self._ends[numbers - 1])
+            before = np.cumsum(counts) - counts
+            places = np.repeat(starts - before, counts) + np.arange(counts.sum())
+            self._words, self._text = Words(self._rows[places], self._texts, places), text
+        return self._words
+
+    def _slow(self, text: str) -> list[str]:
+        from datatrove.utils.text import split_into_words
+
+        found: list[str] = split_into_words(text, self._language)
+        return found
+
+    def _forget(self) -> None:
+        self._known: dict[str, int] = {"": 0}  # numbers of chunks
+        self._texts: list[str] = []  # words of all chunks
+        self._ends, self._rows = np.zeros(1 << 12, dtype=np.int64), np.empty(1 << 12, dtype=WORD)
+        self._characters = 0
+        self._text = None
+
+    def _numbers(self, chunks: Sequence[str]) -> NDArray[np.int64]:
+        """Return [chunks] their numbers; learn those that are not known."""
+        numbers = np.fromiter(map(self._known.get, chunks, repeat(-1)), dtype=np.int64, count=len(chunks))
+        if (missing := numbers < 0).any():
+            fresh = list(dict.fromkeys(compress(chunks, missing.tolist())))
+            size = sum(map(len, fresh)) + _CHUNK_CHARACTERS * len(fresh)
+            if self._characters and self._characters + size > _CACHE_CHARACTERS:
+                self._forget()
+                return self._numbers(chunks)
+            self._characters += size
+            for start in range(0, len(fresh), _BATCH_CHUNKS):
+                self._learn(fresh[start : start + _BATCH_CHUNKS])
+            return self._numbers(chunks)
+        return numbers
+
+    def _learn(self, chunks: list[str]) -> None:
+        """Add chunks, and the words of each, to the tables."""
+        found = self._spacy.words(chunks) if self._spacy else [[chunk] for chunk in chunks]
+        first, row = len(self._known), len(self._texts)
+        words = [word for part in found for word in part]
+        self._ends = _grown(self._ends, first + len(chunks))
+        self._rows = _grown(self._rows, row + len(words))
+        self._ends[first : first + len(chunks)] = row + np.cumsum([len(part) for part in found])
+        self._rows[row : row + len(words)] = _described(words, self._spacy)
+        self._texts.extend(words)
+        self._known.update(zip(chunks, range(first, first + len(chunks)), strict=True))
+
+
+class _SpaCy:
+    """spaCy's tokenizer of a language, of which each chunk is asked for once.
+
+    Attributes:
+        ends: words that end a sentence.
+        is_mark: whether a word is punctuation by Unicode.
+    """
+
+    def __init__(self, language: Any) -> None:
+        from spacy.attrs import IS_PUNCT
+        from spacy.tokenizer import Tokenizer
+        from spacy.vocab import Vocab
+
+        theirs = language.tokenizer
+        names = ("prefix_search", "suffix_search", "infix_finditer", "token_match", "url_match")
+        affixes = {name: getattr(theirs, name) for name in names}
+        self.ends = frozenset(language.get_pipe("sentencizer").punct_chars)
+        self.is_mark = language.vocab.lex_attr_getters[IS_PUNCT]
+        self._tokenizer = Tokenizer(
+            Vocab(), rules=theirs.rules, **affixes
+        )  # finds no shapes and norms of words
+        self._tokenizer.vocab[
+            "IS_ALPHA"
+        ]  # the one word that a memory zone would free and still find in later texts
+        without_rules = Tokenizer(self._tokenizer.vocab, rules={}, **affixes)
+        self._pairs: dict[
+            str, list[tuple[str, str]]
+        ] = {}  # neighbouring words of special cases, by where they meet
+        with self._tokenizer.vocab.memory_zone():
+            for rule in theirs.rules:
+                for one, other in pairwise(token.text for token in without_rules(rule)):
+                    self._pairs.setdefault(one[-1] + other[0], []).append((one, other))
+
+    @staticmethod
+    def of(language: str) -> "_SpaCy | None":
+        """Return the tokenizer if spaCy splits the language, by rules that look at a chunk alone."""
+        from datatrove.utils.word_tokenizers import SpaCyTokenizer, load_word_tokenizer
+
+        found = load_word_tokenizer(language)
+        if type(found) is not SpaCyTokenizer:
+            return None
+        from spacy.tokenizer import Tokenizer
+
+        return _SpaCy(found.tokenizer) if type(found.tokenizer.tokenizer) is Tokenizer else None
+
+    def chunks(self, text: str) -> list[str]:
+        """Return the text without white space; chunks that a special case may span are one, with the space."""
+        chunks, pairs = text.split(), self._pairs
+        spanned = {
+            place
+            for place, (left, right) in enumerate(pairwise(chunks), start=1)
+            if left[-1] + right[0] in pairs
+            and any(
+                left.endswith(one) and right.startswith(other) for one, other in pairs[left[-1] + right[0]]
+            )
+        }
+        if not spanned:
+            return chunks
+        gaps = re.split(r"\S+", text)
+        starts = [place for place in range(len(chunks)) if place not in spanned or gaps[place] != " "]
+        return [" ".join(chunks[one:other]) for one, other in pairwise([*starts, len(chunks)])]
+
+    def words(self, chunks: list[str]) -> list[list[str]]:
+        """Return the words of each chunk."""
+        found: list[list[str]] = [[]]
+        with self._tokenizer.vocab.memory_zone():
+            for token in self._tokenizer("\n".join(chunks)):
+                if (text := token.text) == "\n":
+                    found.append([])
+                elif text := text.strip():
+                    found[-1].append(text)
+        return found
+
+
+def _described(words: list[str], spacy: _SpaCy | None) -> NDArray[np.void]:
+    """Return [words] WORD."""
+    from datatrove.utils.text import PUNCTUATION_SET
+
+    rows = np.zeros(len(words), dtype=WORD)
+    rows["length"] = lengths = np.array([len(word) for word in words], dtype=np.int64)
+    codes = np.frombuffer("".join(words).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    starts = np.cumsum(lengths) - lengths
+    powers = np.uint64(FACTOR) ** np.arange(lengths.max(initial=0) + 1, dtype=np.uint64)
+    hashes = mixed(codes.astype(np.uint64)) * powers[np.arange(len(codes)) - np.repeat(starts, lengths)]
+    rows["hash"], rows["power"] = np.add.reduceat(hashes, starts) if words else 0, powers[lengths]
+    rows["letters"] = [any(map(str.isalpha, word)) for word in words]
+    rows["symbols"] = [PUNCTUATION_SET.issuperset(word) for word in words]
+    if spacy:
+        rows["ends"], rows["mark"] = [word in spacy.ends for word in words], [*map(spacy.is_mark, words)]
+    return rows
+
+
+def _grown(table: NDArray[Any], size: int) -> NDArray[Any]:
+    """Return the table, or twice as long a copy of it if it has fewer than `size` rows."""
+    return table if size <= len(table) else np.resize(table, max(size, 2 * len(table)))
+
+
+@lru_cache(maxsize=4)
+def splitter_of(language: str) -> Splitter:
+    """Return the splitter of a language, which is one for all stages of a process."""
+    return Splitter(language)
