@@ -11,6 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import NDArray
+
 from checkpoints.hf.folder import INDEX, WEIGHTS
 from data_service.formats import foreign_json
 from data_service.tokenizers.files import DECISIVE_FILES, check_folder, library_errors
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 
 QUERY, DOCUMENT = "query", "document"
 """Names of the prompts that retrieval uses, where the model has them."""
+SIMILARITIES = 1 << 24
+"""Cosines that are in memory at a time: 64 MiB."""
 _LOG = logging.getLogger(__name__)
 _KNOWN = ("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "Dropout", "WeightedLayerPooling")
 _WEIGHTS_IN = ("Transformer", "Dense", "LayerNorm", "WeightedLayerPooling")
@@ -206,3 +212,32 @@ def counting(model: "SentenceTransformer", what: str, texts: int) -> Iterator[No
             yield
         finally:
             counter.remove()
+
+
+def unit_vectors(
+    model: "SentenceTransformer", texts: list[str], prompt: str, batch: int
+) -> Float[np.ndarray, "texts width"]:
+    """Return a vector of length 1 for each text."""
+    with counting(model, f"reading {prompt}s", len(texts)):
+        vectors: NDArray[np.float32] = model.encode(
+            texts,
+            batch_size=batch,
+            prompt_name=prompt if prompt in model.prompts else None,
+            normalize_embeddings=True,
+            show_progress_bar=False,
+        )
+    return vectors
+
+
+def nearest(cosine_P: Float[np.ndarray, " texts"], count: int) -> list[int]:
+    """Return the places of the `count` largest, the largest first and of equal ones the first; -inf does not count.
+
+    They are fewer if not as many count.
+    """
+    count = min(count, int(np.isfinite(cosine_P).sum()))
+    if not count:
+        return []
+    least = np.partition(cosine_P, -count)[-count]
+    places = np.flatnonzero(cosine_P >= least)
+    found: list[int] = places[np.argsort(-cosine_P[places], kind="stable")][:count].tolist()
+    return found

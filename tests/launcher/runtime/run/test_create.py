@@ -240,7 +240,7 @@ def test_a_run_whose_formula_an_older_version_computed_otherwise_is_refused(
     record["identity"] = {path: value for path, value in record["identity"].items() if path not in formulas}
     run.store.put(RECORD, json.dumps(record).encode())
     older = open_run(run.uri)
-    with pytest.raises(RunChanged, match="objective.retromae.queries.*LayerNorm") as caught:
+    with pytest.raises(RunChanged, match=r"objective\.retromae\.queries.*LayerNorm") as caught:
         reconcile(older, recipe=None, accept_changes=False, now=NOW)
     assert "--accept-changes" in caught.value.remedy
     went_on = reconcile(older, recipe=None, accept_changes=True, now=NOW)
