@@ -20,6 +20,7 @@ from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
+from encoder_core.families.catalogue import has_class, without_class
 from launcher.after.export.data_cards import DATA_CARDS
 from launcher.after.export.export import export_run
 from launcher.errors import RunError
@@ -151,6 +152,13 @@ def _digest_of(path: Path) -> str:
         }
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
     return file_digest(path)
+
+
+def check_class(pretrained: LocalModel) -> None:
+    """Check that transformers has a class for the model. Raises ModelError if not."""
+    path = pretrained.folder / CONFIG
+    if path.is_file() and not has_class(_object_in(path).get("model_type")):
+        raise without_class(pretrained.name)
 
 
 def _object_in(path: Path) -> dict[str, object]:
