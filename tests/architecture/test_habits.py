@@ -357,7 +357,12 @@ def test_a_metric(packages: Scratch) -> None:
 def test_a_family() -> None:
     """NeoBERT's, which was added when families had moved into one place each. Pages may name it, too, and tests of
     models for which transformers has no class."""
-    apart = (":!*.md", ":!tests/architecture/test_habits.py", ":!tests/launcher/after", ":!tests/launcher/app")
+    apart = (
+        ":!*.md",
+        ":!tests/architecture/test_habits.py",
+        ":!tests/launcher/after",
+        ":!tests/launcher/app",
+    )
     naming = subprocess.run(
         ["git", "grep", "-il", "neobert", "--", ".", *apart],
         cwd=ROOT,
