@@ -130,22 +130,8 @@ def _alone(its: Written) -> str | None:
     return _FORMATS[its.fields["model_type"]].encoder
 
 
-def has_class(model_type: object) -> bool:
-    """Return whether transformers has a class for a model type of ours; true of all other types."""
-    return (
-        not isinstance(model_type, str)
-        or model_type not in _FORMATS
-        or _FORMATS[model_type].encoder is not None
-    )
-
-
-def without_class(what: str) -> ModelError:
-    """Return the error about the model `what`, for which transformers has no class."""
-    return ModelError(
-        f"{what}: transformers, which is needed for this, has no class for this model",
-        remedy="use it with what needs none: `maskfleet diagnose`, `maskfleet fill`, a recipe's `start:`, or "
-        "`maskfleet.open_run(RUN).module()` in Python",
-    )
+CLASSLESS = tuple(name for name, its in _FORMATS.items() if its.encoder is None)
+"""Model types of ours for which transformers has no class."""
 
 
 _MOST_LAYERS = 10_000

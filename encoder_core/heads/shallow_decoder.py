@@ -2,8 +2,7 @@
 
 Its queries know the text's vector and a place, its keys are the vector and the words in their places (enhanced
 decoding: Xiao et al. 2022, section 3.3). So every token of a text is predicted in one pass, each from other words. It
-is a layer with LayerNorms after its blocks, as in the paper, whatever the encoder's layers are. Queries are the plain
-sums of vector and position; words have a LayerNorm and dropout, as the encoder's embeddings.
+is a layer with LayerNorms after its blocks, as in the paper, whatever the encoder's layers are. Queries are plain sums.
 
 The paper adds "position embeddings", and its code takes the encoder's. Here the table is the decoder's own, as not
 every family has one; so are the LayerNorm of words and, where embeddings are narrower than states, the projection.

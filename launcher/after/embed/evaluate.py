@@ -68,8 +68,7 @@ def measure(
 ) -> dict[str, float]:
     """Return the task's metrics, its main one first, from 0 to 1 (correlations from -1).
 
-    Pairs with scores: Spearman's and Pearson's correlation of the cosine. Retrieval: the measures of
-    `launcher.after.embed.retrieval`.
+    Pairs with scores: Spearman's and Pearson's correlation of the cosine. Retrieval: as `embed/retrieval.py` says.
 
     Raises TaskError if the examples are of another kind, or all scores are equal; MissingPackage.
     """

@@ -11,10 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from jaxtyping import Float
-from numpy.typing import NDArray
-
 from checkpoints.hf.folder import INDEX, WEIGHTS
 from data_service.formats import foreign_json
 from data_service.tokenizers.files import DECISIVE_FILES, check_folder, library_errors
@@ -31,8 +27,6 @@ if TYPE_CHECKING:
 
 QUERY, DOCUMENT = "query", "document"
 """Names of the prompts that retrieval uses, where the model has them."""
-SIMILARITIES = 1 << 24
-"""Cosines that are in memory at a time: 64 MiB."""
 _LOG = logging.getLogger(__name__)
 _KNOWN = ("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "Dropout", "WeightedLayerPooling")
 _WEIGHTS_IN = ("Transformer", "Dense", "LayerNorm", "WeightedLayerPooling")
@@ -55,7 +49,7 @@ def load_model(pretrained: LocalModel, encoding: Encoding) -> "SentenceTransform
         MissingPackage: if sentence-transformers is not installed.
     """
     folder = pretrained.folder
-    check_class(pretrained)
+    check_class(folder, pretrained.name)
     modules = _stored_modules(folder)
     _check_files(folder, [path for path, kind in modules if kind in _WEIGHTS_IN] or [""])
     st, stored = optional("sentence_transformers", "maskfleet embed", EVALUATE), _stored_settings(folder)
@@ -213,32 +207,3 @@ def counting(model: "SentenceTransformer", what: str, texts: int) -> Iterator[No
             yield
         finally:
             counter.remove()
-
-
-def unit_vectors(
-    model: "SentenceTransformer", texts: list[str], prompt: str, batch: int
-) -> Float[np.ndarray, "texts width"]:
-    """Return a vector of length 1 for each text."""
-    with counting(model, f"reading {prompt}s", len(texts)):
-        vectors: NDArray[np.float32] = model.encode(
-            texts,
-            batch_size=batch,
-            prompt_name=prompt if prompt in model.prompts else None,
-            normalize_embeddings=True,
-            show_progress_bar=False,
-        )
-    return vectors
-
-
-def nearest(cosine_P: Float[np.ndarray, " texts"], count: int) -> list[int]:
-    """Return the places of the `count` largest, the largest first and of equal ones the first; -inf does not count.
-
-    They are fewer if not as many count.
-    """
-    count = min(count, int(np.isfinite(cosine_P).sum()))
-    if not count:
-        return []
-    least = np.partition(cosine_P, -count)[-count]
-    places = np.flatnonzero(cosine_P >= least)
-    found: list[int] = places[np.argsort(-cosine_P[places], kind="stable")][:count].tolist()
-    return found

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Float
 from numpy.typing import NDArray
 
 from data_service.ingest.documents import read_documents
@@ -25,7 +26,7 @@ from data_service.ingest.inputs import InputListing
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.tasks import plan_splits
 from data_service.store.open import open_file
-from launcher.after.embed.model import DOCUMENT, QUERY, SIMILARITIES, nearest, say_what_is_cut, unit_vectors
+from launcher.after.embed.model import DOCUMENT, QUERY, counting, say_what_is_cut
 from launcher.after.embed.settings import MiningSettings
 from launcher.errors import TaskError
 from launcher.progress import work
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 _LOG = logging.getLogger(__name__)
+_SIMILARITIES = 1 << 24  # that are in memory at a time: 64 MiB
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,21 @@ def _say_what_is_left_out(examples: int, kept: int, settings: MiningSettings) ->
         _LOG.warning("%s of %s examples are left out: %s", f"{examples - kept:,}", f"{examples:,}", lacking)
 
 
+def unit_vectors(
+    model: "SentenceTransformer", texts: list[str], prompt: str, batch: int
+) -> Float[np.ndarray, "texts width"]:
+    """Return a vector of length 1 for each text."""
+    with counting(model, f"reading {prompt}s", len(texts)):
+        vectors: NDArray[np.float32] = model.encode(
+            texts,
+            batch_size=batch,
+            prompt_name=prompt if prompt in model.prompts else None,
+            normalize_embeddings=True,
+            show_progress_bar=False,
+        )
+    return vectors
+
+
 def _searched(
     query_QW: NDArray[np.float32],
     text_PW: NDArray[np.float32],
@@ -134,7 +151,7 @@ def _searched(
     """Yield the places of each example's negatives. `asked`: query and positive of each; `own`: what is no negative
     of each query.
     """
-    at_a_time = max(1, SIMILARITIES // len(text_PW))
+    at_a_time = max(1, _SIMILARITIES // len(text_PW))
     with work("searching negatives", len(asked), "examples") as now:
         for start in range(0, len(asked), at_a_time):
             some = asked[start : start + at_a_time]
@@ -143,5 +160,19 @@ def _searched(
                 bound = cosine_P[positive] - (1 - settings.share) * abs(cosine_P[positive])
                 cosine_P[cosine_P >= bound] = -np.inf
                 cosine_P[list(own[query])] = -np.inf
-                yield nearest(cosine_P, settings.negatives)
+                yield _nearest(cosine_P, settings.negatives)
             now.advance(len(some))
+
+
+def _nearest(cosine_P: Float[np.ndarray, " texts"], count: int) -> list[int]:
+    """Return the places of the `count` largest, the largest first and of equal ones the first; -inf does not count.
+
+    They are fewer if not as many count.
+    """
+    count = min(count, int(np.isfinite(cosine_P).sum()))
+    if not count:
+        return []
+    least = np.partition(cosine_P, -count)[-count]
+    places = np.flatnonzero(cosine_P >= least)
+    nearest: list[int] = places[np.argsort(-cosine_P[places], kind="stable")][:count].tolist()
+    return nearest

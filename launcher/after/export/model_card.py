@@ -45,8 +45,6 @@ written = model.generate(read.input_ids, attention_mask=read.attention_mask, max
 print(tokenizer.decode(written[0], skip_special_tokens=True))
 ```
 """
-_WITHOUT_CLASS = """Maskfleet reads the folder: `maskfleet diagnose`, `maskfleet fill`, and a recipe's `start:`.
-"""
 _IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # how the Hub spells a licence that it knows
 
 
@@ -163,19 +161,17 @@ def _front_matter(recipe: Recipe, network: ExportedNetwork, licence: str | None)
 
 def _task(recipe: Recipe, network: ExportedNetwork) -> str | None:
     """Return the pipeline of transformers that uses the head, or of sentence-transformers."""
-    if network.architecture is None:
-        return None
-    if _of_vectors(recipe):
+    if _of_vectors(recipe, network):
         return "sentence-similarity"
-    if "XLNet" in network.architecture or recipe.model.decodes:
+    if not network.architecture or "XLNet" in network.architecture or recipe.model.decodes:
         return None
     filled = network.part != "discriminator" and not network.causal
     return "fill-mask" if filled else "feature-extraction"
 
 
-def _of_vectors(recipe: Recipe) -> bool:
+def _of_vectors(recipe: Recipe, network: ExportedNetwork) -> bool:
     """Return whether sentence-transformers loads the export: the networks of a pair are for transformers alone."""
-    return recipe.objective.contrastive is not None and recipe.objective.rtd is None
+    return bool(network.architecture and recipe.objective.contrastive and not recipe.objective.rtd)
 
 
 def _what(facts: Facts, network: ExportedNetwork) -> Iterator[str]:
@@ -204,9 +200,9 @@ def _use(recipe: Recipe, network: ExportedNetwork) -> Iterator[str]:
     longest = max(phase.length for phase in recipe.phases)
     yield "## Use\n"
     if network.architecture is None:
-        yield _WITHOUT_CLASS
+        yield "Maskfleet reads the folder: `maskfleet diagnose`, `maskfleet fill`, and a recipe's `start:`.\n"
         return
-    if _of_vectors(recipe):
+    if _of_vectors(recipe, network):
         yield _VECTORS
         yield f"Text is cut at {recipe.model.max_length} tokens; training saw texts of up to {longest}.\n"
         return

@@ -77,7 +77,7 @@ def finetune(
         MissingPackage: if transformers is not installed.
     """
     former = None if out is None else removable(open_store(out))  # raises here, before hours of training
-    check_class(pretrained)
+    check_class(pretrained.folder, pretrained.name)
     pieces = open_pieces(pretrained.folder, open_config(pretrained.folder), settings.max_length)
     kind = kind_of(task, pieces, settings)
     examples = read_splits(task)

@@ -77,10 +77,8 @@ FORMER: tuple[tuple[str, object], ...] = (
     ("objective.retromae.queries", "LayerNorm of vector and position"),
 )
 
-# Formulas that another version computed otherwise: identity fields of every recipe that has the field named first.
-FORMULAS: dict[str, Flat] = {
-    "objective.retromae.rate": {"objective.retromae.queries": "vector and position"},
-}
+# Formulas that earlier versions computed otherwise, as identity fields of the recipes that have the field named first.
+FORMULAS: dict[str, Flat] = {"objective.retromae.rate": {"objective.retromae.queries": "vector and position"}}
 
 
 def flatten(data: object, prefix: str = "") -> Flat:
@@ -92,8 +90,9 @@ def identity(recipe: Recipe) -> Flat:
     """Return the identity fields of `recipe` by dotted path, and those of `FORMULAS`. A field of `FORMER` is left out
     if it has its former value."""
     fields = flatten(recipe.to_data())
-    formulas = {path: rule for field in fields for path, rule in FORMULAS.get(field, {}).items()}
-    return formulas | {
+    for field in FORMULAS.keys() & fields.keys():
+        fields |= FORMULAS[field]
+    return {
         path: value
         for path, value in fields.items()
         if kind_of(path) == "identity" and not _as_before(path, value)

@@ -143,9 +143,8 @@ def reconcile(
     if changes and not accept_changes:
         raise RunChanged(
             f"{run.uri} was started with other settings:\n" + "\n".join(f"  {line}" for line in changes),
-            remedy=f"restore the old settings (a formula: the older Maskfleet), or fork the run with the new ones: "
-            f"maskfleet runs fork {shell_word(run.uri)} NEW --set KEY=VALUE; --accept-changes continues anyway and "
-            "records the changes",
+            remedy=f"restore the old settings (or Maskfleet), or fork the run with the new ones: maskfleet runs fork "
+            f"{shell_word(run.uri)} NEW --set KEY=VALUE; --accept-changes continues anyway and records the changes",
         )
     _refuse_begun(run, wanted, inputs)
     _refuse_removed(replace(run, recipe=wanted), inputs, heads, without_removed)

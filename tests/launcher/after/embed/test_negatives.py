@@ -79,7 +79,7 @@ def test_negatives_are_the_nearest_texts_of_others(
 ) -> None:
     examples = pairs(seed)
     expected = literal(model, examples, count, share)
-    monkeypatch.setattr(negatives, "SIMILARITIES", 100)  # a few examples at a time
+    monkeypatch.setattr(negatives, "_SIMILARITIES", 100)  # a few examples at a time
     found = with_negatives(model, examples, MiningSettings(negatives=count, share=share, batch=5))
     whole = [
         Example(one.query, one.positive, tuple(texts))
