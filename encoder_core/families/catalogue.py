@@ -81,13 +81,13 @@ class Interchange:
     """How one model is written in transformers' format.
 
     Attributes:
-        architecture: name of the class that loads it.
+        architecture: name of the class that loads it; None if transformers has none.
         table: names of its parameters.
         fields: fields of its config.json.
         layers: number of distinct layers, for expanding `table`.
     """
 
-    architecture: str
+    architecture: str | None
     table: KeyTable
     fields: dict[str, Any]
     layers: int
@@ -100,7 +100,8 @@ def interchange(config: ModelConfig, heads: Heads = "mlm") -> Interchange:
         ModelError: transformers has no class for it.
     """
     its = _written(config, heads)
-    described = {"architectures": [its.architecture]} | its.fields
+    named = {} if its.architecture is None else {"architectures": [its.architecture]}
+    described = named | its.fields
     return Interchange(its.architecture, its.table, described, config.distinct_layers)
 
 
@@ -124,9 +125,13 @@ def _written(config: ModelConfig, heads: Heads) -> Written:
 _FORMATS: dict[str, Format] = {its.model_type: its for family in FAMILIES for its in family.formats()}
 
 
-def _alone(its: Written) -> str:
-    """Return the name of the class that holds the encoder alone."""
+def _alone(its: Written) -> str | None:
+    """Return the name of the class that holds the encoder alone, if transformers has one."""
     return _FORMATS[its.fields["model_type"]].encoder
+
+
+CLASSLESS = tuple(name for name, its in _FORMATS.items() if its.encoder is None)
+"""Model types of ours for which transformers has no class."""
 
 
 _MOST_LAYERS = 10_000

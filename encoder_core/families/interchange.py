@@ -147,9 +147,10 @@ class KeyTable:
 
 @dataclass(frozen=True)
 class Written:
-    """One network in transformers' format: the class that loads it, its parameters' names and its config.json."""
+    """One network in transformers' format: the class that loads it (None: transformers has none), its parameters' names
+    and its config.json."""
 
-    architecture: str
+    architecture: str | None
     table: KeyTable
     fields: dict[str, Any]
 
@@ -159,13 +160,13 @@ class Format:
     """A `model_type` of config.json.
 
     Attributes:
-        encoder: name of the class that holds the encoder alone.
+        encoder: name of the class that holds the encoder alone; None if transformers has no class for the family.
         read: function from the fields of config.json to our configuration. Raises ModelError if we cannot load the
             model.
     """
 
     model_type: str
-    encoder: str
+    encoder: str | None
     read: Callable[[dict[str, Any]], Any]
 
 

@@ -4,10 +4,10 @@ Deep and narrow models use their parameters better (section 3.1): 28 layers of 7
 block, positions are rotary, and blocks are gated (SwiGLU) with two thirds of BERT's inner width, which gives equally
 many parameters. Only the decoder has a bias; its weights are its own.
 
-transformers has no class for it. A folder has the names of the authors' code, except that query, key and value (`q`,
-`k`, `v`) and the two halves of the gated block (`w1`, `w2`) are separate matrices here. The authors' files have one
-matrix for each of the two groups, stored head by head, and their rotary positions rotate neighbouring numbers. They
-are refused, because parameter names are missing there.
+transformers has no class for it: an export names none. A folder has the names of the authors' code, except that
+query, key and value (`q`, `k`, `v`) and the two halves of the gated block (`w1`, `w2`) are separate matrices here. The
+authors' files have one matrix for each of the two groups, stored head by head, and their rotary positions rotate
+neighbouring numbers. They are refused, because parameter names are missing there.
 """
 
 from typing import Any, ClassVar, Literal, Self
@@ -65,11 +65,11 @@ class NeoBertConfig(PreNormConfig):
         return self.model_copy(update={"rotary_base": base})
 
     def written(self, heads: Heads) -> Written | None:
-        return Written("NeoBERTLMHead", TABLE, to_json(self)) if heads == "mlm" else None
+        return Written(None, TABLE, to_json(self)) if heads == "mlm" else None
 
     @classmethod
     def formats(cls) -> tuple[Format, ...]:
-        return (Format("neobert", "NeoBERT", from_json),)
+        return (Format("neobert", None, from_json),)
 
 
 BASE = NeoBertConfig(layers=28, hidden=768, heads=12, feed_forward=2048, vocab=30_522)

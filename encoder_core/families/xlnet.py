@@ -211,7 +211,6 @@ def to_json(config: XlnetConfig) -> dict[str, Any]:
     transformers does not read it.
     """
     return {
-        "architectures": [ARCHITECTURE],
         "model_type": "xlnet",
         **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
         "ff_activation": activation_to_json(config.activation),

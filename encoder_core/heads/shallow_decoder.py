@@ -2,10 +2,10 @@
 
 Its queries know the text's vector and a place, its keys are the vector and the words in their places (enhanced
 decoding: Xiao et al. 2022, section 3.3). So every token of a text is predicted in one pass, each from other words. It
-is a layer with LayerNorms after its blocks, as in the paper, whatever the encoder's layers are.
+is a layer with LayerNorms after its blocks, as in the paper, whatever the encoder's layers are. Queries are plain sums.
 
 The paper adds "position embeddings", and its code takes the encoder's. Here the table is the decoder's own, as not
-every family has one; so are the LayerNorm and, where embeddings are narrower than states, the projection.
+every family has one; so are the LayerNorm of words and, where embeddings are narrower than states, the projection.
 
 Which keys a query sees differs from query to query, which no fused kernel offers: attention runs on the padded
 rectangle with a mask, in half precision on a GPU, too (torch's fused attention with a mask, or the written formula).
@@ -83,7 +83,7 @@ class ShallowDecoder(nn.Module):
         vector_TH = vectors_RH.repeat_interleave(batch.cu_seqlens.diff(), 0, output_size=count)
         place_TH = self.position(batch.positions)
         words_TH = words_TE if self.projection is None else self.projection(words_TE)
-        query_TH = self.dropout(self.norm(vector_TH + place_TH), batch.keys)
+        query_TH = vector_TH + place_TH
         text_TH = self.dropout(self.norm(words_TH + place_TH), batch.keys)
         key_TH = torch.where((batch.positions == 0)[:, None], vector_TH, text_TH)
         attended_TH = self.output(self._attended(query_TH, key_TH, rows, visible(batch, rate)))

@@ -10,7 +10,7 @@ from pydantic import Field
 from encoder_core.cost.activations import Activations, drops_of, kept_by_head
 from encoder_core.cost.flops import head
 from encoder_core.cost.products import Product, Shape, plain_layer
-from encoder_core.cost.saved import INDEX, MASK, Saved, decoding_layer, norm, several
+from encoder_core.cost.saved import INDEX, MASK, Saved, decoding_layer, norm
 from encoder_core.cost.states import CountedStates
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.terms.term import BottleneckConfig
@@ -55,12 +55,11 @@ class RetromaeConfig(BottleneckConfig):
 
 
 def _kept_by_inputs(model: ModelConfig, shape: Shape) -> Iterator[Saved]:
-    """Yield what the decoder's two inputs save for the backward pass: the queries, and the embeddings of tokens and
-    positions."""
+    """Yield what the decoder's two inputs save for the backward pass: of the queries, plain sums, only the places."""
     tokens, hidden = shape.tokens, model.hidden
     yield Saved("decoder: ids and places", tokens, INDEX, 3)
-    yield from several(norm(tokens, hidden), 2)
+    yield from norm(tokens, hidden)
     if model.dropout:
-        yield Saved("dropout masks", tokens * hidden, MASK, 2)
+        yield Saved("dropout masks", tokens * hidden, MASK)
     if model.projects_embeddings:
         yield Saved("decoder: words before their projection", tokens * model.embedding_width)

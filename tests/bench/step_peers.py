@@ -254,7 +254,7 @@ def _build(their: Interchange) -> Any:
             "the peer, transformers, is not installed",
             remedy="pip install -c infra/constraints.txt transformers",
         ) from error
-    model_class = getattr(transformers, their.architecture)
+    model_class = getattr(transformers, str(their.architecture))
     fields = {name: value for name, value in their.fields.items() if name != "architectures"}
     config = model_class.config_class(**fields)
     if model_class._supports_sdpa:

@@ -1,4 +1,4 @@
-"""Measures a model's vectors on similarity (STS) and retrieval, with sentence-transformers' own evaluators."""
+"""Measures a model's vectors: similarity (STS) with sentence-transformers' own evaluator, retrieval as BEIR does."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from launcher.after.embed.model import DOCUMENT, QUERY, counting, library, load_model, say_what_is_cut
+from launcher.after.embed.model import counting, library, load_model, say_what_is_cut
+from launcher.after.embed.retrieval import measure_retrieval
 from launcher.after.embed.rows import rows_of_pairs
 from launcher.after.embed.settings import Cosine, EmbedTraining, Encoding, Loss, RowSource
 from launcher.after.embed.train import train_on_rows
@@ -14,7 +15,7 @@ from launcher.after.finetune.pretrained import LocalModel
 from launcher.after.tasks.examples import Examples, Retrieval, Sentences
 from launcher.after.tasks.schema import TaskPart
 from launcher.after.tasks.task import Task
-from launcher.errors import EVALUATE, TaskError, optional
+from launcher.errors import TaskError
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -67,21 +68,19 @@ def measure(
 ) -> dict[str, float]:
     """Return the task's metrics, its main one first, from 0 to 1 (correlations from -1).
 
-    Pairs with scores: Spearman's and Pearson's correlation of the cosine. Retrieval: all documents ranked by the
-    cosine; a judgement of 1 or more counts as relevant, and no grade weighs more. A prompt `query` or `document` of the
-    model is put before queries and documents.
+    Pairs with scores: Spearman's and Pearson's correlation of the cosine. Retrieval: as `embed/retrieval.py` says.
 
     Raises TaskError if the examples are of another kind, or all scores are equal; MissingPackage.
     """
     say_what_is_cut(model, _texts(examples), task.name)
-    doing = f"measuring {task.name}"
     match examples:
         case Sentences() if examples.second is not None and examples.labels.dtype == np.float64:
-            with counting(model, doing, 2 * len(examples)):
+            with counting(model, f"measuring {task.name}", 2 * len(examples)):
                 found = _similarity(model, task, examples, batch)
         case Retrieval():
-            with counting(model, doing, len(examples.queries) + len(examples.documents)):
-                found = _retrieval(model, task, examples, batch)
+            if not examples.queries:
+                raise TaskError(f"{task.name} has no query that is judged", remedy="check its qrels")
+            found = measure_retrieval(model, examples, batch)
         case _:
             raise TaskError(
                 f"the task {task.name} is of the kind {task.kind}, which vectors by themselves do not answer",
@@ -119,26 +118,3 @@ def _similarity(
     found = evaluator(model)
     # Vectors that are all the same have no correlation with anything: such a model knows nothing.
     return {name: float(np.nan_to_num(found[f"{name}_cosine"], nan=0.0)) for name in ("spearman", "pearson")}
-
-
-def _retrieval(model: "SentenceTransformer", task: Task, examples: Retrieval, batch: int) -> dict[str, float]:
-    if not examples.queries:
-        raise TaskError(f"{task.name} has no query with a relevant document", remedy="check its qrels")
-    similarity = optional("sentence_transformers", "maskfleet embed", EVALUATE).util.cos_sim
-    evaluator = library("evaluation").InformationRetrievalEvaluator(
-        dict(examples.queries),
-        dict(examples.documents),
-        {query: set(found) for query, found in examples.relevant.items()},
-        mrr_at_k=[10],
-        ndcg_at_k=[10],
-        accuracy_at_k=[10],
-        precision_recall_at_k=[10, 100],
-        map_at_k=[100],
-        batch_size=batch,
-        write_csv=False,
-        score_functions={"cosine": similarity},
-        query_prompt_name=QUERY if QUERY in model.prompts else None,
-        corpus_prompt_name=DOCUMENT if DOCUMENT in model.prompts else None,
-    )
-    found = evaluator(model)
-    return {name.removeprefix("cosine_"): float(value) for name, value in found.items()}

@@ -18,7 +18,7 @@ from encoder_core.errors import ModelError
 from launcher.after.embed.settings import Encoding
 from launcher.after.export.sentence_transformer import MODULES, SETTINGS, their_pooling
 from launcher.after.finetune.inputs import most_tokens
-from launcher.after.finetune.pretrained import LocalModel
+from launcher.after.finetune.pretrained import LocalModel, check_class
 from launcher.errors import EVALUATE, optional, reason
 from launcher.progress import work
 
@@ -45,10 +45,11 @@ def load_model(pretrained: LocalModel, encoding: Encoding) -> "SentenceTransform
 
     Raises:
         ModelError: if the folder has no tokenizer or no safetensors, modules of an unknown kind, or files that
-            transformers cannot read; or if the length exceeds that of the model.
+            transformers cannot read, or has no class for; or if the length exceeds that of the model.
         MissingPackage: if sentence-transformers is not installed.
     """
     folder = pretrained.folder
+    check_class(folder, pretrained.name)
     modules = _stored_modules(folder)
     _check_files(folder, [path for path, kind in modules if kind in _WEIGHTS_IN] or [""])
     st, stored = optional("sentence_transformers", "maskfleet embed", EVALUATE), _stored_settings(folder)

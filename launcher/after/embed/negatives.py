@@ -97,8 +97,8 @@ def with_negatives(
     queries = list(dict.fromkeys(example.query for example in examples))
     texts = list(dict.fromkeys(example.positive for example in examples))
     say_what_is_cut(model, texts, "positives")
-    query_QW = _vectors(model, queries, QUERY, settings.batch)
-    text_PW = _vectors(model, texts, DOCUMENT, settings.batch)
+    query_QW = unit_vectors(model, queries, QUERY, settings.batch)
+    text_PW = unit_vectors(model, texts, DOCUMENT, settings.batch)
     at_query = {query: place for place, query in enumerate(queries)}
     at_text = {text: place for place, text in enumerate(texts)}
     asked = [(at_query[example.query], at_text[example.positive]) for example in examples]
@@ -126,7 +126,7 @@ def _say_what_is_left_out(examples: int, kept: int, settings: MiningSettings) ->
         _LOG.warning("%s of %s examples are left out: %s", f"{examples - kept:,}", f"{examples:,}", lacking)
 
 
-def _vectors(
+def unit_vectors(
     model: "SentenceTransformer", texts: list[str], prompt: str, batch: int
 ) -> Float[np.ndarray, "texts width"]:
     """Return a vector of length 1 for each text."""

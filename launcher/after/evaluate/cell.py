@@ -9,7 +9,7 @@
 Names are no part of it: a checkpoint that was moved, or a task under another name, has its results already. A result is
 written once, by conditional put: of several processes that compute the same cell, one is kept.
 
-    rules-1/<key>.json          a result; the folder is the version of our code's rules
+    rules-2/<key>.json          a result; the folder is the version of our code's rules
     models/<digest>.json        a run's checkpoint: the digest of what it is exported as
     grids/<digest>.json         a grid: which cells a command asked for, so that its table can be made again
     searched/<digest>.json      whether a model's corpora were searched for a task's texts (`searched.py`)
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from launcher.after.finetune.pretrained import LocalModel
 
 
-RULES = 1
+RULES = 2
 """The version of what our code does with a cell. Raise it with every change after which some cell gives another result:
 results of different rules are never mixed."""
 

@@ -34,13 +34,13 @@ class Exported:
 
     Attributes:
         step: step of the checkpoint.
-        models: name of the transformers class that loads each folder, by the folder's path below the export's root
-            ("." for the root).
+        models: name of the transformers class that loads each folder (None: there is none), by the folder's path
+            below the export's root ("." for the root).
         left_out: parts of the run's model for which the class has no place.
     """
 
     step: int
-    models: dict[str, str]
+    models: dict[str, str | None]
     left_out: tuple[str, ...]
 
 
@@ -75,7 +75,7 @@ def export_run(run: Run, step: int | None, out: str, *, licence: str | None = No
                 part: notes[part] for part in ("generator", "discriminator")
             }
             export_pair(reader.read_full, config, files, target, objective.rtd.embeddings, notes=pair)
-        elif objective.contrastive is not None:
+        elif objective.contrastive is not None and networks["."].architecture is not None:
             with published(target) as folder:
                 heads = exported_heads(config, objective)
                 write_model(folder, reader.read_full, config, files, heads, notes=notes["."])

@@ -53,13 +53,13 @@ class ExportedNetwork:
     """The network that is exported into one folder.
 
     Attributes:
-        architecture: class of transformers that loads it.
+        architecture: class of transformers that loads it; None if there is none.
         part: "generator" or "discriminator" of a pair; None for a single network.
         left_out: parts of the run's model for which the class has no place.
         causal: whether its last step was of next-token prediction.
     """
 
-    architecture: str
+    architecture: str | None
     part: str | None
     left_out: tuple[str, ...]
     causal: bool = False
@@ -146,7 +146,9 @@ def _certificate(run: Run, manifest: CheckpointManifest) -> str:
 
 
 def _front_matter(recipe: Recipe, network: ExportedNetwork, licence: str | None) -> str:
-    fields: dict[str, object] = {"library_name": "transformers", "tags": ["maskfleet", recipe.model.family]}
+    fields: dict[str, object] = {"tags": ["maskfleet", recipe.model.family]}
+    if network.architecture is not None:
+        fields["library_name"] = "transformers"
     task = _task(recipe, network)
     if task is not None:
         fields["pipeline_tag"] = task
@@ -159,28 +161,29 @@ def _front_matter(recipe: Recipe, network: ExportedNetwork, licence: str | None)
 
 def _task(recipe: Recipe, network: ExportedNetwork) -> str | None:
     """Return the pipeline of transformers that uses the head, or of sentence-transformers."""
-    if _of_vectors(recipe):
+    if _of_vectors(recipe, network):
         return "sentence-similarity"
-    if "XLNet" in network.architecture or recipe.model.decodes:
+    if not network.architecture or "XLNet" in network.architecture or recipe.model.decodes:
         return None
     filled = network.part != "discriminator" and not network.causal
     return "fill-mask" if filled else "feature-extraction"
 
 
-def _of_vectors(recipe: Recipe) -> bool:
+def _of_vectors(recipe: Recipe, network: ExportedNetwork) -> bool:
     """Return whether sentence-transformers loads the export: the networks of a pair are for transformers alone."""
-    return recipe.objective.contrastive is not None and recipe.objective.rtd is None
+    return bool(network.architecture and recipe.objective.contrastive and not recipe.objective.rtd)
 
 
 def _what(facts: Facts, network: ExportedNetwork) -> Iterator[str]:
     recipe = facts.run.recipe
     part = f", the {network.part} of a pair" if network.part else ""
+    loads = f"loads it as `{network.architecture}`" if network.architecture else "has no class for it"
     yield (
         f"{kind(recipe)}{part}, pretrained with Maskfleet up to step {facts.step:,} of {recipe.total_steps:,}. "
-        f"transformers loads it as `{network.architecture}`.\n"
+        f"transformers {loads}.\n"
     )
     if network.left_out:
-        yield f"Trained with it and not part of that class: {', '.join(network.left_out)}.\n"
+        yield f"Trained with it and not exported: {', '.join(network.left_out)}.\n"
     if network.causal:
         yield (
             "Its last phase was next-token prediction under causal attention (`clm`). The class attends to both sides, "
@@ -196,7 +199,10 @@ def _what(facts: Facts, network: ExportedNetwork) -> Iterator[str]:
 def _use(recipe: Recipe, network: ExportedNetwork) -> Iterator[str]:
     longest = max(phase.length for phase in recipe.phases)
     yield "## Use\n"
-    if _of_vectors(recipe):
+    if network.architecture is None:
+        yield "Maskfleet reads the folder: `maskfleet diagnose`, `maskfleet fill`, and a recipe's `start:`.\n"
+        return
+    if _of_vectors(recipe, network):
         yield _VECTORS
         yield f"Text is cut at {recipe.model.max_length} tokens; training saw texts of up to {longest}.\n"
         return

@@ -22,7 +22,7 @@ from launcher.after.finetune.loop import (
 )
 from launcher.after.finetune.measure import Learnable, PreparedSplit, SplitScores, kind_of, measure, prepare
 from launcher.after.finetune.network import HeadSpec, TaskNetwork, open_config, open_network
-from launcher.after.finetune.pretrained import LocalModel, folder_digest
+from launcher.after.finetune.pretrained import LocalModel, check_class, folder_digest
 from launcher.after.finetune.resume import Best, Scratch, TrainingState, copied, opened_scratch, restore, save
 from launcher.after.finetune.settings import (
     MACHINE,
@@ -73,9 +73,11 @@ def finetune(
         TaskError, InputError: if the task's data are wrong.
         ExportError: if `out` holds something else.
         StoreError: if a store does not answer.
+        ModelError: if transformers has no class for the model.
         MissingPackage: if transformers is not installed.
     """
     former = None if out is None else removable(open_store(out))  # raises here, before hours of training
+    check_class(pretrained.folder, pretrained.name)
     pieces = open_pieces(pretrained.folder, open_config(pretrained.folder), settings.max_length)
     kind = kind_of(task, pieces, settings)
     examples = read_splits(task)

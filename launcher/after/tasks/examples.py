@@ -84,7 +84,7 @@ class Retrieval:
 
     Attributes:
         queries, documents: texts by id.
-        relevant: for each query, how relevant each document is (1 or more), by the document's id.
+        relevant: for each query, the grades (1 or more) of the relevant documents, by their ids; empty if none is.
     """
 
     queries: Mapping[str, str]

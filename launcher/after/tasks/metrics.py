@@ -4,7 +4,8 @@ words (Rajpurkar et al. 2016, 2018) and CMRC 2018's over characters.
 All lie in [0, 1], except correlations and Matthews' coefficient, which lie in [-1, 1]. Papers print them times 100.
 
 A question's score is that of the accepted answer most like the prediction. If there is no accepted answer, only "" is
-right. SQuAD 2.0's script, unlike that of 1.1, drops accepted answers that are empty after normalisation ("the").
+right. SQuAD 2.0's script, unlike that of 1.1, drops accepted answers that are empty after normalisation ("the"). Those
+of 1.1 and of CMRC keep them: equal to such a prediction, they have exact match 1 and F1 0.
 """
 
 import re
@@ -24,7 +25,9 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = frozenset(string.punctuation)
 _CMRC_PUNCTUATION = frozenset("-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")  # noqa: RUF001 - the official script's
 _CHINESE = re.compile(r"([\u4e00-\u9fa5])")
-_WORDS = re.compile(r"\d+(?:[.,]\d+)*|\w+|[^\w\s]")
+_WORDS = re.compile(
+    r"""\.{2,}|[;@#$%&?!()\[\]{}<>"]|,(?!\d)|(?:[^\s;@#$%&?!()\[\]{}<>",.]|,(?=\d)|\.(?!\.|[\])}>"'\s]*$))+|\."""
+)  # NLTK's words: a period ends one only at the end of a text, a comma only before what is no digit
 
 
 def score_answers(
@@ -47,7 +50,8 @@ def score_answers(
             if no_answer and not chinese:
                 texts = [text for text in texts if words_of(text)]
             total += max(
-                _similarity(text, predictions[name], exact=exact, chinese=chinese) for text in texts or [""]
+                _similarity(text, predictions[name], exact=exact or not texts, chinese=chinese)
+                for text in texts or [""]
             )
         scores[metric] = total / len(examples)
     return scores
@@ -66,8 +70,8 @@ def _similarity(accepted: str, predicted: str, *, exact: bool, chinese: bool) ->
 
 
 def _overlap(common: int, right: int, given: int) -> float:
-    """Return the harmonic mean of precision and recall; 1 if both texts are empty."""
-    return 2 * common / (right + given) if right and given else float(right == given)
+    """Return the harmonic mean of precision and recall; 0 if nothing is common, be both texts empty."""
+    return 2 * common / (right + given) if common else 0.0
 
 
 def words_of(answer: str) -> list[str]:
@@ -80,7 +84,8 @@ def pieces_of_chinese(answer: str) -> list[str]:
     """Return the pieces of an answer that CMRC compares for F1: each Chinese character and each other word, without
     punctuation.
 
-    The official script splits words with NLTK; here a number, a run of letters and any other sign are words.
+    The official script splits words with NLTK; here they are split by the same rules without those for English
+    contractions ("don't").
     """
     pieces: list[str] = []
     for stretch in _CHINESE.split(plain_chinese(answer)):
@@ -163,12 +168,10 @@ def check_measurable(task: Description, examples: Examples, where: str = "the sp
 def _classes(task: Description, examples: Sentences, predictions: Predictions) -> dict[str, float]:
     predicted, right = _array(task, predictions, len(examples)), examples.labels
     _check_indices(task, predicted)
-    return {metric: _class_metric(metric, right, predicted, len(task.labels)) for metric in task.metrics}
+    return {metric: _class_metric(metric, right, predicted) for metric in task.metrics}
 
 
-def _class_metric(
-    metric: Metric, right: NDArray[np.generic], predicted: NDArray[np.generic], labels: int
-) -> float:
+def _class_metric(metric: Metric, right: NDArray[np.generic], predicted: NDArray[np.generic]) -> float:
     sklearn = optional("sklearn.metrics", _USE, EVALUATE)
     match metric:
         case "accuracy":
@@ -218,7 +221,7 @@ def _tags(task: Description, examples: Tagged, predictions: Predictions) -> dict
             ]
             scores[metric] = float(seqeval.f1_score(*named, zero_division=0))
         else:
-            scores[metric] = _class_metric(metric, right, predicted, len(task.labels))
+            scores[metric] = _class_metric(metric, right, predicted)
     return scores
 
 

@@ -188,8 +188,7 @@ _QUERY, _DOCUMENT, _SCORE = "query-id", "corpus-id", "score"
 
 
 def read_retrieval(task: Description, files: Sequence[File], folder: TaskFolder) -> Retrieval:
-    """Return all documents, and the queries that have a relevant document. A judgement without a score counts as 1
-    (NanoBEIR).
+    """Return all documents, and the queries that are judged. A judgement without a score counts as 1 (NanoBEIR).
 
     Raises:
         TaskError: if a file or a field of a line is missing; if two texts have the same id; if a judgement has the id
@@ -204,8 +203,7 @@ def read_retrieval(task: Description, files: Sequence[File], folder: TaskFolder)
         _read_texts(folder.find(file.queries), queries)
         for row in _read(folder.find(file.qrels), (_QUERY, _DOCUMENT), (_SCORE,)):
             _judge(row, queries, documents, relevant)
-    judged = {query: found for query, found in relevant.items() if found}
-    return Retrieval({query: queries[query] for query in judged}, documents, judged)
+    return Retrieval({query: queries[query] for query in relevant}, documents, relevant)
 
 
 def _read_texts(file: InputFile, texts: dict[str, str]) -> None:

@@ -10,6 +10,7 @@ from checkpoints.hf.folder import PARTS
 from checkpoints.load import Reader
 from data_service.processes import temporary_folder
 from launcher.after.export.export import export_run
+from launcher.after.finetune.pretrained import check_class
 from launcher.errors import RunError, optional
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.timeline import recipe_after
@@ -44,5 +45,8 @@ def transformers_model(run: Run, step: int | None, part: str | None) -> "PreTrai
         if chosen not in models:
             have = ", ".join(name for name in models if name != ".") or "one network, and no parts"
             raise RunError(f"{run.uri} has no part {part!r}", remedy=f"it has: {have}")
-        model: PreTrainedModel = getattr(transformers, models[chosen]).from_pretrained(Path(folder, chosen))
+        check_class(Path(folder, chosen), run.uri)
+        model: PreTrainedModel = getattr(transformers, str(models[chosen])).from_pretrained(
+            Path(folder, chosen)
+        )
     return model

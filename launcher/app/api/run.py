@@ -158,6 +158,7 @@ class Run:
         Raises:
             MissingPackage: transformers is not installed.
             RunError: there is no checkpoint of `step`, or the run has no `part`.
+            ModelError: transformers has no class for the model.
             CheckpointError: the checkpoint is damaged.
             TokenizerError: the run's tokenizer cannot be read.
         """

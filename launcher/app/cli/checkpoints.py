@@ -105,6 +105,7 @@ def export(
     exported = export_run(open_run(run), step, out, licence=licence)
     typer.echo(f"exported step {exported.step:,} to {out}")
     for folder, architecture in exported.models.items():
-        typer.echo(f"  {folder}  for transformers' {architecture}")
+        known = f"for transformers' {architecture}" if architecture else "transformers has no class for it"
+        typer.echo(f"  {folder}  {known}")
     if exported.left_out:
-        typer.echo(f"  left out, since that class has no place for it: {', '.join(exported.left_out)}")
+        typer.echo(f"  left out, since an export has no place for it: {', '.join(exported.left_out)}")

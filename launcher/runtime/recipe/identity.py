@@ -74,7 +74,11 @@ FORMER: tuple[tuple[str, object], ...] = (
     ("optimizer.*.decayed", "no_bias_norm"),
     ("schedule.decay_steps", None),
     ("schedule.restarts", 0),
+    ("objective.retromae.queries", "LayerNorm of vector and position"),
 )
+
+# Formulas that earlier versions computed otherwise, as identity fields of the recipes that have the field named first.
+FORMULAS: dict[str, Flat] = {"objective.retromae.rate": {"objective.retromae.queries": "vector and position"}}
 
 
 def flatten(data: object, prefix: str = "") -> Flat:
@@ -83,11 +87,15 @@ def flatten(data: object, prefix: str = "") -> Flat:
 
 
 def identity(recipe: Recipe) -> Flat:
-    """Return the identity fields of `recipe` by dotted path. A field of `FORMER` is left out if it has its former
-    value."""
-    fields = flatten(recipe.to_data()).items()
+    """Return the identity fields of `recipe` by dotted path, and those of `FORMULAS`. A field of `FORMER` is left out
+    if it has its former value."""
+    fields = flatten(recipe.to_data())
+    for field in FORMULAS.keys() & fields.keys():
+        fields |= FORMULAS[field]
     return {
-        path: value for path, value in fields if kind_of(path) == "identity" and not _as_before(path, value)
+        path: value
+        for path, value in fields.items()
+        if kind_of(path) == "identity" and not _as_before(path, value)
     }
 
 

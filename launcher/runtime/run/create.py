@@ -143,7 +143,7 @@ def reconcile(
     if changes and not accept_changes:
         raise RunChanged(
             f"{run.uri} was started with other settings:\n" + "\n".join(f"  {line}" for line in changes),
-            remedy=f"restore the old settings, or fork the run with the new ones: maskfleet runs fork "
+            remedy=f"restore the old settings (or Maskfleet), or fork the run with the new ones: maskfleet runs fork "
             f"{shell_word(run.uri)} NEW --set KEY=VALUE; --accept-changes continues anyway and records the changes",
         )
     _refuse_begun(run, wanted, inputs)

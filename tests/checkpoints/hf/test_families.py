@@ -1,20 +1,23 @@
 """Every family and head out to transformers and back, bit for bit."""
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining
 
 from checkpoints.hf.export import export_model, export_pair, pair_weights_for
 from checkpoints.hf.load import load_pretrained, weights_for
 from data_service.store.open import open_store
+from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import ModelConfig
+from encoder_core.families.catalogue import FAMILIES, ModelConfig, interchange
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.interchange import Heads
@@ -25,7 +28,7 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.compose import network
 from encoder_core.objectives.replaced import replaced_token_detection
 from encoder_core.terms.replaced import ReplacedTokenConfig
-from tests.support.models.parity import parameters_of, random_weights
+from tests.support.models.parity import assert_close, make_batch, pad, parameters_of, random_weights
 
 NOTHING: dict[str, Tensor] = {}
 SHAPE: dict[str, Any] = {
@@ -77,6 +80,57 @@ def test_out_and_back(tmp_path: Path, config: ModelConfig, heads: Heads) -> None
     again = load_pretrained(tmp_path / "theirs", heads)
     assert again.config == config
     assert all(torch.equal(again.tensors[name], parameters[name]) for name in parameters)
+
+
+HEADS: tuple[Heads, ...] = get_args(Heads)
+
+
+def small(family: type[ModelConfig]) -> ModelConfig:
+    own: dict[str, dict[str, Any]] = {
+        "xlnet": {"reuse": 16, "memory": 24, "attention_dropout": 0.0},
+        "albert": {"embedding": 16},
+        "electra": {"embedding": 16, "generator_divisor": 1},
+        "xlm": {"feed_forward": 128},
+    }
+    return family(**SHAPE | own.get(family.model_fields["family"].default, {}))
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize(
+    "config",
+    [*map(small, FAMILIES), BertConfig(**SHAPE, token_types=0)],
+    ids=lambda config: f"{config.family}-{getattr(config, 'token_types', '')}",
+)
+def test_an_export_names_a_class_that_loads_it_or_none(
+    tmp_path: Path, config: ModelConfig, heads: Heads
+) -> None:
+    """By AutoModel, too, with our hidden states; logits are held to those of each class in tests/parity."""
+    try:
+        named = interchange(config, heads).architecture
+    except ModelError:
+        return  # refused: see test_heads_without_a_class_are_refused
+    model = random_weights(network(config, heads)).eval()
+    export_model(parameters_of(model).__getitem__, config, {}, open_store(str(tmp_path)), heads)
+    assert json.loads((tmp_path / "config.json").read_bytes()).get("architectures") == (named and [named])
+    if named is None:
+        with pytest.raises(ValueError, match=config.family):
+            AutoModel.from_pretrained(tmp_path)
+        return
+    batch = make_batch([12, 40, 3], config.vocabulary)
+    padded = pad(batch, config.pad_id)
+    inputs = {"input_ids": padded.input_ids, "attention_mask": padded.attention_mask}
+    for theirs in (
+        getattr(transformers, named).from_pretrained(tmp_path),
+        AutoModel.from_pretrained(tmp_path),
+    ):
+        body = theirs.eval().get_encoder() if config.decodes else theirs.eval().base_model
+        with torch.no_grad():
+            assert_close(encoded(model, batch), padded.flat(body(**inputs)[0]))
+
+
+def encoded(model: Any, batch: Batch) -> Tensor:
+    states: Tensor = model.encoder(batch)
+    return states
 
 
 def test_a_pretraining_folder_serves_plain_masked_language_modelling(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def their_model(config: ModelConfig, heads: Heads, dtype: torch.dtype = torch.fl
     their = interchange(config, heads)
     described = {name: value for name, value in their.fields.items() if name != "model_type"}
     settings_ = AutoConfig.for_model(their.fields["model_type"], **described)
-    return random_weights(getattr(transformers, their.architecture)(settings_)).to(dtype)
+    return random_weights(getattr(transformers, str(their.architecture))(settings_)).to(dtype)
 
 
 FAMILIES = (

@@ -58,7 +58,7 @@ def literal(network: MultitaskModel, model: ModelConfig, batch: Batch) -> tuple[
         places = decoder.position.weight
         keys = [vector] + [_norm(decoder.norm, words[i] + places[i]) for i in range(1, stop - start)]
         for i in range(1, stop - start):
-            query = _norm(decoder.norm, vector + places[i])
+            query = vector + places[i]  # formula 5 of the paper: no LayerNorm, as in the authors' code
             others = [keys[j] for j in range(stop - start) if j == 0 or (j != i and seen[start + i, j])]
             attended = query + _attention(decoder, query, torch.stack(others), model.heads)
             normed = _norm(decoder.attention_norm, attended)

@@ -30,7 +30,7 @@ def peers(
     """Ours and theirs, whose configuration has the fields that an export writes."""
     their = interchange(config)
     described = transformers.AutoConfig.for_model(**their.fields)
-    theirs = random_weights(getattr(transformers, their.architecture)(described)).to(dtype).eval()
+    theirs = random_weights(getattr(transformers, str(their.architecture))(described)).to(dtype).eval()
     ours = random_weights(masked_language_model(config, attend=attend), seed=1).to(dtype).eval()
     (copy_from if direction == "theirs_to_ours" else copy_into)(theirs, ours, their)
     return ours, theirs

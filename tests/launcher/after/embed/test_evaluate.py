@@ -5,13 +5,19 @@ import random
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import pearsonr, spearmanr
+from torch import nn
 
+from launcher.after.embed import retrieval
 from launcher.after.embed.evaluate import CellSettings, FitSettings, embed_cell
 from launcher.after.embed.model import load_model
+from launcher.after.embed.retrieval import score_ranking
 from launcher.after.embed.settings import Encoding
 from launcher.after.finetune.pretrained import LocalModel, open_pretrained
 from launcher.after.tasks.examples import Retrieval, Sentences
@@ -75,45 +81,163 @@ def test_similarity_is_the_correlation_of_the_cosine(bert: LocalModel, tmp_path:
 def test_a_cell_trains_on_the_tasks_own_split(bert: LocalModel, tmp_path: Path) -> None:
     """A function of its arguments: twice the same, another seed another figure."""
     task = sts(tmp_path)
-    settings = CellSettings(fit=FitSettings(epochs=1, lr=1e-3))
-    first, again, other = (embed_cell(bert, task, settings, seed) for seed in (1, 1, 2))
+    cell = CellSettings(fit=FitSettings(epochs=1, lr=1e-3))
+    first, again, other = (embed_cell(bert, task, cell, seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
     assert first != embed_cell(bert, task, CellSettings(), seed=1)
 
 
-def beir(folder: Path, draw: random.Random) -> tuple[Task, Mapping[str, set[str]]]:
-    documents = {f"d{i}": " ".join(draw.choices(WORDS, k=8)) for i in range(30)}
+def beir(folder: Path, draw: random.Random) -> tuple[Task, dict[str, dict[str, int]]]:
+    """Documents of which some are a query itself, by its id, and judgements of grades 0 to 3."""
+    documents = {f"d{i}": " ".join(draw.choices(WORDS, k=8)) for i in range(120)}
     queries = {f"q{i}": " ".join(draw.choices(WORDS, k=4)) for i in range(6)}
-    relevant = {name: set(draw.sample(sorted(documents), draw.randint(1, 14))) for name in queries}
+    grades = {
+        name: {key: draw.randint(0, 3) for key in draw.sample(sorted(documents), draw.randint(1, 118))}
+        for name in queries
+    }
+    grades["q5"] = dict.fromkeys(grades["q5"], 0)  # nothing answers it
+    documents |= {name: queries[name] for name in ("q0", "q1", "q2")}  # as in ArguAna
     for name, texts in (("corpus", documents), ("queries", queries)):
         lines = [f'{{"_id": "{key}", "text": "{text}"}}\n' for key, text in texts.items()]
         (folder / f"{name}.jsonl").write_text("".join(lines))
-    lines = [f"{query}\t{document}\t1\n" for query in queries for document in sorted(relevant[query])]
+    lines = [f"{query}\t{key}\t{grade}\n" for query in queries for key, grade in grades[query].items()]
     (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
     (folder / "find.yaml").write_text(BEIR)
-    return load_task(str(folder / "find.yaml")), relevant
+    return load_task(str(folder / "find.yaml")), grades
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_retrieval_is_its_formulas(bert: LocalModel, tmp_path: Path, seed: int) -> None:
-    task, relevant = beir(tmp_path, random.Random(seed))
+def test_retrieval_is_beirs(
+    bert: LocalModel, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that BEIR would give trec_eval: every document's cosine, but of the one with the query's id."""
+    task, grades = beir(tmp_path, random.Random(seed))
     examples = task.read("test")
     assert isinstance(examples, Retrieval)
     model = load_model(bert, Encoding(normalize=True))
-    queries = model.encode(list(examples.queries.values()))
-    documents = model.encode(list(examples.documents.values()))
-    names, gains, ranks, recalls = list(examples.documents), [], [], []
-    for query, scores in zip(examples.queries, queries @ documents.T, strict=True):
-        hits = [names[i] in relevant[query] for i in np.argsort(-scores)]
-        ideal = sum(1 / math.log2(place + 2) for place in range(min(10, len(relevant[query]))))
-        gains.append(sum(hit / math.log2(place + 2) for place, hit in enumerate(hits[:10])) / ideal)
-        ranks.append(next((1 / (place + 1) for place, hit in enumerate(hits[:10]) if hit), 0.0))
-        recalls.append(sum(hits[:100]) / len(relevant[query]))
-    found = embed_cell(bert, task, CellSettings(), seed=1)
-    assert found["ndcg@10"] == pytest.approx(np.mean(gains), abs=1e-6)
-    assert found["mrr@10"] == pytest.approx(np.mean(ranks), abs=1e-6)
-    assert found["recall@100"] == pytest.approx(np.mean(recalls), abs=1e-6)
+    queries, documents = (
+        dict(zip(texts, model.encode(list(texts.values())), strict=True))
+        for texts in (examples.queries, examples.documents)
+    )
+    run = {
+        query: {name: float(vector @ other) for name, other in documents.items() if name != query}
+        for query, vector in queries.items()
+    }
+    expected = [by_trec_eval(grades[query], run[query]) for query in grades]
+    for chunk in (50_000, 37):
+        monkeypatch.setattr(retrieval, "_CHUNK", chunk)
+        found = embed_cell(bert, task, CellSettings(), seed=1)
+        assert list(found) == task.metrics
+        for metric, value in found.items():
+            assert value == pytest.approx(np.mean([one[metric] for one in expected]), abs=2e-6), metric
+
+
+class Coarse(nn.Module):
+    """Vectors of a few whole numbers each: a text is its vector, and many cosines are equal."""
+
+    prompts: Mapping[str, str] = {}
+
+    def encode(self, texts: list[str], **_: object) -> np.ndarray:
+        return np.array([[int(number) for number in text.split()] for text in texts], np.float32)
+
+
+VECTORS = st.lists(st.integers(-1, 1), min_size=2, max_size=2).map(lambda pair: f"{pair[0]} {pair[1]}")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(st.integers(0, 9).map(str), VECTORS, min_size=1, max_size=4),
+    st.dictionaries(st.integers(0, 300).map(str), VECTORS, min_size=1, max_size=200),
+    st.sampled_from([7, 50_000]),
+    st.randoms(use_true_random=False),
+)
+def test_ties_and_the_querys_own_document_are_ranked_as_trec_eval_ranks_them(
+    queries: dict[str, str], documents: dict[str, str], chunk: int, draw: random.Random
+) -> None:
+    grades = {
+        query: {name: draw.randint(0, 3) for name in documents if draw.random() < 0.3} for query in queries
+    }
+    relevant = {query: {name: n for name, n in found.items() if n} for query, found in grades.items()}
+    vectors = {text: np.array(text.split(), float) for text in (*queries.values(), *documents.values())}
+    expected = [
+        by_trec_eval(
+            grades[query],
+            {
+                name: vectors[mine] @ vectors[text]
+                for name, text in documents.items()
+                if name != query or grades[query].get(name)  # judged by its own data: a pair of equal ids
+            },
+        )
+        for query, mine in queries.items()
+    ]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(retrieval, "_CHUNK", chunk)
+        model: Any = Coarse()
+        found = retrieval.measure_retrieval(model, Retrieval(queries, documents, relevant), 32)
+    for metric, value in found.items():
+        assert value == pytest.approx(np.mean([one[metric] for one in expected]), abs=1e-9), metric
+
+
+def by_trec_eval(grades: Mapping[str, int], run: Mapping[str, float]) -> dict[str, float]:
+    """trec_eval's rules, said plainly: documents by score, of equal ones the greater id first; a grade above 0 is
+    relevant; gains are grades, discounted by log2(rank + 1), over those of the best order of all judged documents."""
+    ranked = sorted(run, key=lambda name: (run[name], name), reverse=True)
+    relevant = {name for name, grade in grades.items() if grade > 0}
+    gain, ideal, hits, precisions, rank = 0.0, 0.0, 0, 0.0, 0.0
+    for place, name in enumerate(ranked[:100], 1):
+        if place <= 10:
+            gain += max(grades.get(name, 0), 0) / math.log2(place + 1)
+        if name in relevant:
+            hits += 1
+            precisions += hits / place
+            rank = rank or (1 / place if place <= 10 else 0.0)
+    for place, grade in enumerate(sorted(grades.values(), reverse=True)[:10], 1):
+        ideal += max(grade, 0) / math.log2(place + 1)
+    every = len(relevant) or 1
+    return {
+        "ndcg@10": gain / ideal if ideal else 0.0,
+        "mrr@10": rank,
+        "recall@100": hits / every,
+        "map@100": precisions / every,
+    }
+
+
+IDS = st.integers(0, 160).map(str)
+
+
+@st.composite
+def judged_runs(draw: st.DrawFn) -> tuple[dict[str, int], dict[str, float]]:
+    """Grades of some documents, and scores of some, tied and negative ones among them; either may be empty."""
+    grades = draw(st.dictionaries(IDS, st.integers(-1, 3), min_size=1, max_size=150))
+    scores = draw(st.dictionaries(IDS, st.integers(-8, 8).map(lambda n: n / 8), max_size=150))
+    return grades, scores
+
+
+@settings(max_examples=200, deadline=None)
+@given(judged_runs())
+def test_rankings_are_measured_as_trec_eval_does(drawn: tuple[dict[str, int], dict[str, float]]) -> None:
+    grades, run = drawn
+    ranking = sorted(run, key=lambda name: (run[name], name), reverse=True)
+    found = score_ranking(ranking, {name: grade for name, grade in grades.items() if grade > 0})
+    assert found == pytest.approx(by_trec_eval(grades, run), abs=1e-12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(judged_runs())
+def test_the_rules_said_plainly_are_those_of_pytrec_eval(
+    drawn: tuple[dict[str, int], dict[str, float]],
+) -> None:
+    library = pytest.importorskip("pytrec_eval", reason="it has wheels for x86_64 only")
+    grades, run = drawn
+    measures = {"ndcg@10": "ndcg_cut_10", "map@100": "map_cut_100", "recall@100": "recall_100"}
+    wanted = {"ndcg_cut.10", "map_cut.100", "recall.100", "recip_rank"}
+    theirs = library.RelevanceEvaluator({"q": grades}, wanted).evaluate({"q": run})["q"]
+    ours = by_trec_eval(grades, run)
+    for metric, name in measures.items():
+        assert ours[metric] == pytest.approx(theirs[name], abs=1e-6), metric
+    cut = theirs["recip_rank"] if theirs["recip_rank"] >= 0.0999 else 0.0
+    assert ours["mrr@10"] == pytest.approx(cut, abs=1e-6)
 
 
 def test_a_task_that_vectors_do_not_answer(bert: LocalModel, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from data_service.store.base import Store, digest
 from data_service.store.open import open_store
-from launcher.after.evaluate.cell import Cell, CellFigures, GridRecord, Result, Results
+from launcher.after.evaluate.cell import RULES, Cell, CellFigures, GridRecord, Result, Results
 from launcher.errors import RunError
 from launcher.runtime.run.sealed import seal
 from tests.support.stores.fault_proxy import FaultProxy
@@ -19,7 +19,7 @@ from tests.support.stores.s3 import S3Server
 from tests.support.tasks.small_cells import cell
 
 
-def result(of: Cell, accuracy: float, rules: int = 1) -> Result:
+def result(of: Cell, accuracy: float, rules: int = RULES) -> Result:
     return Result(rules=rules, cell=of, measured=CellFigures(metrics={"accuracy": accuracy}), versions={})
 
 
@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Store:
 def test_what_is_no_result_of_the_cell_gives_way_to_one(store: Store, stored: bytes | None) -> None:
     """Cut short, of another shape, or another cell's under this one's name."""
     other = seal(result(cell(seed=7), 0.1))
-    store.put(f"rules-1/{cell().key}.json", other if stored is None else stored)
+    store.put(f"rules-{RULES}/{cell().key}.json", other if stored is None else stored)
     results = Results(store)
     assert results.find(cell().key) is None
     assert results.find_all([cell().key]) == {}
@@ -59,7 +59,7 @@ def test_what_is_no_result_of_the_cell_gives_way_to_one(store: Store, stored: by
 def test_what_a_newer_version_has_computed_is_refused_and_kept(store: Store) -> None:
     newer = json.loads(result(cell(), 0.1).model_dump_json()) | {"confidence": 0.9}
     text = json.dumps(newer)
-    place = f"rules-1/{cell().key}.json"
+    place = f"rules-{RULES}/{cell().key}.json"
     store.put(place, stored := f'{{"digest": "{digest(text.encode())}", "content": {text}}}\n'.encode())
     results = Results(store)
     for use in (lambda: results.find(cell().key), lambda: results.keep(result(cell(), 0.5))):
@@ -74,7 +74,7 @@ def test_a_flipped_bit_is_never_taken_for_a_figure(place: int, bit: int) -> None
     data[place % len(data)] ^= 1 << bit
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(folder)
-        store.put(f"rules-1/{cell().key}.json", bytes(data))
+        store.put(f"rules-{RULES}/{cell().key}.json", bytes(data))
         assert Results(store).find(cell().key) in (None, result(cell(), 0.5))
 
 

@@ -1,5 +1,6 @@
 """A checkpoint of every family and objective, exported and loaded by transformers."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.neobert import NeoBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.terms.condenser import CondenserConfig
@@ -31,8 +33,10 @@ from encoder_core.terms.retromae import RetromaeConfig
 from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
 from encoder_core.terms.span_boundary import SboConfig
 from encoder_core.train.zero_state import MASTER, Fragment
+from launcher.after.diagnose.states import open_frozen
 from launcher.after.export.export import export_run
 from launcher.runtime.rank.build import build_model
+from launcher.runtime.recipe.continued import continued
 from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import open_run
@@ -43,7 +47,7 @@ SHAPE: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 
 MLM = MlmTerm()
 DISENTANGLED = ReplacedTokenConfig(embeddings="gradient_disentangled")
 
-Case = tuple[ModelConfig, RecipeObjective, dict[str, str], tuple[str, ...]]
+Case = tuple[ModelConfig, RecipeObjective, dict[str, str | None], tuple[str, ...]]
 CASES: dict[str, Case] = {
     "bert": (BertConfig(**SHAPE), RecipeObjective(mlm=MLM), {".": "BertForMaskedLM"}, ()),
     "bert-nsp": (
@@ -125,6 +129,19 @@ CASES: dict[str, Case] = {
         {"generator": "DebertaV2ForMaskedLM", "discriminator": "DebertaV2Model"},
         (),
     ),
+    "neobert": (NeoBertConfig(**SHAPE), RecipeObjective(mlm=MLM), {".": None}, ()),
+    "neobert-vectors": (
+        NeoBertConfig(**SHAPE),
+        RecipeObjective(mlm=MLM, contrastive=ContrastiveConfig()),
+        {".": None},
+        (),
+    ),
+    "neobert-rtd": (
+        NeoBertConfig(**SHAPE, generator_layers=2),
+        RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()),
+        {"generator": None, "discriminator": None},
+        (),
+    ),
 }
 
 
@@ -134,7 +151,7 @@ def test_a_checkpoint_becomes_what_transformers_loads(
     tmp_path: Path,
     config: ModelConfig,
     objective: RecipeObjective,
-    models: dict[str, str],
+    models: dict[str, str | None],
     left_out: tuple[str, ...],
 ) -> None:
     run = open_run(fresh_run)
@@ -152,6 +169,9 @@ def test_a_checkpoint_becomes_what_transformers_loads(
     assert (exported.step, exported.models, exported.left_out) == (5, models, left_out)
     for folder, architecture in exported.models.items():
         where = tmp_path / "out" / folder
+        if architecture is None:
+            _assert_names_no_class(where)
+            continue
         loaded, report = getattr(transformers, architecture).from_pretrained(where, output_loading_info=True)
         unexpected = {
             name
@@ -175,6 +195,20 @@ def test_a_checkpoint_becomes_what_transformers_loads(
         assert (where / "modules.json").exists() == vectors  # of sentence-transformers
         words = loaded.get_input_embeddings().weight
         assert torch.equal(words[:9], _words(model, folder)[:9])
+
+
+def _assert_names_no_class(folder: Path) -> None:
+    """Nothing says that transformers or sentence-transformers loads it; what the card names does."""
+    card = (folder / "README.md").read_text()
+    assert not {"pipeline_tag", "library_name"} & yaml.safe_load(card.split("---")[1]).keys()
+    assert "diagnose" in card
+    assert "import" not in card.split("## Recipe")[0]
+    assert "architectures" not in json.loads((folder / "config.json").read_bytes())
+    assert not (folder / "modules.json").exists()
+    with pytest.raises(ValueError, match="neobert"):
+        transformers.AutoModel.from_pretrained(folder)
+    assert open_frozen(str(folder)).encoder is not None
+    assert continued(str(folder)).model.family == "neobert"
 
 
 def test_an_export_replaces_the_one_before_and_nothing_else(fresh_run: str, tmp_path: Path) -> None:

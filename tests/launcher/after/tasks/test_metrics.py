@@ -134,19 +134,55 @@ def test_answers_are_compared_as_squad_does(
     assert found == pytest.approx({"answer_f1": f1, "exact_match": exact})
 
 
+def overlap(common: int, right: int, given_: int) -> float:
+    """2pr / (p + r); without anything common 0, as in all three scripts."""
+    if not common:
+        return 0.0
+    precision, recall = common / given_, common / right
+    return 2 * precision * recall / (precision + recall)
+
+
+def squad_1(gold: str, predicted: str) -> tuple[float, float]:
+    """SQuAD 1.1's script: two texts of which nothing is left are equal, and have no word in common."""
+    right, given_ = words_of(gold), words_of(predicted)
+    common = sum((Counter(right) & Counter(given_)).values())
+    return float(right == given_), overlap(common, len(right), len(given_))
+
+
+def squad_2(gold: str, predicted: str) -> tuple[float, float]:
+    """SQuAD 2.0's: if one of them is empty, F1 is whether both are."""
+    exact, f1 = squad_1(gold, predicted)
+    return exact, f1 if words_of(gold) and words_of(predicted) else exact
+
+
 def official(golds: tuple[str, ...], predicted: str, *, second: bool) -> tuple[float, float]:
-    """The rules of the two scripts in other words: 2.0 drops golds that normalise to nothing, 1.1 keeps all."""
+    """The best of each figure over the golds; 2.0 drops those that normalise to nothing."""
     kept = [gold for gold in golds if words_of(gold)] if second else list(golds)
+    scores = [(squad_2 if second else squad_1)(gold, predicted) for gold in kept or [""]]
+    return max(exact for exact, _ in scores), max(f1 for _, f1 in scores)
+
+
+CMRC_SIGNS = "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』"  # noqa: RUF001 - the script's
+
+
+def cmrc(golds: tuple[str, ...], predicted: str) -> tuple[float, float]:
+    """CMRC 2018's script: signs are dropped; characters and words of the longest stretch that both have."""
+
+    def plain(text: str) -> str:
+        return "".join(sign for sign in text.lower().strip() if sign not in CMRC_SIGNS)
+
+    def pieces(text: str) -> list[str]:
+        spaced = "".join(f" {sign} " if "一" <= sign <= "龥" else sign for sign in plain(text))
+        return spaced.split()
+
     exact, best = 0.0, 0.0
-    for gold in kept or [""]:
-        right, given_ = words_of(gold), words_of(predicted)
-        common = sum((Counter(right) & Counter(given_)).values())
-        exact = max(exact, float(right == given_))
-        if not right or not given_:
-            best = max(best, float(right == given_))
-        elif common:
-            precision, recall = common / len(given_), common / len(right)
-            best = max(best, 2 * precision * recall / (precision + recall))
+    for gold in golds:
+        right, given_ = pieces(gold), pieces(predicted)
+        stretches = {tuple(right[a:b]) for a in range(len(right)) for b in range(a + 1, len(right) + 1)}
+        theirs = {tuple(given_[a:b]) for a in range(len(given_)) for b in range(a + 1, len(given_) + 1)}
+        common = max((len(stretch) for stretch in stretches & theirs), default=0)
+        exact = max(exact, float(plain(gold) == plain(predicted)))
+        best = max(best, overlap(common, len(right), len(given_)))
     return exact, best
 
 
@@ -155,13 +191,34 @@ TEXTS = st.lists(st.sampled_from(["the", "a", "...", "an!", "cat", "Paris", "the
 )
 
 
+@settings(max_examples=300, deadline=None)
 @given(st.lists(TEXTS, max_size=4).map(tuple), TEXTS, st.booleans())
 def test_both_of_squads_scripts(golds: tuple[str, ...], predicted: str, second: bool) -> None:
     task = SQUAD if second else load_task("squad")
+    golds = golds if second else golds or ("",)  # each question of 1.1 has an answer
     found = score(task, questions(golds), {"0": predicted})
     assert (found["exact_match"], found["answer_f1"]) == pytest.approx(
         official(golds, predicted, second=second)
     )
+
+
+CHINESE = st.lists(
+    st.sampled_from(["花", "呗", "提", "1963", "nba", "3.5", "4k", " ", "。", "《", "-", "……", "年"]),
+    max_size=6,
+).map("".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(CHINESE, min_size=1, max_size=3).map(tuple), CHINESE)
+def test_cmrcs_script(golds: tuple[str, ...], predicted: str) -> None:
+    found = score(CMRC, questions(golds), {"0": predicted})
+    assert (found["cmrc_exact_match"], found["cmrc_f1"]) == pytest.approx(cmrc(golds, predicted))
+
+
+@pytest.mark.parametrize("name", ["squad", "cmrc2018"])
+def test_nothing_against_nothing_is_equal_and_has_nothing_in_common(name: str) -> None:
+    gold, predicted = ("the", "A!") if name == "squad" else ("。", "《》")
+    assert [*score(load_task(name), questions((gold,)), {"0": predicted}).values()] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -172,6 +229,8 @@ def test_both_of_squads_scripts(golds: tuple[str, ...], predicted: str, second: 
         (("花呗提额",), "花呗额", 0.0, 2 * 2 / 7),  # the longest common run, not the bag
         (("1963年",), "在1963年", 0.0, 2 * 2 / 5),  # a number is one piece
         (("NBA 球队",), "nba球", 0.0, 2 * 2 / 5),
+        (("4k 3.5%",), "4K 3.5", 0.0, 2 * 2 / 5),  # "4k" is a word, "%" another, as NLTK splits them
+        (("u.s. 10,000, (a).",), "U.S. 10,000", 0.0, 2 * 2 / 9),
         (("花",), "草", 0.0, 0.0),
     ],
 )

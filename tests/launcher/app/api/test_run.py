@@ -16,6 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import maskfleet
 from data_service.stream.stream import StepLayout, Stream
 from data_service.tokenizers.load import load_tokenizer
+from encoder_core.families.neobert import NeoBertConfig
 from launcher.errors import MissingPackage, RunError
 from launcher.runtime.rank.data import RankData, RankShard, checksum
 from launcher.runtime.run.record import open_run
@@ -256,6 +257,18 @@ def test_a_checkpoint_is_a_model_of_transformers(run: maskfleet.Run) -> None:
         assert torch.isfinite(model(**ours).loss)
     with pytest.raises(RunError, match=r"\bpart 'generator'"):
         run.transformers_model(part="generator")
+
+
+def test_a_family_that_transformers_lacks_is_a_users_mistake(fresh_run: str) -> None:
+    run = open_run(fresh_run)
+    setting = Setting(run, load_tokenizer(run.recipe.tokenizer.uri))
+    config = NeoBertConfig(layers=2, hidden=32, heads=4, feed_forward=48, max_length=64)
+    trained(setting, run.uri, config, run.recipe.objective)
+    opened = maskfleet.open_run(run.uri)
+    with pytest.raises(maskfleet.ModelError) as caught:
+        opened.transformers_model()
+    assert "module()" in caught.value.remedy
+    assert "encoder.final_norm.weight" in dict(opened.module().named_parameters())  # so the remedy helps
 
 
 def test_train_returns_how_it_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,7 +80,9 @@ def test_weight_decay_acts_on_the_official_parameters(name: str) -> None:
     attention = {id(m.bias) for m in model.modules() if isinstance(m, AttentionBias)}
     for path, p in model.named_parameters():
         plain = path.endswith("bias") or "norm" in path
-        expected = not plain or name.startswith((*ROBERTA, "spanbert", "bart")) or id(p) in attention
+        expected = (
+            not plain or name.startswith((*ROBERTA, "spanbert", "bart", "neobert")) or id(p) in attention
+        )
         assert (id(p) in decaying) == (expected and settings.weight_decay > 0), path
 
 

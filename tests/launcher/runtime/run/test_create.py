@@ -17,6 +17,7 @@ from data_service.ingest.options import BuildOptions
 from data_service.store.errors import AccessDenied, StoreError
 from data_service.store.open import open_store
 from launcher.errors import RecipeError, RunChanged, RunError
+from launcher.runtime.recipe.identity import FORMULAS, flatten
 from launcher.runtime.recipe.load import load, reload
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.create import create_run, reconcile
@@ -225,6 +226,27 @@ def test_a_change_of_identity_is_refused_with_a_diff(fresh_run: str, change: str
     assert "maskfleet runs fork" in caught.value.remedy
     assert "zero" not in caught.value.problem
     assert open_run(fresh_run).recipe == run.recipe
+
+
+def test_a_run_whose_formula_an_older_version_computed_otherwise_is_refused(
+    inputs: Path, tmp_path: Path
+) -> None:
+    """RetroMAE's queries had a LayerNorm once: nobody goes on with other numbers without knowing."""
+    run = create_run(recipe(inputs, "objective.retromae={}"), str(tmp_path / "run"), NOW)
+    formulas = FORMULAS["objective.retromae.rate"]
+    assert formulas.items() <= run.record.identity.items()
+    assert not formulas.keys() & flatten(run.recipe.to_data()).keys()  # no setting that a recipe could have
+    record = json.loads(run.store.get(RECORD))
+    record["identity"] = {path: value for path, value in record["identity"].items() if path not in formulas}
+    run.store.put(RECORD, json.dumps(record).encode())
+    older = open_run(run.uri)
+    with pytest.raises(RunChanged, match=r"objective\.retromae\.queries.*LayerNorm") as caught:
+        reconcile(older, recipe=None, accept_changes=False, now=NOW)
+    assert "--accept-changes" in caught.value.remedy
+    went_on = reconcile(older, recipe=None, accept_changes=True, now=NOW)
+    assert went_on.record.fingerprint == run.record.fingerprint
+    assert [event["kind"] for event in read_history(run.store).events] == ["identity_changed"]
+    reconcile(open_run(run.uri), recipe=None, accept_changes=False, now=NOW)
 
 
 def test_a_forced_change_of_identity_is_on_record(fresh_run: str) -> None:
