@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from data_service.errors import TokenizerError
+from data_service.processes import temporary_place
 from data_service.tokenizers.specials import (
     STYLES,
     SpecialStyle,
@@ -198,7 +199,7 @@ def train_wordpiece(texts: Iterator[str], vocab_size: int, options: TokenizerOpt
     """
     style = options.style("wordpiece")
     normalizer = normalizers.BertNormalizer(lowercase=options.lowercase, strip_accents=options.strip_marks)
-    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as spool:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n", dir=temporary_place()) as spool:
         alphabet = _alphabet(_spool(texts, normalizer, spool), options.alphabet, normalizer)
         smallest = len(style.pieces) + len(alphabet) + 1
         if vocab_size < smallest:
@@ -291,7 +292,7 @@ def train_sentencepiece(
     """
     style = options.style(kind)
     with tempfile.TemporaryFile(
-        "w", encoding="utf-8", newline="\n"
+        "w", encoding="utf-8", newline="\n", dir=temporary_place()
     ) as spool:  # has no name: no death leaves it
         _write_lines(map(_mapping(options).normalize_str, texts), spool)
         lines = Path(f"/proc/self/fd/{spool.fileno()}")
