@@ -84,7 +84,7 @@ class Bench:
             (self._short / name).mkdir()
         small_runs.prepare_corpus(folder, documents=300, block_tokens=1024)
         for number in range(3):
-            write_text(folder / f"part{number}.jsonl", 6000, seed=number)
+            write_text(folder / f"part{number}.jsonl", 30_000, seed=number)  # more than one task
         write_text(folder / "more.jsonl", 300, seed=9)
         stages = "stages: [{stage: length, least_words: 4}, {stage: exact_duplicates}]"
         source = f"{{source: one, files: ['{folder}/part*.jsonl']}}"
