@@ -77,14 +77,17 @@ def command_lives(name: str) -> bool:
     return started(int(pid)) == int(start)
 
 
-def remove_ray_sessions(ended: str = "") -> None:
-    """Remove the session folders of Rays that commands started here, where the command has ended, or is `ended`."""
-    place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    for marker in Path(place, "ray").glob(f"session_*/logs/{STARTED_HERE}"):
-        with suppress(OSError):  # another command removes it, or another user's command started it
+def remove_ray_sessions(ended: str = "", driver: int | None = None) -> None:
+    """Remove the session folders of Rays that commands started here, where the command has ended, or is `ended`. Also
+    those of the process `driver`, whose Ray may have died before it could be marked."""
+    place = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray")
+    with suppress(OSError):  # another command removes it, or another user's command started it
+        for marker in place.glob(f"session_*/logs/{STARTED_HERE}"):
             owner = marker.read_text()
             if owner == ended or not command_lives(owner):
                 shutil.rmtree(marker.parents[1], ignore_errors=True)
+    for session in place.glob(f"session_*_{driver}"):
+        shutil.rmtree(session, ignore_errors=True)
 
 
 _PREFIX = "maskfleet-temporary-"
