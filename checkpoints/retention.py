@@ -15,14 +15,13 @@ from dataclasses import dataclass
 
 from checkpoints.attempt import Attempt
 from checkpoints.errors import DamagedCheckpoint, NewerFormat
-from checkpoints.layout import ROOT, CheckpointManifest, CheckpointName, LineageSegment
+from checkpoints.layout import CheckpointManifest, CheckpointName, LineageSegment
 from checkpoints.listing import CheckpointFolder, folders, left_behind, on, read_manifest, rewinds
 from checkpoints.verify import verify
 from data_service.store.base import Store
 
 _log = logging.getLogger(__name__)
 
-_DAY_S = 86400.0
 _SPARED = "no checkpoint is deleted, because the newest one cannot be read: %s"
 _THREADS = 8
 
@@ -155,7 +154,8 @@ def _newest_kept(
 
 
 def sweep(store: Store, attempt: Attempt) -> int:
-    """Delete files of saves that were never committed and of interrupted deletions; return their number.
+    """Delete files of saves that were never committed and of interrupted deletions; return their number. Remains of
+    writes that are older than this attempt go, too, from the whole run.
 
     Files of steps after this attempt's newest commit are kept, because this attempt may still be writing them.
     """
@@ -166,7 +166,8 @@ def sweep(store: Store, attempt: Attempt) -> int:
     attempt.ensure_current()
     for folder in over:
         _delete(store, folder.sizes)
-    store.remove_leftovers(ROOT, older_than_s=_DAY_S)
+    if (age := attempt.age()) is not None:
+        store.remove_leftovers("", older_than_s=age)  # what is older was left by earlier attempts
     return sum(len(folder.sizes) for folder in over)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, NewerFormat
 from checkpoints.layout import CheckpointManifest, CheckpointName, File, LineageSegment, encode, problems
 from checkpoints.listing import committed, read_manifest
+from data_service.processes import temporary_place
 from data_service.store.base import Store, read_verified
 from data_service.store.errors import KeyMissing, OutOfSpace, Truncated
 
@@ -176,7 +177,7 @@ def copy_checkpoint(
 
 def _copy(source: Store, file: File, target: Store, to: File) -> None:
     """Copy one file by way of a local one, because it may be larger than this machine's memory."""
-    with tempfile.NamedTemporaryFile(prefix="maskfleet-copy-") as local:
+    with tempfile.NamedTemporaryFile(prefix="maskfleet-copy-", dir=temporary_place()) as local:
         for index in range(len(file.hashes)):
             chunk = read_chunk(source, file, index)
             try:

@@ -46,6 +46,14 @@ class PrepareError(UserError):
     """Documents that cannot be prepared as requested: a setting, a missing file or package, or no document is left."""
 
 
+class RayLost(UserError):
+    """A Ray that did not start, or that ended while it was used. The same command, given again, may succeed."""
+
+
+class EnvironmentUnusable(UserError):
+    """A variable or a limit of the environment with which the command cannot work."""
+
+
 class CorruptBlock(CorpusError):
     """Stored bytes that do not match the manifest's hash."""
 

@@ -14,8 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from data_service.errors import EnvironmentUnusable
+
 STARTED_HERE = "maskfleet-started-here"
-"""Name of a file in Ray's log folder that says that one of our commands started this Ray."""
+"""Name of a file in Ray's log folder that holds the name of the command of ours that started this Ray."""
+COMMAND = "MASKFLEET_COMMAND"
+"""Environment variable with the name of the command that a process belongs to (`command_name`)."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -56,7 +60,39 @@ def age_s(pid: int) -> float:
     return since_boot() - started(pid) / os.sysconf("SC_CLK_TCK")
 
 
+def command_name() -> str:
+    """Return the name of the command that this process belongs to, else that of this process: pid, start, namespace and
+    boot."""
+    own = f"{os.getpid()}-{started(os.getpid())}-{namespace()}-{boot()}"
+    return os.environ.get(COMMAND) or own
+
+
+def command_lives(name: str) -> bool:
+    """Return whether the process of that name may exist: it does, or it would be in another namespace, whose
+    processes cannot be looked up here. What is no such name is left alone."""
+    pid, _, rest = name.partition("-")
+    start, _, place = rest.partition("-")
+    if not pid.isdecimal() or not start.isdecimal() or place != f"{namespace()}-{boot()}":
+        return True
+    return started(int(pid)) == int(start)
+
+
+def remove_ray_sessions(ended: str = "", driver: int | None = None) -> None:
+    """Remove the session folders of Rays that commands started here, where the command has ended, or is `ended`. Also
+    those of the process `driver`, whose Ray may have died before it could be marked."""
+    place = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray")
+    with suppress(OSError):  # another command removes it, or another user's command started it
+        for marker in place.glob(f"session_*/logs/{STARTED_HERE}"):
+            owner = marker.read_text()
+            if owner == ended or not command_lives(owner):
+                shutil.rmtree(marker.parents[1], ignore_errors=True)
+    for session in place.glob(f"session_*_{driver}"):
+        shutil.rmtree(session, ignore_errors=True)
+
+
 _PREFIX = "maskfleet-temporary-"
+_VARIABLES = ("TMPDIR", "RAY_TMPDIR")  # each names a folder for temporary files
+_TRIAL_BYTES = 4096  # on a full disk an empty file can still be made
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW  # anyone may put a link among temporary files
 
 
@@ -89,13 +125,35 @@ def _lock(path: Path, flags: int, *, wait: bool) -> int:
     return lock
 
 
+def temporary_place() -> Path:
+    """Return the folder for temporary files.
+
+    Python passes over a folder of TMPDIR that cannot be written and takes /tmp; Ray and other libraries do not.
+
+    Raises EnvironmentUnusable: files cannot be written in a folder that the environment names for them.
+    """
+    for variable in _VARIABLES:
+        if given := os.environ.get(variable):
+            try:
+                with tempfile.TemporaryFile(dir=given) as file:
+                    file.write(b"\0" * _TRIAL_BYTES)
+            except OSError as error:
+                raise EnvironmentUnusable(
+                    f"{variable}={given}: temporary files cannot be written there: {error.strerror or error}",
+                    remedy=f"make room there or allow writing, or set {variable} to another folder",
+                ) from error
+    return Path(tempfile.gettempdir())
+
+
 @contextmanager
 def temporary_folder(what: str) -> Iterator[Path]:
     """Yield an empty temporary folder, which is removed at the end of the block. `what`: a part of its name.
 
     The process holds a lock on the folder, so folders of processes that have ended can be recognised.
+
+    Raises EnvironmentUnusable: as `temporary_place`.
     """
-    _remove_orphans(Path(tempfile.gettempdir()))
+    _remove_orphans(temporary_place())
     folder, lock = _made(what)
     try:
         yield folder

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -29,7 +29,8 @@ from launcher.signals import heeded
 if TYPE_CHECKING:
     import psutil  # else where it is used: commands that only look need not wait for it
 
-_NAME = "MASKFLEET_COMMAND"  # environment variable: the parent's pid, start, namespace and boot
+SAVES = ("train", "demo", "evaluate")  # commands that answer signals themselves
+_BUILDS = ("build", "prepare", "append")  # commands of `corpus` that start a Ray
 _AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 _GRACE_S = 15.0  # for a driver that has nothing to save to end by itself
 _AT_ONCE_S = 3.0  # after a second Ctrl-C
@@ -39,24 +40,39 @@ _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 _saves = mmap.mmap(-1, 2)  # shared by parent and driver: it saves when asked to end now; it ever did
 
 
+def is_looked_after(arguments: Sequence[str]) -> bool:
+    """Return whether the command starts a Ray, so that its process tree is looked after."""
+    if {"-h", "--help"} & set(arguments):
+        return False
+    match arguments:
+        case ["corpus", name, *_]:
+            return name in _BUILDS
+        case [name, *_]:
+            return name in SAVES
+    return False
+
+
 def look_after(work: Callable[[], None]) -> int:
     """Run `work` in a child process, the driver. Return the exit code of the command."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
-    name = f"{os.getpid()}-{processes.started(os.getpid())}-{_place()}"
+    os.environ.pop(processes.COMMAND, None)  # of a command that started this one
+    name = processes.command_name()
     _sweep()
-    os.environ[_NAME] = name
+    os.environ[processes.COMMAND] = name
+    parent, driver = os.getpid(), None
     try:
-        parent, driver = os.getpid(), os.fork()
+        driver = os.fork()
         if driver == 0:
             _be_driver(work, parent)
         return _verdict(*_await(driver))
     finally:
         _kill_all(name)
+        processes.remove_ray_sessions(name, driver)
 
 
 def looked_after_by() -> int:
     """Return the process that stands for the command: the one that people signal, and whose death ends it."""
-    return int(os.environ[_NAME].partition("-")[0]) if _NAME in os.environ else os.getpid()
+    return int(processes.command_name().partition("-")[0])
 
 
 @contextmanager
@@ -107,7 +123,8 @@ def _be_driver(work: Callable[[], None], parent: int) -> None:
         if os.getppid() != parent:  # it died before it could be told of
             os._exit(code)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {*heeded(), signal.SIGCHLD})
-        sys.stdout, sys.stderr = _Lasting(sys.stdout), _Lasting(sys.stderr)
+        if sys.argv[1] in SAVES:  # goes on though its terminal is gone
+            sys.stdout, sys.stderr = _Lasting(sys.stdout), _Lasting(sys.stderr)
         logging.getLogger().addHandler(logging.NullHandler())  # what is for people is said by other means
         work()
         code = FINISHED
@@ -155,10 +172,10 @@ def _verdict(status: int, asked: bool) -> int:
         return code
     if not asked:
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
-        stands = "" if sys.argv[1:2] == ["evaluate"] else "; the run stands at its last checkpoint"
+        stands = "; the run stands at its last checkpoint" if sys.argv[1] in SAVES[:2] else ""
         _say(f"the process that did the work {how}{stands}")
-    if sys.argv[1:2] == ["evaluate"]:
-        _say("the same command goes on: results that are stored stay")
+    if sys.argv[1] not in SAVES[:2]:
+        _say("the same command goes on: what is stored stays")
         return REPEAT
     lost = "; what was done since the last checkpoint is lost" if _saves[1] else ": no step was made"
     _say(f"the same command goes on{lost}")
@@ -207,11 +224,12 @@ def _sweep() -> None:
     import psutil
 
     for process, owner in _named():
-        if not _lives(owner):
+        if not processes.command_lives(owner):
             _kill(process)
     for process in psutil.process_iter():
         if _is_orphaned_agent(process):
             _kill(process)
+    processes.remove_ray_sessions()
 
 
 def _is_orphaned_agent(process: "psutil.Process") -> bool:
@@ -231,27 +249,13 @@ def _is_orphaned_agent(process: "psutil.Process") -> bool:
     return False
 
 
-def _lives(owner: str) -> bool:
-    """Return whether the process of that name may exist: it does, or it would be in another namespace, whose
-    processes cannot be looked up here. What is no such name is left alone."""
-    pid, _, rest = owner.partition("-")
-    start, _, place = rest.partition("-")
-    if not pid.isdecimal() or not start.isdecimal() or place != _place():
-        return True
-    return processes.started(int(pid)) == int(start)
-
-
-def _place() -> str:
-    return f"{processes.namespace()}-{processes.boot()}"
-
-
 def _named() -> Iterator[tuple["psutil.Process", str]]:
     """Yield the other processes that carry a command's name, with the name."""
     import psutil
 
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            owner = process.environ().get(_NAME)
+            owner = process.environ().get(processes.COMMAND)
             if owner is not None and process.pid != os.getpid():
                 yield process, owner
 

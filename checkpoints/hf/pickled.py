@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from checkpoints.hf.folder import INDEX, PICKLE, PICKLE_INDEX, WEIGHTS
 from checkpoints.hf.headers import stored_shapes
 from data_service.formats import foreign_json
-from data_service.processes import temporary_folder
+from data_service.processes import temporary_folder, temporary_place
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from encoder_core.errors import ModelError
@@ -111,7 +111,7 @@ def _local(network: Store, file: str, size: int) -> Iterator[Path]:
 def _run(given: BinaryIO, target: Path, size: int) -> str | None:
     """Run the process that converts `given` into `target`. Return why it did not; None if it did."""
     seconds = _PATIENCE_S + size / _SLOWEST
-    with target.open("wb") as made, tempfile.TemporaryFile() as report:
+    with target.open("wb") as made, tempfile.TemporaryFile(dir=temporary_place()) as report:
         process = subprocess.Popen(
             [sys.executable, "-c", _CODE, str(size), str(os.getpid())],
             stdin=given,

@@ -1,5 +1,6 @@
 """Takes documents out of a corpus: finds them by id or by number, and adds a removal to the list (`removals.py`)."""
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from data_service.corpus.manifest import BlockTable
 from data_service.corpus.parts import key_in_part
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import (
+    REMOVALS,
     Removal,
     RemovalChain,
     RemovedDocuments,
@@ -20,6 +22,7 @@ from data_service.corpus.removals import (
 )
 from data_service.corpus.sidecar import PARTS, find_ids
 from data_service.errors import CorpusError
+from data_service.processes import age_s
 from data_service.store.base import together
 
 ReportDone = Callable[[int, int], None]
@@ -167,6 +170,7 @@ def remove_documents(corpus: Corpus, documents: Documents, *, by: str, at: int, 
     while True:
         chain = load_removals(corpus.store, corpus.manifest)
         new, already = _divided(documents, chain)
+        corpus.store.remove_leftovers(REMOVALS.rstrip("/"), older_than_s=age_s(os.getpid()))  # of killed ones
         if not len(new):
             return RemovalReport(None, new, already)
         removal = Removal(by, at, reason.strip(), new.train, new.heldout)

@@ -21,20 +21,23 @@ from ray.exceptions import (
     OutOfDiskError,
     OutOfMemoryError,
     RayActorError,
+    RayError,
     RayTaskError,
     WorkerCrashedError,
 )
 
-from data_service.errors import CorpusError
+from data_service.errors import CorpusError, RayLost, UserError
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import FilePiece, SplitTask
-from data_service.service.ray_internals import start_ray
+from data_service.service.ray_internals import dead_processes, start_ray
 
 _RETRIES = 8
 _OBJECT_STORE = 128 << 20  # tasks return receipts of a few KB
 _FED = 8  # workers to a reader, which decompresses as fast as two to four hash, or fifty encode
 _DIED = (WorkerCrashedError, OutOfMemoryError, RayActorError, ObjectLostError)
+_CONTINUES = "run the same command again, which continues what is begun, or run it with --workers 1"
+_LOOK_S = 2.0  # between two looks whether Ray's own processes live
 _FULL = (ObjectStoreFullError, OutOfDiskError)
 
 T = TypeVar("T")
@@ -59,16 +62,15 @@ def ray_pool(workers: int, piece_bytes: int) -> Iterator["RayPool"]:
 
 
 def _connect(workers: int, piece_bytes: int) -> None:
-    """Connect to Ray, or start it. Raises CorpusError: Ray did not answer in time."""
+    """Connect to Ray, or start it. Raises RayLost: Ray did not answer in time."""
     memory = _OBJECT_STORE + piece_bytes * (workers + _ahead(workers) + 1)
     try:
         with _answers_kept():
             start_ray(num_cpus=workers, object_store_memory=memory)
+    except UserError:
+        raise
     except Exception as error:  # Ray raises this very class where a busy machine takes too long
-        raise CorpusError(
-            f"Ray did not start: {error}",
-            remedy="run the same command again, which continues this build, or build with --workers 1",
-        ) from error
+        raise RayLost(f"Ray did not start: {error}", remedy=_CONTINUES) from error
 
 
 @contextmanager
@@ -94,6 +96,7 @@ class RayPool:
 
         Raises:
             CorpusError: workers or readers died repeatedly.
+            RayLost: processes of Ray itself have died.
             InputError, StoreError: a reader cannot read a file.
 
         Errors of `function` are raised unchanged.
@@ -108,11 +111,21 @@ class RayPool:
                     running[remote.remote(function, tasks[index], text)] = index
                 if not running:
                     return
-                (finished,), _ = ray.wait(list(running), num_returns=1)
-                yield running.pop(finished), _result(finished)
+                for finished in ray.wait(list(running), num_returns=1, timeout=_LOOK_S)[0]:
+                    yield running.pop(finished), _result(finished)
+                _ensure_ray()
+        except RayError as error:
+            raise RayLost(f"Ray has failed: {type(error).__name__}: {error}", remedy=_CONTINUES) from error
         finally:
-            for reference in running:
-                ray.cancel(reference)
+            if not dead_processes():  # else nobody is there to be asked
+                for reference in running:
+                    ray.cancel(reference)
+
+
+def _ensure_ray() -> None:
+    """Raise RayLost if a process of the Ray that was started here has died. Ray itself would notice much later."""
+    if dead := dead_processes():
+        raise RayLost(f"Ray is lost: its {dead[0]} has died", remedy=_CONTINUES)
 
 
 class _Readers:
@@ -145,8 +158,9 @@ class _Readers:
 
     def close(self) -> None:
         """End the actors at once."""
-        for actor in self._actors.values():
-            ray.kill(actor)
+        if not dead_processes():
+            for actor in self._actors.values():
+                ray.kill(actor)
 
     def _read(self, number: int, task: Any) -> ray.ObjectRef | None:
         piece = _streamed(task)

@@ -18,13 +18,16 @@ from ray._private.node import Node
 from ray._private.state import state
 from ray.job_config import JobConfig
 
-from data_service.errors import library_changed
-from data_service.processes import STARTED_HERE
+from data_service.errors import EnvironmentUnusable, library_changed
+from data_service.limits import ensure_limits
+from data_service.processes import STARTED_HERE, command_name, temporary_place
 
 UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")  # not needed by a Ray on one machine
 FOLDERS = "_py_driver_sys_path"
 NODE, DEAD, LOGS = "_global_node", "dead_processes", "get_logs_dir_path"
+PRINTS = "print_to_stdstream"
 DRAINING = "get_draining_nodes"
+_VITAL = ("raylet", "gcs_server")
 NICENESS = "RAY_worker_niceness"
 
 
@@ -33,16 +36,31 @@ def start_ray(**local: Any) -> None:
 
     What its processes print stays in Ray's log folder.
 
-    Raises LibraryChanged: this version of Ray has other private names than those that were tested.
+    Raises:
+        EnvironmentUnusable: as `temporary_place` and `ensure_limits`, or TMPDIR is too long a name.
+        LibraryChanged: this version of Ray has other private names than those that were tested.
     """
+    folder = temporary_place()
+    ensure_names()
+    setattr(worker, PRINTS, lambda *_, **__: None)  # a dead raylet's last words, on standard output
     own = local | {"address": "local", "include_dashboard": False}  # no address: any cluster on the machine
-    with _lean():
-        ray.init(
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            job_config=installed_only(),
-            **({} if joins_cluster() else own),
-        )
+    if not joins_cluster():
+        ensure_limits(local.get("object_store_memory", 0))
+    try:
+        with _lean():
+            ray.init(
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                job_config=installed_only(),
+                **({} if joins_cluster() else own),
+            )
+    except OSError as error:
+        if "AF_UNIX" not in str(error):
+            raise
+        raise EnvironmentUnusable(
+            f"TMPDIR={folder}: Ray's sockets there would have names of more than 107 bytes",
+            remedy="set TMPDIR to a folder with a shorter name",
+        ) from error
 
 
 def joins_cluster() -> bool:
@@ -60,7 +78,7 @@ def _lean() -> Iterator[None]:
     with without_unused():
         yield
     if not joins_cluster():
-        (logs_folder() / STARTED_HERE).touch()
+        (logs_folder() / STARTED_HERE).write_text(command_name())
 
 
 def _hold_token() -> None:
@@ -94,6 +112,7 @@ def ensure_names() -> None:
         _name_of(Node, name)
     _name_of(JobConfig(), FOLDERS)
     _name_of(worker, NODE)
+    _name_of(worker, PRINTS)
     _name_of(state, DRAINING)
 
 
@@ -133,8 +152,11 @@ def draining_nodes() -> frozenset[str]:
 
 
 def dead_processes() -> list[str]:
-    """Return the kinds of those processes of the Ray started here that have died."""
-    return [str(kind) for kind, _ in _name_of(_name_of(worker, NODE), DEAD)()]
+    """Return the kinds of the vital processes of the Ray started here that have died.
+
+    Ray itself notices only after about a minute, and until then every call to it hangs.
+    """
+    return [str(kind) for kind, _ in _name_of(_name_of(worker, NODE), DEAD)() if kind in _VITAL]
 
 
 def logs_folder() -> Path:

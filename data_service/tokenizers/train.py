@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from data_service.errors import TokenizerError
+from data_service.processes import temporary_place
 from data_service.tokenizers.files import TRAINING_REPORT
 from data_service.tokenizers.merges import END, learn_merges
 from data_service.tokenizers.specials import (
@@ -321,7 +322,8 @@ def train_sentencepiece(
         TokenizerError: the vocabulary is too small for alphabet and byte pieces, or too large for the text.
     """
     style = options.style(kind)
-    with tempfile.TemporaryFile("w", encoding="utf-8") as file:  # has no name: no death leaves it
+    # The file has no name: no death leaves it.
+    with tempfile.TemporaryFile("w", encoding="utf-8", dir=temporary_place()) as file:
         counted = zip(counts.words, counts.counts.tolist(), strict=True)
         file.writelines(f"{word}\t{count}\n" for word, count in counted)
         file.flush()

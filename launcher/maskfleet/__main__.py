@@ -3,18 +3,22 @@
 import signal
 import sys
 
-from launcher.command import look_after
-from launcher.signals import as_python_has_them, ended_when_asked, heeded
-
-_TRAINING = ("train", "demo", "evaluate")  # the commands whose process tree is looked after
+from launcher.command import SAVES, is_looked_after, look_after
+from launcher.contract import REPEAT
+from launcher.signals import answering, as_python_has_them, ended_when_asked, heeded
 
 
 def main() -> None:
-    if sys.argv[1:2] and sys.argv[1] in _TRAINING and not {"-h", "--help"} & set(sys.argv):
+    if is_looked_after(sys.argv[1:]):
         signal.pthread_sigmask(signal.SIG_BLOCK, {*heeded(), signal.SIGCHLD})  # from here on none is lost
         as_python_has_them()
-        sys.exit(look_after(_run))
+        sys.exit(look_after(_run if sys.argv[1] in SAVES else _build))
     with ended_when_asked():
+        _run()
+
+
+def _build() -> None:
+    with ended_when_asked(), answering(REPEAT, "the same command continues what is begun"):
         _run()
 
 

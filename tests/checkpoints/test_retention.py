@@ -192,3 +192,18 @@ def test_a_half_deleted_checkpoint_is_swept_later(store: LocalStore) -> None:
 
 def test_of_a_run_without_checkpoints_nothing_is_deleted(store: LocalStore) -> None:
     assert tidy(store, claim(store), keep_last=1, keep_every=None).deleted == ()
+
+
+def test_remains_of_an_earlier_attempts_writes_go_with_a_commit(store: LocalStore) -> None:
+    """Those that this attempt may still be writing stay."""
+    first = claim(store)
+    commit_steps(store, first, 10)
+    left = [store.root / "checkpoints" / ".tmp-killed", store.root / "metrics" / ".tmp-killed"]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"half")
+    second = claim(store)
+    young = store.root / "checkpoints" / ".tmp-writing"
+    young.write_bytes(b"half")
+    sweep(store, second)
+    assert [path.exists() for path in (*left, young)] == [False, False, True]

@@ -6,6 +6,7 @@ Commands import what they need when they run: `maskfleet --help` must not wait f
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +16,9 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from data_service.errors import UserError as DataError
+from data_service.limits import ensure_limits
 from data_service.printable import visible, without_secrets
+from data_service.processes import temporary_place
 from encoder_core.errors import UserError as ModelError
 from launcher.app.cli import (
     burnin,
@@ -38,7 +41,8 @@ from launcher.app.cli import (
     tokenizer,
     train,
 )
-from launcher.command import screen
+from launcher.command import SAVES, is_looked_after, screen
+from launcher.contract import code_of
 from launcher.output import watched_output
 from launcher.progress import shown
 
@@ -134,19 +138,20 @@ evaluate.register(app)
 
 
 def main() -> None:
-    """Run the command line. A user's mistake ends in its message and exit code 2, without a traceback."""
+    """Run the command line. An error of ours ends in its message, without a traceback: with code 2 if it is a user's
+    mistake, with 75 if it may pass (`launcher.contract`)."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPUs have the numbers that nvidia-smi shows
     _print_warnings()
     command = typer.main.get_command(app)
     try:
         with shown(_words(command, sys.argv[1:])), watched_output():
-            command()
+            _run(command)
     except (DataError, ModelError) as error:
         console = Console(stderr=True, soft_wrap=True)
         problem, remedy = (visible(without_secrets(text)) for text in (error.problem, error.remedy))
         console.print(Text("error: ", style="bold red") + Text(problem, style="default"))
         console.print(Text("remedy: ", style="bold") + Text(remedy, style="default"))
-        sys.exit(2)
+        sys.exit(code_of(error))
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # of the library `tokenizers`; it is no Exception
             raise
@@ -155,6 +160,22 @@ def main() -> None:
         )
         print("remedy: give the tokenizer.json that was published with the model", file=sys.stderr)
         sys.exit(2)
+
+
+def _run(command: Callable[[], object]) -> None:
+    """Run the command. Raises EnvironmentUnusable if a limit or TMPDIR explains what failed."""
+    if is_looked_after(sys.argv[1:]):
+        temporary_place()
+        if sys.argv[1] in SAVES:  # a build may do without a Ray
+            ensure_limits()
+    try:
+        command()
+    except (DataError, ModelError):
+        raise
+    except Exception:
+        ensure_limits()
+        temporary_place()
+        raise
 
 
 def _words(command: Any, given: list[str]) -> str:

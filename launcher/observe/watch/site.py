@@ -4,9 +4,11 @@ HEAD, on a local port, and only requests that name this machine as the host."""
 import gzip
 import ipaddress
 import json
+import re
 import signal
 import socket
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -157,7 +159,11 @@ def _asset(name: str) -> str:
     return resources.files("launcher.observe.watch").joinpath("assets", name).read_text("utf-8")
 
 
-_MOST_REQUESTS = 64  # at a time; further ones are refused
+_MOST_REQUESTS = 256  # at a time; further ones wait
+_TURN_S = 0.02  # for a request to end, before an unfinished one makes room
+_HOST = re.compile(
+    r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:@/?#\\\[\]]+))(?::[0-9]{1,5})?"
+)  # of a Host header, with its port
 _PATIENCE_S = 10.0  # longest wait for a browser that does not finish its request
 _HEADERS = {
     "Content-Security-Policy": (
@@ -183,10 +189,11 @@ class Server(ThreadingHTTPServer):
     """
 
     daemon_threads = True
-    request_queue_size = 128
+    request_queue_size = 512
 
     def __init__(self, site: Site, host: str, port: int) -> None:
         self.site, self._host = site, host
+        self._unread: OrderedDict[socket.socket, None] = OrderedDict()  # connections, the oldest first
         self._room = threading.BoundedSemaphore(_MOST_REQUESTS)
         self.names = {"localhost", host.lower(), *({socket.gethostname().lower()} if _is_any(host) else ())}
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -207,17 +214,23 @@ class Server(ThreadingHTTPServer):
     def is_named(self, host: str | None) -> bool:
         """Return whether a request's Host header means this machine: one of `names`, or any IP address. Any port is
         allowed, because a tunnel may use another one."""
-        try:
-            name = urlsplit(f"//{host or ''}").hostname
-        except ValueError:
-            return False
-        return name is not None and (name in self.names or _is_address(name))
+        found = _HOST.fullmatch(host or "")
+        name = (found[1] or found[2]).lower() if found else ""
+        return name in self.names or _is_address(name)
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client: object) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client)
-        else:
-            self.shutdown_request(request)
+        """Answer on a thread. If all are busy, further clients wait, and the one that has been slowest to send its
+        request makes room."""
+        assert isinstance(request, socket.socket)
+        while not self._room.acquire(timeout=_TURN_S):
+            with suppress(KeyError, OSError):
+                self._unread.popitem(last=False)[0].shutdown(socket.SHUT_RDWR)
+        self._unread[request] = None
+        super().process_request(request, client)
+
+    def was_read(self, request: socket.socket) -> None:
+        """Note that a client has sent its request."""
+        self._unread.pop(request, None)
 
     def process_request_thread(
         self, request: socket.socket | tuple[bytes, socket.socket], client: object
@@ -225,6 +238,8 @@ class Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client)
         finally:
+            assert isinstance(request, socket.socket)
+            self.was_read(request)
             self._room.release()
 
     def handle_error(self, request: object, client: object) -> None:
@@ -253,7 +268,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing."""
 
     def _answer(self) -> Response:
-        if not self.server.is_named(self.headers.get("Host")):
+        self.server.was_read(self.connection)
+        named = self.headers.get_all("Host", [])
+        if len(named) != 1 or not self.server.is_named(named[0]) or not self.path.startswith("/"):
             return _plain(HTTPStatus.FORBIDDEN, "this host is not served here: choose it with --host")
         try:
             return self.server.site.answer(self.path)

@@ -354,10 +354,10 @@ class Coordinator:
     def _economise(self, frugal: bool) -> None:
         """Say so, once, if the next ranks make no copies of their state and have no spare processes."""
         if frugal and not self._frugal:
-            step = self._deaths.committed
-            reason = (
-                f"ranks died {CROWDED} times after step {step} without an error, perhaps for want of memory"
-            )
+            failures = self._deaths.failures
+            step = max(each.step for each in failures if each.committed == failures[-1].committed)
+            died = f"ranks died {CROWDED} times, last after step {step:,}"
+            reason = f"{died}, without an error, perhaps for want of memory"
             self._log.event("memory_failed", step=step, reason=reason)
             self.note(f"{reason}: the next make no copies of the state and have no spare processes")
         self._frugal = frugal

@@ -4,7 +4,9 @@ Every start continues the count, whether a person or a scheduler gave the comman
 not cure ends the run. Only the newest start writes the file.
 """
 
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -13,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from checkpoints.attempt import Attempt
 from data_service.formats import REMEDY, is_newer, newer
 from data_service.store.base import Store
-from data_service.store.errors import KeyMissing
+from data_service.store.errors import KeyMissing, StoreError
 from launcher.errors import RunError
 from launcher.runtime.policies.failures import Failure, Restart, Stop, decide
 
@@ -100,13 +102,29 @@ def of_command(attempt: Attempt, *, committed: int, now: float, note: Callable[[
     return failures
 
 
-def _silent(committed: int, now: float) -> Failure:
+def count_start(attempt: Attempt, error: Exception, *, committed: int, note: Callable[[str], None]) -> None:
+    """Count a start that ended by `error`, an obstacle that may pass, as a failure of the run.
+
+    Raises RunError if the failure policy ends the run: restarts have not cured it. A store that fails now is passed
+    over, since the error that ended the start tells more.
+    """
+    with suppress(StoreError):
+        line = f"{type(error).__name__}: {getattr(error, 'problem', error)}"
+        failures = read_deaths(attempt.store, note)
+        deaths = Deaths([*failures, _silent(committed, time.time(), line)][-KEPT:])
+        decision = deaths.decide(nodes=1)
+        write_deaths(attempt.store, deaths.failures)
+        if isinstance(decision, Stop):
+            raise RunError(decision.reason, remedy=decision.remedy) from error
+
+
+def _silent(committed: int, now: float, error: str | None = None) -> Failure:
     return Failure(
         time=now,
         step=committed,
         committed=committed,
         worked=False,
         node=None,
-        error=None,
+        error=error,
         kind="silent",
     )

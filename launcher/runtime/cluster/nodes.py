@@ -13,9 +13,6 @@ from ray.autoscaler.sdk import request_resources
 
 from data_service.service.ray_internals import dead_processes, draining_nodes, logs_folder, start_ray
 
-_CORE = ("raylet", "gcs_server")
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -34,11 +31,8 @@ def draining() -> frozenset[str]:
 
 def lost() -> str | None:
     """Return which of the Ray processes that this process started has died; None while all live, or if Ray was started
-    elsewhere.
-
-    Ray itself notices only after about a minute, and until then every call to it hangs.
-    """
-    return next((kind for kind in dead_processes() if kind in _CORE), None)
+    elsewhere."""
+    return next(iter(dead_processes()), None)
 
 
 def logs() -> Path:

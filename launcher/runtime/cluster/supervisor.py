@@ -17,21 +17,22 @@ import ray
 from ray.exceptions import RayError
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_all
-from checkpoints.errors import Superseded
+from checkpoints.errors import RunIsActive, Superseded
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
 from checkpoints.newest import newest_good
 from checkpoints.ownership import await_claim
 from data_service.errors import UserError
+from data_service.processes import temporary_place
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.service.ray_internals import joins_cluster
-from data_service.store.errors import StoreError
+from data_service.store.errors import TRANSIENT, StoreError
 from launcher.command import looked_after_by, output_into, saving
-from launcher.contract import FINISHED, JOIN_SECONDS
+from launcher.contract import FINISHED, JOIN_SECONDS, REPEAT, code_of
 from launcher.errors import RunError, TryAgain
 from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.coordinator import start_coordinator
-from launcher.runtime.cluster.deaths import of_command
+from launcher.runtime.cluster.deaths import count_start, of_command
 from launcher.runtime.cluster.group_loop import NOT_SAVED, Display, GroupLoop
 from launcher.runtime.cluster.nodes import connect, logs, lost, room_for
 from launcher.runtime.cluster.orders import CoordinatorLost, Status
@@ -70,6 +71,7 @@ class Companions:
     pending: Callable[[Run], bool]
 
 
+_UNCOUNTED = (*TRANSIENT, Superseded, RunIsActive)  # errors that say nothing against the run
 _CONNECT_S = 60.0  # time limit for the head of a cluster to answer
 _TRY_S = 2.0  # time limit of one connection to it
 _PROCESS_S = 60.0  # time limit for Ray to start a process
@@ -96,15 +98,18 @@ def supervise(
     Raises:
         RunIsActive: if another start of the run is alive.
         TryAgain: if the cluster cannot be reached, nodes are missing, or Ray was lost.
+        EnvironmentUnusable: as `temporary_place`.
         RunError: if the run cannot continue; the message says why.
     """
     startup = Startup.of_command(looked_after_by())
     startup.done("command")
+    temporary_place()  # Ray needs it: said before anything is claimed
     _await_cluster(stopping, display)
     owner = Owner.of(looked_after_by(), time.time())
     attempt = await_claim(run.store, owner, stopping.asked, display.note)
     if attempt is None:
         return RunOutcome(stopping.code, 0, stopping.reason)
+    newest = None
     try:
         with Heartbeat(attempt), stopping.requests(attempt):
             newest = _newest(run)
@@ -114,6 +119,10 @@ def supervise(
             startup.done("claim")
             start = _Start(run, display, stopping, companions, owner, startup, newest)
             return start.supervise(attempt, nodes)
+    except Exception as error:
+        if not stopping.asked.is_set() and code_of(error) == REPEAT and not isinstance(error, _UNCOUNTED):
+            count_start(attempt, error, committed=newest.step if newest else 0, note=display.note)
+        raise
     finally:
         with suppress(
             StoreError

@@ -6,8 +6,9 @@ repeats itself:
 1. An error at the same step every time comes from the program or its data: the run ends.
 2. A node that is the first to fail again and again is broken: it is excluded.
 3. Several starts in a row that raise before they finish a step are set up wrongly: the run ends.
-4. Several deaths in a row without an error, of groups that began at one step, may be for want of memory, which the
-   kernel does not say: the next ranks make no copies of their state in memory, and have no spare processes.
+4. Several deaths in a row without an error, of groups that began at one step and made steps all or not at all, may be
+   for want of memory, which the kernel does not say: the next ranks make no copies of their state in memory, and have
+   no spare processes.
 5. Many deaths in a row without a newer checkpoint make no progress: the run ends.
 
 A store that does not answer does not count as a failure.
@@ -126,7 +127,8 @@ def _repeated(counted: Sequence[Failure]) -> Stop | None:
 def _crowded(counted: Sequence[Failure]) -> bool:
     row = counted[-CROWDED:]
     silent = all(failure.kind == "silent" for failure in row)
-    return len(row) == CROWDED and silent and len({failure.committed for failure in row}) == 1
+    # A group that made steps may have left copies, which are lost with the memory: its death is not like the others.
+    return len(row) == CROWDED and silent and len({(each.committed, each.worked) for each in row}) == 1
 
 
 def _barren(counted: Sequence[Failure]) -> Stop | None:
@@ -134,6 +136,7 @@ def _barren(counted: Sequence[Failure]) -> Stop | None:
     if len(row) < BARREN or len({failure.committed for failure in row}) > 1:
         return None
     reason = f"the ranks died {BARREN} times in a row without a checkpoint newer than that of step {row[-1].committed}"
+    reason += f", at last by {row[-1].error}" if row[-1].error else ""
     return Stop(reason, f"see the events of the run, and save more often (checkpoint.every); {_MENDED}")
 
 

@@ -32,15 +32,16 @@ class Recovery(BaseModel):
     """What a run holds ready, so that the death of a rank costs little time.
 
     Attributes:
-        spares: number of processes on each node that have loaded the libraries and wait for a rank to die. Each costs
-            the memory of a process that has imported torch, about 0.5 GB, and no GPU memory.
+        spares: largest number of processes on each node that have loaded the libraries and wait for a rank to die. Each
+            costs the memory of a process that has imported torch, about 0.5 GB, and no GPU memory. All but the first
+            are made only where Ray's memory of the node is at least 2 GiB for each rank and spare process.
         memory_every: number of steps after which the ranks copy their state to the memory of their node and of another
             node. "auto": as often as it takes at most 0.03 % of the time. "never": a restart reads the last checkpoint.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    spares: NonNegativeInt = 1
+    spares: NonNegativeInt = 2  # the second is there while another takes the first one's place
     memory_every: PositiveInt | Literal["auto", "never"] = "auto"
 
 

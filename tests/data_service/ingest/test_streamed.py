@@ -11,7 +11,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_service.errors import CorpusError, InputError
+from data_service.errors import InputError, RayLost
 from data_service.ingest.build import build_corpus
 from data_service.ingest.documents import read_documents
 from data_service.ingest.inputs import list_inputs
@@ -178,6 +178,6 @@ def test_a_ray_that_does_not_start_is_an_error_of_ours(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "init", too_slow)
     write_jsonl(tmp_path / "inputs/a.jsonl", DOCUMENTS)
-    with pytest.raises(CorpusError, match="The current node timed out") as failure:
+    with pytest.raises(RayLost, match="The current node timed out") as failure:
         build(tmp_path / "inputs", tmp_path / "corpus", SMALL.model_copy(update={"workers": 2}))
     assert "--workers 1" in failure.value.remedy

@@ -3,14 +3,20 @@
 import http.client
 import json
 import random
+import re
+import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data_service.store.base import TEMPORARY, Store
 from data_service.store.open import open_store
@@ -176,10 +182,67 @@ def test_only_who_names_this_machine_is_answered(run: ToldRun) -> None:
             "evil.example:80",
             "localhost.evil.example",
             "127.0.0.1.evil.example",
+            "127.0.0.1:80.evil.example",
+            "localhost:18765.evil.example:80",
+            "evil.example@localhost",
+            "localhost@evil.example",
+            "localhost/evil.example",
+            "localhost,evil.example",
+            "[::1]evil.example",
+            "[::1].evil.example:80",
+            "localhost:",
             "",
             "[",
         ):
             assert ask(host=host or "@")[0] == 403, host
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["localhost", "127.0.0.1", "[::1]", "evil", ".", ":", "@", "/", "80", "?", "#", ",", "%"]
+        )
+    )
+)
+def test_a_host_that_is_answered_is_a_name_and_a_port(parts: list[str]) -> None:
+    """By another rule: what stands before the last colon and digits is one of the names."""
+    host = "".join(parts)
+    server = object.__new__(Server)
+    server.names = {"localhost"}
+    name = re.sub(r":[0-9]{1,5}$", "", host) if not host.endswith("::1") else host
+    assert server.is_named(host) == (name in ("localhost", "127.0.0.1", "[::1]"))
+
+
+def test_a_request_for_another_host_by_its_target_or_a_second_header(run: ToldRun) -> None:
+    with serving(run.folder) as ask:
+        assert ask("http://evil.example/")[0] == 403
+        with socket.create_connection(("127.0.0.1", ask.port)) as client:
+            client.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.0 403")
+
+
+def test_hundreds_of_requests_at_once_are_all_answered(run: ToldRun) -> None:
+    with serving(run.folder) as ask, ThreadPoolExecutor(300) as clients:
+        barrier = threading.Barrier(300)
+
+        def one(_: int) -> int:
+            barrier.wait()
+            return ask("/watch.css")[0]
+
+        assert set(clients.map(one, range(300))) == {200}
+
+
+def test_half_sent_requests_keep_nobody_out(run: ToldRun) -> None:
+    """More of them than are served at a time; the oldest make room."""
+    with serving(run.folder) as ask, ExitStack() as halves:
+        began = time.monotonic()
+        opened = [halves.enter_context(socket.create_connection(("127.0.0.1", ask.port))) for _ in range(300)]
+        for half in opened:
+            half.sendall(b"GET / HT")
+        assert ask("/watch.css")[0] == 200
+        assert time.monotonic() - began < 8, "before the first of them is given up"
+        opened[-1].sendall(b"TP/1.0\r\nHost: localhost\r\n\r\n")
+        assert opened[-1].recv(12) == b"HTTP/1.0 200"
 
 
 def test_no_script_but_its_own_may_run(run: ToldRun) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from checkpoints.errors import CheckpointError, RunIsActive, SaveFailed, Superseded
-from data_service.errors import CorpusError, TokenizerError, UserError
+from data_service.errors import CorpusError, EnvironmentUnusable, RayLost, TokenizerError, UserError
 from data_service.store.errors import (
     AccessDenied,
     BadUri,
@@ -28,16 +28,17 @@ from launcher.runtime.cluster import train as training
 from launcher.runtime.cluster.display import Watch
 from launcher.runtime.cluster.stop_requests import Stopping
 from launcher.runtime.cluster.supervisor import RunOutcome, supervise
+from launcher.runtime.policies.failures import BARREN
 from launcher.runtime.recipe.load import reload
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.record import open_run
 
 MISTAKES = (
     RecipeError, RunError, RunChanged, CorpusError, TokenizerError, TrainingError, CheckpointError, RunIsActive,
-    BadUri, AccessDenied, KeyMissing,
+    BadUri, AccessDenied, KeyMissing, EnvironmentUnusable,
 )  # fmt: skip
 PASSING = (
-    StoreUnavailable, CredentialsExpired, CredentialsMissing, OutOfSpace, Superseded, TryAgain,
+    StoreUnavailable, CredentialsExpired, CredentialsMissing, OutOfSpace, Superseded, TryAgain, RayLost,
 )  # fmt: skip
 
 
@@ -144,6 +145,27 @@ def test_a_store_that_leaves_no_memory_is_named_with_the_key(
         supervise(run, Silent(), Stopping(lambda text: None), companions=COMPANIONS)
     assert isinstance(caught.value, TryAgain) == passes
     assert "data_service.memory=" in caught.value.remedy
+
+
+def test_starts_that_fail_before_the_first_step_end_the_run(
+    fresh_run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever fails them: 75 does not go round for ever."""
+
+    def connect(**local: object) -> None:
+        raise OSError(f"no Ray, attempt {len(codes)}")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("launcher.runtime.cluster.supervisor.connect", connect)
+    codes: list[int] = []
+    for _ in range(BARREN):
+        with pytest.raises((OSError, RunError)) as caught:
+            supervise(open_run(fresh_run), Silent(), Stopping(lambda text: None), companions=COMPANIONS)
+        codes.append(code_of(caught.value))
+    assert codes == [REPEAT] * (BARREN - 1) + [MISTAKE]
+    assert "no Ray, attempt" in str(caught.value)
+    with pytest.raises(OSError, match="no Ray"):  # who starts it again has mended something
+        supervise(open_run(fresh_run), Silent(), Stopping(lambda text: None), companions=COMPANIONS)
 
 
 class Silent:

@@ -111,6 +111,21 @@ def test_memory_is_saved_where_ranks_die_again_and_again_and_get_no_further(
     assert decide(failures, nodes=1) == Restart(frugal=alike)
 
 
+def test_quick_deaths_after_a_group_that_made_steps_do_not_cost_its_copies() -> None:
+    worked = failure(step=20, committed=0)
+    quick = [failure(step=0, committed=0, worked=False)] * CROWDED
+    assert decide([worked, *quick[1:]], nodes=1) == Restart()
+    assert decide([worked, *quick], nodes=1) == Restart(frugal=True), "none of them made a step"
+
+
+def test_the_last_of_many_failures_is_told() -> None:
+    starts = [failure(step=0, worked=False, error="RayLost: no Ray", kind="silent")] * BARREN
+    decision = decide(starts, nodes=1)
+    assert isinstance(decision, Stop)
+    assert "RayLost: no Ray" in decision.reason
+    assert isinstance(decide(starts[1:], nodes=1), Restart)
+
+
 def test_nor_do_they_hide_an_error_that_comes_back() -> None:
     assert isinstance(decide([RAISED, KILLED, RAISED, KILLED, KILLED, RAISED], nodes=1), Stop)
     assert decide([RAISED, KILLED, RAISED, failure(step=3), RAISED], nodes=1) == Restart(), "a step was made"

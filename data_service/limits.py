@@ -1,0 +1,60 @@
+"""The limits of this process, as `ulimit` shows them, that a command with a Ray of its own needs."""
+
+import os
+import resource
+
+from data_service.errors import EnvironmentUnusable
+
+_GIB = 1 << 30
+_FILES = 1024  # open files of one of Ray's processes
+_THREADS = 512  # of Ray's processes and two ranks
+_UNITS = {"-v": 1024, "-f": 1024}  # bytes in which `ulimit` counts
+
+
+def ensure_limits(object_store: int = 0) -> None:
+    """Raise EnvironmentUnusable if a limit is too low, with its name and the value that is needed.
+
+    The soft limit of open files is raised to that value.
+
+    `object_store`: bytes of Ray's object store, which every process maps and which is a file.
+    """
+    _raise_files()
+    needs = [
+        ("-n", resource.RLIMIT_NOFILE, "open files", _FILES),
+        (
+            "-v",
+            resource.RLIMIT_AS,
+            "virtual memory",
+            3 * _GIB + object_store,
+        ),  # a rank of a tiny run has 2.6 GB
+        ("-f", resource.RLIMIT_FSIZE, "the size of a file", max(_GIB, object_store)),
+    ]
+    if os.geteuid():  # the kernel does not hold root to it
+        needs.append(("-u", resource.RLIMIT_NPROC, "processes and threads of a user", _threads() + _THREADS))
+    for option, kind, what, need in needs:
+        soft = resource.getrlimit(kind)[0]
+        if soft != resource.RLIM_INFINITY and soft < need:
+            unit = _UNITS.get(option, 1)
+            raise EnvironmentUnusable(
+                f"the limit on {what} is {soft // unit} (ulimit {option}); this command needs {need // unit}",
+                remedy=f"ulimit {option} {need // unit} before the command, or ulimit {option} unlimited",
+            )
+
+
+def _raise_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if (
+        soft != resource.RLIM_INFINITY
+        and soft < _FILES
+        and (hard >= _FILES or hard == resource.RLIM_INFINITY)
+    ):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, hard))
+
+
+def _threads() -> int:
+    """Return the number of threads of this user."""
+    import psutil  # most commands need not wait for it
+
+    found = psutil.process_iter(["uids", "num_threads"])
+    own = (one.info for one in found if one.info["uids"] and one.info["uids"].real == os.getuid())
+    return sum(one["num_threads"] or 0 for one in own)

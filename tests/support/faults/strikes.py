@@ -1,0 +1,289 @@
+"""Commands of every kind, each with what it gives if nobody strikes it; and strikes, drawn from a seed."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from launcher.contract import FINISHED, MISTAKE, REPEAT
+from tests.support.data.made_up import write_text
+from tests.support.runs import small_runs
+
+COMMANDS = {
+    "train": 4, "build": 4, "prepare": 3, "append": 2, "merge": 1, "tokenizer": 1, "export": 1, "stats": 1, "show": 1
+}  # fmt: skip
+"""Name -> how often it is drawn."""
+SIGNALS = ("KILL", "KILL", "KILL", "TERM", "INT", "HUP", "SEGV", "ABRT", "STOP")
+LIMITS = {"few descriptors": "nofile=64", "fewer descriptors": "nofile=300", "little memory": "as=1000000000",
+          "less memory": "as=3300000000", "small files": "fsize=200000"}  # fmt: skip
+"""Name -> what prlimit is told."""
+PLACES = {"full TMPDIR": "tmp", "full /dev/shm": "/dev/shm", "full disk": "out", "full HOME": "home"}
+"""Name -> where a file system of 64 KB is mounted."""
+STUCK_S, REPEATS, STOPPED_S = 400.0, 8, 2.0
+_MARK = "MASKFLEET_STRIKES"
+_STEPS = 40
+_ERRORS = "\n--- standard error:\n"
+_ROUND = 'set -e; mount -t tmpfs -o size=64k t {}; shift 0; exec "$@"'
+
+
+@dataclass(frozen=True)
+class Strike:
+    """`at`: the moment, as a share of the time that the command takes; `pick`: which of its processes."""
+
+    command: str
+    signal: str = ""
+    at: float = 0.0
+    pick: float = 0.0
+    environment: str = ""
+
+    @property
+    def what(self) -> str:
+        return self.environment or self.signal
+
+
+@dataclass
+class Outcome:
+    """`end`: of the command that was struck. `compared`: bytes that were found equal in the end."""
+
+    end: str
+    compared: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def draw(rng: random.Random) -> Strike:
+    """One strike: a signal to a process of a command, or an environment in which it is started."""
+    command = rng.choices([*COMMANDS], [*COMMANDS.values()])[0]
+    if rng.random() < 0.35:
+        return Strike(command, environment=rng.choice([*LIMITS, *PLACES]))
+    return Strike(command, rng.choice(SIGNALS), rng.uniform(0, 1.0), rng.random())
+
+
+class Bench:
+    """Inputs for all commands below `folder`; what each gives undisturbed, once it was asked for.
+
+    Attributes:
+        starts: commands that were started.
+        compared: bytes that were compared.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.starts = self.compared = 0
+        self._folder, self._short = folder, Path(tempfile.mkdtemp(prefix="st-", dir="/tmp"))
+        self._calm: dict[str, tuple[dict[str, bytes], float]] = {}
+        for name in ("tmp", "home"):
+            (self._short / name).mkdir()
+        small_runs.prepare_corpus(folder, documents=300, block_tokens=1024)
+        for number in range(3):
+            write_text(folder / f"part{number}.jsonl", 30_000, seed=number)  # more than one task
+        write_text(folder / "more.jsonl", 300, seed=9)
+        stages = "stages: [{stage: length, least_words: 4}, {stage: exact_duplicates}]"
+        source = f"{{source: one, files: ['{folder}/part*.jsonl']}}"
+        (folder / "prepare.yaml").write_text(f"inputs: [{source}]\n{stages}\n")
+        self._new_run("trained")
+        code, said = self._run(["train", str(folder / "trained")])
+        assert code == FINISHED, said
+
+    def until(self, seconds: float) -> Iterator[int]:
+        """Numbers from 0, until so many seconds are over."""
+        number, deadline = 0, time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            yield number
+            number += 1
+        shutil.rmtree(self._short, ignore_errors=True)
+
+    def strike(self, strike: Strike) -> Outcome:
+        """Strike, repeat the command until it completes, compare."""
+        calm, seconds = self._undisturbed(strike.command)
+        out = self._fresh("struck")
+        arguments = self._arguments(strike.command, out)
+        code, said, allowed = self._struck(strike, arguments, seconds)
+        outcome = Outcome(self._judge(code, said, allowed))
+        if outcome.end.startswith("wrong"):
+            outcome.problems.append(f"{outcome.end}: {said[-1500:]}")
+        for _ in range(REPEATS):
+            code, said = self._run(arguments)
+            if code == FINISHED:
+                break
+            if self._judge(code, said, set()).startswith("wrong"):
+                outcome.problems.append(f"repeated: code {code}: {said[-1500:]}")
+        found = self._result(strike.command, out, said)
+        if code != FINISHED or found != calm:
+            unlike = sorted(key for key in {*found, *calm} if found.get(key) != calm.get(key))
+            outcome.problems.append(f"code {code}, other bytes: {unlike[:10]}: {said[-800:]}")
+        outcome.compared = sum(map(len, calm.values()))
+        self.compared += outcome.compared
+        outcome.problems += self._left(out)
+        return outcome
+
+    def _undisturbed(self, name: str) -> tuple[dict[str, bytes], float]:
+        if name not in self._calm:
+            out, began = self._fresh("calm"), time.monotonic()
+            code, said = self._run(self._arguments(name, out))
+            assert code == FINISHED, said
+            self._calm[name] = self._result(name, out, said), time.monotonic() - began
+        return self._calm[name]
+
+    def _fresh(self, name: str) -> Path:
+        place = self._folder / name
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        return place
+
+    def _arguments(self, name: str, place: Path) -> list[str]:
+        folder, out = self._folder, str(place / "out")
+        tokenizer, trained = ["--tokenizer", str(folder / "tokenizer")], str(folder / "trained")
+        match name:
+            case "train":
+                if not Path(out).exists():
+                    self._new_run(str(Path(out).relative_to(folder)))
+                return ["train", out]
+            case "build":
+                texts = [str(folder / f"part{number}.jsonl") for number in range(3)]
+                return ["corpus", "build", *texts, *tokenizer, "--out", out, "--workers", "2"]
+            case "prepare":
+                return ["corpus", "prepare", str(folder / "prepare.yaml"), out, "--workers", "2"]
+            case "append":
+                return ["corpus", "append", str(folder / "corpus"), str(folder / "more.jsonl"), "--out", out]
+            case "merge":
+                return ["corpus", "merge", str(folder / "corpus"), str(folder / "corpus"), "--out", out]
+            case "tokenizer":
+                kind = ["--kind", "wordpiece", "--vocab-size", "200"]
+                return ["tokenizer", "train", str(folder / "part0.jsonl"), *kind, "--out", out]
+            case "export":
+                return ["checkpoints", "export", trained, "--out", out]
+            case "stats":
+                return ["corpus", "stats", str(folder / "corpus"), "--json"]
+            case _:
+                return ["show", trained, "--step", "3"]
+
+    def _new_run(self, name: str) -> None:
+        phases = f"phases=[{{steps: {_STEPS}, length: 32, batch: {{sequences: 12}}}}]"
+        every = "checkpoint={every: {steps: 10}, keep_last: 2}"
+        small_runs.new_run(self._folder, name, phases, every, "trainers=2", "recovery.spares=1")
+
+    def _result(self, name: str, place: Path, said: str) -> dict[str, bytes]:
+        """What a command gives, by name."""
+        out = place / "out"
+        match name:
+            case "train":
+                uri = str(out)
+                state = {f"{key}": data for key, data in small_runs.final_state(uri, _STEPS).items()}
+                told = (small_runs.losses(uri), small_runs.ledger(uri), small_runs.digests(uri))
+                return state | {"steps": repr(told).encode()}
+            case "stats" | "show":
+                return {"said": said.partition(_ERRORS)[0].encode()}
+        skipped = {"README.md", "statistics.html"} if name in ("export", "prepare") else set()
+        files = [path for path in out.rglob("*") if path.is_file() and path.name not in skipped]
+        if name in (
+            "append",
+            "merge",
+        ):  # whose removal says when it was made, which the manifest's digest holds
+            files = [path for path in files if "removals" not in path.parts]
+        return {str(path.relative_to(out)): path.read_bytes() for path in files}
+
+    def _start(self, arguments: list[str], prefix: list[str]) -> "subprocess.Popen[str]":
+        self.starts += 1
+        environment = os.environ | {
+            _MARK: self._short.name, "TMPDIR": str(self._short / "tmp"), "HOME": str(self._short / "home"),
+            "OMP_NUM_THREADS": "1", "COLUMNS": "300",
+        }  # fmt: skip
+        with (self._short / "said").open("w") as said, (self._short / "errors").open("w") as errors:
+            return subprocess.Popen(
+                [*prefix, sys.executable, "-m", "maskfleet", *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=errors,
+                start_new_session=True,
+                text=True,
+            )
+
+    def _run(self, arguments: list[str]) -> tuple[int, str]:
+        return self._ended(self._start(arguments, []))
+
+    def _ended(self, process: "subprocess.Popen[str]") -> tuple[int, str]:
+        try:
+            code = process.wait(STUCK_S)
+        except subprocess.TimeoutExpired:
+            for one in self._alive():
+                with suppress(psutil.Error):
+                    one.kill()
+            code = process.wait()
+            return 999, f"stuck for {STUCK_S:g} s (then {code})"
+        return code, _ERRORS.join(
+            (self._short / name).read_text(errors="replace") for name in ("said", "errors")
+        )
+
+    def _struck(self, strike: Strike, arguments: list[str], seconds: float) -> tuple[int, str, set[int]]:
+        """Return the code, what was said, and which codes are allowed beside the three."""
+        if strike.environment:
+            return *self._ended(self._start(arguments, self._prefix(strike.environment))), set()
+        process = self._start(arguments, [])
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(strike.at * seconds)
+        allowed: set[int] = set()
+        alive = [one for one in self._alive() if _named(one)]
+        if process.poll() is None and alive:
+            target = alive[int(strike.pick * len(alive))]
+            number = signal.Signals[f"SIG{strike.signal}"]
+            if target.pid == process.pid:
+                allowed = {-number, 128 + number}
+            with suppress(psutil.Error):
+                target.send_signal(number)
+                if strike.signal == "STOP":
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(STOPPED_S)
+                    target.send_signal(signal.SIGCONT)
+        return *self._ended(process), allowed
+
+    def _prefix(self, environment: str) -> list[str]:
+        if environment in LIMITS:
+            return ["prlimit", f"--{LIMITS[environment]}"]
+        place = {"out": str(self._folder / "struck"), "/dev/shm": "/dev/shm"}.get(
+            PLACES[environment], str(self._short / PLACES[environment])
+        )
+        return ["unshare", "-m", "sh", "-c", _ROUND.format(place), "sh"]
+
+    def _judge(self, code: int, said: str, allowed: set[int]) -> str:
+        if "Traceback (most recent call last)" in said:
+            return f"wrong {code} (traceback)"
+        if code in (FINISHED, REPEAT) or (code == MISTAKE and "remedy" in said):
+            return str(code)
+        return "its signal" if code in allowed else f"wrong {code}"
+
+    def _alive(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if (
+                    process.environ().get(_MARK) == self._short.name
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
+                    found.append(process)
+        return sorted(found, key=lambda one: one.pid)
+
+    def _left(self, out: Path) -> list[str]:
+        """What outlives the command that completed."""
+        remains = list(out.rglob(".tmp-*"))
+        remains += [
+            *(self._short / "tmp").glob("maskfleet-temporary-*"),
+            *(self._short / "tmp/ray").glob("session_2*"),
+        ]
+        problems = [f"left: {path}" for path in remains]
+        return problems + [f"alive: {' '.join(one.cmdline())[:100]}" for one in self._alive() if _named(one)]
+
+
+def _named(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.cmdline())
+    return False
