@@ -124,8 +124,8 @@ def main() -> None:
         for kind in options.kinds:
             tokenizer = f"{folder}/{kind}"
             trained = varied(documents, _TRAINED_BYTES / 1e6)
-            save_tokenizer(train_tokenizer(kind, trained, KINDS[kind]), tokenizer)  # type: ignore[arg-type]
-            ways = {"now": (_BUILD, here)}
+            save_tokenizer(train_tokenizer(kind, trained, KINDS[kind]), tokenizer)
+            ways: dict[str, tuple[str, Path | None]] = {"now": (_BUILD, here)}
             if options.earlier:
                 ways["earlier"] = (_BUILD, options.earlier.resolve())
             if options.datasets:

@@ -76,7 +76,7 @@ def test_a_folder_for_temporary_files_that_cannot_be_written(
     blocked = tmp_path / "a-file"
     blocked.touch()
     before = sorted(path for path in inputs.rglob("*"))
-    code, said = run(commands(inputs, tmp_path / "out")[name], **{variable: str(blocked)})
+    code, said = run(commands(inputs, tmp_path / "out")[name], prepare=None, **{variable: str(blocked)})
     assert code == MISTAKE, said
     assert f"{variable}={blocked}" in said
     assert "Traceback" not in said
