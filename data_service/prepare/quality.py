@@ -6,6 +6,7 @@ own function counts.
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from data_service.prepare.shingles import FACTOR, mixed
 from data_service.prepare.words import Splitter, Words
 
 Decision = tuple[str, str]  # the reason to drop a text, or none, and what is left of it
+_LINE_BREAKS = re.compile("\n+")
 _SPACE = mixed(np.array([32], dtype=np.uint64))  # the hash of a space
 
 
@@ -61,7 +63,7 @@ def gopher_repetition(block: Any, splitter: Splitter) -> Callable[[str], Decisio
     def reason(text: str) -> str:
         for kind, parts, most, most_characters in (
             ("para", block.paragraph_exp.split(text.strip()), block.dup_para_frac, block.dup_para_char_frac),
-            ("line", block._line_splitter.split(text), block.dup_line_frac, block.dup_line_char_frac),
+            ("line", _LINE_BREAKS.split(text), block.dup_line_frac, block.dup_line_char_frac),
         ):
             repeated, characters = _duplicates(parts)
             if most and repeated / len(parts) > most:
