@@ -128,16 +128,13 @@ class _SpaCy:
         self.ends = frozenset(language.get_pipe("sentencizer").punct_chars)
         self._rules = frozenset(theirs.rules)
         self.is_mark = language.vocab.lex_attr_getters[IS_PUNCT]
-        self._tokenizer = Tokenizer(
-            Vocab(), rules=theirs.rules, **affixes
-        )  # finds no shapes and norms of words
-        self._tokenizer.vocab[
-            "IS_ALPHA"
-        ]  # the one word that a memory zone would free and still find in later texts
+        # A vocabulary of its own finds no shapes and norms of words.
+        self._tokenizer = Tokenizer(Vocab(), rules=theirs.rules, **affixes)
+        # The one word that the end of a memory zone frees without removing it: later texts would find it.
+        self._tokenizer.vocab["IS_ALPHA"]
         without_rules = Tokenizer(self._tokenizer.vocab, rules={}, **affixes)
-        self._pairs: dict[
-            str, list[tuple[str, str]]
-        ] = {}  # neighbouring words of special cases, by where they meet
+        # Neighbouring words of special cases, by the two letters where they meet.
+        self._pairs: dict[str, list[tuple[str, str]]] = {}
         with self._tokenizer.vocab.memory_zone():
             for rule in theirs.rules:
                 for one, other in pairwise(token.text for token in without_rules(rule)):
