@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import compress, pairwise, repeat
+from operator import not_
 from typing import Any
 
 import numpy as np
@@ -125,17 +126,15 @@ class _SpaCy:
         names = ("prefix_search", "suffix_search", "infix_finditer", "token_match", "url_match")
         affixes = {name: getattr(theirs, name) for name in names}
         self.ends = frozenset(language.get_pipe("sentencizer").punct_chars)
+        self._rules = frozenset(theirs.rules)
         self.is_mark = language.vocab.lex_attr_getters[IS_PUNCT]
-        self._tokenizer = Tokenizer(
-            Vocab(), rules=theirs.rules, **affixes
-        )  # finds no shapes and norms of words
-        self._tokenizer.vocab[
-            "IS_ALPHA"
-        ]  # the one word that a memory zone would free and still find in later texts
+        # A vocabulary of its own finds no shapes and norms of words.
+        self._tokenizer = Tokenizer(Vocab(), rules=theirs.rules, **affixes)
+        # The one word that the end of a memory zone frees without removing it: later texts would find it.
+        self._tokenizer.vocab["IS_ALPHA"]
         without_rules = Tokenizer(self._tokenizer.vocab, rules={}, **affixes)
-        self._pairs: dict[
-            str, list[tuple[str, str]]
-        ] = {}  # neighbouring words of special cases, by where they meet
+        # Neighbouring words of special cases, by the two letters where they meet.
+        self._pairs: dict[str, list[tuple[str, str]]] = {}
         with self._tokenizer.vocab.memory_zone():
             for rule in theirs.rules:
                 for one, other in pairwise(token.text for token in without_rules(rule)):
@@ -172,14 +171,25 @@ class _SpaCy:
 
     def words(self, chunks: list[str]) -> list[list[str]]:
         """Return the words of each chunk."""
+        whole = list(map(self._is_whole, chunks))
         found: list[list[str]] = [[]]
         with self._tokenizer.vocab.memory_zone():
-            for token in self._tokenizer("\n".join(chunks)):
+            for token in self._tokenizer("\n".join(compress(chunks, map(not_, whole)))):
                 if (text := token.text) == "\n":
                     found.append([])
                 elif text := text.strip():
                     found[-1].append(text)
-        return found
+        split = iter(found)
+        return [[chunk] if one else next(split) for chunk, one in zip(chunks, whole, strict=True)]
+
+    def _is_whole(self, chunk: str) -> bool:
+        """Return whether a chunk of letters is one word: no special case, and no rule cuts it."""
+        cuts = self._tokenizer
+        return (
+            chunk.isalpha()
+            and chunk not in self._rules
+            and not (cuts.find_prefix(chunk) or cuts.find_suffix(chunk) or cuts.find_infix(chunk))
+        )
 
 
 def _described(words: list[str], spacy: _SpaCy | None) -> NDArray[np.void]:

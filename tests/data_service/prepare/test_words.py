@@ -105,5 +105,7 @@ def test_whole_texts_of_a_tokenizer_that_is_not_spacys(monkeypatch: pytest.Monke
 
 
 def test_a_tokenizer_that_differs_on_the_trial_gets_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words._SpaCy, "chunks", lambda self, text: text.split())  # no special case over a space
+    monkeypatch.setattr(
+        words._SpaCy, "chunks", lambda self, text: text.split()
+    )  # no special case over a space
     assert Splitter("eng").split("= ):=").texts() == theirs("eng").word_tokenize("= ):=")
