@@ -6,7 +6,6 @@ unigram, bpe: learnt by SentencePiece (Kudo 2018; Sennrich et al. 2016).
 """
 
 import io
-import json
 import re
 import sys
 import tempfile
@@ -24,8 +23,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from data_service.errors import TokenizerError
+<<<<<<< HEAD
 from data_service.processes import temporary_place
 from data_service.tokenizers.files import TRAINING_REPORT
+=======
+>>>>>>> w-train
 from data_service.tokenizers.merges import END, learn_merges
 from data_service.tokenizers.specials import (
     STYLES,
@@ -198,7 +200,7 @@ def train_byte_bpe(counts: WordCounts, vocab_size: int, options: TokenizerOption
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(added_tokens(style))
     tokenizer.post_processor = post_processor(style)
-    return Tokenizer(tokenizer.to_str(), role_config(style), model_files=_report(counts))
+    return Tokenizer(tokenizer.to_str(), role_config(style), model_files=counts.report())
 
 
 def _check(vocab_size: int, options: TokenizerOptions) -> None:
@@ -248,7 +250,7 @@ def train_wordpiece(counts: WordCounts, vocab_size: int, options: TokenizerOptio
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUES, cleanup=False)
     tokenizer.add_special_tokens(added_tokens(style))
     tokenizer.post_processor = post_processor(style)
-    return Tokenizer(tokenizer.to_str(), role_config(style), model_files=_report(counts))
+    return Tokenizer(tokenizer.to_str(), role_config(style), model_files=counts.report())
 
 
 def _bert_normalizer(options: TokenizerOptions) -> normalizers.Normalizer:
@@ -288,15 +290,6 @@ def _wordpiece_symbols(words: Sequence[str], pieces: Sequence[str]) -> NDArray[n
     return kept
 
 
-def _report(counts: WordCounts) -> dict[str, bytes]:
-    report = {
-        "words": counts.occurrences,
-        "left_out": counts.left_out,  # occurrences of the rarest words
-        "distinct_words_learnt_from": len(counts.words),
-    }
-    return {TRAINING_REPORT: json.dumps(report, indent=2).encode() + b"\n"}
-
-
 MODEL_FILE = "spiece.model"  # as ALBERT and XLNet call it
 
 _MAX_BYTES = 1 << 16  # SentencePiece silently skips longer words; the longest are RUN_CHARACTERS, folded
@@ -334,7 +327,7 @@ def train_sentencepiece(
         proto.trainer_spec.ClearField(field)
     tokenizer = convert_model(proto, mask=style.names.mask, mapping=_mapping(options))
     tokenizer.post_processor = post_processor(style)
-    files = {MODEL_FILE: proto.SerializeToString(deterministic=True)} | _report(counts)
+    files = {MODEL_FILE: proto.SerializeToString(deterministic=True)} | counts.report()
     return Tokenizer(tokenizer.to_str(), role_config(style), model_files=files)
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from data_service.errors import TokenizerError
 from data_service.processes import temporary_folder
 from data_service.store.local import room_in
+from data_service.tokenizers.files import TRAINING_REPORT
 from data_service.tokenizers.word_splits import Splitter, split_text
 
 _MOST_PROCESSES = 4  # whose tables take some 0.7 GB each; one process reads for as many
@@ -48,6 +49,15 @@ class WordCounts:
     counts: NDArray[np.int64]
     occurrences: int
     left_out: int
+
+    def report(self) -> dict[str, bytes]:
+        """Return the file, by name, that tells of these counts beside a tokenizer."""
+        report = {
+            "words": self.occurrences,
+            "left_out": self.left_out,
+            "distinct_words_learnt_from": len(self.words),
+        }
+        return {TRAINING_REPORT: json.dumps(report, indent=2).encode() + b"\n"}
 
 
 def code_points(words: Iterable[str]) -> NDArray[np.uint32]:

@@ -135,7 +135,7 @@ def test_sentencepiece_unigram_gives_the_same_ids_up_to_ties(
     theirs_of = [original.encode(tokenizer.normalized(line)) for line in lines]
     pairs = list(zip(_ours(tokenizer, lines), theirs_of, strict=True))
     different = [(ours, theirs) for ours, theirs in pairs if ours != theirs]
-    assert len(different) < 0.01 * len(pairs)
+    assert len(different) < 0.02 * len(pairs)
     for ours, theirs in different:  # equal-scoring paths only
         assert sum(map(original.get_score, ours)) == pytest.approx(
             sum(map(original.get_score, theirs)), rel=1e-5
