@@ -23,11 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from data_service.errors import TokenizerError
-<<<<<<< HEAD
 from data_service.processes import temporary_place
-from data_service.tokenizers.files import TRAINING_REPORT
-=======
->>>>>>> w-train
 from data_service.tokenizers.merges import END, learn_merges
 from data_service.tokenizers.specials import (
     STYLES,
