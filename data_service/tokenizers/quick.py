@@ -29,9 +29,7 @@ VERSIONS = {"fastokens": "0.3.5", "splintr-rs": "0.22.0"}
 """The versions that were tried on millions of texts; others are not used."""
 
 TRIED_CHARACTERS = 1 << 16  # of the first texts, which are encoded both ways
-_KEPT_CHARACTERS = (
-    1 << 25
-)  # after which a library is opened anew, since the caches of fastokens grow by each word
+_KEPT_CHARACTERS = 1 << 25  # then a library is opened anew: the caches of fastokens grow by each word
 
 _LIBRARIES: dict[Kind, str] = {"byte_bpe": "fastokens", "wordpiece": "splintr-rs", "unigram": "splintr-rs"}
 _FORMS = ("NFC", "NFKC", "NFD", "NFKD")
