@@ -94,7 +94,7 @@ def test_a_store_that_does_not_answer_at_the_end_loses_no_model(
     assert exit_code(*command, "--out", uri) == REPEAT
     said = capsys.readouterr().err
     assert "Traceback" not in said
-    (kept,) = (tmp_path / "temporary").iterdir()
+    (kept,) = (tmp_path / "temporary").glob("maskfleet-finetuned-*")
     assert f" {kept}" in said
     faults.always = None
     again = CliRunner().invoke(app, [*command, "--out", uri], catch_exceptions=False)
