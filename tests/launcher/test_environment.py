@@ -132,7 +132,7 @@ def test_a_build_whose_ray_dies_is_to_be_repeated(kind: str, large: Path, tmp_pa
     out, errors = process.communicate(timeout=200)
     assert process.returncode == REPEAT, errors
     assert "Traceback" not in out + errors
-    assert "remedy: run the same command again" in errors
+    assert "remedy: " in errors
     assert "state-dump" not in out + errors
     assert run(arguments, environment={"TMPDIR": str(temporary)})[0] == FINISHED
     assert run(large_build(large, tmp_path / "alone", 1))[0] == FINISHED
