@@ -18,7 +18,9 @@ def ensure_limits(object_store: int = 0) -> None:
 
     `object_store`: bytes of Ray's object store, which every process maps and which is a file.
     """
-    _raise_files()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < _FILES and (hard >= _FILES or hard < 0):  # RLIM_INFINITY is -1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, hard))
     needs = [
         ("-n", resource.RLIMIT_NOFILE, "open files", _FILES),
         (
@@ -39,16 +41,6 @@ def ensure_limits(object_store: int = 0) -> None:
                 f"the limit on {what} is {soft // unit} (ulimit {option}); this command needs {need // unit}",
                 remedy=f"ulimit {option} {need // unit} before the command, or ulimit {option} unlimited",
             )
-
-
-def _raise_files() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if (
-        soft != resource.RLIM_INFINITY
-        and soft < _FILES
-        and (hard >= _FILES or hard == resource.RLIM_INFINITY)
-    ):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, hard))
 
 
 def _threads() -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from data_service.errors import EnvironmentUnusable
 
 STARTED_HERE = "maskfleet-started-here"
-"""Name of a file in Ray's log folder that holds the name of the command of ours that started this Ray."""
+"""Name of a file in Ray's log folder that says that one of our commands started this Ray."""
 COMMAND = "MASKFLEET_COMMAND"
 """Environment variable with the name of the command that a process belongs to (`command_name`)."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -77,19 +77,27 @@ def command_lives(name: str) -> bool:
     return started(int(pid)) == int(start)
 
 
-def remove_ray_sessions(ended: str = "", driver: int | None = None) -> None:
-    """Remove the session folders of Rays that commands started here, where the command has ended, or is `ended`. Also
-    those of the process `driver`, whose Ray may have died before it could be marked."""
-    place = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray")
-    with suppress(OSError):  # another command removes it, or another user's command started it
-        for marker in place.glob(f"session_*/logs/{STARTED_HERE}"):
-            owner = marker.read_text()
+def _ray_place() -> Path:
+    return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp")
+
+
+def mark_ray_session() -> None:
+    """Put on record, before this process starts a Ray, which command's it is: names of sessions end with this pid."""
+    (_ray_place() / f"{_RAY}{os.getpid()}").write_text(command_name())
+
+
+def remove_ray_sessions(ended: str = "") -> None:
+    """Remove the session folders of Rays that commands started here, where the command has ended, or is `ended`."""
+    for mark in _ray_place().glob(f"{_RAY}*"):
+        with suppress(OSError):  # another command removes it, or another user's command started it
+            owner = mark.read_text()
             if owner == ended or not command_lives(owner):
-                shutil.rmtree(marker.parents[1], ignore_errors=True)
-    for session in place.glob(f"session_*_{driver}"):
-        shutil.rmtree(session, ignore_errors=True)
+                for session in _ray_place().glob(f"ray/session_*_{mark.name.removeprefix(_RAY)}"):
+                    shutil.rmtree(session, ignore_errors=True)
+                mark.unlink()
 
 
+_RAY = "maskfleet-ray-"
 _PREFIX = "maskfleet-temporary-"
 _VARIABLES = ("TMPDIR", "RAY_TMPDIR")  # each names a folder for temporary files
 _TRIAL_BYTES = 4096  # on a full disk an empty file can still be made

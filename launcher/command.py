@@ -59,15 +59,14 @@ def look_after(work: Callable[[], None]) -> int:
     name = processes.command_name()
     _sweep()
     os.environ[processes.COMMAND] = name
-    parent, driver = os.getpid(), None
     try:
-        driver = os.fork()
+        parent, driver = os.getpid(), os.fork()
         if driver == 0:
             _be_driver(work, parent)
         return _verdict(*_await(driver))
     finally:
         _kill_all(name)
-        processes.remove_ray_sessions(name, driver)
+        processes.remove_ray_sessions(name)
 
 
 def looked_after_by() -> int:

@@ -20,7 +20,7 @@ from ray.job_config import JobConfig
 
 from data_service.errors import EnvironmentUnusable, library_changed
 from data_service.limits import ensure_limits
-from data_service.processes import STARTED_HERE, command_name, temporary_place
+from data_service.processes import STARTED_HERE, mark_ray_session, temporary_place
 
 UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")  # not needed by a Ray on one machine
 FOLDERS = "_py_driver_sys_path"
@@ -46,6 +46,7 @@ def start_ray(**local: Any) -> None:
     own = local | {"address": "local", "include_dashboard": False}  # no address: any cluster on the machine
     if not joins_cluster():
         ensure_limits(local.get("object_store_memory", 0))
+        mark_ray_session()
     try:
         with _lean():
             ray.init(
@@ -78,7 +79,7 @@ def _lean() -> Iterator[None]:
     with without_unused():
         yield
     if not joins_cluster():
-        (logs_folder() / STARTED_HERE).write_text(command_name())
+        (logs_folder() / STARTED_HERE).touch()
 
 
 def _hold_token() -> None:

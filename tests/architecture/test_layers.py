@@ -60,7 +60,7 @@ DRAWN = {
     "checkpoints": "",
     "tests.support": """
         clusters -> stores
-        faults -> ranks runs stores
+        faults -> data ranks runs stores
         phase_key -> ranks runs
         tasks -> data models
         runs -> data models

@@ -81,6 +81,7 @@ LAST_RESORTS = (
     "launcher/plan/burnin/checks.py",  # what a check dies of is what it found
     "launcher/plan/burnin/report.py",
     "launcher/runtime/cluster/train.py",
+    "launcher/runtime/cluster/supervisor.py",  # only to count the start: it is raised again
     "launcher/after/diagnose/evaluators.py",
     "launcher/after/embed/model.py",  # transformers and tokenizers raise errors of any kind about files
     "launcher/after/finetune/export.py",

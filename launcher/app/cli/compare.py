@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launcher.after.compare.arguments import Budget, parse_labelled, settings_of
-from launcher.app.cli.one_process import passing, say
+from launcher.app.cli.one_process import say
 from launcher.app.cli.options import (
     CorpusTokenizerOption,
     JsonOption,
@@ -115,7 +115,7 @@ def compare(
         from launcher.after.compare.training import Work
 
     place, failures = _absolute(out), dict[str, str]()
-    with passing(), _interruptible() as interrupted:
+    with _interruptible() as interrupted:
         if only_page:
             comparison = open_comparison(place)
         else:

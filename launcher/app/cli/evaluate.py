@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.app.cli.one_process import passing
 from launcher.app.cli.one_process import say as _say
 from launcher.app.cli.options import (
     CHECKPOINT_HELP,
@@ -108,15 +107,14 @@ def evaluate(
         from launcher.after.evaluate.evaluation import recorded
         from launcher.after.evaluate.searched import with_searched
     store = Results(open_store(results))
-    with passing():
-        if only_table:
-            _print_table(with_searched(store, recorded(store, checkpoints, wanted, suite)), as_json)
-            return
-        measures = _measures(suite, data, tasks, assignments)
-        evaluation, table = _evaluated(
-            store, suite, checkpoints, wanted, measures, range(seeds), CellResources(cpus=cpus, gpus=gpus)
-        )
-        _print_table(table, as_json)
+    if only_table:
+        _print_table(with_searched(store, recorded(store, checkpoints, wanted, suite)), as_json)
+        return
+    measures = _measures(suite, data, tasks, assignments)
+    evaluation, table = _evaluated(
+        store, suite, checkpoints, wanted, measures, range(seeds), CellResources(cpus=cpus, gpus=gpus)
+    )
+    _print_table(table, as_json)
     _keep_for_reports(checkpoints, table)
     _end(evaluation)
 

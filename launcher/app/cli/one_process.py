@@ -10,16 +10,12 @@ from pathlib import Path
 
 import typer
 
-from data_service.errors import UserError as DataError
 from data_service.printable import visible, without_secrets
-from encoder_core.errors import UserError as ModelError
 
 
 @contextmanager
 def repeatable(scratch: Path | None = None) -> Iterator[None]:
-    """End the command with code 75 after a signal or an error that may pass by itself. `scratch` is the folder that
-    keeps what is done.
-    """
+    """End the command with code 75 after a signal. `scratch` is the folder that keeps what is done."""
     from launcher.contract import REPEAT
     from launcher.signals import answering
 
@@ -28,22 +24,8 @@ def repeatable(scratch: Path | None = None) -> Iterator[None]:
         if scratch is None
         else f"the same command goes on, with what {scratch} holds"
     )
-    with answering(REPEAT, stays), passing():
+    with answering(REPEAT, stays):
         yield
-
-
-@contextmanager
-def passing() -> Iterator[None]:
-    """Show an error that may pass by itself, and end the command with 75. All other errors are raised."""
-    from launcher.contract import MISTAKE, code_of
-
-    try:
-        yield
-    except (DataError, ModelError) as error:
-        if code_of(error) == MISTAKE:
-            raise
-        say(f"{error.problem}\n  {error.remedy}")
-        raise typer.Exit(code_of(error)) from error
 
 
 @contextmanager

@@ -125,22 +125,12 @@ def train(
     typer.echo(f"opening {without_secrets(run)}")  # what follows takes seconds of imports
     from rich.console import Console
 
-    from data_service.errors import UserError as DataError
-    from encoder_core.errors import UserError as ModelError
-    from launcher.contract import MISTAKE, code_of
-
-    try:
-        if recipe is not None:
-            require_recipe(recipe)
-        require_assignments(assignments or ())
-        require_run(run)
-        with work("opening the run"):
-            opened = _reconciled(run, recipe, tuple(assignments or ()), accept_changes, without_removed)
-    except (DataError, ModelError) as error:
-        if code_of(error) == MISTAKE:
-            raise
-        typer.echo(f"{error.problem}\n  {error.remedy}", err=True)
-        raise typer.Exit(code_of(error)) from error
+    if recipe is not None:
+        require_recipe(recipe)
+    require_assignments(assignments or ())
+    require_run(run)
+    with work("opening the run"):
+        opened = _reconciled(run, recipe, tuple(assignments or ()), accept_changes, without_removed)
     with work("loading libraries"):
         from launcher.app.companions import COMPANIONS
         from launcher.runtime.cluster.train import train

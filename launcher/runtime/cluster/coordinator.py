@@ -356,8 +356,8 @@ class Coordinator:
         if frugal and not self._frugal:
             failures = self._deaths.failures
             step = max(each.step for each in failures if each.committed == failures[-1].committed)
-            died = f"ranks died {CROWDED} times, last after step {step:,}"
-            reason = f"{died}, without an error, perhaps for want of memory"
+            why = "without an error, perhaps for want of memory"
+            reason = f"ranks died {CROWDED} times, at last after step {step:,}, {why}"
             self._log.event("memory_failed", step=step, reason=reason)
             self.note(f"{reason}: the next make no copies of the state and have no spare processes")
         self._frugal = frugal

@@ -23,7 +23,7 @@ from launcher.runtime.cluster.nodes import draining, lost
 from launcher.runtime.cluster.rank_placement import Placement, Seat
 from launcher.runtime.cluster.rank_process import RankProcess
 from launcher.runtime.policies.elastic import GroupStart, Sizing
-from launcher.runtime.policies.recovery import Recovery
+from launcher.runtime.policies.recovery import Recovery, spares_for
 
 Waiting = Generator[None, None, None]
 """A generator that yields now and then, so that its caller can do other things while it waits."""
@@ -35,7 +35,6 @@ _PLACED_S = 10.0  # time limit for Ray to reserve the places of the ranks
 _MOVED_S = 3.0  # time for Ray to move the places of a lost node to another one
 _POLL_S = 0.1
 _ALIVE_S = 1.0  # time limit for a spare process to answer
-_EACH_BYTES = 2 << 30  # a node's memory for each of its ranks and spare processes
 _NODE_LABEL = "ray.io/node-id"
 
 
@@ -181,18 +180,13 @@ class RankPool:
             return
         ranks = Counter(place.node for place in self._places if place.node is not None)
         there = Counter(spare.node for spare in self._spares)
-        wanted = self._wanted(ranks) if self._recovery.spares else {}
+        memory = {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in ray.nodes()}
+        wanted = spares_for(ranks, memory, self._recovery.spares)
         missing = {node: count - there[node] for node, count in sorted(wanted.items())}
         gone = draining() if any(count > 0 for count in missing.values()) else frozenset()
         for node, count in missing.items():
             if node not in gone:
                 self._spares += [self._spare(node, ranks[node]) for _ in range(count)]
-
-    def _wanted(self, ranks: Mapping[str, int]) -> dict[str, int]:
-        """Return how many spare processes each node with `ranks` is to have: one, and more where memory allows."""
-        memory = {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in ray.nodes()}
-        room = {node: int(memory.get(node, 0.0) // _EACH_BYTES) - count for node, count in ranks.items()}
-        return {node: max(1, min(self._recovery.spares, count)) for node, count in room.items()}
 
     def _vacate(self, kept: Sequence[Place]) -> None:
         """End the processes of all places but those `kept`. Ray holds these places for later groups."""

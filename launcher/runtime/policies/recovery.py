@@ -16,7 +16,7 @@ rest of the ring leads to another node, and gives each rank one copy to keep. Th
 If a node holds more than half of all ranks, the ranks of the other nodes keep more than one copy each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Literal
 
@@ -26,6 +26,9 @@ COPIES_SHARE = 0.0003
 """Share of the time that copies of the state in memory take at most with `memory_every: auto`. In simulated months of
 RoBERTa-large on 16 to 16,384 GPUs, also of which a node lasts a day, the goodput was nowhere better at 0.3 %: those
 copies cost more than the steps that they saved."""
+
+
+EACH_BYTES = 2 << 30  # memory of a node for each of its ranks and spare processes
 
 
 class Recovery(BaseModel):
@@ -43,6 +46,13 @@ class Recovery(BaseModel):
 
     spares: NonNegativeInt = 2  # the second is there while another takes the first one's place
     memory_every: PositiveInt | Literal["auto", "never"] = "auto"
+
+
+def spares_for(ranks: Mapping[str, int], memory: Mapping[str, float], most: int) -> dict[str, int]:
+    """Return how many spare processes each node with `ranks` is to have: at most `most`, and one at most where the
+    node's bytes of `memory` are fewer than `EACH_BYTES` for every rank and spare process."""
+    room = {node: int(memory.get(node, 0.0) // EACH_BYTES) - count for node, count in ranks.items()}
+    return {node: min(most, max(1, free)) for node, free in room.items()}
 
 
 def partners(nodes: Sequence[str]) -> list[int]:

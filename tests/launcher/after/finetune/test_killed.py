@@ -23,6 +23,7 @@ from launcher.after.finetune.settings import FinetuneSettings
 from launcher.after.finetune.tries import try_each
 from launcher.app.cli.main import app
 from launcher.contract import REPEAT
+from tests.support.checks.command import exit_code
 from tests.support.ranks.forked import forked
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server
@@ -75,7 +76,12 @@ def test_killed_at_any_request_to_the_store(
 
 
 def test_a_store_that_does_not_answer_at_the_end_loses_no_model(
-    models: Models, s3: S3Server, faults: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: Models,
+    s3: S3Server,
+    faults: FaultProxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("MASKFLEET_STORE_PATIENCE_S", "0.2")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
@@ -85,11 +91,11 @@ def test_a_store_that_does_not_answer_at_the_end_loses_no_model(
     faults.only, faults.always = lambda method, path: method in ("PUT", "POST"), "error 500"
     uri = f"s3://{s3.new_bucket()}/out"
     command = ["finetune", str(models("bert").folder), str(tmp_path / "task.yaml"), "--threads", "1"]
-    result = CliRunner().invoke(app, [*command, "--out", uri])
-    assert result.exit_code == REPEAT, result.output
-    assert "Traceback" not in result.output
-    (kept,) = (tmp_path / "temporary").iterdir()
-    assert f" {kept}" in result.stderr
+    assert exit_code(*command, "--out", uri) == REPEAT
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    (kept,) = (tmp_path / "temporary").glob("maskfleet-finetuned-*")
+    assert f" {kept}" in said
     faults.always = None
     again = CliRunner().invoke(app, [*command, "--out", uri], catch_exceptions=False)
     assert again.exit_code == 0

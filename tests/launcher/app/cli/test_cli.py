@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from launcher.app.cli import main as cli
 from launcher.app.cli.main import app
+from launcher.contract import REPEAT
 from tests.support.checks.command import exit_code, maskfleet
 from tests.support.checks.silence import without_signs_of_life
 from tests.support.data.made_up import write_text
@@ -205,7 +206,7 @@ def test_a_dead_endpoint_is_one_sentence_and_the_error() -> None:
         "0",
     ]
     ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
-    assert ended.returncode == 2
+    assert ended.returncode == REPEAT
     said = without_signs_of_life(ended.stderr).splitlines()
     assert " s3://b/runs/x/run.json: " in said[0]
     assert " 7 s " in said[0]

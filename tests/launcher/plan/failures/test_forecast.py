@@ -91,7 +91,7 @@ def test_the_recipe_says_what_is_held_ready() -> None:
     def kept(*settings: str) -> Standby:
         return standby(estimate(load("bert-base", settings), cluster))
 
-    auto, rare = kept(), kept("recovery.memory_every=50", "recovery.spares=2")
+    auto, rare = kept(), kept("recovery.memory_every=50", "recovery.spares=4")
     assert auto.copies is not None
     assert rare.copies is not None
     assert rare.copies.every == 50

@@ -161,7 +161,7 @@ def test_a_node_that_cannot_be_spared_stays(cluster: Cluster, tmp_path: Path) ->
         ranks.record({"kind": "step"})
     assert ranks.close(10)
     told = [e for e in read_history(LocalStore(tmp_path)).events if e["kind"] == "memory_failed"]
-    assert [(e["step"], "rank" in e) for e in told] == [(0, False)]
+    assert [(e["step"], "rank" in e) for e in told] == [(7, False)]
 
 
 def test_an_error_that_comes_back_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
