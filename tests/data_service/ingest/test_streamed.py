@@ -135,15 +135,14 @@ def test_a_big_compressed_file_is_many_tasks(tmp_path: Path, big: Path) -> None:
     tokenizer = tokenizer_folder(tmp_path / "tokenizer")
     manifest = build_corpus([str(big)], str(tmp_path / "corpus"), tokenizer, FINE, seen.append)
     assert seen[0].stage == "measuring"
-    assert {progress.total for progress in seen if progress.stage == "writing"} == {
-        progress.total for progress in seen if progress.stage == "reading"
-    }
-    assert max(progress.total for progress in seen if progress.stage == "writing") > 5
+    totals = {stage: [each.total for each in seen if each.stage == stage] for stage in ("reading", "writing")}
+    assert max(totals["writing"]) == max(totals["reading"]) > 5
+    assert len(set(totals["writing"])) == 2, "a few come first, to see what the tokenizer loses"
     assert manifest.counts["documents_read"] == len(TEXTS) + 5
     assert manifest.counts["duplicates"] == 3 + len(TEXTS) - len(set(TEXTS))
 
 
-@pytest.mark.parametrize(("stage", "done"), [("measuring", 1), ("reading", 5), ("writing", 4)])
+@pytest.mark.parametrize(("stage", "done"), [("measuring", 1), ("reading", 5), ("writing", 2)])
 def test_an_interrupted_build_goes_on_inside_the_file(
     tmp_path: Path, big: Path, whole: dict[str, bytes], stage: str, done: int
 ) -> None:
