@@ -43,10 +43,10 @@ RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("size",
 def hash_text(text: str) -> bytes:
     """Return the hash of a document, 16 bytes: blake2b, 8 bytes each, of its text and its `folded_text`.
 
-    Documents with equal hashes count as equal; line ends and white space at the ends make no difference. Documents
-    with the same tokens have equal second halves, unless the unknown token is among them.
+    Documents with equal hashes count as equal. Documents with the same tokens have equal second halves, unless the
+    unknown token is among them.
     """
-    halves = (text.replace("\r\n", "\n").strip(), folded_text(text))
+    halves = (text, folded_text(text))
     return b"".join(hashlib.blake2b(half.encode(), digest_size=8).digest() for half in halves)
 
 

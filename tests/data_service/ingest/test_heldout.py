@@ -53,8 +53,8 @@ def build_with(kind: Kind, folder: Path, inputs: Path) -> tuple[CorpusManifest, 
     return corpus.manifest, sides[0], sides[1]
 
 
-def test_line_ends_and_white_space_at_the_ends_make_copies(tmp_path: Path) -> None:
-    """The case of the issue: each document once more with other line ends."""
+def test_line_ends_and_white_space_at_the_ends_do_not_change_sides(tmp_path: Path) -> None:
+    """Each document once more with other line ends: no copy, since its tokens are others, but on the same side."""
     written = [text.strip() for text in DOCUMENTS[:60]]
     crlf = [text.replace("\n", "\r\n") + "\r\n" for text in written]
     write_jsonl(tmp_path / "inputs/a.jsonl", written)
@@ -62,9 +62,10 @@ def test_line_ends_and_white_space_at_the_ends_make_copies(tmp_path: Path) -> No
     for number, text in enumerate(written[:10]):
         (tmp_path / f"inputs/c-{number}.txt").write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\n\n \n")
     manifest, train, heldout = build_with("byte_bpe", tmp_path, tmp_path / "inputs")
-    assert manifest.counts["duplicates"] == 70
-    assert len(train) + len(heldout) == len({*train, *heldout}) == 60
-    assert min(len(train), len(heldout)) > 10
+    assert manifest.counts["duplicates"] == 0
+    assert not {*train} & {*heldout}
+    assert len(train) + len(heldout) == 130
+    assert min(len(train), len(heldout)) > 20
 
 
 def written_in_ways(random: Random) -> list[str]:
@@ -93,10 +94,7 @@ def test_equal_tokens_never_lie_on_both_sides(tmp_path: Path, kind: Kind) -> Non
 def test_texts_that_differ_in_white_space_are_on_the_same_side(text: str) -> None:
     other = text.replace("\n", "\r\n") + "\n"
     assert hash_text(text)[8:] == hash_text(other)[8:]
-    assert "\r" in text or hash_text(text) == hash_text(other), "copies"
-    wider = f"x{text}x".replace(" ", "  ")
-    assert hash_text(f"x{text}x")[8:] == hash_text(wider)[8:]
-    assert " " not in text or hash_text(f"x{text}x")[:8] != hash_text(wider)[:8], "they have other tokens"
+    assert hash_text(text)[:8] != hash_text(other)[:8], "they have other tokens"
 
 
 @settings(deadline=None)

@@ -22,7 +22,7 @@ from data_service.samples.similar_words import dump_similar_words, parse_similar
 from data_service.store.base import digest
 from data_service.store.local import LocalStore
 from launcher.after.compare.place import comparison_at
-from launcher.after.evaluate.cell import CellFigures, GridRecord, Result, Results
+from launcher.after.evaluate.cell import RULES, CellFigures, GridRecord, Result, Results
 from launcher.after.evaluate.evaluation import rows
 from launcher.after.finetune.export import read_head
 from launcher.errors import BurninError, RunError
@@ -101,7 +101,7 @@ FORMATS = {
     "a row of a table": Format("run/tables/*.json", _sealed, (REPORT,)),
     "baselines": Format("run/baselines.json", _object, (REPORT,)),
     "run.json": Format("run/run.json", _object, (STATUS, REPORT, ("checkpoints", "list", "{run}"))),
-    "a result": Format("results/rules-1/*.json", _sealed, (TABLE,)),
+    "a result": Format(f"results/rules-{RULES}/*.json", _sealed, (TABLE,)),
     "a grid": Format("results/grids/*.json", _sealed, (TABLE,)),
     "a comparison": Format(
         "compared/comparison.json", _object, (("compare", "--only-page", "--out", "{root}/compared"),)
