@@ -245,7 +245,7 @@ def _fill(
     task: WriteTask, tokenizer: Tokenizer, finder: UnitFinder | None, parts: tuple[PartWriter, PartWriter]
 ) -> _Filled:
     """Put every kept document, or each of its stretches, into its part; return what was counted."""
-    filled = _Filled(TextEncoder(tokenizer), LossMeter(tokenizer))
+    filled = _Filled(TextEncoder(tokenizer, task.split.size), LossMeter(tokenizer))
     for batch in _batches(_pieces(task)):
         encoded = _encode(task, filled, finder, batch)
         for piece, document in zip(batch, encoded, strict=True):

@@ -9,11 +9,13 @@ tokens. Where the two counts differ, the text is left to the definition, too.
 """
 
 import json
+import os
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +30,12 @@ from data_service.tokenizers.words import SPACE
 VERSIONS = {"fastokens": "0.3.5", "splintr-rs": "0.22.0"}
 """The versions that were tried on millions of texts; others are not used."""
 
-TRIED_CHARACTERS = 1 << 16  # of the first texts, which are encoded both ways
-_KEPT_CHARACTERS = 1 << 25  # then a library is opened anew: the caches of fastokens grow by each word
+TRIED_CHARACTERS = 1 << 14  # of the first texts, which are encoded both ways
+WORTHWHILE_BYTES = 1 << 20  # of text, below which opening a library takes longer than the definition
+_LOOKED_CHARACTERS = 1 << 22  # after which the memory is looked at
+_CACHE_BYTES = (
+    1 << 27
+)  # by which it may grow before a library is opened anew: fastokens keeps every word that it met
 
 _LIBRARIES: dict[Kind, str] = {"byte_bpe": "fastokens", "wordpiece": "splintr-rs", "unigram": "splintr-rs"}
 _FORMS = ("NFC", "NFKC", "NFD", "NFKD")
@@ -53,7 +59,8 @@ class TextEncoder:
         counts: number of texts by library and version, with the reason if it is the definition for all of them.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, text_bytes: int = WORTHWHILE_BYTES) -> None:
+        """`text_bytes`: about how much text is to be encoded; for little, no other library is opened."""
         self.counts = Counter[str]()
         self._tokenizer = tokenizer
         self._untried = TRIED_CHARACTERS
@@ -61,7 +68,7 @@ class TextEncoder:
         self._quick: _QuickEncoder | None = None
         self._reason = ""
         try:
-            self._quick = _quick_encoder(tokenizer)
+            self._quick = _quick_encoder(tokenizer) if text_bytes >= WORTHWHILE_BYTES else None
         except _Unsuited as reason:
             self._reason = f" ({reason})"
 
@@ -128,7 +135,7 @@ class _QuickEncoder:
         self._definition = tokenizer.text_definition
         self._pieces = _piece_rules(tokenizer, json.loads(self._definition))
         self._classes = CharacterClasses(_UNTRIED)
-        self._characters = 0
+        self._characters, self._most_bytes = 0, _resident_bytes() + _CACHE_BYTES
         try:
             with library_errors(self.name):
                 self._library = OPEN[library](self._definition)
@@ -156,8 +163,11 @@ class _QuickEncoder:
 
     def _ids(self, text: str) -> _Ids | None:
         self._characters += len(text)
-        if self._characters > _KEPT_CHARACTERS:
-            self._library, self._characters = OPEN[self.name.split()[0]](self._definition), len(text)
+        if self._characters > _LOOKED_CHARACTERS:
+            self._characters = 0
+            if _resident_bytes() > self._most_bytes:
+                self._library = OPEN[self.name.split()[0]](self._definition)
+                self._most_bytes = _resident_bytes() + _CACHE_BYTES
         try:
             with library_errors(self.name):
                 return self._library(text)
@@ -182,6 +192,10 @@ class _QuickEncoder:
             return _LETTER
         alone, spaced = (int(begins[ids].sum()) for ids in contexts[:2])
         return _EFFECTS.get((alone, spaced), _DIFFERING)
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class _PieceRules(NamedTuple):

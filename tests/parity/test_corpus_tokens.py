@@ -14,6 +14,7 @@ from data_service.corpus.corpus import open_corpus
 from data_service.corpus.reader import read_block
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
+from data_service.tokenizers import quick
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.loss import KINDS
 from tests.support.data.all_sorts import documents_of_all_sorts
@@ -22,6 +23,11 @@ from tests.support.data.tokenizer_folders import FOLDERS
 
 DEFAULT = ("bert-cased", "roberta", "albert", "deberta-v2", "xlm-roberta", "llama-3")
 OPTIONS = BuildOptions(heldout_fraction=0, accept_loss=frozenset(set(KINDS) - {"case", "bytes"}))
+
+
+@pytest.fixture(autouse=True)
+def quick_for_little_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quick, "WORTHWHILE_BYTES", 0)
 
 
 def _corpus(folder: Path, tokenizer: Path, texts: list[str]) -> list[list[int]]:

@@ -120,6 +120,12 @@ def test_other_versions_are_not_used(tokenizers: dict[str, Tokenizer], unknown_v
     assert encoder.counts == {f"{DEFINITION} (fastokens is 0.3.5, 0.0 was tried)": 1}
 
 
+def test_for_little_text_no_library_is_opened(tokenizers: dict[str, Tokenizer]) -> None:
+    encoder = TextEncoder(tokenizers["byte_bpe"], quick.WORTHWHILE_BYTES - 1)
+    encoder.encode_placed(["a b"])
+    assert encoder.counts == {DEFINITION: 1}
+
+
 def test_other_kinds_are_left_to_the_definition() -> None:
     encoder = TextEncoder(train_tokenizer("bpe", DOCUMENTS[:50], 600))
     encoder.encode_placed(["a b", "c"])
@@ -142,6 +148,7 @@ def test_a_process_may_be_forked_afterwards(tokenizers: dict[str, Tokenizer], ki
 def test_a_corpus_is_the_same_bytes_either_way(
     tokenizers: dict[str, Tokenizer], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(quick, "WORTHWHILE_BYTES", 0)
     save_tokenizer(tokenizers[kind], str(tmp_path / "tokenizer"))
     random = Random(kind)
     texts = [*documents_of_all_sorts(150, seed=11), *(random.choice(DOCUMENTS)[:3000] for _ in range(30))]

@@ -124,7 +124,7 @@ def place(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     _record_steps(store)
     _measure(store, open_run(uri).record.fingerprint)
     results = Results(LocalStore(root / "results"))
-    kept = results.keep(Result(rules=1, cell=cell(task="sst2"), measured=FIGURES, versions={}))
+    kept = results.keep(Result(rules=RULES, cell=cell(task="sst2"), measured=FIGURES, versions={}))
     results.keep_grid(GridRecord(suite="sst2", cells=(kept.cell,)))
     comparison_at(str(root / "compared"), (), (1,), None).keep()
     (root / "model").mkdir()
