@@ -1,5 +1,7 @@
 """The characters of a text as an array, for what is decided character by character."""
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,3 +32,15 @@ def code_points(text: str) -> NDArray[np.uint8] | NDArray[np.uint32]:
     if text.isascii():
         return np.frombuffer(text.encode(), dtype=np.uint8)
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+
+
+def spaces(text: str) -> NDArray[np.bool_]:
+    """Return [characters] bool: which characters of a text are white space."""
+    return _spaces().of(text).view(np.bool_)
+
+
+@cache
+def _spaces() -> CharacterClasses:
+    found = CharacterClasses()
+    found.table[[code for code in range(0x3001) if chr(code).isspace()]] = 1  # there are none beyond
+    return found

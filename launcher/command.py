@@ -55,7 +55,7 @@ def is_looked_after(arguments: Sequence[str]) -> bool:
 def look_after(work: Callable[[], None]) -> int:
     """Run `work` in a child process, the driver. Return the exit code of the command."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
-    os.environ.pop(processes.COMMAND, None)  # of a command that started this one
+    os.environ.pop(processes.COMMAND, None)  # that a command which started this one has set
     name = processes.command_name()
     _sweep()
     os.environ[processes.COMMAND] = name

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from data_service.characters import spaces
 from data_service.errors import InputError
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_file
@@ -206,17 +207,6 @@ class UnitFinder:
         for level, words in self._lists.items():
             starts[LEVELS.index(level)] = _with_entries(sentences, words)
         return starts[[LEVELS.index(level) for level in self.levels]]
-
-
-def spaces(text: str) -> NDArray[np.bool_]:
-    """Return [characters] bool: which characters of `text` are white space."""
-    codes = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
-    return np.isin(codes, _SPACES)
-
-
-_SPACES = np.array(
-    [code for code in range(0x3001) if chr(code).isspace()], dtype=np.uint32
-)  # there are no others
 
 
 def units_of_tokens(

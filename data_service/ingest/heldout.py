@@ -15,6 +15,7 @@ from itertools import groupby, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.characters import code_points
 from data_service.corpus.manifest import CorpusManifest, HeldoutRule
 from data_service.errors import InputError
 from data_service.ingest.scan import folded_text, is_blank, spaced_text
@@ -244,7 +245,7 @@ def _pieces(text: str, most: int) -> Iterator[str]:
 
     It is cut before spaces if there are any.
     """
-    codes = np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32).astype(np.uint64)
+    codes = code_points(text).astype(np.uint64)
     places = np.arange(_WINDOW, len(codes) + 1)  # a cut is before the character with this number
     spaces = np.append(codes == ord(" "), True)[places]
     allowed = spaces if np.count_nonzero(spaces) * 100 > len(spaces) else np.ones_like(spaces)

@@ -13,14 +13,14 @@ Forms of a character that Unicode calls canonically equivalent (`é` as one code
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
-from data_service.characters import CODE_POINTS, CharacterClasses, code_points
+from data_service.characters import CODE_POINTS, code_points, spaces
 from data_service.errors import TokenizerError
 from data_service.tokenizers.words import SPACE
 
@@ -126,10 +126,8 @@ class LossMeter:
         self._tokenizer = tokenizer
         self._effects = _effects_of(tokenizer)
         self._unknown, self._bytes = tokenizer.special.unk, _byte_tokens(tokenizer)
-        self._codes = np.zeros(CODE_POINTS, dtype=np.int64)  # how often each code point occurs
-        self._behind = np.zeros(
-            CODE_POINTS, dtype=np.int64
-        )  # ... and does so as white space behind white space
+        # How often each code point occurs, and how often as white space behind white space.
+        self._codes, self._behind = np.zeros((2, CODE_POINTS), dtype=np.int64)
         self._lost = Counter[LossKind]()
         self._texts: dict[LossKind, Counter[str]] = {"unknown": Counter(), "bytes": Counter()}
 
@@ -137,10 +135,10 @@ class LossMeter:
         """Count the characters of texts, and those of their tokens that are unknown or single bytes."""
         for text, tokens in zip(texts, placed, strict=True):
             self._add_tokens(text, tokens)
-            codes, space = code_points(text), _spaces().of(text)
+            codes, space = code_points(text), spaces(text)
             for counts, found in (
                 (self._codes, codes),
-                (self._behind, codes[1:][space[1:] & space[:-1] > 0]),
+                (self._behind, codes[1:][space[1:] & space[:-1]]),
             ):
                 more = np.bincount(found)
                 counts[: len(more)] += more
@@ -194,13 +192,6 @@ class LossMeter:
             examples={kind: dict(counter) for kind, counter in examples.items() if counter},
         )
         return TextLoss.total([found])
-
-
-@cache
-def _spaces() -> CharacterClasses:
-    found = CharacterClasses()
-    found.table[[code for code in range(0x3001) if chr(code).isspace()]] = 1  # there are none beyond
-    return found
 
 
 class _Effects(NamedTuple):
