@@ -151,7 +151,7 @@ def sentence_bounds(text: str, language: Language = "any") -> NDArray[np.int64]:
     edges = edges[space[0] :] if len(space) else edges  # what precedes the first sentence is no boundary
     bounds = edges[: len(edges) // 2 * 2].reshape(-1, 2)
     newlines = np.flatnonzero(classes & _NEWLINE != 0)
-    run = np.searchsorted(edges[::2], newlines, side="right") - 1  # there are fewer of them than runs of white space
+    run = np.searchsorted(edges[::2], newlines, side="right") - 1  # fewer than the runs, so they are searched
     chosen = np.zeros(len(bounds) + 1, dtype=np.bool_)
     chosen[run] = True  # the last stands for those before the first sentence and behind the last one
     chosen = chosen[: len(bounds)]

@@ -17,7 +17,13 @@ import tokenizers
 from numpy.typing import NDArray
 
 from data_service.errors import TokenizerError
-from data_service.tokenizers.files import DEFINITION, Definition, companion_files, library_errors, parse_definition
+from data_service.tokenizers.files import (
+    DEFINITION,
+    Definition,
+    companion_files,
+    library_errors,
+    parse_definition,
+)
 from data_service.tokenizers.specials import END_OF_DOCUMENT, SpecialIds, SpecialNames, resolve_names
 from data_service.tokenizers.words import RULES, word_starts
 from data_service.types import Tokens
