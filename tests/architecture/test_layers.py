@@ -61,7 +61,6 @@ DRAWN = {
     "tests.support": """
         clusters -> stores
         faults -> data ranks runs stores
-        phase_key -> ranks runs
         tasks -> data models
         runs -> data models
         ranks -> models

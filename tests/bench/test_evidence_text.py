@@ -74,6 +74,7 @@ def test_sections_of_markdown() -> None:
     assert [paragraph.text for paragraph in motivation.paragraphs] == [f"{PLAIN} with code and a link."]
 
 
+@pytest.mark.long
 @given(st.lists(words, min_size=1, max_size=6), st.sampled_from(["# {}", "### {}", "{}\n======"]))
 def test_plain_text_comes_through_as_it_is(paragraphs: list[list[str]], heading: str) -> None:
     text = "\n\n".join([heading.format("Heading"), *(" ".join(one) for one in paragraphs)])

@@ -104,6 +104,7 @@ def check_changes(root: Path, count: int, seed: int) -> None:
     sound(str(root / "run"))
 
 
+@pytest.mark.long
 def test_a_byte_that_is_changed_anywhere_is_named(root: Path) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -116,6 +117,7 @@ def test_bytes_that_are_changed_anywhere_are_named(root: Path, seed: int) -> Non
     check_changes(root, 200, seed)
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_makes_the_certificate_older_and_not_wrong(root: Path) -> None:
     run = new_run(root, "longer", *SHORT)
     finish(run, 1, stop_at=3)
@@ -136,6 +138,7 @@ def test_a_run_that_goes_on_makes_the_certificate_older_and_not_wrong(root: Path
     assert again == second
 
 
+@pytest.mark.long
 def test_segments_may_be_packed(run: str) -> None:
     store = LocalStore(Path(run))
     while pack_once(store, 1, over=True, most_segments=3):
@@ -147,6 +150,7 @@ def test_segments_may_be_packed(run: str) -> None:
     assert "metrics/a000001/" in named(run)
 
 
+@pytest.mark.long
 def test_settings_may_change_and_a_new_certificate_says_so(run: str) -> None:
     operate(run, "logging.flush_seconds=5")
     assert "recipe.yaml" in named(run)
@@ -170,6 +174,7 @@ def test_what_must_not_change_is_not_certified_again(run: str) -> None:
     assert Path(run, CERTIFICATE).read_bytes() == before
 
 
+@pytest.mark.long
 def test_a_copy_elsewhere_with_its_corpus_is_the_same(root: Path, run: str, tmp_path: Path) -> None:
     shutil.copytree(root / "corpus", tmp_path / "corpus")
     there = examine(run, certificate_of(str(root / "run")), corpora={"text": str(tmp_path / "corpus")})
@@ -261,6 +266,7 @@ def test_a_signature_holds_for_its_key_and_its_bytes_alone(run: str, keys: Path,
         certificate_of(run, mine)
 
 
+@pytest.mark.long
 def test_without_a_certificate_hashes_of_commits_and_corpora_are_checked(root: Path, run: str) -> None:
     Path(run, CERTIFICATE).unlink()
     sound(run)
@@ -276,6 +282,7 @@ def ended(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["runs", *arguments])
 
 
+@pytest.mark.long
 def test_the_commands(run: str, keys: Path) -> None:
     assert ended("certify", run, "--key", str(keys / "mine.pem")).exit_code == 0
     done = ended("verify", run, "--public-key", str(keys / "mine.public.pem"), "--json")

@@ -89,6 +89,7 @@ def found(done: Comparison) -> ComparisonState:
     return read_found(done)
 
 
+@pytest.mark.long
 def test_runs_of_one_seed_read_the_same_rows(done: Comparison) -> None:
     for seed in SEEDS:
         first, *others = (ledger(done.uri(arm.label, seed)) for arm in done.arms)
@@ -125,6 +126,7 @@ def test_a_phases_own_setting_is_held_against_what_it_changes(
     assert list(sections) == [what]
 
 
+@pytest.mark.long
 def test_started_again_it_trains_nothing_twice(done: Comparison, trainer: Trainer) -> None:
     before = [committed(done.run(arm.label, seed).store) for arm in done.arms for seed in SEEDS]  # type: ignore[union-attr]
     starts = list(trainer.starts)
@@ -217,6 +219,7 @@ def test_another_recipe_in_its_place_is_refused_before_anything_is_trained(
     done.keep()
 
 
+@pytest.mark.long
 def test_a_run_that_cannot_be_trained_does_not_stop_the_others(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +234,7 @@ def test_a_run_that_cannot_be_trained_does_not_stop_the_others(
     assert "complete" in render(read_found(comparison), work.failures, NOW)
 
 
+@pytest.mark.long
 def test_an_interrupt_while_a_run_takes_its_last_steps_begins_no_other(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def found() -> Forecast:
     return forecast(e)
 
 
+@pytest.mark.long
 def test_survivors_that_stay_lose_less(found: Forecast) -> None:
     anew, shared, memory, stay = found.ways
     assert stay.at_best.goodput > memory.at_best.goodput > max(anew.at_best.goodput, shared.at_best.goodput)
@@ -59,6 +60,7 @@ def test_limits_grow_with_the_ranks(found: Forecast) -> None:
             assert limit.used == pytest.approx(32 / limit.ranks, rel=1e-3)
 
 
+@pytest.mark.long
 def test_copies_burden_neither_steps_nor_network() -> None:
     """Of a large state in short steps on a slow network."""
     e = estimate(load("deberta-v2-xxlarge", ("microbatch=2",)), Cluster(2, 8, find_gpu("A10G"), mtbf=1e9))
@@ -71,6 +73,7 @@ def test_copies_burden_neither_steps_nor_network() -> None:
     assert kept.network == pytest.approx(LINK_SHARE * kept.copies.transfer / between)
 
 
+@pytest.mark.long
 def test_the_command_prints_table_and_arithmetic() -> None:
     result = CliRunner().invoke(app, ["estimate", *BERT, "--failures"])
     assert result.exit_code == 0
@@ -85,6 +88,7 @@ def test_the_command_prints_table_and_arithmetic() -> None:
     assert "Llama 3" not in CliRunner().invoke(app, ["estimate", *BERT]).output
 
 
+@pytest.mark.long
 def test_the_recipe_says_what_is_held_ready() -> None:
     cluster = Cluster(4, 8, find_gpu("H100"), mtbf=300 * 3600)
 
@@ -103,6 +107,7 @@ def test_the_recipe_says_what_is_held_ready() -> None:
     assert render_standby(never)
 
 
+@pytest.mark.long
 def test_a_spare_process_for_each_rank_saves_new_ones() -> None:
     def restart(spares: int) -> float:
         e = estimate(
@@ -113,6 +118,7 @@ def test_a_spare_process_for_each_rank_saves_new_ones() -> None:
     assert restart(7) == restart(1) == pytest.approx(restart(8) + PROCESS_S + 512 / ACTORS_A_SECOND)
 
 
+@pytest.mark.long
 def test_without_copies_in_memory_every_death_goes_back_to_a_commit() -> None:
     e = estimate(
         load("bert-base", ("recovery.memory_every=never",)), Cluster(4, 8, find_gpu("H100"), mtbf=3e5)
@@ -131,6 +137,7 @@ def test_without_a_cluster_nothing_is_measured_first() -> None:
     assert "--measure" not in result.exception.remedy
 
 
+@pytest.mark.long
 def test_as_json_it_has_the_same_figures(found: Forecast) -> None:
     result = CliRunner().invoke(app, ["estimate", *BERT, "--set", "microbatch=8", "--failures", "--json"])
     told = json.loads(result.stdout)["failures"]
@@ -139,6 +146,7 @@ def test_as_json_it_has_the_same_figures(found: Forecast) -> None:
     assert "failures" not in json.loads(CliRunner().invoke(app, ["estimate", *BERT, "--json"]).stdout)
 
 
+@pytest.mark.long
 def test_a_single_gpu_has_a_forecast_too() -> None:
     e = estimate(load("bert-base"), Cluster(1, 1, find_gpu("H100"), mtbf=100 * 3600))
     alone = forecast(e)

@@ -162,6 +162,7 @@ def compare(
     return found[-1]
 
 
+@pytest.mark.long
 def test_a_real_coordinator_decides_the_same_for_1024_ranks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
