@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from data_service.types import Tokens
 
 
-class Axis(Enum):
+class ColumnAxis(Enum):
     """What the entries of a column belong to. A row has one entry on the first axis, and any number on the others."""
 
     ROW = auto()
@@ -25,7 +25,7 @@ class Axis(Enum):
 
 
 _T = TypeVar("_T", bound=np.generic)
-ByRow = Annotated[NDArray[_T] | None, Axis.ROW]
+ByRow = Annotated[NDArray[_T] | None, ColumnAxis.ROW]
 Edges = NDArray[np.int64]
 
 
@@ -63,24 +63,24 @@ class Samples:
         corrupted_offsets: [N + 1] int64, offsets in `corrupted`; None without it.
     """
 
-    tokens: Annotated[Tokens, Axis.TOKEN]
-    offsets: Annotated[Edges, Axis.TOKEN]
-    target_positions: Annotated[NDArray[np.int64], Axis.TARGET]
-    target_ids: Annotated[Tokens, Axis.TARGET]
+    tokens: Annotated[Tokens, ColumnAxis.TOKEN]
+    offsets: Annotated[Edges, ColumnAxis.TOKEN]
+    target_positions: Annotated[NDArray[np.int64], ColumnAxis.TARGET]
+    target_ids: Annotated[Tokens, ColumnAxis.TARGET]
     segment_starts: ByRow[np.int32] = None
     restarts: ByRow[np.bool_] = None
     languages: ByRow[np.uint16] = None
     pair_label: ByRow[np.int8] = None
-    order: Annotated[NDArray[np.int32] | None, Axis.TOKEN] = None
+    order: Annotated[NDArray[np.int32] | None, ColumnAxis.TOKEN] = None
     reversed_rows: ByRow[np.bool_] = None
     text_starts: ByRow[np.int32] = None
     cls_last: ByRow[np.bool_] = None
     causal: ByRow[np.bool_] = None
-    holes: Annotated[NDArray[np.int64] | None, Axis.HOLE] = None
+    holes: Annotated[NDArray[np.int64] | None, ColumnAxis.HOLE] = None
     rates: ByRow[np.float32] = None
     maskable: ByRow[np.int32] = None
-    corrupted: Annotated[Tokens | None, Axis.FORM] = None
-    corrupted_offsets: Annotated[Edges | None, Axis.FORM] = None
+    corrupted: Annotated[Tokens | None, ColumnAxis.FORM] = None
+    corrupted_offsets: Annotated[Edges | None, ColumnAxis.FORM] = None
 
     @property
     def rows(self) -> int:
@@ -92,7 +92,7 @@ class Samples:
         return sum(column.nbytes for column in _columns(self).values())
 
 
-_AXES: dict[str, Axis] = {
+_AXES: dict[str, ColumnAxis] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(Samples, include_extras=True).items()
 }
 _OFFSETS = ("offsets", "corrupted_offsets")
@@ -105,7 +105,7 @@ def _columns(samples: Samples) -> dict[str, NDArray[Any]]:
     return {name: column for name, column in found.items() if column is not None}
 
 
-def _edges(samples: Samples, chosen: Sequence[int] | slice) -> dict[Axis, Edges]:
+def _edges(samples: Samples, chosen: Sequence[int] | slice) -> dict[ColumnAxis, Edges]:
     """Return where the rows begin and end along each ragged axis: those that `chosen` takes of [N + 1] edges."""
     columns, offsets = _columns(samples), samples.offsets[chosen]
     places = {_AXES[name]: np.searchsorted(columns[name], offsets) for name in _PLACES if name in columns}
@@ -118,13 +118,15 @@ def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
     edges = _edges(samples, [start, stop])
     found: dict[str, Any] = {}
     for name, column in _columns(samples).items():
-        if _AXES[name] is Axis.ROW:
+        if _AXES[name] is ColumnAxis.ROW:
             found[name] = column[start:stop]
         elif name in _OFFSETS:
             found[name] = column[start : stop + 1] - column[start]
         else:
             first, last = edges[_AXES[name]]
-            found[name] = column[first:last] - edges[Axis.TOKEN][0] if name in _PLACES else column[first:last]
+            found[name] = (
+                column[first:last] - edges[ColumnAxis.TOKEN][0] if name in _PLACES else column[first:last]
+            )
     return Samples(**found)
 
 
@@ -164,13 +166,13 @@ def deal_rows(samples: Samples, parts: Iterable[NDArray[np.int64]]) -> list[Samp
     return [_take_rows(samples, edges, part) for part in parts]
 
 
-def _take_rows(samples: Samples, edges: Mapping[Axis, Edges], rows: NDArray[np.int64]) -> Samples:
+def _take_rows(samples: Samples, edges: Mapping[ColumnAxis, Edges], rows: NDArray[np.int64]) -> Samples:
     """`edges`: [N + 1], where all rows begin and end along each ragged axis."""
     taken = {axis: _ragged_take(all_edges, rows) for axis, all_edges in edges.items()}
-    moved = taken[Axis.TOKEN][1][:-1] - samples.offsets[rows]
+    moved = taken[ColumnAxis.TOKEN][1][:-1] - samples.offsets[rows]
     found: dict[str, Any] = {}
     for name, column in _columns(samples).items():
-        if _AXES[name] is Axis.ROW:
+        if _AXES[name] is ColumnAxis.ROW:
             found[name] = column[rows]
             continue
         where, offsets = taken[_AXES[name]]
