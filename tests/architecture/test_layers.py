@@ -27,7 +27,6 @@ DRAWN = {
         measure -> estimate
     """,
     "launcher.after": """
-        compare -> diagnose tasks
         evaluate -> diagnose embed export finetune tasks
         diagnose -> finetune tasks
         embed -> export finetune tasks

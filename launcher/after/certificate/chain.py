@@ -30,7 +30,7 @@ Digests = tuple[Sha256, ...]
 class _Strict(BaseModel, frozen=True, extra="forbid"): ...
 
 
-class Link(_Strict):
+class Link(_Strict, frozen=True):
     """A link of the chain. `what`: key of the object, or prefix of the log; its newest link holds."""
 
     what: str
@@ -38,7 +38,7 @@ class Link(_Strict):
     digest: Sha256
 
 
-class Certificate(_Strict):
+class Certificate(_Strict, frozen=True):
     format: Literal[2] = 2
     chain: Annotated[tuple[Link, ...], Field(min_length=1)]
 

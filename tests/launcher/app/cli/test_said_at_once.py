@@ -46,8 +46,6 @@ RIGHT = {
     "checkpoints export": "{run} --out {new} --step 3",
     "checkpoints list": "{run}",
     "checkpoints verify": "{run}",
-    "compare": "quickstart roberta-base --corpus {corpus} --budget tokens=8M --set seed=2 --out {new} --seeds 1 "
-    "--points 2 --allow corpora --tokenizer {tokenizer}",
     "corpus append": "{corpus} {text} --out {new} --workers 1 --text-field body --txt-documents blank_line --encoding "
     "utf-8 --delimiter ; --on-bad-bytes error --on-bad-records skip",
     "corpus build": "{text} --out {new} --tokenizer {tokenizer} --heldout 0.1 --workers 1 --negatives 1 --texts pairs "
@@ -268,7 +266,6 @@ def test_what_is_right_goes_on(places: dict[str, str]) -> None:
         "embed negatives",
         "embed train",
         "evaluate",
-        "compare",
         "diagnose",
         "fill",
         "recipe from",
