@@ -23,7 +23,6 @@ DRAWN = {
     "launcher.observe": "watch -> inspect",
     "launcher.plan": """
         burnin -> estimate measure
-        failures -> estimate
         measure -> estimate
     """,
     "launcher.after": """

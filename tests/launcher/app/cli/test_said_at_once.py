@@ -71,7 +71,7 @@ RIGHT = {
     "embed settings": "nli",
     "embed train": "{model} stsb --data {data} --out {new} --set epochs=1 --step 3 --scratch {new}",
     "estimate": "roberta-base --nodes 2 --gpus-per-node 8 --gpu H100 --mfu 0.3 --mtbf-hours 100 --text 160GB "
-    "--set zero=1 --failures",
+    "--set zero=1",
     "evaluate": "{model} sst2 --results {new} --task sst2 --seeds 1 --set lr=1e-3 --step 3 --cpus-per-cell 1 "
     "--gpus-per-cell 0",
     "fill": "{model} <mask> --step 3 --steps 2 --temperature 0.5 --seed 1 --count 2",
