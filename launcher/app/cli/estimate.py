@@ -7,8 +7,6 @@ import typer
 from launcher.app.cli.recipe import RecipeArgument, SetOption, TinyOption
 
 if TYPE_CHECKING:
-    from launcher.plan.estimate.estimate import Estimate
-    from launcher.plan.failures.forecast import Forecast
     from launcher.runtime.capacity.devices import Cluster
     from launcher.runtime.recipe.schema import Recipe
 
@@ -45,10 +43,6 @@ def estimate(
     mtbf_hours: MtbfOption = None,
     mfu: MfuOption = None,
     text: TextOption = None,
-    failures: Annotated[
-        bool,
-        typer.Option("--failures", help="Simulate months with faults: goodput, restarts, what breaks first."),
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Figures only, as JSON.")] = False,
 ) -> None:
     """Memory, time, data, checkpoints and GPU-hours of a recipe on a cluster, with the arithmetic.
@@ -58,10 +52,6 @@ def estimate(
 
     Memory and FLOPs are counted by running the recipe's own network without numbers. Time follows from the share of the
     peak that training reaches: `train` records it (MFU) on a GPU, and --mfu RUN takes it from there.
-
-    With --failures, months on the cluster are simulated, with faults drawn at random: as often as --mtbf-hours says, in
-    the proportions of Llama 3's 54 days. They show the goodput when all processes start anew from the last commit, when
-    the state comes from memory, and when the survivors stay, too; the best interval between saves; what breaks first.
     """
     from launcher.app.cli.recipe import load_recipe
     from launcher.errors import OptionError
@@ -79,7 +69,7 @@ def estimate(
     cluster = Cluster(nodes, gpus_per_node, find_gpu(gpu), hours * 3600)
     size = None if text is None else text_size(text)
     wanted = load_recipe(recipe, assignments, tiny)
-    _print_estimated(wanted, cluster, mfu, size, as_json=as_json, failures=failures)
+    _print_estimated(wanted, cluster, mfu, size, as_json=as_json)
 
 
 def _print_estimated(
@@ -89,7 +79,6 @@ def _print_estimated(
     text: float | None,
     *,
     as_json: bool,
-    failures: bool,
 ) -> None:
     import json
 
@@ -99,35 +88,7 @@ def _print_estimated(
 
     with work("counting what the recipe's network computes and keeps", unit="passes"):
         found = estimate(recipe, cluster, mfu, text=text)
-    forecast = _forecast(found) if failures else None
     if as_json:
-        typer.echo(json.dumps({**figures(found), **_failure_figures(found, forecast)}, indent=2))
+        typer.echo(json.dumps(figures(found), indent=2))
         return
     typer.echo(render(found))
-    _print_failures(found, forecast)
-
-
-def _forecast(found: "Estimate") -> "Forecast":
-    from launcher.plan.failures.forecast import forecast
-    from launcher.progress import work
-
-    with work("simulating months with faults", unit="simulations") as simulating:
-        return forecast(found, simulating.at)
-
-
-def _failure_figures(found: "Estimate", forecast: "Forecast | None") -> dict[str, object]:
-    from dataclasses import asdict
-
-    from launcher.plan.failures.recovery import standby
-    from launcher.plan.failures.render import figures
-
-    failures = {} if forecast is None else {"failures": figures(forecast)}
-    return {"standby": asdict(standby(found)), **failures}
-
-
-def _print_failures(found: "Estimate", forecast: "Forecast | None") -> None:
-    from launcher.plan.failures.render import render, render_standby
-
-    typer.echo(f"\n{render_standby(found)}")
-    if forecast is not None:
-        typer.echo(f"\n{render(found, forecast)}")
