@@ -24,11 +24,10 @@ from data_service.store.local import LocalStore
 from launcher.after.evaluate.cell import RULES, CellFigures, GridRecord, Result, Results
 from launcher.after.evaluate.evaluation import rows
 from launcher.after.finetune.export import read_head
-from launcher.errors import BurninError, RunError
+from launcher.errors import RunError
 from launcher.observe.inspect.kept_baselines import Baselines
 from launcher.observe.inspect.report.task_table import keep_rows
 from launcher.observe.trackers.publish import Publisher
-from launcher.plan.burnin.record import RecordFile
 from launcher.runtime.cluster.deaths import read_deaths
 from launcher.runtime.recipe.evaluation import AnisotropySettings, EvaluationTask
 from launcher.runtime.run.evaluations import DiagnosticCell, DiagnosticResult, write_commit, write_result
@@ -191,7 +190,6 @@ READERS: dict[str, tuple[Callable[[Path], object], type[Exception]]] = {
     "attempts/deaths.json": (lambda root: read_deaths(LocalStore(root), print), RunError),
     "trackers/x.state.json": (lambda root: Publisher(LocalStore(root), None, "trackers/x"), RunError),  # type: ignore[arg-type]
     "head.json": (lambda root: read_head(root / "head.json"), ExportError),
-    "burnin.json": (RecordFile, BurninError),
 }
 
 
