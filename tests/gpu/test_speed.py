@@ -1,4 +1,4 @@
-"""Layers compiled by torch, and how fast recipes train: tokens a second and MFU, compiled or not, with dropout or not."""
+"""Layers compiled by torch, and how fast recipes train: tokens a second and MFU, with dropout and without."""
 
 import os
 from collections.abc import Iterator
