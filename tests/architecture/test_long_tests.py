@@ -50,19 +50,19 @@ class Changed(Changes):
         return {"old": frozenset({self.name}), "new": frozenset()}.get(commit)
 
 
-ALONE, COMMAND = "tests/launcher/after/finetune/test_windows.py::test_a", "tests/cluster/test_home.py::test_b"
+ALONE, COMMAND = "tests/launcher/after/finetune/test_encode.py::test_a", "tests/cluster/test_home.py::test_b"
 
 
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
         (
-            "launcher/after/finetune/inputs.py",
+            "launcher/after/finetune/encode.py",
             [COMMAND, ALONE],
         ),  # the one imports it; the other's processes may
-        ("launcher/after/finetune/spans.py", [COMMAND, ALONE]),
+        ("launcher/after/finetune/answers.py", [COMMAND, ALONE]),
         ("data_service/stream/plan.py", [COMMAND]),
-        ("tests/launcher/after/finetune/test_windows.py", [ALONE]),
+        ("tests/launcher/after/finetune/test_encode.py", [ALONE]),
         ("README.md", []),
     ],
 )

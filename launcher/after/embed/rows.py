@@ -1,6 +1,5 @@
 """Rows of texts with labels to train and to measure on: from tasks, or from tables of any columns."""
 
-import hashlib
 import json
 import logging
 import math
@@ -39,12 +38,6 @@ class TextColumns:
 
     def __len__(self) -> int:
         return len(next(iter(self.texts.values())))
-
-    @property
-    def digest(self) -> str:
-        """Return the SHA-256 of the content."""
-        data = json.dumps([list(self.texts.values()), self.labels, self.classes], ensure_ascii=False)
-        return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def read_source(source: RowSource, root: str | None) -> TextColumns:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from data_service.store.open import open_store
 from launcher.after.evaluate.cell import Result, Results
+
+from data_service.store.open import open_store
 from launcher.observe.inspect.kept_baselines import KEY, Baselines
 from launcher.runtime.run.evaluations import Evaluated, evaluated
 from launcher.runtime.run.history import read_history

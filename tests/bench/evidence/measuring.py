@@ -8,6 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from launcher.after.evaluate.cell import GridRecord, Measure, Results
+from launcher.after.evaluate.compute_cell import compute
+from launcher.after.evaluate.evaluation import plan
+
 from checkpoints.hf.export import export_model, export_pair
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed
@@ -15,9 +19,6 @@ from data_service.store.open import open_store
 from encoder_core.families.catalogue import DetectorConfig
 from launcher.after.diagnose.evaluate import CommitOutcome, evaluate_checkpoint, evaluate_commit
 from launcher.after.diagnose.states import untrained
-from launcher.after.evaluate.cell import GridRecord, Measure, Results
-from launcher.after.evaluate.compute_cell import compute
-from launcher.after.evaluate.evaluation import plan
 from launcher.after.evaluate.measures import measures
 from launcher.after.finetune.pretrained import LocalModel, open_pretrained
 from launcher.after.tasks.task import load_task

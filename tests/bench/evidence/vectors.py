@@ -8,11 +8,12 @@ from pathlib import Path
 from threading import Event
 from typing import Literal
 
-from data_service.store.open import open_store
-from launcher.after.embed.evaluate import CellSettings
 from launcher.after.evaluate.cell import GridRecord, Measure, Results
 from launcher.after.evaluate.compute_cell import compute
 from launcher.after.evaluate.evaluation import plan
+
+from data_service.store.open import open_store
+from launcher.after.embed.evaluate import CellSettings
 from launcher.after.evaluate.measures import Vectors
 from launcher.after.finetune.pretrained import LocalModel, open_pretrained
 from launcher.after.tasks.task import load_task, task_digest
