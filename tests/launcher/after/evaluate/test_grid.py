@@ -98,9 +98,9 @@ def test_deaths_are_repeated_and_failures_are_named(pretrained: LocalModel, tmp_
     assert outcomes["whole"] == outcomes["dies-twice"] == CellFigures(metrics={"bytes": size})
     failures = {name: one for name, one in outcomes.items() if isinstance(one, CellFailure)}
     assert set(failures) == {"dies-always", "mistaken", "broken"}
-    assert "counting of" in failures["dies-always"].problem
+    assert works[2].cell.name in failures["dies-always"].problem
     assert (failures["mistaken"].remedy, failures["mistaken"].trace) == ("give one", "")
-    assert "ValueError: broken" in failures["broken"].problem
+    assert "ValueError" in failures["broken"].problem
     assert "Traceback" in failures["broken"].trace
     assert Path(diary).read_text().count("dies-always") == 3
 
