@@ -11,15 +11,11 @@ import numpy as np
 
 from launcher.after.embed.settings import RowSource
 from launcher.after.tasks.examples import Examples, Sentences
-from launcher.after.tasks.files import TaskFolder
-from launcher.after.tasks.rows import FileRow, RowFormat, read_rows, valid_text
-from launcher.after.tasks.schema import Format
+from launcher.after.tasks.files import FileRow, RowFormat, TaskFolder, format_of, read_rows, valid_text
 from launcher.after.tasks.task import Task, load_task
 from launcher.errors import TaskError
 
 _LOG = logging.getLogger(__name__)
-_FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".tsv": "tsv", ".csv": "csv", ".parquet": "parquet"}
-_PACKED = (".gz", ".zst")
 
 
 @dataclass(frozen=True)
@@ -116,15 +112,7 @@ def _of_files(source: RowSource, root: str) -> TextColumns:
 
 
 def _rows(path: str, source: RowSource, root: str) -> Iterator[FileRow]:
-    name = path.lower()
-    for ending in _PACKED:
-        name = name.removesuffix(ending)
-    form = next((kind for ending, kind in _FORMATS.items() if name.endswith(ending)), None)
-    if form is None:
-        raise TaskError(
-            f"{path} is of no known form",
-            remedy=f"give {', '.join(_FORMATS)}, also with {' or '.join(_PACKED)}",
-        )
+    form = format_of(path)
     where = TaskFolder(root, "embed train", source.published or "wherever you have your data")
     layout = RowFormat(form, tuple(source.columns), encoding=source.encoding, quoted=form == "csv")
     found = where.find(path)
