@@ -3,6 +3,7 @@ costs does not import torch.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["gelu", "gelu_tanh", "silu"]
@@ -38,3 +39,13 @@ MAX_TARGETS = 15
 """Largest number of tokens of one span that are predicted from its boundary (official code)."""
 
 CHUNKS = {"cuda": 2**27, "cpu": 2**24}  # logits per chunk, by kind of device: 512 and 64 MiB in fp32
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """The cache of states of earlier rows: the first `reuse` tokens of each row join it, and it keeps the last `length`
+    tokens. In training it is recomputed every `refresh_steps` steps."""
+
+    reuse: int
+    length: int
+    refresh_steps: int
