@@ -83,6 +83,7 @@ def row_of(model: str, folder: Path) -> TableRow:
     return row
 
 
+@pytest.mark.long
 def test_of_a_run_and_of_its_export(folder: Path, tmp_path: Path) -> None:
     run = open_run(str(folder / "run"))
     export_run(run, None, str(tmp_path / "model"))

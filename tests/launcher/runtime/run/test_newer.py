@@ -20,7 +20,6 @@ from data_service.errors import CorpusError
 from data_service.samples.similar_words import dump_similar_words, parse_similar_words
 from data_service.store.base import digest
 from data_service.store.local import LocalStore
-from launcher.after.compare.place import comparison_at
 from launcher.after.evaluate.cells import Cell, table
 from launcher.errors import BurninError, RunError
 from launcher.observe.inspect.kept_baselines import Baselines
@@ -46,7 +45,7 @@ def _more(draw: random.Random) -> dict[str, object]:
         f"new_{draw.randrange(99)}": draw.choice([None, 1, "x", [1.5], {"a": {}}])
         for _ in range(draw.randrange(3))
     }
-    return fields | {"format": draw.choice([2, 3, 1 << 40])}
+    return fields | {"format": draw.choice([3, 4, 1 << 40])}
 
 
 def _object(data: bytes, draw: random.Random) -> bytes:
@@ -96,9 +95,6 @@ FORMATS = {
     "a row of a table": Format("run/tables/*.json", _sealed, (REPORT,)),
     "baselines": Format("run/baselines.json", _object, (REPORT,)),
     "run.json": Format("run/run.json", _object, (STATUS, REPORT, ("checkpoints", "list", "{run}"))),
-    "a comparison": Format(
-        "compared/comparison.json", _object, (("compare", "--only-page", "--out", "{root}/compared"),)
-    ),
     "an export": Format(
         "exported/maskfleet_export.json", _object, (("checkpoints", "export", "{run}", "--out", "{root}/exported"),)
     ),
@@ -108,7 +104,7 @@ FORMATS = {
 
 @pytest.fixture(scope="module")
 def place(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with everything in it, a comparison, an export and a corpus."""
+    """A run with everything in it, an export and a corpus."""
     root = tmp_path_factory.mktemp("place")
     for name in ("corpus", "tokenizer"):
         shutil.copytree(inputs / name, root / name)
@@ -116,7 +112,6 @@ def place(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     Committing(uri).commit(3)
     _record_steps(store)
     _measure(store, open_run(uri).record.fingerprint)
-    comparison_at(str(root / "compared"), (), (1,), None).keep()
     (root / "model").mkdir()
     (root / "model/config.json").write_text("{}")
     publish(root / "model", LocalStore(root / "exported"), [])
