@@ -22,7 +22,6 @@ DRAWN = {
     """,
     "launcher.observe": "watch -> inspect",
     "launcher.plan": """
-        measure -> estimate
     """,
     "launcher.after": """
         evaluate -> diagnose embed export finetune tasks
@@ -45,10 +44,9 @@ DRAWN = {
     """,
     "encoder_core": """
         trials -> families layers objectives
-        train -> cost layers objectives optim
-        objectives -> cost families heads layers optim terms
-        terms -> cost families layers
-        cost -> families layers
+        train -> layers objectives optim
+        objectives -> families heads layers optim terms
+        terms -> families layers
         heads -> kernels layers
         families -> layers
         optim -> layers
@@ -58,7 +56,6 @@ DRAWN = {
     "tests.support": """
         clusters -> stores
         faults -> data ranks runs stores
-        phase_key -> ranks runs
         tasks -> data models
         runs -> data models
         ranks -> models

@@ -47,6 +47,7 @@ def only(kind: Kind, mtbf: float, seed: int, *, nodes: int = 512, wall: float = 
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mtbf", "interval"), [(4000.0, 600.0), (20_000.0, 900.0), (20_000.0, 300.0)])
 def test_goodput_is_that_of_dalys_model(mtbf: float, interval: float) -> None:
     """Deaths of single ranks at a constant rate, and a store that always answers. With few nodes, the failure
@@ -88,6 +89,7 @@ def check(month: Month) -> None:
     assert all(spent >= 0 for cause, spent in month.lost.items() if cause != "repeated")
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(FAULTS, OUTAGES, st.sampled_from([50.0, 400.0, 3000.0]), st.sampled_from([1, 4, 8]))
 def test_every_second_is_accounted_for(
@@ -97,6 +99,7 @@ def test_every_second_is_accounted_for(
         check(simulate(setting(least=least), way, interval, faults, outages, wall=1e5))
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(FAULTS, st.sampled_from([400.0, 3000.0]))
 def test_no_more_is_done_twice_where_survivors_stay(faults: list[Fault], interval: float) -> None:

@@ -113,6 +113,7 @@ def ensure_exposures(run: Run, folder: Path) -> None:
     assert all(step >= PHASE_1 for number, step, _ in expected if number >= old)
 
 
+@pytest.mark.long
 def test_a_document_that_is_removed_from_the_grown_corpus(folder: Path, grown: str) -> None:
     """Also from its part: neither is read by a run that is made afterwards."""
     shutil.copytree(folder / "grown", folder / "copy")

@@ -36,6 +36,7 @@ def take_out(folder: Path, seed: int) -> None:
     remove_documents(corpus, found, by="x", at=1, reason="asked for")
 
 
+@pytest.mark.long
 def test_a_run_under_way(folder: Path) -> None:
     undisturbed = finish(small_runs.new_run(folder, "undisturbed"), 1)
     calm, killed, wide = (small_runs.new_run(folder, name) for name in ("calm", "killed", "wide"))
@@ -116,6 +117,7 @@ def ensure_certified(uri: str) -> None:
     store.put(key, data)
 
 
+@pytest.mark.long
 def test_a_run_that_is_made_afterwards(folder: Path) -> None:
     take_out(folder, seed=7)
     run = finish(small_runs.new_run(folder, "afterwards"), 1)

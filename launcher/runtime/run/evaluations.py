@@ -20,10 +20,10 @@ from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.sealed import Sealed, SealedReader, keep, name_of, read, read_all
 
 ROOT = "evaluations/"
-VERSION = 2
+VERSION = 3
 """Version of the measures. It is raised when the same inputs would give other figures."""
 _COMMITS = f"{ROOT}commits/"
-_NAMED = 32  # hexadecimal digits of a hash in a name
+_HASH_DIGITS = 32  # hexadecimal digits of a hash in a name
 
 
 Form = Literal["raw", "whitened"]
@@ -209,4 +209,4 @@ def _commit_path(mark: CheckpointName) -> str:
 
 
 def _of_weights(weights: str) -> str:
-    return f"{ROOT}{weights[:_NAMED]}/"
+    return f"{ROOT}{weights[:_HASH_DIGITS]}/"

@@ -98,6 +98,7 @@ def check_changes(run: str, count: int, seed: int) -> None:
     sound(run)
 
 
+@pytest.mark.long
 def test_a_byte_that_is_changed_anywhere_is_named(root: Path) -> None:
     check_changes(str(root / "run"), 40, seed=11)
 
@@ -123,6 +124,7 @@ def test_bytes_that_are_changed_anywhere_are_named(root: Path, seed: int) -> Non
     check_changes(str(root / "run"), 200, seed)
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_makes_the_certificate_older_and_not_wrong(root: Path) -> None:
     run = new_run(root, "longer", *SHORT)
     finish(run, 1, stop_at=3)
@@ -143,6 +145,7 @@ def test_a_run_that_goes_on_makes_the_certificate_older_and_not_wrong(root: Path
     assert not found.notes
 
 
+@pytest.mark.long
 def test_segments_may_be_packed(run: str) -> None:
     store = LocalStore(Path(run))
     while pack_once(store, 1, over=True, most_segments=3):
@@ -154,6 +157,7 @@ def test_segments_may_be_packed(run: str) -> None:
     assert "metrics/a000001/" in named(run)
 
 
+@pytest.mark.long
 def test_settings_may_change_and_a_new_certificate_says_so(run: str) -> None:
     operate(run, "logging.flush_seconds=5")
     assert "recipe.yaml" in named(run)
@@ -252,6 +256,7 @@ def ended(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["runs", *arguments])
 
 
+@pytest.mark.long
 def test_the_commands(run: str, keys: Path) -> None:
     assert ended("certify", run, "--key", str(keys / "mine.pem")).exit_code == 0
     done = ended("verify", run, "--public-key", str(keys / "mine.public.pem"), "--json")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from data_service.store.open import open_store
 from launcher.after.tasks.examples import Questions, Sentences, Tagged, digest
-from launcher.after.tasks.sentences import to_bio
+from launcher.after.tasks.read import to_bio
 from launcher.after.tasks.task import Task, loads, task_digest
 from launcher.errors import TaskError
 from tests.support.stores.s3 import S3Server
@@ -99,9 +99,9 @@ def written_tables(draw: st.DrawFn) -> tuple[str, str, str, list[tuple[str, str]
 
 
 @settings(max_examples=40, deadline=None)
-@given(written_tables(), st.booleans())
+@given(written_tables())
 def test_the_same_examples_in_every_encoding_and_with_every_delimiter(
-    written: tuple[str, str, str, list[tuple[str, str]]], said: bool
+    written: tuple[str, str, str, list[tuple[str, str]]],
 ) -> None:
     form, encoding, delimiter, rows = written
     text = io.StringIO(newline="")
@@ -115,8 +115,7 @@ def test_the_same_examples_in_every_encoding_and_with_every_delimiter(
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, f"pairs.{form}").write_bytes(text.getvalue().encode(encoding))
         declared = {} if encoding in MARKED else {"encoding": encoding}
-        more = {"delimiter": delimiter} if said else {}
-        examples = pairs(folder, form, **declared, **more).read("train")
+        examples = pairs(folder, form, **declared, delimiter=delimiter).read("train")
         assert isinstance(examples, Sentences)
         assert examples.second is not None
         assert list(zip(examples.first, examples.second, strict=True)) == rows
@@ -150,6 +149,7 @@ def test_compressed_files_are_found_by_the_name_without_ending(tmp_path: Path) -
     assert len(set(found)) == 1
 
 
+@pytest.mark.long
 def test_files_on_s3(s3: S3Server, tmp_path: Path) -> None:
     rows = [("a", "b", "no"), ("c", "d", "yes")]
     root = f"s3://{s3.new_bucket()}/tasks"
@@ -172,6 +172,7 @@ def test_a_digest_is_of_what_decides_a_result(tmp_path: Path) -> None:
     assert task_digest(pairs(tmp_path, "tsv")) != first  # the same name, other data
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(st.lists(TEXT, min_size=1, max_size=60), st.floats(0, 0.45), st.floats(0, 0.45), st.randoms())
 def test_held_out_splits_are_disjoint_whole_and_do_not_depend_on_order(

@@ -131,6 +131,7 @@ def stub(folder: Path, module: str, body: str) -> Mapping[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -163,6 +164,7 @@ def test_a_client_that_fails_is_one_line_to_the_operator(
     assert re.search(reason, text), text
 
 
+@pytest.mark.long
 def test_a_client_that_hangs_is_ended_with_the_command(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +189,7 @@ def await_pid(file: Path) -> psutil.Process:
     return psutil.Process(int(file.read_text()))
 
 
+@pytest.mark.long
 def test_without_a_login_the_operator_is_told(store: Store) -> None:
     notes: list[str] = []
     (order,) = orders(store, load("quickstart", ("logging.wandb={project: p}",)))
@@ -219,6 +222,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.long
 def test_what_a_killed_driver_leaves_is_published_and_then_the_process_ends(store: Store) -> None:
     Attempt(store).train(6).commit()
     order = both(store, poll_s=600.0)[1]

@@ -158,6 +158,7 @@ PARTS = st.sampled_from(
 ) | st.sampled_from("@:/?#[] \\\t\n\x00é")
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=st.lists(PARTS, max_size=4), secret=SECRETS, after=st.lists(PARTS | SECRETS, max_size=4))
 def test_no_message_shows_any_part_of_an_address(
@@ -218,6 +219,7 @@ def test_without_an_address_the_run_goes_on_and_says_so(
     assert not value or value not in note
 
 
+@pytest.mark.long
 def test_the_recipe_names_the_variable_and_never_holds_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load("quickstart", ("events.webhook_env=MASKFLEET_HOOK",))
     monkeypatch.setenv("MASKFLEET_HOOK", f"https://hooks.example.com/{SECRET}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,6 +113,7 @@ class Deeds:
         assert self.rows.read() == kept_rows(self.store)
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(deeds=DEEDS)
 def test_what_is_known_is_what_a_fresh_look_finds(deeds: list[tuple[str, int]]) -> None:

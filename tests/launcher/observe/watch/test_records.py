@@ -86,6 +86,7 @@ def alike(one: Account, other: Account) -> None:
     assert len(set(one.damage)) == len(set(other.damage))
 
 
+@pytest.mark.long
 @given(deeds=DEEDS)
 @settings(max_examples=12, deadline=None)
 def test_what_is_known_is_what_a_fresh_look_finds(deeds: list[tuple[str, int]]) -> None:

@@ -289,6 +289,7 @@ def test_the_last_good_state_is_shown_with_the_error(run: ToldRun) -> None:
         assert "step 200 of" in json.dumps(ask.until("cannot be used")["sections"])
 
 
+@pytest.mark.long
 def test_a_store_that_hangs_keeps_nobody_waiting(run: ToldRun) -> None:
     store = FaultyStore(run.folder)
     with serving(run.folder, store) as ask:
