@@ -35,7 +35,7 @@ from launcher.runtime.run.log import OPERATOR
 from launcher.runtime.run.outline import RECIPE, RECORD
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.removals import LeftOut
-from launcher.runtime.run.segments import EVENTS, METRICS, Pack, read, segment_prefix, stored
+from launcher.runtime.run.segments import EVENTS, METRICS, PACKED, Pack, read, segment_prefix, stored
 
 LOGS = (METRICS, EVENTS)
 _DATA = (
@@ -214,7 +214,7 @@ def _is_listed(key: str) -> bool:
     if key.startswith(ROOT):
         return not key.endswith(".safetensors")
     if key.startswith(LOGS):
-        return key.endswith(".npz")
+        return key.endswith(PACKED)
     return key not in (CERTIFICATE, ENVELOPE, "attempts/stop.json")
 
 
