@@ -23,11 +23,9 @@ DRAWN = {
     "launcher.observe": "watch -> inspect",
     "launcher.plan": """
         burnin -> estimate measure
-        failures -> estimate
         measure -> estimate
     """,
     "launcher.after": """
-        compare -> diagnose tasks
         evaluate -> diagnose embed export finetune tasks
         diagnose -> finetune tasks
         embed -> export finetune tasks

@@ -1,19 +1,40 @@
-"""One microbatch of a recipe in the terms of `encoder_core/cost`: its rows, targets, terms of the loss.
+"""One microbatch of a recipe: its rows and targets, and what it computes. Rows count as full."""
 
-Rows count as full.
-"""
-
-from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from data_service.samples.lanes import Lanes
 from data_service.samples.packing import Packed
-from encoder_core.cost.activations import Activations
-from encoder_core.cost.products import Count, Product, Shape, count
-from encoder_core.cost.saved import Kernel
-from encoder_core.terms.composition import activations, first_pass, products
-from encoder_core.terms.term import TermConfig
+from encoder_core.train.zero_memory import Device
 from launcher.runtime.recipe.phases import during
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
+
+if TYPE_CHECKING:
+    from encoder_core.train.counting import Counted
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of a microbatch: every row has `length` tokens, of which `targets_per_row` are predicted.
+
+    Attributes:
+        group: number of rows of one example.
+        permuted: whether tokens are predicted in an order of their own. backwards: whether some rows are read from
+            their ends.
+        causal: whether tokens see no later token.
+    """
+
+    rows: int
+    length: int
+    targets_per_row: int
+    group: int = 1
+    permuted: bool = False
+    backwards: bool = False
+    causal: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
 
 
 def microbatch_shape(recipe: Recipe, phase: RecipePhase) -> Shape:
@@ -25,8 +46,16 @@ def microbatch_shape(recipe: Recipe, phase: RecipePhase) -> Shape:
 def full_rows(recipe: Recipe, rows: int, length: int, targets: int) -> Shape:
     """Return the shape of `rows` rows of the recipe's kind, with `length` tokens and `targets` targets each. `recipe`:
     as it is in the rows' phase."""
-    backwards = isinstance(recipe.input, Lanes) and recipe.input.both_directions
-    return Shape(rows, length, targets, backwards, recipe.objective.causal)
+    lanes = recipe.input if isinstance(recipe.input, Lanes) else None
+    return Shape(
+        rows,
+        length,
+        targets,
+        group=recipe.input.texts,
+        permuted=lanes is not None,
+        backwards=lanes is not None and lanes.both_directions,
+        causal=recipe.objective.causal,
+    )
 
 
 def phase_targets(recipe: Recipe, phase: RecipePhase) -> int:
@@ -41,34 +70,28 @@ def targets_per_row(recipe: Recipe, length: int) -> int:
     return round(recipe.objective.masking.expected(length, maskable))
 
 
-def microbatch_products(recipe: Recipe, shape: Shape) -> list[Product]:
-    """Return all matrix products of one microbatch of `shape`."""
-    return products(recipe.model, _terms(recipe, shape), shape)
+def counted(
+    recipe: Recipe, shape: Shape, device: Device = "cuda", *, checkpointing: bool | None = None
+) -> "Counted":
+    """Return the passes of a microbatch of `shape` on a device of this kind. The recipe's vocabulary is known.
+
+    `checkpointing`: whether layers are computed again in the backward pass; None: as the recipe says.
+    """
+    from launcher.runtime.capacity.passes import counted_passes  # torch, which shapes do not need
+
+    again = recipe.activation_checkpointing if checkpointing is None else checkpointing
+    return counted_passes(
+        recipe.model, recipe.objective, shape, recipe.precision, device, checkpointing=again
+    )
 
 
-def microbatch_flops(recipe: Recipe, shape: Shape) -> Count:
-    return count(microbatch_products(recipe, shape))
-
-
-def microbatch_activations(recipe: Recipe, shape: Shape, kernel: Kernel = "gpu") -> list[Activations]:
-    """Return the activations that are kept for the backward pass, for each update group of a step. `kernel`: as in
-    `encoder_core.cost.saved`."""
-    return activations(recipe.model, _terms(recipe, shape), shape, kernel)
-
-
-def _terms(recipe: Recipe, shape: Shape) -> Mapping[str, TermConfig]:
-    """Return the terms that are trained on rows of this shape."""
-    return recipe.objective.on(causal=shape.causal).terms
+def microbatch_flops(recipe: Recipe, shape: Shape) -> "Counted":
+    """Return the passes of a microbatch of which nothing is computed again: their FLOPs are the model's."""
+    return counted(recipe, shape, checkpointing=False)
 
 
 def executed(recipe: Recipe, shape: Shape) -> int:
-    """Return the FLOPs of a microbatch, including computations that run twice: layers under activation checkpointing,
-    and the first pass of a contrastive step (encoder_core/objectives/contrastive.py)."""
-    flops = microbatch_flops(recipe, shape)
-    again = flops.recomputed if recipe.activation_checkpointing else 0
-    return flops.model + again + vectors_flops(recipe, shape)
-
-
-def vectors_flops(recipe: Recipe, shape: Shape) -> int:
-    """Return the FLOPs of the first pass of a contrastive step's microbatch; 0 for other steps."""
-    return first_pass(recipe.model, recipe.objective.terms, shape)
+    """Return the FLOPs of a microbatch, including those that run twice: layers under activation checkpointing, and the
+    first pass of a contrastive step (encoder_core/objectives/contrastive.py)."""
+    found = counted(recipe, shape)
+    return found.model + found.first_pass

@@ -15,7 +15,7 @@ from launcher.runtime.run.recording import Recorder
 
 _log = logging.getLogger(__name__)
 
-_AGAIN_S = 60.0  # time until the next try after a failure: a full disk stays full for a while
+_RETRY_S = 60.0  # time until the next try after a failure: a full disk stays full for a while
 _CLOSE_S = 5.0
 
 
@@ -66,7 +66,7 @@ class TensorBoardFiles:
                     f"TensorBoard's files in {self._folder} cannot be written: {error}; training continues"
                 )
             _log.warning("TensorBoard's files: %s", error)
-            self._not_before = self._clock() + _AGAIN_S
+            self._not_before = self._clock() + _RETRY_S
             self._purged_from = step + 1  # the next file purges nothing: no step is repeated
             self._close()
 
