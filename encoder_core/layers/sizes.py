@@ -3,6 +3,7 @@ parameters does not import torch.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["gelu", "gelu_tanh", "silu"]
@@ -42,3 +43,13 @@ ON_GPU = ("cuda", "meta")
 (`planned.py`)."""
 
 CHUNKS = {"cuda": 2**27, "meta": 2**27, "cpu": 2**24}  # logits per chunk, by device: 512 and 64 MiB in fp32
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """The cache of states of earlier rows: the first `reuse` tokens of each row join it, and it keeps the last `length`
+    tokens. In training it is recomputed every `refresh_steps` steps."""
+
+    reuse: int
+    length: int
+    refresh_steps: int

@@ -78,16 +78,13 @@ LAST_RESORTS = (
     "encoder_core/trials/compile_trial.py",  # a compiler and its machine may fail in any way: the run goes on in Python
     "data_service/ingest/ray_pool.py",  # Ray raises this very class where a busy machine takes too long
     "launcher/app/cli/main.py",  # only to add a hint to it: it is raised again
-    "launcher/plan/burnin/checks.py",  # what a check dies of is what it found
-    "launcher/plan/burnin/report.py",
     "launcher/runtime/cluster/train.py",
     "launcher/runtime/cluster/supervisor.py",  # only to count the start: it is raised again
     "launcher/after/diagnose/evaluators.py",
     "launcher/after/embed/model.py",  # transformers and tokenizers raise errors of any kind about files
-    "launcher/after/finetune/export.py",
-    "launcher/after/finetune/inputs.py",
-    "launcher/after/finetune/network.py",
-    "launcher/after/finetune/sentences.py",
+    "launcher/after/evaluate/grid.py",  # what a cell dies of is its outcome
+    "launcher/after/finetune/encode.py",
+    "launcher/after/finetune/model.py",
     "launcher/runtime/run/recording.py",
     "launcher/observe/watch/site.py",
     "launcher/observe/watch/reader.py",

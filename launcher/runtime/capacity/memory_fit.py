@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
-from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.layers.sizes import Recurrence
 from encoder_core.train import zero_memory as memory
 from encoder_core.train.settings import BUCKET
 from encoder_core.train.zero_memory import Device, MemoryPart, MicrobatchMemory, Stage
@@ -52,16 +53,16 @@ def kept(
     taught = teacher_parameters(recipe)
     if taught:
         parts.append(memory.frozen(taught, recipe.precision))
-    if isinstance(recipe.model, XlnetConfig) and recipe.memory_refresh is not None:
-        parts.append(_remembered(recipe.model, rows, recipe.precision))
+    if recipe.model.recurrence is not None and recipe.memory_refresh is not None:
+        parts.append(_cache(recipe.model, recipe.model.recurrence, rows, recipe.precision))
     return parts
 
 
-def _remembered(model: XlnetConfig, rows: int, precision: str) -> MemoryPart:
-    """Return the part for the memory of earlier tokens (XLNet), of all microbatches of a rank."""
+def _cache(model: ModelConfig, cache: Recurrence, rows: int, precision: str) -> MemoryPart:
+    """Return the part for the cached states of earlier rows, of all microbatches of a rank."""
     state = 2 if precision == "bf16" else 4
-    formula = f"{state} B x {rows} rows x {model.memory} tokens x {model.hidden} x {model.layers} layers"
-    numbers = rows * model.memory * model.hidden * model.layers
+    formula = f"{state} B x {rows} rows x {cache.length} tokens x {model.hidden} x {model.layers} layers"
+    numbers = rows * cache.length * model.hidden * model.layers
     return MemoryPart("memory of earlier tokens", formula, state * numbers)
 
 
