@@ -12,8 +12,6 @@ from data_service.store.open import open_store
 from encoder_core.families.catalogue import ModelConfig
 from launcher.errors import EstimateError
 from launcher.runtime.capacity.devices import AssumedUtilisation, Gpu, check_share
-from launcher.runtime.capacity.workload import Shape
-from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.history import read_history
 
 _NEWEST_STEPS = 1000  # of a run, whose median is taken
@@ -68,11 +66,6 @@ def assumed(model: ModelConfig, length: int, gpu: Gpu) -> AssumedUtilisation:
     return AssumedUtilisation(
         nearest.share, f"{nearest.source} ({nearest.gpu}, {nearest.hidden} wide, rows of {nearest.length})"
     )
-
-
-def step_share(recipe: Recipe, shape: Shape, gpu: Gpu, rounds: int) -> float:
-    """Return the share to assume of a step on rows of `shape`."""
-    return assumed(recipe.model, shape.length, gpu).share
 
 
 def given(text: str) -> AssumedUtilisation:

@@ -67,7 +67,7 @@ def words(path: tuple[str, ...], draw: random.Random) -> list[str]:
         else:
             found += [option] if parameter.is_flag else [option, value]
     # The one hands work to a scheduler, the other trains.
-    return [word for word in found if word not in ("--submit", "--measure")]
+    return [word for word in found if word != "--submit"]
 
 
 @pytest.fixture(scope="module")
