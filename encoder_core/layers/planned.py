@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.flop_counter import flop_registry
 
 from encoder_core.layers.kernel_choice import Preference, prefer, preferred
 from encoder_core.layers.rows import Rows
@@ -228,6 +227,8 @@ def formulas() -> dict[Any, Any]:
     """Return functions from an operator's arguments to its FLOPs: torch's, and those of operators that torch does not
     count, or counts otherwise.
     """
+    from torch.utils.flop_counter import flop_registry  # loads Triton, if it is there
+
     each = (_flash_forward, _flash_backward, _efficient_forward, _efficient_backward)
     ours = {torch.ops.aten.addmm_: _accumulated, **dict(zip(attention_operators(), each, strict=True))}
     return flop_registry | ours

@@ -9,7 +9,7 @@ DRAWN = {
         maskfleet -> app observe runtime
         app -> after observe plan runtime
         after -> observe runtime
-        plan -> observe runtime
+        plan -> runtime
         observe -> runtime
     """,
     "launcher.runtime": """
@@ -22,8 +22,6 @@ DRAWN = {
     """,
     "launcher.observe": "watch -> inspect",
     "launcher.plan": """
-        burnin -> estimate measure
-        measure -> estimate
     """,
     "launcher.after": """
         evaluate -> diagnose embed export finetune tasks
@@ -46,10 +44,9 @@ DRAWN = {
     """,
     "encoder_core": """
         trials -> families layers objectives
-        train -> cost layers objectives optim
-        objectives -> cost families heads layers optim terms
-        terms -> cost families layers
-        cost -> families layers
+        train -> layers objectives optim
+        objectives -> families heads layers optim terms
+        terms -> families layers
         heads -> kernels layers
         families -> layers
         optim -> layers

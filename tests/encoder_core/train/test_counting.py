@@ -20,8 +20,7 @@ from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.teacher import Teacher
 from encoder_core.train.counting import Counted, count, passes
 from encoder_core.train.zero_memory import Device
-from launcher.runtime.capacity.passes import counted_passes
-from launcher.runtime.capacity.workload import Shape
+from launcher.runtime.capacity.workload import Shape, counted_passes
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.objective import MlmTerm, RecipeObjective
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns

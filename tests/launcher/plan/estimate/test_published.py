@@ -11,8 +11,7 @@ from encoder_core.families.electra import ElectraConfig
 from launcher.plan.estimate.estimate import estimate
 from launcher.plan.estimate.utilisation import KNOWN, assumed
 from launcher.runtime.capacity.devices import Cluster, find_gpu
-from launcher.runtime.capacity.passes import counted_passes
-from launcher.runtime.capacity.workload import Shape
+from launcher.runtime.capacity.workload import Shape, counted_passes
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.objective import RecipeObjective
 
