@@ -274,10 +274,10 @@ from encoder_core.train.metrics import StepReport
 from encoder_core.train.state import TrainState
 from launcher.observe.inspect.report.page import ReportSubject, render
 from launcher.observe.inspect.status import describe, status_by
-from launcher.observe.trackers.publish import row_of
+from launcher.observe.sinks.publish import row_of
+from launcher.observe.sinks.tensorboard import TensorBoardFiles
 from launcher.runtime.cluster import gauges
 from launcher.runtime.cluster.display import Watch
-from launcher.runtime.rank.tensorboard import TensorBoardFiles
 from launcher.runtime.run.history import History, StepHistory
 
 signals = Signals(False, False, False, True, False, 0.1, 1000, 7, {"mlm": 150.0})
@@ -301,10 +301,8 @@ class Gauge:
 gauges.gauge = Gauge
 gauges.Gauges("run").record(record)
 
-files = TensorBoardFiles(Path("events"), 0)
-files.step(record)
-assert files.close(60.0)
-board = EventAccumulator("events")
+TensorBoardFiles(SimpleNamespace(folder=".")).log([row_of(record, 0)], None)
+board = EventAccumulator("tensorboard")
 board.Reload()
 
 history = History(StepHistory.of([record]), (), (), 0, 0.0)

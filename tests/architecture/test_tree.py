@@ -89,8 +89,9 @@ LAST_RESORTS = (
     "launcher/after/finetune/network.py",
     "launcher/after/finetune/sentences.py",
     "launcher/runtime/run/recording.py",
+    "launcher/observe/sinks/publish.py",
+    "launcher/observe/watch/live.py",
     "launcher/observe/watch/site.py",
-    "launcher/observe/watch/reader.py",
 )
 
 
