@@ -18,7 +18,7 @@ from launcher.after.certificate.certify import certify
 from launcher.after.certificate.examine import examine
 from launcher.after.certificate.stored import certificate_of
 from launcher.errors import RunChanged
-from launcher.observe.inspect.asked_documents import removed_documents
+from launcher.observe.inspect.document_selection import removed_documents
 from launcher.observe.inspect.exposure import find_exposures
 from launcher.runtime.run.fork import fork
 from launcher.runtime.run.record import open_run

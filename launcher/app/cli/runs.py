@@ -17,7 +17,7 @@ from launcher.app.cli.recipe import SetOption
 from launcher.errors import OptionError
 
 if TYPE_CHECKING:
-    from launcher.observe.inspect.asked_documents import AskedDocuments
+    from launcher.observe.inspect.document_selection import DocumentSelection
     from launcher.runtime.run.record import Run
 
 group = typer.Typer(no_args_is_help=True, help="See how runs stand, stop one, fork one, find what they read.")
@@ -221,7 +221,10 @@ def exposure(
     require_run(run)
     named = [_source_and_number(text) for text in document or ()]
     if (bool(named), ids is not None, removed).count(True) != 1:
-        raise OptionError("which documents is not told", remedy="give one of --document, --ids and --removed")
+        raise OptionError(
+            "no documents are named, or in more than one way",
+            remedy="give one of --document, --ids and --removed",
+        )
     import json
     from dataclasses import asdict
 
@@ -231,9 +234,9 @@ def exposure(
     from launcher.runtime.run.record import open_run
 
     opened = open_run(run)
-    asked = _asked(opened, named, ids)
-    with work("finding rows", len(asked.places) * len(opened.recipe.phases), "documents") as now:
-        report = find_exposures(opened, asked, now.advance)
+    selection = _selection(opened, named, ids)
+    with work("finding rows", len(selection.places) * len(opened.recipe.phases), "documents") as now:
+        report = find_exposures(opened, selection, now.advance)
     if as_json:
         for each in report.found:
             typer.echo(json.dumps(asdict(each) | {"document": str(each.document)}))
@@ -244,10 +247,10 @@ def exposure(
         typer.echo(line)
 
 
-def _asked(run: "Run", named: list[tuple[str, int]], ids: str | None) -> "AskedDocuments":
+def _selection(run: "Run", named: list[tuple[str, int]], ids: str | None) -> "DocumentSelection":
     """Return the documents that are named by number, else by the ids of a file, else all that were removed."""
     from launcher.app.cli.texts import read_list
-    from launcher.observe.inspect.asked_documents import (
+    from launcher.observe.inspect.document_selection import (
         DocumentName,
         documents_by_id,
         documents_by_number,

@@ -67,7 +67,7 @@ class RunStatus:
         microbatch, microbatch_why: rows of a microbatch in each phase, if memory decides them, and how they were found.
         interruptions, goodput, repeated_steps: figures of the whole run; None in a brief status.
         origins: checkpoints that it was forked from.
-        evaluation_problem: reason why the newest evaluation beside training failed.
+        evaluation_problem: reason why the newest evaluation of a commit failed.
         damage: messages about records that could not be read. They are missing in the other fields.
     """
 

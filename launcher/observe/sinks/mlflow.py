@@ -13,7 +13,7 @@ _REQUEST_METRICS, _REQUEST_PARAMS = (
     900,
     100,
 )  # in one request; MLflow allows 1000 with tags, 100 of them parameters
-_MAX_CHARACTERS = 500  # of a parameter: the limit of older servers
+_MAX_CHARACTERS = 500  # limit of older servers for a parameter
 _STATES = {"finished": "FINISHED", "failed": "FAILED"}
 
 

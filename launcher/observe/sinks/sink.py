@@ -1,4 +1,4 @@
-"""What a sink of a run's records is, and what the process that serves the sinks is asked for."""
+"""What a sink of a run's records is, and the request to the process that serves sinks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

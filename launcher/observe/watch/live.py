@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -91,25 +90,6 @@ def cached_reads(store: Store, folder: str) -> Store:
     return store if isinstance(store, LocalStore) else cast("Store", _CachedReads(store, folder))
 
 
-@dataclass(frozen=True)
-class Look:
-    """The page as it was drawn last. Times are in seconds.
-
-    Attributes:
-        html: the last page that could be drawn; None before the first.
-        age: time since it was drawn.
-        error: why the last drawing failed; None if it did not.
-        failing: time since the first of the last failed drawings in a row.
-        reading: time that the present drawing has taken; None if there is none.
-    """
-
-    html: str | None
-    age: float
-    error: str | None
-    failing: float
-    reading: float | None
-
-
 class LivePage:
     """Calls `draw` repeatedly on its own thread, from the first look until nobody has looked for a minute.
 
@@ -127,9 +107,14 @@ class LivePage:
         self._error: str | None = None
         self._began: float | None = None
 
-    def look(self, patience_s: float = _FIRST_DRAWING_S) -> Look:
-        """Return the last page. If the thread was just started, wait for its first drawing, at most `patience_s`
-        seconds after the start."""
+    def look(self, patience_s: float = _FIRST_DRAWING_S) -> tuple[str | None, dict[str, float | str | None]]:
+        """Return the last page that could be drawn (None before the first), and how current it is.
+
+        If the thread was just started, wait for its first drawing, at most `patience_s` seconds after the start. The
+        second value has the `age` of the page; the `error` of the last drawing, None if it did not fail; the time since
+        the first of the `failing` drawings in a row; the time that the present drawing has taken (`reading`), None if
+        there is none. Times are in seconds.
+        """
         with self._changed:
             self._looked = self._clock()
             if not self._running:
@@ -137,8 +122,12 @@ class LivePage:
                 threading.Thread(target=self._run, name="live page", daemon=True).start()
             self._changed.wait_for(lambda: self._fresh, max(0.0, self._started + patience_s - self._looked))
             now = self._clock()
-            reading = None if self._began is None else now - self._began
-            return Look(self._html, now - self._drawn, self._error, now - self._failed, reading)
+            return self._html, {
+                "age": round(now - self._drawn, 1) if self._html is not None else 0.0,
+                "error": self._error,
+                "failing": round(now - self._failed, 1) if self._error is not None else None,
+                "reading": round(now - self._began, 1) if self._began is not None else None,
+            }
 
     def _run(self) -> None:
         while True:

@@ -21,7 +21,7 @@ from importlib import resources
 from data_service.store.base import Store
 from launcher.errors import OptionError
 from launcher.observe.inspect.report.style import CSS, badge, document, header, text
-from launcher.observe.watch.live import LivePage, Look, draw_run
+from launcher.observe.watch.live import LivePage, draw_run
 
 _RELOAD_S = 10  # seconds after which a browser without scripts reloads the page
 _HEAD = (
@@ -55,24 +55,17 @@ class Site:
             return self._script
         if path != "/":
             return _plain(HTTPStatus.NOT_FOUND, "there is no such page")
-        look = self._page.look()
-        html = look.html or self._waiting(look)
-        return Response(200, "text/html", html.encode("utf-8", "replace"), {"Maskfleet-State": _state(look)})
+        html, state = self._page.look()
+        html = html or self._waiting(state["error"])
+        about = {"Maskfleet-State": json.dumps(state)}  # in ASCII
+        return Response(200, "text/html", html.encode("utf-8", "replace"), about)
 
-    def _waiting(self, look: Look) -> str:
+    def _waiting(self, error: object) -> str:
         """Return the page for a run that has not been read yet."""
-        problem = f"{look.error}." if look.error else "It is being read for the first time."
+        problem = f"{error}." if error else "It is being read for the first time."
         note = f'<p class="notice">{text(problem)} This page shows the run as soon as it can be read.</p>'
         section = f'<section id="s-head">{header(self._uri, badge("waiting", " open"))}{note}</section>'
         return document(f"{self._uri} - Maskfleet", [section], _HEAD)
-
-
-def _state(look: Look) -> str:
-    """Return for the page's script, in ASCII, how old the page is and what has failed since; times in seconds."""
-    failing = round(look.failing, 1) if look.error is not None else None
-    reading = round(look.reading, 1) if look.reading is not None else None
-    age = round(look.age, 1) if look.html is not None else 0.0
-    return json.dumps({"age": age, "error": look.error, "failing": failing, "reading": reading})
 
 
 _MAX_REQUESTS = 256  # served at a time; further ones queue

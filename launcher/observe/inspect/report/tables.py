@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from launcher.observe.inspect.report.events import PROBLEMS, describe_event, moment
+from launcher.observe.inspect.report.events import PROBLEMS, ROUTINE, describe_event, moment
 from launcher.observe.inspect.report.figures import Interruption
 from launcher.observe.inspect.report.style import table
 from launcher.output import human_duration
@@ -10,24 +10,23 @@ from launcher.runtime.run.step_table import Record
 
 _DAMAGE_SHOWN = 12
 _EVENTS_SHOWN = 200
-_UNLISTED = frozenset({"commit", "evaluated"})  # a tile, and charts
 _REPEATED = frozenset({"preflight", "unfit"})
 
 
 def events(of_run: Sequence[Record]) -> str:
     """Return the table of the newest events, the newest first. What every start reports of a machine is shown once."""
-    shown: list[tuple[Record, str]] = []
-    reported: set[str] = set()
-    for event in of_run:
-        words = describe_event(event)
-        if event["kind"] not in _UNLISTED and not (event["kind"] in _REPEATED and words in reported):
-            shown.append((event, words))
-        reported.add(words)
+    shown: dict[tuple[str, object], Record] = {}
+    for number, event in enumerate(of_run):
+        if event["kind"] not in ROUTINE or event.get("problems"):
+            words = describe_event(event)
+            shown.setdefault((words, None if event["kind"] in _REPEATED else number), event)
     if not shown:
         return ""
-    newest = shown[: -_EVENTS_SHOWN - 1 : -1]
-    rows = [(moment(float(event["time"])), str(event["attempt"] or "-"), words) for event, words in newest]
-    bad = [event["kind"] in PROBLEMS for event, _ in newest]
+    newest = list(shown.items())[: -_EVENTS_SHOWN - 1 : -1]
+    rows = [
+        (moment(float(event["time"])), str(event["attempt"] or "-"), words) for (words, _), event in newest
+    ]
+    bad = [event["kind"] in PROBLEMS for _, event in newest]
     note = f'<p class="soft">{len(shown):,} in all, the newest first.</p>'
     heads = ("when (UTC)", "attempt", "what")
     return f"<h2>Events</h2>{note}" + table(heads, rows, 3, bad=bad, scrolled=True)
