@@ -3,7 +3,7 @@ repeated steps are logged again with a later time; of several values of a step t
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, StepFigures, Unusable
 from launcher.runtime.recipe.operation import Mlflow, holds_login
@@ -20,14 +20,15 @@ _STATES = {"finished": "FINISHED", "failed": "FAILED"}
 class MlflowRun(Sink):
     """A tag with our identifier marks the run on every server."""
 
-    def __init__(self, request: PublishRequest, settings: Mlflow, identifier: str) -> None:
-        """Open the run. Raises Unusable if the client is not installed or no server is named."""
+    def __init__(self, request: PublishRequest, identify: Callable[[], str], *_: object) -> None:
         try:
             from mlflow.tracking import MlflowClient
         except ImportError as error:
             raise Unusable(f"{error}: install maskfleet[mlflow]") from error
+        settings = request.mlflow
+        assert settings is not None
         self._client = MlflowClient(_server(settings))
-        self._run, self._time = self._open(request, settings.experiment, identifier)
+        self._run, self._time = self._open(request, settings.experiment, identify())
         self._client.update_run(self._run, status="RUNNING")
 
     def log(self, rows: Sequence[StepFigures], superseded_from: int | None) -> None:

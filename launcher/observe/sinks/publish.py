@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TextIO
 from uuid import uuid4
 
@@ -34,6 +35,13 @@ from launcher.runtime.run.following import Cursor, EventFollower, LineageFollowe
 from launcher.runtime.run.metrics import figures
 from launcher.runtime.run.step_table import Record
 
+SINKS: dict[str, type[Sink]] = {
+    "tensorboard": TensorBoardFiles,
+    "wandb": WandbRun,
+    "mlflow": MlflowRun,
+    "webhook": EventPoster,
+}
+"""The sinks by name."""
 UNUSABLE = 3
 """The exit code if no sink can be used, so that another process would not help."""
 _ORPHAN_PUBLISH_S = 60.0  # seconds to publish the remaining records after the driver died
@@ -129,20 +137,6 @@ def summarise(events: Sequence[Record], new: Sequence[Record] = ()) -> EventSumm
     return EventSummary(new, counts, "\n".join(lines), _ENDS.get(str(last)))
 
 
-def open_sink(name: str, request: PublishRequest, store: Store, note: Note) -> Sink:
-    """Open one of the request's sinks. Raises Unusable, StoreError, and whatever a client raises."""
-    if name == "tensorboard":
-        return TensorBoardFiles(request)
-    if name == "webhook":
-        return EventPoster(request, note)
-    identifier = identity(store, name)
-    if name == "wandb":
-        assert request.wandb is not None
-        return WandbRun(request, request.wandb, identifier)
-    assert request.mlflow is not None
-    return MlflowRun(request, request.mlflow, identifier)
-
-
 def identity(store: Store, name: str) -> str:
     """Return the run's permanent id in a sink. The first process that asks creates it. Raises StoreError."""
     key = f"trackers/{name}.json"
@@ -169,7 +163,7 @@ def publish(name: str, request: PublishRequest, ending: threading.Event, note: N
 
 def _publish(name: str, request: PublishRequest, ending: threading.Event, note: Note) -> None:
     store = open_store(request.uri)
-    publisher = Publisher(store, open_sink(name, request, store, note), name)
+    publisher = Publisher(store, SINKS[name](request, partial(identity, store, name), note), name)
     ended = False
     while not ended:
         ended = ending.is_set()  # read before the update, which then publishes everything recorded by now

@@ -1,6 +1,6 @@
 """What a sink of a run's records is, and the request to the process that serves sinks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict
@@ -43,13 +43,9 @@ class PublishRequest(BaseModel):
     @property
     def sinks(self) -> tuple[str, ...]:
         """The names of the sinks that are wanted."""
-        wanted = {
-            "tensorboard": self.tensorboard,
-            "wandb": self.wandb,
-            "mlflow": self.mlflow,
-            "webhook": self.webhook_env,
-        }
-        return tuple(name for name, settings in wanted.items() if settings)
+        settings = (self.tensorboard, self.wandb, self.mlflow, self.webhook_env)
+        names = ("tensorboard", "wandb", "mlflow", "webhook")
+        return tuple(name for name, wanted in zip(names, settings, strict=True) if wanted)
 
 
 @dataclass(frozen=True)
@@ -83,10 +79,21 @@ class Sink:
     Attributes:
         durable: whether rows last when `log` returns, even if this process dies then.
         takes_figures: whether `log` does anything.
+
+    Args:
+        identify: function that returns the run's permanent id in this sink. Raises StoreError.
+        note: function that shows a failure to the operator.
+
+    Raises:
+        Unusable: the sink is not installed or not configured.
     """
 
     durable = True
     takes_figures = True
+
+    def __init__(
+        self, request: PublishRequest, identify: Callable[[], str], note: Callable[[str], None]
+    ) -> None: ...
 
     def log(self, rows: Sequence[StepFigures], superseded_from: int | None) -> None:
         """Take the next rows. `superseded_from`: step to which the run went back; None if it did not."""

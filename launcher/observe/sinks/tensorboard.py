@@ -11,8 +11,7 @@ class TensorBoardFiles(Sink):
     """A new event file in the run's `tensorboard/`. If the run goes back, the repeated steps are purged from older
     files."""
 
-    def __init__(self, request: PublishRequest) -> None:
-        """Raises OSError if the file cannot be written."""
+    def __init__(self, request: PublishRequest, *_: object) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -6,10 +6,9 @@ offline run has a folder for each start of `maskfleet train`, all with one id; `
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, StepFigures, Unusable
-from launcher.runtime.recipe.operation import Wandb
 
 _MAX_TAGS = 50  # one for each kind of event
 
@@ -19,12 +18,13 @@ class WandbRun(Sink):
 
     durable = False
 
-    def __init__(self, request: PublishRequest, settings: Wandb, identifier: str) -> None:
-        """Open the run. Raises Unusable if the client is not installed or has no login."""
+    def __init__(self, request: PublishRequest, identify: Callable[[], str], *_: object) -> None:
         try:
             import wandb
         except ImportError as error:
             raise Unusable(f"{error}: install maskfleet[wandb]") from error
+        settings = request.wandb
+        assert settings is not None
         quiet = wandb.Settings(
             console="off", silent=True, x_disable_stats=True, x_disable_meta=True, disable_git=True
         )
@@ -34,7 +34,7 @@ class WandbRun(Sink):
                 entity=settings.entity,
                 mode=settings.mode,
                 dir=request.folder if "WANDB_DIR" not in os.environ else None,
-                id=identifier,
+                id=identify(),
                 resume="allow",
                 name=request.name,
                 config=request.recipe | {"run": request.uri},

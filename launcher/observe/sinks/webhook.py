@@ -35,7 +35,6 @@ class EventPoster(Sink):
     """Posts the events of this start of a run as JSON, to the URL that an environment variable holds.
 
     Args:
-        note: function that shows a failure to the operator.
         timeout_s, max_wait_s: longest wait for an answer, and between two tries.
     """
 
@@ -44,12 +43,12 @@ class EventPoster(Sink):
     def __init__(
         self,
         request: PublishRequest,
+        identify: Callable[[], str],
         note: Callable[[str], None],
         *,
         timeout_s: float = _ANSWER_TIMEOUT_S,
         max_wait_s: float = _MAX_WAIT_S,
     ) -> None:
-        """Raises Unusable if the URL is missing or not valid."""
         self._request, self._note, self._timeout_s = request, note, timeout_s
         self._url = _url(request.webhook_env or "")
         self._opener = urllib.request.build_opener(_NoRedirect)

@@ -43,7 +43,9 @@ def post(
 ) -> list[str]:
     """The notes about events of these kinds, posted as the process does."""
     notes: list[str] = []
-    poster = EventPoster(request(store, monkeypatch, url), notes.append, timeout_s=timeout_s, max_wait_s=0.01)
+    poster = EventPoster(
+        request(store, monkeypatch, url), str, notes.append, timeout_s=timeout_s, max_wait_s=0.01
+    )
     poster.tell(EventSummary([{"kind": kind, "time": 9e9, "attempt": 0} for kind in kinds]))
     return notes
 
@@ -186,7 +188,7 @@ def test_no_message_shows_any_part_of_an_address(
     monkeypatch.setenv("MASKFLEET_HOOK", url)
     notes: list[str] = []
     try:
-        poster = EventPoster(malformed, notes.append, max_wait_s=0.0)
+        poster = EventPoster(malformed, str, notes.append, max_wait_s=0.0)
         poster.tell(EventSummary([{"kind": "stop", "time": 9e9, "attempt": 0}]))
     except Unusable as error:
         notes = [_whole(error)]
