@@ -17,6 +17,7 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.errors import RecipeError
 from launcher.observe.sinks.process import SinkProcess, publishing, request_of
+from launcher.observe.sinks.publish import publish as publishing_loop
 from launcher.observe.sinks.sink import PublishRequest
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.history import read_history
@@ -231,6 +232,30 @@ def test_a_server_that_is_down_does_not_keep_the_command(store: Store) -> None:
     process.end(0.5)
     (note,) = notes
     assert re.match(r"mlflow: .*\btime\b", note)
+
+
+def test_a_disk_that_fails_for_a_while_costs_no_figure(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.observe.sinks.publish._REOPEN_S", 0.05)
+    Attempt(store).train(6).commit()
+    obstacle = Path(store.uri) / "tensorboard"
+    obstacle.write_text("")
+    notes, ending, noted = list[str](), threading.Event(), threading.Event()
+
+    def note(reason: str) -> None:
+        notes.append(reason)
+        noted.set()
+
+    request = wanted(store, "tensorboard")
+    thread = threading.Thread(target=publishing_loop, args=("tensorboard", request, ending, note))
+    thread.start()
+    assert noted.wait(PATIENCE_S)
+    obstacle.unlink()
+    while store.size("trackers/tensorboard.state.json") is None:
+        time.sleep(0.01)
+    ending.set()
+    thread.join(PATIENCE_S)
+    assert "tensorboard" in notes[0]
+    assert set(board_values(store)["train/lr"]) == set(range(6))
 
 
 DRIVER = """
