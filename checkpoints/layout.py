@@ -25,8 +25,8 @@ from encoder_core.train.settings import MEMORY
 
 ROOT = "checkpoints/"
 CHUNK = 4 << 20
-_MOST = 1 << 62  # upper bound of every count here
-_SHOWN = 5  # problems that a message lists
+_COUNT_BOUND = 1 << 62  # upper bound of every count here
+_LISTED_PROBLEMS = 5  # problems that a message lists
 _LARGEST_CHUNK = 64 << 20  # bytes; a reader holds several chunks in memory
 ITEM = 4  # bytes of a float32, the only element type
 
@@ -62,7 +62,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-Count = Annotated[int, Field(ge=0, lt=_MOST)]
+Count = Annotated[int, Field(ge=0, lt=_COUNT_BOUND)]
 Shape = Annotated[tuple[Count, ...], Field(max_length=64)]  # torch allows 64 dimensions
 
 
@@ -219,8 +219,8 @@ def first_problem(error: ValidationError) -> str:
 
 def summary(wrong: Sequence[str]) -> str:
     """Return the first five problems, and the number of further ones, as text."""
-    more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-    return f"{'; '.join(wrong[:_SHOWN])}{more}"
+    more = f" and {len(wrong) - _LISTED_PROBLEMS} more" if len(wrong) > _LISTED_PROBLEMS else ""
+    return f"{'; '.join(wrong[:_LISTED_PROBLEMS])}{more}"
 
 
 def sealed(what: str, body: bytes) -> bytes:
@@ -277,7 +277,7 @@ def _of_names(manifest: CheckpointManifest) -> Iterator[str]:
     for name in sorted(manifest.own_kinds.keys() - manifest.shapes.keys()):
         yield f"{name!r} is listed in own_kinds, but is not a parameter"
     for name, shape in manifest.tensors.items():
-        if prod(size or 1 for size in shape) >= _MOST:
+        if prod(size or 1 for size in shape) >= _COUNT_BOUND:
             yield f"{name} has the shape {list(shape)}, which is too large"
 
 

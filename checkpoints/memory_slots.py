@@ -30,7 +30,7 @@ from checkpoints.layout import Count, LineageSegment, Shape, StoredRange
 
 HEAD = 64
 _SEAL, _BODY, _TOLD, _ALONE, _DIGEST = 0, 8, 16, 24, 32
-_SPARE = 1 << 16  # bytes that a description may grow from one set to the next
+_SPARE_BYTES = 1 << 16  # bytes that a description may grow from one set to the next
 _PART = 64 << 20  # bytes that are reserved at a time
 LEFT = 0.1
 """Share of the memory that copies leave to all else. The kernel does not refuse memory: it kills a process, most likely
@@ -102,7 +102,7 @@ class Slot:
         OSError if less than a tenth of the memory (`LEFT`), and `left` bytes, would remain."""
         descriptor = os.memfd_create("maskfleet-state", os.MFD_CLOEXEC)
         try:
-            _reserve(descriptor, HEAD + body + description + _SPARE, left)
+            _reserve(descriptor, HEAD + body + description + _SPARE_BYTES, left)
             return cls(descriptor)
         except OSError:
             os.close(descriptor)

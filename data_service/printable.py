@@ -5,7 +5,7 @@ import re
 import shlex
 import unicodedata
 
-_KEPT = "\n\t"  # control characters that `visible` leaves as they are
+_ALLOWED_CONTROLS = "\n\t"  # control characters that `visible` leaves as they are
 _CONTROLS = ("Cc", "Cs", "Zl", "Zp")  # controls, surrogates, separators of lines and paragraphs
 _DIRECTIONS = frozenset(
     "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -53,7 +53,7 @@ def control_characters(text: str) -> list[str]:
 
 
 def _is_control(character: str) -> bool:
-    if character in _KEPT:
+    if character in _ALLOWED_CONTROLS:
         return False
     return unicodedata.category(character) in _CONTROLS or character in _DIRECTIONS
 

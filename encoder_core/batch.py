@@ -12,6 +12,9 @@ from torch import Tensor
 
 from encoder_core.random_draws import fingerprints, token_keys
 
+_BY_TOKEN = ("positions", "segments", "languages", "restarted")
+_BY_ROW = ("pair_labels", "reversed_rows", "rates", "maskable")
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -162,20 +165,13 @@ def with_rows(batch: Batch, rows: Int[Tensor, " chosen"]) -> Batch:
         tokens=batch.tokens[at_T],
         cu_seqlens=F.pad(lengths_R[rows].cumsum(0), (1, 0)).to(batch.cu_seqlens.dtype),
         max_length=int(lengths_R[rows].max()),
-        positions=batch.positions[at_T],
         target_positions=moved_T[batch.target_positions[of_M]],
         target_ids=batch.target_ids[of_M],
-        segments=_moved(batch.segments, at_T),
-        languages=_moved(batch.languages, at_T),
-        restarted=_moved(batch.restarted, at_T),
-        pair_labels=_moved(batch.pair_labels, rows),
-        order=_moved(batch.order, at_T),
-        reversed_rows=_moved(batch.reversed_rows, rows),
         numbers=numbers[rows],
         kept=kept,
         pair_rows=None if pairs is None else moved_R[pairs[chosen_R[pairs]]],
-        rates=_moved(batch.rates, rows),
-        maskable=_moved(batch.maskable, rows),
+        **_taken(batch, (*_BY_TOKEN, "order"), at_T),
+        **_taken(batch, _BY_ROW, rows),
         corrupted=None if batch.corrupted is None else with_rows(batch.corrupted, rows),
     )
 
@@ -197,12 +193,9 @@ def twice(batch: Batch) -> Batch:
         tokens=batch.text[at_T],
         cu_seqlens=cu_seqlens,
         max_length=batch.max_length,
-        positions=batch.positions[at_T],
         target_positions=none,
         target_ids=none,
-        segments=_moved(batch.segments, at_T),
-        languages=_moved(batch.languages, at_T),
-        restarted=_moved(batch.restarted, at_T),
+        **_taken(batch, _BY_TOKEN, at_T),
         numbers=torch.stack([2 * numbers_R, 2 * numbers_R + 1], 1).flatten(),
         group=2,
         causal=batch.causal,
@@ -224,5 +217,7 @@ def untargeted(tokens: Int[Tensor, " tokens"], lengths: Sequence[int]) -> Batch:
     )
 
 
-def _moved(of_T: Tensor | None, at_T: Tensor) -> Tensor | None:
-    return None if of_T is None else of_T[at_T]
+def _taken(batch: Batch, names: Sequence[str], at: Tensor) -> dict[str, Any]:
+    """Return the entries `at` of the fields of these names, by name."""
+    found = {name: getattr(batch, name) for name in names}
+    return {name: None if values is None else values[at] for name, values in found.items()}

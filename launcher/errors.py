@@ -39,10 +39,6 @@ class RunChanged(RunError):
     """A recipe, a corpus or a tokenizer that has changed since the run was started."""
 
 
-class CompareError(UserError):
-    """Recipes whose figures are not comparable, or a comparison that does not exist or cannot continue."""
-
-
 class EstimateError(UserError):
     """A capacity that cannot be estimated: no such GPU, no machines, or settings that contradict each other."""
 

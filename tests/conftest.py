@@ -2,18 +2,15 @@
 
 import gc
 import os
-import random
 import signal
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from datetime import date
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -21,17 +18,12 @@ from hypothesis import settings
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from tests.support.checks.gpu import decide
-from tests.support.checks.long_tests import LongTests
 from tests.support.checks.pure import FIXTURES, FOREIGN, guarded, is_pure
 from tests.support.stores import azurite, ceph
 from tests.support.stores.azurite import AzuriteServer
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.gcs import FakeGcs
 from tests.support.stores.s3 import S3Server
-
-_IN_TURN = frozenset(Path(__file__).with_name("in_turn.txt").read_text("utf-8").split())
-_DAYS = 7  # on one of so many, each of them is in the default suite
-_DAY = "MASKFLEET_TEST_DAY"  # in the environment, so that all processes of a run draw the same cases
 
 gc.disable()  # until all is collected: what is imported and collected stays, and looking for cycles in it takes seconds
 
@@ -58,9 +50,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="only tests without processes, servers, Ray and training (tests/README.md)",
     )
-    parser.getgroup("general").addoption(
-        "--stale", type=float, metavar="MINUTES", help="only long tests whose code changed since they passed"
-    )
     group.addoption(
         "--big-file-mb", type=int, default=200, help="of cluster/test_ingest_big_file.py, compressed"
     )
@@ -69,17 +58,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Ray's test clusters write into this folder, whatever their own is, and only an earlier Ray would have made it.
 
-    A property does not fail because the machine is busy; with --pure, it is tried on fewer examples. Signals that
+    A property does not fail because the machine is busy. In the default suite its examples are the same in every run;
+    elsewhere they are new ones, which Hypothesis prints where they fail. With --pure they are fewer. Signals that
     whoever started the tests has ignored (nohup, `&` in a script) mean here what they mean to a user's command."""
     for number, handler in _HANDLERS.items():
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)
-    config.pluginmanager.register(LongTests(config.getoption("--stale")), "long-tests")
     Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
-    os.environ.setdefault(_DAY, str(date.today().toordinal()))
     settings.register_profile("whole", deadline=None)
-    settings.register_profile("pure", deadline=None, max_examples=4)
-    settings.register_profile("default", deadline=None, max_examples=40)
+    settings.register_profile("pure", deadline=None, max_examples=4, derandomize=True)
+    settings.register_profile("default", deadline=None, max_examples=40, derandomize=True)
     default = "default" if config.getoption("markexpr") == "not long" else "whole"
     settings.load_profile("pure" if config.getoption("--pure") else default)
 
@@ -90,27 +78,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if test and config.getoption("--pure") and not is_pure(collection_path) else None
 
 
-def pytest_report_header() -> str:
-    return f"{_DAY}={os.environ[_DAY]}"
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what is pure, and with --pure leaves only that. Of the cases of a test that are drawn, the others are
-    marked as long, and so is a test whose turn it is not."""
-    drawn = defaultdict[str, list[pytest.Item]](list)
+    """Marks what is pure, and with --pure leaves only that. Where a test says how many of its cases are enough by
+    default, these are spread evenly, and the others are marked as long."""
+    spread = defaultdict[str, list[pytest.Item]](list)
     for item in items:
-        if item.get_closest_marker("drawn") is not None:
-            drawn[item.nodeid.partition("[")[0]].append(item)
-    for name, cases in drawn.items():
-        count = cases[0].get_closest_marker("drawn").args[0]  # type: ignore[union-attr]
-        random.Random(f"{os.environ[_DAY]} {name}").shuffle(cases)
-        for item in cases[count:]:
-            item.add_marker("long")
-    for item in items:
-        mine = item.nodeid.partition("[")[0] in _IN_TURN
-        if mine and (int(os.environ[_DAY]) + crc32(item.nodeid.encode())) % _DAYS:
-            item.add_marker("long")
+        if item.get_closest_marker("default_cases") is not None:
+            spread[item.nodeid.partition("[")[0]].append(item)
+    for cases in spread.values():
+        count = cases[0].get_closest_marker("default_cases").args[0]  # type: ignore[union-attr]
+        kept = {len(cases) * place // count for place in range(count)}
+        for number, item in enumerate(cases):
+            if number not in kept:
+                item.add_marker("long")
     for item in items:
         if is_pure(item.path) and not _needs_a_server(item) and not any(item.iter_markers("cluster")):
             item.add_marker("pure")

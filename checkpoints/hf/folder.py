@@ -30,7 +30,7 @@ GENERATOR_CONFIG, GENERATOR_PICKLE = "generator_config.json", "pytorch_model.gen
 RECORD = "maskfleet_export.json"
 PARTS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "discriminator")
 """Names of the folders of two networks that were trained as a pair."""
-_NAMED = 5  # files that a message lists
+_LISTED_FILES = 5  # files that a message lists
 _ELSEWHERE = "export to an empty folder, or delete this one"
 _CHUNK = 64 << 20  # bytes held in memory at a time
 
@@ -56,10 +56,10 @@ def removable(out: Store) -> list[str]:
     written = _recorded(out) if RECORD in keys else {}
     foreign = [key for key in keys if key != RECORD and not _is_ours(out, key, written)]
     if foreign:
-        more = f" and {len(foreign) - _NAMED:,} more" if len(foreign) > _NAMED else ""
+        more = f" and {len(foreign) - _LISTED_FILES:,} more" if len(foreign) > _LISTED_FILES else ""
         raise ExportError(
             f"{out.uri} holds files that no export wrote, or that were changed since: "
-            f"{', '.join(foreign[:_NAMED])}{more}",
+            f"{', '.join(foreign[:_LISTED_FILES])}{more}",
             remedy="export to an empty folder, or move these files away",
         )
     return keys

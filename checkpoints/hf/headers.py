@@ -22,7 +22,7 @@ from encoder_core.objectives.compose import network
 Shape = tuple[int, ...]
 
 _LENGTH = 8  # bytes of the field at the start of the file that holds the header's length
-_LONGEST = 100_000_000  # bytes of the longest header that the safetensors library accepts
+_HEADER_BYTES = 100_000_000  # bytes of the longest header that the safetensors library accepts
 
 
 class _Stored(BaseModel):
@@ -92,7 +92,7 @@ def _shapes(store: Store, file: str) -> dict[str, Shape]:
     if size is None:
         raise ModelError(f"{place} does not exist", remedy="download the missing file into the folder")
     length = int.from_bytes(store.get_range(file, 0, _LENGTH), "little") if size > _LENGTH else 0
-    if not 0 < length <= min(_LONGEST, size - _LENGTH):
+    if not 0 < length <= min(_HEADER_BYTES, size - _LENGTH):
         raise ModelError(
             f"{place} is truncated or is not a safetensors file ({size:,} bytes)",
             remedy="download the file again",

@@ -56,7 +56,7 @@ _TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_NAMED = re.compile(r"GLOBAL ([\w.]{1,80})")
+_GLOBAL = re.compile(r"GLOBAL ([\w.]{1,80})")
 
 
 class Refused(Exception):
@@ -194,5 +194,5 @@ def _said(error: BaseException) -> str:
         return str(error)
     if isinstance(error, MemoryError) or "alloc" in str(error):
         return "it needs more memory than its size explains"
-    named = _NAMED.search(str(error))
+    named = _GLOBAL.search(str(error))
     return f"it holds {named[1]}" if named else f"it cannot be read as weights ({type(error).__name__})"

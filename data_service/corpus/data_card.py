@@ -16,7 +16,7 @@ from data_service.printable import one_line, without_secrets
 from data_service.tokenizers.loss import KINDS, TextLoss, describe_loss
 
 _ROWS = 50  # values of a field that a table lists
-_NAMED = 20  # patterns of inputs that are listed
+_LISTED_PATTERNS = 20  # patterns of inputs that are listed
 
 
 class _Frozen(BaseModel):
@@ -187,8 +187,8 @@ def _searched(splits: Sequence[IndexedSplit]) -> str:
 
 def _part(part: BuiltPart, head: str, *, named: bool) -> Iterator[str]:
     yield f"{head} {f'Built at {_cell(part.uri)}' if named else 'Inputs'}\n"
-    files = ", ".join(f"`{_cell(one)}`" for one in part.inputs[:_NAMED])
-    more = f" and {len(part.inputs) - _NAMED:,} more" if len(part.inputs) > _NAMED else ""
+    files = ", ".join(f"`{_cell(one)}`" for one in part.inputs[:_LISTED_PATTERNS])
+    more = f" and {len(part.inputs) - _LISTED_PATTERNS:,} more" if len(part.inputs) > _LISTED_PATTERNS else ""
     yield f"{part.input_files:,} files, {part.input_bytes:,} bytes: {files}{more}.\n"
     counts = [(name.replace("_", " "), count) for name, count in part.counts.items() if count]
     yield from _table(("at the build", ""), counts)

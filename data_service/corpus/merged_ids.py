@@ -22,7 +22,7 @@ from data_service.processes import temporary_folder
 from data_service.store.base import together
 
 _RANGES = 256  # of hashes, by their first byte
-_NAMED = 10  # ids that an error names
+_LISTED_IDS = 10  # ids that an error names
 _RECORD = np.dtype(
     [("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4"), ("document", "<i8")]
 )
@@ -59,7 +59,7 @@ def refuse_equal_ids(
     with temporary_folder("ids") as folder:
         _write_hashes(sources, copies, folder, report)
         pairs = chain.from_iterable(_pairs(path) for path in sorted(folder.iterdir()))
-        found = list(islice(pairs, _NAMED))
+        found = list(islice(pairs, _LISTED_IDS))
         more = sum(1 for _ in pairs)
     if found:
         raise _refused(sources, found, len(found) + more)

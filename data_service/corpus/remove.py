@@ -28,7 +28,7 @@ from data_service.store.base import together
 ReportDone = Callable[[int, int], None]
 """A function that is called with the number of shards or blocks just read and the number of all that are to be read."""
 
-_NAMED = 20  # unknown documents that an error names
+_LISTED_DOCUMENTS = 20  # unknown documents that an error names
 _NUMBER = re.compile(r"(?:(train|heldout):)?([0-9]{1,18})")
 _Row = tuple[int, int, int, int]
 
@@ -221,8 +221,8 @@ def _place(corpus: Corpus, wanted: _InBlock) -> list[_Row]:
 
 
 def _unknown(corpus: Corpus, what: str, names: Sequence[str]) -> CorpusError:
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    more = f" and {len(names) - _LISTED_DOCUMENTS:,} more" if len(names) > _LISTED_DOCUMENTS else ""
     return CorpusError(
-        f"{corpus.store.uri}: {what} {', '.join(map(repr, names[:_NAMED]))}{more}",
+        f"{corpus.store.uri}: {what} {', '.join(map(repr, names[:_LISTED_DOCUMENTS]))}{more}",
         remedy="nothing was removed; `maskfleet corpus find` and `corpus show` say what is there",
     )

@@ -31,7 +31,7 @@ class WrittenBlock:
     digest: str
 
 
-_WRITTEN = np.dtype([(name, "<i8") for name in _COUNTS] + [("digest", "V16")])
+_COUNTS_DTYPE = np.dtype([(name, "<i8") for name in _COUNTS] + [("digest", "V16")])
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class WrittenShard:
     @classmethod
     def of(cls, size: int, digest: str, blocks: Sequence[WrittenBlock]) -> "WrittenShard":
         """Return the shard of these blocks, in order."""
-        table = np.zeros(len(blocks), dtype=_WRITTEN)
+        table = np.zeros(len(blocks), dtype=_COUNTS_DTYPE)
         for name in _COUNTS:
             table[name] = [getattr(block, name) for block in blocks]
         table["digest"] = [np.void(bytes.fromhex(block.digest)) for block in blocks]
@@ -60,7 +60,7 @@ class WrittenShard:
     @property
     def table(self) -> NDArray[np.void]:
         """[B] records with the fields of `WrittenBlock`; digests as 16 bytes."""
-        found: NDArray[np.void] = np.frombuffer(b64decode(self.packed), dtype=_WRITTEN)
+        found: NDArray[np.void] = np.frombuffer(b64decode(self.packed), dtype=_COUNTS_DTYPE)
         return found
 
     @property
@@ -75,7 +75,7 @@ class WrittenShard:
 def joined_table(shards: Mapping[str, WrittenShard]) -> BlockTable:
     """Return the table of the blocks of shards, by key, in order."""
     tables = [shard.table for shard in shards.values()]
-    rows = np.concatenate([np.zeros(0, dtype=_WRITTEN), *tables])
+    rows = np.concatenate([np.zeros(0, dtype=_COUNTS_DTYPE), *tables])
     columns: dict[str, NDArray[Any]] = {
         name: np.ascontiguousarray(rows[name], dtype=COLUMNS[name]) for name in (*_COUNTS, "digest")
     }

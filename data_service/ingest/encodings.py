@@ -26,7 +26,7 @@ _BAD_BYTE = "maskfleet.bad_byte"
 _STAND_IN = "\udcff"  # what surrogateescape makes of 0xff
 
 _GUESSED_FROM = 64 * 1024
-_SHOWN = 30
+_EXCERPT_CHARACTERS = 30
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r") | {127})
 _C1_CONTROLS = re.compile("[\x80-\x9f]")
 _ODD_SHARE = 0.01
@@ -135,8 +135,8 @@ def encoding_remedy(data: bytes, say: str) -> str | None:
     name = "cp1252" if "cp1252" in best.could_be_from_charset else best.encoding
     text = data.decode(name, errors="replace")
     beyond = next((i for i, character in enumerate(text) if character > "\x7f"), 0)
-    begin = max(0, beyond - _SHOWN // 2)
-    shown = " ".join(text[begin : begin + _SHOWN].split())
+    begin = max(0, beyond - _EXCERPT_CHARACTERS // 2)
+    shown = " ".join(text[begin : begin + _EXCERPT_CHARACTERS].split())
     return f"it looks like {name} and then reads {shown!r}: if that is right, {say.format(name)}"
 
 

@@ -24,7 +24,7 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 
 _CHUNK = 4 * MIB
-_LEAST = 64 * 1024  # bytes that are worth a request
+_REQUEST_BYTES = 64 * 1024  # bytes that are worth a request
 _BUFFER = 1 << 20
 _ARROW_WINDOW, _WIDEST_WINDOW = 128 * MIB, 2048 * MIB
 _FRAME_HEADER, _FED = 18, 4096  # bytes; those fed may stand for 128 MiB
@@ -133,7 +133,7 @@ def open_text(file: InputFile, *, start: int = 0, needed: int = _CHUNK) -> Binar
         InputError: now or on reading: the compressed data is damaged or truncated.
     """
     if start:
-        return open_ranged(file, start=start, chunk=min(_CHUNK, max(_LEAST, needed)))
+        return open_ranged(file, start=start, chunk=min(_CHUNK, max(_REQUEST_BYTES, needed)))
     raw = open_bytes(file)
     head = raw.read(MARK_LENGTH)
     if file.compression == "" and (marked_encoding(head) or file.encoding) == UTF_8:

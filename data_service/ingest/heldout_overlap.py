@@ -25,8 +25,8 @@ from data_service.types import Block, Tokens
 SPAN, RUNS = 32, 8
 _FILTER = 22  # bits of a hash by which nearly all runs of other text are passed over
 _FACTOR = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
-_MIX = np.uint64(0xD6E8FEB86659FD93)
-_SHIFT = np.uint64(32)
+_MIX_FACTOR = np.uint64(0xD6E8FEB86659FD93)
+_MIX_SHIFT_BITS = np.uint64(32)
 Hashes = NDArray[np.uint64]
 
 
@@ -159,8 +159,8 @@ class HeldoutIndex:
 def _sums(tokens: Tokens) -> Hashes:
     """Return [T + 1], sums of the tokens before each place, each times a power of a factor."""
     factors, _ = _powers(1 << max(1, len(tokens)).bit_length())
-    mixed = (tokens.astype(np.uint64) + np.uint64(1)) * _MIX
-    mixed ^= mixed >> _SHIFT
+    mixed = (tokens.astype(np.uint64) + np.uint64(1)) * _MIX_FACTOR
+    mixed ^= mixed >> _MIX_SHIFT_BITS
     mixed *= factors[: len(tokens)]
     return np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(mixed)))
 
@@ -171,8 +171,8 @@ def _hashes(sums: Hashes, starts: NDArray[np.int64] | slice, stops: NDArray[np.i
     found = sums[stops] - sums[starts]
     found *= inverses[: len(sums)][starts]
     for _ in range(2):
-        found ^= found >> _SHIFT
-        found *= _MIX
+        found ^= found >> _MIX_SHIFT_BITS
+        found *= _MIX_FACTOR
     return found
 
 

@@ -211,7 +211,7 @@ KINDS = f"{', '.join(_TEXTS)} (all of them also with .gz, .zst, .bz2 or .xz), .p
 _PART_OF_DUMP = re.compile(r"(?<=\.xml)-p\d+p\d+(?=\.|$)")  # pages-articles1.xml-p1p41242.bz2
 _WILDCARD = re.compile(r"[*?\[]")
 _GLOB_TOKEN = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^]]+\])")
-_NAMED = 10  # names in a sentence
+_LISTED_NAMES = 10  # names in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +307,8 @@ def _list_pattern(pattern: str, encoding: str) -> InputListing:
 
 
 def _nothing(pattern: str, left_out: tuple[LeftOut, ...]) -> InputError:
-    seen = "".join(f"\n  {item}" for item in left_out[:_NAMED])
-    more = f"\n  and {len(left_out) - _NAMED:,} more" if len(left_out) > _NAMED else ""
+    seen = "".join(f"\n  {item}" for item in left_out[:_LISTED_NAMES])
+    more = f"\n  and {len(left_out) - _LISTED_NAMES:,} more" if len(left_out) > _LISTED_NAMES else ""
     return InputError(
         f"{pattern}: no such file, or no text file in it{seen}{more}",
         remedy=f"check the path; files must end in one of {KINDS}",

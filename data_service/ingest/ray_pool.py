@@ -37,8 +37,8 @@ _OBJECT_STORE = 128 << 20  # tasks return receipts of a few KB
 _FED = 8  # workers to a reader, which decompresses as fast as two to four hash, or fifty encode
 _DIED = (WorkerCrashedError, OutOfMemoryError, RayActorError, ObjectLostError)
 _CONTINUES = "run the same command again, which continues what is begun, or run it with --workers 1"
-_LOOK_S = 2.0  # between two looks whether Ray's own processes live
-_FULL = (ObjectStoreFullError, OutOfDiskError)
+_CHECK_INTERVAL_S = 2.0  # between two looks whether Ray's own processes live
+_FULL_STORE_ERRORS = (ObjectStoreFullError, OutOfDiskError)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -111,7 +111,7 @@ class RayPool:
                     running[remote.remote(function, tasks[index], text)] = index
                 if not running:
                     return
-                for finished in ray.wait(list(running), num_returns=1, timeout=_LOOK_S)[0]:
+                for finished in ray.wait(list(running), num_returns=1, timeout=_CHECK_INTERVAL_S)[0]:
                     yield running.pop(finished), _result(finished)
                 _ensure_ray()
         except RayError as error:
@@ -203,14 +203,14 @@ def _result(reference: ray.ObjectRef) -> Any:
             cause = cause.cause
         if isinstance(cause, _DIED):
             raise _died(cause) from error
-        if isinstance(cause, _FULL):
+        if isinstance(cause, _FULL_STORE_ERRORS):
             raise _full(cause) from error
         if isinstance(cause, Exception):
             raise cause from error
         raise
     except _DIED as error:
         raise _died(error) from error
-    except _FULL as error:
+    except _FULL_STORE_ERRORS as error:
         raise _full(error) from error
 
 

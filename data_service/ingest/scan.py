@@ -29,7 +29,7 @@ from data_service.types import Tokens
 
 BUCKETS = 256
 
-_FEW = 16  # characters beyond ASCII that are replaced one after another
+_REPLACED_CHARACTERS = 16  # characters beyond ASCII that are replaced one after another
 _REST = re.compile(r"[\W_]+")  # neither letters nor digits
 _ASCII = bytes(range(128))
 _ASCII_LOWER = bytes(range(256)).lower()
@@ -110,7 +110,7 @@ def folded_text(text: str) -> str:
     plain = text
     if not text.isascii():
         others = set(text.encode().translate(None, _ASCII).decode())
-        if len(others) > _FEW:
+        if len(others) > _REPLACED_CHARACTERS:
             return _fold(text) or spaced_text(text)
         for character in others:  # many times faster than to look at every character
             plain = plain.replace(character, _fold(character))

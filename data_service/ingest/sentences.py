@@ -150,8 +150,11 @@ def sentence_bounds(text: str, language: Language = "any") -> NDArray[np.int64]:
     edges = np.flatnonzero(space[1:] != space[:-1]) + 1
     edges = edges[space[0] :] if len(space) else edges  # what precedes the first sentence is no boundary
     bounds = edges[: len(edges) // 2 * 2].reshape(-1, 2)
-    newlines = np.append(np.flatnonzero(classes & _NEWLINE), len(text))
-    chosen = newlines[np.searchsorted(newlines, bounds[:, 0])] < bounds[:, 1]
+    newlines = np.flatnonzero(classes & _NEWLINE != 0)
+    run = np.searchsorted(edges[::2], newlines, side="right") - 1  # fewer than the runs, so they are searched
+    chosen = np.zeros(len(bounds) + 1, dtype=np.bool_)
+    chosen[run] = True  # the last stands for those before the first sentence and behind the last one
+    chosen = chosen[: len(bounds)]
     before, behind = classes[bounds[:, 0] - 1], classes[bounds[:, 1]]
     marked = ~chosen & (before & (_NARROW_MARK | _CLOSER) > 0) & (behind & _LOWER == 0)
     for number, (stop, following) in zip(

@@ -41,7 +41,7 @@ from data_service.ingest.tasks import FilePiece
 
 BLOCK = tarfile.BLOCKSIZE
 _LONG_HEADER = 1 << 20
-_DEEPEST = 3  # archives in archives
+_NESTED_ARCHIVES = 3  # archives in archives
 _CHUNK = 1 << 20
 _PREFIXES = (
     tarfile.XHDTYPE,
@@ -243,9 +243,9 @@ def _of_member(
     file: InputFile, begins: int, content: BinaryIO, options: BuildOptions, depth: int
 ) -> Iterator[Text | BadRecord]:
     if file.format == "tar":
-        if depth == _DEEPEST:
+        if depth == _NESTED_ARCHIVES:
             raise InputError(
-                f"{file.uri}: archives lie more than {_DEEPEST} deep in others", remedy="unpack it"
+                f"{file.uri}: archives lie more than {_NESTED_ARCHIVES} deep in others", remedy="unpack it"
             )
         yield from _texts(_Archive(file, unpacked(content, file), 0, held=None), options, depth + 1)
         return

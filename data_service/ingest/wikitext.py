@@ -86,7 +86,7 @@ _TABLE = re.compile(r"^[ \t:]*(\{\|)|^[ \t]*(\|\})", re.MULTILINE)
 _LIST = re.compile(r"^[*#:;]+", re.MULTILINE)
 _LINK = re.compile(r"\[\[|\]\]")
 _EXTERNAL = re.compile(r"\[((?:https?:|ftp:|mailto:)?//?[^\[\]\n]*)\]|\[")
-_DEEPEST = 16  # links in links: captions of pictures
+_NESTED_LINKS = 16  # links in links: captions of pictures
 _SWITCH = re.compile(r"__[^\Wa-z]{3,40}?__")  # such as __TOC__
 _QUOTES = re.compile(r"'{2,}")  # italics and bold face
 # Parentheses in which a template stood, also those of Chinese and Japanese.
@@ -195,7 +195,7 @@ def _paired_links(text: str) -> Iterator[str]:
     for mark in _LINK.finditer(text):
         if mark[0] == "[[":
             open_at.append(mark.start())
-        elif open_at and len(open_at) <= _DEEPEST:
+        elif open_at and len(open_at) <= _NESTED_LINKS:
             paired |= {open_at.pop(), mark.start()}
         elif open_at:
             open_at.pop()

@@ -36,7 +36,7 @@ from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from data_service.store.local import room_in
-from data_service.tokenizers.load import load_tokenizer
+from data_service.tokenizers.load import load_saved
 from data_service.tokenizers.loss import LossMeter, TextLoss
 from data_service.tokenizers.quick import TextEncoder
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -336,7 +336,7 @@ def _tokenizer(uri: str, expected: str) -> Tokenizer:
 
     Raises CorpusError: it is another tokenizer than at the beginning of the build.
     """
-    tokenizer = load_tokenizer(uri)
+    tokenizer = load_saved(uri)
     if tokenizer.hash != expected:
         raise CorpusError(
             f"the tokenizer at {uri} is {tokenizer.hash[:12]}, but the build began with {expected[:12]}",

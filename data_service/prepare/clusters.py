@@ -22,7 +22,7 @@ from data_service.prepare.layout import PrepareLayout
 from data_service.prepare.near_duplicates import JoinReceipt, NumberType, SignedDocuments
 from data_service.store.base import Store, digest
 
-_PIECE = 1 << 20  # pairs, or documents, that are looked at together
+_CHUNK_ROWS = 1 << 20  # pairs, or documents, that are looked at together
 _GROUP = 4_000_000  # documents whose clusters are looked at together
 _PART = 2_000_000  # members that are named by one task, which takes about 500 MB
 _MEMBER = np.dtype([("first", "<u8"), ("number", "<u8"), ("size", "<i8")])
@@ -129,8 +129,8 @@ def unite(parents: Numbers, pairs: NDArray[np.int64]) -> None:
 
 def flatten(parents: Numbers) -> None:
     """Make every document's root its parent."""
-    for start in range(0, len(parents), _PIECE):
-        stop = min(len(parents), start + _PIECE)
+    for start in range(0, len(parents), _CHUNK_ROWS):
+        stop = min(len(parents), start + _CHUNK_ROWS)
         parents[start:stop] = _find_roots(parents, np.arange(start, stop))
 
 
@@ -148,7 +148,7 @@ def _find_roots(parents: Numbers, numbers: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def _read_pairs(store: Store, key: str, size: int, dtype: NumberType) -> Iterator[NDArray[np.int64]]:
-    step = _PIECE * 2 * dtype.itemsize
+    step = _CHUNK_ROWS * 2 * dtype.itemsize
     for start in range(0, size, step):
         data = store.get_range(key, start, min(step, size - start))
         yield np.frombuffer(data, dtype=dtype).reshape(-1, 2).astype(np.int64)
@@ -189,8 +189,8 @@ def _members(
 
 def _with_roots_in(roots: Numbers, first: int, stop: int) -> Iterator[NDArray[np.int64]]:
     """Yield the numbers of documents whose root is in [first, stop), a piece at a time. No root is above them."""
-    for start in range(first, len(roots), _PIECE):
-        piece = roots[start : start + _PIECE]
+    for start in range(first, len(roots), _CHUNK_ROWS):
+        piece = roots[start : start + _CHUNK_ROWS]
         yield start + np.flatnonzero((piece >= first) & (piece < stop))
 
 

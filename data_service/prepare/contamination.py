@@ -29,7 +29,7 @@ from data_service.prepare.shingles import runs, units_of, units_of_lines
 
 WORDS, LEAST, MOST_TEXTS = 13, 8, 10
 _REMEDY = "make it with `maskfleet tasks ngrams`"
-_NAMED = 3  # texts that the detail of a dropped document names
+_LISTED_TEXTS = 3  # texts that the detail of a dropped document names
 _TITLE = np.frombuffer(b"maskfleet ngrams 1", dtype=np.uint8)
 
 
@@ -211,8 +211,8 @@ def open_decontaminate(stage: Decontaminate) -> Callable[[Document], Document | 
             return document
         if stage.found == "cut" and (rest := _without(document.text, index)):
             return Cut(document.with_text(rest), found[0][0])
-        named = ", ".join(f"{split} {number}" for split, number in found[:_NAMED])
-        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        named = ", ".join(f"{split} {number}" for split, number in found[:_LISTED_TEXTS])
+        more = f" and {len(found) - _LISTED_TEXTS} more" if len(found) > _LISTED_TEXTS else ""
         return Drop(found[0][0], f"examples {named}{more}")
 
     return decide

@@ -21,8 +21,8 @@ HASHES = 128
 SKETCH = HASHES // 8  # bytes
 _FOUND = 0.99  # of pairs of the similarity asked for
 _DEVIATIONS = 2.5  # by which a sketch may be below it
-_TOGETHER = 256  # shingles that are hashed at a time: the products stay in a core's cache
-_MIX = np.uint32(0x9E3779B1)
+_CHUNK_SHINGLES = 256  # shingles that are hashed at a time: the products stay in a core's cache
+_MIX_FACTOR = np.uint32(0x9E3779B1)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Signature:
 
     def sketch(self) -> NDArray[np.uint8]:
         """Return [SKETCH] uint8: one bit of each minimum."""
-        return np.packbits((self.minima * _MIX >> np.uint32(31)).astype(np.bool_))
+        return np.packbits((self.minima * _MIX_FACTOR >> np.uint32(31)).astype(np.bool_))
 
 
 def sign(text: str, words: int) -> Signature:
@@ -73,8 +73,8 @@ def sign(text: str, words: int) -> Signature:
     found = (shingles(text, words) >> np.uint64(32)).astype(np.uint32)
     masks, factors = _functions()
     minima = np.full(HASHES, np.uint32(2**32 - 1))
-    for start in range(0, len(found), _TOGETHER):
-        part = found[start : start + _TOGETHER, None] ^ masks
+    for start in range(0, len(found), _CHUNK_SHINGLES):
+        part = found[start : start + _CHUNK_SHINGLES, None] ^ masks
         part *= factors
         np.minimum(minima, part.min(axis=0), out=minima)
     return Signature(minima)

@@ -21,9 +21,9 @@ from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
 LONGEST = 32  # letters of a unit
 _BEGINS, _CONTINUES = np.uint8(2), np.uint8(1)
 FACTOR = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
-_MIX = np.uint64(0xD6E8FEB86659FD93)  # Pelle Evensen's rrmxmx and many others use it
-_SHIFT = np.uint64(32)
-_PIECE = 1 << 20  # characters that are hashed at a time
+_MIX_FACTOR = np.uint64(0xD6E8FEB86659FD93)  # Pelle Evensen's rrmxmx and many others use it
+_MIX_SHIFT_BITS = np.uint64(32)
+_CHUNK_CHARACTERS = 1 << 20  # characters that are hashed at a time
 
 
 def shingles(text: str, words: int) -> NDArray[np.uint64]:
@@ -65,8 +65,8 @@ def runs(units: NDArray[np.uint64], span: int) -> NDArray[np.uint64]:
         return np.empty(0, dtype=np.uint64)
     found = np.full(count, np.uint64(span))
     for offset in range(span):
-        found = (found ^ units[offset : offset + count]) * _MIX
-        found ^= found >> _SHIFT
+        found = (found ^ units[offset : offset + count]) * _MIX_FACTOR
+        found ^= found >> _MIX_SHIFT_BITS
     return found
 
 
@@ -75,9 +75,9 @@ def _pieces(text: str) -> list[str]:
     characters."""
     plain = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text.casefold())
     pieces, start = [], 0
-    while len(plain) - start > _PIECE:
-        stop = plain.rfind(" ", start, start + _PIECE)
-        stop = stop if stop > start else start + _PIECE
+    while len(plain) - start > _CHUNK_CHARACTERS:
+        stop = plain.rfind(" ", start, start + _CHUNK_CHARACTERS)
+        stop = stop if stop > start else start + _CHUNK_CHARACTERS
         pieces.append(plain[start:stop])
         start = stop
     return [*pieces, plain[start:]]
@@ -106,9 +106,9 @@ def _units(text: str) -> NDArray[np.uint64]:
 
 def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the hash of each number."""
-    values = (values + np.uint64(1)) * _MIX
-    values ^= values >> _SHIFT
-    return values * _MIX
+    values = (values + np.uint64(1)) * _MIX_FACTOR
+    values ^= values >> _MIX_SHIFT_BITS
+    return values * _MIX_FACTOR
 
 
 @lru_cache(maxsize=1)

@@ -34,8 +34,8 @@ from data_service.samples.selection import Slots, Units, ranges
 from data_service.samples.spans import Lengths
 from data_service.types import Level, Tokens
 
-_DRAWS = 1 << 32
-_LONGEST = 128  # units in the longest span: at a mean of 16, longer ones have a probability below 1e-60
+_DRAW_RANGE = 1 << 32
+_SPAN_UNITS = 128  # units in the longest span: at a mean of 16, longer ones have a probability below 1e-60
 
 
 class Denoising(RowMasking):
@@ -104,7 +104,7 @@ class Denoising(RowMasking):
     def _spans(self, rows: MaskableRows) -> "Spans":
         first, slots = rows.slots.first_row, rows.slots
         counts = np.diff(rows.units.edges)
-        uniform = draws32(purpose(rows.key, "budgets"), first, first + len(counts)) / _DRAWS
+        uniform = draws32(purpose(rows.key, "budgets"), first, first + len(counts)) / _DRAW_RANGE
         budgets = np.floor(self.rate * counts + uniform).astype(np.int64)
         lengths = poisson_lengths(self.span_mean).of(_of_tokens(rows, "lengths")) - 1
         row, sizes = spans_within(budgets, lengths, slots.counts)
@@ -119,7 +119,7 @@ def _of_tokens(rows: MaskableRows, name: str) -> NDArray[np.uint32]:
 
 def poisson_lengths(mean: float) -> Lengths:
     """Return the Poisson distribution of the number of units in a span, shifted by 1: `Lengths` begin with 1."""
-    return Lengths.weighted(np.cumprod(np.append(1.0, mean / np.arange(1, _LONGEST))))
+    return Lengths.weighted(np.cumprod(np.append(1.0, mean / np.arange(1, _SPAN_UNITS))))
 
 
 def sentence_order(

@@ -20,7 +20,7 @@ from data_service.samples.samples import Samples
 from data_service.samples.selection import Slots
 
 LEAST_RATE = 1e-3
-_DRAWS = 1 << 32
+_DRAW_RANGE = 1 << 32
 
 
 class DiffusionMasking(RowMasking):
@@ -49,7 +49,7 @@ class DiffusionMasking(RowMasking):
             draws32(purpose(rows.key, "rates"), slots.first_row, slots.first_row + len(slots.counts))
         )
         draws = draws32(purpose(rows.key, "hidden"), int(slots.edges[0]), int(slots.edges[-1]))
-        hidden = draws < np.repeat(rates.astype(np.float64) * _DRAWS, slots.counts)
+        hidden = draws < np.repeat(rates.astype(np.float64) * _DRAW_RANGE, slots.counts)
         maskable = units.text(np.arange(int(units.edges[-1])))
         text = maskable[hidden[maskable]]
         positions = laid_out.places(text, np.diff(np.searchsorted(text, laid_out.edges)))
@@ -61,5 +61,5 @@ class DiffusionMasking(RowMasking):
 
 def row_rates(draws: NDArray[np.uint32]) -> NDArray[np.float32]:
     """Return [N] float32, a rate for each of N uniform draws: uniform between `LEAST_RATE` and 1."""
-    uniform = (draws.astype(np.float64) + 0.5) / _DRAWS
+    uniform = (draws.astype(np.float64) + 0.5) / _DRAW_RANGE
     return (LEAST_RATE + (1 - LEAST_RATE) * uniform).astype(np.float32)

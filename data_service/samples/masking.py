@@ -31,7 +31,7 @@ from data_service.samples.similar_words import SimilarWords, replaced_words
 from data_service.samples.spans import Lengths, Stretches, ngram_lengths, select_stretches, span_lengths
 from data_service.types import Level
 
-_DRAWS = 1 << 32
+_DRAW_RANGE = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ def budgets(
     """
     match masking.count:
         case "stochastic":
-            uniform = draws32(key, first_row, first_row + len(wanted)) / _DRAWS
+            uniform = draws32(key, first_row, first_row + len(wanted)) / _DRAW_RANGE
             counts = np.floor(wanted + uniform).astype(np.int64)
         case "bert" | "drawn":
             counts = np.maximum(np.rint(wanted), 1).astype(np.int64)

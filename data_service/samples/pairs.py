@@ -44,7 +44,7 @@ from data_service.samples.sentence_chunks import (
 )
 from data_service.types import Block, Share
 
-_SHORTEST = 5  # target of ELECTRA's short rows, special tokens included
+_SHORT_ROW_TOKENS = 5  # target of ELECTRA's short rows, special tokens included
 TEXTS = 2  # of a translation: query and positive; negatives are left out
 
 
@@ -247,7 +247,7 @@ def two_segments(block: Block, config: TwoSegments, length: int, key: Key) -> Se
     every = np.arange(len(sentences))
     single = happens(key, "single", every, config.single)
     short = happens(key, "short", every, config.short)
-    drawn = _SHORTEST + below(key, "short target", every, length - _SHORTEST + 1)
+    drawn = _SHORT_ROW_TOKENS + below(key, "short target", every, length - _SHORT_ROW_TOKENS + 1)
     targets = np.where(short, drawn, length)
     room = np.where(single, length - EDGE_TOKENS, length - PAIR_EDGES)
     end = np.minimum(sentences.fill(every, targets), sentences.fit(every, room))

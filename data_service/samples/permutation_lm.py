@@ -93,8 +93,8 @@ def _ranks(ordered: NDArray[np.bool_], keys: NDArray[np.uint32], permutation: in
 
 
 _NONE = np.uint64(0xFFFFFFFFFFFFFFFF)
-_LOW = np.uint64(0xFFFFFFFF)
-_SHIFT = np.uint64(32)
+_LOW_32_BITS = np.uint64(0xFFFFFFFF)
+_HIGH_SHIFT_BITS = np.uint64(32)
 
 
 def choose_targets(
@@ -119,10 +119,10 @@ def choose_targets(
     most = int(missing.max(initial=0))
     if most:
         columns = np.arange(free.shape[1], dtype=np.uint64)
-        order = np.where(free, (keys.astype(np.uint64) << _SHIFT) | columns, _NONE)
+        order = np.where(free, (keys.astype(np.uint64) << _HIGH_SHIFT_BITS) | columns, _NONE)
         first = np.sort(np.partition(order, most - 1, axis=1)[:, :most], axis=1)
         rows, number = np.nonzero(np.arange(most) < missing[:, None])
-        chosen[rows, (first[rows, number] & _LOW).view(np.int64)] = True
+        chosen[rows, (first[rows, number] & _LOW_32_BITS).view(np.int64)] = True
     return chosen
 
 
@@ -143,7 +143,7 @@ def choose_ngrams(
     # All rows at once, an n-gram at a time.
     for of_turn in draws.T:
         word = of_turn[row]
-        n = np.minimum(1 + np.searchsorted(likely, word >> _SHIFT, side="right"), left)
+        n = np.minimum(1 + np.searchsorted(likely, word >> _HIGH_SHIFT_BITS, side="right"), left)
         context = n * config.context // config.chosen
         passed = scale(word.astype(np.uint32), context)
         end_of_row = row * (width + 1) + width

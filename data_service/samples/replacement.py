@@ -20,7 +20,7 @@ from pydantic import (
 from data_service.rng import scale
 from data_service.types import Share, Tokens
 
-_DRAWS = 1 << 32
+_DRAW_RANGE = 1 << 32
 _OF_WORDS = ("similar",)  # shares that later versions added: they are not written if they are 0
 
 
@@ -90,7 +90,7 @@ class Vocabulary:
         if self.counts is None:
             return self.ordinary[scale(draws, len(self.ordinary))]
         upper = np.cumsum(self.counts)
-        edges = np.floor(upper[:-1] / upper[-1] * _DRAWS).astype(np.int64)
+        edges = np.floor(upper[:-1] / upper[-1] * _DRAW_RANGE).astype(np.int64)
         return self.ordinary[np.searchsorted(edges, draws.astype(np.int64), side="right")]
 
 
@@ -113,8 +113,8 @@ def replaced(
     action = draws >> np.uint64(32)
     if leaders is not None:
         action = action[leaders]
-    masked = action < round(replace.mask * _DRAWS)
-    randomised = np.flatnonzero(~masked & (action < round((replace.mask + replace.random) * _DRAWS)))
+    masked = action < round(replace.mask * _DRAW_RANGE)
+    randomised = np.flatnonzero(~masked & (action < round((replace.mask + replace.random) * _DRAW_RANGE)))
     ids = target_ids.copy()
     ids[masked] = vocabulary.mask
     ids[randomised] = vocabulary.random(draws[randomised].astype(np.uint32))

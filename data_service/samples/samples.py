@@ -1,16 +1,32 @@
 """`Samples` holds rows of different lengths one after another, without padding; an attention kernel adds it if needed.
 
-Functions here select, join and reorder rows.
+Functions here select, join and reorder rows. What they do to a column follows from the axis that its type names.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TypedDict, TypeVar
+from enum import Enum, auto
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_service.types import Tokens
+
+
+class ColumnAxis(Enum):
+    """What the entries of a column belong to. A row has one entry on the first axis, and any number on the others."""
+
+    ROW = auto()
+    TOKEN = auto()
+    TARGET = auto()
+    HOLE = auto()
+    FORM = auto()  # tokens of the rows' corrupted forms
+
+
+_T = TypeVar("_T", bound=np.generic)
+ByRow = Annotated[NDArray[_T] | None, ColumnAxis.ROW]
+Edges = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -47,24 +63,24 @@ class Samples:
         corrupted_offsets: [N + 1] int64, offsets in `corrupted`; None without it.
     """
 
-    tokens: Tokens
-    offsets: NDArray[np.int64]
-    target_positions: NDArray[np.int64]
-    target_ids: Tokens
-    segment_starts: NDArray[np.int32] | None = None
-    restarts: NDArray[np.bool_] | None = None
-    languages: NDArray[np.uint16] | None = None
-    pair_label: NDArray[np.int8] | None = None
-    order: NDArray[np.int32] | None = None
-    reversed_rows: NDArray[np.bool_] | None = None
-    text_starts: NDArray[np.int32] | None = None
-    cls_last: NDArray[np.bool_] | None = None
-    causal: NDArray[np.bool_] | None = None
-    holes: NDArray[np.int64] | None = None
-    rates: NDArray[np.float32] | None = None
-    maskable: NDArray[np.int32] | None = None
-    corrupted: Tokens | None = None
-    corrupted_offsets: NDArray[np.int64] | None = None
+    tokens: Annotated[Tokens, ColumnAxis.TOKEN]
+    offsets: Annotated[Edges, ColumnAxis.TOKEN]
+    target_positions: Annotated[NDArray[np.int64], ColumnAxis.TARGET]
+    target_ids: Annotated[Tokens, ColumnAxis.TARGET]
+    segment_starts: ByRow[np.int32] = None
+    restarts: ByRow[np.bool_] = None
+    languages: ByRow[np.uint16] = None
+    pair_label: ByRow[np.int8] = None
+    order: Annotated[NDArray[np.int32] | None, ColumnAxis.TOKEN] = None
+    reversed_rows: ByRow[np.bool_] = None
+    text_starts: ByRow[np.int32] = None
+    cls_last: ByRow[np.bool_] = None
+    causal: ByRow[np.bool_] = None
+    holes: Annotated[NDArray[np.int64] | None, ColumnAxis.HOLE] = None
+    rates: ByRow[np.float32] = None
+    maskable: ByRow[np.int32] = None
+    corrupted: Annotated[Tokens | None, ColumnAxis.FORM] = None
+    corrupted_offsets: Annotated[Edges | None, ColumnAxis.FORM] = None
 
     @property
     def rows(self) -> int:
@@ -73,43 +89,45 @@ class Samples:
     @property
     def nbytes(self) -> int:
         """Size of all arrays in bytes."""
-        arrays = (getattr(self, field.name) for field in fields(self))
-        return sum(array.nbytes for array in arrays if array is not None)
+        return sum(column.nbytes for column in _columns(self).values())
 
 
-_T = TypeVar("_T", bound=np.generic)
+_AXES: dict[str, ColumnAxis] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(Samples, include_extras=True).items()
+}
+_OFFSETS = ("offsets", "corrupted_offsets")
+_PLACES = ("target_positions", "holes")  # indices in `tokens`, which move with their rows
 
 
-class _ByRow(TypedDict):
-    """The arrays of `Samples` that have one entry for each row."""
+def _columns(samples: Samples) -> dict[str, NDArray[Any]]:
+    """Return the columns that the samples have, by name."""
+    found = {field.name: getattr(samples, field.name) for field in fields(samples)}
+    return {name: column for name, column in found.items() if column is not None}
 
-    segment_starts: NDArray[np.int32] | None
-    restarts: NDArray[np.bool_] | None
-    languages: NDArray[np.uint16] | None
-    pair_label: NDArray[np.int8] | None
-    reversed_rows: NDArray[np.bool_] | None
-    text_starts: NDArray[np.int32] | None
-    cls_last: NDArray[np.bool_] | None
-    rates: NDArray[np.float32] | None
-    maskable: NDArray[np.int32] | None
-    causal: NDArray[np.bool_] | None
+
+def _edges(samples: Samples, chosen: Sequence[int] | slice) -> dict[ColumnAxis, Edges]:
+    """Return where the rows begin and end along each ragged axis: those that `chosen` takes of [N + 1] edges."""
+    columns, offsets = _columns(samples), samples.offsets[chosen]
+    places = {_AXES[name]: np.searchsorted(columns[name], offsets) for name in _PLACES if name in columns}
+    return {_AXES[name]: columns[name][chosen] for name in _OFFSETS if name in columns} | places
 
 
 def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
     """Return rows `start` to `stop`. Their tokens are a view; target positions count from the first row and are
     copied."""
-    first, last = samples.offsets[start], samples.offsets[stop]
-    low, high = np.searchsorted(samples.target_positions, (first, last))
-    return Samples(
-        tokens=samples.tokens[first:last],
-        offsets=samples.offsets[start : stop + 1] - first,
-        target_positions=samples.target_positions[low:high] - first,
-        target_ids=samples.target_ids[low:high],
-        order=None if samples.order is None else samples.order[first:last],
-        holes=None if samples.holes is None else _inside(samples.holes, first, last) - first,
-        **_corrupted(samples, slice(start, stop)),
-        **_by_row(samples, slice(start, stop)),
-    )
+    edges = _edges(samples, [start, stop])
+    found: dict[str, Any] = {}
+    for name, column in _columns(samples).items():
+        if _AXES[name] is ColumnAxis.ROW:
+            found[name] = column[start:stop]
+        elif name in _OFFSETS:
+            found[name] = column[start : stop + 1] - column[start]
+        else:
+            first, last = edges[_AXES[name]]
+            found[name] = (
+                column[first:last] - edges[ColumnAxis.TOKEN][0] if name in _PLACES else column[first:last]
+            )
+    return Samples(**found)
 
 
 def holes_of(
@@ -121,99 +139,47 @@ def holes_of(
     return np.flatnonzero(found)
 
 
-def _inside(places: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64]:
-    """Return those of the sorted places from `first` on and before `last`."""
-    low, high = np.searchsorted(places, (first, last))
-    return places[low:high]
-
-
 def join_rows(parts: Sequence[Samples]) -> Samples:
     """Return all rows of `parts` (at least one), in order."""
     if len(parts) == 1:
         return parts[0]
     shifts = np.cumsum([0, *(part.offsets[-1] for part in parts)])
-    shifted = list(zip(parts, shifts[:-1], strict=True))
-    return Samples(
-        tokens=np.concatenate([part.tokens for part in parts]),
-        offsets=np.concatenate([[0], *(part.offsets[1:] + shift for part, shift in shifted)]),
-        target_positions=np.concatenate([part.target_positions + shift for part, shift in shifted]),
-        target_ids=np.concatenate([part.target_ids for part in parts]),
-        segment_starts=_join([part.segment_starts for part in parts]),
-        restarts=_join([part.restarts for part in parts]),
-        languages=_join([part.languages for part in parts]),
-        pair_label=_join([part.pair_label for part in parts]),
-        order=_join([part.order for part in parts]),
-        holes=_join([None if part.holes is None else part.holes + shift for part, shift in shifted]),
-        **_joined_corrupted(parts),
-        reversed_rows=_join([part.reversed_rows for part in parts]),
-        text_starts=_join([part.text_starts for part in parts]),
-        cls_last=_join([part.cls_last for part in parts]),
-        rates=_join([part.rates for part in parts]),
-        maskable=_join([part.maskable for part in parts]),
-        causal=_join([part.causal for part in parts]),
-    )
+    columns = [_columns(part) for part in parts]
+    found: dict[str, Any] = {}
+    for name in _AXES:
+        present = [(part[name], shift) for part, shift in zip(columns, shifts, strict=False) if name in part]
+        if not present:
+            continue
+        if name in _OFFSETS:
+            lengths = np.concatenate([np.diff(column) for column, _ in present])
+            found[name] = np.append(0, np.cumsum(lengths))
+        else:
+            found[name] = np.concatenate(
+                [column + shift if name in _PLACES else column for column, shift in present]
+            )
+    return Samples(**found)
 
 
 def deal_rows(samples: Samples, parts: Iterable[NDArray[np.int64]]) -> list[Samples]:
     """Return for each of `parts`, [N] row numbers, the samples of these rows, in this order."""
-    target_edges = np.searchsorted(samples.target_positions, samples.offsets)
-    holes = samples.holes
-    hole_edges = None if holes is None else np.searchsorted(holes, samples.offsets)
-    return [_take_rows(samples, target_edges, hole_edges, part) for part in parts]
+    edges = _edges(samples, slice(None))
+    return [_take_rows(samples, edges, part) for part in parts]
 
 
-def _take_rows(
-    samples: Samples,
-    target_edges: NDArray[np.int64],
-    hole_edges: NDArray[np.int64] | None,
-    rows: NDArray[np.int64],
-) -> Samples:
-    where, offsets = _ragged_take(samples.offsets, rows)
-    targets, target_offsets = _ragged_take(target_edges, rows)
-    moved = offsets[:-1] - samples.offsets[rows]
-    holes = None
-    if samples.holes is not None and hole_edges is not None:
-        taken, hole_offsets = _ragged_take(hole_edges, rows)
-        holes = samples.holes[taken] + np.repeat(moved, np.diff(hole_offsets))
-    return Samples(
-        tokens=samples.tokens[where],
-        offsets=offsets,
-        target_positions=samples.target_positions[targets] + np.repeat(moved, np.diff(target_offsets)),
-        target_ids=samples.target_ids[targets],
-        order=None if samples.order is None else samples.order[where],
-        holes=holes,
-        **_corrupted(samples, rows),
-        **_by_row(samples, rows),
-    )
-
-
-class _Corrupted(TypedDict):
-    """The corrupted forms in `Samples`, which have lengths of their own."""
-
-    corrupted: Tokens | None
-    corrupted_offsets: NDArray[np.int64] | None
-
-
-def _corrupted(samples: Samples, rows: NDArray[np.int64] | slice) -> _Corrupted:
-    """Return the corrupted forms of some rows; of a range of rows, a view."""
-    tokens, offsets = samples.corrupted, samples.corrupted_offsets
-    if tokens is None or offsets is None:
-        return _Corrupted(corrupted=None, corrupted_offsets=None)
-    if isinstance(rows, slice):
-        edges = offsets[rows.start : rows.stop + 1]
-        return _Corrupted(corrupted=tokens[edges[0] : edges[-1]], corrupted_offsets=edges - edges[0])
-    where, moved = _ragged_take(offsets, rows)
-    return _Corrupted(corrupted=tokens[where], corrupted_offsets=moved)
-
-
-def _joined_corrupted(parts: Sequence[Samples]) -> _Corrupted:
-    offsets = [part.corrupted_offsets for part in parts if part.corrupted_offsets is not None]
-    forms = [part.corrupted for part in parts if part.corrupted is not None]
-    if not offsets:
-        return _Corrupted(corrupted=None, corrupted_offsets=None)
-    lengths = np.concatenate([np.diff(each) for each in offsets])
-    joined: Tokens = np.concatenate(forms)  # type: ignore[assignment]
-    return _Corrupted(corrupted=joined, corrupted_offsets=np.append(0, np.cumsum(lengths)))
+def _take_rows(samples: Samples, edges: Mapping[ColumnAxis, Edges], rows: NDArray[np.int64]) -> Samples:
+    """`edges`: [N + 1], where all rows begin and end along each ragged axis."""
+    taken = {axis: _ragged_take(all_edges, rows) for axis, all_edges in edges.items()}
+    moved = taken[ColumnAxis.TOKEN][1][:-1] - samples.offsets[rows]
+    found: dict[str, Any] = {}
+    for name, column in _columns(samples).items():
+        if _AXES[name] is ColumnAxis.ROW:
+            found[name] = column[rows]
+            continue
+        where, offsets = taken[_AXES[name]]
+        found[name] = offsets if name in _OFFSETS else column[where]
+        if name in _PLACES:
+            found[name] += np.repeat(moved, np.diff(offsets))
+    return Samples(**found)
 
 
 def _ragged_take(
@@ -230,26 +196,3 @@ def _ragged_take(
     where = np.repeat((edges[rows] - offsets[:-1]).astype(dtype), lengths)
     where += np.arange(len(where), dtype=dtype)
     return where, offsets
-
-
-def _by_row(samples: Samples, rows: NDArray[np.int64] | slice) -> _ByRow:
-    def of(column: NDArray[_T] | None) -> NDArray[_T] | None:
-        return None if column is None else column[rows]
-
-    return _ByRow(
-        segment_starts=of(samples.segment_starts),
-        restarts=of(samples.restarts),
-        languages=of(samples.languages),
-        pair_label=of(samples.pair_label),
-        reversed_rows=of(samples.reversed_rows),
-        text_starts=of(samples.text_starts),
-        cls_last=of(samples.cls_last),
-        rates=of(samples.rates),
-        maskable=of(samples.maskable),
-        causal=of(samples.causal),
-    )
-
-
-def _join(columns: Sequence[NDArray[_T] | None]) -> NDArray[_T] | None:
-    present = [column for column in columns if column is not None]
-    return np.concatenate(present) if present else None

@@ -89,7 +89,7 @@ def word_units(
 
 
 _MARGIN = 1.06  # over the expected number of draws
-_SPARE = 10  # slots a row
+_SPARE_SLOTS = 10  # slots a row
 _FRACTION_BITS = 16
 
 
@@ -115,7 +115,7 @@ class Slots:
         expected = -math.log1p(-rate)  # draws per token until that share is distinct, in a long row
         per_token = math.ceil(expected * _MARGIN * (1 << _FRACTION_BITS))
         rows = np.arange(first_row, first_row + len(text_edges))
-        return cls(((text_edges * per_token) >> _FRACTION_BITS) + _SPARE * rows, first_row)
+        return cls(((text_edges * per_token) >> _FRACTION_BITS) + _SPARE_SLOTS * rows, first_row)
 
     @property
     def counts(self) -> NDArray[np.int64]:

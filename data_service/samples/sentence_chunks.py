@@ -17,7 +17,7 @@ from data_service.samples.packing import no_longer_than
 from data_service.types import Block
 
 PAIR_EDGES = 3  # special tokens of a row of two segments
-_DRAWS = 1 << 32
+_DRAW_RANGE = 1 << 32
 _BITS = 64
 
 Numbers = NDArray[np.int64]
@@ -93,7 +93,7 @@ def below(key: Key, purpose: str, which: Numbers, bounds: Numbers | int) -> Numb
 
 def happens(key: Key, purpose: str, which: Numbers, share: float) -> NDArray[np.bool_]:
     """Return [N] bool, each true with probability `share`."""
-    return below(key, purpose, which, _DRAWS) < round(share * _DRAWS)
+    return below(key, purpose, which, _DRAW_RANGE) < round(share * _DRAW_RANGE)
 
 
 def document_targets(sentences: Sentences, room: int, short: float, key: Key) -> Numbers:

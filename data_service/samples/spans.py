@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from data_service.rng import Key, draws64, scale, stream_key
 from data_service.samples.selection import Slots, Units, finish
 
-_DRAWS = 1 << 32
+_DRAW_RANGE = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Lengths:
         """Return the distribution in which n words have probability proportional to weights[n - 1] (positive)."""
         # Sums and one division only, which every machine rounds alike: the same draws mean the same lengths.
         upper = np.cumsum(weights)
-        return cls(np.rint(upper[:-1] / upper[-1] * _DRAWS).clip(0, _DRAWS - 1).astype(np.uint32))
+        return cls(np.rint(upper[:-1] / upper[-1] * _DRAW_RANGE).clip(0, _DRAW_RANGE - 1).astype(np.uint32))
 
     @property
     def longest(self) -> int:

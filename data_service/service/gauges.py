@@ -13,7 +13,7 @@ from data_service.store.retries import total_retries
 
 PREFIX = "maskfleet_"
 """Prefix of the name of every gauge. Ray puts `ray_` before it."""
-_SHOWN = string.punctuation.replace("%", "") + " "
+_PLAIN_PUNCTUATION = string.punctuation.replace("%", "") + " "
 DESCRIPTIONS = {
     "windows_ready": "Windows of samples that are built and held for the ranks.",
     "store_retries": "Requests to object storage that this process has had to make again.",
@@ -26,7 +26,7 @@ def gauge(name: str, description: str, labels: Mapping[str, str], *further: str)
     Ray accepts only printable ASCII in labels. Other characters of a fixed label are percent-encoded, as in a URI.
     """
     made = Gauge(PREFIX + name, description, (*labels, *further))
-    made.set_default_tags({label: quote(value, safe=_SHOWN) for label, value in labels.items()})
+    made.set_default_tags({label: quote(value, safe=_PLAIN_PUNCTUATION) for label, value in labels.items()})
     return made
 
 

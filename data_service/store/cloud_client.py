@@ -22,7 +22,7 @@ from data_service.store.errors import BadUri, StoreError
 
 Scheme = Literal["gs", "az"]
 
-_SILENCE_S = 60.0  # a connection without data for so long counts as dead
+_READ_TIMEOUT_S = 60.0  # a connection without data for so long counts as dead
 _SENDING_S = 120.0  # for an answer to a part of an upload: the time in which it is sent counts, too
 _PART_RETRIES = 8
 _PART_RETRY_S = 60.0
@@ -58,7 +58,7 @@ class CloudClient:
         """
         request = urllib.request.Request(self.place, method="HEAD")
         try:
-            with urllib.request.urlopen(request, timeout=_SILENCE_S) as answer:
+            with urllib.request.urlopen(request, timeout=_READ_TIMEOUT_S) as answer:
                 headers = answer.headers
         except urllib.error.HTTPError as refusal:
             headers = refusal.headers
@@ -109,7 +109,7 @@ def _connect(scheme: Scheme, bucket: str) -> CloudClient:
     endpoint = _endpoint(scheme)
     emulated = scheme == "az" and os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
     plain = endpoint.startswith("http://") or emulated
-    requests = _store(scheme, bucket, plain, silence_s=_SILENCE_S, retries=0)
+    requests = _store(scheme, bucket, plain, silence_s=_READ_TIMEOUT_S, retries=0)
     uploads = _store(scheme, bucket, plain, silence_s=_SENDING_S, retries=_PART_RETRIES)
     if not endpoint:
         account = requests.config.get("account_name", "")

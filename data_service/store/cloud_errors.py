@@ -34,11 +34,11 @@ _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<\n]*)")
 _KIND = re.compile(r"\bsource: (\w+)")
 _CAUSE = re.compile(r'\b(?:message|error): "([^"]+)"')
-_SAID = "Server returned non-2xx status code: "
+_STATUS_PREFIX = "Server returned non-2xx status code: "
 _NO_CONTAINER = (
     "specified container does not exist"  # what an answer about many deletions says, without a code
 )
-_LONGEST = 300  # characters of a reason
+_REASON_CHARACTERS = 300  # characters of a reason
 
 _NO_CREDENTIALS = ("Credential", "FederatedTokenFile", "AzureCli", "AzureCliResponse")
 _TOKEN = "Token"  # how Rust's errors about a token begin: TokenRequest, TokenResponseBody
@@ -49,7 +49,7 @@ _WRONG_CREDENTIALS = (
     *("AuthenticationRequired", "ExpiredToken", "InvalidSecurity", "SignatureDoesNotMatch"),
 )  # fmt: skip
 _EXPIRED = re.compile(r"expired|lifetime validation|valid in the specified time frame", re.IGNORECASE)
-_FULL = ("QuotaExceeded", "AccountCapacityExceeded")
+_FULL_CODES = ("QuotaExceeded", "AccountCapacityExceeded")
 _LOST_UPLOAD = (
     *("NoSuchUpload", "InvalidPart", "InvalidPartOrder"),
     *("InvalidBlockList", "InvalidBlobOrBlock", "InvalidBlockId"),
@@ -88,13 +88,13 @@ def _reason(error: Exception, shown: str, source: str) -> str:
     """Return the failure in one line. Of an answer with an error's body: its code and message."""
     code, message, cause = _CODE.search(shown), _MESSAGE.search(shown), _CAUSE.search(source)
     head = shown.partition("<?xml")[0].partition("<Error")[0].rstrip(" :\n")
-    parts = [head.rpartition(" - ")[2].removeprefix(_SAID)]
+    parts = [head.rpartition(" - ")[2].removeprefix(_STATUS_PREFIX)]
     if code is not None:
         parts += [code[1], message[1] if message else ""]
     elif cause is not None and cause[1] not in shown:
         parts.append(cause[1])
     said = one_line(without_secrets(": ".join(part for part in parts if part)))
-    return said[:_LONGEST] or type(error).__name__
+    return said[:_REASON_CHARACTERS] or type(error).__name__
 
 
 def is_beyond_end(error: Exception) -> bool:
@@ -140,7 +140,7 @@ def _refused(failure: CloudFailure, status: int, uri: str, valid_before: bool) -
     if status == 401 or code in _WRONG_CREDENTIALS:
         expired = valid_before or _EXPIRED.search(reason) is not None
         return (CredentialsExpired if expired else AccessDenied).at(uri, reason)
-    if code in _FULL or status == 507:
+    if code in _FULL_CODES or status == 507:
         return OutOfSpace.at(uri, reason)
     if (
         code in _LOST_UPLOAD

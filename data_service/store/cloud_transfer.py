@@ -17,11 +17,11 @@ from data_service.store.cloud_errors import FAILURES, CloudFailure, is_beyond_en
 from data_service.store.errors import Truncated
 from data_service.store.upload_sources import UploadSource
 
-_PIECE = 4 << 20  # bytes that are read at a time, at least
+_READ_BYTES = 4 << 20  # bytes that are read at a time, at least
 _PART = 8 << 20  # bytes of a part: half of S3's, because parts are all that is known of an upload's progress
 SINGLE = 2 * _PART  # bytes of an object that is sent by one request, at most
 _MOST_PARTS = 10_000  # of an upload; Azure takes 50,000
-_TOGETHER = 4  # parts uploaded at the same time
+_CONCURRENT_PARTS = 4  # parts uploaded at the same time
 _PAGE = 1000  # entries of a listing that are taken at a time
 
 
@@ -85,7 +85,7 @@ class CloudDownload:
         answer = self._ask(client)
         expected = self._expected(answer)
         if self._here < expected:
-            for piece in answer.stream(min_chunk_size=_PIECE):
+            for piece in answer.stream(min_chunk_size=_READ_BYTES):
                 self._pieces.append(bytes(piece))
                 self._here += len(self._pieces[-1])
                 self.reached(self._here)
@@ -159,17 +159,17 @@ class CloudUpload:
             self._parts(size),
             use_multipart=True,
             chunk_size=size,
-            max_concurrency=_TOGETHER,
+            max_concurrency=_CONCURRENT_PARTS,
         )
         self.reached(self.source.size)
 
     def _parts(self, size: int) -> Iterator[bytes]:
-        """Yield the parts. When obstore asks for another one, at most `_TOGETHER` earlier ones are on their way, so the
-        server has all those before."""
+        """Yield the parts. When obstore asks for another one, at most `_CONCURRENT_PARTS` earlier ones are on their way,
+        so the server has all those before."""
         for number, start in enumerate(range(0, self.source.size, size), start=1):
             yield self.source.read(start, size)
-            if number > _TOGETHER:
-                self.reached((number - _TOGETHER) * size)
+            if number > _CONCURRENT_PARTS:
+                self.reached((number - _CONCURRENT_PARTS) * size)
 
 
 @dataclass

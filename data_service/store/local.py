@@ -27,8 +27,8 @@ from data_service.store.errors import (
 )
 
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_PIECE = 16 << 20  # bytes written at a time, so that a slow disk shows progress
+_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_WRITE_BYTES = 16 << 20  # bytes written at a time, so that a slow disk shows progress
 _ATTEMPTS = 100  # to create a file in a folder that concurrent deletes remove whenever it is empty
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
@@ -40,7 +40,7 @@ def room_in(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _FULL_ERRNOS:
             raise
         raise OutOfSpace.at(str(folder), f"{error.strerror} (TMPDIR names the folder to use)") from error
 
@@ -195,7 +195,7 @@ def _translated(path: Path, *, writing: bool = False) -> Iterator[None]:
         reason = error.strerror or str(error)
         if error.errno in _DENIED:
             raise AccessDenied.at(str(path), reason) from error
-        if error.errno in _FULL:
+        if error.errno in _FULL_ERRNOS:
             raise OutOfSpace.at(str(path), reason) from error
         if error.errno in _ABSENT and not writing:
             raise KeyMissing.at(str(path)) from error
@@ -263,7 +263,7 @@ def _write_all(
     for buffer in buffers:
         rest = buffer.cast("B")
         while rest:
-            count = os.write(descriptor, rest[:_PIECE])
+            count = os.write(descriptor, rest[:_WRITE_BYTES])
             rest, written = rest[count:], written + count
             if sent is not None:
                 sent(written)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
 
-_SILENCE_S = 60.0  # a connection without data for so long counts as dead
+_READ_TIMEOUT_S = 60.0  # a connection without data for so long counts as dead
 _METADATA_S = (
     5  # for an answer of a cloud's metadata service, where nothing else is set: botocore's 1 is short
 )
@@ -63,7 +63,7 @@ def _connect() -> "S3Client":
     config = Config(
         retries={"mode": "standard", "total_max_attempts": 1},
         connect_timeout=10,
-        read_timeout=_SILENCE_S,
+        read_timeout=_READ_TIMEOUT_S,
         max_pool_connections=32,
         tcp_keepalive=True,
         s3={"addressing_style": "path"} if elsewhere else None,  # own servers rarely have a name per bucket

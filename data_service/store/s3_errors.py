@@ -44,7 +44,7 @@ _EXPIRED_IF_VALID_BEFORE = (
     *("InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId", "InvalidIdentityToken"),
     *("SignatureDoesNotMatch", "UnrecognizedClientException"),
 )
-_FULL = ("QuotaExceeded", "InsufficientCapacity")
+_FULL_CODES = ("QuotaExceeded", "InsufficientCapacity")
 _NO_BUCKET = ("NoSuchBucket", "InvalidBucketName", "PermanentRedirect")
 _BUSY = (
     *("RequestTimeout", "ConditionalRequestConflict", "OperationAborted", "TemporaryRedirect"),
@@ -95,7 +95,7 @@ def _refused(error: ClientError, uri: str, valid_before: bool) -> StoreError:
         return CredentialsExpired.at(uri, reason)
     if name in _NO_BUCKET:
         return BadUri.no_bucket(uri)
-    if name in _FULL or status == 507:
+    if name in _FULL_CODES or status == 507:
         return OutOfSpace.at(uri, reason)
     if (
         name in _BUSY

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _MOST_PARTS = 10_000
-_TOGETHER = 4  # parts uploaded at the same time
+_CONCURRENT_PARTS = 4  # parts uploaded at the same time
 _EMPTY_PAGES = 100  # empty pages in a row after which a listing counts as broken
 
 
@@ -275,7 +275,7 @@ class Upload:
                 failures.append(error)
 
         missing = [part for part in range(-(-self.source.size // size)) if part + 1 not in self._tags]
-        with ThreadPoolExecutor(_TOGETHER, thread_name_prefix="upload") as pool:
+        with ThreadPoolExecutor(_CONCURRENT_PARTS, thread_name_prefix="upload") as pool:
             try:
                 list(pool.map(send, missing))
             except BaseException as error:  # a signal

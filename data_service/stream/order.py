@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 from data_service.rng import Key, draws64, stream_key
 
-_ROUNDS = 6
-_TOGETHER = 1 << 15  # numbers permuted together: they stay in a processor's cache
+_FEISTEL_ROUNDS = 6
+_CHUNK_NUMBERS = 1 << 15  # numbers permuted together: they stay in a processor's cache
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class Permutation:
         check_positions(positions, self.size)
         bits = max(2, (self.size - 1).bit_length())
         network = _Feistel(
-            bits, draws64(self.key, 0, _ROUNDS), tabulated=len(positions) > 1 << (bits + 1) // 2
+            bits, draws64(self.key, 0, _FEISTEL_ROUNDS), tabulated=len(positions) > 1 << (bits + 1) // 2
         )
         things = np.empty(len(positions), dtype=np.int64)
-        for start in range(0, len(positions), _TOGETHER):
-            part = network.of(positions[start : start + _TOGETHER])
+        for start in range(0, len(positions), _CHUNK_NUMBERS):
+            part = network.of(positions[start : start + _CHUNK_NUMBERS])
             outside = np.flatnonzero(part >= self.size)
             while len(outside):
                 walked = network.of(part[outside])
                 part[outside] = walked
                 outside = outside[walked >= self.size]
-            things[start : start + _TOGETHER] = part
+            things[start : start + _CHUNK_NUMBERS] = part
         return things
 
 

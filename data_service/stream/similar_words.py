@@ -25,7 +25,7 @@ from data_service.store.open import open_file
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Block
 
-_AT_ONCE = 1 << 22  # similarities computed together
+_CHUNK_SIMILARITIES = 1 << 22  # similarities computed together
 ReportBlocks = Callable[[int, int], None]
 
 
@@ -187,7 +187,7 @@ def _pairs(vectors: Any, tokenizer: Tokenizer, neighbours: int) -> list[SimilarP
     kind = np.array([number[one] for one in kinds])
     unit: NDArray[np.float32] = vectors.get_normed_vectors()
     found: list[SimilarPair] = []
-    step = max(1, _AT_ONCE // len(words))
+    step = max(1, _CHUNK_SIMILARITIES // len(words))
     for start in range(0, len(words), step):
         nearness = unit[start : start + step] @ unit.T
         nearness[np.arange(len(nearness)), np.arange(start, start + len(nearness))] = -np.inf  # not itself

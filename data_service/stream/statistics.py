@@ -30,7 +30,7 @@ NEAR = (
     4  # largest distance, in rows, that counts as near: 2,000 tokens at length 512, longer than most articles
 )
 _BATCHES = 16  # batches that are examined, spread over an epoch
-_APART = 1 << 32  # more than the number of rows of any block
+_BLOCK_STRIDE_ROWS = 1 << 32  # more than the number of rows of any block
 _BOUNDARY, _SENTENCE, _DOCUMENT = (
     8,
     24,
@@ -99,7 +99,7 @@ def _in_batch(plan: StreamPlan, start: int, stop: int) -> dict[str, float]:
     _, numbers, sizes = np.unique(blocks, axis=0, return_inverse=True, return_counts=True)
     texts = plan.spec.input  # with both directions, two rows are of one text
     step = 2 if isinstance(texts, Lanes) and texts.both_directions else 1
-    places = numbers * _APART + rows // step
+    places = numbers * _BLOCK_STRIDE_ROWS + rows // step
     after = np.isin(places + 1, places)
     near = [np.isin(places + away, places) for away in range(-NEAR, NEAR + 1) if away]
     return {

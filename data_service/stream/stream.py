@@ -32,7 +32,7 @@ from data_service.stream.stages import make_plan
 from data_service.stream.token_axis import TokenAxis
 from data_service.types import Block, Tokens
 
-_READERS = 16  # blocks read at the same time
+_CONCURRENT_READS = 16  # blocks read at the same time
 
 
 class StepLayout(NamedTuple):
@@ -179,10 +179,10 @@ def _make(
 
 def _read_ahead(corpora: Corpora, pieces: tuple[BlockRows, ...]) -> Iterator[tuple[BlockRows, Block]]:
     """Yield the blocks of `pieces` in order. Several are requested before they are needed."""
-    with ThreadPoolExecutor(_READERS) as pool:
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         pending: list[Future[Block]] = []
         for index, piece in enumerate(pieces):
-            for ahead in pieces[index + len(pending) : index + _READERS]:
+            for ahead in pieces[index + len(pending) : index + _CONCURRENT_READS]:
                 pending.append(pool.submit(corpora.read, ahead.source, ahead.block))
             yield piece, pending.pop(0).result()
 

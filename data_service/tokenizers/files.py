@@ -48,8 +48,8 @@ TokenizerRules = Literal["file", "class", "agreeing"]
 _NO_MAXIMUM = 10**30
 
 
-def tokenizer_files(definition: Definition, pieces: Sequence[str], names: SpecialNames) -> dict[str, bytes]:
-    """Return the content of a tokenizer's files, by name.
+def companion_files(definition: Definition, pieces: Sequence[str], names: SpecialNames) -> dict[str, bytes]:
+    """Return the content of the files beside `tokenizer.json`, by name.
 
     `tokenizer.json` is the tokenizer; vocabulary files repeat its vocabulary for other tools.
     """
@@ -71,7 +71,6 @@ def tokenizer_files(definition: Definition, pieces: Sequence[str], names: Specia
         config |= {"tokenize_chinese_chars": normalizer["handle_chinese_chars"]}
     special_map = {"bos_token": names.cls, "eos_token": names.sep, **roles}
     return {
-        DEFINITION: _json(definition),
         CONFIG: _json(config),
         SPECIAL_TOKENS: _json(special_map),
         **_vocabulary_files(definition, pieces),

@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
+from weakref import WeakValueDictionary
 
 import tokenizers
 
@@ -54,6 +55,9 @@ _PICKLE = (
 )
 
 
+_saved: WeakValueDictionary[str, Tokenizer] = WeakValueDictionary()
+
+
 def load_tokenizer(uri: str, rules: TokenizerRules = "file") -> Tokenizer:
     """Return the tokenizer in a folder, local or s3://. `rules`: as for `from_files`.
 
@@ -90,6 +94,13 @@ def save_tokenizer(tokenizer: Tokenizer, uri: str) -> None:
     files = tokenizer.save_files()
     for name in sorted(files, key=lambda name: name == DEFINITION):
         store.put(name, files[name])
+    _saved[store.uri] = tokenizer
+
+
+def load_saved(uri: str) -> Tokenizer:
+    """Return the tokenizer in a folder, without reading it if this process saved it there. Raises as
+    `load_tokenizer`."""
+    return _saved.get(uri) or load_tokenizer(uri)
 
 
 def from_files(

@@ -148,8 +148,11 @@ class LossMeter:
         if tokens.by_word:
             lossy = unknown if self._bytes is None else unknown | self._bytes[tokens.ids]
             places = sorted(set(zip(tokens.starts[lossy].tolist(), tokens.ends[lossy].tolist(), strict=True)))
+            beside = "".join(text[start - 1 : start] + text[stop : stop + 1] for start, stop in places)
             # With the space before it, which a mark at the beginning of a word may be joined to.
             words = [text[start - text[start - 1 : start].isspace() : stop] for start, stop in places]
+            if any(unicodedata.category(mark)[0] in "CM" and not mark.isspace() for mark in beside):
+                words = [text]  # marks on both sides of a joiner that separates words make one cluster
             text, tokens = "".join(words), self._tokenizer.encode_apart(words)
             unknown = tokens.ids == self._unknown
         if unknown.any():

@@ -17,7 +17,7 @@ END = -1
 _JOINED = -2  # symbol of a place that was merged into the one before it
 _FOLLOWED_SYMBOLS = 1 << 22  # up to this many symbols every pair is followed
 _FLOOR_DIVISOR = 8
-_LOW = (1 << 32) - 1
+_LOW_32_BITS = (1 << 32) - 1
 
 _Places = NDArray[np.int64]
 _NOWHERE: _Places = np.zeros(0, np.int64)
@@ -98,7 +98,7 @@ class _Learner:
         self._places.append(places)
 
     def _merge(self, pair: int, places: _Places, floor: int) -> None:
-        a, b = pair >> 32, pair & _LOW
+        a, b = pair >> 32, pair & _LOW_32_BITS
         merged = self._piece(a, b)
         first = self._standing(places, a, b)
         second = self._next[first]

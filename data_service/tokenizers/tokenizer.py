@@ -17,7 +17,13 @@ import tokenizers
 from numpy.typing import NDArray
 
 from data_service.errors import TokenizerError
-from data_service.tokenizers.files import Definition, library_errors, parse_definition, tokenizer_files
+from data_service.tokenizers.files import (
+    DEFINITION,
+    Definition,
+    companion_files,
+    library_errors,
+    parse_definition,
+)
 from data_service.tokenizers.specials import END_OF_DOCUMENT, SpecialIds, SpecialNames, resolve_names
 from data_service.tokenizers.words import RULES, word_starts
 from data_service.types import Tokens
@@ -105,7 +111,9 @@ class Tokenizer:
         """
         self._definition = _without_truncation(parse_definition(definition, where))
         self._where = where
-        self._codec = _build(self._definition, where)
+        self._text = json.dumps(self._definition, ensure_ascii=False)
+        with library_errors(where):
+            self._codec = tokenizers.Tokenizer.from_str(self._text)
         self.kind: Kind = _kind(self._codec, self._definition, where)
         vocabulary = self._codec.get_vocab(with_added_tokens=True)
         self.pieces = _pieces(vocabulary)
@@ -122,7 +130,7 @@ class Tokenizer:
 
     def __reduce__(self) -> tuple[object, ...]:
         configured = {f"{role}_token": name for role, name in self.names.by_role().items()}
-        return (_rebuild, (json.dumps(self._definition), configured, self._model_files))
+        return (_rebuild, (self._text, configured, self._model_files))
 
     @property
     def vocab_size(self) -> int:
@@ -234,7 +242,8 @@ class Tokenizer:
 
     @cached_property
     def _files(self) -> dict[str, bytes]:
-        return tokenizer_files(self._definition, self.pieces, self.names) | self._model_files
+        written = {DEFINITION: f"{self._text}\n".encode()}
+        return written | companion_files(self._definition, self.pieces, self.names) | self._model_files
 
     def _special_ids(self) -> set[int]:
         added = self._codec.get_added_tokens_decoder()
@@ -285,11 +294,6 @@ def _rebuild(definition: str, configured: dict[str, object], model_files: dict[s
 def _without_truncation(definition: Definition) -> Definition:
     """Return the definition without truncation and padding, which would silently cut documents."""
     return definition | {"truncation": None, "padding": None}
-
-
-def _build(definition: Definition, where: str) -> tokenizers.Tokenizer:
-    with library_errors(where):
-        return tokenizers.Tokenizer.from_buffer(json.dumps(definition).encode())
 
 
 def _kind(codec: tokenizers.Tokenizer, definition: Definition, where: str) -> Kind:

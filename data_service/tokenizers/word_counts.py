@@ -28,7 +28,7 @@ from data_service.tokenizers.word_splits import Splitter, split_text
 
 _MOST_PROCESSES = 4  # whose tables take some 0.7 GB each; one process reads for as many
 _TABLE_PIECES = 2_000_000  # some 200 bytes each
-_SHORT = 64  # characters of a piece that count as one piece
+_SHORT_CHARACTERS = 64  # characters of a piece that count as one piece
 _BITS = 6  # of a hash choose the file
 _FILE_BYTES = 1 << 30  # a larger file is divided by the next bits
 _BATCH_CHARACTERS = 1 << 20  # characters of text that are sent to a process at a time
@@ -102,9 +102,9 @@ class _Table:
     def add(self, text: str) -> None:
         for pieces, longest in split_text(text, self._splitter):
             self._pieces.update(pieces)
-            if longest > _SHORT:
-                self._long += sum(len(piece) for piece in pieces if len(piece) > _SHORT)
-            if len(self._pieces) + self._long // _SHORT > _TABLE_PIECES:
+            if longest > _SHORT_CHARACTERS:
+                self._long += sum(len(piece) for piece in pieces if len(piece) > _SHORT_CHARACTERS)
+            if len(self._pieces) + self._long // _SHORT_CHARACTERS > _TABLE_PIECES:
                 self.spill()
 
     def spill(self) -> None:

@@ -26,11 +26,9 @@ DRAWN = {
     """,
     "launcher.plan": """
         burnin -> estimate measure
-        failures -> estimate
         measure -> estimate
     """,
     "launcher.after": """
-        compare -> diagnose tasks
         evaluate -> diagnose embed export finetune tasks
         diagnose -> finetune tasks
         embed -> export finetune tasks
@@ -64,7 +62,6 @@ DRAWN = {
     "tests.support": """
         clusters -> stores
         faults -> data ranks runs stores
-        phase_key -> ranks runs
         tasks -> data models
         runs -> data models
         ranks -> models

@@ -76,6 +76,7 @@ def test_other_tests_may_do_all_that() -> None:
     assert subprocess.run(["true"]).returncode == 0
 
 
+@pytest.mark.long
 def test_with_the_option_only_pure_tests_are_collected_and_nothing_foreign_is_imported() -> None:
     """The session itself says whether anything was."""
     folders = [

@@ -1,5 +1,5 @@
 """What the coordinator of a run costs with many ranks: CPU seconds of its process for a heartbeat and for an answer to
-the driver, and of the driver for such an answer. `launcher/plan/failures/limits.py` holds what was found.
+the driver, and of the driver for such an answer. infra/docs/clusters.md says what was found.
 
     python tests/bench/coordinator_calls.py [RANKS]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from compare import prepare
 from program import note, run
-from recipes import prepare
 from train_alone import train_alone
 
 from launcher.app.cli.options import InputsArgument
@@ -154,7 +154,7 @@ def main(
 ) -> None:
     """A student taught, and the same student by itself, at equal tokens."""
     root = out.absolute()
-    prepare(texts, root, vocabulary, ["bert-base"])
+    prepare(texts, root, vocabulary, "wordpiece", _HELDOUT)
     wanted = [name for name in WAYS if not way or name in way]
     jobs = [Job(name, seed, steps, str(root)) for seed in range(1, seeds + 1) for name in wanted]
     context = multiprocessing.get_context("spawn")

@@ -21,8 +21,8 @@ from typing import Annotated, Literal, NamedTuple
 
 import torch
 import typer
+from compare import prepare
 from program import note, run
-from recipes import prepare
 
 from data_service.samples.samples import Samples, slice_rows
 from data_service.stream.stream import Stream
@@ -256,7 +256,7 @@ def main(
     """Held-out loss by learning rate and width, with muP and without."""
     chosen: Optimizer = "muon" if optimizer == "muon" else "adamw"
     root = out.absolute()
-    prepare(texts, root, vocabulary, ["roberta-base"])
+    prepare(texts, root, vocabulary, "byte_bpe", _HELDOUT)
     grid = Grid(tuple(width or (64, 128, 256, 512)), tuple(range(lowest, highest + 1)), bracket_from)
     typer.echo(render(chosen, bench(chosen, grid, root, steps=steps, rows=rows, progress=note)))
 

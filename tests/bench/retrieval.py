@@ -21,12 +21,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-import recipes
+import compare
 import typer
-from evidence.documents import Document, read_documents
-from evidence.sections import sections
-from evidence.text import title_of
 from program import note, run
+from sections import Document, read_documents, sections, title_of
 from train_alone import train_alone
 
 from data_service.ingest.build import build_corpus
@@ -52,7 +50,7 @@ _TRAINED: tuple[Pooling, ...] = ("cls",)  # by pairs
 _LENGTH, _ROWS, _PAIRS = 64, 16, 32  # tokens of a row and of a text; rows and pairs of a batch
 _WORDS = 50  # of a paragraph: about as many tokens as are read of it
 _MEASURED = 20  # one document in so many
-_HELDOUT = 0.02
+_HELDOUT, _TEXT_HELDOUT = 0.02, 0.05  # shares of pairs and of documents
 _WORD = re.compile(r"\w+")
 _TASK = """name: headings
 kind: retrieval
@@ -124,7 +122,7 @@ def pairs_of(documents: Iterable[Document]) -> Iterator[Pair]:
         for section in sections(document):
             if not section.paragraphs:
                 continue
-            text = " ".join(section.paragraphs[0].text.split()[:_WORDS])
+            text = " ".join(section.paragraphs[0].split()[:_WORDS])
             pair = Pair(f"{title_of(document)}: {section.title}", text)
             if seen.isdisjoint(pair):
                 seen.update(pair)
@@ -190,7 +188,7 @@ def recipe_of(trial: Trial, bench: Bench) -> Recipe:
         "start": "scratch" if trial.start is None else str(bench.place(trial.start)),
         "corpus": {
             "sources": {"text": {"uri": f"{bench.root}/{'pairs' if trial.pairs else 'wordpiece/corpus'}"}},
-            "heldout": {"fraction": _HELDOUT if trial.pairs else recipes.HELDOUT},
+            "heldout": {"fraction": _HELDOUT if trial.pairs else _TEXT_HELDOUT},
         },
         "tokenizer.uri": f"{bench.root}/wordpiece/tokenizer",
         "model": text.model.model_dump(mode="json") | {"max_length": _LENGTH},
@@ -264,7 +262,7 @@ def prepare(texts: Sequence[str], root: Path, vocabulary: int) -> list[Pair]:
     """Make the tokenizer, the corpora of text and pairs, and the task, whose pairs are returned. What is there
     stays."""
     measured = write_texts(list(read_documents(map(Path, texts))), root)
-    recipes.prepare([f"{root}/text.jsonl"], root, vocabulary, ["bert-base"])
+    compare.prepare([f"{root}/text.jsonl"], root, vocabulary, "wordpiece", _TEXT_HELDOUT)
     options = BuildOptions(pairs=PairFields(), heldout_fraction=_HELDOUT)
     tokenizer = f"{root}/wordpiece/tokenizer"
     build_corpus([f"{root}/pairs.jsonl"], f"{root}/pairs", tokenizer, options, lambda progress: None)

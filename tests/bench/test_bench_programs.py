@@ -30,6 +30,7 @@ from tests.support.stores.s3 import S3Server
 def quiet(_: str) -> None: ...
 
 
+@pytest.mark.long
 def test_ours_masks_faster_than_transformers_collator_and_the_report_names_both() -> None:
     result = masking.bench_masking(length=128, rounds=1, progress=quiet)
     assert result.ratio > 1
@@ -38,12 +39,14 @@ def test_ours_masks_faster_than_transformers_collator_and_the_report_names_both(
     assert "collator" in text
 
 
+@pytest.mark.long
 def test_a_plan_has_the_samples_that_its_tokens_make() -> None:
     cost = plan.bench_plan(tokens=10**9, real_blocks=1, progress=quiet)
     assert cost.samples == pytest.approx(10**9 / 487, rel=0.01)
     assert "counting pass, once a corpus" in plan.render(cost)
 
 
+@pytest.mark.long
 def test_a_build_of_many_documents_is_measured(tmp_path: Path) -> None:
     (cost,) = ingest.bench_build([300], "a file each", 1, str(tmp_path), quiet)
     assert cost.documents == 300
@@ -55,6 +58,7 @@ def test_a_build_of_many_documents_is_measured(tmp_path: Path) -> None:
     assert "300" in ingest.render([cost])
 
 
+@pytest.mark.long
 def test_stores_are_measured_in_pairs(s3: S3Server) -> None:
     pytest.importorskip("obstore", reason="needs maskfleet[clouds]")
     bucket = s3.new_bucket()
@@ -115,6 +119,7 @@ def test_a_program_ends_like_the_commands(
     assert re.fullmatch(r"error: .*\b3 workers\b.*\nremedy: .*\n", capsys.readouterr().err)
 
 
+@pytest.mark.long
 def test_a_share_of_the_core_is_below_one_and_above_nothing() -> None:
     shape = Shape(1, 16, 3)
     config = core_share.configurations()["bert"].model_copy(

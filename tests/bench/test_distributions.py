@@ -46,6 +46,7 @@ def members(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
 
 
+@pytest.mark.long
 def test_the_wheel_has_every_file_of_the_packages(distributions: dict[str, Path]) -> None:
     listing = subprocess.run(
         ["git", "ls-files", "launcher", "checkpoints", "data_service", "encoder_core"],
@@ -60,6 +61,7 @@ def test_the_wheel_has_every_file_of_the_packages(distributions: dict[str, Path]
     assert ours <= there
 
 
+@pytest.mark.long
 def test_a_wheel_made_of_the_source_distribution_is_the_same(
     distributions: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ def inputs(tmp_path: Path) -> Path:
     return tmp_path / "inputs"
 
 
+@pytest.mark.long
 def test_as_many_documents_are_read_as_were_made(inputs: Path, tmp_path: Path) -> None:
     made: dict[str, Any] = json.loads((inputs / "made.json").read_text("utf-8"))
     asked = prepare.settings(inputs, [{"stage": "length", "least_words": 40}, {"stage": "exact_duplicates"}])

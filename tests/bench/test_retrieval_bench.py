@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 
 import pytest
-from evidence.documents import Document
 from hypothesis import given
 from hypothesis import strategies as st
 from retrieval import (
@@ -23,6 +22,7 @@ from retrieval import (
     trials,
     write_texts,
 )
+from sections import Document
 
 from launcher.runtime.recipe.identity import changed, identity
 

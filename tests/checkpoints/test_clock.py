@@ -151,6 +151,7 @@ def python(program: str, store: LocalStore, clock: SteppedClock) -> "subprocess.
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", STEPS[::2])
 @pytest.mark.parametrize("then", STEPS[1::2])
 def test_a_start_under_a_clock_that_was_set(

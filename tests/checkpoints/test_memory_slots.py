@@ -119,6 +119,7 @@ for step in range(1_000_000):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_a_rank_that_is_killed_while_it_writes_leaves_the_set_before(seed: int) -> None:
     """A real process, killed at a random moment. The slots outlive it, and what is whole is what it wrote."""

@@ -14,6 +14,7 @@ from tests.support.ranks.forked import run_ranks
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.long
 def test_gather_carries_json_of_any_length() -> None:
     expected = [{"rank": rank, "text": "ä" * (10 ** (2 * rank))} for rank in range(3)]
     for rank, (to_all, short, to_first, *from_first) in enumerate(run_ranks(gather, 3)):

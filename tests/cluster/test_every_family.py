@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import transformers
-from recipes import RECIPES, prepare, tokenizer_kind
+from compare import prepare, read_comparisons, tokenizer_kind
 
 from checkpoints.hf.load import load_pretrained
 from launcher.app.cli.demo_path import write_jsonl
@@ -33,7 +33,8 @@ from tests.support.runs.train_command import committed, kill, output, training, 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1800)]
 
 LANGUAGES = "xlm-mlm-tlm-base"  # which trains on several, and on translations
-NAMED = (*RECIPES, "deberta-base-sop", LANGUAGES)
+FAMILIES = read_comparisons().rows["families"].recipes.values()
+NAMED = (*(one.recipe for one in FAMILIES), "deberta-base-sop", LANGUAGES)
 FAMILY = {  # from the text: to check all recipes takes a second of every collection
     name: re.search(r"^  family: (\w+)", text, re.MULTILINE)[1]  # type: ignore[index]
     for name, text in sorted(bundled().items())
@@ -52,7 +53,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python's documentation, with a tokenizer and a corpus of each kind."""
     folder = tmp_path_factory.mktemp("text")
     write_jsonl(folder / "text.jsonl")
-    prepare([str(folder / "text.jsonl")], folder, 2048, list(bundled()))
+    for kind in sorted({tokenizer_kind(load(name)) for name in bundled()}):
+        prepare([str(folder / "text.jsonl")], folder, 2048, kind, 0.05)
     lines = (
         line for text in (folder / "text.jsonl").open() for line in json.loads(text)["text"].splitlines()
     )

@@ -100,7 +100,7 @@ def kill_one(title: str) -> bool:
 PLENTY, ONE_SLAB = 10_000_000, 1 << 21
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("memory", [1, PLENTY])
 @pytest.mark.parametrize("slab_tokens", [2000, ONE_SLAB])
@@ -113,7 +113,8 @@ def test_same_bytes_at_any_size(spec: StreamSpec, workers: int, memory: int, sla
     ray.kill(feed)
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.long
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("packing", ["segment_pair", "two_segments"])
 def test_pairs_by_the_service(uri: str, packing: str, tmp_path: Path) -> None:
     settings = {"window": {"least_tokens": 30_000}, "input": {"packing": packing, "copies": 2}}
@@ -146,6 +147,7 @@ def test_lanes_by_the_service(uri: str) -> None:
     ray.kill(feed)
 
 
+@pytest.mark.long
 def test_ranks_read_their_own_rows_of_one_feed(spec: StreamSpec) -> None:
     reference = Stream(spec)
     feed = start_feed(FeedConfig(workers=2, memory=10_000_000, slab_tokens=3000))
@@ -186,6 +188,7 @@ def test_ranks_come_and_go_whatever_steps_they_announce(spec: StreamSpec) -> Non
     ray.kill(feed)
 
 
+@pytest.mark.long
 def test_reading_without_announcing_and_backwards(spec: StreamSpec) -> None:
     reference = Stream(spec)
     feed = start_feed(FeedConfig(workers=1, memory=1))
@@ -196,6 +199,7 @@ def test_reading_without_announcing_and_backwards(spec: StreamSpec) -> None:
     ray.kill(feed)
 
 
+@pytest.mark.long
 def test_killed_workers_and_a_killed_feed_change_nothing(spec: StreamSpec) -> None:
     """kill -9 of processes that build windows, and of the feed, again and again while a rank reads."""
     reference = Stream(spec)
@@ -216,6 +220,7 @@ def test_killed_workers_and_a_killed_feed_change_nothing(spec: StreamSpec) -> No
     ray.kill(feed)
 
 
+@pytest.mark.long
 def test_batches_of_tokens_by_the_service(spec: StreamSpec, tmp_path: Path) -> None:
     reference = Stream(spec)
     feed = start_feed(FeedConfig(workers=2, memory=10_000_000, cache=str(tmp_path / "cache")))
@@ -233,6 +238,7 @@ def test_batches_of_tokens_by_the_service(spec: StreamSpec, tmp_path: Path) -> N
     ray.kill(feed)
 
 
+@pytest.mark.long
 def test_a_damaged_block_reaches_the_reader_as_itself_and_at_once(tmp_path: Path) -> None:
     uri = write_corpus(tmp_path / "c", [random_block(seed, 5000) for seed in range(6)])
     spec = spec_of(source_of(uri), input={"packing": "contiguous"})
@@ -285,7 +291,8 @@ def test_a_client_is_told_of_a_long_count(uri: str, tmp_path: Path, monkeypatch:
     assert told  # while it waited
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.long
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("slab_tokens", [500, 1 << 21], ids=["slabs", "one-slab"])
 def test_batches_of_examples_are_of_one_source_for_every_rank(tmp_path: Path, slab_tokens: int) -> None:
     """Pairs of two corpora, read as three ranks read their microbatches, over an epoch's end."""

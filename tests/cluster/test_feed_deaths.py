@@ -89,6 +89,7 @@ def test_a_build_that_dies_again_and_again_is_named_with_a_remedy(spec: StreamSp
     ray.kill(feed)
 
 
+@pytest.mark.long
 def test_a_build_that_died_a_few_times_comes(
     spec: StreamSpec, shard: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

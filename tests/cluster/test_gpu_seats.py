@@ -63,7 +63,8 @@ MACHINES_OF_TWO = {
 }
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.long
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("named", MACHINES_OF_TWO)
 def test_ranks_find_their_gpus_however_they_are_named(named: str, tmp_path: Path) -> None:
     """A scheduler gave the run GPUs 3 and 1 of a machine of four; CUDA shows a process one MIG instance only."""
@@ -133,6 +134,7 @@ def test_cells_see_the_gpus_that_they_were_given_and_no_others(tmp_path: Path) -
     assert all(len(seen) == 1 and seen[0] in machine for seen in with_one)
 
 
+@pytest.mark.long
 def test_the_cells_task_does_not_ask_cuda_when_it_is_imported(tmp_path: Path) -> None:
     """A cell's process is told its GPUs after that. That CUDA is seen to be asked, the cells' measures show."""
     code = "import importlib\nfrom tests.support.clusters.fake_gpus import CUDA\n"

@@ -64,6 +64,7 @@ def test_any_number_of_workers_writes_the_same_bytes(
     assert files_of(tmp_path / "corpus") == alone
 
 
+@pytest.mark.long
 def test_killed_workers_are_replaced(tmp_path: Path, inputs: Path, alone: dict[str, bytes]) -> None:
     killed: list[int] = []
 
@@ -134,7 +135,8 @@ build_corpus([inputs], output, tokenizer, BuildOptions.model_validate_json(optio
 """
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.long
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("stage", ["reading", "writing"])
 def test_the_process_is_killed_and_the_build_continued(
     tmp_path: Path, inputs: Path, alone: dict[str, bytes], stage: str

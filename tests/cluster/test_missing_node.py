@@ -23,6 +23,7 @@ def test_a_node_that_does_not_join(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert committed(uri) == 0
 
 
+@pytest.mark.long
 def test_waiting_for_a_node_ends_as_soon_as_it_is_asked_to(tmp_path: Path) -> None:
     small_runs.prepare_corpus(tmp_path)
     uri = small_runs.new_run(tmp_path, "run")

@@ -38,6 +38,7 @@ def done(uri: str) -> int:
     return len(read_history(open_run(uri).store).steps.numbers)
 
 
+@pytest.mark.long
 def test_no_step_but_the_broken_one_is_repeated(folder: Path, undisturbed: str) -> None:
     uri = small_runs.new_run(folder, "killed", *SETTINGS, EVERY_STEP, "zero=2")
     with training(uri) as process:

@@ -45,6 +45,7 @@ def trained(record: Mapping[str, object]) -> set[str]:
     return {name.removesuffix("_loss") for name in record if name.endswith("_loss")}
 
 
+@pytest.mark.long
 def test_each_phase_trains_and_measures_its_own_objective(undisturbed: str) -> None:
     run, found = open_run(undisturbed), small_runs.history(undisturbed)
     assert [trained(record) for record in found.steps] == [{"clm"}] * 5 + [{"mlm"}] * 5 + [{"clm"}] * 4
@@ -61,6 +62,7 @@ def test_each_phase_trains_and_measures_its_own_objective(undisturbed: str) -> N
     assert first.model_copy(update={"masking": second.masking}) == second
 
 
+@pytest.mark.long
 def test_killed_on_both_sides_of_a_border_it_ends_bit_for_bit_the_same(
     folder: Path, undisturbed: str
 ) -> None:
@@ -84,6 +86,7 @@ def test_killed_around_every_border_at_every_stage(folder: Path, zero: int) -> N
     small_runs.ensure_same(run, whole, STEPS)
 
 
+@pytest.mark.long
 def test_an_export_says_whether_it_saw_later_tokens_last(undisturbed: str, tmp_path: Path) -> None:
     run = open_run(undisturbed)
     for step in [mark.step for mark in committed(run.store)]:

@@ -73,7 +73,8 @@ def step(module: ObjectiveModule, parts: list[Batch]) -> tuple[float, dict[str, 
     return total, {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.drawn(8)
+@pytest.mark.long
+@pytest.mark.default_cases(8)
 @pytest.mark.heavy
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
 def test_microbatches_change_nothing(network: Network) -> None:

@@ -101,6 +101,7 @@ def killed_on_the_way(run: str, kills: list[int], worlds: list[int]) -> str:
     return finish(run, worlds[-1])
 
 
+@pytest.mark.long
 def test_each_phase_is_what_it_says(undisturbed: str) -> None:
     run = open_run(undisturbed)
     rate = schedule(run.recipe)
@@ -163,6 +164,7 @@ def test_an_export_has_the_base_of_its_step(undisturbed: str, tmp_path: Path) ->
         assert found["local_rope_theta"] == (10_000, 10_000, 70, 10_000)[number], step
 
 
+@pytest.mark.long
 def test_killed_within_a_phase_and_at_its_edge(two_corpora: Path, undisturbed: str) -> None:
     run = new_run(two_corpora, "killed")
     draw = random.Random(6)

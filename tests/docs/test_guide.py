@@ -122,7 +122,7 @@ def test_the_tutorial(tutorial: Path) -> None:
     assert (tutorial / "first-model/model.safetensors").exists()
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.default_cases(1)
 @pytest.mark.cluster
 @pytest.mark.parametrize("page", AFTER_IT)
 def test_a_page_that_goes_on_after_the_tutorial(page: str, tutorial: Path, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_page_that_goes_on_after_the_tutorial(page: str, tutorial: Path, tmp_p
     Page(GUIDE / page, folder).run()
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize("page", ALONE)
 def test_a_page_that_needs_nothing(page: str, tmp_path: Path) -> None:
     Page(GUIDE / page, tmp_path).run()

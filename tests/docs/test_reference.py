@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import get_args
 
+import pytest
 import yaml
 
 from encoder_core.families.catalogue import ModelConfig
@@ -153,6 +154,7 @@ def _constants(node: ast.expr) -> Iterator[str]:
             yield from _constants(orelse)
 
 
+@pytest.mark.long
 def test_every_kind_of_event_is_in_the_runbook_and_none_is_invented() -> None:
     written = event_kinds()
     assert len(written) > 25
@@ -167,6 +169,7 @@ def test_every_kind_of_event_is_in_the_runbook_and_none_is_invented() -> None:
     assert written.keys() >= ROUTINE
 
 
+@pytest.mark.long
 def test_every_kind_of_event_has_its_fields_in_the_records() -> None:
     kinds = {kind for row in table_rows("records.md", "## Events") for kind in re.findall(r"`(\w+)`", row[0])}
     assert kinds == event_kinds().keys()

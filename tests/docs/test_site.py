@@ -40,6 +40,7 @@ def pages(site: Path) -> dict[Path, str]:
     return {path: path.read_text("utf-8") for path in paths}
 
 
+@pytest.mark.long
 def test_every_link_of_every_page_leads_somewhere(pages: dict[Path, str]) -> None:
     anchors = {path: set(map(unescape, re.findall(r'\bid="([^"]+)"', page))) for path, page in pages.items()}
     broken = []
@@ -55,6 +56,7 @@ def test_every_link_of_every_page_leads_somewhere(pages: dict[Path, str]) -> Non
     assert broken == []
 
 
+@pytest.mark.long
 def test_every_markdown_file_is_a_page(pages: dict[Path, str], site: Path) -> None:
     listing = subprocess.run(
         ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -63,6 +65,7 @@ def test_every_markdown_file_is_a_page(pages: dict[Path, str], site: Path) -> No
     assert {name for name in listing.stdout.split() if (ROOT / name).exists()} <= made
 
 
+@pytest.mark.long
 def test_the_reference_has_every_public_name(pages: dict[Path, str], site: Path) -> None:
     reference = pages[site / "infra/site/reference.html"]
     described = set(re.findall(r'<dt [^>]*id="([^"]+)"', reference))
@@ -70,6 +73,7 @@ def test_the_reference_has_every_public_name(pages: dict[Path, str], site: Path)
     assert "maskfleet.Run.sample" in described
 
 
+@pytest.mark.long
 def test_commands_of_the_start_page_have_these_options(pages: dict[Path, str], site: Path) -> None:
     blocks = unescape("\n".join(re.findall(r"<pre>(.*?)</pre>", pages[site / "index.html"], re.DOTALL)))
     lines = re.findall(r"^maskfleet (.*)", blocks.replace("\\\n", " "), re.MULTILINE)

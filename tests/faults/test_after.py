@@ -1,6 +1,6 @@
-"""What follows pretraining is struck at any moment: `finetune` and `embed train` with `--scratch`, `evaluate` and
-`compare`. The command, or any process of its tree, gets SIGKILL, SIGTERM or SIGINT, and the same command is given again
-until it ends well. Its results are those of one that nobody disturbed; no process is left, and no temporary file.
+"""What follows pretraining is struck at any moment: `finetune` and `embed train` with `--scratch`, and `evaluate`. The
+command, or any process of its tree, gets SIGKILL, SIGTERM or SIGINT, and the same command is given again until it ends
+well. Its results are those of one that nobody disturbed; no process is left, and no temporary file.
 """
 
 import json
@@ -23,7 +23,7 @@ from safetensors import safe_open
 from launcher.contract import REPEAT
 from tests.support.models.exports import FAMILIES, export
 from tests.support.runs.observer import MARK, Processes
-from tests.support.runs.small_runs import SETTINGS, SMALL, new_run
+from tests.support.runs.small_runs import new_run
 from tests.support.runs.untrained import Committing
 from tests.support.tasks.small_tasks import scored, task_files, write_rows
 
@@ -218,29 +218,3 @@ def figures(results: Path) -> dict[str, object]:
     }
     assert found
     return found
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("draw", range(3))
-def test_a_comparison_is_that_of_an_undisturbed_command(folder: Path, tmp_path: Path, draw: int) -> None:
-    places = (f"corpus.sources.text.uri={folder}/corpus", f"tokenizer.uri={folder}/tokenizer")
-    steps = (
-        "phases=[{steps: 12, length: 32, batch: {sequences: 8}}]",
-        "trainers=1",
-        "b:objective.mlm.rate=0.3",
-    )
-    given = [part for setting in (*places, *SETTINGS, *steps) for part in ("--set", setting)]
-
-    def command(out: str) -> list[str]:
-        return ["compare", f"a={SMALL}", f"b={SMALL}", "--out", str(tmp_path / out), "--seeds", "1", *given]
-
-    seconds = undisturbed(command("calm"))
-    struck = Struck(command("struck"), random.Random(f"compare {draw}"), seconds)
-    struck.run(lambda: None)
-    found, expected = (
-        json.loads((tmp_path / out / "compare.json").read_bytes()) for out in ("struck", "calm")
-    )
-    for label, one in expected["recipes"].items():
-        assert {run: it["figures"] for run, it in found["recipes"][label]["runs"].items()} == {
-            run: it["figures"] for run, it in one["runs"].items()
-        }

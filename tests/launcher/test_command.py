@@ -108,6 +108,7 @@ def test_every_end_of_the_driver_is_one_of_four(does: str, code: int, mark: str)
     assert "Traceback" not in text
 
 
+@pytest.mark.long
 def test_a_signal_to_the_group_lets_the_driver_save(mark: str) -> None:
     process = start(SAVES, mark)
     until(process, "ready")
@@ -128,6 +129,7 @@ def test_a_driver_that_has_nothing_to_save_is_given_a_little_time_only(mark: str
     assert re.search(r"\bsame command\b.*\bno step\b", text)
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_does_not_wait(mark: str) -> None:
     process = start(
         "signal.signal(signal.SIGINT, signal.SIG_IGN); " + SAVES.strip().replace("\n    ", "\n    "), mark
@@ -142,6 +144,7 @@ def test_a_second_ctrl_c_does_not_wait(mark: str) -> None:
     assert re.search(r"\blast checkpoint\b.*\blost\b", text)
 
 
+@pytest.mark.long
 def test_what_a_killed_command_leaves_is_ended_by_the_next(mark: str) -> None:
     process = start(WAITS, mark)
     until(process, "ready")
@@ -160,7 +163,8 @@ needs_namespaces = pytest.mark.skipif(
 )
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.long
+@pytest.mark.default_cases(1)
 @needs_namespaces
 @pytest.mark.parametrize("inside", [(), ("unshare", "--mount-proc")], ids=["our /proc", "its own /proc"])
 def test_a_command_in_another_container_is_left_alone(
@@ -194,6 +198,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ours", [False, True])
 def test_only_agents_of_our_own_rays_are_ended(mark: str, tmp_path: Path, ours: bool) -> None:
     """Ray's two agents outlive a raylet that is killed with its driver. Their environment cannot be read."""
@@ -224,6 +229,7 @@ def files_of(process: psutil.Process) -> list[str]:
     return []
 
 
+@pytest.mark.long
 def test_a_closed_terminal_does_not_end_the_driver(mark: str) -> None:
     process = start("time.sleep(0.3); print('x' * 100000); print('y', flush=True); sys.exit(3)", mark)
     until(process, "ready")
@@ -232,6 +238,7 @@ def test_a_closed_terminal_does_not_end_the_driver(mark: str) -> None:
     assert (process.wait(30), alive(mark)) == (3, [])
 
 
+@pytest.mark.long
 def test_a_command_that_was_stopped_for_a_while_goes_on(mark: str) -> None:
     process = start("time.sleep(2); sys.exit(3)", mark)
     until(process, "ready")
@@ -243,6 +250,7 @@ def test_a_command_that_was_stopped_for_a_while_goes_on(mark: str) -> None:
     assert (ended(process)[0], alive(mark)) == (3, [])
 
 
+@pytest.mark.long
 def test_what_is_ignored_at_the_start_stays_so(mark: str) -> None:
     """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -255,6 +263,7 @@ def test_what_is_ignored_at_the_start_stays_so(mark: str) -> None:
     assert (ended(process)[0], alive(mark)) == (3, [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_any_signal_at_any_moment(seed: int, mark: str) -> None:
     """From the moment on at which the command has begun to listen, which takes it some hundredths of a second."""

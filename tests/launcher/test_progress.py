@@ -95,6 +95,7 @@ def test_in_a_log_nothing_lasts_unseen(parts: list[tuple[float, int]]) -> None:
     assert "\x1b" not in shown.stream
 
 
+@pytest.mark.long
 @given(parts=TERMINAL, columns=st.sampled_from([20, 80, 300]))
 def test_on_a_terminal_one_line_is_rewritten_and_all_others_stay(
     parts: list[tuple[float, int]], columns: int

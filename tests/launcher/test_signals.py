@@ -110,7 +110,8 @@ with ended_when_asked(), answering(REPEAT, "it stays") if sys.argv[2:] else temp
 """
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.long
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize("number", HEEDED)
 @pytest.mark.parametrize("arguments", [["python"], ["library", "own"], ["python", "own"]])
 def test_one_line_says_what_was_asked(number: signal.Signals, arguments: list[str], tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def reloaded(folder: Path) -> dict[str, torch.Tensor]:
     return dict(AutoModel.from_pretrained(folder).named_parameters())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("config", "sharing"), PAIRS.values(), ids=PAIRS)
 def test_the_discriminator_of_a_run_or_of_its_export(
     setting: Setting, other_run: str, tmp_path: Path, config: ModelConfig, sharing: Sharing
@@ -59,6 +60,7 @@ def test_the_discriminator_of_a_run_or_of_its_export(
         assert torch.equal(parameters_of(model)["projection.weight"], fresh(asked)["projection.weight"])
 
 
+@pytest.mark.long
 def test_a_run_says_that_it_began_with_the_discriminator(setting: Setting, other_run: str) -> None:
     trained(setting, other_run, DEBERTA_V2, detection("gradient_disentangled"))
     _, start = setting.asks(DEBERTA_V2, VECTORS, other_run).begin()
@@ -67,6 +69,7 @@ def test_a_run_says_that_it_began_with_the_discriminator(setting: Setting, other
     assert start.record["left"], "the head that says what was replaced"
 
 
+@pytest.mark.long
 def test_a_pair_in_a_bucket(setting: Setting, s3: S3Server, tmp_path: Path) -> None:
     config, sharing = PAIRS["electra"]
     export(setting.asks(config, detection(sharing), "scratch"), tmp_path)

@@ -78,7 +78,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
-@pytest.mark.drawn(16)
+@pytest.mark.default_cases(16)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("heads", ["mlm", "mlm_pair"])
 @pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])

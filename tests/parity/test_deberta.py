@@ -103,7 +103,7 @@ def check_outputs(ours: MultitaskModel, theirs: nn.Module, lengths: list[int]) -
     assert_close(term.loss_sum / term.targets, expected.loss)
 
 
-@pytest.mark.drawn(16)
+@pytest.mark.default_cases(16)
 @pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])
 @pytest.mark.parametrize("attend", [automatic, padded, reference])
 @pytest.mark.parametrize("lengths", [LENGTHS, [24, 24]], ids=["ragged", "full"])

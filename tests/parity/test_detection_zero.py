@@ -57,6 +57,7 @@ def gradient(trace: Trace, name: str) -> np.ndarray:
     return trace.state[name]["exp_avg"] / np.float32(0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_electras_embeddings_learn_from_both_networks(traces: dict[Setting, Trace], stage: Stage) -> None:
     found = traces[Setting("electra", stage, clip=None, steps=1)]
@@ -94,6 +95,7 @@ def check_resume(settings: list[Setting]) -> None:
                 assert np.array_equal(values, resumed.state[name][kind]), (setting, name, kind)
 
 
+@pytest.mark.long
 def test_resume_is_bit_identical() -> None:
     check_resume([Setting("deberta", 2, "bf16"), Setting("deberta", 3)])
 
@@ -117,6 +119,7 @@ def check_poisoned(settings: list[Setting]) -> None:
                 assert same == name.startswith(poisoned), (setting, poisoned, name)
 
 
+@pytest.mark.long
 def test_a_turn_whose_gradient_is_not_finite_is_skipped_alone() -> None:
     check_poisoned([Setting("deberta", 2)])
 

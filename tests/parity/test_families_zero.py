@@ -10,7 +10,7 @@ from tests.support.ranks.forked import run_ranks
 from tests.support.ranks.fragments import kind_of
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.default_cases(1)
 @pytest.mark.cluster
 @pytest.mark.parametrize(("stage", "compiled"), [(2, False), (3, False), (3, True)])
 def test_two_ranks_equal_one_process(stage: int, compiled: bool) -> None:

@@ -16,7 +16,7 @@ CONFIG = RobertaConfig(layers=3, hidden=48, heads=4, feed_forward=80, max_length
 LENGTHS = [17, 40, 3, 1, 28]
 
 
-@pytest.mark.drawn(16)
+@pytest.mark.default_cases(16)
 @in_both_precisions
 @in_both_directions
 @pytest.mark.parametrize("attend", [automatic, reference])

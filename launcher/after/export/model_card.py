@@ -15,8 +15,7 @@ from data_service.errors import CorpusError
 from data_service.printable import one_line
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
-from launcher.after.certificate.statement import name_of_commit
-from launcher.after.certificate.stored import certificate_of
+from launcher.after.certificate.examine import certificate_of
 from launcher.after.export.data_cards import cards_of
 from launcher.errors import CertificateError
 from launcher.output import human_count
@@ -138,11 +137,8 @@ def _certificate(run: Run, manifest: CheckpointManifest) -> str:
         return f"The run's certificate cannot be read: {one_line(error.problem)}"
     if found is None:
         return "The run has no certificate."
-    weights = found.newest.get(name_of_commit(manifest.mark), {}).get("weights")
-    covers = (
-        "does not cover this checkpoint" if weights is None else f"covers these weights (sha256 {weights})"
-    )
-    return f"The run's certificate, {found.digest}, {covers}."
+    covers = "covers" if manifest.mark.manifest in found.newest else "does not cover"
+    return f"The run's certificate, {found.digest}, {covers} this checkpoint."
 
 
 def _front_matter(recipe: Recipe, network: ExportedNetwork, licence: str | None) -> str:

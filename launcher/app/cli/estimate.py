@@ -7,8 +7,6 @@ import typer
 from launcher.app.cli.recipe import RecipeArgument, SetOption, TinyOption
 
 if TYPE_CHECKING:
-    from launcher.plan.estimate.estimate import Estimate
-    from launcher.plan.failures.forecast import Forecast
     from launcher.runtime.capacity.devices import Cluster
     from launcher.runtime.recipe.schema import Recipe
 
@@ -46,10 +44,6 @@ def estimate(
     mtbf_hours: MtbfOption = None,
     mfu: MfuOption = None,
     text: TextOption = None,
-    failures: Annotated[
-        bool,
-        typer.Option("--failures", help="Simulate months with faults: goodput, restarts, what breaks first."),
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Figures only, as JSON.")] = False,
 ) -> None:
     """Memory, time, data, checkpoints and GPU-hours of a recipe on a cluster, with the arithmetic.
@@ -60,20 +54,15 @@ def estimate(
     With --measure, real steps of the recipe run on this machine's GPUs, or on its CPU, for some seconds a phase: tokens
     a second, MFU, peak memory, the slowest parts, and how long the recipe would take here. The estimate of a cluster of
     the same GPUs goes by what was measured. Without a cluster, it is of this machine, if it has GPUs.
-
-    With --failures, months on the cluster are simulated, with faults drawn at random: as often as --mtbf-hours says, in
-    the proportions of Llama 3's 54 days. They show the goodput when all processes start anew from the last commit, when
-    the state comes from memory, and when the survivors stay, too; the best interval between saves; what breaks first.
     """
     from launcher.app.cli.recipe import load_recipe
     from launcher.errors import OptionError
 
     cluster = _cluster(nodes, gpus_per_node, gpu, mtbf_hours)
-    if cluster is None and (failures or not measure):
+    if cluster is None and not measure:
         raise OptionError(
             "no cluster is given",
-            remedy="give --nodes, --gpus-per-node and --gpu"
-            + ("" if failures else "; or --measure, for this machine"),
+            remedy="give --nodes, --gpus-per-node and --gpu; or --measure, for this machine",
         )
     if measure and mfu is not None:
         raise OptionError(
@@ -85,9 +74,9 @@ def estimate(
     size = None if text is None else text_size(text)
     wanted = load_recipe(recipe, assignments, tiny)
     if measure:
-        _print_measured(wanted, cluster, mtbf_hours, size, as_json=as_json, failures=failures)
+        _print_measured(wanted, cluster, mtbf_hours, size, as_json=as_json)
     elif cluster is not None:
-        _print_estimated(wanted, cluster, mfu, size, as_json=as_json, failures=failures)
+        _print_estimated(wanted, cluster, mfu, size, as_json=as_json)
 
 
 def _cluster(
@@ -121,7 +110,6 @@ def _print_estimated(
     text: float | None,
     *,
     as_json: bool,
-    failures: bool,
 ) -> None:
     import json
 
@@ -129,38 +117,10 @@ def _print_estimated(
     from launcher.plan.estimate.render import figures, render
 
     found = estimate(recipe, cluster, mfu, text=text)
-    forecast = _forecast(found) if failures else None
     if as_json:
-        typer.echo(json.dumps({**figures(found), **_failure_figures(found, forecast)}, indent=2))
+        typer.echo(json.dumps(figures(found), indent=2))
         return
     typer.echo(render(found))
-    _print_failures(found, forecast)
-
-
-def _forecast(found: "Estimate") -> "Forecast":
-    from launcher.plan.failures.forecast import forecast
-    from launcher.progress import work
-
-    with work("simulating months with faults", unit="simulations") as simulating:
-        return forecast(found, simulating.at)
-
-
-def _failure_figures(found: "Estimate", forecast: "Forecast | None") -> dict[str, object]:
-    from dataclasses import asdict
-
-    from launcher.plan.failures.recovery import standby
-    from launcher.plan.failures.render import figures
-
-    failures = {} if forecast is None else {"failures": figures(forecast)}
-    return {"standby": asdict(standby(found)), **failures}
-
-
-def _print_failures(found: "Estimate", forecast: "Forecast | None") -> None:
-    from launcher.plan.failures.render import render, render_standby
-
-    typer.echo(f"\n{render_standby(found)}")
-    if forecast is not None:
-        typer.echo(f"\n{render(found, forecast)}")
 
 
 def _print_measured(
@@ -170,7 +130,6 @@ def _print_measured(
     text: float | None,
     *,
     as_json: bool,
-    failures: bool,
 ) -> None:
     """Print the measurement, then the estimate based on it, for `cluster` or for this machine's GPUs."""
     import json
@@ -186,10 +145,9 @@ def _print_measured(
         cluster = _cluster(1, report.machine.ranks, gpu.name, mtbf_hours)
     shares = [] if cluster is None else utilisations(report, cluster)
     found = None if cluster is None else estimate(recipe, cluster, measured=shares, text=text)
-    forecast = _forecast(found) if found is not None and failures else None
     if as_json:
         of_recipe = {"recipe": recipe.name, "parameters": report.parameters}
-        of_cluster = {**figures(found), **_failure_figures(found, forecast)} if found else {}
+        of_cluster = figures(found) if found else {}
         whole = {**of_recipe, **of_cluster, "measured": measured.figures(report)}
         typer.echo(json.dumps(whole, indent=2))
         return
@@ -197,4 +155,3 @@ def _print_measured(
     if found is not None and cluster is not None:
         by = "by what was measured" if shares else f"by assumptions: no {cluster.gpu.name} was measured"
         typer.echo(f"\nThe estimate, {by}\n\n{render(found)}")
-        _print_failures(found, forecast)

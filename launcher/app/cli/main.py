@@ -24,7 +24,6 @@ from launcher.app.cli import (
     burnin,
     certificate,
     checkpoints,
-    compare,
     corpus,
     demo,
     diagnose,
@@ -123,7 +122,6 @@ recipe.register(app)
 tasks.register(app)
 estimate.register(app)
 train.register(app)
-compare.register(app)
 launch.register(app)
 runs.register(app)
 certificate.register(app)

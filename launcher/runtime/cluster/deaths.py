@@ -21,7 +21,7 @@ from launcher.runtime.policies.failures import Failure, Restart, Stop, decide
 
 KEY = "attempts/deaths.json"
 KEPT = 32  # number of newest failures that are stored; the policy uses fewer
-_LONGEST = 500  # characters of an error
+_ERROR_CHARACTERS = 500  # characters of an error
 _FORMER = TypeAdapter(tuple[Failure, ...])  # without a format
 
 
@@ -84,7 +84,7 @@ def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
 
 def write_deaths(store: Store, failures: Sequence[Failure]) -> None:
     """Replace the record by the newest `failures`. Raises StoreError."""
-    newest = (replace(one, error=one.error and one.error[:_LONGEST]) for one in failures[-KEPT:])
+    newest = (replace(one, error=one.error and one.error[:_ERROR_CHARACTERS]) for one in failures[-KEPT:])
     store.put(KEY, _Record(failures=tuple(newest)).model_dump_json().encode())
 
 

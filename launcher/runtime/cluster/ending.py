@@ -15,7 +15,7 @@ from launcher.contract import FINISHED, MISTAKE, STOPPED
 
 How = Literal["finished", "stopped", "mistake", "again"]
 _HOW: dict[int, How] = {FINISHED: "finished", STOPPED: "stopped", MISTAKE: "mistake"}
-_KEPT = 200  # lines of what was said
+_KEPT_LINES = 200  # lines of what was said
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def train(
 
 def _follow(process: "subprocess.Popen[str]", show: bool) -> tuple[int, str]:
     """Return the process's exit code and the last lines of its output."""
-    said: deque[str] = deque(maxlen=_KEPT)
+    said: deque[str] = deque(maxlen=_KEPT_LINES)
     assert process.stdout is not None
     while True:
         try:

@@ -20,9 +20,9 @@ from launcher.runtime.run.record import Run
 
 _POLL_S = 0.25
 _ASK_S = 0.5  # interval at which the coordinator is asked whether ranks may start
-_LOOK_S = 5.0  # interval at which it is asked whether the ranks should make room for more
+_ROOM_INTERVAL_S = 5.0  # interval at which it is asked whether the ranks should make room for more
 _ANSWER_S = 10.0  # time limit of one answer of the coordinator
-_SILENCE_S = 120.0  # time without an answer after which the coordinator counts as dead
+_COORDINATOR_TIMEOUT_S = 120.0  # time without an answer after which the coordinator counts as dead
 _END_S = 30.0  # time that ranks have to end once they are done
 NOT_SAVED = "the steps done since the last checkpoint are lost"
 
@@ -122,7 +122,7 @@ class GroupLoop:
 
     def _look_around(self) -> bool:
         """Ask the coordinator to look at the machines, if it is time. Return whether it was."""
-        if time.monotonic() - self._looked < _LOOK_S:
+        if time.monotonic() - self._looked < _ROOM_INTERVAL_S:
             return False
         self._looked = time.monotonic()
         self._coordinator.look_around.remote()
@@ -133,7 +133,7 @@ class GroupLoop:
         try:
             found = ray.get(answer, timeout=_ANSWER_S)
         except GetTimeoutError:
-            if time.monotonic() - self._heard > _SILENCE_S:
+            if time.monotonic() - self._heard > _COORDINATOR_TIMEOUT_S:
                 raise CoordinatorLost("the coordinator does not answer") from None
             return None
         except RayActorError as error:

@@ -19,7 +19,7 @@ _STACKS_S = 5.0  # time limit for the tracebacks of the ranks that still answer
 _TELL_S = 5.0  # time limit of the report to the coordinator
 _POLL_S = 0.2
 _KILL_S = 10.0  # time limit for the nodes to kill ranks; a node that does not answer is lost to Ray as well
-_SHOWN = 8  # most ranks that a message names: when one of a thousand ranks hangs, all do
+_LISTED_RANKS = 8  # most ranks that a message names: when one of a thousand ranks hangs, all do
 
 
 class StuckRankKiller:
@@ -61,8 +61,8 @@ class StuckRankKiller:
             self._end(status, found)
 
     def _end(self, status: Status, found: Sequence[Stuck]) -> None:
-        more = f"; {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        what = "; ".join(map(str, found[:_SHOWN])) + more
+        more = f"; {len(found) - _LISTED_RANKS} more" if len(found) > _LISTED_RANKS else ""
+        what = "; ".join(map(str, found[:_LISTED_RANKS])) + more
         self._note(f"the ranks are stuck, and will be started again: {what}")
         try:
             self._ask_stacks(set(status.beats))

@@ -23,7 +23,7 @@ from launcher.runtime.cluster.stop_requests import Stopping
 from launcher.runtime.cluster.supervisor import Companions, RunOutcome, supervise
 from launcher.runtime.run.record import Run
 
-_LONGEST = 2000  # characters of a reason on record
+_REASON_CHARACTERS = 2000  # characters of a reason on record
 _RECORD_S = 10.0  # time limit for writing the last record
 
 
@@ -87,7 +87,7 @@ def _failed(run: Run, error: DataError | ModelError, watch: Watch, log: Operator
     """Record and show an error that is meant for users. An error because another start took the run over is no failure
     and is not recorded."""
     if not isinstance(error, RunIsActive | Superseded):
-        log.event("failed", reason=error.problem[:_LONGEST])
+        log.event("failed", reason=error.problem[:_REASON_CHARACTERS])
     if code_of(error) == MISTAKE:
         raise error
     watch.note(f"{error.problem}\n  {error.remedy}")
@@ -99,7 +99,11 @@ def _broke(run: Run, error: Exception, watch: Watch, log: OperatorLog) -> RunOut
     """Record and show an unexpected error of Ray or of our own code. The operator sees one line; the event holds the
     traceback."""
     line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-    log.event("failed", reason=line[:_LONGEST], trace="".join(traceback.format_exception(error))[-_LONGEST:])
+    log.event(
+        "failed",
+        reason=line[:_REASON_CHARACTERS],
+        trace="".join(traceback.format_exception(error))[-_REASON_CHARACTERS:],
+    )
     watch.note(f"the driver failed: {line[:300]}")
     watch.note(_again(run))
     return RunOutcome(REPEAT, 0)

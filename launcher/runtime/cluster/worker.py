@@ -55,7 +55,7 @@ from launcher.runtime.run.record import open_run
 
 _LISTENS_S, _LOOK_S = 60.0, 0.01
 _LATER = 1.5  # torch's time limit of a collective, in the watchdog's limit, which must come first: it names the ranks
-_AGAIN_S = 1.0  # interval at which ranks ask for their attempt while the store does not answer
+_RETRY_S = 1.0  # interval at which ranks ask for their attempt while the store does not answer
 NCCL_FOR_MIG = (2, 31)
 """The first version whose guide names MIG instances as devices of one communicator."""
 _ERROR_LENGTH = 500  # number of characters of an error by which failures are compared
@@ -276,7 +276,7 @@ def _enter(
             return answer if isinstance(answer, int) else None
         tries += 1
         link.beat(0, "waiting for the store", tries)
-        time.sleep(_AGAIN_S)
+        time.sleep(_RETRY_S)
 
 
 def _ensure_fit(coordinator: Any, reports: list[NodeReport], peers: GlooPeers) -> None:

@@ -187,7 +187,7 @@ def _report(subject: PreflightSubject, node: str) -> NodeReport:
 _COUNT = 1 << 16  # how many numbers are checked
 _KINDS = 64  # ranks with different numbers: more would make the sums of 16,000 ranks inexact in fp32
 _BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # size of a timed message; on a CPU 20 ms if a link is too slow
-_ROUNDS = 2  # number of timed rounds, of which the fastest counts
+_TIMED_ROUNDS = 2  # number of timed rounds, of which the fastest counts
 _SUMS = TypeAdapter(RankSums)
 
 
@@ -284,7 +284,7 @@ def _timed(rank: int, world: int, device: torch.device) -> tuple[float, float]:
     over all ranks. Both in bytes a second."""
     size = _BYTES[device.type]
     ours, theirs = torch.zeros(size // 4, device=device), torch.zeros(size // 4, device=device)
-    fastest = min(_pass_on(rank, world, ours, theirs) for _ in range(_ROUNDS))
+    fastest = min(_pass_on(rank, world, ours, theirs) for _ in range(_TIMED_ROUNDS))
     started = _together(device)
     dist.all_reduce(ours)
     _settle(device)

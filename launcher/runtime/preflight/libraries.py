@@ -41,7 +41,9 @@ NETWORK = (
 )
 """Beginnings of the names of file systems whose files lie on other machines."""
 _LIMIT_S = 600.0
-_FEW = 50  # modules that may be without bytecode, such as those of a checkout that nobody may write to
+_UNCOMPILED_MODULES = (
+    50  # modules that may be without bytecode, such as those of a checkout that nobody may write to
+)
 _REMEDY = (
     "copy the environment to a local disk of each node, as one file (a container image, or a tar that the job unpacks "
     "into /tmp): many small files are slow there"
@@ -122,7 +124,7 @@ def judge_imports(found: Imports, system: str) -> Finding:
         f"{found.total:.1f} s ({parts}): {found.files:,} files of {human_bytes(found.size)} on {system}, "
         f"{human_bytes(found.read)} from disk"
     )
-    if found.uncompiled > _FEW:
+    if found.uncompiled > _UNCOMPILED_MODULES:
         text += f"; {found.uncompiled:,} modules have no bytecode"
         return Finding("imports", "warning", text, f"compile them once: python -m compileall {sys.prefix}")
     if found.total > SLOW_S:

@@ -17,7 +17,7 @@ from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.rank.resume import ResumePoint
 from launcher.runtime.run.record import Run
 
-_FIRST = 2  # copies, one to each slot, which take longer because their memory is new
+_SLOW_COPIES = 2  # copies, one to each slot, which take longer because their memory is new
 
 
 class MemoryCopies:
@@ -84,7 +84,7 @@ class MemoryCopies:
         size = self._writer.write(state.step, fragments, self._common(engine, state, carried))
         self._last, self._ended_at = state.step, time.monotonic()
         self._made += 1
-        if self._made > _FIRST:
+        if self._made > _SLOW_COPIES:
             self._took = self._ended_at - since
         if self._writer.failure is not None:
             self._journal.own_event("memory_failed", step=state.step, reason=self._writer.failure)

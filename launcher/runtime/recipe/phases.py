@@ -20,7 +20,7 @@ from launcher.runtime.recipe.phase_parts import FallingRate, PhaseMlm
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 
 Curves = Iterator[tuple[str, list[float]]]
-_NAMED = 3  # largest number of sources by size that the timeline names
+_LISTED_SOURCES = 3  # largest number of sources by size that the timeline names
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _sources(recipe: Recipe, phase: RecipePhase) -> str:
     if shares is not None:
         given = [f"{share:.3g} {name}" for name, share in shares.items() if share]
         drawn = [name for name, share in shares.items() if share is None]
-        named = ", ".join(drawn) if len(drawn) <= _NAMED else f"{len(drawn)} others"
+        named = ", ".join(drawn) if len(drawn) <= _LISTED_SOURCES else f"{len(drawn)} others"
         given += [f"{named} {by_size}"] if drawn else []
     most = phase.mixture and phase.mixture.most_readings
     return visible(", ".join(given)) + (f", read {most:g} times at most" if most else "")

@@ -12,8 +12,8 @@ from data_service.printable import without_secrets
 from data_service.store import errors as store_errors
 
 KEYS = f"write s3://bucket/prefix alone; {store_errors.KEYS}, a tracker's in MLFLOW_TRACKING_USERNAME and _PASSWORD"
-_DEEPEST = 40  # levels; a recipe has 6
-_MOST = 100_000  # values, with aliases expanded; a recipe has a few hundred
+_NESTED_LEVELS = 40  # levels; a recipe has 6
+_EXPANDED_VALUES = 100_000  # values, with aliases expanded; a recipe has a few hundred
 
 
 def bounded_events(text: str, *, ours: bool = False) -> list[yaml.Event]:
@@ -49,10 +49,10 @@ def bounded_events(text: str, *, ours: bool = False) -> list[yaml.Event]:
             opened.append((event.anchor, count - 1))
         elif isinstance(event, yaml.ScalarEvent) and event.anchor is not None:
             anchors[event.anchor] = 1
-        if len(opened) > _DEEPEST:
-            raise _refused(event, f"nested deeper than {_DEEPEST} levels")
-        if count > _MOST:
-            raise _refused(event, f"more than {_MOST:,} values, aliases expanded")
+        if len(opened) > _NESTED_LEVELS:
+            raise _refused(event, f"nested deeper than {_NESTED_LEVELS} levels")
+        if count > _EXPANDED_VALUES:
+            raise _refused(event, f"more than {_EXPANDED_VALUES:,} values, aliases expanded")
     return found
 
 

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)=(.+)", re.DOTALL)
+_NAMED_SOURCE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)=(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class CorpusOption:
 
     @classmethod
     def parse(cls, text: str) -> "CorpusOption":
-        named = _NAMED.fullmatch(text)
+        named = _NAMED_SOURCE.fullmatch(text)
         rest = named[2] if named else text
         uri, weight = rest, None
         before, at, after = rest.rpartition("@")

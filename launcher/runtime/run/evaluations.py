@@ -23,7 +23,7 @@ ROOT = "evaluations/"
 VERSION = 2
 """Version of the measures. It is raised when the same inputs would give other figures."""
 _COMMITS = f"{ROOT}commits/"
-_NAMED = 32  # hexadecimal digits of a hash in a name
+_HASH_DIGITS = 32  # hexadecimal digits of a hash in a name
 
 
 Form = Literal["raw", "whitened"]
@@ -195,4 +195,4 @@ def _commit_path(mark: CheckpointName) -> str:
 
 
 def _of_weights(weights: str) -> str:
-    return f"{ROOT}{weights[:_NAMED]}/"
+    return f"{ROOT}{weights[:_HASH_DIGITS]}/"

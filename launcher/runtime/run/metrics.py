@@ -19,7 +19,7 @@ Display = Literal["progress", "status", "tile", "curve", "gauge", "tracker"]
 report; Prometheus; TensorBoard, W&B and MLflow."""
 EVERYWHERE: tuple[Display, ...] = ("progress", "status", "tile", "curve", "gauge", "tracker")
 
-_KEPT = 0.9  # weight of the earlier mean in a running mean, at each step
+_SMOOTHING = 0.9  # weight of the earlier mean in a running mean, at each step
 
 
 def _number(value: float) -> str:
@@ -236,7 +236,7 @@ def running_mean(before: float | None, value: float) -> float:
         before: the mean so far; None before the first step.
         value: value of the new step.
     """
-    return value if before is None else _KEPT * before + (1 - _KEPT) * value
+    return value if before is None else _SMOOTHING * before + (1 - _SMOOTHING) * value
 
 
 def term_losses(record: Mapping[str, Any]) -> dict[str, float]:

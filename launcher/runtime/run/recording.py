@@ -9,7 +9,7 @@ from data_service.store.errors import StoreError
 
 _log = logging.getLogger(__name__)
 
-_AGAIN_S = 1.0  # wait after a failed write, which the store itself has repeated for long
+_RETRY_S = 1.0  # wait after a failed write, which the store itself has repeated for long
 
 Write = Callable[[], object]
 
@@ -30,7 +30,7 @@ class Recorder:
         self,
         note: Callable[[str], None],
         capacity: int = 4096,
-        again_s: float = _AGAIN_S,
+        again_s: float = _RETRY_S,
     ) -> None:
         self._note, self._capacity, self._again_s = note, capacity, again_s
         self._waiting: deque[Write] = deque()

@@ -16,7 +16,7 @@ from launcher.runtime.run.record import RECORD
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
-_KEPT = "sentence_transformer"
+_RECORD_NAME = "sentence_transformer"
 _ENCODER = "sentence_bert_config.json"
 _TOKENIZER = "tokenizer_config.json"
 _NO_LENGTH = 1 << 30  # for "any length", transformers writes a number far above this
@@ -44,14 +44,14 @@ def keep_modules(recipe: Recipe, store: Store) -> None:
 def put_modules(store: Store, files: dict[str, bytes]) -> None:
     """Store the files of modules in a run, where `kept_modules` reads them."""
     for key, content in files.items():
-        store.put(f"{_KEPT}/{key}", content)
+        store.put(f"{_RECORD_NAME}/{key}", content)
 
 
 def kept_modules(store: Store) -> dict[str, bytes]:
     """Return the files of the modules that a run keeps, by path in the folder. Empty if the run did not start from a
     SentenceTransformer folder."""
-    keys = [entry.key for entry in store.list(f"{_KEPT}/")]
-    return {key.removeprefix(f"{_KEPT}/"): store.get(key) for key in keys}
+    keys = [entry.key for entry in store.list(f"{_RECORD_NAME}/")]
+    return {key.removeprefix(f"{_RECORD_NAME}/"): store.get(key) for key in keys}
 
 
 def write_modules(folder: Path, files: dict[str, bytes]) -> None:

@@ -105,6 +105,7 @@ def test_nothing_appears_unless_it_reads_back_the_same(
     assert not (tmp_path / "out" / "config.json").exists()
 
 
+@pytest.mark.long
 def test_any_store_will_do(
     any_store: Store,
     config: RobertaConfig,

@@ -34,6 +34,7 @@ def put(files: dict[str, str], out: Store, beside: Path) -> None:
     publish(folder_of(beside, files), out, removable(out))
 
 
+@pytest.mark.long
 def test_a_former_export_is_replaced_whole(any_store: Store, tmp_path: Path) -> None:
     put(PAIR, any_store, tmp_path / "first")
     put(NETWORK, any_store, tmp_path / "second")
@@ -95,6 +96,7 @@ class Dying(LocalStore):
         super().delete(key)
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 2 * (len(PAIR) + 1)), st.booleans())

@@ -107,6 +107,7 @@ FAMILIES = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 @settings(deadline=None, max_examples=4, suppress_health_check=list(HealthCheck))
 @given(data=st.data())

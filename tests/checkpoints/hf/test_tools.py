@@ -24,6 +24,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "folder"), NETWORKS)
 def test_text_is_cut_at_the_models_length(exports: Path, name: str, folder: str) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(exports / name / folder)

@@ -22,6 +22,7 @@ def damage_of(corpus: Path) -> list[str]:
     return [str(damage) for damage in verify_corpus(str(corpus)).damage]
 
 
+@pytest.mark.long
 def test_a_sound_corpus_has_no_damage(corpus: Path) -> None:
     report = verify_corpus(str(corpus))
     assert report.damage == ()
@@ -29,6 +30,7 @@ def test_a_sound_corpus_has_no_damage(corpus: Path) -> None:
     assert report.blocks > 5
 
 
+@pytest.mark.long
 def test_a_flipped_byte_in_any_part_of_any_file_is_named(corpus: Path) -> None:
     manifest = load_manifest(open_store(corpus))
     blocks = {

@@ -80,6 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_counts_are_those_of_the_documents(folder: Path) -> None:
     corpus = open_corpus(str(folder / "corpus"))
     (built,) = card_of(corpus).built
@@ -112,6 +113,7 @@ def splits(uri: str) -> list[str]:
     return [split.split for split in card_of(open_corpus(uri)).searched]
 
 
+@pytest.mark.long
 def test_a_split_counts_as_searched_for_if_all_text_was(folder: Path, tmp_path: Path) -> None:
     assert splits(str(folder / "corpus")) == ["a/dev", "b/dev"]
     assert splits(str(folder / "both")) == ["b/dev"]
@@ -129,6 +131,7 @@ def test_a_split_counts_as_searched_for_if_all_text_was(folder: Path, tmp_path: 
     assert (len(part.origin.prepared), part.origin.unprepared) == (1, 1)
 
 
+@pytest.mark.long
 def test_a_merged_corpus_claims_what_all_parts_do(folder: Path, tmp_path: Path) -> None:
     same = index_of(tmp_path / "same.ngrams", "a/dev")
     rule = open_corpus(str(folder / "corpus")).manifest.heldout_rule
@@ -159,6 +162,7 @@ def test_a_file_that_was_not_prepared_is_refused(folder: Path, tmp_path: Path) -
         build(tmp_path, "refused", place)
 
 
+@pytest.mark.long
 def test_the_page_is_plain_markdown_and_tells_of_removals(folder: Path, tmp_path: Path) -> None:
     uri = build(tmp_path, "removed", folder / "one")
     corpus = open_corpus(uri)

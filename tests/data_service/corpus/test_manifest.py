@@ -132,6 +132,7 @@ def many(seed: int, blocks: int) -> CorpusManifest:
     return replace(MANIFEST, train=train, shard_sizes=sizes, shard_digests=digests)
 
 
+@pytest.mark.long
 def test_tables_of_many_blocks_are_stored_apart_and_read_a_column_at_a_time(tmp_path: Path) -> None:
     manifest = many(1, MANY)
     store = CountingStore(tmp_path)
@@ -155,6 +156,7 @@ def test_tables_of_many_blocks_are_stored_apart_and_read_a_column_at_a_time(tmp_
     assert not (tmp_path / "few" / "blocks").exists()
 
 
+@pytest.mark.long
 def test_damage_in_a_column_is_found_when_it_is_read_and_names_the_column(tmp_path: Path) -> None:
     manifest = many(3, MANY)
     save_manifest(LocalStore(tmp_path), manifest)

@@ -87,6 +87,7 @@ some_documents = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=15)
 @given(st.lists(st.tuples(some_documents, some_documents), min_size=2, max_size=3), st.data())
 def test_documents_one_after_another_and_later_copies_left_out(
@@ -151,6 +152,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(manifest_file, "MANY", 1)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("form")
 def test_a_stream_reads_the_parts_and_no_removed_text(tmp_path: Path) -> None:
     blocks = [random_block(seed, 400) for seed in range(6)]
@@ -175,7 +177,8 @@ def test_a_stream_reads_the_parts_and_no_removed_text(tmp_path: Path) -> None:
     assert len(holes) >= len(blocks[0].tokens)  # the copy in the third part
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.long
+@pytest.mark.default_cases(1)
 @pytest.mark.usefixtures("form")
 def test_built_corpora_with_provenance(tmp_path: Path) -> None:
     """As one that was built at once, but for shard borders: the same documents, the first of each copy kept."""
@@ -216,7 +219,8 @@ def test_built_corpora_with_provenance(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.long
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(("size", "unit"), [(1, "document"), (400, "stretch")])
 def test_a_little_text_is_added_by_the_same_rule(tmp_path: Path, size: int, unit: str) -> None:
     """Of which a build of its own would hold out a share of its own."""
@@ -241,6 +245,7 @@ def test_a_little_text_is_added_by_the_same_rule(tmp_path: Path, size: int, unit
     )  # is known as complete
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("form")
 def test_what_is_removed_from_a_part_later(tmp_path: Path) -> None:
     """Also from parts of a merged part; held to the text of the removed documents."""
@@ -275,6 +280,7 @@ def test_what_is_removed_from_a_part_later(tmp_path: Path) -> None:
         still_read(merged)
 
 
+@pytest.mark.long
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     one = write_corpus(tmp_path / "one", [random_block(1, 300)], [random_block(2, 200)])
     same = write_corpus(tmp_path / "same", [random_block(3, 300)], [random_block(4, 200)])
@@ -296,6 +302,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     assert store.size(MANIFEST)
 
 
+@pytest.mark.long
 def test_an_interrupted_merge_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = write_corpus(tmp_path / "one", [random_block(1, 300)], [random_block(2, 200)])
     two = write_corpus(tmp_path / "two", [random_block(1, 300)], [random_block(4, 200)])

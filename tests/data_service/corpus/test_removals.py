@@ -57,6 +57,7 @@ def removed_names(chain: RemovalChain) -> set[str]:
     return {f"{part}:{n}" for part in PARTS for n in chain.of(part).documents.tolist()}
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=12)
 @given(st.data())
 def test_removals_add_up_and_nothing_else_changes(
@@ -104,6 +105,7 @@ def removed_from(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return corpus
 
 
+@pytest.mark.long
 def test_any_change_of_the_list_is_found_with_its_place(removed_from: Corpus, tmp_path: Path) -> None:
     files = {k: v for k, v in files_of(Path(removed_from.store.uri)).items() if k.startswith(REMOVALS)}
     store, manifest, whole = open_store(tmp_path), removed_from.manifest, chain_of(removed_from)
@@ -187,6 +189,7 @@ def test_what_is_no_document_is_refused_with_its_name(removed_from: Corpus, name
     assert repr(name) in caught.value.problem
 
 
+@pytest.mark.long
 def test_by_id(tmp_path: Path) -> None:
     lines = [json.dumps({"docid": f"ü {n}", "text": text}) for n, text in enumerate(DOCUMENTS[:40])]
     (tmp_path / "in").mkdir()

@@ -46,6 +46,7 @@ def assert_same(found: Block, expected: Block) -> None:
         assert getattr(found, name).dtype == getattr(expected, name).dtype
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=50)
 @given(st.lists(shapes, min_size=1, max_size=4), st.sampled_from([np.uint16, np.uint32]))
 def test_what_is_written_is_read_back(

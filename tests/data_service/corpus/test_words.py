@@ -66,6 +66,7 @@ def of_lexicon(words: list[str], lexicon: dict[str, str]) -> UnitFinder:
     return UnitFinder(Segmentation(segmenter="longest_match", version="1", lexicon="x"), files)
 
 
+@pytest.mark.long
 @given(
     lists,
     st.dictionaries(lists.map(lambda words: words[0]), st.sampled_from(["phrase", "entity"]), min_size=1),
@@ -114,6 +115,7 @@ def token_begins(tokenizer: Tokenizer, sentence: str, starts: list[bool]) -> lis
     return found
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.text(st.sampled_from("".join(made_up_words()[:9]) + " a。bc\n"), max_size=60).filter(str.strip),
@@ -151,6 +153,7 @@ def test_a_piece_of_several_characters_and_parts_of_one(kind: Kind) -> None:
     assert words == ["天地", "人", "、", "天", "地", "hello", "worlds", "。", "天地"]
 
 
+@pytest.mark.long
 def test_jieba_cuts_all_of_a_text_and_knows_its_users_words(tmp_path: Path) -> None:
     documents = ["".join(words) for words in made_up_documents(20, seed=3)]
     (tmp_path / "user.txt").write_text("北京大学学习\n", "utf-8")

@@ -74,7 +74,8 @@ def kept(corpus: Corpus) -> Kept:
     return found
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.long
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_corpus_that_grows_twice_is_one_that_was_built_at_once(tmp_path: Path, seed: int) -> None:
     """With copies within and across, removals meanwhile, whole documents and stretches held out, with ids or without.
@@ -124,7 +125,8 @@ def test_a_corpus_that_grows_twice_is_one_that_was_built_at_once(tmp_path: Path,
     assert removed <= once
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.long
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("seed", range(5))
 def test_an_id_of_two_corpora_is_refused_unless_one_is_a_copy(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
@@ -180,7 +182,8 @@ class Killed(BaseException):
     """The process ends."""
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.long
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_at_any_write_and_given_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -223,6 +226,7 @@ def test_killed_at_any_write_and_given_again(
     assert files_of(tmp_path / "grown") == expected
 
 
+@pytest.mark.long
 def test_what_cannot_be_appended(tmp_path: Path) -> None:
     options = SMALL.model_copy(update={"text_field": "body"})
     documents = [(str(number), text) for number, text in enumerate(TEXTS[:80])]
@@ -249,6 +253,7 @@ def test_what_cannot_be_appended(tmp_path: Path) -> None:
     assert [file.key for file in found.files] == ["x.jsonl"]
 
 
+@pytest.mark.long
 def test_settings_are_the_corpuss_own_unless_given(tmp_path: Path) -> None:
     options = BuildOptions(
         text_field="body", block_tokens=500, sentences="de", split_bytes=5_000, heldout_fraction=0.2

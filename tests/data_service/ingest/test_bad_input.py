@@ -179,6 +179,7 @@ def test_an_output_among_the_inputs_is_refused(tmp_path: Path) -> None:
         build(tmp_path / "inputs", tmp_path / "inputs")
 
 
+@pytest.mark.long
 def test_a_bomb_costs_little_memory(tmp_path: Path) -> None:
     """16 KB that stand for 512 MB: a line too long, found without holding them."""
     (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(bytes(512 << 20), 19))

@@ -101,6 +101,7 @@ def test_they_are_listed_by_a_build_that_was_killed_and_continued(tmp_path: Path
     assert_told(tmp_path / "corpus", tmp_path / "inputs", expected)
 
 
+@pytest.mark.long
 def test_the_first_hundred_are_listed(tmp_path: Path) -> None:
     (tmp_path / "inputs").mkdir()
     (tmp_path / "inputs/a.jsonl").write_text('{"text": "good"}\n' + "bad\n" * 10_000)
@@ -112,6 +113,7 @@ def test_the_first_hundred_are_listed(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_refused_record_discards_no_scan(tmp_path: Path) -> None:
     """Asked again to skip, the build reads only what it had not read."""
     write_inputs(tmp_path / "inputs")

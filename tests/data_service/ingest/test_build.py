@@ -130,6 +130,7 @@ def test_the_heldout_split_is_a_matter_of_the_text_alone(tmp_path: Path, corpus:
     )
 
 
+@pytest.mark.long
 def test_killed_at_any_point_and_continued_it_is_the_same_corpus(tmp_path: Path) -> None:
     inputs = write_jsonl(tmp_path / "inputs/a.jsonl", [text[:1500] for text in DOCUMENTS[:12] * 2]).parent
     options = SMALL.model_copy(update={"split_bytes": 10_000})

@@ -56,6 +56,7 @@ def test_the_same_text_written_again_is_the_same_corpus(tmp_path: Path) -> None:
     assert files_of(tmp_path / "corpus") == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stage", "name", "kept"),
     [("reading", "a.jsonl", 0), ("writing", "a.jsonl", 1), ("writing", "c.jsonl", 2)],
@@ -79,6 +80,7 @@ def test_a_build_goes_on_with_the_text_as_it_is_now(tmp_path: Path, stage: str, 
     assert writing.done == kept
 
 
+@pytest.mark.long
 def test_an_object_that_was_replaced_is_noticed(any_store: Store, tmp_path: Path) -> None:
     tokenizer = tokenizer_folder(tmp_path / "tokenizer")
     output, source = any_store.at("corpus"), f"{any_store.uri}/inputs"

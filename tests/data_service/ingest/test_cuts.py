@@ -40,6 +40,7 @@ def documents_of(pieces: list[FilePiece], options: BuildOptions) -> list[object]
     return found
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(RUNS.map(b"".join), st.data())
 def test_documents_do_not_depend_on_the_cuts(
@@ -57,6 +58,7 @@ def test_documents_do_not_depend_on_the_cuts(
     assert documents_of(pieces, options) == whole
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["a line", "a document of lines", "white space"])
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl"])
 def test_what_is_long_is_read_a_few_times(

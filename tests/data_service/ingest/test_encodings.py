@@ -80,6 +80,7 @@ def encoded_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
     return name, draw(st.lists(text, min_size=1, max_size=12))
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(
     encoded_texts(),
@@ -105,7 +106,8 @@ def test_documents_come_back_from_any_encoding(
     assert [text.strip() for text in documents_of(path, options)] == texts
 
 
-@pytest.mark.drawn(5)
+@pytest.mark.long
+@pytest.mark.default_cases(5)
 @pytest.mark.parametrize("name", sorted(LETTERS))
 def test_big_files_are_cut_whatever_their_encoding(tmp_path: Path, name: str) -> None:
     texts = [f"{number} {LETTERS[name]}a" * 40 for number in range(20_000)]
@@ -124,6 +126,7 @@ def test_a_mark_says_more_than_what_was_declared(tmp_path: Path) -> None:
         assert documents_of(tmp_path / "a.txt", BuildOptions(encoding="latin-1")) == ["Bäume"]
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.booleans(), min_size=1, max_size=8), st.sampled_from(["GB18030", "utf-16-le", "shift_jis"])
@@ -178,6 +181,7 @@ def test_the_remedy_names_the_encoding_and_that_one_reads_the_text(
     assert documents_of(path, BuildOptions(encoding=proposed)) == [text]
 
 
+@pytest.mark.long
 def test_corpora_of_one_text_in_two_encodings_hold_the_same_tokens(tmp_path: Path) -> None:
     texts = [f"{number}: {GERMAN}" for number in range(3000)]
     digests = []
@@ -236,6 +240,7 @@ def test_names_of_no_encoding_are_refused(name: str) -> None:
         BuildOptions(encoding=name)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=100)
 @given(
     st.sampled_from(",;\t|"),

@@ -140,6 +140,7 @@ def test_a_data_set_that_cannot_be_read_as_it_is(tmp_path: Path, state: str, pro
         list_inputs([str(tmp_path / "set")])
 
 
+@pytest.mark.long
 def test_what_datasets_itself_saves(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     whole = datasets.Dataset.from_dict({"text": DOCUMENTS[:40], "n": list(range(40))})

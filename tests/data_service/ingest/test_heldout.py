@@ -53,6 +53,7 @@ def build_with(kind: Kind, folder: Path, inputs: Path) -> tuple[CorpusManifest, 
     return corpus.manifest, sides[0], sides[1]
 
 
+@pytest.mark.long
 def test_line_ends_and_white_space_at_the_ends_do_not_change_sides(tmp_path: Path) -> None:
     """Each document once more with other line ends: no copy, since its tokens are others, but on the same side."""
     written = [text.strip() for text in DOCUMENTS[:60]]
@@ -80,6 +81,7 @@ def written_in_ways(random: Random) -> list[str]:
     return texts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece"])
 def test_equal_tokens_never_lie_on_both_sides(tmp_path: Path, kind: Kind) -> None:
     write_jsonl(tmp_path / "inputs/a.jsonl", written_in_ways(Random(kind)))

@@ -149,6 +149,7 @@ def test_any_clusters_and_copies_the_first_of_equal_texts_stays_and_clusters_sta
     assert not {of[one] for one in trained if one in of} & {of[one] for one in held if one in of}
 
 
+@pytest.mark.long
 def test_stretches_are_held_out_only_of_documents_without_near_duplicates(tmp_path: Path) -> None:
     drawn = random.Random(3)
     texts = ["\n\n".join(made_up(40, 30, drawn)) for _ in range(5)]
@@ -171,6 +172,7 @@ def test_few_documents_that_are_all_near_duplicates_are_refused(tmp_path: Path) 
         built(tmp_path, "corpus", [tmp_path / "prepared"])
 
 
+@pytest.mark.long
 def test_documents_that_were_not_prepared_together_are_refused(tmp_path: Path) -> None:
     first, second = near_copies(7, 120)
     prepared(tmp_path / "a", [first])
@@ -183,6 +185,7 @@ def test_documents_that_were_not_prepared_together_are_refused(tmp_path: Path) -
         assert all(str(folders[number]) in str(refused.value) for number in (one, other))
 
 
+@pytest.mark.long
 def test_text_that_was_not_prepared_with_a_corpus_can_be_added_to_it(tmp_path: Path) -> None:
     first, second = near_copies(7, 240)
     prepared(tmp_path / "a", [first])
@@ -211,6 +214,7 @@ def test_text_that_was_not_prepared_with_a_corpus_can_be_added_to_it(tmp_path: P
     assert len(copies) > len(first) / 2
 
 
+@pytest.mark.long
 def test_a_file_that_lost_the_names_of_its_clusters_is_refused(tmp_path: Path) -> None:
     prepared(tmp_path, near_copies(8, 60))
     part = next((tmp_path / "prepared/documents").iterdir())
@@ -219,6 +223,7 @@ def test_a_file_that_lost_the_names_of_its_clusters_is_refused(tmp_path: Path) -
         built(tmp_path, "corpus", [tmp_path / "lost.parquet"])
 
 
+@pytest.mark.long
 def test_all_documents_are_kept_with_the_name_of_their_cluster(tmp_path: Path) -> None:
     first, second = near_copies(9, 120)
     statistics = prepared(tmp_path / "all", [first, second])
@@ -236,6 +241,7 @@ def test_all_documents_are_kept_with_the_name_of_their_cluster(tmp_path: Path) -
     }
 
 
+@pytest.mark.long
 def test_later_stages_and_kills_keep_the_names(tmp_path: Path) -> None:
     sources = near_copies(10, 120)
     stages: list[dict[str, Any]] = [
@@ -263,6 +269,7 @@ def test_later_stages_and_kills_keep_the_names(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.long
 def test_a_manifest_says_the_clusters_by_which_text_was_held_out(tmp_path: Path) -> None:
     prepared(tmp_path, near_copies(11, 120))
     manifest = built(tmp_path, "corpus", [tmp_path / "prepared"])
@@ -279,6 +286,7 @@ def test_a_manifest_says_the_clusters_by_which_text_was_held_out(tmp_path: Path)
     assert plain.heldout.tokens.sum() > 0
 
 
+@pytest.mark.long
 def test_near_copies_leak_without_preparation_and_not_after_it() -> None:
     drawn = random.Random(5)
     texts = ["\n\n".join(made_up(6, 20, drawn)) for _ in range(70)]

@@ -89,6 +89,7 @@ def texts(count: int, seed: int) -> list[str]:
     return [" ".join(drawn.choices(words, k=60)) for _ in range(count)]
 
 
+@pytest.mark.long
 def test_of_two_sizes_with_one_share_the_smaller_ones_text_is_found(tmp_path: Path) -> None:
     both = texts(300, 1)
     write_jsonl(tmp_path / "in-large/a.jsonl", [*both, *texts(900, 2)])

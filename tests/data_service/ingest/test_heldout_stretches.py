@@ -113,6 +113,7 @@ KINDS = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_of_any_kind_has_some_held_out_and_none_of_it_is_trained_on(tmp_path: Path, kind: str) -> None:
     source = write_kind(tmp_path / "inputs", kind)
@@ -128,6 +129,7 @@ def test_text_of_any_kind_has_some_held_out_and_none_of_it_is_trained_on(tmp_pat
     assert corpus_stats(str(tmp_path / "corpus")).heldout_rule == manifest.heldout_rule
 
 
+@pytest.mark.long
 def test_what_is_held_out_is_a_matter_of_content_alone(tmp_path: Path) -> None:
     """Whatever the files, their order, the splits, the blocks, and which of two copies comes first."""
     texts = [prose(seed, 30_000) for seed in range(3)]
@@ -148,6 +150,7 @@ def test_what_is_held_out_is_a_matter_of_content_alone(tmp_path: Path) -> None:
     assert held[0] == held[1]
 
 
+@pytest.mark.long
 def test_enough_documents_are_held_out_as_they_are_and_the_manifest_says_no_more(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "inputs/a.jsonl", DOCUMENTS)
     manifest = build(tmp_path / "inputs", tmp_path / "corpus", BuildOptions(heldout_fraction=0.1))
@@ -192,6 +195,7 @@ PARAGRAPHS = st.sampled_from([prose(seed, draw) for seed, draw in enumerate([20,
 TEXTS = st.lists(st.lists(PARAGRAPHS, min_size=1, max_size=25).map("\n\n".join), min_size=1, max_size=12)
 
 
+@pytest.mark.long
 @settings(max_examples=80, deadline=None)
 @given(texts=TEXTS, fraction=st.sampled_from([0.0005, 0.02, 0.2]))
 def test_shared_paragraphs_never_put_a_held_out_stretch_into_training(

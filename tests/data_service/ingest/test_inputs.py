@@ -58,6 +58,7 @@ def test_patterns_in_folders(folder: Path) -> None:
     assert_found(f"file://{folder}", str(folder))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("server", ["s3", "gs", pytest.param("az", marks=pytest.mark.azurite)])
 def test_patterns_in_buckets(request: pytest.FixtureRequest, server: str) -> None:
     service: Service = request.getfixturevalue(server)

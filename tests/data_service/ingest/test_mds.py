@@ -100,6 +100,7 @@ SAMPLES = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(SAMPLES, min_size=1, max_size=3), st.sampled_from(sorted(PACKED)))
 def test_every_sample_is_a_document(
@@ -177,6 +178,7 @@ def test_a_shard_cut_short_is_refused(
         table(folder / f"a.mds{suffix}", folder / "out")
 
 
+@pytest.mark.long
 def test_random_changes_are_read_or_refused(tmp_path: Path) -> None:
     drawn, problems = random.Random(1), list[str]()
     data = shard({"text": "str", "id": "int"}, [{"text": f"text {i}", "id": i} for i in range(5)])

@@ -265,6 +265,7 @@ def test_no_entity_is_ever_expanded(tmp_path: Path) -> None:
         run(tmp_path / "a.xml", tmp_path / "out")
 
 
+@pytest.mark.long
 def test_a_page_of_100_mb_is_a_bad_record_and_the_others_are_read(tmp_path: Path) -> None:
     pages: list[Page] = [
         ("A", 0, False, "first"),

@@ -124,6 +124,7 @@ def examples_of(corpus: Path) -> dict[str, list[tuple[str, ...]]]:
     return found
 
 
+@pytest.mark.long
 def test_every_example_is_one_document_and_copies_are_dropped(corpus: Path) -> None:
     found = examples_of(corpus)
     expected = {(r["query"], r["positive"], *r["negatives"][:2]) for r in records_of(300, 200)}  # type: ignore[index]

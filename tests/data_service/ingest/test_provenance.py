@@ -82,6 +82,7 @@ def origins(uri: Path, split: Part = "train") -> Iterator[DocumentOrigin]:
         yield from read_origins(corpus, split, shard)
 
 
+@pytest.mark.long
 def test_every_document_has_a_row_with_its_place(tmp_path: Path) -> None:
     made = records()
     write(tmp_path / "in" / "a.jsonl", made)
@@ -113,6 +114,7 @@ def test_every_document_has_a_row_with_its_place(tmp_path: Path) -> None:
     assert sorted(map(str, seen)) == sorted(map(str, by_id))  # a copy has no row of its own
 
 
+@pytest.mark.long
 def test_documents_are_found_counted_and_told_of_a_row(tmp_path: Path) -> None:
     made = records()
     write(tmp_path / "in" / "a.jsonl", made)
@@ -183,6 +185,7 @@ def test_numbers_are_ids(tmp_path: Path) -> None:
         assert [document.provenance for document in read_documents(split, chosen)] == [Provenance("7")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stage", "done"), [("reading", 2), ("comparing ids", 1), ("writing", 0), ("writing", 3)]
 )
@@ -196,6 +199,7 @@ def test_a_killed_build_gives_the_same_bytes(tmp_path: Path, stage: str, done: i
     assert files_of(folder) == files_of(tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_workers_write_the_same_bytes(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.jsonl.gz", records())
     others: list[Record] = [
@@ -207,6 +211,7 @@ def test_workers_write_the_same_bytes(tmp_path: Path) -> None:
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
 
 
+@pytest.mark.long
 def test_shards_are_those_of_a_corpus_without(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.jsonl", records())
     plain = build(tmp_path / "in", tmp_path / "plain", SMALL)
@@ -265,6 +270,7 @@ def test_a_lacking_licence_is_allowed_where_that_is_said(tmp_path: Path) -> None
     assert {None, "MIT"} <= set(found)
 
 
+@pytest.mark.long
 def test_constants_stand_for_whole_inputs(tmp_path: Path) -> None:
     write(tmp_path / "in" / "wiki" / "a.jsonl", records()[:20])
     for number, text in enumerate(DOCUMENTS[20:]):
@@ -290,6 +296,7 @@ def test_constants_stand_for_whole_inputs(tmp_path: Path) -> None:
         build(tmp_path / "in", tmp_path / "other", options(nowhere))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "places"), [("a.jsonl", (3, 9)), ("a.jsonl.gz", (4, 39))])
 def test_an_id_twice_is_refused_by_both_places(tmp_path: Path, name: str, places: tuple[int, int]) -> None:
     made = records()
@@ -303,6 +310,7 @@ def test_an_id_twice_is_refused_by_both_places(tmp_path: Path, name: str, places
     assert not verify_corpus(str(tmp_path / "corpus")).damage
 
 
+@pytest.mark.long
 def test_provenance_that_changes_makes_another_corpus(tmp_path: Path) -> None:
     """Also if the text and all sizes stay."""
     made = records()
@@ -323,6 +331,7 @@ def test_provenance_that_changes_makes_another_corpus(tmp_path: Path) -> None:
         build_corpus([str(tmp_path / "in")], str(folder), tokenizer, options(), ignore_progress)
 
 
+@pytest.mark.long
 def test_stretches_and_pairs_have_provenance(tmp_path: Path) -> None:
     long = "\n\n".join(DOCUMENTS)
     write(
@@ -349,6 +358,7 @@ def replace_pairs(chosen: BuildOptions) -> BuildOptions:
     return chosen.model_copy(update={"pairs": PairFields()})
 
 
+@pytest.mark.long
 def test_verify_names_a_changed_byte_anywhere(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.jsonl", records())
     build(tmp_path / "in", tmp_path / "corpus", options())

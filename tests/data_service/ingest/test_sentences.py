@@ -54,6 +54,7 @@ def test_sentences_end_where_people_end_them(text: str, sentences: list[str]) ->
     assert split_sentences(text) == sentences
 
 
+@pytest.mark.long
 def test_the_marks_are_those_that_unicode_calls_sentence_terminal() -> None:
     """Written out, so that a corpus has the same bytes with any library; newer versions may know more marks."""
     characters = [chr(code) for code in range(sys.maxunicode + 1)]
@@ -84,6 +85,7 @@ def test_dot_leaders_and_long_runs_take_linear_time() -> None:
     assert "".join(split_sentences("a. " * 200_000)).split() == ["a."] * 200_000
 
 
+@pytest.mark.long
 def test_tokens_of_a_document_laid_end_to_end_are_its_text() -> None:
     tokenizer = small_tokenizer()
     for text, document in zip(DOCUMENTS, encode_documents(tokenizer, DOCUMENTS), strict=True):

@@ -65,6 +65,7 @@ def check_any_pieces(path: Path, data: bytes, cuts: list[int], options: BuildOpt
         assert other.read(pieces[number], options) == handed[number]
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=12),
@@ -80,6 +81,7 @@ def test_json_lines_in_any_pieces(
     check_any_pieces(folder / f"b.jsonl{suffix}", data, cuts, BuildOptions(), draw)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=100)
 @given(
     st.text(st.sampled_from("ab \t\r\n\né"), min_size=1, max_size=80),
@@ -130,6 +132,7 @@ def whole(big: Path) -> dict[str, bytes]:
     return files_of(big.parent / "whole")
 
 
+@pytest.mark.long
 def test_a_big_compressed_file_is_many_tasks(tmp_path: Path, big: Path) -> None:
     seen: list[Progress] = []
     tokenizer = tokenizer_folder(tmp_path / "tokenizer")
@@ -142,6 +145,7 @@ def test_a_big_compressed_file_is_many_tasks(tmp_path: Path, big: Path) -> None:
     assert manifest.counts["duplicates"] == 3 + len(TEXTS) - len(set(TEXTS))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("stage", "done"), [("measuring", 1), ("reading", 5), ("writing", 2)])
 def test_an_interrupted_build_goes_on_inside_the_file(
     tmp_path: Path, big: Path, whole: dict[str, bytes], stage: str, done: int

@@ -73,6 +73,7 @@ ODD = [
 TEXTS = st.sampled_from([text[:2_000] for text in DOCUMENTS[:12]])
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     members=st.lists(
@@ -171,6 +172,7 @@ def test_an_archive_cut_short_anywhere_is_refused(
         run(folder / f"a.tar{suffix}", folder / "out")
 
 
+@pytest.mark.long
 def test_random_changes_are_read_or_refused(tmp_path: Path) -> None:
     """No byte of a header makes another error than ours."""
     drawn, problems = random.Random(5), list[str]()
@@ -188,6 +190,7 @@ def test_random_changes_are_read_or_refused(tmp_path: Path) -> None:
     assert all("a.tar" in problem for problem in problems)
 
 
+@pytest.mark.long
 def test_a_member_of_100_mb_is_a_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which a piece does not hold the content."""
     monkeypatch.setattr("data_service.ingest.tasks._SMALLEST", 4096)

@@ -73,7 +73,8 @@ def words_in(corpus: Corpus) -> list[str]:
     return found
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.long
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("form", ["jsonl", "jsonl.zst", "nested", "spaced", "csv", "parquet"])
 def test_words_of_the_input_are_stored(tmp_path: Path, form: str) -> None:
     texts = ["".join(words) for words in DOCUMENTS]
@@ -105,6 +106,7 @@ def test_words_of_the_input_are_stored(tmp_path: Path, form: str) -> None:
     assert not verify_corpus(str(tmp_path / "corpus")).damage
 
 
+@pytest.mark.long
 def test_words_follow_the_stretches_that_are_held_out(tmp_path: Path) -> None:
     """One long document: parts of it are held out, each with its words."""
     words = [word for document in DOCUMENTS for word in (*document, "。")]
@@ -140,6 +142,7 @@ def test_words_that_are_not_the_text_are_named(
     assert manifest.counts["skipped"] == 1
 
 
+@pytest.mark.long
 def test_an_interrupted_build_ends_in_the_same_bytes_and_other_words_are_another_corpus(
     tmp_path: Path,
 ) -> None:
@@ -158,6 +161,7 @@ def test_an_interrupted_build_ends_in_the_same_bytes_and_other_words_are_another
     assert build(tmp_path, text, wanted, "other").fingerprint != straight.fingerprint
 
 
+@pytest.mark.long
 def test_corrected_words_of_the_input_are_written_again(tmp_path: Path) -> None:
     """The text stays the same, so that only the words tell that the input changed."""
     cut = [[*"".join(words)] for words in DOCUMENTS]
@@ -177,6 +181,7 @@ def test_corrected_words_of_the_input_are_written_again(tmp_path: Path) -> None:
     assert len(longer) >= len(DOCUMENTS)
 
 
+@pytest.mark.long
 def test_without_words_a_corpus_says_nothing_of_them(tmp_path: Path) -> None:
     text = write_words(tmp_path / "text.jsonl", DOCUMENTS)
     plain = build(tmp_path, text, options(None), "plain")

@@ -88,6 +88,7 @@ evaluation_texts = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(evaluation_texts, st.lists(words, max_size=60).map(" ".join))
 def test_as_a_search_by_words(drawn: list[EvaluationText], document: str) -> None:
@@ -103,6 +104,7 @@ def test_as_a_search_by_words(drawn: list[EvaluationText], document: str) -> Non
     assert (np.diff(index.keys.astype(object)) > 0).all()
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(evaluation_texts, st.lists(st.lists(words, max_size=12).map(" ".join), max_size=12))
 def test_lines_with_a_part_of_a_run_are_cut(drawn: list[EvaluationText], lines: list[str]) -> None:
@@ -187,6 +189,7 @@ def planted(folder: Path) -> tuple[list[str], list[EvaluationText], set[int]]:
     return documents, [*taken, *clean], places
 
 
+@pytest.mark.long
 def test_one_in_a_thousand_is_found_and_a_clean_task_is_clean(tmp_path: Path) -> None:
     documents, texts, places = planted(tmp_path)
     content = dump_index(build_index(texts))

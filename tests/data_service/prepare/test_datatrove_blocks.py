@@ -154,7 +154,8 @@ def test_many_hostile_texts(stage: str, language: str) -> None:
     assert len(seen) >= REASONS[stage], seen
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.long
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("stage", FILTERS)
 def test_our_defaults_are_datatroves(stage: str) -> None:
     seen = set()
@@ -174,7 +175,8 @@ def test_any_text_is_decided(stage: str, text: str) -> None:
     assert isinstance(decided(text, stage=stage), Document | Drop)
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.long
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("stage", FILTERS)
 def test_text_in_no_language_and_long_text(stage: str) -> None:
     assert decided("... --- !!!\n\n***", stage=stage) == Drop("no_words")
@@ -185,6 +187,7 @@ def test_text_in_no_language_and_long_text(stage: str) -> None:
     assert isinstance(decided(long, stage=stage), Document | Drop)
 
 
+@pytest.mark.long
 def test_a_url_is_dropped_by_domain_word_or_list() -> None:
     filtered = {"stage": "url_filter", "domains": ("badplace.org",), "banned_words": ("casino",)}
     assert decided("x", "https://www.badplace.org/a", **filtered) == Drop("domain")

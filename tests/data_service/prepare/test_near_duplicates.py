@@ -63,6 +63,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, inputs: list[dict[str, Any]]
     return out
 
 
+@pytest.mark.long
 def test_of_similar_texts_of_all_sources_the_first_is_kept_and_stands_for_all(whole: Path) -> None:
     kept, dropped = rows_of(whole / "documents"), rows_of(whole / "dropped")
     assert len(kept) == 150
@@ -78,6 +79,7 @@ def test_of_similar_texts_of_all_sources_the_first_is_kept_and_stands_for_all(wh
     assert sizes["first20"] == 3
 
 
+@pytest.mark.long
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=st.lists(st.integers(1, 1650), min_size=1, max_size=3))
 def test_killed_at_any_moment_and_continued_it_is_the_same(
@@ -90,6 +92,7 @@ def test_killed_at_any_moment_and_continued_it_is_the_same(
     assert files_of(out) == files_of(whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_the_order_in_which_tasks_end_changes_nothing(
     tmp_path: Path, whole: Path, inputs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, seed: int
@@ -106,12 +109,14 @@ def test_the_order_in_which_tasks_end_changes_nothing(
     assert files_of(tmp_path / "out") == files_of(whole)
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_workers_change_nothing(tmp_path: Path, whole: Path, inputs: list[dict[str, Any]]) -> None:
     run(inputs, [EXACT, NEAR], tmp_path / "out", workers=2)
     assert files_of(tmp_path / "out") == files_of(whole)
 
 
+@pytest.mark.long
 def test_planted_near_copies_are_found_and_little_else_is_dropped() -> None:
     drawn = random.Random(1)
     paragraphs = made_up(4800, 20, drawn)
@@ -146,6 +151,7 @@ def test_ten_thousand_times_the_copies_take_as_many_times_as_long(tmp_path: Path
 # ----- parts
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), count=st.integers(1, 60))
 def test_clusters_are_the_connected_components(data: st.DataObject, count: int) -> None:

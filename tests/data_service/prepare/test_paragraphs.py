@@ -155,6 +155,7 @@ def same(out: Path, whole: Path) -> bool:
     return ours == theirs and counted[0] == counted[1]
 
 
+@pytest.mark.long
 def test_lines_are_gone_documents_of_nothing_else_are_dropped_and_the_table_lists_them(whole: Path) -> None:
     kept, dropped = rows_of(whole / "documents"), rows_of(whole / "dropped")
     assert not any(RETURNING in row["text"] for row in kept)
@@ -165,6 +166,7 @@ def test_lines_are_gone_documents_of_nothing_else_are_dropped_and_the_table_list
     assert "paragraphs/2.parquet" in json.loads((whole / "statistics.json").read_text())["parts"]
 
 
+@pytest.mark.long
 @settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=st.lists(st.integers(1, 200), min_size=1, max_size=2))
 def test_killed_at_any_moment_and_continued_it_is_the_same(
@@ -177,6 +179,7 @@ def test_killed_at_any_moment_and_continued_it_is_the_same(
     assert same(out, whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("partition", [7, 400])
 def test_neither_the_order_of_tasks_nor_the_size_of_partitions_changes_anything(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, partition: int
@@ -194,6 +197,7 @@ def test_neither_the_order_of_tasks_nor_the_size_of_partitions_changes_anything(
     assert same(tmp_path / "out", whole)
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_workers_change_nothing(tmp_path: Path, whole: Path) -> None:
     cut(tmp_path / "out", boilerplate(1), STAGES, workers=2)

@@ -82,6 +82,7 @@ def test_a_document_keeps_what_the_input_says_of_it(whole: Path) -> None:
     assert any(name.startswith("notes/notes.txt:byte-") for name in kept)
 
 
+@pytest.mark.long
 def test_licences_are_kept_as_they_are_counted(sources: list[dict[str, Any]], tmp_path: Path) -> None:
     """Those of the inputs: CC0, none, and what others say; whatever case the patterns have."""
     read = run(sources, [], tmp_path / "all").licences
@@ -126,6 +127,7 @@ def test_of_equal_documents_the_first_is_kept_and_stands_for_all(whole: Path) ->
     assert all(order[of[row["detail"].removeprefix("copy of ")]] <= order[row["source"]] for row in copies)
 
 
+@pytest.mark.long
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=st.lists(st.integers(1, 120), min_size=1, max_size=3))
 def test_killed_before_any_change_of_a_file_and_continued_it_is_the_same(
@@ -138,6 +140,7 @@ def test_killed_before_any_change_of_a_file_and_continued_it_is_the_same(
     assert files_of(out) == files_of(whole)
 
 
+@pytest.mark.long
 def test_datatroves_blocks_and_ours_in_one_preparation(tmp_path: Path, sources: list[dict[str, Any]]) -> None:
     for package in ("datatrove", "spacy"):
         pytest.importorskip(package, reason="needs maskfleet[prepare]")
@@ -178,6 +181,7 @@ def test_a_complete_output_is_known_and_another_preparation_refused(
     assert files_of(whole) == before
 
 
+@pytest.mark.long
 def test_a_corpus_is_built_of_what_was_kept_alone(whole: Path, tmp_path: Path) -> None:
     manifest = build(whole, tmp_path / "corpus")
     kept = rows_of(whole / "documents")
@@ -193,6 +197,7 @@ def test_a_half_prepared_output_is_no_input(tmp_path: Path, sources: list[dict[s
         list_inputs([str(out)])
 
 
+@pytest.mark.long
 def test_a_filter_that_drops_everything_names_what_dropped(
     tmp_path: Path, sources: list[dict[str, Any]]
 ) -> None:
@@ -227,6 +232,7 @@ def test_bad_records_are_refused_by_place_or_dropped_with_their_reason(tmp_path:
     ]
 
 
+@pytest.mark.long
 def test_a_page_of_a_hundred_megabytes_is_refused_by_place_or_dropped(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "a.jsonl", [{"text": "small"}, {"text": "big " * (25 << 20)}])
     with pytest.raises(InputError, match="line 2"):
@@ -259,6 +265,7 @@ def test_a_file_of_two_sources_and_an_output_of_inputs_are_refused(tmp_path: Pat
         run([one], [], tmp_path / "in")
 
 
+@pytest.mark.long
 def test_big_packed_files_are_read_in_chunks(tmp_path: Path) -> None:
     drawn = random.Random(1)
     texts = ["".join(drawn.choices("abcdefgh ", k=300)) for _ in range(600)]
@@ -281,6 +288,7 @@ def test_a_changed_input_of_the_same_size_is_read_again(tmp_path: Path) -> None:
     assert [row["text"] for row in rows_of(tmp_path / "out/documents")] == ["next 0", "next 1", "next 2"]
 
 
+@pytest.mark.long
 @settings(max_examples=8, deadline=None)
 @given(texts=st.lists(st.sampled_from(["a", "b", "c", "dd", "é"]), min_size=1, max_size=40))
 def test_clusters_are_those_of_a_counter(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:

@@ -111,6 +111,7 @@ def plainly(block: Block, rows: RowCuts, row: int, noise: Denoising, key: Key) -
     return [*out, *[SPECIAL.mask] * before[number], SPECIAL.sep]
 
 
+@pytest.mark.long
 @given(st.integers(0, 1000), st.integers(1, 400), st.sampled_from(PACKINGS), settings_of_noise, st.booleans())
 def test_the_form_is_that_of_the_plain_statement(
     seed: int, tokens: int, packing: str, noise: Denoising, odd: bool
@@ -206,6 +207,7 @@ def test_three_tenths_are_hidden_evenly(long_rows: list[Samples]) -> None:
     assert np.abs(shares - 0.3).max() < 5 * math.sqrt(0.3 * 0.7 * 3.3 / 15_000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("sentences", "orders"), [(2, 2), (3, 6)])
 def test_every_order_of_sentences_is_as_likely(sentences: int, orders: int) -> None:
     block = Block(

@@ -45,7 +45,8 @@ def assert_share(found: int, total: int, share: float) -> None:
     assert abs(found - total * share) < 5 * np.sqrt(total * share * (1 - share))
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.long
+@pytest.mark.default_cases(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("unit", ["token", "whole_word", "ngram", "span"])
 def test_fifteen_percent_are_masked(unit: str) -> None:
@@ -58,7 +59,8 @@ def test_fifteen_percent_are_masked(unit: str) -> None:
     assert -rounding - ROWS * TURNS / 1000 < found - wanted < rounding
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.long
+@pytest.mark.default_cases(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("unit", ["token", "ngram"])
 def test_eighty_ten_ten_token_by_token(unit: str) -> None:
@@ -73,6 +75,7 @@ def test_eighty_ten_ten_token_by_token(unit: str) -> None:
     assert_share(total - masked - kept, total, 0.1)
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 def test_eighty_ten_ten_span_by_span_and_random_tokens_by_frequency() -> None:
     """SpanBERT: what happens is decided once a merged span, and its random tokens follow the corpus."""
@@ -101,6 +104,7 @@ def test_eighty_ten_ten_span_by_span_and_random_tokens_by_frequency() -> None:
     assert statistic < len(expected) + 5 * np.sqrt(2 * len(expected))
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 def test_spanbert_masks_the_ceiling_of_fifteen_percent() -> None:
     """Never more; less where no word is left that fits, in less than one row in a thousand."""
@@ -112,6 +116,7 @@ def test_spanbert_masks_the_ceiling_of_fifteen_percent() -> None:
     assert short < ROWS * TURNS / 1000
 
 
+@pytest.mark.long
 def test_electra_draws_with_replacement() -> None:
     """n = max(1, round(0.15 m)) draws of m positions leave m (1 - (1 - 1 / m)^n) distinct ones on average."""
     total = variance = 0.0

@@ -78,6 +78,7 @@ def test_next_sentence_is_random_in_half_of_the_rows(rows: int) -> None:
     assert segments.sizes.sum(axis=1).max() <= LENGTH - 3
 
 
+@pytest.mark.long
 def test_a_tenth_of_the_documents_is_filled_to_a_random_length(rows: int) -> None:
     """google-research/bert: short_seq_prob 0.1, drawn once a document, uniform over 2 to the longest."""
     config = SegmentPairs(packing="segment_pair", random=0)
@@ -113,6 +114,7 @@ def test_sentence_pairs_are_random_in_half_of_the_rows(rows: int) -> None:
     assert abs(chi_square - (DOCUMENT - 1)) < 5 * np.sqrt(2 * (DOCUMENT - 1))
 
 
+@pytest.mark.long
 def test_sentence_order_is_swapped_in_half_of_the_rows(rows: int) -> None:
     """Lan et al. 2019, section 3.1."""
     segments = ordered_pairs(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -230,6 +231,7 @@ def assert_rows(segments: Segments, literal: Iterator[Pair], length: int) -> Non
     assert (segments.labels is None) == (expected[0].label is None)
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(blocks, lengths, shares, shares, keys)
 def test_segment_pairs_are_those_of_the_literal_procedure(
@@ -265,6 +267,7 @@ def test_ordered_pairs_are_those_of_the_literal_procedure(
     )
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(blocks, lengths, shares, shares, keys)
 def test_two_segments_are_those_of_the_literal_procedure(

@@ -110,6 +110,7 @@ def test_a_row_with_too_few_tokens_has_as_many_targets_as_it_can() -> None:
     np.testing.assert_array_equal(found, ~fixed)
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 def test_ngrams_are_as_long_as_published() -> None:
     """n with probability 1 / n over 1 to 5, each within 6 n other tokens: two never touch. Over 400,000 n-grams."""
@@ -188,6 +189,7 @@ def test_a_prediction_rests_on_nothing_at_or_after_its_place() -> None:
             assert not sees[target]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unit", ["whole_word", "piece"])
 def test_at_the_published_size_one_token_in_six_is_a_target(unit: str) -> None:
     """Over a million targets: 43 and 42 a row, none of them special, one token in six; inputs stay as they are."""

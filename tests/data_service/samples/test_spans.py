@@ -148,6 +148,7 @@ def test_macberts_ngrams_have_the_published_shares_unless_the_budget_is_small(
     assert words[1:5] / words.sum() == pytest.approx(shares, abs=0.02)
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 @RULES
 def test_first_runs_are_as_long_as_by_the_literal_rule(unit: str, rule: Rule) -> None:
@@ -182,6 +183,7 @@ def assert_alike(found: np.ndarray, literal: np.ndarray) -> None:
     assert (difference**2 / (found + literal)[common]).sum() < freedom + 5 * np.sqrt(2 * freedom)
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 @RULES
 def test_sets_of_targets_are_as_frequent_as_by_the_literal_rule(unit: str, rule: Rule) -> None:

@@ -38,6 +38,7 @@ def taken_and_planned(uri: str, **given: object) -> tuple[int, int]:
     return max(sizes), plan.epoch_layout.window_bytes
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=25)
 @given(
     st.floats(0.02, 0.8),

@@ -1,6 +1,5 @@
 """What every store promises, held against folders, moto's S3, Ceph's S3, a fake of Google's storage and Azurite."""
 
-import os
 import pickle
 import random
 import threading
@@ -113,6 +112,7 @@ def test_folders_are_those_directly_below_that_hold_objects(any_store: Store) ->
     assert list(any_store.at("a/deep").folders()) == ["er"]
 
 
+@pytest.mark.long
 @SLOW_AZURITE
 def test_list_goes_past_a_page(any_store: Store) -> None:
     keys = [f"many/{number:05d}" for number in range(1005)]
@@ -133,6 +133,7 @@ def test_delete_is_final_and_repeatable(any_store: Store) -> None:
     assert any_store.get("a/b") == b"now an object"
 
 
+@pytest.mark.long
 @SLOW_AZURITE
 def test_files_and_buffers_of_any_size_arrive_whole(any_store: Store, tmp_path: Path) -> None:
     data = bytes(range(256)) * (40 << 12)  # 40 MiB: several parts on S3
@@ -153,8 +154,9 @@ def test_files_and_buffers_of_any_size_arrive_whole(any_store: Store, tmp_path: 
     assert any_store.get_range("buffers", 39 << 20, 5000) == data[39 << 20 :][:5000]
 
 
+@pytest.mark.long
 def test_any_order_of_operations_does_what_it_does_to_a_dictionary(any_store: Store) -> None:
-    draws = random.Random(os.environ["MASKFLEET_TEST_DAY"])
+    draws = random.Random(1)
     held: dict[str, bytes] = {}
     keys = [f"{folder}/{name}" for folder in ("a", "a/b", "a-b", "c") for name in ("0", "00", "1", "x.y")]
     for _ in range(80):
@@ -194,6 +196,7 @@ def test_at_is_the_same_store_further_down(any_store: Store) -> None:
     assert open_store(below.uri).get("z") == b"1"
 
 
+@pytest.mark.long
 def test_a_store_travels_to_another_process(any_store: Store) -> None:
     any_store.put("key", b"value")
     copy: Store = pickle.loads(pickle.dumps(any_store))  # noqa: S301
@@ -222,6 +225,7 @@ def test_age_goes_by_the_stores_clock_not_by_ours(any_store: Store, monkeypatch:
     assert [entry.key for entry in any_store.list()] == ["lease/a"]
 
 
+@pytest.mark.long
 def test_young_leftovers_stay(any_store: Store) -> None:
     any_store.put("data/a", b"x")
     assert any_store.remove_leftovers("data", older_than_s=3600) == 0

@@ -32,18 +32,21 @@ def answer(status: str, body: bytes) -> bytes:
     return head.encode() + body
 
 
+@pytest.mark.long
 def test_a_batch_is_one_request(store: S3Store, faults: FaultProxy) -> None:
     store.delete_many(KEYS)
     assert [method for method, _, _ in faults.requests] == ["POST"] * 3
     assert [entry.key for entry in store.list()] == ["b"]
 
 
+@pytest.mark.long
 def test_a_batch_that_fails_is_sent_again(store: S3Store, faults: FaultProxy) -> None:
     faults.plan.extend(["slow down", "reset", "reset after"])
     store.delete_many(KEYS)
     assert [entry.key for entry in store.list()] == ["b"]
 
 
+@pytest.mark.long
 def test_what_the_server_did_not_delete_is_asked_for_again(store: S3Store, faults: FaultProxy) -> None:
     answers = iter([answer("200 OK", _REFUSED % b"InternalError")])
     faults.mangle = lambda method, whole: next(answers, None) if method == "POST" else None
@@ -51,6 +54,7 @@ def test_what_the_server_did_not_delete_is_asked_for_again(store: S3Store, fault
     assert len(faults.requests) == 2
 
 
+@pytest.mark.long
 def test_a_refusal_of_one_is_an_error_at_once(store: S3Store, faults: FaultProxy) -> None:
     faults.mangle = lambda method, whole: answer("200 OK", _REFUSED % b"AccessDenied")
     with pytest.raises(AccessDenied, match=r"some/a/7: no"):
@@ -58,6 +62,7 @@ def test_a_refusal_of_one_is_an_error_at_once(store: S3Store, faults: FaultProxy
     assert len(faults.requests) == 1
 
 
+@pytest.mark.long
 def test_a_server_without_this_request_is_asked_one_by_one(store: S3Store, faults: FaultProxy) -> None:
     refusal = answer(
         "501 Not Implemented", b"<Error><Code>NotImplemented</Code><Message>no</Message></Error>"

@@ -146,6 +146,7 @@ def opened(uri: str = "hf://datasets/org/set", patience_s: float = 5) -> Store:
     return open_store(uri, patience_s=patience_s)
 
 
+@pytest.mark.long
 def test_it_reads_as_a_folder_does(hub: Hub) -> None:
     draw = random.Random(1)
     names = ["a.txt", "data/b.jsonl", "data/sub/c d.txt", "data/é+%.txt", "z"]
@@ -229,6 +230,7 @@ def test_nothing_is_written(hub: Hub) -> None:
         store.delete("a.txt")
 
 
+@pytest.mark.long
 def test_a_corpus_is_built_of_a_data_set(hub: Hub, tmp_path: Path) -> None:
     """The same as of its files on a disk; a push meanwhile changes nothing, and is another build afterwards."""
     folder = tmp_path / "files" / "data"

@@ -80,6 +80,7 @@ def test_deleting_leaves_no_empty_folders(store: LocalStore) -> None:
     assert os.listdir(store.root) == []
 
 
+@pytest.mark.long
 def test_writers_win_against_deletes_that_take_their_folder_away(store: LocalStore) -> None:
     start = threading.Barrier(2)
 

@@ -27,6 +27,7 @@ def test_chunk_digests_ignore_where_buffers_end(buffers: list[bytes], chunk: int
     assert chunk_digests([memoryview(buffer) for buffer in buffers], chunk) == expected
 
 
+@pytest.mark.long
 def test_damage_at_rest_is_the_callers_error(any_store: Store) -> None:
     data = bytes(range(200))
     any_store.put("key", data)
@@ -39,6 +40,7 @@ def test_damage_at_rest_is_the_callers_error(any_store: Store) -> None:
         read_verified(any_store, "key", 16, 100, digest(data[16:116]), DAMAGED)
 
 
+@pytest.mark.long
 def test_damage_on_the_way_is_read_again(s3: S3Server, faults: FaultProxy) -> None:
     store = open_store(f"s3://{s3.new_bucket()}")
     data = bytes(range(200))

@@ -89,6 +89,7 @@ def places(draw: st.DrawFn) -> TextPlace:
     return TextPlace(source, block, start, draw(st.integers(start + 1, SIZES[source][block])))
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=8)
 @given(inputs(), st.lists(places(), min_size=1, max_size=3, unique=True), st.integers(0, 3), st.data())
 def test_as_a_scan_of_all_samples(
@@ -107,6 +108,7 @@ def test_as_a_scan_of_all_samples(
     assert_found(stream, wanted, range(epoch, epoch + 2))
 
 
+@pytest.mark.long
 def test_a_segment_that_is_only_the_end_of_a_document_holds_no_text(sources: tuple[SourceSpec, ...]) -> None:
     """Sample 292 of epoch 3 has such a second segment, which was drawn at token 200 of the block."""
     lanes = {"packing": "lanes", "reuse": 16, "both_directions": True}
@@ -117,6 +119,7 @@ def test_a_segment_that_is_only_the_end_of_a_document_holds_no_text(sources: tup
     assert_found(stream, [place], range(2, 6))
 
 
+@pytest.mark.long
 def test_of_pairs(tmp_path: Path) -> None:
     uri = write_corpus(tmp_path / "pairs", [block_of_pairs(seed, 30, 2) for seed in range(3)], negatives=0)
     stream = Stream(
@@ -132,6 +135,7 @@ def test_of_pairs(tmp_path: Path) -> None:
     assert_found(stream, [TextPlace(0, 1, 30, 75), TextPlace(0, 2, 0, 4)], range(3))
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=3)
 @given(st.lists(places(), min_size=1, max_size=3, unique=True), st.sampled_from([1, 2, 3]))
 def test_of_phases_that_read_on(sources: tuple[SourceSpec, ...], wanted: list[TextPlace], last: int) -> None:

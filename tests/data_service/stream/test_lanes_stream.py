@@ -63,6 +63,7 @@ def reused(samples: Samples) -> np.ndarray:
     return samples.tokens.reshape(-1, LENGTH)[:, :REUSE]
 
 
+@pytest.mark.long
 def test_each_lane_of_a_step_continues_itself(
     tokenizer: Tokenizer, sources: tuple[SourceSpec, SourceSpec]
 ) -> None:
@@ -91,6 +92,7 @@ def test_each_lane_of_a_step_continues_itself(
     assert continued > 0.7 * 39 * LANES
 
 
+@pytest.mark.long
 def test_every_row_once_an_epoch_in_whole_steps(
     tokenizer: Tokenizer, sources: tuple[SourceSpec, SourceSpec]
 ) -> None:
@@ -103,6 +105,7 @@ def test_every_row_once_an_epoch_in_whole_steps(
     assert count % LANES == 0
 
 
+@pytest.mark.long
 def test_any_cut_and_any_order_of_reading_gives_the_same_bytes(
     tokenizer: Tokenizer, sources: tuple[SourceSpec, SourceSpec]
 ) -> None:
@@ -122,6 +125,7 @@ def test_any_cut_and_any_order_of_reading_gives_the_same_bytes(
         np.testing.assert_array_equal(ours, theirs, err_msg=column)
 
 
+@pytest.mark.long
 def test_a_mixture_by_weight_goes_on_from_epoch_to_epoch(
     tokenizer: Tokenizer, sources: tuple[SourceSpec, SourceSpec]
 ) -> None:
@@ -138,6 +142,7 @@ def test_a_mixture_by_weight_goes_on_from_epoch_to_epoch(
             assert stream.plan.epoch_layout.size(window) % LANES == 0
 
 
+@pytest.mark.long
 def test_the_text_of_a_sample_is_found(tokenizer: Tokenizer, sources: tuple[SourceSpec, SourceSpec]) -> None:
     input_ = {"packing": "lanes", "reuse": REUSE, "random": 0}
     stream = Stream(lanes_spec(tokenizer, sources[0], input=input_))
@@ -150,6 +155,7 @@ def test_the_text_of_a_sample_is_found(tokenizer: Tokenizer, sources: tuple[Sour
         np.testing.assert_array_equal(text[::-1] if row.reversed_rows[0] else text, found)
 
 
+@pytest.mark.long
 def test_documents_end_with_their_token(tokenizer: Tokenizer, sources: tuple[SourceSpec, SourceSpec]) -> None:
     assert tokenizer.special.eod == tokenizer.pieces.index("<eod>")
     stream = Stream(lanes_spec(tokenizer, sources[0]))
@@ -195,6 +201,7 @@ def test_lane_order_is_a_permutation_in_which_lanes_go_on(pairs: int, steps: int
         order.at(lanes * steps)
 
 
+@pytest.mark.long
 @given(
     st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=6), min_size=1, max_size=3),
     st.integers(1, 4),

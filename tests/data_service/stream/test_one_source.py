@@ -58,6 +58,7 @@ def batches(plan: StreamPlan, epoch: int) -> Iterator[list[tuple[int, int, int, 
     return (rows[start : start + batch] for start in range(0, len(rows), batch))
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(plans(), st.integers(0, 5))
 def test_every_batch_is_of_one_source_and_no_row_comes_twice_in_an_epoch(
@@ -71,6 +72,7 @@ def test_every_batch_is_of_one_source_and_no_row_comes_twice_in_an_epoch(
     assert len(seen) == plan.epoch_layout.samples_per_epoch
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 @settings(deadline=None, max_examples=25)
 @given(plans())
@@ -84,6 +86,7 @@ def test_rows_of_a_source_come_alike_often_over_the_epochs(plan: StreamPlan) -> 
         assert sum(counts) == 5 * quota
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(plans(), st.integers(0, 3), st.data())
 def test_a_sample_is_found_alone(plan: StreamPlan, epoch: int, data: st.DataObject) -> None:
@@ -93,6 +96,7 @@ def test_a_sample_is_found_alone(plan: StreamPlan, epoch: int, data: st.DataObje
     assert (origin.source, origin.block, origin.row, origin.epoch) == expected
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(plans())
 def test_sources_have_their_share_of_an_epoch_and_of_every_window(plan: StreamPlan) -> None:
@@ -117,6 +121,7 @@ def test_sources_have_their_share_of_an_epoch_and_of_every_window(plan: StreamPl
             assert abs(size / batch - count / plan.epoch_layout.windows) < 1
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(plans(), st.integers(1, 12), st.lists(st.integers(0, 11), max_size=4), st.data())
 def test_every_step_of_a_run_is_of_one_source_though_steps_are_skipped(
@@ -136,6 +141,7 @@ def test_every_step_of_a_run_is_of_one_source_though_steps_are_skipped(
     assert len({source for source, _, _, _ in rows}) == 1
 
 
+@pytest.mark.long
 @given(
     st.lists(st.integers(0, 12), min_size=1, max_size=5).filter(any), st.integers(1, 7), stretches, st.data()
 )
@@ -204,6 +210,7 @@ def stream_of(corpora: tuple[str, str], **more: object) -> Stream:
     return Stream(spec_of(*sources, window={"samples": 64, "least_tokens": 1}, **texts, **more), windows=99)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2), st.data())
 def test_any_part_of_a_stream_is_read_alone(
@@ -216,6 +223,7 @@ def test_any_part_of_a_stream_is_read_alone(
     assert_same(stream_of(corpora, temperature=2.0).read(epoch, start, stop), slice_rows(whole, start, stop))
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 40))
 def test_windows_are_the_same_in_any_slabs(corpora: tuple[str, str], rows: int) -> None:

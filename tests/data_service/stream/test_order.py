@@ -43,6 +43,7 @@ def test_positions_outside_are_refused(position: int) -> None:
         Permutation.of(10, "x").at(position)
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_small_orders_are_equally_likely(size: int) -> None:

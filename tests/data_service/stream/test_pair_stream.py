@@ -115,6 +115,7 @@ def test_words_end_with_their_segment_and_sentence(seed: int, packing: str) -> N
             place += 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_any_cut_and_any_order_of_reading_gives_the_same_bytes(corpus: str, packing: str) -> None:
     spec = spec_of(source_of(corpus), input={"packing": packing, "copies": 2})
@@ -129,6 +130,7 @@ def test_any_cut_and_any_order_of_reading_gives_the_same_bytes(corpus: str, pack
     assert_same(join_rows([parts[index] for index in range(len(ranges))]), whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packing", ["ordered_pair", "two_segments"])
 def test_every_token_once_a_reading(corpus: str, other: str, packing: str) -> None:
     spec = spec_of(source_of(corpus), source_of(other, "other"), input={"packing": packing, "copies": 3})
@@ -148,6 +150,7 @@ def rows_seen(stream: Stream, epoch: int) -> dict[tuple[int, int, int], bytes]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 def test_each_reading_is_cut_in_its_own_way_and_then_the_first_comes_again(corpus: str) -> None:
     stream = Stream(spec_of(source_of(corpus), input={"packing": "segment_pair", "copies": 2}))
@@ -160,6 +163,7 @@ def test_each_reading_is_cut_in_its_own_way_and_then_the_first_comes_again(corpu
     assert sum(common.values()) < 0.2 * len(ways[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("copies", ["dynamic", 2])
 def test_masks_are_drawn_for_each_reading(corpus: str, copies: str | int) -> None:
     """With as many masks as ways of cutting, rows come back masked alike: BERT's static data."""
@@ -177,6 +181,7 @@ def test_masks_are_drawn_for_each_reading(corpus: str, copies: str | int) -> Non
         assert len(rows[0] & rows[1]) < 0.1 * len(rows[0])
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 def test_a_mixture_reads_each_source_in_all_its_ways(corpus: str, other: str) -> None:
     stream = Stream(
@@ -196,6 +201,7 @@ def test_a_mixture_reads_each_source_in_all_its_ways(corpus: str, other: str) ->
     assert {epoch % 2 for name, epoch, _, _ in seen if name == "other"} == {0, 1}
 
 
+@pytest.mark.long
 def test_every_sample_has_its_place_on_the_token_axis(corpus: str) -> None:
     """Every sample's place on the token axis, against the lengths of the samples themselves."""
     stream = Stream(spec_of(source_of(corpus), input={"packing": "sentence_pair", "copies": 3}))

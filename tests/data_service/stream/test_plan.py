@@ -17,6 +17,7 @@ row_counts = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 sources = st.lists(row_counts, min_size=1, max_size=4)
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(sources, st.integers(0, 5), st.sampled_from([1, 5, 16]))
 def test_every_row_once_an_epoch(rows: list[list[int]], epoch: int, stretches: int) -> None:
@@ -32,6 +33,7 @@ def test_every_row_once_an_epoch(rows: list[list[int]], epoch: int, stretches: i
     assert set(found) == everything
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(sources, st.data())
 def test_weights_hold_in_every_window_and_no_row_comes_twice_before_all_have_come(
@@ -55,6 +57,7 @@ def test_weights_hold_in_every_window_and_no_row_comes_twice_before_all_have_com
         assert all(rounds[epoch] == sum(counts) for epoch in range(max(rounds, default=0)))
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(sources, st.integers(0, 3), st.sampled_from([1, 16]), st.data())
 def test_a_sample_is_found_alone(

@@ -139,6 +139,7 @@ def spec_with(given_settings: dict[str, Any]) -> StreamSpec:
     return spec_of(source, **given_settings)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(settings_of_rows(), st.integers(0, 999), st.integers(100, 900), st.data())
 def test_any_rows_of_a_block(chosen: dict[str, Any], seed: int, size: int, data: st.DataObject) -> None:
@@ -207,6 +208,7 @@ def needs_no_tokenizer(chosen: dict[str, Any]) -> bool:
     return text and chosen["masking"].get("unit", "token") == "token"
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=6)
 @given(
     settings_of_rows().filter(needs_no_tokenizer),

@@ -26,6 +26,7 @@ def documents_of_topics(words: list[str], count: int) -> list[list[str]]:
     return [[str(word) for word in rng.choice(topics[i % 4], 60)] for i in range(count)]
 
 
+@pytest.mark.long
 def test_similar_words_are_of_one_context_and_length(tmp_path: Path) -> None:
     words = sorted((word for word in made_up_words() if len(word) in (2, 3)), key=len)[:48]
     text = write_words(tmp_path / "text.jsonl", documents_of_topics(words, 240))

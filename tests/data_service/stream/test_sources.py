@@ -34,6 +34,7 @@ def write_vocabulary(uri: str, pieces: list[str]) -> None:
     (folder / "vocab.txt").write_text("\n".join([*special, *pieces]) + "\n", "utf-8")
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 def test_random_tokens_are_as_frequent_as_in_all_sources_together(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)

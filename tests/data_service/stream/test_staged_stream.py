@@ -60,6 +60,7 @@ def opened(sources: tuple[SourceSpec, ...], packing: str) -> tuple[list[Stream],
     return streams, Positions(batches)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packing", ["contiguous", "full_sentences", "doc_sentences", "segment_pair"])
 def test_any_step_alone_is_what_it_is_in_its_turn(sources: tuple[SourceSpec, ...], packing: str) -> None:
     streams, positions = opened(sources, packing)

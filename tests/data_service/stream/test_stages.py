@@ -154,6 +154,7 @@ def plans_of(corpora: MadeUp, stages: list[Stage]) -> list[StreamPlan]:
         reject()
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=40)
 @given(staged())
 def test_text_comes_once_before_it_comes_again_across_phases_too(given: tuple[MadeUp, list[Stage]]) -> None:
@@ -176,6 +177,7 @@ def test_text_comes_once_before_it_comes_again_across_phases_too(given: tuple[Ma
                 reached[source], lengths[source] = texts[-1], plan.spec.length
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=40)
 @given(staged())
 def test_shares_are_of_tokens(given: tuple[MadeUp, list[Stage]]) -> None:
@@ -199,6 +201,7 @@ def test_shares_are_of_tokens(given: tuple[MadeUp, list[Stage]]) -> None:
             assert abs(taken[source] - weights[source] * total) <= means[source] + 2 * uneven + 1e-6
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=40)
 @given(staged(), st.data())
 def test_any_sample_is_found_alone_and_phases_are_not_changed_by_what_follows(
@@ -218,6 +221,7 @@ def test_any_sample_is_found_alone_and_phases_are_not_changed_by_what_follows(
     )
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=40)
 @given(staged())
 def test_an_axis_of_tokens_begins_where_the_stage_does(given: tuple[MadeUp, list[Stage]]) -> None:

@@ -26,6 +26,7 @@ LARGE = [1e9, 4.8e9, 2.4e9, 1.9e9]  # roberta-large-160gb's sources, a quarter a
 FORMER_BLOCK = 1 << 20
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 9))
 def test_a_spread_order_holds_every_thing_once(size: int, stretches: int, seed: int) -> None:
@@ -60,6 +61,7 @@ def at_large_batches(*, spread: bool, block_tokens: int) -> Radius:
     return expected_radius(LARGE, batch=8192, length=512, spread=spread, block_tokens=block_tokens)
 
 
+@pytest.mark.long
 def test_at_160_gb_no_row_has_its_continuation_beside_it() -> None:
     """What was: 65 to 75 blocks, 6 % of the rows beside their continuation, whatever the size of a block."""
     before = at_large_batches(spread=False, block_tokens=FORMER_BLOCK)
@@ -74,16 +76,19 @@ def test_at_160_gb_no_row_has_its_continuation_beside_it() -> None:
     assert now.read_bytes > 500_000
 
 
+@pytest.mark.long
 def test_larger_blocks_of_existing_corpora_are_spread_too() -> None:
     assert at_large_batches(spread=True, block_tokens=FORMER_BLOCK).continued < 0.005
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("batch", "length"), [(256, 128), (30_000, 512)])
 def test_other_batches_are_spread_too(batch: int, length: int) -> None:
     found = expected_radius([1e9], batch=batch, length=length, spread=True, block_tokens=BLOCK_TOKENS)
     assert found.continued < 0.005
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.integers(50, 400), min_size=1, max_size=6), st.integers(1, 12), st.sampled_from([1, 4]))
 def test_the_measure_is_what_counting_by_hand_finds(blocks: list[int], batch: int, stretches: int) -> None:
@@ -117,6 +122,7 @@ def test_the_measure_is_what_counting_by_hand_finds(blocks: list[int], batch: in
     assert found.amplification >= 1
 
 
+@pytest.mark.long
 def test_stats_and_estimate_print_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     write_corpus(open_store(tmp_path / "corpus"), 3)

@@ -68,6 +68,7 @@ def test_any_cut_and_any_order_of_reading_gives_the_same_bytes(corpus: str) -> N
     assert_same(join_rows([parts[index] for index in range(len(ranges))]), whole)
 
 
+@pytest.mark.long
 def test_epochs_differ_in_order_and_in_masks(corpus: str) -> None:
     stream = Stream(spec_of(source_of(corpus)))
     first, second = (stream.read(epoch, 0, stream.samples_per_epoch) for epoch in (0, 1))
@@ -86,6 +87,7 @@ def row_masks(stream: Stream, epoch: int) -> dict[tuple[int, int], np.ndarray]:
     return found
 
 
+@pytest.mark.long
 def test_static_copies_come_back_in_turn(corpus: str) -> None:
     stream = Stream(spec_of(source_of(corpus), masking=MlmMasking(copies=2)))
     masks = [row_masks(stream, epoch) for epoch in range(3)]

@@ -36,6 +36,7 @@ def stream_of(uris: list[str], weights: tuple[float | None, float | None]) -> St
     return Stream(spec_of(first, second, input={"packing": "doc_sentences"}, window={"least_tokens": 600}))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_units_are_the_tokens_before_a_sample(
     uris: list[str], weights: tuple[float | None, float | None]
@@ -62,6 +63,7 @@ def test_steps_of_so_many_tokens(uris: list[str], tmp_path: Path) -> None:
     assert abs(sum(sizes) - 40 * 700) < 32
 
 
+@pytest.mark.long
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any),
     st.integers(0, 2**32),
@@ -84,6 +86,7 @@ def test_blocks_of_no_row_and_rows_of_any_length(rows: list[int], seed: int, len
     assert axis.unit(2, 0) - axis.unit(1, 0) == before == int(lengths.sum())
 
 
+@pytest.mark.long
 def test_threads_share_a_stream_and_its_axis(uris: list[str]) -> None:
     """A rank reads steps ahead on several threads, which share what is remembered: a run of hours died of that."""
     stream = stream_of(uris, (None, None))

@@ -55,6 +55,7 @@ def read_all(uri: str, fingerprint: str, monkeypatch: pytest.MonkeyPatch) -> tup
     return tokens, sorted(reads)
 
 
+@pytest.mark.long
 def test_training_reads_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = write_jsonl(tmp_path / "text.jsonl", DOCUMENTS[:40])
     tokenizer = tokenizer_folder(tmp_path / "tokenizer")
@@ -75,6 +76,7 @@ def test_training_reads_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not [read for read in others if "provenance" in read[0]]
 
 
+@pytest.mark.long
 def test_what_streams_training_data_does_not_import_sidecars() -> None:
     code = "import sys, data_service.stream.stream; print([m for m in sys.modules if 'sidecar' in m or 'pyarrow' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -83,6 +83,7 @@ def test_a_window_built_in_any_layout_holds_the_stream(tmp_path: Path, steps: St
     np.testing.assert_array_equal(ours.offsets, theirs.offsets)
 
 
+@pytest.mark.long
 def test_as_many_reads_as_a_long_run_has_cost_the_same_each() -> None:
     """While memory is full, what comes next is looked at by every read: 400,000 of them ended the process once."""
 

@@ -9,6 +9,7 @@ from data_service.tokenizers.check import check_tokenizer
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
 
 
+@pytest.mark.long
 def test_byte_level_loses_nothing(trained: Callable[[Kind], Tokenizer], documents: list[str]) -> None:
     report = check_tokenizer(trained("byte_bpe"), documents)
     assert report.exact == report.stable == 1.0
@@ -21,6 +22,7 @@ def test_byte_level_loses_nothing(trained: Callable[[Kind], Tokenizer], document
     assert 0.7 < report.coverage <= 1.0
 
 
+@pytest.mark.long
 def test_unknown_text_shows(trained: Callable[[Kind], Tokenizer]) -> None:
     report = check_tokenizer(trained("wordpiece"), ["日本語 the the the"])
     assert report.unknown == pytest.approx(0.5)

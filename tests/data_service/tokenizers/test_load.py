@@ -163,7 +163,8 @@ def _same(folder: Path, texts: list[str]) -> None:
         assert getattr(theirs, f"{role}_token_id") == getattr(ours.special, role)
 
 
-@pytest.mark.drawn(5)
+@pytest.mark.long
+@pytest.mark.default_cases(5)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_published_folder_gives_the_ids_of_its_class(
     published: Folder, family: str, english: list[str]
@@ -173,6 +174,7 @@ def test_a_published_folder_gives_the_ids_of_its_class(
     _same(published(family), [*english, *chinese, *mixed])
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=30)
 @given(
     text=st.text(

@@ -78,6 +78,7 @@ def test_byte_fallback_leaves_nothing_unknown(
     assert tokenizer.decode(tokenizer.encode("日本語 😀 text")) == "日本語 😀 text"
 
 
+@pytest.mark.long
 def test_saving_loading_and_pickling_keep_everything(
     tokenizer: Tokenizer, lines: list[str], tmp_path: Path
 ) -> None:
@@ -104,6 +105,7 @@ def test_hash_follows_the_content(trained: Callable[[Kind], Tokenizer], document
     assert from_files(files | cls).hash != trained("byte_bpe").hash
 
 
+@pytest.mark.long
 def test_large_vocabularies_use_uint32(trained: Callable[[Kind], Tokenizer]) -> None:
     import json
 

@@ -32,7 +32,8 @@ print(train_tokenizer(sys.argv[1], texts, 700, TokenizerOptions(alphabet=60)).ha
 """
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.long
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
 def test_the_same_text_gives_the_same_tokenizer_in_any_process(kind: Kind) -> None:
     hashes = {
@@ -44,6 +45,7 @@ def test_the_same_text_gives_the_same_tokenizer_in_any_process(kind: Kind) -> No
     assert len(hashes) == 1
 
 
+@pytest.mark.long
 def test_the_same_text_gives_the_same_files(tokenizer: Tokenizer, documents: list[str]) -> None:
     assert train_tokenizer(tokenizer.kind, iter(documents), 1500).save_files() == tokenizer.save_files()
 
@@ -173,6 +175,7 @@ def test_an_error_while_reading_comes_through_as_it_is(kind: Kind) -> None:
         train_tokenizer(kind, texts(), 400)
 
 
+@pytest.mark.long
 def test_lowercase_makes_case_no_difference_but_for_bytes(documents: list[str]) -> None:
     for kind in ("wordpiece", "unigram", "bpe"):
         uncased = train_tokenizer(kind, documents, 1500, TokenizerOptions(lowercase=True))
@@ -231,6 +234,7 @@ def test_wordpiece_splits_cjk_characters() -> None:
     assert not any(piece.startswith("##深") for piece in tokenizer.pieces)
 
 
+@pytest.mark.long
 def test_without_byte_fallback_rare_characters_are_unknown(documents: list[str]) -> None:
     tokenizer = train_tokenizer("unigram", documents, 1500, TokenizerOptions(byte_fallback=False))
     assert tokenizer.special.unk in tokenizer.encode("日本")

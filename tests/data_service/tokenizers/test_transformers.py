@@ -23,7 +23,8 @@ def _ours(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     return [ids.tolist() for ids in tokenizer.encode_batch(texts)]
 
 
-@pytest.mark.drawn(8)
+@pytest.mark.long
+@pytest.mark.default_cases(8)
 @pytest.mark.parametrize("model_type", [None, "roberta", "bert", "albert", "xlnet", "deberta-v2", "electra"])
 def test_auto_tokenizer_gives_the_same_ids(
     tokenizer: Tokenizer, model_type: str | None, lines: list[str], tmp_path: Path
@@ -38,6 +39,7 @@ def test_auto_tokenizer_gives_the_same_ids(
         assert getattr(theirs, f"{role}_token_id") == getattr(tokenizer.special, role)
 
 
+@pytest.mark.long
 def test_what_transformers_saves_loads_back(tokenizer: Tokenizer, lines: list[str], tmp_path: Path) -> None:
     save_tokenizer(tokenizer, str(tmp_path / "ours"))
     AutoTokenizer.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
@@ -75,6 +77,7 @@ def test_the_mask_takes_the_space_before_it(trained: Callable[[Kind], Tokenizer]
     assert ids == [*tokenizer.encode("the"), tokenizer.special.mask, *tokenizer.encode(" is")]
 
 
+@pytest.mark.long
 def test_the_vocabulary_files_alone_are_the_same_tokenizer(
     trained: Callable[[Kind], Tokenizer], lines: list[str], tmp_path: Path
 ) -> None:
@@ -92,6 +95,7 @@ def test_the_vocabulary_files_alone_are_the_same_tokenizer(
     assert _theirs(BertTokenizer.from_pretrained(tmp_path / "wordpiece"), lines) == _ours(wordpiece, lines)
 
 
+@pytest.mark.long
 def test_a_bert_vocabulary_alone_is_uncased_as_in_transformers(
     documents: list[str], lines: list[str], tmp_path: Path
 ) -> None:
@@ -117,6 +121,7 @@ def test_a_class_that_one_chooses_folds_what_the_vocabulary_was_learnt_with(
         assert _theirs(theirs.from_pretrained(tmp_path / "folder"), lines) == _ours(tokenizer, lines)
 
 
+@pytest.mark.long
 def test_sentencepiece_bpe_gives_the_same_ids(trained: Callable[[Kind], Tokenizer], lines: list[str]) -> None:
     tokenizer = trained("bpe")
     original = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.save_files()["spiece.model"])

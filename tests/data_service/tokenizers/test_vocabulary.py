@@ -66,7 +66,8 @@ def test_existing_ids_stay_and_text_without_terms_is_split_as_before(
     assert with_terms < 20
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.long
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("model_type", [None, "roberta", "deberta-v2"])
 def test_auto_tokenizer_gives_the_same_ids(
     tokenizer: Tokenizer, model_type: str | None, lines: list[str], tmp_path: Path
@@ -89,6 +90,7 @@ def tokenizer_row(tokenizer: Tokenizer, text: str) -> list[int]:
     return [tokenizer.special.cls, *tokenizer.encode(text).tolist(), tokenizer.special.sep]
 
 
+@pytest.mark.long
 def test_extending_twice_is_extending_once(tokenizer: Tokenizer, lines: list[str]) -> None:
     once = extend_tokenizer(tokenizer, ["neuro", "Zürich"]).tokenizer
     twice = extend_tokenizer(extend_tokenizer(tokenizer, ["neuro"]).tokenizer, ["Zürich"]).tokenizer
@@ -98,6 +100,7 @@ def test_extending_twice_is_extending_once(tokenizer: Tokenizer, lines: list[str
     assert decoded == [[twice.piece(i) for i in ids] for ids in _ids(twice, texts)]
 
 
+@pytest.mark.long
 def test_the_check_passes(tokenizer: Tokenizer, documents: list[str]) -> None:
     before, after = (
         check_tokenizer(t, documents) for t in (tokenizer, extend_tokenizer(tokenizer, TERMS).tokenizer)
@@ -175,6 +178,7 @@ def test_pieces_are_matched_by_name_whatever_their_ids(
     assert found.ids.max() < tokenizer.vocab_size
 
 
+@pytest.mark.long
 def test_word_beginnings_and_continuations_are_told_apart(
     trained: Callable[[Kind], Tokenizer], documents: list[str]
 ) -> None:
@@ -192,6 +196,7 @@ def test_word_beginnings_and_continuations_are_told_apart(
         assert all(piece.startswith("##") for piece in rest)
 
 
+@pytest.mark.long
 def test_special_tokens_follow_their_roles(
     trained: Callable[[Kind], Tokenizer], documents: list[str]
 ) -> None:

@@ -55,7 +55,8 @@ def measured(module: Module, batch: Batch, remembered: tuple[Tensor, ...], *, ba
     return counter.get_total_flops()
 
 
-@pytest.mark.drawn(8)
+@pytest.mark.long
+@pytest.mark.default_cases(8)
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
 def test_flops_are_those_that_torch_counts(network: Network) -> None:
     """Span boundaries: every target has one, in runs of two."""
@@ -104,7 +105,8 @@ def test_a_window_counts_the_scores_in_sight(length: int, window: int) -> None:
     assert whole.forward - local.forward == 2 * 2 * rows * hidden * (length**2 - in_sight)
 
 
-@pytest.mark.drawn(8)
+@pytest.mark.long
+@pytest.mark.default_cases(8)
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
 def test_activation_checkpointing_runs_the_layers_once_more(network: Network) -> None:
     module, batch = with_counted_kernels(build(network, checkpoint_activations=True)), full_rows(network)

@@ -146,6 +146,7 @@ def test_plain_scores_are_multiplied_by_warp_groups_forward_and_backward() -> No
         )
 
 
+@pytest.mark.long
 def test_some_drawn_launches_become_what_is_on_record(tmp_path: Path) -> None:
     draws = random.SystemRandom()
     chosen = {

@@ -122,6 +122,7 @@ def check(lengths: list[int], form: Form, seed: int, cuts: Cuts | None) -> None:
     assert_same(fused(given, cuts), expected(given), TOLERANCE[form.dtype], scale)
 
 
+@pytest.mark.long
 @settings(
     max_examples=3, phases=[Phase.explicit, Phase.reuse, Phase.generate]
 )  # a smaller failure takes minutes
@@ -148,6 +149,7 @@ def test_equals_the_formula_up_to_600_tokens(form: Form, dtype: torch.dtype) -> 
     check([600, 1, 64, 129], form, 3, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", [FORMS["few_queries"], FORMS["permuted"]], ids=["few_queries", "permuted"])
 def test_drops_the_same_whatever_the_tiles(form: Form) -> None:
     given = problem([33], form)
@@ -157,6 +159,7 @@ def test_drops_the_same_whatever_the_tiles(form: Form) -> None:
     assert all(torch.equal(again[name], small[name]) for name in small)  # bit for bit: sums have one order
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", [FORMS["causal"], FORMS["causal_window"]], ids=["causal", "causal_window"])
 def test_no_later_key_changes_an_earlier_context(form: Form) -> None:
     """By chance, in a row of three tiles and beside it."""

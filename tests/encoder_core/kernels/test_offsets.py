@@ -56,6 +56,7 @@ def far(tmp_path: Path) -> Move:
     return move
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_row_behind_2_to_the_32_vectors_gives_the_same_bits(form: Form, far: Move) -> None:
     given = problem([LENGTH], form)

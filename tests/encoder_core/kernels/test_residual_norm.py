@@ -52,6 +52,7 @@ def both_ways(
     return results(*found), written
 
 
+@pytest.mark.long
 @settings(max_examples=8)
 @given(
     st.sampled_from(["layer", "layer without bias", "rms"]),
@@ -83,6 +84,7 @@ def test_drops_what_the_written_formula_drops(rows: int, width: int, rate: float
     assert 0 < (total == 0).sum() < total.numel()
 
 
+@pytest.mark.long
 def test_gradients_of_more_tokens_than_programs_are_the_same_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

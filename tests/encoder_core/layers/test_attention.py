@@ -67,6 +67,7 @@ def test_equals_the_formula(attend: Attend, lengths: list[int]) -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 200), min_size=1, max_size=4),
@@ -298,6 +299,7 @@ def test_flash_is_chosen_where_it_exists(device: str, dtype: torch.dtype, width:
 FLASH_FAMILIES = ("roberta", "spanbert", "albert", "electra", "modernbert", "eurobert", "xlm", "distilbert")
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 @pytest.mark.parametrize("family", FLASH_FAMILIES)
 def test_every_family_attends_by_flash_wherever_nothing_is_dropped(

@@ -37,6 +37,7 @@ def plainly(q: Tensor, k: Tensor, v: Tensor, rows: Rows, others: Rows, dropout: 
     return torch.cat(contexts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", KERNELS)
 @settings(max_examples=25, deadline=None)
 @given(lengths=lengths, dropout=st.sampled_from([0.0, 0.3]))

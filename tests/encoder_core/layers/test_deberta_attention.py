@@ -97,6 +97,7 @@ def test_gradients_are_those_of_the_drawn_mask() -> None:
     assert torch.autograd.gradcheck(attend, random_inputs(rows, relations), fast_mode=True)
 
 
+@pytest.mark.long
 def test_dropout_keeps_the_mean() -> None:
     """With operands of zero all probabilities are 1/L, so a value of ones gives kept / (L (1 - rate))."""
     length, rate = 12, 0.1

@@ -39,6 +39,7 @@ def same(one: Callable[[], Tensor], other: Callable[[], Tensor], inputs: list[Te
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("dropout", "window"), [(0.3, None), (0.3, 4)])
 def test_plain(dropout: float, window: int | None) -> None:
     rows = rows_of(LENGTHS)
@@ -50,6 +51,7 @@ def test_plain(dropout: float, window: int | None) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("both_sides", [False, True])
 def test_relative_keys(both_sides: bool) -> None:
     rows = rows_of(LENGTHS)
@@ -63,7 +65,8 @@ def test_relative_keys(both_sides: bool) -> None:
     same(by(layer.fused), by(layer.padded), [*inputs, layer.distance.weight])
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.long
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("buckets", [None, 4])
 def test_disentangled(buckets: int | None, few: bool) -> None:
@@ -82,6 +85,7 @@ def test_disentangled(buckets: int | None, few: bool) -> None:
     same(by(deberta_attention.fused), by(deberta_attention.reference), inputs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("content", [False, True])
 def test_two_streams(content: bool) -> None:
     tokens, carried = sum(LENGTHS), 5

@@ -81,6 +81,7 @@ def test_products_in_32_bits_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.compile(dropout)(torch.ones(2, 30), 0.1, torch.tensor(ENDS[:2]), torch.tensor(0))
 
 
+@pytest.mark.long
 def test_numbers_are_pythons() -> None:
     """For extreme keys and draws and some at random, more places than one, and columns from any place on."""
 
@@ -123,7 +124,8 @@ def _with_gradient(
     return y_TH.detach(), x_TH.grad
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.long
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("model", MODELS, ids=MODELS.get)
 def test_every_familys_pieces_are_pythons(sources: list[str], model: ModelConfig, dtype: torch.dtype) -> None:

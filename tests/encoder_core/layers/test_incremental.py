@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ def rectangle(rows: int, length: int, vocab: int) -> Batch:
     return make_batch([length] * rows, vocab, seed=rows * length)
 
 
+@pytest.mark.long
 @settings(max_examples=12)
 @given(
     layers=st.integers(1, 3),
@@ -54,6 +56,7 @@ def test_every_token_has_the_logits_of_the_whole_row(
     assert_close(ours.head.logits(states_RWH.flatten(0, 1)), ours.head.logits(whole_TH))
 
 
+@pytest.mark.long
 @settings(max_examples=4)
 @given(read=st.lists(lengths, min_size=1, max_size=4), seed=st.integers(0, 99))
 @torch.no_grad()

@@ -84,6 +84,7 @@ def ensure_equal(network: Network, pieces: Pieces, batch: Batch, tolerance: floa
         assert float((same[name] - value).norm()) <= tolerance * (float(value.norm()) + 1e-3), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SOME)
 def test_pieces_have_no_break_and_no_second_graph_for_other_rows(name: str) -> None:
     network = BY_NAME[name]
@@ -95,6 +96,7 @@ def test_pieces_have_no_break_and_no_second_graph_for_other_rows(name: str) -> N
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("known", [["recompile_limit", "isolate_recompiles"], ["recompile_limit"], []])
 def test_each_torch_compiles_many_graphs_of_a_piece(
     monkeypatch: pytest.MonkeyPatch, known: list[str]
@@ -150,6 +152,7 @@ def test_every_family_compiled_is_itself_within_rounding(network: Network) -> No
         ensure_equal(network, pieces, full_rows(network, replace(SHAPE, rows=rows, length=length)), tolerance)
 
 
+@pytest.mark.long
 def test_a_compiler_that_fails_is_no_error() -> None:
     def broken(*_: object) -> object:
         raise RuntimeError("no such file or directory: g++")
@@ -161,6 +164,7 @@ def test_a_compiler_that_fails_is_no_error() -> None:
     assert "g++" in tried.failure
 
 
+@pytest.mark.long
 def test_a_compiler_that_computes_something_else_is_found() -> None:
     def wrong(graph: torch.fx.GraphModule, _: object) -> object:
         return lambda *given: tuple(x * 1.01 for x in graph(*given))

@@ -49,6 +49,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.long
 def test_an_optimizer_is_made_and_used_without_torchs_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", MAKING], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]

@@ -67,6 +67,7 @@ def outcome(kernel: Kernel, network: TwoStreamEncoder, batch: Batch, carried: in
     return [*states, *gradients]
 
 
+@pytest.mark.long
 @given(batch=batches(), carried=st.sampled_from([0, 0, 1, 5]), dropout=st.sampled_from([0.0, 0.3]))
 @settings(max_examples=30, deadline=None)
 def test_blocked_equals_the_written_formula(batch: Batch, carried: int, dropout: float) -> None:

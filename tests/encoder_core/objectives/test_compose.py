@@ -117,6 +117,7 @@ beside = st.sampled_from(["nsp", "sop", None]).flatmap(
 )
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 @settings(max_examples=20)
 @given(model=st.sampled_from(MODELS), terms=beside, seed=st.integers(0, 99))
@@ -139,6 +140,7 @@ def test_terms_of_one_network_sum_to_what_they_are_alone(
         torch.testing.assert_close(value, gradient[name], rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 @settings(max_examples=20)
 @given(model=st.sampled_from(MODELS), terms=beside, seed=st.integers(0, 99), rtd=TERMS["rtd"])

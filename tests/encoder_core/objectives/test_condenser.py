@@ -96,6 +96,7 @@ def test_sums_and_gradients_are_the_literal_formula(name: str, early: int | None
     torch.testing.assert_close(network.float()(batch).terms[1].loss_sum.double(), expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.long
 def test_masked_tokens_are_predicted_as_without_it() -> None:
     """DeBERTa's last layer runs for all tokens beside it, and its mask decoder as before."""
     for model in MODELS.values():

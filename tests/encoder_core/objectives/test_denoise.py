@@ -53,6 +53,7 @@ def form(batch: Batch) -> Batch:
     return batch.corrupted
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_sums_are_the_literal_formula() -> None:
     """Row by row and token by token, each prefix alone: behind </s> come the tokens before, and no later one."""

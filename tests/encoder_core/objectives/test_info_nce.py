@@ -68,6 +68,7 @@ def numbered(examples: list[list[str]]) -> Tensor:
     return torch.tensor([[texts.index(text) for text in example] for example in examples])
 
 
+@pytest.mark.long
 @given(
     examples=st.integers(1, 9),
     texts=st.integers(2, 4),

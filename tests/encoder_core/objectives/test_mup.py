@@ -92,6 +92,7 @@ def test_every_parameter_of_a_bert_is_scaled_by_the_table() -> None:
         assert scales[name] == pytest.approx(moved), name
 
 
+@pytest.mark.long
 @settings(max_examples=12)
 @given(st.tuples(*(st.integers(1, 9) for _ in range(3))), st.sampled_from(sorted(SMALL.keys() - REFUSED)))
 def test_a_base_of_a_base_is_a_base(widths: tuple[int, int, int], family: str) -> None:
@@ -288,6 +289,7 @@ def check_coordinates(widths: tuple[int, ...], optimizer: str, steps: int) -> No
     assert sum(without.values()) / len(without) > 0.5, without
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_steps_move_activations_as_much_at_any_width(optimizer: str) -> None:
     check_coordinates((32, 64, 128), optimizer, steps=3)

@@ -21,7 +21,7 @@ def a_pass(module: ObjectiveModule, batch: Batch, coupled: tuple[torch.Tensor, .
         sum(term.weight * term.loss_sum for term in losses.terms).backward()  # type: ignore[union-attr]
 
 
-@pytest.mark.drawn(8)
+@pytest.mark.default_cases(8)
 @pytest.mark.heavy
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
 def test_a_pass_waits_for_no_device(network: Network) -> None:

@@ -90,6 +90,7 @@ def plain_step(generator: MultitaskModel, discriminator: Discriminator, batch: B
     return mlm + WEIGHT * rtd
 
 
+@pytest.mark.long
 def test_ten_steps_equal_two_plain_networks_with_one_optimizer() -> None:
     ours = joint().eval()
     generator = masked_language_model(CONFIG.generator).double().eval()

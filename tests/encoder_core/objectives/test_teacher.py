@@ -62,6 +62,7 @@ def taught(config: ModelConfig, model: nn.Module) -> Teacher:
     return teacher_of(config, {name: p.detach() for name, p in model.named_parameters()}).eval()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
 def test_a_teacher_scores_as_the_network_it_was(config: ModelConfig) -> None:
     """At the targets, in evaluation mode: to the bit what the network with the head itself says."""

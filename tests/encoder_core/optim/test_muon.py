@@ -87,6 +87,7 @@ def test_what_lies_in_one_parameter_counts_one_by_one() -> None:
     assert content == [[(16, 16)] * 3] * 2
 
 
+@pytest.mark.long
 @given(heads=st.integers(1, 4), width=st.integers(1, 6), inner=st.integers(1, 9), seed=st.integers(0, 99))
 def test_projections_in_one_parameter_move_as_they_would_in_parameters_of_their_own(
     heads: int, width: int, inner: int, seed: int

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from data_service.rng import stream_key
@@ -103,6 +104,7 @@ def test_no_rows_make_an_idle_batch() -> None:
     assert idle_batch(CPU).rows == 0
 
 
+@pytest.mark.long
 def test_a_prediction_never_depends_on_tokens_at_or_after_its_place_in_the_order() -> None:
     """Rows of the data service through the two-stream encoder: exact, for every target of a forward and a backward
     row; and it does depend on some token before."""

@@ -95,6 +95,7 @@ def losses(outcome: Outcome) -> float:
     return sum(value for name, value in outcome.sums.items() if name.endswith("_loss")) / EXAMPLES
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_the_gradient_is_that_of_one_big_batch_in_double_precision(world: int) -> None:
     """Microbatches of 5 leave a smaller one at the end, and of 16 a rank of three without work."""
@@ -110,6 +111,7 @@ def test_the_gradient_is_that_of_one_big_batch_in_double_precision(world: int) -
             assert distance(contrastive.assemble([rank]), gradient) < 1e-10, case
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_every_zero_stage_has_the_same_gradient_and_the_same_held_out_figures(world: int) -> None:
     """In fp32, through the engine; the held-out rows are those of the step, so their loss is the step's."""
@@ -123,6 +125,7 @@ def test_every_zero_stage_has_the_same_gradient_and_the_same_held_out_figures(wo
             assert rank.heldout["contrastive_8_targets"] == EXAMPLES
 
 
+@pytest.mark.long
 def test_every_family_has_the_gradient_of_one_big_batch() -> None:
     """At stage 3 on two ranks of which one idles at the end; XLNet's mask vector is frozen and has no gradient."""
     cases = [Case(12, ContrastiveConfig(temperature=0.5), stage=3, model=model) for model in FAMILIES]
@@ -137,12 +140,14 @@ def test_the_examples_of_these_tests_share_texts() -> None:
     assert _no_negatives(2).sum() >= EXAMPLES // 2
 
 
+@pytest.mark.long
 def test_both_passes_draw_the_same_dropout() -> None:
     """Every text is the same one here, and each has draws of its own."""
     for ranks in run_ranks(contrastive.both_passes, 2, list(FAMILIES)):
         assert ranks == [True] * len(FAMILIES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_vector_that_is_not_finite_leaves_the_weights_alone(broken: float) -> None:
     """Whichever rank has it: the loss and the gradient are not finite on all of them, and no update is made."""

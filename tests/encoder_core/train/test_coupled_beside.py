@@ -71,6 +71,7 @@ def test_the_step_is_that_of_one_big_batch_in_double_precision(world: int) -> No
         ensure_same(case, ranks, 1e-10)
 
 
+@pytest.mark.long
 def test_every_zero_stage_makes_the_same_step_and_the_same_held_out_figures() -> None:
     found = run_ranks(contrastive_beside.steps, 2, STAGES)
     for case, *ranks in zip(STAGES, *found, strict=True):

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.cluster
 CASES = renamed.cases()
 
 
+@pytest.mark.long
 def test_what_is_there_is_taken_for_it() -> None:
     """Known gradients of two ranks add up, at every stage and precision; else no other test here says anything."""
     settings = dict.fromkeys((stage, precision) for stage, precision, *_ in CASES)
@@ -45,6 +46,7 @@ def test_a_mean_where_the_sum_is_meant_is_an_error(old_stays: bool) -> None:
             assert ("ZeRO 3" in problem) == old_stays
 
 
+@pytest.mark.long
 def test_methods_that_are_replaced_and_never_called_are_errors() -> None:
     cases = [(1, "bf16", "buffered_allreduce_fallback")]
     cases += [(s, p, name) for s in (2, 3) for p in ("fp32", "bf16") for name in internals.ORDERED]

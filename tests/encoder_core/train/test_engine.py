@@ -69,6 +69,7 @@ def test_a_non_finite_gradient_moves_nothing_on_any_rank(half: list[Whole]) -> N
         assert small.identical(after, before), setting
 
 
+@pytest.mark.long
 def test_a_gradient_above_the_limit_moves_nothing_and_the_next_step_is_as_if_it_had_not_been(
     half: list[Whole],
 ) -> None:

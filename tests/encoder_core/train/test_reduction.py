@@ -29,6 +29,7 @@ def distance(gradient: np.ndarray, reference: np.ndarray) -> float:
     return float(np.linalg.norm(gradient - reference) / np.linalg.norm(reference))
 
 
+@pytest.mark.long
 def test_ranks_add_up_gradients_in_the_dtype_asked_for(shared: list[list[Reduced]]) -> None:
     for setting, ranks in zip(BF16 + REDUCED_IN_BF16, shared, strict=True):
         expected = {"float32"} if setting.reduce_dtype == "fp32" else {"bfloat16"}

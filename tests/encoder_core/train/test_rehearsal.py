@@ -45,6 +45,7 @@ def test_no_gradient_stays_and_a_second_time_is_spared(network: Network) -> None
     assert not calls
 
 
+@pytest.mark.long
 def test_what_ran_out_is_asked_again_and_other_errors_pass() -> None:
     network = NETWORKS[0]
     module = build(network)

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.cluster
 SETTINGS = [Setting(0), Setting(1), Setting(2), Setting(1, "bf16"), Setting(2, "bf16"), Setting(3)]
 
 
+@pytest.mark.long
 def test_no_weight_can_change_unnoticed() -> None:
     ranks = run_ranks(look, 3, SETTINGS)
     for rank in ranks:

@@ -63,6 +63,7 @@ def reported(
     return reports
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_all_kernels_of_a_cpu_are_right_and_draw_the_same(name: str, dtype: torch.dtype) -> None:
@@ -79,6 +80,7 @@ WRONG: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("name", ["plain", "disentangled"])
 def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch, name: str, wrong: str) -> None:
@@ -91,6 +93,7 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch, name: str, wro
     assert "blocked" not in order.plain + order.dropped
 
 
+@pytest.mark.long
 def test_what_is_skipped_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "blocked", lambda *given: pytest.fail("tried"))
     found = tried_with(NETWORKS["plain"], skipped={"blocked": "it is known to hang"})
@@ -128,6 +131,7 @@ def test_without_a_preference_the_usual_kernel_is_picked() -> None:
     assert pick(["fused", "padded"], dropped=True) == "fused"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("factor", [1.0, 1.01])
 def test_a_kernel_of_another_place_is_tried_by_itself_and_used_once_it_is_right(
     monkeypatch: pytest.MonkeyPatch, factor: float
@@ -157,6 +161,7 @@ def test_a_kernel_of_another_place_is_tried_by_itself_and_used_once_it_is_right(
     assert order.plain == preference([one for one in found if one.place == "attention"]).plain
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("factor", [1.0, 1.01])
 def test_the_losss_kernel_is_used_once_it_is_right(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     softmax_loss = pytest.importorskip("encoder_core.kernels.softmax_loss", reason="Triton is not installed")

@@ -168,6 +168,7 @@ def test_whatever_a_compiler_does_is_only_on_record(seed: int) -> None:
     assert found.failure
 
 
+@pytest.mark.long
 def test_a_process_goes_with_the_one_that_started_it() -> None:
     """Killed, it cannot see to that itself."""
     code = (
@@ -193,6 +194,7 @@ def cmdline(process: psutil.Process) -> list[str]:
         return []
 
 
+@pytest.mark.long
 def test_what_a_process_prints_is_its_last_words() -> None:
     target = "tests.support.ranks.bad_kernels:serve_compiler"
     with (
@@ -204,6 +206,7 @@ def test_what_a_process_prints_is_its_last_words() -> None:
     assert "a library says so" in str(end.value)
 
 
+@pytest.mark.long
 @settings(max_examples=2, phases=[Phase.explicit, Phase.reuse, Phase.generate], derandomize=True)
 @given(misbehaviours)
 def test_whatever_a_kernel_does_only_it_is_left_out(undisturbed: KernelTrial, how: Misbehaviour) -> None:

@@ -42,6 +42,7 @@ DEADLY = of_steps((10, 11), (17, 23))  # once, which is only skipped; and as oft
 WRONG = of_steps((39, 45))  # taken by steps 39 - n, when n steps' data have been left out before
 
 
+@pytest.mark.long
 def test_the_run_is_the_one_that_was_told_from_the_start_to_leave_that_data_out(folder: Path) -> None:
     """Stopped after the first spike, and killed in the midst of the second, of which there is a checkpoint then."""
     run = small_runs.new_run(folder, "disturbed", *SETTINGS)
@@ -139,6 +140,7 @@ def test_an_outlier_leaves_the_weights_alone_as_what_is_not_finite_does(folder: 
     assert small_runs.final_state(noise, 24) == small_runs.final_state(broken, 24)
 
 
+@pytest.mark.long
 def test_it_ends_with_the_reason_and_the_same_command_goes_on_from_before(folder: Path) -> None:
     run = small_runs.new_run(folder, "hopeless", *SHORT, "spikes={patience: 5, most_rewinds: 0}")
     deadly = of_steps((12, 17))
@@ -151,6 +153,7 @@ def test_it_ends_with_the_reason_and_the_same_command_goes_on_from_before(folder
     assert [record["step"] for record in small_runs.history(run).steps] == list(range(24))
 
 
+@pytest.mark.long
 def test_before_there_is_a_checkpoint_it_just_ends(folder: Path) -> None:
     run = small_runs.new_run(folder, "early", *SHORT, "spikes={patience: 5}")
     ended = run_group(run, 1, deadly=of_steps((3, 30)))

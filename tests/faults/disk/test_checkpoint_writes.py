@@ -40,6 +40,7 @@ def go_on(store: Store, step: int) -> None:
     attempt.end(0.0)
 
 
+@pytest.mark.long
 def test_dying_at_any_file_system_change_of_a_run(tmp_path: Path) -> None:
     base = LocalStore(tmp_path / "base")
     attempt = claim(base)

@@ -10,6 +10,7 @@ from tests.support.faults.process import dies_at
 OLD, NEW = b"old" * 1000, b"new" * 2000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("operation", ["put", "put_if_absent"])
 def test_dying_anywhere_in_a_write(tmp_path: Path, operation: str) -> None:
     crashes = 0

@@ -22,7 +22,7 @@ def undisturbed(folder: Path) -> dict[int, str]:
     return found
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(("stage", "rank", "step"), [(0, 1, 5), (1, 0, 10), (2, 1, 7), (3, 0, 4)])
 def test_a_killed_rank_changes_nothing(
     folder: Path, undisturbed: dict[int, str], stage: int, rank: int, step: int

@@ -50,6 +50,7 @@ def newest(run: str) -> CheckpointManifest:
     return good.manifest
 
 
+@pytest.mark.long
 def test_kills_and_stops_change_nothing(folder: Path, undisturbed: str) -> None:
     """Killed, resumed from a periodic checkpoint; stopped one step into a phase, when the memory is half full."""
     check_disturbed(new_run(folder, "disturbed"), undisturbed)
@@ -95,6 +96,7 @@ def test_the_world_and_the_stage_may_change_between_two_refreshes(folder: Path, 
     assert XLNetLMHeadModel.from_pretrained(folder / "exported").config.mem_len == 24
 
 
+@pytest.mark.long
 def test_other_refreshes_than_the_checkpoint_was_written_for_are_refused(folder: Path) -> None:
     run = new_run(folder, "changed")
     finish(run, 1, stop_at=4)

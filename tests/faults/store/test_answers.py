@@ -150,7 +150,8 @@ def store(
     return store
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.long
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mangles=st.lists(BROKEN, min_size=1, max_size=5))
@@ -190,6 +191,7 @@ def truncated(body: bytes) -> bytes:
     return body.replace(b"<IsTruncated>false</IsTruncated>", MORE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("service", ["s3"], indirect=True)
 @pytest.mark.parametrize("kind", ENDLESS)
 @pytest.mark.parametrize("listing", ["list", "folders"])

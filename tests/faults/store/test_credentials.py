@@ -42,6 +42,7 @@ def test_renewed_credentials_are_found(
     assert before != after
 
 
+@pytest.mark.long
 def test_without_credentials_the_error_names_the_object_and_where_they_are_looked_for(
     service: Service, monkeypatch: pytest.MonkeyPatch, never_valid: None
 ) -> None:
@@ -85,6 +86,7 @@ def test_wrong_credentials_are_an_error_with_the_bucket(
         open_store(f"s3://{bucket}/x").put("key", b"x")
 
 
+@pytest.mark.long
 def test_a_key_that_was_valid_may_be_renewed(store: Store, faults: FaultProxy) -> None:
     faults.plan.extend(["unknown key", "unknown key"])
     assert store.get("key") == DATA
@@ -109,6 +111,7 @@ def test_expiry_is_known_from_a_refusal_without_a_body(store: Store, faults: Fau
     assert not faults.plan
 
 
+@pytest.mark.long
 @S3_ONLY
 @pytest.mark.parametrize("valid_before", [True, False])
 def test_a_slow_metadata_service_is_asked_again(
@@ -125,6 +128,7 @@ def test_a_slow_metadata_service_is_asked_again(
         assert service.refusals == 0
 
 
+@pytest.mark.long
 @S3_ONLY
 def test_a_process_that_never_had_credentials_is_told_soon(
     store: Store, monkeypatch: pytest.MonkeyPatch, never_valid: None
@@ -138,6 +142,7 @@ def test_a_process_that_never_had_credentials_is_told_soon(
         assert time.monotonic() - began < 30
 
 
+@pytest.mark.long
 @S3_ONLY
 def test_a_client_made_without_credentials_is_made_anew(
     store: Store, monkeypatch: pytest.MonkeyPatch, never_valid: None
@@ -150,6 +155,7 @@ def test_a_client_made_without_credentials_is_made_anew(
     assert late.get("key") == DATA
 
 
+@pytest.mark.long
 @S3_ONLY
 def test_half_a_credentials_file_is_read_again(
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -55,6 +55,7 @@ def self_signed(folder: Path) -> Path:
     return file
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["error 500", "slow down", "reset", "truncate"])
 def test_reads_survive(store: Store, faults: FaultProxy, fault: Fault) -> None:
     faults.plan.extend([fault, fault])
@@ -78,6 +79,7 @@ def test_writes_survive(store: Store, faults: FaultProxy, fault: Fault) -> None:
     assert not faults.plan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["error 500", "reset", "reset after"])
 def test_a_conditional_put_whose_answer_was_lost_knows_that_it_won(
     store: Store, faults: FaultProxy, fault: Fault
@@ -93,6 +95,7 @@ def test_a_conditional_put_whose_answer_was_lost_knows_that_it_lost(store: Store
     assert not store.put_if_absent("claim", b"same bytes")
 
 
+@pytest.mark.long
 def test_silence_is_a_failure_like_others(
     service: Service, store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +109,7 @@ def test_silence_is_a_failure_like_others(
     assert not faults.plan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "kind"), [("error 500", StoreUnavailable), ("expired token", CredentialsExpired)]
 )
@@ -142,6 +146,7 @@ def test_a_bucket_that_does_not_exist_is_named(service: Service) -> None:
         list(store.list())
 
 
+@pytest.mark.long
 def test_tls_that_breaks_in_the_middle_of_a_body(
     s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -168,6 +173,7 @@ def outage_records(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in ours]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("service", ["s3"], indirect=True)
 def test_an_outage_is_said_in_one_sentence_and_its_end_in_another(
     store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -28,6 +28,7 @@ END = {"s3": ("POST", "uploadId="), "gs": ("POST", "uploadId="), "az": ("PUT", "
 """Method and part of the path of the request that makes an object of parts."""
 
 
+@pytest.mark.long
 @S3_ONLY
 def test_a_failed_part_repeats_itself_only(store: Store, faults: FaultProxy, tmp_path: Path) -> None:
     data = os.urandom(1 << 20) * 50  # 4 parts of 16 MiB
@@ -73,6 +74,7 @@ def test_unfinished_uploads_are_aborted_when_old(rgw: S3Server) -> None:
     assert [upload["Key"] for upload in left] == ["runs/ab/data"]
 
 
+@pytest.mark.long
 def test_a_read_goes_on_where_it_broke(service: Service, store: Store, faults: FaultProxy) -> None:
     data = os.urandom(LARGE[service.scheme])
     store.put("large", data)
@@ -88,6 +90,7 @@ def test_a_read_goes_on_where_it_broke(service: Service, store: Store, faults: F
     assert sizes[2] < 0.7 * sizes[1]
 
 
+@pytest.mark.long
 def test_an_object_replaced_while_it_is_read_is_never_mixed(
     service: Service, store: Store, faults: FaultProxy
 ) -> None:
@@ -108,6 +111,7 @@ def test_an_object_replaced_while_it_is_read_is_never_mixed(
     assert store.get("large") == new
 
 
+@pytest.mark.long
 @S3_ONLY
 def test_a_long_upload_has_patience_left_at_its_end(store: Store, faults: FaultProxy, tmp_path: Path) -> None:
     data = os.urandom(1 << 20) * 50  # 4 parts of 16 MiB
@@ -122,6 +126,7 @@ def test_a_long_upload_has_patience_left_at_its_end(store: Store, faults: FaultP
     assert len({path.partition("uploadId=")[2].partition("&")[0] for path in parts}) == 1
 
 
+@pytest.mark.long
 @S3_ONLY
 def test_an_upload_that_is_given_up_leaves_nothing(s3: S3Server, store: Store, faults: FaultProxy) -> None:
     faults.only = lambda method, path: "partNumber=2" in path
@@ -133,6 +138,7 @@ def test_an_upload_that_is_given_up_leaves_nothing(s3: S3Server, store: Store, f
     assert store.size("large") is None
 
 
+@pytest.mark.long
 def test_an_upload_whose_end_was_not_answered_is_known(
     service: Service, store: Store, faults: FaultProxy
 ) -> None:
@@ -146,6 +152,7 @@ def test_an_upload_whose_end_was_not_answered_is_known(
         assert len([path for method, path, _ in faults.requests if method == "PUT"]) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("service", CLOUDS, indirect=True)
 def test_an_upload_of_parts_that_is_given_up_leaves_nothing(
     service: Service, store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch

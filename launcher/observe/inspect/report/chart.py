@@ -31,7 +31,6 @@ class Series:
         x, y: [n] points.
         tone: number (1-8) of the page's colour for series.
         dots: whether every point is marked.
-        low, high: [n] extremes around each point, if points stand for several values.
     """
 
     name: str
@@ -39,8 +38,6 @@ class Series:
     y: Floats
     tone: int = 1
     dots: bool = False
-    low: Floats | None = None
-    high: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ class Chart:
         x_start: left end of the x axis; for a fork, its first step.
         zero: whether the y axis starts at 0.
         format: function that formats a y value.
-        x_name, x_format: what the x axis counts ("step"), and the function that formats its values.
+        x_format: function that formats numbers on the x axis.
     """
 
     title: str
@@ -90,7 +87,6 @@ class Chart:
     x_start: float = 0.0
     zero: bool = False
     format: Callable[[float], str] = field(default=_three_digits)
-    x_name: str = "step"
     x_format: Callable[[float], str] = field(default=_whole)
 
 
@@ -124,23 +120,16 @@ class _Curve:
     high: Floats
 
 
-def _reduced(series: Series) -> _Curve:
-    x, mean, low, high = buckets(series.x, series.y)
-    if series.low is not None and series.high is not None:
-        low, high = buckets(series.x, series.low)[2], buckets(series.x, series.high)[3]
-    return _Curve(series, x, mean, low, high)
-
-
 def draw(chart: Chart) -> str:
     """Return the chart as an HTML figure; empty text if no series has a point."""
-    curves = [_reduced(series) for series in chart.series if len(series.x)]
+    curves = [_Curve(series, *buckets(series.x, series.y)) for series in chart.series if len(series.x)]
     if not curves:
         return ""
     ticks = _ticks(*_bounds(chart, curves))
     end = chart.x_end if chart.x_end > chart.x_start else chart.x_start + 1.0
     frame = _Frame(chart.x_start, end, ticks[0], ticks[-1])
     marks = [mark for mark in chart.marks if chart.x_start <= mark.x <= end][-_MARKS_DRAWN:]
-    body = [*_grid(frame, ticks, chart), *(_mark(frame, mark, chart) for mark in marks)]
+    body = [*_grid(frame, ticks, chart), *(_mark(frame, mark) for mark in marks)]
     body += [_level(frame, level) for level in chart.levels]
     body += [shape for curve in curves for shape in _curve(frame, curve, chart)]
     body += [_level_name(frame, level, chart.format) for level in chart.levels]  # over the curves
@@ -203,9 +192,9 @@ def _grid(frame: _Frame, ticks: Sequence[float], chart: Chart) -> list[str]:
     return shapes
 
 
-def _mark(frame: _Frame, mark: ChartMark, chart: Chart) -> str:
+def _mark(frame: _Frame, mark: ChartMark) -> str:
     at = f"{frame.x(mark.x):.1f}"
-    title = f"<title>{text(mark.text)} at {text(_place(chart, mark.x))}</title>"
+    title = f"<title>{text(mark.text)} at step {mark.x:,.0f}</title>"
     return f'<line class="mark" x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}">{title}</line>'
 
 
@@ -230,15 +219,10 @@ def _curve(frame: _Frame, one: _Curve, chart: Chart) -> list[str]:
     shapes.append(f'<polyline class="line s{tone}" points="{frame.points(x, mean)}"/>')
     marked = zip(x, mean, strict=True) if one.series.dots else [(x[-1], mean[-1])]
     for at, value in marked:
-        value_text = f"{one.series.name} at {_place(chart, at)}: {chart.format(value)}"
+        value_text = f"{one.series.name} at step {at:,.0f}: {chart.format(value)}"
         place = f'cx="{frame.x(at):.1f}" cy="{frame.y(value):.1f}"'
         shapes.append(f'<circle class="dot s{tone}" {place} r="3"><title>{text(value_text)}</title></circle>')
     return shapes
-
-
-def _place(chart: Chart, x: float) -> str:
-    """Return a point of the x axis in words."""
-    return f"step {x:,.0f}" if chart.x_name == "step" else f"{chart.x_format(x)} {chart.x_name}"
 
 
 def _label(chart: Chart, curves: Sequence[_Curve]) -> str:
@@ -247,4 +231,4 @@ def _label(chart: Chart, curves: Sequence[_Curve]) -> str:
         f"{one.series.name} {chart.format(one.mean[-1])}, at first {chart.format(one.mean[0])}"
         for one in curves
     )
-    return f"{chart.title}: {'; '.join(ends)}; up to {_place(chart, chart.x_end)}"
+    return f"{chart.title}: {'; '.join(ends)}; up to step {chart.x_end:,.0f}"

@@ -54,6 +54,7 @@ def evaluators() -> list[psutil.Process]:
     return [child for child in children if "EvaluatorProcess" in title(child)]
 
 
+@pytest.mark.long
 def test_the_newest_comes_next_and_what_fails_is_told_once(
     cluster: None, inputs: Path, tmp_path: Path
 ) -> None:

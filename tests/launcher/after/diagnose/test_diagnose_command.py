@@ -34,6 +34,7 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
+@pytest.mark.long
 def test_a_folder_on_text_and_tasks(tmp_path: Path) -> None:
     export(FAMILIES["electra"], tmp_path / "model")
     texts = tmp_path / "texts.txt"
@@ -66,6 +67,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         diagnose(tmp_path / "model", "--text", tmp_path / "one.txt")
 
 
+@pytest.mark.long
 def test_a_run_and_its_report(inputs: Path, tmp_path: Path) -> None:
     tasks = "evaluation={every: {steps: 7}, samples: 20, tasks: [heldout, {anisotropy: {texts: 20}}]}"
     uri = new_run(inputs, str(tmp_path / "run"), tasks)

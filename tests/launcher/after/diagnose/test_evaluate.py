@@ -61,6 +61,7 @@ def objects(uri: str) -> dict[str, bytes]:
     return {entry.key: store.get(entry.key) for entry in store.list("evaluations/")}
 
 
+@pytest.mark.long
 def test_every_measure_once_whoever_asks(evaluated_run: str) -> None:
     mark = Committing(evaluated_run).commit(3)
     assert pending(evaluated_run, mark)
@@ -90,6 +91,7 @@ def test_every_measure_once_whoever_asks(evaluated_run: str) -> None:
     assert found[3] != found[4]
 
 
+@pytest.mark.long
 def test_other_data_under_the_same_name_is_another_result(evaluated_run: str, tmp_path: Path) -> None:
     mark = Committing(evaluated_run).commit(3)
     evaluate(evaluated_run, mark)
@@ -99,6 +101,7 @@ def test_other_data_under_the_same_name_is_another_result(evaluated_run: str, tm
     )
 
 
+@pytest.mark.long
 def test_a_commit_that_is_gone_is_no_failure(evaluated_run: str) -> None:
     committing = Committing(evaluated_run)
     marks = [committing.commit(step) for step in (3, 6, 9)]
@@ -107,6 +110,7 @@ def test_a_commit_that_is_gone_is_no_failure(evaluated_run: str) -> None:
     assert evaluate(evaluated_run, marks[2]) == CommitOutcome(computed=NAMES)
 
 
+@pytest.mark.long
 def test_what_one_task_lacks_does_not_hinder_the_others(evaluated_run: str, tmp_path: Path) -> None:
     mark = Committing(evaluated_run).commit(3)
     (tmp_path / "dev.tsv").unlink()
@@ -121,6 +125,7 @@ def test_what_one_task_lacks_does_not_hinder_the_others(evaluated_run: str, tmp_
     assert evaluate(evaluated_run, mark) == CommitOutcome(computed=NAMES[2:], known=NAMES[:2])
 
 
+@pytest.mark.long
 def test_damaged_results_are_computed_again(evaluated_run: str) -> None:
     """Any object cut short, emptied or overwritten: the same figures come back."""
     mark = Committing(evaluated_run).commit(3)

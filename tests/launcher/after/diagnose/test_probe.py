@@ -49,6 +49,7 @@ def value(figures: list[Figure], measure: str, layer: int | None = None) -> floa
     return found
 
 
+@pytest.mark.long
 def test_a_word_is_found_and_noise_is_not(frozen: Frozen) -> None:
     found, noise = (linear_probe(frozen, splits(told=told)) for told in (True, False))
     assert [figure.layer for figure in named(found, "accuracy")] == [None, 0, 1, 2]
@@ -58,10 +59,12 @@ def test_a_word_is_found_and_noise_is_not(frozen: Frozen) -> None:
     assert 0.3 < value(noise, "accuracy") < 0.7
 
 
+@pytest.mark.long
 def test_it_is_deterministic(frozen: Frozen) -> None:
     assert linear_probe(frozen, splits(told=True)) == linear_probe(frozen, splits(told=True))
 
 
+@pytest.mark.long
 def test_two_texts_are_told_apart_by_what_differs(frozen: Frozen) -> None:
     """Whether both texts are the same."""
     draw = random.Random(1)

@@ -65,6 +65,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
     return open_frozen(str(folder))
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(texts=st.lists(st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join), min_size=1, max_size=8))
 def test_a_text_s_states_do_not_depend_on_the_others(small: Frozen, texts: list[str]) -> None:
@@ -84,6 +85,7 @@ def test_a_run_and_its_export_give_the_same(fresh_run: str, tmp_path: Path) -> N
         np.testing.assert_array_equal(states[0][pooling], states[1][pooling])
 
 
+@pytest.mark.long
 def test_equal_weights_have_equal_digests_whoever_committed_them(fresh_run: str) -> None:
     first = Committing(fresh_run)
     first.commit(3)

@@ -64,6 +64,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.long
 def test_two_commands_as_sentence_bert_did(place: Path, tmp_path: Path, maskfleet: Command) -> None:
     """A classifier of pairs, then regression from it; the second folder has what the settings say, from S3 too."""
     first, second, scratch = tmp_path / "nli", tmp_path / "sts", tmp_path / "scratch"
@@ -102,6 +103,7 @@ def test_two_commands_as_sentence_bert_did(place: Path, tmp_path: Path, maskflee
     assert record["metrics"]["spearman"] > 0.5
 
 
+@pytest.mark.long
 def test_a_folder_in_a_bucket_is_the_same_model(place: Path, tmp_path: Path, any_store: Store) -> None:
     """Modules in folders of their own come along, and decide the digest."""
     local = tmp_path / "model"

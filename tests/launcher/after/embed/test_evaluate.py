@@ -78,6 +78,7 @@ def test_similarity_is_the_correlation_of_the_cosine(bert: LocalModel, tmp_path:
     assert found["pearson"] == pytest.approx(pearsonr(cosines, examples.labels).statistic, abs=1e-5)
 
 
+@pytest.mark.long
 def test_a_cell_trains_on_the_tasks_own_split(bert: LocalModel, tmp_path: Path) -> None:
     """A function of its arguments: twice the same, another seed another figure."""
     task = sts(tmp_path)

@@ -73,6 +73,7 @@ def literal(model: SentenceTransformer, examples: list[Example], count: int, sha
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "count", "share"), [(0, 1, 1.0), (1, 3, 0.999), (2, 2, 1.0)])
 def test_negatives_are_the_nearest_texts_of_others(
     model: SentenceTransformer, seed: int, count: int, share: float, monkeypatch: pytest.MonkeyPatch
@@ -113,6 +114,7 @@ def test_if_no_pair_has_enough_it_is_said(model: SentenceTransformer) -> None:
         with_negatives(model, pairs(0)[:2], MiningSettings(negatives=2, share=1.0))
 
 
+@pytest.mark.long
 def test_pairs_are_read_as_corpora_of_pairs_are_and_written_once(tmp_path: Path, any_store: Store) -> None:
     (tmp_path / "a.jsonl").write_text('{"q": "x", "a": "y", "negatives": ["old"]}\n{"q": "z", "a": " "}\n')
     (tmp_path / "b.csv").write_text("q,a\nu,v\n")
@@ -133,6 +135,7 @@ def test_pairs_are_read_as_corpora_of_pairs_are_and_written_once(tmp_path: Path,
         write_examples([], out)
 
 
+@pytest.mark.long
 def test_a_command_from_pairs_to_the_next_phases_corpus(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,6 +59,7 @@ def test_every_form_holds_the_same(tmp_path: Path, rows: list[tuple[str, str, fl
     assert len({other.digest for other in found}) == 1
 
 
+@pytest.mark.long
 def test_rows_in_a_bucket_splits_in_one_file_and_labels_to_ignore(any_store: Store) -> None:
     rows = [
         {"a": "x", "b": "y", "gold": gold, "split": split}

@@ -98,6 +98,7 @@ def test_xlnet_learns_at_its_last_token(place: Path, tmp_path: Path) -> None:
     assert trained.dev["dev_spearman_cosine"] > 0.7
 
 
+@pytest.mark.long
 def test_the_seed_decides(place: Path, bert: LocalModel) -> None:
     """Also of the softmax's head, which is drawn before the trainer begins."""
     first, again, other = (
@@ -145,6 +146,7 @@ def test_the_best_weights_on_dev_are_kept(place: Path, bert: LocalModel) -> None
     assert last.dev["dev_spearman_cosine"] == pytest.approx(seen[-1], abs=1e-6)
 
 
+@pytest.mark.long
 def test_weights_that_are_no_numbers_are_not_handed_out(place: Path, bert: LocalModel) -> None:
     with pytest.raises(ModelError, match=r"\bstep \d+ .*\bfinite\b"):
         train_embeddings(bert, settings(place, "cosine", lr=1e38, dev=None, warmup=0.0))

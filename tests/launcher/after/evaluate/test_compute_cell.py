@@ -27,6 +27,7 @@ def store(tmp_path: Path) -> Store:
     return open_store(tmp_path / "results")
 
 
+@pytest.mark.long
 def test_a_cell_is_held_until_its_computing_is_over(any_store: Store) -> None:
     with claimed(any_store, KEYS[0]) as other:
         assert other is None
@@ -46,6 +47,7 @@ def test_what_fails_lets_go_of_its_cell(store: Store) -> None:
     assert holder(store, KEYS[0]) is None
 
 
+@pytest.mark.long
 def test_of_many_that_ask_at_once_one_gets_it(any_store: Store) -> None:
     got: list[str] = []
     with ExitStack() as stack:
@@ -71,6 +73,7 @@ with claimed(open_store(sys.argv[1]), sys.argv[2]) as other:
 """
 
 
+@pytest.mark.long
 def test_what_a_killed_process_of_this_machine_computed_is_free_at_once(store: Store, tmp_path: Path) -> None:
     command = [sys.executable, "-c", STAYING, str(tmp_path / "results"), KEYS[0]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -108,6 +111,7 @@ def test_a_damaged_claim_holds_for_the_lease(store: Store, tmp_path: Path) -> No
         assert other is None
 
 
+@pytest.mark.long
 def test_a_store_that_fails_is_an_error_and_no_free_cell(s3: S3Server, faults: FaultProxy) -> None:
     bucket = s3.new_bucket()
     store, hasty = open_store(f"s3://{bucket}"), open_store(f"s3://{bucket}", patience_s=0.1)

@@ -83,6 +83,7 @@ def rows(said: Said) -> list[dict[str, object]]:
     return [json.loads(line) for line in said.out.splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.usefixtures("cluster")
 def test_all_is_computed_and_a_repetition_computes_and_exports_nothing(
@@ -106,6 +107,7 @@ def test_all_is_computed_and_a_repetition_computes_and_exports_nothing(
     assert rows(newest) == rows(first)[1:]
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.usefixtures("cluster")
 def test_a_task_is_its_data_whatever_it_is_called(
@@ -128,6 +130,7 @@ def test_a_task_is_its_data_whatever_it_is_called(
     assert rows(other)[0]["data"] != rows(first)[0]["data"]
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.usefixtures("cluster")
 def test_results_of_another_version_are_told_and_computed_again(
@@ -142,6 +145,7 @@ def test_results_of_another_version_are_told_and_computed_again(
     assert len(list((tmp_path / "results").glob("rules-*/*.json"))) == 2
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.usefixtures("cluster")
 def test_a_model_without_its_head_is_evaluated_and_one_without_a_layer_is_named(
@@ -207,6 +211,7 @@ def test_a_label_that_is_none_is_found_before_anything_is_computed(
     assert list(Results(open_store(tmp_path / "results")).grids()) == []
 
 
+@pytest.mark.long
 def test_a_store_that_does_not_answer_is_code_75_and_what_was_computed_is_there(
     evaluate: Command,
     run: str,

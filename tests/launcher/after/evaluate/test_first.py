@@ -29,6 +29,7 @@ def chained(tmp_path: Path) -> Task:
     return after
 
 
+@pytest.mark.long
 def test_two_cells_make_it_once_and_it_is_what_one_alone_would_make(
     pretrained: LocalModel, chained: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,6 +51,7 @@ def test_two_cells_make_it_once_and_it_is_what_one_alone_would_make(
     assert found[0].details["curves"] == alone.record()["curves"]
 
 
+@pytest.mark.long
 def test_another_checkpoint_or_setting_of_the_machine_is_another_model(
     pretrained: LocalModel, chained: Task, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def suite(tmp_path: Path) -> str:
     return str(tmp_path / "frozen.yaml")
 
 
+@pytest.mark.long
 def test_a_suite_names_them_and_their_figures_are_those_of_the_frozen_model(
     suite: str, pretrained: LocalModel, tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def test_a_worker_dies_cells_fail_and_the_rest_is_computed_once(
     assert recorded(Results(store), [], [], None)[0] == again.table()[0]
 
 
+@pytest.mark.long
 def test_two_commands_at_once_compute_no_cell_twice_and_have_the_same_table(
     tmp_path: Path, store: Store, models: list[LocalModel]
 ) -> None:
@@ -130,6 +131,7 @@ def test_two_commands_at_once_compute_no_cell_twice_and_have_the_same_table(
     assert len(cells) == len(set(cells)) == 8
 
 
+@pytest.mark.long
 def test_cells_of_another_process_are_waited_for_and_taken_over_when_it_ends(
     store: Store, models: list[LocalModel]
 ) -> None:

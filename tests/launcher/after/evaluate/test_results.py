@@ -23,6 +23,7 @@ def result(of: Cell, accuracy: float, rules: int = RULES) -> Result:
     return Result(rules=rules, cell=of, measured=CellFigures(metrics={"accuracy": accuracy}), versions={})
 
 
+@pytest.mark.long
 def test_the_first_of_many_writers_is_kept_and_all_are_told_so(any_store: Store) -> None:
     kept: list[Result] = []
     writers = [

@@ -84,6 +84,7 @@ def row_of(model: str, folder: Path, results: Results) -> TableRow:
     return row
 
 
+@pytest.mark.long
 def test_of_a_run_and_of_its_export(folder: Path, tmp_path: Path) -> None:
     run = open_run(str(folder / "run"))
     export_run(run, None, str(tmp_path / "model"))
@@ -105,6 +106,7 @@ def test_of_a_run_and_of_its_export(folder: Path, tmp_path: Path) -> None:
     assert row_of(str(tmp_path / "model"), folder, third).searched is None
 
 
+@pytest.mark.long
 def test_what_is_known_stays_when_the_corpus_is_gone(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "corpus", tmp_path / "corpus")
     shutil.copytree(folder / "tokenizer", tmp_path / "tokenizer")

@@ -29,6 +29,7 @@ def result(of: Cell, value: float | None) -> Result:
 VALUES = st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=len(GRID), max_size=len(GRID))
 
 
+@pytest.mark.long
 @given(VALUES, st.randoms())
 def test_the_choice_has_the_highest_median_and_the_order_of_results_is_nothing(values, random) -> None:  # type: ignore[no-untyped-def]
     results = {one.key: result(one, value) for one, value in zip(GRID, values, strict=True)}

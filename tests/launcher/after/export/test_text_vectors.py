@@ -26,7 +26,8 @@ def started(source: Run, uri: Path, start: object) -> str:
     return create_run(recipe, str(uri), datetime.now(UTC)).uri
 
 
-@pytest.mark.drawn(6)
+@pytest.mark.long
+@pytest.mark.default_cases(6)
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "weighted_mean"])
 @pytest.mark.parametrize("saved_by", ["us", "them", "them with a projection"])
@@ -73,6 +74,7 @@ def test_vectors_are_made_as_before_with_the_new_weights(
     assert kept_modules(open_run(fresh_run).store) == kept_modules(open_run(uri).store)
 
 
+@pytest.mark.long
 def test_a_folder_without_modules_gives_none(fresh_run: str, tmp_path: Path) -> None:
     source = open_run(fresh_run)
     export(Setting(source, source.tokenizer()).asks(BERT, OBJECTIVE, "scratch"), tmp_path / "plain")

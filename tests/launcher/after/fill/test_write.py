@@ -44,6 +44,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
+@pytest.mark.long
 def test_the_text_is_what_transformers_writes(exported: Path) -> None:
     """The likeliest token each time, special ones left out but the last, up to the longest row."""
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -80,6 +81,7 @@ class Anew:
         return states_TH[-1:]
 
 
+@pytest.mark.long
 @settings(max_examples=3)
 @given(
     words=st.lists(st.sampled_from(["every", "rank", "its rows", "falls", "<mask>"]), max_size=5),
@@ -95,6 +97,7 @@ def test_any_text_is_the_one_of_a_decoder_that_keeps_nothing(
         assert TextWriter(exported).write(text, temperature, seed) == found
 
 
+@pytest.mark.long
 def test_draws_belong_to_the_seed(exported: Path) -> None:
     writer = TextWriter(exported)
     texts = [writer.write(TEXT, 2.0, seed) for seed in (1, 2, 1, 2)]
@@ -109,6 +112,7 @@ def test_a_mask_without_a_number_is_needed(exported: Path, text: str) -> None:
         TextWriter(exported).write(text)
 
 
+@pytest.mark.long
 def test_the_command_writes(exported: Path) -> None:
     found = json.loads(maskfleet("fill", str(exported), TEXT, "--json"))
     assert found == {"text": TextWriter(exported).write(TEXT)}

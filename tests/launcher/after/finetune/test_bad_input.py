@@ -120,12 +120,14 @@ def test_it_is_said_before_training(place: Path, name: str) -> None:
     assert not (place / "out").exists()
 
 
+@pytest.mark.long
 def test_longer_inputs_are_cut_or_read_in_windows(models: Models, place: Path) -> None:
     rewritten("train", long)(place)
     command = ["finetune", str(place / "model"), str(place / "task.yaml"), "--set", "epochs=1"]
     assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
 
 
+@pytest.mark.long
 def test_on_a_terminal_it_is_an_error_and_a_remedy(place: Path) -> None:
     rewritten("dev", lambda lines: lines[4].update(label="maybe"))(place)
     command = [sys.executable, "-m", "maskfleet", "finetune", str(place / "model"), str(place / "task.yaml")]

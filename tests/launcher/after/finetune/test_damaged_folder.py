@@ -92,6 +92,7 @@ def test_a_panic_of_the_tokenizers_library_is_an_error(models: Models, tmp_path:
         use(folder)  # type: ignore[operator]
 
 
+@pytest.mark.long
 @settings(ANY, max_examples=12)
 @given(data=st.data())
 def test_a_damaged_folder(models: Models, tmp_path: Path, data: st.DataObject) -> None:

@@ -11,6 +11,7 @@ from launcher.errors import OptionError, RunError
 from tests.support.tasks.small_tasks import description, model, task
 
 
+@pytest.mark.long
 def test_a_checkpoint_becomes_a_model_and_the_figures_are_printed(tmp_path: Path) -> None:
     given = model("electra", tmp_path / "model")
     task("classification", tmp_path)

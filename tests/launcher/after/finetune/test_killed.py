@@ -75,6 +75,7 @@ def test_killed_at_any_request_to_the_store(
     assert {entry.key for entry in open_store(uri).list()} >= {RESULTS, "config.json", "model.safetensors"}
 
 
+@pytest.mark.long
 def test_a_store_that_does_not_answer_at_the_end_loses_no_model(
     models: Models,
     s3: S3Server,
@@ -141,6 +142,7 @@ def _command(models: Models, place: Path, epochs: int) -> list[str]:
     return [*command, str(place / "task.yaml"), "--out", str(place / "out"), "--threads", "1"]
 
 
+@pytest.mark.long
 def test_asked_to_end_it_keeps_what_is_finished(models: Models, tmp_path: Path) -> None:
     """SIGTERM after the second epoch of very many."""
     (tmp_path / "temporary").mkdir()

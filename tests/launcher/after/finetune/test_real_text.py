@@ -5,7 +5,7 @@
 `MASKFLEET_TEXT` holds the text (tests/support/tasks/real_text.py says how). `MASKFLEET_RUNS` keeps a run of each
 family, called like it; those that are missing are pretrained there, a few minutes each. Without it they are made anew.
 Six million tokens are not enough for ELECTRA's vectors: its last layer knows what was replaced, and little else. From a
-run of tests/bench/evidence, of eight million tokens of six times the text, they pass.
+run of eight million tokens of six times the text they pass.
 """
 
 import json

@@ -45,6 +45,7 @@ def same(a: FinetuneOutcome, b: FinetuneOutcome) -> bool:
     return a.record() == b.record() and a.losses == b.losses and np.array_equal(a.predictions, b.predictions)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_the_same_bits_twice_whatever_ran_before(models: Models, tmp_path: Path) -> None:
     asked = task("classification", tmp_path)
     settings = FinetuneSettings(lr=3e-3, epochs=2, batch=8)
@@ -155,6 +156,7 @@ def test_a_head_of_ours_is_exported_beside_the_encoder(
         )
 
 
+@pytest.mark.long
 def test_the_best_epoch_is_kept_and_training_stops_when_nothing_gets_better(
     models: Models, tmp_path: Path
 ) -> None:
@@ -173,6 +175,7 @@ def test_the_best_epoch_is_kept_and_training_stops_when_nothing_gets_better(
     assert last.best_epoch == 8
 
 
+@pytest.mark.long
 def test_a_task_after_another_starts_from_its_encoder(models: Models, tmp_path: Path) -> None:
     first = task("pair_classification", tmp_path)
     (tmp_path / "first.yaml").write_text(

@@ -220,6 +220,7 @@ def test_a_bad_retrieval_file_is_named(
     assert problem in caught.value.problem
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_bytes_give_examples_or_our_error(data: st.DataObject, tmp_path: Path) -> None:

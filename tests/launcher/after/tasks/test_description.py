@@ -79,6 +79,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(st.dictionaries(st.sampled_from(sorted(Task.model_fields)), VALUES, min_size=1, max_size=3))
 def test_any_values_make_a_task_or_our_error(changes: dict[str, object]) -> None:

@@ -150,6 +150,7 @@ def test_compressed_files_are_found_by_the_name_without_ending(tmp_path: Path) -
     assert len(set(found)) == 1
 
 
+@pytest.mark.long
 def test_files_on_s3(s3: S3Server, tmp_path: Path) -> None:
     rows = [("a", "b", "no"), ("c", "d", "yes")]
     root = f"s3://{s3.new_bucket()}/tasks"
@@ -172,6 +173,7 @@ def test_a_digest_is_of_what_decides_a_result(tmp_path: Path) -> None:
     assert task_digest(pairs(tmp_path, "tsv")) != first  # the same name, other data
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(st.lists(TEXT, min_size=1, max_size=60), st.floats(0, 0.45), st.floats(0, 0.45), st.randoms())
 def test_held_out_splits_are_disjoint_whole_and_do_not_depend_on_order(

@@ -28,6 +28,7 @@ def labelled(task: Task, *metrics: str) -> Task:
     return task.model_copy(update={"metrics": list(metrics)})
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=2, max_size=40))
 def test_scores_of_two_classes_are_those_of_the_four_counts(pairs: list[tuple[int, int]]) -> None:

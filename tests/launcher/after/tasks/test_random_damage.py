@@ -160,6 +160,7 @@ def test_a_first_line_that_is_no_csv_is_refused(first: bytes, tmp_path: Path) ->
         loads(json.dumps(CASES["csv"][0]), "mine.yaml", str(tmp_path)).read("dev")
 
 
+@pytest.mark.long
 @settings(ANY, max_examples=150)
 @given(data=st.data())
 def test_damaged_files(data: st.DataObject, tmp_path: Path) -> None:
@@ -168,6 +169,7 @@ def test_damaged_files(data: st.DataObject, tmp_path: Path) -> None:
     read_all(json.dumps(described), {**files, spoilt: data.draw(damaged(files[spoilt]))}, tmp_path)
 
 
+@pytest.mark.long
 @settings(ANY, max_examples=150)
 @given(data=st.data())
 def test_altered_descriptions(data: st.DataObject, tmp_path: Path) -> None:
@@ -177,6 +179,7 @@ def test_altered_descriptions(data: st.DataObject, tmp_path: Path) -> None:
     read_all(text, files, tmp_path)
 
 
+@pytest.mark.long
 @settings(ANY, max_examples=100)
 @given(data=st.data())
 def test_damaged_descriptions(data: st.DataObject) -> None:

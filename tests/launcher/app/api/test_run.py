@@ -128,6 +128,7 @@ def test_a_sample_prints_as_the_command_shows_it(run: maskfleet.Run) -> None:
         run.sample(9, 99)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_the_stream_is_what_the_runs_ranks_get(run: maskfleet.Run, uri: str, world: int) -> None:
     opened = open_run(uri)
@@ -194,6 +195,7 @@ def test_more_ranks_than_microbatches_get_items_without_rows(run: maskfleet.Run)
     assert item["input_ids"].shape == (0, 0)
 
 
+@pytest.mark.long
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_it_goes_on_at_any_step(run: maskfleet.Run, items: list[Item], data: st.DataObject) -> None:
@@ -208,6 +210,7 @@ def test_it_goes_on_at_any_step(run: maskfleet.Run, items: list[Item], data: st.
     assert same([*seen, *rest], items[start:stop])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_loaders_workers_keep_the_order(run: maskfleet.Run, items: list[Item], workers: int) -> None:
     data = run.stream(0, 2)
@@ -219,6 +222,7 @@ def test_a_loaders_workers_keep_the_order(run: maskfleet.Run, items: list[Item],
     assert same(list(DataLoader(data, batch_size=None, num_workers=workers)), loaded[5:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_loader_goes_on_where_it_was(run: maskfleet.Run, items: list[Item], workers: int) -> None:
     loader = StatefulDataLoader(run.stream(0, 2), batch_size=None, num_workers=workers)

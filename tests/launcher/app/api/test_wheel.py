@@ -99,6 +99,7 @@ def hostile(tmp_path: Path) -> Path:
     return obstruct(tmp_path / "project")
 
 
+@pytest.mark.long
 def test_the_wheel_holds_all_of_it(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     packages = ("encoder_core", "data_service", "checkpoints", "launcher")
@@ -134,6 +135,7 @@ def test_what_evaluation_needs_is_an_extra(wheel: Path) -> None:
     assert of_extra == beyond
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["", "."], ids=["in the folder", "with the folder on the path"])
 def test_the_command_works_beside_folders_that_bear_our_names(
     installed: Path, hostile: Path, path: str
@@ -179,6 +181,7 @@ def test_folders_without_code_are_in_nobodys_way(installed: Path, tmp_path: Path
     ]
 
 
+@pytest.mark.long
 def test_templates_and_recipes_are_found_outside_a_checkout(installed: Path, tmp_path: Path) -> None:
     code = "import maskfleet, launcher.app.schedulers.job as t; from importlib.resources import files; "
     code += "print(t.folder()); print(len(list((files('launcher.runtime.recipe') / 'library').iterdir())))"

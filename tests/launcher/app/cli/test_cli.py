@@ -40,6 +40,7 @@ def test_every_command_explains_itself(command: str) -> None:
     assert len(text.splitlines()) > 8
 
 
+@pytest.mark.long
 def test_help_is_fast_and_lists_everything() -> None:
     started = time.monotonic()
     command = [sys.executable, "-c", "from launcher.app.cli.main import main; main()", "--help"]
@@ -78,6 +79,7 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.main()
 
 
+@pytest.mark.long
 def test_from_text_to_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_text(Path("text.jsonl"))
@@ -127,6 +129,7 @@ def test_damage_is_found_and_said(inputs: Path, tmp_path: Path) -> None:
     assert f"DAMAGED  train/{shard.name}" in result.output
 
 
+@pytest.mark.long
 def test_recipes_from_the_command_line(tmp_path: Path) -> None:
     assert "roberta-large-160gb" in maskfleet("recipe", "list")
     assert maskfleet("recipe", "show", "roberta-base", "--raw").startswith("# RoBERTa base")
@@ -155,6 +158,7 @@ def test_export_without_a_checkpoint_says_so(
     assert re.search(r"\bno checkpoint\b", err)
 
 
+@pytest.mark.long
 def test_python_documentation_is_real_text(tmp_path: Path) -> None:
     from launcher.app.cli.demo_path import write_jsonl
 
@@ -165,6 +169,7 @@ def test_python_documentation_is_real_text(tmp_path: Path) -> None:
     assert os.environ.get("HOME", "/root") not in "".join(lines[:50])
 
 
+@pytest.mark.long
 def test_a_wrong_start_is_noticed_before_a_run_exists(
     inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,6 +193,7 @@ def test_a_wrong_start_is_noticed_before_a_run_exists(
         assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_dead_endpoint_is_one_sentence_and_the_error() -> None:
     settings = {
         "AWS_ENDPOINT_URL": "http://127.0.0.1:9",

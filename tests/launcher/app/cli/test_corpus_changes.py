@@ -37,6 +37,7 @@ def listed(folder: Path, text: str) -> Path:
     return folder / "list.txt"
 
 
+@pytest.mark.long
 def test_documents_are_removed_and_told(corpus: Path, tmp_path: Path) -> None:
     maskfleet("corpus", "remove", corpus, "--ids", listed(tmp_path, "\ufeffd35\r\n\n"), *WHY)
     split, number = maskfleet("corpus", "find", corpus, "--id", "d35").split(":")[0].split()
@@ -60,6 +61,7 @@ def test_documents_are_removed_and_told(corpus: Path, tmp_path: Path) -> None:
     assert "0 damaged" in maskfleet("corpus", "verify", corpus)
 
 
+@pytest.mark.long
 def test_mistakes_change_nothing(corpus: Path, tmp_path: Path) -> None:
     known, unknown = listed(tmp_path, "d1\n"), tmp_path / "unknown.txt"
     unknown.write_text("d1\nd77\n")
@@ -82,6 +84,7 @@ def test_mistakes_change_nothing(corpus: Path, tmp_path: Path) -> None:
     assert not (corpus / "removals").exists()
 
 
+@pytest.mark.long
 def test_corpora_are_merged(corpus: Path, tmp_path: Path) -> None:
     maskfleet("corpus", "remove", corpus, "--ids", listed(tmp_path, "d35\n"), *WHY)
     lines = (tmp_path / "lines.txt").read_text("utf-8").splitlines()

@@ -64,6 +64,7 @@ def test_a_corpus_option_has_a_name_a_place_and_a_weight() -> None:
         assert (found.name, found.uri, found.weight) == expected
 
 
+@pytest.mark.long
 def test_init_takes_share_and_tokenizer_from_the_corpus(
     corpora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_placeholder_is_answered_with_the_command(
     assert not run.exists()
 
 
+@pytest.mark.long
 def test_a_batch_larger_than_an_epoch_is_refused_with_the_size_that_fits(
     corpora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,6 +217,7 @@ def _paragraphs(size: int, seed: int = 1) -> str:
     return "\n\n".join(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("write", [one_text, one_line, other_line_ends, compressed, lines, few_long_lines])
 def test_the_ways_from_own_text_to_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], write: object
@@ -235,6 +238,7 @@ def test_the_ways_from_own_text_to_a_run(
     assert (code, err) == (0, "")
 
 
+@pytest.mark.long
 def test_text_that_cannot_be_used_is_refused_soon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.txt").touch()
     (tmp_path / "binary.txt").write_bytes(bytes(range(256)) * 40)
@@ -261,6 +265,7 @@ def test_text_that_cannot_be_used_is_refused_soon(tmp_path: Path, capsys: pytest
             assert time.process_time() - started < SOON
 
 
+@pytest.mark.long
 def test_a_place_that_cannot_be_written_is_refused_soon(
     corpora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

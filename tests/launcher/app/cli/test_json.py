@@ -60,6 +60,7 @@ def test_a_corpus_and_a_tokenizer(inputs: Path) -> None:
     assert checked["exact"] == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["doctor", "preflight"])
 def test_doctor_and_preflight_have_the_promised_keys(command: str) -> None:
     found = records(command)

@@ -82,6 +82,7 @@ def test_a_device_is_written_to() -> None:
     output.write_file(Path("/dev/null"), "text")
 
 
+@pytest.mark.long
 def test_report_and_launch_write_so(
     fresh_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +98,7 @@ def command(*arguments: str, stdout: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(run, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [("recipe", "show", "bert-tiny"), ("--help",)])
 def test_a_full_standard_output_is_said(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
@@ -106,6 +108,7 @@ def test_a_full_standard_output_is_said(arguments: tuple[str, ...]) -> None:
     assert re.match(r"error: .*: No space left on device\nremedy: ", said)
 
 
+@pytest.mark.long
 def test_a_reader_that_has_ended_needs_no_message() -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -114,6 +117,7 @@ def test_a_reader_that_has_ended_needs_no_message() -> None:
     assert (done.returncode, without_signs_of_life(done.stderr)) == (1, "")
 
 
+@pytest.mark.long
 def test_a_key_of_another_choice_is_named_as_such() -> None:
     with pytest.raises(RecipeError) as raised:
         load("bert-base", ("input.packing=full_sentences",))

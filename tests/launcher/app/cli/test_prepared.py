@@ -39,6 +39,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "prepare.yaml"
 
 
+@pytest.mark.long
 def test_the_tables_and_the_object_say_the_same(file: Path, tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["corpus", "prepare", str(file), str(tmp_path / "out")])
     assert shown.exit_code == 0, shown.output

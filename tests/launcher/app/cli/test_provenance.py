@@ -42,6 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_documents_are_counted_by_licence_and_found(folder: Path) -> None:
     table = maskfleet("corpus", "show", folder / "c", "--licences")
     assert all(licence in table for licence in ("CC0-1.0", "MIT"))
@@ -74,6 +75,7 @@ def test_a_row_says_where_its_documents_come_from(folder: Path, tmp_path: Path) 
     assert tokens == sum(map(len, stretches))
 
 
+@pytest.mark.long
 def test_a_row_says_what_was_removed_from_it(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "c", tmp_path / "c")
     settings = [part for setting in SETTINGS for part in ("--set", setting)]

@@ -46,8 +46,6 @@ RIGHT = {
     "checkpoints export": "{run} --out {new} --step 3",
     "checkpoints list": "{run}",
     "checkpoints verify": "{run}",
-    "compare": "quickstart roberta-base --corpus {corpus} --budget tokens=8M --set seed=2 --out {new} --seeds 1 "
-    "--points 2 --allow corpora --tokenizer {tokenizer}",
     "corpus append": "{corpus} {text} --out {new} --workers 1 --text-field body --txt-documents blank_line --encoding "
     "utf-8 --delimiter ; --on-bad-bytes error --on-bad-records skip",
     "corpus build": "{text} --out {new} --tokenizer {tokenizer} --heldout 0.1 --workers 1 --negatives 1 --texts pairs "
@@ -73,7 +71,7 @@ RIGHT = {
     "embed settings": "nli",
     "embed train": "{model} stsb --data {data} --out {new} --set epochs=1 --step 3 --scratch {new}",
     "estimate": "roberta-base --nodes 2 --gpus-per-node 8 --gpu H100 --mfu 0.3 --mtbf-hours 100 --text 160GB "
-    "--set zero=1 --failures",
+    "--set zero=1",
     "evaluate": "{model} sst2 --results {new} --task sst2 --seeds 1 --set lr=1e-3 --step 3 --cpus-per-cell 1 "
     "--gpus-per-cell 0",
     "fill": "{model} <mask> --step 3 --steps 2 --temperature 0.5 --seed 1 --count 2",
@@ -96,12 +94,12 @@ RIGHT = {
     "recipe list": "",
     "recipe show": "quickstart --set seed=3",
     "report": "{run} --out {new}",
-    "runs certify": "{run} --corpus text={corpus}",
+    "runs certify": "{run}",
     "runs exposure": "{run} --document text:1",
     "runs fork": "{run} {new} --step 3 --set seed=4 --decay 3",
     "runs status": "{run}",
     "runs stop": "{run}",
-    "runs verify": "{run} --corpus text={corpus}",
+    "runs verify": "{run}",
     "runs watch": "{run} --port 0 --host 127.0.0.1",
     "show": "{run} --step 1 --row 1",
     "tasks check": "sst2 --data {data}",
@@ -268,7 +266,6 @@ def test_what_is_right_goes_on(places: dict[str, str]) -> None:
         "embed negatives",
         "embed train",
         "evaluate",
-        "compare",
         "diagnose",
         "fill",
         "recipe from",

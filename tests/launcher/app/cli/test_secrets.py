@@ -79,8 +79,6 @@ COMMANDS = (
     "checkpoints list {uri}",
     "checkpoints export {run} --out {uri}",
     "tasks check sst2 --data {uri}",
-    "compare {recipe} {recipe} --out {uri}",
-    "compare {recipe} {recipe} --out {out}/c --set tokenizer.uri={uri}",
     "launch slurm {uri}",
     "launch aws-batch {uri}",
     "evaluate {run} glue --results {uri} --only-table",

@@ -50,6 +50,7 @@ def legal(gpus: dict[str, object]) -> dict[str, object]:
     return {**gpus, "run": 's3://bucket/runs/it\'s "a" run'}
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 @pytest.mark.parametrize("more", [{}, {"efa": 4, "reads": READS}])
 def test_the_stack_passes_cfn_lint(

@@ -89,6 +89,7 @@ def _rewind(attempt: Attempt, returned: int, reached: int, spans: tuple[Span, ..
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packing", ["full_sentences", "segment_pair"])
 def test_every_row_that_holds_a_document(inputs: Path, tmp_path: Path, packing: str) -> None:
     run = open_run(new_run(inputs, str(tmp_path / "run"), f"input={{packing: {packing}}}"))
@@ -104,6 +105,7 @@ def test_every_row_that_holds_a_document(inputs: Path, tmp_path: Path, packing: 
     assert report.trained == 0
 
 
+@pytest.mark.long
 def test_rows_of_steps_that_a_run_went_back_from(run: Run) -> None:
     """Twice, and each time past the data of the undone steps, of one phase and of two."""
     streams, skipped, undone = streams_of(run), tuple[Range, ...](), []
@@ -139,6 +141,7 @@ def test_what_is_not_there(run: Run) -> None:
         exposures(run, [DocumentName("text", 987654)])
 
 
+@pytest.mark.long
 def test_the_command(run: Run) -> None:
     (document,) = documents_of(run, 1, seed=7)
     found = exposures(run, [document]).found
@@ -170,6 +173,7 @@ def _accept(run: Run, step: int) -> Run:
     return open_run(run.uri)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_documents_that_are_removed_on_the_way(inputs: Path, tmp_path: Path, seed: int) -> None:
     """Before the run, and at two of its steps; once it went back behind the second."""
@@ -209,6 +213,7 @@ def test_documents_that_are_removed_on_the_way(inputs: Path, tmp_path: Path, see
     assert len(report.selection.places) == len({number for numbers in gone for number in numbers})
 
 
+@pytest.mark.long
 def test_ids_are_found_in_all_sources_and_held_out_ones_are_said(tmp_path: Path) -> None:
     write_text(tmp_path / "lines.txt", 200)
     lines = (tmp_path / "lines.txt").read_text("utf-8").splitlines()

@@ -22,6 +22,7 @@ def run(fresh_run: str) -> Run:
     return open_run(fresh_run)
 
 
+@pytest.mark.long
 def test_every_row_of_a_step_is_what_training_reads(run: Run) -> None:
     tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
     streams = [Stream(stream_spec(run, tokenizer, phase)) for phase in range(2)]
@@ -58,6 +59,7 @@ def test_it_prints_place_and_a_line_for_each_target(run: Run) -> None:
     assert all(any(kind in line for kind in ("masked", "kept", "random")) for line in lines[7:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("packing", "labels"),
     [

@@ -237,6 +237,7 @@ def interruptions(found: RunStatus | Unreadable) -> tuple[Interruption, ...] | N
     return found.interruptions
 
 
+@pytest.mark.long
 def test_a_folder_of_runs(inputs: Path, tmp_path: Path) -> None:
     uris = [new_run(inputs, str(tmp_path / "runs" / name)) for name in ("b", "a")]
     folder = uris[0].removesuffix("/b")

@@ -148,6 +148,7 @@ def stub(folder: Path, module: str, body: str) -> Mapping[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -214,6 +215,7 @@ def await_pid(file: Path) -> psutil.Process:
     return psutil.Process(int(file.read_text()))
 
 
+@pytest.mark.long
 def test_without_a_login_the_operator_reads_why(store: Store) -> None:
     notes: list[str] = []
     settings = ("logging.wandb={project: p}", "logging.tensorboard=false")
@@ -268,6 +270,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.long
 def test_what_a_killed_driver_leaves_is_published_and_then_the_process_ends(store: Store) -> None:
     Attempt(store).train(6).commit()
     request = wanted(store, "mlflow", poll_s=600.0)

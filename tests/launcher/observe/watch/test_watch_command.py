@@ -28,6 +28,7 @@ def started(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_it_says_where_and_ends_quietly(tmp_path: Path, ending: signal.Signals) -> None:
     ToldRun(tmp_path / "run").begin(1)
@@ -52,6 +53,7 @@ def test_a_folder_of_runs_is_a_mistake(tmp_path: Path) -> None:
     assert str(tmp_path / "one") in "".join(err.split())
 
 
+@pytest.mark.long
 def test_what_cannot_be_is_a_mistake(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = started(str(tmp_path), "--port", str(taken.getsockname()[1]))

@@ -82,6 +82,7 @@ def test_numbers_that_are_none_are_wrong(value: float, place: int) -> None:
     assert error({"x": found}, {"x": exact})[0] == float("inf")
 
 
+@pytest.mark.long
 def test_a_cpu_passes_and_is_not_asked_again(tmp_path: Path) -> None:
     chosen = [word for name in ("environment", "draws") for word in ("--only", name)]
     out = tmp_path / "out"
@@ -97,6 +98,7 @@ def test_a_cpu_passes_and_is_not_asked_again(tmp_path: Path) -> None:
     assert json.loads((out / RECORD).read_text())["outcomes"] == json.loads(before)["outcomes"]
 
 
+@pytest.mark.long
 def test_a_name_that_no_check_has_is_a_mistake(tmp_path: Path) -> None:
     done = command("--out", str(tmp_path / "out"), "--only", "no-such-check")
     assert done.returncode == 2
@@ -104,6 +106,7 @@ def test_a_name_that_no_check_has_is_a_mistake(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_checks_are_listed() -> None:
     told = command("--list", "--json")
     assert [json.loads(line)["check"] for line in told.stdout.splitlines()] == [

@@ -77,6 +77,7 @@ def record(tmp_path: Path) -> BurninRecord:
     return BurninRecord.model_validate_json((tmp_path / "out" / RECORD).read_text())
 
 
+@pytest.mark.long
 def test_each_end_has_its_name_and_the_others_go_on(tmp_path: Path, own_checks: list[Check]) -> None:
     found = burnt(tmp_path, own_checks)
     assert {name: one.status for name, one in found.outcomes.items()} == EVERY | {
@@ -96,6 +97,7 @@ def test_each_end_has_its_name_and_the_others_go_on(tmp_path: Path, own_checks: 
     assert not list((tmp_path / "out" / "work").iterdir())
 
 
+@pytest.mark.long
 def test_several_run_at_a_time_where_none_of_them_measures(
     tmp_path: Path, own_checks: list[Check], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +109,7 @@ def test_several_run_at_a_time_where_none_of_them_measures(
     assert record(tmp_path).running == {}
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_what_is_under_way(
     tmp_path: Path, own_checks: list[Check], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +126,7 @@ def test_an_interrupt_ends_what_is_under_way(
     assert not list((tmp_path / "out" / "work").iterdir())
 
 
+@pytest.mark.long
 def test_a_start_goes_on_with_what_is_left_and_with_what_failed(
     tmp_path: Path, own_checks: list[Check]
 ) -> None:
@@ -153,6 +157,7 @@ def test_another_machine_or_other_code_does_all_again(
     assert (tmp_path / "begun").read_text().count("\n") == 2
 
 
+@pytest.mark.long
 def test_a_check_that_hangs_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_checks: list[Check]
 ) -> None:
@@ -179,6 +184,7 @@ def test_only_what_fits_into_the_time_is_done(
     assert record(tmp_path).running == {}
 
 
+@pytest.mark.long
 def test_a_check_during_which_two_burn_ins_ended_is_not_begun_a_third_time(
     tmp_path: Path, own_checks: list[Check]
 ) -> None:
@@ -202,6 +208,7 @@ def test_a_record_that_cannot_be_read_is_put_aside(
     assert (tmp_path / "out" / f"unreadable-{RECORD}").read_text() == text
 
 
+@pytest.mark.long
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.floats(0.0, 6.0))
 def test_killed_at_any_moment_it_goes_on(

@@ -22,6 +22,7 @@ def of(name: str, *settings: str, nodes: int = 16, gpu: str = "H100", mfu: float
     return estimate(load(name, settings), Cluster(nodes, 8, find_gpu(gpu), mtbf=1e8), mfu)
 
 
+@pytest.mark.long
 def test_the_command_shows_its_arithmetic() -> None:
     result = CliRunner().invoke(app, ["estimate", *LARGE])
     assert result.exit_code == 0
@@ -37,6 +38,7 @@ def test_the_command_shows_its_arithmetic() -> None:
         assert shown in result.output
 
 
+@pytest.mark.long
 def test_of_a_text_it_says_how_often_it_is_read() -> None:
     result = CliRunner().invoke(app, ["estimate", *LARGE, "--text", "160GB"])
     assert re.search(r"^ *tokens of the run +2\.1T ", result.output, re.MULTILINE)
@@ -57,6 +59,7 @@ def test_no_size_is_refused(told: str) -> None:
         text_size(told)
 
 
+@pytest.mark.long
 def test_it_states_one_utilisation() -> None:
     for given in ((), ("--mfu", "0.4")):
         output = CliRunner().invoke(app, ["estimate", *LARGE, *given]).output
@@ -71,6 +74,7 @@ def test_below_two_days_it_says_hours() -> None:
     assert hours_or_days(2 * 86400) == "2.00 days"
 
 
+@pytest.mark.long
 def test_as_json_it_has_the_same_figures() -> None:
     result = CliRunner().invoke(app, ["estimate", *LARGE, "--mfu", "0.4", "--mtbf-hours", "100", "--json"])
     found = json.loads(result.output)
@@ -101,6 +105,7 @@ def test_an_unknown_gpu_lists_those_known() -> None:
     assert all(name in error.value.remedy for name in ("A100-40", "H100", "B200", "L4"))
 
 
+@pytest.mark.long
 def test_a_model_that_fits_nowhere_is_said_to() -> None:
     shape = ("model.layers=96", "model.hidden=8192", "model.heads=64", "model.feed_forward=32768")
     huge = of("bert-large", *shape, gpu="L4", nodes=1)
@@ -108,6 +113,7 @@ def test_a_model_that_fits_nowhere_is_said_to() -> None:
     assert "Not even one row fits" in render(huge)
 
 
+@pytest.mark.long
 def test_memory_falls_with_the_stage_and_grows_with_the_rows() -> None:
     sizes = {(fit.stage, fit.rows): fit.bytes for fit in of("albert-xxlarge", nodes=1).fits}
     assert sizes[1, 2] > sizes[1, 1]
@@ -115,6 +121,7 @@ def test_memory_falls_with_the_stage_and_grows_with_the_rows() -> None:
     assert large[1] > large[2]
 
 
+@pytest.mark.long
 def test_more_machines_are_faster_until_there_are_no_microbatches_left() -> None:
     seconds = [of("roberta-large-160gb", nodes=nodes).seconds for nodes in (8, 16, 32)]
     assert seconds[1] < 0.6 * seconds[0]
@@ -122,6 +129,7 @@ def test_more_machines_are_faster_until_there_are_no_microbatches_left() -> None
     assert "ranks that idle" in render(of("roberta-large-160gb", nodes=32))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zero", [1, 2])
 def test_a_rising_batch_takes_the_time_of_its_steps(zero: int) -> None:
     """As long as the same steps given as phases of their own, each with a batch that stays."""
@@ -153,6 +161,7 @@ def test_a_phase_of_long_rows_takes_fewer_at_a_time() -> None:
     assert own.as_configured.bytes < 0.6 * alike.as_configured.bytes
 
 
+@pytest.mark.long
 def test_recomputation_costs_a_third_and_saves_memory() -> None:
     plain, recomputed = (
         of("roberta-large-160gb", f"activation_checkpointing={choice}") for choice in ("false", "true")
@@ -163,6 +172,7 @@ def test_recomputation_costs_a_third_and_saves_memory() -> None:
     assert recomputed.as_configured.bytes < 0.4 * plain.as_configured.bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zero", [1, 3])
 def test_muon_keeps_one_moment_of_matrices_and_takes_time_to_orthogonalise_them(zero: int) -> None:
     matrices = 24 * (4 * 1024 * 1024 + 2 * 1024 * 4096)
@@ -186,6 +196,7 @@ def test_muon_keeps_one_moment_of_matrices_and_takes_time_to_orthogonalise_them(
     assert f"- 4 B x {matrices:,} " in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["roberta-large-160gb", "deberta-v3-base", "xlnet-base", "electra-base"])
 def test_the_tensors_below_the_bill_add_up_to_its_line(name: str) -> None:
     found = of(name, "activation_checkpointing=false", nodes=1)
@@ -207,6 +218,7 @@ def bytes_of(line: str) -> float:
     return float(number) * 1024.0 ** ("B", "KiB", "MiB", "GiB").index(unit)
 
 
+@pytest.mark.long
 def test_with_checkpointing_no_tensors_are_promised() -> None:
     text = render(of("roberta-large-160gb", "activation_checkpointing=true"))
     assert "tensors below" not in text
@@ -221,7 +233,8 @@ def test_memory_of_xlnet_counts() -> None:
     assert 128 * remembered.bytes == 8192 * 384 * 1024 * 24 * 2
 
 
-@pytest.mark.drawn(8)
+@pytest.mark.long
+@pytest.mark.default_cases(8)
 @pytest.mark.parametrize("name", list(bundled()))
 def test_every_bundled_recipe_can_be_estimated(name: str) -> None:
     found = of(name, nodes=1)

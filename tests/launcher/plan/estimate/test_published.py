@@ -83,6 +83,7 @@ def _width(model: ModelConfig) -> int:
     return model.embedding if isinstance(model, albert.AlbertConfig | ElectraConfig) else model.hidden
 
 
+@pytest.mark.long
 def test_roberta_large_took_a_day_for_a_fifth_of_its_steps() -> None:
     """Liu et al. 2019, section 5: 100k steps of 8,192 rows on 1,024 V100 took about a day, 8 % of their peak: with that
     we say a day. With DeepSpeed's utilisation of a year later and a p3dn's network, less than half of it."""

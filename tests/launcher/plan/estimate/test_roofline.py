@@ -103,6 +103,7 @@ def test_bytes_are_those_that_operations_touch(network: Network) -> None:
     assert moved / 6 < between < 1.2 * moved
 
 
+@pytest.mark.long
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("family", "kind"),

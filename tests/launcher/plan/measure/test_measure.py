@@ -83,6 +83,7 @@ def test_a_step_of_more_microbatches_follows_from_two(
         assert found >= rounds * each + data
 
 
+@pytest.mark.long
 def test_fewer_rows_and_layers_are_scaled_by_flops_and_parameters() -> None:
     recipe = load("roberta-base", ("microbatch=64", "phases.0.batch.sequences=512"))
     slow = replace(H100, peak=1e9)
@@ -99,6 +100,7 @@ def test_what_was_measured_whole_is_left_as_it_is() -> None:
     assert whole_step(recipe, recipe.phases[0], trial, step) == step.seconds
 
 
+@pytest.mark.long
 def test_the_estimate_of_this_machine_goes_by_the_step() -> None:
     recipe = load("roberta-base")
     found = report(recipe)
@@ -108,6 +110,7 @@ def test_the_estimate_of_this_machine_goes_by_the_step() -> None:
     assert "utilisation, measured" in render_estimate(corrected)
 
 
+@pytest.mark.long
 def test_the_estimate_of_more_such_machines_goes_by_the_share() -> None:
     recipe = load("roberta-base")
     found = report(recipe)
@@ -140,6 +143,7 @@ def test_where_no_gpu_was_measured_nothing_is_corrected() -> None:
     assert not utilisations(found, Cluster(1, 8, find_gpu("L4"), mtbf=1e12))
 
 
+@pytest.mark.long
 def test_the_text_says_what_was_measured_and_what_follows() -> None:
     found = report(load("roberta-base"))
     text = render(found)

@@ -45,6 +45,7 @@ def test_the_random_corpus_has_no_damage(tmp_path: Path) -> None:
     assert not verify_corpus(str(tmp_path)).damage
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [300, 70_000])
 def test_a_tokenizer_has_the_size_and_the_words_asked_for(size: int) -> None:
     tokenizer = random_tokenizer(size)

@@ -58,6 +58,7 @@ def check(found: list[dict[str, Any]]) -> None:
     assert [s["tokens"] for s in found[0]["steps"]] == [s["tokens"] for s in found[1]["steps"]]
 
 
+@pytest.mark.long
 def test_two_ranks_time_their_steps(tmp_path: Path) -> None:
     check(taken("roberta-base", tmp_path, "zero=2"))
 
@@ -70,6 +71,7 @@ def test_every_family_can_be_measured(name: str, zero: int, tmp_path: Path) -> N
     check(taken(name, tmp_path, f"zero={zero}"))
 
 
+@pytest.mark.long
 def test_the_command_measures_and_tells_the_run() -> None:
     """One rank: there is one microbatch."""
     settings = (*SMALL, "phases.0.batch.sequences=16", "phases.0.steps=100", "schedule.warmup=10")

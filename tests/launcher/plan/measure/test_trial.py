@@ -42,6 +42,7 @@ def test_a_large_machine_measures_the_recipes_own_microbatch(name: str) -> None:
         assert trial.recipe.phases[0].rows == trial.recipe.microbatch * trial.rounds * 2
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=20)
 @given(
     recipe=st.sampled_from(RECIPES),
@@ -77,6 +78,7 @@ def test_a_machine_without_memory_is_told_what_is_missing() -> None:
     assert "--tiny" in raised.value.remedy
 
 
+@pytest.mark.long
 def test_a_step_on_this_machine_is_foreseen() -> None:
     """On a CPU too: else a large recipe would be measured as it is, for hours."""
     here = this_machine(load("bert-large"))

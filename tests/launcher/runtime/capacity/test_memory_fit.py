@@ -34,6 +34,7 @@ def test_one_row_more_would_not_fit(name: str) -> None:
                 assert bill.kept(phase) < bill.with_rows(phase, rows)
 
 
+@pytest.mark.long
 def test_an_estimate_goes_by_what_fits_and_says_so() -> None:
     cluster = Cluster(1, 8, find_gpu("A100-40"), 3600.0 * 1000)
     found = estimate(load("roberta-large", ("microbatch=auto",)), cluster)

@@ -129,6 +129,7 @@ def test_no_cluster_at_the_address(fresh_run: str, monkeypatch: pytest.MonkeyPat
     assert not list(open_run(fresh_run).store.list("attempts/"))
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize(("memory", "passes"), [("900GiB", False), (None, True)])
 def test_a_store_that_leaves_no_memory_is_named_with_the_key(

@@ -87,6 +87,7 @@ def test_cuda_shows_every_rank_its_nodes_gpus_and_its_own_is_the_one_that_ray_ga
         assert seen == ([[gpu] for gpu in own] if cut else [own] * len(own))
 
 
+@pytest.mark.long
 @given(placements(), st.data())
 def test_gpus_that_cannot_be_told_apart_are_refused(
     found: list[tuple[Placement, list[str]]], data: st.DataObject
@@ -141,6 +142,7 @@ IMPORTS = {
 """How a module may have imported a library, and so have something of it among its names."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", IMPORTS)
 def test_the_module_that_imported_a_library_is_named(how: str, tmp_path: Path) -> None:
     """Among those that were there before, those that it imports itself, and those that import the library later."""

@@ -63,7 +63,7 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get", lambda answer: answer)
     monkeypatch.setattr(rank_link, "here", lambda: RankLocation("node", 1, "host"))
     monkeypatch.setattr(rank_link, "beat_interval", lambda ranks: 0.001)
-    monkeypatch.setattr(worker, "_AGAIN_S", 0.001)
+    monkeypatch.setattr(worker, "_RETRY_S", 0.001)
 
 
 def test_where_a_group_resumes_is_told_though_no_heartbeat_falls_into_it(

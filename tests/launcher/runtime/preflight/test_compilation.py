@@ -32,6 +32,7 @@ def test_auto_compiles_on_gpus_where_triton_is(
     assert choice.why
 
 
+@pytest.mark.long
 def test_the_name_is_of_all_that_compiled_code_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = Subject((NETWORK,), torch.float32, torch.device("cpu"), 4, 32)
     name = name_of(subject, 1)

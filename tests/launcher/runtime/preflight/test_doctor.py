@@ -13,6 +13,7 @@ from launcher.runtime.preflight.doctor import examine, probe_store
 from launcher.runtime.preflight.findings import Finding
 
 
+@pytest.mark.long
 def test_this_machine_can_train() -> None:
     findings = list(examine([]))
     assert {finding.what for finding in findings} >= {
@@ -80,6 +81,7 @@ def test_imports_are_measured_where_that_is_asked_for(monkeypatch: pytest.Monkey
     assert measured in examine([], imports=True)
 
 
+@pytest.mark.long
 def test_another_version_than_the_pinned_one_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

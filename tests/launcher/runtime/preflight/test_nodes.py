@@ -17,6 +17,7 @@ def report(node: str, *findings: Finding, **versions: str) -> NodeReport:
     return NodeReport(node, f"host-{node}", 0.1, findings, versions)
 
 
+@pytest.mark.long
 def test_every_node_is_examined_once_and_all_ranks_hear_of_it(fresh_run: str) -> None:
     heard = run_ranks(hold, 3, fresh_run, None)
     assert heard[0] == heard[1] == heard[2]
@@ -33,6 +34,7 @@ def test_a_node_alone_has_no_network_to_measure(fresh_run: str) -> None:
     assert "network" not in heard["checks"][0]
 
 
+@pytest.mark.long
 def test_all_ranks_agree_on_the_unfit_node(fresh_run: str, tmp_path: Path) -> None:
     heard = run_ranks(hold, 3, fresh_run, str(tmp_path / "not-there"))
     assert [ears["unfit"] for ears in heard] == [["second"]] * 3

@@ -13,6 +13,7 @@ from tests.support.ranks.measures import faulty_sums
 WRONG = Wrong(3, 17, "5.0", 4.0)
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_the_fault_that_was_drawn_is_named_with_its_place(world: int) -> None:

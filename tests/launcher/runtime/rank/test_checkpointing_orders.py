@@ -118,6 +118,7 @@ class _Run:
                 assert reader.read_full(_REMEMBERED, MEMORY).shape == (1,)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(orders=st.lists(_ORDERS, max_size=14), keep_last=st.integers(1, 3))
 @example(orders=[("stop", 0), ("start", 0), ("steps", 1), ("stop", 0)], keep_last=1)

@@ -62,6 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_pairs_from_a_pretrained_run_to_a_sentence_transformer(folder: Path, tmp_path: Path) -> None:
     run = small_runs.new_run(
         folder, "vectors", *PAIRS, f"corpus.sources.text.uri={folder}/pairs", f"start={folder}/pretrained"
@@ -93,6 +94,7 @@ def test_pairs_from_a_pretrained_run_to_a_sentence_transformer(folder: Path, tmp
     assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.1
 
 
+@pytest.mark.long
 def test_it_starts_from_a_folder_too_and_says_what_it_leaves(folder: Path, tmp_path: Path) -> None:
     """The encoder whole, the head for masked tokens left there; vectors are those of the folder before any step."""
     export_run(open_run(f"{folder}/pretrained"), None, str(tmp_path / "model"))

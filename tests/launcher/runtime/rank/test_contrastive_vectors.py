@@ -103,6 +103,7 @@ def gradients(module: nn.Module) -> dict[str, np.ndarray]:
     return {name: p.grad.numpy() for name, p in module.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("objective", "theirs"),
     [

@@ -71,6 +71,7 @@ def test_each_phase_has_a_microbatch_of_its_own(uri: str, world: int) -> None:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", ["samples", "tokens"])
 @pytest.mark.parametrize("world", [1, 3, 8])
 def test_ranks_together_announce_every_row_once(uri: str, world: int, batch: str) -> None:

@@ -55,6 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_killed_and_resumed_it_is_the_same_run(folder: Path) -> None:
     """On two ranks at ZeRO 2 and 3; the export of a teacher is the same teacher as its run."""
     undisturbed = {}
@@ -81,6 +82,7 @@ def test_killed_and_resumed_it_is_the_same_run(folder: Path) -> None:
     assert start["fresh"] == []
 
 
+@pytest.mark.long
 def test_losses_of_a_checkpoint_are_measured_with_the_teacher(folder: Path) -> None:
     run = finish(new_run(folder, "measured", *taught_by(folder / "teacher")), 1)
     found = {(f.measure, f.length, f.source): f.value for f in held_out(open_checkpoint(open_run(run)), 12)}
@@ -89,6 +91,7 @@ def test_losses_of_a_checkpoint_are_measured_with_the_teacher(folder: Path) -> N
         assert found[name, 32, None] == pytest.approx(recorded[name], rel=1e-4)
 
 
+@pytest.mark.long
 def test_a_teacher_that_was_moved_is_the_same_and_one_that_was_trained_on_is_another(folder: Path) -> None:
     run = new_run(folder, "held", *taught_by(folder / "exported"))
     finish(run, 1, stop_at=3)

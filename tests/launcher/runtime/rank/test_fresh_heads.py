@@ -43,6 +43,7 @@ def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
     return value
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", [0.1, 1.0, 8.0])
 @pytest.mark.parametrize("config", [BERT, ROBERTA], ids=["bert", "roberta"])
 def test_a_fresh_head_begins_with_the_frequencies_and_its_loss_falls(

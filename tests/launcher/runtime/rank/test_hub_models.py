@@ -107,6 +107,7 @@ def starting(asked: Setting, start: str) -> Recipe:
     return asked.run.recipe.model_copy(update={"start": start})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["hf://org/model", "hf://org/model@v1", f"hf://org/model@{COMMIT}"])
 def test_a_run_keeps_the_files_of_one_commit(asked: Setting, hub: Path, tmp_path: Path, name: str) -> None:
     uri = tmp_path / "new"
@@ -136,6 +137,7 @@ def test_pickled_weights_are_fetched_where_there_are_no_others(
     assert all(torch.equal(value, tensors[name]) for name, value in found.items())
 
 
+@pytest.mark.long
 def test_init_pins_it(asked: Setting, hub: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(starting(asked, "hf://org/model").to_yaml())
     made = CliRunner().invoke(app, ["init", str(tmp_path / "mine.yaml"), str(tmp_path / "new")])

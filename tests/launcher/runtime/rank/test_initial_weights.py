@@ -174,6 +174,7 @@ def test_dropout_and_the_place_of_the_file_do_not_matter(setting: Setting, tmp_p
     assert all(torch.equal(p, parameters_of(exported)[name]) for name, p in parameters_of(model).items())
 
 
+@pytest.mark.long
 def test_a_folder_in_a_bucket_whole_or_in_parts(setting: Setting, s3: S3Server, tmp_path: Path) -> None:
     from transformers import RobertaForMaskedLM
 
@@ -239,6 +240,7 @@ def test_weights_that_cannot_be_loaded_are_refused_by_init(
         check_start(asked.run.recipe)
 
 
+@pytest.mark.long
 def test_the_newest_checkpoint_of_another_run(setting: Setting, other_run: str) -> None:
     with pytest.raises(RunError, match=r"^start: .*\bcheckpoint\b"):
         setting.asks(BERT, RecipeObjective(mlm=MLM), other_run).begin()
@@ -259,12 +261,14 @@ def test_another_runs_model_must_be_ours(setting: Setting, other_run: str) -> No
         setting.asks(BERT.model_copy(update={"heads": 2}), RecipeObjective(mlm=MLM), other_run).begin()
 
 
+@pytest.mark.long
 def test_an_encoder_under_another_name_is_missed(setting: Setting, other_run: str) -> None:
     trained(setting, other_run, DEBERTA_V2, RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()))
     with pytest.raises(RunError, match=r"\blacks\b.*: encoder\.embeddings\.word\.weight"):
         setting.asks(DEBERTA_V2, RecipeObjective(mlm=MLM), other_run).begin()
 
 
+@pytest.mark.long
 def test_a_table_of_differences_is_no_table(setting: Setting, other_run: str) -> None:
     disentangled = RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig(embeddings="gradient_disentangled"))
     trained(setting, other_run, DEBERTA_V2, disentangled)
@@ -308,6 +312,7 @@ def test_a_decoder_whose_tokenizer_lacks_special_tokens(setting: Setting, tmp_pa
     assert (start.record["copied"], start.record["averaged"]) == (known, 0)
 
 
+@pytest.mark.long
 def test_rows_that_only_special_tokens_may_lack(setting: Setting, tmp_path: Path) -> None:
     asked = setting.asks(ROBERTA, RecipeObjective(mlm=MLM), tmp_path / "model")
     export(asked, tmp_path / "model")

@@ -16,6 +16,7 @@ QUIET = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_run_and_its_export_start_alike(tmp_path: Path) -> None:
     small_runs.prepare_corpus(tmp_path)

@@ -31,6 +31,7 @@ def pickle_in(folder: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
+@pytest.mark.long
 def test_the_run_keeps_safetensors(setting: Setting, tmp_path: Path) -> None:
     asked = setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path / "published")
     exported = parameters_of(export(asked, tmp_path / "published"))
@@ -59,6 +60,7 @@ def test_a_pair_in_a_bucket_one_of_them_pickled(setting: Setting, s3: S3Server, 
     assert start.record["fresh"] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", range(3))
 def test_a_generator_beside_its_discriminator(setting: Setting, tmp_path: Path, case: int) -> None:
     """Both networks of a pair are read from one folder, as DeBERTa v3's are published; one network alone, too."""

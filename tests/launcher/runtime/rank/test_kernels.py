@@ -62,6 +62,7 @@ def test_right_kernels_stay_the_usual_ones(folder: Path, undisturbed: str) -> No
     assert small_runs.digests(run) == small_runs.digests(undisturbed)
 
 
+@pytest.mark.long
 def test_a_kernel_that_ends_its_process_is_left_out_at_the_first_start(
     folder: Path, undisturbed: str
 ) -> None:

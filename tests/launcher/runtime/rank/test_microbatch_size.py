@@ -86,6 +86,7 @@ def test_memory_that_gives_out_in_a_step_is_answered_by_a_start_with_half(
     ensure_same(run, undisturbed)
 
 
+@pytest.mark.long
 def test_the_estimate_decides_by_the_least_memory(folder: Path) -> None:
     """One row is tried if by the estimate not even that fits."""
     run = small_runs.new_run(folder, "none", *AUTO)
@@ -93,6 +94,7 @@ def test_the_estimate_decides_by_the_least_memory(folder: Path) -> None:
     assert [event["rows"] for event in small_runs.events(run, "microbatch")] == [[1, 1]]
 
 
+@pytest.mark.long
 def test_a_row_that_does_not_fit_ends_the_run_with_a_remedy(folder: Path) -> None:
     run = small_runs.new_run(folder, "hopeless", *AUTO)
     ended = run_group(run, 1, memory=Memory(PLENTY, (1000,)))

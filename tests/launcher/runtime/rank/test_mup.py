@@ -39,6 +39,7 @@ def rates(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, float]:
     return {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
 
 
+@pytest.mark.long
 def test_fresh_weights_and_rates_follow_the_base(tokenizer: Tokenizer) -> None:
     plain, scaled = (dict(build_model(at(base), tokenizer).named_parameters()) for base in (None, 16))
     query, norm = "encoder.layers.1.attention.query.weight", "head.norm.weight"
@@ -99,6 +100,7 @@ def test_a_recipe_without_it_is_the_recipe_that_it_was() -> None:
     assert not any(path.startswith("model.mup") for path in identity(load("eurobert-210m")))
 
 
+@pytest.mark.long
 def test_the_base_is_identity_and_stays_written() -> None:
     plain, based = load("bert-base"), load("bert-base", (f"model.mup={{hidden: {BASE}}}",))
     assert loads(based.to_yaml(), "again") == based

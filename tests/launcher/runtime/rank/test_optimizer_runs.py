@@ -44,6 +44,7 @@ def test_a_killed_run_goes_on_bit_for_bit(folder: Path, optimizer: str, zero: in
     small_runs.ensure_same(killed, undisturbed, small_runs.STEPS)
 
 
+@pytest.mark.long
 def test_a_change_of_optimizer_that_was_forced_is_refused_by_its_checkpoint(folder: Path) -> None:
     run = finish(small_runs.new_run(folder, "changed"), 1, stop_at=4)
     changed = reload(open_run(run).recipe, settings("muon", 1))

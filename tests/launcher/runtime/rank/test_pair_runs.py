@@ -68,6 +68,7 @@ def run(corpora: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return open_run(str(uri))
 
 
+@pytest.mark.long
 def test_every_example_of_a_step_is_shown_and_is_of_one_source(run: Run) -> None:
     texts = {
         record["query"]: [record["query"], record["positive"], record["negatives"][0]]  # type: ignore[index]
@@ -154,6 +155,7 @@ def test_corpora_that_will_not_do_are_refused_before_there_is_a_run(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_plain_text_makes_sentences_twice(inputs: Path, tmp_path: Path) -> None:
     assert init("simcse-base", tmp_path / "run", [inputs / "corpus"], "input.shortest=4") == 0
     shown = find_sample(open_run(str(tmp_path / "run")), 3, 2)
@@ -163,6 +165,7 @@ def test_plain_text_makes_sentences_twice(inputs: Path, tmp_path: Path) -> None:
     assert first.partition(") ")[2] == second.partition(") ")[2]
 
 
+@pytest.mark.long
 def test_pairs_are_counted_and_shown(corpora: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("corpus", "stats", corpora / "news", "--batch", 16) == 0
     assert "query, positive, 2 negative(s)" in capsys.readouterr().out

@@ -36,6 +36,7 @@ from tests.support.runs.starts import (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_extended_rows_are_the_mean_of_their_pieces(setting: Setting, tmp_path: Path, name: str) -> None:
     config, objective, heads = CASES[name]
@@ -63,6 +64,7 @@ def test_extended_rows_are_the_mean_of_their_pieces(setting: Setting, tmp_path: 
     assert torch.equal(model.logits(batch)[:, :size], exported.logits(batch))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("config", "sharing"), PAIRS.values(), ids=PAIRS)
 def test_both_networks_of_a_pair_get_the_new_rows(
     setting: Setting, tmp_path: Path, config: ModelConfig, sharing: Sharing
@@ -82,6 +84,7 @@ def test_both_networks_of_a_pair_get_the_new_rows(
         torch.testing.assert_close(parameters_of(model)[name][-2], by_hand, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_rows_follow_their_pieces_to_other_ids(setting: Setting, tmp_path: Path) -> None:
     exported = parameters_of(export(setting.asks(BERT, RecipeObjective(mlm=MLM), "scratch"), tmp_path))
     text = ["every rank reads its rows and nothing is lost while workers die and come back"] * 30
@@ -96,6 +99,7 @@ def test_rows_follow_their_pieces_to_other_ids(setting: Setting, tmp_path: Path)
             assert torch.equal(parameters_of(model)[word][i], expected)
 
 
+@pytest.mark.long
 def test_a_filled_up_vocabulary_keeps_its_spare_rows(setting: Setting, tmp_path: Path) -> None:
     size = setting.tokenizer.vocab_size
     filled = BERT.model_copy(update={"vocab": size + 10})
@@ -108,6 +112,7 @@ def test_a_filled_up_vocabulary_keeps_its_spare_rows(setting: Setting, tmp_path:
         setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path).begin()
 
 
+@pytest.mark.long
 def test_a_run_with_another_tokenizer(setting: Setting, other_run: str) -> None:
     saved = trained(setting, other_run, BERT, RecipeObjective(mlm=SPANS, sbo=SboConfig()))
     longer = replace(setting, tokenizer=extend_tokenizer(setting.tokenizer, ["neurotransmitter"]).tokenizer)
@@ -122,6 +127,7 @@ def test_a_run_with_another_tokenizer(setting: Setting, other_run: str) -> None:
         )
 
 
+@pytest.mark.long
 def test_a_runs_own_tokenizer_counts_whatever_lies_where_it_came_from(
     setting: Setting, other_run: str
 ) -> None:
@@ -137,6 +143,7 @@ def test_a_runs_own_tokenizer_counts_whatever_lies_where_it_came_from(
     assert torch.equal(parameters_of(model)[name][:-2], saved[name])
 
 
+@pytest.mark.long
 def test_a_stranger_tokenizer_is_refused(setting: Setting, tmp_path: Path) -> None:
     export(setting.asks(BERT, RecipeObjective(mlm=MLM), "scratch"), tmp_path)
     other = replace(setting, tokenizer=train_tokenizer("wordpiece", ["some text of words"] * 9, 36))

@@ -86,7 +86,7 @@ def loss_of(module: ObjectiveModule, batch: Batch) -> torch.Tensor:
     return torch.stack([term.weight * term.loss_sum / max(1, term.targets) for term in terms]).sum()
 
 
-@pytest.mark.drawn(12)
+@pytest.mark.default_cases(12)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("family", "row"), CELLS, ids=[f"{family}-{row.name}-{row.packing}" for family, row in CELLS]

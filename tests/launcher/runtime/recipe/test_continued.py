@@ -127,6 +127,7 @@ def test_a_deberta_without_that_head_is_a_version_2(tmp_path: Path, convolution:
     assert ("deberta-v3-base" in commented(recipe)) == (convolution is None)
 
 
+@pytest.mark.long
 def test_a_config_without_weights_is_no_discriminator(tmp_path: Path) -> None:
     published(tmp_path / "bare")
     (tmp_path / "bare" / WEIGHTS).unlink()

@@ -164,7 +164,7 @@ def test_libyaml_reads_the_bundled_recipes_as_pyyaml_does() -> None:
         assert loads(text, name, ours=True) == load(name)
 
 
-@pytest.mark.drawn(10)
+@pytest.mark.default_cases(10)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_its_model_is_the_official_size(name: str) -> None:
     recipe = load(name)
@@ -299,7 +299,7 @@ def test_bert_trains_nine_tenths_on_short_rows() -> None:
     ]
 
 
-@pytest.mark.drawn(10)
+@pytest.mark.default_cases(10)
 @pytest.mark.parametrize("name", bundled())
 def test_its_small_form_is_the_same_kind_of_run(name: str) -> None:
     recipe, small = load(name), tiny(load(name))

@@ -35,7 +35,7 @@ def fresh(recipe: Recipe) -> ObjectiveModule:
     return model
 
 
-@pytest.mark.drawn(12)
+@pytest.mark.default_cases(12)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_weights_are_drawn_as_in_the_official_code(name: str) -> None:
     model, std = fresh(load(name)), 0.02 if name.startswith(NORMAL) else 0.0176
@@ -69,7 +69,7 @@ def test_robertas_row_of_padding_is_zero() -> None:
         assert table[padding + 1].any()
 
 
-@pytest.mark.drawn(10)
+@pytest.mark.default_cases(10)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_weight_decay_acts_on_the_official_parameters(name: str) -> None:
     model, settings = fresh(load(name)), load(name).optimizer.settings
@@ -105,7 +105,8 @@ def test_a_row_has_the_official_number_of_targets(name: str, length: int, target
     assert targets_per_row(load(name), length) == targets
 
 
-@pytest.mark.drawn(8)
+@pytest.mark.long
+@pytest.mark.default_cases(8)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_64_ranks_share_every_batch_evenly(name: str) -> None:
     """Of ModernBERT-large's published batch of long rows, 616, no more than 8 ranks."""

@@ -208,6 +208,7 @@ NUMBERS = st.floats(0.1, 9)
 LINES = st.builds(WeightSchedule, start=st.floats(0, 9), end=NUMBERS, steps=st.integers(1, 60))
 
 
+@pytest.mark.long
 @given(run=NUMBERS | LINES, own=st.lists(st.none() | NUMBERS | LINES, min_size=1, max_size=4))
 def test_a_term_weighs_in_each_step_what_its_phase_or_the_run_says(
     run: Weight, own: list[Weight | None]
@@ -289,6 +290,7 @@ def test_a_picture_is_as_high_as_its_values() -> None:
     assert plot([0, 1, 2, 4, 0.01], 2) == ["   █", " ▄██▁"]
 
 
+@pytest.mark.long
 @given(own=st.lists(st.none() | st.sampled_from([1e4, 5e5]), min_size=1, max_size=4))
 def test_the_base_of_rotary_positions_is_the_phases_or_the_models(own: list[float | None]) -> None:
     base = load("modernbert-base")

@@ -21,7 +21,6 @@ from data_service.errors import CorpusError
 from data_service.samples.similar_words import dump_similar_words, parse_similar_words
 from data_service.store.base import digest
 from data_service.store.local import LocalStore
-from launcher.after.compare.place import comparison_at
 from launcher.after.evaluate.cell import RULES, CellFigures, GridRecord, Result, Results
 from launcher.after.evaluate.evaluation import rows
 from launcher.after.finetune.export import read_head
@@ -103,9 +102,6 @@ FORMATS = {
     "run.json": Format("run/run.json", _object, (STATUS, REPORT, ("checkpoints", "list", "{run}"))),
     "a result": Format(f"results/rules-{RULES}/*.json", _sealed, (TABLE,)),
     "a grid": Format("results/grids/*.json", _sealed, (TABLE,)),
-    "a comparison": Format(
-        "compared/comparison.json", _object, (("compare", "--only-page", "--out", "{root}/compared"),)
-    ),
     "an export": Format(
         "exported/maskfleet_export.json", _object, (("checkpoints", "export", "{run}", "--out", "{root}/exported"),)
     ),
@@ -115,7 +111,7 @@ FORMATS = {
 
 @pytest.fixture(scope="module")
 def place(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with everything in it, results, a comparison, an export and a corpus."""
+    """A run with everything in it, results, an export and a corpus."""
     root = tmp_path_factory.mktemp("place")
     for name in ("corpus", "tokenizer"):
         shutil.copytree(inputs / name, root / name)
@@ -126,7 +122,6 @@ def place(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = Results(LocalStore(root / "results"))
     kept = results.keep(Result(rules=RULES, cell=cell(task="sst2"), measured=FIGURES, versions={}))
     results.keep_grid(GridRecord(suite="sst2", cells=(kept.cell,)))
-    comparison_at(str(root / "compared"), (), (1,), None).keep()
     (root / "model").mkdir()
     (root / "model/config.json").write_text("{}")
     publish(root / "model", LocalStore(root / "exported"), [])

@@ -143,7 +143,7 @@ def test_dying_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, moment: i
     assert names(store) == ["00000000-00000004.npz"], "what was left is tidied up"
 
 
-@pytest.mark.drawn(6)
+@pytest.mark.default_cases(6)
 @pytest.mark.parametrize("seed", range(20))
 def test_two_that_pack_a_zombie_that_writes_and_a_reader_at_once(tmp_path: Path, seed: int) -> None:
     """A reader sees all that was there when it began."""

@@ -12,9 +12,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from launcher.plan.failures.faults import MONTH_S, Fault, Machines, Outage
-from launcher.plan.failures.recovery import SPARE_AGAIN_S, Way, noticed, seconds
-from launcher.plan.failures.training import Layout, MemoryCopy, Seat, Segment
+from failures_cluster import (
+    MONTH_S,
+    SPARE_AGAIN_S,
+    Fault,
+    Layout,
+    Machines,
+    MemoryCopy,
+    Outage,
+    Seat,
+    Segment,
+    Way,
+    noticed,
+)
+
 from launcher.runtime.cluster.deaths import Deaths
 from launcher.runtime.cluster.world_size import Nodes, WorldSizeTracker
 from launcher.runtime.policies.elastic import Sizing, places
@@ -264,8 +275,8 @@ class Simulation:
         """Return the seconds until the ranks are together, the state apart."""
         cold = self.way.cold if self.new else 0.0
         if not stays or self.way.stay is None:
-            return seconds(self.way.anew) + cold
-        return seconds(self.way.stay) + (self.way.process + cold if self.new or not self.spare else 0.0)
+            return self.way.anew + cold
+        return self.way.stay + (self.way.process + cold if self.new or not self.spare else 0.0)
 
     def count_restart(self, stays: bool, recalled: bool) -> None:
         self.month.restarts += 1
