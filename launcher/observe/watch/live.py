@@ -107,20 +107,22 @@ class LivePage:
         self._error: str | None = None
         self._began: float | None = None
 
-    def look(self, patience_s: float = _FIRST_DRAWING_S) -> tuple[str | None, dict[str, float | str | None]]:
+    def look(self) -> tuple[str | None, dict[str, float | str | None]]:
         """Return the last page that could be drawn (None before the first), and how current it is.
 
-        If the thread was just started, wait for its first drawing, at most `patience_s` seconds after the start. The
-        second value has the `age` of the page; the `error` of the last drawing, None if it did not fail; the time since
-        the first of the `failing` drawings in a row; the time that the present drawing has taken (`reading`), None if
-        there is none. Times are in seconds.
+        If the thread was just started, wait a short time for its first drawing. The second value has the `age` of the
+        page; the `error` of the last drawing, None if it did not fail; the time since the first of the `failing`
+        drawings in a row; the time that the present drawing has taken (`reading`), None if there is none. Times are in
+        seconds.
         """
         with self._changed:
             self._looked = self._clock()
             if not self._running:
                 self._running, self._fresh, self._started = True, False, self._looked
                 threading.Thread(target=self._run, name="live page", daemon=True).start()
-            self._changed.wait_for(lambda: self._fresh, max(0.0, self._started + patience_s - self._looked))
+            self._changed.wait_for(
+                lambda: self._fresh, max(0.0, self._started + _FIRST_DRAWING_S - self._looked)
+            )
             now = self._clock()
             return self._html, {
                 "age": round(now - self._drawn, 1) if self._html is not None else 0.0,

@@ -317,6 +317,7 @@ def test_a_page_is_fresh_when_it_is_opened(
 ) -> None:
     """However long nobody has looked: nothing is read meanwhile, and the next page shows what is there now."""
     monkeypatch.setattr(live, "_IDLE_S", -1.0)
+    monkeypatch.setattr(live, "_FIRST_DRAWING_S", 60.0)  # a busy machine
     draws, run, done = random.Random(draw), ToldRun(tmp_path), 0
     run.begin(1)
     with serving(tmp_path) as ask:
