@@ -47,8 +47,7 @@ class Owner(BaseModel):
 
     Attributes:
         host: name of its machine.
-        processes: name of the process table that `pid` belongs to (machine, boot and container) and of the clock that
-            counts `started`.
+        processes: name of the process table that `pid` belongs to (machine, boot and container).
         pid: process number.
         started: time at which the process began (clock ticks since boot).
         claimed: time at which it claimed the attempt (seconds since 1970).
@@ -72,7 +71,7 @@ class Owner(BaseModel):
         """Return process `pid` of this machine as owner. This process acts in its name."""
         return cls(
             host=socket.gethostname(),
-            processes=_process_table(),
+            processes=processes.table(),
             pid=pid,
             started=processes.started(pid),
             claimed=now,
@@ -84,7 +83,7 @@ class Owner(BaseModel):
 
     def is_here(self) -> bool:
         """Return whether the owner belongs to the process table of this machine and container."""
-        return self.processes == _process_table()
+        return self.processes == processes.table()
 
     def is_running(self) -> bool:
         """Return whether the process exists on this machine: same pid and same start, because pids are reused."""
@@ -96,10 +95,10 @@ class _Time(BaseModel):
 
 
 class _Beat(_Time):
-    """A heartbeat. `since_boot`: seconds since its machine's boot; None if version 0.1.0 wrote the heartbeat."""
+    """A heartbeat. `since_boot`: seconds since its machine's boot."""
 
     beat: int
-    since_boot: FiniteFloat | None = None
+    since_boot: FiniteFloat
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,7 @@ class Attempt:
         with suppress(ValidationError):  # no heartbeat yet, or one that was written in part
             since_boot = _Beat.model_validate_json(self.heartbeat()).since_boot
             owner = self.owner()
-            if since_boot is not None and processes.boot() in owner.processes.split() and not owner.is_here():
+            if processes.boot() in owner.processes.split() and not owner.is_here():
                 return max(0.0, processes.since_boot() - since_boot)
         ages = (self.store.age(_key(self.number, what)) for what in (".heartbeat", ""))
         return next((age for age in ages if age is not None), math.inf)
@@ -342,14 +341,6 @@ def newest_attempt(store: Store) -> int:
 
 def _key(number: int, what: str = "") -> str:
     return f"{_ROOT}{number:06d}{what}.json"
-
-
-def _process_table() -> str:
-    """Return the name of this process's table and the clock that counts starts.
-
-    Version 0.1.0 counted starts by the wall clock, so none of its records has this name.
-    """
-    return f"{processes.table()} since boot"
 
 
 def _date(seconds: float) -> str:

@@ -89,16 +89,22 @@ def rewinds(store: Store) -> list[Rewind]:
 
 def _read(store: Store, key: str) -> Rewind:
     data = store.get(key)
+    body = unsealed(_SEALED, data)
+    if body is None:
+        raise _damaged(store, key, "it does not match its own digest")
     try:
-        body = unsealed(_SEALED, data)
-        return Rewind.model_validate_json(data if body is None else body)  # the first ones had no digest
+        return Rewind.model_validate_json(body)
     except ValidationError as error:
-        refuse_newer(data if body is None else body, f"{store.uri}/{key}", error)
-        raise DamagedCheckpoint(
-            f"{store.uri}/{key} cannot be read: {first_problem(error)}",
-            remedy="restore it from a copy. It records that the run went back; without it the checkpoints that were "
-            "abandoned then would be used again",
-        ) from error
+        refuse_newer(body, f"{store.uri}/{key}", error)
+        raise _damaged(store, key, first_problem(error)) from error
+
+
+def _damaged(store: Store, key: str, reason: str) -> DamagedCheckpoint:
+    return DamagedCheckpoint(
+        f"{store.uri}/{key} cannot be read: {reason}",
+        remedy="restore it from a copy. It records that the run went back; without it the checkpoints that were "
+        "abandoned then would be used again",
+    )
 
 
 def left_behind(mark: CheckpointName, gone_back: Sequence[Rewind]) -> bool:

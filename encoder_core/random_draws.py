@@ -71,6 +71,8 @@ def numbers16(
 
     Each hash gives four of them.
     """
+    if keys.is_meta:  # without numbers nothing is hashed
+        return keys.new_empty((*keys.shape, len(columns)), dtype=torch.int16)
     first, last = columns.start // 4, -(-columns.stop // 4)
     counter = _multiples(torch.arange(first, last, device=keys.device))
     # A number of the host's stays there: copied, it would be waited for.
@@ -106,7 +108,8 @@ def _multiples(x: Tensor) -> Tensor:
 
 def _mix(x: Tensor) -> Tensor:
     """Mix as splitmix64 does: every bit of the result depends on every bit of `x`, which is overwritten."""
-    shifted = None if torch.compiler.is_compiling() else torch.empty_like(x)
+    # An output would make torch import its compiler for tensors without numbers.
+    shifted = None if torch.compiler.is_compiling() or x.is_meta else torch.empty_like(x)
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         x ^= torch.bitwise_right_shift(x, shift, out=shifted).bitwise_and_((1 << (64 - shift)) - 1)
         x *= factor

@@ -24,13 +24,8 @@ from checkpoints.hf.load import load_pretrained, weights_for
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from encoder_core.errors import ModelError
-from encoder_core.families.albert import AlbertConfig
-from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import DetectorConfig, Interchange, ModelConfig, interchange
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.interchange import Heads
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.replaced import Part, is_difference, stored_name
 from encoder_core.terms.replaced import Sharing
 
@@ -60,19 +55,12 @@ def for_model(tokenizer_files: Mapping[str, bytes], config: ModelConfig) -> dict
     files = dict(tokenizer_files)
     if _CONFIG in files:
         fields = json.loads(files[_CONFIG]) | {"model_max_length": config.max_length}
-        if isinstance(config, XlnetConfig):
+        if config.class_token_last:
             fields["padding_side"] = "left"
-        if not _tells_segments(config):
+        if not config.accepts_segments:
             fields["model_input_names"] = ["input_ids", "attention_mask"]
         files[_CONFIG] = (json.dumps(fields, ensure_ascii=False, indent=2) + "\n").encode()
     return files
-
-
-def _tells_segments(config: ModelConfig) -> bool:
-    """Return whether transformers' class for the model accepts token types. DeBERTa's accepts and ignores them."""
-    if isinstance(config, XlnetConfig | DebertaConfig | DebertaV2Config):
-        return True
-    return isinstance(config, BertConfig | AlbertConfig | ElectraConfig) and config.token_types > 1
 
 
 def special_token_ids(tokenizer_files: Mapping[str, bytes]) -> dict[str, int]:

@@ -164,8 +164,8 @@ class CloudUpload:
         self.reached(self.source.size)
 
     def _parts(self, size: int) -> Iterator[bytes]:
-        """Yield the parts. When obstore asks for another one, at most `_CONCURRENT_PARTS` earlier ones are on their way,
-        so the server has all those before."""
+        """Yield the parts. When obstore asks for another one, at most `_CONCURRENT_PARTS` earlier ones are on their
+        way, so the server has all those before."""
         for number, start in enumerate(range(0, self.source.size, size), start=1):
             yield self.source.read(start, size)
             if number > _CONCURRENT_PARTS:

@@ -53,6 +53,14 @@ class AlbertConfig(WithGenerator):
         shallow = super().generator
         return shallow.model_copy(update={"groups": min(self.groups, shallow.layers)})
 
+    @property
+    def segments(self) -> int:
+        return self.token_types
+
+    @property
+    def has_pair_class(self) -> bool:
+        return True
+
     def encoder(
         self,
         *,

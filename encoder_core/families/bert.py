@@ -52,6 +52,14 @@ class BertConfig(WithGenerator):
     token_types: int = Field(default=2, ge=0)
     position: Literal["absolute", "relative_key", "relative_key_query"] = "absolute"
 
+    @property
+    def segments(self) -> int:
+        return self.token_types
+
+    @property
+    def has_pair_class(self) -> bool:
+        return self.token_types > 0
+
     def encoder(
         self,
         *,

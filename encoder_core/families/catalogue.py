@@ -57,6 +57,11 @@ def language_table(config: ModelConfig) -> tuple[str, ...]:
     return config.languages if isinstance(config, XlmConfig) and config.language_table else ()
 
 
+def is_enhanced(config: ModelConfig) -> bool:
+    """Return whether DeBERTa's mask decoder predicts masked tokens."""
+    return isinstance(config, DebertaConfig | DebertaV2Config) and config.mask_decoder == "enhanced"
+
+
 def build_encoder(
     config: ModelConfig,
     *,

@@ -21,7 +21,7 @@ from pydantic import (
 
 from encoder_core.errors import ModelError
 from encoder_core.families.interchange import Format, Heads, Written
-from encoder_core.layers.sizes import Activation, Initializer
+from encoder_core.layers.sizes import Activation, Initializer, Recurrence
 
 if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
     from encoder_core.layers.any_encoder import AnyEncoder
@@ -78,6 +78,8 @@ class EncoderConfig(BaseModel, ABC):
         recipe: bundled recipe with the settings for continuing a model of the family; `pair_recipe`: with a generator.
         main_heads: heads of the network that other tasks start from.
         decodes: whether the network is an encoder and a decoder that reads its states.
+        permutes: whether tokens are predicted in a random order, without masks.
+        class_token_last: whether the classification token ends a text; else it begins it.
         layers, hidden, heads, feed_forward: depth, width, attention heads, inner width.
         max_length: number of tokens in the longest row, including special tokens.
         vocab: number of token ids; None until the tokenizer is known (`with_tokenizer`).
@@ -98,6 +100,8 @@ class EncoderConfig(BaseModel, ABC):
     pair_recipe: ClassVar[str | None] = None
     main_heads: ClassVar[Heads] = "mlm"
     decodes: ClassVar[bool] = False
+    permutes: ClassVar[bool] = False
+    class_token_last: ClassVar[bool] = False
 
     layers: int = Field(gt=0)
     hidden: int = Field(gt=0)
@@ -177,6 +181,19 @@ class EncoderConfig(BaseModel, ABC):
         """Return the fields that only this family changes in the small form of a recipe."""
         return {}
 
+    def paired_with(self, generator: "EncoderConfig") -> Self:
+        """Return this discriminator with the size of its generator.
+
+        Raises:
+            ModelError: the family has no generator.
+        """
+        if "generator_layers" not in type(self).model_fields:
+            raise ModelError(
+                f"{self.name} has no generator and discriminator",
+                remedy="give two networks of another family that were trained together",
+            )
+        return self.model_copy(update={"generator_layers": generator.layers})
+
     def with_layers(self, layers: int) -> Self:
         """Return the same model with another depth."""
         return self.model_copy(update={"layers": layers})
@@ -195,6 +212,26 @@ class EncoderConfig(BaseModel, ABC):
     def bounded(self) -> bool:
         """Whether a table of positions limits the length of a row."""
         return True
+
+    @property
+    def recurrence(self) -> Recurrence | None:
+        """The cache of states of earlier rows; None if each row is read alone."""
+        return None
+
+    @property
+    def segments(self) -> int | None:
+        """Number of segments that have embeddings of their own; None if the family has none."""
+        return None
+
+    @property
+    def accepts_segments(self) -> bool:
+        """Whether transformers' class accepts token types, even if it ignores them."""
+        return (self.segments or 0) > 1
+
+    @property
+    def has_pair_class(self) -> bool:
+        """Whether transformers has a class with a language-model head and a head for pairs of segments."""
+        return False
 
     @property
     def counts_from_padding(self) -> bool:

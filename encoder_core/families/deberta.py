@@ -54,6 +54,10 @@ class DebertaConfig(WithGenerator):
     mask_decoder: Literal["enhanced", "plain"] = "enhanced"
     position_to_position: bool = False
 
+    @property
+    def accepts_segments(self) -> bool:
+        return True  # which it ignores
+
     def encoder(
         self,
         *,
@@ -98,6 +102,10 @@ class DebertaV2Config(EncoderConfig):
         """The generator, as a model of its own: equally wide, half as deep (DeBERTaV3, section 3.1)."""
         layers = self.generator_layers or max(1, self.layers // 2)
         return self.model_copy(update={"layers": layers, "generator_layers": None})
+
+    @property
+    def accepts_segments(self) -> bool:
+        return True  # which it ignores
 
     def encoder(
         self,

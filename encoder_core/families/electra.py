@@ -6,7 +6,7 @@ from all tokens, not from 15 % (section 2). Both are BERT's encoder on shared em
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -64,6 +64,13 @@ class ElectraConfig(EncoderConfig):
             "generator_divisor": 1,
         }
         return ElectraConfig.model_validate(self.model_dump() | shape)
+
+    @property
+    def segments(self) -> int:
+        return self.token_types
+
+    def paired_with(self, generator: EncoderConfig) -> Self:
+        return self.model_copy(update={"generator_divisor": self.hidden // generator.hidden})
 
     def encoder(
         self,

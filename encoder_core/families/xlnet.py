@@ -22,6 +22,7 @@ from encoder_core.families.interchange import (
     unpublished,
     with_bias,
 )
+from encoder_core.layers.sizes import Recurrence
 
 if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
     from encoder_core.layers.attention import Attend
@@ -45,6 +46,8 @@ class XlnetConfig(EncoderConfig):
     name: ClassVar[str] = "XLNet"
     recipe: ClassVar[str] = "xlnet-base"
     main_heads: ClassVar[Heads] = "plm"
+    permutes: ClassVar[bool] = True
+    class_token_last: ClassVar[bool] = True
     pad_id: int = 5
     reuse: int = Field(default=256, ge=0)
     memory: int = Field(default=384, ge=0)
@@ -65,16 +68,24 @@ class XlnetConfig(EncoderConfig):
         checkpoint_activations: bool = False,
         attend: "Attend | None" = None,
     ) -> "TwoStreamEncoder":
-        from encoder_core.layers.xlnet_encoder import Recurrence, TwoStreamEncoder
+        from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 
         return TwoStreamEncoder(
             self.vocabulary,
             self.hidden,
             [_layer(self) for _ in range(self.layers)],
-            recurrence=Recurrence(self.reuse, self.memory) if self.memory else None,
+            recurrence=self.recurrence,
             dropout=self.dropout,
             checkpoint_activations=checkpoint_activations,
         )
+
+    @property
+    def recurrence(self) -> Recurrence | None:
+        return Recurrence(self.reuse, self.memory, self.memory_refresh) if self.memory else None
+
+    @property
+    def accepts_segments(self) -> bool:
+        return True
 
     @property
     def bounded(self) -> bool:

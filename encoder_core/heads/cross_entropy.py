@@ -31,7 +31,7 @@ from encoder_core.layers.kernel_choice import pick
 from encoder_core.layers.sizes import CHUNKS
 from encoder_core.random_draws import draw_key, uniforms
 
-MULTIPLES = {"cuda": 64, "cpu": 1}  # of the vocabulary, by kind of device
+MULTIPLES = {"cuda": 64, "meta": 64, "cpu": 1}  # of the vocabulary, by kind of device
 GROUP = 256  # ids that are sampled from together
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -49,6 +49,7 @@ from encoder_core.layers.gpu_attention import (
 )
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import JoinedLinear, ScaledLinear, project
+from encoder_core.layers.planned import planned_rectangle
 from encoder_core.layers.rows import Rotation, Rows, for_each_query, rotate
 from encoder_core.layers.torch_internals import flash_attention
 from encoder_core.random_draws import draw_key, head_keys
@@ -208,7 +209,9 @@ def _in_rectangle(
     q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
     # Padding comes after a row's tokens: what hides later keys from them hides padding, too.
     causal = rows.causal and not rows.exceed(window) and _torch_takes(q_RNLD, dropout, by_torch=by_torch)
-    if causal:
+    if causal and q_TND.is_meta:
+        context_RNLD = planned_rectangle(q_RNLD, k_RNLD, v_RNLD, None, dropout, None, causal=True)
+    elif causal:
         context_RNLD = F.scaled_dot_product_attention(
             q_RNLD, k_RNLD, v_RNLD, dropout_p=dropout, is_causal=True
         )
@@ -243,6 +246,8 @@ def attend_padded(
     belongs to the rectangle, not to the tokens. Without rows (an idle batch) it leaves the bias out of the graph, and
     with it parameters that ZeRO waits for on every rank. `by_torch` false: the formula always.
     """
+    if q_RNQD.is_meta:
+        return planned_rectangle(q_RNQD, k_RNKD, v_RNKD, bias, dropout, scale)
     if _torch_takes(q_RNQD, dropout, by_torch=by_torch):
         return F.scaled_dot_product_attention(
             q_RNQD, k_RNKD, v_RNKD, attn_mask=bias, dropout_p=dropout, scale=scale

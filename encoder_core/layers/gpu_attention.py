@@ -21,7 +21,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from encoder_core.layers.dropout import inverse_rate, threshold_of
+from encoder_core.layers.planned import TERMS, planned_attention
 from encoder_core.layers.rows import Rows
+from encoder_core.layers.sizes import ON_GPU
 from encoder_core.random_draws import draw_key
 
 _WIDEST = 128
@@ -37,7 +39,8 @@ def fused_takes(device: str, dtype: torch.dtype, width: int) -> bool:
     wide.
     """
     kinds = (torch.float32, torch.bfloat16, torch.float16)
-    return device == "cuda" and dtype in kinds and width <= _WIDEST and triton_is_there()
+    there = device == "meta" or (device == "cuda" and triton_is_there())
+    return there and dtype in kinds and width <= _WIDEST
 
 
 def fused_attention(
@@ -56,6 +59,9 @@ def fused_attention(
 
     `terms` are the fields of `kernels.fused_attention.Terms`, `where` further fields of its `Layout`.
     """
+    if q_MND.device.type == "meta":
+        given = (q_MND, k_KND, v_KND, *((terms or {}).get(name) for name in TERMS))
+        return planned_attention(given, rows, carried=where.get("carried", 0), window=where.get("window"))
     from encoder_core.kernels import fused_attention as kernels
 
     threshold = threshold_of(dropout)
@@ -82,6 +88,9 @@ def fused_across(
     dropout: float,
 ) -> Float[Tensor, "tokens heads width"]:
     """Return the context where the queries of each of `rows` see the same row of `others`."""
+    if q_TND.device.type == "meta":
+        given = (q_TND, k_SND, v_SND, *(None for _ in TERMS))
+        return planned_attention(given, rows, keys=others.max_length)
     from encoder_core.kernels import fused_attention as kernels
 
     threshold = threshold_of(dropout)
@@ -113,7 +122,7 @@ _INSTALLED = find_spec(PACKAGE) is not None
 
 def flash_takes(device: str, dtype: torch.dtype, width: int) -> bool:
     """Return whether flash attention supports such heads: on CUDA, half precision, head width 8, 16, ..., 256."""
-    return device == "cuda" and dtype in (torch.bfloat16, torch.float16) and width % 8 == 0 and width <= 256
+    return device in ON_GPU and dtype in (torch.bfloat16, torch.float16) and width % 8 == 0 and width <= 256
 
 
 def flash3_takes(device: torch.device, dtype: torch.dtype, width: int, dropout: float) -> bool:

@@ -64,6 +64,11 @@ def prefer(preference: Preference | None) -> None:
     _process.preference = preference
 
 
+def preferred() -> Preference | None:
+    """Return what `prefer` set."""
+    return _process.preference
+
+
 def pick(possible: Sequence[Kernel], *, dropped: bool, place: Place = "attention") -> Kernel:
     """Return the most preferred kernel among those `possible` at a place.
 

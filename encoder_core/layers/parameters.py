@@ -22,6 +22,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from encoder_core.layers.sizes import ON_GPU
+
 
 class ScaledLinear(nn.Linear):
     """A Linear whose fresh weight is drawn with `scale` times the model's standard deviation (`initialise.py`).
@@ -128,7 +130,7 @@ def project(
     is each in compiled code, where the compiler arranges the products.
     """
     whole = not hasattr(linears[0].weight, "ds_id")
-    if x_TI.device.type == "cuda" and whole and not torch.compiler.is_compiling():
+    if x_TI.device.type in ON_GPU and whole and not torch.compiler.is_compiling():
         return joint(x_TI, linears)
     return tuple(linear(x_TI) for linear in linears)
 

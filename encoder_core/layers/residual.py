@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from encoder_core.layers.dropout import Dropout, threshold_of
 from encoder_core.layers.gpu_attention import triton_is_there
 from encoder_core.layers.kernel_choice import pick
+from encoder_core.layers.planned import planned_norm, planned_rms_norm
+from encoder_core.layers.sizes import ON_GPU
 
 _WIDEST = 8192  # numbers of a row that one program holds in registers
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -46,7 +48,7 @@ class RMSNorm(nn.RMSNorm):
         self, x: Tensor, added: Tensor | None = None, draws: Tensor | None = None, threshold: int = 0
     ) -> Any:
         if added is None:
-            return super().forward(x)
+            return planned_rms_norm(x, self.weight) if x.is_meta else super().forward(x)
         return _fused(self, None, False, x, added, draws, threshold)
 
 
@@ -86,14 +88,14 @@ def _picked(draw: Tensor | None) -> bool:
 def _takes(norm: nn.Module, residual_TH: Tensor, x_TH: Tensor) -> bool:
     """Return whether the fused kernel supports these tensors."""
     return (
-        x_TH.device.type == "cuda"
+        x_TH.device.type in ON_GPU
         and not torch.compiler.is_compiling()
         and isinstance(norm, LayerNorm | RMSNorm)
         and norm.eps is not None
         and x_TH.dtype in _DTYPES
         and x_TH.dtype == residual_TH.dtype == norm.weight.dtype
         and x_TH.shape[-1] <= _WIDEST
-        and triton_is_there()
+        and (x_TH.is_meta or triton_is_there())
     )
 
 
@@ -106,6 +108,8 @@ def _fused(
     draws_T: Tensor | None,
     threshold: int,
 ) -> tuple[Tensor, Tensor]:
+    if x_TH.is_meta:
+        return planned_norm(x_TH, residual_TH, norm.weight, bias, draws_T, centered=centered)
     from encoder_core.kernels.residual_norm import Norm, residual_norm
 
     assert norm.eps is not None

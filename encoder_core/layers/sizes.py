@@ -1,8 +1,9 @@
-"""Names and sizes of layers and heads. They are apart from the modules, so that reading a recipe and counting what it
-costs does not import torch.
+"""Names and sizes of layers and heads. They are apart from the modules, so that reading a recipe and counting its
+parameters does not import torch.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["gelu", "gelu_tanh", "silu"]
@@ -37,4 +38,18 @@ POSITION_WIDTH = 200
 MAX_TARGETS = 15
 """Largest number of tokens of one span that are predicted from its boundary (official code)."""
 
-CHUNKS = {"cuda": 2**27, "cpu": 2**24}  # logits per chunk, by kind of device: 512 and 64 MiB in fp32
+ON_GPU = ("cuda", "meta")
+"""Kinds of device on which layers take the path of a GPU: a GPU, and tensors without numbers that stand for a GPU's
+(`planned.py`)."""
+
+CHUNKS = {"cuda": 2**27, "meta": 2**27, "cpu": 2**24}  # logits per chunk, by device: 512 and 64 MiB in fp32
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """The cache of states of earlier rows: the first `reuse` tokens of each row join it, and it keeps the last `length`
+    tokens. In training it is recomputed every `refresh_steps` steps."""
+
+    reuse: int
+    length: int
+    refresh_steps: int

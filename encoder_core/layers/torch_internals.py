@@ -20,6 +20,10 @@ NAMES = (
     "utils._pytree.tree_leaves",
     "utils._python_dispatch.TorchDispatchMode",
     "distributed.distributed_c10d._world",
+    "ops.aten._scaled_dot_product_efficient_attention",
+    "ops.aten._flash_attention_backward",
+    "ops.aten._scaled_dot_product_efficient_attention_backward",
+    "_subclasses.fake_tensor",
 )
 COMPILING = (
     "_dynamo.mark_dynamic",
@@ -61,6 +65,17 @@ def flash_attention(*operands: Any, window: int | None, causal: bool) -> Tensor:
     return context
 
 
+def attention_operators() -> tuple[Any, Any, Any, Any]:
+    """Return torch's operators of flash attention and its gradient, and of memory-efficient attention and its."""
+    return name_of(NAMES[0]), name_of(NAMES[7]), name_of(NAMES[6]), name_of(NAMES[8])
+
+
+def efficient_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, **options: Any) -> Tensor:
+    """Return the context of torch's memory-efficient attention on rectangles [R, N, L, D]."""
+    context: Tensor = name_of(NAMES[6])(q, k, v, bias, True, **options)[0]
+    return context
+
+
 def softmax_backward(gradient: Tensor, weights: Tensor) -> Tensor:
     """Return the gradient by the scores, where `weights` are their softmax over the last dimension."""
     found: Tensor = name_of(NAMES[1])(gradient, weights, -1, weights.dtype)
@@ -80,6 +95,19 @@ def tensors_in(tree: Any) -> list[Tensor]:
 def dispatch_mode() -> Any:
     """Return the class of contexts that see every operation."""
     return name_of(NAMES[4])
+
+
+def fake_tensors() -> Any:
+    """Return the module of tensors that have a device and no numbers."""
+    return name_of(NAMES[9])
+
+
+def uncompiled(mode: type) -> type:
+    """Let a dispatch mode be used without importing torch's compiler, as in `without_compiler`."""
+    plain = vars(mode)["__torch_dispatch__"]
+    plain = getattr(plain, "__wrapped__", plain)
+    vars(plain).setdefault("__dynamo_disable", plain)
+    return mode
 
 
 def nccl_backends() -> list[Any]:

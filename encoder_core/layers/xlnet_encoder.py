@@ -21,21 +21,13 @@ from encoder_core.layers.parameters import Weights
 from encoder_core.layers.pieces import Draws, PieceWise, piece
 from encoder_core.layers.residual import LayerNorm, normed_sum
 from encoder_core.layers.rows import Rows
-from encoder_core.layers.sizes import Activation
+from encoder_core.layers.sizes import Activation, Recurrence
 from encoder_core.layers.xlnet_attention import TwoStreamAttention, sinusoids
 from encoder_core.layers.xlnet_scope import AttentionScope, reach
 from encoder_core.random_draws import table_keys
 
 Memory = tuple[Tensor, ...]
 """For each layer, [R, C, H]: its inputs at the tokens that precede these rows, without gradient."""
-
-
-@dataclass(frozen=True)
-class Recurrence:
-    """How memory grows: the first `reuse` tokens of each row join it, and it keeps the last `length` tokens."""
-
-    reuse: int
-    length: int
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.cost.flops import is_enhanced
-from encoder_core.families.catalogue import ModelConfig
+from encoder_core.families.catalogue import ModelConfig, is_enhanced
 from encoder_core.heads.classification import PairHead
 from encoder_core.heads.prediction import EnhancedMaskDecoder, MaskedLanguageModelHead, SpanBoundaryHead
 from encoder_core.layers.any_encoder import AnyEncoder

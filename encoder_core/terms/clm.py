@@ -2,10 +2,7 @@
 
 from collections.abc import Iterator
 
-from encoder_core.cost.activations import Activations, kept_by_head
-from encoder_core.cost.flops import head, is_enhanced
-from encoder_core.cost.products import Product, Shape
-from encoder_core.cost.states import CountedStates
+from encoder_core.families.catalogue import is_enhanced
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.terms.term import HeadConfig, Refusal, Setting, without_decoder
@@ -24,15 +21,6 @@ class ClmConfig(HeadConfig):
     exported = "mlm"
     reads = "all"
     causal = True
-
-    def products(self, states: CountedStates) -> Iterator[Product]:
-        return head(states.model, states.shape.targets)
-
-    def keeps(self, states: CountedStates) -> Activations:
-        return Activations(tuple(kept_by_head(states.model, states.shape.targets)), ())
-
-    def scored(self, shape: Shape) -> int:
-        return shape.targets
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse other terms than mlm, layers that see later tokens in any case, and rows without running text."""

@@ -3,16 +3,9 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from pydantic import Field, PositiveInt
 
-from encoder_core.cost.activations import Activations, drops_of, kept_by_head
-from encoder_core.cost.flops import head
-from encoder_core.cost.products import Product, Shape, plain_layer, times
-from encoder_core.cost.saved import INDEX, Saved, several
-from encoder_core.cost.saved import plain_layer as kept_by_plain_layer
-from encoder_core.cost.states import CountedStates
 from encoder_core.terms.term import BottleneckConfig, Refusal, Setting, SmallObjective
 
 
@@ -34,28 +27,6 @@ class CondenserConfig(BottleneckConfig):
     def early_layer(self, layers: int) -> int:
         """Return `early` of a model with so many layers."""
         return layers // 2 if self.early is None else self.early
-
-    def products(self, states: CountedStates) -> Iterator[Product]:
-        """Yield the products of the head's layers, for all tokens, and of mlm's head at the targets."""
-        model, shape = states.model, states.shape
-        layer = plain_layer(shape.rows, shape.length, model.heads, model.hidden, model.feed_forward)
-        for product in times(layer, self.layers):
-            yield replace(product, what=f"condenser: {product.what}", layer=False)  # nor is it computed again
-        yield from head(model, shape.targets)
-
-    def keeps(self, states: CountedStates) -> Activations:
-        model, shape = states.model, states.shape
-        size = (shape.rows, shape.length, model.heads, model.hidden, model.feed_forward)
-        layer = kept_by_plain_layer(*size, kernel=states.kernel, drops=drops_of(model))
-        outside = (
-            Saved("condenser: rows' first tokens", shape.rows, INDEX),
-            *several((*layer.inputs, *layer.inner), self.layers),
-            *kept_by_head(model, shape.targets),
-        )
-        return Activations(outside, ())
-
-    def scored(self, shape: Shape) -> int:
-        return shape.targets
 
     def small(self, form: SmallObjective) -> "CondenserConfig":
         """Return the term for a model of fewer layers: it reads the middle one."""

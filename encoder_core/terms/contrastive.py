@@ -1,26 +1,13 @@
 """Contrastive training of text vectors, as a recipe describes it. How it is computed: `objectives/contrastive.py`."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from encoder_core.cost.activations import (
-    Activations,
-    kept_by_embeddings,
-    kept_by_layers,
-    kept_by_two_streams,
-)
-from encoder_core.cost.flops import encoder, forgetful
-from encoder_core.cost.products import Product, Shape
-from encoder_core.cost.saved import FP32, Kernel, Saved
-from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.terms.term import (
     AroundConfig,
-    HeadConfig,
     LateWeight,
     Refusal,
     RowFacts,
@@ -59,35 +46,6 @@ class ContrastiveConfig(LateWeight, AroundConfig):
         if any(a <= b for a, b in pairwise(widths or ())):
             raise ValueError("give each width once, the largest first")
         return widths
-
-    def products(self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape) -> Iterator[Product]:
-        """Yield the products of texts' vectors. Similarities are left out: a thousandth, even in batches of 10,000s."""
-        yield from encoder(model, shape)
-        if self.projection:
-            yield Product("projection", shape.rows, model.hidden, model.hidden)
-
-    def products_around(self, model: ModelConfig, shape: Shape) -> Iterator[Product]:
-        return self.products(model, [], shape.twice)
-
-    def keeps(
-        self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape, kernel: Kernel
-    ) -> list[Activations]:
-        return [self._vectors(model, shape, kernel)]
-
-    def keeps_around(self, model: ModelConfig, shape: Shape, kernel: Kernel) -> Activations:
-        return self._vectors(model, shape.twice, kernel)
-
-    def _vectors(self, model: ModelConfig, shape: Shape, kernel: Kernel) -> Activations:
-        """Return what is saved for texts' vectors, and their cached gradients."""
-        outside = [Saved("vectors and their gradients", shape.rows * model.hidden, FP32, 2)]
-        if self.projection:
-            outside.append(Saved("projection", shape.rows * model.hidden, count=2))
-        vectors = Activations(tuple(outside), ())
-        if isinstance(model, XlnetConfig):
-            forward = replace(shape, backwards=False)
-            return kept_by_two_streams(forgetful(model), forward, kernel) + vectors
-        embeddings = Activations(tuple(kept_by_embeddings(model, shape, kernel)), ())
-        return embeddings + vectors + Activations((), tuple(kept_by_layers(model, shape, kernel)))
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse families with a decoder, running text if there is no other term, and several updates a step if there

@@ -1,21 +1,8 @@
 """Denoising (Lewis et al. 2019, arXiv 1910.13461, BART), as a recipe describes it."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 
-from encoder_core.cost.activations import (
-    Activations,
-    kept_by_decoding,
-    kept_by_embeddings,
-    kept_by_head,
-    kept_by_layers,
-)
-from encoder_core.cost.flops import encoder, head, writing
-from encoder_core.cost.products import Product, Shape
-from encoder_core.cost.saved import Kernel
-from encoder_core.families.bart import BartConfig
-from encoder_core.families.catalogue import ModelConfig
-from encoder_core.terms.term import HeadConfig, ModuleConfig, Refusal, Setting
+from encoder_core.terms.term import ModuleConfig, Refusal, Setting
 
 
 class DenoiseConfig(ModuleConfig):
@@ -29,30 +16,6 @@ class DenoiseConfig(ModuleConfig):
     def read(self, length: int) -> int:
         """Return how many tokens the encoder reads of a row of `length` tokens, on average."""
         return length
-
-    def products(self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape) -> Iterator[Product]:
-        assert isinstance(model, BartConfig)  # else it is refused
-        reads = self._reads(shape)
-        yield from encoder(model, reads)
-        yield from writing(model, shape, reads.length)
-        yield from head(model, shape.targets)
-
-    def keeps(
-        self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape, kernel: Kernel
-    ) -> list[Activations]:
-        assert isinstance(model, BartConfig)  # else it is refused
-        reads = self._reads(shape)
-        embeddings = kept_by_embeddings(model, reads, kernel)
-        reading = Activations(tuple(embeddings), tuple(kept_by_layers(model, reads, kernel)))
-        scores = Activations(tuple(kept_by_head(model, shape.targets)), ())
-        return [reading + kept_by_decoding(model, shape, reads.length, kernel) + scores]
-
-    def scored(self, shape: Shape) -> int:
-        return shape.targets
-
-    def _reads(self, shape: Shape) -> Shape:
-        """Return the shape of the rows that the encoder reads: it sees them whole."""
-        return replace(shape, length=self.read(shape.length), causal=False)
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse other terms, families without a decoder, and rows that are not of one segment."""

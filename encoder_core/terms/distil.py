@@ -4,17 +4,10 @@ The papers, and how it is computed: `objectives/distil.py`.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import chain
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from encoder_core.cost.activations import Activations, kept_by_head
-from encoder_core.cost.flops import head
-from encoder_core.cost.products import Product, Shape, times, without_gradient
-from encoder_core.cost.saved import FP32, Saved
-from encoder_core.cost.states import NOTHING, CountedStates
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.terms.term import HeadConfig, Refusal, Setting, SmallObjective
 
@@ -57,41 +50,12 @@ class DistilConfig(HeadConfig):
     layers: tuple[int, ...] | None = None
     teachers: tuple[TeacherSource, ...] = Field(min_length=1)
 
-    def products(self, states: CountedStates) -> Iterator[Product]:
-        """Yield the products of the student's head at the places where it learns, and of the teachers, which have no
-        backward pass.
-        """
-        model, shape = states.model, states.shape
-        per_row = self._per_row(shape)
-        yield from states.at_targets(per_row)
-        yield from head(model, shape.rows * per_row)
-        for teacher in self.teachers:
-            known = teacher.model.model_copy(update={"vocab": model.vocabulary})
-            asked = CountedStates(known, shape, whole=True)
-            its = chain(asked.encoder(), asked.at_targets(per_row), head(known, shape.rows * per_row))
-            for product in without_gradient(its):
-                yield replace(product, layer=False)  # nor is it computed again
-
-    def keeps(self, states: CountedStates) -> Activations:
-        """Return what the student's head (and DeBERTa's mask decoder) saves, and the teachers' outputs."""
-        shape, per_row = states.shape, self._per_row(states.shape)
-        teachers = (Saved("teacher's states", shape.tokens * source.model.hidden) for source in self.teachers)
-        outside = (*kept_by_head(states.model, shape.rows * per_row, "places"), *teachers)
-        return Activations(outside, ()) + states.at_targets_keeps(per_row)
-
     def small(self, form: SmallObjective) -> "DistilConfig":
         """Return the term with the small forms of the teachers."""
         teachers = tuple(
             source.model_copy(update={"model": form.model(source.model)}) for source in self.teachers
         )
         return self.model_copy(update={"teachers": teachers, "layers": None})
-
-    def scored(self, shape: Shape) -> int:
-        return shape.rows * self._per_row(shape)
-
-    def _per_row(self, shape: Shape) -> int:
-        """Return the number of places in a row where the student learns."""
-        return shape.length if self.places == "all" else shape.targets_per_row
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse objectives without the head of mlm, or with a generator."""
@@ -128,12 +92,6 @@ class CosineConfig(HeadConfig):
     name = "cosine"
     reads = "all"
 
-    def products(self, states: CountedStates) -> Iterator[Product]:
-        return iter(())
-
-    def keeps(self, states: CountedStates) -> Activations:
-        return NOTHING
-
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse objectives without teachers of the student's width."""
         distil = setting.terms.get(DistilConfig.name)
@@ -168,22 +126,6 @@ class HiddenConfig(HeadConfig):
 
     layers: tuple[int, ...] | None = Field(default=None, min_length=1)
     projection: int | None = Field(default=None, gt=0)
-
-    def products(self, states: CountedStates) -> Iterator[Product]:
-        model = states.model
-        if self.projection is not None:
-            tokens = states.shape.tokens
-            once = Product("head: hidden states projected", tokens, model.hidden, self.projection)
-            yield from times(iter([once]), model.layers + 1)
-
-    def keeps(self, states: CountedStates) -> Activations:
-        """Return the inputs of the squared differences, in fp32, for all states."""
-        width = states.shape.tokens * (self.projection or states.model.hidden)
-        layers = states.model.layers
-        theirs = Saved("teacher's layers", width, FP32, layers)  # of the last one distil keeps the states
-        if self.projection is None:
-            return Activations((theirs,), ())
-        return Activations((theirs, Saved("student's layers, projected", width, FP32, layers + 1)), ())
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse objectives without exactly one teacher, and widths or layers that do not match it."""

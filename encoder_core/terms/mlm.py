@@ -2,10 +2,6 @@
 
 from collections.abc import Iterator
 
-from encoder_core.cost.activations import Activations, kept_by_head
-from encoder_core.cost.flops import head
-from encoder_core.cost.products import Product, Shape
-from encoder_core.cost.states import CountedStates
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.terms.term import HeadConfig, LateWeight, Refusal, Setting, without_decoder
 
@@ -15,17 +11,6 @@ class TokenPrediction(HeadConfig):
 
     exported = "mlm"
     reads = "targets"
-
-    def products(self, states: CountedStates) -> Iterator[Product]:
-        yield from states.at_targets()
-        yield from head(states.model, states.shape.targets)
-
-    def keeps(self, states: CountedStates) -> Activations:
-        outside = kept_by_head(states.model, states.shape.targets)
-        return Activations(tuple(outside), ()) + states.at_targets_keeps()
-
-    def scored(self, shape: Shape) -> int:
-        return shape.targets
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse XLNet, families with a decoder, and rows without masks."""

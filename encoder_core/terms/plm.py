@@ -1,14 +1,9 @@
 """Permuted language modelling (Yang et al. 2019, section 2.2), as a recipe describes it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from encoder_core.cost.activations import Activations, kept_by_decoder, kept_by_two_streams
-from encoder_core.cost.flops import decoder, two_streams
-from encoder_core.cost.products import Product, Shape
-from encoder_core.cost.saved import Kernel
-from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.terms.term import HeadConfig, LateWeight, ModuleConfig, Refusal, Setting
+from encoder_core.terms.term import LateWeight, ModuleConfig, Refusal, Setting
 
 
 class PlmConfig(LateWeight, ModuleConfig):
@@ -16,21 +11,6 @@ class PlmConfig(LateWeight, ModuleConfig):
 
     name = "plm"
     exported = "plm"
-
-    def products(self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape) -> Iterator[Product]:
-        assert isinstance(model, XlnetConfig)  # else it is refused
-        yield from two_streams(model, shape)
-        yield from decoder(model.hidden, model.vocabulary, shape.targets)
-
-    def keeps(
-        self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape, kernel: Kernel
-    ) -> list[Activations]:
-        assert isinstance(model, XlnetConfig)  # else it is refused
-        scores = kept_by_decoder(model.hidden, model.vocabulary, shape.targets)
-        return [kept_by_two_streams(model, shape, kernel) + Activations(tuple(scores), ())]
-
-    def scored(self, shape: Shape) -> int:
-        return shape.targets
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse all but XLNet, on rows in lanes, with no other term."""

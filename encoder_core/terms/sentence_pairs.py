@@ -3,27 +3,12 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 
-from encoder_core.cost.activations import Activations
-from encoder_core.cost.products import Product
-from encoder_core.cost.saved import Saved
-from encoder_core.cost.states import CountedStates
 from encoder_core.terms.term import HeadConfig, Refusal, Setting, without_mlm
 
 
 class PairConfig(HeadConfig):
     exported = "mlm_pair"
     reads = "first"
-
-    def products(self, states: CountedStates) -> Iterator[Product]:
-        """Yield the products of the pooler and the classifier."""
-        hidden = states.model.hidden
-        yield from states.at(1)
-        yield Product("head: pairs", states.shape.rows, hidden, hidden)
-        yield Product("head: pairs", states.shape.rows, hidden, 2)
-
-    def keeps(self, states: CountedStates) -> Activations:
-        pairs = Saved("head: pairs", states.shape.rows * states.model.hidden, count=2)
-        return Activations((pairs,), ()) + states.at_keeps(1)
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse objectives without mlm, and rows without the label of this term."""

@@ -1,20 +1,16 @@
-"""The description of a term of the loss: what a recipe says, with what the term cannot be combined, and what it costs.
+"""The description of a term of the loss: what a recipe says, and with what the term cannot be combined.
 
-The device half of a term is apart (`objectives/term.py`): reading a recipe and counting its cost need no torch. The
+The device half of a term is apart (`objectives/term.py`): reading a recipe needs no torch. The
 package's README, "Terms", explains how to write a term.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_serializer, model_validator
 
-from encoder_core.cost.activations import Activations
-from encoder_core.cost.products import Product, Shape
-from encoder_core.cost.saved import Kernel
-from encoder_core.cost.states import CountedStates
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import Heads
 
@@ -182,10 +178,6 @@ class TermConfig(BaseModel, ABC):
         """Return this term for a small model and short rows. Only settings that depend on their size change."""
         return self
 
-    def scored(self, shape: Shape) -> int:
-        """Return the number of tokens in a microbatch for which the vocabulary's logits are computed."""
-        return 0
-
 
 class LateWeight(TermConfig):
     """A term whose first version had no weight. A weight of 1 is not written, so that recipes, fingerprints and the
@@ -212,16 +204,6 @@ class HeadConfig(TermConfig):
     reads: ClassVar[Reads]
     causal: ClassVar[bool] = False
 
-    @abstractmethod
-    def products(self, states: CountedStates) -> Iterator[Product]:
-        """Yield the products of this term on one microbatch, besides the encoder's: of the states that it needs, and
-        of its heads.
-        """
-
-    @abstractmethod
-    def keeps(self, states: CountedStates) -> Activations:
-        """Return what the same saves for the backward pass."""
-
 
 class ModuleConfig(TermConfig):
     """The description of a term that builds the whole module: a second network, another encoder's streams, or a
@@ -230,30 +212,12 @@ class ModuleConfig(TermConfig):
     A coupled loss depends on all examples of a step. An objective has at most one such term.
     """
 
-    @abstractmethod
-    def products(self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape) -> Iterator[Product]:
-        """Yield all products of this module on one microbatch."""
-
-    @abstractmethod
-    def keeps(
-        self, model: ModelConfig, heads: Sequence[HeadConfig], shape: Shape, kernel: Kernel
-    ) -> list[Activations]:
-        """Return what this module saves for the backward pass, for each update group of a step."""
-
 
 class AroundConfig(ModuleConfig):
     """The description of a term that builds a module by itself, and that can be added to the module of other terms.
 
-    Its loss couples the examples of a step, so a first pass without a graph runs its forward products once more.
+    Its loss couples the examples of a step, so a first pass without a graph computes their vectors beforehand.
     """
-
-    @abstractmethod
-    def products_around(self, model: ModelConfig, shape: Shape) -> Iterator[Product]:
-        """Yield the products that it adds to those of the other terms."""
-
-    @abstractmethod
-    def keeps_around(self, model: ModelConfig, shape: Shape, kernel: Kernel) -> Activations:
-        """Return what it adds to what each update group of the other terms saves."""
 
 
 class BottleneckConfig(HeadConfig):

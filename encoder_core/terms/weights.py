@@ -5,11 +5,10 @@ A test compares every family and term with what torch builds (`objectives/compos
 
 from collections.abc import Mapping, Sequence
 
-from encoder_core.cost.flops import is_enhanced
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bart import FIRST_POSITION, BartConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import DetectorConfig, ModelConfig
+from encoder_core.families.catalogue import DetectorConfig, ModelConfig, is_enhanced
 from encoder_core.families.config import EncoderConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig

@@ -5,12 +5,14 @@ zero/stage_1_and_2.py, zero/stage3.py) as encoder_core/train/settings.py configu
 fp32 moments (one for Muon's matrices), gradients summed in fp32. P parameters, W ranks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from encoder_core.cost.activations import Activations, head_peak
 from encoder_core.train.settings import BUCKET, Precision
+
+Device = Literal["cuda", "cpu"]
+"""Kind of device."""
 
 Stage = Literal[0, 1, 2, 3]
 STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
@@ -119,30 +121,60 @@ def _buckets(
     return parts
 
 
-def of_microbatch(
-    groups: Iterable[Activations], precision: Precision, *, checkpointed: bool, logits: int
-) -> list[MemoryPart]:
-    """Return what one microbatch adds at its peak, for the update group of a step that needs most.
+@dataclass(frozen=True)
+class PassBytes:
+    """The memory of one update group's passes.
 
-    `logits`: number of logits in a chunk (`activations.chunk_of_logits`).
+    Attributes:
+        saved: bytes that autograd keeps between them, without parameters.
+        peak: largest number of bytes that are alive at a time, without parameters and their gradients.
     """
-    state = 2 if precision == "bf16" else 4
-    formula = f"{logits:,} logits, fp32 and working precision"
-    head = MemoryPart("a chunk of the head's logits", formula, head_peak(state, logits))
-    return max(
-        ([*_of_activations(kept, state, checkpointed), *[head] * (logits > 0)] for kept in groups), key=total
-    )
+
+    saved: int
+    peak: int
+
+    @property
+    def beside(self) -> int:
+        """Bytes that are alive beside what autograd keeps: logits, gradients of states, a layer computed again."""
+        return self.peak - self.saved
 
 
-def _of_activations(kept: Activations, state: int, checkpointed: bool) -> list[MemoryPart]:
-    if not checkpointed:
-        return [MemoryPart("activations", "the sum of the tensors below", kept.bytes(state))]
-    return [
-        MemoryPart(
-            "activations, checkpointed", "layers' inputs, and what is outside", kept.checkpointed(state)
-        ),
-        MemoryPart("one layer, computed again", "the largest", kept.one_layer(state)),
-    ]
+@dataclass(frozen=True)
+class MicrobatchMemory:
+    """What a microbatch of any number of rows adds at its peak, from counts of three numbers of rows.
+
+    Attributes:
+        rows: the numbers: the fewest, twice as many, and the most.
+        groups: memory of each update group of a step with these numbers of rows.
+    """
+
+    rows: tuple[int, int, int]
+    groups: Sequence[tuple[PassBytes, PassBytes, PassBytes]]
+
+    def parts(self, rows: int) -> list[MemoryPart]:
+        """Return the memory of a microbatch of `rows` rows."""
+        return max((self._parts(group, rows) for group in self.groups), key=total)
+
+    def _parts(self, counts: tuple[PassBytes, PassBytes, PassBytes], rows: int) -> list[MemoryPart]:
+        """Return the memory of one group.
+
+        What autograd keeps is linear in the rows. What is alive beside it grows at first, up to a limit: the head works
+        on chunks of logits.
+        """
+        first, second, last = self.rows
+        few, twice, many = counts
+        saved = _on_line(first, few.saved, last, many.saved, rows)
+        growing = _on_line(first, few.beside, second, twice.beside, rows)
+        least = _on_line(first, few.beside, last, many.beside, rows)
+        return [
+            MemoryPart("activations", "what autograd keeps, counted", saved),
+            MemoryPart("beside them, at most", "counted", max(least, min(growing, many.beside))),
+        ]
+
+
+def _on_line(x0: int, y0: int, x1: int, y1: int, x: int) -> int:
+    """Return y at `x` on the line through two points."""
+    return y1 if x0 == x1 else y0 + (y1 - y0) * (x - x0) // (x1 - x0)
 
 
 def total(parts: Iterable[MemoryPart]) -> int:

@@ -276,7 +276,7 @@ def test_commands_that_look_do_not_wait_for_torch() -> None:
 
 
 def test_reading_a_recipe_or_a_run_loads_no_torch() -> None:
-    terms = [module_name(path) for path in sources("encoder_core/terms", "encoder_core/cost")]
+    terms = [module_name(path) for path in sources("encoder_core/terms")]
     assert not loaded_with([*READING, *terms]) & {"torch", "ray", "deepspeed", "transformers"}
 
 

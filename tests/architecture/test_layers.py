@@ -26,7 +26,6 @@ DRAWN = {
     """,
     "launcher.plan": """
         burnin -> estimate measure
-        measure -> estimate
     """,
     "launcher.after": """
         evaluate -> diagnose embed export finetune tasks
@@ -49,10 +48,9 @@ DRAWN = {
     """,
     "encoder_core": """
         trials -> families layers objectives
-        train -> cost layers objectives optim
-        objectives -> cost families heads layers optim terms
-        terms -> cost families layers
-        cost -> families layers
+        train -> layers objectives optim
+        objectives -> families heads layers optim terms
+        terms -> families layers
         heads -> kernels layers
         families -> layers
         optim -> layers

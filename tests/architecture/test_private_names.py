@@ -17,6 +17,7 @@ HOMES = {
 OURS_OR_PYTHONS = {"_exit", "_current_frames", "_replace", "_root", "_DummyThread"}
 ALONE = {  # one name of its library, in one place
     ("launcher/after/embed/train.py", "_n_gpu"),  # transformers
+    ("launcher/after/finetune/run.py", "_n_gpu"),
     ("encoder_core/objectives/teacher.py", "_apply"),  # overridden, as subclasses of torch's modules do
 }
 # Attributes of DeepSpeed's objects that look public. Those in `optimizer` and the like mean other things elsewhere.

@@ -84,10 +84,9 @@ LAST_RESORTS = (
     "launcher/runtime/cluster/supervisor.py",  # only to count the start: it is raised again
     "launcher/after/diagnose/evaluators.py",
     "launcher/after/embed/model.py",  # transformers and tokenizers raise errors of any kind about files
-    "launcher/after/finetune/export.py",
-    "launcher/after/finetune/inputs.py",
-    "launcher/after/finetune/network.py",
-    "launcher/after/finetune/sentences.py",
+    "launcher/after/evaluate/grid.py",  # what a cell dies of is its outcome
+    "launcher/after/finetune/encode.py",
+    "launcher/after/finetune/model.py",
     "launcher/runtime/run/recording.py",
     "launcher/observe/sinks/publish.py",
     "launcher/observe/watch/live.py",

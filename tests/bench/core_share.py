@@ -1,13 +1,14 @@
 """How much of a core a training step of each family uses: python tests/bench/core_share.py [FAMILY...].
 
-FLOPs of a forward and a backward pass at base size, as `encoder_core/cost` counts them, by CPU seconds, divided by what
-one thread of this machine reaches in products of square matrices, measured before and after in the same process. What
-is missing to 1 went into softmax, dropout, norms, activations, and matrices of less favourable shapes. fp32.
+FLOPs of a forward and a backward pass at base size, as `encoder_core/train/counting.py` counts them, by CPU seconds,
+divided by what one thread of this machine reaches in products of square matrices, measured before and after in the same
+process. What is missing to 1 went into softmax, dropout, norms, activations, and matrices of less favourable shapes.
+fp32.
 """
 
 import statistics
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -18,14 +19,14 @@ from step_batch import in_random_order, make_batch
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.cost.products import Product, Shape, count
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.losses import ObjectiveModule
-from encoder_core.terms.composition import products
+from encoder_core.train.counting import count
+from launcher.runtime.capacity.workload import Shape
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective
@@ -85,11 +86,10 @@ def measured(family: str, config: ModelConfig, shape: Shape, rounds: int) -> Sha
     objective = (
         RecipeObjective(plm=PlmTerm()) if isinstance(config, XlnetConfig) else RecipeObjective(mlm=MlmTerm())
     )
-    needed = [_of_pairs(product, shape.length) for product in products(config, objective.terms, shape)]
-    flops = count(needed).model
     module = objective_module(config, objective)
     initialise(module, 0.02)
     batch = _batch(config, shape)
+    flops = count(lambda: objective_module(config, objective), batch, torch.float32, "cuda").model
     before, seconds = peak(), []
     for number in range(rounds + 1):
         began = time.process_time()
@@ -98,11 +98,6 @@ def measured(family: str, config: ModelConfig, shape: Shape, rounds: int) -> Sha
             seconds.append(time.process_time() - began)
     around = statistics.mean((before, peak()))
     return Share(family, config.layers, flops / statistics.median(seconds) / 1e9, around / 1e9)
-
-
-def _of_pairs(product: Product, length: int) -> Product:
-    distances = product.what == "scores of relative positions"
-    return replace(product, n=min(product.n, length)) if distances else product
 
 
 def _batch(config: ModelConfig, shape: Shape) -> Batch:

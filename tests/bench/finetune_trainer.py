@@ -9,6 +9,7 @@ over seeds.
 
 import csv
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -69,11 +70,15 @@ def by_maskfleet(model: Path, data: Path, settings: Settings, seed: int) -> Outc
         task.write_text(TASK)
         chosen = [word for name, value in vars(settings).items() for word in ("--set", f"{name}={value}")]
         command = [str(Path(sys.executable).with_name("maskfleet")), "finetune", str(model), str(task)]
-        command += ["--data", str(data), "--seed", str(seed), "--threads", "1", "--json", *chosen]
+        command += ["--data", str(data), "--seed", str(seed), "--json", *chosen]
         began = last = time.monotonic()
         silence, said = 0.0, ""
         with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
         ) as process:
             assert process.stdout is not None
             for line in process.stdout:

@@ -42,11 +42,24 @@ def as_on_a_gpu(module: nn.Module, record: Callable[[str], None]) -> Iterator[No
             ours = (residual.LayerNorm, residual.RMSNorm)
             takes = lambda norm, residual_TH, x_TH: isinstance(norm, ours)  # noqa: E731
             stack.enter_context(patch.object(residual, "_takes", takes))
+            stack.enter_context(
+                patch.object(residual.RMSNorm, "forward", _rms_norm(residual.RMSNorm.forward))
+            )
         if find_spec("encoder_core.heads.shallow_decoder"):
             decoder = import_module("encoder_core.heads.shallow_decoder")
             stack.enter_context(patch.object(decoder, "attend_padded", _masked(record)))
         stack.enter_context(launched(record))
         yield
+
+
+def _rms_norm(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A norm by itself keeps what torch's kernel for GPUs keeps."""
+    planned = import_module("encoder_core.layers.planned").planned_rms_norm
+
+    def normed(norm: nn.RMSNorm, x: Tensor, added: Tensor | None = None, *given: Any) -> Any:
+        return planned(x, norm.weight) if added is None else forward(norm, x, added, *given)
+
+    return normed
 
 
 def _masked(record: Callable[[str], None]) -> Callable[..., Tensor]:

@@ -22,8 +22,8 @@ from program import BenchError
 from synthetic import SPECIAL
 
 from data_service.corpus.corpus import open_corpus
-from encoder_core.cost.products import Shape
 from encoder_core.families.bart import BartConfig
+from launcher.runtime.capacity.workload import Shape
 from tests.support.stores.s3 import S3Server
 
 

@@ -179,7 +179,7 @@ def test_a_start_under_a_clock_that_was_set(
 def test_in_another_container_the_seconds_since_boot_decide(tmp_path: Path, step: int) -> None:
     """What a step leaves behind is a heartbeat whose time of writing lies in the past or in the future."""
     store, here = LocalStore(tmp_path), Owner.here(time.time())
-    other = here.model_copy(update={"processes": f"pod-7 {processes.boot()} pid:[7] since boot"})
+    other = here.model_copy(update={"processes": f"pod-7 {processes.boot()} pid:[7]"})
     attempt: Attempt = claim(store, owner=other)
     attempt.beat(time.time())
     beat = tmp_path / "attempts/000001.heartbeat.json"

@@ -204,13 +204,6 @@ def rewind_to(mark: CheckpointName) -> Rewind:
     return Rewind(attempt=1, to=mark, began=9, reached=12, cause="a spike", skips=((0, 0, 4, 9),))
 
 
-def test_a_rewind_from_before_there_were_digests_counts(store: ClockedStore) -> None:
-    store.put("checkpoints/rewind-a000001.json", rewind_to(CheckpointName(1, 10)).model_dump_json().encode())
-    good = newest_good(store, Alone())
-    assert good is not None
-    assert good.manifest.step == 10
-
-
 def test_a_rewind_that_cannot_be_read_brings_nothing_back(store: ClockedStore) -> None:
     record(store, rewind_to(CheckpointName(1, 10)), Attempt(store, 1))
     store.put("checkpoints/rewind-a000001.json", b"")

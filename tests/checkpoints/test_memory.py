@@ -10,7 +10,7 @@ from checkpoints.attempt import claim
 from checkpoints.commit import Committed, Failed
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Alone, Peers
-from checkpoints.layout import CheckpointManifest, CheckpointName
+from checkpoints.layout import CheckpointName
 from checkpoints.listing import read_manifest
 from checkpoints.load import Reader
 from checkpoints.save import Saver
@@ -18,7 +18,7 @@ from checkpoints.verify import verify
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from encoder_core.train.zero_state import Fragment
-from tests.support.ranks.checkpointing import KINDS, SHAPES, assert_holds, cut, on_threads, random_state, save
+from tests.support.ranks.checkpointing import KINDS, SHAPES, assert_holds, cut, on_threads, random_state
 
 
 @pytest.fixture
@@ -64,10 +64,3 @@ def test_memory_must_be_whole_too(store: Store) -> None:
 
 def memory(remembered: torch.Tensor, rank: int) -> Fragment:
     return Fragment("memory.0", 16 * rank, {"memory": remembered[16 * rank : 16 * rank + 16]})
-
-
-def test_a_manifest_from_before_there_was_memory_is_read(store: Store) -> None:
-    save(Saver(store, claim(store), Alone()), 10, seed=1)
-    manifest = read_manifest(store, CheckpointName(1, 10))
-    old = {key: value for key, value in manifest.model_dump().items() if key != "memory"}
-    assert CheckpointManifest.model_validate(old) == manifest

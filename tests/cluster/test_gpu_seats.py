@@ -97,27 +97,26 @@ CELLS = """
 import json, sys
 from pathlib import Path
 import ray
-from data_service.store.open import open_store
 from launcher.after.evaluate import measures
-from launcher.after.evaluate.cell import CellFigures
-from launcher.after.evaluate.compute_cell import CellResources
-from launcher.after.evaluate.evaluation import GridEvaluation, plan
-from launcher.after.evaluate.cell import Results
+from launcher.after.evaluate.cells import CellFigures, plan
+from launcher.after.evaluate.grid import CellResources, compute
+from launcher.after.finetune.pretrained import LocalModel
 from tests.support.clusters import fake_gpus
-from tests.support.tasks.small_cells import Fitting, checkpoints
 
-class Looking(Fitting):
+class Looking:
+    kind, task, data, settings, seeded = "looking", "a", "a", {}, True
+
     def measure(self, pretrained, seed, place):
         assert measures  # which CUDA is asked by when a cell is unpickled
         return CellFigures(metrics={"gpus": 0.0}, details={"seen": fake_gpus.CUDA.devices()})
 
 ray.init(num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
-models = checkpoints(Path(sys.argv[1]), (0.1,))
+Path(sys.argv[1]).mkdir()
+(Path(sys.argv[1]) / "config.json").write_text("{}")
+model = LocalModel("model", None, Path(sys.argv[1]), "digest")
 for gpus in (0.0, 1.0):
-    results = Results(open_store(f"{sys.argv[1]}/{gpus}"))
-    works = plan(models, [Looking("a", 1.0)], [0, 1])
-    list(GridEvaluation(results, "small", works).compute(models, CellResources(1.0, gpus)))
-    print(json.dumps([results.find(work.cell.key).measured.details["seen"] for work in works]))
+    ended = compute(plan([model], [Looking()], [0, 1]), {"digest": model}, CellResources(1.0, gpus))
+    print(json.dumps([one.outcome.details["seen"] for one in ended]))
 """
 
 

@@ -1,6 +1,6 @@
-"""What follows pretraining is struck at any moment: `finetune` and `embed train` with `--scratch`, and `evaluate`. The
-command, or any process of its tree, gets SIGKILL, SIGTERM or SIGINT, and the same command is given again until it ends
-well. Its results are those of one that nobody disturbed; no process is left, and no temporary file.
+"""What follows pretraining is struck at any moment: `finetune`, `embed train` and `evaluate`. The command, or any
+process of its tree, gets SIGKILL, SIGTERM or SIGINT, and the same command is given again until it ends well. Its
+results are those of one that nobody disturbed; no process is left, and no temporary file.
 """
 
 import json
@@ -141,8 +141,7 @@ def calm(place: Path) -> dict[str, float]:
 
 
 def finetuning(place: Path, out: str) -> list[str]:
-    settings = ["--set", "epochs=3", "--set", "lr=1e-3", "--threads", "1"]
-    scratch = ["--scratch", str(place / f"scratch-{out}")]
+    settings = ["--set", "epochs=3", "--set", "lr=1e-3"]
     return [
         "finetune",
         str(place / "bert"),
@@ -150,7 +149,6 @@ def finetuning(place: Path, out: str) -> list[str]:
         "--out",
         str(place / out),
         *settings,
-        *scratch,
     ]
 
 
@@ -165,7 +163,6 @@ def embedding(place: Path, out: str) -> list[str]:
         "every": 20,
     }
     (place / "embed.yaml").write_text(json.dumps(settings))
-    scratch = ["--scratch", str(place / f"scratch-{out}")]
     return [
         "embed",
         "train",
@@ -173,7 +170,6 @@ def embedding(place: Path, out: str) -> list[str]:
         str(place / "embed.yaml"),
         "--out",
         str(place / out),
-        *scratch,
     ]
 
 
@@ -188,7 +184,6 @@ def test_a_model_is_whole_or_not_there(place: Path, calm: dict[str, float], name
     struck = Struck(COMMANDS[name](place, out.name), random.Random(f"{name} {draw}"), calm[name])
     struck.run(lambda: ensure_loads_or_is_no_model(out))
     assert weights(out) == weights(place / f"calm-{name}")
-    assert not (place / f"scratch-{out.name}").exists()
 
 
 @pytest.mark.long
@@ -212,9 +207,6 @@ def test_a_table_of_results_is_that_of_an_undisturbed_command(
 
 def figures(results: Path) -> dict[str, object]:
     """By cell; every object in its place is whole."""
-    found = {
-        path.name: json.loads(path.read_bytes())["content"]["measured"]
-        for path in results.glob("rules-*/*.json")
-    }
+    found = {path.name: json.loads(path.read_bytes())["measured"] for path in results.glob("cells/*.json")}
     assert found
     return found

@@ -1,8 +1,8 @@
 """Measures of a frozen encoder: a linear probe, cosines against people's judgements, and held-out loss.
 
-The probe is logistic regression on hidden states. The encoder is never trained on the task, so the probe's accuracy
-says what pretraining alone put into it. The same network with its initial weights is the figure to beat: random
-features classify better than chance.
+The probe is scikit-learn's logistic regression on hidden states. The encoder is never trained on the task, so the
+probe's accuracy says what pretraining alone put into it. The same network with its initial weights is the figure to
+beat: random features classify better than chance.
 
 Held-out loss is measured by length: the same text cut into rows of at most 32, 64, 128, ... tokens up to the run's own
 length, which shows what the model gains from context. And by source: each corpus of the recipe alone, at the run's own
@@ -15,10 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float32, Int64
 from numpy.typing import NDArray
-from torch import Tensor
 
 from data_service.samples.lanes import Lanes
 from data_service.samples.spec import StreamSpec
@@ -37,9 +34,9 @@ from launcher.runtime.recipe.timeline import phase_at
 from launcher.runtime.run.evaluations import Figure, Form
 from launcher.runtime.run.streams import heldout_spec
 
-_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)  # times the sum of squared weights; the one best on dev is taken
-_ITERATIONS = 100  # for each penalty, from the weights of the one before
-_TOLERANCE = 1e-5  # of the gradient
+_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)  # times the sum of squared weights, beside the mean loss
+_ITERATIONS = 1000  # at most, for each penalty
+_PROBE = "a linear probe"
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ def linear_probe(frozen: Frozen, splits: Splits, pooling: Pooling = "mean") -> l
     For pairs of texts, the features are |u - v| and u * v (SentEval, 1803.05449). Features are standardised by their
     mean and deviation on train. Nothing is drawn at random.
 
-    Raises RunError if a split is empty, or train has a single class.
+    Raises RunError if a split is empty, or train has a single class; MissingPackage if scikit-learn is not installed.
     """
     _check(splits)
     train, dev, test = (_features(frozen, part, pooling) for part in (splits.train, splits.dev, splits.test))
@@ -113,47 +110,16 @@ def _joined(features: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _probe(parts: tuple[NDArray[np.float32], ...], splits: Splits) -> _Fitted:
-    mean, spread = parts[0].mean(0), parts[0].std(0) + 1e-6
-    train, dev, test = (torch.from_numpy((part - mean) / spread) for part in parts)
-    fits = _fits(train, torch.from_numpy(splits.train.labels.astype(np.int64)))
-    best = max(fits, key=lambda weights: _accuracy(weights, dev, splits.dev))
-    return _Fitted(_accuracy(best, dev, splits.dev), _accuracy(best, test, splits.test))
-
-
-def _fits(
-    features: Float32[Tensor, "sentences width"], labels: Int64[Tensor, " sentences"]
-) -> list[Float32[Tensor, "width_plus_1 classes"]]:
-    """Return the weights of a multinomial logistic regression, bias first, for each penalty."""
-    inputs = F.pad(features, (1, 0), value=1.0)
-    weights = torch.zeros(inputs.shape[1], int(labels.max()) + 1, requires_grad=True)
-    found = []
-    for penalty in _PENALTIES:
-        _descend(weights, inputs, labels, penalty)
-        found.append(weights.detach().clone())
-    return found
-
-
-def _descend(weights: Tensor, inputs: Tensor, labels: Tensor, penalty: float) -> None:
-    optimizer = torch.optim.LBFGS(
-        [weights],
-        max_iter=_ITERATIONS,
-        history_size=20,
-        tolerance_grad=_TOLERANCE,
-        line_search_fn="strong_wolfe",
-    )
-
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        value = F.cross_entropy(inputs @ weights, labels) + penalty * weights[1:].square().sum()
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
-
-    optimizer.step(loss)  # type: ignore[no-untyped-call]
-
-
-def _accuracy(weights: Tensor, features: Tensor, sentences: Sentences) -> float:
-    chosen = (F.pad(features, (1, 0), value=1.0) @ weights).argmax(1).numpy()
-    return float((chosen == sentences.labels).mean())
+    """Fit a logistic regression with each penalty, and return the accuracies of the one that is best on dev."""
+    scaler = optional("sklearn.preprocessing", _PROBE, EVALUATE).StandardScaler().fit(parts[0])
+    train, dev, test = (scaler.transform(part) for part in parts)
+    regression = optional("sklearn.linear_model", _PROBE, EVALUATE).LogisticRegression
+    fits = [
+        regression(C=1 / (2 * penalty * len(train)), max_iter=_ITERATIONS).fit(train, splits.train.labels)
+        for penalty in _PENALTIES
+    ]
+    best = max(fits, key=lambda fit: fit.score(dev, splits.dev.labels))
+    return _Fitted(best.score(dev, splits.dev.labels), best.score(test, splits.test.labels))
 
 
 def similarity(frozen: Frozen, pairs: Sentences, poolings: Sequence[Pooling]) -> list[Figure]:
@@ -195,7 +161,6 @@ def _spearman(vectors: NDArray[np.floating], pairs: Sentences) -> float:
     found = cosines(vectors[: len(pairs)], vectors[len(pairs) :])
     if np.ptp(found) == 0 or np.ptp(pairs.labels) == 0:
         return float("nan")
-    optional("scipy", "similarity", EVALUATE)
     stats = optional("scipy.stats", "similarity", EVALUATE)
     return float(stats.spearmanr(found, pairs.labels).statistic)
 

@@ -17,7 +17,7 @@ from data_service.tokenizers.files import DECISIVE_FILES, check_folder, library_
 from encoder_core.errors import ModelError
 from launcher.after.embed.settings import Encoding
 from launcher.after.export.sentence_transformer import MODULES, SETTINGS, their_pooling
-from launcher.after.finetune.inputs import most_tokens
+from launcher.after.finetune.model import most_tokens
 from launcher.after.finetune.pretrained import LocalModel, check_class
 from launcher.errors import EVALUATE, optional, reason
 from launcher.progress import work
@@ -162,7 +162,7 @@ def _stored_settings(folder: Path) -> dict[str, Any]:
 
 
 def _set_length(model: "SentenceTransformer", pretrained: LocalModel, wanted: int | None) -> None:
-    limit = most_tokens(model.tokenizer, model[0].model.config)
+    limit = most_tokens(model.tokenizer, model[0].model)
     if wanted is not None and limit is not None and wanted > limit:
         raise ModelError(
             f"max_length is {wanted}, and {pretrained.name} has {limit} positions",

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from launcher.after.embed.model import DOCUMENT, QUERY
-from launcher.after.embed.negatives import unit_vectors
+from launcher.after.embed.model import DOCUMENT, QUERY, counting
 from launcher.after.tasks.examples import Retrieval
 
 if TYPE_CHECKING:
@@ -64,3 +64,18 @@ def rank(model: "SentenceTransformer", examples: Retrieval, batch: int) -> dict[
         query: [names[at] for at in places if names[at] != query or query in kept[query]][:_DEPTH]
         for query, places in zip(examples.queries, place_QK, strict=True)
     }
+
+
+def unit_vectors(
+    model: "SentenceTransformer", texts: list[str], prompt: str, batch: int
+) -> NDArray[np.float32]:
+    """Return a vector of length 1 for each text, [texts, W]."""
+    with counting(model, f"reading {prompt}s", len(texts)):
+        vectors: NDArray[np.float32] = model.encode(
+            texts,
+            batch_size=batch,
+            prompt_name=prompt if prompt in model.prompts else None,
+            normalize_embeddings=True,
+            show_progress_bar=False,
+        )
+    return vectors

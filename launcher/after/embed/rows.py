@@ -1,6 +1,5 @@
 """Rows of texts with labels to train and to measure on: from tasks, or from tables of any columns."""
 
-import hashlib
 import json
 import logging
 import math
@@ -12,15 +11,11 @@ import numpy as np
 
 from launcher.after.embed.settings import RowSource
 from launcher.after.tasks.examples import Examples, Sentences
-from launcher.after.tasks.files import TaskFolder
-from launcher.after.tasks.rows import FileRow, RowFormat, read_rows, valid_text
-from launcher.after.tasks.schema import Format
+from launcher.after.tasks.files import FileRow, RowFormat, TaskFolder, format_of, read_rows, valid_text
 from launcher.after.tasks.task import Task, load_task
 from launcher.errors import TaskError
 
 _LOG = logging.getLogger(__name__)
-_FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".tsv": "tsv", ".csv": "csv", ".parquet": "parquet"}
-_PACKED = (".gz", ".zst")
 
 
 @dataclass(frozen=True)
@@ -39,12 +34,6 @@ class TextColumns:
 
     def __len__(self) -> int:
         return len(next(iter(self.texts.values())))
-
-    @property
-    def digest(self) -> str:
-        """Return the SHA-256 of the content."""
-        data = json.dumps([list(self.texts.values()), self.labels, self.classes], ensure_ascii=False)
-        return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def read_source(source: RowSource, root: str | None) -> TextColumns:
@@ -123,15 +112,7 @@ def _of_files(source: RowSource, root: str) -> TextColumns:
 
 
 def _rows(path: str, source: RowSource, root: str) -> Iterator[FileRow]:
-    name = path.lower()
-    for ending in _PACKED:
-        name = name.removesuffix(ending)
-    form = next((kind for ending, kind in _FORMATS.items() if name.endswith(ending)), None)
-    if form is None:
-        raise TaskError(
-            f"{path} is of no known form",
-            remedy=f"give {', '.join(_FORMATS)}, also with {' or '.join(_PACKED)}",
-        )
+    form = format_of(path)
     where = TaskFolder(root, "embed train", source.published or "wherever you have your data")
     layout = RowFormat(form, tuple(source.columns), encoding=source.encoding, quoted=form == "csv")
     found = where.find(path)

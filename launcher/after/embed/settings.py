@@ -179,9 +179,8 @@ class EmbedTraining(Encoding):
         matryoshka: lengths to which vectors can be cut: the loss is also computed on the cut vectors (2205.13147).
         batch: number of rows in a step.
         lr: peak learning rate. It rises during the share `warmup` of the steps, then falls linearly to 0.
-        every: number of steps between two checkpoints, and between two measurements on `dev`; None: an epoch.
+        every: number of steps between two measurements on `dev`; None: an epoch.
         keep: with `dev`, whether the best or the last measured weights are exported.
-        deterministic: whether equal trainings yield equal bits on a GPU, which is slower. On a CPU they always do.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
@@ -195,7 +194,6 @@ class EmbedTraining(Encoding):
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     precision: Literal["fp32", "bf16"] = "fp32"
-    deterministic: bool = False
     every: PositiveInt | None = None
     keep: Literal["best", "last"] = "best"
 

@@ -20,7 +20,7 @@ from data_service.processes import locked
 from launcher.after.diagnose.own_data import OwnData, own_data
 from launcher.after.diagnose.states import frozen_folder
 from launcher.after.embed.evaluate import CellSettings, embed_cell
-from launcher.after.evaluate.cell import CellFigures, Measure
+from launcher.after.evaluate.cells import CellFigures, Measure
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
 from launcher.after.finetune.run import finetune, first_finetuned
 from launcher.after.finetune.settings import MACHINE, Diverged, FinetuneSettings, candidates
@@ -61,8 +61,7 @@ class Finetuning:
     def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
         """Fine-tune, and return the metrics on dev. A fine-tuning that diverges yields a result without a figure.
 
-        Raises the errors of `finetune`, and TaskError if this machine's data differ from those that the grid was
-        planned with.
+        Raises the errors of `finetune`, and TaskError if this machine's data are not those of the plan.
         """
         check_data(self.wanted, self.data)
         try:

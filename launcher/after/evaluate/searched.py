@@ -1,8 +1,7 @@
 """Whether the corpora of a model were searched for the texts of a task, so that a figure states it.
 
 A run's corpora say in their manifests which splits they were searched for, with a digest of the texts; a model that was
-exported from a run says it in its data cards. What is found is kept with the results: data, corpora and runs may be
-deleted later.
+exported from a run says it in its data cards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,61 +11,33 @@ from data_service.corpus.data_card import DataCard
 from data_service.corpus.origin import IndexedSplit
 from data_service.prepare.contamination import digest_of_texts
 from data_service.store.open import open_store
-from launcher.after.evaluate.cell import Measure, Results
-from launcher.after.evaluate.evaluation import KnownModel
+from launcher.after.evaluate.cells import Measure
 from launcher.after.evaluate.measures import Finetuning, FrozenMeasure, Vectors
 from launcher.after.export.data_cards import cards_of, read_cards
 from launcher.after.tasks.task import Task, load_task
 from launcher.after.tasks.texts import texts_of_task
-from launcher.observe.inspect.report.task_table import TableRow
 from launcher.runtime.run.record import RECORD, open_run
-from launcher.runtime.run.sealed import Sealed, keep, name_of, read_all
 
 
-class SearchedTask(Sealed):
-    """Whether the corpora of a model were searched for the texts of a task.
+class Searches:
+    """What the corpora of models were searched for. Each corpus and each task is read once."""
 
-    Attributes:
-        weights, data: digests of the model and of the task.
-        splits: whether they were, for each split but `train`.
-    """
+    def __init__(self) -> None:
+        self._models: dict[str, Sequence[IndexedSplit] | None] = {}
+        self._tasks: dict[str, dict[str, str]] = {}
 
-    weights: str
-    data: str
-    splits: dict[str, bool]
-
-    @property
-    def path(self) -> str:
-        return _path(self.weights, self.data)
-
-
-def keep_searched(results: Results, models: Sequence[KnownModel], measures: Sequence[Measure]) -> None:
-    """Record with the results what the corpora of the models were searched for, unless they hold it already.
-
-    A model whose corpora are not known gets no record. Raises the errors of `Task.read`, of `open_run`, and StoreError.
-    """
-    places = {_path(model.digest, measure.data) for model in models for measure in measures}
-    recorded = {one.path for one in read_all(results.store, sorted(places), SearchedTask)}
-    splits: dict[str, dict[str, str]] = {}
-    for model in models:
-        missing = {m.data: m for m in measures if _path(model.digest, m.data) not in recorded}
-        found = _searched(model.source) if missing else None
-        texts = {split.digest for split in found or () if split.looked_up}
-        for data, measure in missing.items() if found is not None else ():
-            digests = splits[data] if data in splits else splits.setdefault(data, _digests(measure))
-            stated = {split: digest in texts for split, digest in digests.items()}
-            keep(results.store, SearchedTask(weights=model.digest, data=data, splits=stated))
-
-
-def with_searched(results: Results, rows: Sequence[TableRow]) -> list[TableRow]:
-    """Return the rows with what is recorded of their models. Raises StoreError; RunError as `read`."""
-    places = dict.fromkeys(_path(row.weights, row.data) for row in rows)
-    found = {one.path: one.splits for one in read_all(results.store, places, SearchedTask)}
-    return [row.model_copy(update={"searched": found.get(_path(row.weights, row.data))}) for row in rows]
-
-
-def _path(weights: str, data: str) -> str:
-    return f"searched/{name_of([weights, data])}.json"
+    def of(self, source: str, measure: Measure) -> dict[str, bool] | None:
+        """Return, for each split but `train` of the measure's task, whether all corpora of the model at `source` were
+        searched for its texts; None if its corpora are not known. Raises the errors of `Task.read` and `open_run`."""
+        if source not in self._models:
+            self._models[source] = _searched(source)
+        found = self._models[source]
+        if found is None:
+            return None
+        if measure.data not in self._tasks:
+            self._tasks[measure.data] = _digests(measure)
+        texts = {split.digest for split in found if split.looked_up}
+        return {split: digest in texts for split, digest in self._tasks[measure.data].items()}
 
 
 def _searched(source: str) -> Sequence[IndexedSplit] | None:

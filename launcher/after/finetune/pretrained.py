@@ -128,18 +128,20 @@ def _copy(store: Store, key: str, path: Path) -> None:
             file.write(store.get_range(key, start, min(_CHUNK, size - start)))
 
 
+def files_of(folder: Path) -> list[Path]:
+    """Return the files that a model in `folder` is loaded from, those of a SentenceTransformer's modules included."""
+    places = [folder, *(folder / module for module in module_folders(folder))]
+    found = [path for place in places for path in place.glob("*") if path.suffix in _READ and path.is_file()]
+    return sorted(path for path in found if path.name not in _TOLD)
+
+
 def folder_digest(folder: Path) -> str:
     """Return the SHA-256 of names and contents of the files in `folder` that the predictions of its model depend on."""
     digest = hashlib.sha256()
-    for path in sorted([*folder.iterdir(), *_files_of_modules(folder)]):
-        if path.is_file() and path.name.endswith(_READ) and path.name not in _TOLD:
-            name = path.relative_to(folder).as_posix()
-            digest.update(json.dumps([name, _digest_of(path)]).encode())
+    for path in files_of(folder):
+        name = path.relative_to(folder).as_posix()
+        digest.update(json.dumps([name, _digest_of(path)]).encode())
     return digest.hexdigest()
-
-
-def _files_of_modules(folder: Path) -> list[Path]:
-    return [path for module in module_folders(folder) for path in (folder / module).rglob("*")]
 
 
 def _digest_of(path: Path) -> str:

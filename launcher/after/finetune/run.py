@@ -1,48 +1,41 @@
-"""One fine-tuning: a pure function of (weights, task, settings, seed)."""
+"""One fine-tuning by transformers' Trainer: on the task's `train` split, the epoch chosen on `dev`, then measured on
+the other splits."""
 
 import logging
-import time
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from checkpoints.hf.folder import publish, removable
+from checkpoints.hf.export import published
+from checkpoints.hf.folder import removable
 from data_service.processes import temporary_folder
 from data_service.store.open import open_store
-from launcher.after.finetune.export import Provenance, write_export
-from launcher.after.finetune.inputs import open_pieces
-from launcher.after.finetune.loop import (
-    compute_logits,
-    make_optimizer,
-    reproducible,
-    train_updates,
-    updates_each,
-)
-from launcher.after.finetune.measure import Learnable, PreparedSplit, SplitScores, kind_of, measure, prepare
-from launcher.after.finetune.network import HeadSpec, TaskNetwork, open_config, open_network
+from launcher.after.finetune.encode import Encoded, Encoder, Scores, head_of
+from launcher.after.finetune.model import check_fit, layered_groups, open_model, open_tokenizer, quiet
 from launcher.after.finetune.pretrained import LocalModel, check_class, folder_digest
-from launcher.after.finetune.resume import Best, Scratch, TrainingState, copied, opened_scratch, restore, save
 from launcher.after.finetune.settings import (
     MACHINE,
+    Diverged,
     Epoch,
     FinetuneOutcome,
     FinetuneSettings,
     TaskMismatch,
     candidates,
 )
+from launcher.after.finetune.write import Provenance, write_folder
 from launcher.after.tasks.examples import Examples
 from launcher.after.tasks.metrics import check_measurable
 from launcher.after.tasks.task import Task, digest_of_examples, load_task
-from launcher.progress import work
+from launcher.errors import EVALUATE, optional
+from launcher.progress import Work, work
 
 _LOG = logging.getLogger("launcher.after.finetune")
-_SAVE_S = 300.0  # time between checkpoints inside an epoch
-_SHARE = 0.05  # largest share of the time for checkpoints after epochs: an epoch may be shorter than a save
-_FIRST_SEED = (
-    0  # seed of the model that a task starts `after`: one for all seeds of the task, as in the papers
-)
+_USE = "fine-tuning"
+_EVALUATION_ROWS = 64  # in a batch without training
+_FIRST_SEED = 0  # of the model that a task starts `after`: one for all seeds of the task, as in the papers
 
 
 def finetune(
@@ -50,89 +43,66 @@ def finetune(
     task: Task,
     settings: FinetuneSettings,
     seed: int,
-    out: str | None = None,
+    out: Path | None = None,
     *,
     intermediate: LocalModel | None = None,
-    scratch: Path | None = None,
 ) -> FinetuneOutcome:
-    """Fine-tune on the task's `train` split, choose the epoch on `dev`, and measure that epoch on the other splits too.
+    """Fine-tune a model for a task. A task that starts after another begins with the encoder of `intermediate`, the
+    model of that task; without it, this function makes it, as `first_finetuned` does.
 
-    On one kind of device the same arguments yield the same bits, in any process, whatever ran there before. A task that
-    starts `after` another begins with the encoder of `intermediate`. Without it, this function makes that model itself,
-    as `first_finetuned` does.
-
-    Args:
-        out: folder or s3:// URI for the chosen model, which replaces an earlier export; None: the model is not written.
-        intermediate: the model fine-tuned on the task's `after`, for callers that have it.
-        scratch: folder of this machine for checkpoints, from which an interrupted fine-tuning resumes with the same
-            bits; None: it can only start again. The caller removes the folder when the result is safe.
+    `out`: empty folder for the chosen model; None: the model is not written.
 
     Raises:
         TaskMismatch: if checkpoint, tokenizer, task and settings do not fit each other.
-        Diverged: if a loss or a gradient is not finite.
-        TaskError, InputError: if the task's data are wrong.
-        ExportError: if `out` holds something else.
-        StoreError: if a store does not answer.
+        Diverged: if a loss or an output is not finite.
+        TaskError, InputError, StoreError: if the task's data are wrong, or cannot be read.
         ModelError: if transformers has no class for the model.
-        MissingPackage: if transformers is not installed.
+        MissingPackage: if a library is not installed.
     """
-    former = None if out is None else removable(open_store(out))  # raises here, before hours of training
     check_class(pretrained.folder, pretrained.name)
-    pieces = open_pieces(pretrained.folder, open_config(pretrained.folder), settings.max_length)
-    kind = kind_of(task, pieces, settings)
-    examples = read_splits(task)
-    splits = {name: _prepared(kind, name, read) for name, read in examples.items()}
+    head, examples = head_of(task), read_splits(task)
     with ExitStack() as stack:
         start = pretrained
         if task.after is not None:
-            start = intermediate or stack.enter_context(
-                first_finetuned(pretrained, task, settings, None if scratch is None else scratch / "first")
-            )
-        digest = digest_of_examples(task, examples)
-        kept = stack.enter_context(
-            opened_scratch(None if scratch is None else scratch / "this", start, digest, settings, seed)
-        )
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        stack.enter_context(reproducible(device, settings.threads))
-        wanted = HeadSpec(kind.head, kind.outputs, tuple(task.labels))
-        network = open_network(start.folder, open_config(start.folder), wanted, settings, seed).to(device)
-        outcome = _train(network, kind, task, splits, settings=settings, seed=seed, scratch=kept)
-        if out is not None and former is not None:
-            provenance = Provenance(pretrained, start, task, digest, settings, seed, outcome)
-            with temporary_folder("finetuned") as name:
-                write_export(network, name, provenance)
-                publish(name, open_store(out), former)
+            start = intermediate or stack.enter_context(first_finetuned(pretrained, task, settings))
+        transformers = optional("transformers", _USE, EVALUATE)
+        stack.enter_context(quiet(transformers))
+        transformers.set_seed(seed)
+        model, tokenizer = open_model(start.folder, head, tuple(task.labels)), open_tokenizer(start.folder)
+        longest = check_fit(tokenizer, model, start.folder, settings.max_length)
+        last = model.config.model_type == "xlnet" and head == "SequenceClassification"
+        tokenizer.padding_side = "left" if last else "right"  # XLNet's summary is the last token
+        encoder = Encoder(task, tokenizer, settings, longest)
+        splits = {name: _encoded(encoder, name, read) for name, read in examples.items()}
+        scratch = stack.enter_context(temporary_folder("finetune"))
+        outcome = _train(model, encoder, splits, seed, scratch)
+        if out is not None:
+            digest = digest_of_examples(task, examples)
+            write_folder(model, out, Provenance(pretrained, start, task, digest, settings, seed, outcome))
         return outcome
 
 
-def _prepared(kind: Learnable, name: str, examples: Examples) -> PreparedSplit:
+def _encoded(encoder: Encoder, name: str, examples: Examples) -> Encoded:
     with work(f"splitting {name} into tokens"):
-        return prepare(kind, examples)
+        return encoder.encode(examples)
 
 
 def read_splits(task: Task) -> dict[str, Examples]:
-    """Read every split, `train` and `dev` first, so that errors in the data show before hours of training.
-
-    Raises TaskError, InputError, StoreError as `Task.read`; also TaskError if a metric is undefined on a split other
-    than `train`.
-    """
+    """Read every split, `train` and `dev` first. Raises TaskError, InputError, StoreError as `Task.read`; also
+    TaskError if a metric is undefined on a split other than `train`."""
     found = {}
     for split in dict.fromkeys(("train", "dev", *task.splits)):
         with work(f"reading {split}"):
             found[split] = task.read(split)
-    for split, examples in found.items():
         if split != "train":
-            check_measurable(task, examples, f"the split {split}")
+            check_measurable(task, found[split], f"the split {split}")
     return found
 
 
 @contextmanager
-def first_finetuned(
-    pretrained: LocalModel, task: Task, settings: FinetuneSettings, scratch: Path | None = None
-) -> Iterator[LocalModel]:
+def first_finetuned(pretrained: LocalModel, task: Task, settings: FinetuneSettings) -> Iterator[LocalModel]:
     """Provide the model fine-tuned on the task that `task` starts after, with the defaults of that task and seed 0. Its
-    files exist until the context ends. The settings of the machine (microbatch, precision, threads) are those of
-    `settings`.
+    files exist until the context ends. The settings of the machine (microbatch, precision) are those of `settings`.
 
     Raises TaskMismatch if that task itself starts after another one; other errors as `finetune`.
     """
@@ -143,124 +113,191 @@ def first_finetuned(
             f"{task.name} starts after {before.name}, and that after {before.after}",
             remedy="leave out `after` in one of them",
         )
-    machine = settings.model_dump(include=MACHINE)
-    first = candidates(before.finetune, machine)[0]
+    first = candidates(before.finetune, settings.model_dump(include=MACHINE))[0]
     with temporary_folder("first") as name:
-        finetune(pretrained, before, first, _FIRST_SEED, str(name), scratch=scratch)
+        finetune(pretrained, before, first, _FIRST_SEED, name)
         yield LocalModel(f"{pretrained.name} after {before.name}", None, name, folder_digest(name))
 
 
 def _train(
-    network: TaskNetwork,
-    kind: Learnable,
-    task: Task,
-    splits: Mapping[str, PreparedSplit],
-    *,
-    settings: FinetuneSettings,
-    seed: int,
-    scratch: Scratch | None,
+    model: Any, encoder: Encoder, splits: Mapping[str, Encoded], seed: int, scratch: Path
 ) -> FinetuneOutcome:
-    """Train, measure and return the outcome. At the end, `network` has the weights of the chosen epoch."""
-    rows, optimizer = splits["train"].prepared.rows, make_optimizer(network, settings)
-    state = TrainingState() if scratch is None else restore(scratch, network, optimizer)
-    begin, each, saving = len(state.losses), updates_each(rows, settings), _Saving()
-    if begin:
-        _LOG.info("%s: goes on after update %s of %s", task.name, begin, each * settings.epochs)
-    updates = train_updates(
-        network, kind, kind.pieces, rows, settings=settings, seed=seed, optimizer=optimizer, begin=begin
+    """Train, measure and return the outcome. At the end, `model` has the weights of the chosen epoch."""
+    trainer = _trainer(model, encoder, splits, seed, scratch)
+    with work("training", unit="updates") as now:
+        trainer.add_callback(_progress(encoder.task.name, now))
+        trainer.train()
+    each = math.ceil(len(splits["train"].dataset) / encoder.settings.batch)
+    last = trainer.state.global_step
+    best = last if encoder.settings.keep == "last" else trainer.state.best_global_step or last
+    dev = _measured(trainer, splits["dev"])
+    others = {
+        name: _measured(trainer, split, dev.threshold).metrics
+        for name, split in splits.items()
+        if name not in ("train", "dev")
+    }
+    curves = _curves(trainer.state.log_history, tuple(dev.metrics))
+    return FinetuneOutcome(dev.metrics, round(best / each), curves, dev.threshold, others)
+
+
+def _trainer(model: Any, encoder: Encoder, splits: Mapping[str, Encoded], seed: int, scratch: Path) -> Any:
+    transformers, settings = optional("transformers", _USE, EVALUATE), encoder.settings
+    collators = {
+        "TokenClassification": transformers.DataCollatorForTokenClassification,
+        "SequenceClassification": transformers.DataCollatorWithPadding,
+        "QuestionAnswering": transformers.DataCollatorWithPadding,
+    }
+    optimizer = None
+    if settings.layer_decay < 1:
+        torch = optional("torch", _USE)
+        groups, betas = layered_groups(model, settings), settings.adam_betas
+        optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.adam_epsilon)
+    patience = [] if settings.patience is None else [transformers.EarlyStoppingCallback(settings.patience)]
+    trainer = transformers.Trainer(
+        model=model,
+        args=_arguments(encoder, seed, scratch),
+        train_dataset=splits["train"].dataset,
+        eval_dataset=splits["dev"].dataset,
+        data_collator=collators[encoder.head](encoder.tokenizer),
+        compute_metrics=lambda found: _scored(splits["dev"], found.predictions).metrics,
+        optimizers=(optimizer, None),
+        callbacks=patience,
     )
-    while not _is_over(state, each, settings):
-        state.losses.append(next(updates))
-        ends = len(state.losses) % each == 0
-        if ends:
-            _end_epoch(state, network, kind, task, splits["dev"], settings=settings, each=each)
-        if scratch is not None and (_is_over(state, each, settings) or saving.is_due(ends)):
-            with saving.timed():
-                save(scratch, network, optimizer, state)
-    updates.close()
-    assert state.best is not None  # there is at least one epoch
-    network.load_state_dict(state.best.weights)
-    kept = state.best.scores or _measured(network, kind, task, splits["dev"], settings)
-    return FinetuneOutcome(
-        metrics=kept.metrics,
-        best_epoch=state.best.epoch,
-        curves=tuple(state.curves),
-        losses=tuple(state.losses),
-        predictions=kept.predictions,
-        threshold=kept.threshold,
-        others={
-            name: _measured(network, kind, task, split, settings, kept.threshold).metrics
-            for name, split in splits.items()
-            if name not in ("train", "dev")
-        },
+    trainer.remove_callback(transformers.PrinterCallback)  # prints every record
+    # Else the losses of microbatches are added up: several of transformers' classes take the number of targets in the
+    # whole batch and do not divide by it.
+    trainer.model_accepts_loss_kwargs = False
+    return trainer
+
+
+def _arguments(encoder: Encoder, seed: int, scratch: Path) -> Any:
+    optional("accelerate", _USE, EVALUATE)
+    transformers, settings = optional("transformers", _USE, EVALUATE), encoder.settings
+    rows, best = settings.microbatch or settings.batch, settings.keep == "best"
+    arguments = transformers.TrainingArguments(
+        output_dir=str(scratch),
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=settings.batch // rows,
+        per_device_eval_batch_size=_EVALUATION_ROWS,
+        num_train_epochs=settings.epochs,
+        learning_rate=settings.lr,
+        lr_scheduler_type="linear",
+        warmup_steps=settings.warmup,  # a number below 1 is a share
+        weight_decay=settings.weight_decay,
+        adam_beta1=settings.adam_betas[0],
+        adam_beta2=settings.adam_betas[1],
+        adam_epsilon=settings.adam_epsilon,
+        max_grad_norm=settings.clip,
+        bf16=settings.precision == "bf16",
+        seed=seed,
+        data_seed=seed,
+        eval_strategy="epoch",
+        logging_strategy="epoch",
+        logging_nan_inf_filter=False,
+        save_strategy="epoch" if best else "no",
+        save_only_model=True,
+        save_total_limit=1,
+        load_best_model_at_end=best,
+        metric_for_best_model=f"eval_{encoder.task.metrics[0]}",
+        greater_is_better=True,
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # else the batch is as many times larger as there are GPUs
+    return arguments
+
+
+def _measured(trainer: Any, split: Encoded, threshold: float | None = None) -> Scores:
+    trainer.compute_metrics = None
+    return _scored(split, trainer.predict(split.dataset).predictions, threshold)
+
+
+def _scored(split: Encoded, outputs: Any, threshold: float | None = None) -> Scores:
+    """Return the metrics of the Trainer's outputs, of which a model may add some behind its logits. Raises Diverged."""
+    numpy = optional("numpy", _USE)
+    wanted = 2 if "start_positions" in split.dataset.column_names else 1
+    found = outputs if isinstance(outputs, tuple) else (outputs,)
+    if not all(numpy.isfinite(part).all() for part in found[:wanted]):
+        raise Diverged("outputs of the model are not finite", remedy="lower lr, or lengthen warmup")
+    return split.scores(found[0] if wanted == 1 else found[:2], threshold)
+
+
+def _curves(history: Sequence[Mapping[str, float]], metrics: Sequence[str]) -> tuple[Epoch, ...]:
+    losses = [record["loss"] for record in history if "loss" in record]
+    measured = [record for record in history if f"eval_{metrics[0]}" in record]
+    return tuple(
+        Epoch(number, loss, {metric: record[f"eval_{metric}"] for metric in metrics})
+        for number, (loss, record) in enumerate(zip(losses, measured, strict=False), 1)
     )
 
 
-class _Saving:
-    """The decision when to save a checkpoint, by the time since the last one and the time that it took."""
+def _progress(task: str, now: Work) -> Any:
+    """Return the Trainer's callback that shows progress, and refuses a loss that is not finite."""
+    transformers = optional("transformers", _USE, EVALUATE)
 
-    def __init__(self) -> None:
-        self._ended, self._took = time.monotonic(), 0.0
+    class Progress(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            now.at(state.global_step, state.max_steps)
 
-    def is_due(self, ends: bool) -> bool:
-        """Return whether to save now. `ends`: whether an epoch has just ended."""
-        since = time.monotonic() - self._ended
-        return since >= _SAVE_S or (ends and since * _SHARE >= self._took)
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
+            figures = {
+                name: value for name, value in (logs or {}).items() if name == "loss" or "eval_" in name
+            }
+            if not math.isfinite(figures.get("loss", 0.0)):
+                raise Diverged(
+                    f"the loss is no longer finite in epoch {state.epoch:g}",
+                    remedy="lower lr, or lengthen warmup",
+                )
+            told = ", ".join(f"{name.removeprefix('eval_')} {value:.4f}" for name, value in figures.items())
+            if told and "runtime" not in told:
+                _LOG.info("%s, epoch %g of %g: %s", task, state.epoch, args.num_train_epochs, told)
 
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        self._ended = time.monotonic()
-        self._took = self._ended - began
-
-
-def _is_over(state: TrainingState, each: int, settings: FinetuneSettings) -> bool:
-    """Return whether training is over: all updates are made, or `patience` epochs have brought no better result."""
-    if len(state.losses) % each:
-        return False
-    tired = settings.patience is not None and len(state.curves) - _best(state.curves) >= settings.patience
-    return tired or len(state.losses) == each * settings.epochs
+    return Progress()
 
 
-def _end_epoch(
-    state: TrainingState,
-    network: TaskNetwork,
-    kind: Learnable,
-    task: Task,
-    dev: PreparedSplit,
-    *,
-    settings: FinetuneSettings,
-    each: int,
-) -> None:
-    measured, epoch = _measured(network, kind, task, dev, settings), len(state.curves) + 1
-    state.curves.append(Epoch(epoch, sum(state.losses[-each:]) / each, measured.metrics))
-    _tell(task, settings, state.curves[-1])
-    if state.best is None or settings.keep == "last" or measured.main > state.best.main:
-        state.best = Best(epoch, measured.main, copied(network.state_dict()), measured)
+@dataclass(frozen=True)
+class Tried:
+    """The result of one choice of settings.
+
+    Attributes:
+        outcome: result of the fine-tuning; None if it failed.
+        problem: why it failed; None if it did not.
+        best: whether the result on dev is better than those of all earlier settings.
+    """
+
+    settings: FinetuneSettings
+    outcome: FinetuneOutcome | None
+    problem: str | None
+    best: bool
 
 
-def _tell(task: Task, settings: FinetuneSettings, epoch: Epoch) -> None:
-    figures = ", ".join(f"{name} {value:.4f}" for name, value in epoch.metrics.items())
-    _LOG.info(
-        "%s, epoch %d of %d: loss %.4f; dev %s", task.name, epoch.epoch, settings.epochs, epoch.loss, figures
-    )
+def try_each(
+    pretrained: LocalModel, task: Task, choices: Sequence[FinetuneSettings], seed: int, out: str | None
+) -> Iterator[Tried]:
+    """Fine-tune with each of `choices`, one after another, and yield each result. After the last one, write the model
+    that is best on dev to the folder or s3:// URI `out`.
 
-
-def _best(curves: list[Epoch]) -> int:
-    """Return the number of the first epoch with the best main metric; 0 before the first epoch."""
-    return (
-        0 if not curves else max(curves, key=lambda one: (next(iter(one.metrics.values())), -one.epoch)).epoch
-    )
-
-
-def _measured(
-    network: TaskNetwork,
-    kind: Learnable,
-    task: Task,
-    split: PreparedSplit,
-    settings: FinetuneSettings,
-    threshold: float | None = None,
-) -> SplitScores:
-    logits = compute_logits(network, kind.pieces, split.prepared.rows, settings.precision)
-    return measure(kind, task, split, logits, max_answer=settings.max_answer, threshold=threshold)
+    Raises Diverged if the loss diverges with all settings, ExportError if `out` holds something else; others as
+    `finetune`.
+    """
+    if out is not None:
+        removable(open_store(out))  # raises here, before hours of training
+    with temporary_folder("tries") as name:
+        best: tuple[float, Path] | None = None
+        for index, settings in enumerate(choices):
+            folder = name / str(index)
+            try:
+                outcome = finetune(pretrained, task, settings, seed, None if out is None else folder)
+            except Diverged as error:
+                if best is None and index == len(choices) - 1:
+                    raise
+                yield Tried(settings, None, error.problem, best=False)
+                continue
+            better = best is None or outcome.main > best[0]
+            best = (outcome.main, folder) if better or best is None else best
+            yield Tried(settings, outcome, None, better)
+        if out is not None and best is not None:
+            with published(open_store(out)) as place:
+                for path in best[1].iterdir():
+                    path.rename(place / path.name)

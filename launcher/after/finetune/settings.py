@@ -1,7 +1,6 @@
-"""The settings of a fine-tuning, the grid of settings that a task's lists of values describe, and the result or the
-errors of a fine-tuning."""
+"""The settings of a fine-tuning, the grid that a task's lists of values describe, and the result."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from itertools import product
@@ -9,13 +8,11 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from launcher.after.tasks.metrics import Predictions
 from launcher.errors import OptionError, RunError
 
-Pooling = Literal["class", "cls", "mean", "max"]
-Layers = Literal["last", "last_four", "weighted"]
-MACHINE = {"microbatch", "precision", "threads"}
+MACHINE = {"microbatch", "precision"}
 """Settings that depend on the machine. The fine-tuning on an intermediate task (`after`) uses the same values."""
+_RETIRED = ("reinit_layers", "freeze", "pooling", "layers", "dropout", "task_dropout", "threads")
 
 
 class FinetuneSettings(BaseModel):
@@ -25,21 +22,14 @@ class FinetuneSettings(BaseModel):
         lr: peak learning rate.
         epochs: number of passes over the training split.
         batch: number of examples in an update; for tagging and span, number of windows.
-        microbatch: number of examples (or windows) in memory at a time; None: the whole batch.
+        microbatch: number of examples (or windows) in memory at a time, a divisor of `batch`; None: the whole batch.
+            The loss is the mean over microbatches.
         warmup: share of the updates in which the learning rate rises linearly; then it falls linearly to zero.
         weight_decay: decoupled weight decay of AdamW; biases and LayerNorm have none.
         adam_betas, adam_epsilon: coefficients of AdamW.
         clip: largest norm of the gradient.
         layer_decay: learning rate of each layer as a share of the rate of the layer above it (ELECTRA: 0.8 base, 0.9
             large); the head has `lr`, the embeddings the lowest rate. ALBERT's shared layer counts as one.
-        reinit_layers: number of top layers that are drawn anew, together with the pooler (Zhang et al. 2021).
-        freeze: whether the encoder keeps its weights and uses no dropout, so that only the head learns.
-        pooling: pooling of a text's vector. `class`: that of the family's class in transformers. `cls`, `mean` and
-            `max` over the tokens need our own head, so the export is an encoder with the head beside it.
-        layers: layers that the head reads. `last_four`: concatenated. `weighted`: the sum of all with learned weights
-            (Peters et al. 2018). All but `last` need our own head, as in `pooling`.
-        dropout: dropout rate of the encoder; None: that of its configuration.
-        task_dropout: dropout rate before the head's output; None: that of the class in transformers.
         max_length: largest number of tokens of an input, including special ones; None: that of the model.
         stride: number of tokens that two windows of one text share (tagging, span).
         max_query: number of tokens after which a question is cut (span).
@@ -47,7 +37,6 @@ class FinetuneSettings(BaseModel):
         patience: number of epochs without a better result on dev after which training stops; None: it never does.
         keep: the epoch whose weights are kept.
         precision: `bf16` computes the matrix products of forward passes in bfloat16 (torch's autocast).
-        threads: number of threads of the processor. It is a setting because it may change the last bits.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -56,18 +45,12 @@ class FinetuneSettings(BaseModel):
     epochs: int = Field(default=3, ge=1)
     batch: int = Field(default=32, ge=1)
     microbatch: int | None = Field(default=None, ge=1)
-    warmup: float = Field(default=0.1, ge=0, le=1)
+    warmup: float = Field(default=0.1, ge=0, lt=1)
     weight_decay: float = Field(default=0.01, ge=0)
     adam_betas: tuple[float, float] = (0.9, 0.999)
     adam_epsilon: float = Field(default=1e-6, gt=0)
     clip: float = Field(default=1.0, gt=0)
     layer_decay: float = Field(default=1.0, gt=0, le=1)
-    reinit_layers: int = Field(default=0, ge=0)
-    freeze: bool = False
-    pooling: Pooling = "class"
-    layers: Layers = "last"
-    dropout: float | None = Field(default=None, ge=0, lt=1)
-    task_dropout: float | None = Field(default=None, ge=0, lt=1)
     max_length: int | None = Field(default=None, ge=8)
     stride: int = Field(default=128, ge=0)
     max_query: int = Field(default=64, ge=1)
@@ -75,18 +58,15 @@ class FinetuneSettings(BaseModel):
     patience: int | None = Field(default=None, ge=1)
     keep: Literal["best", "last"] = "best"
     precision: Literal["fp32", "bf16"] = "fp32"
-    threads: int = Field(default=1, ge=1)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if not all(0 <= beta < 1 for beta in self.adam_betas):
             raise ValueError(f"adam_betas {self.adam_betas} are not both at least 0 and below 1")
-        if self.freeze and self.reinit_layers:
-            raise ValueError("freeze keeps layers that reinit_layers draws anew: use one of the two settings")
-        if self.freeze and self.layer_decay < 1:
-            raise ValueError(
-                "freeze leaves no layer whose rate layer_decay could set: use one of the two settings"
-            )
+        if self.microbatch is not None and self.batch % self.microbatch:
+            raise ValueError(f"microbatch {self.microbatch} does not divide batch {self.batch}")
+        if self.patience is not None and self.keep == "last":
+            raise ValueError("patience stops after the best epoch, which keep: last does not keep")
         return self
 
 
@@ -100,14 +80,7 @@ def candidates(defaults: Mapping[str, object], chosen: Mapping[str, object]) -> 
     """
     given = {**defaults, **chosen}
     for name in given:
-        if name not in FinetuneSettings.model_fields:
-            close = get_close_matches(name, FinetuneSettings.model_fields, n=1)
-            raise OptionError(
-                f"there is no fine-tuning setting {name!r}",
-                remedy=f"did you mean {close[0]}?"
-                if close
-                else f"use one of {', '.join(FinetuneSettings.model_fields)}",
-            )
+        _check_name(name)
     lists = [_values(name, given[name]) for name in given]
     try:
         return tuple(
@@ -115,10 +88,27 @@ def candidates(defaults: Mapping[str, object], chosen: Mapping[str, object]) -> 
             for values in product(*lists)
         )
     except ValidationError as error:
+        found = "; ".join(
+            f"{'.'.join(map(str, one['loc']))} {one['input']}: {one['msg']}" if one["loc"] else one["msg"]
+            for one in error.errors()
+        )
         raise OptionError(
-            f"fine-tuning settings: {_told(error)}",
-            remedy="correct the task's `finetune` block or the option",
+            f"fine-tuning settings: {found}", remedy="correct the task's `finetune` block or the option"
         ) from error
+
+
+def _check_name(name: str) -> None:
+    if name in _RETIRED:
+        raise OptionError(
+            f"the fine-tuning setting {name!r} was retired with version 0.3.0",
+            remedy="leave it out; `maskfleet checkpoints export` writes what any program of transformers fine-tunes",
+        )
+    if name not in FinetuneSettings.model_fields:
+        close = get_close_matches(name, FinetuneSettings.model_fields, n=1)
+        remedy = (
+            f"did you mean {close[0]}?" if close else f"use one of {', '.join(FinetuneSettings.model_fields)}"
+        )
+        raise OptionError(f"there is no fine-tuning setting {name!r}", remedy=remedy)
 
 
 def _values(name: str, value: object) -> list[object]:
@@ -132,36 +122,17 @@ def _values(name: str, value: object) -> list[object]:
     return [value] if pair else list(value)
 
 
-def _told(error: ValidationError) -> str:
-    details: Iterable[str] = (
-        f"{'.'.join(str(part) for part in detail['loc'])} {detail['input']}: {detail['msg']}"
-        if detail["loc"]
-        else detail["msg"]
-        for detail in error.errors()
-    )
-    return "; ".join(details)
-
-
-Tags = tuple[tuple[int, ...], ...]
-
-
 class TaskMismatch(RunError):
     """The error if a task does not fit the checkpoint or the settings."""
 
 
 class Diverged(RunError):
-    """The error if the loss or the gradient of a fine-tuning is not finite."""
+    """The error if the loss or the outputs of a fine-tuning are not finite."""
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """A completed epoch.
-
-    Attributes:
-        epoch: number of the epoch, from 1.
-        loss: mean loss of its updates.
-        metrics: metrics on dev after the epoch, by name.
-    """
+    """A completed epoch, counted from 1: mean loss of its updates, and metrics on dev by name."""
 
     epoch: int
     loss: float
@@ -173,11 +144,9 @@ class FinetuneOutcome:
     """The result of a fine-tuning, measured at the chosen epoch.
 
     Attributes:
-        metrics: metrics on dev, by name.
+        metrics: metrics on dev, by name, the task's main metric first.
         best_epoch: number of the chosen epoch, from 1.
         curves: all completed epochs.
-        losses: loss per target of every update, computed before the update.
-        predictions: predictions on dev, in the form that `launcher.after.tasks.metrics.score` takes.
         threshold: threshold for "no answer", tuned on dev; None if every question of the task has an answer.
         others: metrics on the task's other labelled splits, by split. They were not used for any choice.
     """
@@ -185,17 +154,13 @@ class FinetuneOutcome:
     metrics: Mapping[str, float]
     best_epoch: int
     curves: tuple[Epoch, ...]
-    losses: tuple[float, ...]
-    predictions: Predictions
     threshold: float | None = None
     others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
+    @property
+    def main(self) -> float:
+        return next(iter(self.metrics.values()))
+
     def record(self) -> dict[str, object]:
-        """Return the fields for the file of results: all but predictions and single losses."""
-        return {
-            "metrics": dict(self.metrics),
-            "others": {split: dict(metrics) for split, metrics in self.others.items()},
-            "best_epoch": self.best_epoch,
-            "curves": [asdict(epoch) for epoch in self.curves],
-            "threshold": self.threshold,
-        }
+        """Return all fields as plain data."""
+        return asdict(self)

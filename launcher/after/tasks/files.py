@@ -1,18 +1,34 @@
-"""The files of a task: found in a folder or below an s3:// URI, decompressed and decoded line by line."""
+"""The files of a task: found in a folder or below an s3:// URI, decompressed, decoded, and read as rows."""
 
+import csv
+import json
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from data_service.ingest.encodings import UTF_8
-from data_service.ingest.files import open_text
+from data_service.ingest.files import open_ranged, open_text
 from data_service.ingest.inputs import Compression, InputFile
 from data_service.ingest.records import guessed_remedy
 from data_service.store.open import open_store
+from launcher.after.tasks.schema import Description, Format
 from launcher.errors import TaskError
 
-_MARK = "\ufeff"  # byte order mark
-_PACKED: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
+_BYTE_ORDER_MARK = "\ufeff"
+_PACKED: dict[str, Compression] = {"": "", ".gz": "gz", ".zst": "zst"}
+_LONGEST_FIELD = 1 << 30  # characters; the csv module has 128 Ki
+_READ_AHEAD_BYTES = 64 * 1024  # of a Parquet file, read at a time
+_BATCH_ROWS = 1024  # of a Parquet file, in memory at a time
+_FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".tsv": "tsv",
+    ".csv": "csv",
+}
+_FIELDS_REMEDY = "correct the file, or the task's `fields`"
+_LOG = logging.getLogger("launcher.after.tasks")
 
 
 @dataclass(frozen=True)
@@ -30,53 +46,134 @@ class TaskFolder:
     published: str
 
     def find(self, path: str) -> InputFile:
-        """Return the file at `path`, or at `path` with .gz or .zst after it.
-
-        Raises:
-            TaskError: if there is none.
-            StoreError: if the store does not answer.
-        """
-        whole = self._whole(path)
+        """Return the file at `path`, or at `path` with .gz or .zst after it. Raises TaskError if there is none."""
+        whole = path if "://" in path else f"{self.root.rstrip('/')}/{path}"
+        if "://" not in whole:
+            whole = os.path.abspath(path if os.path.isabs(path) else os.path.expanduser(whole))
         base, _, name = whole.rpartition("/")
         store = open_store(base or "/")
-        for ending in ("", *_PACKED):
-            entry = store.entry(name + ending)
-            if entry is not None:
-                compression: Compression = next(
-                    (kind for suffix, kind in _PACKED.items() if entry.key.endswith(suffix)), ""
-                )
-                return InputFile(store.uri, entry.key, entry.size, "txt", compression, entry.version)
+        for ending, kind in _PACKED.items():
+            if (entry := store.entry(name + ending)) is not None:
+                packed = kind or next((_PACKED[end] for end in (".gz", ".zst") if name.endswith(end)), "")
+                return InputFile(store.uri, entry.key, entry.size, "txt", packed, entry.version)
         raise TaskError(
             f"{whole} is not there; the task {self.task} needs this file",
             remedy=f"get the file from {self.published}, and pass its folder with --data (Maskfleet downloads nothing)",
         )
 
-    def _whole(self, path: str) -> str:
-        if "://" in path:
-            return path
-        if "://" in self.root:
-            return f"{self.root.rstrip('/')}/{path}"
-        return os.path.abspath(os.path.join(os.path.expanduser(self.root), path))
+
+@dataclass(frozen=True)
+class RowFormat:
+    """The format of a file of rows.
+
+    Attributes:
+        format: jsonl, tsv, csv, parquet, txt, label_first or trec.
+        columns: names of fields that a table must have, or numbers of columns from 1.
+        optional: names of further fields, which are read if a Parquet file has them.
+        encoding: encoding of text.
+        delimiter: character between columns; None for the usual one.
+        quoted: whether cells may be in quotation marks.
+        skip_broken: whether rows with a wrong number of cells are left out and counted.
+    """
+
+    format: Format
+    columns: tuple[str | int, ...]
+    optional: tuple[str, ...] = ()
+    encoding: str = "utf-8"
+    delimiter: str | None = None
+    quoted: bool = False
+    skip_broken: bool = False
+
+    @classmethod
+    def of(cls, task: Description) -> "RowFormat":
+        """Return the format that a task's YAML describes."""
+        return cls(
+            format=task.format,
+            columns=tuple(task.fields.named().values()),
+            encoding=task.encoding,
+            delimiter=task.delimiter,
+            quoted=task.format == "csv" if task.quotes is None else task.quotes,
+            skip_broken=task.broken_rows == "skip",
+        )
+
+
+def format_of(path: str) -> Format:
+    """Return the format that a name's ending says. Raises TaskError if it says none."""
+    name = path.lower().removesuffix(".gz").removesuffix(".zst")
+    for ending, form in _FORMATS.items():
+        if name.endswith(ending):
+            return form
+    raise TaskError(
+        f"{path} is of no known form", remedy=f"give {', '.join(_FORMATS)}, also with .gz or .zst"
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class FilePosition:
-    """The position of a line (counted from 1) or a row (counted from 0) in a file."""
+class FileRow:
+    """A record of a file.
+
+    Attributes:
+        file, unit, number: its position: a line, counted from 1, or a row, counted from 0.
+        values: values of the fields by name, or by the column's number as text.
+    """
 
     file: InputFile
     unit: str
     number: int
+    values: Mapping[str, object]
 
-    def __str__(self) -> str:
+    @property
+    def place(self) -> str:
         return f"{self.file.uri}, {self.unit} {self.number}"
+
+    def error(self, problem: str, remedy: str = _FIELDS_REMEDY) -> TaskError:
+        return TaskError(f"{self.place}: {problem}", remedy=remedy)
+
+    def value(self, name: str) -> object:
+        """Return the value of a field. Raises TaskError if it is missing or null."""
+        value = self.values.get(name)
+        if value is None:
+            found = ", ".join(str(key)[:40] for key in self.values)
+            problem = "is null" if name in self.values else f"is missing (there are {found})"
+            raise self.error(f"the field {name!r} {problem}")
+        return value
+
+    def text(self, name: str) -> str:
+        """Return the text of a field; a list of texts is joined with spaces (CSL's keywords). Raises TaskError if the
+        value is not text, or not valid Unicode."""
+        value = self.value(name)
+        if isinstance(value, list) and all(isinstance(part, str) for part in value):
+            value = " ".join(value)
+        if not isinstance(value, str):
+            raise self.error(f"the field {name!r} is {type(value).__name__}, not text")
+        return valid_text(value, self.place)
+
+    def label(self, name: str) -> str:
+        """Return the label as the task's `labels` spell it. Raises TaskError if it is missing, or no name or number."""
+        value = self.value(name)
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, str | int | float):
+            return str(value)
+        raise self.error(f"the label is {type(value).__name__}, not a name or a number")
+
+
+def valid_text(text: str, place: str) -> str:
+    """Return `text`. Raises TaskError if it holds half a surrogate pair, which JSON allows but no tokenizer reads."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TaskError(
+            f"{place}: character {error.start} is half a surrogate pair, which is not text",
+            remedy="correct or remove the record",
+        ) from error
+    return text
 
 
 def read_lines(file: InputFile, encoding: str) -> Iterator[str]:
     """Yield the lines of a file without their ends. Only a line feed ends a line, since texts hold other separators.
 
-    Raises:
-        TaskError: if bytes are not in `encoding`.
-        InputError: if compressed data are damaged.
+    Raises TaskError if bytes are not in `encoding`, InputError if compressed data are damaged.
     """
     file = replace(file, encoding=encoding)
     with open_text(file) as stream:
@@ -84,25 +181,144 @@ def read_lines(file: InputFile, encoding: str) -> Iterator[str]:
             try:
                 line = raw.decode()
             except UnicodeDecodeError as error:
-                raise _not_text(FilePosition(file, "line", number), raw, error) from error
-            yield (line.removeprefix(_MARK) if number == 1 else line).removesuffix("\n").removesuffix("\r")
+                remedy = "convert the file to UTF-8, or set the task's `encoding`"
+                raise TaskError(
+                    f"{file.uri}, line {number}: byte {error.start} is not {file.encoding}",
+                    remedy=guessed_remedy(file, raw, remedy, "write `encoding: {}` into the task"),
+                ) from error
+            yield (
+                (line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line)
+                .removesuffix("\n")
+                .removesuffix("\r")
+            )
 
 
-def _not_text(place: FilePosition, raw: bytes, error: UnicodeDecodeError) -> TaskError:
-    """Return the error for the bytes `raw` of a line that cannot be decoded. In UTF-8 it names the byte, in other
-    encodings only the line."""
-    encoding = place.file.encoding
-    which = (
-        f"byte {error.start} (0x{raw[error.start]:02x}) is" if encoding == UTF_8 else "it has bytes that are"
+def read_rows(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
+    """Yield the rows of a file, without blank lines.
+
+    Raises TaskError if a row or line is broken, or a column is missing; InputError, StoreError if the file cannot be
+    read.
+    """
+    match layout.format:
+        case "parquet":
+            for number, values in enumerate(_parquet(layout, file)):
+                yield FileRow(file, "row", number, values)
+        case "tsv" | "csv":
+            yield from _table(layout, file)
+        case form:
+            for number, line in enumerate(read_lines(file, layout.encoding), 1):
+                if line.strip():
+                    yield FileRow(file, "line", number, _parsed(form, line, f"{file.uri}, line {number}"))
+
+
+def _parsed(form: Format, line: str, place: str) -> Mapping[str, object]:
+    if form == "txt":
+        return {"first": line}
+    if form == "jsonl":
+        return parse_object(line, place)
+    label, _, text = line.partition(" ")  # `3 a stirring film`, or TREC's `NUM:dist How far is it ...`
+    coarse, colon, _ = label.partition(":")
+    if not text.strip() or (form == "trec" and not colon):
+        wanted = "LABEL:detail" if form == "trec" else "a label"
+        raise TaskError(f"{place}: not {wanted}, a space and a text", remedy="correct the line")
+    return {"label": coarse if form == "trec" else label, "first": text.strip()}
+
+
+def parse_object(text: str | bytes, place: str) -> dict[str, Any]:
+    """Return the JSON object in `text`. Raises TaskError if there is none."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TaskError(
+            f"{place}: not JSON: {error}", remedy="correct it; jsonl has one object on each line (jq -c)"
+        ) from error
+    if not isinstance(record, dict):
+        raise TaskError(
+            f"{place}: a JSON {type(record).__name__}, not an object", remedy="write one object on each line"
+        )
+    return record
+
+
+def _table(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
+    cells = _cells(layout, file)
+    numbered = any(isinstance(column, int) for column in layout.columns)
+    names = None if numbered else _header(next(cells, (0, []))[1], layout, file)
+    least = max((column for column in layout.columns if isinstance(column, int)), default=0)
+    broken = 0
+    for number, row in cells:
+        if (len(row) < least) if names is None else (len(row) != len(names)):
+            if not layout.skip_broken:
+                wanted = (
+                    f"column {least} is needed" if names is None else f"the first line names {len(names)}"
+                )
+                raise TaskError(
+                    f"{file.uri}, line {number}: {len(row)} fields, but {wanted}",
+                    remedy="correct the file; or set the character between columns (`delimiter`) in the task, or leave "
+                    "such rows out (`broken_rows: skip`)",
+                )
+            broken += 1
+            continue
+        keys = names or [str(column) for column in range(1, len(row) + 1)]
+        yield FileRow(file, "line", number, dict(zip(keys, row, strict=True)))
+    if broken:
+        _LOG.warning("%s: left out %d rows with a wrong number of fields", file.uri, broken)
+
+
+def _cells(layout: RowFormat, file: InputFile) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the first line of each row, and its cells."""
+    delimiter = layout.delimiter or ("\t" if layout.format == "tsv" else ",")
+    if not layout.quoted:
+        lines = enumerate(read_lines(file, layout.encoding), 1)
+        yield from ((number, line.split(delimiter)) for number, line in lines if line)
+        return
+    csv.field_size_limit(_LONGEST_FIELD)  # for the whole process
+    rows = csv.reader(
+        (f"{line}\n" for line in read_lines(file, layout.encoding)), delimiter=delimiter, strict=True
     )
-    remedy = "convert the file to UTF-8, or set the task's `encoding`"
-    return TaskError(
-        f"{place}: {which} not {encoding}",
-        remedy=guessed_remedy(place.file, raw, remedy, "write `encoding: {}` into the task"),
-    )
+    while True:
+        number = rows.line_num + 1
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            raise TaskError(
+                f"{file.uri}, line {number}: not {layout.format.upper()}: {error}",
+                remedy="quote fields as RFC 4180 requires, or set `quotes: false` in the task",
+            ) from error
+        if row is None:
+            return
+        if row:
+            yield number, row
 
 
-def read_whole(file: InputFile, encoding: str) -> bytes:
-    """Return the whole text of a file in UTF-8, decompressed. Raises InputError if compressed data are damaged."""
-    with open_text(replace(file, encoding=encoding)) as stream:
-        return stream.read()
+def _header(first: Sequence[str], layout: RowFormat, file: InputFile) -> list[str]:
+    names = [name.strip() for name in first]
+    for wanted in map(str, layout.columns):
+        if names.count(wanted) != 1:
+            count = "two columns" if wanted in names else "no column"
+            shown = ", ".join(name[:40] for name in names[:20])
+            raise TaskError(
+                f"{file.uri}: {count} {wanted!r} in its first line (it has {shown})",
+                remedy="correct the task's `fields`; use numbers of columns if no line names the columns; set the "
+                "character between columns with `delimiter`",
+            )
+    return names
+
+
+def _parquet(layout: RowFormat, file: InputFile) -> Iterator[dict[str, object]]:
+    import pyarrow as pa  # a run's ranks never read a table, and need not load its library
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(open_ranged(file, chunk=_READ_AHEAD_BYTES), pre_buffer=False) as table:
+            names, columns = table.schema_arrow.names, [str(column) for column in layout.columns]
+            if missing := [column for column in columns if names.count(column) != 1]:
+                raise TaskError(
+                    f"{file.uri}: no column {missing[0]!r} (it has {', '.join(names)})", remedy=_FIELDS_REMEDY
+                )
+            chosen = [*columns, *(column for column in layout.optional if column in names)]
+            for batch in table.iter_batches(_BATCH_ROWS, columns=chosen, use_threads=False):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise TaskError(
+            f"{file.uri}: not a Parquet file, or a damaged one: {error}", remedy="write or fetch it again"
+        ) from error

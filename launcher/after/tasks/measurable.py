@@ -10,7 +10,7 @@ from data_service.errors import UserError
 from data_service.store.errors import StoreError
 from launcher.after.tasks.schema import SCORED, TEXTS
 from launcher.after.tasks.task import Task, load_task
-from launcher.errors import RecipeError, RunError, TaskError
+from launcher.errors import EVALUATE, RecipeError, RunError, TaskError, optional
 from launcher.runtime.recipe.evaluation import (
     AnisotropySettings,
     EvaluationTask,
@@ -67,8 +67,11 @@ def check_names(tasks: Sequence[EvaluationTask]) -> None:
 
 
 def check_tasks(tasks: Sequence[EvaluationTask]) -> None:
-    """Check as `check_names`, and that the files of the tasks exist. Raises StoreError if a store does not answer."""
+    """Check as `check_names`, and that the files of the tasks exist. Raises StoreError if a store does not answer, and
+    MissingPackage if a measure needs a library that is not installed."""
     check_names(tasks)
+    if any(task.probe or task.similarity for task in tasks):
+        optional("sklearn", "a probe, or similarity, of a recipe's evaluation.tasks", EVALUATE)
     _refuse([problem for index, task in enumerate(tasks) for problem in _file_problems(index, task)])
 
 

@@ -157,8 +157,7 @@ class Description(TaskPart):
             their context, which some published files have.
         misplaced_answers: `nearest` takes the occurrence of an answer that is nearest to its stated beginning.
         quotes: whether fields may be in quotation marks, as in RFC 4180; None: in csv, but not in tsv.
-        delimiter: character between the columns of csv and tsv; None: the usual one or, if that does not yield the
-            columns that `fields` names, another that does.
+        delimiter: character between the columns of csv and tsv; None: the usual one.
         encoding: encoding of text files, by Python's name of it; a byte order mark also sets it.
         scheme: scheme of the files' tags. They are converted to BIO, the scheme of `labels`.
         score_range: least and greatest score (regression, similarity).
@@ -230,72 +229,61 @@ def impossible(task: Description) -> list[RecipeIssue]:
 
 
 def _kind(task: Description) -> Iterator[RecipeIssue]:
-    if task.format not in FORMATS[task.kind]:
-        known = ", ".join(FORMATS[task.kind])
-        yield RecipeIssue(("format",), f"{task.format} does not hold {task.kind}", f"use one of {known}")
-    for index, metric in enumerate(task.metrics):
-        if metric not in METRICS[task.kind]:
-            known = ", ".join(METRICS[task.kind])
-            yield RecipeIssue(
-                ("metrics", index), f"{metric} is no metric of {task.kind}", f"use one or more of {known}"
-            )
-        elif metric in task.metrics[:index]:
-            yield RecipeIssue(("metrics", index), f"{metric} is given twice", "keep one")
+    kind, metrics = task.kind, task.metrics
+    if task.format not in FORMATS[kind]:
+        remedy = f"use one of {', '.join(FORMATS[kind])}"
+        yield RecipeIssue(("format",), f"{task.format} does not hold {kind}", remedy)
+    for index, metric in enumerate(metrics):
+        if metric not in METRICS[kind] or metric in metrics[:index]:
+            remedy = f"use one or more of {', '.join(METRICS[kind])}, each once"
+            yield RecipeIssue(("metrics", index), f"{metric} is no metric of {kind}, or given twice", remedy)
         elif metric == "f1" and len(task.labels) != 2:
             what = f"f1 is of two labels, the second being the positive one, not of {len(task.labels)}"
             yield RecipeIssue(("metrics", index), what, "use macro_f1")
     if task.after == task.name:
-        yield RecipeIssue(
-            ("after",), "a task cannot start from itself", "name another task, or leave after out"
-        )
-    if task.no_answer and task.kind != "span":
-        yield RecipeIssue(("no_answer",), f"{task.kind} has no answers", "leave no_answer out")
+        yield RecipeIssue(("after",), "a task cannot start from itself", "leave after out")
+    for name in [name for name, wrong in _misplaced(task).items() if wrong]:
+        yield RecipeIssue((name,), f"{kind} has no {name}", f"leave {name} out")
+
+
+def _misplaced(task: Description) -> dict[str, bool]:
+    """Return which settings the task has that its kind has no use for."""
+    return {
+        "no_answer": task.no_answer and task.kind != "span",
+        "labels": bool(task.labels) and task.kind not in LABELLED,
+        "score_range": task.score_range is not None and task.kind not in SCORED,
+    }
 
 
 def _labels(task: Description) -> Iterator[RecipeIssue]:
     if task.kind in LABELLED and len(task.labels) < 2:
         yield RecipeIssue(("labels",), f"{task.kind} needs at least two labels", "list them in `labels`")
-    if task.kind not in LABELLED and task.labels:
-        yield RecipeIssue(("labels",), f"{task.kind} has no labels", "leave labels out")
     for index, label in enumerate(task.labels):
-        if label in task.labels[:index]:
-            yield RecipeIssue(("labels", index), f"the label {label!r} is given twice", "keep one")
-        if label in task.skip_labels:
-            what = f"the label {label!r} is in skip_labels, too"
-            yield RecipeIssue(("labels", index), what, "leave it out of one of the two")
-    if task.score_range is None:
-        return
-    if task.kind not in SCORED:
-        yield RecipeIssue(("score_range",), f"{task.kind} has no scores", "leave score_range out")
-    elif not task.score_range[0] < task.score_range[1]:
-        yield RecipeIssue(
-            ("score_range",),
-            "the first is not less than the second",
-            "write the least score, then the greatest",
-        )
+        if label in task.labels[:index] or label in task.skip_labels:
+            what = f"the label {label!r} is given twice, in labels or in skip_labels"
+            yield RecipeIssue(("labels", index), what, "keep one")
+    if task.score_range is not None and not task.score_range[0] < task.score_range[1]:
+        yield RecipeIssue(("score_range",), "the first is not less than the second", "swap them")
 
 
 def _splits(task: Description) -> Iterator[RecipeIssue]:
     made = [name for name, share in task.held_out if share]
-    if made and "train" not in task.files:
-        yield RecipeIssue(
-            ("held_out",), "it divides the split train, which files lacks", "name train in files"
-        )
-    if made and task.kind == "retrieval":
-        yield RecipeIssue(("held_out",), "retrieval cannot be divided", "leave held_out out")
+    if made and ("train" not in task.files or task.kind == "retrieval"):
+        yield RecipeIssue(("held_out",), "there is no split train that it could divide", "leave held_out out")
     for name in made:
         if name in task.files:
-            what = f"the split {name} is in files, too"
-            yield RecipeIssue(("held_out", name), what, "leave it out of one of the two")
+            yield RecipeIssue(
+                ("held_out", name), f"the split {name} is in files, too", "leave one of them out"
+            )
     if task.held_out.dev + task.held_out.test >= 1:
         yield RecipeIssue(("held_out",), "nothing is left of train", "hold out smaller shares")
     for index, name in enumerate(task.unlabelled):
         if name not in task.files:
-            what = f"{name} is no split of files"
-            yield RecipeIssue(("unlabelled", index), what, f"files has {', '.join(task.files)}")
+            remedy = f"files has {', '.join(task.files)}"
+            yield RecipeIssue(("unlabelled", index), f"{name} is no split of files", remedy)
     if not task.splits:
         yield RecipeIssue(
-            ("unlabelled",), "no split is left that has labels", "name a split with labels in files"
+            ("unlabelled",), "no split is left that has labels", "name one with labels in files"
         )
 
 
@@ -307,26 +295,15 @@ def _fields(task: Description) -> Iterator[RecipeIssue]:
         return
     for name in _needed(task):
         if name not in given:
-            what = f"no field {name!r}, which {task.kind} needs"
-            yield RecipeIssue(
-                ("fields",),
-                what,
-                "set it to the field's name, or to the column's number in a table without names",
-            )
-    numbers = [name for name, place in given.items() if isinstance(place, int)]
-    may_have_numbers = task.format in ("tsv", "csv", "columns")
-    if numbers and (len(numbers) < len(given) or not may_have_numbers):
-        what = "some are numbers" if may_have_numbers else f"numbers do not name fields of {task.format}"
-        yield RecipeIssue(
-            ("fields",), what, "use only names; in tsv, csv and columns, only numbers is possible too"
-        )
-    if task.format == "columns" and len(numbers) < len(given):
-        yield RecipeIssue(("fields",), "the fields of columns are numbers", "number the columns from 1")
-    for name in numbers:
-        if int(given[name]) < 1:
-            yield RecipeIssue(
-                ("fields", name), f"there is no column {given[name]}", "number the columns from 1"
-            )
+            remedy = "set it to the field's name, or to the column's number in a table without names"
+            yield RecipeIssue(("fields",), f"no field {name!r}, which {task.kind} needs", remedy)
+    numbers = [place for place in given.values() if isinstance(place, int)]
+    may_be_numbers, must_be_numbers = task.format in ("tsv", "csv", "columns"), task.format == "columns"
+    mixed = numbers and (len(numbers) < len(given) or not may_be_numbers)
+    if mixed or min(numbers, default=1) < 1 or (must_be_numbers and len(numbers) < len(given)):
+        what = f"{', '.join(map(str, given.values()))} do not name fields of {task.format}"
+        remedy = "use only names; in tsv and csv, only numbers from 1 are possible too; in columns, only numbers are"
+        yield RecipeIssue(("fields",), what, remedy)
 
 
 def _needed(task: Description) -> tuple[str, ...]:
@@ -347,8 +324,8 @@ def _needed(task: Description) -> tuple[str, ...]:
 def _files(task: Description) -> Iterator[RecipeIssue]:
     for split, given in task.files.items():
         for index, file in enumerate(task.sources(split)):
-            path = ("files", split, index) if isinstance(given, list) else ("files", split)
             if reason := _unfit(task, file):
+                path = ("files", split, index) if isinstance(given, list) else ("files", split)
                 yield RecipeIssue(path, *reason)
         if not task.sources(split):
             yield RecipeIssue(("files", split), "no file", "name one, or leave the split out")
@@ -359,11 +336,8 @@ def _unfit(task: Description, file: File) -> tuple[str, str] | None:
     if isinstance(file, Judged) != (task.kind == "retrieval"):
         remedy = "write {corpus, queries, qrels} for retrieval, and paths for other kinds"
         return f"not a file of {task.kind}", remedy
-    if isinstance(file, OneClass):
-        if task.kind not in ("classification", "pair_classification"):
-            return f"{task.kind} has no files of one label", "write a path"
-        if file.label not in task.labels:
-            return f"the label {file.label!r} is not one of labels", "use one of labels, or add it there"
+    if isinstance(file, OneClass) and file.label not in task.labels:
+        return f"the label {file.label!r} is not one of labels", "use one of labels, or add it there"
     if isinstance(file, WithGold):
         named = any(isinstance(place, str) for place in task.fields.named().values())
         if named or task.format not in ("tsv", "txt"):

@@ -17,9 +17,8 @@ from data_service.store.errors import KeyMissing
 from data_service.store.open import folder_of, open_file
 from launcher.after.tasks.examples import Examples, digest, division
 from launcher.after.tasks.files import TaskFolder
-from launcher.after.tasks.questions import read_questions, read_retrieval
+from launcher.after.tasks.read import read_questions, read_retrieval, read_sentences, read_tagged
 from launcher.after.tasks.schema import Description, impossible
-from launcher.after.tasks.sentences import read_sentences, read_tagged
 from launcher.errors import TaskError
 from launcher.runtime.recipe.document import Words, parse, validate
 

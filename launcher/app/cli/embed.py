@@ -11,7 +11,6 @@ from launcher.app.cli.options import (
     InputsArgument,
     JsonOption,
     LicenceOption,
-    ScratchOption,
     StepOption,
     print_json,
     require_model,
@@ -51,7 +50,6 @@ def train(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one of the settings.")
     ] = None,
-    scratch: ScratchOption = None,
     licence: LicenceOption = None,
 ) -> None:
     """Train sentence embeddings, and export the folder that `SentenceTransformer(...)` loads.
@@ -67,18 +65,14 @@ def train(
         from launcher.after.embed.export import check_target, export_embeddings
         from launcher.after.embed.train import train_embeddings
         from launcher.after.finetune.pretrained import open_pretrained
-        from launcher.after.finetune.resume import Scratch
 
         _only_errors_of_libraries()
-    with repeatable(scratch), told("launcher.after.embed"):
+    with repeatable(), told("launcher.after.embed"):
         check_target(out)
         with open_pretrained(model, step) as pretrained:
-            trained = train_embeddings(pretrained, training, scratch)
+            trained = train_embeddings(pretrained, training)
             export_embeddings(trained, pretrained, training, out, licence)
-    if scratch is not None:
-        Scratch(scratch, kept=True).remove()
-    gone_on = f", going on from step {trained.resumed:,}" if trained.resumed else ""
-    typer.echo(f"trained {trained.steps:,} steps on {trained.rows:,} rows{gone_on}; exported to {out}")
+    typer.echo(f"trained {trained.steps:,} steps on {trained.rows:,} rows; exported to {out}")
     for name, value in trained.dev.items():
         typer.echo(f"  {name.replace('_', ' ')}: {100 * value:.2f} (x 100)")
 

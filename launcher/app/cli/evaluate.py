@@ -18,9 +18,9 @@ from launcher.errors import OptionError
 from launcher.progress import work
 
 if TYPE_CHECKING:
-    from launcher.after.evaluate.cell import Measure, Results
-    from launcher.after.evaluate.compute_cell import CellResources
-    from launcher.after.evaluate.evaluation import GridEvaluation
+    from data_service.store.base import Store
+    from launcher.after.evaluate.cells import Cell, Measure
+    from launcher.after.evaluate.grid import CellFailure
     from launcher.observe.inspect.report.task_table import TableRow
 
 
@@ -78,7 +78,7 @@ def evaluate(
     gpus: GpusOption = None,
     only_table: Annotated[
         bool,
-        typer.Option("--only-table", help="Compute nothing: the table of what was asked for here before."),
+        typer.Option("--only-table", help="Compute nothing: the table of the results that are there."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -102,21 +102,21 @@ def evaluate(
     for checkpoint in () if only_table else checkpoints:
         require_model(checkpoint)
     with work("loading libraries"):
-        from launcher.after.evaluate.cell import Results
-        from launcher.after.evaluate.compute_cell import CellResources
-        from launcher.after.evaluate.evaluation import recorded
-        from launcher.after.evaluate.searched import with_searched
-    store = Results(open_store(results))
+        from launcher.after.evaluate.cells import find_results, table
+    store = open_store(results)
     if only_table:
-        _print_table(with_searched(store, recorded(store, checkpoints, wanted, suite)), as_json)
+        found = find_results(store)
+        cells = [result.cell for result in found.values()]
+        known = _names(suite, data)
+        _print_table(
+            table([cell for cell in cells if _is_asked(cell, checkpoints, wanted, known)], found), as_json
+        )
         return
     measures = _measures(suite, data, tasks, assignments)
-    evaluation, table = _evaluated(
-        store, suite, checkpoints, wanted, measures, range(seeds), CellResources(cpus=cpus, gpus=gpus)
-    )
-    _print_table(table, as_json)
-    _keep_for_reports(checkpoints, table)
-    _end(evaluation)
+    rows, failures = _evaluated(store, checkpoints, wanted, measures, seeds, (cpus, gpus))
+    _print_table(rows, as_json)
+    _keep_for_reports(checkpoints, rows)
+    _end(failures)
 
 
 def _steps(given: list[str] | None) -> list[int] | None:
@@ -139,10 +139,7 @@ def _require_tasks(suite: str, data: str | None, names: list[str] | None) -> Non
         TaskError: there is no such suite.
         OptionError: the suite has no task of one of the `names`.
     """
-    from launcher.after.tasks.suite import load_frozen, load_suite
-
-    places = _everywhere(suite), None if data is None else _everywhere(data)
-    known = [task.name for task in load_suite(*places)] + [task.name for task in load_frozen(*places)]
+    known = _names(suite, data)
     unknown = [name for name in names or () if name not in known]
     if unknown:
         raise OptionError(
@@ -170,43 +167,55 @@ def _everywhere(place: str) -> str:
     return str(Path(place).absolute()) if Path(place).exists() else place
 
 
+def _names(suite: str, data: str | None) -> list[str]:
+    from launcher.after.tasks.suite import load_frozen, load_suite
+
+    places = _everywhere(suite), None if data is None else _everywhere(data)
+    return [task.name for task in load_suite(*places)] + [task.name for task in load_frozen(*places)]
+
+
+def _is_asked(cell: "Cell", sources: list[str], steps: list[int] | None, names: list[str]) -> bool:
+    return (
+        cell.source in sources
+        and (not steps or cell.step is None or cell.step in steps)
+        and cell.task in names
+    )
+
+
 def _evaluated(
-    store: "Results",
-    suite: str,
+    store: "Store",
     sources: list[str],
     steps: list[int] | None,
     measures: "list[Measure]",
-    seeds: Sequence[int],
-    share: "CellResources",
-) -> "tuple[GridEvaluation, list[TableRow]]":
-    from launcher.after.evaluate.compute_cell import Ended
-    from launcher.after.evaluate.evaluation import GridEvaluation, plan
+    seeds: int,
+    share: tuple[float, float | None],
+) -> "tuple[list[TableRow], list[CellFailure]]":
+    """Compute the cells without a result, and store each as it ends. Return the table, and why cells have no result."""
+    from launcher.after.evaluate.cells import find_results, keep_result, plan, table
+    from launcher.after.evaluate.grid import CellFailure, CellResources, compute
     from launcher.after.evaluate.model import opened
-    from launcher.after.evaluate.searched import keep_searched, with_searched
+    from launcher.after.evaluate.searched import Searches
 
-    with opened(store, sources, steps) as models:
-        evaluation = GridEvaluation(store, suite, plan(models, measures, seeds))
-        for rules, count in evaluation.under_other_rules().items():
-            _say(
-                f"{count} cells have results of version {rules} of our rules, not of {store.rules}: computed again"
-            )
-        total = len(evaluation.missing)
-        _say(f"{evaluation.before + total} cells: {evaluation.before} are there, {total} to compute")
-        ended = 0
-        files = [model.files() for model in models if model.digest in evaluation.needed]
-        with work("computing", total, "cells") as now:
-            for event in evaluation.compute(files, share):
-                if isinstance(event, Ended):
-                    ended += 1
-                    now.advance()
-                    what = event.failure.problem if event.failure else event.work.cell.name
-                    _say(f"{ended} of {total}: {what}")
+    failures, searches = list[CellFailure](), Searches()
+    with opened(sources, steps) as models:
+        works = plan(models, measures, range(seeds))
+        keys = {work.cell.key for work in works}
+        found = find_results(store, keys)
+        missing = list({work.cell.key: work for work in works if work.cell.key not in found}.values())
+        _say(f"{len(keys)} cells: {len(found)} are there, {len(missing)} to compute")
+        needed = {work.cell.weights for work in missing}
+        files = {model.digest: model.files() for model in models if model.digest in needed}
+        with work("computing", len(missing), "cells") as now:
+            for ended in compute(missing, files, CellResources(*share)) if missing else ():
+                cell, outcome = ended.work.cell, ended.outcome
+                if isinstance(outcome, CellFailure):
+                    failures.append(outcome)
                 else:
-                    _say(event.reason)
-        if evaluation.trouble is not None:
-            return evaluation, []
-        keep_searched(store, models, measures)
-    return evaluation, with_searched(store, evaluation.table())
+                    searched = searches.of(cell.source, ended.work.measure)
+                    keep_result(store, ended.work, outcome, searched)
+                now.advance()
+                _say(outcome.problem if isinstance(outcome, CellFailure) else cell.name)
+        return table([work.cell for work in works], find_results(store, keys)), failures
 
 
 def _keep_for_reports(sources: list[str], table: "list[TableRow]") -> None:
@@ -225,20 +234,18 @@ def _keep_for_reports(sources: list[str], table: "list[TableRow]") -> None:
             _say(f"the report of {source} will be without this table: {error.problem}")
 
 
-def _end(evaluation: "GridEvaluation") -> None:
+def _end(failures: "Sequence[CellFailure]") -> None:
     """Print what has no result, and end with the exit code for it."""
     from launcher.contract import MISTAKE, REPEAT
 
-    for failure in evaluation.failures:
+    for failure in failures:
         _say(f"failed: {failure.problem}\n  {failure.remedy}")
         if failure.trace:
             _say(failure.trace.rstrip())
-    if evaluation.trouble is not None:
-        _say(f"{evaluation.trouble.problem}\n  {evaluation.trouble.remedy}")
-    if evaluation.trouble is not None or any(failure.passes for failure in evaluation.failures):
+    if any(failure.passes for failure in failures):
         _say("the same command goes on: what was computed is kept")
         raise typer.Exit(REPEAT)
-    if evaluation.failures:
+    if failures:
         raise typer.Exit(MISTAKE)
 
 

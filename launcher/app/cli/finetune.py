@@ -1,6 +1,5 @@
 """`maskfleet finetune`: turns a checkpoint into a model for a task."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +9,6 @@ from launcher.app.cli.options import (
     CheckpointArgument,
     DataOption,
     JsonOption,
-    ScratchOption,
     StepOption,
     print_json,
     require_assignments,
@@ -19,8 +17,8 @@ from launcher.app.cli.options import (
 from launcher.progress import work
 
 if TYPE_CHECKING:
+    from launcher.after.finetune.run import Tried
     from launcher.after.finetune.settings import FinetuneSettings
-    from launcher.after.finetune.tries import Tried
     from launcher.after.tasks.task import Task
 
 
@@ -58,20 +56,12 @@ def finetune(
             "--grid", help="Try every combination of the settings' lists, and keep the best on dev."
         ),
     ] = False,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads", min=1, help="Of the processor; default: all. Other numbers change last digits."
-        ),
-    ] = None,
-    scratch: ScratchOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fine-tune a checkpoint on a task, and write the model as `transformers` loads it.
 
-    The same checkpoint, task, settings and seed give the same bits on one kind of device. What was ended goes on when
-    the command is given again: a local --out has its checkpoints in OUT.unfinished meanwhile, elsewhere --scratch says
-    where. The epoch that is best on dev is kept. Where settings are lists, the first value counts, unless --grid.
+    The Trainer of transformers trains it; what was ended begins again when the command is given again. The epoch that
+    is best on dev is kept. Where settings are lists, the first value counts, unless --grid.
 
     Exit codes: 0 done; 2 a mistake; 75 asked to end, or a store that does not answer: run it again.
 
@@ -79,19 +69,17 @@ def finetune(
     """
     from launcher.after.tasks.task import load_task
 
-    if scratch is None and out is not None and "://" not in out:
-        scratch = Path(f"{out.rstrip('/')}.unfinished")
-    with repeatable(scratch), told("launcher.after.finetune"):
+    with repeatable(), told("launcher.after.finetune"):
         require_assignments(assignments or ())
         asked = load_task(task, data)
-        choices = _choices(asked, assignments, threads)
+        choices = _choices(asked, assignments)
         choices = choices if every else choices[:1]
         require_model(checkpoint)
         with work("loading libraries"):
             from launcher.after.finetune.pretrained import open_pretrained
-            from launcher.after.finetune.tries import try_each
+            from launcher.after.finetune.run import try_each
         with open_pretrained(checkpoint, step) as pretrained:
-            for one in try_each(pretrained, asked, choices, seed, out, scratch):
+            for one in try_each(pretrained, asked, choices, seed, out):
                 if as_json:
                     print_json([_record(one, seed)])
                 else:
@@ -100,22 +88,17 @@ def finetune(
         typer.echo(f"{pretrained.name}, fine-tuned on {asked.name}, is in {out}")
 
 
-def _choices(
-    task: "Task", assignments: list[str] | None, threads: int | None
-) -> "tuple[FinetuneSettings, ...]":
-    import os
-
+def _choices(task: "Task", assignments: list[str] | None) -> "tuple[FinetuneSettings, ...]":
     from launcher.after.finetune.settings import candidates
     from launcher.runtime.recipe.document import Document, override
 
-    given = override(Document(dict(task.finetune), task.name, {}), assignments or ()).data
-    machine = {"threads": threads or given.get("threads") or os.cpu_count() or 1}
-    return candidates(given, machine)
+    return candidates(override(Document(dict(task.finetune), task.name, {}), assignments or ()).data, {})
 
 
 def _record(tried: "Tried", seed: int) -> dict[str, object]:
-    outcome = {} if tried.outcome is None else tried.outcome.record()
-    return {**tried.record(), "seed": seed, "best": tried.best, **outcome}
+    outcome = {"metrics": None} if tried.outcome is None else tried.outcome.record()
+    settings = tried.settings.model_dump(mode="json")
+    return {"settings": settings, "problem": tried.problem, "seed": seed, "best": tried.best, **outcome}
 
 
 def _line(tried: "Tried", choices: "tuple[FinetuneSettings, ...]") -> str:

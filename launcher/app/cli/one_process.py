@@ -1,12 +1,8 @@
-"""Ends `finetune` and `embed`, commands that compute for hours in one process.
-
-The same command, given again, computes the same result; with a scratch folder it continues from there.
-"""
+"""Ends `finetune`, `evaluate` and `embed`, commands that compute for hours and may be given again."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import typer
 
@@ -14,17 +10,12 @@ from data_service.printable import visible, without_secrets
 
 
 @contextmanager
-def repeatable(scratch: Path | None = None) -> Iterator[None]:
-    """End the command with code 75 after a signal. `scratch` is the folder that keeps what is done."""
+def repeatable() -> Iterator[None]:
+    """End the command with code 75 after a signal."""
     from launcher.contract import REPEAT
     from launcher.signals import answering
 
-    stays = (
-        "the same command computes the same"
-        if scratch is None
-        else f"the same command goes on, with what {scratch} holds"
-    )
-    with answering(REPEAT, stays):
+    with answering(REPEAT, "the same command begins again"):
         yield
 
 

@@ -124,13 +124,6 @@ DataOption = Annotated[
         help="Folder or s3:// URI that holds the tasks' published files. Those of a YAML file are beside it.",
     ),
 ]
-ScratchOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--scratch",
-        help="Folder on this machine that keeps checkpoints, so that the same command, killed, goes on.",
-    ),
-]
 LicenceOption = Annotated[
     str | None, typer.Option("--licence", help="What the model card states, such as apache-2.0.")
 ]

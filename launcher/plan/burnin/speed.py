@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from encoder_core.cost.products import Shape
 from encoder_core.layers.kernel_choice import prefer
 from encoder_core.layers.pieces import Pieces
 from encoder_core.layers.torch_internals import forget_graphs
@@ -22,9 +21,9 @@ from launcher.plan.burnin.check import Bench
 from launcher.plan.burnin.machine import device_of
 from launcher.plan.burnin.networks import Steps, engine_of, joined, recipe_of
 from launcher.plan.burnin.report import CannotRun
-from launcher.plan.estimate.roofline import step_share
+from launcher.plan.estimate.utilisation import step_share
 from launcher.runtime.capacity.devices import gpu_of_device
-from launcher.runtime.capacity.workload import full_rows, microbatch_flops, phase_targets
+from launcher.runtime.capacity.workload import Shape, full_rows, microbatch_flops, phase_targets
 from launcher.runtime.preflight.kernels import examine_kernels, gpu_here, subject_of, triton_here
 from launcher.runtime.rank.journal import peak
 from launcher.runtime.recipe.phases import during

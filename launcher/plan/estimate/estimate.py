@@ -7,29 +7,24 @@ like the time to restart. Failures are assumed to be independent, at a constant 
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from data_service.stream.statistics import Radius
-from encoder_core.cost.products import Shape
 from encoder_core.train import zero_memory as memory
 from encoder_core.train.zero_memory import STAGES, MemoryPart, Stage
 from launcher.plan.estimate.data_needs import DataNeeds, data_needs, shuffle_radius
-from launcher.plan.estimate.roofline import assumed
 from launcher.plan.estimate.throughput import PhaseTime, phase_time
+from launcher.plan.estimate.utilisation import assumed, given
 from launcher.runtime.capacity.devices import (
     COPY_RATE,
     RESTART,
     SAVE_FIXED,
     STORE_RATE,
-    AssumedUtilisation,
     Cluster,
-    check_share,
     usable,
 )
-from launcher.runtime.capacity.memory_fit import Bill, bill, rows_that_fit
-from launcher.runtime.capacity.workload import microbatch_shape
-from launcher.runtime.recipe.schema import Recipe, RecipePhase
+from launcher.runtime.capacity.memory_fit import Bill, kept, microbatch_memory, rows_that_fit
+from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import has_automatic, known, parameters, settled, state_bytes
 
 
@@ -181,30 +176,28 @@ class Estimate:
 def estimate(
     recipe: Recipe,
     cluster: Cluster,
-    mfu: float | None = None,
-    measured: Sequence[AssumedUtilisation] = (),
+    mfu: str | float | None = None,
     text: float | None = None,
 ) -> Estimate:
     """Estimate what `recipe` needs on `cluster`, and how long it takes there.
 
     Args:
-        mfu: share of the GPU's peak that every phase reaches; None: the roofline's.
-        measured: utilisation measured for each phase; it replaces `mfu`. Empty if nothing was measured.
+        mfu: share of the GPU's peak that every phase reaches, or the URI of a run that recorded its own; None: that of
+            the known run that is most like it (`utilisation.py`).
         text: uncompressed bytes of the corpus; None if unknown.
 
     Raises:
-        EstimateError: `mfu` is not a share between 0 and 1.
+        EstimateError: `mfu` is not a share between 0 and 1, or a run without records of it.
     """
-    check_share(mfu)
+    share = None if mfu is None else given(str(mfu))
     count = parameters(recipe)
     recipe, automatic = recipe.model_copy(update={"model": known(recipe.model)}), has_automatic(recipe)
     if automatic:
         most = rows_that_fit(Bill(recipe, count, cluster.ranks, "cuda"), usable(cluster.gpu.memory))
         recipe = settled(recipe, cluster.ranks, most)
-    shares = measured or [_share(recipe, phase, cluster, mfu) for phase in recipe.phases]
     phases = tuple(
-        phase_time(recipe, phase, cluster, count, share)
-        for phase, share in zip(recipe.phases, shares, strict=True)
+        phase_time(recipe, phase, cluster, count, share or assumed(recipe.model, phase.length, cluster.gpu))
+        for phase in recipe.phases
     )
     fastest = max(phase.tokens_per_second for phase in phases)
     work = sum(phase.seconds for phase in phases)
@@ -229,37 +222,22 @@ def _fullness(phase: PhaseTime) -> tuple[int, int, int]:
     return phase.shape.tokens, phase.length, phase.shape.targets_per_row
 
 
-def _share(recipe: Recipe, phase: RecipePhase, cluster: Cluster, mfu: float | None) -> AssumedUtilisation:
-    if mfu is not None:
-        return AssumedUtilisation(mfu, "given")
-    return assumed(recipe, microbatch_shape(recipe, phase), cluster.gpu)
-
-
 def _fits(recipe: Recipe, cluster: Cluster, count: int, phase: PhaseTime) -> list[MemoryFit]:
-    return [
-        _fit(
-            recipe,
-            cluster,
-            count=count,
-            stage=stage,
-            shape=replace(phase.shape, rows=rows),
-            rounds=phase.rounds,
-        )
-        for stage in STAGES
-        if stage or recipe.precision == "fp32"
-        for rows in halvings(phase.shape.rows)
-    ]
+    added, fits = microbatch_memory(recipe, phase.shape), []
+    for stage in STAGES:
+        if not stage and recipe.precision != "fp32":
+            continue
+        for rows in halvings(phase.shape.rows):
+            always = kept(recipe, count, cluster.ranks, stage, rows=rows * phase.rounds)
+            parts = (*always, *added.parts(rows))
+            fits.append(MemoryFit(stage, rows, parts, memory.total(parts) <= usable(cluster.gpu.memory)))
+    return fits
 
 
 def halvings(rows: int) -> list[int]:
     """Return 1, 2, 4, ... below `rows`, and `rows` itself."""
     powers = [1 << i for i in range(rows.bit_length()) if 1 << i < rows]
     return [*powers, rows]
-
-
-def _fit(recipe: Recipe, cluster: Cluster, count: int, stage: Stage, shape: Shape, rounds: int) -> MemoryFit:
-    parts = bill(recipe, count, cluster.ranks, stage, shape=shape, rounds=rounds)
-    return MemoryFit(stage, shape.rows, parts, memory.total(parts) <= usable(cluster.gpu.memory))
 
 
 def _checkpoints(recipe: Recipe, cluster: Cluster, count: int, step: float) -> Checkpoints:

@@ -10,7 +10,6 @@ from encoder_core.train.zero_memory import STAGES
 from launcher.output import hours_or_days, human_bytes, human_count, human_duration
 from launcher.plan.estimate.data_needs import trained_tokens
 from launcher.plan.estimate.estimate import Estimate, goodput
-from launcher.plan.estimate.roofline import TENSOR_WAIT, UPDATED_BYTES, arithmetic
 from launcher.plan.estimate.throughput import PhaseTime, network_bytes
 from launcher.runtime.capacity.devices import (
     CONTEXT,
@@ -22,13 +21,7 @@ from launcher.runtime.capacity.devices import (
     STORE_RATE,
     usable,
 )
-from launcher.runtime.capacity.workload import (
-    executed,
-    microbatch_activations,
-    microbatch_products,
-    vectors_flops,
-)
-from launcher.runtime.recipe.summary import momentum_matrices, trained_tensors
+from launcher.runtime.recipe.summary import momentum_matrices
 
 _WHAT, _RESULT = 42, 14  # columns
 _NODE_HOURS = (24.0, 24.0 * 7, 24.0 * 30)
@@ -40,7 +33,6 @@ def render(estimate: Estimate) -> str:
     sections += [
         _memory(estimate),
         _bill(estimate),
-        *([_tensors(estimate)] if _lists_tensors(estimate) else []),
         _data(estimate),
         _checkpoints(estimate),
         _whole(estimate),
@@ -56,8 +48,8 @@ def _title(e: Estimate) -> list[str]:
     cluster, gpu = e.cluster, e.cluster.gpu
     lines = [
         f"{e.recipe.name}: {e.parameters:,} parameters, on {cluster.nodes} x {cluster.gpus_per_node} {gpu.name}",
-        f"{gpu.name}: {gpu.peak / 1e12:,.0f} TFLOPS dense {gpu.half}, {human_bytes(gpu.memory)} at "
-        f"{gpu.bandwidth / 1e12:.2f} TB/s; {e.recipe.precision}, ZeRO {e.recipe.zero}, activation checkpointing "
+        f"{gpu.name}: {gpu.peak / 1e12:,.0f} TFLOPS dense {gpu.half}, {human_bytes(gpu.memory)}; "
+        f"{e.recipe.precision}, ZeRO {e.recipe.zero}, activation checkpointing "
         f"{'on' if e.recipe.activation_checkpointing else 'off'}",
     ]
     if gpu.half != e.recipe.precision and e.recipe.precision == "bf16":
@@ -68,33 +60,23 @@ def _title(e: Estimate) -> list[str]:
 
 
 def _flops(e: Estimate, phase: PhaseTime) -> list[str]:
-    shape, flops = phase.shape, phase.flops
+    shape, backward = phase.shape, phase.model - phase.forward
     lines = [
         f"FLOPs of a microbatch: {shape.rows} rows x {shape.length} tokens, {shape.targets_per_row} targets a row"
         f"{', causal' if shape.causal else ''} "
-        f"({phase.steps:,} steps of {phase.rows:,} rows)"
-    ]
-    for product in microbatch_products(e.recipe, shape):
-        formula = f"2 x {product.m:,} x {product.k:,} x {product.n:,} x {product.count:,}, x {1 + product.derivatives}"
-        lines.append(_line(product.what, formula, _tera(product.forward + product.backward)))
-    lines += [
-        _line("forward + backward", f"{_tera(flops.forward)} + {_tera(flops.backward)}", _tera(flops.model)),
+        f"({phase.steps:,} steps of {phase.rows:,} rows)",
+        _line(
+            "forward + backward", f"{_tera(phase.forward)} + {_tera(backward)}, counted", _tera(phase.model)
+        ),
         _line(
             "each token",
-            f"{flops.model:,} / {shape.tokens:,}",
-            f"{flops.model / shape.tokens / 1e9:.3f} GFLOP",
+            f"{phase.model:,} / {shape.tokens:,}",
+            f"{phase.model / shape.tokens / 1e9:.3f} GFLOP",
         ),
     ]
-    if e.recipe.activation_checkpointing:
-        lines.append(_line("layers run once more", "their forward pass", _tera(flops.recomputed)))
-    if e.recipe.objective.contrastive is not None:
-        lines.append(
-            _line(
-                "vectors, before their gradients",
-                "a forward pass more",
-                _tera(vectors_flops(e.recipe, shape)),
-            )
-        )
+    if phase.executed > phase.model:
+        twice = "layers, or a first pass of vectors, once more"
+        lines.append(_line("computed twice", twice, _tera(phase.executed - phase.model)))
     return [*lines, *_step(e, phase)]
 
 
@@ -102,23 +84,19 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
     cluster, share, ranks = e.cluster, phase.utilisation, e.cluster.ranks
     bf16 = e.recipe.precision == "bf16"
     peak = f"{(cluster.gpu.peak if bf16 else cluster.gpu.peak_fp32) / 1e12:,.1f} TFLOPS"
-    done = executed(e.recipe, phase.shape)
     moved = network_bytes(e.parameters, ranks, e.recipe, phase.rounds)
     network = f"{moved / 1e9:.2f} GB / ({LINK_SHARE} x {cluster.rate / 1e9:.1f} GB/s)"
-    if share.step is not None:
-        network = "in the step that was measured"
     tokens = f"{human_count(phase.tokens_per_second)}/s"
-    every = (phase.compute, phase.optimizer, phase.update)
+    every = (phase.compute, phase.optimizer)
     parts = [*[part for part in every if part], phase.network]
     for line in (
         ("rounds, of the busiest rank", f"{phase.microbatches:,} / {ranks}, rounded up", f"{phase.rounds}"),
         (f"utilisation, {'measured' if share.measured else 'assumed'}", share.source, f"{share.share:.1%}"),
         (
             "computing",
-            f"{phase.rounds} x {_tera(done)} / ({peak} x {share.share:.3f})",
+            f"{phase.rounds} x {_tera(phase.executed)} / ({peak} x {share.share:.3f})",
             f"{phase.compute:.4f} s",
         ),
-        *(arithmetic(e.recipe, phase.shape, cluster.gpu) if share.by_roofline else ()),
         *_updating(e, phase),
         ("network, not hidden", network, f"{phase.network:.4f} s"),
         ("a step", f"{' + '.join(f'{part:.4f}' for part in parts)} s", f"{phase.step:.4f} s"),
@@ -131,15 +109,11 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
 
 
 def _updating(e: Estimate, phase: PhaseTime) -> Iterator[tuple[str, str, str]]:
-    """Yield the lines for Muon's orthogonalisation in a step, and for the rest of the update."""
+    """Yield the line for Muon's orthogonalisation in a step."""
     if phase.optimizer:
         peak = f"{e.cluster.gpu.peak / 1e12:,.1f} TFLOPS"
         formula = f"{_tera(phase.orthogonalising)} a rank / ({peak} x {phase.utilisation.share:.3f})"
         yield "orthogonalising", formula, f"{phase.optimizer:.4f} s"
-    if phase.update:
-        waiting = f"{TENSOR_WAIT * 1e6:g} us for each of {len(trained_tensors(e.recipe))} tensors"
-        formula = f"{UPDATED_BYTES} bytes a parameter, and {waiting} (measured on an H200)"
-        yield "update", formula, f"{phase.update:.4f} s"
 
 
 def _memory(e: Estimate) -> list[str]:
@@ -187,30 +161,6 @@ def _bill(e: Estimate) -> list[str]:
     lines = [f"Memory as configured: ZeRO {fit.stage}, microbatch {fit.rows}"]
     lines += [_line(part.what, part.formula, human_bytes(part.bytes)) for part in fit.parts]
     return [*lines, _line("in all", "the sum", human_bytes(fit.bytes))]
-
-
-def _lists_tensors(e: Estimate) -> bool:
-    """Return whether the bill has one line for all activations, so that a section lists its tensors."""
-    return e.as_configured is not None and not e.recipe.activation_checkpointing
-
-
-def _tensors(e: Estimate) -> list[str]:
-    """Return lines for the tensors of the activations, the largest first."""
-    recipe, shape = e.recipe, e.fullest.shape
-    state = 2 if recipe.precision == "bf16" else 4
-    largest = max(microbatch_activations(recipe, shape), key=lambda kept: kept.bytes(state))
-    whole, small = largest.bytes(state), 0
-    lines = [f"Tensors kept for the backward pass, {shape.rows} rows of {shape.length}"]
-    for tensor in sorted(largest.tensors(), key=lambda tensor: -tensor.bytes(state)):
-        size = tensor.bytes(state)
-        if size > whole / 1000:
-            formula = f"{tensor.elements:,} x {tensor.width or state} B x {tensor.count}"
-            lines.append(_line(tensor.what, formula, human_bytes(size)))
-        else:
-            small += size
-    if small:
-        lines.append(_line("all others", "each less than a thousandth", human_bytes(small)))
-    return [*lines, _line("in all", "the sum", human_bytes(whole))]
 
 
 def _data(e: Estimate) -> list[str]:

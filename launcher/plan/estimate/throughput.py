@@ -1,16 +1,14 @@
-"""How long a step takes: its FLOPs divided by the assumed speed of the GPUs, plus the time of the update and of the
-network.
+"""How long a step takes: its FLOPs divided by the assumed speed of the GPUs, plus the time of the network and, with
+Muon, of orthogonalisation.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
-from encoder_core.cost.products import Count, Shape
 from encoder_core.optim.muon import flops as orthogonalisation_flops
-from launcher.plan.estimate.roofline import update_seconds
 from launcher.runtime.capacity.devices import LINK_SHARE, AssumedUtilisation, Cluster
-from launcher.runtime.capacity.workload import executed, microbatch_flops, microbatch_shape
+from launcher.runtime.capacity.workload import Shape, executed, microbatch_flops, microbatch_shape
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.summary import momentum_matrices
 from launcher.runtime.recipe.timeline import step_batches
@@ -27,14 +25,13 @@ class PhaseTime:
         shape: shape of one microbatch.
         microbatches: number of microbatches in a step, over all ranks.
         rounds: number of microbatches in a step on the busiest rank.
-        flops: FLOPs of one microbatch.
+        forward: FLOPs of one microbatch's forward pass. model: of both passes.
+        executed: FLOPs of one microbatch, with those that run twice.
         utilisation: share of the peak, assumed or measured.
         orthogonalising: FLOPs in bfloat16 that one rank spends on Muon's orthogonalisation in a step.
-        compute: seconds of a step for forward and backward passes; if the step was measured, seconds of all of it.
-        optimizer: seconds of a step for orthogonalisation; 0 if the step was measured.
-        update: seconds of a step for the rest of the update; 0 unless the utilisation is the roofline's, which is that
-            of forward and backward passes alone.
-        network: seconds of a step for communication; 0 if the step was measured.
+        compute: seconds of a step for forward and backward passes.
+        optimizer: seconds of a step for orthogonalisation.
+        network: seconds of a step for communication.
         spared: seconds that the smaller batches of a batch-size warm-up save in the whole phase.
     """
 
@@ -44,19 +41,20 @@ class PhaseTime:
     shape: Shape
     microbatches: int
     rounds: int
-    flops: Count
+    forward: int
+    model: int
+    executed: int
     utilisation: AssumedUtilisation
     orthogonalising: float
     compute: float
     optimizer: float
-    update: float
     network: float
     spared: float
 
     @property
     def step(self) -> float:
         """Seconds of a step. Communication is assumed not to overlap with computation."""
-        return self.compute + self.optimizer + self.update + self.network
+        return self.compute + self.optimizer + self.network
 
     @property
     def tokens_per_second(self) -> float:
@@ -82,11 +80,8 @@ def phase_time(
     moved = {fewer: network_bytes(parameters, cluster.ranks, recipe, fewer) for fewer in {rounds, *rising}}
     matrices = sum(orthogonalisation_flops(shape) for shape in momentum_matrices(recipe))
     orthogonalising = matrices / (cluster.ranks if recipe.zero else 1)  # at stage 0 every rank does all
-    measured = utilisation.step is not None
-    compute = rounds * done / (peak * utilisation.share) if utilisation.step is None else utilisation.step
-    sending = {
-        fewer: 0.0 if measured else sent / (LINK_SHARE * cluster.rate) for fewer, sent in moved.items()
-    }
+    compute = rounds * done / (peak * utilisation.share)
+    sending = {fewer: sent / (LINK_SHARE * cluster.rate) for fewer, sent in moved.items()}
     return PhaseTime(
         steps=phase.steps,
         rows=rows * recipe.input.texts,
@@ -94,12 +89,13 @@ def phase_time(
         shape=shape,
         microbatches=microbatches,
         rounds=rounds,
-        flops=flops,
+        forward=flops.forward,
+        model=flops.model,
+        executed=done,
         utilisation=utilisation,
         orthogonalising=orthogonalising,
         compute=compute,
-        optimizer=0.0 if measured else orthogonalising / (cluster.gpu.peak * utilisation.share),
-        update=update_seconds(recipe, cluster.gpu, cluster.ranks) if utilisation.by_roofline else 0.0,
+        optimizer=orthogonalising / (cluster.gpu.peak * utilisation.share),
         network=sending[rounds],
         spared=sum(
             steps * (compute * (1 - fewer / rounds) + sending[rounds] - sending[fewer])

@@ -22,7 +22,6 @@ class Gpu:
         bandwidth: bytes/s of its memory.
         link: bytes/s, each way, between GPUs of one node (NVLink, or PCIe).
         network: bytes/s, each way, of a node's network, in the common cloud offers with this GPU.
-        issued: instructions of whole warps that it can issue in a second: four per cycle and multiprocessor.
         half: 16-bit format: "bf16", or "fp16" on a GPU without bf16.
     """
 
@@ -33,43 +32,33 @@ class Gpu:
     bandwidth: float
     link: float
     network: float
-    issued: float
     half: str = "bf16"
 
 
 def _gpu(
-    name: str,
-    tflops: float,
-    fp32: float,
-    gib: int,
-    memory_gb: float,
-    link_gb: float,
-    network_gbit: float,
-    processors: int,
-    ghz: float,
+    name: str, tflops: float, fp32: float, gib: int, memory_gb: float, link_gb: float, network_gbit: float
 ) -> Gpu:
     half = "fp16" if name == "V100" else "bf16"
-    rates = (memory_gb * 1e9, link_gb * 1e9, network_gbit * 1e9 / 8, 4 * processors * ghz * 1e9)
+    rates = (memory_gb * 1e9, link_gb * 1e9, network_gbit * 1e9 / 8)
     return Gpu(name, tflops * 1e12, fp32 * 1e12, gib * GIB, *rates, half)
 
 
 # Peak, memory and bandwidth: NVIDIA's data sheets (SXM forms where there are several) and AMD's of the MI300X,
-# without sparsity. Multiprocessors and GHz: the H100's under load, of the others the boost clock; B200: a guess.
-# Links: NVLink's one-way rate, of the MI300X seven of 64 GB/s each way; PCIe x16 for L4, L40S and A10G. Networks: AWS
-# p3dn, p4d, p4de, p5, p5e, p6-b200, g6.48xlarge, g6e.48xlarge and g5.48xlarge; Azure ND MI300X v5.
+# without sparsity. Links: NVLink's one-way rate, of the MI300X seven of 64 GB/s each way; PCIe x16 for L4, L40S and
+# A10G. Networks: AWS p3dn, p4d, p4de, p5, p5e, p6-b200, g6.48xlarge, g6e.48xlarge and g5.48xlarge; Azure ND MI300X v5.
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        _gpu("V100", 125, 15.7, 32, 900, 150, 100, 80, 1.53),
-        _gpu("A10G", 70, 35, 24, 600, 16, 100, 80, 1.71),
-        _gpu("A100-40", 312, 19.5, 40, 1555, 300, 400, 108, 1.41),
-        _gpu("A100-80", 312, 19.5, 80, 2039, 300, 400, 108, 1.41),
-        _gpu("L4", 121, 30.3, 24, 300, 16, 100, 58, 2.04),
-        _gpu("L40S", 362, 91.6, 48, 864, 32, 400, 142, 2.52),
-        _gpu("H100", 989, 67, 80, 3350, 450, 3200, 132, 1.755),
-        _gpu("H200", 989, 67, 141, 4800, 450, 3200, 132, 1.755),
-        _gpu("B200", 2250, 75, 180, 7700, 900, 3200, 148, 1.85),
-        _gpu("MI300X", 1307, 163.4, 192, 5300, 448, 3200, 304, 2.1),
+        _gpu("V100", 125, 15.7, 32, 900, 150, 100),
+        _gpu("A10G", 70, 35, 24, 600, 16, 100),
+        _gpu("A100-40", 312, 19.5, 40, 1555, 300, 400),
+        _gpu("A100-80", 312, 19.5, 80, 2039, 300, 400),
+        _gpu("L4", 121, 30.3, 24, 300, 16, 100),
+        _gpu("L40S", 362, 91.6, 48, 864, 32, 400),
+        _gpu("H100", 989, 67, 80, 3350, 450, 3200),
+        _gpu("H200", 989, 67, 141, 4800, 450, 3200),
+        _gpu("B200", 2250, 75, 180, 7700, 900, 3200),
+        _gpu("MI300X", 1307, 163.4, 192, 5300, 448, 3200),
     )
 }
 
@@ -152,39 +141,18 @@ def usable(memory: int) -> int:
 
 @dataclass(frozen=True)
 class AssumedUtilisation:
-    """The share of a GPU's peak that model FLOPs are assumed to reach, and its source.
-
-    Attributes:
-        measured: whether the share was measured on devices of this kind.
-        by_roofline: whether it was computed by `roofline.py`; an estimate then shows the parts of the roofline.
-        step: seconds of a whole step with communication, if they were measured on the same cluster; None if not.
+    """The share of a GPU's peak that model FLOPs are assumed to reach, and its source. `measured`: whether a run of the
+    user's recorded it.
     """
 
     share: float
     source: str
     measured: bool = False
-    step: float | None = None
-    by_roofline: bool = False
 
 
-def published(hidden: int, length: int, gpu: Gpu) -> AssumedUtilisation:
-    """Return the utilisation of a published run with a model of similar width."""
-    if hidden < 512:
-        return AssumedUtilisation(0.03, "ELECTRA-Small, 4 days on a V100, its authors' fp32 code: 2.7 %")
-    if hidden < 1024:
-        return AssumedUtilisation(0.25, "ModernBERT-base, 8 x H100: 304k tokens/s a GPU")
-    if gpu.half == "fp16":
-        if length <= 128:
-            return AssumedUtilisation(0.51, "BERT-Large, DeepSpeed on V100, rows of 128: 64 TFLOPS")
-        return AssumedUtilisation(0.42, "BERT-Large, DeepSpeed on V100, rows of 512: 53 TFLOPS")
-    if gpu.name.startswith("A100") and length <= 128:
-        return AssumedUtilisation(0.45, "BERT-Large, NVIDIA on A100, rows of 128: 580 sequences/s")
-    return AssumedUtilisation(0.48, "BERT-Large, MLPerf 3.1, 8 x H100: 7,760 sequences/s, packed")
-
-
-def check_share(mfu: float | None) -> None:
+def check_share(mfu: float) -> None:
     """Raise EstimateError if a utilisation is given that is not above 0 and at most 1."""
-    if mfu is not None and not 0 < mfu <= 1:
+    if not 0 < mfu <= 1:
         raise EstimateError(
             f"a utilisation of {mfu:g} is impossible", remedy="give a share above 0, at most 1"
         )

@@ -4,16 +4,13 @@ fits: `microbatch: auto` begins with that number."""
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
 
-from encoder_core.cost.products import Shape
-from encoder_core.cost.saved import Kernel
-from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.terms.composition import chunk_of_logits
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.layers.sizes import Recurrence
 from encoder_core.train import zero_memory as memory
 from encoder_core.train.settings import BUCKET
-from encoder_core.train.zero_memory import MemoryPart, Stage
-from launcher.runtime.capacity.workload import microbatch_activations, microbatch_shape
+from encoder_core.train.zero_memory import Device, MemoryPart, MicrobatchMemory, Stage
+from launcher.runtime.capacity.workload import Shape, counted, microbatch_shape
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.summary import (
     known,
@@ -24,35 +21,24 @@ from launcher.runtime.recipe.summary import (
 )
 
 
-def bill(
-    recipe: Recipe,
-    count: int,
-    ranks: int,
-    stage: Stage,
-    *,
-    shape: Shape,
-    rounds: int,
-    kernel: Kernel = "gpu",
-    bucket: int = BUCKET,
-) -> tuple[MemoryPart, ...]:
-    """Return the parts of the memory of one of `ranks` that train `count` parameters with `rounds` microbatches of
-    `shape` in a step.
+def microbatch_memory(recipe: Recipe, shape: Shape, device: Device = "cuda") -> MicrobatchMemory:
+    """Return what microbatches of one example, up to those of `shape`, add on a device of this kind.
 
-    `kernel`, `bucket`: as in `encoder_core.cost.saved` and `memory.kept`.
+    A CPU's kernels go row by row, so that many rows take long to count: two examples are, and more are in proportion.
     """
-    added = memory.of_microbatch(
-        microbatch_activations(recipe, shape, kernel),
-        recipe.precision,
-        checkpointed=recipe.activation_checkpointing,
-        logits=chunk_of_logits(recipe.model, recipe.objective.terms, shape, kernel),
-    )
-    return (*kept(recipe, count, ranks, stage, rows=shape.rows * rounds, bucket=bucket), *added)
+    twice = min(shape.rows, 2 * shape.group)
+    rows = (shape.group, twice, shape.rows if device == "cuda" else twice)
+    found = [counted(recipe, replace(shape, rows=number), device).bytes for number in rows]
+    return MicrobatchMemory(rows, list(zip(*found, strict=True)))
 
 
 def kept(
     recipe: Recipe, count: int, ranks: int, stage: Stage, *, rows: int, bucket: int = BUCKET
 ) -> list[MemoryPart]:
-    """Return the parts of a `bill` that are filled all the time. `rows`: number of a rank's rows in a step."""
+    """Return the memory that one of `ranks` fills all the time if they train `count` parameters.
+
+    `rows`: number of a rank's rows in a step. `bucket`: as in `memory.kept`.
+    """
     single = sum(prod(shape) for shape in momentum_matrices(recipe))
     parts = memory.kept(
         count,
@@ -67,16 +53,16 @@ def kept(
     taught = teacher_parameters(recipe)
     if taught:
         parts.append(memory.frozen(taught, recipe.precision))
-    if isinstance(recipe.model, XlnetConfig) and recipe.memory_refresh is not None:
-        parts.append(_remembered(recipe.model, rows, recipe.precision))
+    if recipe.model.recurrence is not None and recipe.memory_refresh is not None:
+        parts.append(_cache(recipe.model, recipe.model.recurrence, rows, recipe.precision))
     return parts
 
 
-def _remembered(model: XlnetConfig, rows: int, precision: str) -> MemoryPart:
-    """Return the part for the memory of earlier tokens (XLNet), of all microbatches of a rank."""
+def _cache(model: ModelConfig, cache: Recurrence, rows: int, precision: str) -> MemoryPart:
+    """Return the part for the cached states of earlier rows, of all microbatches of a rank."""
     state = 2 if precision == "bf16" else 4
-    formula = f"{state} B x {rows} rows x {model.memory} tokens x {model.hidden} x {model.layers} layers"
-    numbers = rows * model.memory * model.hidden * model.layers
+    formula = f"{state} B x {rows} rows x {cache.length} tokens x {model.hidden} x {model.layers} layers"
+    numbers = rows * cache.length * model.hidden * model.layers
     return MemoryPart("memory of earlier tokens", formula, state * numbers)
 
 
@@ -84,9 +70,6 @@ CPU_TOKENS = 8192
 """Number of tokens of a microbatch on a CPU, where more tokens are no faster. Measured with one thread, 2 layers of
 256, rows of 128: 3.9k tokens/s with 1 row, 5.5k with 16, 6.0k with 64, 5.4k with 128; with 2 layers of 768, rows of
 512: 0.8k with 1 row, 1.0k from 4 on."""
-
-
-Device = Literal["cuda", "cpu"]
 
 
 @dataclass(frozen=True)
@@ -117,18 +100,16 @@ class Bill:
         return memory.total(parts)
 
     def with_rows(self, phase: RecipePhase, rows: int) -> int:
-        """Return the largest number of bytes that are filled with microbatches of `rows` rows."""
-        parts = bill(
-            self.recipe,
-            self.parameters,
-            self.ranks,
-            self.recipe.zero,
-            shape=replace(microbatch_shape(self.recipe, phase), rows=rows * self.recipe.input.texts),
-            rounds=-(-phase.rows // (rows * self.ranks)),
-            kernel="gpu" if self.device == "cuda" else "cpu",
-            bucket=self._bucket,
+        """Return the largest number of bytes that are filled with microbatches of `rows` examples."""
+        added = self.microbatches(phase, rows).parts(rows * self.recipe.input.texts)
+        return self.kept(phase) + memory.total(added)
+
+    def microbatches(self, phase: RecipePhase, most: int) -> MicrobatchMemory:
+        """Return what microbatches of up to `most` examples add."""
+        shape = microbatch_shape(self.recipe, phase)
+        return microbatch_memory(
+            self.recipe, replace(shape, rows=most * self.recipe.input.texts), self.device
         )
-        return memory.total(parts)
 
     @property
     def _bucket(self) -> int:
@@ -138,10 +119,13 @@ class Bill:
 def rows_that_fit(bill: Bill, room: int) -> list[int]:
     """Return, for each phase, the largest number of rows of a microbatch that fits into `room` bytes and makes a step
     faster; at least 1."""
-    return [
-        _most(_useful(bill, phase), lambda rows, phase=phase: bill.with_rows(phase, rows) <= room)  # type: ignore[misc]
-        for phase in bill.recipe.phases
-    ]
+    return [_rows_that_fit(bill, phase, room - bill.kept(phase)) for phase in bill.recipe.phases]
+
+
+def _rows_that_fit(bill: Bill, phase: RecipePhase, room: int) -> int:
+    most, texts = _useful(bill, phase), bill.recipe.input.texts
+    added = bill.microbatches(phase, most)
+    return _most(most, lambda rows: memory.total(added.parts(rows * texts)) <= room)
 
 
 def _useful(bill: Bill, phase: RecipePhase) -> int:

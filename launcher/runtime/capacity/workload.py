@@ -1,19 +1,53 @@
-"""One microbatch of a recipe in the terms of `encoder_core/cost`: its rows, targets, terms of the loss.
+"""One microbatch of a recipe: its rows and targets, and its passes, counted by running its module without numbers.
 
 Rows count as full.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
 
 from data_service.samples.lanes import Lanes
 from data_service.samples.packing import Packed
-from encoder_core.cost.activations import Activations
-from encoder_core.cost.products import Count, Product, Shape, count
-from encoder_core.cost.saved import Kernel
-from encoder_core.terms.composition import activations, first_pass, products
-from encoder_core.terms.term import TermConfig
+from encoder_core.batch import Batch, untargeted
+from encoder_core.families.catalogue import ModelConfig, language_table
+from encoder_core.objectives.distil import hold_teachers
+from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.teacher import Teacher
+from encoder_core.train.counting import Counted, count
+from encoder_core.train.settings import Precision
+from encoder_core.train.zero_memory import Device
+from launcher.runtime.recipe.network import objective_module
+from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.phases import during
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of a microbatch: every row has `length` tokens, of which `targets_per_row` are predicted.
+
+    Attributes:
+        group: number of rows of one example.
+        permuted: whether tokens are predicted in an order of their own. backwards: whether some rows are read from
+            their ends.
+        causal: whether tokens see no later token.
+    """
+
+    rows: int
+    length: int
+    targets_per_row: int
+    group: int = 1
+    permuted: bool = False
+    backwards: bool = False
+    causal: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
 
 
 def microbatch_shape(recipe: Recipe, phase: RecipePhase) -> Shape:
@@ -25,8 +59,16 @@ def microbatch_shape(recipe: Recipe, phase: RecipePhase) -> Shape:
 def full_rows(recipe: Recipe, rows: int, length: int, targets: int) -> Shape:
     """Return the shape of `rows` rows of the recipe's kind, with `length` tokens and `targets` targets each. `recipe`:
     as it is in the rows' phase."""
-    backwards = isinstance(recipe.input, Lanes) and recipe.input.both_directions
-    return Shape(rows, length, targets, backwards, recipe.objective.causal)
+    lanes = recipe.input if isinstance(recipe.input, Lanes) else None
+    return Shape(
+        rows,
+        length,
+        targets,
+        group=recipe.input.texts,
+        permuted=lanes is not None,
+        backwards=lanes is not None and lanes.both_directions,
+        causal=recipe.objective.causal,
+    )
 
 
 def phase_targets(recipe: Recipe, phase: RecipePhase) -> int:
@@ -41,34 +83,86 @@ def targets_per_row(recipe: Recipe, length: int) -> int:
     return round(recipe.objective.masking.expected(length, maskable))
 
 
-def microbatch_products(recipe: Recipe, shape: Shape) -> list[Product]:
-    """Return all matrix products of one microbatch of `shape`."""
-    return products(recipe.model, _terms(recipe, shape), shape)
+def counted(
+    recipe: Recipe, shape: Shape, device: Device = "cuda", *, checkpointing: bool | None = None
+) -> Counted:
+    """Return the passes of a microbatch of `shape` on a device of this kind. The recipe's vocabulary is known.
+
+    `checkpointing`: whether layers are computed again in the backward pass; None: as the recipe says.
+    """
+    again = recipe.activation_checkpointing if checkpointing is None else checkpointing
+    return counted_passes(
+        recipe.model, recipe.objective, shape, recipe.precision, device, checkpointing=again
+    )
 
 
-def microbatch_flops(recipe: Recipe, shape: Shape) -> Count:
-    return count(microbatch_products(recipe, shape))
-
-
-def microbatch_activations(recipe: Recipe, shape: Shape, kernel: Kernel = "gpu") -> list[Activations]:
-    """Return the activations that are kept for the backward pass, for each update group of a step. `kernel`: as in
-    `encoder_core.cost.saved`."""
-    return activations(recipe.model, _terms(recipe, shape), shape, kernel)
-
-
-def _terms(recipe: Recipe, shape: Shape) -> Mapping[str, TermConfig]:
-    """Return the terms that are trained on rows of this shape."""
-    return recipe.objective.on(causal=shape.causal).terms
+def microbatch_flops(recipe: Recipe, shape: Shape) -> Counted:
+    """Return the passes of a microbatch of which nothing is computed again: their FLOPs are the model's."""
+    return counted(recipe, shape, checkpointing=False)
 
 
 def executed(recipe: Recipe, shape: Shape) -> int:
-    """Return the FLOPs of a microbatch, including computations that run twice: layers under activation checkpointing,
-    and the first pass of a contrastive step (encoder_core/objectives/contrastive.py)."""
-    flops = microbatch_flops(recipe, shape)
-    again = flops.recomputed if recipe.activation_checkpointing else 0
-    return flops.model + again + vectors_flops(recipe, shape)
+    """Return the FLOPs of a microbatch, including those that run twice: layers under activation checkpointing, and the
+    first pass of a contrastive step (encoder_core/objectives/contrastive.py)."""
+    found = counted(recipe, shape)
+    return found.model + found.first_pass
 
 
-def vectors_flops(recipe: Recipe, shape: Shape) -> int:
-    """Return the FLOPs of the first pass of a contrastive step's microbatch; 0 for other steps."""
-    return first_pass(recipe.model, recipe.objective.terms, shape)
+@lru_cache(maxsize=64)
+def counted_passes(
+    model: ModelConfig,
+    objective: RecipeObjective,
+    shape: Shape,
+    precision: Precision,
+    device: Device = "cuda",
+    *,
+    checkpointing: bool = False,
+) -> Counted:
+    """Count the passes of a microbatch of `shape` on a device of this kind. The model's vocabulary is known."""
+
+    def build() -> ObjectiveModule:
+        module = objective_module(model, objective, checkpoint_activations=checkpointing)
+        if objective.distil is not None:
+            shapes = (source.model for source in objective.distil.teachers)
+            vocabulary = {"vocab": model.vocabulary}
+            hold_teachers(module, [Teacher(its.model_copy(update=vocabulary)) for its in shapes])
+        return module
+
+    return count(build, full_batch(model, objective, shape), _DTYPES[precision], device)
+
+
+def full_batch(model: ModelConfig, objective: RecipeObjective, shape: Shape) -> Batch:
+    """Return rows of `shape` on the host, with every column that an objective may read. Targets are spread evenly."""
+    rows, length, each = shape.rows, shape.length, shape.targets_per_row
+    positions = torch.arange(length).repeat(rows)
+    places = (2 * torch.arange(each) + 1) * length // max(1, 2 * each)
+    targets = (torch.arange(rows)[:, None] * length + places).flatten()
+    segments = (positions >= length // 2).long()
+    if shape.permuted:
+        segments[positions == length - 1] = 2
+    order = torch.zeros_like(positions).index_fill(0, targets, 1)
+    return Batch(
+        tokens=torch.zeros_like(positions),
+        cu_seqlens=torch.arange(rows + 1, dtype=torch.int32) * length,
+        max_length=length,
+        positions=positions,
+        target_positions=targets,
+        target_ids=torch.zeros_like(targets),
+        segments=segments,
+        languages=torch.zeros_like(positions) if language_table(model) else None,
+        pair_labels=torch.zeros(rows, dtype=torch.int64),
+        order=order if shape.permuted else None,
+        reversed_rows=torch.arange(rows) % 2 == 1 if shape.backwards else None,
+        group=shape.group,
+        rates=torch.full((rows,), 0.5),
+        maskable=torch.full((rows,), length),
+        causal=shape.causal,
+        corrupted=_corrupted(objective, shape),
+    )
+
+
+def _corrupted(objective: RecipeObjective, shape: Shape) -> Batch | None:
+    if objective.denoise is None:
+        return None
+    read = objective.denoise.read(shape.length)
+    return untargeted(torch.zeros(shape.rows * read, dtype=torch.int64), [read] * shape.rows)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from checkpoints.attempt import Attempt
 from data_service.formats import REMEDY, is_newer, newer
@@ -22,7 +22,6 @@ from launcher.runtime.policies.failures import Failure, Restart, Stop, decide
 KEY = "attempts/deaths.json"
 KEPT = 32  # number of newest failures that are stored; the policy uses fewer
 _ERROR_CHARACTERS = 500  # characters of an error
-_FORMER = TypeAdapter(tuple[Failure, ...])  # without a format
 
 
 class _Record(BaseModel):
@@ -71,8 +70,7 @@ def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
     operator so. Raises StoreError; RunError if a newer version of Maskfleet wrote the record."""
     try:
         data = store.get(KEY)
-        former = data.startswith(b"[")
-        return list(_FORMER.validate_json(data) if former else _Record.model_validate_json(data).failures)
+        return list(_Record.model_validate_json(data).failures)
     except KeyMissing:
         return []
     except ValidationError as error:

@@ -1,8 +1,8 @@
 """What a rank records. Rank 0 writes metrics and events; every rank sends heartbeats.
 
 `Utilisation` is model FLOPs utilisation (MFU; Chowdhery et al. 2022, appendix B): the FLOPs that a step needs,
-divided by what the devices could compute in its time. Recomputation does not count. FLOPs are counted by
-`encoder_core.cost.flops`, for full rows. A GPU's peak is its vendor's figure. CPUs have no MFU: the speed of a core
+divided by what the devices could compute in its time. Recomputation does not count. FLOPs are counted once a phase, for
+full rows, by `encoder_core.train.counting`. A GPU's peak is its vendor's figure. CPUs have no MFU: the speed of a core
 depends on the load of the others, so it can exceed a measured peak many times over.
 """
 
@@ -58,7 +58,7 @@ def utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: in
     model = recipe.model if recipe.model.vocab else recipe.model.model_copy(update={"vocab": vocabulary})
     known = recipe.model_copy(update={"model": model})
     shapes = (
-        full_rows(during(recipe, phase), 1, phase.length, phase_targets(recipe, phase))
+        full_rows(during(recipe, phase), recipe.input.texts, phase.length, phase_targets(recipe, phase))
         for phase in recipe.phases
     )
     flops = tuple(microbatch_flops(known, shape).model / shape.tokens for shape in shapes)

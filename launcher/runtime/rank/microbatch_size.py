@@ -28,9 +28,10 @@ from encoder_core.errors import TrainingError
 from encoder_core.train.engine import Engine
 from encoder_core.train.rehearsal import Rehearsal
 from encoder_core.train.step import Memories, RankBatch
+from encoder_core.train.zero_memory import Device
 from launcher.output import human_bytes
 from launcher.runtime.capacity.devices import usable
-from launcher.runtime.capacity.memory_fit import Bill, Device, rows_that_fit
+from launcher.runtime.capacity.memory_fit import Bill, rows_that_fit
 from launcher.runtime.preflight.collective import installed
 from launcher.runtime.preflight.findings import Finding
 from launcher.runtime.rank.data import RankData

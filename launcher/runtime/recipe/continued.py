@@ -22,7 +22,6 @@ from data_service.tokenizers.load import holds_tokenizer
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig, language_table
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.optim.settings import AdamWConfig, Decayed
 from encoder_core.terms.replaced import ReplacedTokenConfig
 from launcher.errors import RunError
@@ -176,23 +175,13 @@ def _find_pair(configs: Path) -> _Found:
 
 
 def _paired(generator: ModelConfig, discriminator: ModelConfig) -> ModelConfig:
-    """Return `discriminator` with the size of its generator. Raises RunError: the two are not a pair."""
-    match generator, discriminator:
-        case ElectraConfig(), ElectraConfig():
-            update: dict[str, object] = {"generator_divisor": discriminator.hidden // generator.hidden}
-        case XlnetConfig(), XlnetConfig():
-            raise RunError(
-                "XLNet has no generator and discriminator",
-                remedy="give two networks of another family that were trained together",
-            )
-        case _ if generator.family == discriminator.family:
-            update = {"generator_layers": generator.layers}
-        case _:
-            raise RunError(
-                f"the generator is of family {generator.family}, but the discriminator of {discriminator.family}",
-                remedy="give two networks of one family that were trained together",
-            )
-    return discriminator.model_copy(update=update)
+    """Return `discriminator` with the size of its generator. Raises RunError, ModelError: the two are not a pair."""
+    if generator.family != discriminator.family:
+        raise RunError(
+            f"the generator is of family {generator.family}, but the discriminator of {discriminator.family}",
+            remedy="give two networks of one family that were trained together",
+        )
+    return discriminator.paired_with(generator)
 
 
 def _architectures(configs: Path) -> list[str]:
@@ -208,11 +197,11 @@ def _task(found: _Found, base: Recipe) -> dict[str, Any]:
     translations.
     """
     objective, config = base.objective, found.config
-    if isinstance(config, XlnetConfig) and objective.plm is not None:
+    if objective.plm is not None:
         length = _length(config)
         smaller = {"predict": max(1, length // 6), "permutation": length // 2}
         plm = objective.plm.model_copy(update=smaller).model_dump(mode="json")
-        reuse = config.reuse if config.memory else length // 2
+        reuse = config.recurrence.reuse if config.recurrence else length // 2
         return {"objective": {"plm": plm}, "input": base.input.model_dump(mode="json") | {"reuse": reuse}}
     if found.pair and objective.rtd is None and objective.mlm is not None:
         # If the two networks share embeddings, the differences begin at zero. So this fits both kinds of pairs.
@@ -226,7 +215,7 @@ def _task(found: _Found, base: Recipe) -> dict[str, Any]:
 
 
 def _adamw(config: ModelConfig) -> dict[str, Any]:
-    decayed: Decayed = "xlnet" if isinstance(config, XlnetConfig) else "no_bias_norm"
+    decayed: Decayed = "xlnet" if config.permutes else "no_bias_norm"
     settings = AdamWConfig(lr=LR, betas=(0.9, 0.98), clip=1.0, bias_correction=True, decayed=decayed)
     return settings.model_dump(mode="json")
 

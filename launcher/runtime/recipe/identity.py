@@ -63,23 +63,6 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
 
 Flat = dict[str, object]
 
-# Identity fields that were added later, with the value that every run had before. Fields with that value are left out
-# of a run's identity, so a run that was created without them is still the same run.
-FORMER: tuple[tuple[str, object], ...] = (
-    ("model.initializer", "truncated_normal"),
-    ("shuffle", "uniform"),
-    ("mixing.batches", "mixed"),
-    ("mixing.temperature", 1.0),
-    ("objective.mlm.count_special", False),
-    ("optimizer.*.decayed", "no_bias_norm"),
-    ("schedule.decay_steps", None),
-    ("schedule.restarts", 0),
-    ("objective.retromae.queries", "LayerNorm of vector and position"),
-)
-
-# Formulas that earlier versions computed otherwise, as identity fields of the recipes that have the field named first.
-FORMULAS: dict[str, Flat] = {"objective.retromae.rate": {"objective.retromae.queries": "vector and position"}}
-
 
 def flatten(data: object, prefix: str = "") -> Flat:
     """Return the leaf values by dotted path. Items of lists have their index in the path."""
@@ -87,28 +70,9 @@ def flatten(data: object, prefix: str = "") -> Flat:
 
 
 def identity(recipe: Recipe) -> Flat:
-    """Return the identity fields of `recipe` by dotted path, and those of `FORMULAS`. A field of `FORMER` is left out
-    if it has its former value."""
+    """Return the identity fields of `recipe` by dotted path."""
     fields = flatten(recipe.to_data())
-    for field in FORMULAS.keys() & fields.keys():
-        fields |= FORMULAS[field]
-    return {
-        path: value
-        for path, value in fields.items()
-        if kind_of(path) == "identity" and not _as_before(path, value)
-    }
-
-
-def still_identity(fields: Mapping[str, object]) -> Flat:
-    """Return the recorded identity fields of a run without those that have become operational since."""
-    return {path: value for path, value in fields.items() if not _has_become_operational(path)}
-
-
-def _has_become_operational(path: str) -> bool:
-    try:
-        return kind_of(path) == "operational"
-    except KeyError:  # of another version
-        return False
+    return {path: value for path, value in fields.items() if kind_of(path) == "identity"}
 
 
 def fingerprint(fields: Mapping[str, object]) -> str:
@@ -124,10 +88,6 @@ def kind_of(path: str) -> Kind:
     raise KeyError(path)
 
 
-def _as_before(path: str, value: object) -> bool:
-    return any(fnmatchcase(path, pattern) and value == former for pattern, former in FORMER)
-
-
 def changed(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     """Return the paths of the fields that differ or that only one of the two has, sorted."""
     absent = object()
@@ -140,17 +100,9 @@ def diff(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     """Return a readable line for each changed field, sorted by path, such as `- model.layers: 12 -> 24`."""
     lines: list[str] = []
     for path in changed(old, new):
-        if path not in new:
-            lines.append(f"- {path}: {_show(old[path])} -> {_absent(path)}")
-        elif path not in old:
-            lines.append(f"- {path}: {_absent(path)} -> {_show(new[path])}")
-        else:
-            lines.append(f"- {path}: {_show(old[path])} -> {_show(new[path])}")
+        before, after = (_show(fields[path]) if path in fields else "(absent)" for fields in (old, new))
+        lines.append(f"- {path}: {before} -> {after}")
     return lines
-
-
-def _absent(path: str) -> str:
-    return next((_show(former) for pattern, former in FORMER if fnmatchcase(path, pattern)), "(absent)")
 
 
 def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.checks import impossible
@@ -11,7 +10,6 @@ from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.source import read
 
 _log = logging.getLogger(__name__)
-_FORMER_KEYS = {"replicas": "weight_check"}
 
 
 def load(
@@ -67,7 +65,6 @@ def loads(text: str, name: str, *, ours: bool = False) -> Recipe:
 
 def from_document(document: Document) -> Recipe:
     """Return the recipe in `document`. Checks types and ranges first, then combinations. Raises RecipeError."""
-    document = _renamed(document)
     recipe = validate(Recipe, document)
     _say_intervals(recipe, document)
     problems = impossible(recipe)
@@ -77,12 +74,6 @@ def from_document(document: Document) -> Recipe:
             remedy="; ".join(dict.fromkeys(problem.remedy for problem in problems)),
         )
     return recipe
-
-
-def _renamed(document: Document) -> Document:
-    """Return `document` with former names of keys replaced, so that runs and recipes of older versions can be read."""
-    today = {former: key for former, key in _FORMER_KEYS.items() if key not in document.data}
-    return replace(document, data={today.get(key, key): value for key, value in document.data.items()})
 
 
 def _say_intervals(recipe: Recipe, document: Document) -> None:

@@ -19,8 +19,6 @@ from data_service.samples.pairs import OrderedPairs, SegmentPairs, SentencePairs
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.spec import Input, Masking
 from data_service.samples.texts import RepeatedSentences, TextPairs
-from encoder_core.families.albert import AlbertConfig
-from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import Heads
 from encoder_core.terms.clm import ClmConfig
@@ -192,10 +190,7 @@ def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
     then only the encoder is exported.
     """
     trained = {term.exported for term in objective.terms.values()}
-    has_pair_class = isinstance(config, AlbertConfig) or (
-        isinstance(config, BertConfig) and config.token_types > 0
-    )
-    if "mlm_pair" in trained and has_pair_class:
+    if "mlm_pair" in trained and config.has_pair_class:
         return "mlm_pair"
     language_models: tuple[Heads, ...] = ("plm", "mlm", "denoise")
     return next((heads for heads in language_models if heads in trained), "none")

@@ -7,10 +7,6 @@ from collections.abc import Iterator
 from data_service.samples.lanes import Lanes
 from data_service.samples.packing import Packed
 from data_service.samples.texts import RepeatedSentences, TextPairs
-from encoder_core.families.albert import AlbertConfig
-from encoder_core.families.bert import BertConfig
-from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.terms.composition import refusals
 from encoder_core.terms.term import PhaseFacts, Setting
 from launcher.runtime.recipe.objective import LANE_SPECIALS, row_facts
@@ -67,12 +63,7 @@ def _token_types(recipe: Recipe) -> Iterator[RecipeIssue]:
 
     Families without token types (RoBERTa, DeBERTa, DistilBERT) tell segments apart by the separator alone, which works.
     """
-    model = recipe.model
-    if (
-        isinstance(model, BertConfig | AlbertConfig | ElectraConfig)
-        and model.token_types == 1
-        and not isinstance(recipe.input, Packed | TextPairs | RepeatedSentences)
-    ):
+    if recipe.model.segments == 1 and not isinstance(recipe.input, Packed | TextPairs | RepeatedSentences):
         yield RecipeIssue(
             ("model", "token_types"),
             f"{recipe.input.packing} rows have two segments, but the model has one token type",
@@ -106,20 +97,20 @@ def _lanes(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
 
 
 def _memory(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
-    model = recipe.model
-    if isinstance(model, XlnetConfig) and model.memory and model.reuse != lanes.reuse:
+    cache = recipe.model.recurrence
+    if cache is not None and cache.reuse != lanes.reuse:
         yield RecipeIssue(
             ("model", "reuse"),
-            f"the model remembers {model.reuse} tokens of each row, but the next row begins {lanes.reuse} tokens later",
+            f"the model remembers {cache.reuse} tokens of each row, but the next row begins {lanes.reuse} tokens later",
             f"set model.reuse to {lanes.reuse}, as input.reuse",
         )
     keep = recipe.checkpoint.keep_every
-    if isinstance(model, XlnetConfig) and model.memory and keep and keep.steps % model.memory_refresh:
+    if cache is not None and keep and keep.steps % cache.refresh_steps:
         yield RecipeIssue(
             ("checkpoint", "keep_every", "steps"),
-            f"checkpoints fall on multiples of {model.memory_refresh} steps, where memory is recomputed, and few of "
+            f"checkpoints fall on multiples of {cache.refresh_steps} steps, where memory is recomputed, and few of "
             f"them on multiples of {keep.steps}",
-            f"use a multiple of {model.memory_refresh} (model.memory_refresh)",
+            f"use a multiple of {cache.refresh_steps} (model.memory_refresh)",
         )
 
 

@@ -21,7 +21,6 @@ from pydantic.types import ByteSize
 
 from data_service.samples.spec import Input
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.optim.settings import AdamWConfig, LambConfig, MuonConfig, StableAdamWConfig
 from encoder_core.terms.term import Weight
@@ -366,10 +365,10 @@ class Recipe(RecipePart):
     @property
     def memory_refresh(self) -> Refresh | None:
         """The steps at which the model's memory is recomputed; None if it has no memory."""
-        model = self.model
-        if not isinstance(model, XlnetConfig) or not model.memory or self.objective.plm is None:
+        cache = self.model.recurrence
+        if cache is None or self.objective.plm is None:
             return None
-        return Refresh(model.memory_refresh, -(-model.memory // model.reuse))
+        return Refresh(cache.refresh_steps, -(-cache.length // cache.reuse))
 
     def to_data(self) -> dict[str, object]:
         """Return the recipe as plain data, including defaults, in the order of the fields."""

@@ -22,11 +22,11 @@ from launcher.runtime.recipe.corpora import corpora_of, path_of, phase_of
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe, RecipePhase
-from launcher.runtime.run.heldout_rules import ReportBlocks, record_compared, refuse_leaks, warn_once
+from launcher.runtime.run.heldout_rules import ReportBlocks, record_compared, refuse_leaks
 from launcher.runtime.run.inputs import FILES, Inputs, read_inputs, refuse_placeholders
 from launcher.runtime.run.kept_tokenizer import keep
 from launcher.runtime.run.log import operator_event
-from launcher.runtime.run.outline import ForkOrigin, free_place
+from launcher.runtime.run.outline import FORMAT, ForkOrigin, free_place
 from launcher.runtime.run.readiness import check_mixture, check_rows, check_text
 from launcher.runtime.run.record import RECIPE, RECORD, Run, RunRecord, dump
 from launcher.runtime.run.removals import CorpusStates
@@ -148,8 +148,7 @@ def reconcile(
         )
     _refuse_begun(run, wanted, inputs)
     _refuse_removed(replace(run, recipe=wanted), inputs, heads, without_removed)
-    warn_once(run.store, wanted, now)
-    keep(run.store, tokenizer)  # a run of an older version has no copy, nor a run that changes its tokenizer
+    keep(run.store, tokenizer)
     if changes:
         operator_event(run.store, "identity_changed", now.timestamp(), changes=changes)
         record = record.model_copy(update={"created": run.record.created})
@@ -227,7 +226,7 @@ def _gained(run: Run, heads: CorpusStates, sources: Container[str]) -> list[str]
 
 def changes_of_identity(old: RunRecord, new: RunRecord) -> list[str]:
     """Return readable lines, one for every identity field or input that differs."""
-    lines = identity.diff(identity.still_identity(old.identity), new.identity)
+    lines = identity.diff(old.identity, new.identity)
     lines += identity.diff(old.inputs.fields(), new.inputs.fields())
     before, after = old.inputs.manifest_fields(new.inputs), new.inputs.manifest_fields(old.inputs)
     return [*lines, *identity.diff(before, after)]
@@ -235,9 +234,7 @@ def changes_of_identity(old: RunRecord, new: RunRecord) -> list[str]:
 
 def changed_fields(old: RunRecord, new: RunRecord) -> list[str]:
     """Return the identity fields and inputs that differ, by dotted path."""
-    before, after = (
-        identity.still_identity(record.identity) | record.inputs.fields() for record in (old, new)
-    )
+    before, after = (record.identity | record.inputs.fields() for record in (old, new))
     return identity.changed(before, after)
 
 
@@ -248,6 +245,7 @@ def record_of(
     fields = identity.identity(recipe)
     further: dict[str, object] = {"data_begins": data_begins} if data_begins else {}
     return RunRecord(
+        format=FORMAT,
         name=recipe.name,
         created=now.astimezone(UTC).isoformat(timespec="seconds"),
         identity=fields,

@@ -20,7 +20,7 @@ from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.sealed import Sealed, keep, name_of, read, read_all
 
 ROOT = "evaluations/"
-VERSION = 2
+VERSION = 3
 """Version of the measures. It is raised when the same inputs would give other figures."""
 _COMMITS = f"{ROOT}commits/"
 _HASH_DIGITS = 32  # hexadecimal digits of a hash in a name

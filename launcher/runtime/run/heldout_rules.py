@@ -1,11 +1,8 @@
 """Held-out text of one source must not be training text of another. Sources with one held-out rule keep it apart.
 Where the rules differ, the texts are compared before a run is made.
-
-A run that was made by an older version, without the comparison, goes on; its events say once that the rules differ.
 """
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from itertools import permutations
 
@@ -18,8 +15,7 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.runtime.recipe.corpora import corpora_of, path_of
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.run.log import OPERATOR, operator_event
-from launcher.runtime.run.segments import segment_prefix
+from launcher.runtime.run.log import operator_event
 
 MOST = 0.01
 """Share of a source's held-out tokens that may be training text of another: texts that occur everywhere."""
@@ -87,26 +83,3 @@ def record_compared(store: Store, lines: list[str], now: datetime) -> None:
     """Record among the events of a new run what was compared, if anything was."""
     if lines:
         operator_event(store, "heldout_rules", now.timestamp(), compared=True, what="; ".join(lines))
-
-
-def warn_once(store: Store, recipe: Recipe, now: datetime) -> None:
-    """Record that the rules of a run's sources differ, unless its events say so already, or that they were compared.
-
-    Raises:
-        CorpusError, StoreError: a corpus cannot be read.
-    """
-    pairs = unlike(recipe)
-    if not pairs:
-        return
-    what = "; ".join(f"{one} and {other}" for one, other in pairs)
-    if not any(event.get("compared") or event.get("what") == what for event in _events(store)):
-        operator_event(store, "heldout_rules", now.timestamp(), compared=False, what=what)
-
-
-def _events(store: Store) -> Iterator[dict[str, object]]:
-    """Yield the events of this kind."""
-    for entry in store.list(segment_prefix("events", OPERATOR)):
-        for line in store.get(entry.key).splitlines():
-            event: dict[str, object] = json.loads(line)
-            if event.get("kind") == "heldout_rules":
-                yield event

@@ -53,7 +53,7 @@ class Inputs(BaseModel):
         teachers: identities of the teachers (`launcher.runtime.run.teachers`), in the recipe's order.
         similar_words: hash of the table of similar words. If there is none, the record has no such field.
         manifests: digest of the whole manifest, by name of the source. `corpora` covers only what decides the samples.
-            Records of older runs have no such field. The run's fingerprint does not cover it.
+            The run's fingerprint does not cover it.
         removals: digest up to which removals are left out, by name of the source, where anything was removed when the
             run was made (`launcher.runtime.run.removals`). If nothing was, the record has no such field.
     """
@@ -64,7 +64,7 @@ class Inputs(BaseModel):
     tokenizer: str
     teachers: tuple[TeacherIdentity, ...] = ()
     similar_words: str | None = None
-    manifests: dict[str, str] = Field(default_factory=dict)
+    manifests: dict[str, str]
     removals: dict[str, str] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
@@ -72,7 +72,7 @@ class Inputs(BaseModel):
         return {
             name: value
             for name, value in serialize(self).items()
-            if value is not None and (name not in ("manifests", "removals") or value)
+            if value is not None and (name != "removals" or value)
         }
 
     def fields(self) -> dict[str, object]:
@@ -89,12 +89,12 @@ class Inputs(BaseModel):
     def manifest_fields(self, other: "Inputs") -> dict[str, object]:
         """Return the digests of the manifests, under the names that diffs use.
 
-        Left out are sources of which `other` has no digest, or other content, which `fields` shows.
+        Left out are sources of which `other` has other content, which `fields` shows.
         """
         return {
             f"{path_of(name)} (manifest)": value
             for name, value in self.manifests.items()
-            if name in other.manifests and self.corpora[name] == other.corpora.get(name)
+            if self.corpora[name] == other.corpora.get(name)
         }
 
 

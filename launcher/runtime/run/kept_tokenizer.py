@@ -29,8 +29,8 @@ def keep(store: Store, tokenizer: Tokenizer) -> None:
 def kept(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
     """Return the tokenizer with this fingerprint, from the first place that has it.
 
-    The places are the copy in the run's `store`, the tokenizer that `recipe` names, and the corpora's copies. The run's
-    own copy is missing if an older version created the run.
+    The places are the copy in the run's `store`, the tokenizer that `recipe` names, and the corpora's copies. The last
+    two serve a run whose own copy is damaged, until a start has mended it (`keep`).
 
     Raises:
         TokenizerError: none of these places has it complete.

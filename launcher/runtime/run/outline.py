@@ -5,11 +5,11 @@ run whole, with all checks (`launcher.runtime.run.record`).
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.formats import REMEDY, is_newer, newer
+from data_service.formats import REMEDY, foreign_json, is_newer, newer
 from data_service.printable import control_characters, shell_word, visible
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
@@ -18,6 +18,8 @@ from launcher.errors import RunError
 from launcher.runtime.recipe.document import parse
 
 RECIPE, RECORD = "recipe.yaml", "run.json"
+FORMAT: Final = 2
+"""The format of a run's objects, which run.json names for all of them. Maskfleet 0.1 and 0.2 wrote runs of format 1."""
 
 
 class ForkOrigin(BaseModel):
@@ -52,7 +54,7 @@ class _Inputs(_Part):
 class Record(_Part):
     """The fields of run.json that an outline needs."""
 
-    format: Literal[1] = 1
+    format: Literal[2]
     name: str
     created: str
     fingerprint: str
@@ -217,9 +219,28 @@ def no_recipe(uri: str) -> RunError:
 def unreadable_record(uri: str, record: bytes, error: ValidationError) -> RunError:
     """Return the error that says why the bytes of run.json cannot be read."""
     where = f"{uri.rstrip('/')}/{RECORD}"
-    if is_newer(record, known=1, error=error):
+    if version := _former_version(record):
+        return RunError(
+            f"{where} was written by maskfleet {version}, and runs of that version are not read any more",
+            remedy=f"go on with maskfleet {version}; or export a checkpoint with it (maskfleet checkpoints export "
+            f"{shell_word(uri)} --out FOLDER), and give a new run start: FOLDER. Corpora and tokenizers stay as they "
+            "are",
+        )
+    if is_newer(record, known=FORMAT, error=error):
         return RunError(newer(where), remedy=REMEDY)
     return RunError(f"{where} is damaged: {error.errors()[0]['msg']}", remedy="restore it from a copy")
+
+
+def _former_version(record: bytes) -> str | None:
+    """Return the version of Maskfleet that wrote a run.json of a former format; None if the format is another one."""
+    try:
+        content = foreign_json(record)
+    except ValueError:
+        return None
+    if not isinstance(content, dict) or "versions" not in content or content.get("format", 1) != 1:
+        return None
+    versions = content["versions"]
+    return str(versions.get("maskfleet", "0.2.0")) if isinstance(versions, dict) else None
 
 
 def runs_at(uri: str, store: Store | None = None) -> list[str]:

@@ -51,7 +51,7 @@ class RunRecord(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format: Literal[1] = 1
+    format: Literal[2]
     name: str
     created: str
     identity: dict[str, object]
@@ -122,7 +122,7 @@ def open_run(uri: str) -> Run:
     """Return the run at `uri`. Never creates one: a mistyped URI is an error.
 
     Raises:
-        RunError: if there is no run, its files are damaged, or a newer version wrote them.
+        RunError: if there is no run, its files are damaged, or another version wrote them whose format is not read.
         DamagedCheckpoint: a record of left-out removals is damaged.
         StoreError: if the store cannot be read.
     """

@@ -18,7 +18,6 @@ from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.stream.positions import Axis, PhaseBatches, Positions, Range, SampleAxis
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import language_table
-from encoder_core.families.xlnet import XlnetConfig
 from launcher.runtime.recipe.corpora import corpora_of, corpus_name
 from launcher.runtime.recipe.phase_parts import PhaseMixture
 from launcher.runtime.recipe.phases import (
@@ -220,7 +219,7 @@ def _spec(
         temperature=recipe.mixing.temperature,
         translations=recipe.mixing.translations,
         languages=language_table(recipe.model),
-        layout="cls_last" if texts and isinstance(recipe.model, XlnetConfig) else "cls_first",
+        layout="cls_last" if texts and recipe.model.class_token_last else "cls_first",
         similar=_similar_words(run),
         special=tokenizer.special,
         never_masked=tuple(int(i) for i in tokenizer.special_mask.nonzero()[0]),

@@ -6,9 +6,9 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from encoder_core.cost.products import Shape
 from encoder_core.layers import residual
 from encoder_core.layers.kernel_choice import asked, only
+from launcher.runtime.capacity.workload import Shape
 from tests.support.models.small_networks import NETWORKS, Network, build, full_rows, memory, turns
 from tests.support.ranks import small_training
 from tests.support.ranks.forked import run_ranks

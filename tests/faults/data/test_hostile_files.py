@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from checkpoints.hf.folder import WEIGHTS
@@ -28,8 +27,6 @@ from data_service.tokenizers.load import from_files
 from data_service.tokenizers.train import train_tokenizer
 from encoder_core.errors import UserError as CoreError
 from launcher.after.export.sentence_transformer import write_sentence_transformer
-from launcher.after.finetune.export import HEAD, HEAD_WEIGHTS, open_finetuned
-from launcher.after.finetune.heads import HeadConfig, MixedHead
 from launcher.app.cli.main import app
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.text_vectors import keep_modules
@@ -234,41 +231,6 @@ def test_weights_whose_header_lies(model: Path, tmp_path: Path, draw: int) -> No
     (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())
     said = refused(lambda: check_weights(config, open_store(str(tmp_path)), "mlm"))
     assert not said or str(tmp_path) in said
-
-
-@pytest.fixture(scope="module")
-def headed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as `maskfleet finetune` writes it for a head of ours."""
-    folder = tmp_path_factory.mktemp("headed") / "model"
-    shutil.copytree(model, folder)
-    fields = json.loads((folder / "config.json").read_bytes())
-    (folder / "config.json").write_text(json.dumps(fields | {"architectures": ["BertModel"]}))
-    head = MixedHead(
-        HeadConfig(hidden=32, states=3, outputs=2, layers="weighted", pooling="mean", left=False, dropout=0.0)
-    )
-    (folder / HEAD).write_text(head.config.model_dump_json())
-    save_file(head.state_dict(), folder / HEAD_WEIGHTS)
-    open_finetuned(folder)
-    return folder
-
-
-@pytest.mark.parametrize(
-    "draw", [*range(3), *(pytest.param(draw, marks=pytest.mark.long) for draw in range(3, 300))]
-)
-def test_heads_that_lie(headed: Path, tmp_path: Path, draw: int) -> None:
-    draws, folder = random.Random(draw), tmp_path / "model"
-    shutil.copytree(headed, folder)
-    name = draws.choice([HEAD, HEAD_WEIGHTS])
-    content = (folder / name).read_bytes()
-    if name == HEAD_WEIGHTS:
-        content = lies(draws, content)
-    else:
-        fields = json.loads(content)
-        fields[draws.choice(list(fields))] = draws.choice([None, -1, 0, 1 << 62, 10**30, "x", [], {}, 1e308])
-        content = draws.choice([json.dumps(fields).encode(), b"[" * 100_000, b"{}", b"\xff"])
-    (folder / name).write_bytes(content)
-    said = refused(lambda: open_finetuned(folder))
-    assert not said or str(folder) in said
 
 
 MODULES = (

@@ -8,7 +8,6 @@ from step_batch import in_random_order, make_batch
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.cost.products import Shape
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bart import BartConfig
 from encoder_core.families.bert import BertConfig
@@ -31,6 +30,7 @@ from encoder_core.terms.retromae import RetromaeConfig
 from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
 from encoder_core.terms.span_boundary import SboConfig
 from encoder_core.train.exchange import RankExamples
+from launcher.runtime.capacity.workload import Shape
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.objective import DenoiseTerm, MlmTerm, PlmTerm, RecipeObjective
 

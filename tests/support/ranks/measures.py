@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from unittest import mock
 
@@ -23,14 +23,11 @@ from encoder_core.optim.settings import AdamWConfig, MuonConfig
 from encoder_core.optim.updates import WHOLE
 from encoder_core.train.collate import idle_batch
 from encoder_core.train.engine import Engine
-from encoder_core.train.exchange import Control
 from encoder_core.train.settings import EngineConfig, Precision
-from launcher.plan.measure.steps import take_steps
 from launcher.runtime.preflight import collective
 from launcher.runtime.preflight.collective import first_sums, preflight, problem, unfit, with_sums
 from launcher.runtime.preflight.findings import sums as judge_sums
 from launcher.runtime.preflight.measure import subject
-from launcher.runtime.run.record import open_run
 
 Setting = tuple[Literal[0, 1, 2, 3], Precision]
 WIDTH, DEPTH = 512, 8
@@ -116,11 +113,6 @@ def hold(rank: int, world: int, run: str, mounted: str | None) -> dict[str, Any]
         "problem": problem(bad)[0],
         "event": reports[0].event(),
     }
-
-
-def take(rank: int, world: int, uri: str, seconds: float) -> dict[str, Any]:
-    """This rank's findings in `seconds` of steps of the run at `uri`."""
-    return asdict(take_steps(open_run(uri), Control.join(), seconds))
 
 
 def faulty_sums(rank: int, world: int, seed: int, examples: int) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ Models = Callable[[str], LocalModel]
 LENGTH = 96
 NAMES = ("rank", "machine", "workers")
 PLAIN = [word for word in WORDS if word not in ("falls", "back", *NAMES)]
-QUICK = FinetuneSettings(lr=3e-3, epochs=2, batch=8, warmup=0.1, dropout=0.0, task_dropout=0.0)
+QUICK = FinetuneSettings(lr=3e-3, epochs=2, batch=8, warmup=0.1)
 HEADERS: Mapping[str, str] = {
     "classification": "fields: {first: text, label: label}\nlabels: [loses, wins]\nmetrics: [accuracy, matthews]",
     "pair_classification": "fields: {first: text, second: other, label: label}\nlabels: [neither, either]\n"

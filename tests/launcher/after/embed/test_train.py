@@ -1,8 +1,6 @@
-"""Embedding training: every loss learns, the result is a function of the seed, and a killed one goes on to it."""
+"""Embedding training: every loss learns, and the seed decides the result."""
 
-import os
-import random
-import signal
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +72,7 @@ def test_every_loss_learns(place: Path, bert: LocalModel, loss: str) -> None:
     before = train_embeddings(bert, settings(place, loss, epochs=1, lr=1e-12)).dev["dev_spearman_cosine"]
     trained = train_embeddings(bert, settings(place, loss, epochs=6, batch=8, lr=5e-3))
     assert trained.steps == 6 * 12
-    assert trained.dev["dev_spearman_cosine"] > max(0.7, before + 0.1), trained.history
+    assert trained.dev["dev_spearman_cosine"] > max(0.7, before + 0.1)
 
 
 @pytest.mark.long
@@ -109,79 +107,21 @@ def test_the_seed_decides(place: Path, bert: LocalModel) -> None:
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
-@pytest.mark.parametrize(
-    ("loss", "draw"),
-    [
-        ("softmax", 1),
-        pytest.param("cached", 2, marks=pytest.mark.long),
-        pytest.param("triplet", 3, marks=pytest.mark.long),
-    ],
-)
-def test_a_killed_training_goes_on_to_the_same_weights(
-    place: Path, bert: LocalModel, tmp_path: Path, loss: str, draw: int
-) -> None:
-    """SIGKILL before a random step, several times: bits as if nothing had been."""
-    training = settings(place, loss, epochs=2, every=3)
-    undisturbed = weights(train_embeddings(bert, training).model)
-    scratch, draws = tmp_path / "scratch", random.Random(draw)
-    for _ in range(2):
-        killed_at(draws.randint(4, 6), lambda: train_embeddings(bert, training, scratch))
-    final = train_embeddings(bert, training, scratch)
-    assert final.resumed >= 6
-    assert final.steps == 12
-    assert all(torch.equal(undisturbed[name], value) for name, value in weights(final.model).items())
-
-
 @pytest.mark.long
-def test_the_best_weights_on_dev_are_kept(place: Path, bert: LocalModel) -> None:
+def test_the_best_weights_on_dev_are_kept(
+    place: Path, bert: LocalModel, caplog: pytest.LogCaptureFixture
+) -> None:
     training = settings(place, "cosent", epochs=4, lr=2e-2)
-    best, last = (
-        train_embeddings(bert, training.model_copy(update={"keep": keep})) for keep in ("best", "last")
-    )
-    seen = [
-        record["eval_dev_spearman_cosine"] for record in best.history if "eval_dev_spearman_cosine" in record
-    ]
-    assert len(seen) == 4
-    assert best.dev["dev_spearman_cosine"] == pytest.approx(max(seen), abs=1e-6)
-    assert last.dev["dev_spearman_cosine"] == pytest.approx(seen[-1], abs=1e-6)
+    with caplog.at_level("INFO"):
+        last = train_embeddings(bert, training.model_copy(update={"keep": "last"}))
+    found = re.findall(r"dev spearman (-?[\d.]+)", caplog.text)
+    assert len(found) == 4
+    best = train_embeddings(bert, training)
+    assert best.dev["dev_spearman_cosine"] == pytest.approx(max(map(float, found)), abs=1e-3)
+    assert last.dev["dev_spearman_cosine"] == pytest.approx(float(found[-1]), abs=1e-3)
 
 
 @pytest.mark.long
 def test_weights_that_are_no_numbers_are_not_handed_out(place: Path, bert: LocalModel) -> None:
     with pytest.raises(ModelError, match=r"\bstep \d+ .*\bfinite\b"):
         train_embeddings(bert, settings(place, "cosine", lr=1e38, dev=None, warmup=0.0))
-
-
-@pytest.mark.long
-def test_a_scratch_of_another_training_is_begun_anew(
-    place: Path, bert: LocalModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    scratch = tmp_path / "scratch"
-    train_embeddings(bert, settings(place, every=3, dev=None), scratch)
-    with caplog.at_level("WARNING"):
-        again = train_embeddings(bert, settings(place, every=3, dev=None, seed=7), scratch)
-    assert again.resumed == 0
-    assert " start" in caplog.text
-
-
-def killed_at(step: int, work: Any) -> None:
-    """`work` in a forked process, which kills itself before the given optimizer step."""
-    child = os.fork()
-    if child == 0:
-        count, take = 0, torch.optim.AdamW.step
-
-        def counted(self: Any, *args: Any, **rest: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return take(self, *args, **rest)
-
-        torch.optim.AdamW.step = counted  # type: ignore[method-assign]
-        try:
-            work()
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status), "it ended by itself"
-    assert os.WTERMSIG(status) == signal.SIGKILL

@@ -6,8 +6,7 @@ import pytest
 
 from launcher.after.diagnose.own_data import own_data
 from launcher.after.diagnose.states import open_frozen
-from launcher.after.evaluate.cell import CellFigures
-from launcher.after.evaluate.evaluation import plan
+from launcher.after.evaluate.cells import CellFigures, plan
 from launcher.after.evaluate.measures import frozen_measures, headline
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.after.tasks.suite import load_frozen, load_suite

@@ -14,12 +14,10 @@ from data_service.ingest.options import BuildOptions
 from data_service.prepare.configuration import Preparation
 from data_service.prepare.contamination import build_index, dump_index
 from data_service.prepare.prepare import prepare
-from data_service.store.open import open_store
-from launcher.after.evaluate.cell import Measure, Results
-from launcher.after.evaluate.evaluation import rows
+from launcher.after.evaluate.cells import CellFigures, Result, plan, table
 from launcher.after.evaluate.measures import measures
 from launcher.after.evaluate.model import opened
-from launcher.after.evaluate.searched import keep_searched, with_searched
+from launcher.after.evaluate.searched import Searches
 from launcher.after.export.data_cards import DATA_CARDS
 from launcher.after.export.export import export_run
 from launcher.after.finetune.pretrained import folder_digest
@@ -72,15 +70,16 @@ def folder(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def row_of(model: str, folder: Path, results: Results) -> TableRow:
-    """The row of a model and the task, without figures."""
-    work: list[Measure] = measures([load_task(str(folder / "word.yaml"))], ["lr=1e-3"])
-    with opened(results, [model], []) as models:
-        from launcher.after.evaluate.evaluation import plan
-
-        cells = [one.cell for one in plan(models, work, [0])]
-        keep_searched(results, models, work)
-    (row,) = with_searched(results, rows(cells, {}))
+def row_of(model: str, folder: Path) -> TableRow:
+    """The row of a model and the task."""
+    work = measures([load_task(str(folder / "word.yaml"))], ["lr=1e-3"])
+    with opened([model], []) as models:
+        (cell,) = [one.cell for one in plan(models, work, [0])]
+    searched = Searches().of(model, work[0])
+    result = Result(
+        cell=cell, measured=CellFigures(metrics={"accuracy": 0.5}), searched=searched, versions={}
+    )
+    (row,) = table([cell], {cell.key: result})
     return row
 
 
@@ -88,13 +87,8 @@ def row_of(model: str, folder: Path, results: Results) -> TableRow:
 def test_of_a_run_and_of_its_export(folder: Path, tmp_path: Path) -> None:
     run = open_run(str(folder / "run"))
     export_run(run, None, str(tmp_path / "model"))
-    results = [Results(open_store(str(tmp_path / name))) for name in ("one", "two")]
-    of_run, of_export = (
-        row_of(str(place), folder, its)
-        for place, its in zip((folder / "run", tmp_path / "model"), results, strict=True)
-    )
+    of_run, of_export = (row_of(str(place), folder) for place in (folder / "run", tmp_path / "model"))
     assert of_run.searched == of_export.searched == {"dev": True, "test": False}
-    assert of_run.weights == of_export.weights  # what the folder says of its data is not the model
     assert lines([of_run])[0][-2] == "dev"
     assert "### text" in (tmp_path / "model" / CARD).read_text()
     assert "word/dev" in (tmp_path / "model" / CARD).read_text()
@@ -102,30 +96,15 @@ def test_of_a_run_and_of_its_export(folder: Path, tmp_path: Path) -> None:
     before = folder_digest(tmp_path / "model")
     (tmp_path / "model" / DATA_CARDS).unlink()
     assert folder_digest(tmp_path / "model") == before
-    third = Results(open_store(str(tmp_path / "three")))
-    assert row_of(str(tmp_path / "model"), folder, third).searched is None
-
-
-@pytest.mark.long
-def test_what_is_known_stays_when_the_corpus_is_gone(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "corpus", tmp_path / "corpus")
-    shutil.copytree(folder / "tokenizer", tmp_path / "tokenizer")
-    uri = new_run(tmp_path, "run")
-    Committing(uri).commit(3)
-    kept, other = (Results(open_store(str(tmp_path / name))) for name in ("kept", "other"))
-    known = row_of(uri, folder, kept)
-    shutil.rmtree(tmp_path / "corpus")
-    assert row_of(uri, folder, kept) == known
-    assert row_of(uri, folder, other).searched is None
+    assert row_of(str(tmp_path / "model"), folder).searched is None
 
 
 def test_other_texts_under_the_same_name_do_not_count(folder: Path, tmp_path: Path) -> None:
     for name in ("word.yaml", "train.tsv", "dev.tsv", "test.tsv"):
         shutil.copy(folder / name, tmp_path)
-    results = Results(open_store(str(tmp_path / "results")))
     with (tmp_path / "dev.tsv").open("a") as file:
         file.write("one more sentence of another hand that nobody searched for\t1\n")
-    assert row_of(str(folder / "run"), tmp_path, results).searched == {"dev": False, "test": False}
+    assert row_of(str(folder / "run"), tmp_path).searched == {"dev": False, "test": False}
 
 
 def test_all_sources_count(folder: Path, inputs: Path, tmp_path: Path) -> None:
@@ -137,9 +116,8 @@ def test_all_sources_count(folder: Path, inputs: Path, tmp_path: Path) -> None:
     uri = str(tmp_path / "run")
     create_run(load(SMALL, (*places, *SETTINGS)), uri, datetime.now(UTC))
     Committing(uri).commit(3)
-    results = Results(open_store(str(tmp_path / "results")))
-    row = row_of(uri, folder, results)
-    known = row_of(str(folder / "run"), folder, Results(open_store(str(tmp_path / "others"))))
+    row = row_of(uri, folder)
+    known = row_of(str(folder / "run"), folder)
     assert row.searched == {"dev": False, "test": False}
     assert len(lines([row])[0]) == len(heads([row])) == len(heads([])) < len(heads([known]))
     assert [searched_note([row]), searched_note([known])].count(None) == 1

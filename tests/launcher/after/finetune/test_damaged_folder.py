@@ -14,12 +14,10 @@ from encoder_core.errors import UserError as ModelError
 from launcher.after.embed.model import load_model
 from launcher.after.embed.settings import Encoding
 from launcher.after.export.sentence_transformer import write_sentence_transformer
-from launcher.after.finetune.inputs import open_pieces
-from launcher.after.finetune.loop import compute_logits
-from launcher.after.finetune.network import HeadSpec, open_config, open_network
+from launcher.after.finetune.model import check_fit, open_model, open_tokenizer
 from launcher.after.finetune.pretrained import open_pretrained
 from tests.support.faults.files import altered, damaged
-from tests.support.tasks.small_tasks import QUICK, Models
+from tests.support.tasks.small_tasks import Models
 
 ANY = settings(deadline=None, suppress_health_check=list(HealthCheck))
 FAMILIES = ("bert", "roberta", "albert", "xlnet", "electra", "deberta-v3")
@@ -38,13 +36,11 @@ NONSENSE = (
 def predict(folder: Path) -> None:
     """As fine-tuning does before its first update. Raises DataError, ModelError only."""
     with open_pretrained(str(folder)) as found:
-        config = open_config(found.folder)
-        pieces = open_pieces(found.folder, config, None)
-        wanted = HeadSpec("SequenceClassification", 2, ("no", "yes"))
-        network = open_network(found.folder, config, wanted, QUICK, 1)
-        ids = pieces.tokenizer("rank reads its rows")["input_ids"]
-        (logits,) = compute_logits(network, pieces, [pieces.row(ids, None, ids[:1])])
-        assert logits.shape == (2,)
+        network = open_model(found.folder, "SequenceClassification", ("no", "yes"))
+        tokenizer = open_tokenizer(found.folder)
+        check_fit(tokenizer, network, found.folder, None)
+        logits = network(**tokenizer("rank reads its rows", return_tensors="pt")).logits
+        assert logits.shape == (1, 2)
 
 
 def embed(folder: Path) -> None:

@@ -69,7 +69,7 @@ RIGHT = {
     "embed negatives": "{model} {text} --out {new} --negatives 2 --share 0.9 --pooling cls --max-length 32 --batch 8 "
     "--step 3",
     "embed settings": "nli",
-    "embed train": "{model} stsb --data {data} --out {new} --set epochs=1 --step 3 --scratch {new}",
+    "embed train": "{model} stsb --data {data} --out {new} --set epochs=1 --step 3",
     "estimate": "roberta-base --nodes 2 --gpus-per-node 8 --gpu H100 --mfu 0.3 --mtbf-hours 100 --text 160GB "
     "--set zero=1",
     "evaluate": "{model} sst2 --results {new} --task sst2 --seeds 1 --set lr=1e-3 --step 3 --cpus-per-cell 1 "

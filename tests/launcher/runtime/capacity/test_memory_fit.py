@@ -1,36 +1,34 @@
-"""The rows that fit by the estimate: one more would not."""
+"""The rows that fit by the estimate: a few more would not."""
 
 from dataclasses import replace
 from typing import get_args
 
 import pytest
 
-from encoder_core.layers.sizes import CHUNKS
-from encoder_core.terms.composition import chunk_of_logits
+from encoder_core.train.zero_memory import Device, total
 from launcher.plan.estimate.estimate import estimate
 from launcher.plan.estimate.render import figures, render
 from launcher.runtime.capacity.devices import Cluster, find_gpu, usable
-from launcher.runtime.capacity.memory_fit import CPU_TOKENS, Bill, Device, rows_that_fit
-from launcher.runtime.capacity.workload import microbatch_shape
+from launcher.runtime.capacity.memory_fit import CPU_TOKENS, Bill, microbatch_memory, rows_that_fit
+from launcher.runtime.capacity.workload import counted, microbatch_shape
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.summary import known
 
-RECIPES = ("bert-large", "deberta-v3-base", "xlnet-base", "modernbert-base", "contrastive-base")
 
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_one_row_more_would_not_fit(name: str) -> None:
-    recipe = load(name, ("microbatch=auto",))
+@pytest.mark.parametrize("name", ["bert-base", "xlnet-base", "modernbert-base", "contrastive-base"])
+def test_a_few_rows_more_would_not_fit(name: str) -> None:
+    recipe = load(name, ("microbatch=auto", "model.layers=2"))
     for device in get_args(Device):
         bill = Bill.of(recipe, 2, device)
         for gib in (4, 24, 80):
             found = rows_that_fit(bill, gib << 30)
             for phase, rows in zip(bill.recipe.phases, found, strict=True):
-                assert rows == 1 or bill.with_rows(phase, rows) <= gib << 30
+                assert rows == 1 or bill.with_rows(phase, rows) <= 1.1 * (gib << 30)
                 useful = -(-phase.rows // 2)
                 if device == "cpu":
                     useful = max(1, min(useful, CPU_TOKENS // (phase.length * recipe.input.texts)))
-                assert rows == useful or bill.with_rows(phase, rows + 1) > gib << 30
+                more = min(useful, rows + 1 + rows // 16)
+                assert rows == useful or bill.with_rows(phase, more) > 0.85 * (gib << 30)
                 assert bill.kept(phase) < bill.with_rows(phase, rows)
 
 
@@ -49,17 +47,13 @@ def test_an_estimate_goes_by_what_fits_and_says_so() -> None:
     assert smaller.as_configured.bytes <= usable(find_gpu("L4").memory)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_chunk_of_logits_is_no_larger_than_there_are_targets(name: str) -> None:
-    recipe = load(name, ("microbatch=1",))
-    model, wanted = known(recipe.model), recipe.objective.terms
+@pytest.mark.parametrize("name", ["roberta-base", "deberta-v3-base", "contrastive-base"])
+def test_memory_between_the_counted_sizes_is_near_that_counted_there(name: str) -> None:
+    """At its peak at most 8 % less and 10 % more."""
+    recipe = load(name, ("microbatch=64",))
+    recipe = recipe.model_copy(update={"model": known(recipe.model)})
     shape = microbatch_shape(recipe, recipe.phases[0])
-    for kernel, most in (("gpu", CHUNKS["cuda"]), ("cpu", CHUNKS["cpu"])):
-        few, many = (
-            chunk_of_logits(model, wanted, replace(shape, rows=rows), kernel)  # type: ignore[arg-type]
-            for rows in (1, 4000)
-        )
-        if name == "contrastive-base":
-            assert (few, many) == (0, 0)
-        else:
-            assert (few, many) == (min(most, shape.targets_per_row * model.vocabulary), most)
+    between = microbatch_memory(recipe, shape)
+    for rows in (shape.group, shape.rows // 4, shape.rows):
+        peak = counted(recipe, replace(shape, rows=rows)).fullest.peak
+        assert 0.92 * peak <= total(between.parts(rows)) <= 1.1 * peak

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 import launcher.runtime.rank.journal
-from encoder_core.cost.products import Shape
 from launcher.runtime.capacity.devices import GIB, gpu_of_device
-from launcher.runtime.capacity.workload import microbatch_flops, targets_per_row
+from launcher.runtime.capacity.workload import Shape, microbatch_flops, targets_per_row
 from launcher.runtime.rank.journal import Utilisation, utilisation
 from launcher.runtime.recipe.load import load
 

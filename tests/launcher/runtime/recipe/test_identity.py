@@ -1,10 +1,9 @@
 """What a run is, and how it is operated: one table, complete."""
 
 import pytest
-import yaml
 
 from launcher.runtime.recipe import identity
-from launcher.runtime.recipe.load import load, loads
+from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.source import bundled
 
@@ -47,36 +46,6 @@ def test_identity_changes_the_fingerprint(assignment: str) -> None:
 )  # fmt: skip
 def test_how_a_run_is_operated_does_not_change_its_identity(assignment: str) -> None:
     assert identity.identity(load("quickstart")) == identity.identity(load("quickstart", (assignment,)))
-
-
-LATER = {
-    "shuffle": "uniform",
-    "model.initializer": "truncated_normal",
-    "objective.mlm.count_special": False,
-    "optimizer.adamw.decayed": "no_bias_norm",
-}
-
-
-def test_a_recipe_without_the_later_keys_is_the_run_that_it_was() -> None:
-    """A stored recipe that was complete once: it is read as what was done then, and changes nothing of the identity."""
-    stored = yaml.safe_load(bundled()["roberta-base"])
-    del stored["model"]["initializer"], stored["objective"]["mlm"]["count_special"]
-    del stored["optimizer"]["adamw"]["decayed"], stored["reduce_dtype"], stored["shuffle"]
-    recipe = loads(yaml.safe_dump(stored), "recipe.yaml")
-    found = identity.flatten(recipe.to_data())
-    assert {path: found[path] for path in LATER} == LATER
-    assert not LATER.keys() & identity.identity(recipe).keys()
-
-
-def test_a_later_key_with_another_value_is_a_change_that_reads_well() -> None:
-    old, new = (
-        identity.identity(load("bert-base")),
-        identity.identity(load("bert-base", ("model.initializer=normal", "optimizer.adamw.decayed=all"))),
-    )
-    assert identity.diff(old, new) == [
-        '- model.initializer: "truncated_normal" -> "normal"',
-        '- optimizer.adamw.decayed: "no_bias_norm" -> "all"',
-    ]
 
 
 def test_a_diff_reads_well() -> None:

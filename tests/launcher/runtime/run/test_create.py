@@ -17,7 +17,6 @@ from data_service.ingest.options import BuildOptions
 from data_service.store.errors import AccessDenied, StoreError
 from data_service.store.open import open_store
 from launcher.errors import RecipeError, RunChanged, RunError
-from launcher.runtime.recipe.identity import FORMULAS, flatten
 from launcher.runtime.recipe.load import load, reload
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.create import create_run, reconcile
@@ -90,7 +89,7 @@ def test_a_damaged_record_is_refused(fresh_run: str, content: bytes) -> None:
         open_run(fresh_run)
 
 
-@pytest.mark.parametrize("change", [{"format": 2}, {"format": 99, "inputs": []}, {"later": True}])
+@pytest.mark.parametrize("change", [{"format": 3}, {"format": 99, "inputs": []}, {"later": True}])
 def test_a_record_of_a_newer_version_is_refused_and_kept(fresh_run: str, change: dict[str, object]) -> None:
     record = Path(fresh_run, RECORD)
     record.write_text(newer := json.dumps(json.loads(record.read_text()) | change))
@@ -100,6 +99,20 @@ def test_a_record_of_a_newer_version_is_refused_and_kept(fresh_run: str, change:
         with pytest.raises(RunError, match="newer"):
             open_outline(fresh_run)
     assert record.read_text() == newer
+
+
+@pytest.mark.parametrize("former", [{"format": 1}, {}])
+def test_a_record_of_a_former_version_names_it_and_is_kept(fresh_run: str, former: dict[str, object]) -> None:
+    """The first version wrote no number of the format."""
+    record = Path(fresh_run, RECORD)
+    fields = {name: value for name, value in json.loads(record.read_text()).items() if name != "format"}
+    versions = fields["versions"] | {"maskfleet": "0.1.0"}
+    record.write_text(written := json.dumps(former | fields | {"versions": versions}))
+    for read in (open_run, open_outline):
+        with pytest.raises(RunError, match=r"run\.json .*\b0\.1\.0\b") as caught:
+            read(fresh_run)
+        assert "0.1.0" in caught.value.remedy
+    assert record.read_text() == written
 
 
 def test_a_run_without_its_recipe_is_refused(fresh_run: str) -> None:
@@ -186,18 +199,6 @@ def test_a_manifest_that_was_edited_is_noticed(inputs: Path, tmp_path: Path, edi
     reconcile(accepted, recipe=None, accept_changes=False, now=NOW)
 
 
-def test_a_run_of_an_older_version_goes_on_without_a_digest(inputs: Path, tmp_path: Path) -> None:
-    run = create_run(recipe(inputs), str(tmp_path / "run"), NOW)
-    record = json.loads(run.store.get(RECORD))
-    del record["inputs"]["manifests"]
-    run.store.put(RECORD, json.dumps(record).encode())
-    older = open_run(run.uri)
-    reconcile(older, recipe=None, accept_changes=False, now=NOW)
-    assert older.record.inputs.manifests == {}
-    assert older.record.fingerprint == run.record.fingerprint
-    assert "manifests" not in older.record.model_dump()["inputs"]
-
-
 def test_operation_may_change_and_is_recorded(fresh_run: str) -> None:
     run = open_run(fresh_run)
     changed = reconcile(
@@ -226,27 +227,6 @@ def test_a_change_of_identity_is_refused_with_a_diff(fresh_run: str, change: str
     assert "maskfleet runs fork" in caught.value.remedy
     assert "zero" not in caught.value.problem
     assert open_run(fresh_run).recipe == run.recipe
-
-
-def test_a_run_whose_formula_an_older_version_computed_otherwise_is_refused(
-    inputs: Path, tmp_path: Path
-) -> None:
-    """RetroMAE's queries had a LayerNorm once: nobody goes on with other numbers without knowing."""
-    run = create_run(recipe(inputs, "objective.retromae={}"), str(tmp_path / "run"), NOW)
-    formulas = FORMULAS["objective.retromae.rate"]
-    assert formulas.items() <= run.record.identity.items()
-    assert not formulas.keys() & flatten(run.recipe.to_data()).keys()  # no setting that a recipe could have
-    record = json.loads(run.store.get(RECORD))
-    record["identity"] = {path: value for path, value in record["identity"].items() if path not in formulas}
-    run.store.put(RECORD, json.dumps(record).encode())
-    older = open_run(run.uri)
-    with pytest.raises(RunChanged, match=r"objective\.retromae\.queries.*LayerNorm") as caught:
-        reconcile(older, recipe=None, accept_changes=False, now=NOW)
-    assert "--accept-changes" in caught.value.remedy
-    went_on = reconcile(older, recipe=None, accept_changes=True, now=NOW)
-    assert went_on.record.fingerprint == run.record.fingerprint
-    assert [event["kind"] for event in read_history(run.store).events] == ["identity_changed"]
-    reconcile(open_run(run.uri), recipe=None, accept_changes=False, now=NOW)
 
 
 def test_a_forced_change_of_identity_is_on_record(fresh_run: str) -> None:
@@ -299,15 +279,3 @@ def test_the_same_corpus_elsewhere_is_the_same(fresh_run: str, inputs: Path, tmp
 def test_the_record_is_plain_json(fresh_run: str) -> None:
     record = json.loads(Path(fresh_run, RECORD).read_text())
     assert record["identity"]["model.layers"] == 2
-
-
-def test_a_run_of_an_older_version_has_its_keys_by_their_names_of_today(fresh_run: str) -> None:
-    store = open_run(fresh_run).store
-    text = store.get("recipe.yaml").decode()
-    assert "weight_check:\n  every: auto" in text
-    store.put("recipe.yaml", text.replace("weight_check:\n  every: auto", "replicas:\n  every: 7").encode())
-    assert open_run(fresh_run).recipe.weight_check.every == 7
-    both = text + "replicas:\n  every: 7\n"
-    store.put("recipe.yaml", both.encode())
-    with pytest.raises(RecipeError, match="replicas"):
-        open_run(fresh_run)

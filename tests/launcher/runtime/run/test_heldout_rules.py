@@ -16,9 +16,8 @@ from data_service.ingest.options import BuildOptions
 from data_service.store.open import open_store
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.run import create
 from launcher.runtime.run.create import create_run, reconcile
-from launcher.runtime.run.heldout_rules import refuse_leaks, unlike, warn_once
+from launcher.runtime.run.heldout_rules import refuse_leaks, unlike
 from launcher.runtime.run.log import OPERATOR
 from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.segments import segment_prefix
@@ -82,19 +81,6 @@ def test_one_rule_or_other_texts_are_no_reason_to_refuse(corpora: Path, inputs: 
         assert events(like) == []
 
 
-def test_an_older_run_goes_on_and_its_events_say_once_that_the_rules_differ(
-    corpora: Path, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = mixed(corpora, inputs, ("large", "small"))
-    with monkeypatch.context() as patch:
-        patch.setattr(create, "refuse_leaks", lambda *_: [])
-        run = create_run(recipe, str(tmp_path / "run"), NOW)
-    assert events(run) == []
-    for _ in range(3):
-        run = reconcile(open_run(run.uri), recipe=None, accept_changes=False, now=NOW)
-    assert [(event["compared"], event["what"]) for event in events(run)] == [(False, "small and large")]
-
-
 def test_a_run_of_one_source_or_one_that_was_compared_is_not_looked_at_again(
     corpora: Path, inputs: Path, tmp_path: Path
 ) -> None:
@@ -102,7 +88,7 @@ def test_a_run_of_one_source_or_one_that_was_compared_is_not_looked_at_again(
     compared = create_run(mixed(corpora, inputs, ("large", "apart")), str(tmp_path / "run"), NOW)
     before = events(compared)
     for run in (alone, compared):
-        warn_once(run.store, run.recipe, NOW)
+        reconcile(open_run(run.uri), recipe=None, accept_changes=False, now=NOW)
         assert refuse_leaks(run.recipe) == refuse_leaks(run.recipe)
     assert events(alone) == []
     assert events(compared) == before

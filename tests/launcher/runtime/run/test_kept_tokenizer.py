@@ -51,7 +51,7 @@ def test_what_a_run_can_do_it_can_without_the_place_of_its_tokenizer(home: Path)
     assert forked.tokenizer().hash == wanted
 
 
-def test_an_older_versions_run_finds_it_and_keeps_it_from_then_on(home: Path) -> None:
+def test_a_lost_copy_is_found_elsewhere_and_kept_from_then_on(home: Path) -> None:
     run = open_run(new_run(home, "run"))
     wanted = run.tokenizer().hash
     shutil.rmtree(home / "run" / KEPT)

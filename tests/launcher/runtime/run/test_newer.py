@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoints.errors import ExportError
 from checkpoints.hf.folder import publish
 from checkpoints.layout import CheckpointName
 from checkpoints.ownership import StopRequest, stop_requested
@@ -21,9 +20,7 @@ from data_service.errors import CorpusError
 from data_service.samples.similar_words import dump_similar_words, parse_similar_words
 from data_service.store.base import digest
 from data_service.store.local import LocalStore
-from launcher.after.evaluate.cell import RULES, CellFigures, GridRecord, Result, Results
-from launcher.after.evaluate.evaluation import rows
-from launcher.after.finetune.export import read_head
+from launcher.after.evaluate.cells import Cell, table
 from launcher.errors import BurninError, RunError
 from launcher.observe.inspect.kept_baselines import Baselines
 from launcher.observe.inspect.report.task_table import keep_rows
@@ -38,7 +35,6 @@ from launcher.runtime.run.segments import METRICS, segment_key
 from tests.support.checks.command import exit_code
 from tests.support.runs.small_runs import new_run
 from tests.support.runs.untrained import Attempt, Committing
-from tests.support.tasks.small_cells import cell
 
 Change = Callable[[bytes, random.Random], bytes]
 
@@ -49,7 +45,7 @@ def _more(draw: random.Random) -> dict[str, object]:
         f"new_{draw.randrange(99)}": draw.choice([None, 1, "x", [1.5], {"a": {}}])
         for _ in range(draw.randrange(3))
     }
-    return fields | {"format": draw.choice([2, 3, 1 << 40])}
+    return fields | {"format": draw.choice([3, 4, 1 << 40])}
 
 
 def _object(data: bytes, draw: random.Random) -> bytes:
@@ -90,7 +86,6 @@ class Format:
 
 
 STATUS, REPORT = ("runs", "status", "{run}"), ("report", "{run}", "--out", "{out}/page.html")
-TABLE = ("evaluate", "runs/base", "sst2", "--only-table", "--results", "{root}/results")
 FORMATS = {
     "metrics": Format("run/metrics/a000003/*.jsonl", _line, (STATUS, REPORT)),
     "packed metrics": Format("run/metrics/a000002/*.npz", _archive, (STATUS, REPORT)),
@@ -100,8 +95,6 @@ FORMATS = {
     "a row of a table": Format("run/tables/*.json", _sealed, (REPORT,)),
     "baselines": Format("run/baselines.json", _object, (REPORT,)),
     "run.json": Format("run/run.json", _object, (STATUS, REPORT, ("checkpoints", "list", "{run}"))),
-    "a result": Format(f"results/rules-{RULES}/*.json", _sealed, (TABLE,)),
-    "a grid": Format("results/grids/*.json", _sealed, (TABLE,)),
     "an export": Format(
         "exported/maskfleet_export.json", _object, (("checkpoints", "export", "{run}", "--out", "{root}/exported"),)
     ),
@@ -111,7 +104,7 @@ FORMATS = {
 
 @pytest.fixture(scope="module")
 def place(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with everything in it, results, an export and a corpus."""
+    """A run with everything in it, an export and a corpus."""
     root = tmp_path_factory.mktemp("place")
     for name in ("corpus", "tokenizer"):
         shutil.copytree(inputs / name, root / name)
@@ -119,16 +112,10 @@ def place(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     Committing(uri).commit(3)
     _record_steps(store)
     _measure(store, open_run(uri).record.fingerprint)
-    results = Results(LocalStore(root / "results"))
-    kept = results.keep(Result(rules=RULES, cell=cell(task="sst2"), measured=FIGURES, versions={}))
-    results.keep_grid(GridRecord(suite="sst2", cells=(kept.cell,)))
     (root / "model").mkdir()
     (root / "model/config.json").write_text("{}")
     publish(root / "model", LocalStore(root / "exported"), [])
     return root
-
-
-FIGURES = CellFigures(metrics={"accuracy": 0.5})
 
 
 def _record_steps(store: LocalStore) -> None:
@@ -147,7 +134,9 @@ def _measure(store: LocalStore, fingerprint: str) -> None:
         weights=weights, task=EvaluationTask(anisotropy=AnisotropySettings()), data="d", seed=0
     )
     write_result(store, DiagnosticResult(cell=measured, figures=(), seconds=1.0))
-    keep_rows(store, rows([cell(task="sst2")], {}))
+    names = {"source": "runs/base", "step": 100, "weights": "w", "task": "sst2", "data": "d"}
+    cell = Cell.model_validate(names | {"measure": "finetune", "settings": {"lr": 1e-5}, "seed": 0})
+    keep_rows(store, table([cell], {}))
     counted = Baselines(targets=1, unigram=1.0, bigram=1.0, counted=1, fingerprint=fingerprint)
     store.put("baselines.json", counted.model_dump_json().encode())
 
@@ -190,7 +179,6 @@ def test_a_command_says_so_and_changes_nothing(
 READERS: dict[str, tuple[Callable[[Path], object], type[Exception]]] = {
     "attempts/deaths.json": (lambda root: read_deaths(LocalStore(root), print), RunError),
     "trackers/x.state.json": (lambda root: Publisher(LocalStore(root), None, "x"), RunError),  # type: ignore[arg-type]
-    "head.json": (lambda root: read_head(root / "head.json"), ExportError),
     "burnin.json": (RecordFile, BurninError),
 }
 

@@ -1,0 +1,245 @@
+"""Our GPU kernels as they are planned for: on tensors of the meta device, which have no numbers.
+
+`encoder_core/train/counting.py` runs networks on that device to find what they compute and keep on a GPU, on machines
+without a GPU, Triton, or torch's CUDA build. Layers then take the path of a GPU, and call these functions where they
+would launch our kernels. Each returns tensors of the kernel's shapes, saves what the kernel's autograd function saves,
+and reports its FLOPs. A test compares what they save with the kernels' own functions.
+
+All formulas of FLOPs that torch does not know are here. Attention counts for the pairs of queries and keys in sight: a
+product for their scores, one for their values, and one for each table of relative positions, each with two derivatives.
+The scores that backward passes of fused kernels compute once more do not count, as is usual for utilisation.
+
+Shapes: M queries, K keys, N heads, D head width.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from encoder_core.layers.kernel_choice import Preference, prefer, preferred
+from encoder_core.layers.rows import Rows
+from encoder_core.layers.torch_internals import attention_operators, efficient_attention
+
+TERMS = ("r", "table_a", "table_b", "table_c", "segment_scores")
+"""Names of the terms of scores, in the order of `kernels.fused_attention.Terms`."""
+
+_reported: list[int] | None = None
+
+
+def collect_flops(into: list[int] | None) -> None:
+    """Let the functions below append their FLOPs to this list; None: to none."""
+    global _reported
+    _reported = into
+
+
+def _report(flops: int) -> None:
+    if _reported is not None:
+        _reported.append(flops)
+
+
+def pairs_in_sight(length: int, window: int | None, *, causal: bool) -> int:
+    """Return how many pairs of a query and a key in sight a row of `length` tokens has. `window`: tokens that are seen
+    on each side; None: the whole row.
+    """
+    reach = length - 1 if window is None else min(window, length - 1)
+    before = reach * length - reach * (reach + 1) // 2
+    return length + before * (1 if causal else 2)
+
+
+def planned_attention(
+    tensors: Sequence[Tensor | None],
+    rows: Rows,
+    *,
+    carried: int = 0,
+    window: int | None = None,
+    keys: int | None = None,
+) -> Tensor:
+    """Return the context [M, N, D] of fused attention.
+
+    Args:
+        tensors: queries, keys, values, and the tensors of `TERMS`.
+        rows: the rows that the queries see.
+        carried: number of memory tokens before each row.
+        keys: number of keys that each query sees, if these are not of its own row.
+    """
+    query = tensors[0]
+    assert query is not None
+    longest = max(rows.max_length, 1)
+    seen = pairs_in_sight(longest, window, causal=rows.causal) / longest + carried if keys is None else keys
+    tables = sum(table is not None for table in tensors[4:6])
+    flops = round(2 * query.numel() * seen) * (2 + tables)
+    return _attention(flops, *tensors)
+
+
+class _Attention(torch.autograd.Function):
+    """Saves what `kernels.fused_attention` saves."""
+
+    @staticmethod
+    def forward(ctx: Any, flops: int, *given: Tensor | None) -> Tensor:
+        tensors = [None if x is None else x.contiguous() for x in given]
+        query = tensors[0]
+        assert query is not None
+        _report(flops)
+        context = torch.empty_like(query)
+        ctx.save_for_backward(*tensors, context, _of_queries(query))
+        ctx.flops = flops
+        return context
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, _, _ = ctx.saved_tensors
+        _report(2 * ctx.flops)
+        deltas = _of_queries(tensors[0])
+        del deltas
+        return None, *(None if x is None else torch.empty_like(x) for x in tensors)
+
+
+_attention: Callable[..., Tensor] = _Attention.apply
+
+
+def _of_queries(query: Tensor) -> Tensor:
+    return query.new_empty(query.shape[:2], dtype=torch.promote_types(query.dtype, torch.float32))
+
+
+def planned_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, draws: Tensor | None, *, centered: bool
+) -> tuple[Tensor, Tensor]:
+    """Return residual + dropout(x), and its norm."""
+    return _norm(x, residual, weight, bias, draws, centered)
+
+
+class _Norm(torch.autograd.Function):
+    """Saves what `kernels.residual_norm` saves."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        draws: Tensor | None,
+        centered: bool,
+    ) -> tuple[Tensor, Tensor]:
+        total, normed = torch.empty_like(x), torch.empty_like(x)
+        scale = x.new_empty(len(x), dtype=torch.promote_types(x.dtype, torch.float32))
+        mean = torch.empty_like(scale) if centered else None
+        ctx.save_for_backward(total, weight, draws, mean, scale)
+        ctx.set_materialize_grads(False)
+        ctx.bias = bias
+        return total, normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        total, weight, draws, _, _ = ctx.saved_tensors
+        by_residual = torch.empty_like(total)
+        by_x = by_residual if draws is None else torch.empty_like(total)
+        by_bias = None if ctx.bias is None else torch.empty_like(ctx.bias)
+        return by_x, by_residual, torch.empty_like(weight), by_bias, None, None
+
+
+_norm: Callable[..., tuple[Tensor, Tensor]] = _Norm.apply
+
+
+def planned_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """Return torch's RMSNorm, which has a kernel on GPUs only."""
+    return _rms_norm(x, weight)
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=wide))
+        return torch.empty_like(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_normed: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
+
+
+_rms_norm: Callable[..., Tensor] = _RmsNorm.apply
+
+
+def planned_rectangle(
+    q_RNQD: Tensor,
+    k_RNKD: Tensor,
+    v_RNKD: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scale: float | None,
+    *,
+    causal: bool = False,
+) -> Tensor:
+    """Return the context of torch's memory-efficient attention, which it has for GPUs only."""
+    if mask is not None:
+        mask = mask.to(q_RNQD.dtype).expand(*q_RNQD.shape[:3], k_RNKD.shape[2])
+    return efficient_attention(q_RNQD, k_RNKD, v_RNKD, mask, dropout_p=dropout, is_causal=causal, scale=scale)
+
+
+def _flash_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu: Tensor,
+    cu_k: Tensor,
+    longest: int,
+    longest_k: int,
+    *further: Any,
+    **options: Any,
+) -> int:
+    """Return the FLOPs of torch's flash attention over rows. `further` begins with dropout and causality."""
+    window = options.get("window_size_left")
+    window = None if window == -1 else window
+    across = longest != longest_k
+    seen = longest_k if across else pairs_in_sight(longest, window, causal=further[1]) / longest
+    return round(4 * q.numel() * seen)
+
+
+def _flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, *rows: Any, **options: Any
+) -> int:
+    return 2 * _flash_forward(q, k, v, *rows, **options)
+
+
+def _efficient_forward(q: Tensor, k: Tensor, *further: Any, **options: Any) -> int:
+    """Return the FLOPs on rectangles [R, N, L, D], whole."""
+    return 4 * q.numel() * k.shape[2]
+
+
+def _efficient_backward(grad: Tensor, q: Tensor, k: Tensor, *further: Any, **options: Any) -> int:
+    return 2 * _efficient_forward(q, k)
+
+
+def _accumulated(summed: Tensor, a: Tensor, b: Tensor, **options: Any) -> int:
+    return 2 * a.numel() * b.shape[1]
+
+
+def formulas() -> dict[Any, Any]:
+    """Return functions from an operator's arguments to its FLOPs: torch's, and those of operators that torch does not
+    count, or counts otherwise.
+    """
+    from torch.utils.flop_counter import flop_registry  # loads Triton, if it is there
+
+    each = (_flash_forward, _flash_backward, _efficient_forward, _efficient_backward)
+    ours = {torch.ops.aten.addmm_: _accumulated, **dict(zip(attention_operators(), each, strict=True))}
+    return flop_registry | ours
+
+
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Inside the block, compute on the meta device as on a GPU that found all our kernels right."""
+    before = preferred()
+    prefer(Preference((), (), {"norm": ("fused", "written")}))
+    try:
+        yield
+    finally:
+        prefer(before)

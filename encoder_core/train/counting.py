@@ -1,0 +1,227 @@
+"""What one microbatch of an objective computes and keeps, counted by running the module itself without numbers.
+
+Its passes run on tensors that have shapes and dtypes only. For a GPU these are of torch's meta device, on which layers
+take the path that they take on a GPU and leave out only the launches of our kernels (`encoder_core/layers/planned.py`).
+For a CPU they are torch's fake tensors, and integers of the batch stay real, since CPU kernels read the bounds of rows.
+So a family or an objective needs no code for its cost.
+
+FLOPs are those of matrix products and convolutions, as torch.utils.flop_counter counts them; attention is counted by
+`planned.py`. Everything else (LayerNorm, softmax, dropout) is a few percent of the arithmetic.
+
+`passes` measures real tensors in the same way: a test compares the two.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from encoder_core.batch import Batch
+from encoder_core.layers.initialise import on_meta
+from encoder_core.layers.planned import as_on_a_gpu, collect_flops, formulas
+from encoder_core.layers.torch_internals import dispatch_mode, fake_tensors, tensors_in, uncompiled
+from encoder_core.objectives.losses import CoupledObjective, LossSums, ObjectiveModule
+from encoder_core.train.exchange import RankExamples
+from encoder_core.train.zero_memory import Device, PassBytes
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The passes of one microbatch.
+
+    Attributes:
+        forward: FLOPs of the forward pass. model: of both passes.
+        first_pass: FLOPs of a pass that runs before them without a graph; 0 without one.
+        bytes: memory of each update group of a step; most objectives have one. FLOPs are those of all.
+    """
+
+    forward: int
+    model: int
+    first_pass: int
+    bytes: tuple[PassBytes, ...]
+
+    @property
+    def fullest(self) -> PassBytes:
+        """The memory of the group with the highest peak."""
+        return max(self.bytes, key=lambda group: group.peak)
+
+
+def count(build: Callable[[], ObjectiveModule], batch: Batch, dtype: torch.dtype, device: Device) -> Counted:
+    """Count the passes of the module that `build` returns, in training and in precision `dtype`, on a device of this
+    kind, which need not be there.
+
+    `batch` is on the host. Modules with memory are counted with memory that is full.
+    """
+    if device == "cuda":
+        with as_on_a_gpu():
+            with on_meta(), _precision(dtype):
+                module = build().train()
+            return passes(module, batch.to(torch.device("meta")))
+    with fake_tensors().FakeTensorMode(allow_non_fake_inputs=True):
+        with _precision(dtype):
+            module = build().train()
+        with _RealIntegers():
+            return passes(module, batch)
+
+
+@contextmanager
+def _precision(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def passes(module: ObjectiveModule, batch: Batch) -> Counted:
+    """Run the passes of one microbatch, and return what they computed and kept. Gradients are discarded."""
+    with _Meter() as first, torch.no_grad():
+        memory = _coupled(module, batch) if isinstance(module, CoupledObjective) else ()
+    groups = list(module.update_groups())
+    found = _group_passes(module, batch, memory)
+    if len(groups) == 1 and not memory:
+        while found[-1].memory and _sizes(found[-1].memory) != _sizes(memory):  # until it is full
+            memory = found[-1].memory
+            found = [_passed(module, batch, memory)]
+    return Counted(
+        forward=sum(one.forward for one in found),
+        model=sum(one.both for one in found),
+        first_pass=first.flops,
+        bytes=tuple(one.bytes for one in found),
+    )
+
+
+@dataclass(frozen=True)
+class _Passed:
+    forward: int
+    both: int
+    bytes: PassBytes
+    memory: tuple[Tensor, ...]
+
+
+def _group_passes(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, ...]) -> list[_Passed]:
+    """Run the passes of each update group, with what the previous one returned."""
+    found: list[_Passed] = []
+    for _ in module.update_groups():
+        found.append(_passed(module, batch, found[-1].memory if found else memory))
+    return found
+
+
+def _coupled(module: CoupledObjective, batch: Batch) -> tuple[Tensor, ...]:
+    everyone, own = RankExamples.alone(*module(batch).memory)
+    return module.couple(own, everyone)
+
+
+def _sizes(memory: Iterable[Tensor]) -> list[torch.Size]:
+    return [tensor.shape for tensor in memory]
+
+
+def _passed(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, ...]) -> _Passed:
+    known = [*module.parameters(), *memory]
+    apart = {id(tensor.untyped_storage()) for tensor in known}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if id(storage) not in apart:
+            saved.setdefault(id(storage), storage)  # held, so that no identity is used twice
+        return tensor
+
+    with _discarded_gradients(module), _Meter(known, tensors_in(vars(batch))) as meter:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            losses: LossSums = module(batch, memory) if memory else module(batch)
+        forward, kept = meter.flops, sum(storage.nbytes() for storage in saved.values())
+        saved.clear()  # from here on the graph alone keeps them
+        torch.autograd.backward([term.loss_sum for term in losses.terms])
+    return _Passed(forward, meter.flops, PassBytes(kept, meter.peak), losses.memory)
+
+
+@contextmanager
+def _discarded_gradients(module: nn.Module) -> Iterator[None]:
+    """Discard each parameter's gradient as soon as it is there: they are counted elsewhere (`zero_memory.py`)."""
+
+    def discard(parameter: Tensor) -> None:
+        parameter.grad = None
+
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    hooks = [p.register_post_accumulate_grad_hook(discard) for p in trained]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@uncompiled
+class _Meter(dispatch_mode()):  # type: ignore[misc]
+    """Counts FLOPs, and the bytes of storages that are made inside the block and alive, and the most at a time.
+
+    `known` are tensors that are left out, `given` tensors that are alive from the beginning.
+    """
+
+    def __init__(self, known: Iterable[Tensor] = (), given: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.alive = self.peak = 0
+        self._operators = 0
+        self._kernels: list[int] = []
+        self._formulas = formulas()
+        self._known = {id(tensor.untyped_storage()): tensor for tensor in known}
+        self._storages: dict[int, Any] = {}
+        for tensor in given:
+            self._note(tensor)
+
+    @property
+    def flops(self) -> int:
+        return self._operators + sum(self._kernels)
+
+    def __enter__(self) -> "_Meter":
+        collect_flops(self._kernels)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        collect_flops(None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = self._formulas.get(func.overloadpacket)
+        if formula is not None:
+            self._operators += formula(*args, **(kwargs or {}), out_val=out)
+        for tensor in [out] if isinstance(out, Tensor) else tensors_in(out):
+            self._note(tensor)
+        return out
+
+    def _note(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = id(storage), storage.nbytes()
+        if key in self._known or key in self._storages:
+            return
+        self._storages[key] = weakref.ref(storage, partial(self._freed, key, size))
+        self.alive += size
+        self.peak = max(self.peak, self.alive)
+
+    def _freed(self, key: int, size: int, _: object) -> None:
+        del self._storages[key]
+        self.alive -= size
+
+
+@uncompiled
+class _RealIntegers(dispatch_mode()):  # type: ignore[misc]
+    """Computes what depends on no fake tensor and on no uninitialised memory, such as the bounds of rows."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options, fakes = kwargs or {}, fake_tensors()
+        given = tensors_in((args, options))
+        if func is torch.ops.aten.empty.memory_format or any(
+            isinstance(tensor, fakes.FakeTensor) for tensor in given
+        ):
+            return func(*args, **options)
+        with fakes.unset_fake_temporarily():
+            return func(*args, **options)

@@ -1,0 +1,276 @@
+"""A grid of cells, each one measurement of one checkpoint, and the table of their results.
+
+A result is an object in the results' store, named by all that decides it: weights, measure, task, settings and seed. A
+checkpoint that was moved, or a task under another name, has its results already.
+
+    cells/<key>.json
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from data_service.store.base import Store, together
+from launcher.observe.inspect.report.task_table import TableRow
+from launcher.runtime.run.sealed import name_of
+
+if TYPE_CHECKING:
+    from launcher.after.finetune.pretrained import LocalModel
+
+RULES = 3
+"""The version of what our code does with a cell, part of its key. Raise it with every change after which some cell
+gives another result."""
+_VERSIONED = ("maskfleet", "torch", "transformers", "sentence-transformers", "scikit-learn", "numpy")
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Cell(_Record):
+    """A checkpoint, a task, and the measurement.
+
+    Attributes:
+        source, step: place of the checkpoint, for the user.
+        weights: digest of the checkpoint.
+        task: name of the task, for the user.
+        data: digest of the task.
+        measure, settings, seed: kind, settings (plain JSON) and seed of the measurement.
+    """
+
+    source: str
+    step: int | None
+    weights: str
+    task: str
+    data: str
+    measure: str
+    settings: dict[str, object]
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Hash of all fields except names, 32 hexadecimal digits."""
+        return name_of([RULES, self.weights, self.measure, self.data, self.settings, self.seed])
+
+    @property
+    def name(self) -> str:
+        """Name of the cell in errors, for the user."""
+        checkpoint = self.source if self.step is None else f"{self.source} at step {self.step:,}"
+        lr = f", lr {self.settings['lr']:g}" if isinstance(self.settings.get("lr"), float) else ""
+        return f"{self.measure} of {checkpoint} on {self.task}{lr}, seed {self.seed}"
+
+
+class CellFigures(_Record):
+    """The figures of a cell.
+
+    Attributes:
+        metrics: metrics by name; None for a number that is not finite (a correlation with a constant). Checkpoints are
+            compared by the first metric.
+        details: further results (epochs, curves).
+    """
+
+    metrics: dict[str, float | None]
+    details: dict[str, object] = {}
+
+
+class Result(_Record):
+    """The result of a cell.
+
+    Attributes:
+        searched: whether the corpora of the model were searched for the texts of each split but `train`; None if that
+            is not known.
+        versions: versions of the libraries that computed it.
+    """
+
+    format: Literal[1] = 1
+    cell: Cell
+    measured: CellFigures
+    searched: dict[str, bool] | None
+    versions: dict[str, str]
+
+
+class Measure(Protocol):
+    """A measurement of checkpoints, as plain data that are sent to the process that makes it."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def task(self) -> str: ...
+
+    @property
+    def data(self) -> str: ...
+
+    @property
+    def settings(self) -> dict[str, object]: ...
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the figures depend on the seed. If not, one seed is enough."""
+        ...
+
+    def measure(self, pretrained: "LocalModel", seed: int, place: Path) -> CellFigures:
+        """Measure a checkpoint. `place`: folder that the cells on this machine share. Raises kinds of UserError."""
+        ...
+
+
+class KnownModel(Protocol):
+    """A model by its digest, with where it was found; see `LocalModel`."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def step(self) -> int | None: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class CellWork:
+    """A cell, and how it is computed."""
+
+    cell: Cell
+    measure: Measure
+
+
+def plan(models: Sequence[KnownModel], measures: Sequence[Measure], seeds: Sequence[int]) -> list[CellWork]:
+    """Return the cells of every checkpoint with every measure, and with every seed if figures depend on it; in the
+    order of a table. Equal cells are one."""
+    works = [
+        CellWork(
+            Cell(
+                source=model.source,
+                step=model.step,
+                weights=model.digest,
+                task=measure.task,
+                data=measure.data,
+                measure=measure.kind,
+                settings=measure.settings,
+                seed=seed,
+            ),
+            measure,
+        )
+        for model in models
+        for measure in measures
+        for seed in (seeds if measure.seeded else seeds[:1])
+    ]
+    return list({(work.cell.source, work.cell.key): work for work in works}.values())
+
+
+def keep_result(
+    store: Store, work: CellWork, measured: CellFigures, searched: dict[str, bool] | None
+) -> None:
+    """Store a cell's result. Raises StoreError."""
+    versions = {name: metadata.version(name) for name in _VERSIONED if _is_installed(name)}
+    result = Result(cell=work.cell, measured=measured, searched=searched, versions=versions)
+    store.put(_path(work.cell.key), result.model_dump_json(indent=1).encode() + b"\n")
+
+
+def _is_installed(name: str) -> bool:
+    return bool(list(metadata.distributions(name=name)))
+
+
+def find_results(store: Store, keys: Iterable[str] | None = None) -> dict[str, Result]:
+    """Return the results that there are, by key: those of `keys`, or all. What is no result of its key is left out.
+    Raises StoreError."""
+    there = [entry.key for entry in store.list("cells/")]
+    wanted = there if keys is None else sorted(set(there) & {_path(key) for key in keys})
+    found: dict[str, Result] = {}
+    for path, data in zip(wanted, together(store.get, wanted), strict=True):
+        try:
+            result = Result.model_validate_json(data)
+        except ValidationError:
+            continue
+        if _path(result.cell.key) == path:
+            found[result.cell.key] = result
+    return found
+
+
+def _path(key: str) -> str:
+    return f"cells/{key}.json"
+
+
+def table(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[TableRow]:
+    """Return a row for each checkpoint and task, in the order of `cells`, with the settings that did best by the median
+    over seeds on dev. `results`: by key."""
+    groups: dict[tuple[object, ...], dict[str, Cell]] = {}
+    for cell in cells:
+        place = (cell.source, cell.step, cell.weights, cell.measure, cell.task, cell.data)
+        groups.setdefault(place, {})[cell.key] = cell
+    return [_row(list(group.values()), results) for group in groups.values()]
+
+
+Choice = dict[int, Result]
+"""The results of one choice of settings, by seed."""
+
+
+def _row(cells: Sequence[Cell], results: Mapping[str, Result]) -> TableRow:
+    first, choices = cells[0], _choices(cells, results)
+    there = sum(map(len, choices))
+    metric = next(
+        (name for choice in choices for one in choice.values() for name in one.measured.metrics), None
+    )
+    most = max(map(len, choices))
+    complete = [choice for choice in choices if len(choice) == most]
+    best = max(complete, key=lambda choice: _median(choice, metric)) if there else {}
+    values = {seed: result.measured.metrics.get(metric) for seed, result in best.items()} if metric else {}
+    finite = [value for value in values.values() if value is not None]
+    names = dict.fromkeys(name for result in best.values() for name in result.measured.metrics)
+    shown = next(iter(best.values()), None)
+    return TableRow(
+        checkpoint=first.source,
+        step=first.step,
+        weights=first.weights,
+        task=first.task,
+        data=first.data,
+        measure=first.measure,
+        metric=metric,
+        settings=_differing(shown.cell.settings, cells) if shown else {},
+        choices=sum(map(bool, choices)),
+        median=_finite(_median(best, metric)) if best else None,
+        lowest=min(finite, default=None),
+        highest=max(finite, default=None),
+        values=values,
+        metrics={name: _finite(_median(best, name)) for name in names},
+        searched=shown.searched if shown else None,
+        cells=len(cells),
+        missing=len(cells) - there,
+    )
+
+
+def _choices(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[Choice]:
+    """Return the choices of settings, in the order of the grid."""
+    found: dict[str, Choice] = {}
+    for cell in cells:
+        choice = found.setdefault(json.dumps(cell.settings, sort_keys=True), {})
+        if cell.key in results:
+            choice[cell.seed] = results[cell.key]
+    return list(found.values())
+
+
+def _median(choice: Choice, metric: str | None) -> float:
+    """Return the median over seeds. A seed without a figure (a correlation with a constant) counts as the worst."""
+    values = [result.measured.metrics.get(metric or "") for result in choice.values()]
+    return median(-math.inf if value is None else value for value in values)
+
+
+def _differing(chosen: Mapping[str, object], cells: Sequence[Cell]) -> dict[str, object]:
+    """Return the chosen values of the settings that are not the same in the whole grid, and of the learning rate."""
+    return {
+        name: value
+        for name, value in chosen.items()
+        if name == "lr" or any(cell.settings.get(name) != value for cell in cells)
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

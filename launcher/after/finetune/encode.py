@@ -1,0 +1,290 @@
+"""A task's examples as rows of token ids for transformers' Trainer, and the Trainer's outputs as predictions.
+
+A text that is too long for one row becomes several overlapping windows: of a tagged sentence each word is predicted in
+the window that shows most of its context; of a context every window may hold the answer.
+"""
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.after.finetune.answers import ContextWindow, answer_texts, best_threshold, find_answers
+from launcher.after.finetune.model import Head
+from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch
+from launcher.after.tasks.examples import Answer, Examples, Questions, Sentences, Tagged
+from launcher.after.tasks.metrics import score
+from launcher.after.tasks.task import Task
+from launcher.errors import EVALUATE, optional, reason
+
+IGNORED = -100
+"""The label of positions that the loss ignores."""
+_LEAST_CONTEXT = 8  # tokens of a context in a window
+_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
+Outputs = NDArray[np.float32]
+
+
+class Encoded(Protocol):
+    """The rows of a split (`dataset`, of `datasets`), and how outputs of the model become metrics."""
+
+    @property
+    def dataset(self) -> Any: ...
+
+    def scores(self, outputs: Any, threshold: float | None = None) -> "Scores":
+        """Return the metrics. `outputs`: as `Trainer.predict` returns them. `threshold`: of "no answer", as found on
+        dev; None to find it here."""
+        ...
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Metrics by name, the task's main metric first, and the threshold of "no answer"."""
+
+    metrics: dict[str, float]
+    threshold: float | None = None
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Turns the examples of `task` into rows by `tokenizer`, of at most `max_length` tokens."""
+
+    task: Task
+    tokenizer: Any
+    settings: FinetuneSettings
+    max_length: int
+
+    @property
+    def head(self) -> Head:
+        return head_of(self.task)
+
+    def encode(self, examples: Examples) -> Encoded:
+        """Return the rows. Raises TaskMismatch if a text cannot be cut, or a question leaves no room for a context."""
+        match examples:
+            case Sentences():
+                return EncodedSentences(self.task, examples, self._sentences(examples))
+            case Tagged():
+                return self._tagged(examples)
+            case Questions():
+                return self._questions(examples)
+        raise AssertionError(f"{self.task.kind} is refused by head_of")
+
+    def _sentences(self, examples: Sentences) -> Any:
+        second = None if examples.second is None else list(examples.second)
+        cut = "only_first" if second is None else self.task.truncation
+        labels = examples.labels.astype(np.int64 if self.task.labels else np.float32)
+        try:
+            encoded = self.tokenizer(
+                list(examples.first), second, truncation=cut, max_length=self.max_length, verbose=False
+            )
+        except Exception as error:  # the library has no error class for a text that is too short to cut
+            raise self._uncut(cut, reason(error)) from error
+        if max(map(len, encoded["input_ids"])) > self.max_length:
+            raise self._uncut(cut, "the text that is kept whole is longer")
+        return _dataset(encoded, labels=labels)
+
+    def _uncut(self, cut: str, why: str) -> TaskMismatch:
+        return TaskMismatch(
+            f"texts cannot be cut to max_length {self.max_length:,} with truncation {cut}: {why}",
+            remedy="set the task's truncation to longest_first",
+        )
+
+    def _tagged(self, examples: Tagged) -> "EncodedWords":
+        texts = [[self._readable(word) for word in words] for words in examples.words]
+        encoded = self._windows([" ".join(words) for words in texts], None)
+        ends = [np.array(list(accumulate(len(word) + 1 for word in words)), np.int64) - 1 for words in texts]
+        places = [np.full((len(words), 2), -1, np.int64) for words in texts]
+        context = [np.full(len(words), -1, np.int64) for words in texts]
+        for row, example in enumerate(encoded["overflow_to_sample_mapping"]):
+            for word, at, around in _first_tokens(encoded, row, ends[example]):
+                if around > context[example][word]:
+                    context[example][word], places[example][word] = around, (row, at)
+        labels = [np.full(len(ids), IGNORED, np.int64) for ids in encoded["input_ids"]]
+        for tags, found in zip(examples.tags, places, strict=True):
+            for tag, (row, at) in zip(tags, found, strict=True):
+                if row >= 0:
+                    labels[row][at] = tag
+        return EncodedWords(self.task, examples, _dataset(encoded, labels=labels), places)
+
+    def _readable(self, word: str) -> str:
+        """Return a word without characters that tokenizers drop (control, format, unassigned); the unknown token if
+        nothing is left."""
+        kept = "".join(one for one in word if not unicodedata.category(one).startswith("C"))
+        return kept if kept.strip() else self.tokenizer.unk_token or self.tokenizer.mask_token
+
+    def _questions(self, examples: Questions) -> "EncodedQuestions":
+        questions = [self._short(question.strip()) for question in examples.questions]
+        encoded = self._windows(questions, list(examples.contexts))
+        windows, spans = [], []
+        for row, example in enumerate(encoded["overflow_to_sample_mapping"]):
+            window = self._window(encoded, row, example, examples.contexts[example])
+            answers = examples.answers[example]
+            windows.append(window)
+            spans.append(_target(window, answers[0] if answers else None))
+        start, end = np.array(spans, np.int64).T
+        dataset = _dataset(encoded, start_positions=start, end_positions=end)
+        return EncodedQuestions(self.task, examples, dataset, windows, self.settings.max_answer)
+
+    def _windows(self, first: list[str], second: list[str] | None) -> Any:
+        around = self.tokenizer.num_special_tokens_to_add(pair=second is not None)
+        room = self.max_length - around - (0 if second is None else self.settings.max_query)
+        if room < _LEAST_CONTEXT:
+            raise TaskMismatch(
+                f"max_length {self.max_length} leaves room for {max(room, 0)} tokens of a text",
+                remedy="raise max_length, or lower max_query",
+            )
+        return self.tokenizer(
+            first,
+            second,
+            truncation="only_first" if second is None else "only_second",
+            max_length=self.max_length,
+            stride=min(self.settings.stride, room // 2),
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+            verbose=False,
+        )
+
+    def _short(self, question: str) -> str:
+        """Return the text of the question's first `max_query` tokens, less those that its tokens alone add."""
+        encoded = self.tokenizer(
+            question, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        offsets = encoded["offset_mapping"]
+        most = self.settings.max_query
+        return question if len(offsets) <= most else question[: offsets[most - 1][1]]
+
+    def _window(self, encoded: Any, row: int, example: int, context: str) -> ContextWindow:
+        part, ids = encoded.sequence_ids(row), encoded["input_ids"][row]
+        inside = [index for index, which in enumerate(part) if which == 1]
+        null = next(
+            i for i, token in enumerate(ids) if token == self.tokenizer.cls_token_id and part[i] is None
+        )
+        offsets = [encoded["offset_mapping"][row][index] for index in inside]
+        # Some tokenizers include the space before a word in its first token, but no answer begins with it.
+        bare = [(end - len(context[begin:end].lstrip()), end) for begin, end in offsets]
+        return ContextWindow(
+            example, inside[0] if inside else 0, null, np.array(bare, np.int64).reshape(-1, 2)
+        )
+
+
+def head_of(task: Task) -> Head:
+    """Return the head for a kind of task. Raises TaskMismatch if models are not fine-tuned for this kind."""
+    match task.kind:
+        case "classification" | "pair_classification" | "regression":
+            return "SequenceClassification"
+        case "tagging":
+            return "TokenClassification"
+        case "span":
+            return "QuestionAnswering"
+    raise TaskMismatch(
+        f"the task {task.name} is of kind {task.kind}, which is measured and not fine-tuned",
+        remedy="use `maskfleet embed`, or a task of another kind",
+    )
+
+
+def _dataset(encoded: Mapping[str, Any], **labels: Any) -> Any:
+    columns = {name: encoded[name] for name in _INPUTS if name in encoded}
+    return optional("datasets", "fine-tuning", EVALUATE).Dataset.from_dict({**columns, **labels})
+
+
+def _first_tokens(encoded: Any, row: int, ends: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """Return, for each word whose first token is in the row: its index, the token's position, and the number of tokens
+    of text on the shorter side. `ends`: the character at which each word ends."""
+    text = [index for index, part in enumerate(encoded.sequence_ids(row)) if part is not None]
+    offsets = np.array([encoded["offset_mapping"][row][index] for index in text], np.int64).reshape(-1, 2)
+    # A token belongs to the first word that ends after the token begins: a space's token to the word behind it.
+    word_of = np.searchsorted(ends, offsets[:, 0], side="right")
+    starts = np.r_[0, ends + 1][word_of]  # a later window may begin inside of a word
+    begins = (np.diff(word_of, prepend=-1) != 0) & (offsets[:, 0] <= starts)
+    return [
+        (int(word_of[index]), text[index], min(index, len(text) - 1 - index))
+        for index in np.flatnonzero(begins).tolist()
+        if word_of[index] < len(ends)
+    ]
+
+
+def _target(window: ContextWindow, answer: Answer | None) -> tuple[int, int]:
+    """Return the positions of the answer's first and last token; twice that of the class token if the window does not
+    show the whole answer."""
+    characters, absent = window.characters, (window.null, window.null)
+    if answer is None or not answer.text or not len(characters):
+        return absent
+    begin, end = answer.start, answer.start + len(answer.text)
+    if not characters[0, 0] <= begin < end <= characters[-1, 1]:
+        return absent
+    covered = np.flatnonzero((characters[:, 1] > begin) & (characters[:, 0] < end))
+    return (window.first + int(covered[0]), window.first + int(covered[-1])) if len(covered) else absent
+
+
+@dataclass(frozen=True)
+class EncodedSentences:
+    """One row for each text or pair."""
+
+    task: Task
+    examples: Sentences
+    dataset: Any
+
+    def scores(self, outputs: Outputs, threshold: float | None = None) -> Scores:
+        found = (
+            outputs.argmax(-1).astype(np.int64)
+            if self.task.labels
+            else outputs.reshape(-1).astype(np.float64)
+        )
+        return Scores(score(self.task, self.examples, found))
+
+
+@dataclass(frozen=True)
+class EncodedWords:
+    """Sentences as rows. `places`: for each sentence, [words, 2]: row and position at which each word is predicted; -1
+    for a word without a token, which gets the tag of most words: O, or the first."""
+
+    task: Task
+    examples: Tagged
+    dataset: Any
+    places: Sequence[NDArray[np.int64]]
+
+    def scores(self, outputs: Outputs, threshold: float | None = None) -> Scores:
+        likeliest = outputs.argmax(-1)
+        unread = self.task.labels.index("O") if "O" in self.task.labels else 0
+        tags = tuple(
+            tuple(int(likeliest[row, at]) if row >= 0 else unread for row, at in found)
+            for found in self.places
+        )
+        return Scores(score(self.task, self.examples, tags))
+
+
+@dataclass(frozen=True)
+class EncodedQuestions:
+    """Windows of contexts as rows."""
+
+    task: Task
+    examples: Questions
+    dataset: Any
+    windows: Sequence[ContextWindow]
+    max_answer: int
+
+    def scores(self, outputs: tuple[Outputs, Outputs], threshold: float | None = None) -> Scores:
+        logits = np.stack(outputs, axis=-1)
+        questions = self.examples
+        found = find_answers(len(questions), self.windows, logits, self.max_answer)
+        if self.task.no_answer and threshold is None:
+            always = answer_texts(found, questions.contexts, np.inf)
+            margins = [one.margin for one in found]
+            threshold = best_threshold(margins, self._each(always), self._each([""] * len(always)))
+        texts = answer_texts(found, questions.contexts, np.inf if threshold is None else threshold)
+        metrics = score(self.task, questions, dict(zip(questions.ids, texts, strict=True)))
+        return Scores(metrics, threshold)
+
+    def _each(self, texts: Sequence[str]) -> list[float]:
+        """Return the main metric of each question alone. Their mean is the metric of all questions."""
+        main = self.task.model_copy(update={"metrics": self.task.metrics[:1]})
+        found: list[float] = []
+        for index, text in enumerate(texts):
+            here = slice(index, index + 1)
+            of = self.examples
+            one = Questions(of.ids[here], of.questions[here], of.contexts[here], of.answers[here])
+            found += score(main, one, {one.ids[0]: text}).values()
+        return found

@@ -1,0 +1,211 @@
+"""A checkpoint's folder as a tokenizer and a model of transformers with a new head.
+
+A folder is data: weights come from safetensors, no code of the folder's is run, and nothing is downloaded.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from data_service.tokenizers.files import check_folder, library_errors
+from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch
+from launcher.errors import EVALUATE, optional, reason
+
+Head = Literal["SequenceClassification", "TokenClassification", "QuestionAnswering"]
+_USE = "fine-tuning"
+_ANY_LENGTH = 1 << 20  # tokens; tokenizers without a maximal length report more than this
+_LAYER = re.compile(r"(?:^|\.)(?:layers?|albert_layer_groups|attentions|layer_norm[12]|ffns)\.(\d+)\.")
+_LOADING = {"local_files_only": True, "trust_remote_code": False}
+
+
+def open_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer in `folder`. Raises TaskMismatch if transformers has no fast tokenizer for it, or it lacks
+    the padding, class or separator token."""
+    transformers = optional("transformers", _USE, EVALUATE)
+    check_folder(folder)
+    try:
+        with library_errors(str(folder)):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **_LOADING)
+    except Exception as error:  # of any kind: see `reason`
+        raise TaskMismatch(
+            f"{folder} has no tokenizer that transformers reads: {reason(error)}",
+            remedy="put tokenizer.json and tokenizer_config.json of the model beside its weights",
+        ) from error
+    missing = [role for role in ("pad_token", "cls_token", "sep_token") if getattr(tokenizer, role) is None]
+    if missing or not getattr(tokenizer, "is_fast", False):
+        what = (
+            f"has no {' and no '.join(missing)}" if missing else "cannot say where in a text its tokens are"
+        )
+        raise TaskMismatch(
+            f"the tokenizer in {folder} {what}",
+            remedy="put the model's own tokenizer.json beside its weights",
+        )
+    return tokenizer
+
+
+def open_model(folder: Path, head: Head, labels: tuple[str, ...]) -> Any:
+    """Return `AutoModelFor<head>` with the encoder in `folder` and a new head, in fp32, on the CPU. A head in the
+    folder is never used. What is drawn comes from torch's generator.
+
+    Raises TaskMismatch if transformers cannot load it, it has a decoder, or weights of the encoder are missing.
+    """
+    transformers = optional("transformers", _USE, EVALUATE)
+    config = _configured(transformers, folder, head, labels)
+    try:
+        model, report = getattr(transformers, f"AutoModelFor{head}").from_pretrained(
+            str(folder),
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **_LOADING,
+        )
+    except Exception as error:  # of any kind: see `reason`
+        raise TaskMismatch(
+            f"transformers cannot load {folder} as AutoModelFor{head}: {reason(error)}",
+            remedy="give a folder with model.safetensors of an encoder that transformers has for such tasks",
+        ) from error
+    lacking = [*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])]
+    _check_encoder(model, lacking, folder)
+    _draw_head(model, float(getattr(config, "initializer_range", 0.02)))
+    return model
+
+
+def _configured(transformers: Any, folder: Path, head: Head, labels: tuple[str, ...]) -> Any:
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(folder), **_LOADING)
+    except Exception as error:  # of any kind: see `reason`
+        raise TaskMismatch(
+            f"{folder} has no configuration that transformers reads: {reason(error)}",
+            remedy="give a folder that `save_pretrained` or `maskfleet checkpoints export` wrote",
+        ) from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise TaskMismatch(
+            f"{folder} holds an encoder with a decoder ({config.model_type}), and tasks are for encoders alone",
+            remedy="fine-tune it with transformers, which has classes of its own for such models",
+        )
+    config.num_labels = 2 if head == "QuestionAnswering" else len(labels) or 1
+    if labels:
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: index for index, label in enumerate(labels)}
+    if head == "SequenceClassification":
+        config.problem_type = "single_label_classification" if labels else "regression"
+    if config.model_type == "xlnet":
+        config.bi_data = False  # half of each batch backwards is for pretraining
+    return config
+
+
+def _check_encoder(model: Any, lacking: list[str], folder: Path) -> None:
+    """Raise TaskMismatch if weights of the encoder, beside its pooler, are `lacking` in the folder."""
+    prefix = f"{model.base_model_prefix}."
+    gaps = [name for name in lacking if name.startswith(prefix) and ".pooler." not in name]
+    if gaps:
+        more = f" and {len(gaps) - 3:,} more" if len(gaps) > 3 else ""
+        raise TaskMismatch(
+            f"the weights in {folder} lack parameters of {type(model.base_model).__name__}, or have them in other "
+            f"shapes than its config.json says: {', '.join(gaps[:3])}{more}",
+            remedy="use the configuration and the weights of the same encoder",
+        )
+
+
+@torch.no_grad()
+def _draw_head(model: Any, spread: float) -> None:
+    """Draw the linear layers outside of the encoder anew: a folder that was fine-tuned before has a head, too."""
+    encoder = set(model.base_model.modules())
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module not in encoder:
+            module.weight.normal_(0.0, spread)
+            if module.bias is not None:
+                module.bias.zero_()
+
+
+def check_fit(tokenizer: Any, model: Any, folder: Path, wanted: int | None) -> int:
+    """Return the largest number of tokens of an input: `wanted`, or that of model and tokenizer.
+
+    Raises TaskMismatch if the tokenizer has more ids or token types than the model, or `wanted` is more than it takes.
+    """
+    config, sample = model.config, tokenizer("a", "a")
+    largest = max(*tokenizer.get_vocab().values(), *sample["input_ids"])
+    rows, types = getattr(config, "type_vocab_size", 0) or 0, max(sample.get("token_type_ids", [0]))
+    relative = config.model_type == "xlnet"  # its token types say whether two tokens have the same, not which
+    if largest >= config.vocab_size or (rows and types >= rows and not relative):
+        raise TaskMismatch(
+            f"the tokenizer in {folder} does not fit the model there: its largest id is {largest:,} of "
+            f"{config.vocab_size:,}, its largest token type {types} of {rows}",
+            remedy="use the tokenizer that the model was pretrained with",
+        )
+    longest = most_tokens(tokenizer, model)
+    if wanted is not None and longest is not None and wanted > longest:
+        raise TaskMismatch(
+            f"max_length {wanted:,} is more than the {longest:,} tokens that the model in {folder} takes",
+            remedy=f"give a max_length of at most {longest:,}",
+        )
+    return wanted or longest or 512
+
+
+def most_tokens(tokenizer: Any, model: Any) -> int | None:
+    """Return the length of the longest row that the model has positions for and its tokenizer allows; None if neither
+    has a limit. Raises TaskMismatch if the tokenizer's limit is not a number above 0."""
+    stated = tokenizer.model_max_length
+    if not isinstance(stated, int | float) or not stated >= 1:
+        raise TaskMismatch(
+            f"the tokenizer's model_max_length is {stated!r}, no number of tokens",
+            remedy="correct it in tokenizer_config.json",
+        )
+    lengths = [int(stated)] if stated < _ANY_LENGTH else []
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > 0:
+        lengths.append(positions - _first_position(model))
+    return min(lengths, default=None)
+
+
+def _first_position(model: nn.Module) -> int:
+    """Return the number of the first token's position: RoBERTa and its kin count from the padding id + 1."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
+
+
+def layered_groups(model: Any, settings: FinetuneSettings) -> list[dict[str, Any]]:
+    """Return AdamW's groups of parameters with a learning rate for each layer.
+
+    A parameter at depth d of L layers has the rate `lr * layer_decay ** (L + 1 - d)`: the head has `lr`, the top layer
+    one factor less, the embeddings the lowest rate. (ELECTRA's code has one factor more below the head.) What an
+    encoder has outside of its layers, beside a pooler, counts as embeddings.
+    """
+    encoder = {id(parameter): name for name, parameter in model.base_model.named_parameters()}
+    numbers = {name: int(found[1]) + 1 for name in encoder.values() if (found := _LAYER.search(name))}
+    top, groups = max(numbers.values(), default=0) + 1, dict[tuple[float, bool], list[nn.Parameter]]()
+    for name, parameter in model.named_parameters():
+        inside = encoder.get(id(parameter))
+        above = inside is None or inside.startswith(("pooler.", "final_norm."))
+        depth = top if above else numbers.get(inside or "", 0)
+        decays = parameter.ndim > 1 and not name.endswith("bias")  # XLNet's biases are 2-D
+        rate = settings.lr * settings.layer_decay ** (top - depth)
+        groups.setdefault((rate, decays), []).append(parameter)
+    return [
+        {"params": found, "lr": rate, "weight_decay": settings.weight_decay if decays else 0.0}
+        for (rate, decays), found in groups.items()
+    ]
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Suppress transformers' progress bars, and its warnings about new heads, which are intended."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

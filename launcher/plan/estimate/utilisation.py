@@ -1,0 +1,103 @@
+"""The share of a GPU's peak that a step reaches (MFU): of published and measured runs, or of the records of one's own.
+
+A step's time follows from its FLOPs and this share. Networks of one kind and width reach similar shares.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_service.store.open import open_store
+from encoder_core.families.catalogue import ModelConfig
+from launcher.errors import EstimateError
+from launcher.runtime.capacity.devices import AssumedUtilisation, Gpu, check_share
+from launcher.runtime.capacity.workload import Shape
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.run.history import read_history
+
+_NEWEST_STEPS = 1000  # of a run, whose median is taken
+
+
+@dataclass(frozen=True)
+class KnownRun:
+    """A run whose share is known.
+
+    Attributes:
+        kind: families whose steps are alike.
+        hidden, length: width of its network, and tokens of its rows.
+        gpu: beginning of the GPU's name.
+        source: where the share is from.
+    """
+
+    kind: frozenset[str]
+    hidden: int
+    length: int
+    gpu: str
+    share: float
+    source: str
+
+
+_PLAIN = frozenset({"bert", "roberta", "albert", "electra", "xlm", "bart"})
+_RELATIVE = frozenset({"deberta", "deberta_v2", "xlnet"})
+_PRE_NORM = frozenset({"modernbert", "eurobert", "neobert"})
+_OURS = "tests/bench/RESULTS-gpu.md"
+KNOWN = (
+    KnownRun(_PLAIN, 256, 128, "V100", 0.03, "ELECTRA-small, 4 days on a V100, its authors' code in fp32"),
+    KnownRun(_PLAIN, 768, 512, "H200", 0.301, f"RoBERTa base, {_OURS}"),
+    KnownRun(_PLAIN, 1024, 128, "H200", 0.404, f"BERT-large, {_OURS}"),
+    KnownRun(_PLAIN, 1024, 512, "H200", 0.361, f"BERT-large, {_OURS}"),
+    KnownRun(_PLAIN, 1024, 128, "V100", 0.51, "BERT-Large, DeepSpeed: 272 rows/s"),
+    KnownRun(_PLAIN, 1024, 512, "V100", 0.42, "BERT-Large, DeepSpeed: 52 rows/s"),
+    KnownRun(_PLAIN, 1024, 128, "A100", 0.45, "BERT-Large, NVIDIA: 580 rows/s"),
+    KnownRun(_RELATIVE, 768, 512, "H200", 0.122, f"DeBERTa v3 base, {_OURS}"),
+    KnownRun(_PRE_NORM, 768, 1024, "H200", 0.264, f"ModernBERT base, {_OURS}"),
+)
+
+
+def assumed(model: ModelConfig, length: int, gpu: Gpu) -> AssumedUtilisation:
+    """Return the share of the known run that is most like a network on rows of `length`: of its kind if one is, then of
+    its width, GPU and rows.
+    """
+
+    def distance(known: KnownRun) -> tuple[bool, float, bool, float]:
+        width, rows = math.log(known.hidden / model.hidden), math.log(known.length / length)
+        return model.family not in known.kind, abs(width), not gpu.name.startswith(known.gpu), abs(rows)
+
+    nearest = min(KNOWN, key=distance)
+    return AssumedUtilisation(
+        nearest.share, f"{nearest.source} ({nearest.gpu}, {nearest.hidden} wide, rows of {nearest.length})"
+    )
+
+
+def step_share(recipe: Recipe, shape: Shape, gpu: Gpu, rounds: int) -> float:
+    """Return the share to assume of a step on rows of `shape`."""
+    return assumed(recipe.model, shape.length, gpu).share
+
+
+def given(text: str) -> AssumedUtilisation:
+    """Return the share that the user gives: a number, or the URI of a run that recorded its own.
+
+    Raises:
+        EstimateError: the number is no share, or the run recorded none.
+        StoreError: the run's records cannot be read.
+    """
+    try:
+        share = float(text)
+    except ValueError:
+        return _recorded(text)
+    check_share(share)
+    return AssumedUtilisation(share, "given")
+
+
+def _recorded(uri: str) -> AssumedUtilisation:
+    shares = read_history(open_store(uri)).steps.newest(_NEWEST_STEPS).column("mfu")
+    shares = shares[np.isfinite(shares)]
+    if not len(shares):
+        raise EstimateError(
+            f"{uri} is no share, nor a run that recorded one: CPUs have none, nor GPUs whose peak is unknown",
+            remedy="give a share, such as 0.3, or a run that trained on a GPU that --gpu knows",
+        )
+    return AssumedUtilisation(
+        float(np.median(shares)), f"median of {len(shares)} steps of {uri}", measured=True
+    )

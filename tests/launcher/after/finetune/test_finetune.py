@@ -1,0 +1,140 @@
+"""Fine-tunings of every kind of task: what is exported does what was measured, by transformers alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from launcher.after.finetune.model import layered_groups, open_model
+from launcher.after.finetune.run import finetune, try_each
+from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch
+from launcher.after.tasks.examples import Questions, Sentences
+from launcher.after.tasks.metrics import score
+from launcher.after.tasks.task import loads
+from tests.support.tasks.reloaded import predictions
+from tests.support.tasks.small_tasks import QUICK, Models, description, model, task
+
+KINDS = ("classification", "pair_classification", "regression", "tagging", "span")
+FAMILIES = ("roberta", "albert", "xlnet", "electra", "deberta", "deberta-v3")
+LEARNS = FinetuneSettings(lr=3e-3, epochs=6, batch=8)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        *(("bert", kind) for kind in KINDS),
+        ("xlnet", "classification"),
+        *(pytest.param(family, kind, marks=pytest.mark.long) for family in FAMILIES for kind in KINDS),
+    ],
+)
+def test_transformers_alone_has_the_figures_from_the_export(
+    models: Models, tmp_path: Path, family: str, kind: str
+) -> None:
+    asked = task(kind, tmp_path, train=96, dev=32)
+    outcome = finetune(models(family), asked, LEARNS, 1, tmp_path / "out")
+    assert [epoch.epoch for epoch in outcome.curves] == [1, 2, 3, 4, 5, 6]
+    assert outcome.metrics == pytest.approx(outcome.curves[outcome.best_epoch - 1].metrics)
+    assert outcome.main == max(next(iter(epoch.metrics.values())) for epoch in outcome.curves)
+    assert outcome.curves[-1].loss < outcome.curves[0].loss
+    examples = asked.read("dev")
+    found = predictions(tmp_path / "out", kind, examples, outcome.threshold)
+    assert score(asked, examples, found) == pytest.approx(dict(outcome.metrics), abs=1e-3)
+    results = json.loads((tmp_path / "out/results.json").read_bytes())
+    assert results["metrics"] == pytest.approx(dict(outcome.metrics))
+    assert isinstance(examples, Questions) == (outcome.threshold is not None)
+
+
+def test_the_seed_decides_and_the_best_epoch_is_kept(models: Models, tmp_path: Path) -> None:
+    asked = task("classification", tmp_path)
+    one, again, other = (finetune(models("bert"), asked, QUICK, seed) for seed in (1, 1, 2))
+    assert one.curves == again.curves != other.curves
+    patient = LEARNS.model_copy(update={"epochs": 40, "patience": 1, "lr": 1e-6})
+    assert len(finetune(models("bert"), asked, patient, 1).curves) < 40
+    last = finetune(models("bert"), asked, LEARNS.model_copy(update={"keep": "last"}), 1)
+    assert last.best_epoch == 6
+    assert last.metrics == pytest.approx(last.curves[-1].metrics)
+
+
+def test_a_task_after_another_starts_from_its_encoder(models: Models, tmp_path: Path) -> None:
+    task("pair_classification", tmp_path)
+    first = description("pair_classification") + "finetune: {epochs: 2, batch: 8, lr: 3.e-3}\n"
+    (tmp_path / "first.yaml").write_text(first)
+    asked = task("regression", tmp_path).model_copy(update={"after": str(tmp_path / "first.yaml")})
+    after = finetune(models("bert"), asked, QUICK, 1, tmp_path / "after")
+    plain = finetune(models("bert"), asked.model_copy(update={"after": None}), QUICK, 1, tmp_path / "plain")
+    assert after.curves != plain.curves
+    started = json.loads((tmp_path / "after/results.json").read_bytes())["started_from"]
+    assert "pair-classification" in started["name"]
+    (tmp_path / "first.yaml").write_text(first + "after: mnli\n")
+    with pytest.raises(TaskMismatch, match="after mnli"):
+        finetune(models("bert"), asked, QUICK, 1)
+
+
+def test_the_best_of_several_settings_is_exported(models: Models, tmp_path: Path) -> None:
+    asked = task("classification", tmp_path, train=96)
+    choices = [QUICK.model_copy(update={"lr": lr}) for lr in (1e-7, 3e-3, 1e30)]
+    tried = list(try_each(models("bert"), asked, choices, 1, str(tmp_path / "out")))
+    assert [one.outcome is None for one in tried] == [False, False, True]
+    best = [one for one in tried if one.best][-1]
+    results = json.loads((tmp_path / "out/results.json").read_bytes())
+    assert (results["settings"]["lr"], results["metrics"]) == (best.settings.lr, dict(best.outcome.metrics))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_microbatches_change_no_more_than_rounding(tmp_path: Path, kind: str) -> None:
+    asked, still = task(kind, tmp_path), {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+    start = model("bert", tmp_path / "model")
+    config = json.loads((start.folder / "config.json").read_bytes())
+    (start.folder / "config.json").write_text(json.dumps(config | still))
+    whole, parts = (
+        finetune(start, asked, QUICK.model_copy(update={"microbatch": size}), 1) for size in (None, 2)
+    )
+    for one, other in zip(whole.curves, parts.curves, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-4)
+
+
+def test_a_head_in_the_folder_is_not_used(models: Models, tmp_path: Path) -> None:
+    asked = task("classification", tmp_path)
+    finetune(models("bert"), asked, LEARNS, 1, tmp_path / "out")
+    again = open_model(tmp_path / "out", "SequenceClassification", ("loses", "wins"))
+    trained = load_file(tmp_path / "out/model.safetensors")
+    assert not again.classifier.weight.equal(trained["classifier.weight"])
+    assert again.bert.pooler.dense.weight.equal(trained["bert.pooler.dense.weight"])
+
+
+@pytest.mark.parametrize("family", ["bert", "xlnet", "deberta-v3"])
+def test_rates_fall_layer_by_layer_to_the_embeddings(models: Models, family: str) -> None:
+    network = open_model(models(family).folder, "SequenceClassification", ("no", "yes"))
+    groups = layered_groups(network, FinetuneSettings(lr=1.0, layer_decay=0.5, weight_decay=0.1))
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    rates = {names[id(one)]: group["lr"] for group in groups for one in group["params"]}
+    decays = {names[id(one)]: group["weight_decay"] for group in groups for one in group["params"]}
+    assert len(rates) == len(names) == len(list(network.parameters()))
+    layers = {name: rate for name, rate in rates.items() if ".layer." in name}
+    assert {rate for name, rate in layers.items() if ".layer.1." in name} == {0.5}
+    assert {rate for name, rate in layers.items() if ".layer.0." in name} == {0.25}
+    assert {rate for name, rate in rates.items() if "word_embedding" in name} == {0.125}
+    assert {rate for name, rate in rates.items() if name.startswith(("classifier", "logits_proj"))} == {1.0}
+    assert {bool(value) for name, value in decays.items() if name.endswith("bias")} == {False}
+
+
+def test_kinds_that_are_measured_are_not_fine_tuned(models: Models, tmp_path: Path) -> None:
+    task("regression", tmp_path)
+    text = description("regression").replace("kind: regression", "kind: similarity")
+    with pytest.raises(TaskMismatch, match="embed"):
+        finetune(models("bert"), loads(text, "x", str(tmp_path)), QUICK, 1)
+
+
+def test_other_splits_are_measured_too(models: Models, tmp_path: Path) -> None:
+    asked = task("classification", tmp_path)
+    more = loads(
+        description("classification").replace("files: {", "files: {other: classification.train.jsonl, "),
+        "x",
+        str(tmp_path),
+    )
+    outcome = finetune(models("bert"), more, QUICK, 1, tmp_path / "out")
+    examples = more.read("other")
+    assert isinstance(examples, Sentences)
+    found = predictions(tmp_path / "out", "classification", examples, None)
+    assert outcome.others == {"other": pytest.approx(score(asked, examples, found))}
