@@ -80,14 +80,12 @@ def _verdict(run: Run, name: str, gpu: str, subject: Subject, link: Link) -> tup
     if store.size(key) is not None:
         return KernelVerdict.model_validate_json(store.get(key)), False
     ticks = count(1)
-
-    def tick() -> None:
-        link.beat(0, "trying kernels", next(ticks))
-
     # The ranks that wait for this one show no progress meanwhile.
     limits = Limits(whole=min(Limits.whole, run.recipe.watchdog.other / 2))
     timed = not run.recipe.deterministic
-    verdict = examine_kernels(subject, gpu, {}, lambda one: tick(), timed=timed, limits=limits, tick=tick)
+    verdict = examine_kernels(
+        subject, gpu, timed=timed, limits=limits, tick=lambda: link.beat(0, "trying kernels", next(ticks))
+    )
     if not verdict.tried:  # for example because the GPU was full; the next start tries again
         return verdict, True
     store.put_if_absent(key, verdict.model_dump_json(indent=1).encode())

@@ -90,8 +90,9 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(folder: Path, home: Path) -
     ids=lambda how: how.way,
 )
 def test_whatever_a_compiler_does_the_run_goes_on_in_python_at_the_first_start(
-    folder: Path, home: Path, how: Misbehaviour
+    folder: Path, monkeypatch: pytest.MonkeyPatch, how: Misbehaviour
 ) -> None:
+    monkeypatch.setenv("HOME", str(folder / f"home-{how.way}"))  # where nothing was compiled before
     limits = ("watchdog.other=60",) if how.way == "hang" else ()
     run = small_runs.new_run(folder, f"bad-compiler-{how.way}", *SETTINGS, *limits, "compile=true")
     finish(run, 2, compiler=how)

@@ -24,7 +24,7 @@ from launcher.after.evaluate.cells import Cell, table
 from launcher.errors import RunError
 from launcher.observe.inspect.kept_baselines import Baselines
 from launcher.observe.inspect.report.task_table import keep_rows
-from launcher.observe.trackers.publish import Publisher
+from launcher.observe.sinks.publish import Publisher
 from launcher.runtime.cluster.deaths import read_deaths
 from launcher.runtime.recipe.evaluation import AnisotropySettings, EvaluationTask
 from launcher.runtime.run.evaluations import DiagnosticCell, DiagnosticResult, write_commit, write_result
@@ -181,7 +181,7 @@ def test_a_command_says_so_and_changes_nothing(
 
 READERS: dict[str, tuple[Callable[[Path], object], type[Exception]]] = {
     "attempts/deaths.json": (lambda root: read_deaths(LocalStore(root), print), RunError),
-    "trackers/x.state.json": (lambda root: Publisher(LocalStore(root), None, "trackers/x"), RunError),  # type: ignore[arg-type]
+    "trackers/x.state.json": (lambda root: Publisher(LocalStore(root), None, "x"), RunError),  # type: ignore[arg-type]
 }
 
 
