@@ -63,10 +63,6 @@ class CertificateError(UserError):
     """A certificate of a run that cannot be read, trusted or written."""
 
 
-class BurninError(UserError):
-    """A burn-in that cannot begin, or a check that does not exist."""
-
-
 def optional(package: str, use: str, extra: str | None = None) -> ModuleType:
     """Return the package, imported. Raises MissingPackage, which says that `use` needs it, and how to install it: by
     itself, or with the other packages of an extra of ours."""

@@ -9,7 +9,7 @@ DRAWN = {
         maskfleet -> app observe runtime
         app -> after observe plan runtime
         after -> observe runtime
-        plan -> observe runtime
+        plan -> runtime
         observe -> runtime
     """,
     "launcher.runtime": """
@@ -25,7 +25,6 @@ DRAWN = {
         watch -> inspect
     """,
     "launcher.plan": """
-        burnin -> estimate measure
     """,
     "launcher.after": """
         evaluate -> diagnose embed export finetune tasks

@@ -78,8 +78,6 @@ LAST_RESORTS = (
     "encoder_core/trials/compile_trial.py",  # a compiler and its machine may fail in any way: the run goes on in Python
     "data_service/ingest/ray_pool.py",  # Ray raises this very class where a busy machine takes too long
     "launcher/app/cli/main.py",  # only to add a hint to it: it is raised again
-    "launcher/plan/burnin/checks.py",  # what a check dies of is what it found
-    "launcher/plan/burnin/report.py",
     "launcher/runtime/cluster/train.py",
     "launcher/runtime/cluster/supervisor.py",  # only to count the start: it is raised again
     "launcher/after/diagnose/evaluators.py",

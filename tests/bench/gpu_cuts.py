@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from encoder_core.kernels.fused_attention import fused_attention
 from encoder_core.kernels.tiling import Cut, Cuts, cuts_of, generation_of
-from launcher.plan.burnin.problems import FORMS, Problem, Size, mend_interpreter, outcome, problem
+from tests.gpu.problems import FORMS, Problem, Size, outcome, problem
 
 ROOT = Path(__file__).parents[2]
 SIZES = {
@@ -151,7 +151,6 @@ def main(
     """Print each kernel's milliseconds by cut."""
     if unknown := sorted(set(form) - set(FORMS)):
         raise BenchError(f"no form is called {unknown[0]!r}", remedy=f"one of {', '.join(FORMS)}")
-    mend_interpreter()
     kind = "gpu" if torch.cuda.is_available() else "cpu"
     index, _, count = part.partition("/")
     if jobs and kind == "gpu" and not part:

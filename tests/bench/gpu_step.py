@@ -1,8 +1,8 @@
 """What a recipe's step takes on this GPU, kernel by kernel: python tests/bench/gpu_step.py RECIPE.
 
-A step of two microbatches of 32,768 random tokens in full rows, as `maskfleet burnin` times it, and then one step under
-torch's profiler: milliseconds and launches of each kernel. Without a GPU the recipe's small form runs on the CPU, and
-operations are listed in place of kernels.
+A step of two microbatches of 32,768 random tokens in full rows, as `tests/gpu/test_speed.py` times it, and then one
+step under torch's profiler: milliseconds and launches of each kernel. Without a GPU the recipe's small form runs on the
+CPU, and operations are listed in place of kernels.
 """
 
 import tempfile
@@ -15,27 +15,26 @@ from program import note, run
 from torch.profiler import ProfilerActivity, profile
 
 from encoder_core.train.engine import Engine
-from launcher.plan.burnin.check import Bench, Form, Request
-from launcher.plan.burnin.machine import device_of
-from launcher.plan.burnin.networks import Steps, engine_of, joined, recipe_of
-from launcher.plan.burnin.report import Report
-from launcher.plan.burnin.speed import TOKENS, choose_kernels, pieces_of, step_seconds, take_step
+from launcher.runtime.preflight.kernels import triton_here
+from tests.gpu.machine import DEVICE, GPU
+from tests.gpu.networks import Steps, engine_of, joined, recipe_of
+from tests.gpu.timing import MICROBATCH_TOKENS, choose_kernels, compiled_pieces, step_seconds, take_step
 
 _LISTED = 40
 
 
-def kernels_of(engine: Engine, steps: Steps, gpu: bool) -> list[tuple[str, int, float]]:
+def kernels_of(engine: Engine, steps: Steps) -> list[tuple[str, int, float]]:
     """Return (kernel, launches, milliseconds) of one step, the longest first."""
     work = steps.work(engine, 0)
     counts = steps.counts(engine, work)
-    with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * gpu) as seen:
+    with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * GPU) as seen:
         take_step(engine, work, counts, 0)
-        if gpu:
+        if GPU:
             torch.cuda.synchronize()
     kernels = [
-        (event.key, event.count, (event.self_device_time_total if gpu else event.self_cpu_time_total) / 1e3)
+        (event.key, event.count, (event.self_device_time_total if GPU else event.self_cpu_time_total) / 1e3)
         for event in seen.key_averages()
-        if not gpu or "CUDA" in str(event.device_type)
+        if not GPU or "CUDA" in str(event.device_type)
     ]
     return sorted((one for one in kernels if one[2]), key=lambda one: -one[2])
 
@@ -47,23 +46,19 @@ def main(
     python: Annotated[bool, typer.Option("--python", help="do not compile layers")] = False,
 ) -> None:
     """Print tokens a second and the kernels of a step."""
-    gpu = torch.cuda.is_available()
-    form: Form = "gpu" if gpu else "cpu"
-    with tempfile.TemporaryDirectory() as folder:
-        request = Request(form=form, recipes=(recipe,), folder=folder)
-        bench = Bench(request, Report(lambda told: note(str(told))), Path(folder))
-        chosen = recipe_of(bench, recipe, dropout=dropout)
-        tokens = (length if gpu else None) or chosen.phases[0].length
-        rows = max(1, TOKENS[form] // tokens)
-        with joined(device_of(bench), bench.folder):
-            note("trying kernels")
-            choose_kernels(bench, chosen)
-            note("compiling" if not python else "building")
-            pieces = None if python else pieces_of(bench, chosen, rows, tokens)
-            steps = Steps(chosen, 2, rows, tokens, even=True)
-            engine = engine_of(chosen, 1, "bf16", pieces)
-            median = step_seconds(engine, steps, gpu)
-            kernels = kernels_of(engine, steps, gpu)
+    chosen = recipe_of(recipe, dropout=dropout)
+    tokens = (length if GPU else None) or chosen.phases[0].length
+    rows = max(1, MICROBATCH_TOKENS // tokens)
+    with tempfile.TemporaryDirectory() as folder, joined(DEVICE, Path(folder)):
+        note("trying kernels")
+        choose_kernels(chosen)
+        plain = python or (GPU and not triton_here())
+        note("building" if plain else "compiling")
+        pieces = None if plain else compiled_pieces(chosen, rows, tokens)
+        steps = Steps(chosen, 2, rows, tokens, even=True)
+        engine = engine_of(chosen, 1, "bf16", pieces)
+        median = step_seconds(engine, steps)
+        kernels = kernels_of(engine, steps)
     typer.echo(
         f"{chosen.name}, 2 x {rows} rows of {tokens}: {1e3 * median:.1f} ms a step, {2 * rows * tokens / median:,.0f} "
         f"tokens/s; {sum(one[2] for one in kernels):.1f} ms in {sum(one[1] for one in kernels):,} launches"

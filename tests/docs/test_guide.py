@@ -29,7 +29,7 @@ AFTER_IT = (
     "after.md",
     "coming_from.md",
 )
-ALONE = ("prepare.md", "contributing.md", "glossary.md", "keys.md", "README.md", "burnin.md")
+ALONE = ("prepare.md", "contributing.md", "glossary.md", "keys.md", "README.md", "gpu.md")
 PYTHON_TEXT = "maskfleet-demo/text/python.jsonl"
 ANSWERS = {
     "sbatch": "echo '4711;cluster'",

@@ -21,7 +21,6 @@ from data_service.printable import visible, without_secrets
 from data_service.processes import temporary_place
 from encoder_core.errors import UserError as ModelError
 from launcher.app.cli import (
-    burnin,
     certificate,
     checkpoints,
     corpus,
@@ -129,7 +128,6 @@ checkpoints.register(app)
 embed.register(app)
 diagnose.register(app)
 doctor.register(app)
-burnin.register(app)
 fill.register(app)
 finetune.register(app)
 evaluate.register(app)

@@ -1,4 +1,4 @@
-"""How a process gets away from sums with others. NCCL itself needs a GPU: `maskfleet burnin --only deaths`."""
+"""How a process gets away from sums with others. NCCL itself needs a GPU: tests/gpu/test_ranks.py."""
 
 import threading
 from collections.abc import Iterator

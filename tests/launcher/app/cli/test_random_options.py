@@ -66,8 +66,6 @@ def words(path: tuple[str, ...], draw: random.Random) -> list[str]:
             found.append(draw.choice(_VALUES))
         else:
             found += [option] if parameter.is_flag else [option, value]
-    if path == ("burnin",):
-        found.append("--list")  # its checks take minutes
     # The one hands work to a scheduler, the other trains.
     return [word for word in found if word not in ("--submit", "--measure")]
 

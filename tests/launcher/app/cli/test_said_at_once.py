@@ -42,7 +42,6 @@ for line in sys.stdin:
 """
 # A command line of each command that is right. Braces: places that are there, or `new`, or `gone`.
 RIGHT = {
-    "burnin": "quickstart --minutes 1",
     "checkpoints export": "{run} --out {new} --step 3",
     "checkpoints list": "{run}",
     "checkpoints verify": "{run}",

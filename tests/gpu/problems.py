@@ -3,12 +3,9 @@
 Shapes: as in `encoder_core/kernels/operands.py`.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -144,32 +141,8 @@ def _slots(queries: Tensor, tokens: int, device: torch.device) -> Tensor:
     return slots.to(device)
 
 
-_PATCH = "_patch_lang_tensor"  # Triton's own, up to 3.9 at least
-
-
-@cache
-def mend_interpreter() -> None:
-    """Patch Triton's interpreter, which up to 3.7.0 converts arrays of one element to integers; NumPy rejects that
-    from 2.5 on.
-    """
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        return
-    from triton.runtime import interpreter
-
-    before: Any = getattr(interpreter, _PATCH, None)
-    if before is None:  # a later Triton, which needs no mending
-        return
-
-    def patch(tensor: Any, *scope: Any) -> None:
-        before(tensor, *scope)
-        tensor.__index__ = lambda self: int(self.handle.data.item())
-
-    setattr(interpreter, _PATCH, patch)
-
-
 def kernels(given: Problem) -> Tensor:
     """Return the context as the fused kernels compute it."""
-    mend_interpreter()
     inputs = given.inputs
     return fused_attention(inputs["q"], inputs["k"], inputs["v"], given.terms, given.layout)
 

@@ -1,4 +1,4 @@
-"""Networks that checks train on random rows: a recipe's own, in full size on a GPU and small on a CPU."""
+"""Networks that tests train on random rows: a recipe's own, in full size on a GPU and small on a CPU."""
 
 import os
 from collections import Counter
@@ -19,7 +19,6 @@ from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.settings import EngineConfig, Precision
 from encoder_core.train.step import Microbatch, RankBatch, accumulate
-from launcher.plan.burnin.check import Bench
 from launcher.runtime.capacity.workload import phase_targets
 from launcher.runtime.rank.build import build_optimizer
 from launcher.runtime.recipe.load import load
@@ -28,6 +27,7 @@ from launcher.runtime.recipe.objective import DenoiseTerm
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import known
 from launcher.runtime.recipe.tiny import tiny
+from tests.gpu.machine import GPU
 
 _RATES = ("dropout", "attention_dropout", "attention_output_dropout", "embedding_dropout")
 _SEED = 3
@@ -35,11 +35,11 @@ _VOCABULARY = 1024
 _FIRST = 8  # ids below are special tokens
 
 
-def recipe_of(bench: Bench, name: str, *, dropout: float | None = None) -> Recipe:
+def recipe_of(name: str, *, dropout: float | None = None) -> Recipe:
     """Return the recipe with a known vocabulary, in its small form on a CPU. `dropout` replaces all of its rates;
     None keeps them.
     """
-    if not bench.gpu:
+    if not GPU:
         return small(name, dropout)
     recipe = load(name)
     return with_dropout(recipe.model_copy(update={"model": known(recipe.model)}), dropout)
@@ -62,16 +62,13 @@ def with_dropout(recipe: Recipe, rate: float | None) -> Recipe:
 
 
 @contextmanager
-def joined(device: torch.device, folder: Path, rank: int = 0, world: int = 1) -> Iterator[None]:
-    """Join torch's process group, which DeepSpeed needs even for a single rank. Ranks meet through a file in
-    `folder`.
-    """
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world}
-    os.environ.update({name: str(value) for name, value in place.items()})
+def joined(device: torch.device, folder: Path) -> Iterator[None]:
+    """Join torch's process group by oneself, which DeepSpeed needs. `folder` takes the file of the meeting."""
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=0, world_size=1)
     try:
         yield
     finally:
@@ -92,12 +89,8 @@ def built(recipe: Recipe, pieces: Pieces | None = None) -> ObjectiveModule:
 def engine_of(recipe: Recipe, stage: int, precision: Precision, pieces: Pieces | None = None) -> Engine:
     """Return an engine on this process's device: a GPU if it sees one. Stage 3 shards even the smallest parameter."""
     model = built(recipe, pieces)
-    config = EngineConfig(
-        stage,  # type: ignore[arg-type]
-        precision,
-        recipe.optimizer.settings.clip,
-        0 if stage == 3 else None,
-    )
+    clip, smallest = recipe.optimizer.settings.clip, 0 if stage == 3 else None
+    config = EngineConfig(stage, precision, clip, smallest)  # type: ignore[arg-type]
     return Engine(model, build_optimizer(recipe, model), config)
 
 
@@ -172,9 +165,8 @@ class Steps:
     even: bool = False
 
     def work(self, engine: Engine, step: int) -> RankBatch:
-        lengths = [self.length] * self.rows
-        if not self.even:
-            lengths = uneven(self.recipe, self.rows, self.length)
+        full = [self.length] * self.rows
+        lengths = full if self.even else uneven(self.recipe, self.rows, self.length)
         batches = tuple(
             Microbatch(at, random_rows(self.recipe, lengths, 1000 * step + at, engine.device, at * self.rows))
             for at in range(self.microbatches)
