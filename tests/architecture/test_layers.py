@@ -58,7 +58,7 @@ DRAWN = {
         faults -> data ranks runs stores
         tasks -> data models
         runs -> data models
-        ranks -> models
+        ranks -> data models
         models -> data
     """,
 }

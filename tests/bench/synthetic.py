@@ -7,8 +7,8 @@ from data_service.ingest.options import BuildOptions
 from data_service.store.base import Store
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block
-from launcher.plan.measure import rows as synthetic_rows
-from launcher.plan.measure.rows import RandomText
+from tests.support.data import synthetic as synthetic_rows
+from tests.support.data.synthetic import RandomText
 
 VOCABULARY = 50_265
 SPECIAL = SpecialIds(cls=0, sep=2, pad=1, mask=4, unk=3)

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from checkpoints.attempt import Attempt, claim
 from checkpoints.gather import Alone
 from encoder_core.train.exchange import Control
-from launcher.plan.measure.rows import InProcess
 from launcher.runtime.rank.main import run_rank
 from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.record import Run
+from tests.support.data.synthetic import InProcess
 
 
 @dataclass(frozen=True)

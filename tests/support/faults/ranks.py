@@ -24,11 +24,11 @@ from checkpoints.layout import CheckpointName
 from checkpoints.listing import committed, folders
 from data_service.store.base import Store
 from encoder_core.train.exchange import Control
-from launcher.plan.measure.rows import InProcess
 from launcher.runtime.rank.main import run_rank
 from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.record import open_run
+from tests.support.data.synthetic import InProcess
 from tests.support.ranks.forked import CONTEXT, forked
 from tests.support.ranks.run_group import flip_a_bit
 from tests.support.stores.fault_proxy import Fault as StoreFault

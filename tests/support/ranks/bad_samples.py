@@ -13,8 +13,8 @@ from data_service.samples.samples import Samples, join_rows
 from data_service.samples.spec import StreamSpec
 from encoder_core.batch import Batch
 from encoder_core.objectives.losses import LossSums
-from launcher.plan.measure.rows import InProcess
 from launcher.runtime.rank.build import build_model
+from tests.support.data.synthetic import InProcess
 
 _MARK = 11  # an id that the made-up text never has
 
