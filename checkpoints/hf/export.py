@@ -57,7 +57,7 @@ def for_model(tokenizer_files: Mapping[str, bytes], config: ModelConfig) -> dict
         fields = json.loads(files[_CONFIG]) | {"model_max_length": config.max_length}
         if config.class_token_last:
             fields["padding_side"] = "left"
-        if not config.accepts_segments:
+        if not config.takes_token_types and (config.segments or 0) < 2:
             fields["model_input_names"] = ["input_ids", "attention_mask"]
         files[_CONFIG] = (json.dumps(fields, ensure_ascii=False, indent=2) + "\n").encode()
     return files

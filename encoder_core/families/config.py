@@ -80,6 +80,7 @@ class EncoderConfig(BaseModel, ABC):
         decodes: whether the network is an encoder and a decoder that reads its states.
         permutes: whether tokens are predicted in a random order, without masks.
         class_token_last: whether the classification token ends a text; else it begins it.
+        takes_token_types: whether transformers' class accepts them for any number of `segments`.
         layers, hidden, heads, feed_forward: depth, width, attention heads, inner width.
         max_length: number of tokens in the longest row, including special tokens.
         vocab: number of token ids; None until the tokenizer is known (`with_tokenizer`).
@@ -102,6 +103,7 @@ class EncoderConfig(BaseModel, ABC):
     decodes: ClassVar[bool] = False
     permutes: ClassVar[bool] = False
     class_token_last: ClassVar[bool] = False
+    takes_token_types: ClassVar[bool] = False
 
     layers: int = Field(gt=0)
     hidden: int = Field(gt=0)
@@ -222,11 +224,6 @@ class EncoderConfig(BaseModel, ABC):
     def segments(self) -> int | None:
         """Number of segments that have embeddings of their own; None if the family has none."""
         return None
-
-    @property
-    def accepts_segments(self) -> bool:
-        """Whether transformers' class accepts token types, even if it ignores them."""
-        return (self.segments or 0) > 1
 
     @property
     def has_pair_class(self) -> bool:

@@ -50,13 +50,10 @@ class DebertaConfig(WithGenerator):
     family: Literal["deberta"] = "deberta"
     name: ClassVar[str] = "DeBERTa"
     recipe: ClassVar[str] = "deberta-base"
+    takes_token_types: ClassVar[bool] = True  # and ignores them
     layer_norm_eps: float = Field(default=1e-7, gt=0)
     mask_decoder: Literal["enhanced", "plain"] = "enhanced"
     position_to_position: bool = False
-
-    @property
-    def accepts_segments(self) -> bool:
-        return True  # which it ignores
 
     def encoder(
         self,
@@ -89,6 +86,7 @@ class DebertaV2Config(EncoderConfig):
     family: Literal["deberta_v2"] = "deberta_v2"
     name: ClassVar[str] = "DeBERTa v2"
     recipe: ClassVar[str] = "deberta-v2-xlarge"
+    takes_token_types: ClassVar[bool] = True  # and ignores them
     pair_recipe: ClassVar[str] = "deberta-v3-base"
     layer_norm_eps: float = Field(default=1e-7, gt=0)
     mask_decoder: Literal["enhanced", "plain"] = "enhanced"
@@ -102,10 +100,6 @@ class DebertaV2Config(EncoderConfig):
         """The generator, as a model of its own: equally wide, half as deep (DeBERTaV3, section 3.1)."""
         layers = self.generator_layers or max(1, self.layers // 2)
         return self.model_copy(update={"layers": layers, "generator_layers": None})
-
-    @property
-    def accepts_segments(self) -> bool:
-        return True  # which it ignores
 
     def encoder(
         self,

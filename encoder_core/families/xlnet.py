@@ -48,6 +48,7 @@ class XlnetConfig(EncoderConfig):
     main_heads: ClassVar[Heads] = "plm"
     permutes: ClassVar[bool] = True
     class_token_last: ClassVar[bool] = True
+    takes_token_types: ClassVar[bool] = True
     pad_id: int = 5
     reuse: int = Field(default=256, ge=0)
     memory: int = Field(default=384, ge=0)
@@ -82,10 +83,6 @@ class XlnetConfig(EncoderConfig):
     @property
     def recurrence(self) -> Recurrence | None:
         return Recurrence(self.reuse, self.memory, self.memory_refresh) if self.memory else None
-
-    @property
-    def accepts_segments(self) -> bool:
-        return True
 
     @property
     def bounded(self) -> bool:

@@ -85,8 +85,6 @@ Candidate = tuple[Place, Kernel]
 
 def try_kernels(
     subject: Subject,
-    skipped: Mapping[Candidate, str],
-    began: Callable[[Candidate], None],
     *,
     timed: bool,
     limits: Limits | None = None,
@@ -97,13 +95,11 @@ def try_kernels(
     Whatever happens to a kernel is a result, never an error here.
 
     Args:
-        skipped: kernels not to try, with the reason.
-        began: called with each kernel before it is tried.
         timed: whether right kernels are timed.
         limits: time limits; None: the defaults.
         tick: called about twice a second.
     """
-    progress = _Progress(subject, skipped, began, timed, limits or Limits())
+    progress = _Progress(subject, timed, limits or Limits())
     while progress.goes_on:
         request = progress.request()
         with closing(follow(TARGET, request, progress.deadline, tick)) as reports:
@@ -127,18 +123,16 @@ class _Progress:
     """
 
     subject: Subject
-    skipped: Mapping[Candidate, str]
-    began: Callable[[Candidate], None]
     timed: bool
     limits: Limits
     found: dict[Unit, TriedKernel] = field(default_factory=dict)
+    out: dict[Candidate, str] = field(default_factory=dict)
     again: set[Unit] = field(default_factory=set)
     current: tuple[Unit, float] | None = None
     goes_on: bool = True
     ended: str = ""
 
     def __post_init__(self) -> None:
-        self.out = dict(self.skipped)
         self._end = time.monotonic() + self.limits.whole
         self.deadline = Deadline(0.0)
         self._tried_here = self._idle_starts = 0
@@ -161,7 +155,6 @@ class _Progress:
             candidate = (unit.place, unit.kernel)
             if "bound" in report:
                 self.current, self._idle_starts = (unit, report["bound"]), 0
-                self.began(candidate)
                 self._allow(self.limits.kernel)
                 continue
             self._tried_here += self.current is not None

@@ -20,7 +20,10 @@ DRAWN = {
         capacity -> recipe
         recipe -> policies
     """,
-    "launcher.observe": "watch -> inspect",
+    "launcher.observe": """
+        sinks -> inspect
+        watch -> inspect
+    """,
     "launcher.plan": """
     """,
     "launcher.after": """

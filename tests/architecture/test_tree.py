@@ -86,8 +86,9 @@ LAST_RESORTS = (
     "launcher/after/finetune/encode.py",
     "launcher/after/finetune/model.py",
     "launcher/runtime/run/recording.py",
+    "launcher/observe/sinks/publish.py",
+    "launcher/observe/watch/live.py",
     "launcher/observe/watch/site.py",
-    "launcher/observe/watch/reader.py",
 )
 
 

@@ -16,7 +16,7 @@ from data_service.ingest.append import ADDED, append_documents
 from data_service.ingest.append_options import options_like
 from data_service.stream.stream import Stream
 from launcher.errors import RecipeError, RunChanged
-from launcher.observe.inspect.asked_documents import DocumentName, documents_by_number, removed_documents
+from launcher.observe.inspect.document_selection import DocumentName, documents_by_number, removed_documents
 from launcher.observe.inspect.exposure import find_exposures
 from launcher.runtime.recipe.load import load, reload
 from launcher.runtime.run.create import reconcile

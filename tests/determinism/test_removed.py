@@ -15,7 +15,7 @@ from data_service.corpus.remove import documents_by_number, remove_documents
 from data_service.store.open import open_store
 from launcher.after.certificate.examine import certificate_of, certify, examine
 from launcher.errors import RunChanged
-from launcher.observe.inspect.asked_documents import removed_documents
+from launcher.observe.inspect.document_selection import removed_documents
 from launcher.observe.inspect.exposure import find_exposures
 from launcher.runtime.run.fork import fork
 from launcher.runtime.run.record import open_run

@@ -10,7 +10,7 @@ import yaml
 
 from encoder_core.families.catalogue import ModelConfig
 from launcher.contract import CODES
-from launcher.observe.trackers.webhook import ROUTINE
+from launcher.observe.inspect.report.events import ROUTINE
 from launcher.runtime.cluster.gauges import DESCRIPTIONS
 from launcher.runtime.recipe.identity import kind_of
 from launcher.runtime.recipe.load import load

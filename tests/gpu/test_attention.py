@@ -178,7 +178,7 @@ def test_the_trial_of_kernels_finds_them_right(name: str, figure: Figure) -> Non
     """The trial that a run makes at its first start: every attention kernel that the recipe's networks may use."""
     recipe = load(name) if GPU else tiny(load(name))
     subject = subject_of(recipe, known(recipe.model))
-    verdict = examine_kernels(subject, gpu_here() or "CPU", {}, lambda kernel: None, timed=GPU)
+    verdict = examine_kernels(subject, gpu_here() or "CPU", timed=GPU)
     assert not verdict.ended
     for one in verdict.tried:
         what = f"{one.kernel}{' with dropout' if one.dropped else ''}"

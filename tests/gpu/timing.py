@@ -27,7 +27,7 @@ def choose_kernels(recipe: Recipe) -> None:
     gpu = gpu_here() if GPU else None
     if gpu is not None:
         subject = subject_of(recipe, recipe.model)
-        prefer(examine_kernels(subject, gpu, {}, lambda kernel: None, timed=True).preference)
+        prefer(examine_kernels(subject, gpu, timed=True).preference)
 
 
 def compiled_pieces(recipe: Recipe, rows: int, length: int) -> Pieces:

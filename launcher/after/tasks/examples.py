@@ -98,6 +98,20 @@ class Retrieval:
 Examples = Sentences | Tagged | Questions | Retrieval
 
 
+def texts_of(examples: Examples) -> list[tuple[str, ...]]:
+    """Return the texts of each example; of a retrieval task those of its queries."""
+    match examples:
+        case Sentences():
+            columns = (examples.first,) if examples.second is None else (examples.first, examples.second)
+            return list(zip(*columns, strict=True))
+        case Tagged():
+            return [(" ".join(words),) for words in examples.words]
+        case Questions():
+            return list(zip(examples.questions, examples.contexts, strict=True))
+        case Retrieval():
+            return [(query,) for query in examples.queries.values()]
+
+
 def digest(examples: Examples) -> str:
     """Return the SHA-256 of the examples and their order. Names and formats of the files do not change it."""
     content = asdict(examples)

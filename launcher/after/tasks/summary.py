@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.after.tasks.examples import Examples, Questions, Retrieval, Sentences, Tagged, digest
+from launcher.after.tasks.examples import Examples, Questions, Retrieval, Sentences, Tagged, digest, texts_of
 from launcher.after.tasks.metrics import check_measurable
 from launcher.after.tasks.task import Task
 
@@ -46,7 +46,7 @@ def summarise(task: Task) -> Iterator[SplitSummary]:
         examples = task.read(split)
         if split != "train":
             check_measurable(task, examples, f"the split {split}")
-        texts = _texts(examples)
+        texts = ["\n".join(parts) for parts in texts_of(examples)]
         different = frozenset(texts)
         lengths = [len(text) for text in texts]
         yield SplitSummary(
@@ -61,23 +61,6 @@ def summarise(task: Task) -> Iterator[SplitSummary]:
         )
         if split == "train":
             train = different
-
-
-def _texts(examples: Examples) -> list[str]:
-    match examples:
-        case Sentences():
-            if examples.second is None:
-                return list(examples.first)
-            return [
-                f"{first}\n{second}" for first, second in zip(examples.first, examples.second, strict=True)
-            ]
-        case Tagged():
-            return [" ".join(words) for words in examples.words]
-        case Questions():
-            pairs = zip(examples.questions, examples.contexts, strict=True)
-            return [f"{question}\n{context}" for question, context in pairs]
-        case Retrieval():
-            return list(examples.queries.values())
 
 
 def _labels(task: Task, examples: Examples) -> str:

@@ -7,7 +7,7 @@ from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.tasks import plan_splits
 from data_service.prepare.contamination import EvaluationText
-from launcher.after.tasks.examples import Examples, Questions, Retrieval, Sentences, Tagged
+from launcher.after.tasks.examples import texts_of
 from launcher.after.tasks.task import Task
 
 
@@ -16,8 +16,9 @@ def texts_of_task(task: Task) -> Iterator[EvaluationText]:
     text that is searched. Raises as `Task.read`."""
     for split in task.splits:
         if split != "train":
-            for number, text in _texts(task.read(split)):
-                yield EvaluationText(f"{task.name}/{split}", number, text)
+            for column in zip(*texts_of(task.read(split)), strict=True):
+                for number, text in enumerate(column):
+                    yield EvaluationText(f"{task.name}/{split}", number, text)
 
 
 def texts_of_file(path: str, field: str) -> Iterator[EvaluationText]:
@@ -31,18 +32,3 @@ def texts_of_file(path: str, field: str) -> Iterator[EvaluationText]:
         for found in read_documents(split, options):
             yield EvaluationText(path, number, found.text)
             number += 1
-
-
-def _texts(examples: Examples) -> Iterator[tuple[int, str]]:
-    """Yield the number of an example and each of its texts."""
-    match examples:
-        case Sentences():
-            for columns in (examples.first, examples.second or ()):
-                yield from enumerate(columns)
-        case Tagged():
-            yield from ((number, " ".join(words)) for number, words in enumerate(examples.words))
-        case Questions():
-            for columns in (examples.questions, examples.contexts):
-                yield from enumerate(columns)
-        case Retrieval():
-            yield from enumerate(examples.queries.values())

@@ -18,7 +18,6 @@ from data_service.printable import one_line
 from data_service.store.open import open_store
 from launcher.app.cli.corpus_shown import BuildWatch
 from launcher.app.cli.texts import automatic_workers, read_settings
-from launcher.observe.inspect.report.preparation import PAGE, render
 from launcher.output import human_bytes
 from launcher.runtime.recipe.document import Words
 
@@ -32,8 +31,7 @@ def read_preparation(path: str) -> Preparation:
 
 
 def prepare_and_watch(path: str, output: str, workers: int | None, console: Console) -> Statistics:
-    """Run the preparation of a file and show its progress on `console`; keep a page of statistics in the output, and
-    return the statistics.
+    """Run the preparation of a file and show its progress on `console`; return the statistics.
 
     Raises:
         PrepareError, InputError, StoreError: as `data_service.prepare.prepare.prepare`.
@@ -52,11 +50,6 @@ def prepare_and_watch(path: str, output: str, workers: int | None, console: Cons
         )
     finally:
         watch.close()
-    store = open_store(output)
-    store.put(PAGE, render(statistics).encode())
-    console.print(
-        f"page of statistics: {one_line(store.uri.rstrip('/'))}/{PAGE}", markup=False, soft_wrap=True
-    )
     return statistics
 
 

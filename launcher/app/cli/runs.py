@@ -17,7 +17,7 @@ from launcher.app.cli.recipe import SetOption
 from launcher.errors import OptionError
 
 if TYPE_CHECKING:
-    from launcher.observe.inspect.asked_documents import AskedDocuments
+    from launcher.observe.inspect.document_selection import DocumentSelection
     from launcher.runtime.run.record import Run
 
 group = typer.Typer(no_args_is_help=True, help="See how runs stand, stop one, fork one, find what they read.")
@@ -72,31 +72,33 @@ def status(
 
 @group.command()
 def watch(
-    place: Annotated[
-        str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder of runs, local or s3://.")
-    ],
+    run: RunArgument,
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on. Whoever reaches it can read the runs.")
+        str, typer.Option("--host", help="Address to listen on. Whoever reaches it can read the run.")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes a free one.")
     ] = 8643,
 ) -> None:
-    """Serve the report as a live page: curves, ranks, data service and events as they come.
+    """Serve the report as a live page, drawn again as records come.
 
-    A folder gives a table of its runs, and their curves over each other by steps, tokens or hours. Nothing is written,
-    and nothing is loaded from elsewhere. Ctrl-C ends it.
+    Nothing is written to the run, and nothing is loaded from elsewhere. Ctrl-C ends it.
 
-    Example: `maskfleet runs watch runs/`
+    Example: `maskfleet runs watch runs/first`
     """
     import os
     import sys
+    from tempfile import TemporaryDirectory
 
     from data_service.store.open import open_store
+    from launcher.observe.watch.live import cached_reads, require_one_run
     from launcher.observe.watch.site import Server, Site, serve
 
-    store = open_store(place, patience_s=10.0)  # a page can wait, and says for what
-    serve(Server(Site(place, store), host, port), lambda url: typer.echo(f"{place} is shown at {url}"))
+    store = open_store(run, patience_s=10.0)  # a page can wait, and says for what
+    require_one_run(run, store)
+    with TemporaryDirectory(prefix="maskfleet-watch-", ignore_cleanup_errors=True) as folder:
+        site = Site(run, cached_reads(store, folder))
+        serve(Server(site, host, port), lambda url: typer.echo(f"{run} is shown at {url}"))
     sys.stdout.flush()
     os._exit(0)  # reads of a store that does not answer are not waited for
 
@@ -219,7 +221,10 @@ def exposure(
     require_run(run)
     named = [_source_and_number(text) for text in document or ()]
     if (bool(named), ids is not None, removed).count(True) != 1:
-        raise OptionError("which documents is not told", remedy="give one of --document, --ids and --removed")
+        raise OptionError(
+            "no documents are named, or in more than one way",
+            remedy="give one of --document, --ids and --removed",
+        )
     import json
     from dataclasses import asdict
 
@@ -229,9 +234,9 @@ def exposure(
     from launcher.runtime.run.record import open_run
 
     opened = open_run(run)
-    asked = _asked(opened, named, ids)
-    with work("finding rows", len(asked.places) * len(opened.recipe.phases), "documents") as now:
-        report = find_exposures(opened, asked, now.advance)
+    selection = _selection(opened, named, ids)
+    with work("finding rows", len(selection.places) * len(opened.recipe.phases), "documents") as now:
+        report = find_exposures(opened, selection, now.advance)
     if as_json:
         for each in report.found:
             typer.echo(json.dumps(asdict(each) | {"document": str(each.document)}))
@@ -242,10 +247,10 @@ def exposure(
         typer.echo(line)
 
 
-def _asked(run: "Run", named: list[tuple[str, int]], ids: str | None) -> "AskedDocuments":
+def _selection(run: "Run", named: list[tuple[str, int]], ids: str | None) -> "DocumentSelection":
     """Return the documents that are named by number, else by the ids of a file, else all that were removed."""
     from launcher.app.cli.texts import read_list
-    from launcher.observe.inspect.asked_documents import (
+    from launcher.observe.inspect.document_selection import (
         DocumentName,
         documents_by_id,
         documents_by_number,

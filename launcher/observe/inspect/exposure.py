@@ -8,6 +8,7 @@ weights do not contain them, but their data were read.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from rich.markup import escape
 from rich.table import Table
@@ -20,11 +21,11 @@ from data_service.stream.exposure import TextPlace
 from data_service.stream.positions import Positions, Range
 from data_service.stream.stream import Stream
 from launcher.errors import RunError
-from launcher.observe.inspect.asked_documents import AskedDocuments, DocumentName, LeftOutDocuments
+from launcher.observe.inspect.document_selection import DocumentName, DocumentSelection, LeftOutDocuments
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import read_lost, sample_positions, stream_spec
 
-_TOGETHER = 1024  # documents that are looked for at a time
+_BATCH_DOCUMENTS = 1024  # documents that one pass over an epoch looks for
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class ExposureReport:
     """All exposures of a run to documents.
 
     Attributes:
-        asked: documents that were asked for.
+        selection: the documents whose rows were looked for.
         found: exposures, by step and row.
         left_out: number of rows that hold each document's place, but not its text: it had been removed by then.
         trained: number of steps in the newest good checkpoint. Later steps are still to come, or to be done again.
@@ -60,7 +61,7 @@ class ExposureReport:
         forked_from: run that this one was forked from; None if it was not forked.
     """
 
-    asked: AskedDocuments
+    selection: DocumentSelection
     found: tuple[Exposure, ...]
     left_out: Counter[DocumentName]
     trained: int
@@ -69,7 +70,7 @@ class ExposureReport:
 
 
 def find_exposures(
-    run: Run, asked: AskedDocuments, report: Callable[[int], None] = lambda done: None
+    run: Run, selection: DocumentSelection, report: Callable[[int], None] = lambda done: None
 ) -> ExposureReport:
     """Return the rows of a run that hold tokens of training documents.
 
@@ -86,19 +87,17 @@ def find_exposures(
     ]
     good = newest_good(run.store, Alone(), full=False)
     lost = read_lost(run, good.manifest if good else None, Alone())
-    finder = _Finder(streams, {place: name for name, place in asked.places.items()}, report)
-    gone = LeftOutDocuments(run, asked)
+    finder = _Finder(streams, {place: name for name, place in selection.places.items()}, report)
+    gone = LeftOutDocuments(run, selection)
     found, left_out = list[Exposure](), Counter[DocumentName]()
-    for each in (
-        *finder.of(sample_positions(run, streams, lost.ranges)),
-        *_undone(run, streams, lost.gone_back, finder),
-    ):
+    committed = finder.of(sample_positions(run, streams, lost.ranges))
+    for each in chain(committed, _undone(run, streams, lost.gone_back, finder)):
         if gone.at(each.document, each.phase, each.step, each.undone):
             left_out[each.document] += 1
         else:
             found.append(each)
     return ExposureReport(
-        asked=asked,
+        selection=selection,
         found=tuple(sorted(found, key=lambda each: (each.step, each.row, each.undone or 0, each.document))),
         left_out=left_out,
         trained=good.manifest.step if good else 0,
@@ -123,8 +122,8 @@ class _Finder:
         """Yield the exposures of a run that takes data by `positions`."""
         for phase, stream in enumerate(self._streams):
             epochs = positions.epochs(phase)
-            for first in range(0, len(self._places), _TOGETHER):
-                part = self._places[first : first + _TOGETHER]
+            for first in range(0, len(self._places), _BATCH_DOCUMENTS):
+                part = self._places[first : first + _BATCH_DOCUMENTS]
                 for place, epoch, sample in stream.find(part, epochs):
                     taken = positions.step_of(phase, epoch, sample)
                     if taken is not None:
@@ -180,19 +179,16 @@ def summary(report: ExposureReport) -> Iterator[str]:
     for each in report.found:
         counted = trained if each.step < report.trained else coming
         (counted if each.undone is None else undone)[each.document] += 1
-    for document in report.asked.places:
+    for document in report.selection.places:
         also = f", {undone[document]} undone" if undone[document] else ""
-        also += (
-            f", {report.left_out[document]} without it, as it was removed"
-            if report.left_out[document]
-            else ""
-        )
-        shown = report.asked.shown(document)
-        yield visible(f"{shown}: {trained[document]} rows trained, {coming[document]} to come{also}")
-    for name in report.asked.heldout:
+        if left_out := report.left_out[document]:
+            also += f", {left_out} without it, as it was removed"
+        name = report.selection.describe(document)
+        yield visible(f"{name}: {trained[document]} rows trained, {coming[document]} to come{also}")
+    for name in report.selection.heldout:
         yield visible(f"{name}: held out, so no step trains on it; evaluations read it until it is removed")
-    if not report.asked.places and not report.asked.heldout:
-        yield "no document was asked for"
+    if not report.selection.places and not report.selection.heldout:
+        yield "no document was named"
     if report.begins:
         yield visible(
             f"steps before {report.begins:,} read other data: ask {report.forked_from}, from which this run was forked"

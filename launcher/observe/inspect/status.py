@@ -4,7 +4,7 @@ the run's URI can be read."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from rich.markup import escape
@@ -22,30 +22,16 @@ from launcher.output import human_count, human_duration
 from launcher.runtime.run.history import History, StepHistory, read_history
 from launcher.runtime.run.log import token_loss
 from launcher.runtime.run.metrics import STEP, running_mean, spell, term_losses
-from launcher.runtime.run.outline import ForkOrigin, open_outline, runs_at
+from launcher.runtime.run.outline import ForkOrigin, Outline, open_outline, runs_at
 from launcher.runtime.run.step_table import Record
 
+if TYPE_CHECKING:
+    from launcher.runtime.run.record import Run
+
 State = Literal["never started", "running", "finished", "stopped", "failed", "dead"]
-_RECENT = 100  # number of newest steps whose median is the present rate
-_BRIEF = 16  # number of newest segments of metrics that are read for a line of a table
+_RECENT_STEPS = 100  # number of newest steps whose median is the present rate
+_BRIEF_SEGMENTS = 16  # number of newest segments of metrics that are read for a line of a table
 _ENDS: dict[str, State] = {"stop": "stopped", "end": "finished", "failed": "failed"}
-
-
-class OpenedRun(Protocol):
-    """A run opened with all checks (`launcher.runtime.run.record`), or its outline."""
-
-    @property
-    def uri(self) -> str: ...
-    @property
-    def store(self) -> Store: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def total_steps(self) -> int: ...
-    @property
-    def flush_seconds(self) -> float: ...
-    @property
-    def origins(self) -> tuple[ForkOrigin, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +67,7 @@ class RunStatus:
         microbatch, microbatch_why: rows of a microbatch in each phase, if memory decides them, and how they were found.
         interruptions, goodput, repeated_steps: figures of the whole run; None in a brief status.
         origins: checkpoints that it was forked from.
-        evaluation_problem: reason why the newest evaluation beside training failed.
+        evaluation_problem: reason why the newest evaluation of a commit failed.
         damage: messages about records that could not be read. They are missing in the other fields.
     """
 
@@ -129,15 +115,15 @@ class Unreadable:
     problem: str
 
 
-def status(run: OpenedRun, now: float, *, brief: bool = False) -> RunStatus:
+def status(run: "Run | Outline", now: float, *, brief: bool = False) -> RunStatus:
     """Return the status of a run. Raises StoreError if the store cannot be read.
 
     `brief`: read only the newest metrics, which is quick even for a run of weeks, and leave out interruptions.
     """
-    return status_by(run, read_history(run.store, _BRIEF if brief else None), now, brief=brief)
+    return status_by(run, read_history(run.store, _BRIEF_SEGMENTS if brief else None), now, brief=brief)
 
 
-def status_by(run: OpenedRun, history: History, now: float, *, brief: bool) -> RunStatus:
+def status_by(run: "Run | Outline", history: History, now: float, *, brief: bool) -> RunStatus:
     """Return the status of a run whose history was read already, at least that of its newest steps. Raises
     StoreError."""
     found = presence(run.store, now)
@@ -145,7 +131,7 @@ def status_by(run: OpenedRun, history: History, now: float, *, brief: bool) -> R
     steps = history.steps
     step = max(int(steps.numbers[-1]) + 1 if len(steps) else 0, manifest.step if manifest else 0)
     state, reason = _state(run, found, history.events, step)
-    recent = medians(steps, "status", _RECENT)
+    recent = medians(steps, "status", _RECENT_STEPS)
     step_seconds = recent.get("seconds")
     evaluation = history.evaluations[-1] if history.evaluations else None
     figures = None if brief else measure(history)
@@ -155,7 +141,7 @@ def status_by(run: OpenedRun, history: History, now: float, *, brief: bool) -> R
         name=run.name,
         state=state,
         reason=reason,
-        stop_requested=_asked(found, history.events) if state == "running" else None,
+        stop_requested=_stop_request(found, history.events) if state == "running" else None,
         attempt=found.attempt if found else None,
         host=found.owner.host if found else None,
         pid=found.owner.pid if found else None,
@@ -189,7 +175,7 @@ def status_by(run: OpenedRun, history: History, now: float, *, brief: bool) -> R
 
 
 def _state(
-    run: OpenedRun, found: Presence | None, events: Sequence[Record], step: int
+    run: "Run | Outline", found: Presence | None, events: Sequence[Record], step: int
 ) -> tuple[State, str | None]:
     """Return the state, and the recorded reason if the run has ended."""
     if found is None:
@@ -202,9 +188,8 @@ def _state(
     return _ENDS[last["kind"]], last.get("reason")
 
 
-def _asked(found: Presence | None, events: Sequence[Record]) -> str | None:
-    asked = (event for event in reversed(events) if event["kind"] == "stop_requested")
-    last = next(asked, None)
+def _stop_request(found: Presence | None, events: Sequence[Record]) -> str | None:
+    last = next((event for event in reversed(events) if event["kind"] == "stop_requested"), None)
     if found is None or last is None or float(last["time"]) < found.owner.claimed:
         return None
     return str(last["by"])
@@ -248,8 +233,8 @@ def _terms(steps: StepHistory) -> dict[str, float]:
 def _mean(steps: StepHistory, name: str) -> float | None:
     """Return the running mean of a field over the newest steps that were not skipped; None if none of them has a
     number."""
-    values, mean = steps.column(name)[-_RECENT:], None
-    skipped = steps.column("skipped")[-_RECENT:] > 0
+    values, mean = steps.column(name)[-_RECENT_STEPS:], None
+    skipped = steps.column("skipped")[-_RECENT_STEPS:] > 0
     for value in values[np.isfinite(values) & ~skipped].tolist():
         mean = running_mean(mean, value)
     return mean
@@ -277,35 +262,43 @@ def _one_of_several(uri: str, now: float) -> RunStatus | Unreadable:
         return Unreadable(uri, error.problem)
 
 
-_SHOWN = 5  # number of newest interruptions, or of damaged records, that are shown
+_LINES_SHOWN = 5  # number of newest interruptions, or of damaged records, that are shown
 
 
 def describe(run: RunStatus, now: float) -> Iterator[str]:
     """Yield lines that describe one run, a line for each subject. `now`: seconds since 1970."""
     yield f"{run.name}  {run.uri}"
-    yield f"{'state':<12}{_state_line(run, now)}"
-    share = f" ({run.step / run.total_steps:.1%})"
-    tokens = f", {human_count(run.tokens)} tokens" if run.tokens else ""
-    age = f", recorded every {run.flush_seconds:g} s" if run.state == "running" else ""
-    yield f"{'progress':<12}step {run.step:,} of {run.total_steps:,}{share}{tokens}{age}"
-    if run.terms or run.heldout_terms:
-        yield f"{'loss':<12}{_loss(run)}"
-    if run.figures:
-        ahead = f", {human_duration(run.eta_seconds)} to go" if run.eta_seconds is not None else ""
-        said = (metric.say(run.figures[metric.name]) for metric in STEP if metric.name in run.figures)
-        yield f"{'rate':<12}{', '.join(said)}{ahead}"
-    yield f"{'checkpoint':<12}{_checkpoint(run, now)}"
-    if run.microbatch is not None:
-        yield f"{'microbatch':<12}{', '.join(map(str, run.microbatch))} rows: {run.microbatch_why}"
-    if run.goodput is not None:
-        yield f"{'goodput':<12}{run.goodput:.1%}, {run.repeated_steps or 0:,} steps repeated"
-    if run.evaluation_problem is not None:
-        yield f"{'evaluation':<12}failed at {run.evaluation_problem}"
+    for name, value in facts(run, now):
+        yield f"{name:<12}{value}"
     yield from _interruptions(run)
-    yield from _damage(run.damage)
+    if run.damage:
+        yield f"{'damaged':<12}{len(run.damage):,} records or objects could not be read; all else is without them:"
+        yield from (f"{'':<12}{line}" for line in run.damage[:_LINES_SHOWN])
     for origin in reversed(run.origins):
         changes = f", changed: {'; '.join(line[2:] for line in origin.changes)}" if origin.changes else ""
         yield f"{'forked from':<12}{origin.run} at step {origin.step:,}{changes}"
+
+
+def facts(run: RunStatus, now: float) -> Iterator[tuple[str, str]]:
+    """Yield names and texts of what a run is doing now, for the terminal and for the report."""
+    yield "state", _state_line(run, now)
+    share = f" ({run.step / run.total_steps:.1%})"
+    tokens = f", {human_count(run.tokens)} tokens" if run.tokens else ""
+    age = f", recorded every {run.flush_seconds:g} s" if run.state == "running" else ""
+    yield "progress", f"step {run.step:,} of {run.total_steps:,}{share}{tokens}{age}"
+    if run.terms or run.heldout_terms:
+        yield "loss", _loss(run)
+    if run.figures:
+        ahead = f", {human_duration(run.eta_seconds)} to go" if run.eta_seconds is not None else ""
+        rates = (metric.say(run.figures[metric.name]) for metric in STEP if metric.name in run.figures)
+        yield "rate", f"{', '.join(rates)}{ahead}"
+    yield "checkpoint", _checkpoint(run, now)
+    if run.microbatch is not None:
+        yield "microbatch", f"{', '.join(map(str, run.microbatch))} rows: {run.microbatch_why}"
+    if run.goodput is not None:
+        yield "goodput", f"{run.goodput:.1%}, {run.repeated_steps or 0:,} steps repeated"
+    if run.evaluation_problem is not None:
+        yield "evaluation", f"failed at {run.evaluation_problem}"
 
 
 def table(runs: Sequence[RunStatus | Unreadable], now: float) -> Table:
@@ -348,8 +341,8 @@ def _state_line(run: RunStatus, now: float) -> str:
     heard = f"heard of {human_duration(_ago(run.heard, now))} ago"
     match run.state:
         case "running":
-            asked = f"; asked to stop by {run.stop_requested}" if run.stop_requested else ""
-            return f"running for {human_duration(_ago(run.since, now))} on {where}, {heard}{asked}"
+            request = f"; asked to stop by {run.stop_requested}" if run.stop_requested else ""
+            return f"running for {human_duration(_ago(run.since, now))} on {where}, {heard}{request}"
         case "dead":
             return f"dead: it did not end, and is not running; last on {where}, {heard}"
         case _:
@@ -374,20 +367,14 @@ def _checkpoint(run: RunStatus, now: float) -> str:
 def _interruptions(run: RunStatus) -> Iterator[str]:
     if not run.interruptions:
         return
-    older = len(run.interruptions) - _SHOWN
-    more = f", the newest {_SHOWN}" if older > 0 else ""
+    older = len(run.interruptions) - _LINES_SHOWN
+    more = f", the newest {_LINES_SHOWN}" if older > 0 else ""
     yield f"{'interrupted':<12}{len(run.interruptions):,} times{more}:"
-    for gap in run.interruptions[-_SHOWN:]:
+    for gap in run.interruptions[-_LINES_SHOWN:]:
         then = "not resumed yet"
         if gap.resumed_from is not None and gap.downtime is not None:
             then = f"resumed at step {gap.resumed_from:,} after {human_duration(gap.downtime)}"
         yield f"{'':<12}{_date(gap.time)}  {gap.cause}; {then}"
-
-
-def _damage(lines: Sequence[str]) -> Iterator[str]:
-    if lines:
-        yield f"{'damaged':<12}{len(lines):,} records or objects could not be read; all else is without them:"
-        yield from (f"{'':<12}{line}" for line in lines[:_SHOWN])
 
 
 def _ago(then: float, now: float) -> float:

@@ -1,5 +1,5 @@
-"""The server of live pages about a run or a folder of runs, and of what has changed in them. It answers only GET and
-HEAD, on a local port, and only requests that name this machine as the host."""
+"""The server of a run's live page. It answers only GET and HEAD, on a local port, and only requests that name this
+machine as the host."""
 
 import gzip
 import ipaddress
@@ -8,27 +8,26 @@ import re
 import signal
 import socket
 import threading
+from base64 import b64encode
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
-from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
 from data_service.store.base import Store
 from launcher.errors import OptionError
-from launcher.observe.inspect.report.style import CSS
-from launcher.observe.inspect.report.summary import AXES, Axis
-from launcher.observe.watch import pages
-from launcher.observe.watch.html import Sections, document, standing, version, waiting
-from launcher.observe.watch.reader import FolderReader, RunReader, SeenFolder, SeenRun, View, Watched
-from launcher.runtime.run.outline import RECORD
+from launcher.observe.inspect.report.style import CSS, badge, document, header, text
+from launcher.observe.watch.live import LivePage, draw_run
 
-_KEPT = 32  # largest number of drawn pages in memory
-_UP = '<a class="up" href="/">&larr; all runs</a>'
+_RELOAD_S = 10  # seconds after which a browser without scripts reloads the page
+_HEAD = (
+    f'<noscript><meta http-equiv="refresh" content="{_RELOAD_S}"></noscript>'
+    '<link rel="icon" href="data:,"><script src="/live.js" defer></script>'
+)
 
 
 @dataclass(frozen=True)
@@ -38,137 +37,49 @@ class Response:
     status: int
     kind: str
     body: bytes
-
-
-@dataclass(frozen=True)
-class _Page:
-    """A drawn page."""
-
-    title: str
-    sections: Sections
-    state: dict[str, object]
-    up: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 class Site:
-    """Reads the run or folder at `uri` while somebody looks at its pages, and draws them. It is thread-safe."""
+    """The live page of the run at `uri` and its script. It is thread-safe."""
 
     def __init__(self, uri: str, store: Store) -> None:
-        self._uri, self._store = uri, store
-        self._runs: dict[str, Watched[SeenRun]] = {}
-        self._readers = RunReader(uri, store), FolderReader(uri, store)
-        self._top: Watched[SeenRun | SeenFolder] = Watched(self._read)
-        self._lock = threading.Lock()
-        self._drawing = threading.Lock()  # a page for several requests at a time is drawn once
-        self._drawn: dict[tuple[object, ...], Sections] = {}
-        style = f"{CSS}{_asset('watch.css')}".encode()
-        script = _asset("watch.js").encode()
-        self._files = {
-            "/watch.css": Response(200, "text/css", style),
-            "/watch.js": Response(200, "text/javascript", script),
-        }
+        self._uri = uri
+        self._page = LivePage(lambda: draw_run(uri, store, _HEAD))
+        script = resources.files("launcher.observe.watch").joinpath("assets", "live.js").read_bytes()
+        self._script = Response(200, "text/javascript", script)
 
-    def answer(self, target: str) -> Response:
-        """Return the response to a GET of `target`, a path with a query."""
-        parts = urlsplit(target)
-        if parts.path in self._files:
-            return self._files[parts.path]
-        query = parse_qs(parts.query, keep_blank_values=True, max_num_fields=100)
-        page = self._page(parts.path, _axis(query), query.get("run", []))
-        if page is None:
-            return Response(404, "text/plain", b"there is no such page\n")
-        if "live" in query:
-            return _news(page, query["live"][0])
-        html = document(page.title, page.sections, page.state, page.up)
-        return Response(200, "text/html", html.encode("utf-8", "replace"))
-
-    def _page(self, path: str, axis: Axis, asked: Sequence[str]) -> _Page | None:
-        """Return the page at `path`; None if there is none."""
-        top = self._top.look()
-        folder = top.value if isinstance(top.value, SeenFolder) else None
-        if path.startswith("/run/") and folder is not None:
-            name = unquote(path.removeprefix("/run/"))
-            if name not in folder.runs:
-                return None
-            view = self._watched(name).look()
-            return self._run(f"{self._uri.rstrip('/')}/{name}", name, view, view.value, axis, _UP)
+    def answer(self, path: str) -> Response:
+        """Return the response to a GET of `path`."""
+        if path == "/live.js":
+            return self._script
         if path != "/":
-            return None
-        if folder is not None:
-            return self._folder(top, folder, axis, asked)
-        seen = top.value if isinstance(top.value, SeenRun) else None
-        return self._run(self._uri, "", top, seen, axis)
+            return _plain(HTTPStatus.NOT_FOUND, "there is no such page")
+        html, state = self._page.look()
+        html = html or self._waiting(state["error"])
+        about = {"Maskfleet-State": json.dumps(state)}  # in ASCII
+        return Response(200, "text/html", html.encode("utf-8", "replace"), about)
 
-    def _run(
-        self, uri: str, name: str, view: View[Any], seen: SeenRun | None, axis: Axis, up: str = ""
-    ) -> _Page:
-        if seen is None:
-            return _Page(uri, waiting(uri, view), standing(view), up)
-        key = ("run", name, axis, view.version)
-        with self._drawing:
-            sections = self._drawn.get(key) or self._keep(key, pages.run_sections(seen, axis))
-        return _Page(seen.status.name, sections, standing(view), up)
-
-    def _folder(self, top: View[Any], folder: SeenFolder, axis: Axis, asked: Sequence[str]) -> _Page:
-        tones = pages.chosen(folder, asked)
-        for name in tones:  # start all reads before waiting for one
-            self._watched(name).look(patience_s=0.0)
-        views = {name: self._watched(name).look() for name in tones}
-        versions = tuple((name, tone, views[name].version, views[name].error) for name, tone in tones.items())
-        key = ("folder", axis, top.version, versions)
-        with self._drawing:
-            sections = self._drawn.get(key) or self._keep(
-                key, pages.folder_sections(self._uri, folder, tones, views, axis)
-            )
-        return _Page(self._uri.rstrip("/").rpartition("/")[2], sections, standing(top))
-
-    def _keep(self, key: tuple[object, ...], sections: Sections) -> Sections:
-        while len(self._drawn) >= _KEPT:
-            del self._drawn[next(iter(self._drawn))]  # the oldest
-        self._drawn[key] = sections
-        return sections
-
-    def _read(self) -> SeenRun | SeenFolder:
-        one, many = self._readers
-        return one.read() if self._store.size(RECORD) is not None else many.read()
-
-    def _watched(self, name: str) -> Watched[SeenRun]:
-        """Return the reader of one of the folder's runs."""
-        with self._lock:
-            if name not in self._runs:
-                reader = RunReader(f"{self._uri.rstrip('/')}/{name}", self._store.at(name))
-                self._runs[name] = Watched(reader.read)
-            return self._runs[name]
+    def _waiting(self, error: object) -> str:
+        """Return the page for a run that has not been read yet."""
+        problem = f"{error}." if error else "It is being read for the first time."
+        note = f'<p class="notice">{text(problem)} This page shows the run as soon as it can be read.</p>'
+        section = f'<section id="s-head">{header(self._uri, badge("waiting", " open"))}{note}</section>'
+        return document(f"{self._uri} - Maskfleet", [section], _HEAD)
 
 
-def _news(page: _Page, known: str) -> Response:
-    """Return the state of a page, with all its sections if they have changed since the version `known`."""
-    current = version(page.sections)
-    news: dict[str, object] = {"version": current, "title": page.title, **page.state}
-    if current != known:
-        news["sections"] = page.sections
-    return Response(200, "application/json", json.dumps(news).encode())
-
-
-def _axis(query: dict[str, list[str]]) -> Axis:
-    asked = query.get("axis", [""])[0]
-    return next((axis for axis in AXES if axis == asked), "steps")
-
-
-def _asset(name: str) -> str:
-    return resources.files("launcher.observe.watch").joinpath("assets", name).read_text("utf-8")
-
-
-_MOST_REQUESTS = 256  # at a time; further ones wait
-_TURN_S = 0.02  # for a request to end, before an unfinished one makes room
+_MAX_REQUESTS = 256  # served at a time; further ones queue
+_SLOT_WAIT_S = 0.02  # wait for a request to end, before an unfinished one gives up its place
+_SEND_TIMEOUT_S = 10.0  # longest wait for a browser that does not finish its request
 _HOST = re.compile(
     r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:@/?#\\\[\]]+))(?::[0-9]{1,5})?"
-)  # of a Host header, with its port
-_PATIENCE_S = 10.0  # longest wait for a browser that does not finish its request
+)  # value of a Host header, with its port
+_BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+_STYLE_HASH = b64encode(sha256(CSS.encode()).digest()).decode()
 _HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; script-src 'self'; style-src 'sha256-{_STYLE_HASH}'; connect-src 'self'; "
+        "img-src data:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -193,8 +104,8 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, site: Site, host: str, port: int) -> None:
         self.site, self._host = site, host
-        self._unread: OrderedDict[socket.socket, None] = OrderedDict()  # connections, the oldest first
-        self._room = threading.BoundedSemaphore(_MOST_REQUESTS)
+        self._unfinished: OrderedDict[socket.socket, None] = OrderedDict()  # requests, the oldest first
+        self._slots = threading.BoundedSemaphore(_MAX_REQUESTS)
         self.names = {"localhost", host.lower(), *({socket.gethostname().lower()} if _is_any(host) else ())}
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -219,18 +130,24 @@ class Server(ThreadingHTTPServer):
         return name in self.names or _is_address(name)
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client: object) -> None:
-        """Answer on a thread. If all are busy, further clients wait, and the one that has been slowest to send its
-        request makes room."""
+        """Answer on a thread. While all places are taken, further clients queue, and the client that has been slowest
+        to send its request is answered 503."""
         assert isinstance(request, socket.socket)
-        while not self._room.acquire(timeout=_TURN_S):
+        while not self._slots.acquire(timeout=_SLOT_WAIT_S):
             with suppress(KeyError, OSError):
-                self._unread.popitem(last=False)[0].shutdown(socket.SHUT_RDWR)
-        self._unread[request] = None
+                slowest = self._unfinished.popitem(last=False)[0]
+                slowest.sendall(_BUSY)
+                slowest.shutdown(socket.SHUT_RDWR)
+        self._unfinished[request] = None
         super().process_request(request, client)
 
-    def was_read(self, request: socket.socket) -> None:
-        """Note that a client has sent its request."""
-        self._unread.pop(request, None)
+    def finish_reading(self, request: socket.socket) -> bool:
+        """Note that a client has sent its request. Return whether it still has its place."""
+        try:
+            del self._unfinished[request]
+        except KeyError:
+            return False
+        return True
 
     def process_request_thread(
         self, request: socket.socket | tuple[bytes, socket.socket], client: object
@@ -239,8 +156,8 @@ class Server(ThreadingHTTPServer):
             super().process_request_thread(request, client)
         finally:
             assert isinstance(request, socket.socket)
-            self.was_read(request)
-            self._room.release()
+            self._unfinished.pop(request, None)
+            self._slots.release()
 
     def handle_error(self, request: object, client: object) -> None:
         """Ignore errors of connections that a browser has closed or does not continue."""
@@ -251,16 +168,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: Server
     server_version, sys_version = "maskfleet", ""
-    timeout = _PATIENCE_S
+    timeout = _SEND_TIMEOUT_S
 
     def do_GET(self) -> None:
-        self._send(self._answer())
+        if self.server.finish_reading(self.connection):
+            self._send(self._answer())
 
-    def do_HEAD(self) -> None:
-        self._send(self._answer())
+    do_HEAD = do_GET
 
     def _refuse(self) -> None:
-        self._send(_plain(HTTPStatus.METHOD_NOT_ALLOWED, "this page can only be read"))
+        self._send(_plain(HTTPStatus.METHOD_NOT_ALLOWED, "this page can only be read", Allow="GET, HEAD"))
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
 
@@ -268,16 +185,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing."""
 
     def _answer(self) -> Response:
-        self.server.was_read(self.connection)
         named = self.headers.get_all("Host", [])
         if len(named) != 1 or not self.server.is_named(named[0]) or not self.path.startswith("/"):
             return _plain(HTTPStatus.FORBIDDEN, "this host is not served here: choose it with --host")
         try:
-            return self.server.site.answer(self.path)
-        except Exception as error:  # an unexpected request or record: the next request may succeed
-            return _plain(
-                HTTPStatus.INTERNAL_SERVER_ERROR, f"no page could be made: {type(error).__name__}: {error}"
-            )
+            return self.server.site.answer(self.path.partition("?")[0])
+        except Exception as error:  # unexpected: the next request may succeed
+            problem = f"no page could be made: {type(error).__name__}: {error}"
+            return _plain(HTTPStatus.INTERNAL_SERVER_ERROR, problem)
 
     def end_headers(self) -> None:
         for name, value in _HEADERS.items():
@@ -295,31 +210,30 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Vary", "Accept-Encoding")
         if zipped:
             self.send_header("Content-Encoding", "gzip")
-        if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
-            self.send_header("Allow", "GET, HEAD")
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
 
 def serve(server: Server, say: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C or SIGTERM. `say`: function that tells the operator the page's URL."""
-    asked = threading.Event()
+    """Serve until Ctrl-C or SIGTERM. `say`: function that shows the page's URL to the operator."""
+    ended = threading.Event()
     before = {
-        number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGINT, signal.SIGTERM)
+        number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGINT, signal.SIGTERM)
     }
-    thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="watch server", daemon=True)
-    thread.start()
+    threading.Thread(target=server.serve_forever, args=(0.1,), name="watch server", daemon=True).start()
     say(server.url)
-    asked.wait()
+    ended.wait()
     for number, handler in before.items():
         signal.signal(number, handler)
     server.shutdown()
     server.socket.close()
 
 
-def _plain(status: HTTPStatus, text: str) -> Response:
-    return Response(status, "text/plain", f"{text}\n".encode("utf-8", "replace"))
+def _plain(status: HTTPStatus, words: str, **headers: str) -> Response:
+    return Response(status, "text/plain", f"{words}\n".encode("utf-8", "replace"), headers)
 
 
 def _is_any(host: str) -> bool:

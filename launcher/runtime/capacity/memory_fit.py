@@ -71,6 +71,8 @@ CPU_TOKENS = 8192
 256, rows of 128: 3.9k tokens/s with 1 row, 5.5k with 16, 6.0k with 64, 5.4k with 128; with 2 layers of 768, rows of
 512: 0.8k with 1 row, 1.0k from 4 on."""
 
+_TURNS = 2  # counts of the passes of a microbatch that shall fit
+
 
 @dataclass(frozen=True)
 class Bill:
@@ -124,8 +126,11 @@ def rows_that_fit(bill: Bill, room: int) -> list[int]:
 
 def _rows_that_fit(bill: Bill, phase: RecipePhase, room: int) -> int:
     most, texts = _useful(bill, phase), bill.recipe.input.texts
-    added = bill.microbatches(phase, most)
-    return _most(most, lambda rows: memory.total(added.parts(rows * texts)) <= room)
+    for _ in range(_TURNS):  # what is known is nearer the number that fits in each
+        added = bill.microbatches(phase, most)
+        found = _most(most, lambda rows: memory.total(added.parts(rows * texts)) <= room)  # noqa: B023
+        most = min(most, 2 * found)
+    return found
 
 
 def _useful(bill: Bill, phase: RecipePhase) -> int:

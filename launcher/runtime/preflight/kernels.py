@@ -6,7 +6,7 @@ import json
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.layers.kernel_choice import Kernel, Place, Preference
-from encoder_core.trials.kernel_trial import Candidate, Limits, TriedKernel, preference, try_kernels
+from encoder_core.trials.kernel_trial import Limits, TriedKernel, preference, try_kernels
 from encoder_core.trials.trial_network import Subject
 from launcher.runtime.preflight.collective import installed
 from launcher.runtime.recipe.load import load
@@ -123,15 +123,13 @@ def subject_of(recipe: Recipe, config: ModelConfig) -> Subject:
 def examine_kernels(
     subject: Subject,
     gpu: str,
-    skipped: Mapping[Candidate, str],
-    began: Callable[[Candidate], None],
     *,
     timed: bool,
     limits: Limits | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> KernelVerdict:
     """Try the kernels on `gpu` and return the verdict. The other arguments are those of `try_kernels`."""
-    trial = try_kernels(subject, skipped, began, timed=timed, limits=limits, tick=tick)
+    trial = try_kernels(subject, timed=timed, limits=limits, tick=tick)
     order = preference(trial.tried)
     return KernelVerdict(
         time=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -151,7 +149,7 @@ def every_form() -> Iterator[tuple[str, KernelVerdict]]:
     for name in _FORMS:
         recipe = load(name) if gpu else tiny(load(name))
         subject = subject_of(recipe, known(recipe.model))
-        yield name, examine_kernels(subject, gpu or "CPU", {}, lambda candidate: None, timed=gpu is not None)
+        yield name, examine_kernels(subject, gpu or "CPU", timed=gpu is not None)
 
 
 _CPUINFO = Path("/proc/cpuinfo")

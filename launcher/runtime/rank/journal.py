@@ -1,4 +1,4 @@
-"""What a rank records. Rank 0 writes metrics, events and TensorBoard files; every rank sends heartbeats.
+"""What a rank records. Rank 0 writes metrics and events; every rank sends heartbeats.
 
 `Utilisation` is model FLOPs utilisation (MFU; Chowdhery et al. 2022, appendix B): the FLOPs that a step needs,
 divided by what the devices could compute in its time. Recomputation does not count. FLOPs are counted once a phase, for
@@ -21,7 +21,6 @@ from launcher.runtime.capacity.devices import gpu_of_device
 from launcher.runtime.capacity.workload import full_rows, microbatch_flops, phase_targets
 from launcher.runtime.policies.stragglers import Detector
 from launcher.runtime.rank.startup import Startup
-from launcher.runtime.rank.tensorboard import TensorBoardFiles
 from launcher.runtime.recipe.phases import during
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.log import RunLog, evaluation_record
@@ -99,17 +98,15 @@ class Link(Protocol):
 
 @dataclass(frozen=True)
 class RankJournal:
-    """The recorder of a rank's work. Only rank 0 writes metrics, events and files. `hosts`: name of each rank's
+    """The recorder of a rank's work. Only rank 0 writes metrics and events. `hosts`: name of each rank's
     machine.
 
-    Errors of the store or of the disk never raise here. Only `flush` and `close` wait for store and disk, for a limited
-    time.
+    Errors of the store never raise here. Only `flush` and `close` wait for it, for a limited time.
     """
 
     link: Link
     startup: Startup
     journal: RunLog | None
-    tensorboard: TensorBoardFiles | None
     stragglers: Detector | None = None
     hosts: Sequence[str] = ()
     utilisation: Utilisation | None = None
@@ -129,8 +126,6 @@ class RankJournal:
         self._write(record)
         if not self.startup.over:
             self._underway(record)
-        if self.tensorboard is not None:
-            self.tensorboard.step(record)
         if not all(report.applied.values()):
             self.event("skipped_step", step=report.before.step, reason=_why_skipped(record))
         self._stragglers(report)
@@ -156,10 +151,7 @@ class RankJournal:
     def evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         if self.journal is None:
             return
-        record = evaluation_record(step, figures)
-        self._write(record)
-        if self.tensorboard is not None:
-            self.tensorboard.evaluation(record)
+        self._write(evaluation_record(step, figures))
 
     def _stragglers(self, report: StepReport) -> None:
         found = self.stragglers.step(report.paces, report.seconds) if self.stragglers is not None else []
@@ -195,11 +187,9 @@ class RankJournal:
             self.journal.flush()
 
     def close(self) -> None:
-        """Write all records and close the files, within a limited time. This is called at every end of training."""
+        """Write all records, within a limited time. This is called at every end of training."""
         if self.journal is not None and not self.journal.close():
             self.link.note("the newest records could not be written: they are missing from the run's history")
-        if self.tensorboard is not None:
-            self.tensorboard.close()
 
     def _write(self, record: dict[str, Any]) -> None:
         assert self.journal is not None

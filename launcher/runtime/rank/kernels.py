@@ -3,23 +3,21 @@
 The first rank on each kind of GPU tries the kernels that the recipe's networks need, in a separate process
 (`encoder_core/trials/kernel_trial.py`). The result is stored in the run under a hash of everything that it depends on,
 so every later start uses the same kernels without a trial. A kernel that hangs or crashes does not end the trial. Only
-a failure of the rank itself or of its machine ends the start; a kernel during whose trial two starts ended is left out.
-On a CPU nothing is tried: the tests check its kernels against the formula.
+a failure of the rank itself or of its machine ends the start. On a CPU nothing is tried: the tests check its kernels
+against the formula.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
 from itertools import count
-from typing import get_args
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
 
 from checkpoints.gather import Peers
-from data_service.store.base import Store
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.layers.kernel_choice import Kernel, Place, prefer
-from encoder_core.trials.kernel_trial import Candidate, Limits
+from encoder_core.layers.kernel_choice import prefer
+from encoder_core.trials.kernel_trial import Limits
 from encoder_core.trials.trial_network import Subject
 from launcher.runtime.preflight.collective import installed
 from launcher.runtime.preflight.kernels import (
@@ -33,15 +31,6 @@ from launcher.runtime.rank.journal import Link, RankJournal
 from launcher.runtime.run.record import Run
 
 FOLDER = "kernels"
-_ENDS = 2  # number of starts that ended while they tried a kernel, after which the kernel is left out
-
-
-class _Begun(BaseModel):
-    """The number of starts that began to try a kernel and did not finish the trial."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    starts: int
 
 
 def settle_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: Link) -> list[KernelVerdict]:
@@ -90,51 +79,17 @@ def _verdict(run: Run, name: str, gpu: str, subject: Subject, link: Link) -> tup
     store, key = run.store, f"{FOLDER}/{name}.json"
     if store.size(key) is not None:
         return KernelVerdict.model_validate_json(store.get(key)), False
-    begun, ticks = _begun(store, name), count(1)
-    fatal = {
-        one: f"{starts} starts ended while it was tried" for one, starts in begun.items() if starts >= _ENDS
-    }
-    marked: list[Candidate] = []
-
-    def tick() -> None:
-        link.beat(0, "trying kernels", next(ticks))
-
-    def began(one: Candidate) -> None:
-        tick()
-        if one not in marked:
-            store.put(_trying(name, one), _Begun(starts=begun.get(one, 0) + 1).model_dump_json().encode())
-            store.delete_many([_trying(name, other) for other in marked])
-            marked[:] = [one]
-
+    ticks = count(1)
     # The ranks that wait for this one show no progress meanwhile.
     limits = Limits(whole=min(Limits.whole, run.recipe.watchdog.other / 2))
     timed = not run.recipe.deterministic
-    verdict = examine_kernels(subject, gpu, fatal, began, timed=timed, limits=limits, tick=tick)
-    store.delete_many([_trying(name, one) for one in {*begun, *marked}])
+    verdict = examine_kernels(
+        subject, gpu, timed=timed, limits=limits, tick=lambda: link.beat(0, "trying kernels", next(ticks))
+    )
     if not verdict.tried:  # for example because the GPU was full; the next start tries again
         return verdict, True
     store.put_if_absent(key, verdict.model_dump_json(indent=1).encode())
     return KernelVerdict.model_validate_json(store.get(key)), True
-
-
-_CANDIDATES: Sequence[Candidate] = [
-    (place, kernel) for place in get_args(Place) for kernel in get_args(Kernel)
-]
-
-
-def _trying(name: str, one: Candidate) -> str:
-    place, kernel = one
-    return f"{FOLDER}/{name}-{kernel if place == 'attention' else f'{place}-{kernel}'}.trying"
-
-
-def _begun(store: Store, name: str) -> dict[Candidate, int]:
-    """Return, for each kernel, how many starts ended while they tried it."""
-    there = {entry.key for entry in store.list(f"{FOLDER}/")}
-    return {
-        one: _Begun.model_validate_json(store.get(key)).starts
-        for one in _CANDIDATES
-        if (key := _trying(name, one)) in there
-    }
 
 
 def record_kernels(journal: RankJournal, verdicts: Sequence[KernelVerdict]) -> None:

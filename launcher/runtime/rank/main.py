@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 
 import torch
 from jaxtyping import Float32
@@ -17,7 +16,6 @@ from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers
 from checkpoints.load import ensure_kinds
 from data_service.samples.spec import StreamSpec
-from data_service.store.local import LocalStore
 from data_service.stream.positions import Positions
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.pieces import Pieces, compile_layers
@@ -62,7 +60,6 @@ from launcher.runtime.rank.removals import settle_removals
 from launcher.runtime.rank.resume import Memory, ResumePoint, missing_records, resume_point
 from launcher.runtime.rank.spike_guard import SpikeGuard
 from launcher.runtime.rank.startup import Startup
-from launcher.runtime.rank.tensorboard import TensorBoardFiles
 from launcher.runtime.run.kept_tokenizer import kept_once
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import Run
@@ -112,7 +109,7 @@ def run_rank(
         startup.done("load")
         # Open the journal, and record how this start begins.
         meter = _meter(run, tokenizer, engine, control)
-        journal = _journal(run, attempt, control, link, startup, state, hosts, meter)
+        journal = _journal(run, attempt, control, link, startup, hosts, meter)
         ending.callback(journal.close)
         _record_start(run, journal, state, good, begin, control, (reports, verdicts, limits, compilation))
         run, resumed = _without_removed(run, attempt, state, peers, journal), good.manifest if good else None
@@ -314,18 +311,14 @@ def _journal(
     control: Control,
     link: Link,
     startup: Startup,
-    state: TrainState,
     hosts: list[str],
     meter: Utilisation | None,
 ) -> RankJournal:
     if control.rank != 0:
-        return RankJournal(link, startup, None, None)
-    files = None
-    if run.recipe.logging.tensorboard and isinstance(run.store, LocalStore):
-        files = TensorBoardFiles(Path(run.store.root) / "tensorboard", state.step, link.note)
+        return RankJournal(link, startup, None)
     metrics = RunLog(run.store, attempt.number, run.recipe.logging.flush_seconds, link.note)
     stragglers = Detector(run.recipe.stragglers, forward=run.recipe.zero < 3)
-    return RankJournal(link, startup, metrics, files, stragglers, hosts, meter)
+    return RankJournal(link, startup, metrics, stragglers, hosts, meter)
 
 
 def _record_corruption(journal: RankJournal, found: CorruptReplica, hosts: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from checkpoints.layout import CheckpointName
 from data_service.store.base import Store
 from launcher.runtime.recipe.evaluation import EvaluationTask
-from launcher.runtime.run.sealed import Sealed, SealedReader, keep, name_of, read, read_all
+from launcher.runtime.run.sealed import Sealed, keep, name_of, read, read_all
 
 ROOT = "evaluations/"
 VERSION = 3
@@ -171,33 +171,19 @@ def unevaluated(store: Store, mark: CheckpointName, tasks: Sequence[EvaluationTa
     return any(task not in [cell.task for cell in done if cell.version == VERSION] for task in tasks)
 
 
-class EvaluationReader:
-    """Reads the evaluations of a run's commits repeatedly. Each call requests only objects that are new
-    (`SealedReader`)."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._commits = SealedReader(store, CommitWeights)
-        self._results = SealedReader(store, DiagnosticResult)
-
-    def read(self) -> list[Evaluated]:
-        """Return every commit that was evaluated, by step and attempt, including commits that are deleted now.
-
-        It costs one listing, and a request for each new object. Raises StoreError.
-        """
-        listed = list(self._store.list(ROOT))
-        commits = self._commits.read(entry for entry in listed if entry.key.startswith(_COMMITS))
-        folders = {_of_weights(commit.weights) for commit in commits}
-        results: dict[str, list[DiagnosticResult]] = {folder: [] for folder in folders}
-        for result in self._results.read(entry for entry in listed if _folder(entry.key) in folders):
-            results[_of_weights(result.cell.weights)].append(result)
-        commits.sort(key=lambda commit: (commit.step, commit.attempt))
-        return [Evaluated(commit, tuple(results[_of_weights(commit.weights)])) for commit in commits]
-
-
 def evaluated(store: Store) -> list[Evaluated]:
-    """Read once what an `EvaluationReader` reads. Raises StoreError."""
-    return EvaluationReader(store).read()
+    """Return every commit that was evaluated, by step and attempt, including commits that are deleted now.
+
+    It costs one listing, and a request for each object. Raises StoreError.
+    """
+    keys = [entry.key for entry in store.list(ROOT)]
+    commits = read_all(store, (key for key in keys if key.startswith(_COMMITS)), CommitWeights)
+    folders = {_of_weights(commit.weights) for commit in commits}
+    results: dict[str, list[DiagnosticResult]] = {folder: [] for folder in folders}
+    for result in read_all(store, (key for key in keys if _folder(key) in folders), DiagnosticResult):
+        results[_of_weights(result.cell.weights)].append(result)
+    commits.sort(key=lambda commit: (commit.step, commit.attempt))
+    return [Evaluated(commit, tuple(results[_of_weights(commit.weights)])) for commit in commits]
 
 
 def _folder(key: str) -> str:

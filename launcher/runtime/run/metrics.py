@@ -15,8 +15,8 @@ from typing import Any, Literal
 from launcher.output import human_count, human_duration
 
 Display = Literal["progress", "status", "tile", "curve", "gauge", "tracker"]
-"""The displays, in this order: the progress line; `runs status` and the tiles of the live page; the tiles and the
-curves of the report; Prometheus; TensorBoard, W&B and MLflow."""
+"""The displays, in this order: the progress line; `runs status`; the tiles and the curves of the
+report; Prometheus; TensorBoard, W&B and MLflow."""
 EVERYWHERE: tuple[Display, ...] = ("progress", "status", "tile", "curve", "gauge", "tracker")
 
 _SMOOTHING = 0.9  # weight of the earlier mean in a running mean, at each step

@@ -22,7 +22,6 @@ class Recorder:
 
     Args:
         note: function that shows a line to the operator.
-        what: name of the things written, for that line.
         capacity: largest number of writes that wait.
         again_s: seconds before a failed write is repeated.
     """
@@ -32,9 +31,8 @@ class Recorder:
         note: Callable[[str], None],
         capacity: int = 4096,
         again_s: float = _RETRY_S,
-        what: str = "records",
     ) -> None:
-        self._note, self._capacity, self._again_s, self._what = note, capacity, again_s, what
+        self._note, self._capacity, self._again_s = note, capacity, again_s
         self._waiting: deque[Write] = deque()
         self._changed = threading.Condition()
         self._busy = self._closed = False
@@ -99,4 +97,4 @@ class Recorder:
     def _tell(self, subject: str, text: str) -> None:
         if subject not in self._told:
             self._told.add(subject)
-            self._note(f"{self._what} {text}")
+            self._note(f"records {text}")

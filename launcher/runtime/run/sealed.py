@@ -10,12 +10,12 @@ and evaluations of a run's checkpoints are stored like this.
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data_service.formats import REMEDY, newer
-from data_service.store.base import ATTEMPTS, Entry, Store, digest, together
+from data_service.store.base import ATTEMPTS, Store, digest, together
 from data_service.store.errors import KeyMissing
 from launcher.errors import RunError
 
@@ -89,37 +89,6 @@ def read(store: Store, path: str, kind: type[M]) -> M | None:
 def read_all(store: Store, paths: Iterable[str], kind: type[M]) -> list[M]:
     """Return those of `paths` that can be read, in their order. Raises as `read`."""
     return [found for found in together(lambda path: read(store, path, kind), paths) if found is not None]
-
-
-class SealedReader(Generic[M]):
-    """Reads the objects of one kind repeatedly. Each call requests only objects that are new or have changed.
-
-    A version of an object, as listings name it, always has the same bytes. So an object is read again only if its
-    version in the listing has changed. Objects that cannot be read are tried again each time.
-    """
-
-    def __init__(self, store: Store, kind: type[M]) -> None:
-        self._store, self._kind = store, kind
-        # By path: the version in the listing, and the content that was read.
-        self._known: dict[str, tuple[str, M]] = {}
-
-    def read(self, listed: Iterable[Entry]) -> list[M]:
-        """Return those of `listed` that can be read, in their order. Objects that are not listed are forgotten. Raises
-        as `read`."""
-        entries = list(listed)
-        new = [entry for entry in entries if not self._knows(entry)]
-        found = together(lambda entry: read(self._store, entry.key, self._kind), new)
-        fresh = {
-            entry.key: (entry.version, made)
-            for entry, made in zip(new, found, strict=True)
-            if made is not None
-        }
-        known = {entry.key: self._known[entry.key] for entry in entries if self._knows(entry)}
-        self._known = known | fresh
-        return [self._known[entry.key][1] for entry in entries if entry.key in self._known]
-
-    def _knows(self, entry: Entry) -> bool:
-        return bool(entry.version) and self._known.get(entry.key, ("",))[0] == entry.version
 
 
 def _is_whole(data: bytes) -> bool:

@@ -1,48 +1,56 @@
 """The objects that hold a run's records: segments, numbered for each attempt, and packs of many segments.
 
     metrics/a000002/00000007.jsonl             segment 7 of attempt 2: JSON lines
-    metrics/a000002/00000000-00000511.npz      pack of segments 0 to 511 of attempt 2
+    metrics/a000002/00000000-00000511.parquet  pack of segments 0 to 511 of attempt 2
 
 A segment's bytes never change, and only its own attempt writes it. So a segment that is stored twice, in a pack and by
 itself, is read once, from the pack.
 
-A pack is a NumPy archive (`.npz`): each field of the step records is an array that can be read without the others and
-without parsing JSON. Parquet would allow that too, but loading its library costs every reader 36 MB. A pack also has
-the bytes of the segments, so it loses nothing, not even damaged lines.
+A pack is a Parquet file, which any tool can read: a row for each line of the segments, damaged ones included. A field
+of the step records is a column, which is read without the others and without parsing JSON. pyarrow takes 36 MB, so it
+is imported only where a pack is written or read.
 
-    data, ends           bytes of all segments joined; offset at which each ends
-    segment              [steps] number of the segment that holds each step record
-    step.<field>         [steps] float64, NaN if the field is not a number
-    others, damage       JSON: records of other kinds, by segment; messages about lines that could not be read
-    format               1; packs without it have format 1, too
+    in-segment               number of the segment that holds the line
+    step-line, other-line    the line's bytes with its end: that of a step record, or another one; the other is null
+    <field>                  float64: a step record's field, null if it is not a number
+    metadata "maskfleet"     sealed JSON: {"format": 1, "lines": number of lines, "fields": [names of the fields]}
 """
 
 import io
 import json
 import re
-import zipfile
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, cast
+from functools import cached_property
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from data_service.formats import REMEDY, newer
+from checkpoints.layout import sealed, unsealed
+from data_service.formats import REMEDY, newer, says_newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from launcher.errors import RunError
 from launcher.runtime.run.step_table import Floats, Ints, StepTable, TableBuilder
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
 METRICS = "metrics"
 EVENTS = "events"
+PACKED = ".parquet"
+"""The end of a pack's key."""
+_SEGMENT_END = ".jsonl"
 
 _READERS = 16  # concurrent gets: segments are small, so on S3 latency limits a single reader
 _AT_ONCE = 64  # number of segments in memory
 _RELISTINGS = 20  # most listings of an attempt whose segments are packed while they are read
-_KEY = re.compile(r"\w+/a(\d{6,12})/(\d{8,12})(?:\.jsonl|-(\d{8,12})\.npz)")
+_KEY = re.compile(r"\w+/a(\d{6,12})/(\d{8,12})(?:\.jsonl|-(\d{8,12})\.parquet)")
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,7 @@ class Stretch:
 
     @property
     def packed(self) -> bool:
-        return self.key.endswith(".npz")
+        return self.key.endswith(PACKED)
 
 
 def segment_prefix(folder: str, attempt: int) -> str:
@@ -65,11 +73,11 @@ def segment_prefix(folder: str, attempt: int) -> str:
 
 def segment_key(folder: str, attempt: int, number: int) -> str:
     """Return the key of a segment. An attempt's segments are numbered from 0, without a gap."""
-    return f"{segment_prefix(folder, attempt)}{number:08d}.jsonl"
+    return f"{segment_prefix(folder, attempt)}{number:08d}{_SEGMENT_END}"
 
 
 def pack_key(folder: str, attempt: int, first: int, last: int) -> str:
-    return f"{segment_prefix(folder, attempt)}{first:08d}-{last:08d}.npz"
+    return f"{segment_prefix(folder, attempt)}{first:08d}-{last:08d}{PACKED}"
 
 
 def stored(store: Store, prefix: str) -> dict[int, list[Stretch]]:
@@ -144,10 +152,8 @@ def _get(store: Store, stretch: Stretch) -> bytes | None:
 
 
 MOST_BYTES = 8 << 20  # number of bytes of segments that fill a pack
-_LARGEST = 256 << 20  # largest number of bytes of an array in a pack
-_BUFFER = 16 << 10  # bytes, for the headers of the archive; larger reads bypass the buffer
-_STEP = "step."
-_UNSOUND = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, RuntimeError)
+_SEGMENT, _STEP_LINE, _OTHER_LINE = "in-segment", "step-line", "other-line"  # no field's name has a hyphen
+_ABOUT = "maskfleet"  # key in the file's metadata of a digest and what it covers
 
 
 class DamagedPack(RunError):
@@ -155,84 +161,139 @@ class DamagedPack(RunError):
 
 
 def pack(first: int, segments: list[bytes], names: list[str]) -> bytes:
-    """Return a pack of segments numbered from `first`. `names`: names of the segments in messages about damage."""
-    builder = TableBuilder()
-    for index, (data, name) in enumerate(zip(segments, names, strict=True)):
-        builder.add(first + index, name, data)
-    table = builder.build()
-    file = io.BytesIO()
-    arrays: dict[str, Any] = {_STEP + name: column for name, column in table.columns.items()}
-    np.savez_compressed(
-        file,
-        data=np.frombuffer(b"".join(segments), dtype=np.uint8),
-        ends=np.cumsum([len(data) for data in segments], dtype=np.int64),
-        segment=table.segments,
-        others=_bytes(table.others),
-        damage=_bytes(table.damage),
-        format=np.int64(1),
-        **arrays,
-    )
-    return file.getvalue()
+    """Return a pack of segments numbered from `first`. `names`: their names in messages.
+
+    Raises RunError: a newer version wrote one of the records.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    builder, numbers, lines, steps = TableBuilder(), list[int](), list[bytes](), list[bool]()
+    for number, (data, name) in enumerate(zip(segments, names, strict=True), start=first):
+        lines += data.splitlines(keepends=True)
+        steps += builder.add(number, name, data)
+        numbers += [number] * (len(lines) - len(numbers))
+    columns = builder.build().columns
+    arrays = {name: _spread(column, np.array(steps, dtype=bool)) for name, column in columns.items()}
+    arrays[_SEGMENT] = pa.array(numbers, pa.int64())
+    for name, kind in ((_STEP_LINE, True), (_OTHER_LINE, False)):
+        of_kind = [line if step == kind else None for line, step in zip(lines, steps, strict=True)]
+        arrays[name] = pa.array(of_kind, pa.binary())
+    table, file = pa.table(arrays), pa.BufferOutputStream()
+    about = json.dumps({"format": 1, "lines": len(lines), "fields": list(columns)}).encode()
+    settings = {"write_statistics": False, "write_page_checksum": True, "store_schema": False}
+    with pq.ParquetWriter(file, table.schema, compression="zstd", use_dictionary=False, **settings) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({_ABOUT: sealed(_ABOUT, about)})
+    return bytes(file.getvalue())
+
+
+def _spread(column: Floats, rows: NDArray[np.bool_]) -> "pa.Array":
+    """Return [lines], the values of a column in the `rows` of step records; null in others, and for NaN."""
+    import pyarrow as pa
+
+    values = np.full(len(rows), np.nan)
+    values[rows] = column
+    return pa.array(values, from_pandas=True)
 
 
 class Pack:
-    """A stored pack. Only the arrays that are asked for are read.
+    """A stored pack. Only the columns that are asked for are read. Several threads may use it.
 
     Every method raises DamagedPack and StoreError. The constructor raises RunError if a newer version wrote the pack.
+
+    Attributes:
+        fields: names of the fields of its step records.
     """
 
     def __init__(self, store: Store, stretch: Stretch) -> None:
-        self.stretch = stretch
+        self._store, self.stretch = store, stretch
         self._name = f"{store.uri}/{stretch.key}"
-        file = io.BufferedReader(_Ranges(store, stretch), _BUFFER)
-        try:
-            self._arrays = cast("np.lib.npyio.NpzFile", np.load(file, allow_pickle=False))
-            sizes = [member.file_size for member in self._arrays.zip.infolist()]  # type: ignore[union-attr]
-        except _UNSOUND as error:
-            raise self._damaged(error) from error
-        if max(sizes, default=0) > _LARGEST:
-            raise self._damaged(f"one of its arrays would take {max(sizes):,} bytes")
-        if "format" in self._arrays.files and np.any(self._array("format") > 1):
-            raise RunError(newer(self._name), remedy=REMEDY)
-
-    @property
-    def fields(self) -> list[str]:
-        return [name.removeprefix(_STEP) for name in self._arrays.files if name.startswith(_STEP)]
+        self._metadata: pa.FileMetaData | None = None
+        with self._damage_named():
+            file = self._open()
+            body = unsealed(_ABOUT, (file.metadata.metadata or {})[_ABOUT.encode()])
+            if body is None:
+                raise ValueError("what it says of itself does not match its digest")
+            about = json.loads(body)
+            if says_newer(about):
+                raise RunError(newer(self._name), remedy=REMEDY)
+            self._lines: int = about["lines"]
+            self.fields: list[str] = about["fields"]
+            if file.schema_arrow.names != [*self.fields, _SEGMENT, _STEP_LINE, _OTHER_LINE]:
+                raise ValueError("its columns are not those that it names")
+            self._metadata = file.metadata
 
     def segments(self) -> Ints:
         """Return [steps], the number of the segment that holds each step record."""
-        return np.asarray(self._array("segment"), dtype=np.int64)
+        return self._segment_of_lines()[self._step_rows]
 
     def column(self, field: str) -> Floats:
         """Return [steps], a field of the step records; NaN where it is not a number."""
-        return np.asarray(self._array(_STEP + field), dtype=np.float64)
+        values = self._read([field]).column(0).to_numpy()
+        return np.asarray(values, dtype=np.float64)[self._step_rows]
 
     def table(self) -> StepTable:
         """Return the pack's table without its columns, which stay in the store."""
-        others = tuple((int(number), record) for number, record in self._json("others"))
-        damage = tuple(str(line) for line in self._json("damage"))
-        return StepTable(self.segments(), {}, others, damage)
+        builder, segments = TableBuilder(), self._segment_of_lines()
+        begins = np.searchsorted(segments, segments)
+        folder = self._name.rpartition("/")[0]
+        for row, line in enumerate(self._read([_OTHER_LINE]).column(0).to_pylist()):
+            if line is not None:
+                number = int(segments[row])
+                name = f"{folder}/{number:08d}{_SEGMENT_END}"
+                builder.add(number, name, line, first_line=row - int(begins[row]) + 1)
+        others = builder.build()
+        return StepTable(self.segments(), {}, others.others, others.damage)
 
     def contents(self) -> Iterator[tuple[int, bytes]]:
         """Yield number and bytes of each segment."""
-        data, start = self._array("data").tobytes(), 0
-        ends = self._array("ends").tolist()
-        if len(ends) != self.stretch.last - self.stretch.first + 1 or ends[-1] != len(data):
+        found = self._read([_STEP_LINE, _OTHER_LINE]).to_pydict()
+        lines = [other if step is None else step for step, other in zip(*found.values(), strict=True)]
+        numbers = range(self.stretch.first, self.stretch.last + 2)
+        bounds = np.searchsorted(self._segment_of_lines(), numbers).tolist()
+        for number, (start, stop) in zip(numbers, pairwise(bounds), strict=False):
+            yield number, b"".join(lines[start:stop])
+
+    @cached_property
+    def _step_rows(self) -> NDArray[np.bool_]:
+        """[lines], whether a line is that of a step record."""
+        return np.asarray(self._read([_OTHER_LINE]).column(0).is_null().to_numpy(), dtype=bool)
+
+    def _segment_of_lines(self) -> Ints:
+        numbers = np.asarray(self._read([_SEGMENT]).column(0).to_numpy(), dtype=np.int64)
+        named = range(self.stretch.first, self.stretch.last + 1)
+        if np.any(np.diff(numbers) < 0) or not all(
+            int(end) in named for end in numbers[[0, -1][: len(numbers)]]
+        ):
             raise self._damaged("it does not hold the segments that it is named after")
-        for index, end in enumerate(ends):
-            yield self.stretch.first + index, data[start:end]
-            start = end
+        return numbers
 
-    def _json(self, name: str) -> list[Any]:
-        try:
-            return cast("list[Any]", json.loads(self._array(name).tobytes()))
-        except ValueError as error:
-            raise self._damaged(error) from error
+    def _read(self, columns: list[str]) -> "pa.Table":
+        with self._damage_named():
+            table = self._open().read(columns, use_threads=False)
+            if len(table) != self._lines or table.column_names != columns:
+                raise ValueError("a column is not as long as it says")
+            return table
 
-    def _array(self, name: str) -> Any:
+    def _open(self) -> "pq.ParquetFile":
+        import pyarrow.parquet as pq
+
+        return pq.ParquetFile(
+            _Ranges(self._store, self.stretch),
+            metadata=self._metadata,
+            pre_buffer=False,
+            page_checksum_verification=True,
+        )
+
+    @contextmanager
+    def _damage_named(self) -> Iterator[None]:
+        """Raise DamagedPack for what pyarrow says of damaged bytes."""
+        import pyarrow as pa
+
         try:
-            return self._arrays[name]
-        except _UNSOUND as error:
+            yield
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
             raise self._damaged(error) from error
 
     def _damaged(self, reason: object) -> DamagedPack:
@@ -268,7 +329,3 @@ class _Ranges(io.RawIOBase):
         buffer[:length] = self._store.get_range(self._stretch.key, self._at, length)
         self._at += length
         return length
-
-
-def _bytes(value: tuple[Any, ...]) -> Any:
-    return np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)

@@ -54,15 +54,21 @@ class TableBuilder:
     def __len__(self) -> int:
         return len(self._segments)
 
-    def add(self, number: int, name: str, data: bytes) -> None:
-        """Add the segment `number`. `name`: its name in messages."""
-        for line, record in parse(name, data):
+    def add(self, number: int, name: str, data: bytes, first_line: int = 1) -> list[bool]:
+        """Add lines of the segment `number`. Return whether each line is a step record.
+
+        `name`: name of the segment in messages. `first_line`: number of its first line in the segment.
+        """
+        steps = []
+        for line, record in parse(name, data, first_line):
+            steps.append(not isinstance(record, NotARecord) and record["kind"] == "step")
             if isinstance(record, NotARecord):
                 self._damage.append(f"{name}, line {line}: {record}")
-            elif record["kind"] == "step":
+            elif steps[-1]:
                 self._add_step(number, record)
             else:
                 self._others.append((number, record))
+        return steps
 
     def build(self) -> StepTable:
         rows = len(self._segments)
@@ -87,12 +93,13 @@ class TableBuilder:
                 values.append(_as_float(value))
 
 
-def parse(name: str, data: bytes) -> Iterator[tuple[int, Record | NotARecord]]:
-    """Yield the number (from 1) of each line of a segment, with the line's record or the reason why it is not one.
+def parse(name: str, data: bytes, first_line: int = 1) -> Iterator[tuple[int, Record | NotARecord]]:
+    """Yield the number (from `first_line`) of each line of a segment, with the line's record or the reason why it is
+    not one.
 
     `name`: name of the segment in messages. Raises RunError if a newer version wrote a record.
     """
-    for number, line in enumerate(data.splitlines(), start=1):
+    for number, line in enumerate(data.splitlines(), start=first_line):
         try:
             yield number, _record(line, name)
         except NotARecord as problem:

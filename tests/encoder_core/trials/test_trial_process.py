@@ -84,7 +84,7 @@ misbehaviours = st.one_of(
 def trial(how: Misbehaviour, **others: Any) -> KernelTrial:
     limits = Limits(start=300.0, kernel=HANG_S, whole=500.0)
     with tried_with(how):
-        return try_kernels(SUBJECT, {}, lambda candidate: None, timed=False, limits=limits, **others)
+        return try_kernels(SUBJECT, timed=False, limits=limits, **others)
 
 
 @pytest.fixture(scope="module")

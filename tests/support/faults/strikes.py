@@ -182,7 +182,7 @@ class Bench:
                 return state | {"steps": repr(told).encode()}
             case "stats" | "show":
                 return {"said": said.partition(_ERRORS)[0].encode()}
-        skipped = {"README.md", "statistics.html"} if name in ("export", "prepare") else set()
+        skipped = {"README.md"} if name == "export" else set()
         files = [path for path in out.rglob("*") if path.is_file() and path.name not in skipped]
         if name in (
             "append",

@@ -125,7 +125,6 @@ WAYS: dict[str, Callable[[Any], object]] = {
     "leave a process": lambda name: subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(999)", name]
     ),
-    "kill the rank": lambda _: os.kill(os.getppid(), signal.SIGKILL),
 }
 RESULTS: dict[str, Callable[[Tensor], Tensor]] = {
     "wrong": lambda context: 1.01 * context,
@@ -208,7 +207,6 @@ BY_NAME = {
     "wrong": Misbehaviour("blocked", "wrong"),
     "broken": Misbehaviour("blocked", "raise", "RuntimeError"),
     "deadly": Misbehaviour("blocked", "die", signal.SIGKILL),
-    "deadly to the rank": Misbehaviour("blocked", "kill the rank"),
 }
 
 

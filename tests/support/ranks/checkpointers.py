@@ -61,7 +61,7 @@ def keeper_of(
     clock: Callable[[], float] = time.monotonic,
 ) -> RunCheckpointer:
     settings = Checkpointing(every=every or Every(steps=10), keep_last=keep_last)
-    journal = RankJournal(link, Startup(), None, None)
+    journal = RankJournal(link, Startup(), None)
     return RunCheckpointer(
         store,
         attempt,

@@ -95,7 +95,7 @@ tokenizer: {{uri: "s3://bucket/tokenizer"}}
 phases: [{{steps: {steps}}}]
 """
 _RECORD = {
-    "format": 1,
+    "format": 2,
     "name": "base",
     "created": "2026-11-22T12:00:00+00:00",
     "identity": {},

@@ -1,10 +1,9 @@
-"""Line charts as inline SVG: no library, no external resource, colours from the page's own style.
+"""Line charts as inline SVG: no library, no script, no external resource, colours from the page's own style.
 
 A run has up to a million steps and a chart a few hundred pixels, so a series is cut into buckets. The line shows the
-mean of each bucket; the band behind it reaches from minimum to maximum.
+mean of each bucket; the band around it reaches from minimum to maximum.
 """
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ WIDTH, HEIGHT = 440, 216
 TONES = 8  # number of colours for series in the style sheet
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 16, 30
 _BUCKETS = 200
-_MOST_MARKS = 200
+_MARKS_DRAWN = 200  # number of newest marks that are drawn
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,6 @@ class Series:
         x, y: [n] points.
         tone: number (1-8) of the page's colour for series.
         dots: whether every point is marked.
-        low, high: [n] extremes around each point, if points stand for several values.
     """
 
     name: str
@@ -40,8 +38,6 @@ class Series:
     y: Floats
     tone: int = 1
     dots: bool = False
-    low: Floats | None = None
-    high: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,7 @@ class Chart:
         x_start: left end of the x axis; for a fork, its first step.
         zero: whether the y axis starts at 0.
         format: function that formats a y value.
-        x_name, x_format: what the x axis counts ("step"), and the function that formats its values.
+        x_format: function that formats numbers on the x axis.
     """
 
     title: str
@@ -91,7 +87,6 @@ class Chart:
     x_start: float = 0.0
     zero: bool = False
     format: Callable[[float], str] = field(default=_three_digits)
-    x_name: str = "step"
     x_format: Callable[[float], str] = field(default=_whole)
 
 
@@ -115,7 +110,7 @@ class _Frame:
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class _Curve:
     """A series as it is drawn: [n] x, mean, minimum and maximum of each bucket."""
 
     series: Series
@@ -124,41 +119,27 @@ class _Drawn:
     low: Floats
     high: Floats
 
-    @classmethod
-    def of(cls, series: Series) -> "_Drawn":
-        x, mean, low, high = buckets(series.x, series.y)
-        if series.low is not None and series.high is not None:
-            low, high = (
-                buckets(series.x, series.low)[2],
-                buckets(series.x, series.high)[3],
-            )
-        return cls(series, x, mean, low, high)
 
-
-def draw(chart: Chart, *, readings: bool = False) -> str:
-    """Return the chart as an HTML figure; empty text if no series has a point. `readings`: include the values and their
-    places in pixels, for a script that shows the value under the pointer."""
-    drawn = [_Drawn.of(series) for series in chart.series if len(series.x)]
-    if not drawn:
+def draw(chart: Chart) -> str:
+    """Return the chart as an HTML figure; empty text if no series has a point."""
+    curves = [_Curve(series, *buckets(series.x, series.y)) for series in chart.series if len(series.x)]
+    if not curves:
         return ""
-    ticks = _ticks(*_bounds(chart, drawn))
+    ticks = _ticks(*_bounds(chart, curves))
     end = chart.x_end if chart.x_end > chart.x_start else chart.x_start + 1.0
     frame = _Frame(chart.x_start, end, ticks[0], ticks[-1])
-    marks = [mark for mark in chart.marks if chart.x_start <= mark.x <= end][-_MOST_MARKS:]
-    body = [*_grid(frame, ticks, chart), *(_mark(frame, mark, chart) for mark in marks)]
+    marks = [mark for mark in chart.marks if chart.x_start <= mark.x <= end][-_MARKS_DRAWN:]
+    body = [*_grid(frame, ticks, chart), *(_mark(frame, mark) for mark in marks)]
     body += [_level(frame, level) for level in chart.levels]
-    body += [shape for one in drawn for shape in _curve(frame, one, chart)]
+    body += [shape for curve in curves for shape in _curve(frame, curve, chart)]
     body += [_level_name(frame, level, chart.format) for level in chart.levels]  # over the curves
+    label = text(_label(chart, curves))
+    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(body)}</svg>'
+    keys = "".join(f'<span class="key s{one.series.tone}">{text(one.series.name)}</span>' for one in curves)
+    legend = f'<span class="legend">{keys}</span>' if len(curves) > 1 else ""
     name = text(chart.title)
-    svg = (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(_spoken(chart, drawn))}">'
-        f"{''.join(body)}</svg>"
-    )
-    keys = "".join(f'<span class="key s{one.series.tone}">{text(one.series.name)}</span>' for one in drawn)
-    legend = f'<span class="legend">{keys}</span>' if len(drawn) > 1 else ""
     heading = f"<figcaption><b>{name}</b> <small>{text(chart.unit)}</small>{legend}</figcaption>"
-    data = f' data-readings="{text(_readings(frame, drawn, marks, chart))}"' if readings else ""
-    return f'<figure class="chart" data-name="{name}"{data}>{heading}{svg}</figure>'
+    return f'<figure class="chart" data-name="{name}">{heading}{svg}</figure>'
 
 
 def buckets(x: Floats, y: Floats, count: int = _BUCKETS) -> tuple[Floats, Floats, Floats, Floats]:
@@ -172,12 +153,12 @@ def buckets(x: Floats, y: Floats, count: int = _BUCKETS) -> tuple[Floats, Floats
     return mean_x, mean_y, np.minimum.reduceat(y, starts), np.maximum.reduceat(y, starts)
 
 
-def _bounds(chart: Chart, drawn: Sequence[_Drawn]) -> tuple[float, float]:
+def _bounds(chart: Chart, curves: Sequence[_Curve]) -> tuple[float, float]:
     """Return the y range. It holds most of the curves and bands (one spike must not flatten the rest) and all
     levels."""
-    means = np.concatenate([one.mean for one in drawn])
-    edges = [float(means.min()), float(np.percentile(means, 99.5)), *(float(one.mean[-1]) for one in drawn)]
-    edges += [float(np.median(band)) for one in drawn for band in (one.low, one.high)]
+    means = np.concatenate([one.mean for one in curves])
+    edges = [float(means.min()), float(np.percentile(means, 99.5)), *(float(one.mean[-1]) for one in curves)]
+    edges += [float(np.median(band)) for one in curves for band in (one.low, one.high)]
     edges += [level.y for level in chart.levels] + ([0.0] if chart.zero else [])
     return min(edges), max(edges)
 
@@ -211,9 +192,9 @@ def _grid(frame: _Frame, ticks: Sequence[float], chart: Chart) -> list[str]:
     return shapes
 
 
-def _mark(frame: _Frame, mark: ChartMark, chart: Chart) -> str:
+def _mark(frame: _Frame, mark: ChartMark) -> str:
     at = f"{frame.x(mark.x):.1f}"
-    title = f"<title>{text(mark.text)} at {text(_place(chart, mark.x))}</title>"
+    title = f"<title>{text(mark.text)} at step {mark.x:,.0f}</title>"
     return f'<line class="mark" x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}">{title}</line>'
 
 
@@ -228,7 +209,7 @@ def _level_name(frame: _Frame, level: Level, label: Callable[[float], str]) -> s
     return f'<text class="level-name" {at} text-anchor="end">{spelled}</text>'
 
 
-def _curve(frame: _Frame, one: _Drawn, chart: Chart) -> list[str]:
+def _curve(frame: _Frame, one: _Curve, chart: Chart) -> list[str]:
     tone, x = one.series.tone, one.x
     low, mean, high = (np.clip(values, frame.low, frame.high) for values in (one.low, one.mean, one.high))
     shapes = []
@@ -238,38 +219,16 @@ def _curve(frame: _Frame, one: _Drawn, chart: Chart) -> list[str]:
     shapes.append(f'<polyline class="line s{tone}" points="{frame.points(x, mean)}"/>')
     marked = zip(x, mean, strict=True) if one.series.dots else [(x[-1], mean[-1])]
     for at, value in marked:
-        said = f"{one.series.name} at {_place(chart, at)}: {chart.format(value)}"
+        value_text = f"{one.series.name} at step {at:,.0f}: {chart.format(value)}"
         place = f'cx="{frame.x(at):.1f}" cy="{frame.y(value):.1f}"'
-        shapes.append(f'<circle class="dot s{tone}" {place} r="3"><title>{text(said)}</title></circle>')
+        shapes.append(f'<circle class="dot s{tone}" {place} r="3"><title>{text(value_text)}</title></circle>')
     return shapes
 
 
-def _place(chart: Chart, x: float) -> str:
-    """Return a point of the x axis in words."""
-    return f"step {x:,.0f}" if chart.x_name == "step" else f"{chart.x_format(x)} {chart.x_name}"
-
-
-def _spoken(chart: Chart, drawn: Sequence[_Drawn]) -> str:
+def _label(chart: Chart, curves: Sequence[_Curve]) -> str:
     """Return the chart in words, for screen readers."""
     ends = (
         f"{one.series.name} {chart.format(one.mean[-1])}, at first {chart.format(one.mean[0])}"
-        for one in drawn
+        for one in curves
     )
-    return f"{chart.title}: {'; '.join(ends)}; up to {_place(chart, chart.x_end)}"
-
-
-def _readings(frame: _Frame, drawn: Sequence[_Drawn], marks: Sequence[ChartMark], chart: Chart) -> str:
-    """Return as JSON the points of each series, in pixels and as texts, and the marks."""
-    series = [
-        {
-            "name": one.series.name,
-            "tone": one.series.tone,
-            "x": [round(frame.x(x), 1) for x in one.x],
-            "y": [round(frame.y(min(max(y, frame.low), frame.high)), 1) for y in one.mean],
-            "at": [_place(chart, x) for x in one.x],
-            "text": [chart.format(y) for y in one.mean],
-        }
-        for one in drawn
-    ]
-    told = [{"x": round(frame.x(mark.x), 1), "text": mark.text} for mark in marks]
-    return json.dumps({"series": series, "marks": told}, separators=(",", ":"))
+    return f"{chart.title}: {'; '.join(ends)}; up to step {chart.x_end:,.0f}"

@@ -2,17 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from launcher.observe.inspect.report.summary import Floats, Summary, of_steps
 from launcher.runtime.run.history import History, StepHistory
-from launcher.runtime.run.metrics import THROUGHPUT, Display, shown_on
+from launcher.runtime.run.metrics import THROUGHPUT, Display, Metric, shown_on
 from launcher.runtime.run.step_table import Record
 
-SUMMED = ("seconds", "tokens", "data_wait", "skipped")
-"""The fields of step records whose sums `figures` needs."""
+Floats = NDArray[np.float64]
 
 _BEGINS = ("start", "resume")
 _ENDS = ("end",)
@@ -79,46 +77,47 @@ class Figures:
     blocked_seconds: float
 
 
-def column(records: Sequence[Record], name: str) -> Floats:
-    """Return [n] float64, a field of n records; NaN where a record has no number under `name`."""
-    values = (record.get(name) for record in records)
-    return np.array(
-        [value if isinstance(value, int | float) else np.nan for value in values], dtype=np.float64
-    )
-
-
 def measure(history: History) -> Figures:
-    """Return the figures of a history; zeros before the first step."""
-    steps = history.steps
-    sums = {name: float(np.nansum(steps.column(name))) for name in SUMMED}
-    done = int(steps.numbers[-1]) + 1 if len(steps) else 0
-    return figures(done, sums, median(rate(steps)) or 0.0, history.events, history.repeated)
-
-
-def figures(
-    steps: int, sums: Mapping[str, float], tokens_per_second: float, events: Sequence[Record], repeated: int
-) -> Figures:
-    """Return the figures of a run. `sums`: the sum over all step records, for each field of `SUMMED`."""
+    """Return the figures of a history; zeros before the first step. Raises StoreError."""
+    steps, events = history.steps, history.events
+    sums = {
+        name: float(np.nansum(steps.column(name))) for name in ("seconds", "tokens", "data_wait", "skipped")
+    }
     busy = sums["seconds"]
-    wall = _wall_seconds(events, busy)
+    times = [float(event["time"]) for event in events if event["attempt"] > 0]
+    wall = max(times) - min(times) if len(times) > 1 else busy
     commits = [event for event in events if event["kind"] == "commit"]
     return Figures(
-        steps=steps,
+        steps=int(steps.numbers[-1]) + 1 if len(steps) else 0,
         tokens=int(sums["tokens"]),
-        tokens_per_second=tokens_per_second,
+        tokens_per_second=_median(values(THROUGHPUT, steps)) or 0.0,
         data_wait=sums["data_wait"] / busy if busy else 0.0,
         wall_seconds=wall,
         goodput=min(1.0, busy / wall) if busy and wall else None,
-        repeated=repeated,
+        repeated=history.repeated,
         skipped=int(sums["skipped"]),
         blocked_seconds=sum(float(event.get("blocked", 0.0)) for event in commits),
     )
 
 
-def rate(steps: StepHistory) -> Floats:
-    """Return [n], the tokens/s of each step; empty if the steps do not record it."""
-    values = of_steps(THROUGHPUT, steps.fields, steps.column)
-    return np.empty(0) if values is None else values
+def values(metric: Metric, steps: StepHistory) -> Floats | None:
+    """Return [n], the values of a figure in n steps; None if the steps do not record it. Raises StoreError."""
+    if metric.name in steps.fields:
+        return steps.column(metric.name)
+    if metric.ratio is None or not all(name in steps.fields for name in metric.ratio):
+        return None
+    part, whole = map(steps.column, metric.ratio)
+    return part / np.maximum(whole, 1e-9)
+
+
+def mean(metric: Metric, steps: StepHistory) -> float | None:
+    """Return the mean of a figure over all steps that have it; for a ratio, the ratio of the sums. None if no step has
+    it. Raises StoreError."""
+    if metric.ratio is not None and all(name in steps.fields for name in metric.ratio):
+        return metric.of({name: float(np.nansum(steps.column(name))) for name in metric.ratio})
+    known = values(metric, steps)
+    finite = known[np.isfinite(known)] if known is not None else ()
+    return float(np.mean(finite)) if len(finite) else None
 
 
 def medians(steps: StepHistory, display: Display, newest: int = 0) -> dict[str, float]:
@@ -126,28 +125,26 @@ def medians(steps: StepHistory, display: Display, newest: int = 0) -> dict[str, 
     StoreError."""
     found = {}
     for metric in shown_on(display):
-        values = of_steps(metric, steps.fields, steps.column)
-        middle = None if values is None else median(values[-newest:].copy())
+        known = values(metric, steps)
+        middle = None if known is None else _median(known[-newest:].copy())
         if middle is not None:
             found[metric.name] = middle
     return found
 
 
-def median(values: Floats) -> float | None:
-    """Return the median of the finite values; None if there are none. Changes the order of `values`."""
-    sound = np.isfinite(values)
-    known = values if sound.all() else values[sound]
-    return float(np.median(known, overwrite_input=True)) if len(known) else None
+def _median(known: Floats | None) -> float | None:
+    """Return the median of the finite values; None if there are none. Changes the order of `known`."""
+    if known is None:
+        return None
+    finite = np.isfinite(known)
+    used = known if finite.all() else known[finite]
+    return float(np.median(used, overwrite_input=True)) if len(used) else None
 
 
 def interruptions(history: History) -> list[Interruption]:
     """Return the interruptions between attempts, and the last one if the run has not resumed."""
-    return gaps(history.events)
-
-
-def gaps(of: Sequence[Record]) -> list[Interruption]:
-    """Return the interruptions of a run from its events, which must be in order of time."""
-    events = [event for event in of if event["kind"] in (*_BEGINS, *_CAUSES, *_ENDS) or event["attempt"]]
+    kinds = (*_BEGINS, *_CAUSES, *_ENDS)
+    events = [event for event in history.events if event["kind"] in kinds or event["attempt"]]
     begins = [index for index, event in enumerate(events) if event["kind"] in _BEGINS]
     attempts = [events[begin:end] for begin, end in zip(begins, [*begins[1:], None], strict=False)]
     found = (_interruption(*pair) for pair in zip(attempts, [*attempts[1:], []], strict=False))
@@ -157,88 +154,34 @@ def gaps(of: Sequence[Record]) -> list[Interruption]:
 def _interruption(attempt: Sequence[Record], following: Sequence[Record]) -> Interruption | None:
     """Return the interruption of an attempt, given its events and those of the next one; None if it was not
     interrupted."""
-    told = _told(attempt)
-    if (told is not None and told["kind"] in _ENDS) or (told is None and not following):
+    last = _last_cause(attempt)
+    if (last is not None and last["kind"] in _ENDS) or (last is None and not following):
         return None
-    time = float((told or attempt[-1])["time"])
+    time = float((last or attempt[-1])["time"])
     resumed = int(following[0]["step"]) if following else None
     underway = next((event for event in following if event["kind"] == "underway"), None)
-    last = next((int(event["step"]) for event in reversed(attempt) if event["kind"] == "death"), None)
+    reached = next((int(event["step"]) for event in reversed(attempt) if event["kind"] == "death"), None)
     return Interruption(
         time=time,
         attempt=int(attempt[0]["attempt"]),
-        cause=_cause(told),
+        cause=_cause(last),
         resumed_from=resumed,
         downtime=float((underway or following[0])["time"]) - time if following else None,
-        lost=None if last is None or resumed is None else max(0, last - resumed),
+        lost=None if reached is None or resumed is None else max(0, reached - resumed),
         recovery={} if underway is None else underway["seconds"],
     )
 
 
-def _told(attempt: Sequence[Record]) -> Record | None:
+def _last_cause(attempt: Sequence[Record]) -> Record | None:
     """Return the event that says most about an attempt's end. Deaths follow from other events, so one is returned only
     if there is no other event."""
-    about = [event for event in attempt if event["kind"] in (*_CAUSES, *_ENDS)]
-    telling = [event for event in about if event["kind"] != "death"] or about
-    return telling[-1] if telling else None
+    causes = [event for event in attempt if event["kind"] in (*_CAUSES, *_ENDS)]
+    first_hand = [event for event in causes if event["kind"] != "death"] or causes
+    return first_hand[-1] if first_hand else None
 
 
-def _cause(event: dict[str, Any] | None) -> str:
+def _cause(event: Record | None) -> str:
     if event is None:
         return "killed without notice (last event before it shown)"
     reason = str(event.get("reason") or event.get("what") or "")
     return _CAUSES[event["kind"]] + (f": {reason}" if reason else "")
-
-
-def _wall_seconds(events: Sequence[Record], busy: float) -> float:
-    times = [float(event["time"]) for event in events if event["attempt"] > 0]
-    return max(times) - min(times) if len(times) > 1 else busy
-
-
-@dataclass(frozen=True)
-class Account:
-    """The content of a page. Its size does not grow with the number of steps, so a watcher can keep it in memory.
-
-    Attributes:
-        summary: summary of the step records on the committed lineage.
-        evaluations: evaluation records; their steps strictly increase.
-        events: all events, in order of time.
-        figures: totals.
-        gaps: all interruptions.
-        damage: messages about what could not be read.
-    """
-
-    summary: Summary
-    evaluations: Sequence[Record]
-    events: Sequence[Record]
-    figures: Figures
-    gaps: Sequence[Interruption]
-    damage: Sequence[str]
-
-    @classmethod
-    def of(cls, history: History) -> "Account":
-        """Return the account of a whole history. Raises StoreError."""
-        return cls(
-            Summary.of(history.steps),
-            history.evaluations,
-            history.events,
-            measure(history),
-            gaps(history.events),
-            history.damage,
-        )
-
-    @classmethod
-    def kept(
-        cls,
-        summary: Summary,
-        evaluations: Sequence[Record],
-        events: Sequence[Record],
-        *,
-        repeated: int,
-        tokens_per_second: float,
-        damage: Sequence[str],
-    ) -> "Account":
-        """Return the account of what a watcher keeps. `repeated`: number of step records that were superseded."""
-        sums = {name: summary.total(name) for name in SUMMED}
-        made = figures(summary.reached, sums, tokens_per_second, events, repeated)
-        return cls(summary, evaluations, events, made, gaps(events), damage)

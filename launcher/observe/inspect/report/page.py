@@ -1,20 +1,20 @@
-"""The report on a run: one HTML file without references to anything outside it. The live page
-(`launcher.observe.watch`) consists of the same sections."""
+"""The report on a run: one HTML file without references to anything outside it. `maskfleet runs watch` serves the same
+page, drawn again as records come."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.observe.inspect.report import tables
 from launcher.observe.inspect.report.chart import draw
-from launcher.observe.inspect.report.curves import charts, draw_timeline
+from launcher.observe.inspect.report.curves import charts
 from launcher.observe.inspect.report.evaluations import evaluations
-from launcher.observe.inspect.report.figures import Account
+from launcher.observe.inspect.report.figures import Figures, Interruption, interruptions, mean, measure
 from launcher.observe.inspect.report.style import badge, document, header, table, text, tiles
-from launcher.observe.inspect.report.summary import Axis
 from launcher.observe.inspect.report.task_table import TableRow, heads, kept_rows, lines, searched_note
+from launcher.observe.inspect.status import RunStatus, facts, status_by
 from launcher.output import human_count, human_duration, write_file
 from launcher.runtime.run.evaluations import Evaluated, evaluated
 from launcher.runtime.run.history import History, read_history
@@ -25,6 +25,8 @@ from launcher.runtime.run.step_table import Record
 
 if TYPE_CHECKING:
     from launcher.runtime.run.record import Run
+
+_BADGES = {"finished": "", "running": " live", "failed": " bad", "dead": " bad"}
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,9 @@ class ReportSubject:
         recipe: YAML text of the recipe.
         facts: further lines for the last section, by name: fingerprints, versions.
         baselines: reference losses on the held-out targets in nats, by name ("unigram", "left bigram").
-        beside: evaluations of its commits beside training.
+        beside: evaluations of its commits while it trained.
         evaluated: results of `maskfleet evaluate` for its checkpoints.
+        status: what the run is doing; None: the page says only how far its records reach.
     """
 
     name: str
@@ -50,104 +53,7 @@ class ReportSubject:
     baselines: dict[str, float]
     beside: tuple[Evaluated, ...] = ()
     evaluated: Sequence[TableRow] = ()
-
-
-def render(subject: ReportSubject, history: History, now: datetime) -> str:
-    """Return the page's HTML."""
-    account = Account.of(history)
-    body = [
-        _header(subject, account, now),
-        tiles(figures_of(subject, account)),
-        drawings(subject, account),
-        *sections(subject, account).values(),
-    ]
-    return document(f"{subject.name} - Maskfleet", body)
-
-
-def drawings(
-    subject: ReportSubject, account: Account, axis: Axis = "steps", *, readings: bool = False
-) -> str:
-    """Return the curves and the timeline. `readings`: as for `chart.draw`."""
-    curves = (draw(chart, readings=readings) for chart in charts(account, subject.baselines, axis))
-    return f'<div class="charts">{"".join(curves)}{draw_timeline(account.events)}</div>'
-
-
-def sections(subject: ReportSubject, account: Account, *, folded: bool = False) -> dict[str, str]:
-    """Return the sections below the curves, by name and in order; a section without content is empty text. `folded`:
-    hide the recipe until the reader opens it."""
-    events = account.events
-
-    def of(*kinds: str) -> list[Record]:
-        return [event for event in events if event["kind"] in kinds]
-
-    return {
-        "evaluations": evaluations(subject.beside, events),
-        "evaluated": _evaluated(subject.evaluated),
-        "interruptions": tables.interruptions(account.gaps),
-        "rewinds": tables.rewinds(of("rewind")),
-        "worlds": tables.worlds(of("world")),
-        "checkpoints": tables.checkpoints(of("commit")),
-        "nodes": tables.nodes(events),
-        "damage": tables.damage(account.damage),
-        "changes": tables.changes(of("identity_changed", "recipe_changed", "removals")),
-        "configuration": _configuration(subject, "" if folded else " open"),
-    }
-
-
-def _header(subject: ReportSubject, account: Account, now: datetime) -> str:
-    done = account.figures.steps >= subject.total_steps
-    ended = [event["kind"] for event in account.events if event["kind"] in ("start", "resume", "stop")]
-    state = "finished" if done else "stopped" if ended[-1:] == ["stop"] else "not finished"
-    when = f"created {text(subject.created)}, report of {now.astimezone(UTC).isoformat(timespec='seconds')}"
-    shown = badge(state, "" if done else " open")
-    return header(subject.name, shown, f"<code>{text(subject.uri)}</code>", when)
-
-
-def figures_of(subject: ReportSubject, account: Account) -> Iterator[tuple[str, str]]:
-    """Yield the figures of the tiles, each with what it counts."""
-    figures = account.figures
-    yield f"{figures.steps:,}", f"of {subject.total_steps:,} steps"
-    if account.evaluations:
-        yield from held_out(subject, account.evaluations[-1])
-    goodput = "-" if figures.goodput is None else f"{figures.goodput:.1%}"
-    yield human_count(figures.tokens), "tokens trained on"
-    yield human_count(figures.tokens_per_second), "tokens/s, median step"
-    for metric in shown_on("tile"):
-        if (mean := account.summary.mean(metric)) is not None:
-            yield metric.spell(mean), metric.about()
-    yield human_duration(figures.wall_seconds), "wall time"
-    yield goodput, "goodput: steps that count"
-    yield str(len(account.gaps)), f"interruptions, {figures.repeated:,} steps repeated"
-    if figures.skipped:
-        yield f"{figures.skipped:,}", "steps skipped, gradients not finite or far too large"
-
-
-def held_out(subject: ReportSubject, evaluation: Record) -> Iterator[tuple[str, str]]:
-    """Yield the figures of an evaluation, each with what it counts."""
-    loss = token_loss(evaluation)
-    perplexity = evaluation.get("perplexity")
-    what = "" if perplexity is None else f" on hidden tokens, perplexity {perplexity:.1f}"
-    yield f"{loss:.3f}", f"held-out loss{what}"
-    for name, baseline in subject.baselines.items():
-        side = "below" if loss <= baseline else "above"
-        yield f"{abs(baseline - loss):.2f} nat", f"{side} the {name} baseline"
-
-
-def _evaluated(rows: Sequence[TableRow]) -> str:
-    if not rows:
-        return ""
-    shown = [line[1:] for line in lines(rows)]
-    note = "Of each task the settings with the best median over seeds on its dev split; figures x 100."
-    note = " ".join([note, *filter(None, [searched_note(rows)])])
-    return f'<h2>Evaluation</h2><p class="soft">{note}</p>' + table(heads(rows)[1:], shown, 3)
-
-
-def _configuration(subject: ReportSubject, opened: str) -> str:
-    rows = [(name, value) for name, value in subject.facts.items()]
-    recipe = f"<summary>recipe.yaml, as resolved</summary><pre>{text(subject.recipe)}</pre>"
-    return (
-        "<h2>Configuration</h2>" + table(("what", "value"), rows, 2) + f"<details{opened}>{recipe}</details>"
-    )
+    status: RunStatus | None = None
 
 
 def write_report(run: "Run", out: Path, *, with_baselines: bool, now: datetime) -> None:
@@ -157,19 +63,19 @@ def write_report(run: "Run", out: Path, *, with_baselines: bool, now: datetime) 
         CorpusError, StoreError: with baselines, and the corpora cannot be read.
         OutputError: `out` cannot be written.
     """
-    write_file(out, render(subject(run, with_baselines=with_baselines), read_history(run.store), now))
+    write_file(out, draw_page(open_outline(run.uri, run.store), _baselines(run, with_baselines), now))
+
+
+def draw_page(run: Outline, baselines: dict[str, float], now: datetime, head: str = "") -> str:
+    """Return the page's HTML from the run's store. `head`: as for `style.document`. Raises StoreError."""
+    history = read_history(run.store)
+    subject = replace(outlined(run, baselines), status=status_by(run, history, now.timestamp(), brief=True))
+    return render(subject, history, now, head)
 
 
 def subject(run: "Run", *, with_baselines: bool) -> ReportSubject:
-    """Return everything about the run that the page needs besides its history."""
-    computed: dict[str, float] = {}
-    objective = run.recipe.objective
-    guessed = (objective.mlm, objective.clm, objective.plm)  # tokens, hidden or next
-    if with_baselines and any(term is not None for term in guessed):
-        from launcher.observe.inspect.baselines import baselines
-
-        computed = baselines(run).named()
-    return outlined(open_outline(run.uri, run.store), computed)
+    """Return everything about the run that the page needs besides its history and status."""
+    return outlined(open_outline(run.uri, run.store), _baselines(run, with_baselines))
 
 
 def outlined(run: Outline, baselines: dict[str, float]) -> ReportSubject:
@@ -185,3 +91,118 @@ def outlined(run: Outline, baselines: dict[str, float]) -> ReportSubject:
         baselines=baselines,
         beside=tuple(evaluated(run.store)),
     )
+
+
+def _baselines(run: "Run", wanted: bool) -> dict[str, float]:
+    objective = run.recipe.objective
+    predicting = (objective.mlm, objective.clm, objective.plm)  # tokens, hidden or next
+    if not wanted or all(term is None for term in predicting):
+        return {}
+    from launcher.observe.inspect.baselines import baselines
+
+    return baselines(run).named()
+
+
+def render(subject: ReportSubject, history: History, now: datetime, head: str = "") -> str:
+    """Return the page's HTML. `head`: as for `style.document`. Raises StoreError."""
+    found = _sections(subject, history, now).items()
+    parts = (f'<section id="s-{name}">{content}</section>' for name, content in found if content)
+    return document(f"{subject.name} - Maskfleet", parts, head)
+
+
+def _sections(subject: ReportSubject, history: History, now: datetime) -> dict[str, str]:
+    """Return the sections of the page by name, in order; a section without content is empty text."""
+    figures, gaps = measure(history), interruptions(history)
+    curves = "".join(draw(chart) for chart in charts(history, gaps, subject.baselines))
+    return {
+        "head": _header(subject, history, figures, now),
+        "figures": tiles(_figures(subject, history, figures, gaps)),
+        "charts": f'<div class="charts">{curves}</div>',
+        "status": _status(subject.status, now),
+        "evaluations": evaluations(subject.beside, history.events),
+        "evaluated": _evaluated(subject.evaluated),
+        "events": tables.events(history.events),
+        "interruptions": tables.interruptions(gaps),
+        "damage": tables.damage(history.damage),
+        "configuration": _configuration(subject),
+    }
+
+
+def _header(subject: ReportSubject, history: History, figures: Figures, now: datetime) -> str:
+    when = f"created {text(subject.created)}, report of {now.astimezone(UTC).isoformat(timespec='seconds')}"
+    status = subject.status
+    state = status.state if status is not None else _recorded_state(subject, history, figures)
+    why = f'<span class="why">{text(status.reason)}</span>' if status is not None and status.reason else ""
+    shown = badge(state, _BADGES.get(state, " open")) + why
+    top = header(subject.name, shown, f"<code>{text(subject.uri)}</code>", when)
+    step, ahead = (status.step, status.eta_seconds) if status is not None else (figures.steps, None)
+    return top + _progress(step, subject.total_steps, ahead)
+
+
+def _recorded_state(subject: ReportSubject, history: History, figures: Figures) -> str:
+    """Return the state of a run as its records tell it."""
+    if figures.steps >= subject.total_steps:
+        return "finished"
+    kinds = [event["kind"] for event in history.events if event["kind"] in ("start", "resume", "stop")]
+    return "stopped" if kinds[-1:] == ["stop"] else "not finished"
+
+
+def _progress(step: int, total: int, eta_seconds: float | None) -> str:
+    """Return the number of steps done, of all steps, as a bar and in words."""
+    share = f" ({min(1.0, step / total):.1%})" if total else ""
+    ahead = f", about {human_duration(eta_seconds)} to go" if eta_seconds is not None else ""
+    bar = f'<progress max="{total}" value="{min(step, total)}" aria-label="steps done"></progress>'
+    return f'<div class="progress">{bar}<span>step {step:,} of {total:,}{share}{ahead}</span></div>'
+
+
+def _figures(
+    subject: ReportSubject, history: History, figures: Figures, gaps: Sequence[Interruption]
+) -> Iterator[tuple[str, str]]:
+    """Yield the figures of the tiles, each with what it counts."""
+    if history.evaluations:
+        yield from _held_out(subject, history.evaluations[-1])
+    goodput = "-" if figures.goodput is None else f"{figures.goodput:.1%}"
+    yield human_count(figures.tokens), "tokens trained on"
+    yield human_count(figures.tokens_per_second), "tokens/s, median step"
+    for metric in shown_on("tile"):
+        if (average := mean(metric, history.steps)) is not None:
+            yield metric.spell(average), metric.about()
+    yield human_duration(figures.wall_seconds), "wall time"
+    yield goodput, "goodput: steps that count"
+    yield str(len(gaps)), f"interruptions, {figures.repeated:,} steps repeated"
+    commits = sum(event["kind"] == "commit" for event in history.events)
+    yield f"{commits:,}", f"checkpoints, for which training waited {human_duration(figures.blocked_seconds)}"
+    if figures.skipped:
+        yield f"{figures.skipped:,}", "steps skipped, gradients not finite or far too large"
+
+
+def _held_out(subject: ReportSubject, evaluation: Record) -> Iterator[tuple[str, str]]:
+    """Yield the figures of an evaluation, each with what it counts."""
+    loss = token_loss(evaluation)
+    perplexity = evaluation.get("perplexity")
+    what = "" if perplexity is None else f" on hidden tokens, perplexity {perplexity:.1f}"
+    yield f"{loss:.3f}", f"held-out loss{what}"
+    for name, baseline in subject.baselines.items():
+        side = "below" if loss <= baseline else "above"
+        yield f"{abs(baseline - loss):.2f} nat", f"{side} the {name} baseline"
+
+
+def _status(status: RunStatus | None, now: datetime) -> str:
+    if status is None:
+        return ""
+    return "<h2>Status</h2>" + table(("what", "now"), facts(status, now.timestamp()), 2)
+
+
+def _evaluated(rows: Sequence[TableRow]) -> str:
+    if not rows:
+        return ""
+    shown = [line[1:] for line in lines(rows)]
+    note = "Of each task the settings with the best median over seeds on its dev split; figures x 100."
+    note = " ".join([note, *filter(None, [searched_note(rows)])])
+    return f'<h2>Evaluation</h2><p class="soft">{note}</p>' + table(heads(rows)[1:], shown, 3)
+
+
+def _configuration(subject: ReportSubject) -> str:
+    recipe = f"<summary>recipe.yaml, as resolved</summary><pre>{text(subject.recipe)}</pre>"
+    listed = table(("what", "value"), subject.facts.items(), 2)
+    return f"<h2>Configuration</h2>{listed}<details>{recipe}</details>"

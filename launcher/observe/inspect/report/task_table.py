@@ -14,7 +14,7 @@ from rich.text import Text
 
 from data_service.printable import one_line
 from data_service.store.base import Store
-from launcher.runtime.run.sealed import Sealed, SealedReader, name_of, read, seal
+from launcher.runtime.run.sealed import Sealed, name_of, read, read_all, seal
 
 ROWS = "tables/"
 
@@ -84,36 +84,16 @@ def keep_rows(store: Store, rows: Sequence[TableRow]) -> None:
         store.put(row.path, seal(row))
 
 
-class RowReader:
-    """Reads the rows that are stored with a run repeatedly. Each call requests only rows that are new
-    (`SealedReader`)."""
-
-    def __init__(self, store: Store) -> None:
-        self._store, self._rows = store, SealedReader(store, TableRow)
-
-    def read(self) -> list[TableRow]:
-        """Return the rows by step, then by task. Objects that are not rows are left out. Raises StoreError."""
-        found = self._rows.read(self._store.list(ROWS))
-        return sorted(found, key=lambda row: (row.step or 0, row.task, row.data))
-
-
 def kept_rows(store: Store) -> list[TableRow]:
-    """Read once what a `RowReader` reads. Raises StoreError."""
-    return RowReader(store).read()
+    """Return the rows that are stored with a run, by step, then by task. Objects that are not rows are left out. Raises
+    StoreError."""
+    found = read_all(store, [entry.key for entry in store.list(ROWS)], TableRow)
+    return sorted(found, key=lambda row: (row.step or 0, row.task, row.data))
 
 
 _HEADS = (
-    "checkpoint",
-    "step",
-    "task",
-    "metric",
-    "median",
-    "lowest",
-    "highest",
-    "seeds",
-    "settings",
-    "searched",
-    "",
+    *("checkpoint", "step", "task", "metric", "median", "lowest", "highest", "seeds", "settings"),
+    *("searched", ""),
 )
 _SEARCHED = _HEADS.index("searched")
 _NUMBERS = ("step", "median", "lowest", "highest", "seeds")
@@ -193,8 +173,8 @@ def _figure(value: float | None) -> str:
 
 
 def _settings(chosen: Mapping[str, object], choices: int) -> str:
-    told = ", ".join(f"{name} {_value(value)}" for name, value in chosen.items())
-    return f"{told} (best of {choices})" if choices > 1 else told
+    words = ", ".join(f"{name} {_value(value)}" for name, value in chosen.items())
+    return f"{words} (best of {choices})" if choices > 1 else words
 
 
 def _value(value: object) -> str:

@@ -150,9 +150,9 @@ def test_segments_may_be_packed(run: str) -> None:
     store = LocalStore(Path(run))
     while pack_once(store, 1, over=True, most_segments=3):
         pass
-    assert next(iter(store.list("metrics/a000001/"))).key.endswith(".npz")
+    assert next(iter(store.list("metrics/a000001/"))).key.endswith(".parquet")
     sound(run)
-    key = next(entry.key for entry in store.list("metrics/a000001/") if entry.key.endswith(".npz"))
+    key = next(entry.key for entry in store.list("metrics/a000001/") if entry.key.endswith(".parquet"))
     store.delete(key)
     assert "metrics/a000001/" in named(run)
 

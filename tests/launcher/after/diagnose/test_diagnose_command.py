@@ -82,7 +82,7 @@ def test_a_run_and_its_report(inputs: Path, tmp_path: Path) -> None:
         "Evaluation of commits",
         "32 tokens",
         "IsoScore",
-        "Anisotropy at step 6",
+        "anisotropy: effective rank",
         "probe &lt;sst2&gt;",
     ):
         assert text in shown
@@ -98,7 +98,7 @@ def test_a_run_and_its_report(inputs: Path, tmp_path: Path) -> None:
     assert [one.commit.step for one in on_lineage(found, events)] == [3], (
         "what came after step 3 is done anew"
     )
-    assert "Anisotropy at step 3" in evaluations(found, events)
+    assert "up to step 3" in evaluations(found, events)
 
 
 def page(uri: str, folder: Path) -> str:

@@ -50,11 +50,6 @@ def test_the_tables_and_the_object_say_the_same(file: Path, tmp_path: Path) -> N
     assert f"{found['documents_kept']:,}" in shown.output
     assert found["stages"][2]["dropped"] == {"copy": 9}
     assert "PSF-2.0" in shown.output
-    assert str(tmp_path / "out/statistics.html") in "".join(shown.output.split("\n"))
-    page = (tmp_path / "out/statistics.html").read_bytes()
-    (tmp_path / "out/statistics.html").unlink()
-    CliRunner().invoke(app, ["corpus", "prepare", str(file), str(tmp_path / "out"), "--json"])
-    assert (tmp_path / "out/statistics.html").read_bytes() == page
 
 
 @pytest.mark.parametrize(

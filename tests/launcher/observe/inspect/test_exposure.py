@@ -23,7 +23,7 @@ from data_service.stream.positions import Positions, Range
 from data_service.stream.stream import Stream
 from launcher.app.cli.main import app
 from launcher.errors import RunError
-from launcher.observe.inspect.asked_documents import (
+from launcher.observe.inspect.document_selection import (
     DocumentName,
     documents_by_id,
     documents_by_number,
@@ -210,7 +210,7 @@ def test_documents_that_are_removed_on_the_way(inputs: Path, tmp_path: Path, see
                 expected.add(each)
     assert set(report.found) == expected
     assert sum(report.left_out.values()) == left_out
-    assert len(report.asked.places) == len({number for numbers in gone for number in numbers})
+    assert len(report.selection.places) == len({number for numbers in gone for number in numbers})
 
 
 @pytest.mark.long

@@ -1,18 +1,23 @@
 """The report: the right figures, one self-contained page, whatever the run has been through."""
 
 import re
+import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from launcher.observe.inspect.report.chart import Chart, Level, Series, buckets, draw
+from launcher.observe.inspect.report.curves import charts
 from launcher.observe.inspect.report.figures import interruptions, measure
-from launcher.observe.inspect.report.page import ReportSubject, render
+from launcher.observe.inspect.report.page import ReportSubject, draw_page, render
 from launcher.runtime.run.history import History, StepHistory
+from launcher.runtime.run.outline import open_outline
+from tests.support.runs.untrained import ToldRun
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 SUBJECT = ReportSubject(
@@ -203,13 +208,6 @@ def test_damage_is_shown() -> None:
     assert "Damaged" not in Page(render(SUBJECT, KILLED, NOW)).text
 
 
-def test_every_change_of_the_number_of_ranks_is_shown() -> None:
-    text = Page(render(SUBJECT, GROWN, NOW)).text
-    assert "Number of ranks" in text
-    assert re.search(r"23the .* 3 ranks", text)
-    assert "Number of ranks" not in Page(render(SUBJECT, KILLED, NOW)).text
-
-
 def test_every_term_has_its_curves() -> None:
     """A discriminator beside its generator: baselines are compared with the tokens' loss, not with the sum."""
     figures = {"loss": 9.5, "mlm_loss": 4.5, "rtd_loss": 0.1, "rtd_accuracy": 0.9, "rtd_precision": 0.6}
@@ -271,48 +269,58 @@ def test_a_constant_series_can_be_drawn(value: float) -> None:
     assert "inf" not in drawn
 
 
-def test_what_was_found_wrong_with_machines_is_shown() -> None:
+def test_what_happened_is_listed_and_a_machine_s_lasting_problem_once() -> None:
     files: dict[str, Any] = {"node": "n1", "host": "node-1", "problems": ["open files: 256"]}
-    page = render(
-        SUBJECT,
-        history(
-            10,
-            event("start", 0.0, step=0),
-            event("preflight", 1.0, **files),
-            event("straggler", 2.0, step=4, rank=3, host="node-2", ratio=2.25, doing="compute"),
-            event("corruption", 3.0, step=5, ranks=[1], hosts=["node-9"], tensor=None),
-            event("memory_failed", 4.0, step=5, rank=2, host="node-8", reason="88 bytes are left"),
-            event("memory_failed", 4.5, step=5, reason="of a version before, or of all ranks"),
-            event("resume", 9.0, attempt=2, step=4),
-            event("preflight", 9.5, attempt=2, **files),
-            event("corruption", 12.0, attempt=2, step=7, ranks=[], hosts=[], tensor="a.weight"),
-        ),
-        NOW,
+    went_back: dict[str, Any] = {
+        "to": 990,
+        "reason": "losses that are not finite",
+        "skipped": [[0, 3, 8, 10]],
+    }
+    happened = history(
+        10,
+        event("start", 0.0, step=0),
+        event("preflight", 1.0, **files),
+        event("straggler", 2.0, step=4, rank=3, host="node-2", ratio=2.25, doing="compute"),
+        event("world", 3.0, attempt=0, **{"from": 2, "to": 3, "cause": "places for 3 ranks"}),
+        event("rewind", 4.0, step=1_030, **went_back),
+        event("resume", 9.0, attempt=2, step=990),
+        event("preflight", 9.5, attempt=2, **files),
+        event("commit", 12.0, attempt=2, step=995, seconds=1.0, blocked=0.25),
     )
+    (gap,) = interruptions(happened)
+    assert (gap.cause, gap.resumed_from, gap.downtime) == ("went back: losses that are not finite", 990, 5.0)
+    page = render(SUBJECT, happened, NOW)
     assert page.count("open files: 256") == 1, "every start finds it; once will do"
-    assert re.search(r"\brank 3 .*\b2\.2 times\b", page)
-    assert all(text in page for text in ("node-9", "node-8", "88 bytes are left"))
-    assert re.search(r"\bweights\b.*\bdiffered\b", page)
-    assert page.count("<td>weights differed between ranks</td>") == 2, "as the causes of two interruptions"
+    for words in ("rank 3, host node-2, ratio 2.25", "from 2, to 3", "at step 1,030", "skipped 0, 3, 8, 10"):
+        assert words in page
+    assert page.count("<tr class=bad>") == 2, "the straggler and the rewind"
+    assert "commit at step" not in page
 
 
-def test_going_back_is_shown_with_what_was_left_out() -> None:
-    went_back = event(
-        "rewind",
-        25.0,
-        step=1_030,
-        to=990,
-        attempt_of=1,
-        began=1_020,
-        reason="losses that are not finite",
-        skipped=[[0, 3, 8_000, 10_000], [0, 4, 0, 1_840]],
-        samples=3_840,
-    )
-    told = history(10, event("start", 0.0, step=0), went_back, event("resume", 40.0, attempt=2, step=990))
-    (gap,) = interruptions(told)
-    assert (gap.cause, gap.resumed_from, gap.downtime) == ("went back: losses that are not finite", 990, 15.0)
-    page = render(SUBJECT, told, NOW)
-    assert "Going" in page
-    assert "epoch 3: 8,000 to 10,000; epoch 4: 0 to 1,840" in page
-    assert "3,840" in page
-    assert "Going back" not in render(SUBJECT, KILLED, NOW)
+def test_a_status_is_the_page_s_state(tmp_path: Path) -> None:
+    run = ToldRun(tmp_path / "run")
+    run.begin(1)
+    run.steps(1, 0, 20)
+    page = Page(draw_page(open_outline(str(run.folder)), {}, datetime.now(UTC))).text
+    assert re.search(r"running.*node-7, process 12, attempt 1", page, re.DOTALL)
+    assert re.search(r"step 20 of 1,000 \(2\.0%\), about 32m", page)
+    run.event("failed", 1, time=9e9, reason="the disk is full")
+    shutil.rmtree(run.folder / "attempts")
+    assert "never started" in Page(draw_page(open_outline(str(run.folder)), {}, datetime.now(UTC))).text
+
+
+@pytest.mark.parametrize("length", [1, 199, 201, 5_000])
+def test_a_curve_holds_every_finite_value(length: int) -> None:
+    """By another rule: the extremes of what was recorded are those of the buckets; gaps move nothing."""
+    draw_numbers = np.random.default_rng(length)
+    loss = np.asarray(draw_numbers.normal(size=length), dtype=np.float64)
+    loss[draw_numbers.random(length) < 0.2] = np.nan
+    steps = StepHistory.of_columns({"step": 3.0 * np.arange(length, dtype=np.float64), "mlm_loss": loss})
+    found = [chart for chart in charts(History(steps, (), (), 0, 0.0), (), {}) if chart.title == "MLM loss"]
+    trained = found[0].series[0]
+    known = np.isfinite(loss)
+    np.testing.assert_array_equal(trained.x, np.arange(length)[known] * 3.0)
+    if known.any():
+        _, _, low, high = buckets(trained.x, trained.y)
+        assert (low.min(), high.max()) == (loss[known].min(), loss[known].max())
+    assert found[0].x_end == 3.0 * (length - 1) + 1

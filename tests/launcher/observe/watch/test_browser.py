@@ -76,14 +76,6 @@ class Browser:
             self.value("new Promise((done) => setTimeout(done, 50))")
         return found
 
-    def point(self, x: float, y: float) -> None:
-        """The mouse moves there: pixels of the page that is shown."""
-        self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-
-    def key(self, name: str) -> None:
-        for kind in ("keyDown", "keyUp"):
-            self._call("Input.dispatchKeyEvent", type=kind, key=name, code=name)
-
     def screenshot(self, path: Path) -> None:
         """The whole page."""
         found = self._call("Page.captureScreenshot", captureBeyondViewport=True)
@@ -91,23 +83,20 @@ class Browser:
 
     def _call(self, method: str, **parameters: object) -> dict[str, Any]:
         self._number += 1
-        message: dict[str, object] = {"id": self._number, "method": method, "params": parameters}
+        command: dict[str, object] = {"id": self._number, "method": method, "params": parameters}
         if self._session:
-            message["sessionId"] = self._session
-        os.write(self._into, json.dumps(message).encode() + b"\0")
+            command["sessionId"] = self._session
+        os.write(self._into, json.dumps(command).encode() + b"\0")
         while True:
-            told = self._receive()
-            if told.get("id") == self._number:
-                assert "error" not in told, (method, told["error"])
-                result: dict[str, Any] = told["result"]
+            message = self._receive()
+            if message.get("id") == self._number:
+                assert "error" not in message, (method, message["error"])
+                result: dict[str, Any] = message["result"]
                 return result
-            self._note(told)
-
-    def _note(self, told: dict[str, Any]) -> None:
-        if told.get("method") == "Log.entryAdded":
-            self.errors.append(told["params"]["entry"]["text"])
-        elif told.get("method") == "Runtime.exceptionThrown":
-            self.errors.append(json.dumps(told["params"]["exceptionDetails"]))
+            if message.get("method") == "Log.entryAdded":
+                self.errors.append(message["params"]["entry"]["text"])
+            elif message.get("method") == "Runtime.exceptionThrown":
+                self.errors.append(json.dumps(message["params"]["exceptionDetails"]))
 
     def _receive(self) -> dict[str, Any]:
         deadline = time.monotonic() + _PATIENCE_S
@@ -117,9 +106,9 @@ class Browser:
             data = os.read(self._out, 1 << 20)
             assert data, "the browser has ended"
             self._left += data
-        message, _, self._left = self._left.partition(b"\0")
-        told: dict[str, Any] = json.loads(message)
-        return told
+        data, _, self._left = self._left.partition(b"\0")
+        message: dict[str, Any] = json.loads(data)
+        return message
 
 
 @contextmanager
@@ -176,7 +165,7 @@ def served(place: Path) -> Iterator[str]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> ToldRun:
-    run = ToldRun(tmp_path / "runs" / "one")
+    run = ToldRun(tmp_path / "a-name-that-is-as-long-as-names-of-sweeps-are-lr-6e-4-seed-17")
     run.begin(1)
     run.steps(1, 0, 400)
     run.evaluation(1, 400, 5.0)
@@ -187,64 +176,30 @@ def run(tmp_path: Path) -> ToldRun:
     return run
 
 
-def test_the_page_lives(run: ToldRun, tab: Browser) -> None:
+def test_the_page_is_drawn_again_as_records_come(run: ToldRun, tab: Browser) -> None:
     with served(run.folder) as url:
         tab.open(url)
         tab.wait("document.body.innerText.includes('live, read')")
         assert HOSTILE in tab.value("document.body.innerText")
+        tab.value("document.querySelector('details').open = true")
+        tab.value("document.querySelector('#s-configuration').marked = true")
         run.steps(2, 500, 600)
         run.event("hang", 2, what="rank 1 has been silent")
         tab.wait("document.body.innerText.includes('step 600 of 1,000')")
-        tab.wait("document.querySelector('tr.new')?.innerText.includes('rank 1 has been silent')")
+        tab.wait("document.querySelector('tr.bad')?.innerText.includes('rank 1 has been silent')")
+        assert tab.value(
+            "document.querySelector('details').open && document.querySelector('#s-configuration').marked"
+        )
         assert tab.value("document.title") == "base - Maskfleet"
+        shutil.move(run.folder / "run.json", run.folder / "moved.json")
+        tab.wait("document.getElementById('live').innerText.includes('cannot be read since')")
+        assert "step 600 of 1,000" in tab.value("document.body.innerText")
+        shutil.move(run.folder / "moved.json", run.folder / "run.json")
+        tab.wait("document.getElementById('live').innerText.includes('live, read')")
     tab.wait("document.getElementById('live').innerText.includes('does not answer any more')")
     assert "step 600 of 1,000" in tab.value("document.body.innerText")
     refused = [error for error in tab.errors if "Content Security Policy" in error or "exception" in error]
     assert refused == []
-
-
-def test_values_are_read_where_one_points_and_curves_hide(run: ToldRun, tab: Browser) -> None:
-    with served(run.folder) as url:
-        tab.open(url)
-        figure = "document.querySelector('figure[data-name=\"MLM loss\"]')"
-        tab.wait(f"{figure}.querySelector('button.key')")
-        box = tab.value(
-            f"{figure}.querySelector('svg').scrollIntoView(), (({{x, y, width, height}}) => "
-            f"[x, y, width, height])({figure}.querySelector('svg').getBoundingClientRect())"
-        )
-        tab.point(box[0] + 0.9 * box[2], box[1] + box[3] / 2)
-        assert "training\n4" in tab.wait(f"{figure}.querySelector('.tip')?.innerText")
-        tab.value(f"{figure}.querySelector('svg').focus()")
-        tab.key("Home")
-        assert "step 0" in tab.wait(f"{figure}.querySelector('.tip')?.innerText")
-        tab.key("End")
-        tab.wait(f"{figure}.querySelector('.tip')?.innerText.includes('step 49')")
-        assert tab.value(f"{figure}.querySelectorAll('.mark').length") == 1
-        tab.value(f"{figure}.querySelector('button.key').click()")
-        assert tab.value(f"{figure}.querySelector('button.key').ariaPressed") == "false"
-        assert tab.value(f"getComputedStyle({figure}.querySelector('.line.s1')).display") == "none"
-        run.steps(2, 500, 600)
-        tab.wait("document.body.innerText.includes('step 600 of 1,000')")
-        tab.wait(f"getComputedStyle({figure}.querySelector('.line.s1')).display === 'none'")
-        tab.value("document.querySelector('[data-axis=tokens]').click()")
-        tab.wait(f"JSON.stringify({figure}.readings).includes('tokens')")
-        assert tab.value("location.search") == "?axis=tokens"
-
-
-def test_runs_are_compared(run: ToldRun, tab: Browser) -> None:
-    other = ToldRun(run.folder.parent / "two")
-    other.begin(1)
-    other.steps(1, 0, 250)
-    with served(run.folder.parent) as url:
-        tab.open(url)
-        tab.wait(
-            "document.querySelectorAll('figure .line.s1').length && document.querySelector('figure .line.s2')"
-        )
-        tab.value("document.querySelector('input[value=one]').click()")
-        tab.wait("document.querySelector('figure .line.s2') && !document.querySelector('figure .line.s1')")
-        assert tab.value("location.search") == "?run=two"
-        tab.value("document.querySelector('a[href=\"/run/one\"]').click()")
-        tab.wait("document.body?.innerText.includes('step 500 of 1,000')")
 
 
 @pytest.mark.parametrize("width", [1280, 768, 360])
@@ -252,14 +207,12 @@ def test_runs_are_compared(run: ToldRun, tab: Browser) -> None:
 def test_everything_fits_and_can_be_read(
     run: ToldRun, tab: Browser, width: int, dark: bool, tmp_path: Path
 ) -> None:
-    ToldRun(run.folder.parent / "a-name-that-is-as-long-as-names-of-sweeps-are-lr-6e-4-seed-17").begin(1)
-    with served(run.folder.parent) as url:
-        for path, ready in ((url, "svg .line.s2"), (f"{url}run/one", "#s-events td")):
-            tab.open(path, width=width, dark=dark)
-            tab.wait(f"document.querySelector('{ready}')")
-            assert tab.value(_OVERFLOW) <= 0, path
-            assert tab.value(_SMALLEST_TEXT) > 9.5, path
-            light = tab.value("getComputedStyle(document.body).backgroundColor.match(/\\d+/g)[0] > 128")
-            assert light is not dark
-            tab.screenshot(tmp_path / "page.png")
-            assert (tmp_path / "page.png").stat().st_size > 10_000
+    with served(run.folder) as url:
+        tab.open(url, width=width, dark=dark)
+        tab.wait("document.querySelector('svg .line.s2') && document.querySelector('#s-events td')")
+        assert tab.value(_OVERFLOW) <= 0
+        assert tab.value(_SMALLEST_TEXT) > 9.5
+        light = tab.value("getComputedStyle(document.body).backgroundColor.match(/\\d+/g)[0] > 128")
+        assert light is not dark
+        tab.screenshot(tmp_path / "page.png")
+        assert (tmp_path / "page.png").stat().st_size > 10_000

@@ -1,4 +1,4 @@
-"""What the watcher serves, asked over HTTP: pages, news, and refusals."""
+"""What the watcher serves, over HTTP: the report, how old it is, and refusals."""
 
 import http.client
 import json
@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,11 @@ from hypothesis import strategies as st
 from data_service.store.base import TEMPORARY, Store
 from data_service.store.open import open_store
 from launcher.errors import OptionError
-from launcher.observe.watch import reader
+from launcher.observe.inspect.report.page import draw_page
+from launcher.observe.watch import live
+from launcher.observe.watch.live import require_one_run
 from launcher.observe.watch.site import Server, Site
+from launcher.runtime.run.outline import open_outline
 from tests.support.runs.untrained import ToldRun
 from tests.support.stores.faulty import FaultyStore, set_fault
 
@@ -48,21 +52,22 @@ class Asked:
         connection.close()
         return found
 
-    def page(self, path: str = "/") -> str:
-        status, _, body = self(path)
+    def page(self) -> str:
+        status, _, body = self()
         assert status == 200
         return body.decode()
 
-    def news(self, path: str = "/?live=") -> dict[str, Any]:
-        return json.loads(self(path)[2])
+    def state(self) -> dict[str, Any]:
+        return json.loads(self()[1]["Maskfleet-State"])
 
-    def until(self, what: str, path: str = "/?live=") -> dict[str, Any]:
-        """News that say so. The watcher reads in its own time; each look is answered at once."""
+    def until(self, what: str) -> str:
+        """The page that says so. The watcher draws in its own time; each look is answered at once."""
         for _ in range(600):
-            if what in json.dumps(found := self.news(path)):
-                return found
+            _, headers, body = self()
+            if what in body.decode() or what in headers["Maskfleet-State"]:
+                return body.decode()
             threading.Event().wait(0.1)
-        raise AssertionError(f"never: {what}\n{found}")
+        raise AssertionError(f"never: {what}\n{body.decode()}")
 
 
 @contextmanager
@@ -78,9 +83,9 @@ def serving(place: Path, store: Store | None = None) -> Iterator[Asked]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks follow each other at once."""
-    monkeypatch.setattr(reader, "_EVERY_S", 0.1)
-    monkeypatch.setattr(reader, "_SHARE", 0.0)
+    """Drawings follow each other at once."""
+    monkeypatch.setattr(live, "_INTERVAL_S", 0.1)
+    monkeypatch.setattr(live, "_WAIT_PER_WORK", 0.0)
 
 
 @pytest.fixture
@@ -118,32 +123,28 @@ class Tags(HTMLParser):
         self.text += data
 
 
-def test_a_run_has_the_sections_of_its_report(run: ToldRun) -> None:
+def test_the_page_is_the_report_and_follows_the_records(run: ToldRun) -> None:
     with serving(run.folder) as ask:
-        page = Tags(ask.page())
-        for words in ("running", "step 200 of 1,000", "MLM loss", "Ranks", "Data service", "Events"):
-            assert words in page.text
-        assert "with 2 ranks" in page.text
-        assert "Checkpoints" in page.text
-        for axis in ("tokens", "hours"):
-            current = [attrs for _, attrs in Tags(ask.page(f"/?axis={axis}")).tags if "aria-current" in attrs]
-            assert [attrs["data-axis"] for attrs in current] == [axis]
-
-
-def test_news_come_once_and_only_if_there_are_some(run: ToldRun) -> None:
-    with serving(run.folder) as ask:
-        first = ask.until("step 200 of")
-        assert "sections" not in ask.news(f"/?live={first['version']}")
+        served = without_times(ask.page())
+        report = without_times(draw_page(open_outline(str(run.folder)), {}, datetime.now(UTC)))
+        assert sections(served) == sections(report)
+        assert {"s-head", "s-figures", "s-charts", "s-status", "s-events"} <= sections(served).keys()
         run.steps(1, 200, 300)
         run.event("hang", 1, what="rank 1 has been silent for 60 s")
-        second = ask.until("rank 1 has been silent")
-        assert second["version"] != first["version"]
-        assert "step 300 of 1,000" in ask.until("step 300 of")["sections"]["head"]
+        ask.until("step 300 of 1,000")
+        ask.until("rank 1 has been silent")
         run.begin(2, step=250)
         run.steps(2, 250, 260)
-        assert "step 260 of 1,000" in ask.until("step 260 of")["sections"]["head"]
+        ask.until("step 260 of")
         ask.until("interrupted: ranks were stuck")
-        run.event("end", step=1000)
+
+
+def sections(html: str) -> dict[str, str]:
+    return dict(re.findall(r'<section id="([\w-]+)">(.*?)</section>', html, re.DOTALL))
+
+
+def without_times(html: str) -> str:
+    return re.sub(r"report of [\d:T+-]+|[\d.]+m?s? ?\d*s ago|running for [\d.]+s", "", html)
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -159,13 +160,7 @@ def test_nothing_but_reading_is_served(run: ToldRun) -> None:
             status, headers, _ = ask(method=method)
             assert (status, headers["Allow"]) == (405, "GET, HEAD")
         assert ask(method="PROPFIND")[0] == 501
-        for path in (
-            "/run.json",
-            "/../run.json",
-            "/run/../run.json",
-            "/run/%2e%2e%2frun.json",
-            "//etc/passwd",
-        ):
+        for path in ("/run.json", "/../run.json", "/%2e%2e/run.json", "//etc/passwd"):
             assert ask(path)[0] == 404, path
         status, headers, body = ask(method="HEAD")
         assert (status, body) == (200, b"")
@@ -215,7 +210,7 @@ def test_hundreds_of_requests_at_once_are_all_answered(run: ToldRun) -> None:
 
         def one(_: int) -> int:
             barrier.wait()
-            return ask("/watch.css")[0]
+            return ask("/live.js")[0]
 
         assert set(clients.map(one, range(300))) == {200}
 
@@ -227,48 +222,58 @@ def test_half_sent_requests_keep_nobody_out(run: ToldRun) -> None:
         opened = [halves.enter_context(socket.create_connection(("127.0.0.1", ask.port))) for _ in range(300)]
         for half in opened:
             half.sendall(b"GET / HT")
-        assert ask("/watch.css")[0] == 200
+        assert ask("/live.js")[0] == 200
         assert time.monotonic() - began < 8, "before the first of them is given up"
+        opened[0].settimeout(30)
+        assert opened[0].recv(12) == b"HTTP/1.0 503", "it is told, not cut off"
         opened[-1].sendall(b"TP/1.0\r\nHost: localhost\r\n\r\n")
         assert opened[-1].recv(12) == b"HTTP/1.0 200"
 
 
 def test_no_script_but_its_own_may_run(run: ToldRun) -> None:
     with serving(run.folder) as ask:
-        for path in ("/", "/watch.js", "/nowhere"):
+        for path in ("/", "/live.js", "/nowhere"):
             policy = ask(path)[1]["Content-Security-Policy"]
-            assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+            assert "default-src 'none'; script-src 'self'; style-src 'sha256-" in policy
             assert "unsafe" not in policy
         page = Tags(ask.page())
-        assert [attrs for tag, attrs in page.tags if tag == "script"] == [{"src": "/watch.js", "defer": None}]
+        assert [attrs for tag, attrs in page.tags if tag == "script"] == [{"src": "/live.js", "defer": None}]
         assert not [
             attrs for _, attrs in page.tags if any(name.startswith("on") or name == "style" for name in attrs)
         ]
 
 
 def test_hostile_text_is_text(tmp_path: Path) -> None:
-    run = ToldRun(tmp_path / "runs" / "a'\"><b>", versions={HOSTILE: HOSTILE}, created=HOSTILE)
+    run = ToldRun(tmp_path / "a'\"><b>", versions={HOSTILE: HOSTILE}, created=HOSTILE)
     run.begin(1)
     run.steps(1, 0, 10)
     run.event("failed", reason=HOSTILE)
     run.event(HOSTILE, 1, **{HOSTILE: HOSTILE, "lone": "\ud800", "deep": [[HOSTILE]]})
     run.event("straggler", 1, step=3, rank=1, host=HOSTILE, ratio=2.0, doing=HOSTILE)
-    ToldRun(tmp_path / "runs" / "plain").begin(1)
-    for place, paths in ((tmp_path / "runs", ("/", "/run/a%27%22%3E%3Cb%3E")), (run.folder, ("/",))):
-        with serving(place) as ask:
-            ask.until("plain" if place != run.folder else "onerror")
-            for path in paths:
-                page = Tags(ask.page(path))
-                assert "img" not in [tag for tag, _ in page.tags]
-                assert "\u202e" not in page.text
-            assert "onerror" in page.text
+    with serving(run.folder) as ask:
+        page = Tags(ask.until("onerror"))
+        assert "img" not in [tag for tag, _ in page.tags]
+        assert "\u202e" not in page.text
+        assert page.text.count("onerror") >= 6
+        (run.folder / "run.json").write_text(f'{{"{HOSTILE}')
+        assert ask.until("damaged")
+        assert ask.state()["error"].isprintable()
 
 
 def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    require_one_run(str(tmp_path / "later"), open_store(tmp_path / "later"))
     with serving(tmp_path / "later") as ask:
         assert " run " in ask.page()
         ToldRun(tmp_path / "later").begin(1)
-        assert "running" in ask.until("started with 2 ranks")["sections"]["head"]
+        ask.until("world 2")
+
+
+def test_a_folder_of_runs_is_no_run(tmp_path: Path) -> None:
+    ToldRun(tmp_path / "a").begin(1)
+    with pytest.raises(OptionError, match=r"\bfolder\b") as raised:
+        require_one_run(str(tmp_path), open_store(tmp_path))
+    assert str(tmp_path / "a") in raised.value.remedy
+    require_one_run(str(tmp_path / "a"), open_store(tmp_path / "a"))
 
 
 def test_the_last_good_state_is_shown_with_the_error(run: ToldRun) -> None:
@@ -276,17 +281,16 @@ def test_the_last_good_state_is_shown_with_the_error(run: ToldRun) -> None:
     with serving(run.folder) as ask:
         ask.until("step 200 of")
         (run.folder / "run.json").write_text("{")
-        news = ask.until("run.json is damaged")
-        assert "step 200 of" in json.dumps(news["sections"])
-        assert news["age"] >= 0
-        assert news["failing"] >= 0
-        assert "MLM loss" in ask.page()
+        assert "step 200 of" in ask.until("run.json is damaged")
+        state = ask.state()
+        assert state["age"] >= 0
+        assert state["failing"] >= 0
         (run.folder / "run.json").write_bytes(record)
-        while ask.news()["error"] is not None:
+        while ask.state()["error"] is not None:
             threading.Event().wait(0.01)
         run.event("start", 3, step="not a number", world=2)
         run.event("start", 4, time=9e9, step="nonsense")
-        assert "step 200 of" in json.dumps(ask.until("cannot be used")["sections"])
+        assert "step 200 of" in ask.until("cannot be used")
 
 
 @pytest.mark.long
@@ -295,11 +299,11 @@ def test_a_store_that_hangs_keeps_nobody_waiting(run: ToldRun) -> None:
     with serving(run.folder, store) as ask:
         ask.until("step 200 of")
         set_fault(store, "hangs")
-        while (ask.news()["reading"] or 0) < 0.2:
+        while (ask.state()["reading"] or 0) < 0.2:
             threading.Event().wait(0.01)
         assert "step 200 of" in ask.page()
         set_fault(store, "down")
-        assert "step 200 of" in json.dumps(ask.until("no answer")["sections"])
+        assert "step 200 of" in ask.until("no answer")
         set_fault(store, None)
         run.steps(1, 200, 210)
         ask.until("step 210 of")
@@ -312,88 +316,32 @@ def test_a_page_is_fresh_when_it_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: int
 ) -> None:
     """However long nobody has looked: nothing is read meanwhile, and the next page shows what is there now."""
-    monkeypatch.setattr(reader, "_IDLE_S", -1.0)
-    draws, folder = random.Random(draw), draw % 2 == 1
-    run = ToldRun(tmp_path / "a" if folder else tmp_path)
+    monkeypatch.setattr(live, "_IDLE_S", -1.0)
+    monkeypatch.setattr(live, "_FIRST_DRAWING_S", 60.0)  # a busy machine
+    draws, run, done = random.Random(draw), ToldRun(tmp_path), 0
     run.begin(1)
-    done = 0
     with serving(tmp_path) as ask:
         for _ in range(4):
             more = draws.randint(1, 50)
             run.steps(1, done, done + more)
             done += more
-            path = draws.choice(["/", "/run/a"] if folder else ["/", "/?axis=tokens"])
-            assert f"step {done:,} of" in ask.page(path) or f"{done:,} of" in ask.page(path)
+            assert f"step {done:,} of" in ask.page()
             asleep()
-
-
-@pytest.mark.long
-def test_what_was_read_before_is_shown_where_a_store_hangs_on_opening(
-    run: ToldRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reader, "_IDLE_S", -1.0)
-    store = FaultyStore(run.folder)
-    with serving(run.folder, store) as ask:
-        assert "step 200 of" in ask.page()
-        asleep()
-        set_fault(store, "hangs")
-        news = ask.news()
-        assert "step 200 of" in json.dumps(news["sections"])
-        assert news["reading"] >= 2
-        assert news["age"] > news["reading"]
-        set_fault(store, None)
 
 
 def asleep() -> None:
     """Waits until nothing is read any more."""
-    while any(thread.name == "watch" for thread in threading.enumerate()):
+    while any(thread.name == "live page" for thread in threading.enumerate()):
         threading.Event().wait(0.01)
 
 
-def test_a_folder_compares_its_runs(tmp_path: Path) -> None:
-    for number, name in enumerate(["a", "b", "c"]):
-        run = ToldRun(tmp_path / name)
-        run.begin(1, now=1e9 + number)
-        run.steps(1, 0, 100 + number)
-        run.evaluation(1, 100, 3.0 + number)
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "run.json").write_text("{")
-    (tmp_path / "broken" / "recipe.yaml").write_text("{")
-    with serving(tmp_path) as ask:
-        ask.until("MLM loss, held out")
-        whole = Tags(ask.page("/"))
-        boxes = [attrs for tag, attrs in whole.tags if tag == "input"]
-        assert [attrs["value"] for attrs in boxes] == ["a", "b", "broken", "c"]
-        assert [attrs["value"] for attrs in boxes if "checked" in attrs] == ["a", "b", "c"]
-        assert "unreadable" in whole.text
-        ask.until(">c</span>", "/?live=&run=c&run=a&axis=hours")
-        charts = [
-            json.loads(attrs["data-readings"] or "")
-            for _, attrs in Tags(ask.page("/?run=c&run=a&axis=hours")).tags
-            if "data-readings" in attrs
-        ]
-        assert {series["name"] for chart in charts for series in chart["series"]} == {"a", "c"}
-        assert "h of training" in json.dumps(charts)
-        assert "step 102 of" in ask.page("/run/c")
-        assert ask("/run/nobody")[0] == 404
-
-
-def test_many_browsers_cost_one_reading_and_one_drawing(
-    run: ToldRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from launcher.observe.watch import pages
-
+def test_many_browsers_cost_one_drawing(run: ToldRun, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[object] = []
-    draw = pages.run_sections
-    monkeypatch.setattr(pages, "run_sections", lambda *given: drawn.append(given) or draw(*given))
-    monkeypatch.setattr(reader, "_EVERY_S", 600.0)
-    with serving(run.folder) as ask:
-        threads = [threading.Thread(target=ask.page) for _ in range(30)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(drawn) == 1
+    monkeypatch.setattr(live, "draw_page", lambda *given: drawn.append(given) or draw_page(*given))
+    monkeypatch.setattr(live, "_INTERVAL_S", 600.0)
+    with serving(run.folder) as ask, ThreadPoolExecutor(30) as browsers:
+        pages = list(browsers.map(lambda _: ask.page(), range(30)))
+    assert len(drawn) == len(set(pages)) == 1
 
 
 def test_a_port_that_is_taken(run: ToldRun) -> None:

@@ -45,6 +45,14 @@ def test_it_says_where_and_ends_quietly(tmp_path: Path, ending: signal.Signals) 
     assert (process.returncode, out, err) == (0, "", "")
 
 
+def test_a_folder_of_runs_is_a_mistake(tmp_path: Path) -> None:
+    ToldRun(tmp_path / "one").begin(1)
+    process = started(str(tmp_path), "--port", "0")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert str(tmp_path / "one") in "".join(err.split())
+
+
 @pytest.mark.long
 def test_what_cannot_be_is_a_mistake(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -14,11 +14,13 @@ from launcher.runtime.capacity.workload import counted, microbatch_shape
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.summary import known
 
+DEVICES: tuple[Device, ...] = get_args(Device)
 
-@pytest.mark.parametrize("name", ["bert-base", "xlnet-base", "modernbert-base", "contrastive-base"])
+
+@pytest.mark.parametrize("name", ["bert-base", "modernbert-base", "contrastive-base"])
 def test_a_few_rows_more_would_not_fit(name: str) -> None:
     recipe = load(name, ("microbatch=auto", "model.layers=2"))
-    for device in get_args(Device):
+    for device in DEVICES if name == "bert-base" else DEVICES[:1]:
         bill = Bill.of(recipe, 2, device)
         for gib in (4, 24, 80):
             found = rows_that_fit(bill, gib << 30)

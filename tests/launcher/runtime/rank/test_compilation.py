@@ -20,7 +20,7 @@ ROUNDING = 1e-5  # nats
 
 @pytest.fixture
 def home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where compiled code and key are kept, for all tests here."""
+    """Where compiled code is kept, for all tests here."""
     home = folder / "home"
     monkeypatch.setenv("HOME", str(home))
     return home
@@ -73,19 +73,6 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(folder: Path, home: Path) -
     assert [event["kept"] for event in compilations(killed)] == ["on this machine"] * 2
 
 
-@pytest.mark.long
-def test_another_machine_takes_what_lies_beside_the_run(
-    folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MASKFLEET_SIGNING_KEY", "a secret of all nodes")
-    monkeypatch.setenv("HOME", str(folder / "first"))
-    run = small_runs.new_run(folder, "moved", *SETTINGS, "compile=true")
-    assert KILLED in run_group(run, 2, kill={1: 7}, timeout=600).codes
-    monkeypatch.setenv("HOME", str(folder / "second"))
-    finish(run, 2, timeout=600)
-    assert [event["kept"] for event in compilations(run)] == ["nowhere", "beside the run"]
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -103,8 +90,9 @@ def test_another_machine_takes_what_lies_beside_the_run(
     ids=lambda how: how.way,
 )
 def test_whatever_a_compiler_does_the_run_goes_on_in_python_at_the_first_start(
-    folder: Path, home: Path, how: Misbehaviour
+    folder: Path, monkeypatch: pytest.MonkeyPatch, how: Misbehaviour
 ) -> None:
+    monkeypatch.setenv("HOME", str(folder / f"home-{how.way}"))  # where nothing was compiled before
     limits = ("watchdog.other=60",) if how.way == "hang" else ()
     run = small_runs.new_run(folder, f"bad-compiler-{how.way}", *SETTINGS, *limits, "compile=true")
     finish(run, 2, compiler=how)

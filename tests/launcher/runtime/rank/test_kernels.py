@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.ranks.bad_kernels import GPU, Misbehaviour, drawn
-from tests.support.ranks.run_group import KILLED, finish, run_group
+from tests.support.ranks.run_group import finish, run_group
 from tests.support.runs import small_runs
 
 pytestmark = pytest.mark.cluster
@@ -90,15 +90,3 @@ def test_a_kernel_that_hangs_costs_half_of_what_the_watchdog_permits(folder: Pat
     event = ensure_goes_on(finish(run, 2, kernel=Misbehaviour("blocked", "hang", "busy")), undisturbed)
     assert {one["kernel"] for one in event["left_out"]} == {"blocked"}
     assert event["ended"]
-
-
-@pytest.mark.long
-def test_a_kernel_that_ends_the_rank_itself_is_left_out_at_the_third_start(
-    folder: Path, undisturbed: str
-) -> None:
-    """As one does at which a whole machine goes down. The kernels tried before and after are not to blame."""
-    run = small_runs.new_run(folder, "deadly-to-the-rank", *SETTINGS)
-    for _ in range(2):
-        assert KILLED in run_group(run, 2, kernel="deadly to the rank").codes
-    event = ensure_goes_on(finish(run, 2, kernel="deadly to the rank"), undisturbed)
-    assert {(one["kernel"], one["failure"][:8]) for one in event["left_out"]} == {("blocked", "2 starts")}

@@ -67,7 +67,7 @@ class Engine:
 @pytest.fixture
 def made(inputs: Path, tmp_path: Path) -> tuple[MemoryCopies, Node, Line]:
     run, node, line = open_run(new_run(inputs, str(tmp_path / "run"))), Node(), Line()
-    journal = RankJournal(line, Startup(), None, None)
+    journal = RankJournal(line, Startup(), None)
     attempt, second = claim(run.store), Alone(rank=1, world=2)  # one that is not the first keeps no journal
     copies = MemoryCopies(run, attempt, second, keeper=node, extra=Nothing(), journal=journal, resumed=None)
     return copies, node, line

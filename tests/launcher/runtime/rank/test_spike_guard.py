@@ -53,7 +53,7 @@ def run(inputs: Path, tmp_path: Path) -> Run:
 
 def guard_of(run: Run, attempt: Attempt, resumed: CheckpointManifest | None = None) -> SpikeGuard:
     lost = read_lost(run, resumed, Alone())
-    journal = RankJournal(Silent(), Startup(), RunLog(run.store, attempt.number, 1e9), None)
+    journal = RankJournal(Silent(), Startup(), RunLog(run.store, attempt.number, 1e9))
     positions = Positions(PHASES, lost.ranges)
     return SpikeGuard(run, attempt, Control(0, 1, None), Alone(), journal, positions, resumed, lost)
 

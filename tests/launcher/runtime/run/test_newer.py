@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from checkpoints.hf.folder import publish
-from checkpoints.layout import CheckpointName
+from checkpoints.layout import CheckpointName, sealed, unsealed
 from checkpoints.ownership import StopRequest, stop_requested
 from data_service.errors import CorpusError
 from data_service.samples.similar_words import dump_similar_words, parse_similar_words
@@ -24,7 +24,7 @@ from launcher.after.evaluate.cells import Cell, table
 from launcher.errors import RunError
 from launcher.observe.inspect.kept_baselines import Baselines
 from launcher.observe.inspect.report.task_table import keep_rows
-from launcher.observe.trackers.publish import Publisher
+from launcher.observe.sinks.publish import Publisher
 from launcher.runtime.cluster.deaths import read_deaths
 from launcher.runtime.recipe.evaluation import AnisotropySettings, EvaluationTask
 from launcher.runtime.run.evaluations import DiagnosticCell, DiagnosticResult, write_commit, write_result
@@ -69,9 +69,13 @@ def _manifest(data: bytes, draw: random.Random) -> bytes:
 
 
 def _archive(data: bytes, draw: random.Random) -> bytes:
-    file = io.BytesIO()
-    arrays = dict(np.load(io.BytesIO(data)))
-    np.savez_compressed(file, **arrays | {"format": np.int64(draw.randint(2, 99)), "new": np.zeros(2)})
+    table, file = pq.read_table(io.BytesIO(data)), io.BytesIO()
+    body = unsealed("maskfleet", table.schema.metadata[b"maskfleet"])
+    assert body is not None
+    about = sealed("maskfleet", _object(body, draw))
+    pq.write_table(
+        table.append_column("new", [[0.0] * len(table)]).replace_schema_metadata({"maskfleet": about}), file
+    )
     return file.getvalue()
 
 
@@ -87,7 +91,7 @@ class Format:
 STATUS, REPORT = ("runs", "status", "{run}"), ("report", "{run}", "--out", "{out}/page.html")
 FORMATS = {
     "metrics": Format("run/metrics/a000003/*.jsonl", _line, (STATUS, REPORT)),
-    "packed metrics": Format("run/metrics/a000002/*.npz", _archive, (STATUS, REPORT)),
+    "packed metrics": Format("run/metrics/a000002/*.parquet", _archive, (STATUS, REPORT)),
     "events": Format("run/events/*/*.jsonl", _line, (STATUS, REPORT)),
     "weights of a commit": Format("run/evaluations/commits/*.json", _sealed, (REPORT,)),
     "a measure": Format("run/evaluations/[0-9a]*/*.json", _sealed, (REPORT,)),
@@ -177,7 +181,7 @@ def test_a_command_says_so_and_changes_nothing(
 
 READERS: dict[str, tuple[Callable[[Path], object], type[Exception]]] = {
     "attempts/deaths.json": (lambda root: read_deaths(LocalStore(root), print), RunError),
-    "trackers/x.state.json": (lambda root: Publisher(LocalStore(root), None, "trackers/x"), RunError),  # type: ignore[arg-type]
+    "trackers/x.state.json": (lambda root: Publisher(LocalStore(root), None, "x"), RunError),  # type: ignore[arg-type]
 }
 
 

@@ -1,5 +1,6 @@
 """Packs: nothing is lost and nothing is there twice, whoever packs, and wherever anything dies."""
 
+import io
 import random
 import threading
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from data_service.store.base import Entry, Store
@@ -18,7 +20,15 @@ from data_service.store.local import LocalStore
 from launcher.runtime.run.history import History, read_history
 from launcher.runtime.run.log import RunLog, encode, evaluation_record
 from launcher.runtime.run.packing import pack_once
-from launcher.runtime.run.segments import METRICS, Pack, pack_key, segment_key, segment_prefix, stored
+from launcher.runtime.run.segments import (
+    METRICS,
+    DamagedPack,
+    Pack,
+    pack_key,
+    segment_key,
+    segment_prefix,
+    stored,
+)
 
 WAIT_S = 30.0
 T = TypeVar("T")
@@ -102,7 +112,7 @@ def test_a_packed_history_is_the_same(store: LocalStore) -> None:
     assert before[2] == 21
     assert pack_once(store, 1, over=True)
     assert not pack_once(store, 1, over=True)
-    assert names(store) == ["00000000-00000009.npz"]
+    assert names(store) == ["00000000-00000009.parquet"]
     assert seen(read_history(store)) == before
     assert pack_once(store, 2, over=True)
     assert seen(read_history(store)) == before
@@ -112,7 +122,7 @@ def test_an_attempt_that_goes_on_is_packed_when_a_pack_is_full(store: LocalStore
     write_all(store, 1, 7)
     while pack_once(store, 1, over=False, most_segments=3):
         pass
-    assert names(store) == ["00000000-00000002.npz", "00000003-00000005.npz", "00000006.jsonl"]
+    assert names(store) == ["00000000-00000002.parquet", "00000003-00000005.parquet", "00000006.jsonl"]
     assert read_history(store).steps.numbers.tolist() == list(range(21))
 
 
@@ -140,7 +150,7 @@ def test_dying_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, moment: i
     while pack_once(store, 1, over=True):
         pass
     assert seen(read_history(store)) == before
-    assert names(store) == ["00000000-00000004.npz"], "what was left is tidied up"
+    assert names(store) == ["00000000-00000004.parquet"], "what was left is tidied up"
 
 
 @pytest.mark.default_cases(6)
@@ -205,12 +215,12 @@ def test_a_new_attempt_packs_the_older_ones_and_in_the_long_run_itself(
         journal.metric({"kind": "step", "step": step, "loss": 1.0, "seconds": 1.0, "note": 200 * "x"})
         assert journal.flush(WAIT_S)
     tick, deadline = threading.Event(), time.monotonic() + WAIT_S
-    while sum(name.endswith(".npz") for name in names(store, 4)) < 2:
+    while sum(name.endswith(".parquet") for name in names(store, 4)) < 2:
         assert time.monotonic() < deadline
         tick.wait(0.01)
     journal.close(WAIT_S)
     journal._packer.join(WAIT_S)
-    assert names(store, 1)[0].endswith(".npz")
+    assert names(store, 1)[0].endswith(".parquet")
     assert names(store, 2) == ["00000000.jsonl"], "one object is one object"
     assert read_history(store).steps.numbers.tolist() == list(range(21))
 
@@ -251,6 +261,43 @@ def test_a_damaged_pack_is_told_and_the_rest_is_read(store: LocalStore, how: str
     whole = len(history.steps) == 803 and all(np.isfinite(column).all() for column in columns)
     assert whole or f"{key} is damaged" in history.damage[0]
     assert how == "garbled" or not whole
+
+
+@pytest.mark.parametrize("flips", [50, pytest.param(5000, marks=pytest.mark.long)])
+def test_a_flipped_bit_is_told_or_changes_nothing(store: LocalStore, flips: int) -> None:
+    write_all(store, 1, 4)
+    pack_once(store, 1, over=True)
+    (stretch,) = stored(store, f"{METRICS}/")[1]
+    whole, data, draw = seen(read_history(store)), store.get(stretch.key), random.Random(flips)
+    contents = list(Pack(store, stretch).contents())
+    for bit in (draw.randrange(8 * len(data)) for _ in range(flips)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        store.put(stretch.key, bytes(flipped))
+        history = read_history(store)
+        *_, damage = found = seen(history)
+        assert damage or found == whole, bit
+        with suppress(DamagedPack):
+            assert list(Pack(store, stretch).contents()) == contents, bit
+
+
+def test_a_store_that_is_away_is_no_damage(tmp_path: Path) -> None:
+    class Away(LocalStore):
+        def get_range(self, key: str, start: int, length: int) -> bytes:
+            raise StoreUnavailable.at(self.uri, "no answer")
+
+    write_all(LocalStore(tmp_path), 1, 2)
+    pack_once(LocalStore(tmp_path), 1, over=True)
+    with pytest.raises(StoreUnavailable):
+        read_history(Away(tmp_path))
+
+
+def test_a_pack_is_a_table_for_everyone(store: LocalStore) -> None:
+    write_all(store, 1, 2)
+    pack_once(store, 1, over=True)
+    found = pq.read_table(io.BytesIO(store.get(pack_key(METRICS, 1, 0, 1)))).to_pydict()
+    assert found["step"] == [0, 1, 2, None, 3, 4, 5, None]
+    assert found["in-segment"] == [0] * 4 + [1] * 4
 
 
 def test_an_entry_with_another_name_is_nobodys(store: LocalStore) -> None:

@@ -1,7 +1,7 @@
 """The documents that `maskfleet runs exposure` looks for: by number, by id, or all that were removed."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from launcher.runtime.recipe.corpora import corpora_of, corpus_name, source_of
 from launcher.runtime.run.record import Run
 
 ReportDone = Callable[[int, int], None]
-_NAMED = 20  # unknown ids that an error names
+_MAX_NAMED_IDS = 20  # unknown ids that an error names
 
 
 @dataclass(frozen=True, order=True)
@@ -29,8 +29,8 @@ class DocumentName:
 
 
 @dataclass(frozen=True)
-class AskedDocuments:
-    """Documents that were asked for.
+class DocumentSelection:
+    """Documents whose rows are looked for.
 
     Attributes:
         places: training documents and where their text lies.
@@ -42,12 +42,12 @@ class AskedDocuments:
     ids: dict[DocumentName, str] = field(default_factory=dict)
     heldout: tuple[str, ...] = ()
 
-    def shown(self, document: DocumentName) -> str:
+    def describe(self, document: DocumentName) -> str:
         """Return a document's name for people, with its id if it was named by id."""
         return f"{document} (id {self.ids[document]})" if document in self.ids else str(document)
 
 
-def documents_by_number(run: Run, documents: Sequence[DocumentName]) -> AskedDocuments:
+def documents_by_number(run: Run, documents: Sequence[DocumentName]) -> DocumentSelection:
     """Return training documents by number.
 
     Raises:
@@ -63,7 +63,7 @@ def documents_by_number(run: Run, documents: Sequence[DocumentName]) -> AskedDoc
             )
     wanted = {document.source for document in documents}
     opened = {name: corpus for name, corpus in _corpora(run) if name in wanted}
-    return AskedDocuments(
+    return DocumentSelection(
         {
             document: TextPlace(
                 sources.index(document.source),
@@ -76,7 +76,7 @@ def documents_by_number(run: Run, documents: Sequence[DocumentName]) -> AskedDoc
 
 def documents_by_id(
     run: Run, ids: Iterable[str], report: ReportDone = lambda done, total: None
-) -> AskedDocuments:
+) -> DocumentSelection:
     """Return the documents with these ids in all sources that record ids.
 
     `report` is called with the number of sidecars just read, and of all of the source.
@@ -88,7 +88,7 @@ def documents_by_id(
     from data_service.corpus.sidecar import find_ids  # pyarrow is imported only where it is needed
 
     wanted = set(ids)
-    asked, missing, heldout = AskedDocuments({}), set(wanted), list[str]()
+    selection, missing, heldout = DocumentSelection({}), set(wanted), list[str]()
     for number, (name, corpus) in enumerate(_corpora(run)):
         if not corpus.manifest.provenance:
             continue
@@ -99,19 +99,19 @@ def documents_by_id(
                 heldout.append(f"{name}:heldout:{found.number} (id {known})")
                 continue
             document = DocumentName(name, found.number)
-            asked.places[document] = TextPlace(number, at.block, at.start, at.start + at.tokens)
-            asked.ids[document] = known
+            selection.places[document] = TextPlace(number, at.block, at.start, at.start + at.tokens)
+            selection.ids[document] = known
     if missing:
-        more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
+        more = f" and {len(missing) - _MAX_NAMED_IDS:,} more" if len(missing) > _MAX_NAMED_IDS else ""
         raise CorpusError(
             f"{run.uri}: no source has a document with the id "
-            f"{', '.join(map(repr, sorted(missing)[:_NAMED]))}{more}",
+            f"{', '.join(map(repr, sorted(missing)[:_MAX_NAMED_IDS]))}{more}",
             remedy="a corpus knows ids if it was built with --provenance; `maskfleet corpus find` looks for one",
         )
-    return AskedDocuments(asked.places, asked.ids, tuple(heldout))
+    return replace(selection, heldout=tuple(heldout))
 
 
-def removed_documents(run: Run) -> AskedDocuments:
+def removed_documents(run: Run) -> DocumentSelection:
     """Return all documents that were ever removed from the run's corpora. Raises CorpusError, StoreError."""
     places: dict[DocumentName, TextPlace] = {}
     heldout: list[str] = []
@@ -123,17 +123,17 @@ def removed_documents(run: Run) -> AskedDocuments:
         for document, *at in zip(*(column.tolist() for column in vars(gone).values()), strict=True):
             places[DocumentName(name, document)] = TextPlace(number, *at)
         heldout += [f"{name}:heldout:{document}" for document in chain.of("heldout").documents.tolist()]
-    return AskedDocuments(places, heldout=tuple(dict.fromkeys(heldout)))
+    return DocumentSelection(places, heldout=tuple(dict.fromkeys(heldout)))
 
 
 class LeftOutDocuments:
     """Tells at which steps a run left documents out."""
 
-    def __init__(self, run: Run, asked: AskedDocuments) -> None:
+    def __init__(self, run: Run, selection: DocumentSelection) -> None:
         self._history, self._recipe = run.history, run.recipe
         states = [run.history.first, *(record.states for record in run.history.records)]
         self._gone: dict[tuple[str, str], frozenset[int]] = {}
-        numbers = np.array([document.number for document in asked.places], dtype=np.int64)
+        numbers = np.array([document.number for document in selection.places], dtype=np.int64)
         for name, source in corpora_of(run.recipe).items() if any(states) else ():
             corpus = open_corpus(source.uri)
             chain = load_removals(corpus.store, corpus.manifest)

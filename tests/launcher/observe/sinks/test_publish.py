@@ -1,5 +1,6 @@
-"""A run in Weights & Biases and in MLflow: the real clients, offline; what they were told is what the run did."""
+"""A run in TensorBoard, Weights & Biases and MLflow: the real clients, offline; what they hold is what the run did."""
 
+import os
 import re
 import signal
 import subprocess
@@ -15,8 +16,9 @@ import pytest
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.errors import RecipeError
-from launcher.observe.trackers.clients import PublishRequest
-from launcher.observe.trackers.tracking import Publishing, orders, tracking
+from launcher.observe.sinks.process import SinkProcess, publishing, request_of
+from launcher.observe.sinks.publish import publish as publishing_loop
+from launcher.observe.sinks.sink import PublishRequest
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import operator_event
@@ -47,23 +49,34 @@ def mlflow_uri(store: Store) -> str:
     return f"file://{Path(store.uri).parent}/mlruns"
 
 
-def both(store: Store, poll_s: float = 0.05) -> list[PublishRequest]:
-    trackers = (
-        "logging.wandb={project: p, mode: offline}",
-        f"logging.mlflow={{uri: '{mlflow_uri(store)}'}}",
-    )
-    return orders(store, load("electra-small", trackers), poll_s)
+def wanted(store: Store, *names: str, poll_s: float = 0.05) -> PublishRequest:
+    settings = {
+        "wandb": "logging.wandb={project: p, mode: offline}",
+        "mlflow": f"logging.mlflow={{uri: '{mlflow_uri(store)}'}}",
+    }
+    board = f"logging.tensorboard={str('tensorboard' in names).lower()}"
+    chosen = (board, *(settings[name] for name in names if name in settings))
+    return request_of(store, load("electra-small", chosen), poll_s)
 
 
 def publish(store: Store) -> None:
-    """One start of the command: everything that is there by its end."""
+    """One start of the command: everything that is there by its end, to all sinks."""
     notes: list[str] = []
-    publishing = [Publishing(order, notes.append) for order in both(store)]
-    for one in publishing:
-        one.ask_to_end()
-    for one in publishing:
-        one.end(PATIENCE_S)
+    process = SinkProcess(wanted(store, "tensorboard", "wandb", "mlflow"), notes.append)
+    process.ask_to_end()
+    process.end(PATIENCE_S)
     assert notes == []
+
+
+def board_values(store: Store) -> Values:
+    """What TensorBoard's own reader shows."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(Path(store.uri) / "tensorboard"), size_guidance={"scalars": 0})
+    board.Reload()
+    return {
+        name: {event.step: event.value for event in board.Scalars(name)} for name in board.Tags()["scalars"]
+    }
 
 
 def committed_lineage(store: Store) -> Values:
@@ -80,7 +93,7 @@ def without_marks(values: Values) -> Values:
 
 @pytest.mark.long
 def test_one_run_across_restarts_and_a_rewind(store: Store, tmp_path: Path) -> None:
-    """Three restarts and a rewind: what each tracker says last of a step is what the committed lineage says."""
+    """Three restarts and a rewind: what each sink says last of a step is what the committed lineage says."""
     first = Attempt(store).train(8)
     good = first.commit()
     first.train(11).die()
@@ -102,6 +115,10 @@ def test_one_run_across_restarts_and_a_rewind(store: Store, tmp_path: Path) -> N
     assert set(expected["train/lr"]) == set(range(24))
     assert without_marks(wandb_values(tmp_path / "run")) == expected
     assert without_marks(mlflow_values(mlflow_uri(store))) == expected
+    board = without_marks(board_values(store))
+    assert board.keys() == expected.keys()
+    for name, by_step in expected.items():
+        assert board[name] == pytest.approx(by_step, rel=1e-6), name
     rows = [row for row in wandb_rows(tmp_path / "run") if "train/lr" in row]
     assert [row["step"] for row in rows] == [*range(20), *range(8, 24)], (
         "each once, but for what the run repeated"
@@ -128,7 +145,7 @@ def stub(folder: Path, module: str, body: str) -> Mapping[str, str]:
     """A client that behaves like this, to be found before the real one."""
     folder.mkdir(exist_ok=True)
     (folder / f"{module}.py").write_text(body)
-    return {"PYTHONPATH": str(folder)}
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 @pytest.mark.long
@@ -147,38 +164,47 @@ def test_a_client_that_fails_is_one_line_to_the_operator(
 ) -> None:
     for name, value in stub(tmp_path / "stubs", "wandb", body).items():
         monkeypatch.setenv(name, value)
-    told = threading.Event()
+    noted = threading.Event()
     notes: list[str] = []
 
     def note(text: str) -> None:
         notes.append(text)
-        told.set()
+        noted.set()
 
-    publishing = Publishing(both(store)[0], note, again_s=0.01)
-    assert told.wait(PATIENCE_S)
-    publishing.ask_to_end()
-    publishing.end(PATIENCE_S)
-    (text,) = notes
-    assert text.startswith("wandb: not published: ")
-    assert " run " in text
+    Attempt(store).train(4).commit()
+    process = SinkProcess(wanted(store, "wandb", "mlflow"), note, restart_s=0.01)
+    assert noted.wait(PATIENCE_S)
+    process.ask_to_end()
+    process.end(PATIENCE_S)
+    text = notes[0]
+    assert re.match(r"wandb(, mlflow)?: not published: ", text)
     assert re.search(reason, text), text
+    assert sum("wandb" in note for note in notes) == 1
+    if "ended with code" not in text:  # another sink does not suffer, unless their process is killed
+        assert set(mlflow_values(mlflow_uri(store))["train/lr"]) == set(range(4))
 
 
-@pytest.mark.long
-def test_a_client_that_hangs_is_ended_with_the_command(
+def test_a_client_that_hangs_is_ended_with_the_command_and_holds_up_no_other(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = tmp_path / "started"
     body = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(10**6)"
     for name, value in stub(tmp_path / "stubs", "wandb", body).items():
         monkeypatch.setenv(name, value)
+    Attempt(store).train(4).commit()
     notes: list[str] = []
-    publishing = Publishing(both(store)[0], notes.append)
+    publisher = SinkProcess(wanted(store, "wandb", "tensorboard"), notes.append)
     process = await_pid(started)
-    publishing.ask_to_end()
-    publishing.end(0.2)
+    deadline = time.monotonic() + PATIENCE_S
+    while store.size("trackers/tensorboard.state.json") is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    publisher.ask_to_end()
+    publisher.end(5.0)
+    assert [note.partition(":")[0] for note in notes] == ["wandb"]
     assert " time" in notes[0]
     assert not process.is_running()
+    assert set(board_values(store)["train/lr"]) == set(range(4))
 
 
 def await_pid(file: Path) -> psutil.Process:
@@ -190,33 +216,55 @@ def await_pid(file: Path) -> psutil.Process:
 
 
 @pytest.mark.long
-def test_without_a_login_the_operator_is_told(store: Store) -> None:
+def test_without_a_login_the_operator_reads_why(store: Store) -> None:
     notes: list[str] = []
-    (order,) = orders(store, load("quickstart", ("logging.wandb={project: p}",)))
-    publishing = Publishing(order, notes.append)
-    publishing.end(PATIENCE_S)  # nobody has asked it to: it gives up
+    settings = ("logging.wandb={project: p}", "logging.tensorboard=false")
+    process = SinkProcess(request_of(store, load("quickstart", settings)), notes.append)
+    process.end(PATIENCE_S)  # nobody has asked it to: it gives up
     (text,) = notes
     assert "WANDB_API_KEY" in text
 
 
-def test_a_server_that_is_down_does_not_keep_the_command(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_is_down_does_not_keep_the_command(store: Store) -> None:
     """MLflow's client would try for minutes."""
     notes: list[str] = []
-    (order,) = orders(store, load("quickstart", ("logging.mlflow={uri: 'http://127.0.0.1:9'}",)), 0.05)
-    publishing = Publishing(order, notes.append)
-    publishing.ask_to_end()
-    publishing.end(0.5)
+    settings = ("logging.mlflow={uri: 'http://127.0.0.1:9'}", "logging.tensorboard=false")
+    process = SinkProcess(request_of(store, load("quickstart", settings), 0.05), notes.append)
+    process.ask_to_end()
+    process.end(0.5)
     (note,) = notes
     assert re.match(r"mlflow: .*\btime\b", note)
 
 
+def test_a_disk_that_fails_for_a_while_costs_no_figure(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.observe.sinks.publish._REOPEN_S", 0.05)
+    Attempt(store).train(6).commit()
+    obstacle = Path(store.uri) / "tensorboard"
+    obstacle.write_text("")
+    notes, ending, noted = list[str](), threading.Event(), threading.Event()
+
+    def note(reason: str) -> None:
+        notes.append(reason)
+        noted.set()
+
+    request = wanted(store, "tensorboard")
+    thread = threading.Thread(target=publishing_loop, args=("tensorboard", request, ending, note))
+    thread.start()
+    assert noted.wait(PATIENCE_S)
+    obstacle.unlink()
+    while store.size("trackers/tensorboard.state.json") is None:
+        time.sleep(0.01)
+    ending.set()
+    thread.join(PATIENCE_S)
+    assert "tensorboard" in notes[0]
+    assert set(board_values(store)["train/lr"]) == set(range(6))
+
+
 DRIVER = """
 import sys, threading
-from launcher.observe.trackers.clients import PublishRequest
-from launcher.observe.trackers.tracking import Publishing
-publishing = Publishing(PublishRequest.model_validate_json(sys.stdin.readline()), print)
+from launcher.observe.sinks.process import SinkProcess
+from launcher.observe.sinks.sink import PublishRequest
+process = SinkProcess(PublishRequest.model_validate_json(sys.stdin.readline()), print)
 print("ready", flush=True)
 threading.Event().wait()
 """
@@ -225,13 +273,13 @@ threading.Event().wait()
 @pytest.mark.long
 def test_what_a_killed_driver_leaves_is_published_and_then_the_process_ends(store: Store) -> None:
     Attempt(store).train(6).commit()
-    order = both(store, poll_s=600.0)[1]
+    request = wanted(store, "mlflow", poll_s=600.0)
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert driver.stdin is not None
     assert driver.stdout is not None
-    driver.stdin.write(order.model_dump_json() + "\n")
+    driver.stdin.write(request.model_dump_json() + "\n")
     driver.stdin.flush()
     assert driver.stdout.readline() == "ready\n"
     child = await_child(driver.pid, store)
@@ -253,7 +301,7 @@ def await_child(pid: int, store: Store) -> psutil.Process:
 
 def test_nothing_is_started_unless_the_recipe_asks(store: Store) -> None:
     before = threading.active_count()
-    with tracking(store, load("quickstart"), print):
+    with publishing(store, load("quickstart", ("logging.tensorboard=false",)), print):
         assert threading.active_count() == before
     assert list(store.list("trackers/")) == []
 

@@ -1,0 +1,62 @@
+"""Describes events in words. Any program may have written the events, so fields of any kind are shown as they are."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from data_service.printable import one_line
+from launcher.runtime.run.step_table import Record
+
+ROUTINE = frozenset({"commit", "evaluated", "evaluation_skipped", "preflight", "underway"})
+"""The kinds of events that neither pages nor receivers of events get, because nobody needs to know of them."""
+PROBLEMS = frozenset(
+    {
+        *(
+            "commit_failed",
+            "corruption",
+            "damaged_checkpoint",
+            "death",
+            "evaluation_failed",
+            "failed",
+            "hang",
+        ),
+        *("memory_failed", "memory_unshared", "records_lost", "rewind", "skipped_step", "straggler", "unfit"),
+    }
+)
+"""The kinds of events that a page highlights."""
+
+_UNNAMED = ("reason", "cause", "what", "changes", "problems")  # fields whose content needs no name
+_MAX_CHARACTERS = 300
+
+
+def describe_event(event: Record) -> str:
+    """Return the event on one line, such as `death at step 8: a cosmic ray, ranks 1, 2`."""
+    kind = str(event["kind"]).replace("_", " ")
+    step = f" at step {_spell(event['step'])}" if event.get("step") is not None else ""
+    fields = {
+        name: _spell(value)
+        for name, value in event.items()
+        if name not in ("time", "kind", "attempt", "step") and value not in (None, "", [])
+    }
+    words = [fields.pop(name) for name in _UNNAMED if name in fields]
+    words += [f"{name.replace('_', ' ')} {value}" for name, value in fields.items()]
+    return one_line(f"{kind}{step}{': ' if words else ''}{', '.join(words)}")[:_MAX_CHARACTERS]
+
+
+def _spell(value: object) -> str:
+    match value:
+        case bool() | str():
+            return str(value)
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:.3g}"
+        case list():
+            return ", ".join(map(_spell, value))
+        case Mapping():
+            return ", ".join(f"{name} {_spell(one)}" for name, one in value.items())
+    return str(value)
+
+
+def moment(seconds: float) -> str:
+    """Return a time since 1970 as date and time in UTC, to the second."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")

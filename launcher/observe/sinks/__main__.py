@@ -1,0 +1,9 @@
+"""`python -m launcher.observe.sinks`: the process of a run's sinks (`launcher.observe.sinks.publish`)."""
+
+import os
+import sys
+
+from launcher.observe.sinks.publish import main
+
+os.nice(10)
+sys.exit(main())  # clients tidy up at exit; the driver ends one that does not come to it

@@ -1,0 +1,87 @@
+"""A run of MLflow. It keeps every value that was logged for a metric at a step, with its time. If a run goes back, the
+repeated steps are logged again with a later time; of several values of a step the newest one counts."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, StepFigures, Unusable
+from launcher.runtime.recipe.operation import Mlflow, holds_login
+
+_ID, _LOGGED = "maskfleet.id", "maskfleet.logged"
+_REQUEST_METRICS, _REQUEST_PARAMS = (
+    900,
+    100,
+)  # in one request; MLflow allows 1000 with tags, 100 of them parameters
+_MAX_CHARACTERS = 500  # limit of older servers for a parameter
+_STATES = {"finished": "FINISHED", "failed": "FAILED"}
+
+
+class MlflowRun(Sink):
+    """A tag with our identifier marks the run on every server."""
+
+    def __init__(self, request: PublishRequest, identify: Callable[[], str], *_: object) -> None:
+        try:
+            from mlflow.tracking import MlflowClient
+        except ImportError as error:
+            raise Unusable(f"{error}: install maskfleet[mlflow]") from error
+        settings = request.mlflow
+        assert settings is not None
+        self._client = MlflowClient(_server(settings))
+        self._run, self._time = self._open(request, settings.experiment, identify())
+        self._client.update_run(self._run, status="RUNNING")
+
+    def log(self, rows: Sequence[StepFigures], superseded_from: int | None) -> None:
+        from mlflow.entities import Metric, RunTag
+
+        metrics = []
+        for row in rows:
+            self._time = max(int(time.time() * 1000), self._time + 1)  # another machine's clock may be ahead
+            metrics += [Metric(name, value, self._time, row.step) for name, value in row.figures.items()]
+        logged = RunTag(_LOGGED, str(self._time))
+        for start in range(0, len(metrics), _REQUEST_METRICS):
+            self._client.log_batch(self._run, metrics[start : start + _REQUEST_METRICS], tags=[logged])
+
+    def tell(self, summary: EventSummary) -> None:
+        from mlflow.entities import RunTag
+
+        tags = [RunTag(f"events.{kind}", str(count)) for kind, count in summary.counts.items()]
+        self._client.log_batch(self._run, tags=[*tags, RunTag("mlflow.note.content", summary.text)])
+
+    def finish(self, summary: EventSummary) -> None:
+        """Set the state of a run that has finished or failed. An interrupted run keeps the state "running", because it
+        may continue."""
+        if summary.end is not None:
+            self._client.set_terminated(self._run, _STATES[summary.end])
+
+    def _open(self, request: PublishRequest, experiment: str, identifier: str) -> tuple[str, int]:
+        """Return the id of the run in MLflow, and the time of the last logged values in ms."""
+        found = self._client.get_experiment_by_name(experiment)
+        place = found.experiment_id if found else self._client.create_experiment(experiment)
+        runs = self._client.search_runs([place], f"tags.`{_ID}` = '{identifier}'", max_results=1)
+        if runs:
+            return runs[0].info.run_id, int(runs[0].data.tags.get(_LOGGED, 0))
+        made = self._client.create_run(place, run_name=request.name, tags={_ID: identifier})
+        self._describe(made.info.run_id, request)
+        return made.info.run_id, 0
+
+    def _describe(self, run: str, request: PublishRequest) -> None:
+        """Log the recipe as parameters. MLflow never changes parameters, so they stay as the run was first
+        published."""
+        from mlflow.entities import Param
+
+        values = {"run": request.uri} | request.recipe
+        parameters = [Param(name, str(value)[:_MAX_CHARACTERS]) for name, value in values.items()]
+        for start in range(0, len(parameters), _REQUEST_PARAMS):
+            self._client.log_batch(run, params=parameters[start : start + _REQUEST_PARAMS])
+
+
+def _server(settings: Mlflow) -> str:
+    uri = settings.uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+    if not uri:
+        raise Unusable("no server is named: set logging.mlflow.uri or MLFLOW_TRACKING_URI")
+    if holds_login(uri):
+        raise Unusable(
+            "MLFLOW_TRACKING_URI holds a login: set MLFLOW_TRACKING_USERNAME and _PASSWORD instead"
+        )
+    return uri

@@ -1,0 +1,144 @@
+"""The driver's part in publishing a run to its sinks: it keeps their process, which may hang, crash or fail to start.
+
+Only the end of the command waits for it, at most `END_WAIT_S`. Records that are not published then are published by the
+next start.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from checkpoints.attempt import newest_attempt
+from data_service.store.base import Store
+from data_service.store.local import LocalStore
+from launcher.observe.sinks.publish import UNUSABLE
+from launcher.observe.sinks.sink import PublishRequest
+from launcher.runtime.recipe.identity import flatten
+from launcher.runtime.recipe.schema import Recipe
+
+END_WAIT_S = 10.0
+"""Seconds for publishing the remaining records when the command ends."""
+_POLL_S = 5.0
+_RESTART_S = 60.0  # seconds until a process that has ended by itself is started again
+
+Note = Callable[[str], None]
+
+
+class SinkProcess:
+    """Keeps the process of a request's sinks alive until `end`. `note` shows a line to the operator; it is called at
+    most once for each sink."""
+
+    def __init__(self, request: PublishRequest, note: Note, restart_s: float = _RESTART_S) -> None:
+        self._request, self._note, self._restart_s = request, note, restart_s
+        self._ending = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self._finished: set[str] = set()
+        self._noted: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name="sinks", daemon=True)
+        self._thread.start()
+
+    def ask_to_end(self) -> None:
+        """Ask the process to publish the remaining records and end."""
+        self._ending.set()
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
+
+    def end(self, patience_s: float) -> None:
+        """Wait at most `patience_s` seconds for the process to end, then kill it with all its children."""
+        self._thread.join(patience_s)
+        if self._process is not None and self._process.poll() is None:
+            self._complain(
+                "it did not end in time; the next start publishes what is missing", *self._unfinished
+            )
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    @property
+    def _unfinished(self) -> list[str]:
+        return [name for name in self._request.sinks if name not in self._finished]
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            try:
+                code = self._live()
+            except OSError as error:
+                self._complain(str(error), *self._request.sinks)
+                return
+            if code == UNUSABLE:
+                return
+            if code != 0:
+                self._complain(f"their process ended with code {code}", *self._unfinished)
+            later = {"began": time.time(), "attempts": sys.maxsize}  # what was posted is not posted again
+            self._request = self._request.model_copy(update=later)
+            self._ending.wait(self._restart_s)
+
+    def _live(self) -> int:
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "launcher.observe.sinks"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # a signal to the driver's group must not end it: it still has records to publish
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(self._request.model_dump_json() + "\n")
+        process.stdin.flush()
+        if self._ending.is_set():
+            self.ask_to_end()
+        for line in process.stdout:
+            report = json.loads(line)
+            if report["problem"] is None:
+                self._finished.add(report["sink"])
+            else:
+                self._complain(report["problem"].replace("\n", " "), report["sink"])
+        return process.wait()
+
+    def _complain(self, reason: str, *sinks: str) -> None:
+        new = [name for name in sinks if name not in self._noted]
+        self._noted.update(new)
+        if new:
+            self._note(f"{', '.join(new)}: not published: {reason}; the run continues")
+
+
+@contextmanager
+def publishing(store: Store, recipe: Recipe, note: Note) -> Iterator[None]:
+    """Publish the run in `store` to the sinks that its recipe names, until the context ends. Raises StoreError."""
+    request = request_of(store, recipe)
+    if not request.sinks:
+        yield
+        return
+    process = SinkProcess(request, note)
+    try:
+        yield
+    finally:
+        process.ask_to_end()
+        process.end(END_WAIT_S)
+
+
+def request_of(store: Store, recipe: Recipe, poll_s: float = _POLL_S) -> PublishRequest:
+    """Return the request for all sinks that the recipe names. Raises StoreError."""
+    logging, hook = recipe.logging, recipe.events.webhook_env
+    folder = str(store.root) if isinstance(store, LocalStore) else None
+    return PublishRequest(
+        uri=store.uri,
+        name=recipe.name,
+        recipe=flatten(recipe.to_data()),
+        tensorboard=logging.tensorboard and folder is not None,
+        wandb=logging.wandb,
+        mlflow=logging.mlflow,
+        webhook_env=hook,
+        folder=folder,
+        poll_s=poll_s,
+        began=time.time(),
+        attempts=newest_attempt(store) if hook else 0,
+    )

@@ -1,0 +1,217 @@
+"""The process that publishes a run to its sinks: TensorBoard's files, W&B, MLflow, a webhook.
+
+The queue that the sinks share is the run's records in its store: each sink takes them in order, on a thread of its own,
+and where it stopped is stored with the run. So a sink that is slow or down delays neither training nor another sink,
+and the next start continues with what it missed. `launcher.observe.sinks.process` starts this process and writes a
+`PublishRequest` to its standard input. When that input ends, it publishes the remaining records and ends. It is a
+separate process because a client may hang, crash or end its process.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, TextIO
+from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from data_service.formats import REMEDY, is_newer, newer
+from data_service.store.base import Store
+from data_service.store.errors import KeyMissing, StoreError
+from data_service.store.open import open_store
+from launcher.errors import RunError
+from launcher.observe.inspect.report.events import ROUTINE, describe_event, moment
+from launcher.observe.sinks.mlflow import MlflowRun
+from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, StepFigures, Unusable
+from launcher.observe.sinks.tensorboard import TensorBoardFiles
+from launcher.observe.sinks.wandb import WandbRun
+from launcher.observe.sinks.webhook import EventPoster
+from launcher.runtime.run.following import Cursor, EventFollower, LineageFollower
+from launcher.runtime.run.metrics import figures
+from launcher.runtime.run.step_table import Record
+
+SINKS: dict[str, type[Sink]] = {
+    "tensorboard": TensorBoardFiles,
+    "wandb": WandbRun,
+    "mlflow": MlflowRun,
+    "webhook": EventPoster,
+}
+"""The sinks by name."""
+UNUSABLE = 3
+"""The exit code if no sink can be used, so that another process would not help."""
+_ORPHAN_PUBLISH_S = 60.0  # seconds to publish the remaining records after the driver died
+_REOPEN_S = 60.0  # seconds until a sink that failed is opened again
+_LISTED_EVENTS = 100  # number of newest events in a summary
+_MAX_REASON_CHARACTERS = 300
+_ENDS = {"end": "finished", "failed": "failed"}
+
+Note = Callable[[str], None]
+
+
+class State(BaseModel):
+    """How far a run was published to a sink, as its store keeps it.
+
+    Attributes:
+        cursor: position in the lineage up to which records were published.
+        went_back: number of times that the lineage went back.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = 1
+    cursor: Cursor = Cursor()
+    went_back: int = 0
+
+
+class Publisher:
+    """Publishes the records of a store to a sink, and continues where the run's last publisher stopped."""
+
+    def __init__(self, store: Store, sink: Sink, name: str) -> None:
+        self._store, self._sink, self._key = store, sink, f"trackers/{name}.state.json"
+        self._state = self._read()
+        self._follower = LineageFollower(store, self._state.cursor)
+        self._event_follower = EventFollower(store, past=True)
+        self._events: list[Record] = []
+
+    def update(self) -> None:
+        """Publish everything that is new. Raises StoreError."""
+        more = self._sink.takes_figures
+        while more:
+            more = self._publish()
+        new = [event for event in self._event_follower.new() if event["kind"] not in ROUTINE]
+        self._events += new
+        if new:
+            self._sink.tell(summarise(self._events, new))
+
+    def finish(self) -> None:
+        """Finish the run in the sink and store how far it was published. Raises StoreError."""
+        self._sink.finish(summarise(self._events))
+        if self._sink.takes_figures:
+            self._keep()
+
+    def _publish(self) -> bool:
+        """Publish the next committed records. Return whether there are more."""
+        news = self._follower.new()
+        went_back = self._state.went_back + (news.superseded_from is not None)
+        if news.records:
+            self._sink.log([row_of(record, went_back) for record in news.records], news.superseded_from)
+        if self._follower.cursor != self._state.cursor:
+            self._state = State(cursor=self._follower.cursor, went_back=went_back)
+            if self._sink.durable:
+                self._keep()
+        return news.more
+
+    def _read(self) -> State:
+        try:
+            data = self._store.get(self._key)
+            return State.model_validate_json(data)
+        except KeyMissing:
+            return State()
+        except ValidationError as error:
+            if is_newer(data, known=1, error=error):
+                raise RunError(newer(f"{self._store.uri}/{self._key}"), remedy=REMEDY) from error
+            raise
+
+    def _keep(self) -> None:
+        self._store.put(self._key, self._state.model_dump_json().encode())
+
+
+def row_of(record: Mapping[str, Any], went_back: int) -> StepFigures:
+    """Return the figures of a record for a sink. `times_gone_back` among them tells apart the rows of a step that were
+    logged before and after the run went back."""
+    return StepFigures(int(record["step"]), figures(record) | {"times_gone_back": float(went_back)})
+
+
+def summarise(events: Sequence[Record], new: Sequence[Record] = ()) -> EventSummary:
+    """Return the summary of a run's events. `new`: the last of them, which no summary has held yet."""
+    counts: dict[str, int] = {}
+    for event in events:
+        counts[event["kind"]] = counts.get(event["kind"], 0) + 1
+    lines = (f"{moment(float(event['time']))}  {describe_event(event)}" for event in events[-_LISTED_EVENTS:])
+    last = events[-1]["kind"] if events else None
+    return EventSummary(new, counts, "\n".join(lines), _ENDS.get(str(last)))
+
+
+def identity(store: Store, name: str) -> str:
+    """Return the run's permanent id in a sink. The first process that asks creates it. Raises StoreError."""
+    key = f"trackers/{name}.json"
+    store.put_if_absent(key, json.dumps({"id": uuid4().hex[:16]}).encode())
+    return str(json.loads(store.get(key))["id"])
+
+
+def publish(name: str, request: PublishRequest, ending: threading.Event, note: Note) -> None:
+    """Publish a run to one sink until `ending` is set, then the remaining records. A sink that fails is opened again
+    after a minute; `note` is called with every reason."""
+    while True:
+        try:
+            _publish(name, request, ending, note)
+            return
+        except Unusable as error:
+            return note(str(error))
+        except RunError as error:  # a newer version wrote the records
+            return note(error.problem)
+        except BaseException as error:  # a client's sys.exit, too
+            note(f"{type(error).__name__}: {str(error)[:_MAX_REASON_CHARACTERS]}")
+        if ending.wait(_REOPEN_S):
+            return
+
+
+def _publish(name: str, request: PublishRequest, ending: threading.Event, note: Note) -> None:
+    store = open_store(request.uri)
+    publisher = Publisher(store, SINKS[name](request, partial(identity, store, name), note), name)
+    ended = False
+    while not ended:
+        ended = ending.is_set()  # read before the update, which then publishes everything recorded by now
+        try:
+            publisher.update()
+        except StoreError as error:
+            note(f"it waits for the run's store: {error.problem}")
+        ending.wait(request.poll_s)
+    publisher.finish()
+
+
+def main() -> int:
+    """Publish a run to its sinks and return the exit code. 0: the driver has ended this process. UNUSABLE: no sink can
+    be used."""
+    output, lock = _private_output(), threading.Lock()
+    request = PublishRequest.model_validate_json(sys.stdin.readline())
+    ending = threading.Event()
+
+    def report(name: str, problem: str | None) -> None:
+        with lock:
+            print(json.dumps({"sink": name, "problem": problem}), file=output)
+
+    def serve(name: str) -> None:
+        publish(name, request, ending, lambda problem: report(name, problem))
+        report(name, None)
+
+    threading.Thread(target=_follow_driver, args=(ending,), name="driver", daemon=True).start()
+    threads = [threading.Thread(target=serve, args=(name,), name=name, daemon=True) for name in request.sinks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return 0 if ending.is_set() else UNUSABLE
+
+
+def _follow_driver(ending: threading.Event) -> None:
+    """Wait until the driver closes our input or is gone. Then end this process after a while, even if a client hangs:
+    nobody else would end it."""
+    sys.stdin.read()
+    ending.set()
+    time.sleep(_ORPHAN_PUBLISH_S)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _private_output() -> TextIO:
+    """Return a stream to the driver to which no client prints. Standard output and error are discarded from now on."""
+    output = os.fdopen(os.dup(1), "w", buffering=1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    return output

@@ -1,0 +1,159 @@
+"""Draws a run's report again and again while somebody looks at it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from data_service.errors import UserError
+from data_service.store.base import Entry, Store, digest
+from data_service.store.local import LocalStore
+from launcher.errors import OptionError
+from launcher.observe.inspect.kept_baselines import kept_baselines
+from launcher.observe.inspect.report.page import draw_page
+from launcher.runtime.run.outline import Outline, open_outline, runs_at
+
+_INTERVAL_S = 2.0  # shortest wait between two drawings
+_WAIT_PER_WORK = 5.0  # the wait is at least this many times the last drawing: a sixth of a core at most
+_IDLE_S = 60.0  # drawing ends so long after the last look
+_FIRST_DRAWING_S = 3.0  # longest wait of a look for the first drawing
+
+
+def draw_run(uri: str, store: Store, head: str) -> str:
+    """Return the report on the run at `uri` as it is now. Raises RunError, StoreError."""
+    run = open_outline(uri, store)
+    return draw_page(run, _known_baselines(run), datetime.now(UTC), head)
+
+
+def require_one_run(uri: str, store: Store) -> None:
+    """Check that `uri` is not a folder of runs. A run that is not there yet is allowed. Raises OptionError."""
+    runs: list[str] = []
+    with suppress(UserError):
+        runs = runs_at(uri, store)
+    if runs not in ([], [uri]):
+        raise OptionError(
+            f"{uri} is a folder of {len(runs):,} runs",
+            remedy=f"watch one of them, such as {runs[0]}; `maskfleet runs status` shows all in a table",
+        )
+
+
+def _known_baselines(run: Outline) -> dict[str, float]:
+    try:
+        known = kept_baselines(run.store, run.record.fingerprint)
+    except ValidationError:  # damaged; the next report computes them again
+        return {}
+    return known.named() if known else {}
+
+
+class _CachedReads:
+    """A store whose objects are read once for each version that a listing shows, and kept in a local folder."""
+
+    def __init__(self, store: Store, folder: str) -> None:
+        self._store, self._kept = store, LocalStore(Path(folder))
+        self._versions: dict[str, str] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        for entry in self._store.list(prefix):
+            self._versions[entry.key] = entry.version
+            yield entry
+
+    def get(self, key: str) -> bytes:
+        name = self._keep(key)
+        return self._store.get(key) if name is None else self._kept.get(name)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        name = self._keep(key)
+        found = self._store if name is None else self._kept
+        return found.get_range(name or key, start, length)
+
+    def _keep(self, key: str) -> str | None:
+        """Return the name of the copy, which is made now if there is none; None if no listing shows the object."""
+        if key not in self._versions:
+            return None
+        name = digest(f"{key}\0{self._versions[key]}".encode())
+        if self._kept.size(name) is None:
+            self._kept.put(name, self._store.get(key))
+        return name
+
+
+def cached_reads(store: Store, folder: str) -> Store:
+    """Return `store`, whose objects are requested once for each version; `folder` holds copies. A local store is
+    returned as it is."""
+    return store if isinstance(store, LocalStore) else cast("Store", _CachedReads(store, folder))
+
+
+class LivePage:
+    """Calls `draw` repeatedly on its own thread, from the first look until nobody has looked for a minute.
+
+    A look returns the last page at once. If nobody has looked for a minute, that page is old: then looks wait, for a
+    short time, until a new drawing has ended.
+    """
+
+    def __init__(self, draw: Callable[[], str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._draw, self._clock = draw, clock
+        self._changed = threading.Condition()
+        self._running = False
+        self._fresh = False  # whether a drawing has ended, successful or not, since the thread was started
+        self._started = self._looked = self._drawn = self._failed = 0.0
+        self._html: str | None = None
+        self._error: str | None = None
+        self._began: float | None = None
+
+    def look(self) -> tuple[str | None, dict[str, float | str | None]]:
+        """Return the last page that could be drawn (None before the first), and how current it is.
+
+        If the thread was just started, wait a short time for its first drawing. The second value has the `age` of the
+        page; the `error` of the last drawing, None if it did not fail; the time since the first of the `failing`
+        drawings in a row; the time that the present drawing has taken (`reading`), None if there is none. Times are in
+        seconds.
+        """
+        with self._changed:
+            self._looked = self._clock()
+            if not self._running:
+                self._running, self._fresh, self._started = True, False, self._looked
+                threading.Thread(target=self._run, name="live page", daemon=True).start()
+            self._changed.wait_for(
+                lambda: self._fresh, max(0.0, self._started + _FIRST_DRAWING_S - self._looked)
+            )
+            now = self._clock()
+            return self._html, {
+                "age": round(now - self._drawn, 1) if self._html is not None else 0.0,
+                "error": self._error,
+                "failing": round(now - self._failed, 1) if self._error is not None else None,
+                "reading": round(now - self._began, 1) if self._began is not None else None,
+            }
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._began = self._clock()
+            html, error = self._try()
+            with self._changed:
+                now = self._clock()
+                seconds, self._began = now - self._began, None
+                if error is None:
+                    self._html, self._drawn = html, now
+                elif self._error is None:
+                    self._failed = now
+                self._error, self._fresh = error, True
+                self._changed.notify_all()
+                self._changed.wait(max(_INTERVAL_S, _WAIT_PER_WORK * seconds))
+                if self._clock() - self._looked > _IDLE_S:
+                    self._running = False
+                    return
+
+    def _try(self) -> tuple[str | None, str | None]:
+        try:
+            return self._draw(), None
+        except UserError as error:
+            return None, error.problem
+        except Exception as error:  # any program may have written the records: show it, and read again
+            return None, f"its records cannot be used: {type(error).__name__}: {error}"
