@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import jaxtyping
 import pytest
+import torch
 from _pytest.terminal import TerminalReporter
 
 from tests.gpu.machine import DEVICE, GPU, SMALL, Figure
@@ -22,6 +24,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(600, method="thread"))
             if not (GPU or SMALL):
                 item.add_marker(lacking)
+
+
+@pytest.fixture(autouse=True)
+def unchecked() -> Iterator[None]:
+    """The checks of shapes, which only tests have, can be neither compiled nor timed. No test leaves anything
+    compiled."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+    torch.compiler.set_stance("default")
+    torch._dynamo.reset()
 
 
 @pytest.fixture
