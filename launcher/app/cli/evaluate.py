@@ -203,6 +203,7 @@ def _evaluated(
         found = find_results(store, keys)
         missing = list({work.cell.key: work for work in works if work.cell.key not in found}.values())
         _say(f"{len(keys)} cells: {len(found)} are there, {len(missing)} to compute")
+        searched = {work.cell.key: searches.of(work.cell.source, work.measure) for work in missing}
         needed = {work.cell.weights for work in missing}
         files = {model.digest: model.files() for model in models if model.digest in needed}
         with work("computing", len(missing), "cells") as now:
@@ -211,8 +212,7 @@ def _evaluated(
                 if isinstance(outcome, CellFailure):
                     failures.append(outcome)
                 else:
-                    searched = searches.of(cell.source, ended.work.measure)
-                    keep_result(store, ended.work, outcome, searched)
+                    keep_result(store, ended.work, outcome, searched[cell.key])
                 now.advance()
                 _say(outcome.problem if isinstance(outcome, CellFailure) else cell.name)
         return table([work.cell for work in works], find_results(store, keys)), failures
