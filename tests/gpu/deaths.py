@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from encoder_core.train.engine import leave_groups
 from encoder_core.train.exchange import Control
@@ -27,21 +27,17 @@ _LAST_SUMS = 20  # with the rank that does not die
 _POLL_S = 0.01
 
 
-class Request(BaseModel):
+class Request(BaseModel, frozen=True, extra="forbid"):
     """`rounds`: those in which this process sums. `gpus`: how many the machine has, 0: gloo on its CPU."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rounds: tuple[int, ...]
     gpus: int
     folder: str
 
 
-class Round(BaseModel):
+class Round(BaseModel, frozen=True, extra="forbid"):
     """Of a round of the process that stays: seconds from the death until it had left, the number of wrong sums, and
     bytes of the GPU's memory in use afterwards."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     seconds: float
     wrong: int

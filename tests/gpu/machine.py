@@ -76,7 +76,6 @@ def start(
             [sys.executable, "-m", f"tests.gpu.{module}", request],
             cwd=ROOT,
             env={**os.environ, **(environment or {})},
-            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor
 
 from checkpoints.gloo_peers import GlooPeers
@@ -25,19 +25,15 @@ _TIMED_NUMBERS = (64 << 20) if GPU else (1 << 20)
 _COLLECTIVE = timedelta(seconds=60)
 
 
-class Request(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class Request(BaseModel, frozen=True, extra="forbid"):
     rank: int
     world: int
     folder: str
 
 
-class Found(BaseModel):
+class Found(BaseModel, frozen=True, extra="forbid"):
     """What all ranks found. `right`: each check by name; `first`: (what, verdict, found) of the sums that every group
     of ranks makes before it trains; `bandwidth`: bytes a second of each link of a ring, the slowest rank's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     right: dict[str, bool]
     first: list[tuple[str, str, str]]

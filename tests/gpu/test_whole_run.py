@@ -38,7 +38,6 @@ def command(*arguments: object, log: Path) -> "subprocess.Popen[bytes]":
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "maskfleet", *map(str, arguments)],
-            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "TRITON_INTERPRET": "0"},

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from checkpoints.save import take
 from encoder_core.train.engine import Engine
@@ -23,7 +23,7 @@ STATE_NETWORK = "roberta-base"
 _LIMIT_S = 400.0
 
 
-class Request(BaseModel):
+class Request(BaseModel, frozen=True, extra="forbid"):
     """What a process does.
 
     Attributes:
@@ -36,8 +36,6 @@ class Request(BaseModel):
         state: file with a state, which is restored and copied again in place of any training.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     networks: tuple[str, ...] = ()
     runs: tuple[tuple[int, Precision], ...] = ()
     steps: int = 0
@@ -47,10 +45,8 @@ class Request(BaseModel):
     state: Path | None = None
 
 
-class Trace(BaseModel):
+class Trace(BaseModel, frozen=True, extra="forbid"):
     """Losses and gradient norms of each step of a run, and a digest of its final state."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     losses: tuple[float, ...]
     norms: tuple[float, ...]

@@ -17,10 +17,8 @@ from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from data_service.formats import REMEDY, foreign_json, is_newer, newer
 from launcher.errors import CertificateError
 
-CERTIFICATE = "certificate.json"
-"""Key of the certificate in the run's store."""
+CERTIFICATE = "certificate.json"  # key in the run's store
 CHUNK_BYTES = 4 << 20
-_FORMAT = 2
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Digests = tuple[Sha256, ...]
@@ -81,7 +79,7 @@ def decode(data: bytes, where: str) -> Certificate:
     try:
         certificate = Certificate.model_validate(foreign_json(data))
     except ValueError as error:
-        if is_newer(data, _FORMAT, error if isinstance(error, ValidationError) else None):
+        if is_newer(data, 2, error if isinstance(error, ValidationError) else None):
             raise CertificateError(newer(where), remedy=REMEDY) from error
         raise _damaged(where, "a field is missing or wrong") from error
     before = ""

@@ -5,8 +5,7 @@ from typing import Any, Literal
 
 from launcher.errors import CertificateError, optional
 
-SIGNATURE = "certificate.sig"
-"""Key of the signature in the run's store."""
+SIGNATURE = "certificate.sig"  # key in the run's store
 _LIBRARY = "cryptography.hazmat.primitives"
 
 
