@@ -148,18 +148,26 @@ class Store(Protocol):
 def together(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Call `request` for each item, up to 32 at the same time; yield the results in the order of the items.
 
-    Raises whatever `request` raises, after waiting for the requests that have begun.
+    Raises whatever `request` raises, after waiting for the requests that have begun. If the iterator is given up early,
+    nobody waits for these.
     """
     waiting = iter(items)
-    with ThreadPoolExecutor(_REQUESTS) as threads:
-        begun: list[Future[R]] = [threads.submit(request, item) for item in islice(waiting, _REQUESTS)]
-        try:
-            while begun:
-                yield begun.pop(0).result()
-                begun += [threads.submit(request, item) for item in islice(waiting, 1)]
-        finally:
-            for future in begun:
-                future.cancel()
+    threads = ThreadPoolExecutor(_REQUESTS)
+    begun: list[Future[R]] = [threads.submit(request, item) for item in islice(waiting, _REQUESTS)]
+    try:
+        while begun:
+            yield begun.pop(0).result()
+            begun += [threads.submit(request, item) for item in islice(waiting, 1)]
+    except GeneratorExit:
+        # Garbage collection may give the iterator up in any thread, also in one that holds a lock of `threading`, so no
+        # lock may be taken here: `shutdown` would wait for ever. Threads without an executor end by themselves.
+        for future in begun:
+            future.cancel()
+        raise
+    except BaseException:
+        threads.shutdown(cancel_futures=True)
+        raise
+    threads.shutdown()
 
 
 def digest(data: bytes | memoryview) -> str:

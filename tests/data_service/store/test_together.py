@@ -32,3 +32,21 @@ def test_a_failure_is_raised_in_its_place() -> None:
     assert [next(answers), next(answers)] == [1, 1]
     with pytest.raises(ZeroDivisionError):
         next(answers)
+
+
+def test_an_iterator_that_is_given_up_waits_for_nobody() -> None:
+    """Garbage collection gives one up in any thread, with any lock held: waiting there would be for ever."""
+    answered, released = threading.Event(), threading.Event()
+
+    def request(number: int) -> int:
+        if number:
+            answered.set()
+            released.wait(60)
+        return number
+
+    answers = together(request, range(8))
+    assert next(answers) == 0
+    answered.wait(60)
+    answers.close()  # type: ignore[attr-defined]
+    assert not released.is_set()
+    released.set()
