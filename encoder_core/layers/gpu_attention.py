@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from encoder_core.layers.dropout import inverse_rate, threshold_of
-from encoder_core.layers.planned import TERMS, planned_attention
+from encoder_core.layers.planned import TERMS, is_planned, planned_attention
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.sizes import ON_GPU
 from encoder_core.random_draws import draw_key
@@ -59,7 +59,7 @@ def fused_attention(
 
     `terms` are the fields of `kernels.fused_attention.Terms`, `where` further fields of its `Layout`.
     """
-    if q_MND.device.type == "meta":
+    if is_planned(q_MND):
         given = (q_MND, k_KND, v_KND, *((terms or {}).get(name) for name in TERMS))
         return planned_attention(given, rows, carried=where.get("carried", 0), window=where.get("window"))
     from encoder_core.kernels import fused_attention as kernels
@@ -88,7 +88,7 @@ def fused_across(
     dropout: float,
 ) -> Float[Tensor, "tokens heads width"]:
     """Return the context where the queries of each of `rows` see the same row of `others`."""
-    if q_TND.device.type == "meta":
+    if is_planned(q_TND):
         given = (q_TND, k_SND, v_SND, *(None for _ in TERMS))
         return planned_attention(given, rows, keys=others.max_length)
     from encoder_core.kernels import fused_attention as kernels

@@ -50,6 +50,11 @@ def pairs_in_sight(length: int, window: int | None, *, causal: bool) -> int:
     return length + before * (1 if causal else 2)
 
 
+def is_planned(x: Tensor) -> bool:
+    """Return whether no kernel of ours is launched for `x`, since it has no numbers."""
+    return x.is_meta
+
+
 def planned_attention(
     tensors: Sequence[Tensor | None],
     rows: Rows,

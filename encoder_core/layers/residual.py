@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from encoder_core.layers.dropout import Dropout, threshold_of
 from encoder_core.layers.gpu_attention import triton_is_there
 from encoder_core.layers.kernel_choice import pick
-from encoder_core.layers.planned import planned_norm, planned_rms_norm
+from encoder_core.layers.planned import is_planned, planned_norm, planned_rms_norm
 from encoder_core.layers.sizes import ON_GPU
 
 _WIDEST = 8192  # numbers of a row that one program holds in registers
@@ -108,7 +108,7 @@ def _fused(
     draws_T: Tensor | None,
     threshold: int,
 ) -> tuple[Tensor, Tensor]:
-    if x_TH.is_meta:
+    if is_planned(x_TH):
         return planned_norm(x_TH, residual_TH, norm.weight, bias, draws_T, centered=centered)
     from encoder_core.kernels.residual_norm import Norm, residual_norm
 

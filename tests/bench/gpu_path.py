@@ -26,6 +26,10 @@ def as_on_a_gpu(module: nn.Module, record: Callable[[str], None]) -> Iterator[No
         elif isinstance(part, SelfAttention) and part.attend is attention.automatic:
             part.attend = attention.fused if part.dropout else _flash(record)
     with ExitStack() as stack:
+        for room in ("gpu_attention", "residual"):
+            place = import_module(f"encoder_core.layers.{room}")
+            if hasattr(place, "is_planned"):
+                stack.enter_context(patch.object(place, "is_planned", lambda x: False))
         for room in ("relative_key", "xlnet_attention"):
             place = import_module(f"encoder_core.layers.{room}")
             stack.enter_context(patch.object(place, "fused_takes", lambda device, dtype, width: True))

@@ -3,12 +3,12 @@
 import os
 import pty
 import resource
-import select
 import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from multiprocessing.connection import wait
 from pathlib import Path
 
 
@@ -75,7 +75,7 @@ def _cpu_of_children() -> float:
 
 def _next(reading: int, deadline: float) -> bytes:
     """Empty at the end, or after the `deadline`."""
-    if not select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+    if not wait([reading], max(0.0, deadline - time.monotonic())):
         return b""
     try:
         return os.read(reading, 1 << 16)

@@ -74,7 +74,7 @@ RIGHT = {
     "evaluate": "{model} sst2 --results {new} --task sst2 --seeds 1 --set lr=1e-3 --step 3 --cpus-per-cell 1 "
     "--gpus-per-cell 0",
     "fill": "{model} <mask> --step 3 --steps 2 --temperature 0.5 --seed 1 --count 2",
-    "finetune": "{model} sst2 --out {new} --data {data} --set lr=1e-3 --seed 3 --threads 1 --step 3",
+    "finetune": "{model} sst2 --out {new} --data {data} --set lr=1e-3 --seed 3 --step 3",
     "init": "quickstart {new} --corpus {corpus} --set seed=3 --tokenizer {tokenizer}",
     "launch aws-batch": "{run} --image i --instance-type p4d.24xlarge --vpc vpc-1 --subnet s-1 --efa 1 --disk 10GiB "
     "--attempts 2 --name a --set zero=1 --env A --nodes 2 --cpus-per-node 4 --memory 8GiB --gpus-per-node 1 "
@@ -270,6 +270,7 @@ def test_what_is_right_goes_on(places: dict[str, str]) -> None:
         "recipe from",
     }
     lines = [[*command.split(), *RIGHT[command].split()] for command in sorted(heavy)]
-    assert {str(code).split()[0] for _, code, _ in told(lines, places)} == {"import"}
+    found = told(lines, places)
+    assert [one for one in found if str(one[1]).split()[0] != "import"] == []
     ((_, code, _),) = told([["init", *RIGHT["init"].split()]], places)
     assert code == 0

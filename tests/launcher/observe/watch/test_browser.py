@@ -5,13 +5,13 @@ The browser is Debian's chromium without a screen, spoken to by its DevTools pro
 
 import json
 import os
-import select
 import shutil
 import subprocess
 import time
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -101,8 +101,7 @@ class Browser:
     def _receive(self) -> dict[str, Any]:
         deadline = time.monotonic() + _PATIENCE_S
         while b"\0" not in self._left:
-            ready, _, _ = select.select([self._out], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, "the browser does not answer"
+            assert wait([self._out], max(0.0, deadline - time.monotonic())), "the browser does not answer"
             data = os.read(self._out, 1 << 20)
             assert data, "the browser has ended"
             self._left += data
