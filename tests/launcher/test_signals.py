@@ -82,7 +82,8 @@ def test_asked_to_end_at_any_moment(text: Path, tmp_path: Path, draw: int) -> No
         assert not asked or ended_s < _AT_ONCE_S, said
     else:
         assert asked, said
-        assert process.returncode == 128 + number, said
+        repeated = command[0] == "corpus" and process.returncode == REPEAT  # a build goes on where it was
+        assert repeated or process.returncode == 128 + number, said
     assert not list(temporary.iterdir())
 
 
