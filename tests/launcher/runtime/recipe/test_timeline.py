@@ -131,8 +131,7 @@ def test_a_schedule_that_every_phase_replaces_need_not_fit() -> None:
     assert {rate(step) for step in range(9)} == {6e-4}
 
 
-def test_recipes_of_before_are_the_runs_that_they_were() -> None:
-    """None of the later keys is in their data by phase."""
+def test_a_phase_without_keys_of_its_own_has_none_in_its_data() -> None:
     assert not {"lr", "schedule", "mlm"} & BASE.phases[0].model_dump(mode="json").keys()
     assert loads(BASE.to_yaml(), "again") == BASE
     changed = load("roberta-base", ("phases.0.lr=1e-4",))
