@@ -182,9 +182,10 @@ class Attempt:
         except ValidationError:  # the record exists, and that is enough
             return time.time() - (self.store.age(key) or 0.0)
 
-    def age(self) -> float | None:
-        """Return the seconds since the attempt was claimed, by the store's clock; None if its record is gone."""
-        return self.store.age(_key(self.number))
+    @property
+    def key(self) -> str:
+        """The object that was written when the attempt was claimed."""
+        return _key(self.number)
 
     def beat(self, now: float, count: int = 0) -> None:
         """Write a heartbeat. `count` makes each heartbeat differ from the previous one, even if the clock stands

@@ -166,8 +166,7 @@ def sweep(store: Store, attempt: Attempt) -> int:
     attempt.ensure_current()
     for folder in over:
         _delete(store, folder.sizes)
-    if (age := attempt.age()) is not None:
-        store.remove_leftovers("", older_than_s=age)  # what is older was left by earlier attempts
+    store.remove_leftovers("", before=attempt.key)  # what is older was left by earlier attempts
     return sum(len(folder.sizes) for folder in over)
 
 

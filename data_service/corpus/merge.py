@@ -149,7 +149,7 @@ def join_corpora(
         store.put(key, sources[0].store.get(key))
     save_manifest(store, manifest)
     store.delete(CONFIGURATION)
-    store.remove_leftovers("", older_than_s=0.0)
+    store.remove_leftovers("", before=None)
     return MergeReport(
         documents=sum(int(table.documents.sum()) for table in (manifest.train, manifest.heldout)),
         copies=len(new.train) + len(new.heldout),

@@ -95,8 +95,8 @@ class PartsStore:
         store, there = self._place(key)
         return store.age(there)
 
-    def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
-        return self._own.remove_leftovers(folder, older_than_s=older_than_s)
+    def remove_leftovers(self, folder: str, *, before: str | None) -> int:
+        return self._own.remove_leftovers(folder, before=before)
 
     def _place(self, key: str) -> tuple[Store, str]:
         """Return the store that holds the object `key`, and its key there."""

@@ -1,6 +1,5 @@
 """Takes documents out of a corpus: finds them by id or by number, and adds a removal to the list (`removals.py`)."""
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from data_service.corpus.removals import (
     RemovedDocuments,
     append_removal,
     load_removals,
+    removal_key,
 )
 from data_service.corpus.sidecar import PARTS, find_ids
 from data_service.errors import CorpusError
-from data_service.processes import age_s
 from data_service.store.base import together
 
 ReportDone = Callable[[int, int], None]
@@ -170,13 +169,14 @@ def remove_documents(corpus: Corpus, documents: Documents, *, by: str, at: int, 
     while True:
         chain = load_removals(corpus.store, corpus.manifest)
         new, already = _divided(documents, chain)
-        corpus.store.remove_leftovers(REMOVALS.rstrip("/"), older_than_s=age_s(os.getpid()))  # of killed ones
         if not len(new):
             return RemovalReport(None, new, already)
         removal = Removal(by, at, reason.strip(), new.train, new.heldout)
         longer = append_removal(corpus.store, corpus.manifest, chain, removal)
         if longer is not None:
-            return RemovalReport(len(longer.removals), new, already)
+            number = len(longer.removals)
+            corpus.store.remove_leftovers(REMOVALS.rstrip("/"), before=removal_key(number))  # of killed ones
+            return RemovalReport(number, new, already)
 
 
 def _divided(documents: Documents, chain: RemovalChain) -> tuple[Documents, Documents]:

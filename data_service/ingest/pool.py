@@ -124,7 +124,7 @@ def run_stage(work: StageTasks[T, R], store: Store, pool: Pool, report: ReportPr
 def remove_scaffolding(store: Store, progress: ReportProgress) -> None:
     """Delete all objects that only the build needed, and remains of writes: all that is written is complete."""
     remove_objects(store, BUILD, progress)
-    store.remove_leftovers("", older_than_s=0.0)
+    store.remove_leftovers("", before=None)
 
 
 def remove_objects(store: Store, prefix: str, progress: ReportProgress) -> None:

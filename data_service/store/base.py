@@ -136,11 +136,11 @@ class Store(Protocol):
         """
         ...
 
-    def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
+    def remove_leftovers(self, folder: str, *, before: str | None) -> int:
         """Remove the remains of unfinished writes below `folder` ("" for all); return their number.
 
-        All other methods ignore such remains. Those younger than `older_than_s` seconds are kept, because their writer
-        may be alive.
+        All other methods ignore such remains. Only those that are older than the object `before` go, none if it is
+        absent: writers that began after it may be alive. Without an object, all go.
         """
         ...
 

@@ -5,6 +5,7 @@ name: by `rename` if it may replace a file, otherwise by `link`, which fails ato
 """
 
 import errno
+import math
 import os
 import shutil
 import stat
@@ -152,10 +153,10 @@ class LocalStore:
         except KeyMissing:
             return None
 
-    def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
+    def remove_leftovers(self, folder: str, *, before: str | None) -> int:
         count = 0
         base = self.root / checked(self.uri, child(folder, "")) if folder else self.root
-        deadline = _file_system_clock(base) - older_than_s
+        deadline = math.inf if before is None else self._written(before)
         for place, _, names in os.walk(base):
             for path in (Path(place, name) for name in names if name.startswith(TEMPORARY)):
                 with _translated(path), suppress(FileNotFoundError):  # its writer may finish meanwhile
@@ -164,6 +165,14 @@ class LocalStore:
                         count += 1
             _remove_empty(Path(place), self.root)
         return count
+
+    def _written(self, key: str) -> float:
+        """Return when the object was written, by the file system's clock; 0 if it is absent."""
+        try:
+            with _translated(self._path(key)):
+                return self._path(key).stat().st_mtime
+        except KeyMissing:
+            return 0.0
 
     def _path(self, key: str) -> Path:
         return self.root / checked(self.uri, key)

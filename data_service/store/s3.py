@@ -189,22 +189,30 @@ class S3Store(BucketStore["S3Client"]):
 
         return self._call(name, ask)
 
-    def remove_leftovers(self, folder: str, *, older_than_s: float) -> int:
+    def remove_leftovers(self, folder: str, *, before: str | None) -> int:
         """Abort unfinished multipart uploads (at most 1,000 a call), whose parts are stored and billed until then."""
         start = child(self.prefix, folder)
         start += "/" if start else ""
+        written = None if before is None else self._written(before)
 
         def stale(client: "S3Client") -> list[tuple[str, str]]:
             answer = client.list_multipart_uploads(Bucket=self.bucket, Prefix=start)
-            deadline = datetime.fromtimestamp((_date(answer) or time.time()) - older_than_s, UTC)
-            found = [item for item in answer.get("Uploads", ()) if item["Initiated"] < deadline]
-            return [(item["Key"], item["UploadId"]) for item in found]
+            return [
+                (item["Key"], item["UploadId"])
+                for item in answer.get("Uploads", ())
+                if written is None or item["Initiated"] < written
+            ]
 
         uploads = self._call(start, stale)
         for name, number in uploads:
             with suppress(KeyMissing):
                 self._abort(name, number)
         return len(uploads)
+
+    def _written(self, key: str) -> datetime:
+        """Return when the object was written, by the store's clock; before all others if it is absent."""
+        stored = self._call(self._name(key), lambda client: head(client, self.bucket, self._name(key)))
+        return datetime.min.replace(tzinfo=UTC) if stored is None else stored["LastModified"]
 
     def _abort(self, name: str, upload: str) -> None:
         def abort(client: "S3Client") -> None:

@@ -154,7 +154,7 @@ def test_killed_at_random_moments_it_goes_on_inside_the_file(
         assert status == -signal.SIGKILL
         kills += 1
     assert kills > 1
-    open_store(output).remove_leftovers("", older_than_s=0)
+    open_store(output).remove_leftovers("", before=None)
     assert files_of(tmp_path / "new") == files_of(tmp_path / "whole") == files_of(tmp_path / "timed")
 
 

@@ -104,8 +104,10 @@ def test_leftovers_are_invisible_and_removed_when_old(store: LocalStore) -> None
     alone.parent.mkdir()
     alone.write_bytes(b"half")
     os.utime(alone, (0, 0))
+    os.utime(left)
+    assert store.remove_leftovers("", before="data/absent") == 0
     assert [entry.key for entry in store.list()] == ["data/a"]
-    assert store.remove_leftovers("", older_than_s=3600) == 1
+    assert store.remove_leftovers("", before="data/a") == 1
     assert left.exists()
     assert os.listdir(store.root) == ["data"]
 
