@@ -14,7 +14,8 @@ from data_service.store.open import open_store
 from launcher.after.evaluate.cells import Measure
 from launcher.after.evaluate.measures import Finetuning, FrozenMeasure, Vectors
 from launcher.after.export.data_cards import cards_of, read_cards
-from launcher.after.tasks.task import Task, load_task
+from launcher.after.tasks.measurable import named_task
+from launcher.after.tasks.task import Task
 from launcher.after.tasks.texts import texts_of_task
 from launcher.runtime.run.record import RECORD, open_run
 
@@ -71,8 +72,7 @@ def _task(measure: Measure) -> Task:
         case Finetuning() | Vectors():
             return measure.wanted
         case FrozenMeasure():
-            named = measure.wanted.named_task
-            assert named is not None, "a suite's measures have a task"
-            assert named.task is not None, "named by it"
-            return load_task(named.task, named.data)
+            task = named_task(measure.wanted)
+            assert task is not None, "a suite's measures have a task"
+            return task
     raise TypeError(f"no measure of a task: {measure!r}")
