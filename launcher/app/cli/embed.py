@@ -120,7 +120,7 @@ def evaluate(
     with repeatable(), told("launcher.after.embed"), open_pretrained(model, step) as pretrained:
         for task in chosen:
             where = cell.split or ("dev" if "dev" in task.splits else "test")
-            metrics = embed_cell(pretrained, task, cell, seed=0)
+            metrics = embed_cell(pretrained, task, cell)
             if as_json:
                 found = {"model": model, "step": pretrained.step, "task": task.name, "split": where}
                 print_json([{**found, "metrics": metrics}])
