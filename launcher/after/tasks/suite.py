@@ -140,7 +140,7 @@ def read_suite(name_or_path: str) -> Suite | None:
 
 def bundled_suites() -> Mapping[str, str]:
     """Return the YAML texts of the bundled suites, by name."""
-    return bundled_texts("library/suites")
+    return bundled_texts("launcher.after.tasks", "library/suites")
 
 
 def _task(entry: SuiteEntry, home: str | None, data: str | None) -> Task:

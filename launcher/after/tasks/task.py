@@ -145,13 +145,13 @@ def loads(text: str, name: str, root: str | None) -> Task:
 
 def bundled_tasks() -> Mapping[str, str]:
     """Return the YAML texts of the bundled tasks, by name."""
-    return bundled_texts("library")
+    return bundled_texts("launcher.after.tasks", "library")
 
 
 @cache
-def bundled_texts(folder: str) -> Mapping[str, str]:
-    """Return the texts of the YAML files in a folder of this package, by name without ending, sorted by name."""
-    files = (resources.files("launcher.after.tasks") / folder).iterdir()
+def bundled_texts(package: str, folder: str) -> Mapping[str, str]:
+    """Return the texts of the YAML files in a folder of a package, by name without ending, sorted by name."""
+    files = (resources.files(package) / folder).iterdir()
     named = {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
     return MappingProxyType({name: named[name].read_text("utf-8") for name in sorted(named)})
 
