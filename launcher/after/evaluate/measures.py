@@ -23,10 +23,10 @@ from launcher.after.embed.evaluate import CellSettings, embed_cell
 from launcher.after.evaluate.cells import CellFigures, Measure
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
 from launcher.after.finetune.run import finetune, first_finetuned
-from launcher.after.finetune.settings import MACHINE, Diverged, FinetuneSettings, candidates
+from launcher.after.finetune.settings import MACHINE, WORDS, Diverged, FinetuneSettings, candidates
 from launcher.after.tasks.task import Task, load_task, task_digest
 from launcher.errors import TaskError
-from launcher.runtime.recipe.document import Document, override
+from launcher.runtime.recipe.document import Document, override, validate
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.evaluations import VERSION, Figure
 
@@ -48,7 +48,7 @@ def _measures(task: Task, assignments: Sequence[str]) -> Iterable[Measure]:
     data = task_digest(task)
     if task.kind in _VECTORS:
         own = _known(assignments, CellSettings.model_fields, FinetuneSettings.model_fields)
-        chosen = CellSettings.model_validate(override(Document({}, task.name, {}), own).data)
+        chosen = validate(CellSettings, override(Document({}, task.name, {}, words=WORDS), own))
         compute = partial(_vectors, task=task, data=data, chosen=chosen)
         yield Measure("embed", task.name, task, data, chosen.model_dump(mode="json"), compute)
         return
