@@ -162,11 +162,17 @@ def sentence_bounds(text: str, language: Language = "any") -> NDArray[np.int64]:
     chosen = chosen[: len(bounds)]
     before = classes.take(bounds[:, 0] - 1)
     marked = np.flatnonzero((before & (_NARROW_MARK | _CLOSER) != 0) & ~chosen)
-    before, behind = before[marked], classes.take(bounds[marked, 1])
+    closed = before[marked] & _CLOSER != 0
+    marks = (
+        bounds[marked, 0] - 1 - closed
+    )  # an empty text before a closing mark is no space, so none is negative
+    before, behind = classes.take(marks), classes.take(bounds[marked, 1])
     usual = (before & _NARROW_MARK > 0) & (behind & _PLAIN > 0)
     chosen[marked[usual]] = True
-    stops = marked[usual & (before & _STOP > 0)]
-    chosen[stops] = _stops_end(text, bounds, stops, language)
+    stops = usual & (before & _STOP > 0)
+    chosen[marked[stops]] = _stops_end(
+        text, bounds, runs=marked[stops], marks=marks[stops], language=language
+    )
     rest = marked[~usual & (behind & _LOWER == 0)]
     for number, (stop, following) in zip(rest.tolist(), bounds[rest].tolist(), strict=True):
         mark = stop - 1
@@ -177,17 +183,24 @@ def sentence_bounds(text: str, language: Language = "any") -> NDArray[np.int64]:
 
 
 def _stops_end(
-    text: str, bounds: NDArray[np.int64], stops: NDArray[np.int64], language: Language
+    text: str,
+    bounds: NDArray[np.int64],
+    *,
+    runs: NDArray[np.int64],
+    marks: NDArray[np.int64],
+    language: Language,
 ) -> list[bool]:
-    """Return whether the full stops before these runs of white space end sentences. What follows may begin one."""
-    marks, words = bounds[stops, 0] - 1, bounds[stops - 1, 1]
-    words[(stops == 0) | (marks - words > _WORD_CHARACTERS)] = 0
+    """Return whether full stops end sentences: those at `marks`, before these runs of white space. What follows may
+    begin one.
+    """
+    words = bounds[runs - 1, 1]
+    words[(runs == 0) | (marks - words > _WORD_CHARACTERS)] = 0
     return [
         _stop_ends(text[word:mark], language)
         if word and text[word - 1] in " \n"
         else _ends_sentence(text, mark, following, language)
         for word, mark, following in zip(
-            words.tolist(), marks.tolist(), bounds[stops, 1].tolist(), strict=True
+            words.tolist(), marks.tolist(), bounds[runs, 1].tolist(), strict=True
         )
     ]
 
