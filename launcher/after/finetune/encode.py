@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from launcher.after.finetune.answers import ContextWindow, answer_texts, best_threshold, find_answers
 from launcher.after.finetune.model import Head
 from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch
-from launcher.after.tasks.examples import Answer, Examples, Questions, Sentences, Tagged
+from launcher.after.tasks.examples import Answer, Examples, Questions, Sentences, Tagged, taken
 from launcher.after.tasks.metrics import score
 from launcher.after.tasks.task import Task
 from launcher.errors import EVALUATE, optional, reason
@@ -283,8 +283,6 @@ class EncodedQuestions:
         main = self.task.model_copy(update={"metrics": self.task.metrics[:1]})
         found: list[float] = []
         for index, text in enumerate(texts):
-            here = slice(index, index + 1)
-            of = self.examples
-            one = Questions(of.ids[here], of.questions[here], of.contexts[here], of.answers[here])
+            one = taken(self.examples, [index])
             found += score(main, one, {one.ids[0]: text}).values()
         return found

@@ -5,14 +5,10 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoints.hf.export import published
-from checkpoints.hf.folder import removable
 from data_service.processes import temporary_folder
-from data_service.store.open import open_store
 from launcher.after.finetune.encode import Encoded, Encoder, Scores, head_of
 from launcher.after.finetune.model import check_fit, layered_groups, open_model, open_tokenizer, quiet
 from launcher.after.finetune.pretrained import LocalModel, check_class, folder_digest
@@ -254,50 +250,3 @@ def _progress(task: str, now: Work) -> Any:
                 _LOG.info("%s, epoch %g of %g: %s", task, state.epoch, args.num_train_epochs, told)
 
     return Progress()
-
-
-@dataclass(frozen=True)
-class Tried:
-    """The result of one choice of settings.
-
-    Attributes:
-        outcome: result of the fine-tuning; None if it failed.
-        problem: why it failed; None if it did not.
-        best: whether the result on dev is better than those of all earlier settings.
-    """
-
-    settings: FinetuneSettings
-    outcome: FinetuneOutcome | None
-    problem: str | None
-    best: bool
-
-
-def try_each(
-    pretrained: LocalModel, task: Task, choices: Sequence[FinetuneSettings], seed: int, out: str | None
-) -> Iterator[Tried]:
-    """Fine-tune with each of `choices`, one after another, and yield each result. After the last one, write the model
-    that is best on dev to the folder or s3:// URI `out`.
-
-    Raises Diverged if the loss diverges with all settings, ExportError if `out` holds something else; others as
-    `finetune`.
-    """
-    if out is not None:
-        removable(open_store(out))  # raises here, before hours of training
-    with temporary_folder("tries") as name:
-        best: tuple[float, Path] | None = None
-        for index, settings in enumerate(choices):
-            folder = name / str(index)
-            try:
-                outcome = finetune(pretrained, task, settings, seed, None if out is None else folder)
-            except Diverged as error:
-                if best is None and index == len(choices) - 1:
-                    raise
-                yield Tried(settings, None, error.problem, best=False)
-                continue
-            better = best is None or outcome.main > best[0]
-            best = (outcome.main, folder) if better or best is None else best
-            yield Tried(settings, outcome, None, better)
-        if out is not None and best is not None:
-            with published(open_store(out)) as place:
-                for path in best[1].iterdir():
-                    path.rename(place / path.name)
