@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -195,12 +194,7 @@ def shared_first(
     place.mkdir(parents=True, exist_ok=True)
     with locked(Path(f"{folder}.lock")):
         if not folder.is_dir():
-            _make(pretrained, task, chosen, folder)
+            fresh = Path(tempfile.mkdtemp(prefix=".", dir=place))
+            first_finetuned(pretrained, task, chosen, fresh)
+            os.rename(fresh, folder)
     return LocalModel(f"{pretrained.name} after {task.after}", None, folder, folder_digest(folder))
-
-
-def _make(pretrained: LocalModel, task: Task, chosen: FinetuneSettings, folder: Path) -> None:
-    with first_finetuned(pretrained, task, chosen) as made:
-        fresh = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
-        shutil.copytree(made.folder, fresh, dirs_exist_ok=True)
-        os.rename(fresh, folder)

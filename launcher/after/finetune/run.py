@@ -3,8 +3,8 @@ the other splits."""
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,9 @@ def finetune(
     with ExitStack() as stack:
         start = pretrained
         if task.after is not None:
-            start = intermediate or stack.enter_context(first_finetuned(pretrained, task, settings))
+            start = intermediate or first_finetuned(
+                pretrained, task, settings, stack.enter_context(temporary_folder("first"))
+            )
         transformers = optional("transformers", _USE, EVALUATE)
         stack.enter_context(quiet(transformers))
         transformers.set_seed(seed)
@@ -95,10 +97,11 @@ def read_splits(task: Task) -> dict[str, Examples]:
     return found
 
 
-@contextmanager
-def first_finetuned(pretrained: LocalModel, task: Task, settings: FinetuneSettings) -> Iterator[LocalModel]:
-    """Provide the model fine-tuned on the task that `task` starts after, with the defaults of that task and seed 0. Its
-    files exist until the context ends. The settings of the machine (microbatch, precision) are those of `settings`.
+def first_finetuned(
+    pretrained: LocalModel, task: Task, settings: FinetuneSettings, folder: Path
+) -> LocalModel:
+    """Fine-tune on the task that `task` starts after, with the defaults of that task and seed 0, and return the model,
+    in the empty `folder`. The settings of the machine (microbatch, precision) are those of `settings`.
 
     Raises TaskMismatch if that task itself starts after another one; other errors as `finetune`.
     """
@@ -110,9 +113,8 @@ def first_finetuned(pretrained: LocalModel, task: Task, settings: FinetuneSettin
             remedy="leave out `after` in one of them",
         )
     first = candidates(before.finetune, settings.model_dump(include=MACHINE))[0]
-    with temporary_folder("first") as name:
-        finetune(pretrained, before, first, _FIRST_SEED, name)
-        yield LocalModel(f"{pretrained.name} after {before.name}", None, name, folder_digest(name))
+    finetune(pretrained, before, first, _FIRST_SEED, folder)
+    return LocalModel(f"{pretrained.name} after {before.name}", None, folder, folder_digest(folder))
 
 
 def _train(
