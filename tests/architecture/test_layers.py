@@ -33,6 +33,7 @@ DRAWN = {
         export -> certificate
         fill -> finetune
         finetune -> export tasks
+        fill -> finetune
     """,
     "launcher.app": """
         cli -> schedulers

@@ -25,7 +25,7 @@ from launcher.after.finetune.run import finetune, first_finetuned
 from launcher.after.finetune.settings import MACHINE, WORDS, Diverged, FinetuneSettings, candidates
 from launcher.after.tasks.task import Task, load_task, task_digest
 from launcher.errors import TaskError
-from launcher.runtime.recipe.document import Document, override, validate
+from launcher.runtime.recipe.document import RecipeDocument, override, validate
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.evaluations import VERSION, Figure
 
@@ -47,12 +47,12 @@ def _measures(task: Task, assignments: Sequence[str]) -> Iterable[Measure]:
     data = task_digest(task)
     if task.kind in _VECTORS:
         own = _known(assignments, CellSettings.model_fields, FinetuneSettings.model_fields)
-        chosen = validate(CellSettings, override(Document({}, task.name, {}, words=WORDS), own))
+        chosen = validate(CellSettings, override(RecipeDocument({}, task.name, {}, words=WORDS), own))
         compute = partial(_vectors, task=task, data=data, chosen=chosen)
         yield Measure("embed", task.name, task, data, chosen.model_dump(mode="json"), compute)
         return
     own = _known(assignments, FinetuneSettings.model_fields, CellSettings.model_fields)
-    given, before = override(Document(dict(task.finetune), task.name, {}), own).data, _before(task)
+    given, before = override(RecipeDocument(dict(task.finetune), task.name, {}), own).data, _before(task)
     for settings in candidates(given, {}):
         plain = {**settings.model_dump(mode="json"), "after": before}
         compute = partial(_finetuned, task=task, data=data, chosen=settings, before=before)

@@ -8,9 +8,9 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from launcher.errors import OptionError, RunError
-from launcher.runtime.recipe.document import Document, Words, validate
+from launcher.runtime.recipe.document import DocumentWords, RecipeDocument, validate
 
-WORDS = Words("fine-tuning", "maskfleet tasks show sst2", OptionError)
+WORDS = DocumentWords("fine-tuning", "maskfleet tasks show sst2", OptionError)
 MACHINE = {"microbatch", "precision"}
 """Settings that depend on the machine. The fine-tuning on an intermediate task (`after`) uses the same values."""
 _RETIRED = ("reinit_layers", "freeze", "pooling", "layers", "dropout", "task_dropout", "threads")
@@ -88,7 +88,8 @@ def candidates(defaults: Mapping[str, object], chosen: Mapping[str, object]) -> 
     lists = [_values(name, given[name]) for name in given]
     return tuple(
         validate(
-            FinetuneSettings, Document(dict(zip(given, values, strict=True)), WORDS.noun, {}, words=WORDS)
+            FinetuneSettings,
+            RecipeDocument(dict(zip(given, values, strict=True)), WORDS.noun, {}, words=WORDS),
         )
         for values in product(*lists)
     )

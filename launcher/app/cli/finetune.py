@@ -58,12 +58,12 @@ def fine_tune(
     """
     from launcher.after.finetune.settings import candidates
     from launcher.after.tasks.task import load_task
-    from launcher.runtime.recipe.document import Document, override
+    from launcher.runtime.recipe.document import RecipeDocument, override
 
     with repeatable(), told("launcher.after.finetune"):
         require_assignments(assignments or ())
         asked = load_task(task, data)
-        given = override(Document(dict(asked.finetune), asked.name, {}), assignments or ()).data
+        given = override(RecipeDocument(dict(asked.finetune), asked.name, {}), assignments or ()).data
         settings = candidates(given, {})[0]
         require_model(checkpoint)
         with work("loading libraries"):
