@@ -13,7 +13,7 @@ from launcher.after.tasks.schema import TextEncoding
 from launcher.errors import RecipeError
 from launcher.runtime.recipe import document as recipe_yaml
 
-_WORDS = recipe_yaml.Words("training's settings", "maskfleet embed settings nli", RecipeError)
+_WORDS = recipe_yaml.DocumentWords("training's settings", "maskfleet embed settings nli", RecipeError)
 _SUFFIX = ".yaml"
 _NAME = "launcher.after.embed"
 

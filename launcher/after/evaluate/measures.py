@@ -26,7 +26,7 @@ from launcher.after.finetune.run import finetune, first_finetuned
 from launcher.after.finetune.settings import MACHINE, Diverged, FinetuneSettings, candidates
 from launcher.after.tasks.task import Task, load_task, task_digest
 from launcher.errors import TaskError
-from launcher.runtime.recipe.document import Document, override
+from launcher.runtime.recipe.document import RecipeDocument, override
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.evaluations import VERSION, Figure
 
@@ -207,11 +207,11 @@ def _measures(task: Task, assignments: Sequence[str]) -> Iterable[Measure]:
     digest = task_digest(task)
     if task.kind in _VECTORS:
         own = _known(assignments, CellSettings.model_fields, FinetuneSettings.model_fields)
-        chosen = override(Document({}, task.name, {}), own).data
+        chosen = override(RecipeDocument({}, task.name, {}), own).data
         yield Vectors(task, CellSettings.model_validate(chosen), digest)
         return
     own = _known(assignments, FinetuneSettings.model_fields, CellSettings.model_fields)
-    given = override(Document(dict(task.finetune), task.name, {}), own).data
+    given = override(RecipeDocument(dict(task.finetune), task.name, {}), own).data
     before = _before(task)
     for settings in candidates(given, {}):
         yield Finetuning(task, settings, digest, before)

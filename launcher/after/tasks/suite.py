@@ -21,10 +21,10 @@ from data_service.store.open import folder_of
 from launcher.after.tasks.schema import Name, Setting, TaskPart
 from launcher.after.tasks.task import Task, bundled_tasks, bundled_texts, load_task, read_yaml
 from launcher.errors import TaskError
-from launcher.runtime.recipe.document import Words, parse, validate
+from launcher.runtime.recipe.document import DocumentWords, parse, validate
 from launcher.runtime.recipe.evaluation import EvaluationTask
 
-WORDS = Words("suite", "maskfleet tasks show glue", TaskError)
+WORDS = DocumentWords("suite", "maskfleet tasks show glue", TaskError)
 
 
 class SuiteEntry(TaskPart):

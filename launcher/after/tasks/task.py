@@ -20,9 +20,9 @@ from launcher.after.tasks.files import TaskFolder
 from launcher.after.tasks.read import read_questions, read_retrieval, read_sentences, read_tagged
 from launcher.after.tasks.schema import Description, impossible
 from launcher.errors import TaskError
-from launcher.runtime.recipe.document import Words, parse, validate
+from launcher.runtime.recipe.document import DocumentWords, parse, validate
 
-WORDS = Words("task", "maskfleet tasks show sst2", TaskError)
+WORDS = DocumentWords("task", "maskfleet tasks show sst2", TaskError)
 _DECISIVE = {"kind", "labels", "score_range", "no_answer", "metrics", "truncation"}  # beside the examples
 
 

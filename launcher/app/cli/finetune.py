@@ -90,9 +90,11 @@ def finetune(
 
 def _choices(task: "Task", assignments: list[str] | None) -> "tuple[FinetuneSettings, ...]":
     from launcher.after.finetune.settings import candidates
-    from launcher.runtime.recipe.document import Document, override
+    from launcher.runtime.recipe.document import RecipeDocument, override
 
-    return candidates(override(Document(dict(task.finetune), task.name, {}), assignments or ()).data, {})
+    return candidates(
+        override(RecipeDocument(dict(task.finetune), task.name, {}), assignments or ()).data, {}
+    )
 
 
 def _record(tried: "Tried", seed: int) -> dict[str, object]:
