@@ -10,7 +10,7 @@ from tests.support.ranks.replaced_tokens import Setting, Trace
 
 pytestmark = pytest.mark.cluster
 
-STAGES = (0, 1, 2, 3)
+STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
 FAMILIES = ("electra", "deberta")
 SOME = {"electra": ((1, 3), 4), "deberta": ((0, 2), 4)}  # stages and steps; all are tried by the long form
 ONE_STEP = [Setting(family, stage, clip=None) for family in FAMILIES for stage in (1, 2, 3)]
