@@ -23,7 +23,6 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.pieces import Pieces, compile_layers
 from encoder_core.layers.torch_internals import graphs_compiled
 from encoder_core.objectives.losses import ObjectiveModule
@@ -154,4 +153,4 @@ def _lengths(subject: Subject, network: ModelConfig) -> list[list[int]]:
         tokens = min(tokens, _CPU_TOKENS)
     large = [length] * max(1, -(-tokens // length))
     few = min(length, _FEW)
-    return [large, [few] if isinstance(network, XlnetConfig) else [few // 2, few - few // 2]]
+    return [large, [few] if network.permutes else [few // 2, few - few // 2]]

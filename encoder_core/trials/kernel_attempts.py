@@ -23,7 +23,6 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.kernel_choice import asked, only
 from encoder_core.trials.kernel_trial import SAID, Candidate, TriedKernel, Unit
 from encoder_core.trials.trial_network import (
@@ -87,8 +86,7 @@ class _Trial:
         self.subject, self._dropped = subject, dropped
         longest = min(network.max_length, max(subject.length, max(_LENGTHS)))
         lengths = [min(length, longest) for length in _LENGTHS]
-        remembers = isinstance(network, XlnetConfig) and network.memory
-        if remembers:  # then rows are of one length
+        if network.recurrence is not None:  # then rows are of one length
             lengths = [max(lengths)] * len(lengths)
         self._network = smaller(network, longest, min(*lengths, subject.length))
         self._module = built(self._network, subject).train(dropped)

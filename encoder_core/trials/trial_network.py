@@ -102,8 +102,8 @@ def smaller(network: ModelConfig, longest: int, reuse: int | None = None) -> Mod
         "vocab": _VOCABULARY,
         "max_length": longest,
     }
-    if reuse is not None and isinstance(network, XlnetConfig) and network.memory:
-        less["reuse"] = min(network.reuse, reuse)
+    if reuse is not None and network.recurrence is not None:
+        less["reuse"] = min(network.recurrence.reuse, reuse)
     return network.model_copy(update=less)
 
 
@@ -136,7 +136,7 @@ def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.dev
     positions = torch.cat([torch.arange(length) for length in lengths])
     targets = torch.arange(0, count, _TARGETS)
     order = segments = None
-    if isinstance(network, XlnetConfig):
+    if network.permutes:
         order = torch.cat([torch.randperm(length, generator=draws) for length in lengths])
         segments = (positions >= min(lengths)).long()
     batch = Batch(
@@ -149,12 +149,12 @@ def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.dev
         segments=segments,
         order=order,
     )
-    if isinstance(network, BartConfig):
+    if network.decodes:
         batch = replace(batch, causal=True, corrupted=_forms(network, lengths))
     return batch.to(device)
 
 
-def _forms(network: BartConfig, lengths: Sequence[int]) -> Batch:
+def _forms(network: ModelConfig, lengths: Sequence[int]) -> Batch:
     """Return corrupted forms for rows of these lengths: random tokens, a fourth fewer."""
     fewer = [length - length // 4 for length in lengths]
     draws = torch.Generator().manual_seed(_SEED + 1)
