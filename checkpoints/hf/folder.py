@@ -32,7 +32,7 @@ PARTS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "di
 """Names of the folders of two networks that were trained as a pair."""
 _LISTED_FILES = 5  # files that a message lists
 _ELSEWHERE = "export to an empty folder, or delete this one"
-_CHUNK = 64 << 20  # bytes held in memory at a time
+_CHUNK_BYTES = 64 << 20  # bytes held in memory at a time
 
 
 class ExportRecord(BaseModel):
@@ -115,8 +115,8 @@ def _is_ours(out: Store, key: str, written: dict[str, str]) -> bool:
 
 def _digest(out: Store, key: str) -> str:
     digest, size = hashlib.sha256(), out.size(key) or 0
-    for start in range(0, size, _CHUNK):
-        digest.update(out.get_range(key, start, min(_CHUNK, size - start)))
+    for start in range(0, size, _CHUNK_BYTES):
+        digest.update(out.get_range(key, start, min(_CHUNK_BYTES, size - start)))
     return digest.hexdigest()
 
 
@@ -223,5 +223,5 @@ def copy_file(store: Store, name: str, folder: Path) -> None:
         return
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     with (folder / name).open("wb") as file:
-        for start in range(0, size, _CHUNK):
-            file.write(store.get_range(name, start, min(_CHUNK, size - start)))
+        for start in range(0, size, _CHUNK_BYTES):
+            file.write(store.get_range(name, start, min(_CHUNK_BYTES, size - start)))

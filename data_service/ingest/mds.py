@@ -32,7 +32,7 @@ from data_service.ingest.records import (
 from data_service.ingest.tasks import FilePiece
 
 _DESCRIPTION = 1 << 20  # bytes that it takes at most
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _TEXTS = ("str", "str_int", "str_float", "str_decimal", "bytes", "json")
 _NUMBERS = {"int": "int64"} | {
     name: name
@@ -160,7 +160,7 @@ def _value(raw: bytes, encoding: str, place: Numbered) -> object:
 def _exactly(stream: BinaryIO, size: int, place: Numbered, *, kept: bool = True) -> bytes:
     """Return the next bytes, or nothing if they are not kept. Memory grows only with what is there."""
     parts: list[bytes] = []
-    while size and (data := stream.read(min(size, _CHUNK))):
+    while size and (data := stream.read(min(size, _CHUNK_BYTES))):
         size -= len(data)
         if kept:
             parts.append(data)

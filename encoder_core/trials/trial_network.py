@@ -26,7 +26,7 @@ _LAYERS, _SEED = 2, 1
 _VOCABULARY = 2500  # no multiple, and more than one tile of the loss's kernel
 _STD = 0.05  # of weights: scores that differ, as those of a trained network
 _TARGETS = 7  # one of so many tokens
-_SMALL = 1e-3  # a gradient's share of all below which its error is held against all
+_SMALL_GRADIENT_SHARE = 1e-3  # a gradient's share of all below which its error is held against all
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def relative_error(found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> 
         return float("inf")
     whole = torch.stack([gradient.norm() for gradient in exact.values()]).norm()
     errors = [
-        (found[name] - gradient).norm() / torch.maximum(gradient.norm(), _SMALL * whole)
+        (found[name] - gradient).norm() / torch.maximum(gradient.norm(), _SMALL_GRADIENT_SHARE * whole)
         for name, gradient in exact.items()
     ]
     worst = float(torch.stack(errors).max())
