@@ -37,7 +37,9 @@ from data_service.ingest.records import (
 from data_service.ingest.tasks import FilePiece
 
 _SKIP = 1 << 20
-_LINE_SEARCH_BYTES = 64 * 1024  # bytes before a piece in which the line before it mostly begins
+_LINE_SEARCH_BYTES = (
+    64 * 1024
+)  # how far back from a piece the beginning of a line is looked for first; few lines are longer
 # A line may be this many times its document: escapes take six bytes, other fields the rest.
 LINE_PER_DOCUMENT = 8
 _DELIMITERS = {"csv": ",", "tsv": "\t"}

@@ -25,7 +25,7 @@ from encoder_core.objectives.plm import permuted_language_model
 _LAYERS, _SEED = 2, 1
 _VOCABULARY = 2500  # no multiple, and more than one tile of the loss's kernel
 _STD = 0.05  # of weights: scores that differ, as those of a trained network
-_TARGETS = 7  # one of so many tokens
+_TOKENS_PER_TARGET = 7
 _SMALL_GRADIENT_SHARE = 1e-3  # a gradient's share of all below which its error is held against all
 
 
@@ -134,7 +134,7 @@ def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.dev
     count = sum(lengths)
     tokens = torch.randint(network.vocabulary, (count,), generator=draws)
     positions = torch.cat([torch.arange(length) for length in lengths])
-    targets = torch.arange(0, count, _TARGETS)
+    targets = torch.arange(0, count, _TOKENS_PER_TARGET)
     order = segments = None
     if network.permutes:
         order = torch.cat([torch.randperm(length, generator=draws) for length in lengths])
