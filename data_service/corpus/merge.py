@@ -62,7 +62,7 @@ COPIES = "copies of documents of earlier parts"
 """The reason of the removal that leaves copies out."""
 
 SPLITS: tuple[Part, ...] = ("train", "heldout")
-_HASH_RANGES = 256  # of hashes, by their first byte
+_HASH_RANGES = 256  # one range for each first byte of a hash
 _RECORD = np.dtype(
     [("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4")]
     + [(name, "<i8") for name in ("document", "block", "start", "stop")]
@@ -110,7 +110,7 @@ def merge_corpora(
     try:
         return join_corpora(sources, store, by=by, at=at, report=report)
     except EqualIds:
-        store.delete(CONFIGURATION)  # the place is free for a merge of other corpora
+        store.delete(CONFIGURATION)  # frees the output folder for a merge of other corpora
         raise
 
 
@@ -266,7 +266,7 @@ def _moved(key: str, first: int, merged: bool) -> str:
     """Return the key in the merged corpus of the shard at `key` of a source, whose parts begin with number `first`."""
     if not merged:
         return key_in_part(first, key)
-    _, number, there = key.split("/", 2)  # of a merged source: parts/0/train/000000.tar
+    _, number, there = key.split("/", 2)  # a merged source's keys are such as parts/0/train/000000.tar
     return key_in_part(first + int(number), there)
 
 
@@ -340,7 +340,8 @@ def _find_copies(sources: Sequence[Corpus], report: ReportBlocks) -> dict[str, R
 def _write_hashes(sources: Sequence[Corpus], folder: Path, report: ReportBlocks) -> None:
     """Write a record of every document to the file of its hash's range."""
     total = sum(len(source.table(split)) for source in sources for split in SPLITS)
-    first, before = Counter[str](), Counter[str]()  # block and document of the merged corpus
+    # Numbers of the source's first block and document in the merged corpus.
+    first, before = Counter[str](), Counter[str]()
     with ExitStack() as files:
         ranges = [files.enter_context((folder / f"{n:03d}").open("wb")) for n in range(_HASH_RANGES)]
         for part, source in enumerate(sources):

@@ -21,7 +21,7 @@ from data_service.errors import CorpusError
 from data_service.processes import temporary_folder
 from data_service.store.base import together
 
-_HASH_RANGES = 256  # of hashes, by their first byte
+_HASH_RANGES = 256  # one range for each first byte of a hash
 _LISTED_IDS = 10  # ids that an error names
 _RECORD = np.dtype(
     [("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4"), ("document", "<i8")]
@@ -72,7 +72,7 @@ def _write_hashes(
     report: Callable[[int], None],
 ) -> None:
     """Write a record of every document with an id to the file of its hash's range."""
-    before = dict.fromkeys(PARTS, 0)  # documents of earlier corpora
+    before = dict.fromkeys(PARTS, 0)  # number of documents in earlier corpora, by split
     with ExitStack() as files:
         ranges = [files.enter_context((folder / f"{n:03d}").open("wb")) for n in range(_HASH_RANGES)]
         for part, source in enumerate(sources):

@@ -221,7 +221,7 @@ def load_removals(store: Store, manifest: CorpusManifest) -> RemovalChain:
             newer version.
         StoreError: the store cannot be read.
     """
-    head = _load_head(store)  # before the list, which may grow meanwhile
+    head = _load_head(store)  # read before the removals are listed, whose number may grow meanwhile
     keys = [entry.key for entry in store.list(REMOVALS)]
     numbered = [key for key in keys if key != HEAD]
     for number, key in enumerate(numbered, 1):

@@ -177,7 +177,8 @@ def remove_documents(
         longer = append_removal(corpus.store, corpus.manifest, chain, removal)
         if longer is not None:
             number = len(longer.removals)
-            corpus.store.remove_leftovers(REMOVALS.rstrip("/"), before=removal_key(number))  # of killed ones
+            # Left by killed commands.
+            corpus.store.remove_leftovers(REMOVALS.rstrip("/"), before=removal_key(number))
             return RemovalReport(number, new, already)
 
 

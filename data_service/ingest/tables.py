@@ -35,7 +35,7 @@ _COLUMNS = (
 )
 _TEXT_TYPES = (
     *(pa.string(), pa.large_string(), pa.string_view()),
-    *(pa.binary(), pa.large_binary(), pa.binary_view()),  # many a writer says only that these are bytes
+    *(pa.binary(), pa.large_binary(), pa.binary_view()),  # many writers declare text columns as bytes only
 )
 _FILE_MAGIC = b"ARROW1"  # of the form with a footer; streams, as `datasets` writes them, have none
 
