@@ -142,7 +142,7 @@ def sent(x: Tensor, device: torch.device) -> Tensor:
     A copy from memory that is not pinned would wait until the GPU has finished all earlier work.
     """
     pinned = x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x
-    later = device.type != "cpu"  # the host would read what is not there yet
+    later = device.type != "cpu"  # the CPU must not read a tensor whose copy is still under way
     return pinned.to(device, non_blocking=later)
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from data_service.ingest.encodings import UTF_8, encoding_name, is_odd
 
-# What Arrow calls the content codings.
+# Arrow's names of HTTP's content codings.
 _CODINGS = dict.fromkeys(("gzip", "x-gzip", "deflate"), "gzip") | {"br": "brotli", "zstd": "zstd"}
 _MARKS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_BE, "utf-16-be"), (codecs.BOM_UTF16_LE, "utf-16-le"))
 _BEFORE_MARKUP = b"\xef\xbb\xbf\xff\xfe\0 \t\r\n\f"
@@ -24,13 +24,13 @@ _PRAGMA = re.compile(rb"""\bhttp-equiv\s*=\s*["']?\s*content-type""", re.IGNOREC
 _NO_TEXT = "no-text"
 _AS_BROWSERS = "maskfleet.as_browsers"
 _ISO_8859 = re.compile(r"(?:cs)?iso8859(\d+?)(?:19\d\d)?[ei]?")
-# What browsers read where a page names one of Python's codecs.
+# The codec by which browsers read a page that names another one.
 _WIDER = {
     **{"iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"},
     **{"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949"},
     **{"utf-16": "utf-16-le"},
 }
-# Labels, without punctuation, that Python does not know; a line a codec.
+# Labels without punctuation that Python does not know, one line for each codec.
 _LABELS = {
     label: codec
     for codec, *labels in map(
@@ -76,7 +76,8 @@ def uncoded(data: bytes, codings: Sequence[str], most: int) -> bytes:
 
 def _expanded(data: bytes, coding: str, most: int) -> bytes:
     if coding == "deflate" and (data[0] & 15 != zlib.DEFLATED or int.from_bytes(data[:2]) % 31):
-        inflate = zlib.decompressobj(-zlib.MAX_WBITS)  # not in zlib's form, as the standard says, but bare
+        # Some servers send bare deflate data, without the zlib header that HTTP demands.
+        inflate = zlib.decompressobj(-zlib.MAX_WBITS)
         found = inflate.decompress(data, most)
         if not inflate.eof and len(found) < most:
             raise EOFError("it ends too early")
@@ -116,7 +117,7 @@ def _labels(page: bytes, content_type: str) -> Iterator[str]:
         if not found or (_CONTENT.search(tag) and not _PRAGMA.search(tag)):
             continue
         label = found[1].decode(errors="replace").lower()
-        # The standard says both. What can be read here as ASCII is not UTF-16.
+        # The HTML standard demands both replacements: a label that was read as ASCII is not in a page of UTF-16.
         yield UTF_8 if label.startswith("utf-16") else label.replace("x-user-defined", "windows-1252")
         return
 
@@ -135,7 +136,7 @@ def _codec(label: str) -> str | None:
 
 
 def _decoded(page: bytes, codec: str) -> str:
-    if codec == "cp1252":  # what servers say that nobody told; text in it is hardly ever valid UTF-8
+    if codec == "cp1252":  # many servers' default, even for UTF-8; text in cp1252 is hardly ever valid UTF-8
         with suppress(UnicodeDecodeError):
             return page.decode()
     return page.decode(codec, errors=_AS_BROWSERS)

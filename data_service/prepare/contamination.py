@@ -113,7 +113,8 @@ def _index_split(
     number: int, split: str, texts: Sequence[EvaluationText]
 ) -> tuple[IndexedSplit, _Run, set[int]]:
     """Return the description of a split, its runs and texts, and the numbers of units of its runs."""
-    different = {text.text: text.number for text in reversed(texts)}  # of equal texts the first example
+    # The reversed order keeps the first of equal texts.
+    different = {text.text: text.number for text in reversed(texts)}
     keys, owners, spans = list[NDArray[np.uint64]](), list[NDArray[np.int64]](), set[int]()
     for place, text in enumerate(different):
         units = units_of(text)

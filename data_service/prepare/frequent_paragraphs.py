@@ -100,7 +100,8 @@ def count(task: CountTask) -> CountReceipt:
     parts = list(together(partial(_read, store, task.bits), task.chunks))
     records = np.concatenate([np.empty(0, dtype=RECORD), *parts])
     chunk = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
-    order = np.argsort(records["key"], kind="stable")  # of one hash by chunk
+    # stable: records of one hash stay in the order of chunks.
+    order = np.argsort(records["key"], kind="stable")
     keys = records["key"][order]
     begins = np.flatnonzero(np.append(np.ones(min(1, len(keys)), dtype=np.bool_), keys[1:] != keys[:-1]))
     sums = np.add.reduceat(records["documents"][order].astype(np.int64), begins) if len(begins) else begins

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from data_service.prepare.shingles import FACTOR, mixed
 from data_service.prepare.words import Splitter, Words
 
-Decision = tuple[str, str]  # the reason to drop a text, or none, and what is left of it
+Decision = tuple[str, str]  # the reason to drop a text ("" to keep it), and the text without dropped lines
 _LINE_BREAKS = re.compile("\n+")
 _SPACE = mixed(np.array([32], dtype=np.uint64))  # the hash of a space
 

@@ -86,7 +86,7 @@ class Denoising(RowMasking):
         text = _Text.of(laid_out, rows.units)
         targets = np.flatnonzero(text.learned)
         if self.permute_sentences:
-            assert rows.sentences is not None  # `reads_sentences`
+            assert rows.sentences is not None  # ensured by `reads_sentences`
             text = text.permuted(sentence_order(laid_out, rows.sentences, _of_tokens(rows, "sentences")))
         spans = self._spans(rows)
         tokens, offsets = text.infilled(spans, rows.units.edges, laid_out.offsets, rows.vocabulary.mask)
@@ -210,7 +210,8 @@ class Spans:
         owner, total = np.repeat(np.arange(len(counts)), beads), int(beads.sum())
         shift = np.repeat(np.cumsum(drawn) - drawn - np.cumsum(beads) + beads, beads)
         mine = draws[shift + np.arange(total)].astype(np.int64)
-        order = np.argsort((owner << 32) | mine, kind="stable")  # the beads of each row in random order
+        # Shuffles each row's beads: its spans and its single units.
+        order = np.argsort((owner << 32) | mine, kind="stable")
         first = (np.cumsum(beads) - beads)[rows]
         at = order[first + _before(np.ones(len(rows), dtype=np.int64), per_row)]
         units = np.ones(total, dtype=np.int64)

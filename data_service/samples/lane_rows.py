@@ -117,7 +117,7 @@ class Reading:
         holes = block.removed is not None
         if not backward:
             return cls(len(text), text, bounds, flags, holes)
-        # Read backward, a word begins with its last piece.
+        # Where text is read backward, a word's last piece begins the word.
         mirrored = (begins[1:] * _BEGINS) | (flags & (_FIXED | _REMOVED))
         return cls(
             len(text),
@@ -183,7 +183,7 @@ class Reading:
         choices = np.searchsorted(self.bounds, places + room) - low
         at_sentence = self.bounds[low + scale(cut, np.maximum(choices, 1))] - places
         sizes = np.where(choices > 0, at_sentence, 1 + scale(cut, room - 1))
-        # A random B begins with a sentence, and early enough to fit.
+        # A random segment B begins where a sentence begins, early enough to fit.
         anywhere = backward * self.size + scale(place, self.size - (room - sizes) + 1)
         elsewhere = self.bounds[np.searchsorted(self.bounds, anywhere, side="right") - 1]
         return sizes, np.where(drawn < round(random * (1 << 32)), elsewhere, places + sizes)
@@ -251,7 +251,7 @@ def _places(
     return places
 
 
-_TOKENS_AT_ONCE = 1 << 18  # so that the arrays of a piece stay in a cache
+_CHUNK_TOKENS = 1 << 18  # tokens that are permuted at a time: their arrays stay in a processor's cache
 
 
 def permuted_rows(
@@ -270,7 +270,7 @@ def permuted_rows(
     `key`: key of the draws of this block in this epoch. Other arguments as for `Reading.of`.
     """
     reading = Reading.of(block, special, never, starts_word, backward=rows.directions == 2)
-    size = max(1, _TOKENS_AT_ONCE // rows.length)
+    size = max(1, _CHUNK_TOKENS // rows.length)
     parts = []
     for first in range(start, stop, size):
         text = reading.lay_out(rows, first, min(first + size, stop), special, key)

@@ -23,7 +23,7 @@ from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.types import Block, Share
 
 EDGE_TOKENS = 3  # <sep> after A, <sep> and <cls> after B
-MOST_TOKENS = 1 << 16  # in a row
+MOST_TOKENS = 1 << 16  # largest number of tokens in a row
 
 
 class Lanes(RowInput):

@@ -168,7 +168,8 @@ def _masked(
     rates: NDArray[np.float64] | None,
 ) -> Samples:
     starts_word, unigram = tables.starts_word, tables.unigram
-    assert masking.level is None or starts_word is not None  # `Corpora` gives what the masking needs
+    # `Corpora` reads the word starts that the masking needs.
+    assert masking.level is None or starts_word is not None
     text = rows.text(block, start, stop)
     laid_out = lay_out(text, rows, start, stop, spec.special)
     densest = spec.densest_masking

@@ -44,8 +44,8 @@ from data_service.samples.sentence_chunks import (
 )
 from data_service.types import Block, Share
 
-_SHORT_ROW_TOKENS = 5  # target of ELECTRA's short rows, special tokens included
-TEXTS = 2  # of a translation: query and positive; negatives are left out
+_SHORT_ROW_TOKENS = 5  # least target length of ELECTRA's short rows, special tokens included
+TEXTS = 2  # texts of a translation: query and positive, without negatives
 
 
 class DrawnRows(RowInput):
@@ -77,7 +77,7 @@ class _RandomPairs(DrawnRows):
 
     @property
     def repeats(self) -> float:
-        # A random second segment, about half a row, is read besides the corpus.
+        # Random second segments, about half a row each, are read in addition to the corpus.
         return 1 / (1 - self.random / 2)
 
 

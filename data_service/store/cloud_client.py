@@ -23,7 +23,7 @@ from data_service.store.errors import BadUri, StoreError
 Scheme = Literal["gs", "az"]
 
 _READ_TIMEOUT_S = 60.0  # a connection without data for so long counts as dead
-_SENDING_S = 120.0  # for an answer to a part of an upload: the time in which it is sent counts, too
+_SENDING_S = 120.0  # time limit in which a part of an upload is sent and answered
 _PART_RETRIES = 8
 _PART_RETRY_S = 60.0
 _ENDPOINT = {
@@ -31,7 +31,7 @@ _ENDPOINT = {
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 _EMULATOR = "http://127.0.0.1:10000/devstoreaccount1"
-_used_by: int | None = None  # process that has made requests
+_used_by: int | None = None  # id of the process that made the first request
 
 
 @dataclass(frozen=True)

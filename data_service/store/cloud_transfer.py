@@ -17,12 +17,12 @@ from data_service.store.cloud_errors import FAILURES, CloudFailure, is_beyond_en
 from data_service.store.errors import Truncated
 from data_service.store.upload_sources import UploadSource
 
-_READ_BYTES = 4 << 20  # bytes that are read at a time, at least
+_READ_BYTES = 4 << 20  # least number of bytes read at a time
 _PART_BYTES = (
     8 << 20
 )  # bytes of a part: half of S3's, because parts are all that is known of an upload's progress
-SINGLE = 2 * _PART_BYTES  # bytes of an object that is sent by one request, at most
-_MOST_PARTS = 10_000  # of an upload; Azure takes 50,000
+SINGLE = 2 * _PART_BYTES  # size in bytes of the largest object that is sent by one request
+_MOST_PARTS = 10_000  # largest number of parts of an upload; Azure takes 50,000
 _CONCURRENT_PARTS = 4  # parts uploaded at the same time
 _PAGE = 1000  # entries of a listing that are taken at a time
 
@@ -45,7 +45,7 @@ def head(client: CloudClient, name: str) -> Any | None:
     try:
         obstore.get_range(client.requests, name, start=0, length=1)
     except FAILURES as error:
-        if not is_beyond_end(error):  # an empty object
+        if not is_beyond_end(error):  # an empty object has no first byte, but may be read
             raise
     raise ConnectionError(f"{refused}, though it may be read") from refused
 
@@ -203,7 +203,8 @@ class CloudListing:
     def _next_page(self, client: CloudClient) -> list[Any]:
         if self._stream is None:
             self._stream = self._begin(client)
-        stream, self._stream = self._stream, None  # if it fails, the next attempt lists what follows
+        # None if `next` raises, so that the next attempt begins a new listing.
+        stream, self._stream = self._stream, None
         page = next(stream, None)
         if page is None:
             self.more = False

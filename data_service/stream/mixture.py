@@ -7,9 +7,7 @@ from decimal import Decimal, localcontext
 from data_service.errors import PlanError
 from data_service.samples.spec import SourceSpec
 
-_DIGITS = (
-    28  # decimal digits of the arithmetic with temperatures, so that results are the same on every machine
-)
+_DIGITS = 28  # decimal digits of computations with temperatures: results are the same on every machine
 
 
 def weights_of(

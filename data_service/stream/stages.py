@@ -125,9 +125,8 @@ def last_share(spec: StreamSpec, rows: StagedRows) -> StageShare:
 
 def stage_shares(spec: StreamSpec, rows: StagedRows) -> Iterator[StageShare]:
     """Yield the rows that each stage of `spec` takes, in order. Raises as `last_share`."""
-    reached = [(spec.stages[0].length, 0)] * len(
-        spec.sources
-    )  # length of rows when last read, rows read of the line
+    # For each source, the row length of its latest stage, and the rows of that length that were read.
+    reached = [(spec.stages[0].length, 0)] * len(spec.sources)
     for stage in spec.stages:
         begins = tuple(_carried(rows, source, *at, stage.length) for source, at in enumerate(reached))
         weights = stage_weights(spec, stage, rows.text)

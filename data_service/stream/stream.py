@@ -107,7 +107,7 @@ class SlabLayout(NamedTuple):
 
     def slabs_of(self, first: int, last: int) -> list[int]:
         """Return the slabs that hold samples `first` to `last` of the window, in the order in which they are needed."""
-        end = min(last, first + self.step)  # then all slabs have come
+        end = min(last, first + self.step)  # one step's rows need every slab, so later rows add none
         return list(dict.fromkeys(slab for slab, _, _ in self.pieces(first, end)))
 
 
@@ -119,7 +119,7 @@ def slab_rows(length: int, slab_tokens: int = 1 << 19) -> int:
     return max(1, slab_tokens // length)
 
 
-# Requests in flight, about 10 MB of them: hides a store's latency behind the work on the block before.
+# Blocks requested ahead, about 10 MB of them: the latency of the store passes while earlier blocks are processed.
 
 
 def build_window(corpora: Corpora, window: Window, layout: SlabLayout) -> list[Samples]:

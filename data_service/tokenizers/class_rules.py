@@ -97,7 +97,7 @@ LAYOUTS: Mapping[Family, TemplateLayout] = {
     **dict.fromkeys(("albert", "fnet", "big_bird", "rembert"), "bert"),
     "xlnet": "xlnet",
 }
-# All others are RoBERTa's in both.
+# Families without an entry are RoBERTa's in both tables.
 _LANGUAGES = (
     "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP nl_XX "
     "ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
@@ -153,10 +153,10 @@ def text_rules(family: Family, config: Mapping[str, Any], characters: bytes) -> 
             return _marked(folded, [], scheme)
         case "big_bird":
             return _marked(normalizers.Replace(Regex(" {2,}"), SPACE), [], scheme)
-        case "fnet":  # its class has no rules of its own for a SentencePiece model
+        case "fnet":  # FNet's class has no rules of its own for a SentencePiece model
             spelt = [*([] if mapped is None else [mapped]), normalizers.Replace(" ", SPACE)]
             return TextRules(normalizers.Sequence(spelt), None, decoders.Replace(SPACE, " "))
-        case "xlnet":  # its class strips accents whatever `keep_accents` says
+        case "xlnet":  # XLNet's class strips accents even with `keep_accents`
             return _marked(_decomposing(mapped, lower=bool(lower), strip_accents=True), [spaces], "always")
         case "deberta-v2":
             isolated = config.get("split_by_punct")

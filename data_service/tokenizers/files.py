@@ -66,7 +66,7 @@ def companion_files(definition: Definition, pieces: Sequence[str], names: Specia
         **roles,
     }
     normalizer = definition.get("normalizer") or {}
-    if normalizer.get("type") == "BertNormalizer":  # for those who read the folder as a class of their choice
+    if normalizer.get("type") == "BertNormalizer":  # read by classes other than the plain one
         config |= {"do_lower_case": normalizer["lowercase"], "strip_accents": normalizer["strip_accents"]}
         config |= {"tokenize_chinese_chars": normalizer["handle_chinese_chars"]}
     special_map = {"bos_token": names.cls, "eos_token": names.sep, **roles}
@@ -88,7 +88,7 @@ def _vocabulary_files(definition: Definition, pieces: Sequence[str]) -> dict[str
     if model.get("type") == "WordPiece":
         return {"vocab.txt": "".join(f"{piece}\n" for piece in pieces).encode()}
     if model.get("ignore_merges"):
-        return {}  # these files cannot say it, and would be another tokenizer
+        return {}  # vocab files cannot express `ignore_merges`, so they would be another tokenizer
     if model.get("type") == "BPE" and '"ByteLevel"' in json.dumps(definition.get("pre_tokenizer")):
         merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"])
         return {
@@ -128,12 +128,8 @@ def json_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, An
     return content
 
 
-MOST_IDS = (
-    1 << 22
-)  # largest vocabulary, because arrays over all ids are made; published ones have up to 300,000
-MOST_CHARACTERS = (
-    1000  # longest word in WordPiece, whose time grows with the cube of the length; BERT has 100
-)
+MOST_IDS = 1 << 22  # largest vocabulary, because arrays hold all ids; published ones have up to 300,000
+MOST_CHARACTERS = 1000  # longest word of WordPiece, whose time grows with the length's cube; BERT has 100
 MOST_GROWTH = 4096  # largest factor by which all rules together may lengthen a text
 _READ_ONLY = (KeyboardInterrupt, SystemExit, TokenizerError)
 

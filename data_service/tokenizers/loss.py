@@ -37,7 +37,7 @@ SHOWN_EXAMPLES = 5
 _KEPT_EXAMPLES = 64  # for each kind, so that sums of records still know the most frequent
 _COUNTED_EXAMPLES = 4096  # distinct unknown texts that are counted in one piece of work; later ones are not
 _EXAMPLE_CHARACTERS = 24
-_WORD_CHARACTERS = 64  # of a word whose loss is kept, since lost words are few and come again
+_WORD_CHARACTERS = 64  # characters of the longest word whose loss is cached, as lost words occur again
 
 
 class TextLoss(BaseModel):
@@ -126,7 +126,7 @@ class LossMeter:
         self.cuts = 0
         self._tokenizer = tokenizer
         self._effects = _effects_of(tokenizer)
-        # How often each code point occurs, and how often as white space behind white space.
+        # Counts of each code point, and of each one that is white space behind white space.
         self._codes, self._behind = np.zeros((2, CODE_POINTS), dtype=np.int64)
         self._lost = Counter[LossKind]()
         self._texts: dict[LossKind, Counter[str]] = {"unknown": Counter(), "bytes": Counter()}

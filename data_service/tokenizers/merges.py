@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 END = -1
 """Symbol behind the last symbol of each word."""
 _JOINED = -2  # symbol of a place that was merged into the one before it
-_FOLLOWED_SYMBOLS = 1 << 22  # up to this many symbols every pair is followed
+_FOLLOWED_SYMBOLS = 1 << 22  # most symbols of a text in which all pairs are counted, not only frequent ones
 _FLOOR_DIVISOR = 8
 _LOW_32_BITS = (1 << 32) - 1
 
@@ -58,7 +58,8 @@ class _Learner:
         self._symbols = symbols.copy()
         self._weights = np.repeat(counts, np.diff(np.flatnonzero(symbols == END), prepend=-1))
         self._next = np.arange(1, len(symbols) + 1, dtype=np.int32)
-        self._previous = np.arange(-1, len(symbols) - 1, dtype=np.int32)  # a word begins behind an END
+        # A word's first symbol comes after the END of the word before.
+        self._previous = np.arange(-1, len(symbols) - 1, dtype=np.int32)
         self._prefix = prefix
         self.pieces = list(pieces)
         self._ids = {piece: index for index, piece in enumerate(pieces)}
@@ -103,7 +104,7 @@ class _Learner:
         first = self._standing(places, a, b)
         second = self._next[first]
         after = self._next[second]
-        right = self._symbols[after]  # before the merge, since words are merged from left to right
+        right = self._symbols[after]  # read before `_symbols` is changed, since merges go from left to right
         self._symbols[first], self._symbols[second] = merged, _JOINED
         self._next[first], self._previous[after] = after, first
         before = self._previous[first]

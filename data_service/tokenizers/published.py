@@ -51,7 +51,8 @@ from data_service.tokenizers.spm import convert_model, marked_pieces, parse_mode
 if TYPE_CHECKING:
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
-_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "question")  # in which order missing ones get ids
+# The order in which missing roles get ids.
+_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "question")
 _FAIRSEQ: tuple[Family, ...] = ("xlm-roberta", "camembert", "mbart", "barthez")
 # Ids that the classes give to text without a piece, whatever the vocabulary says.
 _UNKNOWN_IDS: Mapping[Family, int] = {"albert": 1, "rembert": 2, "t5": 2, **dict.fromkeys(_FAIRSEQ, 3)}
@@ -335,7 +336,7 @@ def _with_special_tokens(
     if folder.declared is None and family != "deberta-v2":
         special = [name for name in special if codec.token_to_id(name) is not None]
     codec.add_special_tokens([_special(name, lstrip=name == names["mask"]) for name in special])
-    if family == "esm":  # every piece is found in text before words are
+    if family == "esm":  # ESM's class looks for pieces before it splits text into words
         codec.add_tokens(
             [AddedToken(piece, normalized=False) for piece in codec.get_vocab() if piece not in special]
         )

@@ -29,8 +29,8 @@ from data_service.tokenizers.load import from_files
 from data_service.tokenizers.spm import append_pieces, parse_model
 from data_service.tokenizers.tokenizer import Tokenizer
 
-_UNKNOWN_PENALTY = 10.0  # below the lowest score: what SentencePiece gives a character that no piece covers
-_SCORE_MARGIN = 1e-3  # by which a new piece beats the best split of its word
+_UNKNOWN_PENALTY = 10.0  # how far below the lowest score SentencePiece scores a character without a piece
+_SCORE_MARGIN = 1e-3  # how far above its word's best split a new piece is scored
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _rebuild(old: Tokenizer, definition: Definition, added: Sequence[str]) -> To
     if old.kind == "unigram":
         model["vocab"] += [
             [piece, 0.0] for piece in old.pieces[len(model["vocab"]) :]
-        ]  # added tokens, with their ids
+        ]  # added tokens, in the order of their ids
         model["vocab"] += _scored(model["vocab"], old, added)
         files |= _model_files(old, model["vocab"])
     else:

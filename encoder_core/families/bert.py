@@ -259,7 +259,7 @@ DISTILLED_DEFAULTS: dict[str, Any] = {
 }
 """What transformers assumes where a config.json is silent."""
 
-EPSILON = 1e-12  # of every LayerNorm; their configuration has no field for it
+EPSILON = 1e-12  # epsilon of every LayerNorm; transformers' configuration has no field for it
 
 
 def distilled_to_json(config: BertConfig) -> dict[str, Any]:

@@ -116,7 +116,8 @@ def _written(config: ModelConfig, heads: Heads) -> Written:
         table = its.table if config.decodes else its.table.encoder()
         return Written(_alone(its), table, its.fields)
     found = config.written(heads)
-    if found is None and heads == "rtd":  # a family without a class for it: its encoder, and ELECTRA's head
+    # Transformers has no such class for the family: its encoder, with ELECTRA's head.
+    if found is None and heads == "rtd":
         its = _written(config, "mlm")
         found = Written(_alone(its), with_detection(its.table.encoder()), its.fields)
     if found is None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a c
     from encoder_core.layers.attention import Attend
     from encoder_core.layers.encoder import Embeddings, Encoder
 
-FEED_FORWARD = 4  # times hidden, in the official code and in transformers' class
+FEED_FORWARD = 4  # inner width divided by `hidden`, fixed in the official code and in transformers' class
 
 
 class XlmConfig(WithGenerator):

@@ -101,7 +101,7 @@ class _LinearDistillation(torch.autograd.Function):
         ctx: Any, grad: Tensor, *_: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None, None, None, None]:
         features, weight, bias = (
-            None if saved is None else saved.mul_(grad).to(dtype)  # in place: they are large
+            None if saved is None else saved.mul_(grad).to(dtype)  # in place, because gradients are large
             for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
         assert features is not None

@@ -41,12 +41,10 @@ class Cuts(NamedTuple):
     tables: Cut
 
 
-_UNUSED = Cut(32, 8, 1)  # of tables, which plain scores have not
+_UNUSED = Cut(32, 8, 1)  # stands in for the cut of tables, which plain scores do not have
 _HOPPER, _TIMED = 9, range(33, 65)
-_HOPPER_GENERATIONS = (
-    9,
-    10,
-)  # generations with 227 KiB of shared memory a program, and products by warp groups
+# Generations with 227 KiB of shared memory for a program, and matrix products by warp groups.
+_HOPPER_GENERATIONS = (9, 10)
 
 
 def cuts_of(

@@ -146,7 +146,7 @@ def network(config: ModelConfig, heads: Heads) -> nn.Module:
             return denoising_model(config)
         case "none":
             if isinstance(config, BartConfig):
-                return denoising_model(config)  # whose head has no parameters of its own
+                return denoising_model(config)  # the head of BART has no parameters of its own
             return contrastive_model(config, ContrastiveConfig())
         case _:
             assert_never(heads)
