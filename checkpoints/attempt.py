@@ -179,7 +179,7 @@ class Attempt:
             return _Time.model_validate_json(self.store.get(key)).time
         except KeyMissing:
             return None
-        except ValidationError:  # the record exists, and that is enough
+        except ValidationError:  # the record is damaged, but exists: its age gives the time
             return time.time() - (self.store.age(key) or 0.0)
 
     @property

@@ -155,7 +155,7 @@ class Commit:
             return None
         there = decode(self.store.get(key), f"{self.store.uri}/{key}")
         if there.model_copy(update={"created": self.now}) == manifest:
-            return None  # our own manifest: it was written, but the store's answer was lost
+            return None  # our own manifest is there: the store's answer to its writing was lost
         return f"{self.store.uri}/{key} exists already, and differs"
 
 

@@ -25,7 +25,7 @@ from encoder_core.train.settings import MEMORY
 
 ROOT = "checkpoints/"
 CHUNK = 4 << 20
-_COUNT_BOUND = 1 << 62  # upper bound of every count here
+_COUNT_BOUND = 1 << 62  # exclusive upper bound of every count in a manifest
 _LISTED_PROBLEMS = 5  # problems that a message lists
 _LARGEST_CHUNK = 64 << 20  # bytes; a reader holds several chunks in memory
 ITEM = 4  # bytes of a float32, the only element type

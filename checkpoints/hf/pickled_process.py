@@ -27,10 +27,10 @@ from torch import Tensor
 _INPUT, _OUTPUT, _REPORT = 0, 1, 2
 _MIB = 1 << 20
 _EXTRA_BYTES = 512 * _MIB  # bytes of memory beyond the file's
-_SET_PDEATHSIG, _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 1, 38, 22, 2  # of prctl(2)
-_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # of seccomp's small machine
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1  # the call is made; it fails with EPERM
-_NUMBER, _MACHINE = 0, 4  # offsets in what a filter sees of a call
+_SET_PDEATHSIG, _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 1, 38, 22, 2  # options of prctl(2)
+_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # instructions of a seccomp filter (classic BPF)
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1  # results of a filter: allow the call; let it fail with EPERM
+_NUMBER, _MACHINE = 0, 4  # offsets of a call's number and architecture in a filter's input
 
 # read, write, close, fstat, newfstatat, lseek, pread64, mmap, mprotect, munmap, mremap, madvise, brk, rt_sigaction,
 # rt_sigprocmask, rt_sigreturn, sched_yield, futex, clock_gettime, getrandom, exit, exit_group
@@ -66,7 +66,7 @@ class PickleRefused(Exception):
 def main(size: int, parent: int) -> NoReturn:
     """Convert the file of `size` bytes; ends the process."""
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent died before the line above
         os._exit(1)
     try:
         _rehearse()

@@ -32,7 +32,7 @@ from data_service.stream.stages import make_plan
 from data_service.stream.token_axis import TokenAxis
 from data_service.types import Block, Tokens
 
-_CONCURRENT_READS = 16  # blocks read at the same time
+_CONCURRENT_READS = 16  # blocks read ahead, about 10 MB: they arrive while earlier blocks are processed
 
 
 class StepLayout(NamedTuple):
@@ -117,9 +117,6 @@ def slab_rows(length: int, slab_tokens: int = 1 << 19) -> int:
     A slab of the default size stays in a processor's cache while it is made.
     """
     return max(1, slab_tokens // length)
-
-
-# Blocks requested ahead, about 10 MB of them: the latency of the store passes while earlier blocks are processed.
 
 
 def build_window(corpora: Corpora, window: Window, layout: SlabLayout) -> list[Samples]:

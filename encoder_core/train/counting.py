@@ -86,7 +86,7 @@ def passes(module: ObjectiveModule, batch: Batch) -> Counted:
     groups = list(module.update_groups())
     found = _group_passes(module, batch, memory)
     if len(groups) == 1 and not memory:
-        while found[-1].memory and _sizes(found[-1].memory) != _sizes(memory):  # until it is full
+        while found[-1].memory and _sizes(found[-1].memory) != _sizes(memory):  # until XLNet's memory is full
             memory = found[-1].memory
             found = [_passed(module, batch, memory)]
     return Counted(
@@ -130,14 +130,14 @@ def _passed(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, ...]) -
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if id(storage) not in apart:
-            saved.setdefault(id(storage), storage)  # held, so that no identity is used twice
+            saved.setdefault(id(storage), storage)  # a reference, so that no later storage gets the same id
         return tensor
 
     with _discarded_gradients(module), _Meter(known, tensors_in(vars(batch))) as meter:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             losses: LossSums = module(batch, memory) if memory else module(batch)
         forward, kept = meter.flops, sum(storage.nbytes() for storage in saved.values())
-        saved.clear()  # from here on the graph alone keeps them
+        saved.clear()  # from here on only the graph keeps saved storages
         torch.autograd.backward([term.loss_sum for term in losses.terms])
     return _Passed(forward, meter.flops, PassBytes(kept, meter.peak), losses.memory)
 

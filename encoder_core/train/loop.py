@@ -21,7 +21,7 @@ from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories, Microbatch, RankBatch, accumulate
 from encoder_core.train.weight_check import Digest, ensure_same, ensure_same_digests, halves, whole
 
-_PACE = 3  # columns
+_PACE_COLUMNS = 3  # columns of a rank's row that hold its `Pace`; digests follow
 
 HANDED_OVER = "handing over"
 """The activity of ranks that have left the last state in memory for other ranks, who go on at once."""
@@ -60,9 +60,10 @@ def gather_step_results(
     return StepResults(
         sums=dict(zip(names, totals, strict=True)),
         paces=tuple(
-            Pace(data, forward, int(tokens)) for data, forward, tokens in (row[:_PACE] for row in rest)
+            Pace(data, forward, int(tokens))
+            for data, forward, tokens in (row[:_PACE_COLUMNS] for row in rest)
         ),
-        digests=tuple(whole(row[_PACE:]) for row in rest),
+        digests=tuple(whole(row[_PACE_COLUMNS:]) for row in rest),
     )
 
 
@@ -239,7 +240,7 @@ class Trainer:
             self._turn(0)
             self._evaluate(0)
         while state.step < self.plan.steps:
-            # Data, and what all ranks must agree on before the step.
+            # Read the data, and agree with the other ranks on what precedes the step.
             started = time.monotonic()
             fetched = self.data.fetch(state.step)
             fetching = time.monotonic() - started

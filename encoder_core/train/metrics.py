@@ -135,7 +135,8 @@ class StepReport:
         return {"copy_seconds": self.copied.seconds, "copy_bytes": self.copied.bytes}
 
 
-EVALUATION = "evaluation"  # the "update group" of its draws, which are those of step 0 each time
+# Takes the place of an update group in the seed of an evaluation's draws, at step 0.
+EVALUATION = "evaluation"
 
 
 def evaluate(

@@ -37,15 +37,10 @@ from encoder_core.trials.trial_network import (
 )
 from encoder_core.trials.trial_process import Report, said
 
-_ROW_TOKENS = (
-    1,
-    33,
-    130,
-    7,
-    64,
-)  # of the rows that are compared: shorter and longer than tiles, and one token
+# Lengths of the compared rows: shorter and longer than tiles, and one token.
+_ROW_TOKENS = (1, 33, 130, 7, 64)
 _ERROR_RATIO = 4.0  # how many times the written formula's own error a kernel may have
-_ACCEPTED_ERROR = 1e-6  # an error that is never held against a kernel
+_ACCEPTED_ERROR = 1e-6  # an error that is always accepted
 _TIMED, _WARM = 5, 2
 _DRAW_BY_DEVICE: tuple[Candidate, ...] = (("attention", "flash"), ("attention", "padded"))
 
@@ -92,7 +87,7 @@ class _Trial:
         self.subject, self._dropped = subject, dropped
         longest = min(network.max_length, max(subject.length, max(_ROW_TOKENS)))
         lengths = [min(length, longest) for length in _ROW_TOKENS]
-        if network.recurrence is not None:  # then rows are of one length
+        if network.recurrence is not None:  # rows of one length, as in training with XLNet's memory
             lengths = [max(lengths)] * len(lengths)
         self._network = smaller(network, longest, min(*lengths, subject.length))
         self._module = built(self._network, subject).train(dropped)
@@ -137,7 +132,7 @@ class _Trial:
             with only("written"):
                 again = gradients(self._module, *self._batches)
             same = again.keys() == self._written.keys() and relative_error(again, self._written) <= self.bound
-        except BaseException as failed:  # whatever a device says that is no longer of use
+        except BaseException as failed:  # any error of a device that can no longer be used
             return f"afterwards the written formula failed: {said(failed)}"
         return "" if same else "afterwards the written formula computed something else"
 
@@ -205,14 +200,14 @@ class _Attempt:
             error = self.trial.error(self.candidate)
             timed = self.timed and (error <= self.trial.bound or not self._comparable)
             seconds = self.trial.seconds(self.candidate) if timed else None
-        except BaseException as failed:  # also what a library raises that means to end the process
+        except BaseException as failed:  # SystemExit, too, which a library may raise
             return self.failed(said(failed))
         return replace(self.failed(""), error=error, seconds=seconds)
 
 
 def _state() -> dict[str, object]:
     """Return settings of this process that a kernel must not change."""
-    # A library's own threads that once asked who they are stay in Python's list for good, as dummies.
+    # Threads of libraries that asked for their Thread object stay in Python's list for ever, as dummies.
     threads = [one for one in threading.enumerate() if not isinstance(one, threading._DummyThread)]
     return {
         "how many threads of Python run": len(threads),

@@ -16,9 +16,9 @@ from encoder_core.trials.trial_network import Subject, settings
 from encoder_core.trials.trial_process import Deadline, Report, TrialEnded, follow
 
 TARGET = "encoder_core.trials.kernel_attempts:serve"
-SAID = 500  # characters of what went wrong
-_QUICKER = 0.9  # of the usual kernel's time: what is less so is not worth another choice
-_STARTS = 2  # processes in a row that end before they come to a kernel, after which the trial ends
+SAID = 500  # largest number of characters of an error's text
+_QUICKER = 0.9  # a kernel is preferred if it takes less than this share of the usual kernel's time
+_STARTS = 2  # processes in a row that end before they try a kernel, after which the trial ends
 
 
 @dataclass(frozen=True)

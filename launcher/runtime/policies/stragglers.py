@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from encoder_core.train.settings import Pace
 
-SUSTAINED = 3  # windows in a row
+SUSTAINED = 3  # slow windows in a row after which a rank counts as a straggler
 
 
 class Stragglers(BaseModel):
@@ -54,7 +54,7 @@ class Detector:
     forward: bool
     """Whether the time of forward passes shows how fast a rank is. At ZeRO 3 it does not."""
     _steps: list[tuple[Sequence[Pace], float]] = field(default_factory=list)
-    _slow: dict[int, int] = field(default_factory=dict)  # windows in a row, by rank
+    _slow: dict[int, int] = field(default_factory=dict)  # slow windows in a row, by rank
 
     def step(self, paces: Sequence[Pace], seconds: float) -> list[Straggler]:
         """Take in the times of all ranks in a step that took `seconds`. Return the ranks that became stragglers."""

@@ -184,8 +184,8 @@ def _report(subject: PreflightSubject, node: str) -> NodeReport:
     return report
 
 
-_COUNT = 1 << 16  # how many numbers are checked
-_KINDS = 64  # ranks with different numbers: more would make the sums of 16,000 ranks inexact in fp32
+_COUNT = 1 << 16  # how many numbers of a sum are checked
+_KINDS = 64  # ranks that send different numbers: with more, fp32 sums of 16,000 ranks would be inexact
 _BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # size of a timed message; on a CPU 20 ms if a link is too slow
 _TIMED_ROUNDS = 2  # number of timed rounds, of which the fastest counts
 _SUMS = TypeAdapter(RankSums)
@@ -260,7 +260,7 @@ def _pass_on(rank: int, world: int, ours: Tensor, theirs: Tensor) -> float:
     seconds, before, group = 0.0, (rank - 1) % world, dist.group.WORLD
     for turn in range(2 + world % 2):
         started = _together(ours.device)
-        if _turn(rank, world) == turn:  # as a batch, NCCL sends over the communicator that trains
+        if _turn(rank, world) == turn:  # sent as a batch, so that NCCL uses the communicator of training
             _finish(dist.P2POp(dist.isend, ours, (rank + 1) % world, group))
         elif _turn(before, world) == turn:
             _finish(dist.P2POp(dist.irecv, theirs, before, group))

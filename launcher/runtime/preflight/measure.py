@@ -127,9 +127,8 @@ def _state(index: int, handle: Any) -> GpuState:
     name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
     try:
         reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
-        remapped = _ask(
-            pynvml.nvmlDeviceGetRemappedRows, handle
-        )  # correctable, uncorrectable, pending, failed
+        # Four numbers: correctable, uncorrectable, pending, failed.
+        remapped = _ask(pynvml.nvmlDeviceGetRemappedRows, handle)
         return GpuState(
             index=index,
             name=name,
@@ -187,9 +186,8 @@ def skew(store: Store) -> float | None:
     clock of its own."""
     before = time.time()
     theirs = store.clock()
-    return (
-        None if theirs is None else (before + time.time()) / 2 - (theirs + 0.5)
-    )  # a Date says whole seconds
+    # A Date header has whole seconds, so the server's time is half a second later on average.
+    return None if theirs is None else (before + time.time()) / 2 - (theirs + 0.5)
 
 
 _PATIENCE_S = 2.0  # time limit for a store that fails; that of training is longer
@@ -257,7 +255,7 @@ def _result(what: str, future: "Future[list[Finding]]", deadline: float) -> list
         return future.result(max(0.0, deadline - time.monotonic()))
     except Late:
         return [Finding(what, "warning", f"no answer in {_DEADLINE_S} s", "check the network and the store")]
-    except StoreUnavailable as error:  # it may come back, and training waits for it longer than this
+    except StoreUnavailable as error:  # the store may come back, and training waits longer than this check
         return [Finding(what, "warning", error.problem, error.remedy)]
     except StoreError as error:
         return [Finding(what, "failure", error.problem, error.remedy)]
@@ -269,7 +267,7 @@ def raise_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError, OSError):  # then the limit stays, and the check judges it
+        with suppress(ValueError, OSError):  # if the limit cannot be raised, the check reports it
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 

@@ -38,7 +38,7 @@ from launcher.runtime.run.record import Run
 
 _CACHE = Path(".cache/maskfleet/compiled")
 _DONE = "complete"  # name of the file that marks a complete folder
-_MAX_FOLDERS = 16  # on a machine
+_MAX_FOLDERS = 16  # most folders of compiled code that a machine keeps
 
 
 class CompiledCode:

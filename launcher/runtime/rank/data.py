@@ -20,9 +20,7 @@ from encoder_core.train.step import Microbatch, RankBatch
 from launcher.runtime.run.streams import StreamLength
 
 AHEAD = 2  # number of steps whose rows are read before they are needed
-ANNOUNCED = (
-    64  # number of steps that the data service is told of in advance, renewed when half of them are done
-)
+ANNOUNCED = 64  # steps announced to the data service in advance, again when half of them are done
 
 
 class SampleStream(StreamLength, Protocol):
@@ -93,9 +91,10 @@ class RankData:
         self._streams, self._positions, self._heldout = streams, positions, heldout
         self._share, self._device, self._count, self._refresh = share, device, count, refresh
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="data")
-        self._rows: dict[int, Future[_ReadStep]] = {}  # by step
+        self._rows: dict[int, Future[_ReadStep]] = {}  # reads under way, by step
         self._announced_at: int | None = None
-        self._evaluation: dict[int, list[Microbatch]] = {}  # by the first phase with the same stream
+        # held-out microbatches, by the first phase with the same stream.
+        self._evaluation: dict[int, list[Microbatch]] = {}
 
     def fetch(self, step: int) -> Fetched:
         """Return this rank's microbatches of `step`, and request those of the next steps."""
@@ -125,7 +124,7 @@ class RankData:
         """Set the rows of a microbatch of `phase` from the next fetch on. Call this on all ranks at the same step."""
         cut = (*self._share.rows[:phase], rows, *self._share.rows[phase + 1 :])
         for read in self._rows.values():
-            wait([read])  # the pool's thread reads by the old numbers
+            wait([read])  # the pool's thread must not read with old and new numbers
         self._rows.clear()
         self._share, self._announced_at = replace(self._share, rows=cut), None
 
@@ -210,9 +209,8 @@ class RankData:
 
     def _read_heldout(self, stream: SampleStream) -> list[Microbatch]:
         _, rows = self._heldout
-        mine, count = self._share.deal(
-            [Range(len(self._streams) - 1, 0, 0, rows)]
-        )  # as long as the last phase's
+        # Held-out rows have the length of the last phase.
+        mine, count = self._share.deal([Range(len(self._streams) - 1, 0, 0, rows)])
         found = [
             Microbatch(index, to_batch(stream.read(0, part.start, part.stop), self._device, part.start))
             for index, (part,) in mine

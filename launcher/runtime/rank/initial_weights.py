@@ -125,7 +125,7 @@ def initial_weights(
 def check_start(recipe: Recipe) -> None:
     """Check `recipe`'s start, as far as that is possible without reading weights. Raises the errors of
     `initial_weights`."""
-    if recipe.start in (SCRATCH, TEACHER):  # a teacher is read when the run is created
+    if recipe.start in (SCRATCH, TEACHER):  # a teacher's weights were checked when the run was created
         return
     tokenizer, store = load_tokenizer(recipe.tokenizer.uri), open_store(recipe.start)
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)

@@ -65,7 +65,7 @@ def keep_start(recipe: Recipe, run: str) -> Recipe:
 
 
 def _copy(folder: Path, recipe: Recipe, copy: Store) -> None:
-    from launcher.runtime.rank.initial_weights import check_start  # it loads torch
+    from launcher.runtime.rank.initial_weights import check_start  # imports torch
 
     try:
         check_start(recipe.model_copy(update={"start": str(folder)}))
@@ -81,7 +81,7 @@ def _safe(source: Store, start: str) -> Iterator[Path]:
     """Yield a local folder with the files of `source`, and with safetensors where weights are pickled."""
     pickled = pickled_networks(source)
     if not pickled:
-        assert isinstance(source, LocalStore)  # fetched from the Hub
+        assert isinstance(source, LocalStore)  # `source` was fetched from the Hub
         yield source.root
         return
     with temporary_folder("start") as folder:
@@ -95,7 +95,7 @@ def _safe(source: Store, start: str) -> Iterator[Path]:
 @contextmanager
 def _pair(source: Store, start: str) -> Iterator[Path]:
     """Yield a local folder of a pair, made from a discriminator and the generator beside it in `source`."""
-    from checkpoints.hf.heads import generator_fields  # both load torch
+    from checkpoints.hf.heads import generator_fields  # this import and the next load torch
     from checkpoints.hf.pickled import convert_network
 
     with temporary_folder("start") as folder:
@@ -115,7 +115,7 @@ def _copy_network(network: Store, folder: Path, *, pickled: bool) -> None:
         if network.size(name) is not None:
             (folder / name).write_bytes(network.get(name))
     if pickled:
-        from checkpoints.hf.pickled import convert_network  # it loads torch
+        from checkpoints.hf.pickled import convert_network  # imports torch
 
         convert_network(network, folder)
 

@@ -276,7 +276,7 @@ def _memories(
     """
     if good is None:
         return {}
-    with closing(good):  # it is the last that is read of it
+    with closing(good):  # the memory is the last thing read from this checkpoint
         return _restored(run, engine, good, data, share)
 
 

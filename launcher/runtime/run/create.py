@@ -49,7 +49,7 @@ def read_all_inputs(recipe: Recipe, tokenizer: Tokenizer, past: Run | None = Non
         return inputs
     if past is not None and past.recipe.objective.teachers == wanted:
         return inputs.model_copy(update={"teachers": past.record.inputs.teachers})
-    from launcher.runtime.run.teachers import read_teacher  # it loads torch: only for runs that distil
+    from launcher.runtime.run.teachers import read_teacher  # imports torch, which only runs that distil need
 
     found = tuple(read_teacher(recipe, number, tokenizer).identity() for number in range(len(wanted)))
     return inputs.model_copy(update={"teachers": found})

@@ -134,7 +134,7 @@ class EventFollower:
     def _unread(self) -> Iterator[Record]:
         yield from self._read(OPERATOR)
         left = True
-        while left:  # the next attempt was claimed before this one was read: so this one is complete
+        while left:  # an attempt is complete if the next one was claimed before it was read
             left = Attempt(self._store, self._attempt + 1).claimed()
             yield from self._read(self._attempt)
             self._attempt += left
@@ -277,7 +277,7 @@ def _gone_back(cursor: Cursor, lineage: tuple[LineageSegment, ...]) -> tuple[Cur
     now = lineage[common] if common < len(lineage) else None
     same = now is not None and (now.attempt, now.start) == (rest[0].attempt, rest[0].start)
     if now is not None and same and len(rest) == 1 and rest[0].stop <= now.stop:
-        return cursor, None  # it has only grown
+        return cursor, None  # the lineage has only grown
     step = min(rest[0].stop, now.stop) if now is not None and same else rest[0].start
     kept = (*taken[:common], rest[0].model_copy(update={"stop": step})) if same else taken[:common]
     # The last attempt in `kept` is read again from its beginning, and records that were returned are skipped.

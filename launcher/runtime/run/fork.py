@@ -49,7 +49,7 @@ from launcher.runtime.run.removals import CorpusStates, LeftOut, RemovalHistory,
 from launcher.runtime.run.streams import RECENT
 from launcher.runtime.run.text_vectors import kept_modules, put_modules
 
-_DATA = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # with the phases: which text each step reads
+_DATA = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # settings that decide which text a step reads
 _FIXED = ("model.*", "tokenizer (content)", "start")
 _FREE = ("model.dropout", "model.attention_dropout")  # fields of the model on which no weight's shape depends
 

@@ -195,7 +195,7 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
 
 def _refuse_still_read(uri: str) -> None:
     """Raise CorpusError if documents were removed from parts of a merged corpus, but not from itself."""
-    from data_service.corpus.remove import still_read  # which imports pyarrow
+    from data_service.corpus.remove import still_read  # imports pyarrow
 
     documents = still_read(open_corpus(uri))
     if len(documents):

@@ -28,7 +28,7 @@ from launcher.runtime.run.segments import (
 
 _log = logging.getLogger(__name__)
 
-MOST_SEGMENTS = 512  # in one pack: four hours of segments, one every 30 seconds
+MOST_SEGMENTS = 512  # most segments of a pack: four hours, at one segment every 30 seconds
 _LOOK_EVERY = 16  # new segments after which a full pack is looked for: a few large segments fill one, too
 _READERS = 8
 

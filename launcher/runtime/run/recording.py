@@ -9,7 +9,7 @@ from data_service.store.errors import StoreError
 
 _log = logging.getLogger(__name__)
 
-_RETRY_S = 1.0  # wait after a failed write, which the store itself has repeated for long
+_RETRY_S = 1.0  # wait after a failed write, which the store has retried for minutes
 
 Write = Callable[[], object]
 
