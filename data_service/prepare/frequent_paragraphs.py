@@ -100,7 +100,7 @@ def count(task: CountTask) -> CountReceipt:
     parts = list(together(partial(_read, store, task.bits), task.chunks))
     records = np.concatenate([np.empty(0, dtype=RECORD), *parts])
     chunk = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
-    # stable: records of one hash stay in the order of chunks.
+    # A stable sort keeps the records of one hash in the order of chunks.
     order = np.argsort(records["key"], kind="stable")
     keys = records["key"][order]
     begins = np.flatnonzero(np.append(np.ones(min(1, len(keys)), dtype=np.bool_), keys[1:] != keys[:-1]))

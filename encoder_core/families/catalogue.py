@@ -116,7 +116,7 @@ def _written(config: ModelConfig, heads: Heads) -> Written:
         table = its.table if config.decodes else its.table.encoder()
         return Written(_alone(its), table, its.fields)
     found = config.written(heads)
-    # Transformers has no such class for the family: its encoder, with ELECTRA's head.
+    # Without such a class in transformers: the family's encoder, with ELECTRA's head.
     if found is None and heads == "rtd":
         its = _written(config, "mlm")
         found = Written(_alone(its), with_detection(its.table.encoder()), its.fields)

@@ -93,7 +93,7 @@ class RankData:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="data")
         self._rows: dict[int, Future[_ReadStep]] = {}  # reads under way, by step
         self._announced_at: int | None = None
-        # held-out microbatches, by the first phase with the same stream.
+        # Held-out microbatches, by the first phase with the same stream.
         self._evaluation: dict[int, list[Microbatch]] = {}
 
     def fetch(self, step: int) -> Fetched:

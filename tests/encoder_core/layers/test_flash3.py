@@ -67,7 +67,7 @@ def test_torch_is_told_once_and_has_its_own_again_for_every_other_kernel(
     """Through `automatic`, on a CPU whose kernels are said to be the flash ones."""
     rows = Rows(torch.tensor([0, 3, 7], dtype=torch.int32), torch.tensor([0, 1, 2, 0, 1, 2, 3]), 4)
     q = torch.randn(7, 2, 8)
-    monkeypatch.setattr(attention, "_possible", lambda *given: ["padded", "flash3"])
+    monkeypatch.setattr(attention, "_possible_kernels", lambda *given: ["padded", "flash3"])
     monkeypatch.setattr(attention, "varlen_flash", lambda *given: given[0])
     try:
         for order in (("flash3",), ("flash3",), ("padded",), ("flash3", "padded")):
