@@ -71,9 +71,9 @@ def main(size: int, parent: int) -> NoReturn:
     try:
         _rehearse()
         _confine(size)
-        _write(_checked(_loaded(os.fdopen(_INPUT, "rb", closefd=False))))
+        _write(_check_content(_loaded(os.fdopen(_INPUT, "rb", closefd=False))))
     except BaseException as error:
-        os.write(_REPORT, json.dumps({"refused": _said(error)}).encode())
+        os.write(_REPORT, json.dumps({"refused": _refusal_text(error)}).encode())
         os._exit(1)
     os._exit(0)
 
@@ -150,7 +150,7 @@ def _filter() -> None:
         raise PickleRefused(f"this kernel does not confine processes: {os.strerror(ctypes.get_errno())}")
 
 
-def _checked(found: Any) -> dict[str, Tensor]:
+def _check_content(found: Any) -> dict[str, Tensor]:
     """Return the file's content if it is names and plain tensors. Raises PickleRefused."""
     if type(found) not in (dict, OrderedDict):
         raise PickleRefused(f"it holds a {type(found).__name__[:80]}, not tensors by name")
@@ -188,7 +188,7 @@ def _bytes(tensor: Tensor) -> Any:
     return memoryview(values)
 
 
-def _said(error: BaseException) -> str:
+def _refusal_text(error: BaseException) -> str:
     """Return why a file is refused. torch's own texts advise to open it without protection, so they are not shown."""
     if isinstance(error, PickleRefused):
         return str(error)

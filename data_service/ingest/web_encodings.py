@@ -67,14 +67,14 @@ def uncoded(data: bytes, codings: Sequence[str], most: int) -> bytes:
     """
     for coding in reversed(codings):
         try:
-            data = _expanded(data, coding, most + 1) if data else data
+            data = _decompress(data, coding, most + 1) if data else data
         except (OSError, EOFError, zlib.error, KeyError) as error:
             if not data.lstrip(_BEFORE_MARKUP).startswith(b"<"):
                 raise ValueError(f"content coding {coding!r} is not known, or damaged: {error}") from error
     return data
 
 
-def _expanded(data: bytes, coding: str, most: int) -> bytes:
+def _decompress(data: bytes, coding: str, most: int) -> bytes:
     if coding == "deflate" and (data[0] & 15 != zlib.DEFLATED or int.from_bytes(data[:2]) % 31):
         # Some servers send bare deflate data, without the zlib header that HTTP demands.
         inflate = zlib.decompressobj(-zlib.MAX_WBITS)
@@ -103,7 +103,7 @@ def page_text(page: bytes, content_type: str) -> str | None:
         named = _codec(label)
         if named == _NO_TEXT:
             raise ValueError(f"charset {label!r} stands for no text that is known")
-        if named is not None and not is_odd(text := _decoded(page, named)):
+        if named is not None and not is_odd(text := _decode_page(page, named)):
             return text
     return None
 
@@ -135,7 +135,7 @@ def _codec(label: str) -> str | None:
     return _WIDER.get(name, name)
 
 
-def _decoded(page: bytes, codec: str) -> str:
+def _decode_page(page: bytes, codec: str) -> str:
     if codec == "cp1252":  # many servers' default, even for UTF-8; text in cp1252 is hardly ever valid UTF-8
         with suppress(UnicodeDecodeError):
             return page.decode()

@@ -202,17 +202,17 @@ def _paired_links(text: str) -> Iterator[str]:
             open_at.pop()
     at = 0
     for mark in _LINK.finditer(text):
-        yield _EXTERNAL.sub(_external, text[at : mark.start()])
-        yield mark[0] if mark.start() in paired else _escaped(mark[0])
+        yield _EXTERNAL.sub(_escape_external, text[at : mark.start()])
+        yield mark[0] if mark.start() in paired else _escape_brackets(mark[0])
         at = mark.end()
-    yield _EXTERNAL.sub(_external, text[at:])
+    yield _EXTERNAL.sub(_escape_external, text[at:])
 
 
-def _external(link: re.Match[str]) -> str:
-    return _escaped("[") if link[1] is None else link[0]
+def _escape_external(link: re.Match[str]) -> str:
+    return _escape_brackets("[") if link[1] is None else link[0]
 
 
-def _escaped(brackets: str) -> str:
+def _escape_brackets(brackets: str) -> str:
     return "".join(f"&#{ord(each)};" for each in brackets)
 
 

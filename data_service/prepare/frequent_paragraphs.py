@@ -119,7 +119,7 @@ def count(task: CountTask) -> CountReceipt:
         starts=starts.tolist(),
         digest=digest(data),
         frequent=int(frequent.sum()),
-        first=_first(
+        first=_most_frequent(
             keys[begins[frequent]], sums[frequent], chunk[order[begins[frequent]]], task.stage.listed
         ),
     )
@@ -127,7 +127,7 @@ def count(task: CountTask) -> CountReceipt:
     return receipt
 
 
-def _first(
+def _most_frequent(
     keys: NDArray[np.uint64], documents: NDArray[np.int64], chunks: NDArray[np.uint32], most: int
 ) -> list[tuple[int, int, int]]:
     chosen = np.lexsort((keys, -documents))[:most]

@@ -99,10 +99,10 @@ class Splitter:
         found = self._spacy.words(chunks) if self._spacy else [[chunk] for chunk in chunks]
         first, row = len(self._known), len(self._texts)
         words = [word for part in found for word in part]
-        self._ends = _grown(self._ends, first + len(chunks))
-        self._rows = _grown(self._rows, row + len(words))
+        self._ends = _grown_table(self._ends, first + len(chunks))
+        self._rows = _grown_table(self._rows, row + len(words))
         self._ends[first : first + len(chunks)] = row + np.cumsum([len(part) for part in found])
-        self._rows[row : row + len(words)] = _described(words, self._spacy)
+        self._rows[row : row + len(words)] = _word_records(words, self._spacy)
         self._texts.extend(words)
         self._known.update(zip(chunks, range(first, first + len(chunks)), strict=True))
 
@@ -190,7 +190,7 @@ class _SpaCy:
         )
 
 
-def _described(words: list[str], spacy: _SpaCy | None) -> NDArray[np.void]:
+def _word_records(words: list[str], spacy: _SpaCy | None) -> NDArray[np.void]:
     """Return [words] WORD."""
     from datatrove.utils.text import PUNCTUATION_SET
 
@@ -208,7 +208,7 @@ def _described(words: list[str], spacy: _SpaCy | None) -> NDArray[np.void]:
     return rows
 
 
-def _grown(table: NDArray[Any], size: int) -> NDArray[Any]:
+def _grown_table(table: NDArray[Any], size: int) -> NDArray[Any]:
     """Return the table, or twice as long a copy of it if it has fewer than `size` rows."""
     return table if size <= len(table) else np.resize(table, max(size, 2 * len(table)))
 

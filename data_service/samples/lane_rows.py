@@ -274,7 +274,7 @@ def permuted_rows(
     parts = []
     for first in range(start, stop, size):
         text = reading.lay_out(rows, first, min(first + size, stop), special, key)
-        targets, order = _predicted(text, rows.reuse, first, config, key)
+        targets, order = _choose_targets(text, rows.reuse, first, config, key)
         parts.append(_samples(text, targets, order))
     return join_rows(parts)
 
@@ -294,7 +294,7 @@ def _samples(text: LaneText, targets: NDArray[np.bool_], order: NDArray[np.int32
     )
 
 
-def _predicted(
+def _choose_targets(
     text: LaneText, reuse: int, first_row: int, config: PermutedPrediction, key: Key
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
     """Return the targets of rows, [N, length] bool, and the order of their tokens, [N, length] int32.

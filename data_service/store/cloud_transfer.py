@@ -107,20 +107,20 @@ class CloudDownload:
         try:
             return obstore.get(client.requests, self.name, options=options)
         except PreconditionError as error:
-            raise self._changed() from error
+            raise self._restart_read() from error
         except FAILURES as error:
             if not is_beyond_end(error):
                 raise
             stored = head(client, self.name)
             if self._here or stored is None:
-                raise self._changed() from error
+                raise self._restart_read() from error
             raise self._too_short(int(stored["size"])) from error
 
     def _expected(self, answer: Any) -> int:
         """Return the number of bytes to read in all. Raises if the answer is not what was requested."""
         total, version = int(answer.meta["size"]), answer.meta["e_tag"]
         if self._version not in (None, version) or answer.range[0] != self.start + self._here:
-            raise self._changed()
+            raise self._restart_read()
         self._version = version
         if self.length is not None and total < self.start + self.length:
             raise self._too_short(total)
@@ -130,7 +130,7 @@ class CloudDownload:
         self._version, self._here = None, 0
         self._pieces.clear()
 
-    def _changed(self) -> ValueError:
+    def _restart_read(self) -> ValueError:
         """Forget the bytes read so far, so that the next attempt begins anew; return the error to raise."""
         self._begin_again()
         return ValueError(
@@ -190,9 +190,9 @@ class CloudListing:
 
     def attempt(self, client: CloudClient) -> list[Any]:
         """Return obstore's metadata of the next objects. Raises FAILURES; ValueError: the page cannot be the next."""
-        return self._next_page(client) if self.ordered else self._everything(client)
+        return self._next_page(client) if self.ordered else self._all_objects(client)
 
-    def _everything(self, client: CloudClient) -> list[Any]:
+    def _all_objects(self, client: CloudClient) -> list[Any]:
         found: list[Any] = []
         for page in self._begin(client):
             found += page

@@ -33,7 +33,7 @@ def weights_of(
         context.prec = _DIGITS
         drawn = _by_temperature(sources, sizes, temperature)
         if translations is not None:
-            drawn = _shared_out(sources, drawn, Decimal(translations))
+            drawn = _scale_translations(sources, drawn, Decimal(translations))
         return list(map(float, drawn))
 
 
@@ -50,7 +50,7 @@ def _by_temperature(sources: Sequence[SourceSpec], sizes: Sequence[int], tempera
     ]
 
 
-def _shared_out(
+def _scale_translations(
     sources: Sequence[SourceSpec], weights: Sequence[Decimal], translations: Decimal
 ) -> list[Decimal]:
     """Return `weights`, scaled so that translations have the share `translations`, if there are text and

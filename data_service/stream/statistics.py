@@ -143,7 +143,7 @@ def expected_radius(
 ) -> Radius:
     """Return the radius for corpora that need not exist: each source has `tokens` tokens in blocks of
     `block_tokens`."""
-    tables = [_imagined(round(source / block_tokens), block_tokens) for source in tokens]
+    tables = [_imaginary_table(round(source / block_tokens), block_tokens) for source in tokens]
     return corpus_radius(tables, batch=batch, length=length, spread=spread)
 
 
@@ -174,7 +174,7 @@ def corpus_radius(
     return radius(StreamPlan(spec, tuple(tables), counts), tables, batch)
 
 
-def _imagined(blocks: int, tokens: int) -> BlockTable:
+def _imaginary_table(blocks: int, tokens: int) -> BlockTable:
     """Return a table of blocks that do not exist, with sentences and documents as long as in English prose."""
     sentences, documents = tokens // _SENTENCE, max(1, tokens // _DOCUMENT)
     size = 2 * tokens + _BOUNDARY * (sentences + documents)

@@ -187,7 +187,7 @@ def _beyond(parsed: dict[str, Any]) -> Iterator[str]:
     if isinstance(longest, int) and longest > MOST_CHARACTERS:
         yield f"max_input_chars_per_word is {longest:,}, but at most {MOST_CHARACTERS:,} is allowed"
     growth = 1
-    for content in _inserted((parsed.get("normalizer"), parsed.get("pre_tokenizer"))):
+    for content in _inserted_texts((parsed.get("normalizer"), parsed.get("pre_tokenizer"))):
         growth = min(growth * max(1, len(content)), 1 << 40)
     if growth > MOST_GROWTH:
         yield f"its rules can make a text {growth:,} times as long, but at most {MOST_GROWTH:,} times is allowed"
@@ -201,14 +201,14 @@ def _ids(parsed: dict[str, Any]) -> Iterator[object]:
         yield token.get("id") if isinstance(token, dict) else None
 
 
-def _inserted(rule: object) -> Iterator[str]:
+def _inserted_texts(rule: object) -> Iterator[str]:
     """Yield the texts that a rule inserts into a text or replaces parts of it by."""
     if isinstance(rule, list | tuple):
         for one in rule:
-            yield from _inserted(one)
+            yield from _inserted_texts(one)
     elif isinstance(rule, dict):
         for name in ("content", "prepend", "replacement"):
             if isinstance(found := rule.get(name), str):
                 yield found
         for one in rule.values():
-            yield from _inserted(one)
+            yield from _inserted_texts(one)

@@ -201,11 +201,11 @@ def _lost_texts(
     """Return the texts of unknown tokens, and the characters that are spelt byte by byte."""
     unknown = tokens.ids == tokenizer.special.unk
     spans = zip(tokens.starts[unknown].tolist(), tokens.ends[unknown].tolist(), strict=True)
-    spelt = "".join(text[start:stop] for start, stop in _spelt(_byte_tokens(tokenizer), tokens))
+    spelt = "".join(text[start:stop] for start, stop in _byte_spelt_ranges(_byte_tokens(tokenizer), tokens))
     return [text[start:stop] for start, stop in spans], list(spelt)
 
 
-def _spelt(byte: NDArray[np.bool_] | None, tokens: "PlacedTokens") -> Iterable[tuple[int, int]]:
+def _byte_spelt_ranges(byte: NDArray[np.bool_] | None, tokens: "PlacedTokens") -> Iterable[tuple[int, int]]:
     """Return (first character, the one behind the last) of the text that is spelt byte by byte."""
     if byte is None:  # a byte-level token that begins inside a character
         starts = np.unique(tokens.starts[1:][tokens.starts[1:] < tokens.ends[:-1]])

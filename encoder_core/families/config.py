@@ -338,7 +338,7 @@ def _base_of(model: _Model, mup: Mup) -> _Model:
             "precedes the decoder, which could carry the output multiplier",
             remedy="leave model.mup out, or train a family whose head has a norm, or whose decoder is not tied",
         )
-    widths = {name: _narrowed(model, name, mup) for name in model.widths}
+    widths = {name: _narrowed_width(model, name, mup) for name in model.widths}
     if mup.feed_forward is not None:
         widths["feed_forward"] = mup.feed_forward
     try:
@@ -357,7 +357,7 @@ def _base_of(model: _Model, mup: Mup) -> _Model:
     return base
 
 
-def _narrowed(model: EncoderConfig, name: str, mup: Mup) -> int:
+def _narrowed_width(model: EncoderConfig, name: str, mup: Mup) -> int:
     """Return a width of the base in proportion to its `hidden`.
 
     Raises:

@@ -73,14 +73,14 @@ class ContrastiveModel(CoupledObjective):
         # An idle batch has an order for XLNet's query stream, which is not used here.
         states_TD = self.encoder(replace(batch, order=None))
         pooled_RD = (
-            _mean(states_TD, batch) if self.config.pooling == "mean" else self._first(states_TD, batch)
+            _mean(states_TD, batch) if self.config.pooling == "mean" else self._first_states(states_TD, batch)
         )
         if self.projection is not None:
             pooled_RD = self.projection(pooled_RD.to(self.projection.weight.dtype)).tanh()
         wide = torch.promote_types(pooled_RD.dtype, torch.float32)
         return pooled_RD.to(wide).view(batch.rows // batch.group, batch.group, pooled_RD.shape[-1])
 
-    def _first(self, states_TD: Tensor, batch: Batch) -> Tensor:
+    def _first_states(self, states_TD: Tensor, batch: Batch) -> Tensor:
         """Return the states of the classification tokens: a row's last in XLNet, its first in all other families."""
         last = isinstance(self.encoder, TwoStreamEncoder)
         at_R = batch.cu_seqlens[1:] - 1 if last else batch.cu_seqlens[:-1]
@@ -103,10 +103,10 @@ class ContrastiveModel(CoupledObjective):
         """Return loss and gradient for the first `width` numbers of the vectors."""
         cut = own[..., :width].detach().requires_grad_()
         with torch.enable_grad():
-            compared = self._compared(cut)
+            compared = self._compared_vectors(cut)
         found = info_nce(
             compared.detach(),
-            self._compared(every[..., :width]),
+            self._compared_vectors(every[..., :width]),
             everyone,
             texts_NG=_fingerprints_of(every),
             temperature=self.config.temperature,
@@ -115,7 +115,7 @@ class ContrastiveModel(CoupledObjective):
         (gradient,) = torch.autograd.grad(compared, cut, found.gradient)
         return replace(found, gradient=gradient)
 
-    def _compared(self, vectors: Tensor) -> Tensor:
+    def _compared_vectors(self, vectors: Tensor) -> Tensor:
         return F.normalize(vectors, dim=-1) if self.config.normalize else vectors.clone()
 
     def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:

@@ -128,7 +128,7 @@ class Engine:
         self._order = OneOrder(self._engine.optimizer, list(model.parameters())) if config.stage > 1 else None
         self._overlapped = self._overlap() if self.world > 1 and config.sums_apart else None
         self.forwards = Stopwatch(self.device)
-        self.replicated = self._replicated()
+        self.replicated = self._replicated_weights()
         if isinstance(optimizer, ShardedOptimizer) and config.stage > 0:
             self._describe_partitions(optimizer)
 
@@ -248,7 +248,7 @@ class Engine:
         for frozen_range in zero_state.frozen_ranges(*frozen, self.rank, self.world):
             yield frozen_range.fragment()
 
-    def _replicated(self) -> Replicated:
+    def _replicated_weights(self) -> Replicated:
         """Return the replicated weights: at stages 0 to 2 the working weights, and at every stage those of frozen
         networks.
         """

@@ -237,7 +237,7 @@ class Trainer:
         """
         carried = Carried()
         if state.step == 0 and self.plan.evaluates_first:
-            self._turn(0)
+            self._apply_layer_settings(0)
             self._evaluate(0)
         while state.step < self.plan.steps:
             # Read the data, and agree with the other ranks on what precedes the step.
@@ -245,10 +245,10 @@ class Trainer:
             fetched = self.data.fetch(state.step)
             fetching = time.monotonic() - started
             signals = self._exchange(state, fetched)
-            if signals.stop and signals.keep and self._handed_over(state, fetched):
+            if signals.stop and signals.keep and self._hand_over(state, fetched):
                 return state
             if signals.stop:
-                carried = self._carried(fetched)
+                carried = self._carried_memory(fetched)
                 break
             if not signals.fits and self.microbatches is not None:
                 self.microbatches.shrink(state.step)
@@ -285,7 +285,7 @@ class Trainer:
         self._save_the_last(state, carried)
         return state
 
-    def _handed_over(self, state: TrainState, coming: Fetched) -> bool:
+    def _hand_over(self, state: TrainState, coming: Fetched) -> bool:
         """Leave the last state in memory for other ranks. Return whether all ranks had the memory. Collective."""
         made = self._copy(state, coming, time.monotonic()) is not None
         everywhere = bool(self.control.table([made]).all())
@@ -316,7 +316,7 @@ class Trainer:
     ) -> tuple[dict[str, float], dict[str, Update], list[Tensor]]:
         """Return, for each group, this rank's sums, the update, and the digest of the weights before it."""
         self.engine.forwards.take()
-        self._turn(state.step)
+        self._apply_layer_settings(state.step)
         sums: dict[str, float] = {}
         updates: dict[str, Update] = {}
         digests: list[Tensor] = []
@@ -337,7 +337,7 @@ class Trainer:
             sums |= own
         return sums, updates, digests
 
-    def _turn(self, step: int) -> None:
+    def _apply_layer_settings(self, step: int) -> None:
         """Apply the settings of layers in `step`."""
         for name, value in self.plan.layers(step).items():
             SETTERS[name](self.engine.objective, value)
@@ -355,7 +355,7 @@ class Trainer:
         must not be copied."""
         assert self.copies is not None
         ensure_same(self.engine.replicated, self.control, state.step)
-        return self.copies.keep(self.engine, state, self._carried(coming), since)
+        return self.copies.keep(self.engine, state, self._carried_memory(coming), since)
 
     def _commit(self, step: int) -> None:
         self.journal.doing(step, "saving")
@@ -380,7 +380,7 @@ class Trainer:
             return []
         return [self.engine.replicated.digest()]
 
-    def _carried(self, coming: Fetched) -> Carried:
+    def _carried_memory(self, coming: Fetched) -> Carried:
         """Return the memory that the next step would have used; it goes into the checkpoint."""
         return carry(self.memories, coming.work.total) if coming.before is None else Carried()
 

@@ -214,7 +214,7 @@ def preference(tried: Sequence[TriedKernel]) -> Preference:
     mine = [one for one in tried if one.place == "attention"]
     plain, dropped = _order(mine, False), _order(mine, True)
     places: dict[Place, None] = dict.fromkeys(one.place for one in tried if one.place != "attention")
-    elsewhere = {place: _everywhere([one for one in tried if one.place == place]) for place in places}
+    elsewhere = {place: _right_kernels([one for one in tried if one.place == place]) for place in places}
     return Preference(plain, dropped or plain, elsewhere)
 
 
@@ -239,7 +239,7 @@ def _order(tried: Sequence[TriedKernel], dropped: bool) -> tuple[Kernel, ...]:
     return tuple(dict.fromkeys([*(one.kernel for one in mine), *last]))
 
 
-def _everywhere(tried: Sequence[TriedKernel]) -> tuple[Kernel, ...]:
+def _right_kernels(tried: Sequence[TriedKernel]) -> tuple[Kernel, ...]:
     """Return kernels that are right with dropout and without, wherever they were tried."""
     wrong = {one.kernel for one in tried if not one.right}
     dropped = any(one.dropped for one in tried)

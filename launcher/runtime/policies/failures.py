@@ -106,10 +106,10 @@ def decide(failures: Sequence[Failure], nodes: int) -> Restart | Stop:
     """
     counted = [failure for failure in failures if failure.kind != "transient"]
     restart = Restart(_bad_nodes(counted, nodes), frugal=_is_crowded(counted))
-    return _repeated(counted) or _stop_if_barren(counted) or restart
+    return _stop_if_repeated(counted) or _stop_if_barren(counted) or restart
 
 
-def _repeated(counted: Sequence[Failure]) -> Stop | None:
+def _stop_if_repeated(counted: Sequence[Failure]) -> Stop | None:
     """Return the decision to end a run whose ranks raise again and again; None if they do not. Deaths without an error
     before the first finished step are passed over: they say nothing about such an error."""
     telling = [failure for failure in counted if failure.kind == "raised" or failure.worked]

@@ -81,20 +81,22 @@ def slowness(window: Sequence[tuple[Sequence[Pace], float]], *, forward: bool) -
     steps = sum(seconds for _, seconds in window)
     data = [sum(paces[rank].data for paces, _ in window) for rank in range(world)]
     compute = [_per_token([paces[rank] for paces, _ in window]) for rank in range(world)] if forward else []
-    return [_slower(rank, _late(data, steps, rank), _times(compute, rank)) for rank in range(world)]
+    return [
+        _straggler(rank, _data_delay(data, steps, rank), _slowdown(compute, rank)) for rank in range(world)
+    ]
 
 
-def _slower(rank: int, data: float, compute: float) -> Straggler:
+def _straggler(rank: int, data: float, compute: float) -> Straggler:
     return Straggler(rank, data, "data") if data > compute else Straggler(rank, compute, "compute")
 
 
-def _late(data: Sequence[float], steps: float, rank: int) -> float:
+def _data_delay(data: Sequence[float], steps: float, rank: int) -> float:
     """Return the duration of the steps, divided by their duration had this rank's data come when the others' did."""
-    excess = data[rank] - _others(data, rank)
+    excess = data[rank] - _median(data, rank)
     return steps / max(steps - excess, 1e-9) if excess > 0 else 1.0
 
 
-def _times(compute: Sequence[float | None], rank: int) -> float:
+def _slowdown(compute: Sequence[float | None], rank: int) -> float:
     """Return this rank's time for a token, divided by the median of the others; 1 where either is unknown."""
     mine, known = compute[rank] if compute else None, [c for c in compute if c is not None]
     if mine is None or len(known) < 2:
@@ -103,7 +105,7 @@ def _times(compute: Sequence[float | None], rank: int) -> float:
     return mine / max(median(others), 1e-12)
 
 
-def _others(values: Sequence[float], rank: int) -> float:
+def _median(values: Sequence[float], rank: int) -> float:
     return median(value for number, value in enumerate(values) if number != rank)
 
 

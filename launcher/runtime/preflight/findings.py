@@ -145,14 +145,14 @@ def gpu(state: GpuState) -> Iterator[Finding]:
         remedy = "reset the GPU or reboot the node; see the error in nvidia-smi and dmesg (Xid)"
         yield Finding(what, "failure", f"{name}: {state.lost}", remedy)
         return
-    ailments = list(_ailments(state))
+    ailments = list(_gpu_problems(state))
     for verdict, text, remedy in ailments:
         yield Finding(what, verdict, f"{name}: {text}", remedy)
     if not ailments:
         yield Finding(what, "ok", state.name)
 
 
-def _ailments(state: GpuState) -> Iterator[tuple[Verdict, str, str]]:
+def _gpu_problems(state: GpuState) -> Iterator[tuple[Verdict, str, str]]:
     if state.remap_failed:
         yield "failure", "a bad row of its memory could not be remapped", "have the GPU replaced"
     if state.remap_pending:
@@ -212,7 +212,7 @@ class RankSums:
 
 def sums(found: Sequence[RankSums], nodes: Sequence[str]) -> dict[str, list[Finding]]:
     """Judge the trial sums. Return the findings of each node. `found`, `nodes`: results and node of each rank."""
-    wrong = list(_wrong(found, nodes))
+    wrong = list(_wrong_sum_findings(found, nodes))
     findings: dict[str, list[Finding]] = {node: [f for at, f in wrong if at == node] for node in nodes}
     for node in findings:
         mine = [one for one, at in zip(found, nodes, strict=True) if at == node]
@@ -223,10 +223,10 @@ def sums(found: Sequence[RankSums], nodes: Sequence[str]) -> dict[str, list[Find
     for rank, one in enumerate(found):
         if one.speed is not None:
             findings[nodes[rank]].append(_link(rank, found, nodes))
-    return {node: _gravest(all_of) for node, all_of in findings.items()}
+    return {node: _worst_findings(all_of) for node, all_of in findings.items()}
 
 
-def _wrong(found: Sequence[RankSums], nodes: Sequence[str]) -> Iterator[tuple[str, Finding]]:
+def _wrong_sum_findings(found: Sequence[RankSums], nodes: Sequence[str]) -> Iterator[tuple[str, Finding]]:
     """Yield failures with their nodes: those at fault, not all that received wrong sums."""
     blamed = False
     for rank, one in enumerate(found):
@@ -295,7 +295,7 @@ def _link(rank: int, found: Sequence[RankSums], nodes: Sequence[str]) -> Finding
     return Finding(what, "warning", text, remedy)
 
 
-def _gravest(findings: Sequence[Finding]) -> list[Finding]:
+def _worst_findings(findings: Sequence[Finding]) -> list[Finding]:
     """Return all findings that are not ok. Of those that are ok, return the first of each kind, if all of the kind
     are."""
     bad = {f.what for f in findings if f.verdict != "ok"}

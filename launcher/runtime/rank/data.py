@@ -98,7 +98,7 @@ class RankData:
 
     def fetch(self, step: int) -> Fetched:
         """Return this rank's microbatches of `step`, and request those of the next steps."""
-        before = self._remembered(step)
+        before = self._memory_steps(step)
         needed = (*(before or ()), step)
         for number in (*needed, *range(step + 1, min(step + AHEAD + 1, self._positions.steps))):
             if number not in self._rows:
@@ -106,9 +106,9 @@ class RankData:
         asked = time.monotonic()
         *_, read = [self._rows[number].result() for number in needed]
         waited = time.monotonic() - asked
-        work = self._work(step)
-        remember = None if before is None else tuple(self._work(number) for number in before)
-        self._let_go(step)
+        work = self._rank_batch(step)
+        remember = None if before is None else tuple(self._rank_batch(number) for number in before)
+        self._forget_rows(step)
         counts = _add(self._count(m.batch.on_host) for m in work.microbatches)
         return Fetched(
             work=work,
@@ -130,7 +130,7 @@ class RankData:
 
     def carries_memory(self, step: int) -> bool:
         """Return whether `step` uses the memory that the step before computed (XLNet). False after the last step."""
-        return self._refresh is not None and step < self._positions.steps and self._remembered(step) is None
+        return self._refresh is not None and step < self._positions.steps and self._memory_steps(step) is None
 
     def microbatches(self, step: int) -> int:
         """Return the number of logical microbatches of `step`, over all ranks."""
@@ -155,21 +155,21 @@ class RankData:
         for stream in (*self._streams, *dict.fromkeys(self._heldout[0])):
             stream.close()
 
-    def _remembered(self, step: int) -> range | None:
+    def _memory_steps(self, step: int) -> range | None:
         """Return the steps from whose rows the model's memory for `step` is recomputed; None if the memory is carried
         over from the last step, or the model has none."""
         if self._refresh is None:
             return None
         return self._refresh.before(step, self._positions.phase_start(step))
 
-    def _work(self, step: int) -> RankBatch:
+    def _rank_batch(self, step: int) -> RankBatch:
         """Return this rank's microbatches of `step` on the device. The copy may run while the step before is
         computed."""
         read = self._rows[step].result()
         moved = (Microbatch(each.index, each.batch.to(self._device)) for each in read.microbatches)
         return RankBatch(step, tuple(moved), self.microbatches(step))
 
-    def _let_go(self, step: int) -> None:
+    def _forget_rows(self, step: int) -> None:
         """Forget rows, except those of steps from which the next step's memory may be recomputed."""
         kept = self._refresh.steps if self._refresh is not None else 0
         for number in [number for number in self._rows if number <= step - kept]:

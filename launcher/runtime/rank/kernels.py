@@ -108,7 +108,7 @@ def record_kernels(journal: RankJournal, verdicts: Sequence[KernelVerdict]) -> N
             ended=verdict.ended,
         )
         for one in verdict.left_out:
-            journal.note(f"{one.place} on {verdict.gpu} runs without {_said(one)}")
+            journal.note(f"{one.place} on {verdict.gpu} runs without {_verdict_text(one)}")
         if verdict.ended:
             journal.note(f"the trial of kernels on {verdict.gpu} was ended early: {verdict.ended}")
 
@@ -117,7 +117,7 @@ def _title(one: TrialRecord) -> str:
     return one.kernel if one.place == "attention" else f"{one.place} {one.kernel}"
 
 
-def _said(one: TrialRecord) -> str:
+def _verdict_text(one: TrialRecord) -> str:
     where = " with dropout" if one.dropped else ""
     why = (
         one.failure or f"its gradients are {one.error or float('inf'):.1e} off, the limit is {one.bound:.1e}"

@@ -162,7 +162,7 @@ def settled(recipe: Recipe, ranks: int, most: Sequence[int] | None = None) -> Re
     """
     bounds = most or [phase.rows for phase in recipe.phases]
     phases = (
-        phase.model_copy(update={"microbatch": _even(recipe, phase, ranks, bound)})
+        phase.model_copy(update={"microbatch": _even_rows(recipe, phase, ranks, bound)})
         if recipe.is_automatic(phase)
         else phase
         for phase, bound in zip(recipe.phases, bounds, strict=True)
@@ -170,7 +170,7 @@ def settled(recipe: Recipe, ranks: int, most: Sequence[int] | None = None) -> Re
     return recipe.model_copy(update={"phases": tuple(phases)})
 
 
-def _even(recipe: Recipe, phase: RecipePhase, ranks: int, most: int) -> int:
+def _even_rows(recipe: Recipe, phase: RecipePhase, ranks: int, most: int) -> int:
     rounds = -(-phase.rows // (ranks * most))
     rows = -(-phase.rows // (ranks * rounds))
     # XLNet's memory is carried from microbatch to microbatch, so all have the same number of rows.

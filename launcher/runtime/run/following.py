@@ -203,10 +203,10 @@ class LineageFollower:
         lineage = self._lineage()
         if lineage is None:
             return News(None, (), False, ())
-        cursor, superseded = _gone_back(self.cursor, lineage)
+        cursor, superseded = _rewound_cursor(self.cursor, lineage)
         taking = _Taking(self._store, most)
         for part in lineage[max(0, len(cursor.taken) - 1) :]:
-            cursor = taking.take(part, _at(cursor, part))
+            cursor = taking.take(part, _cursor_in(cursor, part))
             if taking.full:
                 break
         self.cursor = cursor
@@ -264,7 +264,7 @@ class _Taking:
         return Cursor(taken=(*cursor.taken[:-1], here), after=after, evaluated=evaluated)
 
 
-def _gone_back(cursor: Cursor, lineage: tuple[LineageSegment, ...]) -> tuple[Cursor, int | None]:
+def _rewound_cursor(cursor: Cursor, lineage: tuple[LineageSegment, ...]) -> tuple[Cursor, int | None]:
     """Return the cursor at the end of what `lineage` and the returned records have in common, and the step where that
     ends; None if no record beyond it was returned."""
     taken = cursor.taken
@@ -286,7 +286,7 @@ def _gone_back(cursor: Cursor, lineage: tuple[LineageSegment, ...]) -> tuple[Cur
     )
 
 
-def _at(cursor: Cursor, part: LineageSegment) -> Cursor:
+def _cursor_in(cursor: Cursor, part: LineageSegment) -> Cursor:
     """Return `cursor` if it is in `part`, else a cursor at the beginning of `part`. Earlier parts end there."""
     last = cursor.taken[-1] if cursor.taken else None
     if last is not None and (last.attempt, last.start) == (part.attempt, part.start):

@@ -68,7 +68,7 @@ class Inputs(BaseModel):
     removals: dict[str, str] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
-    def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _leave_out_none(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         return {
             name: value
             for name, value in serialize(self).items()

@@ -174,7 +174,7 @@ def pack(first: int, segments: list[bytes], names: list[str]) -> bytes:
         steps += builder.add(number, name, data)
         numbers += [number] * (len(lines) - len(numbers))
     columns = builder.build().columns
-    arrays = {name: _spread(column, np.array(steps, dtype=bool)) for name, column in columns.items()}
+    arrays = {name: _spread_column(column, np.array(steps, dtype=bool)) for name, column in columns.items()}
     arrays[_SEGMENT] = pa.array(numbers, pa.int64())
     for name, kind in ((_STEP_LINE, True), (_OTHER_LINE, False)):
         of_kind = [line if step == kind else None for line, step in zip(lines, steps, strict=True)]
@@ -188,7 +188,7 @@ def pack(first: int, segments: list[bytes], names: list[str]) -> bytes:
     return bytes(file.getvalue())
 
 
-def _spread(column: Floats, rows: NDArray[np.bool_]) -> "pa.Array":
+def _spread_column(column: Floats, rows: NDArray[np.bool_]) -> "pa.Array":
     """Return [lines], the values of a column in the `rows` of step records; null in others, and for NaN."""
     import pyarrow as pa
 
