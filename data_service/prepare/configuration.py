@@ -107,8 +107,8 @@ class Preparation(BaseModel):
         stages = [stage for stage in self.stages if isinstance(stage, NearDuplicates) and not stage.drops]
         if len(stages) > 1:
             raise ValueError(
-                "two stages near_duplicates have `keep: all`, but only one cluster of a document is recorded: set it "
-                "in one stage"
+                "two stages near_duplicates have `keep: all`, but a document is in one recorded cluster: set it in "
+                "one stage"
             )
         return self
 
