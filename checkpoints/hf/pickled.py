@@ -80,7 +80,7 @@ def _convert(network: Store, file: str, target: Path) -> None:
     size = network.size(file)
     if size is None:
         raise ModelError(f"{where} does not exist", remedy="download the missing file into the folder")
-    with _local(network, file, size) as source, source.open("rb") as given:
+    with _local_file(network, file, size) as source, source.open("rb") as given:
         reason = _run(given, target, size)
     if reason is None:
         try:
@@ -97,7 +97,7 @@ def _names(path: Path) -> list[str]:
 
 
 @contextmanager
-def _local(network: Store, file: str, size: int) -> Iterator[Path]:
+def _local_file(network: Store, file: str, size: int) -> Iterator[Path]:
     if isinstance(network, LocalStore):
         yield Path(network.root, file)
         return

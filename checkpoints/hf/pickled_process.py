@@ -71,14 +71,14 @@ def main(size: int, parent: int) -> NoReturn:
     try:
         _rehearse()
         _confine(size)
-        _write(_check_content(_loaded(os.fdopen(_INPUT, "rb", closefd=False))))
+        _write(_check_content(_load_weights(os.fdopen(_INPUT, "rb", closefd=False))))
     except BaseException as error:
         os.write(_REPORT, json.dumps({"refused": _refusal_text(error)}).encode())
         os._exit(1)
     os._exit(0)
 
 
-def _loaded(file: Any) -> Any:
+def _load_weights(file: Any) -> Any:
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
@@ -88,10 +88,10 @@ def _rehearse() -> None:
         file = io.BytesIO()
         torch.save({"a": torch.ones(2, dtype=torch.bfloat16)}, file, _use_new_zipfile_serialization=zipped)
         file.seek(0)
-        _bytes(_loaded(file)["a"])
+        _bytes(_load_weights(file)["a"])
     for foreign in (b"\x80\x02cos\nsystem\n.", b""):
         try:
-            _loaded(io.BytesIO(foreign))
+            _load_weights(io.BytesIO(foreign))
         except (pickle.UnpicklingError, EOFError, RuntimeError):
             continue
 

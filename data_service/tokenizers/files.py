@@ -142,7 +142,7 @@ def parse_definition(definition: str, where: str) -> dict[str, Any]:
         raise unreadable(where, str(error)) from error
     if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
         raise unreadable(where, "it has no model section")
-    for problem in _beyond(parsed):
+    for problem in _exceeded_limits(parsed):
         raise unreadable(where, problem)
     return parsed
 
@@ -178,7 +178,7 @@ def unreadable(where: str, reason: str, what: str = "not a tokenizer definition"
     )
 
 
-def _beyond(parsed: dict[str, Any]) -> Iterator[str]:
+def _exceeded_limits(parsed: dict[str, Any]) -> Iterator[str]:
     model = parsed["model"]
     highest = max((number for number in _ids(parsed) if isinstance(number, int)), default=0)
     if highest >= MOST_IDS:

@@ -176,9 +176,9 @@ class Tokenizer:
         """
         with library_errors(self._where, _UNSPLIT):
             encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
-        return [self._placed(encoding) for encoding in encodings]
+        return [self._to_placed_tokens(encoding) for encoding in encodings]
 
-    def _placed(self, encoding: tokenizers.Encoding) -> "PlacedTokens":
+    def _to_placed_tokens(self, encoding: tokenizers.Encoding) -> "PlacedTokens":
         places = np.fromiter(chain.from_iterable(encoding.offsets), dtype=np.int64, count=2 * len(encoding))
         starts, ends = places.reshape(-1, 2).T
         ids = np.array(encoding.ids, dtype=self._dtype)

@@ -121,7 +121,7 @@ class EncoderConfig(BaseModel, ABC):
     mup: Mup | None = None
 
     @model_serializer(mode="wrap")
-    def _spoken(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _leave_out_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         fields: dict[str, object] = serialize(self)
         return {
             name: value

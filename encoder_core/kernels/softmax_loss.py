@@ -97,7 +97,7 @@ def gradient_kernel(
 def softmax_sums(logits: Float[Tensor, "targets vocab"], ids: Int[Tensor, " targets"]) -> SoftmaxSums:
     """Return the sums, reading the logits once. The logits must be contiguous."""
     targets, vocab = logits.shape
-    wide = _wide(logits.dtype)
+    wide = _sum_dtype(logits.dtype)
     losses, largest, log_sums = (logits.new_empty(targets, dtype=wide) for _ in range(3))
     correct = torch.empty_like(ids, dtype=torch.bool)
     if targets:
@@ -128,7 +128,7 @@ def to_gradient(
     return None if by_bias is None else by_bias.sum(0)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 

@@ -67,7 +67,7 @@ def cuts_of(
         generation in _HOPPER_GENERATIONS,
     )
     if half and generation == _HOPPER and width in _TIMED:
-        return _timed(relative=relative, by_keys=by_keys)
+        return _timed_cuts(relative=relative, by_keys=by_keys)
     match half, relative, wide:
         case False, _, _:  # full precision, in three products each
             return Cuts(*[Cut(16 if relative or wide else 32, 8, 1)] * 4)
@@ -92,7 +92,7 @@ def cuts_of(
     return Cuts(Cut(64, 8, 1), Cut(64, 8, 1), Cut(32, 4, 2), _UNUSED)
 
 
-def _timed(*, relative: bool, by_keys: bool) -> Cuts:
+def _timed_cuts(*, relative: bool, by_keys: bool) -> Cuts:
     """Return the fastest cuts on an H200."""
     if not relative:
         return Cuts(Cut(64, 4, 3), Cut(64, 4, 3), Cut(64, 4, 3), _UNUSED)

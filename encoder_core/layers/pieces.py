@@ -72,19 +72,19 @@ class Pieces:
     def run(self, function: Function, layer: nn.Module, *inputs: Any) -> Any:
         """Return the result of `function`, a piece of `layer`, for the inputs."""
         if not self._open:
-            return self._of(function)(layer, *inputs)
+            return self._compiled(function)(layer, *inputs)
         for tensor in tensors_in(inputs):
             if tensor.ndim:
                 mark_dynamic(tensor)
         with sizes_apart():
-            return self._of(function)(layer, *inputs)
+            return self._compiled(function)(layer, *inputs)
 
     def close(self) -> None:
         """Compile nothing from now on in this process."""
         self._open = False
         torch.compiler.set_stance("eager_on_recompile")
 
-    def _of(self, function: Function) -> Function:
+    def _compiled(self, function: Function) -> Function:
         if function not in self._made:
             self._made[function] = torch.compile(  # type: ignore[call-overload]
                 function,

@@ -255,7 +255,7 @@ class Trainer:
                 continue
             copied = self._keep(state, fetched, due=signals.keep)
             learning_rate = self.plan.learning_rate(state.step)
-            sums, updates, digests = self._computed(state, fetched, signals)
+            sums, updates, digests = self._run_groups(state, fetched, signals)
             # One gather of sums, speeds and digests; the weights must agree before anything is recorded.
             pace = Pace(fetching, self.engine.forwards.take(), fetched.tokens)
             results = gather_step_results(self.control, sums, pace, digests)
@@ -298,7 +298,7 @@ class Trainer:
         ensure_same(self.engine.replicated, self.control, state.step)
         self.checkpointer.finish(self.engine, state, carried)
 
-    def _computed(
+    def _run_groups(
         self, state: TrainState, fetched: Fetched, signals: Signals
     ) -> tuple[dict[str, float], dict[str, Update], list[Tensor]]:
         """Recompute memory at fixed steps, then compute gradients and updates of each group; see `_update`."""

@@ -92,7 +92,7 @@ class _Trial:
         self._network = smaller(network, longest, min(*lengths, subject.length))
         self._module = built(self._network, subject).train(dropped)
         batch = random_batch(self._network, lengths, subject.device)
-        self._batches = [batch, *([_causal(batch)] if subject.causal else [])]
+        self._batches = [batch, *([_as_causal(batch)] if subject.causal else [])]
 
     def possible(self) -> list[Candidate]:
         """Return the kernels that layers ask for in one forward pass with the written formula."""
@@ -151,7 +151,7 @@ class _Trial:
         return statistics.median(seconds[_WARM:])
 
 
-def _causal(batch: Batch) -> Batch:
+def _as_causal(batch: Batch) -> Batch:
     """Return the rows as causal ones; their first tokens are no targets."""
     at_M = batch.target_positions[batch.positions[batch.target_positions] > 0]
     return replace(batch, causal=True, target_positions=at_M, target_ids=batch.tokens[at_M])
@@ -170,23 +170,23 @@ class _Attempt:
         return self.unit.place, self.unit.kernel
 
     @property
-    def _comparable(self) -> bool:
+    def _is_comparable(self) -> bool:
         by_device = self.candidate in _DRAW_BY_DEVICE and self.trial.subject.device.type != "cpu"
         return not (self.unit.dropped and by_device)
 
     def failed(self, why: str) -> TriedKernel:
         unit, bound = self.unit, self.trial.bound
         return TriedKernel(
-            unit.kernel, unit.dropped, None, bound, self._comparable, None, why[:SAID], unit.place
+            unit.kernel, unit.dropped, None, bound, self._is_comparable, None, why[:SAID], unit.place
         )
 
     def run(self) -> tuple[TriedKernel, str]:
         """Return the result, and what has changed in this process, in words."""
-        before = _state()
-        found = self._tried()
+        before = _process_settings()
+        found = self._try_kernel()
         changes = [
             f"it changed {name} from {before[name]} to {now}"
-            for name, now in _state().items()
+            for name, now in _process_settings().items()
             if now != before[name]
         ]
         harm = ", ".join(changes) or ("" if found.right else self.trial.harm())
@@ -195,17 +195,17 @@ class _Attempt:
             found = replace(found, failure="; ".join([*wrong, harm])[:SAID])
         return found, harm
 
-    def _tried(self) -> TriedKernel:
+    def _try_kernel(self) -> TriedKernel:
         try:
             error = self.trial.error(self.candidate)
-            timed = self.timed and (error <= self.trial.bound or not self._comparable)
+            timed = self.timed and (error <= self.trial.bound or not self._is_comparable)
             seconds = self.trial.seconds(self.candidate) if timed else None
         except BaseException as failed:  # SystemExit, too, which a library may raise
             return self.failed(said(failed))
         return replace(self.failed(""), error=error, seconds=seconds)
 
 
-def _state() -> dict[str, object]:
+def _process_settings() -> dict[str, object]:
     """Return settings of this process that a kernel must not change."""
     # Threads of libraries that asked for their Thread object stay in Python's list for ever, as dummies.
     threads = [one for one in threading.enumerate() if not isinstance(one, threading._DummyThread)]

@@ -139,7 +139,7 @@ class _Progress:
 
     def request(self) -> Report:
         self.current, self._tried_here = None, 0
-        self._allow(self.limits.start)
+        self._set_deadline(self.limits.start)
         return {
             "subject": self.subject.to_json(),
             "settings": settings(),
@@ -155,11 +155,11 @@ class _Progress:
             candidate = (unit.place, unit.kernel)
             if "bound" in report:
                 self.current, self._idle_starts = (unit, report["bound"]), 0
-                self._allow(self.limits.kernel)
+                self._set_deadline(self.limits.kernel)
                 continue
             self._tried_here += self.current is not None
             self.found[unit], self.current = TriedKernel(**report["found"]), None
-            self._allow(self.limits.start)
+            self._set_deadline(self.limits.start)
             if report["harmed"]:
                 self.out[candidate] = self.found[unit].failure
                 return
@@ -172,19 +172,19 @@ class _Progress:
         elif self._tried_here and self.current[0] not in self.again and not over:
             self.again.add(self.current[0])
         else:
-            self._blame(*self.current, how)
+            self._note_crash(*self.current, how)
         if over:
             self.goes_on, self.ended = False, f"it had taken {self.limits.whole:.0f} s: {how}"
         elif self._idle_starts >= _STARTS:
             self.goes_on, self.ended = False, how
 
-    def _blame(self, unit: Unit, bound: float, how: str) -> None:
+    def _note_crash(self, unit: Unit, bound: float, how: str) -> None:
         self.out[unit.place, unit.kernel] = how
         self.found[unit] = TriedKernel(
             unit.kernel, unit.dropped, None, bound, failure=how[:SAID], place=unit.place
         )
 
-    def _allow(self, seconds: float) -> None:
+    def _set_deadline(self, seconds: float) -> None:
         self.deadline.seconds = max(0.0, min(seconds, self._end - time.monotonic()))
 
 
@@ -195,10 +195,10 @@ def merged(found: Mapping[Unit, TriedKernel]) -> list[TriedKernel]:
     several: dict[tuple[bool, Place, Kernel], list[TriedKernel]] = {}
     for unit, tried in found.items():
         several.setdefault((unit.dropped, unit.place, unit.kernel), []).append(tried)
-    return [_worst(ones) for ones in several.values()]
+    return [_worst_result(ones) for ones in several.values()]
 
 
-def _worst(several: Sequence[TriedKernel]) -> TriedKernel:
+def _worst_result(several: Sequence[TriedKernel]) -> TriedKernel:
     worst = max(several, key=lambda one: (bool(one.failure), (one.error or 0.0) / one.bound))
     seconds = [one.seconds for one in several]
     whole = None if any(each is None for each in seconds) else sum(each or 0.0 for each in seconds)

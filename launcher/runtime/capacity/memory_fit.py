@@ -125,15 +125,15 @@ def rows_that_fit(bill: Bill, room: int) -> list[int]:
 
 
 def _rows_that_fit(bill: Bill, phase: RecipePhase, room: int) -> int:
-    most, texts = _useful(bill, phase), bill.recipe.input.texts
+    most, texts = _most_useful_rows(bill, phase), bill.recipe.input.texts
     for _ in range(_TURNS):  # each turn counts memory nearer to the number that fits
         added = bill.microbatches(phase, most)
-        found = _most(most, lambda rows: memory.total(added.parts(rows * texts)) <= room)  # noqa: B023
+        found = _largest_that_fits(most, lambda rows: memory.total(added.parts(rows * texts)) <= room)  # noqa: B023
         most = min(most, 2 * found)
     return found
 
 
-def _useful(bill: Bill, phase: RecipePhase) -> int:
+def _most_useful_rows(bill: Bill, phase: RecipePhase) -> int:
     """Return the number of rows above which a larger microbatch has no use: a rank's rows of a step; on a CPU at most
     those of `CPU_TOKENS`."""
     part = -(-phase.rows // bill.ranks)
@@ -142,7 +142,7 @@ def _useful(bill: Bill, phase: RecipePhase) -> int:
     return max(1, min(part, CPU_TOKENS // (phase.length * bill.recipe.input.texts)))
 
 
-def _most(most: int, fits: Callable[[int], bool]) -> int:
+def _largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
     """Return the largest number from 1 to `most` that fits, by bisection; 1 if none fits."""
     least = 1
     while least < most:

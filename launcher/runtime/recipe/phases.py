@@ -231,7 +231,7 @@ def _with_objective(recipe: Recipe, own: str) -> Recipe:
     return recipe.model_copy(update={"objective": recipe.objective.on(causal=own == "clm")})
 
 
-def _no_choice(recipe: Recipe) -> tuple[str, str] | None:
+def _why_no_choice(recipe: Recipe) -> tuple[str, str] | None:
     if recipe.objective.clm is not None and recipe.objective.mlm is not None:
         return None
     return (
@@ -240,7 +240,7 @@ def _no_choice(recipe: Recipe) -> tuple[str, str] | None:
     )
 
 
-def _trained(recipe: Recipe, phase: RecipePhase) -> str | None:
+def _trained_term(recipe: Recipe, phase: RecipePhase) -> str | None:
     return None if recipe.objective.clm is None or recipe.objective.mlm is None else phase.objective
 
 
@@ -324,10 +324,10 @@ KEYS: tuple[PhaseKey, ...] = (
         name="objective",
         title="objective",
         record="objective",
-        value=_trained,
-        text=lambda recipe, phase: str(_trained(recipe, phase)),
+        value=_trained_term,
+        text=lambda recipe, phase: str(_trained_term(recipe, phase)),
         put=_with_objective,
-        refusal=_no_choice,
+        refusal=_why_no_choice,
     ),
     layer_key("rope_base", "rope base", _rope_base, _with_rope_base, _no_rotation),
     layer_key(
