@@ -100,7 +100,7 @@ def remove_ray_sessions(ended: str = "") -> None:
 _RAY = "maskfleet-ray-"
 _PREFIX = "maskfleet-temporary-"
 _VARIABLES = ("TMPDIR", "RAY_TMPDIR")  # each names a folder for temporary files
-_TRIAL_BYTES = 4096  # on a full disk an empty file can still be made
+_TRIAL_BYTES = 4096  # bytes of a test file: on a full disk an empty file can still be written
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW  # anyone may put a link among temporary files
 
 

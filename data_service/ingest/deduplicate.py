@@ -40,7 +40,7 @@ from data_service.ingest.scan import (
 from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, write_receipt
 from data_service.store.base import Store, together
 
-PARTITION_DOCUMENTS = 2_000_000  # about 200 MB while they are sorted
+PARTITION_DOCUMENTS = 2_000_000  # documents that are sorted together, in about 200 MB
 ORDINAL = np.dtype("<u4")
 
 

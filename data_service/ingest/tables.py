@@ -37,7 +37,7 @@ _TEXT_TYPES = (
     *(pa.string(), pa.large_string(), pa.string_view()),
     *(pa.binary(), pa.large_binary(), pa.binary_view()),  # many writers declare text columns as bytes only
 )
-_FILE_MAGIC = b"ARROW1"  # of the form with a footer; streams, as `datasets` writes them, have none
+_FILE_MAGIC = b"ARROW1"  # first bytes of Arrow's file format; streams, as `datasets` writes them, have none
 
 
 def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:

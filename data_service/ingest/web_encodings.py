@@ -16,7 +16,7 @@ from data_service.ingest.encodings import UTF_8, encoding_name, is_odd
 _CODINGS = dict.fromkeys(("gzip", "x-gzip", "deflate"), "gzip") | {"br": "brotli", "zstd": "zstd"}
 _MARKS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_BE, "utf-16-be"), (codecs.BOM_UTF16_LE, "utf-16-le"))
 _BEFORE_MARKUP = b"\xef\xbb\xbf\xff\xfe\0 \t\r\n\f"
-_HEAD_BYTES = 16 * 1024  # where a page says its charset; the standard asks for it in the first 1,024
+_HEAD_BYTES = 16 * 1024  # bytes of a page searched for its charset; by the standard 1,024 are enough
 _DECLARATION = re.compile(rb"<!--.*?(?:-->|$)|<(?:meta\b|\?xml\b)[^>]*", re.DOTALL | re.IGNORECASE)
 _CHARSET = re.compile(rb"""\b(?:charset|encoding)\s*=\s*["']?\s*([^\s"';,/>]+)""", re.IGNORECASE)
 _CONTENT = re.compile(rb"\bcontent\s*=", re.IGNORECASE)

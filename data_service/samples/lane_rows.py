@@ -211,7 +211,7 @@ def lane_places(
     mirrored = backward[of_row]
     whole = 2 * reading.size
     starts, stops = np.where(mirrored, whole - stops, starts), np.where(mirrored, whole - starts, stops)
-    with_ends = rows.ends + np.arange(len(rows.ends))  # where the end-of-document tokens stand
+    with_ends = rows.ends + np.arange(len(rows.ends))  # places of the end-of-document tokens
     in_block = [places - np.searchsorted(with_ends, places) for places in (starts, stops)]
     order = np.argsort(of_row, kind="stable")
     return of_row[order], in_block[0][order], in_block[1][order]

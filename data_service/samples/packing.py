@@ -197,7 +197,8 @@ class RowCuts:
         if self.segments is None:
             return samples
         segments = self.segments.rows(start, stop)
-        begins = (1 + segments.sizes[:, 0] + 1).astype(np.int32)  # after <s>, A and </s>
+        # The second segment begins after <s>, A and </s>.
+        begins = (1 + segments.sizes[:, 0] + 1).astype(np.int32)
         restarts = np.ones(samples.rows, dtype=np.bool_) if self.restarts else None
         return replace(samples, segment_starts=begins, pair_label=segments.labels, restarts=restarts)
 

@@ -22,7 +22,8 @@ from data_service.errors import EnvironmentUnusable, library_changed
 from data_service.limits import ensure_limits
 from data_service.processes import STARTED_HERE, mark_ray_session, temporary_place
 
-UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")  # not needed by a Ray on one machine
+# Parts of Ray that one machine does not need.
+UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
 FOLDERS = "_py_driver_sys_path"
 NODE, DEAD, LOGS = "_global_node", "dead_processes", "get_logs_dir_path"
 PRINTS = "print_to_stdstream"

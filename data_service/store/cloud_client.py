@@ -136,7 +136,7 @@ def _store(scheme: Scheme, bucket: str, plain: bool, *, silence_s: float, retrie
         "allow_http": plain,
         "connect_timeout": timedelta(seconds=10),
         "read_timeout": timedelta(seconds=silence_s),
-        "timeout": timedelta(days=1),  # by default a request may take 30 s, and no longer
+        "timeout": timedelta(days=1),  # obstore's default is 30 s for a whole request
     }
     retry = {"max_retries": retries, "retry_timeout": timedelta(seconds=_PART_RETRY_S)}
     if scheme == "gs":

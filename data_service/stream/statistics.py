@@ -28,7 +28,7 @@ from data_service.tokenizers.specials import SpecialIds
 
 NEAR = 4  # greatest distance of neighbours, in rows: 2,000 tokens at length 512, longer than most articles
 _BATCHES = 16  # batches that are examined, spread over an epoch
-_BLOCK_STRIDE_ROWS = 1 << 32  # more than the number of rows of any block
+_BLOCK_STRIDE_ROWS = 1 << 32  # exceeds the number of rows of every block
 # Bytes of a stored boundary; mean tokens of a sentence and of a document of English prose.
 _BOUNDARY, _SENTENCE, _DOCUMENT = 8, 24, 600
 

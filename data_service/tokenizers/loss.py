@@ -34,7 +34,7 @@ HARMLESS: frozenset[LossKind] = frozenset({"case", "bytes"})
 
 WARNED_SHARE, REFUSED_SHARE = 0.01, 0.2
 SHOWN_EXAMPLES = 5
-_KEPT_EXAMPLES = 64  # for each kind, so that sums of records still know the most frequent
+_KEPT_EXAMPLES = 64  # examples of each kind in a record: merged records still know the most frequent
 _COUNTED_EXAMPLES = 4096  # distinct unknown texts that are counted in one piece of work; later ones are not
 _EXAMPLE_CHARACTERS = 24
 _WORD_CHARACTERS = 64  # characters of the longest word whose loss is cached, as lost words occur again

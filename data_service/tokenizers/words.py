@@ -103,7 +103,7 @@ def _sentencepiece(piece: str, unspaced: bool) -> bool:
 
 def _begins_unspaced(content: bytes) -> bool:
     """Return whether UTF-8 text that begins with these bytes must begin with a letter of a script without spaces."""
-    if not content or content[0] < 0xE0:  # all those scripts have three or four bytes a character
+    if not content or content[0] < 0xE0:  # characters of scripts without spaces have three or four bytes
         return False
     length = 3 if content[0] < 0xF0 else 4
     first = content[:length]

@@ -26,7 +26,7 @@ from encoder_core.families.interchange import (
 )
 from encoder_core.layers.sizes import Initializer
 
-if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from torch import nn
 
     from encoder_core.layers.attention import Attend

@@ -48,7 +48,7 @@ def inverse_rate(threshold, sums: tl.constexpr):
 def kept_columns(draws, row, threshold, padded: tl.constexpr):
     """Return [padded] bool of a token: whether `random_draws.numbers16` of key and draw reaches the threshold."""
     drawn = tl.load(draws + row).to(tl.uint64, bitcast=True)
-    quad = tl.arange(0, padded // 4).to(tl.uint64)  # one hash for four columns
+    quad = tl.arange(0, padded // 4).to(tl.uint64)  # one hash serves four columns
     hashed = mix(drawn + quad * GOLDEN)
     which = tl.arange(0, 4)[None, :]
     low, high = hashed.to(tl.uint32)[:, None], (hashed >> 32).to(tl.uint32)[:, None]

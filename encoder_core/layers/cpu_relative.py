@@ -208,7 +208,7 @@ def _add_gradients(
     d_product_nbw = d_scores_nlo.new_empty(0)
     for block, window in _blocks(x_nlD.shape[1], d_scores_nlo.shape[2], row.origin):
         shape = (len(d_scores_nlo), block.stop - block.start, window.stop - window.start)
-        if d_product_nbw.shape != shape:  # what lies off the diagonals stays zero from block to block
+        if d_product_nbw.shape != shape:  # elements off the diagonals stay zero from block to block
             d_product_nbw = d_scores_nlo.new_zeros(shape)
         _diagonals(d_product_nbw).copy_(d_scores_nlo[:, block])
         torch.bmm(d_product_nbw, table_nED[:, window], out=dx_nlD[:, block])

@@ -155,7 +155,7 @@ def blocked(
     themselves.
     """
     assert query_rows is rows
-    offsets = relations.places.flip(0)  # from the query to the key: the negative distance
+    offsets = relations.places.flip(0)  # distances from query to key, which are the negative ones
     table_k_NED = operands.position_k.index_select(0, offsets).transpose(0, 1).contiguous()
     table_q_NED = operands.position_q.index_select(0, relations.places).transpose(0, 1).contiguous()
     scores_NE = None

@@ -90,7 +90,7 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def say(self, batch: Batch, layers: Sequence[int]) -> TeacherOutputs:
         """Return the same, and the states `layers`: 0 the embeddings, n the output of the n-th layer."""
-        assert not isinstance(self.encoder, TwoStreamEncoder)  # which predicts no masked tokens
+        assert not isinstance(self.encoder, TwoStreamEncoder)  # XLNet's encoder predicts no masked tokens
         kept: dict[int, Tensor] = {}
         before_TH = states_TH = torch.empty(0)
         for number, layer_TH in enumerate(self.encoder.states(batch)):

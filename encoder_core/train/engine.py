@@ -50,7 +50,7 @@ from encoder_core.train.timing import Stopwatch
 from encoder_core.train.weight_check import Replicated
 from encoder_core.train.zero_state import KINDS, Fragment, NamedParameter
 
-with suppress(ModuleNotFoundError):  # not in every release of DeepSpeed
+with suppress(ModuleNotFoundError):  # some releases of DeepSpeed lack this module
     import_module("deepspeed.ops.triton_ops")  # imported now, while Triton is hidden
 for _name in ("mlflow", "triton"):
     if sys.modules.get(_name, sys) is None:

@@ -126,7 +126,7 @@ def rows_that_fit(bill: Bill, room: int) -> list[int]:
 
 def _rows_that_fit(bill: Bill, phase: RecipePhase, room: int) -> int:
     most, texts = _most_useful_rows(bill, phase), bill.recipe.input.texts
-    for _ in range(_TURNS):  # each turn counts memory nearer to the number that fits
+    for _ in range(_TURNS):  # each turn starts nearer to the number of rows that fit
         added = bill.microbatches(phase, most)
         found = _largest_that_fits(most, lambda rows: memory.total(added.parts(rows * texts)) <= room)  # noqa: B023
         most = min(most, 2 * found)

@@ -78,7 +78,8 @@ class RunCheckpointer:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="retention")
         self._tidying: Future[TidyReport] | None = None
         read = manifest is not None and not self._overdue
-        self._proven = frozenset({manifest.mark} if read and manifest else ())  # all ranks have read these
+        # Checkpoints that all ranks have read.
+        self._proven = frozenset({manifest.mark} if read and manifest else ())
 
     def due(self, step: int) -> bool:
         """Return whether to save after `step` steps: the interval in steps or minutes is over. If it ended between

@@ -86,7 +86,7 @@ def _verdict(run: Run, name: str, gpu: str, subject: Subject, link: Link) -> tup
     verdict = examine_kernels(
         subject, gpu, timed=timed, limits=limits, tick=lambda: link.beat(0, "trying kernels", next(ticks))
     )
-    if not verdict.tried:  # for example because the GPU was full; the next start tries again
+    if not verdict.tried:  # no trial was made, as on a full GPU; the next start tries again
         return verdict, True
     store.put_if_absent(key, verdict.model_dump_json(indent=1).encode())
     return KernelVerdict.model_validate_json(store.get(key)), True

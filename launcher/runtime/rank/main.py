@@ -276,7 +276,7 @@ def _memories(
     """
     if good is None:
         return {}
-    with closing(good):  # the memory is the last thing read from this checkpoint
+    with closing(good):  # XLNet's memory is read last from this checkpoint
         return _restored(run, engine, good, data, share)
 
 

@@ -189,7 +189,7 @@ def _rope_base(recipe: Recipe) -> float | None:
 
 def _with_rope_base(recipe: Recipe, base: float) -> Recipe:
     if not isinstance(recipe.model, PreNormConfig):
-        return recipe  # it is refused
+        return recipe  # the recipe is refused elsewhere
     return recipe.model_copy(update={"model": recipe.model.with_rope_base(base)})
 
 
@@ -214,7 +214,7 @@ def _local_rope_base(recipe: Recipe) -> float | None:
 
 def _with_local_rope_base(recipe: Recipe, base: float) -> Recipe:
     if not isinstance(recipe.model, ModernBertConfig):
-        return recipe  # it is refused
+        return recipe  # the recipe is refused elsewhere
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"local_rope_base": base})})
 
 
@@ -246,7 +246,7 @@ def _trained_term(recipe: Recipe, phase: RecipePhase) -> str | None:
 
 def _with_masks(recipe: Recipe, own: PhaseMlm) -> Recipe:
     if recipe.objective.mlm is None:
-        return recipe  # it is refused
+        return recipe  # the recipe is refused elsewhere
     changes = {name: value for name, value in own if value is not None} | (
         {"rate": own.highest} if own.rate else {}
     )

@@ -360,7 +360,8 @@ class Recipe(RecipePart):
         return phase.rows if own == "auto" else own
 
     def is_automatic(self, phase: RecipePhase) -> bool:
-        return (phase.microbatch or self.microbatch) == "auto"  # memory decides the number of rows
+        # The device's free memory decides the number of rows.
+        return (phase.microbatch or self.microbatch) == "auto"
 
     @property
     def memory_refresh(self) -> Refresh | None:

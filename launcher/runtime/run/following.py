@@ -127,7 +127,7 @@ class EventFollower:
         except (StoreError, RunError) as error:
             if not found:
                 raise
-            if isinstance(error, RunError):  # its segment will not be read again
+            if isinstance(error, RunError):  # this segment will not be read again
                 self._refused = error
         return sorted(found, key=lambda event: float(event["time"]))
 

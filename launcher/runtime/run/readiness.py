@@ -77,7 +77,7 @@ MOST_EPOCHS = 200  # above this `init` warns; the published recipes read their t
 SPARE_VOCABULARY = 1.5  # embedding rows for each id of the tokenizer; above this `init` warns
 
 
-ONE_TOKEN_SHARE = 0.99  # there is nothing to learn in a corpus that is one token
+ONE_TOKEN_SHARE = 0.99  # share of one token above which a corpus has nothing to learn
 
 
 def check_text(run: Run, tokenizer: Tokenizer) -> None:

@@ -48,7 +48,7 @@ PACKED = ".parquet"
 _SEGMENT_END = ".jsonl"
 
 _READERS = 16  # concurrent gets: segments are small, so on S3 latency limits a single reader
-_AT_ONCE = 64  # number of segments in memory
+_AT_ONCE = 64  # most segments held in host memory at a time
 _RELISTINGS = 20  # most listings of an attempt whose segments are packed while they are read
 _KEY = re.compile(r"\w+/a(\d{6,12})/(\d{8,12})(?:\.jsonl|-(\d{8,12})\.parquet)")
 
