@@ -179,7 +179,7 @@ class Attempt:
             return _Time.model_validate_json(self.store.get(key)).time
         except KeyMissing:
             return None
-        except ValidationError:  # the record exists, and that is enough
+        except ValidationError:  # the record is damaged, but exists: its age gives the time
             return time.time() - (self.store.age(key) or 0.0)
 
     @property
@@ -221,7 +221,7 @@ class UncertainAttempt:
 
     def refusal(self, remedy: str) -> RunIsActive:
         heard = f"its latest heartbeat is {self.silence:.0f} s old"
-        return RunIsActive(f"{_who(self.attempt, self.owner)}; {heard}", remedy=remedy)
+        return RunIsActive(f"{_owner_text(self.attempt, self.owner)}; {heard}", remedy=remedy)
 
 
 def claim(
@@ -261,7 +261,7 @@ def try_claim(
     """
     while True:
         newest = newest_attempt(store)
-        unsure = _unsure(Attempt(store, newest), owner, lease_s) if newest else None
+        unsure = _uncertain_attempt(Attempt(store, newest), owner, lease_s) if newest else None
         if unsure is not None and (dead is None or dead.sign != unsure.sign):
             return unsure
         attempt = Attempt(store, newest + 1)
@@ -311,7 +311,7 @@ class Heartbeat:
                 return
 
 
-def _unsure(attempt: Attempt, claimant: Owner, lease_s: float) -> UncertainAttempt | None:
+def _uncertain_attempt(attempt: Attempt, claimant: Owner, lease_s: float) -> UncertainAttempt | None:
     """Return None if the attempt has certainly ended, `UncertainAttempt` if it may be alive.
 
     Raises RunIsActive: the attempt is certainly alive.
@@ -322,14 +322,14 @@ def _unsure(attempt: Attempt, claimant: Owner, lease_s: float) -> UncertainAttem
     if owner.is_here():
         if owner.is_running():
             raise RunIsActive(
-                _who(attempt, owner), remedy=f"stop it first (kill {owner.pid}) or let it finish"
+                _owner_text(attempt, owner), remedy=f"stop it first (kill {owner.pid}) or let it finish"
             )
         return None
     heartbeat, silence = attempt.heartbeat(), attempt.silence()
     return UncertainAttempt(attempt, owner, silence, heartbeat) if silence < lease_s else None
 
 
-def _who(attempt: Attempt, owner: Owner) -> str:
+def _owner_text(attempt: Attempt, owner: Owner) -> str:
     where = f"host {owner.host}, process {owner.pid}, since {_date(owner.claimed)}"
     return f"attempt {attempt.number} of {attempt.store.uri} is running: {where}"
 

@@ -102,18 +102,18 @@ class Commit:
         errors = [answer for answer in answers if isinstance(answer, dict) and "error" in answer]
         if errors:
             reason = "; ".join(str(answer["error"]) for answer in errors)
-            return _failed(reason, transient=all(answer["transient"] for answer in errors))
+            return _failure_json(reason, transient=all(answer["transient"] for answer in errors))
         receipts = [RankReceipt.model_validate(answer) for answer in answers]
         manifest = self._manifest(receipts)
         try:
-            wrong = _incomplete(manifest, receipts) or self._publish(manifest)
+            wrong = _why_incomplete(manifest, receipts) or self._publish(manifest)
         except Superseded as error:
             return {"superseded": [error.problem, error.remedy]}
         except (StoreError, DamagedCheckpoint) as error:
             reason = f"rank 0, writing the manifest: {error.problem}"
-            return _failed(reason, transient=isinstance(error, TRANSIENT))
+            return _failure_json(reason, transient=isinstance(error, TRANSIENT))
         if wrong:
-            return _failed(wrong, transient=False)
+            return _failure_json(wrong, transient=False)
         return {
             "committed": manifest.bytes,
             "attempt": manifest.attempt,
@@ -155,11 +155,11 @@ class Commit:
             return None
         there = decode(self.store.get(key), f"{self.store.uri}/{key}")
         if there.model_copy(update={"created": self.now}) == manifest:
-            return None  # our own manifest: it was written, but the store's answer was lost
+            return None  # our own manifest is there: the store's answer to its writing was lost
         return f"{self.store.uri}/{key} exists already, and differs"
 
 
-def _incomplete(manifest: CheckpointManifest, receipts: list[RankReceipt]) -> str | None:
+def _why_incomplete(manifest: CheckpointManifest, receipts: list[RankReceipt]) -> str | None:
     steps = sorted({receipt.step for receipt in receipts})
     if steps != [manifest.step]:
         return f"the ranks saved different steps: {steps}"
@@ -167,7 +167,7 @@ def _incomplete(manifest: CheckpointManifest, receipts: list[RankReceipt]) -> st
     return f"incomplete: {summary(found)}" if found else None
 
 
-def _failed(reason: str, *, transient: bool) -> JsonValue:
+def _failure_json(reason: str, *, transient: bool) -> JsonValue:
     return {"failed": reason, "transient": transient}
 
 

@@ -55,22 +55,22 @@ def gather_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> list[JsonVal
     Raises:
         StoreError, CheckpointError: `work` raised it on some rank. All ranks raise the error of the first such rank.
     """
-    return [_unwrapped(rank, answer) for rank, answer in enumerate(peers.all_gather(_wrapped(work)))]
+    return [_value_or_raise(rank, answer) for rank, answer in enumerate(peers.all_gather(_run_wrapped(work)))]
 
 
 def first_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> JsonValue:
     """Call `work` on rank 0; return its result on all ranks. Raises as `gather_or_raise`."""
-    return _unwrapped(0, peers.from_first(_wrapped(work) if peers.rank == 0 else None))
+    return _value_or_raise(0, peers.from_first(_run_wrapped(work) if peers.rank == 0 else None))
 
 
-def _wrapped(work: Callable[[], JsonValue]) -> JsonValue:
+def _run_wrapped(work: Callable[[], JsonValue]) -> JsonValue:
     try:
         return {"value": work()}
     except (StoreError, CheckpointError) as error:
         return {"kind": _kind(error), "problem": error.problem, "remedy": error.remedy}
 
 
-def _unwrapped(rank: int, answer: JsonValue) -> JsonValue:
+def _value_or_raise(rank: int, answer: JsonValue) -> JsonValue:
     match answer:
         case {"value": value}:
             return value

@@ -33,7 +33,7 @@ class GlooPeers:
         dist.all_gather(lengths, torch.tensor([mine.numel()]), group=self._group)
         longest = int(max(lengths))
         texts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world)]
-        dist.all_gather(texts, _padded(mine, longest), group=self._group)
+        dist.all_gather(texts, _pad(mine, longest), group=self._group)
         return [_value(text[: int(length)]) for text, length in zip(texts, lengths, strict=True)]
 
     def gather_to_first(self, value: JsonValue) -> list[JsonValue]:
@@ -44,7 +44,7 @@ class GlooPeers:
         texts = [torch.empty(int(longest), dtype=torch.uint8) for _ in range(self.world)]
         first = self.rank == 0
         dist.gather(torch.tensor([mine.numel()]), lengths if first else None, group=self._group, group_dst=0)
-        dist.gather(_padded(mine, int(longest)), texts if first else None, group=self._group, group_dst=0)
+        dist.gather(_pad(mine, int(longest)), texts if first else None, group=self._group, group_dst=0)
         return [_value(t[: int(length)]) for t, length in zip(texts, lengths, strict=True)] if first else []
 
     def from_first(self, value: JsonValue) -> JsonValue:
@@ -65,7 +65,7 @@ def _value(text: Tensor) -> JsonValue:
     return value
 
 
-def _padded(text: Tensor, length: int) -> Tensor:
+def _pad(text: Tensor, length: int) -> Tensor:
     padded = torch.zeros(length, dtype=torch.uint8)
     padded[: text.numel()] = text
     return padded

@@ -25,7 +25,7 @@ from encoder_core.train.settings import MEMORY
 
 ROOT = "checkpoints/"
 CHUNK = 4 << 20
-_COUNT_BOUND = 1 << 62  # upper bound of every count here
+_COUNT_BOUND = 1 << 62  # exclusive upper bound of every count in a manifest
 _LISTED_PROBLEMS = 5  # problems that a message lists
 _LARGEST_CHUNK = 64 << 20  # bytes; a reader holds several chunks in memory
 ITEM = 4  # bytes of a float32, the only element type
@@ -244,18 +244,18 @@ def problems(manifest: CheckpointManifest) -> list[str]:
     The lineage and the files must make sense. The pieces must cover every element of every parameter and memory exactly
     once for each kind of state, and no two pieces may overlap in a file.
     """
-    found = [*_of_history(manifest), *_of_names(manifest)]
+    found = [*_history_problems(manifest), *_name_problems(manifest)]
     for rank, file in enumerate(manifest.files):
-        found += _of_file(file, manifest.mark.file(rank))
-    return [*found, *_of_places(manifest), *_of_cover(manifest)]
+        found += _file_problems(file, manifest.mark.file(rank))
+    return [*found, *_piece_problems(manifest), *_coverage_problems(manifest)]
 
 
 def uncovered(manifest: CheckpointManifest) -> list[str]:
     """Return the problems of a manifest apart from its files, for one whose elements lie elsewhere."""
-    return [*_of_history(manifest), *_of_names(manifest), *_of_cover(manifest)]
+    return [*_history_problems(manifest), *_name_problems(manifest), *_coverage_problems(manifest)]
 
 
-def _of_history(manifest: CheckpointManifest) -> Iterator[str]:
+def _history_problems(manifest: CheckpointManifest) -> Iterator[str]:
     reached, newest = 0, -1
     for part in manifest.lineage:
         if part.start != reached or part.stop < part.start or part.attempt <= newest:
@@ -268,7 +268,7 @@ def _of_history(manifest: CheckpointManifest) -> Iterator[str]:
         )
 
 
-def _of_names(manifest: CheckpointManifest) -> Iterator[str]:
+def _name_problems(manifest: CheckpointManifest) -> Iterator[str]:
     for name in manifest.shapes.keys() & manifest.memory.keys():
         yield f"the name {name} is a parameter and a memory"
     for kinds in (manifest.kinds, *manifest.own_kinds.values()):
@@ -281,7 +281,7 @@ def _of_names(manifest: CheckpointManifest) -> Iterator[str]:
             yield f"{name} has the shape {list(shape)}, which is too large"
 
 
-def _of_file(file: File, key: str) -> Iterator[str]:
+def _file_problems(file: File, key: str) -> Iterator[str]:
     if file.key != key:
         yield f"a file has the key {file.key!r}, but it should be {key}"
     chunks = -(-file.size // file.chunk)
@@ -289,7 +289,7 @@ def _of_file(file: File, key: str) -> Iterator[str]:
         yield f"{key} has {len(file.hashes)} hashes for {chunks} chunks"
 
 
-def _of_places(manifest: CheckpointManifest) -> Iterator[str]:
+def _piece_problems(manifest: CheckpointManifest) -> Iterator[str]:
     """Yield pieces that lie outside the files, and files that do not consist of a header and pieces laid end to end."""
     places: list[list[tuple[int, int, str]]] = [[] for _ in manifest.files]
     for piece in manifest.pieces:
@@ -310,7 +310,7 @@ def _of_places(manifest: CheckpointManifest) -> Iterator[str]:
             yield f"{held[-1][2]} ends at byte {held[-1][1]} of {file.key}, which has {file.size} bytes"
 
 
-def _of_cover(manifest: CheckpointManifest) -> Iterator[str]:
+def _coverage_problems(manifest: CheckpointManifest) -> Iterator[str]:
     by_name: dict[str, list[StoredRange]] = {name: [] for name in manifest.tensors}
     for piece in manifest.pieces:
         if piece.name not in by_name:

@@ -24,7 +24,7 @@ from checkpoints.layout import ITEM, CheckpointManifest, StoredRange, uncovered
 from checkpoints.memory_slots import HEAD, Common, Slot, SlotDescription
 from encoder_core.train.zero_state import Fragment
 
-_COPY_S = 60.0  # time in which a keeper copies a set
+_COPY_S = 60.0  # longest time that a live keeper takes to copy a set
 ReadBytes = Callable[[int, int], Any]
 """Function from the first and the last offset in a set's body to a buffer with the bytes between."""
 
@@ -67,7 +67,7 @@ class MemoryWriter:
         self._rank, self._world = rank, world
         self._slots: list[Slot] = []
         self._count = 0
-        self._copied_at = time.monotonic()  # when no set was last seen to wait for its copy
+        self._copied_at = time.monotonic()  # the latest time at which no set waited for its copy
         self.failure: str | None = None
 
     @property

@@ -124,7 +124,7 @@ class Slot:
 
     def close(self) -> None:
         """Close the file. The memory stays mapped while tensors or views use it."""
-        with suppress(BufferError):  # then it is freed with the last view
+        with suppress(BufferError):  # raised while views exist; the last one frees the memory
             self.data.close()
         os.close(self.descriptor)
 
@@ -204,7 +204,7 @@ class Slot:
         return number
 
     def _write(self, at: int, number: int) -> None:
-        # `pack_into` raises TypeError if the slot is closed; this raises ValueError, as reading does.
+        # On a closed slot this raises ValueError, as reading does; `pack_into` would raise TypeError.
         self.data[at : at + 8] = struct.pack("<Q", number)
 
 

@@ -139,7 +139,7 @@ def await_claim(
             return found
         if seen is None:
             seen = found
-            note(_waiting(found))
+            note(_waiting_text(found))
         if found.sign != seen.sign:
             raise found.refusal(
                 f"it is alive: stop it first (maskfleet runs stop {shell_word(store.uri)}) or let it finish"
@@ -148,7 +148,7 @@ def await_claim(
     return None
 
 
-def _waiting(found: UncertainAttempt) -> str:
+def _waiting_text(found: UncertainAttempt) -> str:
     left, who = max(LEASE_S - found.silence, 0), f"attempt {found.attempt.number} on {found.owner.host}"
     return (
         f"{who} has not ended, and its latest heartbeat is {found.silence:.0f} s old: "

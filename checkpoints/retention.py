@@ -64,7 +64,8 @@ def expired(
     history = sorted((mark for mark in marks if on(lineage, mark)), reverse=True)
     kept = set(history[: max(keep_last, 1)])
     if keep_every:
-        first_of = {mark.step // keep_every: mark for mark in history}  # later entries, lower steps, win
+        # The lowest step of each interval stays, since it is set last.
+        first_of = {mark.step // keep_every: mark for mark in history}
         kept |= {mark for multiple, mark in first_of.items() if multiple > 0}
     if way_back is not None:
         young = sum(mark.step > way_back for mark in history)
@@ -166,7 +167,7 @@ def sweep(store: Store, attempt: Attempt) -> int:
     attempt.ensure_current()
     for folder in over:
         _delete(store, folder.sizes)
-    store.remove_leftovers("", before=attempt.key)  # what is older was left by earlier attempts
+    store.remove_leftovers("", before=attempt.key)  # older leftovers are those of earlier attempts
     return sum(len(folder.sizes) for folder in over)
 
 

@@ -106,7 +106,7 @@ def _header(tensors: list[tuple[Fragment, str, Tensor]]) -> tuple[bytes, list[in
         name = f"{fragment.name}:{kind}:{fragment.start}"
         entries[name] = {"dtype": "F32", "shape": [tensor.numel()], "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that the body is aligned
+    text += b" " * (-len(text) % 8)  # padding aligns the body to 8 bytes
     return struct.pack("<Q", len(text)) + text, starts
 
 

@@ -121,7 +121,7 @@ def _damaged(store: Store, file: File, report: ReportBytes) -> list[str]:
         return [problem for problem in pool.map(check, range(len(file.hashes))) if problem is not None]
 
 
-BEFORE = 0  # attempt number of a copy: older than every attempt of the run that it is copied into
+BEFORE = 0  # attempt number of a copied checkpoint: below every attempt of the run
 _FILES_AT_ONCE = 4  # files copied at the same time; each needs its size in the temporary folder
 
 

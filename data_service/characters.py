@@ -42,5 +42,6 @@ def spaces(text: str) -> NDArray[np.bool_]:
 @cache
 def _spaces() -> CharacterClasses:
     found = CharacterClasses()
-    found.table[[code for code in range(0x3001) if chr(code).isspace()]] = 1  # there are none beyond
+    # No character above U+3000 is white space.
+    found.table[[code for code in range(0x3001) if chr(code).isspace()]] = 1
     return found

@@ -19,7 +19,7 @@ class UserError(Exception):
     def __str__(self) -> str:
         return f"{self.problem}\n  remedy: {self.remedy}"
 
-    def __reduce__(self) -> tuple[object, ...]:  # so that it can be pickled on its way from a Ray worker
+    def __reduce__(self) -> tuple[object, ...]:  # makes the error picklable on its way from a Ray worker
         return (_rebuild, (type(self), self.problem, self.remedy))
 
 

@@ -7,16 +7,16 @@ from data_service.errors import EnvironmentUnusable
 
 _GIB = 1 << 30
 _FILES = 1024  # open files of one of Ray's processes
-_RAY_THREADS = 512  # of Ray's processes and two ranks
-_COMMAND_THREADS = 32  # beside one a core, which libraries in Rust start
-_COUNTED_THREADS = 4096  # a limit that is higher is not compared before each command: counting takes a while
+_RAY_THREADS = 512  # threads of Ray's processes and two ranks
+_COMMAND_THREADS = 32  # threads of a command, without one for each core that libraries in Rust start
+_COUNTED_THREADS = 4096  # highest limit for which a user's threads are counted, which takes a while
 _UNITS = {"-v": 1024, "-f": 1024}  # bytes in which `ulimit` counts
 
 
 def ensure_threads(needed: int | None = None) -> None:
     """Raise EnvironmentUnusable if this user may not start so many threads; by default, those of any command."""
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if os.geteuid() == 0 or soft == resource.RLIM_INFINITY:  # the kernel does not hold root to it
+    if os.geteuid() == 0 or soft == resource.RLIM_INFINITY:  # the kernel does not apply this limit to root
         return
     if needed is None:
         if soft > _COUNTED_THREADS:
@@ -61,7 +61,7 @@ def _ensure(option: str, soft: int, what: str, need: int) -> None:
 
 def _threads() -> int:
     """Return the number of threads of this user."""
-    import psutil  # most commands need not wait for it
+    import psutil  # imported here, because most commands do not need it
 
     found = psutil.process_iter(["uids", "num_threads"])
     own = (one.info for one in found if one.info["uids"] and one.info["uids"].real == os.getuid())

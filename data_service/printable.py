@@ -7,14 +7,12 @@ import unicodedata
 
 _ALLOWED_CONTROLS = "\n\t"  # control characters that `visible` leaves as they are
 _CONTROLS = ("Cc", "Cs", "Zl", "Zp")  # controls, surrogates, separators of lines and paragraphs
-_DIRECTIONS = frozenset(
-    "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-)  # would reorder what follows
+# These characters would reorder the text that follows them.
+_DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
-_LOGIN = re.compile(
-    r"""(?<=://)(?!arn:)(?:[^\s'"/@]*:[^\s'"]*|[^\s'"/@]+)@"""
-)  # a key of AWS may have slashes
+# User and password in a URL; the password may contain slashes, as keys of AWS do.
+_LOGIN = re.compile(r"""(?<=://)(?!arn:)(?:[^\s'"/@]*:[^\s'"]*|[^\s'"/@]+)@""")
 _SIGNED = re.compile(
     r"""([?&](?:x-amz-[\w-]*|signature|awsaccesskeyid|sig|\w*token|\w*key|\w*secret|password)=)[^&\s'"#]+""",
     re.IGNORECASE,

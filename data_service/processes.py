@@ -89,7 +89,7 @@ def mark_ray_session() -> None:
 def remove_ray_sessions(ended: str = "") -> None:
     """Remove the session folders of Rays that commands started here, where the command has ended, or is `ended`."""
     for mark in _ray_place().glob(f"{_RAY}*"):
-        with suppress(OSError):  # another command removes it, or another user's command started it
+        with suppress(OSError):  # another command has removed the folder, or it belongs to another user
             owner = mark.read_text()
             if owner == ended or not command_lives(owner):
                 for session in _ray_place().glob(f"ray/session_*_{mark.name.removeprefix(_RAY)}"):
@@ -100,7 +100,7 @@ def remove_ray_sessions(ended: str = "") -> None:
 _RAY = "maskfleet-ray-"
 _PREFIX = "maskfleet-temporary-"
 _VARIABLES = ("TMPDIR", "RAY_TMPDIR")  # each names a folder for temporary files
-_TRIAL_BYTES = 4096  # on a full disk an empty file can still be made
+_TRIAL_BYTES = 4096  # bytes of a test file: on a full disk an empty file can still be written
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW  # anyone may put a link among temporary files
 
 
@@ -162,7 +162,7 @@ def temporary_folder(what: str) -> Iterator[Path]:
     Raises EnvironmentUnusable: as `temporary_place`.
     """
     _remove_orphans(temporary_place())
-    folder, lock = _made(what)
+    folder, lock = _locked_folder(what)
     try:
         yield folder
     finally:
@@ -170,10 +170,11 @@ def temporary_folder(what: str) -> Iterator[Path]:
         os.close(lock)
 
 
-def _made(what: str) -> tuple[Path, int]:
+def _locked_folder(what: str) -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{what}-"))
-        with suppress(FileNotFoundError):  # removed as an orphan before it was locked
+        # Another process took the folder for an orphan before it was locked.
+        with suppress(FileNotFoundError):
             lock = _lock(folder, _FOLDER, wait=True)
             if folder.exists():
                 return folder, lock

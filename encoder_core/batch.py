@@ -82,7 +82,7 @@ class Batch:
         if self.tokens.device == device:
             return self
         corrupted = None if self.corrupted is None else self.corrupted.to(device)
-        return replace(self, host=self, corrupted=corrupted, **_each(self, lambda x: sent(x, device)))
+        return replace(self, host=self, corrupted=corrupted, **_mapped(self, lambda x: sent(x, device)))
 
     @property
     def on_host(self) -> "Batch":
@@ -130,7 +130,7 @@ class Batch:
         return fingerprints(self.tokens, self.positions, self.cu_seqlens.diff())
 
 
-def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+def _mapped(batch: Batch, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     found = {field.name: getattr(batch, field.name) for field in fields(batch)}
     return {name: change(value) for name, value in found.items() if isinstance(value, Tensor)}
 
@@ -142,7 +142,7 @@ def sent(x: Tensor, device: torch.device) -> Tensor:
     A copy from memory that is not pinned would wait until the GPU has finished all earlier work.
     """
     pinned = x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x
-    later = device.type != "cpu"  # the host would read what is not there yet
+    later = device.type != "cpu"  # the CPU must not read a tensor whose copy is still under way
     return pinned.to(device, non_blocking=later)
 
 
@@ -170,8 +170,8 @@ def with_rows(batch: Batch, rows: Int[Tensor, " chosen"]) -> Batch:
         numbers=numbers[rows],
         kept=kept,
         pair_rows=None if pairs is None else moved_R[pairs[chosen_R[pairs]]],
-        **_taken(batch, (*_BY_TOKEN, "order"), at_T),
-        **_taken(batch, _BY_ROW, rows),
+        **_taken_fields(batch, (*_BY_TOKEN, "order"), at_T),
+        **_taken_fields(batch, _BY_ROW, rows),
         corrupted=None if batch.corrupted is None else with_rows(batch.corrupted, rows),
     )
 
@@ -195,7 +195,7 @@ def twice(batch: Batch) -> Batch:
         max_length=batch.max_length,
         target_positions=none,
         target_ids=none,
-        **_taken(batch, _BY_TOKEN, at_T),
+        **_taken_fields(batch, _BY_TOKEN, at_T),
         numbers=torch.stack([2 * numbers_R, 2 * numbers_R + 1], 1).flatten(),
         group=2,
         causal=batch.causal,
@@ -217,7 +217,7 @@ def untargeted(tokens: Int[Tensor, " tokens"], lengths: Sequence[int]) -> Batch:
     )
 
 
-def _taken(batch: Batch, names: Sequence[str], at: Tensor) -> dict[str, Any]:
+def _taken_fields(batch: Batch, names: Sequence[str], at: Tensor) -> dict[str, Any]:
     """Return the entries `at` of the fields of these names, by name."""
     found = {name: getattr(batch, name) for name in names}
     return {name: None if values is None else values[at] for name, values in found.items()}

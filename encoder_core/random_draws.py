@@ -17,10 +17,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _GOLDEN = -7046029254386353131  # 2 ** 64 divided by the golden ratio, odd
-_HEAD = -4417276706812531889  # other odd constants, so that sums of small multiples do not meet
+_HEAD = -4417276706812531889  # another odd constant: sums of small multiples of both do not collide
 _FIRST, _SECOND = -4658895280553007687, -7723592293110705685  # splitmix64's multipliers
-_ROW_BITS = 32  # of a place in its row; the number of the row has the rest
-NUMBERS = 1 << 16  # as many different ones does `numbers16` give
+_ROW_BITS = 32  # low bits of a key for the place in its row; the high bits hold the row's number
+NUMBERS = 1 << 16  # how many different values `numbers16` returns
 
 
 def token_keys(
@@ -71,13 +71,13 @@ def numbers16(
 
     Each hash gives four of them.
     """
-    if keys.is_meta:  # without numbers nothing is hashed
+    if keys.is_meta:  # meta tensors have no values to hash
         return keys.new_empty((*keys.shape, len(columns)), dtype=torch.int16)
     first, last = columns.start // 4, -(-columns.stop // 4)
     counter = _multiples(torch.arange(first, last, device=keys.device))
-    # A number of the host's stays there: copied, it would be waited for.
+    # `draw` stays on the host: a copy to the device would make the host wait.
     hashed = _mix(keys[..., None] + (counter + draw))
-    if torch.compiler.is_compiling():  # the same: a view of another width would end what can be one kernel
+    if torch.compiler.is_compiling():  # the same numbers; a view of another width could not be fused
         numbers = ((hashed[..., None] << torch.arange(48, -1, -16, device=keys.device)) >> 48).flatten(-2)
     else:
         numbers = hashed.reshape(-1).view(torch.int16).view(*keys.shape, 4 * (last - first))
@@ -108,7 +108,7 @@ def _multiples(x: Tensor) -> Tensor:
 
 def _mix(x: Tensor) -> Tensor:
     """Mix as splitmix64 does: every bit of the result depends on every bit of `x`, which is overwritten."""
-    # An output would make torch import its compiler for tensors without numbers.
+    # For meta tensors, `out` would make torch import its compiler.
     shifted = None if torch.compiler.is_compiling() or x.is_meta else torch.empty_like(x)
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         x ^= torch.bitwise_right_shift(x, shift, out=shifted).bitwise_and_((1 << (64 - shift)) - 1)

@@ -73,7 +73,7 @@ def special_token_ids(tokenizer_files: Mapping[str, bytes]) -> dict[str, int]:
     configured = json.loads(tokenizer_files[_CONFIG])
     added = json.loads(tokenizer_files[_DEFINITION]).get("added_tokens", [])
     ids = {token["content"]: int(token["id"]) for token in added}
-    found = {field: _first(configured, roles) for field, roles in _ROLES.items()}
+    found = {field: _first_token(configured, roles) for field, roles in _ROLES.items()}
     return {field: ids[name] for field, name in found.items() if name in ids}
 
 
@@ -85,7 +85,7 @@ def _special_ids(config: ModelConfig, tokenizer_files: Mapping[str, bytes]) -> d
     return ids
 
 
-def _first(configured: dict[str, Any], roles: tuple[str, ...]) -> str | None:
+def _first_token(configured: dict[str, Any], roles: tuple[str, ...]) -> str | None:
     for role in roles:
         token = configured.get(role)
         if token is not None:
@@ -225,7 +225,7 @@ def pair_weights_for(config: DetectorConfig, folder: Path, sharing: Sharing = "s
     discriminator = weights_for(config, folder / "discriminator", "rtd")
     if sharing == "shared":
         _check_shared(generator, discriminator, folder)
-        return _named("generator", generator) | _named("discriminator", discriminator)
+        return _with_stored_names("generator", generator) | _with_stored_names("discriminator", discriminator)
     own = {
         name: tensor - generator[name] if is_difference(name) else tensor
         for name, tensor in discriminator.items()
@@ -249,5 +249,5 @@ def _check_shared(generator: dict[str, Tensor], discriminator: dict[str, Tensor]
         )
 
 
-def _named(part: Part, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _with_stored_names(part: Part, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {stored_name(part, name): tensor for name, tensor in tensors.items()}

@@ -53,7 +53,7 @@ def removable(out: Store) -> list[str]:
     keys = [entry.key for entry in out.list()]
     if not keys:
         return []
-    written = _recorded(out) if RECORD in keys else {}
+    written = _recorded_files(out) if RECORD in keys else {}
     foreign = [key for key in keys if key != RECORD and not _is_ours(out, key, written)]
     if foreign:
         more = f" and {len(foreign) - _LISTED_FILES:,} more" if len(foreign) > _LISTED_FILES else ""
@@ -77,7 +77,7 @@ def publish(folder: Path, out: Store, former: list[str]) -> None:
         out.put(RECORD, (record.model_dump_json(indent=1) + "\n").encode())
         for key in sorted(paths, key=_configurations_last):
             out.put_file(key, paths[key])
-        out.remove_leftovers("", before=RECORD)  # of an export that was killed
+        out.remove_leftovers("", before=RECORD)  # left by an export that was killed
     except BaseException as error:
         try:
             _remove(out, [*paths, RECORD])
@@ -96,7 +96,7 @@ def _configurations_last(key: str) -> tuple[bool, str]:
     return key.rpartition("/")[2] == CONFIG, key
 
 
-def _recorded(out: Store) -> dict[str, str]:
+def _recorded_files(out: Store) -> dict[str, str]:
     data = out.get(RECORD)
     try:
         return ExportRecord.model_validate_json(data).files

@@ -217,7 +217,7 @@ def _read_all(
     for fold in table.folds:
         if fold.theirs in present:
             row = read(present[fold.theirs])[0]
-            if row.any():  # the sums of fp32 numbers are fp64, so that a model in fp64 has them exactly
+            if row.any():  # added in fp64, so that an fp64 model gets the exact sums of fp32 numbers
                 tensors[fold.ours] = tensors[fold.ours].double() + row.double()
     return tensors
 

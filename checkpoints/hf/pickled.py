@@ -27,10 +27,10 @@ from encoder_core.errors import ModelError
 
 _SHARD = re.compile(r"pytorch_model-[\w-]{1,80}\.bin")
 _CODE = "import sys\nfrom checkpoints.hf.pickled_process import main\nmain(*map(int, sys.argv[1:]))"
-_CHUNK_BYTES = 64 << 20  # bytes
+_CHUNK_BYTES = 64 << 20
 _PATIENCE_S = 120.0
-_SLOWEST = 5 << 20  # bytes a second
-_LAST_WORDS = 4096  # bytes
+_SLOWEST = 5 << 20  # lowest accepted rate of the conversion, in bytes per second
+_LAST_WORDS = 4096  # bytes at the end of the process's report that an error quotes
 _REMEDY = (
     "use a folder with model.safetensors; or, if you trust this file, load it with transformers where nothing can be "
     "lost, and call save_pretrained(folder)"
@@ -80,7 +80,7 @@ def _convert(network: Store, file: str, target: Path) -> None:
     size = network.size(file)
     if size is None:
         raise ModelError(f"{where} does not exist", remedy="download the missing file into the folder")
-    with _local(network, file, size) as source, source.open("rb") as given:
+    with _local_file(network, file, size) as source, source.open("rb") as given:
         reason = _run(given, target, size)
     if reason is None:
         try:
@@ -97,7 +97,7 @@ def _names(path: Path) -> list[str]:
 
 
 @contextmanager
-def _local(network: Store, file: str, size: int) -> Iterator[Path]:
+def _local_file(network: Store, file: str, size: int) -> Iterator[Path]:
     if isinstance(network, LocalStore):
         yield Path(network.root, file)
         return

@@ -27,10 +27,10 @@ from torch import Tensor
 _INPUT, _OUTPUT, _REPORT = 0, 1, 2
 _MIB = 1 << 20
 _EXTRA_BYTES = 512 * _MIB  # bytes of memory beyond the file's
-_SET_PDEATHSIG, _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 1, 38, 22, 2  # of prctl(2)
-_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # of seccomp's small machine
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1  # the call is made; it fails with EPERM
-_NUMBER, _MACHINE = 0, 4  # offsets in what a filter sees of a call
+_SET_PDEATHSIG, _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 1, 38, 22, 2  # options of prctl(2)
+_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # instructions of a seccomp filter (classic BPF)
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1  # results of a filter: allow the call; let it fail with EPERM
+_NUMBER, _MACHINE = 0, 4  # offsets of a call's number and architecture in a filter's input
 
 # read, write, close, fstat, newfstatat, lseek, pread64, mmap, mprotect, munmap, mremap, madvise, brk, rt_sigaction,
 # rt_sigprocmask, rt_sigreturn, sched_yield, futex, clock_gettime, getrandom, exit, exit_group
@@ -66,19 +66,19 @@ class PickleRefused(Exception):
 def main(size: int, parent: int) -> NoReturn:
     """Convert the file of `size` bytes; ends the process."""
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent died before the line above
         os._exit(1)
     try:
         _rehearse()
         _confine(size)
-        _write(_checked(_loaded(os.fdopen(_INPUT, "rb", closefd=False))))
+        _write(_check_content(_load_weights(os.fdopen(_INPUT, "rb", closefd=False))))
     except BaseException as error:
-        os.write(_REPORT, json.dumps({"refused": _said(error)}).encode())
+        os.write(_REPORT, json.dumps({"refused": _refusal_text(error)}).encode())
         os._exit(1)
     os._exit(0)
 
 
-def _loaded(file: Any) -> Any:
+def _load_weights(file: Any) -> Any:
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
@@ -88,10 +88,10 @@ def _rehearse() -> None:
         file = io.BytesIO()
         torch.save({"a": torch.ones(2, dtype=torch.bfloat16)}, file, _use_new_zipfile_serialization=zipped)
         file.seek(0)
-        _bytes(_loaded(file)["a"])
+        _bytes(_load_weights(file)["a"])
     for foreign in (b"\x80\x02cos\nsystem\n.", b""):
         try:
-            _loaded(io.BytesIO(foreign))
+            _load_weights(io.BytesIO(foreign))
         except (pickle.UnpicklingError, EOFError, RuntimeError):
             continue
 
@@ -150,7 +150,7 @@ def _filter() -> None:
         raise PickleRefused(f"this kernel does not confine processes: {os.strerror(ctypes.get_errno())}")
 
 
-def _checked(found: Any) -> dict[str, Tensor]:
+def _check_content(found: Any) -> dict[str, Tensor]:
     """Return the file's content if it is names and plain tensors. Raises PickleRefused."""
     if type(found) not in (dict, OrderedDict):
         raise PickleRefused(f"it holds a {type(found).__name__[:80]}, not tensors by name")
@@ -188,7 +188,7 @@ def _bytes(tensor: Tensor) -> Any:
     return memoryview(values)
 
 
-def _said(error: BaseException) -> str:
+def _refusal_text(error: BaseException) -> str:
     """Return why a file is refused. torch's own texts advise to open it without protection, so they are not shown."""
     if isinstance(error, PickleRefused):
         return str(error)

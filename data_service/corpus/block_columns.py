@@ -49,7 +49,7 @@ class StoredTable(BaseModel):
 
 def describe(table: BlockTable, split: str) -> StoredTable:
     """Return what the manifest says of `table` once `write_columns` has stored it. `split`: name of its split."""
-    digests = {name: digest(column.data.cast("B")) for name, column in _stored(table).items()}
+    digests = {name: digest(column.data.cast("B")) for name, column in _arrays(table).items()}
     name = digest("".join(digests.values()).encode())
     return StoredTable(
         shards=list(table.shards), blocks=len(table), key=f"{FOLDER}{split}-{name}.bin", digests=digests
@@ -58,10 +58,10 @@ def describe(table: BlockTable, split: str) -> StoredTable:
 
 def write_columns(store: Store, table: BlockTable, said: StoredTable) -> None:
     """Write the object that holds the columns of `table`. `store`: the store at the corpus root."""
-    store.put_buffers(said.key, [memoryview(column.data).cast("B") for column in _stored(table).values()])
+    store.put_buffers(said.key, [memoryview(column.data).cast("B") for column in _arrays(table).values()])
 
 
-def _stored(table: BlockTable) -> dict[str, NDArray[Any]]:
+def _arrays(table: BlockTable) -> dict[str, NDArray[Any]]:
     return {name: np.ascontiguousarray(table.columns[name], dtype=kind) for name, kind in COLUMNS.items()}
 
 

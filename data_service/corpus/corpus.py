@@ -84,7 +84,7 @@ def verify_files(
     damage += [
         *_verify_others(store, manifest),
         *_verify_removals(store, manifest),
-        *_strangers(store, manifest),
+        *_find_unlisted_files(store, manifest),
     ]
     if not damage and manifest.fingerprint != manifest.computed_fingerprint:
         damage.append(Damage(MANIFEST, "its fingerprint is not that of its blocks"))
@@ -194,7 +194,7 @@ def _verify_removals(store: Store, manifest: CorpusManifest) -> Iterator[Damage]
         yield Damage(key, problem.removeprefix("is damaged: "))
 
 
-def _strangers(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
+def _find_unlisted_files(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
     tables = (table.columns for table in (manifest.train, manifest.heldout))
     columns = {stored.key for stored in tables if isinstance(stored, StoredColumns)}
     known = {*manifest.shard_sizes, *manifest.tokenizer_files, *manifest.provenance, *columns}

@@ -15,7 +15,7 @@ from data_service.corpus.removals import load_removals
 from data_service.printable import one_line, without_secrets
 from data_service.tokenizers.loss import KINDS, TextLoss, describe_loss
 
-_ROWS = 50  # values of a field that a table lists
+_LISTED_VALUES = 50  # largest number of a field's values in its table
 _LISTED_PATTERNS = 20  # patterns of inputs that are listed
 
 
@@ -117,7 +117,7 @@ def card_of(corpus: Corpus) -> DataCard:
         tokenizer=manifest.tokenizer_hash,
         train=_amount(manifest, "train"),
         heldout=_amount(manifest, "heldout"),
-        built=list(_built(corpus)),
+        built=list(_built_parts(corpus)),
         removals=removals,
     )
 
@@ -127,12 +127,12 @@ def _amount(manifest: CorpusManifest, split: str) -> Amount:
     return Amount(documents=int(table.documents.sum()), tokens=int(table.tokens.sum()))
 
 
-def _built(corpus: Corpus) -> Iterator[BuiltPart]:
+def _built_parts(corpus: Corpus) -> Iterator[BuiltPart]:
     """Yield what the builds of a corpus state: its own, or those of its parts."""
     manifest = corpus.manifest
     if manifest.parts:
         for number in range(len(manifest.parts)):
-            yield from _built(open_part(corpus, number))
+            yield from _built_parts(open_part(corpus, number))
         return
     options = manifest.options
     patterns = options.get("inputs")
@@ -157,14 +157,14 @@ def render(card: DataCard, title: str, level: int = 1) -> str:
     head = "#" * level
     lines = [
         f"{head} {_cell(title)}\n",
-        *_whole(card),
-        *(line for part in card.built for line in _part(part, f"{head}#", named=len(card.built) > 1)),
-        *_removed(card, f"{head}#"),
+        *_corpus_lines(card),
+        *(line for part in card.built for line in _part_lines(part, f"{head}#", named=len(card.built) > 1)),
+        *_removal_lines(card, f"{head}#"),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _whole(card: DataCard) -> Iterator[str]:
+def _corpus_lines(card: DataCard) -> Iterator[str]:
     yield from _table(
         ("", "documents", "tokens"),
         [
@@ -173,10 +173,10 @@ def _whole(card: DataCard) -> Iterator[str]:
         ],
     )
     yield f"Fingerprint `{card.fingerprint}`, manifest `{card.digest}`, tokenizer `{card.tokenizer}`.\n"
-    yield f"{_searched(card.searched)}\n"
+    yield f"{_search_text(card.searched)}\n"
 
 
-def _searched(splits: Sequence[IndexedSplit]) -> str:
+def _search_text(splits: Sequence[IndexedSplit]) -> str:
     if not splits:
         return "The text was not searched for texts of evaluation sets, or not all of it."
     named = ", ".join(f"{_cell(one.split)} ({one.looked_up:,} of {one.texts:,} texts)" for one in splits)
@@ -185,7 +185,7 @@ def _searched(splits: Sequence[IndexedSplit]) -> str:
     )
 
 
-def _part(part: BuiltPart, head: str, *, named: bool) -> Iterator[str]:
+def _part_lines(part: BuiltPart, head: str, *, named: bool) -> Iterator[str]:
     yield f"{head} {f'Built at {_cell(part.uri)}' if named else 'Inputs'}\n"
     files = ", ".join(f"`{_cell(one)}`" for one in part.inputs[:_LISTED_PATTERNS])
     more = f" and {len(part.inputs) - _LISTED_PATTERNS:,} more" if len(part.inputs) > _LISTED_PATTERNS else ""
@@ -201,17 +201,17 @@ def _part(part: BuiltPart, head: str, *, named: bool) -> Iterator[str]:
         return
     for field, values in part.origin.values.items():
         yield f"{head}# Training text by {field}\n"
-        rows = [(value or "(none)", *counts) for value, counts in list(values.items())[:_ROWS]]
+        rows = [(value or "(none)", *counts) for value, counts in list(values.items())[:_LISTED_VALUES]]
         yield from _table((field, "documents", "tokens"), rows)
-        if len(values) > _ROWS:
-            yield f"and {len(values) - _ROWS:,} more\n"
+        if len(values) > _LISTED_VALUES:
+            yield f"and {len(values) - _LISTED_VALUES:,} more\n"
     for prepared in part.origin.prepared:
-        yield from _prepared(prepared, f"{head}#")
+        yield from _preparation_lines(prepared, f"{head}#")
     if part.origin.prepared and part.origin.unprepared:
         yield f"{part.origin.unprepared:,} other files were not prepared.\n"
 
 
-def _prepared(prepared: PreparedInput, head: str) -> Iterator[str]:
+def _preparation_lines(prepared: PreparedInput, head: str) -> Iterator[str]:
     yield f"{head} Prepared at {_cell(prepared.uri)}\n"
     partly = "" if prepared.files == prepared.all_files else f", of which {prepared.files:,} files were read"
     yield (
@@ -246,7 +246,7 @@ def _settings(chosen: Mapping[str, object]) -> str:
     )
 
 
-def _removed(card: DataCard, head: str) -> Iterator[str]:
+def _removal_lines(card: DataCard, head: str) -> Iterator[str]:
     if not card.removals:
         return
     yield f"{head} Removed since\n"

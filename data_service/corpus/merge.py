@@ -62,7 +62,7 @@ COPIES = "copies of documents of earlier parts"
 """The reason of the removal that leaves copies out."""
 
 SPLITS: tuple[Part, ...] = ("train", "heldout")
-_HASH_RANGES = 256  # of hashes, by their first byte
+_HASH_RANGES = 256  # one range for each first byte of a hash
 _RECORD = np.dtype(
     [("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4")]
     + [(name, "<i8") for name in ("document", "block", "start", "stop")]
@@ -110,7 +110,7 @@ def merge_corpora(
     try:
         return join_corpora(sources, store, by=by, at=at, report=report)
     except EqualIds:
-        store.delete(CONFIGURATION)  # the place is free for a merge of other corpora
+        store.delete(CONFIGURATION)  # frees the output folder for a merge of other corpora
         raise
 
 
@@ -127,21 +127,21 @@ def join_corpora(
     Raises as `merge_corpora`, and EqualIds: documents of two corpora have one id.
     """
     store.delete_many([entry.key for entry in store.list(REMOVALS)])
-    manifest = with_digest(_merged(sources))
+    manifest = with_digest(_merged_manifest(sources))
     sidecars = sum(len(source.manifest.provenance) for source in sources)
     total = sidecars + sum(len(source.table(split)) for source in sources for split in SPLITS)
     copies = _find_copies(sources, lambda done, _: report(done, total))
     refuse_equal_ids(sources, copies, lambda done: report(done, total))
     chain = RemovalChain()
-    for removal in _carried(sources):
+    for removal in _carried_removals(sources):
         chain = _append(store, manifest, chain, removal)
     train, heldout = chain.of("train"), chain.of("heldout")
     new = Removal(
         by,
         at,
         COPIES,
-        train=_others(copies["train"], train),
-        heldout=_others(copies["heldout"], heldout),
+        train=_unknown_documents(copies["train"], train),
+        heldout=_unknown_documents(copies["heldout"], heldout),
     )
     if len(new.train) or len(new.heldout):
         _append(store, manifest, chain, new)
@@ -209,7 +209,7 @@ def _joined_loss(manifests: Sequence[CorpusManifest]) -> TextLoss | None:
     return TextLoss.total(known) if len(known) == len(manifests) else None
 
 
-def _merged(sources: Sequence[Corpus]) -> CorpusManifest:
+def _merged_manifest(sources: Sequence[Corpus]) -> CorpusManifest:
     """Return the manifest of the merged corpus."""
     parts: list[CorpusPart] = []
     tables: dict[str, list[BlockTable]] = {split: [] for split in SPLITS}
@@ -217,7 +217,7 @@ def _merged(sources: Sequence[Corpus]) -> CorpusManifest:
     for source in sources:
         manifest, first = source.manifest, len(parts)
         parts += parts_of(source)
-        moved = {key: _moved(key, first, bool(manifest.parts)) for key in manifest.shard_sizes}
+        moved = {key: _merged_key(key, first, bool(manifest.parts)) for key in manifest.shard_sizes}
         sizes |= {moved[key]: size for key, size in manifest.shard_sizes.items()}
         digests |= {moved[key]: digest for key, digest in manifest.shard_digests.items()}
         if manifest.provenance:
@@ -228,8 +228,8 @@ def _merged(sources: Sequence[Corpus]) -> CorpusManifest:
     manifests, first_of_all = [source.manifest for source in sources], sources[0].manifest
     return replace(
         first_of_all,
-        train=_joined(tables["train"]),
-        heldout=_joined(tables["heldout"]),
+        train=_joined_table(tables["train"]),
+        heldout=_joined_table(tables["heldout"]),
         unigram=np.sum([manifest.unigram for manifest in manifests], axis=0),
         shard_sizes=sizes,
         shard_digests=digests,
@@ -259,22 +259,22 @@ def _joined_rule(manifests: Sequence[CorpusManifest]) -> HeldoutRule | None:
 
 def parts_of(source: Corpus) -> tuple[CorpusPart, ...]:
     """Return the corpora in which the shards of a corpus lie: its parts, or itself."""
-    return source.manifest.parts or (CorpusPart(_absolute(source.store.uri), source.manifest.digest),)
+    return source.manifest.parts or (CorpusPart(_absolute_uri(source.store.uri), source.manifest.digest),)
 
 
-def _moved(key: str, first: int, merged: bool) -> str:
+def _merged_key(key: str, first: int, merged: bool) -> str:
     """Return the key in the merged corpus of the shard at `key` of a source, whose parts begin with number `first`."""
     if not merged:
         return key_in_part(first, key)
-    _, number, there = key.split("/", 2)  # of a merged source: parts/0/train/000000.tar
+    _, number, there = key.split("/", 2)  # a merged source's keys are such as parts/0/train/000000.tar
     return key_in_part(first + int(number), there)
 
 
-def _absolute(uri: str) -> str:
+def _absolute_uri(uri: str) -> str:
     return uri if "://" in uri else str(Path(uri).absolute())
 
 
-def _joined(tables: Sequence[BlockTable]) -> BlockTable:
+def _joined_table(tables: Sequence[BlockTable]) -> BlockTable:
     """Return one table of the blocks of all."""
     shards = np.cumsum([0, *(len(table.shards) for table in tables)])
 
@@ -288,7 +288,7 @@ def _joined(tables: Sequence[BlockTable]) -> BlockTable:
     return BlockTable(sum(map(len, tables)), keys, columns)
 
 
-def _carried(sources: Sequence[Corpus]) -> Iterator[Removal]:
+def _carried_removals(sources: Sequence[Corpus]) -> Iterator[Removal]:
     """Yield the removals from the sources, with the numbers of documents and blocks in the merged corpus."""
     documents, blocks = Counter[str](), Counter[str]()
     for source in sources:
@@ -317,7 +317,7 @@ def _append(store: Store, manifest: CorpusManifest, chain: RemovalChain, removal
     return longer
 
 
-def _others(documents: RemovedDocuments, known: RemovedDocuments) -> RemovedDocuments:
+def _unknown_documents(documents: RemovedDocuments, known: RemovedDocuments) -> RemovedDocuments:
     """Return those of the documents that are not known."""
     new = ~np.isin(documents.documents, known.documents)
     return documents.chosen(new)
@@ -340,7 +340,8 @@ def _find_copies(sources: Sequence[Corpus], report: ReportBlocks) -> dict[str, R
 def _write_hashes(sources: Sequence[Corpus], folder: Path, report: ReportBlocks) -> None:
     """Write a record of every document to the file of its hash's range."""
     total = sum(len(source.table(split)) for source in sources for split in SPLITS)
-    first, before = Counter[str](), Counter[str]()  # block and document of the merged corpus
+    # Numbers of the source's first block and document in the merged corpus.
+    first, before = Counter[str](), Counter[str]()
     with ExitStack() as files:
         ranges = [files.enter_context((folder / f"{n:03d}").open("wb")) for n in range(_HASH_RANGES)]
         for part, source in enumerate(sources):

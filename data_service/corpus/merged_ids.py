@@ -21,7 +21,7 @@ from data_service.errors import CorpusError
 from data_service.processes import temporary_folder
 from data_service.store.base import together
 
-_HASH_RANGES = 256  # of hashes, by their first byte
+_HASH_RANGES = 256  # one range for each first byte of a hash
 _LISTED_IDS = 10  # ids that an error names
 _RECORD = np.dtype(
     [("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4"), ("document", "<i8")]
@@ -62,7 +62,7 @@ def refuse_equal_ids(
         found = list(islice(pairs, _LISTED_IDS))
         more = sum(1 for _ in pairs)
     if found:
-        raise _refused(sources, found, len(found) + more)
+        raise _equal_ids_error(sources, found, len(found) + more)
 
 
 def _write_hashes(
@@ -72,7 +72,7 @@ def _write_hashes(
     report: Callable[[int], None],
 ) -> None:
     """Write a record of every document with an id to the file of its hash's range."""
-    before = dict.fromkeys(PARTS, 0)  # documents of earlier corpora
+    before = dict.fromkeys(PARTS, 0)  # number of documents in earlier corpora, by split
     with ExitStack() as files:
         ranges = [files.enter_context((folder / f"{n:03d}").open("wb")) for n in range(_HASH_RANGES)]
         for part, source in enumerate(sources):
@@ -81,7 +81,7 @@ def _write_hashes(
                     report(1)
                     known = np.array([each is not None for each in ids], dtype=np.bool_)
                     known &= ~np.isin(numbers + before[split], copies[split].documents)
-                    records = _hashed(
+                    records = _id_records(
                         [each for each, use in zip(ids, known, strict=True) if use and each is not None]
                     )
                     records["part"], records["heldout"] = part, heldout
@@ -104,7 +104,7 @@ def _ids_of(source: Corpus, split: Part) -> Iterator[tuple[NDArray[np.int64], li
         yield starts[table.first_blocks[shard] + block] + document, ids
 
 
-def _hashed(ids: Sequence[str]) -> NDArray[np.void]:
+def _id_records(ids: Sequence[str]) -> NDArray[np.void]:
     """Return records with the hash of each id; the rest of them is 0."""
     hashes = b"".join(blake2b(each.encode(), digest_size=16).digest() for each in ids)
     both = np.frombuffer(hashes, dtype="<u8").reshape(-1, 2)
@@ -132,8 +132,8 @@ def _place(record: np.void) -> tuple[int, Part, int]:
     return int(record["part"]), PARTS[int(record["heldout"])], int(record["document"])
 
 
-def _refused(sources: Sequence[Corpus], pairs: Sequence[_Pair], count: int) -> EqualIds:
-    lines = [_line(sources, pair) for pair in pairs]
+def _equal_ids_error(sources: Sequence[Corpus], pairs: Sequence[_Pair], count: int) -> EqualIds:
+    lines = [_pair_text(sources, pair) for pair in pairs]
     more = [f"and {count - len(pairs):,} more"] if count > len(pairs) else []
     later = sorted({pair.second[0] for pair in pairs})
     return EqualIds(
@@ -143,7 +143,7 @@ def _refused(sources: Sequence[Corpus], pairs: Sequence[_Pair], count: int) -> E
     )
 
 
-def _line(sources: Sequence[Corpus], pair: _Pair) -> str:
+def _pair_text(sources: Sequence[Corpus], pair: _Pair) -> str:
     places = [
         f"{split}:{number} of {sources[part].store.uri}" for part, split, number in (pair.first, pair.second)
     ]

@@ -152,10 +152,10 @@ def joined(parts: Iterable[Mapping[ProvenanceField, Mapping[str, Sequence[int]]]
                 there = sums[field].setdefault(value, [0, 0])
                 there[0] += documents
                 there[1] += tokens
-    return {field: _most(values) for field, values in sums.items() if values.keys() - {""}}
+    return {field: _most_frequent(values) for field, values in sums.items() if values.keys() - {""}}
 
 
-def _most(values: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
+def _most_frequent(values: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
     ordered = sorted(values.items(), key=lambda item: (item[0] == REST, -item[1][1], item[0]))
     rest = [sum(column) for column in zip(*(counts for _, counts in ordered[VALUES:]), strict=True)]
     most = {value: (counts[0], counts[1]) for value, counts in ordered[:VALUES]}

@@ -52,18 +52,18 @@ class PartsStore:
         return store.get_range(there, start, length)
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        self._mine(key).put(key, data)
+        self._own_store(key).put(key, data)
 
     def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
-        return self._mine(key).put_if_absent(key, data)
+        return self._own_store(key).put_if_absent(key, data)
 
     def put_buffers(
         self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
     ) -> None:
-        self._mine(key).put_buffers(key, buffers, sent)
+        self._own_store(key).put_buffers(key, buffers, sent)
 
     def put_file(self, key: str, path: Path) -> None:
-        self._mine(key).put_file(key, path)
+        self._own_store(key).put_file(key, path)
 
     def size(self, key: str) -> int | None:
         store, there = self._place(key)
@@ -81,11 +81,11 @@ class PartsStore:
         return self._own.folders()
 
     def delete(self, key: str) -> None:
-        self._mine(key).delete(key)
+        self._own_store(key).delete(key)
 
     def delete_many(self, keys: Sequence[str]) -> None:
         for key in keys:
-            self._mine(key)
+            self._own_store(key)
         self._own.delete_many(keys)
 
     def clock(self) -> float | None:
@@ -105,7 +105,7 @@ class PartsStore:
             return self._own, key
         return self._parts[int(found[2])], f"{found[1] or ''}{found[3]}"
 
-    def _mine(self, key: str) -> Store:
+    def _own_store(self, key: str) -> Store:
         """Return the corpus's own store. Raises BadUri: `key` lies in a part, which is not to be changed."""
         store, _ = self._place(key)
         if store is not self._own:

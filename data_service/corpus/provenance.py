@@ -144,12 +144,12 @@ class ProvenanceOptions(BaseModel):
             if value is None:
                 value = next((there for one in constants if (there := one.get(field)) is not None), None)
             if value is None and field not in self.may_lack:
-                raise ValueError(_lacking(field, name, record))
+                raise ValueError(_missing_field_text(field, name, record))
             found[field] = value
         return Provenance(**found)
 
 
-def _lacking(field: str, name: str | None, record: Mapping[str, object]) -> str:
+def _missing_field_text(field: str, name: str | None, record: Mapping[str, object]) -> str:
     if name is None:
         return f"no {field}: no constant is given for this file"
     there = (

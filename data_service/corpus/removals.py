@@ -221,7 +221,7 @@ def load_removals(store: Store, manifest: CorpusManifest) -> RemovalChain:
             newer version.
         StoreError: the store cannot be read.
     """
-    head = _load_head(store)  # before the list, which may grow meanwhile
+    head = _load_head(store)  # read before the removals are listed, whose number may grow meanwhile
     keys = [entry.key for entry in store.list(REMOVALS)]
     numbered = [key for key in keys if key != HEAD]
     for number, key in enumerate(numbered, 1):
@@ -277,7 +277,7 @@ def parse_removal(data: bytes, store: Store, key: str, manifest: CorpusManifest)
         splits[split] = RemovedDocuments(
             *(np.array(column, dtype=np.int64) for column in vars(listed).values())
         )
-        if not _inside(splits[split], table):
+        if not _has_documents(splits[split], table):
             _damaged(store, key, f"it names documents of {split} that the corpus does not have")
     return Removal(
         content.by, content.at, content.reason, **splits, previous=content.previous, digest=stored.digest
@@ -318,7 +318,7 @@ def _check_head(store: Store, head: _Head, chain: RemovalChain) -> None:
         _damaged(store, removal_key(head.count), f"{HEAD} names another digest: the list was edited")
 
 
-def _inside(removed: RemovedDocuments, table: BlockTable) -> bool:
+def _has_documents(removed: RemovedDocuments, table: BlockTable) -> bool:
     """Return whether a table of blocks has all of these documents."""
     if not len(removed):
         return True

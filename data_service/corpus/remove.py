@@ -80,7 +80,7 @@ def documents_by_id(
         rows[found.split].append((found.number, at.block, at.start, at.start + at.tokens))
         missing.discard(at.provenance.id or "")
     if missing:
-        raise _unknown(corpus, "no document with the id", sorted(missing))
+        raise _unknown_documents_error(corpus, "no document with the id", sorted(missing))
     return _documents(rows)
 
 
@@ -103,7 +103,7 @@ def documents_by_number(
         else:
             wanted[split].add(int(found[2]))
     if unknown:
-        raise _unknown(corpus, "no document with the number", unknown)
+        raise _unknown_documents_error(corpus, "no document with the number", unknown)
     blocks = [one for part in PARTS if wanted[part] for one in _by_block(corpus, part, wanted[part])]
     rows: dict[Part, list[_Row]] = {part: [] for part in PARTS}
     for one, placed in zip(blocks, together(partial(_place, corpus), blocks), strict=True):
@@ -135,7 +135,7 @@ def still_read(corpus: Corpus) -> SplitDocuments:
     """Return the documents that were removed from parts of a merged corpus, but not from itself. Raises as
     `documents_of_parts`."""
     chain = load_removals(corpus.store, corpus.manifest)
-    return _divided(documents_of_parts(corpus), chain)[0]
+    return _partition(documents_of_parts(corpus), chain)[0]
 
 
 def _first_of(table: BlockTable, prefix: str) -> tuple[int, int]:
@@ -170,18 +170,19 @@ def remove_documents(
         )
     while True:
         chain = load_removals(corpus.store, corpus.manifest)
-        new, already = _divided(documents, chain)
+        new, already = _partition(documents, chain)
         if not len(new):
             return RemovalReport(None, new, already)
         removal = Removal(by, at, reason.strip(), new.train, new.heldout)
         longer = append_removal(corpus.store, corpus.manifest, chain, removal)
         if longer is not None:
             number = len(longer.removals)
-            corpus.store.remove_leftovers(REMOVALS.rstrip("/"), before=removal_key(number))  # of killed ones
+            # Left by killed commands.
+            corpus.store.remove_leftovers(REMOVALS.rstrip("/"), before=removal_key(number))
             return RemovalReport(number, new, already)
 
 
-def _divided(documents: SplitDocuments, chain: RemovalChain) -> tuple[SplitDocuments, SplitDocuments]:
+def _partition(documents: SplitDocuments, chain: RemovalChain) -> tuple[SplitDocuments, SplitDocuments]:
     """Return the documents that are not removed, and those that are."""
     kept, removed = {}, {}
     for split in PARTS:
@@ -222,7 +223,7 @@ def _place(corpus: Corpus, wanted: _InBlock) -> list[_Row]:
     return [(number, wanted.block, int(edges[at]), int(edges[at + 1])) for number, at in places]
 
 
-def _unknown(corpus: Corpus, what: str, names: Sequence[str]) -> CorpusError:
+def _unknown_documents_error(corpus: Corpus, what: str, names: Sequence[str]) -> CorpusError:
     more = f" and {len(names) - _LISTED_DOCUMENTS:,} more" if len(names) > _LISTED_DOCUMENTS else ""
     return CorpusError(
         f"{corpus.store.uri}: {what} {', '.join(map(repr, names[:_LISTED_DOCUMENTS]))}{more}",

@@ -20,7 +20,7 @@ from data_service.errors import CorpusError, damaged
 from data_service.store.base import digest, together
 from data_service.store.errors import KeyMissing
 
-if TYPE_CHECKING:  # else where a sidecar is written or read: most corpora have none
+if TYPE_CHECKING:  # at run time pyarrow is imported only to read or write a sidecar, which few corpora have
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq

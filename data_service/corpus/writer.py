@@ -12,7 +12,7 @@ from data_service.corpus.written import WrittenBlock, WrittenShard
 from data_service.store.base import digest
 from data_service.types import Block
 
-_RECORD = 10240  # tar archives are padded to whole records
+_RECORD_BYTES = 10240  # a tar archive is padded to a multiple of this size
 
 
 class ShardWriter:
@@ -43,7 +43,7 @@ class ShardWriter:
     def finish(self) -> WrittenShard:
         """Write the end of the archive and close the file; return its description. Then the file is complete."""
         end = self._offset + 1024  # two zero blocks end an archive
-        self._append(bytes(-(-end // _RECORD) * _RECORD - self._offset))
+        self._append(bytes(-(-end // _RECORD_BYTES) * _RECORD_BYTES - self._offset))
         self._file.close()
         return WrittenShard.of(self._offset, self._hash.hexdigest(), self._blocks)
 

@@ -88,14 +88,16 @@ def append_documents(
     else:
         claim_place(store, {"append": source.manifest.digest})
         if not any(store.size(f"{ADDED}/{key}") is not None for key in (MANIFEST, CONFIGURATION)):
-            remove_objects(store, f"{ADDED}/", progress)  # of a part that was being deleted
+            # What is left of a part whose deletion was interrupted.
+            remove_objects(store, f"{ADDED}/", progress)
     build_corpus(list(inputs), place, f"{corpus.rstrip('/')}/{TOKENIZER}", options, progress)
     new = open_corpus(place)
     if not complete:
         try:
             join_corpora([source, new], store, by=by, at=at, report=report)
         except EqualIds:
-            remove_objects(store, f"{ADDED}/{MANIFEST}", progress)  # first: what is left of it is no corpus
+            # The manifest goes first: without it the rest is no corpus.
+            remove_objects(store, f"{ADDED}/{MANIFEST}", progress)
             remove_objects(store, f"{ADDED}/", progress)
             store.delete(CONFIGURATION)
             raise

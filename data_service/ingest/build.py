@@ -159,7 +159,7 @@ def _build(
     try:
         origin = read_origin(listing.files)
     except InputError:
-        store.delete(CONFIGURATION)  # the remedy may make it another build
+        store.delete(CONFIGURATION)  # the user's correction may change the configuration
         raise
     with _pool(listing, options) as pool:
         passes = Passes(BuildLayout(store.uri, identity(wanted)), listing.files, options, pool, progress)
@@ -234,7 +234,7 @@ class Passes:
         self._options, self._pool, self._progress = options, pool, progress
         self.layout = layout
         sizes = self._measure(streamed_files(files, options))
-        if sizes:  # they decide where splits begin
+        if sizes:  # the decompressed sizes decide where splits begin
             lengths = (f"{size} {uri}" for uri, size in sorted(sizes.items()))
             self.layout = BuildLayout(layout.output, hash_of([layout.build, *lengths])[:16])
         self.splits = plan_splits(files, options, sizes)

@@ -178,24 +178,24 @@ def assemble(
         CorpusError: no document with a token is left for training; or none is left for evaluation, although text was to
             be held out.
     """
-    # Both sides must have tokens.
+    # Training and held-out text must each have a token.
     train, heldout = [part.train for part in written], [part.heldout for part in written]
     if not any(part.shard for part in train):
         raise CorpusError(
             f"no document is left for training in {layout.output}",
             remedy="give more text, or a smaller --heldout",
         )
-    given = "heldout_rule" in options  # that of another corpus, which may hold out nothing of little text
+    # Another corpus's rule may hold nothing out of a small text.
+    given = "heldout_rule" in options
     if heldout_rule.below and not given and not any(part.shard for part in heldout):
         raise CorpusError(
             f"no held-out text of {layout.output} has a token",
             remedy="use a tokenizer that was trained on such text, or give more text",
         )
-    # The tables of blocks, the shards' digests, and the record of how the corpus was built.
+    # The manifest: the tables of blocks, the shards' digests, and the record of how the corpus was built.
     fraction = float(str(options["heldout_fraction"]))
-    if is_usual(
-        heldout_rule, fraction
-    ):  # then the amount of text decides `by_tokens`, and is no part of the rule
+    # The usual rule is stored without `by_tokens`, because the amount of text decides it.
+    if is_usual(heldout_rule, fraction):
         heldout_rule = replace(heldout_rule, by_tokens=False)
     as_asked = is_usual(heldout_rule, fraction) and not heldout_rule.clusters
     shards = _shards("train", train) | _shards("heldout", heldout)

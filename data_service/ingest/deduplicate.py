@@ -40,7 +40,7 @@ from data_service.ingest.scan import (
 from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, write_receipt
 from data_service.store.base import Store, together
 
-PARTITION_DOCUMENTS = 2_000_000  # about 200 MB while they are sorted
+PARTITION_DOCUMENTS = 2_000_000  # documents that are sorted together, in about 200 MB
 ORDINAL = np.dtype("<u4")
 
 
@@ -141,9 +141,8 @@ def compare(task: CompareTask) -> CompareReceipt:
     records = np.concatenate(parts)
     split = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
     place = (records["ordinal"], split)
-    if (
-        task.clusters
-    ):  # equal texts may be of several clusters if a stage changed them after they were compared
+    # Equal texts may belong to several clusters if a stage changed them after they were compared.
+    if task.clusters:
         order = np.lexsort((*place, records["high"]))
         same = records["high"][order][1:] == records["high"][order][:-1]
     else:
@@ -151,7 +150,7 @@ def compare(task: CompareTask) -> CompareReceipt:
         same = same_as_before(records[order])
     is_later = np.append(np.zeros(min(1, len(order)), dtype=np.bool_), same)
     later, kept = order[is_later], records[order[~is_later]]
-    if len(kept):  # copies differ in line ends: the shortest counts, whichever comes first
+    if len(kept):  # copies may differ in line ends: the size of the shortest counts
         kept["size"] = np.minimum.reduceat(records["size"][order], np.flatnonzero(~is_later))
     later = later[np.lexsort((records["ordinal"][later], split[later]))]
     ordinals = records["ordinal"][later].astype(ORDINAL)

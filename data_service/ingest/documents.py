@@ -72,7 +72,7 @@ def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadR
         case "csv" | "tsv":
             return read_delimited(piece, options)
         case "parquet" | "arrow":
-            from data_service.ingest import tables  # and pyarrow
+            from data_service.ingest import tables  # imports pyarrow, which other formats do not need
 
             read = tables.read_parquet if piece.file.format == "parquet" else tables.read_arrow
             return read(piece, options)

@@ -21,9 +21,9 @@ _MARKS = (
 MARK_LENGTH = 4
 _NO_TEXT = {"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape", "utf-7", "mbcs", "oem"}
 _CHUNK_BYTES = 1 << 20
-# No byte of UTF-8. One stands for each bad sequence, so that the record with it is found to be bad, and no other.
+# Each sequence of bytes that is not UTF-8 is decoded to one `_STAND_IN`, by which its record is recognised as bad.
 _BAD_BYTE = "maskfleet.bad_byte"
-_STAND_IN = "\udcff"  # what surrogateescape makes of 0xff
+_STAND_IN = "\udcff"  # the surrogate to which `surrogateescape` decodes 0xff
 
 _GUESSED_FROM = 64 * 1024
 _EXCERPT_CHARACTERS = 30
@@ -123,9 +123,10 @@ def encoding_remedy(data: bytes, say: str) -> str | None:
     A guess may be wrong, so the remedy shows the text in that encoding. `say`: how the user declares an encoding, with
     `{}` for its name.
     """
-    import charset_normalizer  # takes a tenth of a second, and only mistakes need it
+    import charset_normalizer  # the import takes 0.1 s, and only errors need it
 
-    if b"\0" not in data:  # lines of ASCII say nothing; UTF-16 cannot be cut at bytes
+    # Lines of ASCII tell no encoding; a 0 byte may mean UTF-16, which cannot be cut at b"\n".
+    if b"\0" not in data:
         data = b"\n".join(line for line in data.split(b"\n") if not line.isascii())
     data = data[:_GUESSED_FROM]
     best = charset_normalizer.from_bytes(data).best()

@@ -24,12 +24,12 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 
 _CHUNK_BYTES = 4 * MIB
-_REQUEST_BYTES = 64 * 1024  # bytes that are worth a request
+_REQUEST_BYTES = 64 * 1024  # smallest number of bytes for which a request is made
 _BUFFER = 1 << 20
 _ARROW_WINDOW, _WIDEST_WINDOW = 128 * MIB, 2048 * MIB
-_FRAME_HEADER, _FED = 18, 4096  # bytes; those fed may stand for 128 MiB
+_FRAME_HEADER, _INPUT_BYTES = 18, 4096  # bytes; 4096 compressed bytes may expand to 128 MiB
 _NARROWER = "compress it again without --long or --ultra, or with --long=27"
-_XZ_MEMORY = 256 * MIB  # `xz -9` needs 65
+_XZ_MEMORY = 256 * MIB  # limit for decompression; `xz -9` needs 65 MiB
 
 
 SMALL = 256 * 1024  # bytes of a file that is fetched as a whole, ahead of the one that is read
@@ -201,11 +201,11 @@ def _zstd(raw: BinaryIO, file: InputFile) -> io.RawIOBase:
     try:
         head = cast(io.BufferedReader, raw).peek(_FRAME_HEADER)
         window = zstandard.get_frame_parameters(head[:_FRAME_HEADER]).window_size
-    except zstandard.ZstdError:  # Arrow's reader says what is wrong
+    except zstandard.ZstdError:  # Arrow's reader will raise the error for this file
         window = 0
     if not _ARROW_WINDOW < window <= _WIDEST_WINDOW:
         return _Zstd(raw, file)
-    import psutil  # few files have such a window
+    import psutil  # imported here because few files have such a window
 
     if window > (free := psutil.virtual_memory().available) // 2:
         raise InputError(
@@ -227,7 +227,7 @@ class _WideZstd(ReadableStream):
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
         try:
-            while not self._ready and (packed := self._ahead or self._raw.read(_FED)):
+            while not self._ready and (packed := self._ahead or self._raw.read(_INPUT_BYTES)):
                 wide = zstandard.ZstdDecompressor(max_window_size=_WIDEST_WINDOW)
                 self._frame = self._frame or wide.decompressobj()
                 self._ready, self._ahead = memoryview(self._frame.decompress(packed)), self._frame.unused_data
@@ -249,7 +249,7 @@ class _Zstd(ReadableStream):
     """
 
     def __init__(self, raw: BinaryIO, file: InputFile) -> None:
-        import pyarrow as pa  # as large as all the rest: only where something is compressed so
+        import pyarrow as pa  # a library as large as all others together: only for compressed files
 
         self._plain = pa.CompressedInputStream(raw, "zstd")
         self._file = file

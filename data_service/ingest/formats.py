@@ -37,15 +37,13 @@ from data_service.ingest.records import (
 from data_service.ingest.tasks import FilePiece
 
 _SKIP = 1 << 20
-_LINE_SEARCH_BYTES = (
-    64 * 1024
-)  # how far back from a piece the beginning of a line is looked for first; few lines are longer
+_LINE_SEARCH_BYTES = 64 * 1024  # bytes before a piece that are searched first for the line's beginning
 # A line may be this many times its document: escapes take six bytes, other fields the rest.
 LINE_PER_DOCUMENT = 8
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
-_OTHER_DELIMITERS = ";\t,|"  # where the usual one does not give the columns
+_OTHER_DELIMITERS = ";\t,|"  # tried if the usual delimiter does not give the columns
 _QUOTES = "quote fields as RFC 4180 says (pandas' to_csv does), or convert the file to JSON lines"
-_TOO_LONG = '"a line too long"to be held\n'  # breaks the rules wherever it stands, so that its row is bad
+_TOO_LONG = '"a line too long"to be held\n'  # invalid CSV at every place in a row, so that the row is bad
 _ROW_PER_DOCUMENT = 8  # a line may be this many times its document: other fields, doubled marks
 
 
@@ -282,7 +280,7 @@ def _loads(text: str) -> object:
         return json.loads(text)
     except json.JSONDecodeError:
         raise
-    except ValueError:  # an integer of more digits than Python converts: no concern of the text beside it
+    except ValueError:  # an integer with more digits than Python converts, in another field than the text
         return json.loads(text, parse_int=lambda digits: 0)
 
 
@@ -305,9 +303,8 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | B
         InputError: the first line lacks the column.
     """
     file = piece.file
-    csv.field_size_limit(
-        options.max_document_bytes * _ROW_PER_DOCUMENT
-    )  # of the whole process, which reads no other
+    # The limit holds for the whole process, which reads no other CSV.
+    csv.field_size_limit(options.max_document_bytes * _ROW_PER_DOCUMENT)
     rows, names = _rows(file, options)
     there = [name for name in options.further_fields if name in names]
     columns = {name: _column(name, names, file) for name in (*options.fields, *there)}
@@ -340,7 +337,7 @@ def _rows(file: InputFile, options: BuildOptions) -> tuple[Any, list[str]]:
         rows = csv.reader(_lines(file, options), delimiter=delimiter, strict=True)
         try:
             names = [name.strip() for name in next(rows, [])]
-        except csv.Error as error:  # quotes that make no sense with this one
+        except csv.Error as error:  # with this delimiter the first line's quotes make no sense
             problems.append(error)
             continue
         if all(names.count(name) == 1 for name in options.fields):

@@ -22,13 +22,13 @@ from data_service.ingest.scan import folded_text, is_blank, spaced_text
 from data_service.ingest.sentences import split_sentences
 
 ENOUGH = 128 * 1024  # bytes of text that are worth evaluating on
-MOST = 0.05  # but of little text no more than this share, unless more is asked for
-DOCUMENTS = 8  # fewer long documents than this are too few to stand for the rest
-MANY = 64  # documents held out, of which the side of each may be drawn once more
-CANDIDATES = 1024  # documents of the smallest hashes that are remembered
-SHORTEST, LONGEST = 64, 4096  # bytes of a stretch on average
-STRETCHES = 16  # at least about as many are held out
-_CUT_CHARACTERS = 16  # characters by which running text without sentence ends is cut
+MOST = 0.05  # largest share of a small text that is held out, unless a larger one is requested
+DOCUMENTS = 8  # smallest number of long documents that can represent the corpus
+MANY = 64  # held-out documents from which on texts with unknown words are divided by their tokens
+CANDIDATES = 1024  # number of documents with the smallest hashes that are kept
+SHORTEST, LONGEST = 64, 4096  # bounds of a stretch's mean size, in bytes
+STRETCHES = 16  # about the least number of held-out stretches
+_CUT_CHARACTERS = 16  # characters whose hash decides where text without sentence ends is cut
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
 _BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*+\n)++)")
 _LINES_BEFORE = re.compile(r"\A\s*\n")
@@ -117,9 +117,8 @@ def by_documents(documents: DocumentFigures, fraction: float) -> HeldoutRule | N
     ):
         return asked
     taken = count = 0
-    for low, alike in groupby(
-        documents.candidates, key=lambda pair: pair[0]
-    ):  # those of one word go together
+    # Documents with the same low word of the hash are held out together.
+    for low, alike in groupby(documents.candidates, key=lambda pair: pair[0]):
         sizes = [size for _, size in alike]
         taken, count = taken + sum(sizes), count + len(sizes)
         if taken > most:
@@ -128,7 +127,7 @@ def by_documents(documents: DocumentFigures, fraction: float) -> HeldoutRule | N
             return HeldoutRule("document", low + 1) if count < documents.count else None
     if documents.count <= CANDIDATES:
         return None
-    return HeldoutRule("document", bound(wanted / documents.size))  # very many, very short ones
+    return HeldoutRule("document", bound(wanted / documents.size))  # very many, very short documents
 
 
 def by_queries(documents: DocumentFigures, fraction: float) -> HeldoutRule:
@@ -194,7 +193,7 @@ def by_stretches(
         taken, below = taken + candidates[low], low + 1
         if taken >= wanted:
             break
-    if not taken and candidates.keys() - never:  # all are long: the shortest one
+    if not taken and candidates.keys() - never:  # all candidates are too long: take the shortest
         low = min(candidates.keys() - never, key=lambda word: (candidates[word], word))
         taken, below = candidates[low], low + 1
     if not taken or taken > max(most, size // 2):

@@ -23,7 +23,7 @@ from data_service.store.base import together
 from data_service.types import Block, Tokens
 
 SPAN, RUNS = 32, 8
-_FILTER = 22  # bits of a hash by which nearly all runs of other text are passed over
+_FILTER_BITS = 22  # leading bits of a hash, which rule out nearly all runs of other text
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
 _MIX_FACTOR = np.uint64(0xD6E8FEB86659FD93)
 _MIX_SHIFT_BITS = np.uint64(32)
@@ -122,8 +122,8 @@ class HeldoutIndex:
         every = np.concatenate(self._hashes) if self._hashes else np.empty(0, dtype=np.uint64)
         self._keys, self._which = np.unique(every, return_inverse=True)
         self._found = np.zeros(len(self._keys), dtype=np.bool_)
-        self._filter = np.zeros(1 << _FILTER, dtype=np.bool_)
-        self._filter[self._keys >> np.uint64(64 - _FILTER)] = True
+        self._filter = np.zeros(1 << _FILTER_BITS, dtype=np.bool_)
+        self._filter[self._keys >> np.uint64(64 - _FILTER_BITS)] = True
 
     def look_up(self, block: Block) -> None:
         """Look for the runs in a block of training text: in all its runs, and in documents shorter than a run."""
@@ -135,7 +135,7 @@ class HeldoutIndex:
             self._mark(_hashes(sums, slice(0, -SPAN), slice(SPAN, None)))
 
     def _mark(self, hashes: Hashes) -> None:
-        likely = hashes[self._filter[hashes >> np.uint64(64 - _FILTER)]]
+        likely = hashes[self._filter[hashes >> np.uint64(64 - _FILTER_BITS)]]
         if len(likely) and len(self._keys):
             places = np.minimum(np.searchsorted(self._keys, likely), len(self._keys) - 1)
             self._found[places[self._keys[places] == likely]] = True

@@ -24,18 +24,18 @@ _DUMP_INDEX = "the index of a dump"
 _DUMP, _INDEX = re.compile(r"-pages-(articles|meta)"), re.compile(r"-multistream-index\d*\.txt\b")
 _NOT_IN_STATE = "not one of the files that the data set's state.json names"
 
-# Any of these, or all of a row, make a folder a tokenizer's.
+# A folder with any of these files, or with all files of one set, is a tokenizer's.
 _TOKENIZER_MARKS = (
     *({name} for name in (DEFINITION, CONFIG, SPECIAL_TOKENS, *MODEL_FILES)),
     {"vocab.json", "merges.txt"},
     {"vocab.txt", "config.json"},
     {"vocab.txt", "bert_config.json"},
 )
-# Files of SentencePiece are of unknown kind anyway.
+# SentencePiece's model files are left out here: they have no known kind, so they are never read.
 _TOKENIZER_FILES = {*TOKENIZER_FILES, "config.json", "bert_config.json", "generation_config.json"} - {
     *MODEL_FILES
 }
-_RECEIPTS = re.compile(rf"(.*/|){BUILD}[0-9a-f]{{16}}/receipts/")  # of a corpus that is not complete
+_RECEIPTS = re.compile(rf"(.*/|){BUILD}[0-9a-f]{{16}}/receipts/")  # keys of an unfinished build's receipts
 _DATASET_DICT = ("dataset_dict.json", "dataset_infos.json")
 PREPARED_DOCUMENTS, STATISTICS, PREPARATION = "documents/", "statistics.json", f"{BUILD}preparation.json"
 """Of an output of `corpus prepare`: its documents, the object that completes it, and the one that says it is begun."""
@@ -43,9 +43,8 @@ _HALF_PREPARED = "documents whose preparation is not complete"
 _NOT_KEPT = "dropped documents or statistics of a preparation"
 _DATASET_INFO, _STATE = "dataset_info.json", "state.json"
 _CACHE, _HIDDEN = "made by `map` or `filter` of the data beside it", "hidden: name it itself to read it"
-HIDDEN = re.compile(
-    r"(?:[^/]+/)*?(?:\.(?!\.?/)[^/]*|__MACOSX)(?:/|$)"
-)  # the beginning of a path that hides it
+# Matches a path up to its first hidden folder or file.
+HIDDEN = re.compile(r"(?:[^/]+/)*?(?:\.(?!\.?/)[^/]*|__MACOSX)(?:/|$)")
 
 
 @dataclass(frozen=True)
@@ -89,12 +88,12 @@ def not_text(store: Store, sizes: Mapping[str, int], *, with_hidden: bool = Fals
         if output is not None and not folder.startswith(output + PREPARED_DOCUMENTS):
             left_out.update((folder + name, NotRead(f"{root}/{folder}{name}", _NOT_KEPT)) for name in found)
             continue
-        for name, reason in _reasons(store, folder, found, sizes):
+        for name, reason in _skipped_files(store, folder, found, sizes):
             left_out[folder + name] = NotRead(f"{root}/{folder}{name}", reason)
     return left_out
 
 
-def _reasons(
+def _skipped_files(
     store: Store, folder: str, found: set[str], sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, str]]:
     """Yield (name, reason) of files in a folder, outside of corpora, that are not read."""
@@ -103,7 +102,7 @@ def _reasons(
     yield from ((name, _DESCRIPTION) for name in found.intersection(_DATASET_DICT))
     yield from ((name, _OTHER_XML) for name in found if _is_other_xml(name))
     yield from ((name, _DUMP_INDEX) for name in found if _INDEX.search(name))
-    yield from _dataset(store, folder, found)
+    yield from _dataset_extras(store, folder, found)
     yield from beside_shards(store, folder, found, sizes)
 
 
@@ -140,7 +139,7 @@ def _half_prepared(names: dict[str, set[str]]) -> set[str]:
     return {folder.removesuffix(f"{build}/") for folder in begun}
 
 
-def _dataset(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, str]]:
+def _dataset_extras(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, str]]:
     """Yield (name, reason) of files beside a saved data set: descriptions, and caches of `map` and `filter`."""
     arrow = {name for name in found if name.endswith(".arrow")}
     if not arrow:
@@ -208,10 +207,10 @@ SUFFIXES: dict[str, tuple[Format, Compression]] = {
     ".mds.bz2": ("mds", "bz2"),
 }
 KINDS = f"{', '.join(_TEXTS)} (all of them also with .gz, .zst, .bz2 or .xz), .parquet, .arrow, .mds"
-_PART_OF_DUMP = re.compile(r"(?<=\.xml)-p\d+p\d+(?=\.|$)")  # pages-articles1.xml-p1p41242.bz2
+_PART_OF_DUMP = re.compile(r"(?<=\.xml)-p\d+p\d+(?=\.|$)")  # "-p1p41242" in pages-articles1.xml-p1p41242.bz2
 _WILDCARD = re.compile(r"[*?\[]")
 _GLOB_TOKEN = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^]]+\])")
-_LISTED_NAMES = 10  # names in a sentence
+_LISTED_NAMES = 10  # files that an error names
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +255,7 @@ class _Found:
     store: Store
     entry: Entry
     named: bool
-    left_out: NotRead | None  # where it is known not to be text
+    left_out: NotRead | None  # the reason if the file is known not to be text
 
 
 def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
@@ -277,7 +276,7 @@ def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
     for pattern in patterns:
         listing = _list_pattern(pattern, encoding)
         if not listing.files:
-            raise _nothing(pattern, listing.left_out)
+            raise _no_files_error(pattern, listing.left_out)
         for file in listing.files:
             files.setdefault(file.uri, file)
         left_out.update((item.uri, item) for item in listing.left_out)
@@ -289,7 +288,7 @@ def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
 def _list_pattern(pattern: str, encoding: str) -> InputListing:
     files: list[InputFile] = []
     left_out: list[NotRead] = []
-    roots: dict[str, str] = {}  # one string for all files of a folder
+    roots: dict[str, str] = {}  # each folder's name, so that its files share one string
     for found in _expand(pattern):
         key, kind = found.entry.key, kind_of(found.entry.key)
         if kind is not None and found.left_out is None:
@@ -306,7 +305,7 @@ def _list_pattern(pattern: str, encoding: str) -> InputListing:
     return InputListing(tuple(files), tuple(dict.fromkeys(left_out)))
 
 
-def _nothing(pattern: str, left_out: tuple[NotRead, ...]) -> InputError:
+def _no_files_error(pattern: str, left_out: tuple[NotRead, ...]) -> InputError:
     seen = "".join(f"\n  {item}" for item in left_out[:_LISTED_NAMES])
     more = f"\n  and {len(left_out) - _LISTED_NAMES:,} more" if len(left_out) > _LISTED_NAMES else ""
     return InputError(

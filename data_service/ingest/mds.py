@@ -71,14 +71,14 @@ def read_mds(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadReco
     file, most = piece.file, options.max_document_bytes * LINE_PER_DOCUMENT
     with open_bytes(file) as stream:
         shard = _open_shard(stream, file)
-        wanted = _wanted(shard, file, options)
+        wanted = _wanted_columns(shard, file, options)
         for row in range(len(shard.offsets) - 1):
             size, place = int(shard.offsets[row + 1] - shard.offsets[row]), Numbered(file, "row", row)
             if size > most:
-                _exactly(stream, size, place, kept=False)
+                _read_exactly(stream, size, place, kept=False)
                 yield accept(options, refuse, too_long(place, most))
                 continue
-            values = _sample(_exactly(stream, size, place), shard, wanted, place)
+            values = _sample(_read_exactly(stream, size, place), shard, wanted, place)
             yield accept(options, text_of_record, values, options, place)
         if stream.read(1):
             raise _damaged(Numbered(file), "bytes follow the last sample")
@@ -86,8 +86,8 @@ def read_mds(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadReco
 
 def _open_shard(stream: BinaryIO, file: InputFile) -> _MdsShard:
     place = Numbered(file)
-    count = int.from_bytes(_exactly(stream, 4, place), "little")
-    raw = _exactly(stream, 4 * (count + 1), place)
+    count = int.from_bytes(_read_exactly(stream, 4, place), "little")
+    raw = _read_exactly(stream, 4 * (count + 1), place)
     offsets: NDArray[np.int64] = np.frombuffer(raw, dtype="<u4").astype(np.int64)
     begins = 4 * (count + 2)
     if np.any(np.diff(offsets) < 0) or not 0 < offsets[0] - begins <= _MAX_DESCRIPTION_BYTES:
@@ -95,7 +95,7 @@ def _open_shard(stream: BinaryIO, file: InputFile) -> _MdsShard:
     if not file.compression and offsets[-1] != file.size:
         raise _damaged(place, f"it has {file.size:,} bytes, but its offsets end at {offsets[-1]:,}")
     try:
-        found = _Description.model_validate_json(_exactly(stream, int(offsets[0] - begins), place))
+        found = _Description.model_validate_json(_read_exactly(stream, int(offsets[0] - begins), place))
         columns = zip(found.column_names, found.column_encodings, found.column_sizes, strict=True)
         shard = _MdsShard(offsets, tuple(columns))
     except (ValidationError, ValueError) as error:
@@ -108,7 +108,7 @@ def _open_shard(stream: BinaryIO, file: InputFile) -> _MdsShard:
     return shard
 
 
-def _wanted(shard: _MdsShard, file: InputFile, options: BuildOptions) -> dict[int, str]:
+def _wanted_columns(shard: _MdsShard, file: InputFile, options: BuildOptions) -> dict[int, str]:
     """Return the numbers of the columns that are read, with their names. Raises InputError: one cannot be read."""
     names = [name for name, _, _ in shard.columns]
     wanted: dict[int, str] = {}
@@ -157,7 +157,7 @@ def _value(raw: bytes, encoding: str, place: Numbered) -> object:
         raise _damaged(place, f"a column is not JSON: {error}") from error
 
 
-def _exactly(stream: BinaryIO, size: int, place: Numbered, *, kept: bool = True) -> bytes:
+def _read_exactly(stream: BinaryIO, size: int, place: Numbered, *, kept: bool = True) -> bytes:
     """Return the next bytes, or nothing if they are not kept. Memory grows only with what is there."""
     parts: list[bytes] = []
     while size and (data := stream.read(min(size, _CHUNK_BYTES))):

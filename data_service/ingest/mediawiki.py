@@ -119,12 +119,12 @@ def wiki_of(file: InputFile) -> Wiki:
     if is_stored_plainly(file):
         with open_ranged(file, start=max(0, file.size - _TAIL), chunk=_TAIL) as stream:
             refuse_cut(file, stream.read())
-    base = _between(head, "<base>", "</base>")
+    base = _text_between(head, "<base>", "</base>")
     names = {name for known in _HIDDEN.values() for name in known}
     names |= {html.unescape(name).lower() for _, name in _NAMESPACE.findall(head)}
     language = re.search(r'xml:lang="([^"]+)"', head)
     return Wiki(
-        _between(head, "<dbname>", "</dbname>"),
+        _text_between(head, "<dbname>", "</dbname>"),
         base[: base.rfind("/") + 1],
         language[1] if language else None,
         frozenset(names),
@@ -149,7 +149,7 @@ def _head(file: InputFile) -> str:
     return b"".join(lines).decode(errors="replace")
 
 
-def _between(text: str, begin: str, end: str) -> str:
+def _text_between(text: str, begin: str, end: str) -> str:
     found = text.partition(begin)[2].partition(end)
     return html.unescape(found[0]).strip() if found[1] else ""
 
@@ -169,7 +169,7 @@ def _pages(lines: Iterator[InputLine], piece: FilePiece, limit: int) -> Iterator
         words = line.data.strip()
         if words.startswith(_PAGE):
             if page is not None and size <= limit:
-                raise _cut(piece.file, first)
+                raise _truncated_error(piece.file, first)
             if page is not None:
                 yield first, b"".join(page)
                 if not piece.holds(line.offset):
@@ -187,10 +187,10 @@ def _pages(lines: Iterator[InputLine], piece: FilePiece, limit: int) -> Iterator
     if page is not None and size > limit:
         yield first, b"".join(page)
     if (page is not None and size <= limit) or not closed:
-        raise _cut(piece.file, first)
+        raise _truncated_error(piece.file, first)
 
 
-def _cut(file: InputFile, offset: int) -> InputError:
+def _truncated_error(file: InputFile, offset: int) -> InputError:
     return InputError(
         f"{file.uri}: damaged or cut short: what follows the page at byte {offset:,} is missing",
         remedy=_FETCH,

@@ -27,7 +27,7 @@ Stage = Literal[
     "already built",
     "clearing up",
 ]
-_DELETED = 1000  # objects that one request deletes
+_DELETE_BATCH = 1000  # objects that one request deletes
 T = TypeVar("T", bound=BuildTask)
 R = TypeVar("R", bound=TaskReceipt)
 
@@ -130,7 +130,7 @@ def remove_scaffolding(store: Store, progress: ReportProgress) -> None:
 def remove_objects(store: Store, prefix: str, progress: ReportProgress) -> None:
     """Delete all objects whose keys begin with `prefix`."""
     entries = list(store.list(prefix))
-    batches = [entries[start : start + _DELETED] for start in range(0, len(entries), _DELETED)]
+    batches = [entries[start : start + _DELETE_BATCH] for start in range(0, len(entries), _DELETE_BATCH)]
     total = sum(entry.size for entry in entries)
     done = size = 0
     for batch in together(partial(_delete, store), batches):

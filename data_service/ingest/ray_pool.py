@@ -33,11 +33,11 @@ from data_service.ingest.tasks import FilePiece, SplitTask
 from data_service.service.ray_internals import dead_processes, start_ray
 
 _RETRIES = 8
-_OBJECT_STORE = 128 << 20  # tasks return receipts of a few KB
-_FED = 8  # workers to a reader, which decompresses as fast as two to four hash, or fifty encode
+_OBJECT_STORE = 128 << 20  # bytes; enough, because tasks return receipts of a few KB
+_WORKERS_PER_READER = 8  # one reader decompresses as fast as 2 to 4 workers hash, or 50 encode
 _DIED = (WorkerCrashedError, OutOfMemoryError, RayActorError, ObjectLostError)
 _CONTINUES = "run the same command again, which continues what is begun, or run it with --workers 1"
-_CHECK_INTERVAL_S = 2.0  # between two looks whether Ray's own processes live
+_CHECK_INTERVAL_S = 2.0  # seconds between two checks that Ray's own processes live
 _FULL_STORE_ERRORS = (ObjectStoreFullError, OutOfDiskError)
 
 T = TypeVar("T")
@@ -56,20 +56,20 @@ def ray_pool(workers: int, piece_bytes: int) -> Iterator["RayPool"]:
         if not ray.is_initialized():
             _connect(workers, piece_bytes)
             stack.callback(ray.shutdown)
-        readers = _Readers(_ahead(workers))
+        readers = _Readers(_reader_count(workers))
         stack.callback(readers.close)
         yield RayPool(workers, readers)
 
 
 def _connect(workers: int, piece_bytes: int) -> None:
     """Connect to Ray, or start it. Raises RayLost: Ray did not answer in time."""
-    memory = _OBJECT_STORE + piece_bytes * (workers + _ahead(workers) + 1)
+    memory = _OBJECT_STORE + piece_bytes * (workers + _reader_count(workers) + 1)
     try:
         with _answers_kept():
             start_ray(num_cpus=workers, object_store_memory=memory)
     except UserError:
         raise
-    except Exception as error:  # Ray raises this very class where a busy machine takes too long
+    except Exception as error:  # Ray raises plain Exception if a busy machine takes too long
         raise RayLost(f"Ray did not start: {error}", remedy=_CONTINUES) from error
 
 
@@ -102,7 +102,7 @@ class RayPool:
         Errors of `function` are raised unchanged.
         """
         remote = ray.remote(max_retries=_RETRIES, num_cpus=1)(_alone)
-        waiting = _made_ahead(self._readers.supply(tasks), _ahead(self._workers))
+        waiting = _made_ahead(self._readers.supply(tasks), _reader_count(self._workers))
         running: dict[ray.ObjectRef, int] = {}
         try:
             while True:
@@ -117,7 +117,7 @@ class RayPool:
         except RayError as error:
             raise RayLost(f"Ray has failed: {type(error).__name__}: {error}", remedy=_CONTINUES) from error
         finally:
-            if not dead_processes():  # else nobody is there to be asked
+            if not dead_processes():  # without Ray's processes nothing can be cancelled
                 for reference in running:
                     ray.cancel(reference)
 
@@ -176,9 +176,9 @@ def _streamed(task: object) -> FilePiece | None:
     return task.split.streamed if isinstance(task, SplitTask) else None
 
 
-def _ahead(workers: int) -> int:
+def _reader_count(workers: int) -> int:
     """Return the number of readers, which is also the number of pieces that are read before a worker is free."""
-    return -(-workers // _FED)
+    return -(-workers // _WORKERS_PER_READER)
 
 
 def _made_ahead(items: Iterator[T], count: int) -> Iterator[T]:
@@ -202,19 +202,19 @@ def _result(reference: ray.ObjectRef) -> Any:
         while isinstance(cause, RayTaskError):  # a reader's error reaches the task that its text was for
             cause = cause.cause
         if isinstance(cause, _DIED):
-            raise _died(cause) from error
+            raise _worker_death_error(cause) from error
         if isinstance(cause, _FULL_STORE_ERRORS):
-            raise _full(cause) from error
+            raise _disk_full_error(cause) from error
         if isinstance(cause, Exception):
             raise cause from error
         raise
     except _DIED as error:
-        raise _died(error) from error
+        raise _worker_death_error(error) from error
     except _FULL_STORE_ERRORS as error:
-        raise _full(error) from error
+        raise _disk_full_error(error) from error
 
 
-def _full(error: Exception) -> CorpusError:
+def _disk_full_error(error: Exception) -> CorpusError:
     return CorpusError(
         f"Ray's object store has no room for pieces of the input: {error}",
         remedy="use fewer --workers, or make room on the disk where Ray spills (RAY_object_spilling_directory); the "
@@ -222,7 +222,7 @@ def _full(error: Exception) -> CorpusError:
     )
 
 
-def _died(error: Exception) -> CorpusError:
+def _worker_death_error(error: Exception) -> CorpusError:
     return CorpusError(
         f"a worker died {_RETRIES + 1} times on the same part of the input: {error}",
         remedy="if memory ran out, use fewer --workers; the same command continues the build",

@@ -18,7 +18,7 @@ from data_service.ingest.options import BuildOptions, PairFields
 
 _REPLACE = "put U+FFFD in place of each bad byte with --on-bad-bytes replace"
 _REMEDY = f"say its encoding with --encoding, or {_REPLACE}"
-_AROUND = 32 * 1024  # bytes before and behind a bad one, from which the encoding is guessed
+_CONTEXT_BYTES = 32 * 1024  # bytes on each side of a bad byte from which the encoding is guessed
 _SKIP_REMEDY = "; or leave bad records out with --on-bad-records skip"
 _P = ParamSpec("_P")
 
@@ -26,7 +26,7 @@ Unit = Literal["", "byte", "line", "row", "record"]
 _FIELDS = "name the fields with --query-field, --positive-field and --negatives-field"
 _WORDS = "give every document its words, which spell its text in order; --words-field names the field"
 _MISSING = object()
-NOT_CHOSEN = "not_chosen"  # by licence or source
+NOT_CHOSEN = "not_chosen"  # the reason for a document whose licence or source was not chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,9 @@ def _bad_bytes(
     if file.format in ("parquet", "arrow"):
         remedy = f"name a column of UTF-8 text with --text-field, or {_REPLACE}"
     elif options.on_bad_records == "error":
-        remedy = guessed_remedy(file, raw[max(0, error.start - _AROUND) :][: 2 * _AROUND], remedy)
+        remedy = guessed_remedy(
+            file, raw[max(0, error.start - _CONTEXT_BYTES) :][: 2 * _CONTEXT_BYTES], remedy
+        )
     return BadRecord(place, reason, remedy)
 
 
@@ -174,7 +176,7 @@ def guessed_remedy(file: InputFile, raw: bytes, remedy: str, say: str = "give --
     head = raw
     if not file.inside:
         with open_bytes(file) as stream:
-            head = stream.read(_AROUND)
+            head = stream.read(_CONTEXT_BYTES)
     marked = without_mark(head, 0)[0]
     whole = file.encoding != UTF_8 or not marked.isascii() or b"\0" in head
     found = encoding_remedy(head if whole else raw, say)
@@ -342,7 +344,7 @@ def example(
         BadRecord: there is not exactly one query and one positive, there are too few negatives, a value is not text, or
             the texts are too long.
     """
-    query, positive = (_one(record, name, options, place) for name in (pairs.query, pairs.positive))
+    query, positive = (_only_text(record, name, options, place) for name in (pairs.query, pairs.positive))
     names = pairs.negatives if pairs.count else ()
     negatives = [
         text for name in names for text in _texts(record.get(name), name, options, place) if not text.blank
@@ -366,7 +368,7 @@ def example(
     return with_provenance(made, record, options, place)
 
 
-def _one(record: Mapping[str, object], name: str, options: BuildOptions, place: RecordPlace) -> Text:
+def _only_text(record: Mapping[str, object], name: str, options: BuildOptions, place: RecordPlace) -> Text:
     if record.get(name) is None:
         there = "it is null" if name in record else f"it has {', '.join(map(repr, record))}"
         raise BadRecord(place, f"no field {name!r} ({there})", _FIELDS)

@@ -29,8 +29,8 @@ from data_service.types import Tokens
 
 BUCKETS = 256
 
-_REPLACED_CHARACTERS = 16  # characters beyond ASCII that are replaced one after another
-_REST = re.compile(r"[\W_]+")  # neither letters nor digits
+_REPLACED_CHARACTERS = 16  # largest number of distinct non-ASCII characters for one replace() each
+_NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 _ASCII = bytes(range(128))
 _ASCII_LOWER = bytes(range(256)).lower()
 _ASCII_REST = bytes(code for code in _ASCII if not chr(code).isalnum())
@@ -119,7 +119,7 @@ def folded_text(text: str) -> str:
 
 def _fold(text: str) -> str:
     lowered = unicodedata.normalize("NFKD", text).lower().casefold()
-    return _REST.sub("", unicodedata.normalize("NFKD", lowered))
+    return _NOT_ALPHANUMERIC.sub("", unicodedata.normalize("NFKD", lowered))
 
 
 def hash_of(parts: Iterable[str]) -> str:

@@ -91,9 +91,10 @@ _FULL_WIDTH_STOP = r"\uFF0E"
 SENTENCE_TERMINAL = re.compile(f"[{_LATIN_MARKS}{_OTHER_MARKS}{_FULL_WIDTH_STOP}]")
 
 _NARROW = _LATIN_MARKS + "…"
-_WIDE = _OTHER_MARKS + r"\u0F0D-\u0F12"  # and Tibetan shads
+_WIDE = _OTHER_MARKS + r"\u0F0D-\u0F12"  # the marks above, and Tibetan shads
 _MARKS = _NARROW + _WIDE + _FULL_WIDTH_STOP
-_CLAUSE = r"\u0E01-\u0E2E\u0E30-\u0E3A\u0E40-\u0E45\u0E47-\u0E4E\u0E81-\u0EC5\u0EC8-\u0ECE"  # may end one
+# Letters of scripts whose clauses a space may end.
+_CLAUSE = r"\u0E01-\u0E2E\u0E30-\u0E3A\u0E40-\u0E45\u0E47-\u0E4E\u0E81-\u0EC5\u0EC8-\u0ECE"
 _CLOSERS = "\"'”’»›)\\]}」』）"
 
 # One class of characters first, which the engine finds quickly, with one range for all marks beyond U+FFFF.
@@ -106,10 +107,10 @@ _BOUNDARY = re.compile(
     rf"|(?<=[{_CLAUSE}])(?P<clause>\s++)(?=[\u0E01-\u0E2E\u0E40-\u0E44\u0E81-\u0EAE\u0EC0-\u0EC4]))"
 )
 _MARK = re.compile(f"[{_MARKS}]")
-_STOPS = ".\u2024"  # which may belong to an abbreviation
+_STOPS = ".\u2024"  # full stops, which may belong to an abbreviation
 _OPENERS = "\"'“‘«‹([{「『（"
 _CLOSING = frozenset(_CLOSERS.replace("\\", ""))
-_WORD_CHARACTERS = 16  # that are looked at before a full stop; abbreviations are shorter
+_WORD_CHARACTERS = 16  # characters before a full stop that are examined; abbreviations are shorter
 _ABBREVIATIONS = frozenset(
     """
     al approx apr assoc aug ave bros ca cap capt cf ch co col corp dec dept dr ed eds eq est etc feb fig figs
@@ -129,7 +130,7 @@ _CLASSES = {
     _CLOSER: f"[{_CLOSERS}]",
     _UNSPACED_MARK: f"[{_WIDE}{_FULL_WIDTH_STOP}\u1361{_CLAUSE}]",
     _STOP: f"[{_STOPS}]",
-    _PLAIN: "[A-Z0-9]",  # which may begin a sentence
+    _PLAIN: "[A-Z0-9]",  # characters that may begin a sentence
 }
 _LAST_MARK = 0x1DA88
 
@@ -153,10 +154,11 @@ def sentence_bounds(text: str, language: Language = "any") -> NDArray[np.int64]:
         return np.array(list(_bounds_by_line(text, language)), dtype=np.int64).reshape(-1, 2)
     space = classes & _SPACE
     edges = np.flatnonzero(space[1:] != space[:-1]) + 1
-    edges = edges[space[0] :] if len(space) else edges  # what precedes the first sentence is no boundary
+    edges = edges[space[0] :] if len(space) else edges  # white space before the first sentence is no boundary
     bounds = edges[: len(edges) // 2 * 2].reshape(-1, 2)
     newlines = np.flatnonzero(classes & _NEWLINE != 0)
-    run = np.searchsorted(edges[::2], newlines, side="right") - 1  # fewer than the runs, so they are searched
+    # Line ends are fewer than runs, so each is looked up.
+    run = np.searchsorted(edges[::2], newlines, side="right") - 1
     chosen = np.zeros(len(bounds) + 1, dtype=np.bool_)
     chosen[run] = True  # the last stands for those before the first sentence and behind the last one
     chosen = chosen[: len(bounds)]

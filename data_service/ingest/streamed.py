@@ -86,8 +86,8 @@ class PieceReader:
         self._file: InputFile | None = None
         self._stream: BinaryIO = io.BytesIO()
         self._position = 0
-        self._sought = 0  # no document may begin from here on ...
-        self._separator = 0  # ... to here, where that begins which ends at our position
+        self._sought = 0  # from here to `_separator` no document may begin
+        self._separator = 0  # where the separator begins that ends at `_position`
 
     def read(self, piece: FilePiece, options: BuildOptions) -> FilePiece:
         """Return the piece with its text.

@@ -35,9 +35,9 @@ _COLUMNS = (
 )
 _TEXT_TYPES = (
     *(pa.string(), pa.large_string(), pa.string_view()),
-    *(pa.binary(), pa.large_binary(), pa.binary_view()),  # many a writer says only that these are bytes
+    *(pa.binary(), pa.large_binary(), pa.binary_view()),  # many writers declare text columns as bytes only
 )
-_FILE_MAGIC = b"ARROW1"  # of the form with a footer; streams, as `datasets` writes them, have none
+_FILE_MAGIC = b"ARROW1"  # first bytes of Arrow's file format; streams, as `datasets` writes them, have none
 
 
 def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
@@ -114,7 +114,7 @@ def _batches(stream: BinaryIO, file: InputFile, options: BuildOptions) -> Iterat
     open_ipc = pa.ipc.open_file if with_footer else pa.ipc.open_stream
     schema = open_ipc(stream).schema
     stream.seek(0)
-    fields = [schema.get_field_index(_way(schema, name)[0]) for name in _columns(schema, file, options)]
+    fields = [schema.get_field_index(_path(schema, name)[0]) for name in _columns(schema, file, options)]
     only = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
     reader = open_ipc(stream, options=only)
     if with_footer:
@@ -143,10 +143,10 @@ def _read_rows(
 
 def _as_bytes(values: pa.Array) -> list[object]:
     """Return texts as bytes; lists of texts as lists of these."""
-    plain = _plain(values)
+    plain = _plain_strings(values)
     if _is_list(plain.type):
         plain = plain.cast(pa.large_list(plain.type.value_type))
-        texts = _plain(plain.flatten()).cast(pa.large_binary()).to_pylist()
+        texts = _plain_strings(plain.flatten()).cast(pa.large_binary()).to_pylist()
         ends = np.cumsum(pc.list_value_length(plain).fill_null(0).to_numpy(zero_copy_only=False))
         starts = [0, *ends.tolist()]
         return [
@@ -159,7 +159,7 @@ def _as_bytes(values: pa.Array) -> list[object]:
 
 def _as_strings(values: pa.Array) -> list[object]:
     """Return texts as bytes; numbers, dates and times as Arrow spells them."""
-    plain = _plain(values)
+    plain = _plain_strings(values)
     if _is_text(plain.type):
         return _as_bytes(plain)
     nested = pa.types.is_nested(plain.type)
@@ -173,13 +173,13 @@ def _parse(values: Mapping[str, object], place: Numbered, options: BuildOptions)
     return text_of_record(values, options, place)
 
 
-def _plain(values: pa.Array) -> pa.Array:
+def _plain_strings(values: pa.Array) -> pa.Array:
     """Return the plain strings of a column that stores them as a dictionary, as runs or as an extension type."""
     if isinstance(values, pa.DictionaryArray):
-        return _plain(values.dictionary_decode())
+        return _plain_strings(values.dictionary_decode())
     if isinstance(values, pa.RunEndEncodedArray):
-        return _plain(pc.run_end_decode(values))
-    return _plain(values.storage) if isinstance(values, pa.ExtensionArray) else values
+        return _plain_strings(pc.run_end_decode(values))
+    return _plain_strings(values.storage) if isinstance(values, pa.ExtensionArray) else values
 
 
 def _group_start(group: pq.RowGroupMetaData) -> int:
@@ -193,13 +193,13 @@ def _columns(schema: pa.Schema, file: InputFile, options: BuildOptions) -> list[
     beside = set(options.metadata_fields or ()) - {options.text_field}
     for column in options.fields:
         _check_column(schema, file, column, lists=column in lists, any_type=column in beside)
-    there = [name for name in options.further_fields if _way(schema, name)[0] in schema.names]
+    there = [name for name in options.further_fields if _path(schema, name)[0] in schema.names]
     for column in there:
         _checked_type(schema, file, column)
     return [*options.fields, *there]
 
 
-def _way(schema: pa.Schema, name: str) -> list[str]:
+def _path(schema: pa.Schema, name: str) -> list[str]:
     """Return the name of a column; of a field inside one, such as `meta.text`, the names on the way there."""
     return [name] if name in schema.names else name.split(".")
 
@@ -207,7 +207,7 @@ def _way(schema: pa.Schema, name: str) -> list[str]:
 def _type_of(schema: pa.Schema, name: str) -> pa.DataType | None:
     """Return the type of a column, or of a field inside one; None if it is missing or there twice."""
     kind = pa.struct(list(schema))
-    for part in _way(schema, name):
+    for part in _path(schema, name):
         if not pa.types.is_struct(kind) or kind.get_field_index(part) < 0:
             return None
         kind = kind.field(part).type
@@ -215,7 +215,7 @@ def _type_of(schema: pa.Schema, name: str) -> pa.DataType | None:
 
 
 def _values(batch: pa.RecordBatch, name: str) -> pa.Array:
-    first, *inside = _way(batch.schema, name)
+    first, *inside = _path(batch.schema, name)
     return pc.struct_field(batch.column(first), inside) if inside else batch.column(first)
 
 

@@ -41,7 +41,7 @@ from data_service.ingest.tasks import FilePiece
 
 BLOCK = tarfile.BLOCKSIZE
 _LONG_HEADER = 1 << 20
-_NESTED_ARCHIVES = 3  # archives in archives
+_NESTED_ARCHIVES = 3  # greatest depth of archives in archives
 _CHUNK_BYTES = 1 << 20
 _PREFIXES = (
     tarfile.XHDTYPE,
@@ -145,12 +145,12 @@ def read_header(stream: BinaryIO, file: InputFile, position: int) -> tuple[int, 
         raw += block
         if info.type not in _PREFIXES:
             return skipped, _member(info, known, raw)
-        payload = _extended(stream, file, info, position + skipped + len(raw))
+        payload = _header_payload(stream, file, info, position + skipped + len(raw))
         raw += payload
-        known |= _said(info, payload[: info.size])
+        known |= _header_fields(info, payload[: info.size])
 
 
-def _extended(stream: BinaryIO, file: InputFile, info: tarfile.TarInfo, position: int) -> bytes:
+def _header_payload(stream: BinaryIO, file: InputFile, info: tarfile.TarInfo, position: int) -> bytes:
     size = -(-info.size // BLOCK) * BLOCK
     payload = stream.read(size) if 0 <= info.size <= _LONG_HEADER else b""
     if len(payload) < size or info.size < 0:
@@ -158,7 +158,7 @@ def _extended(stream: BinaryIO, file: InputFile, info: tarfile.TarInfo, position
     return payload
 
 
-def _said(info: tarfile.TarInfo, payload: bytes) -> dict[str, str]:
+def _header_fields(info: tarfile.TarInfo, payload: bytes) -> dict[str, str]:
     """Return what an extended header says of the next member."""
     if info.type == tarfile.GNUTYPE_LONGNAME:
         return {"path": payload.rstrip(b"\0").decode("utf-8", "surrogateescape")}
@@ -179,7 +179,7 @@ def _member(info: tarfile.TarInfo, known: dict[str, str], raw: bytes) -> Member:
     holes = info.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in known)
     kind = "folder" if info.isdir() else "file" if info.isreg() and not holes else "other"
     if not info.isreg() and not holes:
-        size = 0  # links may state the size of what they name, but hold nothing
+        size = 0  # a link may state its target's size, but holds no bytes
     shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").removeprefix("./")
     return Member(shown, max(0, size), kind, raw)
 

@@ -23,12 +23,13 @@ from data_service.ingest.options import MIB, BuildOptions
 from data_service.store.base import Store, together
 from data_service.store.errors import KeyMissing
 
-_COMPRESSION_RATIO = 3  # bytes of text that a byte of a compressed or Parquet file is taken for
-_PER_FILE = 16 * 1024  # opening a file costs about as much as reading this many bytes
-_SMALLEST = 4 * MIB  # small corpora are cut into about 16 splits, but not below this
+_COMPRESSION_RATIO = 3  # assumed bytes of text in a byte of a compressed or Parquet file
+_OPEN_COST_BYTES = 16 * 1024  # opening a file costs about as much as reading this many bytes
+_MIN_SPLIT_BYTES = 4 * MIB  # small corpora are cut into about 16 splits, but not into smaller ones
 _SPLITS = 16
-_WHOLE = 4  # a compressed file of more splits than this is cut; below, that is not worth a second task
-_UNCUT = ("csv", "tsv", "arrow", "warc", "mds")  # where a record begins is only known from the beginning
+_MAX_WHOLE_SPLITS = 4  # a compressed file of at most so many splits is read by one task, uncut
+# Formats in which records can only be found from the file's beginning.
+_UNCUT = ("csv", "tsv", "arrow", "warc", "mds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Split:
 
 def streamed_files(files: tuple[InputFile, ...], options: BuildOptions) -> list[InputFile]:
     """Return the packed files that are too big for one task and whose documents a reader tells apart."""
-    most = _WHOLE * _target(files, options)
+    most = _MAX_WHOLE_SPLITS * _target(files, options)
     big = [file for file in files if _weight(file, file.size) > most and not _is_uncut(file, options)]
     return [file for file in big if file.format != "parquet" and _is_packed(file)]
 
@@ -113,7 +114,7 @@ def plan_splits(
 def _target(files: tuple[InputFile, ...], options: BuildOptions) -> int:
     """Return the number of bytes of text that a split should have."""
     total = sum(_weight(file, file.size) for file in files)
-    return min(options.split_bytes, max(_SMALLEST, total // _SPLITS))
+    return min(options.split_bytes, max(_MIN_SPLIT_BYTES, total // _SPLITS))
 
 
 def _cut(file: InputFile, target: int, options: BuildOptions, plain_size: int) -> list[FilePiece]:
@@ -138,7 +139,7 @@ def _is_packed(file: InputFile) -> bool:
 
 def _weight(file: InputFile, size: int) -> int:
     expanded = size if file.compression == "" and file.format != "parquet" else size * _COMPRESSION_RATIO
-    return expanded + _PER_FILE
+    return expanded + _OPEN_COST_BYTES
 
 
 class BuildTask(ABC):

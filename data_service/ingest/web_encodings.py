@@ -12,11 +12,11 @@ from contextlib import suppress
 
 from data_service.ingest.encodings import UTF_8, encoding_name, is_odd
 
-# What Arrow calls the content codings.
+# Arrow's names of HTTP's content codings.
 _CODINGS = dict.fromkeys(("gzip", "x-gzip", "deflate"), "gzip") | {"br": "brotli", "zstd": "zstd"}
 _MARKS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_BE, "utf-16-be"), (codecs.BOM_UTF16_LE, "utf-16-le"))
 _BEFORE_MARKUP = b"\xef\xbb\xbf\xff\xfe\0 \t\r\n\f"
-_HEAD_BYTES = 16 * 1024  # where a page says its charset; the standard asks for it in the first 1,024
+_HEAD_BYTES = 16 * 1024  # bytes of a page searched for its charset; by the standard 1,024 are enough
 _DECLARATION = re.compile(rb"<!--.*?(?:-->|$)|<(?:meta\b|\?xml\b)[^>]*", re.DOTALL | re.IGNORECASE)
 _CHARSET = re.compile(rb"""\b(?:charset|encoding)\s*=\s*["']?\s*([^\s"';,/>]+)""", re.IGNORECASE)
 _CONTENT = re.compile(rb"\bcontent\s*=", re.IGNORECASE)
@@ -24,13 +24,13 @@ _PRAGMA = re.compile(rb"""\bhttp-equiv\s*=\s*["']?\s*content-type""", re.IGNOREC
 _NO_TEXT = "no-text"
 _AS_BROWSERS = "maskfleet.as_browsers"
 _ISO_8859 = re.compile(r"(?:cs)?iso8859(\d+?)(?:19\d\d)?[ei]?")
-# What browsers read where a page names one of Python's codecs.
+# The codec by which browsers read a page that names another one.
 _WIDER = {
     **{"iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"},
     **{"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949"},
     **{"utf-16": "utf-16-le"},
 }
-# Labels, without punctuation, that Python does not know; a line a codec.
+# Labels without punctuation that Python does not know, one line for each codec.
 _LABELS = {
     label: codec
     for codec, *labels in map(
@@ -67,16 +67,17 @@ def uncoded(data: bytes, codings: Sequence[str], most: int) -> bytes:
     """
     for coding in reversed(codings):
         try:
-            data = _expanded(data, coding, most + 1) if data else data
+            data = _decompress(data, coding, most + 1) if data else data
         except (OSError, EOFError, zlib.error, KeyError) as error:
             if not data.lstrip(_BEFORE_MARKUP).startswith(b"<"):
                 raise ValueError(f"content coding {coding!r} is not known, or damaged: {error}") from error
     return data
 
 
-def _expanded(data: bytes, coding: str, most: int) -> bytes:
+def _decompress(data: bytes, coding: str, most: int) -> bytes:
     if coding == "deflate" and (data[0] & 15 != zlib.DEFLATED or int.from_bytes(data[:2]) % 31):
-        inflate = zlib.decompressobj(-zlib.MAX_WBITS)  # not in zlib's form, as the standard says, but bare
+        # Some servers send bare deflate data, without the zlib header that HTTP demands.
+        inflate = zlib.decompressobj(-zlib.MAX_WBITS)
         found = inflate.decompress(data, most)
         if not inflate.eof and len(found) < most:
             raise EOFError("it ends too early")
@@ -102,7 +103,7 @@ def page_text(page: bytes, content_type: str) -> str | None:
         named = _codec(label)
         if named == _NO_TEXT:
             raise ValueError(f"charset {label!r} stands for no text that is known")
-        if named is not None and not is_odd(text := _decoded(page, named)):
+        if named is not None and not is_odd(text := _decode_page(page, named)):
             return text
     return None
 
@@ -116,7 +117,7 @@ def _labels(page: bytes, content_type: str) -> Iterator[str]:
         if not found or (_CONTENT.search(tag) and not _PRAGMA.search(tag)):
             continue
         label = found[1].decode(errors="replace").lower()
-        # The standard says both. What can be read here as ASCII is not UTF-16.
+        # The HTML standard demands both replacements: a label that was read as ASCII is not in a page of UTF-16.
         yield UTF_8 if label.startswith("utf-16") else label.replace("x-user-defined", "windows-1252")
         return
 
@@ -134,8 +135,8 @@ def _codec(label: str) -> str | None:
     return _WIDER.get(name, name)
 
 
-def _decoded(page: bytes, codec: str) -> str:
-    if codec == "cp1252":  # what servers say that nobody told; text in it is hardly ever valid UTF-8
+def _decode_page(page: bytes, codec: str) -> str:
+    if codec == "cp1252":  # many servers' default, even for UTF-8; text in cp1252 is hardly ever valid UTF-8
         with suppress(UnicodeDecodeError):
             return page.decode()
     return page.decode(codec, errors=_AS_BROWSERS)

@@ -86,8 +86,8 @@ _TABLE = re.compile(r"^[ \t:]*(\{\|)|^[ \t]*(\|\})", re.MULTILINE)
 _LIST = re.compile(r"^[*#:;]+", re.MULTILINE)
 _LINK = re.compile(r"\[\[|\]\]")
 _EXTERNAL = re.compile(r"\[((?:https?:|ftp:|mailto:)?//?[^\[\]\n]*)\]|\[")
-_NESTED_LINKS = 16  # links in links: captions of pictures
-_SWITCH = re.compile(r"__[^\Wa-z]{3,40}?__")  # such as __TOC__
+_NESTED_LINKS = 16  # greatest depth of links in links, such as in captions of pictures
+_SWITCH = re.compile(r"__[^\Wa-z]{3,40}?__")  # switches such as __TOC__
 _QUOTES = re.compile(r"'{2,}")  # italics and bold face
 # Parentheses in which a template stood, also those of Chinese and Japanese.
 _EMPTIED = re.compile(" ?[(\uff08][\\s,;:\u3001\uff0c\uff1b]*[)\uff09]")
@@ -132,7 +132,7 @@ def _only_links(source: str) -> str:
 def _outside_tags(text: str) -> Iterator[str]:
     """Yield what stands outside of comments and of the tags that are not read."""
     lowered, at = text.lower() if len(text.lower()) == len(text) else text, 0
-    unclosed: set[str] = set()  # no such tag ends behind here
+    unclosed: set[str] = set()  # end tags that do not occur in the rest of the text
     for opening in _OPENING.finditer(text):
         if opening.start() < at or opening[0].endswith("/>"):
             continue
@@ -149,7 +149,8 @@ def _outside_tags(text: str) -> Iterator[str]:
 
 def _outside_templates(text: str) -> Iterator[str]:
     """Yield what stands outside of `{{...}}` and `{{{...}}}`; braces without a partner enclose nothing."""
-    open_at: list[tuple[int, int]] = []  # begin of a run of braces, and how many of them are open
+    # Where each run of braces begins, and how many of its braces are open.
+    open_at: list[tuple[int, int]] = []
     cuts: list[tuple[int, int]] = []
     for run in _TEMPLATE.finditer(text):
         if run[0][0] == "{":
@@ -201,17 +202,17 @@ def _paired_links(text: str) -> Iterator[str]:
             open_at.pop()
     at = 0
     for mark in _LINK.finditer(text):
-        yield _EXTERNAL.sub(_external, text[at : mark.start()])
-        yield mark[0] if mark.start() in paired else _escaped(mark[0])
+        yield _EXTERNAL.sub(_escape_external, text[at : mark.start()])
+        yield mark[0] if mark.start() in paired else _escape_brackets(mark[0])
         at = mark.end()
-    yield _EXTERNAL.sub(_external, text[at:])
+    yield _EXTERNAL.sub(_escape_external, text[at:])
 
 
-def _external(link: re.Match[str]) -> str:
-    return _escaped("[") if link[1] is None else link[0]
+def _escape_external(link: re.Match[str]) -> str:
+    return _escape_brackets("[") if link[1] is None else link[0]
 
 
-def _escaped(brackets: str) -> str:
+def _escape_brackets(brackets: str) -> str:
     return "".join(f"&#{ord(each)};" for each in brackets)
 
 

@@ -42,7 +42,7 @@ from data_service.tokenizers.quick import TextEncoder
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Level
 
-LENGTHS = 40  # powers of two that a document's length in tokens can reach
+LENGTHS = 40  # bins of a histogram of documents' lengths in tokens, by powers of two
 
 
 class _Piece(NamedTuple):

@@ -113,7 +113,8 @@ def _index_split(
     number: int, split: str, texts: Sequence[EvaluationText]
 ) -> tuple[IndexedSplit, _Run, set[int]]:
     """Return the description of a split, its runs and texts, and the numbers of units of its runs."""
-    different = {text.text: text.number for text in reversed(texts)}  # of equal texts the first example
+    # The reversed order keeps the first of equal texts.
+    different = {text.text: text.number for text in reversed(texts)}
     keys, owners, spans = list[NDArray[np.uint64]](), list[NDArray[np.int64]](), set[int]()
     for place, text in enumerate(different):
         units = units_of(text)
@@ -202,13 +203,13 @@ def open_decontaminate(stage: Decontaminate) -> Callable[[Document], Document | 
         PrepareError: the file is missing, has another hash, or is no index.
     """
     check_hash(stage.index, stage.sha256, "index of evaluation texts")
-    index = _loaded(stage.index, stage.sha256)
+    index = _open_index(stage.index, stage.sha256)
 
     def decide(document: Document) -> Document | Drop | CutDocument:
         found = index.find(document.text)
         if not found:
             return document
-        if stage.found == "cut" and (rest := _without(document.text, index)):
+        if stage.found == "cut" and (rest := _without_matches(document.text, index)):
             return CutDocument(document.with_text(rest), found[0][0])
         named = ", ".join(f"{split} {number}" for split, number in found[:_LISTED_TEXTS])
         more = f" and {len(found) - _LISTED_TEXTS} more" if len(found) > _LISTED_TEXTS else ""
@@ -217,7 +218,7 @@ def open_decontaminate(stage: Decontaminate) -> Callable[[Document], Document | 
     return decide
 
 
-def _without(text: str, index: NgramIndex) -> str:
+def _without_matches(text: str, index: NgramIndex) -> str:
     """Return the text without the lines that hold a part of a run.
 
     Empty if nothing is left, or if a run is left after all: lines that were apart can make one.
@@ -233,10 +234,10 @@ def searched_splits(stages: Iterable[object]) -> list[IndexedSplit]:
 
     Raises PrepareError as `load_index`.
     """
-    indexes = (_loaded(stage.index, stage.sha256) for stage in stages if isinstance(stage, Decontaminate))
+    indexes = (_open_index(stage.index, stage.sha256) for stage in stages if isinstance(stage, Decontaminate))
     return list(dict.fromkeys(split for index in indexes for split in index.splits))
 
 
 @lru_cache(maxsize=4)
-def _loaded(path: str, sha256: str) -> NgramIndex:
+def _open_index(path: str, sha256: str) -> NgramIndex:
     return load_index(path)

@@ -18,7 +18,7 @@ from data_service.prepare.documents import Document, Drop
 from data_service.prepare.quality import QUICK
 from data_service.prepare.words import splitter_of
 
-TESTED = ("0.10.1", "0.11")  # from the first to below the second
+TESTED = ("0.10.1", "0.11")  # tested versions: from the first to below the second
 _TRIAL = "The bank of the river is where they met, and that is what it has to be. " * 8
 
 
@@ -142,7 +142,7 @@ def open_block(stage: Filter) -> Callable[[Document], Document | Drop]:
 def _silence() -> None:
     from loguru import logger
 
-    logger.disable("datatrove")  # it tells standard error what it unpacks
+    logger.disable("datatrove")  # loguru would print on standard error what datatrove unpacks
 
 
 def _check_version(stage: str) -> None:
@@ -232,6 +232,6 @@ def _url_filter(stage: UrlFilter) -> Any:
         soft_banned_words=stage.soft_banned_words,
         use_integrated_lists=stage.integrated_lists,
     )
-    # Its own would fetch today's list of public suffixes: results would depend on the day, and on the network.
+    # datatrove's extractor would fetch the current list of public suffixes: results would depend on day and network.
     block.tldextractor = TLDExtract(suffix_list_urls=(), cache_dir=None)
     return block

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from data_service.ingest.tables import CLUSTER, CLUSTERS
 from data_service.store.base import Store, digest
 
-_GROUP_BYTES = 8 << 20  # of text; `corpus build` cuts its work at row groups
+_GROUP_BYTES = 8 << 20  # bytes of text in a row group; `corpus build` cuts its work at row groups
 _GROUP_ROWS = 16_384
 
 

@@ -22,7 +22,7 @@ from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
 from data_service.prepare.layout import PrepareLayout
 from data_service.store.base import Store, digest, together
 
-_PARTITION_DOCUMENTS = 1_000_000  # documents; about 250 MB while they are compared
+_PARTITION_DOCUMENTS = 1_000_000  # documents that are compared together, in about 250 MB
 # A document's hash as two big-endian words, its number in its chunk, the number of documents that it stands for, and
 # the bytes of its id.
 _RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("weight", "<u4"), ("id", "<u4")])

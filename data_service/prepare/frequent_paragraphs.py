@@ -100,7 +100,8 @@ def count(task: CountTask) -> CountReceipt:
     parts = list(together(partial(_read, store, task.bits), task.chunks))
     records = np.concatenate([np.empty(0, dtype=RECORD), *parts])
     chunk = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
-    order = np.argsort(records["key"], kind="stable")  # of one hash by chunk
+    # A stable sort keeps the records of one hash in the order of chunks.
+    order = np.argsort(records["key"], kind="stable")
     keys = records["key"][order]
     begins = np.flatnonzero(np.append(np.ones(min(1, len(keys)), dtype=np.bool_), keys[1:] != keys[:-1]))
     sums = np.add.reduceat(records["documents"][order].astype(np.int64), begins) if len(begins) else begins
@@ -118,7 +119,7 @@ def count(task: CountTask) -> CountReceipt:
         starts=starts.tolist(),
         digest=digest(data),
         frequent=int(frequent.sum()),
-        first=_first(
+        first=_most_frequent(
             keys[begins[frequent]], sums[frequent], chunk[order[begins[frequent]]], task.stage.listed
         ),
     )
@@ -126,7 +127,7 @@ def count(task: CountTask) -> CountReceipt:
     return receipt
 
 
-def _first(
+def _most_frequent(
     keys: NDArray[np.uint64], documents: NDArray[np.int64], chunks: NDArray[np.uint32], most: int
 ) -> list[tuple[int, int, int]]:
     chosen = np.lexsort((keys, -documents))[:most]

@@ -11,7 +11,7 @@ from data_service.prepare.documents import Document, Drop
 from data_service.prepare.model_file import check_hash
 
 _LABEL = "__label__"
-_READ_CHARACTERS = 20_000  # characters of a document, from its beginning, that decide
+_READ_CHARACTERS = 20_000  # characters at a document's beginning from which its language is detected
 
 
 class Language(BaseModel):

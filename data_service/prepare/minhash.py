@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from data_service.prepare.shingles import shingles
 
 HASHES = 128
-SKETCH = HASHES // 8  # bytes
-_FOUND = 0.99  # of pairs of the similarity asked for
-_DEVIATIONS = 2.5  # by which a sketch may be below it
+SKETCH = HASHES // 8  # size of a sketch in bytes: one bit of each hash
+_TARGET_RECALL = 0.99  # share of pairs with the requested similarity that the bands must find
+_DEVIATIONS = 2.5  # standard deviations by which a pair's equal bits may be below their expected number
 _CHUNK_SHINGLES = 256  # shingles that are hashed at a time: the products stay in a core's cache
 _MIX_FACTOR = np.uint32(0x9E3779B1)
 
@@ -37,7 +37,11 @@ class Bands:
 
 def bands_for(similarity: float) -> Bands:
     """Return the longest bands that find 99 % of all pairs of a Jaccard similarity, with `HASHES` minima at most."""
-    fits = [rows for rows in range(1, HASHES + 1) if 1 - (1 - similarity**rows) ** (HASHES // rows) >= _FOUND]
+    fits = [
+        rows
+        for rows in range(1, HASHES + 1)
+        if 1 - (1 - similarity**rows) ** (HASHES // rows) >= _TARGET_RECALL
+    ]
     rows = max(fits, default=1)
     equal = (1 + similarity) / 2
     spread = math.sqrt(equal * (1 - equal) * HASHES)
@@ -71,7 +75,7 @@ class Signature:
 def sign(text: str, words: int) -> Signature:
     """Return the signature of a text, of its shingles of `words` units."""
     found = (shingles(text, words) >> np.uint64(32)).astype(np.uint32)
-    masks, factors = _functions()
+    masks, factors = _hash_functions()
     minima = np.full(HASHES, np.uint32(2**32 - 1))
     for start in range(0, len(found), _CHUNK_SHINGLES):
         part = found[start : start + _CHUNK_SHINGLES, None] ^ masks
@@ -81,7 +85,7 @@ def sign(text: str, words: int) -> Signature:
 
 
 @lru_cache(maxsize=1)
-def _functions() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+def _hash_functions() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Return ([HASHES] masks, [HASHES] odd factors) of the hash functions, which permute 32-bit numbers."""
     drawn = np.random.Generator(np.random.Philox(key=29)).integers(0, 2**32, (2, HASHES), dtype=np.uint32)
     return drawn[0], drawn[1] | np.uint32(1)

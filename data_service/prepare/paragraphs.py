@@ -21,7 +21,7 @@ from data_service.ingest.scan import folded_text, is_blank
 from data_service.store.base import Store, digest
 
 RECORD = np.dtype([("key", "<u8"), ("documents", "<u4")])
-BITS = 12  # of a hash, by which records are found
+BITS = 12  # leading bits of a hash that index the table of records
 _NUMBER = np.dtype("<u4")
 _TABLE_BYTES = ((1 << BITS) + 1) * _NUMBER.itemsize
 _BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*\n)+)")

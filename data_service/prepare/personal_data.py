@@ -22,7 +22,7 @@ _EMAIL = re.compile(
     r"(?<![A-Za-z0-9_.+%-])([A-Za-z0-9_.+%-][A-Za-z0-9!$%'*+^_`{|}~.-]{0,63})@"
     rf"(?:{_LABEL}\.)+(?:xn--[A-Za-z0-9-]{{1,58}}[A-Za-z0-9]|[A-Za-z]{{2,63}})(?!-?[A-Za-z0-9_]|\.[A-Za-z0-9])"
 )
-_BEFORE_NAME = re.compile(r"(?:.*\.\.)?[-.+%]*")  # punctuation that the text put before the name
+_BEFORE_NAME = re.compile(r"(?:.*\.\.)?[-.+%]*")  # punctuation of the sentence before an address
 _IP = re.compile(
     r"(?<![A-Za-z0-9_])(?<![0-9]\.)(?:(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![A-Za-z0-9_]|\.[0-9])"
     r"|[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:.]*+(?![A-Za-z0-9_]))"  # all public IPv6 addresses are in 2000::/3
@@ -33,9 +33,8 @@ _NUMBERED = re.compile(
     r"(?:[0-9]+(?:\.[0-9]+)+\s*(?:,|;|&|and|or|to|[-\u2013])\s*)*|[A-Za-z]\w*[-/])\Z",
     re.IGNORECASE,
 )
-_GROUP_BEFORE = re.compile(
-    r"(?<![A-Za-z0-9_])[0-9A-Fa-f]{0,4}:\Z"
-)  # the groups before it in a longer IPv6 address
+# The group before a match that lies inside a longer IPv6 address.
+_GROUP_BEFORE = re.compile(r"(?<![A-Za-z0-9_])[0-9A-Fa-f]{0,4}:\Z")
 
 
 class Pii(BaseModel):

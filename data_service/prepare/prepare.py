@@ -93,7 +93,8 @@ def prepare(preparation: Preparation, output: str, workers: int, progress: Repor
                 passes = _Passes(preparation, listings, options, layout, pool, progress)
                 statistics = passes.run(wanted)
         except (InputError, PrepareError):
-            store.delete(PREPARATION)  # the remedy may be another preparation; receipts of this one stay
+            # Frees the place for corrected settings; this preparation's receipts stay.
+            store.delete(PREPARATION)
             raise
         _remove_strangers(store, statistics)
         save(store, STATISTICS, statistics)
@@ -132,7 +133,7 @@ class _Passes:
         self._preparation, self._listings, self._options = preparation, listings, options
         self._layout, self._pool, self._progress = layout, pool, progress
         self._passes = plan_passes(preparation)
-        self._named = ""  # digest of the clusters whose names documents have
+        self._named = ""  # digest of the clusters by whose names documents are labelled
 
     def run(self, wanted: dict[str, object]) -> Statistics:
         """Run all passes; return the statistics.
@@ -176,7 +177,8 @@ class _Passes:
         tasks = [MeasureTask(self._layout, index, file) for index, file in enumerate(files)]
         measured = self._run(StageTasks("measuring", tasks, measure, MeasuredFile))
         sizes = {file.uri: found.plain_size for file, found in zip(files, measured, strict=True)}
-        lengths = (f"{size} {uri}" for uri, size in sorted(sizes.items()))  # they decide where chunks begin
+        # Decompressed sizes decide where chunks begin.
+        lengths = (f"{size} {uri}" for uri, size in sorted(sizes.items()))
         self._layout = replace(self._layout, build=hash_of([self._layout.build, *lengths])[:16])
         return sizes
 

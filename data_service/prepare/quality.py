@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from data_service.prepare.shingles import FACTOR, mixed
 from data_service.prepare.words import Splitter, Words
 
-Decision = tuple[str, str]  # the reason to drop a text, or none, and what is left of it
+Decision = tuple[str, str]  # the reason to drop a text ("" to keep it), and the text without dropped lines
 _LINE_BREAKS = re.compile("\n+")
 _SPACE = mixed(np.array([32], dtype=np.uint64))  # the hash of a space
 
@@ -95,7 +95,7 @@ def _common_run(block: Any, words: Words, size: int) -> str:
     ends = np.cumsum(lengths + 1)
     found, span = hashes, 1
     for count, most in block.top_n_grams:
-        found, span = _longer(found, hashes, powers, count - span), count
+        found, span = _extended_runs(found, hashes, powers, count - span), count
         if not len(found):
             continue
         characters = ends[count - 1 :] - np.append(0, ends[:-count]) - 1
@@ -116,7 +116,7 @@ def _repeated_runs(block: Any, words: Words, size: int) -> str:
     hashes, powers, lengths = (words.rows[name].copy() for name in ("hash", "power", "length"))
     found, span = hashes, 1
     for count, most in block.dup_n_grams:
-        found, span = _longer(found, hashes, powers, count - span), count
+        found, span = _extended_runs(found, hashes, powers, count - span), count
         ordered = np.sort(found)
         if not (ordered[1:] == ordered[:-1]).any():
             continue
@@ -132,7 +132,7 @@ def _repeated_runs(block: Any, words: Words, size: int) -> str:
     return ""
 
 
-def _longer(
+def _extended_runs(
     runs: NDArray[np.uint64], hashes: NDArray[np.uint64], powers: NDArray[np.uint64], more: int
 ) -> NDArray[np.uint64]:
     """Return the hashes of runs that have `more` words more at their beginning."""

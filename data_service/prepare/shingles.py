@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
 
-LONGEST = 32  # letters of a unit
+LONGEST = 32  # largest number of letters in a unit
 _BEGINS, _CONTINUES = np.uint8(2), np.uint8(1)
 FACTOR = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
-_MIX_FACTOR = np.uint64(0xD6E8FEB86659FD93)  # Pelle Evensen's rrmxmx and many others use it
+_MIX_FACTOR = np.uint64(0xD6E8FEB86659FD93)  # a multiplier of Pelle Evensen's rrmxmx and many other hashes
 _MIX_SHIFT_BITS = np.uint64(32)
 _CHUNK_CHARACTERS = 1 << 20  # characters that are hashed at a time
 

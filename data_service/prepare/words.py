@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 
 from data_service.prepare.shingles import FACTOR, mixed
 
-_CACHE_CHARACTERS = (
-    8 << 20
-)  # characters of the chunks that are kept; each chunk counts as `_CHUNK_CHARACTERS` more
+_CACHE_CHARACTERS = 8 << 20  # characters of cached chunks, each of which counts `_CHUNK_CHARACTERS` more
 _CHUNK_CHARACTERS = 32
 _BATCH_CHUNKS = 4096  # chunks that spaCy gets at a time
 _TRIAL = "It's 5a.m. (e.g. in Co. A: ( o : ) = ):= - ( end). don't http://a.b/c?d=e; x-y/z 'S \u2019s 3,000km\n\t\xa0."
@@ -75,8 +73,8 @@ class Splitter:
         return found
 
     def _forget(self) -> None:
-        self._known: dict[str, int] = {"": 0}  # numbers of chunks
-        self._texts: list[str] = []  # words of all chunks
+        self._known: dict[str, int] = {"": 0}  # number of each cached chunk
+        self._texts: list[str] = []  # words of all cached chunks, in order
         self._ends, self._rows = np.zeros(1 << 12, dtype=np.int64), np.empty(1 << 12, dtype=WORD)
         self._characters = 0
         self._text = None
@@ -101,10 +99,10 @@ class Splitter:
         found = self._spacy.words(chunks) if self._spacy else [[chunk] for chunk in chunks]
         first, row = len(self._known), len(self._texts)
         words = [word for part in found for word in part]
-        self._ends = _grown(self._ends, first + len(chunks))
-        self._rows = _grown(self._rows, row + len(words))
+        self._ends = _grown_table(self._ends, first + len(chunks))
+        self._rows = _grown_table(self._rows, row + len(words))
         self._ends[first : first + len(chunks)] = row + np.cumsum([len(part) for part in found])
-        self._rows[row : row + len(words)] = _described(words, self._spacy)
+        self._rows[row : row + len(words)] = _word_records(words, self._spacy)
         self._texts.extend(words)
         self._known.update(zip(chunks, range(first, first + len(chunks)), strict=True))
 
@@ -128,12 +126,12 @@ class _SpaCy:
         self.ends = frozenset(language.get_pipe("sentencizer").punct_chars)
         self._rules = frozenset(theirs.rules)
         self.is_mark = language.vocab.lex_attr_getters[IS_PUNCT]
-        # A vocabulary of its own finds no shapes and norms of words.
+        # A fresh vocabulary saves time: it does not compute shapes and norms of words.
         self._tokenizer = Tokenizer(Vocab(), rules=theirs.rules, **affixes)
-        # The one word that the end of a memory zone frees without removing it: later texts would find it.
+        # This word is created before the memory zone, whose end would free it but leave it in the vocabulary.
         self._tokenizer.vocab["IS_ALPHA"]
         without_rules = Tokenizer(self._tokenizer.vocab, rules={}, **affixes)
-        # Neighbouring words of special cases, by the two letters where they meet.
+        # Pairs of neighbouring words in special cases, by the two letters at which they meet.
         self._pairs: dict[str, list[tuple[str, str]]] = {}
         with self._tokenizer.vocab.memory_zone():
             for rule in theirs.rules:
@@ -192,7 +190,7 @@ class _SpaCy:
         )
 
 
-def _described(words: list[str], spacy: _SpaCy | None) -> NDArray[np.void]:
+def _word_records(words: list[str], spacy: _SpaCy | None) -> NDArray[np.void]:
     """Return [words] WORD."""
     from datatrove.utils.text import PUNCTUATION_SET
 
@@ -210,7 +208,7 @@ def _described(words: list[str], spacy: _SpaCy | None) -> NDArray[np.void]:
     return rows
 
 
-def _grown(table: NDArray[Any], size: int) -> NDArray[Any]:
+def _grown_table(table: NDArray[Any], size: int) -> NDArray[Any]:
     """Return the table, or twice as long a copy of it if it has fewer than `size` rows."""
     return table if size <= len(table) else np.resize(table, max(size, 2 * len(table)))
 

@@ -86,8 +86,8 @@ class Denoising(RowMasking):
         text = _Text.of(laid_out, rows.units)
         targets = np.flatnonzero(text.learned)
         if self.permute_sentences:
-            assert rows.sentences is not None  # `reads_sentences`
-            text = text.permuted(sentence_order(laid_out, rows.sentences, _of_tokens(rows, "sentences")))
+            assert rows.sentences is not None  # ensured by `reads_sentences`
+            text = text.permuted(sentence_order(laid_out, rows.sentences, _token_draws(rows, "sentences")))
         spans = self._spans(rows)
         tokens, offsets = text.infilled(spans, rows.units.edges, laid_out.offsets, rows.vocabulary.mask)
         causal = np.ones(len(offsets) - 1, dtype=np.bool_)
@@ -106,12 +106,12 @@ class Denoising(RowMasking):
         counts = np.diff(rows.units.edges)
         uniform = draws32(purpose(rows.key, "budgets"), first, first + len(counts)) / _DRAW_RANGE
         budgets = np.floor(self.rate * counts + uniform).astype(np.int64)
-        lengths = poisson_lengths(self.span_mean).of(_of_tokens(rows, "lengths")) - 1
+        lengths = poisson_lengths(self.span_mean).of(_token_draws(rows, "lengths")) - 1
         row, sizes = spans_within(budgets, lengths, slots.counts)
-        return Spans.laid_out(row, sizes, counts, _of_tokens(rows, "places"), slots.counts)
+        return Spans.laid_out(row, sizes, counts, _token_draws(rows, "places"), slots.counts)
 
 
-def _of_tokens(rows: MaskableRows, name: str) -> NDArray[np.uint32]:
+def _token_draws(rows: MaskableRows, name: str) -> NDArray[np.uint32]:
     """Return [T] uniform 32-bit draws for one purpose, one for each token of the text."""
     edges = rows.slots.edges
     return draws32(purpose(rows.key, name), int(edges[0]), int(edges[-1]))
@@ -156,16 +156,18 @@ def spans_within(
         drawn: [N] int64, how many of them belong to each row.
     """
     row = np.repeat(np.arange(len(budgets)), drawn)
-    left = budgets[row] - _before(lengths, drawn)
+    left = budgets[row] - _sum_before(lengths, drawn)
     used = left > 0
     row, sizes = row[used], np.minimum(lengths, left)[used]
     covered = np.bincount(row, weights=sizes, minlength=len(budgets)).astype(np.int64)
     room = covered - np.bincount(row[sizes > 0], minlength=len(budgets))
-    kept = (sizes > 0) | (_before(sizes == 0, np.bincount(row, minlength=len(budgets))) < room[row])
+    kept = (sizes > 0) | (_sum_before(sizes == 0, np.bincount(row, minlength=len(budgets))) < room[row])
     return row[kept], sizes[kept]
 
 
-def _before(values: NDArray[np.int64] | NDArray[np.bool_], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _sum_before(
+    values: NDArray[np.int64] | NDArray[np.bool_], counts: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Return [D] int64, the sum of the values before each one in its row. `counts`: [N], number of values in each."""
     total = np.append(0, np.cumsum(values, dtype=np.int64))
     before: NDArray[np.int64] = total[:-1] - np.repeat(total[np.cumsum(counts) - counts], counts)
@@ -210,9 +212,10 @@ class Spans:
         owner, total = np.repeat(np.arange(len(counts)), beads), int(beads.sum())
         shift = np.repeat(np.cumsum(drawn) - drawn - np.cumsum(beads) + beads, beads)
         mine = draws[shift + np.arange(total)].astype(np.int64)
-        order = np.argsort((owner << 32) | mine, kind="stable")  # the beads of each row in random order
+        # Shuffles each row's beads: its spans and its single units.
+        order = np.argsort((owner << 32) | mine, kind="stable")
         first = (np.cumsum(beads) - beads)[rows]
-        at = order[first + _before(np.ones(len(rows), dtype=np.int64), per_row)]
+        at = order[first + _sum_before(np.ones(len(rows), dtype=np.int64), per_row)]
         units = np.ones(total, dtype=np.int64)
         units[at] = sizes
         return cls(rows, (np.cumsum(units) - units)[at], sizes)
@@ -274,13 +277,13 @@ class _Text:
         gone[self.inside] = hidden[unit[self.inside]]
         opening[self.first] = opens
         counts = np.where(gone, opening, True).astype(np.int64)
-        counts += self._inserted(spans.rows[~some], spans.starts[~some], edges, offsets)
+        counts += self._mask_counts(spans.rows[~some], spans.starts[~some], edges, offsets)
         ends = np.cumsum(counts)
         tokens = np.full(int(ends[-1]), mask, dtype=self.tokens.dtype)
         tokens[ends[~gone] - 1] = self.tokens[~gone]
         return tokens, np.append(0, ends)[offsets]
 
-    def _inserted(
+    def _mask_counts(
         self,
         rows: NDArray[np.int64],
         units: NDArray[np.int64],

@@ -117,7 +117,7 @@ class Reading:
         holes = block.removed is not None
         if not backward:
             return cls(len(text), text, bounds, flags, holes)
-        # Read backward, a word begins with its last piece.
+        # Where text is read backward, a word's last piece begins the word.
         mirrored = (begins[1:] * _BEGINS) | (flags & (_FIXED | _REMOVED))
         return cls(
             len(text),
@@ -183,7 +183,7 @@ class Reading:
         choices = np.searchsorted(self.bounds, places + room) - low
         at_sentence = self.bounds[low + scale(cut, np.maximum(choices, 1))] - places
         sizes = np.where(choices > 0, at_sentence, 1 + scale(cut, room - 1))
-        # A random B begins with a sentence, and early enough to fit.
+        # A random segment B begins where a sentence begins, early enough to fit.
         anywhere = backward * self.size + scale(place, self.size - (room - sizes) + 1)
         elsewhere = self.bounds[np.searchsorted(self.bounds, anywhere, side="right") - 1]
         return sizes, np.where(drawn < round(random * (1 << 32)), elsewhere, places + sizes)
@@ -211,7 +211,7 @@ def lane_places(
     mirrored = backward[of_row]
     whole = 2 * reading.size
     starts, stops = np.where(mirrored, whole - stops, starts), np.where(mirrored, whole - starts, stops)
-    with_ends = rows.ends + np.arange(len(rows.ends))  # where the end-of-document tokens stand
+    with_ends = rows.ends + np.arange(len(rows.ends))  # places of the end-of-document tokens
     in_block = [places - np.searchsorted(with_ends, places) for places in (starts, stops)]
     order = np.argsort(of_row, kind="stable")
     return of_row[order], in_block[0][order], in_block[1][order]
@@ -251,7 +251,7 @@ def _places(
     return places
 
 
-_TOKENS_AT_ONCE = 1 << 18  # so that the arrays of a piece stay in a cache
+_CHUNK_TOKENS = 1 << 18  # tokens that are permuted at a time: their arrays stay in a processor's cache
 
 
 def permuted_rows(
@@ -270,11 +270,11 @@ def permuted_rows(
     `key`: key of the draws of this block in this epoch. Other arguments as for `Reading.of`.
     """
     reading = Reading.of(block, special, never, starts_word, backward=rows.directions == 2)
-    size = max(1, _TOKENS_AT_ONCE // rows.length)
+    size = max(1, _CHUNK_TOKENS // rows.length)
     parts = []
     for first in range(start, stop, size):
         text = reading.lay_out(rows, first, min(first + size, stop), special, key)
-        targets, order = _predicted(text, rows.reuse, first, config, key)
+        targets, order = _choose_targets(text, rows.reuse, first, config, key)
         parts.append(_samples(text, targets, order))
     return join_rows(parts)
 
@@ -294,7 +294,7 @@ def _samples(text: LaneText, targets: NDArray[np.bool_], order: NDArray[np.int32
     )
 
 
-def _predicted(
+def _choose_targets(
     text: LaneText, reuse: int, first_row: int, config: PermutedPrediction, key: Key
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
     """Return the targets of rows, [N, length] bool, and the order of their tokens, [N, length] int32.

@@ -23,7 +23,7 @@ from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.types import Block, Share
 
 EDGE_TOKENS = 3  # <sep> after A, <sep> and <cls> after B
-MOST_TOKENS = 1 << 16  # in a row
+MOST_TOKENS = 1 << 16  # largest number of tokens in a row
 
 
 class Lanes(RowInput):
@@ -74,7 +74,7 @@ class LaneRows:
     def stretches(self, row: int) -> tuple[range, ...]:
         """Return the range of the block's tokens that the window of a row holds. A random B is not included."""
         first = row // self.directions * self.reuse
-        with_ends = self.ends + np.arange(len(self.ends))  # where the end-of-document tokens stand
+        with_ends = self.ends + np.arange(len(self.ends))  # places of the end-of-document tokens
         start, stop = (
             place - int(np.searchsorted(with_ends, place))
             for place in (first, first + self.length - EDGE_TOKENS)

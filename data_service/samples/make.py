@@ -121,7 +121,7 @@ def make_rows(
     match spec.masking:
         case RowMasking() as masking:
             assert isinstance(rows, RowCuts)  # the spec's input and masking agree
-            masked = _masked(
+            masked = _masked_samples(
                 block,
                 rows,
                 start=start,
@@ -148,7 +148,7 @@ def make_rows(
             )
         case NextToken():
             assert isinstance(rows, RowCuts)  # the spec's input and masking agree
-            return _in_languages(_causal(block, rows, start, stop, spec), spec, source)
+            return _in_languages(_causal_samples(block, rows, start, stop, spec), spec, source)
         case NoMasking():
             assert isinstance(rows, TextRows)
             return _in_languages(text_rows(block, rows, start, stop, spec.special, spec.layout), spec, source)
@@ -156,7 +156,7 @@ def make_rows(
             assert_never(spec.masking)
 
 
-def _masked(
+def _masked_samples(
     block: Block,
     rows: RowCuts,
     start: int,
@@ -168,7 +168,8 @@ def _masked(
     rates: NDArray[np.float64] | None,
 ) -> Samples:
     starts_word, unigram = tables.starts_word, tables.unigram
-    assert masking.level is None or starts_word is not None  # `Corpora` gives what the masking needs
+    # `Corpora` reads the word starts that the masking needs.
+    assert masking.level is None or starts_word is not None
     text = rows.text(block, start, stop)
     laid_out = lay_out(text, rows, start, stop, spec.special)
     densest = spec.densest_masking
@@ -187,17 +188,17 @@ def _masked(
     if unigram is not None:
         vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
     maskable = MaskableRows(laid_out, units, slots, vocabulary, key, tables, rates, sentences)
-    return _labelled(block, rows, start, laid_out, masking.mask(maskable))
+    return _with_labels(block, rows, start, laid_out, masking.mask(maskable))
 
 
-def _causal(block: Block, rows: RowCuts, start: int, stop: int, spec: StreamSpec) -> Samples:
+def _causal_samples(block: Block, rows: RowCuts, start: int, stop: int, spec: StreamSpec) -> Samples:
     text = rows.text(block, start, stop)
     laid_out = lay_out(text, rows, start, stop, spec.special)
     found = next_tokens(laid_out, fixed_positions(text, spec.never_masked))
-    return _labelled(block, rows, start, laid_out, found)
+    return _with_labels(block, rows, start, laid_out, found)
 
 
-def _labelled(block: Block, rows: RowCuts, start: int, laid_out: LaidOut, samples: Samples) -> Samples:
+def _with_labels(block: Block, rows: RowCuts, start: int, laid_out: LaidOut, samples: Samples) -> Samples:
     """Return `samples`, the rows from `start` on, with their segments and labels, and the holes that removed documents
     left."""
     stop = start + samples.rows

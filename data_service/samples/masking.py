@@ -254,7 +254,7 @@ class MlmMasking(FixedRateMasking):
 
     def expected(self, length: int, maskable: int) -> float:
         wanted = self.rate * (length if self.count_special else maskable)
-        if self.count == "drawn":  # with replacement, each counted once
+        if self.count == "drawn":  # positions are drawn with replacement, and each counts once
             wanted = maskable * (1 - (1 - 1 / maskable) ** wanted)
         if self.count == "ceil":
             wanted = math.ceil(wanted)
@@ -305,9 +305,8 @@ def mask_rows(found: MaskableRows, masking: MlmMasking) -> Samples:
     counted = np.diff(rows.offsets) if masking.count_special else maskable
     wanted = (masking.rate if found.rates is None else found.rates) * counted
     counts = budgets(masking, wanted, maskable, slots.first_row, purpose(key, "counts"))
-    counts = np.minimum(
-        counts, slots.counts
-    )  # a draw for each: they differ only in rows of hardly anything but separators
+    # Each target needs a draw; slots are fewer only in rows of almost nothing but separators.
+    counts = np.minimum(counts, slots.counts)
     chosen = np.flatnonzero(_select(rows, units, counts=counts, slots=slots, masking=masking, key=key))
     text = units.text(chosen)
     exact = sizes is None and masking.count != "drawn"
@@ -316,7 +315,7 @@ def mask_rows(found: MaskableRows, masking: MlmMasking) -> Samples:
     target_ids = rows.tokens[positions]
     draws = _row_draws(per_row, slots, purpose(key, "replacements"))
     if masking.replace.similar:
-        assert similar is not None  # `Corpora` gives what the masking needs
+        assert similar is not None  # `Corpora` reads the table that the masking needs
         assert sizes is not None
         rows.tokens[positions] = replaced_words(
             target_ids, sizes[chosen], draws, masking.replace, vocabulary, similar

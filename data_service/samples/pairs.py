@@ -44,8 +44,8 @@ from data_service.samples.sentence_chunks import (
 )
 from data_service.types import Block, Share
 
-_SHORT_ROW_TOKENS = 5  # target of ELECTRA's short rows, special tokens included
-TEXTS = 2  # of a translation: query and positive; negatives are left out
+_SHORT_ROW_TOKENS = 5  # least target length of ELECTRA's short rows, special tokens included
+TEXTS = 2  # texts of a translation: query and positive, without negatives
 
 
 class DrawnRows(RowInput):
@@ -77,7 +77,7 @@ class _RandomPairs(DrawnRows):
 
     @property
     def repeats(self) -> float:
-        # A random second segment, about half a row, is read besides the corpus.
+        # Random second segments, about half a row each, are read in addition to the corpus.
         return 1 / (1 - self.random / 2)
 
 
@@ -110,7 +110,7 @@ def segment_pairs(block: Block, config: SegmentPairs, length: int, key: Key) -> 
     a = sentences.span(first, split)
     b = sentences.span(split, end)
     wanted = targets[first] - (a[1] - a[0])
-    return _paired(sentences, (a, b), first=first, random=random, wanted=wanted, room=room, key=key)
+    return _pair_segments(sentences, (a, b), first=first, random=random, wanted=wanted, room=room, key=key)
 
 
 class SentencePairs(_RandomPairs):
@@ -132,7 +132,7 @@ def sentence_pairs(block: Block, config: SentencePairs, length: int, key: Key) -
     random = random[first]
     a = sentences.span(first, first + 1)
     b = sentences.span(first + 1, np.where(random, first + 1, first + 2))
-    return _paired(
+    return _pair_segments(
         sentences,
         (a, b),
         first=first,
@@ -143,7 +143,7 @@ def sentence_pairs(block: Block, config: SentencePairs, length: int, key: Key) -
     )
 
 
-def _paired(
+def _pair_segments(
     sentences: Sentences,
     following: tuple[Ends, Ends],
     first: Numbers,
@@ -288,11 +288,11 @@ def translation_rows(block: Block, length: int) -> RowCuts:
         )
     first = block.documents[:-1, None] + np.arange(TEXTS)
     starts = block.sentences[first]
-    sizes = _shortened(block.sentences[first + 1] - starts, length - TEXTS * EDGE_TOKENS)
+    sizes = _shortened_sizes(block.sentences[first + 1] - starts, length - TEXTS * EDGE_TOKENS)
     return RowCuts.restarted(Segments(starts, sizes, None))
 
 
-def _shortened(sizes: NDArray[np.int64], room: int) -> NDArray[np.int64]:
+def _shortened_sizes(sizes: NDArray[np.int64], room: int) -> NDArray[np.int64]:
     """Return [N, 2] sizes of pairs shortened to at most `room` tokens.
 
     The longer text is shortened, down to half of the room at most; then the other is, too.

@@ -140,7 +140,7 @@ def choose_ngrams(
     row = np.arange(rows)
     at, left = row * (width + 1), np.full(rows, goal)
     marks = np.zeros(rows * (width + 1) + 1, dtype=np.int8)
-    # All rows at once, an n-gram at a time.
+    # Each turn of the loop draws one n-gram of every row.
     for of_turn in draws.T:
         word = of_turn[row]
         n = np.minimum(1 + np.searchsorted(likely, word >> _HIGH_SHIFT_BITS, side="right"), left)

@@ -21,7 +21,7 @@ from data_service.rng import scale
 from data_service.types import Share, Tokens
 
 _DRAW_RANGE = 1 << 32
-_OF_WORDS = ("similar",)  # shares that later versions added: they are not written if they are 0
+_LATER_SHARES = ("similar",)  # shares that later versions added: they are not written if they are 0
 
 
 class Replacement(BaseModel):
@@ -59,12 +59,12 @@ class Replacement(BaseModel):
     @model_serializer(mode="wrap")
     def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out shares that later versions added if they are 0, so that older specs keep their JSON."""
-        return {name: value for name, value in serialize(self).items() if name not in _OF_WORDS or value}
+        return {name: value for name, value in serialize(self).items() if name not in _LATER_SHARES or value}
 
     @property
     def of_words(self) -> dict[str, float]:
         """Shares above 0 of rules that replace whole words. If there is one, all shares are of words."""
-        return {name: share for name in _OF_WORDS if (share := getattr(self, name))}
+        return {name: share for name in _LATER_SHARES if (share := getattr(self, name))}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class ColumnAxis(Enum):
     TOKEN = auto()
     TARGET = auto()
     HOLE = auto()
-    FORM = auto()  # tokens of the rows' corrupted forms
+    FORM = auto()  # axis of the tokens of the rows' corrupted forms
 
 
 _T = TypeVar("_T", bound=np.generic)
@@ -96,7 +96,7 @@ _AXES: dict[str, ColumnAxis] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(Samples, include_extras=True).items()
 }
 _OFFSETS = ("offsets", "corrupted_offsets")
-_PLACES = ("target_positions", "holes")  # indices in `tokens`, which move with their rows
+_PLACES = ("target_positions", "holes")  # columns of indices in `tokens`, shifted when rows move
 
 
 def _columns(samples: Samples) -> dict[str, NDArray[Any]]:
@@ -191,7 +191,7 @@ def _ragged_take(
     """
     lengths = edges[rows + 1] - edges[rows]
     offsets = np.append(0, np.cumsum(lengths))
-    # Half-width indices are twice as fast to make and to follow.
+    # int32 indices are computed and read twice as fast as int64.
     dtype = np.int32 if max(edges[-1], offsets[-1]) < np.iinfo(np.int32).max else np.int64
     where = np.repeat((edges[rows] - offsets[:-1]).astype(dtype), lengths)
     where += np.arange(len(where), dtype=dtype)

@@ -88,8 +88,8 @@ def word_units(
     return Units(np.searchsorted(firsts, edges), firsts, sizes)
 
 
-_DRAW_MARGIN = 1.06  # over the expected number of draws
-_SPARE_SLOTS = 10  # slots a row
+_DRAW_MARGIN = 1.06  # factor by which slots exceed the expected number of draws
+_SPARE_SLOTS = 10  # further slots of each row
 _FRACTION_BITS = 16
 
 
@@ -112,7 +112,8 @@ class Slots:
 
         `text_edges`: [N + 1], offsets in the block's text; row i lies from text_edges[i] to text_edges[i + 1].
         """
-        expected = -math.log1p(-rate)  # draws per token until that share is distinct, in a long row
+        # Draws per token after which the share `rate` of a long row has been drawn.
+        expected = -math.log1p(-rate)
         per_token = math.ceil(expected * _DRAW_MARGIN * (1 << _FRACTION_BITS))
         rows = np.arange(first_row, first_row + len(text_edges))
         return cls(((text_edges * per_token) >> _FRACTION_BITS) + _SPARE_SLOTS * rows, first_row)
@@ -133,7 +134,7 @@ def select(units: Units, budgets: NDArray[np.int64], slots: Slots, key: Key) -> 
     drawn, counts = _draw(units, slots, key)
     order = np.arange(len(drawn), dtype=np.int32)
     latest = np.empty(len(chosen), dtype=np.int32)
-    latest[drawn[::-1]] = order[::-1]  # of repeated indices the last assignment stays: the first draw
+    latest[drawn[::-1]] = order[::-1]  # reversed, so that each unit's first draw is assigned last
     first = latest[drawn] == order
     if units.sizes is None:
         left = _take_first(chosen, drawn, counts, first, budgets)

@@ -131,7 +131,8 @@ def truncated(first: Ends, second: Ends, room: int, key: Key) -> tuple[Ends, End
     sizes = np.stack([first[1] - first[0], second[1] - second[0]], axis=1)
     excess = np.maximum(sizes.sum(axis=1) - room, 0)
     difference = sizes[:, 0] - sizes[:, 1]
-    at_once = np.minimum(excess, np.abs(difference))  # from the longer, before they take turns
+    # Tokens cut from the longer text before both are cut in turns.
+    at_once = np.minimum(excess, np.abs(difference))
     turns = excess - at_once
     lost = np.stack([turns // 2, turns - turns // 2], axis=1)
     lost[np.arange(len(lost)), (difference <= 0).astype(np.int64)] += at_once

@@ -28,7 +28,7 @@ from data_service.store.errors import KeyMissing
 from data_service.store.open import open_file
 from data_service.types import Tokens
 
-LONGEST = 8  # tokens of a word in the table
+LONGEST = 8  # largest number of tokens of a word in the table
 
 _FORMAT = "maskfleet-similar-words"
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits evenly mixed: 2**64 divided by the golden ratio

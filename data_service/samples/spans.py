@@ -30,7 +30,7 @@ class Lengths:
     @classmethod
     def weighted(cls, weights: NDArray[np.float64]) -> "Lengths":
         """Return the distribution in which n words have probability proportional to weights[n - 1] (positive)."""
-        # Sums and one division only, which every machine rounds alike: the same draws mean the same lengths.
+        # All machines round sums and one division alike, so that the same draws give the same lengths.
         upper = np.cumsum(weights)
         return cls(np.rint(upper[:-1] / upper[-1] * _DRAW_RANGE).clip(0, _DRAW_RANGE - 1).astype(np.uint32))
 
@@ -114,7 +114,7 @@ class _Rounds:
     def __init__(
         self, units: Units, separators: NDArray[np.int64], budgets: NDArray[np.int64], stretches: Stretches
     ) -> None:
-        assert units.starts is not None  # words have both
+        assert units.starts is not None  # words have starts and sizes
         assert units.sizes is not None
         self._first, self._available = units.edges[:-1], np.diff(units.edges)
         width = min(stretches.lengths.longest, int(self._available.max(initial=1)))

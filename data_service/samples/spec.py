@@ -41,7 +41,7 @@ _LATER = (
     "translations",
     "stages",
     "annealing",
-)  # fields that came later: left out where nobody set them
+)  # fields that later versions added: left out of the JSON unless they are set
 
 
 class _Config(BaseModel):

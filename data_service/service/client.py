@@ -63,7 +63,7 @@ class FeedClient:
         self._counted = counted
         self._spec_json = spec.model_dump_json()
         self._opened: OpenStream = self._await(feed.open.remote(self._spec_json))
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the attributes below
         self._held: dict[EpochWindow, _HeldWindow] = {}
         self._steps: StepLayout | None = None
         self._announced = self._announce(())
@@ -90,7 +90,7 @@ class FeedClient:
             held = [
                 (held.refs[slab], samples)
                 for held in self._held.values()
-                for slab, samples in list(held.slabs.items())  # fetched meanwhile
+                for slab, samples in list(held.slabs.items())  # a copy: the fetching thread may add slabs
             ]
         return {ref.hex(): samples.nbytes for ref, samples in held}
 
@@ -103,7 +103,9 @@ class FeedClient:
             (axis,) = self._await(self._feed.token_axis.remote(self._spec_json))
             try:
                 found: TokenAxis = _result(axis)
-            except ray.exceptions.ObjectLostError:  # with the feed: its successor makes another
+            except (
+                ray.exceptions.ObjectLostError
+            ):  # the axis was lost with its feed; the next feed computes it again
                 continue
             return found
 
@@ -126,7 +128,7 @@ class FeedClient:
         with self._changed:
             self._reading = {window for window, _, _ in spans}
             self._move_on()
-        parts = [part for window, first, last in spans for part in self._parts(window, first, last)]
+        parts = [part for window, first, last in spans for part in self._sample_parts(window, first, last)]
         self.wait_seconds += time.perf_counter() - began
         return join_rows(parts)
 
@@ -170,7 +172,7 @@ class FeedClient:
             self._opened.epoch_layout, *window, rows=self._opened.slab_rows, steps=self._steps
         )
 
-    def _parts(self, window: EpochWindow, first: int, last: int) -> list[Samples]:
+    def _sample_parts(self, window: EpochWindow, first: int, last: int) -> list[Samples]:
         """Return samples `first` to `last` of a window, in order."""
         while True:
             held = self._window(window, lambda layout: layout.slabs_of(first, last))
@@ -206,7 +208,7 @@ class FeedClient:
                 continue
             except (UserError, ray.exceptions.RayError) as error:
                 with self._changed:
-                    self._failures[coming[0]] = error  # raised by the read that needs it
+                    self._failures[coming[0]] = error  # raised by the read that needs this window
 
     def _fetch(self, window: EpochWindow, layout: SlabLayout, slab: int) -> None:
         held = self._window(window, lambda found: [slab] if found == layout else [])
@@ -232,7 +234,7 @@ class FeedClient:
                 raise
             raise _Gone from error
         except UserError:
-            self._forget(window, held, 1)  # the build failed, the next need not
+            self._forget(window, held, 1)  # the next build may succeed
             raise
         except ray.exceptions.RayError as error:
             if tasks.died(error) or tasks.full(error):
@@ -292,8 +294,10 @@ class FeedClient:
                 held = self._held.get(window)
                 if held is not None and all(slab in held.refs for slab in needed(held.layout)):
                     return held
-                wanted = self._wanted(window, needed)
-                ahead = [self._wanted(other) for other in self._announced.windows if other != window]
+                wanted = self._missing_slabs_request(window, needed)
+                ahead = [
+                    self._missing_slabs_request(other) for other in self._announced.windows if other != window
+                ]
             answer: dict[EpochWindow, Build] = _result(
                 self._feed.windows.remote(self._spec_json, wanted, ahead)
             )
@@ -301,7 +305,7 @@ class FeedClient:
                 for found in answer.keys() & {window, *self._announced.windows}:
                     self._take(found, answer[found])
 
-    def _wanted(
+    def _missing_slabs_request(
         self, window: EpochWindow, needed: Callable[[SlabLayout], Iterable[int]] = lambda layout: ()
     ) -> SlabRequest:
         """Return the request for those slabs that are needed or announced and to which we have no reference yet."""
@@ -327,7 +331,8 @@ class FeedClient:
         """Wait for an answer that may take a counting pass, and return it. Raises the feed's error."""
         while self._counted is not None and not ray.wait([answer], timeout=_LOOK_SECONDS)[0]:
             progress = self._feed.progress.remote()
-            if ray.wait([progress], timeout=_LOOK_SECONDS)[0]:  # not while the feed is being restarted
+            # No answer comes while the feed is being restarted.
+            if ray.wait([progress], timeout=_LOOK_SECONDS)[0]:
                 self._counted(_result(progress))
         return _result(answer)
 

@@ -22,7 +22,8 @@ from data_service.errors import EnvironmentUnusable, library_changed
 from data_service.limits import ensure_limits
 from data_service.processes import STARTED_HERE, mark_ray_session, temporary_place
 
-UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")  # not needed by a Ray on one machine
+# Parts of Ray that one machine does not need.
+UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
 FOLDERS = "_py_driver_sys_path"
 NODE, DEAD, LOGS = "_global_node", "dead_processes", "get_logs_dir_path"
 PRINTS = "print_to_stdstream"
@@ -42,13 +43,14 @@ def start_ray(**local: Any) -> None:
     """
     folder = temporary_place()
     ensure_names()
-    setattr(worker, PRINTS, lambda *_, **__: None)  # a dead raylet's last words, on standard output
-    own = local | {"address": "local", "include_dashboard": False}  # no address: any cluster on the machine
+    setattr(worker, PRINTS, lambda *_, **__: None)  # Ray would print a dead raylet's log on standard output
+    # "local": without it Ray would join any cluster on the machine.
+    own = local | {"address": "local", "include_dashboard": False}
     if not joins_cluster():
         ensure_limits(local.get("object_store_memory", 0))
         mark_ray_session()
     try:
-        with _lean():
+        with _reduced_ray():
             ray.init(
                 logging_level=logging.ERROR,
                 log_to_driver=False,
@@ -69,12 +71,13 @@ def joins_cluster() -> bool:
 
 
 @contextmanager
-def _lean() -> Iterator[None]:
+def _reduced_ray() -> Iterator[None]:
     """A Ray that is started in this context has only what we use, a token of its own, and a sign that we started it."""
     _hold_token()
-    if not joins_cluster():  # its GCS would keep a record of every call, 100,000 of them, for a dashboard
+    # Ray's control process would keep records of the last 100,000 calls for a dashboard.
+    if not joins_cluster():
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-        # Above the command's own niceness. With Ray's default of 15 ranks starve beside any other work.
+        # Niceness of workers, added to the command's: with Ray's default of 15 ranks starve beside any other work.
         os.environ.setdefault(NICENESS, "0")
     with without_unused():
         yield

@@ -63,7 +63,7 @@ def run_pass(
         except ray.exceptions.RayError as error:
             deaths[part.start] += died(error)
             if deaths[part.start] == DEATHS:
-                raise _uncounted(corpora, source, part, error) from error
+                raise _counting_error(corpora, source, part, error) from error
             if not (died(error) or lost(error)):
                 raise cause_of(error) from error
             coming[start(part)] = part
@@ -72,7 +72,7 @@ def run_pass(
     return np.concatenate([job(corpora, source, 0, 0), *(found[part.start] for part in parts)])
 
 
-def _uncounted(corpora: Corpora, source: int, part: range, error: Exception) -> BuildFailed:
+def _counting_error(corpora: Corpora, source: int, part: range, error: Exception) -> BuildFailed:
     uri, reason = corpora.spec.sources[source].uri, reason_of(error)
     return BuildFailed(
         f"{uri}, blocks {part.start} to {part.stop - 1}: {DEATHS} processes in a row died while they counted rows; "

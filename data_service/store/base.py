@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 from data_service.store.errors import BadUri
 
 TEMPORARY = ".tmp-"  # names of files still being written start like this; no store lists them
-_REQUESTS = 32  # on their way at the same time: as many connections as a client keeps
+_REQUESTS = 32  # requests in flight at the same time: as many connections as a client keeps
 T = TypeVar("T")
 R = TypeVar("R")
 ATTEMPTS = 4

@@ -21,7 +21,7 @@ from data_service.store.upload_sources import Buffers, LocalFile, both
 _C = TypeVar("_C")
 _T = TypeVar("_T")
 
-# By service, whether this process has had credentials that a server accepted.
+# For each service, whether a server has accepted this process's credentials.
 _VALID_BEFORE = {"s3": Event(), "gs": Event(), "az": Event()}
 
 
@@ -62,7 +62,7 @@ class BucketStore(ABC, Generic[_C]):
     _connection: Connection[_C] = field(repr=False, compare=False)
 
     _failures: ClassVar[tuple[type[Exception], ...]]
-    _single: ClassVar[int]  # bytes: larger objects are uploaded in parts
+    _single: ClassVar[int]  # size in bytes above which objects are uploaded in parts
 
     @property
     @abstractmethod
@@ -85,7 +85,7 @@ class BucketStore(ABC, Generic[_C]):
         return self._download(key, 0, None)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        if length == 0:  # no range can say so; only the key can be missing
+        if length == 0:  # no range is empty, so only the key is checked
             return b"" if self.size(key) is not None else self.get(key)
         return self._download(key, start, length)
 

@@ -70,7 +70,7 @@ class CloudStore(BucketStore[CloudClient]):
                     attributes={WRITER: writer},
                 )
             except AlreadyExistsError as error:
-                # It may have been us: an attempt that succeeded although its answer was lost.
+                # An earlier attempt of ours may have created the object, although its answer was lost.
                 stored = writer_of(client, name, WRITER)
                 if stored is None:  # deleted since
                     raise StoreUnavailable.at(self._full(name), "deleted while it was created") from error
@@ -100,7 +100,7 @@ class CloudStore(BucketStore[CloudClient]):
                 name = str(item["path"])
                 if name.startswith(wanted):
                     yield Entry(name.removeprefix(root), int(item["size"]), item["e_tag"] or "")
-                elif name > wanted:  # they are in order
+                elif name > wanted:  # names come in order
                     return
             patience = Patience(self.patience_s)
 
@@ -113,7 +113,7 @@ class CloudStore(BucketStore[CloudClient]):
 
     def delete(self, key: str) -> None:
         name = self._name(key)
-        with suppress(KeyMissing):  # Azure says so, Google does, S3 does not
+        with suppress(KeyMissing):  # Azure and Google raise this for a missing object; S3 does not
             self._call(name, partial(_delete, [name]))
 
     def delete_many(self, keys: Sequence[str]) -> None:
@@ -123,7 +123,7 @@ class CloudStore(BucketStore[CloudClient]):
             names = [self._name(key) for key in batch]
             try:
                 self._call(self.prefix, partial(_delete, names))
-            except KeyMissing:  # one of them does not exist; which of the others were deleted is unknown
+            except KeyMissing:  # one object does not exist; it is unknown which others were deleted
                 for _ in together(self.delete, batch):
                     pass
 

@@ -23,7 +23,7 @@ from data_service.store.errors import BadUri, StoreError
 Scheme = Literal["gs", "az"]
 
 _READ_TIMEOUT_S = 60.0  # a connection without data for so long counts as dead
-_SENDING_S = 120.0  # for an answer to a part of an upload: the time in which it is sent counts, too
+_SENDING_S = 120.0  # time limit in which a part of an upload is sent and answered
 _PART_RETRIES = 8
 _PART_RETRY_S = 60.0
 _ENDPOINT = {
@@ -31,7 +31,7 @@ _ENDPOINT = {
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 _EMULATOR = "http://127.0.0.1:10000/devstoreaccount1"
-_used_by: int | None = None  # process that has made requests
+_used_by: int | None = None  # id of the process that made the first request
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _store(scheme: Scheme, bucket: str, plain: bool, *, silence_s: float, retrie
         "allow_http": plain,
         "connect_timeout": timedelta(seconds=10),
         "read_timeout": timedelta(seconds=silence_s),
-        "timeout": timedelta(days=1),  # by default a request may take 30 s, and no longer
+        "timeout": timedelta(days=1),  # obstore's default is 30 s for a whole request
     }
     retry = {"max_retries": retries, "retry_timeout": timedelta(seconds=_PART_RETRY_S)}
     if scheme == "gs":

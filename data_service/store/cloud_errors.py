@@ -23,7 +23,7 @@ from data_service.store.errors import (
 
 FAILURES = (
     BaseError,
-    OSError,  # FileNotFoundError for an answer with status 404; the request for the server's time
+    OSError,  # FileNotFoundError for status 404; others from the request for the server's time
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),  # an answer of another shape
     RuntimeError,
 )
@@ -35,10 +35,9 @@ _MESSAGE = re.compile(r"<Message>([^<\n]*)")
 _KIND = re.compile(r"\bsource: (\w+)")
 _CAUSE = re.compile(r'\b(?:message|error): "([^"]+)"')
 _STATUS_PREFIX = "Server returned non-2xx status code: "
-_NO_CONTAINER = (
-    "specified container does not exist"  # what an answer about many deletions says, without a code
-)
-_REASON_CHARACTERS = 300  # characters of a reason
+# Azure's answer to a request for many deletions has this text, but no code.
+_NO_CONTAINER = "specified container does not exist"
+_REASON_CHARACTERS = 300  # largest number of characters of a reason
 
 _NO_CREDENTIALS = ("Credential", "FederatedTokenFile", "AzureCli", "AzureCliResponse")
 _TOKEN = "Token"  # how Rust's errors about a token begin: TokenRequest, TokenResponseBody

@@ -17,12 +17,12 @@ from data_service.store.cloud_errors import FAILURES, CloudFailure, is_beyond_en
 from data_service.store.errors import Truncated
 from data_service.store.upload_sources import UploadSource
 
-_READ_BYTES = 4 << 20  # bytes that are read at a time, at least
+_READ_BYTES = 4 << 20  # least number of bytes read at a time
 _PART_BYTES = (
     8 << 20
 )  # bytes of a part: half of S3's, because parts are all that is known of an upload's progress
-SINGLE = 2 * _PART_BYTES  # bytes of an object that is sent by one request, at most
-_MOST_PARTS = 10_000  # of an upload; Azure takes 50,000
+SINGLE = 2 * _PART_BYTES  # size in bytes of the largest object that is sent by one request
+_MOST_PARTS = 10_000  # largest number of parts of an upload; Azure takes 50,000
 _CONCURRENT_PARTS = 4  # parts uploaded at the same time
 _PAGE = 1000  # entries of a listing that are taken at a time
 
@@ -45,7 +45,7 @@ def head(client: CloudClient, name: str) -> Any | None:
     try:
         obstore.get_range(client.requests, name, start=0, length=1)
     except FAILURES as error:
-        if not is_beyond_end(error):  # an empty object
+        if not is_beyond_end(error):  # an empty object has no first byte, but may be read
             raise
     raise ConnectionError(f"{refused}, though it may be read") from refused
 
@@ -107,20 +107,20 @@ class CloudDownload:
         try:
             return obstore.get(client.requests, self.name, options=options)
         except PreconditionError as error:
-            raise self._changed() from error
+            raise self._restart_read() from error
         except FAILURES as error:
             if not is_beyond_end(error):
                 raise
             stored = head(client, self.name)
             if self._here or stored is None:
-                raise self._changed() from error
+                raise self._restart_read() from error
             raise self._too_short(int(stored["size"])) from error
 
     def _expected(self, answer: Any) -> int:
         """Return the number of bytes to read in all. Raises if the answer is not what was requested."""
         total, version = int(answer.meta["size"]), answer.meta["e_tag"]
         if self._version not in (None, version) or answer.range[0] != self.start + self._here:
-            raise self._changed()
+            raise self._restart_read()
         self._version = version
         if self.length is not None and total < self.start + self.length:
             raise self._too_short(total)
@@ -130,7 +130,7 @@ class CloudDownload:
         self._version, self._here = None, 0
         self._pieces.clear()
 
-    def _changed(self) -> ValueError:
+    def _restart_read(self) -> ValueError:
         """Forget the bytes read so far, so that the next attempt begins anew; return the error to raise."""
         self._begin_again()
         return ValueError(
@@ -190,9 +190,9 @@ class CloudListing:
 
     def attempt(self, client: CloudClient) -> list[Any]:
         """Return obstore's metadata of the next objects. Raises FAILURES; ValueError: the page cannot be the next."""
-        return self._next_page(client) if self.ordered else self._everything(client)
+        return self._next_page(client) if self.ordered else self._all_objects(client)
 
-    def _everything(self, client: CloudClient) -> list[Any]:
+    def _all_objects(self, client: CloudClient) -> list[Any]:
         found: list[Any] = []
         for page in self._begin(client):
             found += page
@@ -203,7 +203,8 @@ class CloudListing:
     def _next_page(self, client: CloudClient) -> list[Any]:
         if self._stream is None:
             self._stream = self._begin(client)
-        stream, self._stream = self._stream, None  # if it fails, the next attempt lists what follows
+        # None if `next` raises, so that the next attempt begins a new listing.
+        stream, self._stream = self._stream, None
         page = next(stream, None)
         if page is None:
             self.more = False

@@ -154,7 +154,8 @@ class HubStore:
         return f"{self.uri}/{key}"
 
     def _api(self) -> Any:
-        return self._hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))  # as it is now, not at the import
+        # HF_ENDPOINT may have been set after the import.
+        return self._hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
 
     def _commit(self) -> str:
         """Return the commit, which replaces the revision. Raises the Hub's errors."""

@@ -30,7 +30,7 @@ from data_service.store.errors import (
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRITE_BYTES = 16 << 20  # bytes written at a time, so that a slow disk shows progress
-_ATTEMPTS = 100  # to create a file in a folder that concurrent deletes remove whenever it is empty
+_ATTEMPTS = 100  # attempts to create a file in a folder that concurrent deletes remove when empty
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
@@ -61,12 +61,12 @@ class LocalStore:
 
     def get(self, key: str) -> bytes:
         path = self._path(key)
-        with _translated(path):
+        with _own_errors(path):
             return path.read_bytes()
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         path = self._path(key)
-        with _translated(path), path.open("rb", buffering=0) as file:
+        with _own_errors(path), path.open("rb", buffering=0) as file:
             data = os.pread(file.fileno(), length, start)
             while len(data) < length:  # one read returns at most 2 GiB
                 more = os.pread(file.fileno(), length - len(data), start + len(data))
@@ -100,7 +100,7 @@ class LocalStore:
     def entry(self, key: str) -> Entry | None:
         path = self._path(key)
         try:
-            with _translated(path):
+            with _own_errors(path):
                 status = path.stat()
         except KeyMissing:
             return None
@@ -114,7 +114,7 @@ class LocalStore:
 
     def folders(self) -> Iterator[str]:
         try:
-            with _translated(self.root), os.scandir(self.root) as found:
+            with _own_errors(self.root), os.scandir(self.root) as found:
                 names = [entry.name for entry in found if entry.is_dir()]
         except KeyMissing:
             return
@@ -124,7 +124,7 @@ class LocalStore:
     def delete(self, key: str) -> None:
         path = self._path(key)
         try:
-            with _translated(path):
+            with _own_errors(path):
                 path.unlink()
         except KeyMissing:
             return
@@ -148,7 +148,7 @@ class LocalStore:
         now = _file_system_clock(path.parent)
         try:
             # The file is opened rather than only examined, because then an NFS client asks its server.
-            with _translated(path), path.open("rb") as file:
+            with _own_errors(path), path.open("rb") as file:
                 return max(0.0, now - os.fstat(file.fileno()).st_mtime)
         except KeyMissing:
             return None
@@ -159,7 +159,8 @@ class LocalStore:
         deadline = math.inf if before is None else self._written_at(before)
         for place, _, names in os.walk(base):
             for path in (Path(place, name) for name in names if name.startswith(TEMPORARY)):
-                with _translated(path), suppress(FileNotFoundError):  # its writer may finish meanwhile
+                # A writer that finishes renames its file.
+                with _own_errors(path), suppress(FileNotFoundError):
                     if path.stat().st_mtime < deadline:
                         path.unlink()
                         count += 1
@@ -169,7 +170,7 @@ class LocalStore:
     def _written_at(self, key: str) -> float:
         """Return when the object was written, by the file system's clock; 0 if it is absent."""
         try:
-            with _translated(self._path(key)):
+            with _own_errors(self._path(key)):
                 return self._path(key).stat().st_mtime
         except KeyMissing:
             return 0.0
@@ -179,7 +180,7 @@ class LocalStore:
 
     def _write(self, key: str, fill: Callable[[int], None], publish: Callable[[Path, Path], None]) -> None:
         target = self._path(key)
-        with _translated(target, writing=True):
+        with _own_errors(target, writing=True):
             temporary, descriptor = _open_temporary(target.parent)
             try:
                 try:
@@ -194,7 +195,7 @@ class LocalStore:
 
 
 @contextmanager
-def _translated(path: Path, *, writing: bool = False) -> Iterator[None]:
+def _own_errors(path: Path, *, writing: bool = False) -> Iterator[None]:
     """Turn the system's errors about `path` into ours, except FileExistsError, which callers expect."""
     try:
         yield
@@ -307,7 +308,7 @@ def _walk(folder: Path, above: str, start: str) -> Iterator[Entry]:
     `above` is put before their keys. Only names in `folder` that begin with `start` are listed.
     """
     try:
-        with _translated(folder), os.scandir(folder) as found:
+        with _own_errors(folder), os.scandir(folder) as found:
             entries = [e for e in found if e.name.startswith(start) and not e.name.startswith(TEMPORARY)]
     except KeyMissing:
         return
@@ -318,10 +319,10 @@ def _walk(folder: Path, above: str, start: str) -> Iterator[Entry]:
                 yield from _walk(folder / entry.name, above + name, "")
             continue
         try:
-            with _translated(folder / name):
+            with _own_errors(folder / name):
                 status = entry.stat()
         except KeyMissing:
-            continue  # deleted since, or a link that leads nowhere
+            continue  # the file was deleted since, or is a link that leads nowhere
         yield _entry(above + name, status)
 
 
@@ -341,7 +342,7 @@ def _is_loop(link: Path) -> bool:
     try:
         target = link.stat()
         return any(os.path.samestat(target, folder.stat()) for folder in link.parents)
-    except OSError:  # deleted since
+    except OSError:  # the file was deleted since
         return False
 
 
@@ -351,5 +352,5 @@ def _remove_empty(folder: Path, root: Path) -> None:
         try:
             folder.rmdir()
         except OSError:
-            return  # not empty, or already removed by another process
+            return  # the folder is not empty, or another process has removed it
         folder = folder.parent

@@ -37,7 +37,7 @@ def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
     if without_secrets(text) != text:
         raise BadUri.with_secret(text)
     if not separator:
-        return LocalStore(_expanded(text).absolute())
+        return LocalStore(_expand_home(text).absolute())
     match scheme.lower():
         case "file":
             return _open_file(text, rest)
@@ -64,7 +64,7 @@ def folder_of(path: str) -> str:
     return folder or ("/" if slash else ".")
 
 
-def _expanded(text: str) -> Path:
+def _expand_home(text: str) -> Path:
     """Return the path with `~` or `~user` replaced by the home folder; unchanged if there is none, as in shells."""
     try:
         return Path(text).expanduser()

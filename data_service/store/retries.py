@@ -24,8 +24,8 @@ from data_service.store.errors import TRANSIENT, CredentialsMissing, StoreError
 _T = TypeVar("_T")
 VARIABLE = "MASKFLEET_STORE_PATIENCE_S"
 _DEFAULT_S = 120.0
-_FEWEST_ATTEMPTS = 3  # even if one took long, because the process may have been suspended meanwhile
-_FIRST_CREDENTIALS_S = 20.0  # patience if the process never had credentials: most likely there are none
+_FEWEST_ATTEMPTS = 3  # made even if one took long: the process may have been suspended
+_FIRST_CREDENTIALS_S = 20.0  # patience if no credentials were ever accepted: most likely there are none
 _LONGEST_PAUSE_S = 15.0
 _JITTER = SystemRandom()  # its draws differ between forked processes and do not disturb seeded generators
 _log = logging.getLogger(__name__)

@@ -42,11 +42,9 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
 
 _READ_TIMEOUT_S = 60.0  # a connection without data for so long counts as dead
-_METADATA_S = (
-    5  # for an answer of a cloud's metadata service, where nothing else is set: botocore's 1 is short
-)
+_METADATA_S = 5  # default time limit for a cloud's metadata service; botocore's default of 1 s is short
 
-for _library in ("botocore", "boto3", "urllib3"):  # they warn of what is dealt with here
+for _library in ("botocore", "boto3", "urllib3"):  # their warnings are about failures that are retried here
     logging.getLogger(_library).addHandler(logging.NullHandler())
 
 
@@ -111,7 +109,7 @@ class S3Store(BucketStore["S3Client"]):
             except ClientError as error:
                 if code(error) not in ("PreconditionFailed", "412"):
                     raise
-                # It may have been us: an attempt that succeeded although its answer was lost.
+                # An earlier attempt of ours may have created the object, although its answer was lost.
                 stored = head(client, self.bucket, name)
                 if stored is None:  # deleted since
                     raise StoreUnavailable.at(self._full(name), "deleted while it was created") from error
@@ -154,7 +152,7 @@ class S3Store(BucketStore["S3Client"]):
             except StoreError as error:
                 if type(error) is not StoreError:
                     raise
-                for key in batch:  # the server does not know this request
+                for key in batch:  # the server does not support deletion of many objects by one request
                     self.delete(key)
 
     def clock(self) -> float | None:
@@ -219,7 +217,7 @@ class S3Store(BucketStore["S3Client"]):
             try:
                 client.abort_multipart_upload(Bucket=self.bucket, Key=name, UploadId=upload)
             except ClientError as error:
-                if code(error) != "NoSuchUpload":  # its writer finished meanwhile
+                if code(error) != "NoSuchUpload":  # this code means that the upload was completed meanwhile
                     raise
 
         self._call(name, abort)

@@ -32,7 +32,7 @@ from data_service.store.errors import (
 
 FAILURES = (
     *(BotoCoreError, ClientError, ResponseParserError),
-    *(HTTPError, HTTPException, OSError),  # raised as they are while a body is read
+    *(HTTPError, HTTPException, OSError),  # raised unwrapped while a body is read
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),  # an answer of another shape
     RuntimeError,
 )
@@ -78,9 +78,8 @@ def translated(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
     if isinstance(error, ProfileNotFound) and not valid_before:
         return AccessDenied.at(uri, str(error))
     if isinstance(error, _NOT_RENEWED) or (isinstance(error, RuntimeError) and "redential" in str(error)):
-        return CredentialsExpired.at(
-            uri, str(error)
-        )  # botocore has no type for renewed ones that are expired
+        # botocore has no class of its own for renewed credentials that have expired.
+        return CredentialsExpired.at(uri, str(error))
     if isinstance(error, ParamValidationError):
         return BadUri.at(uri, str(error))
     if isinstance(error, BotoCoreError | HTTPError | HTTPException | OSError):
@@ -102,7 +101,7 @@ def _refused(error: ClientError, uri: str, valid_before: bool) -> StoreError:
         or name in LOST_UPLOAD
         or status in (408, 409, 429)
         or (status >= 500 and status != 501)
-        or status < 300  # an error in an answer that began well
+        or status < 300  # an error in the body of an answer that began as a success
     ):
         return StoreUnavailable.at(uri, reason)
     if status == 404:

@@ -133,7 +133,7 @@ def head(client: "S3Client", bucket: str, name: str) -> "HeadObjectOutputTypeDef
     try:
         client.get_object(Bucket=bucket, Key=name, Range="bytes=0-0")["Body"].close()
     except ClientError as error:
-        if code(error) not in ("InvalidRange", "416"):  # an empty object
+        if code(error) not in ("InvalidRange", "416"):  # an empty object has no first byte
             raise
     raise ConnectionError(f"{refused}, though it may be read") from refused
 
@@ -227,8 +227,8 @@ class Upload:
     reached: Callable[[int], None]
     _writer: str = field(default_factory=lambda: uuid4().hex)
     _number: str | None = None  # the server's name of the upload
-    _tags: dict[int, str] = field(default_factory=dict)  # of the parts that the server has
-    _accepted: int = 0  # bytes of these
+    _tags: dict[int, str] = field(default_factory=dict)  # ETags of the parts that the server has, by number
+    _accepted: int = 0  # bytes of these parts
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def attempt(self, client: "S3Client") -> None:
@@ -250,7 +250,7 @@ class Upload:
         except ClientError as error:
             if code(error) not in LOST_UPLOAD:
                 raise
-            if not self._is_ours(client):  # it may be: completed, by an attempt whose answer was lost
+            if not self._is_ours(client):  # an attempt whose answer was lost may have completed the upload
                 self._number, self._accepted = None, 0
                 self._tags.clear()
                 raise
@@ -278,7 +278,7 @@ class Upload:
         with ThreadPoolExecutor(_CONCURRENT_PARTS, thread_name_prefix="upload") as pool:
             try:
                 list(pool.map(send, missing))
-            except BaseException as error:  # a signal
+            except BaseException as error:  # raised by a signal; `send` catches all errors
                 failures.append(error)
                 raise
         if failures:

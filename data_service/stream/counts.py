@@ -55,7 +55,7 @@ class PassRunner(Protocol):
 
 
 _log = logging.getLogger(__name__)
-_KEPT_TOGETHER = 2048  # blocks whose results are stored together: minutes of one core's work
+_PIECE_BLOCKS = 2048  # blocks whose counts are stored in one object: minutes of one core's work
 _DIGEST = 32  # bytes of a sha256
 
 
@@ -150,10 +150,8 @@ class _KeptPass:
         if kept is not None:
             self.counted(blocks)
             return kept
-        starts = range(0, blocks, _KEPT_TOGETHER)
-        pieces = {
-            f"{name}/{start}.npy": range(start, min(start + _KEPT_TOGETHER, blocks)) for start in starts
-        }
+        starts = range(0, blocks, _PIECE_BLOCKS)
+        pieces = {f"{name}/{start}.npy": range(start, min(start + _PIECE_BLOCKS, blocks)) for start in starts}
         found = [self._piece(key, source, piece) for key, piece in pieces.items()]
         whole: Found = np.concatenate([self.job(self.corpora, source, 0, 0), *found])
         self._keep(f"{name}.npy", whole)

@@ -19,7 +19,7 @@ from data_service.samples.make import block_key, cut, structure_key, text_places
 from data_service.stream.plan import StreamPlan
 from data_service.stream.sources import Corpora
 
-_ORDERS_KEPT = 8  # windows whose inverted order is kept
+_CACHED_ORDERS = 8  # windows whose inverted order is cached
 
 
 @dataclass(frozen=True, order=True)
@@ -37,7 +37,7 @@ class SampleFinder:
 
     def __init__(self, plan: StreamPlan, corpora: Corpora) -> None:
         self._plan, self._corpora = plan, corpora
-        self._orders: RecentResults[tuple[int, int], NDArray[np.int64]] = RecentResults(_ORDERS_KEPT)
+        self._orders: RecentResults[tuple[int, int], NDArray[np.int64]] = RecentResults(_CACHED_ORDERS)
 
     def find(self, places: Sequence[TextPlace], epochs: range) -> Iterator[tuple[TextPlace, int, int]]:
         """Yield (place, epoch, sample) for each sample of `epochs` that holds a token of a place.
@@ -77,9 +77,8 @@ class SampleFinder:
         """Return the sample of an epoch that is row `row` of a source's line."""
         plan, layout = self._plan, self._plan.epoch_layout
         windows = range(layout.windows)
-        window = (
-            bisect_right(windows, row, key=lambda number: plan.rows_before(source, epoch, number)) - 1
-        )  # the last window that begins at the row or before it: those after it that are empty begin behind
+        # The last window that begins at or before the row.
+        window = bisect_right(windows, row, key=lambda number: plan.rows_before(source, epoch, number)) - 1
         others = sum(
             layout.before(other, window + 1) - layout.before(other, window) for other in range(source)
         )
@@ -107,13 +106,14 @@ class _Cuts:
     def holding(self, place: TextPlace, reading: int) -> list[int]:
         """Return the numbers of the block's rows that hold a token of the place, ascending, as cut in a reading."""
         rows, starts, stops = self._text_ranges(reading)
-        held = np.maximum(starts, place.start) < np.minimum(stops, place.stop)  # of none without text, too
+        # False for rows without text, too.
+        held = np.maximum(starts, place.start) < np.minimum(stops, place.stop)
         return [int(row) for row in np.unique(rows[held])]
 
     def _text_ranges(self, reading: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return three arrays [S] int64: the row of each stretch of text, its first token, and the one behind it."""
         spec = self._spec
-        # What a row of a lane holds is drawn anew in each reading, all else is drawn with the way of cutting.
+        # The rows of lanes are drawn again in each reading; other rows only depend on the way of cutting.
         kept_by = reading if isinstance(spec.input, Lanes) else reading % spec.input.structures
         if kept_by not in self._found:
             rows = cut(

@@ -7,9 +7,7 @@ from decimal import Decimal, localcontext
 from data_service.errors import PlanError
 from data_service.samples.spec import SourceSpec
 
-_DIGITS = (
-    28  # decimal digits of the arithmetic with temperatures, so that results are the same on every machine
-)
+_DIGITS = 28  # decimal digits of computations with temperatures: results are the same on every machine
 
 
 def weights_of(
@@ -35,7 +33,7 @@ def weights_of(
         context.prec = _DIGITS
         drawn = _by_temperature(sources, sizes, temperature)
         if translations is not None:
-            drawn = _shared_out(sources, drawn, Decimal(translations))
+            drawn = _scale_translations(sources, drawn, Decimal(translations))
         return list(map(float, drawn))
 
 
@@ -52,7 +50,7 @@ def _by_temperature(sources: Sequence[SourceSpec], sizes: Sequence[int], tempera
     ]
 
 
-def _shared_out(
+def _scale_translations(
     sources: Sequence[SourceSpec], weights: Sequence[Decimal], translations: Decimal
 ) -> list[Decimal]:
     """Return `weights`, scaled so that translations have the share `translations`, if there are text and

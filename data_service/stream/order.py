@@ -112,7 +112,8 @@ class _Feistel:
     def _round(self, index: int, half: NDArray[np.int64]) -> NDArray[np.int64]:
         table = self._tables[index]
         if table is not None:
-            return table.take(half, mode="clip")  # never out of range: the mode only saves the check
+            # Indices are always in range: "clip" only avoids numpy's check.
+            return table.take(half, mode="clip")
         mixed = _mix(half.astype(np.uint64), self._keys[index]) & self._masks[index % 2]
         return mixed.astype(np.int64)
 

@@ -37,7 +37,7 @@ from data_service.stream.counts import RowCounts
 from data_service.stream.mixture import least_weight, quotas, source_quotas, unread, weights_of
 from data_service.stream.order import LaneOrder, Permutation, SourceOrder, SpreadOrder
 
-_LINES_KEPT = 2  # readings
+_CACHED_LINES = 2  # readings of a source whose order of blocks is cached
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class RowLine:
         self.structures = spec.input.structures
         self._counts = counts.reshape(-1, self.structures)
         self._starts = np.append(0, np.cumsum(self._counts.sum(axis=0)))
-        self._lines: RecentResults[int, SourceLine] = RecentResults(_LINES_KEPT)
+        self._lines: RecentResults[int, SourceLine] = RecentResults(_CACHED_LINES)
 
     @property
     def round(self) -> int:
@@ -133,13 +133,13 @@ class RowLine:
         return SourceLine(blocks, np.cumsum(counts[blocks]))
 
 
-_BYTES_PER_TARGET = 8  # its position
+_BYTES_PER_TARGET = 8  # the target's position
 _BYTES_PER_ORDER = 4
-_BYTES_PER_ROW = 16  # its beginning, the beginning of its second segment, and its label
-_BYTES_PER_TEXT = 4  # its beginning
-_BYTES_PER_FORM = 8  # the beginning of its corrupted form
+_BYTES_PER_ROW = 16  # the row's beginning, its second segment's beginning, and its label
+_BYTES_PER_TEXT = 4  # the text's beginning
+_BYTES_PER_FORM = 8  # the beginning of a row's corrupted form
 _WORD = 1 << 32
-_GOLDEN = 0x9E3779B9  # of a word: its multiples lie evenly
+_GOLDEN = 0x9E3779B9  # 2**32 divided by the golden ratio: multiples spread evenly over a 32-bit word
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ def _epoch_layout(
     row_tokens = max(1, int(text_tokens * spec.input.structures * spec.input.repeats) // sum(totals))
     row_tokens = min(row_tokens, spec.row_length) if isinstance(spec.masking, NoMasking) else row_tokens
     if isinstance(spec.input, Lanes):
-        row_tokens = spec.length  # all are as long, and share text
+        row_tokens = spec.length  # all rows of lanes are of this length, and share text
     wanted = max(spec.window.samples, spec.window.least_tokens // row_tokens)
     wanted = min(wanted, max(1, spec.window.most_tokens // row_tokens))
     windows = max(1, rows // max(wanted, granule))

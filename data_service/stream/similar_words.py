@@ -190,7 +190,8 @@ def _pairs(vectors: Any, tokenizer: Tokenizer, neighbours: int) -> list[SimilarP
     step = max(1, _CHUNK_SIMILARITIES // len(words))
     for start in range(0, len(words), step):
         nearness = unit[start : start + step] @ unit.T
-        nearness[np.arange(len(nearness)), np.arange(start, start + len(nearness))] = -np.inf  # not itself
+        # No word is similar to itself.
+        nearness[np.arange(len(nearness)), np.arange(start, start + len(nearness))] = -np.inf
         nearest = np.argsort(-nearness, axis=1, kind="stable")[:, : min(neighbours, len(words) - 1)]
         alike = kind[nearest] == kind[start : start + step, None]
         for row, (fits, order) in enumerate(zip(alike, nearest, strict=True), start=start):

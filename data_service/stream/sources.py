@@ -221,5 +221,6 @@ def _removed(
     """Return the documents of a source that the spec leaves out; None if there are none."""
     if not source.removals:
         return None
-    assert spec.special.pad in spec.never_masked  # so that what stands in their place is never a target
+    # Padding takes the place of removed text, and must never be a target.
+    assert spec.special.pad in spec.never_masked
     return removals_at(store, manifest, source.removals).of(spec.split)

@@ -125,11 +125,10 @@ def last_share(spec: StreamSpec, rows: StagedRows) -> StageShare:
 
 def stage_shares(spec: StreamSpec, rows: StagedRows) -> Iterator[StageShare]:
     """Yield the rows that each stage of `spec` takes, in order. Raises as `last_share`."""
-    reached = [(spec.stages[0].length, 0)] * len(
-        spec.sources
-    )  # length of rows when last read, rows read of the line
+    # For each source, the row length of its latest stage, and the rows of that length that were read.
+    reached = [(spec.stages[0].length, 0)] * len(spec.sources)
     for stage in spec.stages:
-        begins = tuple(_carried(rows, source, *at, stage.length) for source, at in enumerate(reached))
+        begins = tuple(_map_row(rows, source, *at, stage.length) for source, at in enumerate(reached))
         weights = stage_weights(spec, stage, rows.text)
         share = StageShare(begins, _quotas(stage, weights, begins, rows))
         _check(spec, stage, weights, share, rows)
@@ -167,7 +166,7 @@ def _quotas(
     return tuple(shares(each, stage.units))
 
 
-def _carried(rows: StagedRows, source: int, length: int, row: int, other: int) -> int:
+def _map_row(rows: StagedRows, source: int, length: int, row: int, other: int) -> int:
     """Return the place in a source's line of rows of length `other` that corresponds to row `row` at `length`.
 
     It is the first row that begins at the same token of text or after it.
@@ -202,19 +201,19 @@ def _check(
         before, end = share.begins[source] / reading, (share.begins[source] + stage.epochs * quota) / reading
         if weight and most is not None and end > most:
             raise PlanError(
-                f"{name} has {rows.text[source]:,} tokens and would be read {_up(end):.2f} times by the end of "
+                f"{name} has {rows.text[source]:,} tokens and would be read {_round_up(end):.2f} times by the end of "
                 f"{phase}, more than most_readings ({most:g}) allows",
-                remedy=f"{_lower(weight, (most - before) / (end - before))}, give more text, shorten the phase, or set "
-                f"phases.{stage.phase}.mixture.most_readings to {_up(end):.2f} or more",
+                remedy=f"{_remedy(weight, (most - before) / (end - before))}, give more text, shorten the phase, or "
+                f"set phases.{stage.phase}.mixture.most_readings to {_round_up(end):.2f} or more",
             )
 
 
-def _up(readings: float) -> float:
+def _round_up(readings: float) -> float:
     """Return `readings` rounded up to hundredths, so that the number is sufficient as a limit."""
     return float(np.ceil(100 * readings) / 100)
 
 
-def _lower(weight: float, part: float) -> str:
+def _remedy(weight: float, part: float) -> str:
     """Return the remedy for a weight of which only `part` is allowed."""
     if part <= 0 or weight == 1:
         return "leave it out of this phase"

@@ -26,16 +26,11 @@ from data_service.stream.plan import StreamPlan
 from data_service.tokenizers.loss import TextLoss
 from data_service.tokenizers.specials import SpecialIds
 
-NEAR = (
-    4  # largest distance, in rows, that counts as near: 2,000 tokens at length 512, longer than most articles
-)
+NEAR = 4  # greatest distance of neighbours, in rows: 2,000 tokens at length 512, longer than most articles
 _BATCHES = 16  # batches that are examined, spread over an epoch
-_BLOCK_STRIDE_ROWS = 1 << 32  # more than the number of rows of any block
-_BOUNDARY, _SENTENCE, _DOCUMENT = (
-    8,
-    24,
-    600,
-)  # bytes of a bound; tokens of a sentence and a document of English prose
+_BLOCK_STRIDE_ROWS = 1 << 32  # exceeds the number of rows of every block
+# Bytes of a stored boundary; mean tokens of a sentence and of a document of English prose.
+_BOUNDARY, _SENTENCE, _DOCUMENT = 8, 24, 600
 
 
 @dataclass(frozen=True)
@@ -97,7 +92,7 @@ def _in_batch(plan: StreamPlan, start: int, stop: int) -> dict[str, float]:
     parts = [_rows(plan, *span) for span in plan.epoch_layout.spans(start, stop)]
     blocks, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
     _, numbers, sizes = np.unique(blocks, axis=0, return_inverse=True, return_counts=True)
-    texts = plan.spec.input  # with both directions, two rows are of one text
+    texts = plan.spec.input  # in lanes of both directions, two rows hold the same text
     step = 2 if isinstance(texts, Lanes) and texts.both_directions else 1
     places = numbers * _BLOCK_STRIDE_ROWS + rows // step
     after = np.isin(places + 1, places)
@@ -148,7 +143,7 @@ def expected_radius(
 ) -> Radius:
     """Return the radius for corpora that need not exist: each source has `tokens` tokens in blocks of
     `block_tokens`."""
-    tables = [_imagined(round(source / block_tokens), block_tokens) for source in tokens]
+    tables = [_imaginary_table(round(source / block_tokens), block_tokens) for source in tokens]
     return corpus_radius(tables, batch=batch, length=length, spread=spread)
 
 
@@ -179,7 +174,7 @@ def corpus_radius(
     return radius(StreamPlan(spec, tuple(tables), counts), tables, batch)
 
 
-def _imagined(blocks: int, tokens: int) -> BlockTable:
+def _imaginary_table(blocks: int, tokens: int) -> BlockTable:
     """Return a table of blocks that do not exist, with sentences and documents as long as in English prose."""
     sentences, documents = tokens // _SENTENCE, max(1, tokens // _DOCUMENT)
     size = 2 * tokens + _BOUNDARY * (sentences + documents)
@@ -261,7 +256,7 @@ def _radius(manifest: CorpusManifest, batch: int, length: int) -> Radius | None:
     pairs = manifest.pairs is not None
     try:
         return corpus_radius([manifest.train], batch=batch, length=length, spread=True, pairs=pairs)
-    except PlanError:  # smaller than a batch
+    except PlanError:  # the split is smaller than a batch
         return None
 
 

@@ -32,7 +32,7 @@ from data_service.stream.stages import make_plan
 from data_service.stream.token_axis import TokenAxis
 from data_service.types import Block, Tokens
 
-_CONCURRENT_READS = 16  # blocks read at the same time
+_CONCURRENT_READS = 16  # blocks read ahead, about 10 MB: they arrive while earlier blocks are processed
 
 
 class StepLayout(NamedTuple):
@@ -107,7 +107,7 @@ class SlabLayout(NamedTuple):
 
     def slabs_of(self, first: int, last: int) -> list[int]:
         """Return the slabs that hold samples `first` to `last` of the window, in the order in which they are needed."""
-        end = min(last, first + self.step)  # then all slabs have come
+        end = min(last, first + self.step)  # one step's rows need every slab, so later rows add none
         return list(dict.fromkeys(slab for slab, _, _ in self.pieces(first, end)))
 
 
@@ -117,9 +117,6 @@ def slab_rows(length: int, slab_tokens: int = 1 << 19) -> int:
     A slab of the default size stays in a processor's cache while it is made.
     """
     return max(1, slab_tokens // length)
-
-
-# Requests in flight, about 10 MB of them: hides a store's latency behind the work on the block before.
 
 
 def build_window(corpora: Corpora, window: Window, layout: SlabLayout) -> list[Samples]:

@@ -32,7 +32,8 @@ class LineTokens:
     def __init__(self, line: RowLine, counts: RowCounts, lengths: NDArray[np.unsignedinteger]) -> None:
         self._line, self._lengths, self._structures = line, lengths, line.structures
         self._first_row = np.append(0, np.cumsum(counts))
-        self._up_to = np.append(0, np.cumsum(_sums(lengths, self._first_row)))  # tokens before each entry
+        # Tokens before each block and way of cutting it.
+        self._up_to = np.append(0, np.cumsum(_sums(lengths, self._first_row)))
         by_structure = np.diff(self._up_to).reshape(-1, self._structures).sum(axis=0)
         self._readings = np.append(0, np.cumsum(by_structure))  # tokens before each reading of a round
 

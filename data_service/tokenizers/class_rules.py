@@ -97,7 +97,7 @@ LAYOUTS: Mapping[Family, TemplateLayout] = {
     **dict.fromkeys(("albert", "fnet", "big_bird", "rembert"), "bert"),
     "xlnet": "xlnet",
 }
-# All others are RoBERTa's in both.
+# Families without an entry are RoBERTa's in both tables.
 _LANGUAGES = (
     "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP nl_XX "
     "ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
@@ -143,31 +143,31 @@ def text_rules(family: Family, config: Mapping[str, Any], characters: bytes) -> 
         case "roberta" | "deberta" | "gpt2":
             return TextRules(None, pre_tokenizers.ByteLevel(bool(prefixed)), decoders.ByteLevel())
         case "albert":
-            folded = _decomposing(
+            folded = _decomposer(
                 mapped, lower=lower is not False, strip_accents=not config.get("keep_accents")
             )
-            return _marked(folded, [spaces], scheme)
+            return _rules(folded, [spaces], scheme)
         case "rembert":
             kept = config.get("keep_accents", True)
-            folded = _decomposing(mapped, lower=bool(lower), strip_accents=not kept, single_spaces=True)
-            return _marked(folded, [], scheme)
+            folded = _decomposer(mapped, lower=bool(lower), strip_accents=not kept, single_spaces=True)
+            return _rules(folded, [], scheme)
         case "big_bird":
-            return _marked(normalizers.Replace(Regex(" {2,}"), SPACE), [], scheme)
-        case "fnet":  # its class has no rules of its own for a SentencePiece model
+            return _rules(normalizers.Replace(Regex(" {2,}"), SPACE), [], scheme)
+        case "fnet":  # FNet's class has no rules of its own for a SentencePiece model
             spelt = [*([] if mapped is None else [mapped]), normalizers.Replace(" ", SPACE)]
             return TextRules(normalizers.Sequence(spelt), None, decoders.Replace(SPACE, " "))
-        case "xlnet":  # its class strips accents whatever `keep_accents` says
-            return _marked(_decomposing(mapped, lower=bool(lower), strip_accents=True), [spaces], "always")
+        case "xlnet":  # XLNet's class strips accents even with `keep_accents`
+            return _rules(_decomposer(mapped, lower=bool(lower), strip_accents=True), [spaces], "always")
         case "deberta-v2":
             isolated = config.get("split_by_punct")
             before = [pre_tokenizers.Punctuation(behavior="isolated")] if isolated else []
-            return _marked(_composing(lower=bool(lower)), before, "first" if prefixed is False else "always")
+            return _rules(_composer(lower=bool(lower)), before, "first" if prefixed is False else "always")
         case "barthez":
-            return _marked(_composing(lower=False), [], scheme)
+            return _rules(_composer(lower=False), [], scheme)
         case "xlm-roberta" | "camembert":
-            return _marked(mapped, [spaces], scheme)
+            return _rules(mapped, [spaces], scheme)
         case "mbart" | "t5":
-            return _marked(mapped if family == "t5" else None, [spaces], "always")
+            return _rules(mapped if family == "t5" else None, [spaces], "always")
         case "llama":
             first = "first" if scheme == "always" and not config.get("legacy") else scheme
             marks = pre_tokenizers.Metaspace(SPACE, prepend_scheme=first, split=False)
@@ -195,7 +195,7 @@ def _bert_rules(config: Mapping[str, Any]) -> TextRules:
     )
 
 
-def _marked(
+def _rules(
     normalizer: normalizers.Normalizer | None,
     before: Sequence[pre_tokenizers.PreTokenizer],
     scheme: Literal["always", "never", "first"],
@@ -206,7 +206,7 @@ def _marked(
     return TextRules(normalizer, pre_tokenizers.Sequence([*before, marks]), decoder)
 
 
-def _decomposing(
+def _decomposer(
     mapped: normalizers.Normalizer | None, *, lower: bool, strip_accents: bool, single_spaces: bool = False
 ) -> normalizers.Normalizer:
     """Return the normalizer of ALBERT, XLNet and RemBERT, which turns TeX's quotes into plain ones."""
@@ -220,7 +220,7 @@ def _decomposing(
     return normalizers.Sequence([*steps, *([] if mapped is None else [mapped])])
 
 
-def _composing(*, lower: bool) -> normalizers.Normalizer:
+def _composer(*, lower: bool) -> normalizers.Normalizer:
     """Return the normalizer of DeBERTa and BARThez, which turns a run of white space into one space and removes it at
     the end."""
     steps: list[normalizers.Normalizer] = [normalizers.Lowercase()] if lower else []

@@ -66,7 +66,7 @@ def companion_files(definition: Definition, pieces: Sequence[str], names: Specia
         **roles,
     }
     normalizer = definition.get("normalizer") or {}
-    if normalizer.get("type") == "BertNormalizer":  # for those who read the folder as a class of their choice
+    if normalizer.get("type") == "BertNormalizer":  # read by classes other than the plain one
         config |= {"do_lower_case": normalizer["lowercase"], "strip_accents": normalizer["strip_accents"]}
         config |= {"tokenize_chinese_chars": normalizer["handle_chinese_chars"]}
     special_map = {"bos_token": names.cls, "eos_token": names.sep, **roles}
@@ -88,7 +88,7 @@ def _vocabulary_files(definition: Definition, pieces: Sequence[str]) -> dict[str
     if model.get("type") == "WordPiece":
         return {"vocab.txt": "".join(f"{piece}\n" for piece in pieces).encode()}
     if model.get("ignore_merges"):
-        return {}  # these files cannot say it, and would be another tokenizer
+        return {}  # vocab files cannot express `ignore_merges`, so they would be another tokenizer
     if model.get("type") == "BPE" and '"ByteLevel"' in json.dumps(definition.get("pre_tokenizer")):
         merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"])
         return {
@@ -128,12 +128,8 @@ def json_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, An
     return content
 
 
-MOST_IDS = (
-    1 << 22
-)  # largest vocabulary, because arrays over all ids are made; published ones have up to 300,000
-MOST_CHARACTERS = (
-    1000  # longest word in WordPiece, whose time grows with the cube of the length; BERT has 100
-)
+MOST_IDS = 1 << 22  # largest vocabulary, because arrays hold all ids; published ones have up to 300,000
+MOST_CHARACTERS = 1000  # longest word of WordPiece, whose time grows with the length's cube; BERT has 100
 MOST_GROWTH = 4096  # largest factor by which all rules together may lengthen a text
 _READ_ONLY = (KeyboardInterrupt, SystemExit, TokenizerError)
 
@@ -146,7 +142,7 @@ def parse_definition(definition: str, where: str) -> dict[str, Any]:
         raise unreadable(where, str(error)) from error
     if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
         raise unreadable(where, "it has no model section")
-    for problem in _beyond(parsed):
+    for problem in _exceeded_limits(parsed):
         raise unreadable(where, problem)
     return parsed
 
@@ -182,7 +178,7 @@ def unreadable(where: str, reason: str, what: str = "not a tokenizer definition"
     )
 
 
-def _beyond(parsed: dict[str, Any]) -> Iterator[str]:
+def _exceeded_limits(parsed: dict[str, Any]) -> Iterator[str]:
     model = parsed["model"]
     highest = max((number for number in _ids(parsed) if isinstance(number, int)), default=0)
     if highest >= MOST_IDS:
@@ -191,7 +187,7 @@ def _beyond(parsed: dict[str, Any]) -> Iterator[str]:
     if isinstance(longest, int) and longest > MOST_CHARACTERS:
         yield f"max_input_chars_per_word is {longest:,}, but at most {MOST_CHARACTERS:,} is allowed"
     growth = 1
-    for content in _inserted((parsed.get("normalizer"), parsed.get("pre_tokenizer"))):
+    for content in _inserted_texts((parsed.get("normalizer"), parsed.get("pre_tokenizer"))):
         growth = min(growth * max(1, len(content)), 1 << 40)
     if growth > MOST_GROWTH:
         yield f"its rules can make a text {growth:,} times as long, but at most {MOST_GROWTH:,} times is allowed"
@@ -205,14 +201,14 @@ def _ids(parsed: dict[str, Any]) -> Iterator[object]:
         yield token.get("id") if isinstance(token, dict) else None
 
 
-def _inserted(rule: object) -> Iterator[str]:
+def _inserted_texts(rule: object) -> Iterator[str]:
     """Yield the texts that a rule inserts into a text or replaces parts of it by."""
     if isinstance(rule, list | tuple):
         for one in rule:
-            yield from _inserted(one)
+            yield from _inserted_texts(one)
     elif isinstance(rule, dict):
         for name in ("content", "prepend", "replacement"):
             if isinstance(found := rule.get(name), str):
                 yield found
         for one in rule.values():
-            yield from _inserted(one)
+            yield from _inserted_texts(one)

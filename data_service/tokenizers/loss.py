@@ -34,10 +34,10 @@ HARMLESS: frozenset[LossKind] = frozenset({"case", "bytes"})
 
 WARNED_SHARE, REFUSED_SHARE = 0.01, 0.2
 SHOWN_EXAMPLES = 5
-_KEPT_EXAMPLES = 64  # for each kind, so that sums of records still know the most frequent
+_KEPT_EXAMPLES = 64  # examples of each kind in a record: merged records still know the most frequent
 _COUNTED_EXAMPLES = 4096  # distinct unknown texts that are counted in one piece of work; later ones are not
 _EXAMPLE_CHARACTERS = 24
-_WORD_CHARACTERS = 64  # of a word whose loss is kept, since lost words are few and come again
+_WORD_CHARACTERS = 64  # characters of the longest word whose loss is cached, as lost words occur again
 
 
 class TextLoss(BaseModel):
@@ -126,7 +126,7 @@ class LossMeter:
         self.cuts = 0
         self._tokenizer = tokenizer
         self._effects = _effects_of(tokenizer)
-        # How often each code point occurs, and how often as white space behind white space.
+        # Counts of each code point, and of each one that is white space behind white space.
         self._codes, self._behind = np.zeros((2, CODE_POINTS), dtype=np.int64)
         self._lost = Counter[LossKind]()
         self._texts: dict[LossKind, Counter[str]] = {"unknown": Counter(), "bytes": Counter()}
@@ -201,11 +201,11 @@ def _lost_texts(
     """Return the texts of unknown tokens, and the characters that are spelt byte by byte."""
     unknown = tokens.ids == tokenizer.special.unk
     spans = zip(tokens.starts[unknown].tolist(), tokens.ends[unknown].tolist(), strict=True)
-    spelt = "".join(text[start:stop] for start, stop in _spelt(_byte_tokens(tokenizer), tokens))
+    spelt = "".join(text[start:stop] for start, stop in _byte_spelt_ranges(_byte_tokens(tokenizer), tokens))
     return [text[start:stop] for start, stop in spans], list(spelt)
 
 
-def _spelt(byte: NDArray[np.bool_] | None, tokens: "PlacedTokens") -> Iterable[tuple[int, int]]:
+def _byte_spelt_ranges(byte: NDArray[np.bool_] | None, tokens: "PlacedTokens") -> Iterable[tuple[int, int]]:
     """Return (first character, the one behind the last) of the text that is spelt byte by byte."""
     if byte is None:  # a byte-level token that begins inside a character
         starts = np.unique(tokens.starts[1:][tokens.starts[1:] < tokens.ends[:-1]])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 END = -1
 """Symbol behind the last symbol of each word."""
 _JOINED = -2  # symbol of a place that was merged into the one before it
-_FOLLOWED_SYMBOLS = 1 << 22  # up to this many symbols every pair is followed
+_FOLLOWED_SYMBOLS = 1 << 22  # most symbols of a text in which all pairs are counted, not only frequent ones
 _FLOOR_DIVISOR = 8
 _LOW_32_BITS = (1 << 32) - 1
 
@@ -58,7 +58,8 @@ class _Learner:
         self._symbols = symbols.copy()
         self._weights = np.repeat(counts, np.diff(np.flatnonzero(symbols == END), prepend=-1))
         self._next = np.arange(1, len(symbols) + 1, dtype=np.int32)
-        self._previous = np.arange(-1, len(symbols) - 1, dtype=np.int32)  # a word begins behind an END
+        # A word's first symbol comes after the END of the word before.
+        self._previous = np.arange(-1, len(symbols) - 1, dtype=np.int32)
         self._prefix = prefix
         self.pieces = list(pieces)
         self._ids = {piece: index for index, piece in enumerate(pieces)}
@@ -72,7 +73,7 @@ class _Learner:
         places = np.flatnonzero(self._symbols >= 0)
         right = self._symbols[self._next[places]]
         places, right = places[right >= 0], right[right >= 0]
-        return _grouped(_keys(self._symbols[places], right), places, self._weights[places], floor)
+        return _group_places(_keys(self._symbols[places], right), places, self._weights[places], floor)
 
     def learn(self, vocab_size: int, floor: int, min_frequency: int) -> bool:
         """Merge all pairs that occur `floor` times or more. Return whether nothing is left to learn."""
@@ -100,23 +101,23 @@ class _Learner:
     def _merge(self, pair: int, places: _Places, floor: int) -> None:
         a, b = pair >> 32, pair & _LOW_32_BITS
         merged = self._piece(a, b)
-        first = self._standing(places, a, b)
+        first = self._current_places(places, a, b)
         second = self._next[first]
         after = self._next[second]
-        right = self._symbols[after]  # before the merge, since words are merged from left to right
+        right = self._symbols[after]  # read before `_symbols` is changed, since merges go from left to right
         self._symbols[first], self._symbols[second] = merged, _JOINED
         self._next[first], self._previous[after] = after, first
         before = self._previous[first]
         left = self._symbols[before]
         weights = self._weights[first]
         begins, ends = left >= 0, right >= 0
-        added = _grouped(
+        added = _group_places(
             np.concatenate([_keys(left[begins], merged), _keys(merged, right[ends])]),
             np.concatenate([before[begins], first[ends]]),
             both := np.concatenate([weights[begins], weights[ends]]),
         )
         removed = np.concatenate([_keys(left[begins], a), _keys(b, right[ends])])
-        self._count(list(added), _grouped(removed, removed, both), floor)
+        self._count(list(added), _group_places(removed, removed, both), floor)
 
     def _count(
         self,
@@ -147,7 +148,7 @@ class _Learner:
             self.pieces.append(piece)
         return self._ids[piece]
 
-    def _standing(self, places: _Places, a: int, b: int) -> _Places:
+    def _current_places(self, places: _Places, a: int, b: int) -> _Places:
         """Return those places at which the pair still stands; where it overlaps itself, the first, third, ..."""
         following = self._next[places]
         places = places[(self._symbols[places] == a) & (self._symbols[following] == b)]
@@ -163,7 +164,7 @@ def _keys(left: NDArray[np.int32] | int, right: NDArray[np.int32] | int) -> NDAr
     return np.asarray(left, np.int64) << 32 | np.asarray(right, np.int64)
 
 
-def _grouped(
+def _group_places(
     keys: NDArray[np.int64], places: _Places, weights: NDArray[np.int64], floor: int = 1
 ) -> Iterator[tuple[int, int, _Places]]:
     """Yield (key, sum of weights, places in order) of each distinct key whose sum is at least `floor`."""

@@ -51,7 +51,8 @@ from data_service.tokenizers.spm import convert_model, marked_pieces, parse_mode
 if TYPE_CHECKING:
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
-_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "question")  # in which order missing ones get ids
+# The order in which missing roles get ids.
+_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "question")
 _FAIRSEQ: tuple[Family, ...] = ("xlm-roberta", "camembert", "mbart", "barthez")
 # Ids that the classes give to text without a piece, whatever the vocabulary says.
 _UNKNOWN_IDS: Mapping[Family, int] = {"albert": 1, "rembert": 2, "t5": 2, **dict.fromkeys(_FAIRSEQ, 3)}
@@ -334,14 +335,14 @@ def _with_special_tokens(
     _add_numbered(codec, folder, special)
     if folder.declared is None and family != "deberta-v2":
         special = [name for name in special if codec.token_to_id(name) is not None]
-    codec.add_special_tokens([_special(name, lstrip=name == names["mask"]) for name in special])
-    if family == "esm":  # every piece is found in text before words are
+    codec.add_special_tokens([_special_token(name, lstrip=name == names["mask"]) for name in special])
+    if family == "esm":  # ESM's class looks for pieces before it splits text into words
         codec.add_tokens(
             [AddedToken(piece, normalized=False) for piece in codec.get_vocab() if piece not in special]
         )
     extra = folder.settings.get("extra_special_tokens") or folder.settings.get("additional_special_tokens")
     if isinstance(extra, list):
-        codec.add_special_tokens([_special(name) for entry in extra if (name := token_name(entry))])
+        codec.add_special_tokens([_special_token(name) for entry in extra if (name := token_name(entry))])
     else:
         codec.add_tokens(marked or [])
     ends = [
@@ -354,7 +355,7 @@ def _with_special_tokens(
 
 def _add_numbered(codec: tokenizers.Tokenizer, folder: _Folder, special: list[str]) -> None:
     """Add the tokens that follow the vocabulary, with the ids that the folder gives them."""
-    for wanted, token in sorted(_numbered(folder, special), key=lambda entry: entry[0]):
+    for wanted, token in sorted(_numbered_tokens(folder, special), key=lambda entry: entry[0]):
         codec.add_tokens([token])
         if codec.token_to_id(token.content) != wanted:
             raise TokenizerError(
@@ -364,14 +365,14 @@ def _add_numbered(codec: tokenizers.Tokenizer, folder: _Folder, special: list[st
             )
 
 
-def _numbered(folder: _Folder, special: list[str]) -> list[tuple[int, AddedToken]]:
+def _numbered_tokens(folder: _Folder, special: list[str]) -> list[tuple[int, AddedToken]]:
     """Return (id, token) of the added tokens.
 
     They are in `added_tokens_decoder` of the configuration, or in the older file of added tokens.
     """
     described = folder.config.get("added_tokens_decoder")
     if isinstance(described, Mapping):
-        return [(int(i), _described(token)) for i, token in described.items() if token_name(token)]
+        return [(int(i), _token_from_json(token)) for i, token in described.items() if token_name(token)]
     numbered = json_file(folder.files, ADDED_TOKENS, folder.where)
     return [
         (int(i), AddedToken(name, special=name in special, normalized=name not in special))
@@ -379,7 +380,7 @@ def _numbered(folder: _Folder, special: list[str]) -> list[tuple[int, AddedToken
     ]
 
 
-def _described(token: Mapping[str, Any]) -> AddedToken:
+def _token_from_json(token: Mapping[str, Any]) -> AddedToken:
     flags = {
         key: bool(token.get(key, False))
         for key in ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -387,5 +388,5 @@ def _described(token: Mapping[str, Any]) -> AddedToken:
     return AddedToken(str(token["content"]), **flags)
 
 
-def _special(name: str, *, lstrip: bool = False) -> AddedToken:
+def _special_token(name: str, *, lstrip: bool = False) -> AddedToken:
     return AddedToken(name, special=True, normalized=False, lstrip=lstrip)

@@ -30,12 +30,12 @@ from data_service.tokenizers.words import SPACE
 VERSIONS = {"fastokens": "0.3.5", "splintr-rs": "0.22.0"}
 """The versions that were tried on millions of texts; others are not used."""
 
-TRIED_CHARACTERS = 1 << 14  # of the first texts, which are encoded both ways
-WORTHWHILE_BYTES = 1 << 20  # of text, below which opening a library takes longer than the definition
-_LOOKED_CHARACTERS = 1 << 22  # after which the memory is looked at
-_CACHE_BYTES = (
-    1 << 27
-)  # by which it may grow before a library is opened anew: fastokens keeps every word that it met
+TRIED_CHARACTERS = 1 << 14  # characters of the first texts, which are encoded both ways to compare the tokens
+# Bytes of text from which on a quick library saves more time than opening it takes.
+WORTHWHILE_BYTES = 1 << 20
+_MEMORY_CHECK_CHARACTERS = 1 << 22  # characters encoded between two checks of the process's memory
+# Growth of the process after which a library is opened again: fastokens caches every word that it meets.
+_CACHE_BYTES = 1 << 27
 
 _LIBRARIES: dict[Kind, str] = {"byte_bpe": "fastokens", "wordpiece": "splintr-rs", "unigram": "splintr-rs"}
 _FORMS = ("NFC", "NFKC", "NFD", "NFKD")
@@ -163,7 +163,7 @@ class _QuickEncoder:
 
     def _ids(self, text: str) -> _Ids | None:
         self._characters += len(text)
-        if self._characters > _LOOKED_CHARACTERS:
+        if self._characters > _MEMORY_CHECK_CHARACTERS:
             self._characters = 0
             if _resident_bytes() > self._most_bytes:
                 self._library = OPEN[self.name.split()[0]](self._definition)
@@ -236,7 +236,7 @@ def _piece_rules(tokenizer: Tokenizer, definition: dict[str, Any]) -> _PieceRule
     spaces = names[-1:] == ["Metaspace"] and set(names[:-1]) <= {"WhitespaceSplit"}
     if spaces:
         spaces = steps[-1].get("split", True) and steps[-1].get("prepend_scheme", "always") != "never"
-        # A mark that is alone between spaces, and is stripped, leaves both spaces.
+        # Where an accent between two spaces is stripped, two spaces remain.
         spaces &= len(names) > 1 or "StripAccents" not in json.dumps(normalizer)
     if not words and not (spaces and tokenizer.kind == "unigram"):
         raise _Unsuited("words are split by other rules")
@@ -307,9 +307,8 @@ def _open_splintr(definition: str) -> Callable[[str], _Ids]:
 
     rules = json.loads(definition)
     unknown = rules["model"].get("unk_id")
-    if (
-        unknown is not None
-    ):  # splintr finds the unknown piece by this name alone (findings/splintr_drops_unknown_pieces.sh)
+    # splintr finds the unknown piece only by this name (findings/splintr_drops_unknown_pieces.sh).
+    if unknown is not None:
         rules["model"]["vocab"][unknown][0] = "<unk>"
     library = splintr.from_json_bytes(json.dumps(rules).encode())
     return lambda text: np.frombuffer(library.encode_flat(text), dtype="<u4")

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from data_service.errors import TokenizerError
 from data_service.tokenizers.words import SPACE
 
-if TYPE_CHECKING:  # else where a model is parsed: most folders hold a tokenizer.json
+if TYPE_CHECKING:  # at run time imported only to parse a model: most folders hold a tokenizer.json
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 _UNIGRAM, _BPE = 1, 2  # TrainerSpec.ModelType

@@ -124,9 +124,7 @@ class Tokenizer:
         self._dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
         with library_errors(where):
             self._encoder = self._text_only_encoder()
-        self.encode(
-            _RARE
-        )  # fails if the model has no piece for unknown characters, so that it cannot read every text
+        self.encode(_RARE)  # raises for a model without a piece for unknown characters
 
     def __reduce__(self) -> tuple[object, ...]:
         configured = {f"{role}_token": name for role, name in self.names.by_role().items()}
@@ -178,9 +176,9 @@ class Tokenizer:
         """
         with library_errors(self._where, _UNSPLIT):
             encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
-        return [self._placed(encoding) for encoding in encodings]
+        return [self._to_placed_tokens(encoding) for encoding in encodings]
 
-    def _placed(self, encoding: tokenizers.Encoding) -> "PlacedTokens":
+    def _to_placed_tokens(self, encoding: tokenizers.Encoding) -> "PlacedTokens":
         places = np.fromiter(chain.from_iterable(encoding.offsets), dtype=np.int64, count=2 * len(encoding))
         starts, ends = places.reshape(-1, 2).T
         ids = np.array(encoding.ids, dtype=self._dtype)
@@ -256,7 +254,7 @@ class Tokenizer:
         if self.kind in ("unigram", "wordlevel", "wordpiece"):
             # These match any vocabulary entry, "[CLS]" too: rename those to what no text contains. Added tokens are
             # renamed, not left out, since those behind the vocabulary are numbered in order.
-            names = {self.pieces[i]: _unspeakable(i) for i in protected if i is not None}
+            names = {self.pieces[i]: _unique_name(i) for i in protected if i is not None}
             vocab = model["vocab"]
             renamed: object = (
                 [[names.get(piece, piece), score] for piece, score in vocab]
@@ -274,7 +272,7 @@ class Tokenizer:
         return encoder
 
 
-def _unspeakable(token_id: int) -> str:
+def _unique_name(token_id: int) -> str:
     return f"\uffff{token_id}\uffff"
 
 

@@ -117,9 +117,8 @@ def train_tokenizer(
     kept = _with_text(texts)
     if kind == "byte_bpe":
         _check(vocab_size, options)
-    limit = (
-        LEARNT_BYTES // 2 if kind == "unigram" else LEARNT_BYTES
-    )  # SentencePiece takes 200 bytes for each there
+    # For unigram models, SentencePiece takes 200 bytes of memory for each byte of text.
+    limit = LEARNT_BYTES // 2 if kind == "unigram" else LEARNT_BYTES
     counts = count_words(kept, partial(_splitter, kind, options), limit, workers)
     tokenizer = _train(kind, counts, vocab_size, options, at_most)
     if tokenizer.vocab_size != vocab_size and not at_most:
@@ -181,7 +180,8 @@ def train_byte_bpe(counts: WordCounts, vocab_size: int, options: TokenizerOption
     symbols = np.full(256, END, np.int32)
     for index, letter in enumerate(alphabet, start=len(style.pieces)):
         symbols[BYTES_BY_LETTER[letter]] = index
-    text = b"".join(word.encode() + b"\xff" for word in counts.words)  # a byte that UTF-8 does not have
+    # Words are separated by a byte that UTF-8 does not have.
+    text = b"".join(word.encode() + b"\xff" for word in counts.words)
     symbols[0xFF] = END
     vocabulary, merges = learn_merges(
         symbols[np.frombuffer(text, np.uint8)],
@@ -286,11 +286,11 @@ def _wordpiece_symbols(words: Sequence[str], pieces: Sequence[str]) -> NDArray[n
     return kept
 
 
-MODEL_FILE = "spiece.model"  # as ALBERT and XLNet call it
+MODEL_FILE = "spiece.model"  # the model file's name in folders of ALBERT and XLNet
 
 _MAX_BYTES = 1 << 16  # SentencePiece silently skips longer words; the longest are RUN_CHARACTERS, folded
 
-# The result depends on it, because the trainer sums its statistics per thread. So it is not the number of cores.
+# Not the number of cores: the trainer sums its statistics per thread, so that the result depends on this number.
 _THREADS = 4
 
 
@@ -311,7 +311,7 @@ def train_sentencepiece(
         TokenizerError: the vocabulary is too small for alphabet and byte pieces, or too large for the text.
     """
     style = options.style(kind)
-    # The file has no name: no death leaves it.
+    # The file has no name, so that it vanishes with the process however that ends.
     with tempfile.TemporaryFile("w", encoding="utf-8", dir=temporary_place()) as file:
         counted = zip(counts.words, counts.counts.tolist(), strict=True)
         file.writelines(f"{word}\t{count}\n" for word, count in counted)
@@ -319,7 +319,7 @@ def train_sentencepiece(
         words = Path(f"/proc/self/fd/{file.fileno()}")
         model = _learn_model(kind, words, vocab_size, options, style, exact=not at_most)
     proto = parse_model(model, MODEL_FILE)
-    for field in ("input", "input_format"):  # the temporary file
+    for field in ("input", "input_format"):  # these would name the temporary file
         proto.trainer_spec.ClearField(field)
     tokenizer = convert_model(proto, mask=style.names.mask, mapping=_mapping(options))
     tokenizer.post_processor = post_processor(style)
@@ -359,7 +359,7 @@ def _learn_model(
             hard_vocab_limit=exact,
             character_coverage=options.coverage,
             byte_fallback=options.byte_fallback,
-            # The text is normalised already; the rule is for those who read the model's file alone.
+            # Text reaches the trainer normalised; this rule is for programs that read the model's file alone.
             normalization_rule_name="identity" if options.lowercase or options.strip_marks else "nfkc",
             max_sentence_length=_MAX_BYTES,
             num_threads=_THREADS,

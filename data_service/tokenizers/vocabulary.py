@@ -29,8 +29,8 @@ from data_service.tokenizers.load import from_files
 from data_service.tokenizers.spm import append_pieces, parse_model
 from data_service.tokenizers.tokenizer import Tokenizer
 
-_UNKNOWN_PENALTY = 10.0  # below the lowest score: what SentencePiece gives a character that no piece covers
-_SCORE_MARGIN = 1e-3  # by which a new piece beats the best split of its word
+_UNKNOWN_PENALTY = 10.0  # how far below the lowest score SentencePiece scores a character without a piece
+_SCORE_MARGIN = 1e-3  # how far above its word's best split a new piece is scored
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def extend_tokenizer(tokenizer: Tokenizer, terms: Iterable[str]) -> Extension:
     definition: Definition = json.loads(tokenizer.save_files()[DEFINITION])
     codec = tokenizers.Tokenizer.from_str(json.dumps(definition))
     words = {term: _words(codec, tokenizer, term) for term in wanted}
-    known = tuple(term for term in wanted if all(_is_one(tokenizer, form) for form in words[term].values()))
+    known = tuple(term for term in wanted if all(_is_id(tokenizer, form) for form in words[term].values()))
     vocabulary = set(tokenizer.pieces)
     pieces = dict.fromkeys(word for forms in words.values() for word in forms if word not in vocabulary)
     added = sorted(pieces, key=len) if tokenizer.kind == "unigram" else list(pieces)
@@ -90,7 +90,7 @@ def _words(codec: tokenizers.Tokenizer, tokenizer: Tokenizer, term: str) -> dict
     return found
 
 
-def _is_one(tokenizer: Tokenizer, text: str) -> bool:
+def _is_id(tokenizer: Tokenizer, text: str) -> bool:
     ids = tokenizer.encode(text)
     return len(ids) == 1 and int(ids[0]) != tokenizer.special.unk
 
@@ -101,7 +101,7 @@ def _rebuild(old: Tokenizer, definition: Definition, added: Sequence[str]) -> To
     if old.kind == "unigram":
         model["vocab"] += [
             [piece, 0.0] for piece in old.pieces[len(model["vocab"]) :]
-        ]  # added tokens, with their ids
+        ]  # added tokens, in the order of their ids
         model["vocab"] += _scored(model["vocab"], old, added)
         files |= _model_files(old, model["vocab"])
     else:
@@ -144,7 +144,7 @@ def _model_files(old: Tokenizer, vocab: list[list[Any]]) -> dict[str, bytes]:
 
 def _verify(extended: Tokenizer, words: dict[str, dict[str, str]]) -> None:
     for term, forms in words.items():
-        if not all(_is_one(extended, form) for form in forms.values()):
+        if not all(_is_id(extended, form) for form in forms.values()):
             raise TokenizerError(
                 f"the term {term!r} does not become one piece of this {extended.kind} tokenizer",
                 remedy="leave it out",
@@ -179,11 +179,11 @@ def origins(old: Tokenizer, new: Tokenizer) -> Origins:
 
     Raises TokenizerError: the two tokenizers write words in different ways, or have no piece in common.
     """
-    if _writing(old) != _writing(new):
-        raise _unrelated(f"a {old.kind} and a {new.kind} tokenizer write words in different ways")
-    same = _same(old, new)
+    if _spelling_of(old) != _spelling_of(new):
+        raise _unrelated_error(f"a {old.kind} and a {new.kind} tokenizer write words in different ways")
+    same = _map_old_ids(old, new)
     if not same.keys() - _special_ids(new):
-        raise _unrelated("the two tokenizers have no piece in common")
+        raise _unrelated_error("the two tokenizers have no piece in common")
     split = _Splitter(old)
     sources = [[same[i]] if i in same else split(piece) for i, piece in enumerate(new.pieces)]
     lengths = np.array([len(ids) for ids in sources], dtype=np.int64)
@@ -195,11 +195,11 @@ def origins(old: Tokenizer, new: Tokenizer) -> Origins:
     )
 
 
-def _writing(tokenizer: Tokenizer) -> str:
+def _spelling_of(tokenizer: Tokenizer) -> str:
     return "sentencepiece" if tokenizer.kind in ("unigram", "bpe") else tokenizer.kind
 
 
-def _unrelated(problem: str) -> TokenizerError:
+def _unrelated_error(problem: str) -> TokenizerError:
     return TokenizerError(
         problem,
         remedy="use the model's own tokenizer, or extend it (maskfleet tokenizer extend); for another one start from "
@@ -207,7 +207,7 @@ def _unrelated(problem: str) -> TokenizerError:
     )
 
 
-def _same(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
+def _map_old_ids(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
     """Return the old id by new id, for ids with the same special role and for the same pieces. The role decides."""
     known = {piece: i for i, piece in enumerate(old.pieces) if piece}
     same = {i: known[piece] for i, piece in enumerate(new.pieces) if piece in known}
@@ -237,20 +237,20 @@ class _Splitter:
     def _split(self, piece: str) -> list[int]:
         match self._tokenizer.kind:
             case "unigram" | "bpe" | "wordlevel":
-                return self._whole(piece)
+                return self._by_model(piece)
             case "byte_bpe":
                 text = _BYTE_LEVEL.decode([piece])
                 # Part of a character is no text: its bytes are split as they stand.
-                return self._whole(piece) if "\ufffd" in text else self._tokenizer.encode(text).tolist()
+                return self._by_model(piece) if "\ufffd" in text else self._tokenizer.encode(text).tolist()
             case "wordpiece":
                 continues = piece.startswith(_CONTINUES)
-                return self._continued(piece) if continues else self._tokenizer.encode(piece).tolist()
+                return self._by_wordpiece(piece) if continues else self._tokenizer.encode(piece).tolist()
 
-    def _whole(self, piece: str) -> list[int]:
+    def _by_model(self, piece: str) -> list[int]:
         """Split a piece by the model alone, because it is in the form in which text reaches the model."""
         return [token.id for token in self._model.tokenize(piece)]
 
-    def _continued(self, piece: str) -> list[int]:
+    def _by_wordpiece(self, piece: str) -> list[int]:
         """Split a continuing piece into the longest known pieces, one after another, as WordPiece does.
 
         The result is empty if a part of the piece is not known.

@@ -13,10 +13,8 @@ from data_service.tokenizers.quick import TextEncoder
 from data_service.tokenizers.tokenizer import PlacedTokens, Tokenizer
 
 WINDOW_CHARACTERS = 1 << 20
-OVERLAP_CHARACTERS = 1 << 12  # by which a window reaches into its neighbours
-_AGREEING_TOKENS = (
-    32  # tokens on each side of a joint that must be the same in both windows, if there are as many
-)
+OVERLAP_CHARACTERS = 1 << 12  # characters by which a window reaches into its neighbours
+_AGREEING_TOKENS = 32  # tokens on each side of a joint that must be the same in both windows
 
 
 def encode_whole(
@@ -50,9 +48,8 @@ def _encode_long(encoder: Tokenizer | TextEncoder, text: str, window: int) -> tu
         return encoder.encode_placed([text[start:stop]])[0].shifted(start)
 
     parts: list[PlacedTokens] = []
-    cuts = begin = first = (
-        0  # `begin`: the character at which the window begins; `first`: its first token that counts
-    )
+    # `begin`: the character at which the window begins; `first`: the window's first token that counts.
+    cuts = begin = first = 0
     current = encode(0, window + overlap)
     for middle in range(window, len(text), window):
         following = encode(middle - overlap, middle + window + overlap)

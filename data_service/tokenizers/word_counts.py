@@ -26,11 +26,11 @@ from data_service.store.local import room_in
 from data_service.tokenizers.files import TRAINING_REPORT
 from data_service.tokenizers.word_splits import PieceSplitter, split_text
 
-_MOST_PROCESSES = 4  # whose tables take some 0.7 GB each; one process reads for as many
-_TABLE_PIECES = 2_000_000  # some 200 bytes each
-_SHORT_CHARACTERS = 64  # characters of a piece that count as one piece
-_BITS = 6  # of a hash choose the file
-_FILE_BYTES = 1 << 30  # a larger file is divided by the next bits
+_MOST_PROCESSES = 4  # counting processes, with tables of 0.7 GB each; one reader can feed no more
+_TABLE_PIECES = 2_000_000  # largest number of pieces in a table, which take about 200 bytes each
+_SHORT_CHARACTERS = 64  # characters of a long piece that count as one further piece
+_BITS = 6  # bits of a word's hash that select its file
+_FILE_BYTES = 1 << 30  # size above which a file is divided by the hash's next bits
 _BATCH_CHARACTERS = 1 << 20  # characters of text that are sent to a process at a time
 
 
@@ -97,7 +97,7 @@ class _SpillingCounter:
     def __init__(self, splitter: PieceSplitter, folder: Path, number: int) -> None:
         self._splitter, self._folder, self._number = splitter, folder, number
         self._pieces: Counter[str] = Counter()
-        self._long = 0  # characters of long pieces
+        self._long = 0  # number of characters of all long pieces
 
     def add(self, text: str) -> None:
         for pieces, longest in split_text(text, self._splitter):
@@ -234,7 +234,7 @@ def _process(splitter: Callable[[], PieceSplitter], folder: Path, number: int) -
 
 
 def _serve(pipe: Connection, splitter: Callable[[], PieceSplitter], folder: Path, number: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that sends decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sending process decides when this one ends
     table = _SpillingCounter(splitter(), folder, number)
     try:
         while (texts := pipe.recv()) is not None:
@@ -242,7 +242,7 @@ def _serve(pipe: Connection, splitter: Callable[[], PieceSplitter], folder: Path
                 table.add(text)
         table.spill()
         pipe.send(None)
-    except EOFError:  # the process that sends has ended
+    except EOFError:  # the sending process has ended
         return
     except OSError as error:
         pipe.send(error)

@@ -12,13 +12,12 @@ from typing import Protocol
 
 from tokenizers import normalizers, pre_tokenizers
 
-RUN_CHARACTERS = (
-    1000  # longest run without white space in training text; the trainers' time grows with its square
-)
-_SKIPPED = "\u2585"  # a block; SentencePiece silently skips a line that contains it
-_WINDOW_CHARACTERS = 1 << 20  # a longer text is split in parts
+RUN_CHARACTERS = 1000  # longest run of non-spaces in training text; the trainers' time grows with its square
+_SKIPPED = "\u2585"  # SentencePiece silently skips lines that contain this character, a block
+_WINDOW_CHARACTERS = 1 << 20  # largest number of characters that are split at a time
 _PARTS = re.compile(rf"\s*+\S{{1,{RUN_CHARACTERS}}}+|\s++")
-_WHITE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # Python adds \x1c to \x1f
+# For Python \x1c to \x1f are white space, too.
+_WHITE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _BEFORE_WORD = re.compile(rf"[ \n](?=[^{_WHITE}\x1c-\x1f])")
 
 
@@ -100,7 +99,8 @@ class BertWords:
         lowercase: whether it folds case.
     """
 
-    _REMOVED = re.compile("[\v\f\x1c-\x1f\x85]")  # by BERT; white space for Python
+    # Characters that BERT removes, but Python takes for white space.
+    _REMOVED = re.compile("[\v\f\x1c-\x1f\x85]")
     _WORDS = re.compile("a+|!")
 
     def __init__(self, normalizer: normalizers.Normalizer, lowercase: bool) -> None:

@@ -19,9 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-RULES = (
-    2  # newest version of the rules; older corpora keep 1, in which no script counts as one without spaces
-)
+RULES = 2  # newest version of the rules; by version 1, of older corpora, all scripts have spaces
 
 SPACE = "\u2581"  # SentencePiece's mark for a space before the piece
 _PUNCTUATION = frozenset(string.punctuation) - {"'"}
@@ -45,7 +43,7 @@ LETTERS_WITHOUT_SPACES = (
     (0xAA80, 0xAAAF), (0xF900, 0xFAFF), (0xFF66, 0xFF9D), (0x20000, 0x3FFFF),
 )
 # fmt: on
-# Blocks of those that the beginning of a character's bytes can name.
+# Unicode blocks of these letters, by which the first bytes of a character are judged.
 _BLOCKS = (
     (0x0E00, 0x109F),
     (0x1780, 0x17FF),
@@ -105,7 +103,7 @@ def _sentencepiece(piece: str, unspaced: bool) -> bool:
 
 def _begins_unspaced(content: bytes) -> bool:
     """Return whether UTF-8 text that begins with these bytes must begin with a letter of a script without spaces."""
-    if not content or content[0] < 0xE0:  # all those scripts have three or four bytes a character
+    if not content or content[0] < 0xE0:  # characters of scripts without spaces have three or four bytes
         return False
     length = 3 if content[0] < 0xF0 else 4
     first = content[:length]

@@ -22,7 +22,7 @@ from encoder_core.families.interchange import (
     with_bias,
 )
 
-if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.attention import Attend
     from encoder_core.layers.encoder import Embeddings, Encoder
 

@@ -26,7 +26,7 @@ from encoder_core.families.interchange import (
 )
 from encoder_core.layers.sizes import Initializer
 
-if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from torch import nn
 
     from encoder_core.layers.attention import Attend
@@ -128,7 +128,8 @@ def _embeddings(config: BartConfig, word: "nn.Embedding | None" = None) -> "Embe
         config.hidden,
         positions=config.max_length + FIRST_POSITION,
         first_position=FIRST_POSITION,
-        padding=config.pad_id if config.pad_id < FIRST_POSITION else None,  # of both tables
+        # Padding row of both tables of positions.
+        padding=config.pad_id if config.pad_id < FIRST_POSITION else None,
         eps=config.layer_norm_eps,
         dropout=config.dropout,
         word=word,
@@ -185,7 +186,7 @@ FIELDS = {
 
 _TWICE = {"decoder_layers": "layers", "decoder_attention_heads": "heads", "decoder_ffn_dim": "feed_forward"}
 
-EPSILON = 1e-5  # of every LayerNorm; their configuration has no field for it
+EPSILON = 1e-5  # epsilon of every LayerNorm; transformers' configuration has no field for it
 
 DEFAULTS: dict[str, Any] = {
     "encoder_layers": 12,

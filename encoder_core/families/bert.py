@@ -32,7 +32,7 @@ from encoder_core.families.interchange import (
     with_bias,
 )
 
-if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.attention import Attend
     from encoder_core.layers.encoder import Embeddings, Encoder
 
@@ -259,7 +259,7 @@ DISTILLED_DEFAULTS: dict[str, Any] = {
 }
 """What transformers assumes where a config.json is silent."""
 
-EPSILON = 1e-12  # of every LayerNorm; their configuration has no field for it
+EPSILON = 1e-12  # epsilon of every LayerNorm; transformers' configuration has no field for it
 
 
 def distilled_to_json(config: BertConfig) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 
-if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.any_encoder import AnyEncoder
     from encoder_core.layers.attention import Attend
     from encoder_core.layers.encoder import Embeddings
@@ -114,11 +114,12 @@ def _written(config: ModelConfig, heads: Heads) -> Written:
     if heads == "none":
         its = _written(config, config.main_heads)
         table = its.table if config.decodes else its.table.encoder()
-        return Written(_alone(its), table, its.fields)
+        return Written(_encoder_class(its), table, its.fields)
     found = config.written(heads)
-    if found is None and heads == "rtd":  # a family without a class for it: its encoder, and ELECTRA's head
+    # Without such a class in transformers: the family's encoder, with ELECTRA's head.
+    if found is None and heads == "rtd":
         its = _written(config, "mlm")
-        found = Written(_alone(its), with_detection(its.table.encoder()), its.fields)
+        found = Written(_encoder_class(its), with_detection(its.table.encoder()), its.fields)
     if found is None:
         raise ModelError(
             f"transformers has no class for {config.family} with the heads {heads!r}",
@@ -130,7 +131,7 @@ def _written(config: ModelConfig, heads: Heads) -> Written:
 _FORMATS: dict[str, Format] = {its.model_type: its for family in FAMILIES for its in family.formats()}
 
 
-def _alone(its: Written) -> str | None:
+def _encoder_class(its: Written) -> str | None:
     """Return the name of the class that holds the encoder alone, if transformers has one."""
     return _FORMATS[its.fields["model_type"]].encoder
 

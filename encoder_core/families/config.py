@@ -23,7 +23,7 @@ from encoder_core.errors import ModelError
 from encoder_core.families.interchange import Format, Heads, Written
 from encoder_core.layers.sizes import Activation, Initializer, Recurrence
 
-if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.any_encoder import AnyEncoder
     from encoder_core.layers.attention import Attend
     from encoder_core.layers.encoder import Embeddings, EncoderLayer
@@ -121,7 +121,7 @@ class EncoderConfig(BaseModel, ABC):
     mup: Mup | None = None
 
     @model_serializer(mode="wrap")
-    def _spoken(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _leave_out_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         fields: dict[str, object] = serialize(self)
         return {
             name: value
@@ -338,7 +338,7 @@ def _base_of(model: _Model, mup: Mup) -> _Model:
             "precedes the decoder, which could carry the output multiplier",
             remedy="leave model.mup out, or train a family whose head has a norm, or whose decoder is not tied",
         )
-    widths = {name: _narrowed(model, name, mup) for name in model.widths}
+    widths = {name: _narrowed_width(model, name, mup) for name in model.widths}
     if mup.feed_forward is not None:
         widths["feed_forward"] = mup.feed_forward
     try:
@@ -357,7 +357,7 @@ def _base_of(model: _Model, mup: Mup) -> _Model:
     return base
 
 
-def _narrowed(model: EncoderConfig, name: str, mup: Mup) -> int:
+def _narrowed_width(model: EncoderConfig, name: str, mup: Mup) -> int:
     """Return a width of the base in proportion to its `hidden`.
 
     Raises:

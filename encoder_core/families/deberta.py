@@ -30,7 +30,7 @@ from encoder_core.families.interchange import (
     with_bias,
 )
 
-if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.attention import Attend
     from encoder_core.layers.deberta_attention import RelativePositions
     from encoder_core.layers.deberta_encoder import Convolution, DisentangledEncoder, DisentangledLayer
@@ -63,7 +63,7 @@ class DebertaConfig(WithGenerator):
         attend: "Attend | None" = None,
     ) -> "DisentangledEncoder":
         """Build the encoder. `attend` is not used: disentangled attention has its own kernels."""
-        return _built(self, embeddings, checkpoint_activations)
+        return _build_encoder(self, embeddings, checkpoint_activations)
 
     def written(self, heads: Heads) -> Written | None:
         return _written(self, heads, "Deberta")
@@ -109,7 +109,7 @@ class DebertaV2Config(EncoderConfig):
         attend: "Attend | None" = None,
     ) -> "DisentangledEncoder":
         """Build the encoder. `attend` is not used: disentangled attention has its own kernels."""
-        return _built(self, embeddings, checkpoint_activations)
+        return _build_encoder(self, embeddings, checkpoint_activations)
 
     def title(self, terms: Collection[str]) -> str:
         return "DeBERTa v3" if "rtd" in terms else "DeBERTa v2"
@@ -150,7 +150,7 @@ V3_XSMALL, V3_SMALL, V3_BASE, V3_LARGE = _v3(12, 384), _v3(6, 768), _v3(12, 768)
 Deberta = DebertaConfig | DebertaV2Config
 
 
-def _built(
+def _build_encoder(
     config: Deberta, embeddings: "Embeddings | None", checkpoint_activations: bool
 ) -> "DisentangledEncoder":
     from encoder_core.layers.deberta_encoder import DisentangledEncoder

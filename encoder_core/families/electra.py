@@ -25,7 +25,7 @@ from encoder_core.families.interchange import (
 )
 from encoder_core.layers.sizes import Activation
 
-if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.attention import Attend
     from encoder_core.layers.encoder import Embeddings, Encoder
 
@@ -186,7 +186,7 @@ DEFAULTS: dict[str, Any] = {
 def masked_lm(config: ElectraConfig) -> KeyTable:
     """Return the generator's parameters; `config` is the generator's own configuration."""
     return KeyTable(
-        (*_shared(config), *_GENERATOR),
+        (*_shared_names(config), *_GENERATOR),
         tied=("generator_lm_head.weight",),
         unused=(*_BUFFERS, *(pair.theirs for pair in _DISCRIMINATOR)),
     )
@@ -195,7 +195,7 @@ def masked_lm(config: ElectraConfig) -> KeyTable:
 def detection(config: ElectraConfig) -> KeyTable:
     """Return the discriminator's parameters."""
     unused = (*_BUFFERS, *(pair.theirs for pair in _GENERATOR), "generator_lm_head.weight")
-    return KeyTable((*_shared(config), *_DISCRIMINATOR), unused=unused)
+    return KeyTable((*_shared_names(config), *_DISCRIMINATOR), unused=unused)
 
 
 def with_detection(encoder: KeyTable) -> KeyTable:
@@ -205,7 +205,7 @@ def with_detection(encoder: KeyTable) -> KeyTable:
     return replace(encoder, pairs=(*encoder.pairs, *_DISCRIMINATOR))
 
 
-def _shared(config: ElectraConfig) -> tuple[Pair, ...]:
+def _shared_names(config: ElectraConfig) -> tuple[Pair, ...]:
     return _ENCODER if config.embedding == config.hidden else (*_ENCODER, *_PROJECTION)
 
 

@@ -90,8 +90,8 @@ class KeyTable:
         """
         stored = self.modern(present)
         names = self.names(layers)
-        found = self._found(stored, names)
-        _refuse([names[ours] for ours in names.keys() - found], self._unknown(stored, layers), where)
+        found = self._stored_spellings(stored, names)
+        _refuse([names[ours] for ours in names.keys() - found], self._unknown_names(stored, layers), where)
         return found
 
     def match_encoder(self, present: Iterable[str], layers: int, where: str) -> dict[str, str]:
@@ -103,13 +103,13 @@ class KeyTable:
         """
         stored = self.modern(present)
         names = self.names(layers)
-        found = self._found(stored, names)
+        found = self._stored_spellings(stored, names)
         missing = [names[ours] for ours in names.keys() - found if ours.startswith(ENCODER)]
-        unknown = [name for name in self._unknown(stored, layers) if name.startswith(self._base)]
+        unknown = [name for name in self._unknown_names(stored, layers) if name.startswith(self._base)]
         _refuse(missing, unknown, where)
         return found
 
-    def _found(self, stored: dict[str, str], names: dict[str, str]) -> dict[str, str]:
+    def _stored_spellings(self, stored: dict[str, str], names: dict[str, str]) -> dict[str, str]:
         return {
             ours: next(stored[name] for name in spellings if name in stored)
             for ours, theirs in names.items()
@@ -126,20 +126,20 @@ class KeyTable:
         """Return current names to stored names: old spellings are replaced, and a bare encoder's names get its
         prefix.
         """
-        stored = {self._renamed(modern_name(name)): name for name in present}
+        stored = {self._without_alias(modern_name(name)): name for name in present}
         encoder = [theirs for ours, theirs in self.names(0).items() if ours.startswith(ENCODER)]
         bare = {theirs.removeprefix(self._base) for theirs in encoder}
         if not bare & stored.keys():
             return stored
         return {self._base + name: stored_name for name, stored_name in stored.items()}
 
-    def _renamed(self, name: str) -> str:
+    def _without_alias(self, name: str) -> str:
         for old, new in self.aliases:
             if name.startswith(old):
                 return new + name.removeprefix(old)
         return name
 
-    def _unknown(self, stored: Iterable[str], layers: int) -> list[str]:
+    def _unknown_names(self, stored: Iterable[str], layers: int) -> list[str]:
         names = self.names(layers).values()
         known = {*names, *self.tied, *self.unused, *self.zero, *(fold.theirs for fold in self.folds)}
         return [name for name in stored if name not in known]

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from encoder_core.families.config import WithGenerator
 
-if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.attention import Attend
     from encoder_core.layers.encoder import Embeddings, Encoder, PreNormLayer
     from encoder_core.layers.residual import LayerNorm, RMSNorm

@@ -25,11 +25,11 @@ from encoder_core.families.interchange import (
 )
 from encoder_core.layers.sizes import Initializer
 
-if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.attention import Attend
     from encoder_core.layers.encoder import Embeddings, Encoder
 
-FEED_FORWARD = 4  # times hidden, in the official code and in transformers' class
+FEED_FORWARD = 4  # inner width divided by `hidden`, fixed in the official code and in transformers' class
 
 
 class XlmConfig(WithGenerator):

@@ -24,7 +24,7 @@ from encoder_core.families.interchange import (
 )
 from encoder_core.layers.sizes import Recurrence
 
-if TYPE_CHECKING:  # what builds encoders is imported where it does: reading a configuration needs no torch
+if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.attention import Attend
     from encoder_core.layers.encoder import Embeddings
     from encoder_core.layers.xlnet_encoder import TwoStreamEncoder, TwoStreamLayer

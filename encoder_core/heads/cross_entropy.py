@@ -31,7 +31,7 @@ from encoder_core.layers.kernel_choice import pick
 from encoder_core.layers.sizes import CHUNKS
 from encoder_core.random_draws import draw_key, uniforms
 
-MULTIPLES = {"cuda": 64, "meta": 64, "cpu": 1}  # of the vocabulary, by kind of device
+MULTIPLES = {"cuda": 64, "meta": 64, "cpu": 1}  # the vocabulary is padded to a multiple of this, by device
 GROUP = 256  # ids that are sampled from together
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -114,7 +114,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(
         ctx: Any, grad: Tensor, *_: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None, None, None, None, None, None]:
-        # In place: the weight's is the largest array of many a step. A second pass is refused by autograd.
+        # In place, because the weight's gradient is often a step's largest array. Autograd refuses a second pass.
         features, weight, bias = (
             None if saved is None else saved.mul_(grad).to(dtype)
             for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
@@ -246,7 +246,7 @@ class ChunkGradients:
     def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, wide: torch.dtype) -> None:
         self._inputs = features, weight
         self.features = torch.empty_like(features)
-        # Then the first chunk overwrites what is there.
+        # If this holds, the first chunk overwrites the empty gradients; else chunks are added to zeros.
         self._sums_up = bool(len(features)) and features.dtype == wide
         self.weight = (torch.empty_like if self._sums_up else torch.zeros_like)(weight, dtype=wide)
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=wide)

@@ -84,7 +84,7 @@ class _LinearDistillation(torch.autograd.Function):
         gradients = ChunkGradients(*student, wide) if wants_gradient else None
         for chunk in chunks(len(features), ARRAYS * weight.shape[0], weight.device):
             p_cV = _mean_softmax(teachers, chunk, temperature, wide)
-            log_q_cV = _softened(student, chunk, temperature, wide).log_softmax(-1)
+            log_q_cV = _softened_logits(student, chunk, temperature, wide).log_softmax(-1)
             agreeing += (log_q_cV.argmax(-1) == p_cV.argmax(-1)).sum()
             loss_sum += temperature**2 * F.kl_div(log_q_cV, p_cV, reduction="sum")
             if gradients is not None:
@@ -101,7 +101,7 @@ class _LinearDistillation(torch.autograd.Function):
         ctx: Any, grad: Tensor, *_: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None, None, None, None]:
         features, weight, bias = (
-            None if saved is None else saved.mul_(grad).to(dtype)  # in place: they are large
+            None if saved is None else saved.mul_(grad).to(dtype)  # in place, because gradients are large
             for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
         assert features is not None
@@ -112,7 +112,7 @@ class _LinearDistillation(torch.autograd.Function):
 _apply: Callable[..., tuple[Tensor, Tensor]] = _LinearDistillation.apply
 
 
-def _softened(scores: LogitFactors, chunk: slice, temperature: float, wide: torch.dtype) -> Tensor:
+def _softened_logits(scores: LogitFactors, chunk: slice, temperature: float, wide: torch.dtype) -> Tensor:
     """Return a chunk's logits divided by the temperature, [c, V]."""
     logits_cV = F.linear(scores.features[chunk], scores.weight, scores.bias)
     return logits_cV.to(wide).div_(temperature)
@@ -123,7 +123,7 @@ def _mean_softmax(
 ) -> Tensor:
     """Return the mean of the teachers' softened distributions, [c, V]."""
     first, *others = teachers
-    p_cV = _softened(first, chunk, temperature, wide).softmax(-1)
+    p_cV = _softened_logits(first, chunk, temperature, wide).softmax(-1)
     for teacher in others:
-        p_cV += _softened(teacher, chunk, temperature, wide).softmax(-1)
+        p_cV += _softened_logits(teacher, chunk, temperature, wide).softmax(-1)
     return p_cV.div_(len(teachers)) if others else p_cV

@@ -86,12 +86,12 @@ class ShallowDecoder(nn.Module):
         query_TH = vector_TH + place_TH
         text_TH = self.dropout(self.norm(words_TH + place_TH), batch.keys)
         key_TH = torch.where((batch.positions == 0)[:, None], vector_TH, text_TH)
-        attended_TH = self.output(self._attended(query_TH, key_TH, rows, visible(batch, rate)))
+        attended_TH = self.output(self._attended_values(query_TH, key_TH, rows, visible(batch, rate)))
         drop, keys_T = self.dropout, batch.keys
         y_TH = normed_sum(self.attention_norm, query_TH, attended_TH, drop, keys_T, drop.draw())
         return normed_sum(self.feed_forward_norm, y_TH, self.feed_forward(y_TH), drop, keys_T, drop.draw())
 
-    def _attended(self, query_TH: Tensor, key_TH: Tensor, rows: Rows, visible_TL: Tensor) -> Tensor:
+    def _attended_values(self, query_TH: Tensor, key_TH: Tensor, rows: Rows, visible_TL: Tensor) -> Tensor:
         """Return each query's mean of the values that it sees. Padding sees the row's vector, so that it is finite."""
         q_TH, k_TH, v_TH = self.query(query_TH), self.key(key_TH), self.value(key_TH)
         q_RNLD, k_RNLD, v_RNLD = (
@@ -122,10 +122,10 @@ def visible(batch: Batch, rate: float) -> Bool[Tensor, "tokens longest"]:
     place_L = torch.arange(batch.max_length, device=batch.positions.device)
     keep_TL = kept(batch.keys, draw_key(), range(batch.max_length), threshold_of(rate)).bool()
     here_TL = batch.positions[:, None]
-    return ((keep_TL & (place_L != here_TL)) | (place_L == 0)) & _inside(batch, place_L)
+    return ((keep_TL & (place_L != here_TL)) | (place_L == 0)) & _has_place(batch, place_L)
 
 
-def _inside(batch: Batch, place_L: Tensor) -> Tensor:
+def _has_place(batch: Batch, place_L: Tensor) -> Tensor:
     """Return [T, L], whether a token's row has that place."""
     lengths_R = batch.cu_seqlens.diff()
     length_T = lengths_R.repeat_interleave(lengths_R, output_size=batch.positions.numel())

@@ -26,7 +26,7 @@ from encoder_core.kernels.table_gradients import (
 )
 from encoder_core.kernels.tiling import Cut, Cuts, cuts_of, generation_of, tile_of
 
-PROGRAMS = 128  # differences of tiles and splits of rows that sum a table's derivatives by themselves, about
+PROGRAMS = 128  # approximate number of programs, each with sums of its own, for a table's gradient
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _FusedAttention(torch.autograd.Function):
         *given, layout, cuts = arguments
         tensors = [None if x is None else x.contiguous() for x in given]
         x = _inputs(tensors, layout)
-        context = torch.empty_like(x.q)  # every query is in a row, so its program writes it
+        context = torch.empty_like(x.q)  # every query lies in a row, whose program writes its context
         log_sums = _of_queries(x)
         if x.rows and layout.longest:
             tiles = -(-layout.longest // cuts.forward.size)
@@ -110,7 +110,7 @@ class _FusedAttention(torch.autograd.Function):
         x, layout = _inputs(tensors, ctx.layout), ctx.layout
         if not (x.rows and layout.longest):
             return *(None if tensor is None else torch.zeros_like(tensor) for tensor in tensors), None, None
-        # Every token is in a row, so its program writes them.
+        # Every token lies in a row, whose program writes the token's gradients.
         by = [None if tensor is None else torch.empty_like(tensor) for tensor in tensors]
         given = (x, grad.contiguous(), log_sums, _of_queries(x))
         _by_tokens(given, context, by, layout, ctx.cuts)

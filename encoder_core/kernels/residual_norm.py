@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from encoder_core.kernels.tile import GOLDEN, mix
 
-_PROGRAMS = 1024  # of a backward pass, at most: some warps for each multiprocessor, few sums to add
+_PROGRAMS = 1024  # most programs of a backward pass: some warps for each multiprocessor, few sums to add
 
 
 class Norm(NamedTuple):
@@ -48,7 +48,7 @@ def inverse_rate(threshold, sums: tl.constexpr):
 def kept_columns(draws, row, threshold, padded: tl.constexpr):
     """Return [padded] bool of a token: whether `random_draws.numbers16` of key and draw reaches the threshold."""
     drawn = tl.load(draws + row).to(tl.uint64, bitcast=True)
-    quad = tl.arange(0, padded // 4).to(tl.uint64)  # one hash for four columns
+    quad = tl.arange(0, padded // 4).to(tl.uint64)  # one hash serves four columns
     hashed = mix(drawn + quad * GOLDEN)
     which = tl.arange(0, 4)[None, :]
     low, high = hashed.to(tl.uint32)[:, None], (hashed >> 32).to(tl.uint32)[:, None]
@@ -72,7 +72,8 @@ def forward_kernel(
         inverse = inverse_rate(threshold, sums)
         added = tl.where(kept_columns(draws, row, threshold, padded), added * inverse, 0.0)
     summed = tl.load(residual + at, mask=here, other=0.0).to(sums) + added
-    summed = summed.to(total.dtype.element_ty)  # what is normed is what the backward pass will read
+    # Rounded to the stored dtype, so that the norm is that of the sum which the backward pass reads.
+    summed = summed.to(total.dtype.element_ty)
     tl.store(total + at, summed, mask=here)
     wide = summed.to(sums)
     if centered:

@@ -22,10 +22,10 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-_COLUMNS = 2048  # of a tile; always, so that what a trial compiles is what a run uses
+_COLUMNS = 2048  # columns of a tile; constant, so that a trial compiles the kernels that a run uses
 _WARPS = 8
-_TARGETS = 64  # of a program of the second kernel
-_LOWEST = tl.constexpr(-3.4028234663852886e38)  # -inf minus -inf would be no number
+_TARGETS = 64  # targets of one program of the second kernel
+_LOWEST = tl.constexpr(-3.4028234663852886e38)  # instead of -inf, because -inf minus -inf is NaN
 _NOWHERE = tl.constexpr(2**31 - 1)
 
 
@@ -59,7 +59,7 @@ def sums_kernel(
         column = first + tl.arange(0, columns)
         x = tl.load(row + column, mask=column < vocab, other=float("-inf")).to(sums)
         ahead = x - most
-        less = tl.exp(-tl.abs(ahead))  # of the smaller one of both, the other one's is 1
+        less = tl.exp(-tl.abs(ahead))  # the smaller one's exponential; the larger one's is 1
         total = tl.where(ahead > 0.0, total * less + 1.0, total + less)
         where = tl.where(ahead > 0.0, column, where)
         most = tl.maximum(most, x)
@@ -97,7 +97,7 @@ def gradient_kernel(
 def softmax_sums(logits: Float[Tensor, "targets vocab"], ids: Int[Tensor, " targets"]) -> SoftmaxSums:
     """Return the sums, reading the logits once. The logits must be contiguous."""
     targets, vocab = logits.shape
-    wide = _wide(logits.dtype)
+    wide = _sum_dtype(logits.dtype)
     losses, largest, log_sums = (logits.new_empty(targets, dtype=wide) for _ in range(3))
     correct = torch.empty_like(ids, dtype=torch.bool)
     if targets:
@@ -128,7 +128,7 @@ def to_gradient(
     return None if by_bias is None else by_bias.sum(0)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 

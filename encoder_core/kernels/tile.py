@@ -242,7 +242,7 @@ def kept(x, tile: tl.constexpr, head, q_at, q_here, k_first):
     drawn += head.to(tl.uint64) * _HEAD
     first = k_first + x.carried
     limit = (x.threshold - 0x8000) << 16
-    if tile.quads:  # one hash for four keys, of which a thread has two
+    if tile.quads:  # one hash serves four keys, and a thread computes two of them
         pair = first // 2 + tl.arange(0, tile.size // 2)
         hashed = mix(drawn[:, None] + ((pair // 2).to(tl.uint64) * GOLDEN)[None, :])
         half = tl.where((pair % 2 == 0)[None, :], hashed.to(tl.uint32), (hashed >> 32).to(tl.uint32))

@@ -41,12 +41,10 @@ class Cuts(NamedTuple):
     tables: Cut
 
 
-_UNUSED = Cut(32, 8, 1)  # of tables, which plain scores have not
+_UNUSED = Cut(32, 8, 1)  # stands in for the cut of tables, which plain scores do not have
 _HOPPER, _TIMED = 9, range(33, 65)
-_HOPPER_GENERATIONS = (
-    9,
-    10,
-)  # generations with 227 KiB of shared memory a program, and products by warp groups
+# Generations with 227 KiB of shared memory for a program, and matrix products by warp groups.
+_HOPPER_GENERATIONS = (9, 10)
 
 
 def cuts_of(
@@ -69,7 +67,7 @@ def cuts_of(
         generation in _HOPPER_GENERATIONS,
     )
     if half and generation == _HOPPER and width in _TIMED:
-        return _timed(relative=relative, by_keys=by_keys)
+        return _timed_cuts(relative=relative, by_keys=by_keys)
     match half, relative, wide:
         case False, _, _:  # full precision, in three products each
             return Cuts(*[Cut(16 if relative or wide else 32, 8, 1)] * 4)
@@ -94,7 +92,7 @@ def cuts_of(
     return Cuts(Cut(64, 8, 1), Cut(64, 8, 1), Cut(32, 4, 2), _UNUSED)
 
 
-def _timed(*, relative: bool, by_keys: bool) -> Cuts:
+def _timed_cuts(*, relative: bool, by_keys: bool) -> Cuts:
     """Return the fastest cuts on an H200."""
     if not relative:
         return Cuts(Cut(64, 4, 3), Cut(64, 4, 3), Cut(64, 4, 3), _UNUSED)

@@ -55,7 +55,7 @@ from encoder_core.layers.torch_internals import flash_attention
 from encoder_core.random_draws import draw_key, head_keys
 
 Heads = Float[Tensor, "tokens heads width"]
-SharedHeads = Float[Tensor, "tokens shared width"]  # of keys and values
+SharedHeads = Float[Tensor, "tokens shared width"]  # heads of keys and values, shared by several queries
 
 
 @runtime_checkable
@@ -207,7 +207,7 @@ def _in_rectangle(
 ) -> Heads:
     k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
     q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
-    # Padding comes after a row's tokens: what hides later keys from them hides padding, too.
+    # Padding comes after a row's tokens, so that a causal mask, which hides later keys, hides padding, too.
     causal = rows.causal and not rows.exceed(window) and _torch_takes(q_RNLD, dropout, by_torch=by_torch)
     if causal and q_TND.is_meta:
         context_RNLD = planned_rectangle(q_RNLD, k_RNLD, v_RNLD, None, dropout, None, causal=True)
@@ -368,11 +368,12 @@ class SelfAttention(nn.Module):
     def _projected(self, x_TH: Tensor) -> tuple[Tensor, ...]:
         if self.fused:
             q_TH, k_TH, v_TH = self.qkv(x_TH).split(self.parts, -1)
-            # Turned queries and keys are new tensors. Values that stayed a view would keep the old ones in memory too.
+            # Rotated queries and keys are new tensors, but a view of the values would keep the unrotated ones, too.
             return q_TH, k_TH, v_TH if self.rotary_base is None else v_TH.contiguous()
         if self.rotary_base is None:
             return project(x_TH, (self.query, self.key, self.value))
-        return *project(x_TH, (self.query, self.key)), self.value(x_TH)  # turned at once, so only values stay
+        # Separate products: queries and keys are rotated at once, only values are kept.
+        return *project(x_TH, (self.query, self.key)), self.value(x_TH)
 
 
 def set_rotary_base(model: nn.Module, base: float) -> None:

@@ -53,7 +53,7 @@ class BlockedAttention(torch.autograd.Function):
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         keeps = []
         for row, queries, keys, heads in _pieces(bounds, key_bounds, q.shape[1], window, causal=causal):
-            hidden = _hidden(queries, keys, window, causal)
+            hidden = _hidden_keys(queries, keys, window, causal)
             weights = _probabilities(q[queries, heads], k[keys, heads], hidden)
             if scores.threshold:
                 keeps.append(scores.kept(row, queries, keys, heads))
@@ -74,7 +74,7 @@ class BlockedAttention(torch.autograd.Function):
         pieces = _pieces(bounds, key_bounds, q.shape[1], ctx.window, causal=ctx.causal)
         for i, (_, queries, keys, heads) in enumerate(pieces):
             grad_nlD = grad[queries, heads].transpose(0, 1)
-            hidden = _hidden(queries, keys, ctx.window, ctx.causal)
+            hidden = _hidden_keys(queries, keys, ctx.window, ctx.causal)
             weights = _probabilities(q[queries, heads], k[keys, heads], hidden)
             d_weights = torch.bmm(grad_nlD, v[keys, heads].permute(1, 2, 0)).mul_(inverse)
             dropped = weights
@@ -123,7 +123,7 @@ class Draws:
         return kept(drawn_nl, self.draw, range(keys.start - row, keys.stop - row), self.threshold)
 
 
-def _hidden(queries: slice, keys: slice, window: int | None, causal: bool) -> Tensor | None:
+def _hidden_keys(queries: slice, keys: slice, window: int | None, causal: bool) -> Tensor | None:
     """Return [l, m] bool, true for keys too far from a query or, in causal rows, later; None if all are in sight."""
     farthest = max(queries.stop - 1 - keys.start, keys.stop - 1 - queries.start)
     far, later = window is not None and farthest > window, causal and keys.stop - 1 > queries.start

@@ -6,7 +6,7 @@ They are apart from the kernels, so that counting what a layer saves does not im
 from collections.abc import Iterator
 
 PIECE = 2**18  # scores per piece: 1 MiB in fp32, about an L2 cache
-BLOCK = 64  # least queries whose products with the keys of a window are made together
+BLOCK = 64  # least number of queries whose scores in a window are computed together
 
 Bounds = tuple[tuple[int, int], ...]
 

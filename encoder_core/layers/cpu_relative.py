@@ -29,8 +29,8 @@ from encoder_core.layers.cpu_pieces import heads_together
 from encoder_core.layers.dropout import inverse_rate
 from encoder_core.layers.torch_internals import softmax_backward
 
-UNSEEN = -1e30  # a score that leaves no probability beside any other
-BLOCK = 128  # tokens whose products with relative positions are made together
+UNSEEN = -1e30  # score of a hidden key, whose probability is then 0
+BLOCK = 128  # tokens whose products with relative positions are computed together
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class BlockedRelative(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, r, table_r, table_k, *saved = ctx.saved_tensors
         dq, dr = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, r))
-        # Zeros: a row may have keys and no query.
+        # Zeros, because no query writes the gradients of keys in a row without queries.
         dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (k, v))
         d_table_r = torch.zeros_like(table_r)
         d_table_k = None if table_k is None else torch.zeros_like(table_k)
@@ -208,7 +208,7 @@ def _add_gradients(
     d_product_nbw = d_scores_nlo.new_empty(0)
     for block, window in _blocks(x_nlD.shape[1], d_scores_nlo.shape[2], row.origin):
         shape = (len(d_scores_nlo), block.stop - block.start, window.stop - window.start)
-        if d_product_nbw.shape != shape:  # what lies off the diagonals stays zero from block to block
+        if d_product_nbw.shape != shape:  # elements off the diagonals stay zero from block to block
             d_product_nbw = d_scores_nlo.new_zeros(shape)
         _diagonals(d_product_nbw).copy_(d_scores_nlo[:, block])
         torch.bmm(d_product_nbw, table_nED[:, window], out=dx_nlD[:, block])

@@ -155,7 +155,7 @@ def blocked(
     themselves.
     """
     assert query_rows is rows
-    offsets = relations.places.flip(0)  # from the query to the key: the negative distance
+    offsets = relations.places.flip(0)  # distances from query to key, which are the negative ones
     table_k_NED = operands.position_k.index_select(0, offsets).transpose(0, 1).contiguous()
     table_q_NED = operands.position_q.index_select(0, relations.places).transpose(0, 1).contiguous()
     scores_NE = None
@@ -190,9 +190,8 @@ def fused(
 ) -> Float[Tensor, "queries heads width"]:
     """Compute without padding and without scores in memory; see `encoder_core/kernels`."""
 
-    def by_distance(
-        table: Tensor,
-    ) -> Tensor:  # an embedding's gradient has one order of sums, an index's has not
+    # Not table[places]: an embedding's gradient is summed in a fixed order, an index's is not.
+    def by_distance(table: Tensor) -> Tensor:
         return F.embedding(relations.places, table.flatten(1)).view(-1, *table.shape[1:])
 
     between = operands.position_scores
@@ -380,6 +379,6 @@ class DisentangledAttention(nn.Module):
             operands = operands.with_position_scores()
         dropout = self.attention_dropout if self.training else 0.0
         context_MND = self.attend(operands, relations, query_rows, rows, dropout)
-        if not len(x_TH):  # of no tokens kernels leave the positions out of the graph, where ZeRO needs them
+        if not len(x_TH):  # without tokens, kernels leave positions out of the graph, where ZeRO needs them
             context_MND = context_MND + 0.0 * (operands.position_q.sum() + operands.position_k.sum())
         return context_MND.flatten(-2)

@@ -94,7 +94,7 @@ class Convolution(nn.Module):
             )
         if rows.count:
             mixed_TH = rows.unpad(self.convolution(rows.pad(embedded_TH).transpose(1, 2)).transpose(1, 2))
-        else:  # a kernel finds no place in rows of none: as tokens by themselves, of which there are none
+        else:  # a convolution cannot run on rows of length 0: on zero rows of one token instead
             mixed_TH = self.convolution(embedded_TH[:, :, None]).squeeze(2)
         mixed_TH = self.dropout(mixed_TH, rows.keys)
         y_TH: Tensor = self.norm(x_TH + activate(mixed_TH, self.activation))

@@ -116,7 +116,7 @@ def slots_of(query_rows: Rows, rows: Rows) -> Int[Tensor, " tokens"]:
 
 
 PACKAGE = "flash_attn_interface"
-_HOPPER = 9  # compute capability
+_HOPPER = 9  # major version of its compute capability
 _INSTALLED = find_spec(PACKAGE) is not None
 
 

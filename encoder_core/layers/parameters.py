@@ -78,7 +78,7 @@ class Weights(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape))
 
     def forward(self) -> Tensor:
-        return self.weight.clone()  # a tensor of its own, which carries the backward hooks
+        return self.weight.clone()  # a new tensor, because backward hooks are attached to it
 
 
 class Bias(nn.Module):

@@ -20,9 +20,9 @@ from encoder_core.layers.torch_internals import limit_graphs, mark_dynamic, size
 Draws = Sequence[Int[Tensor, ""] | None]
 """Draws of dropout, one for each dropout of a piece, in order (`Dropout.draw`)."""
 
-_FEWEST = 2  # places: torch makes graphs of their own for none and for one, which are not worth a compilation
+_MIN_PLACES = 2  # for 0 and 1 places torch would compile separate graphs, which is not worth the time
 _SAVING = "AUTOGRAD_SAVED_TENSORS_HOOKS"
-_MOST_GRAPHS = 32  # of a piece: networks that differ in width, training and evaluation
+_MOST_GRAPHS = 32  # most graphs of a piece: for networks of several widths, training and evaluation
 _LIMITS = {"recompile_limit": _MOST_GRAPHS, "isolate_recompiles": True}
 _KNOWN = _LIMITS.keys() & signature(torch.compile).parameters.keys()
 """The limits that this torch's compiler supports: 2.11 none, 2.12 the first, 2.13 both."""
@@ -45,7 +45,7 @@ def piece(function: Callable[Concatenate[Layer, ...], Result]) -> Callable[Conca
 
     @wraps(function)
     def run(layer: Layer, *inputs: Any) -> Result:
-        if layer.compiled is None or len(inputs[0]) < _FEWEST:
+        if layer.compiled is None or len(inputs[0]) < _MIN_PLACES:
             return function(layer, *inputs)
         made: Result = layer.compiled.run(function, layer, *inputs)
         return made
@@ -72,25 +72,25 @@ class Pieces:
     def run(self, function: Function, layer: nn.Module, *inputs: Any) -> Any:
         """Return the result of `function`, a piece of `layer`, for the inputs."""
         if not self._open:
-            return self._of(function)(layer, *inputs)
+            return self._compiled(function)(layer, *inputs)
         for tensor in tensors_in(inputs):
             if tensor.ndim:
                 mark_dynamic(tensor)
         with sizes_apart():
-            return self._of(function)(layer, *inputs)
+            return self._compiled(function)(layer, *inputs)
 
     def close(self) -> None:
         """Compile nothing from now on in this process."""
         self._open = False
         torch.compiler.set_stance("eager_on_recompile")
 
-    def _of(self, function: Function) -> Function:
+    def _compiled(self, function: Function) -> Function:
         if function not in self._made:
             self._made[function] = torch.compile(  # type: ignore[call-overload]
                 function,
                 fullgraph=True,
                 backend=self._backend,
-                options={"guard_filter_fn": _necessary},
+                options={"guard_filter_fn": _kept_guards},
                 **{name: _LIMITS[name] for name in _KNOWN},
             )
         return self._made[function]
@@ -103,7 +103,7 @@ def compile_layers(model: nn.Module, pieces: Pieces | None) -> None:
             module.compiled = pieces
 
 
-def _necessary(guards: Sequence[Any]) -> list[bool]:
+def _kept_guards(guards: Sequence[Any]) -> list[bool]:
     """Return which guards to keep: of parameters only the tensors, not how modules and ZeRO store them.
 
     Guards on torch's own functions, which ZeRO replaces, are dropped, and so are those on hooks for saved tensors,

@@ -90,7 +90,7 @@ class _Attention(torch.autograd.Function):
         assert query is not None
         _report(flops)
         context = torch.empty_like(query)
-        ctx.save_for_backward(*tensors, context, _of_queries(query))
+        ctx.save_for_backward(*tensors, context, _empty_sums(query))
         ctx.flops = flops
         return context
 
@@ -99,7 +99,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, _, _ = ctx.saved_tensors
         _report(2 * ctx.flops)
-        deltas = _of_queries(tensors[0])
+        deltas = _empty_sums(tensors[0])
         del deltas
         return None, *(None if x is None else torch.empty_like(x) for x in tensors)
 
@@ -107,7 +107,7 @@ class _Attention(torch.autograd.Function):
 _attention: Callable[..., Tensor] = _Attention.apply
 
 
-def _of_queries(query: Tensor) -> Tensor:
+def _empty_sums(query: Tensor) -> Tensor:
     return query.new_empty(query.shape[:2], dtype=torch.promote_types(query.dtype, torch.float32))
 
 
@@ -224,7 +224,7 @@ def _efficient_backward(grad: Tensor, q: Tensor, k: Tensor, *further: Any, **opt
     return 2 * _efficient_forward(q, k)
 
 
-def _accumulated(summed: Tensor, a: Tensor, b: Tensor, **options: Any) -> int:
+def _product_flops(summed: Tensor, a: Tensor, b: Tensor, **options: Any) -> int:
     return 2 * a.numel() * b.shape[1]
 
 
@@ -235,7 +235,7 @@ def formulas() -> dict[Any, Any]:
     from torch.utils.flop_counter import flop_registry  # loads Triton, if it is there
 
     each = (_flash_forward, _flash_backward, _efficient_forward, _efficient_backward)
-    ours = {torch.ops.aten.addmm_: _accumulated, **dict(zip(attention_operators(), each, strict=True))}
+    ours = {torch.ops.aten.addmm_: _product_flops, **dict(zip(attention_operators(), each, strict=True))}
     return flop_registry | ours
 
 

@@ -73,7 +73,7 @@ def sum_and_norm(
     draw: Int[Tensor, ""] | None,
 ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
     """Return residual + dropout(x), and its norm; see `normed_sum`."""
-    if _takes(norm, residual_TH, x_TH) and _picked(draw):
+    if _takes(norm, residual_TH, x_TH) and _picks_fused(draw):
         draws_T = None if draw is None else keys_T + draw
         both: tuple[Tensor, Tensor] = norm(residual_TH, x_TH, draws_T, threshold_of(dropout.rate))
         return both
@@ -81,7 +81,7 @@ def sum_and_norm(
     return total_TH, norm(total_TH)
 
 
-def _picked(draw: Tensor | None) -> bool:
+def _picks_fused(draw: Tensor | None) -> bool:
     return pick(["fused", "written"], dropped=draw is not None, place="norm") == "fused"
 
 

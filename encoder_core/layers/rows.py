@@ -120,7 +120,7 @@ class Rows:
         if not self.causal and not self.exceed(window):
             return self.mask
         at_L = torch.arange(self.max_length, device=self.cu_seqlens.device)
-        ahead_LL = at_L[:, None] - at_L  # of the key
+        ahead_LL = at_L[:, None] - at_L  # places from the key ahead to the query
         seen_LL = ahead_LL >= 0 if self.causal else torch.ones_like(ahead_LL, dtype=torch.bool)
         if window is not None:
             seen_LL &= ahead_LL.abs() <= window

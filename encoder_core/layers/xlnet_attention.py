@@ -134,7 +134,7 @@ class TwoStreamAttention(nn.Module):
         )
         if scope.batch.segments is not None:
             content_MND, key_KND = self._with_segments(query_MND, content_MND, key_KND, scope, scale)
-        table_NED = distances_NPD.flip(1)  # from the query to the key: the negative distance
+        table_NED = distances_NPD.flip(1)  # distances from query to key, which are the negative ones
         if scope.batch.reversed_rows is not None:
             table_NED = torch.cat([table_NED, distances_NPD], dim=1)
         context_MND = blocked_relative(

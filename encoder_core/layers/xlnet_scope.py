@@ -20,7 +20,7 @@ from encoder_core.batch import Batch
 from encoder_core.layers.cpu_relative import UNSEEN, RelativeRow
 from encoder_core.layers.rows import Rows
 
-_MEMORY_RANK = -1  # before every token's
+_MEMORY_RANK = -1  # cached states come before every token in the order
 
 
 @dataclass(frozen=True)

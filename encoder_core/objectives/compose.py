@@ -80,17 +80,17 @@ def whole_module(
     """
     match term:
         case PlmConfig():
-            assert isinstance(model, XlnetConfig)  # else it is refused, as are other terms
+            assert isinstance(model, XlnetConfig)  # the recipe's checks refuse other models and terms
             weight = last_weight(term.weight)
             return permuted_language_model(model, weight, checkpoint_activations=checkpoint_activations)
         case DenoiseConfig():
-            assert isinstance(model, BartConfig)  # else it is refused, as are other terms
+            assert isinstance(model, BartConfig)  # the recipe's checks refuse other models and terms
             weight = last_weight(term.weight)
             return denoising_model(
                 model, weight, checkpoint_activations=checkpoint_activations, attend=attend
             )
         case ReplacedTokenConfig():
-            assert isinstance(model, DetectorConfig)  # else it is refused
+            assert isinstance(model, DetectorConfig)  # the recipe's checks refuse other models
             disentangled = term.embeddings == "gradient_disentangled"
             build = gradient_disentangled_detection if disentangled else replaced_token_detection
             return build(model, term, heads, checkpoint_activations=checkpoint_activations, attend=attend)
@@ -112,7 +112,7 @@ def module_around(term: AroundConfig, module: ObjectiveModule, model: ModelConfi
         raise TypeError(f"the term {term.name} has no device half around others")
     if isinstance(module, ReplacedTokenDetection):
         return DetectionWithVectors(module, term, model.hidden)
-    assert isinstance(module, MultitaskModel)  # else it is refused
+    assert isinstance(module, MultitaskModel)  # the recipe's checks refuse other objectives
     return MultitaskWithVectors(module, term, model.hidden)
 
 
@@ -146,7 +146,7 @@ def network(config: ModelConfig, heads: Heads) -> nn.Module:
             return denoising_model(config)
         case "none":
             if isinstance(config, BartConfig):
-                return denoising_model(config)  # whose head has no parameters of its own
+                return denoising_model(config)  # the head of BART has no parameters of its own
             return contrastive_model(config, ContrastiveConfig())
         case _:
             assert_never(heads)

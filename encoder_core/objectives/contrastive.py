@@ -70,18 +70,17 @@ class ContrastiveModel(CoupledObjective):
 
     def embed(self, batch: Batch) -> Float[Tensor, "examples texts width"]:
         """Return the vectors, fp32 or wider, not yet normalised."""
-        states_TD = self.encoder(
-            replace(batch, order=None)
-        )  # which an idle batch has for XLNet's query stream
+        # An idle batch has an order for XLNet's query stream, which is not used here.
+        states_TD = self.encoder(replace(batch, order=None))
         pooled_RD = (
-            _mean(states_TD, batch) if self.config.pooling == "mean" else self._first(states_TD, batch)
+            _mean(states_TD, batch) if self.config.pooling == "mean" else self._first_states(states_TD, batch)
         )
         if self.projection is not None:
             pooled_RD = self.projection(pooled_RD.to(self.projection.weight.dtype)).tanh()
         wide = torch.promote_types(pooled_RD.dtype, torch.float32)
         return pooled_RD.to(wide).view(batch.rows // batch.group, batch.group, pooled_RD.shape[-1])
 
-    def _first(self, states_TD: Tensor, batch: Batch) -> Tensor:
+    def _first_states(self, states_TD: Tensor, batch: Batch) -> Tensor:
         """Return the states of the classification tokens: a row's last in XLNet, its first in all other families."""
         last = isinstance(self.encoder, TwoStreamEncoder)
         at_R = batch.cu_seqlens[1:] - 1 if last else batch.cu_seqlens[:-1]
@@ -104,19 +103,19 @@ class ContrastiveModel(CoupledObjective):
         """Return loss and gradient for the first `width` numbers of the vectors."""
         cut = own[..., :width].detach().requires_grad_()
         with torch.enable_grad():
-            compared = self._compared(cut)
+            compared = self._compared_vectors(cut)
         found = info_nce(
             compared.detach(),
-            self._compared(every[..., :width]),
+            self._compared_vectors(every[..., :width]),
             everyone,
-            texts_NG=_texts_of(every),
+            texts_NG=_fingerprints_of(every),
             temperature=self.config.temperature,
             bidirectional=self.config.bidirectional,
         )
         (gradient,) = torch.autograd.grad(compared, cut, found.gradient)
         return replace(found, gradient=gradient)
 
-    def _compared(self, vectors: Tensor) -> Tensor:
+    def _compared_vectors(self, vectors: Tensor) -> Tensor:
         return F.normalize(vectors, dim=-1) if self.config.normalize else vectors.clone()
 
     def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:
@@ -154,7 +153,7 @@ def with_fingerprints(vectors_nGD: Tensor, batch: Batch) -> Float[Tensor, "examp
     return torch.cat([vectors_nGD, parts_nG3], -1)
 
 
-def _texts_of(with_fingerprints_NGX: Tensor) -> Int[Tensor, "all texts"]:
+def _fingerprints_of(with_fingerprints_NGX: Tensor) -> Int[Tensor, "all texts"]:
     """Return the fingerprints that `with_fingerprints` put behind the vectors."""
     parts = with_fingerprints_NGX[..., -len(_SHIFTS) :].long().unbind(-1)
     return sum(
@@ -182,7 +181,7 @@ def contrastive_model(
     """
     encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
     if isinstance(encoder, TwoStreamEncoder):
-        encoder.mask.requires_grad_(False)  # where queries of predictions begin, of which there are none
+        encoder.mask.requires_grad_(False)  # XLNet's initial query state: nothing is predicted
     return ContrastiveModel(encoder, objective, config.hidden)
 
 
@@ -194,7 +193,7 @@ class WithVectors(CoupledObjective):
 
     def hold(self, vectors: ContrastiveModel) -> None:
         """Set the vectors' model, once the networks of the other terms exist: every parameter has one name."""
-        self._vectors = (vectors,)  # no submodule
+        self._vectors = (vectors,)  # in a tuple, so that torch does not register a submodule
         self.projection = vectors.projection
 
     @property

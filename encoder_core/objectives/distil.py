@@ -67,11 +67,11 @@ class Distillation(HeadTerm, of=DistilConfig):
         self._head = masked.head
 
     def targets(self, batch: Batch) -> int:
-        return self._asked(batch).target_ids.numel()
+        return self._student_batch(batch).target_ids.numel()
 
     def sums(self, states: States, batch: Batch) -> TermSums:
         assert self._head is not None, "the module has introduced its terms to each other"
-        head, asked = self._head, self._asked(batch)
+        head, asked = self._head, self._student_batch(batch)
         own = LogitFactors(head.features(states.predicting(asked)), head.decoder.weight, head.decoder.bias)
         scores = [said.scores for said in self.taught(states, batch)]
         found = linear_distillation(own, scores, self._config.temperature)
@@ -81,21 +81,21 @@ class Distillation(HeadTerm, of=DistilConfig):
         """Return what each teacher returns, computed once for all terms of a batch."""
         if states not in self._taught:
             assert self._teachers.networks, "a module that distils has been given its teachers"
-            asked = self._asked(batch)
+            asked = self._student_batch(batch)
             self._taught[states] = [teacher.say(asked, self._layers) for teacher in self._teachers.teachers]
         return self._taught[states]
 
-    def _asked(self, batch: Batch) -> Batch:
+    def _student_batch(self, batch: Batch) -> Batch:
         """Return the batch whose targets are the places where the student learns."""
         if self._config.places == "targets":
             return batch
-        return _everywhere(batch)
+        return _with_all_targets(batch)
 
 
-def _everywhere(batch: Batch) -> Batch:
+def _with_all_targets(batch: Batch) -> Batch:
     """Return the batch with every token as a target at which something may be learned, also in its copy on the host."""
     at_T = batch.of_kept(torch.arange(len(batch.tokens), device=batch.tokens.device))
-    host = None if batch.host is None else _everywhere(batch.host)
+    host = None if batch.host is None else _with_all_targets(batch.host)
     return replace(batch, target_positions=at_T, target_ids=batch.of_kept(batch.tokens), host=host)
 
 

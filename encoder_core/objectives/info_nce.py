@@ -72,9 +72,10 @@ def info_nce(
     queries, candidates, asked = own.at(0), every.at(slice(1, None)), every.at(0)
     ranked = _rank(queries, candidates, at_n * negatives, temperature)
     loss_n, log_sum_N = ranked.loss, everyone.gather(ranked.log_sum)
-    # A query is pulled to its positive, and pushed from all candidates; each candidate likewise.
+    # Gradients pull each query and its positive together, and push queries and all candidates apart.
     by_query_nD = _pull(queries, candidates, ranked.log_sum[:, None], at_n * negatives, temperature)
-    of_n = torch.full((len(at_n), negatives), -1, device=at_n.device)  # whose positive each candidate is
+    # For each candidate, the query whose positive it is; -1 for negatives.
+    of_n = torch.full((len(at_n), negatives), -1, device=at_n.device)
     of_n[:, 0] = at_n
     by_candidate_nGD = _pull(
         own.at(slice(1, None)), asked, log_sum_N[None], of_n.flatten(), temperature

@@ -22,7 +22,7 @@ class MultitaskModel(ObjectiveModule):
     one.
     """
 
-    if TYPE_CHECKING:  # which of them there are, the terms decide
+    if TYPE_CHECKING:  # the terms decide which of these heads exist
         head: MaskedLanguageModelHead
         pair_head: PairHead
         boundary_head: SpanBoundaryHead

@@ -108,12 +108,12 @@ def _fans(model: nn.Module) -> dict[str, _Fans]:
     found = {
         names[id(parameter)]: fans
         for module in model.modules()
-        for parameter, fans in _scaled(module, embeddings)
+        for parameter, fans in _scaled_parameters(module, embeddings)
     }
     return {name: found[name] for name in names.values() if name in found}
 
 
-def _scaled(module: nn.Module, embeddings: set[int]) -> Iterator[tuple[Tensor, _Fans]]:
+def _scaled_parameters(module: nn.Module, embeddings: set[int]) -> Iterator[tuple[Tensor, _Fans]]:
     """Yield the parameters of a module, or of a head's norm, that muP scales."""
     if isinstance(module, MaskedLanguageModelHead | SpanBoundaryHead):
         if id(module.decoder.weight) in embeddings and module.decoder_norm is not None:

@@ -137,7 +137,7 @@ def replaced_token_detection(
         config.generator, heads, checkpoint_activations=checkpoint_activations, attend=attend
     )
     embeddings = generator.encoder.embeddings
-    assert isinstance(embeddings, Embeddings)  # of every family with a generator
+    assert isinstance(embeddings, Embeddings)  # every family with a generator has them
     discriminator = discriminator_model(
         config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
     )
@@ -219,7 +219,7 @@ def gradient_disentangled_detection(
     )
     discriminator = discriminator_model(config, checkpoint_activations=checkpoint_activations, attend=attend)
     base, own = generator.encoder.embeddings, discriminator.encoder.embeddings
-    assert isinstance(base, Embeddings)  # of every family with a generator
+    assert isinstance(base, Embeddings)  # every family with a generator has them
     assert isinstance(own, Embeddings)
     own.disentangle_from(base)
     return GradientDisentangledDetection(generator, discriminator, objective)

@@ -47,7 +47,7 @@ class FrozenNetworks(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FrozenNetworks":
         """Apply what `to`, `bfloat16`, `cuda` and the like do."""
-        everything: list[Any] = [*self.networks, super()]  # torch says nothing of the types
+        everything: list[Any] = [*self.networks, super()]  # torch declares no types of `_apply`
         for part in everything:
             part._apply(fn, recurse)
         return self
@@ -90,7 +90,7 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def say(self, batch: Batch, layers: Sequence[int]) -> TeacherOutputs:
         """Return the same, and the states `layers`: 0 the embeddings, n the output of the n-th layer."""
-        assert not isinstance(self.encoder, TwoStreamEncoder)  # which predicts no masked tokens
+        assert not isinstance(self.encoder, TwoStreamEncoder)  # XLNet's encoder predicts no masked tokens
         kept: dict[int, Tensor] = {}
         before_TH = states_TH = torch.empty(0)
         for number, layer_TH in enumerate(self.encoder.states(batch)):
@@ -119,7 +119,7 @@ def teacher_of(config: ModelConfig, weights: Mapping[str, Tensor]) -> Teacher:
     teacher.load_state_dict(
         {name: weights[name] for name, _ in teacher.named_parameters()}, strict=False, assign=True
     )
-    if config.tied:  # again
+    if config.tied:  # `assign` has replaced the tied parameter
         teacher.head.decoder.weight = teacher.encoder.embeddings.word.weight
     return teacher
 

@@ -59,7 +59,7 @@ class States:
     @cached_property
     def layers(self) -> tuple[Float[Tensor, "tokens hidden"], ...]:
         """The embeddings, and the output of each layer."""
-        assert not isinstance(self._encoder, TwoStreamEncoder)  # whose tokens no such term predicts
+        assert not isinstance(self._encoder, TwoStreamEncoder)  # this term does not predict XLNet's tokens
         return tuple(self._encoder.states(self._batch))
 
     def at(

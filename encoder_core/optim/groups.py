@@ -47,8 +47,8 @@ def parameter_groups(
         rates: what the learning rate of a parameter is multiplied by, by its name (`encoder_core/objectives/mup.py`).
             Its decay, which optimizers multiply by the rate, stays what it is.
     """
-    plain = _plain(model)
-    undecayed = _undecayed(model, decayed, plain)
+    plain = _norms_and_biases(model)
+    undecayed = _undecayed_ids(model, decayed, plain)
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     depth = 1 + max((_layer(name) for name, _ in trained), default=-1)
     apart = {id(its.weight): its for its in hidden_matrices(model).values()} if matrices else {}
@@ -109,7 +109,7 @@ def hidden_matrices(model: nn.Module) -> dict[str, HiddenMatrix]:
     }
 
 
-def _undecayed(model: nn.Module, decayed: Decayed, plain: set[int]) -> set[int]:
+def _undecayed_ids(model: nn.Module, decayed: Decayed, plain: set[int]) -> set[int]:
     """Return the ids of the parameters without weight decay."""
     match decayed:
         case "all":
@@ -123,7 +123,7 @@ def _undecayed(model: nn.Module, decayed: Decayed, plain: set[int]) -> set[int]:
             assert_never(decayed)
 
 
-def _plain(model: nn.Module) -> set[int]:
+def _norms_and_biases(model: nn.Module) -> set[int]:
     """Return the ids of norms and biases."""
     norms = {
         id(p)

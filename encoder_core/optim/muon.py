@@ -38,7 +38,7 @@ _LINEAR, _CUBIC, _QUINTIC = (
     -4.7750,
     2.0315,
 )  # published: steep at 0, at the price of ending near 1 only
-_TINY = 1e-7  # keeps a matrix of zeros zero
+_TINY = 1e-7  # added to the norm, so that a matrix of zeros stays zero
 
 
 def working_dtype(device: torch.device) -> torch.dtype:
@@ -267,7 +267,7 @@ class Muon(ShardedOptimizer):
                 self.state[p][MOMENTUM] = torch.zeros_like(p)
             self.state[p][MOMENTUM].mul_(group["momentum"]).add_(gradient)
             p.mul_(1 - group["lr"] * group["weight_decay"])
-        # Each tensor is one matrix where nothing is sharded. So what belongs together is all ranges of all tensors.
+        # Unsharded tensors are one matrix each, so rounds are planned over the ranges of all tensors together.
         ranges = {segment.parameter: (segment, p) for p in params for segment in self._ranges(p)}
         work = {number: sum(map(flops, parts_of(self._shapes[number], group[JOINED]))) for number in ranges}
         for matrices in self._exchange.rounds(work):

@@ -66,8 +66,8 @@ def learning_rate(config: ScheduleConfig, *, peak: float, total: int, step: int)
     if config.decay == "inverse_sqrt":
         return peak * math.sqrt(max(1, config.warmup) / (step + 1))
     span = total - config.warmup if config.decay_steps is None else config.decay_steps
-    left = _left(config.restarts, step - (total - span), max(1, span))
-    return peak * (config.floor + (1.0 - config.floor) * _remaining(config, left))
+    left = _share_left(config.restarts, step - (total - span), max(1, span))
+    return peak * (config.floor + (1.0 - config.floor) * _decayed_share(config, left))
 
 
 def stretches(config: ScheduleConfig, total: int) -> list[tuple[int, str]]:
@@ -84,7 +84,7 @@ def stretches(config: ScheduleConfig, total: int) -> list[tuple[int, str]]:
     return [(step, name) for step, name in found if step < total]
 
 
-def _left(restarts: int, done: int, span: int) -> float:
+def _share_left(restarts: int, done: int, span: int) -> float:
     """Return the share of the current cycle that is left, `done` steps into a decay of `span` steps; 1 before it, 0
     after it.
     """
@@ -104,7 +104,7 @@ def _cycle_start(restarts: int, cycle: int, span: int) -> int:
     return -(-cycle * span // (restarts + 1))
 
 
-def _remaining(config: ScheduleConfig, left: float) -> float:
+def _decayed_share(config: ScheduleConfig, left: float) -> float:
     """Return the share of the peak above the floor for a share `left` of the decay, if the decay has an end."""
     match config.decay:
         case "constant":

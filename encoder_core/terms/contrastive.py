@@ -82,9 +82,9 @@ class ContrastiveConfig(LateWeight, AroundConfig):
                 f"give widths of at most {hidden}",
             )
         if setting.phases and setting.rows is not None:
-            yield from self._of_phases(setting, setting.rows)
+            yield from self._phase_refusals(setting, setting.rows)
 
-    def _of_phases(self, setting: Setting, rows: RowFacts) -> Iterator[Refusal]:
+    def _phase_refusals(self, setting: Setting, rows: RowFacts) -> Iterator[Refusal]:
         """Refuse examples whose two texts do not differ, and batches without negatives."""
         model = setting.model
         rates = model.dropout, model.attention_dropout, getattr(model, "attention_output_dropout", 0.0)

@@ -73,9 +73,9 @@ class DistilConfig(HeadConfig):
                 "discarded after training",
                 "leave rtd or distil out",
             )
-        yield from self._of_layers(setting)
+        yield from self._layer_refusals(setting)
 
-    def _of_layers(self, setting: Setting) -> Iterator[Refusal]:
+    def _layer_refusals(self, setting: Setting) -> Iterator[Refusal]:
         own, its = setting.model.distinct_layers, self.teachers[0].model.distinct_layers
         if self.layers is not None and (
             len(self.layers) != own or not all(0 <= i < its for i in self.layers)

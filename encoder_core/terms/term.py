@@ -185,7 +185,7 @@ class LateWeight(TermConfig):
     """
 
     @model_serializer(mode="wrap")
-    def _unspoken(self, serialize: Callable[[object], dict[str, object]]) -> dict[str, object]:
+    def _leave_out_defaults(self, serialize: Callable[[object], dict[str, object]]) -> dict[str, object]:
         return {name: value for name, value in serialize(self).items() if name != "weight" or value != 1.0}
 
 

@@ -33,7 +33,7 @@ def weight_count(model: ModelConfig, terms: Mapping[str, TermConfig]) -> int:
     projection = isinstance(vectors, ContrastiveConfig) and vectors.projection
     count = linear_weights(model.hidden, model.hidden) if projection else 0
     if isinstance(parts.whole, ReplacedTokenConfig):
-        assert isinstance(model, DetectorConfig)  # else it is refused
+        assert isinstance(model, DetectorConfig)  # the recipe's checks refuse other models
         shared = 0 if parts.whole.embeddings == "gradient_disentangled" else _embeddings(model)
         return count + _network(model.generator, parts.heads) + detector_weights(model) - shared
     if parts.whole is None:

@@ -101,14 +101,14 @@ def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
         rates=None if rows.rates is None else tensor(rows.rates, np.float32),
         maskable=None if rows.maskable is None else tensor(rows.maskable),
         causal=_all_causal(rows),
-        corrupted=_corrupted(rows, first),
+        corrupted=_corrupted_forms(rows, first),
     )
     if rows.holes is not None and len(rows.holes):
         return _without_holes(on_host, rows, group).to(device)
     return on_host.to(device)
 
 
-def _corrupted(rows: HostRows, first: int) -> Batch | None:
+def _corrupted_forms(rows: HostRows, first: int) -> Batch | None:
     """Return the rows' corrupted forms on the host; None if they have none."""
     if rows.corrupted is None or rows.corrupted_offsets is None:
         return None

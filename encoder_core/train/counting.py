@@ -82,13 +82,13 @@ def _precision(dtype: torch.dtype) -> Iterator[None]:
 def passes(module: ObjectiveModule, batch: Batch) -> Counted:
     """Run the passes of one microbatch, and return what they computed and kept. Gradients are discarded."""
     with _Meter() as first, torch.no_grad():
-        memory = _coupled(module, batch) if isinstance(module, CoupledObjective) else ()
+        memory = _couple_alone(module, batch) if isinstance(module, CoupledObjective) else ()
     groups = list(module.update_groups())
     found = _group_passes(module, batch, memory)
     if len(groups) == 1 and not memory:
-        while found[-1].memory and _sizes(found[-1].memory) != _sizes(memory):  # until it is full
+        while found[-1].memory and _sizes(found[-1].memory) != _sizes(memory):  # until XLNet's memory is full
             memory = found[-1].memory
-            found = [_passed(module, batch, memory)]
+            found = [_run_pass(module, batch, memory)]
     return Counted(
         forward=sum(one.forward for one in found),
         model=sum(one.both for one in found),
@@ -109,11 +109,11 @@ def _group_passes(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, .
     """Run the passes of each update group, with what the previous one returned."""
     found: list[_Passed] = []
     for _ in module.update_groups():
-        found.append(_passed(module, batch, found[-1].memory if found else memory))
+        found.append(_run_pass(module, batch, found[-1].memory if found else memory))
     return found
 
 
-def _coupled(module: CoupledObjective, batch: Batch) -> tuple[Tensor, ...]:
+def _couple_alone(module: CoupledObjective, batch: Batch) -> tuple[Tensor, ...]:
     everyone, own = RankExamples.alone(*module(batch).memory)
     return module.couple(own, everyone)
 
@@ -122,7 +122,7 @@ def _sizes(memory: Iterable[Tensor]) -> list[torch.Size]:
     return [tensor.shape for tensor in memory]
 
 
-def _passed(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, ...]) -> _Passed:
+def _run_pass(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, ...]) -> _Passed:
     known = [*module.parameters(), *memory]
     apart = {id(tensor.untyped_storage()) for tensor in known}
     saved: dict[int, torch.UntypedStorage] = {}
@@ -130,14 +130,14 @@ def _passed(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, ...]) -
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if id(storage) not in apart:
-            saved.setdefault(id(storage), storage)  # held, so that no identity is used twice
+            saved.setdefault(id(storage), storage)  # a reference, so that no later storage gets the same id
         return tensor
 
     with _discarded_gradients(module), _Meter(known, tensors_in(vars(batch))) as meter:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             losses: LossSums = module(batch, memory) if memory else module(batch)
         forward, kept = meter.flops, sum(storage.nbytes() for storage in saved.values())
-        saved.clear()  # from here on the graph alone keeps them
+        saved.clear()  # from here on only the graph keeps saved storages
         torch.autograd.backward([term.loss_sum for term in losses.terms])
     return _Passed(forward, meter.flops, PassBytes(kept, meter.peak), losses.memory)
 
@@ -174,7 +174,7 @@ class _Meter(dispatch_mode()):  # type: ignore[misc]
         self._known = {id(tensor.untyped_storage()): tensor for tensor in known}
         self._storages: dict[int, Any] = {}
         for tensor in given:
-            self._note(tensor)
+            self._note_saved(tensor)
 
     @property
     def flops(self) -> int:
@@ -195,19 +195,19 @@ class _Meter(dispatch_mode()):  # type: ignore[misc]
         if formula is not None:
             self._operators += formula(*args, **(kwargs or {}), out_val=out)
         for tensor in [out] if isinstance(out, Tensor) else tensors_in(out):
-            self._note(tensor)
+            self._note_saved(tensor)
         return out
 
-    def _note(self, tensor: Tensor) -> None:
+    def _note_saved(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key, size = id(storage), storage.nbytes()
         if key in self._known or key in self._storages:
             return
-        self._storages[key] = weakref.ref(storage, partial(self._freed, key, size))
+        self._storages[key] = weakref.ref(storage, partial(self._note_freed, key, size))
         self.alive += size
         self.peak = max(self.peak, self.alive)
 
-    def _freed(self, key: int, size: int, _: object) -> None:
+    def _note_freed(self, key: int, size: int, _: object) -> None:
         del self._storages[key]
         self.alive -= size
 

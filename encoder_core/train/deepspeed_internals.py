@@ -133,7 +133,7 @@ def without_needless_starts(deepspeed: Any) -> None:
         if "deepspeed_shm_comm" not in operators:
             raise library_changed("deepspeed", "ops.__compatible_ops__['deepspeed_shm_comm']")
         operators["deepspeed_shm_comm"] = False
-    # At construction it imports Muon, whose kernels it has torch compile, though nobody may use them: 1.4 s a start.
+    # DeepSpeed imports its Muon at construction, and torch compiles kernels that are never used: 1.4 s for each start.
     compiler = name_of(name_of(deepspeed, "runtime"), "compiler")
     plain = name_of(compiler, "dummy_decorator")
     replace_method(compiler, "compile", lambda: plain)
@@ -210,7 +210,7 @@ def place_of(optimizer: Any, parameter: nn.Parameter, kind: Layout, rank: int) -
         length = min(share.numel(), size - start)
         return FlatPart(flats[group], start, length, offset) if length > 0 else None
     mapping = name_of(parameter, "_hp_mapping")
-    if mapping is None:  # no part of it lies in this rank's partition
+    if mapping is None:  # no part of the parameter lies in this rank's partition
         return None
     source, target = name_of(mapping, "lp_fragment_address"), name_of(mapping, "hp_fragment_address")
     return FlatPart(flats[name_of(mapping, "param_group_index")], source.start, source.numel, target.start)

@@ -17,15 +17,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-# DeepSpeed decides at import, and would look for other accelerators first. A spare process must not ask CUDA.
+# DeepSpeed chooses the accelerator when it is imported, by trying several; a spare process must not touch CUDA.
 if "DS_ACCELERATOR" not in os.environ and not torch.cuda.is_available():
     os.environ["DS_ACCELERATOR"] = "cpu"
 
-# Its autotuner imports mlflow where that is installed, which takes every rank seconds: it shall not find it.
+# DeepSpeed's autotuner would import mlflow if it is installed, which takes every rank seconds, so it is hidden.
 if "mlflow" not in sys.modules:
     sys.modules["mlflow"] = None  # type: ignore[assignment]
 
-# On a CPU, too, an engine asks whether there is Triton: a library of 440 MB, of which a third is read from a cold disk.
+# Even on a CPU an engine imports Triton to see whether it is there: 440 MB, a third of them read from a cold disk.
 if "triton" not in sys.modules and not torch.cuda.is_available():
     sys.modules["triton"] = None  # type: ignore[assignment]
 
@@ -50,16 +50,16 @@ from encoder_core.train.timing import Stopwatch
 from encoder_core.train.weight_check import Replicated
 from encoder_core.train.zero_state import KINDS, Fragment, NamedParameter
 
-with suppress(ModuleNotFoundError):  # not in every release of DeepSpeed
-    import_module("deepspeed.ops.triton_ops")  # now, while it is hidden
+with suppress(ModuleNotFoundError):  # some releases of DeepSpeed lack this module
+    import_module("deepspeed.ops.triton_ops")  # imported now, while Triton is hidden
 for _name in ("mlflow", "triton"):
     if sys.modules.get(_name, sys) is None:
         del sys.modules[_name]
 
 deepspeed_internals.without_needless_starts(deepspeed)
 torch_internals.without_compiler()
-# It calls collectives by names that torch is about to drop, and makes torch forget that it has said so: at ZeRO 3 some
-# lines a step, of every rank, for weeks.
+# DeepSpeed calls collectives by deprecated names, and makes torch forget that it has warned: at ZeRO 3 every rank
+# would print some warnings in each step.
 warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -128,7 +128,7 @@ class Engine:
         self._order = OneOrder(self._engine.optimizer, list(model.parameters())) if config.stage > 1 else None
         self._overlapped = self._overlap() if self.world > 1 and config.sums_apart else None
         self.forwards = Stopwatch(self.device)
-        self.replicated = self._replicated()
+        self.replicated = self._replicated_weights()
         if isinstance(optimizer, ShardedOptimizer) and config.stage > 0:
             self._describe_partitions(optimizer)
 
@@ -138,7 +138,7 @@ class Engine:
 
     def __call__(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> Any:
         """Run the module's forward pass with ZeRO's hooks. Pass `memory` only if the module returned some."""
-        idle = not batch.tokens.numel()  # says nothing about how fast this rank is
+        idle = not batch.tokens.numel()  # an idle batch says nothing about this rank's speed
         with nullcontext() if idle else self.forwards:
             return self._engine(batch, memory) if memory else self._engine(batch)
 
@@ -248,7 +248,7 @@ class Engine:
         for frozen_range in zero_state.frozen_ranges(*frozen, self.rank, self.world):
             yield frozen_range.fragment()
 
-    def _replicated(self) -> Replicated:
+    def _replicated_weights(self) -> Replicated:
         """Return the replicated weights: at stages 0 to 2 the working weights, and at every stage those of frozen
         networks.
         """

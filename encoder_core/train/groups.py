@@ -44,7 +44,7 @@ def abort_groups(left: int | None = None) -> None:
         if left not in (None, _left):
             return
         _aborted.set()
-        # A communicator frees its memory when no kernel runs, of others either: so all are aborted at the same time.
+        # A communicator frees its memory only when no kernel of any communicator runs, so all are aborted together.
         threads = [threading.Thread(target=backend.abort, daemon=True) for backend in nccl_backends()]
         for thread in threads:
             thread.start()

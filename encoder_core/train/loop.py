@@ -21,7 +21,7 @@ from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories, Microbatch, RankBatch, accumulate
 from encoder_core.train.weight_check import Digest, ensure_same, ensure_same_digests, halves, whole
 
-_PACE = 3  # columns
+_PACE_COLUMNS = 3  # columns of a rank's row that hold its `Pace`; digests follow
 
 HANDED_OVER = "handing over"
 """The activity of ranks that have left the last state in memory for other ranks, who go on at once."""
@@ -60,9 +60,10 @@ def gather_step_results(
     return StepResults(
         sums=dict(zip(names, totals, strict=True)),
         paces=tuple(
-            Pace(data, forward, int(tokens)) for data, forward, tokens in (row[:_PACE] for row in rest)
+            Pace(data, forward, int(tokens))
+            for data, forward, tokens in (row[:_PACE_COLUMNS] for row in rest)
         ),
-        digests=tuple(whole(row[_PACE:]) for row in rest),
+        digests=tuple(whole(row[_PACE_COLUMNS:]) for row in rest),
     )
 
 
@@ -236,25 +237,25 @@ class Trainer:
         """
         carried = Carried()
         if state.step == 0 and self.plan.evaluates_first:
-            self._turn(0)
+            self._apply_layer_settings(0)
             self._evaluate(0)
         while state.step < self.plan.steps:
-            # Data, and what all ranks must agree on before the step.
+            # Read the data, and agree with the other ranks on what precedes the step.
             started = time.monotonic()
             fetched = self.data.fetch(state.step)
             fetching = time.monotonic() - started
             signals = self._exchange(state, fetched)
-            if signals.stop and signals.keep and self._handed_over(state, fetched):
+            if signals.stop and signals.keep and self._hand_over(state, fetched):
                 return state
             if signals.stop:
-                carried = self._carried(fetched)
+                carried = self._carried_memory(fetched)
                 break
             if not signals.fits and self.microbatches is not None:
                 self.microbatches.shrink(state.step)
                 continue
             copied = self._keep(state, fetched, due=signals.keep)
             learning_rate = self.plan.learning_rate(state.step)
-            sums, updates, digests = self._computed(state, fetched, signals)
+            sums, updates, digests = self._run_groups(state, fetched, signals)
             # One gather of sums, speeds and digests; the weights must agree before anything is recorded.
             pace = Pace(fetching, self.engine.forwards.take(), fetched.tokens)
             results = gather_step_results(self.control, sums, pace, digests)
@@ -284,7 +285,7 @@ class Trainer:
         self._save_the_last(state, carried)
         return state
 
-    def _handed_over(self, state: TrainState, coming: Fetched) -> bool:
+    def _hand_over(self, state: TrainState, coming: Fetched) -> bool:
         """Leave the last state in memory for other ranks. Return whether all ranks had the memory. Collective."""
         made = self._copy(state, coming, time.monotonic()) is not None
         everywhere = bool(self.control.table([made]).all())
@@ -297,7 +298,7 @@ class Trainer:
         ensure_same(self.engine.replicated, self.control, state.step)
         self.checkpointer.finish(self.engine, state, carried)
 
-    def _computed(
+    def _run_groups(
         self, state: TrainState, fetched: Fetched, signals: Signals
     ) -> tuple[dict[str, float], dict[str, Update], list[Tensor]]:
         """Recompute memory at fixed steps, then compute gradients and updates of each group; see `_update`."""
@@ -315,7 +316,7 @@ class Trainer:
     ) -> tuple[dict[str, float], dict[str, Update], list[Tensor]]:
         """Return, for each group, this rank's sums, the update, and the digest of the weights before it."""
         self.engine.forwards.take()
-        self._turn(state.step)
+        self._apply_layer_settings(state.step)
         sums: dict[str, float] = {}
         updates: dict[str, Update] = {}
         digests: list[Tensor] = []
@@ -336,7 +337,7 @@ class Trainer:
             sums |= own
         return sums, updates, digests
 
-    def _turn(self, step: int) -> None:
+    def _apply_layer_settings(self, step: int) -> None:
         """Apply the settings of layers in `step`."""
         for name, value in self.plan.layers(step).items():
             SETTERS[name](self.engine.objective, value)
@@ -354,7 +355,7 @@ class Trainer:
         must not be copied."""
         assert self.copies is not None
         ensure_same(self.engine.replicated, self.control, state.step)
-        return self.copies.keep(self.engine, state, self._carried(coming), since)
+        return self.copies.keep(self.engine, state, self._carried_memory(coming), since)
 
     def _commit(self, step: int) -> None:
         self.journal.doing(step, "saving")
@@ -379,7 +380,7 @@ class Trainer:
             return []
         return [self.engine.replicated.digest()]
 
-    def _carried(self, coming: Fetched) -> Carried:
+    def _carried_memory(self, coming: Fetched) -> Carried:
         """Return the memory that the next step would have used; it goes into the checkpoint."""
         return carry(self.memories, coming.work.total) if coming.before is None else Carried()
 

@@ -35,12 +35,12 @@ def recall(engine: Engine, before: Sequence[RankBatch], memories: Memories) -> N
         for work in before:
             for i in range(work.rounds(engine.world)):
                 microbatch = work.microbatch(i, engine.device)
-                losses = engine(_unpredicted(microbatch.batch), memories.pop(microbatch.index, ()))
+                losses = engine(_without_targets(microbatch.batch), memories.pop(microbatch.index, ()))
                 if losses.memory:
                     memories[microbatch.index] = losses.memory
 
 
-def _unpredicted(batch: Batch) -> Batch:
+def _without_targets(batch: Batch) -> Batch:
     """Return the batch without targets. Memory contains states of the content stream, which do not depend on
     predictions.
     """

@@ -51,7 +51,7 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
     figures there.
     """
     terms = [name.removesuffix(TARGETS) for name in sums if name.endswith(TARGETS)]
-    terms = [term for term in terms if sums[term + TARGETS] or not _elsewhere(term, sums)]
+    terms = [term for term in terms if sums[term + TARGETS] or not _has_targets_elsewhere(term, sums)]
     figures = {"loss": sum(sums[term + WEIGHTED] / max(1.0, sums[term + TARGETS]) for term in terms)}
     for term in terms:
         for figure, (part, whole) in RATIOS.items():
@@ -67,7 +67,7 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
 _APART = {"mlm": "clm", "clm": "mlm"}
 
 
-def _elsewhere(term: str, sums: Mapping[str, float]) -> bool:
+def _has_targets_elsewhere(term: str, sums: Mapping[str, float]) -> bool:
     """Return whether the term that is trained in other steps has targets in this one."""
     return bool(sums.get(f"{_APART.get(term)}{TARGETS}"))
 
@@ -135,7 +135,8 @@ class StepReport:
         return {"copy_seconds": self.copied.seconds, "copy_bytes": self.copied.bytes}
 
 
-EVALUATION = "evaluation"  # the "update group" of its draws, which are those of step 0 each time
+# Takes the place of an update group in the seed of an evaluation's draws, at step 0.
+EVALUATION = "evaluation"
 
 
 def evaluate(

@@ -67,7 +67,7 @@ class OverlappedSums:
         self._active, self._next = False, 0
         place = {id(p): number for number, p in enumerate(order)}
         cut = [each for flat, parameters in sums for each in _cut(flat, parameters, bucket)]
-        # A bucket is complete when its foremost parameter is: those that are complete early go first.
+        # A bucket is complete when its first parameter in the forward order is; buckets are in order of completion.
         self._buckets = sorted(cut, key=lambda each: -min(place[id(p)] for p in each.parameters))
         for each in self._buckets:
             for p in each.parameters:

@@ -62,7 +62,8 @@ class Rehearsal:
         if size <= self.proven:
             return True
         if not self._fits(sizes[size], memories.get(sizes[size].index, ())):
-            _release(self.engine.device)  # not while the error is handled: it holds the tensors of its frames
+            # Not in the `except` block, where the error still holds its frames' tensors.
+            _release(self.engine.device)
             return False
         self.proven = size
         return True
@@ -97,7 +98,8 @@ class Rehearsal:
             memory = losses.memory
             loss = sum(term.loss_sum for term in losses.terms)
             trained = [p for p in objective.parameters() if p.requires_grad]
-            torch.autograd.grad(loss, trained, allow_unused=True)  # gradients by name: none is added to a sum
+            # Gradients are returned, not added to `grad`.
+            torch.autograd.grad(loss, trained, allow_unused=True)
 
 
 def _tokens(microbatch: Microbatch, memory: tuple[Tensor, ...]) -> int:
@@ -112,10 +114,9 @@ def _release(device: torch.device) -> None:
 
 
 _MICROBATCHES = 2
-_BUCKET = (
-    3  # numbers: one parameter has fewer and one more, which DeepSpeed's stage 3 reduces in different ways
-)
-_SUM_TOLERANCE = 0.01  # sums in bf16 over many ranks; a mean is wrong by the number of ranks
+# Elements of a bucket. DeepSpeed's stage 3 reduces smaller and larger parameters in different ways; both occur.
+_BUCKET = 3
+_SUM_TOLERANCE = 0.01  # error of sums in bf16 over many ranks; a mean would be wrong by the number of ranks
 
 
 class _Ones(nn.Module):
@@ -129,7 +130,7 @@ class _Ones(nn.Module):
         return self.small.float().sum() + self.large.float().sum()
 
 
-_measured: dict[EngineConfig, int] = {}  # by this process: the most ranks whose sums were right
+_measured: dict[EngineConfig, int] = {}  # largest number of ranks whose sums this process found right
 
 
 def measured_sums(config: EngineConfig) -> int:

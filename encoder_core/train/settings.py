@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Precision = Literal["fp32", "bf16"]
-BUCKET = 2**23  # numbers; enough for a network to be busy, and few beside a model's
+BUCKET = 2**23  # elements: enough to use a network's bandwidth, and few compared with a model
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class EngineConfig:
             "gradient_clipping": self.clip or 0.0,
             "gradient_allreduce_op": "sum"
             if self.stage < 3
-            else "mean",  # stage 3 has no choice, see the engine
+            else "mean",  # stage 3 can only take means, see the engine
             "steps_per_print": None,
         }
         if self.precision == "bf16":

@@ -17,7 +17,8 @@ Device = Literal["cuda", "cpu"]
 Stage = Literal[0, 1, 2, 3]
 STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
 
-LIVE = 1_000_000_000  # elements of gathered parameters that ZeRO 3 keeps for their next use (DeepSpeed's default)
+# Elements of gathered parameters that ZeRO 3 keeps for their next use (DeepSpeed's default).
+LIVE = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def kept(
         return _with_moments("weights, gradients", 8, parameters, ranks=1, single=single)
     if stage == 3:
         return [
-            *_kept_3(parameters, ranks, precision, single=single),
+            *_kept_at_stage_3(parameters, ranks, precision, single=single),
             *_buckets(1, precision, reduce_dtype, bucket, largest),
         ]
     state = 2 if precision == "bf16" else 4
@@ -81,7 +82,7 @@ def frozen(parameters: int, precision: Precision) -> MemoryPart:
     return _part("weights of frozen networks", 2 if precision == "bf16" else 4, parameters, 1)
 
 
-def _kept_3(parameters: int, ranks: int, precision: Precision, *, single: int) -> list[MemoryPart]:
+def _kept_at_stage_3(parameters: int, ranks: int, precision: Precision, *, single: int) -> list[MemoryPart]:
     state = 2 if precision == "bf16" else 4
     return [
         _part("weights", state, parameters, ranks),

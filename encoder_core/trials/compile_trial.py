@@ -39,11 +39,11 @@ from encoder_core.trials.trial_network import (
 from encoder_core.trials.trial_process import Deadline, Line, Report, TrialEnded, follow, said
 
 TARGET = "encoder_core.trials.compile_trial:serve"
-_BOUND = 1e-4  # of a gradient's relative error in fp32, against Python's
+_BOUND = 1e-4  # largest relative error of a gradient in fp32, compared with Python's
 _ERROR_RATIO = 4.0  # how many times Python's own error compiled layers may have in 16 bits
-_SMALL_BATCH_TOKENS = 64  # tokens of a small batch
-_CPU_TOKENS = 4160  # of the large one on a CPU; inductor sums more than 4,096 numbers there in another way
-_SAID = 2000  # characters of what went wrong
+_SMALL_BATCH_TOKENS = 64
+_CPU_TOKENS = 4160  # tokens of a large batch on a CPU, where inductor sums over 4,096 numbers differently
+_REASON_CHARACTERS = 2000  # largest number of characters of an error's text
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def try_apart(subject: Subject, patience_s: float, tick: Callable[[], None]) -> 
         with closing(follow(TARGET, request, Deadline(patience_s), tick)) as reports:
             found = TriedCompilation(**next(reports)["tried"])
     except TrialEnded as ended:
-        return TriedCompilation(time.monotonic() - began, failure=str(ended)[:_SAID])
+        return TriedCompilation(time.monotonic() - began, failure=str(ended)[:_REASON_CHARACTERS])
     return replace(found, seconds=time.monotonic() - began)
 
 
@@ -104,8 +104,8 @@ def try_compilation(subject: Subject, pieces: Pieces, *, compared: bool = True) 
                 for network in subject.networks
                 for error in _compile(subject, network, pieces, compared)
             ]
-    except (Exception, SystemExit) as failed:  # of any kind: the run goes on without, and says why
-        return TriedCompilation(time.monotonic() - began, failure=said(failed)[:_SAID])
+    except (Exception, SystemExit) as failed:  # the run goes on without compiled layers, and says why
+        return TriedCompilation(time.monotonic() - began, failure=said(failed)[:_REASON_CHARACTERS])
     finally:
         pieces.close()
     seconds, graphs = time.monotonic() - began, graphs_compiled()

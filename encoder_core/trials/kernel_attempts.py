@@ -37,15 +37,10 @@ from encoder_core.trials.trial_network import (
 )
 from encoder_core.trials.trial_process import Report, said
 
-_ROW_TOKENS = (
-    1,
-    33,
-    130,
-    7,
-    64,
-)  # of the rows that are compared: shorter and longer than tiles, and one token
+# Lengths of the compared rows: shorter and longer than tiles, and one token.
+_ROW_TOKENS = (1, 33, 130, 7, 64)
 _ERROR_RATIO = 4.0  # how many times the written formula's own error a kernel may have
-_ACCEPTED_ERROR = 1e-6  # an error that is never held against a kernel
+_ACCEPTED_ERROR = 1e-6  # an error that is always accepted
 _TIMED, _WARM = 5, 2
 _DRAW_BY_DEVICE: tuple[Candidate, ...] = (("attention", "flash"), ("attention", "padded"))
 
@@ -92,12 +87,12 @@ class _Trial:
         self.subject, self._dropped = subject, dropped
         longest = min(network.max_length, max(subject.length, max(_ROW_TOKENS)))
         lengths = [min(length, longest) for length in _ROW_TOKENS]
-        if network.recurrence is not None:  # then rows are of one length
+        if network.recurrence is not None:  # rows of one length, as in training with XLNet's memory
             lengths = [max(lengths)] * len(lengths)
         self._network = smaller(network, longest, min(*lengths, subject.length))
         self._module = built(self._network, subject).train(dropped)
         batch = random_batch(self._network, lengths, subject.device)
-        self._batches = [batch, *([_causal(batch)] if subject.causal else [])]
+        self._batches = [batch, *([_as_causal(batch)] if subject.causal else [])]
 
     def possible(self) -> list[Candidate]:
         """Return the kernels that layers ask for in one forward pass with the written formula."""
@@ -137,7 +132,7 @@ class _Trial:
             with only("written"):
                 again = gradients(self._module, *self._batches)
             same = again.keys() == self._written.keys() and relative_error(again, self._written) <= self.bound
-        except BaseException as failed:  # whatever a device says that is no longer of use
+        except BaseException as failed:  # any error of a device that can no longer be used
             return f"afterwards the written formula failed: {said(failed)}"
         return "" if same else "afterwards the written formula computed something else"
 
@@ -156,7 +151,7 @@ class _Trial:
         return statistics.median(seconds[_WARM:])
 
 
-def _causal(batch: Batch) -> Batch:
+def _as_causal(batch: Batch) -> Batch:
     """Return the rows as causal ones; their first tokens are no targets."""
     at_M = batch.target_positions[batch.positions[batch.target_positions] > 0]
     return replace(batch, causal=True, target_positions=at_M, target_ids=batch.tokens[at_M])
@@ -175,23 +170,23 @@ class _Attempt:
         return self.unit.place, self.unit.kernel
 
     @property
-    def _comparable(self) -> bool:
+    def _is_comparable(self) -> bool:
         by_device = self.candidate in _DRAW_BY_DEVICE and self.trial.subject.device.type != "cpu"
         return not (self.unit.dropped and by_device)
 
     def failed(self, why: str) -> TriedKernel:
         unit, bound = self.unit, self.trial.bound
         return TriedKernel(
-            unit.kernel, unit.dropped, None, bound, self._comparable, None, why[:SAID], unit.place
+            unit.kernel, unit.dropped, None, bound, self._is_comparable, None, why[:SAID], unit.place
         )
 
     def run(self) -> tuple[TriedKernel, str]:
         """Return the result, and what has changed in this process, in words."""
-        before = _state()
-        found = self._tried()
+        before = _process_settings()
+        found = self._try_kernel()
         changes = [
             f"it changed {name} from {before[name]} to {now}"
-            for name, now in _state().items()
+            for name, now in _process_settings().items()
             if now != before[name]
         ]
         harm = ", ".join(changes) or ("" if found.right else self.trial.harm())
@@ -200,19 +195,19 @@ class _Attempt:
             found = replace(found, failure="; ".join([*wrong, harm])[:SAID])
         return found, harm
 
-    def _tried(self) -> TriedKernel:
+    def _try_kernel(self) -> TriedKernel:
         try:
             error = self.trial.error(self.candidate)
-            timed = self.timed and (error <= self.trial.bound or not self._comparable)
+            timed = self.timed and (error <= self.trial.bound or not self._is_comparable)
             seconds = self.trial.seconds(self.candidate) if timed else None
-        except BaseException as failed:  # also what a library raises that means to end the process
+        except BaseException as failed:  # SystemExit, too, which a library may raise
             return self.failed(said(failed))
         return replace(self.failed(""), error=error, seconds=seconds)
 
 
-def _state() -> dict[str, object]:
+def _process_settings() -> dict[str, object]:
     """Return settings of this process that a kernel must not change."""
-    # A library's own threads that once asked who they are stay in Python's list for good, as dummies.
+    # Threads of libraries that asked for their Thread object stay in Python's list for ever, as dummies.
     threads = [one for one in threading.enumerate() if not isinstance(one, threading._DummyThread)]
     return {
         "how many threads of Python run": len(threads),

@@ -16,9 +16,9 @@ from encoder_core.trials.trial_network import Subject, settings
 from encoder_core.trials.trial_process import Deadline, Report, TrialEnded, follow
 
 TARGET = "encoder_core.trials.kernel_attempts:serve"
-SAID = 500  # characters of what went wrong
-_QUICKER = 0.9  # of the usual kernel's time: what is less so is not worth another choice
-_STARTS = 2  # processes in a row that end before they come to a kernel, after which the trial ends
+SAID = 500  # largest number of characters of an error's text
+_QUICKER = 0.9  # a kernel is preferred if it takes less than this share of the usual kernel's time
+_STARTS = 2  # processes in a row that end before they try a kernel, after which the trial ends
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class _Progress:
 
     def request(self) -> Report:
         self.current, self._tried_here = None, 0
-        self._allow(self.limits.start)
+        self._set_deadline(self.limits.start)
         return {
             "subject": self.subject.to_json(),
             "settings": settings(),
@@ -155,11 +155,11 @@ class _Progress:
             candidate = (unit.place, unit.kernel)
             if "bound" in report:
                 self.current, self._idle_starts = (unit, report["bound"]), 0
-                self._allow(self.limits.kernel)
+                self._set_deadline(self.limits.kernel)
                 continue
             self._tried_here += self.current is not None
             self.found[unit], self.current = TriedKernel(**report["found"]), None
-            self._allow(self.limits.start)
+            self._set_deadline(self.limits.start)
             if report["harmed"]:
                 self.out[candidate] = self.found[unit].failure
                 return
@@ -172,19 +172,19 @@ class _Progress:
         elif self._tried_here and self.current[0] not in self.again and not over:
             self.again.add(self.current[0])
         else:
-            self._blame(*self.current, how)
+            self._note_crash(*self.current, how)
         if over:
             self.goes_on, self.ended = False, f"it had taken {self.limits.whole:.0f} s: {how}"
         elif self._idle_starts >= _STARTS:
             self.goes_on, self.ended = False, how
 
-    def _blame(self, unit: Unit, bound: float, how: str) -> None:
+    def _note_crash(self, unit: Unit, bound: float, how: str) -> None:
         self.out[unit.place, unit.kernel] = how
         self.found[unit] = TriedKernel(
             unit.kernel, unit.dropped, None, bound, failure=how[:SAID], place=unit.place
         )
 
-    def _allow(self, seconds: float) -> None:
+    def _set_deadline(self, seconds: float) -> None:
         self.deadline.seconds = max(0.0, min(seconds, self._end - time.monotonic()))
 
 
@@ -195,10 +195,10 @@ def merged(found: Mapping[Unit, TriedKernel]) -> list[TriedKernel]:
     several: dict[tuple[bool, Place, Kernel], list[TriedKernel]] = {}
     for unit, tried in found.items():
         several.setdefault((unit.dropped, unit.place, unit.kernel), []).append(tried)
-    return [_worst(ones) for ones in several.values()]
+    return [_worst_result(ones) for ones in several.values()]
 
 
-def _worst(several: Sequence[TriedKernel]) -> TriedKernel:
+def _worst_result(several: Sequence[TriedKernel]) -> TriedKernel:
     worst = max(several, key=lambda one: (bool(one.failure), (one.error or 0.0) / one.bound))
     seconds = [one.seconds for one in several]
     whole = None if any(each is None for each in seconds) else sum(each or 0.0 for each in seconds)
@@ -214,7 +214,7 @@ def preference(tried: Sequence[TriedKernel]) -> Preference:
     mine = [one for one in tried if one.place == "attention"]
     plain, dropped = _order(mine, False), _order(mine, True)
     places: dict[Place, None] = dict.fromkeys(one.place for one in tried if one.place != "attention")
-    elsewhere = {place: _everywhere([one for one in tried if one.place == place]) for place in places}
+    elsewhere = {place: _right_kernels([one for one in tried if one.place == place]) for place in places}
     return Preference(plain, dropped or plain, elsewhere)
 
 
@@ -239,7 +239,7 @@ def _order(tried: Sequence[TriedKernel], dropped: bool) -> tuple[Kernel, ...]:
     return tuple(dict.fromkeys([*(one.kernel for one in mine), *last]))
 
 
-def _everywhere(tried: Sequence[TriedKernel]) -> tuple[Kernel, ...]:
+def _right_kernels(tried: Sequence[TriedKernel]) -> tuple[Kernel, ...]:
     """Return kernels that are right with dropout and without, wherever they were tried."""
     wrong = {one.kernel for one in tried if not one.right}
     dropped = any(one.dropped for one in tried)

@@ -23,10 +23,10 @@ from encoder_core.objectives.network import masked_and_next_language_model, mask
 from encoder_core.objectives.plm import permuted_language_model
 
 _LAYERS, _SEED = 2, 1
-_VOCABULARY = 2500  # no multiple, and more than one tile of the loss's kernel
-_STD = 0.05  # of weights: scores that differ, as those of a trained network
+_VOCABULARY = 2500  # no multiple of a tile of the loss's kernel, and more than one tile
+_STD = 0.05  # standard deviation of weights, with which scores differ as in a trained network
 _TOKENS_PER_TARGET = 7
-_SMALL_GRADIENT_SHARE = 1e-3  # a gradient's share of all below which its error is held against all
+_SMALL_GRADIENT_SHARE = 1e-3  # share below which a gradient's error is measured against all gradients
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def compute(module: ObjectiveModule, batch: Batch, *, backward: bool = True) -> 
     """Run a forward and a backward pass, with the same draws of dropout at every call."""
     torch.manual_seed(_SEED)
     found: LossSums = module(batch)
-    if found.memory:  # of XLNet, whose attention has other shapes with a memory than without
+    if found.memory:  # with XLNet's memory, attention has other shapes than without
         found = module(batch, found.memory)
     if backward:
         loss: Tensor = torch.stack([term.loss_sum / max(1, term.targets) for term in found.terms]).sum()

@@ -22,12 +22,12 @@ from types import MappingProxyType
 from typing import Any
 
 Report = dict[str, Any]
-_SET_PDEATHSIG = 1  # of prctl(2)
+_SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG of prctl(2)
 _TICK_S = 0.5
 _ENDING_S = 2.0
 _CHUNK_BYTES = 1 << 16
-_LAST_WORDS = 300  # characters of what a process printed
-_LONGEST_LINE = 1 << 20  # of a report
+_LAST_WORDS = 300  # characters at the end of a process's output that an error quotes
+_LONGEST_LINE = 1 << 20  # bytes of the longest line of a report
 _FINISHED = {"finished": True}
 _CODE = "import sys\nfrom encoder_core.trials.trial_process import enter\nenter(*sys.argv[1:])"
 
@@ -120,7 +120,7 @@ def _start(target: str, request: Mapping[str, Any], environment: Mapping[str, st
 
 
 def _tell(child: _Child, line: str) -> None:
-    with suppress(BrokenPipeError):  # that it has ended is seen where its reports are read
+    with suppress(BrokenPipeError):  # the reader of its reports notices that the process has ended
         os.write(child.orders, line.encode() + b"\n")
 
 
@@ -138,10 +138,9 @@ def _reports(child: _Child, deadline: Deadline, tick: Callable[[], None]) -> Ite
         if not closed and child.reports not in child.open:
             heard = time.monotonic()
         if ended:
-            raise TrialEnded(_how(child))
-        if (
-            closed and time.monotonic() > heard + _ENDING_S
-        ):  # a process that ends closes it, too, a little before
+            raise TrialEnded(_ending_text(child))
+        # A process that ends closes the pipe a little before.
+        if closed and time.monotonic() > heard + _ENDING_S:
             raise TrialEnded("its process closed the pipe through which it reports")
         if time.monotonic() > heard + deadline.seconds:
             raise TrialEnded(f"it was not done after {deadline.seconds:.0f} s")
@@ -156,9 +155,7 @@ def _has_ended(child: _Child) -> bool:
 def _status(child: _Child, more: int = 0) -> "os.waitid_result | None":
     try:
         return os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT | more)
-    except (
-        ChildProcessError
-    ):  # somebody else in this process waits for all children, and how it ended is lost
+    except ChildProcessError:  # another thread has reaped the child, whose exit code is lost
         return os.waitid_result((child.process.pid, 0, signal.SIGCHLD, 0, os.CLD_EXITED))
 
 
@@ -199,7 +196,7 @@ def _lines(child: _Child) -> Iterator[Report]:
         yield report
 
 
-def _how(child: _Child) -> str:
+def _ending_text(child: _Child) -> str:
     status = _status(child)
     assert status is not None
     code = status.si_status
@@ -244,7 +241,7 @@ class Line:
 
     def finish(self) -> None:
         self._write(_FINISHED)
-        os._exit(0)  # threads and handlers of what was tried are not waited for
+        os._exit(0)  # does not wait for threads and exit handlers that the trial left
 
     def _write(self, what: Report) -> None:
         left = json.dumps(what).encode() + b"\n"
@@ -255,7 +252,7 @@ class Line:
 def enter(target: str, parent: str, orders: str, reports: str) -> None:
     """Run the process of a trial. Never returns."""
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(parent):  # it died before the line above
+    if os.getppid() != int(parent):  # the parent died before the line above
         os._exit(1)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -71,7 +71,7 @@ CPU_TOKENS = 8192
 256, rows of 128: 3.9k tokens/s with 1 row, 5.5k with 16, 6.0k with 64, 5.4k with 128; with 2 layers of 768, rows of
 512: 0.8k with 1 row, 1.0k from 4 on."""
 
-_TURNS = 2  # counts of the passes of a microbatch that shall fit
+_TURNS = 2  # iterations of the search for the rows of a microbatch that fit
 
 
 @dataclass(frozen=True)
@@ -125,15 +125,15 @@ def rows_that_fit(bill: Bill, room: int) -> list[int]:
 
 
 def _rows_that_fit(bill: Bill, phase: RecipePhase, room: int) -> int:
-    most, texts = _useful(bill, phase), bill.recipe.input.texts
-    for _ in range(_TURNS):  # what is known is nearer the number that fits in each
+    most, texts = _most_useful_rows(bill, phase), bill.recipe.input.texts
+    for _ in range(_TURNS):  # each turn starts nearer to the number of rows that fit
         added = bill.microbatches(phase, most)
-        found = _most(most, lambda rows: memory.total(added.parts(rows * texts)) <= room)  # noqa: B023
+        found = _largest_that_fits(most, lambda rows: memory.total(added.parts(rows * texts)) <= room)  # noqa: B023
         most = min(most, 2 * found)
     return found
 
 
-def _useful(bill: Bill, phase: RecipePhase) -> int:
+def _most_useful_rows(bill: Bill, phase: RecipePhase) -> int:
     """Return the number of rows above which a larger microbatch has no use: a rank's rows of a step; on a CPU at most
     those of `CPU_TOKENS`."""
     part = -(-phase.rows // bill.ranks)
@@ -142,7 +142,7 @@ def _useful(bill: Bill, phase: RecipePhase) -> int:
     return max(1, min(part, CPU_TOKENS // (phase.length * bill.recipe.input.texts)))
 
 
-def _most(most: int, fits: Callable[[int], bool]) -> int:
+def _largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
     """Return the largest number from 1 to `most` that fits, by bisection; 1 if none fits."""
     least = 1
     while least < most:

@@ -157,11 +157,11 @@ def full_batch(model: ModelConfig, objective: RecipeObjective, shape: Shape) -> 
         rates=torch.full((rows,), 0.5),
         maskable=torch.full((rows,), length),
         causal=shape.causal,
-        corrupted=_corrupted(objective, shape),
+        corrupted=_corrupted_batch(objective, shape),
     )
 
 
-def _corrupted(objective: RecipeObjective, shape: Shape) -> Batch | None:
+def _corrupted_batch(objective: RecipeObjective, shape: Shape) -> Batch | None:
     if objective.denoise is None:
         return None
     read = objective.denoise.read(shape.length)

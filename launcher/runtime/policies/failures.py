@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-SAME_ERROR = 3  # times in a row, at one step
+SAME_ERROR = 3  # equal errors in a row, at one step
 FRUITLESS = 4  # starts in a row that raised before they finished a step
 CROWDED = 5  # deaths in a row without an error, of groups that began at one step
-BARREN = 16  # failures of any kind in a row, and no newer checkpoint
-NODE_FAILURES = 3  # of one node, first to fail, among the latest
+BARREN = 16  # failures of any kind in a row without a newer checkpoint
+NODE_FAILURES = 3  # failures among the latest ones in which one node was the first to fail
 NODE_LATEST = 6  # newest failures by which a node is judged
 NODE_HOURS = 12.0  # age above which a failure no longer counts against its node
 
@@ -89,10 +89,10 @@ def where_it_began(
             fault cannot be located; None if no error says anything about it.
     """
     if blamed is not None:
-        return _only({places[rank] for rank in blamed if rank in places})
+        return _only_one({places[rank] for rank in blamed if rank in places})
     silent = {places[rank] for rank in failed or places if rank in places and rank not in errors}
     if silent:
-        return _only(silent)
+        return _only_one(silent)
     first = next(iter(errors), None)
     return None if first is None else places.get(first)
 
@@ -105,16 +105,16 @@ def decide(failures: Sequence[Failure], nodes: int) -> Restart | Stop:
         nodes: number of nodes that can hold ranks. A node is excluded only while others remain.
     """
     counted = [failure for failure in failures if failure.kind != "transient"]
-    restart = Restart(_bad_nodes(counted, nodes), frugal=_crowded(counted))
-    return _repeated(counted) or _barren(counted) or restart
+    restart = Restart(_bad_nodes(counted, nodes), frugal=_is_crowded(counted))
+    return _stop_if_repeated(counted) or _stop_if_barren(counted) or restart
 
 
-def _repeated(counted: Sequence[Failure]) -> Stop | None:
+def _stop_if_repeated(counted: Sequence[Failure]) -> Stop | None:
     """Return the decision to end a run whose ranks raise again and again; None if they do not. Deaths without an error
     before the first finished step are passed over: they say nothing about such an error."""
     telling = [failure for failure in counted if failure.kind == "raised" or failure.worked]
     same = telling[-SAME_ERROR:]
-    if len(same) == SAME_ERROR and same[-1].error and all(_alike(failure, same[-1]) for failure in same):
+    if len(same) == SAME_ERROR and same[-1].error and all(_same_error(failure, same[-1]) for failure in same):
         reason = f"step {same[-1].step} failed {SAME_ERROR} times in the same way: {same[-1].error}"
         return Stop(reason, _TRACES)
     row = telling[-FRUITLESS:]
@@ -124,14 +124,14 @@ def _repeated(counted: Sequence[Failure]) -> Stop | None:
     return None
 
 
-def _crowded(counted: Sequence[Failure]) -> bool:
+def _is_crowded(counted: Sequence[Failure]) -> bool:
     row = counted[-CROWDED:]
     silent = all(failure.kind == "silent" for failure in row)
-    # A group that made steps may have left copies, which are lost with the memory: its death is not like the others.
+    # A group that made steps may have left in-memory copies, so its death differs from those at the same checkpoint.
     return len(row) == CROWDED and silent and len({(each.committed, each.worked) for each in row}) == 1
 
 
-def _barren(counted: Sequence[Failure]) -> Stop | None:
+def _stop_if_barren(counted: Sequence[Failure]) -> Stop | None:
     row = counted[-BARREN:]
     if len(row) < BARREN or len({failure.committed for failure in row}) > 1:
         return None
@@ -140,11 +140,11 @@ def _barren(counted: Sequence[Failure]) -> Stop | None:
     return Stop(reason, f"see the events of the run, and save more often (checkpoint.every); {_MENDED}")
 
 
-def _only(nodes: set[str]) -> str | None:
+def _only_one(nodes: set[str]) -> str | None:
     return nodes.pop() if len(nodes) == 1 else None
 
 
-def _alike(failure: Failure, last: Failure) -> bool:
+def _same_error(failure: Failure, last: Failure) -> bool:
     return failure.step == last.step and failure.error == last.error
 
 

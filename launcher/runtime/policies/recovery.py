@@ -28,7 +28,7 @@ RoBERTa-large on 16 to 16,384 GPUs, also of which a node lasts a day, the goodpu
 copies cost more than the steps that they saved."""
 
 
-EACH_BYTES = 2 << 30  # memory of a node for each of its ranks and spare processes
+EACH_BYTES = 2 << 30  # host memory that each rank or spare process of a node needs
 
 
 class Recovery(BaseModel):
@@ -44,7 +44,7 @@ class Recovery(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    spares: NonNegativeInt = 2  # the second is there while another takes the first one's place
+    spares: NonNegativeInt = 2  # the second is ready while the first is being replaced
     memory_every: PositiveInt | Literal["auto", "never"] = "auto"
 
 
@@ -75,7 +75,7 @@ def partners(nodes: Sequence[str]) -> list[int]:
         pairs = _around_a_large_node(largest, others)
     else:
         half = len(ring) // 2
-        distance = half - half % len(largest)  # whole nodes, if all are equal
+        distance = half - half % len(largest)  # a multiple of a node's ranks, if all nodes are equal
         pairs = {rank: ring[(at + distance) % len(ring)] for at, rank in enumerate(ring)}
     return [pairs[rank] for rank in range(len(nodes))]
 

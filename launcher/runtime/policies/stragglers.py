@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from encoder_core.train.settings import Pace
 
-SUSTAINED = 3  # windows in a row
+SUSTAINED = 3  # slow windows in a row after which a rank counts as a straggler
 
 
 class Stragglers(BaseModel):
@@ -54,7 +54,7 @@ class Detector:
     forward: bool
     """Whether the time of forward passes shows how fast a rank is. At ZeRO 3 it does not."""
     _steps: list[tuple[Sequence[Pace], float]] = field(default_factory=list)
-    _slow: dict[int, int] = field(default_factory=dict)  # windows in a row, by rank
+    _slow: dict[int, int] = field(default_factory=dict)  # slow windows in a row, by rank
 
     def step(self, paces: Sequence[Pace], seconds: float) -> list[Straggler]:
         """Take in the times of all ranks in a step that took `seconds`. Return the ranks that became stragglers."""
@@ -81,20 +81,22 @@ def slowness(window: Sequence[tuple[Sequence[Pace], float]], *, forward: bool) -
     steps = sum(seconds for _, seconds in window)
     data = [sum(paces[rank].data for paces, _ in window) for rank in range(world)]
     compute = [_per_token([paces[rank] for paces, _ in window]) for rank in range(world)] if forward else []
-    return [_slower(rank, _late(data, steps, rank), _times(compute, rank)) for rank in range(world)]
+    return [
+        _straggler(rank, _data_delay(data, steps, rank), _slowdown(compute, rank)) for rank in range(world)
+    ]
 
 
-def _slower(rank: int, data: float, compute: float) -> Straggler:
+def _straggler(rank: int, data: float, compute: float) -> Straggler:
     return Straggler(rank, data, "data") if data > compute else Straggler(rank, compute, "compute")
 
 
-def _late(data: Sequence[float], steps: float, rank: int) -> float:
+def _data_delay(data: Sequence[float], steps: float, rank: int) -> float:
     """Return the duration of the steps, divided by their duration had this rank's data come when the others' did."""
-    excess = data[rank] - _others(data, rank)
+    excess = data[rank] - _median(data, rank)
     return steps / max(steps - excess, 1e-9) if excess > 0 else 1.0
 
 
-def _times(compute: Sequence[float | None], rank: int) -> float:
+def _slowdown(compute: Sequence[float | None], rank: int) -> float:
     """Return this rank's time for a token, divided by the median of the others; 1 where either is unknown."""
     mine, known = compute[rank] if compute else None, [c for c in compute if c is not None]
     if mine is None or len(known) < 2:
@@ -103,7 +105,7 @@ def _times(compute: Sequence[float | None], rank: int) -> float:
     return mine / max(median(others), 1e-12)
 
 
-def _others(values: Sequence[float], rank: int) -> float:
+def _median(values: Sequence[float], rank: int) -> float:
     return median(value for number, value in enumerate(values) if number != rank)
 
 

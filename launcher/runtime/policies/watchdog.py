@@ -22,7 +22,7 @@ FIRST_SUMS = {"nccl": "in the first NCCL sum", "gloo": "in the first gloo sum"}
 """The activity of a rank during the trial sums before training (`launcher.runtime.preflight.collective`), by the
 library that sums."""
 _STAGES = {"starting": 0, "loading": 1}  # the first activities of a rank, in this order
-_GAP_S = 1.0  # the most that counts between two looks
+_GAP_S = 1.0  # most seconds that count between two checks
 
 
 BEAT_S = 1.0

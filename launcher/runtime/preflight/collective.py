@@ -115,7 +115,7 @@ def preflight(subject: PreflightSubject, peers: Peers, nodes: Sequence[str]) -> 
     the node's first rank. Return a report for each node, in the order of these ranks. Collective.
 
     `nodes`: node of each rank."""
-    known = peers.all_gather(_known(subject, nodes[peers.rank]) is not None)
+    known = peers.all_gather(_earlier_report(subject, nodes[peers.rank]) is not None)
     here = [rank for rank, node in enumerate(nodes) if node == nodes[peers.rank]]
     leader = next((rank for rank in here if known[rank]), here[0]) == peers.rank
     report = _report(subject, nodes[peers.rank]) if leader else None
@@ -169,13 +169,13 @@ def with_sums(
 _reports: list[tuple[PreflightSubject, NodeReport]] = []  # the newest that this process made, alone
 
 
-def _known(subject: PreflightSubject, node: str) -> NodeReport | None:
+def _earlier_report(subject: PreflightSubject, node: str) -> NodeReport | None:
     return next((report for of, report in _reports if of == subject and report.node == node), None)
 
 
 def _report(subject: PreflightSubject, node: str) -> NodeReport:
     """Return the report of this node: the one that this process made before, if it trained the run on it already."""
-    if (known := _known(subject, node)) is not None:
+    if (known := _earlier_report(subject, node)) is not None:
         return replace(known, seconds=0.0)
     started = time.monotonic()
     found, host, versions = tuple(examine(subject)), socket.gethostname(), installed()
@@ -184,8 +184,8 @@ def _report(subject: PreflightSubject, node: str) -> NodeReport:
     return report
 
 
-_COUNT = 1 << 16  # how many numbers are checked
-_KINDS = 64  # ranks with different numbers: more would make the sums of 16,000 ranks inexact in fp32
+_COUNT = 1 << 16  # how many numbers of a sum are checked
+_KINDS = 64  # ranks that send different numbers: with more, fp32 sums of 16,000 ranks would be inexact
 _BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # size of a timed message; on a CPU 20 ms if a link is too slow
 _TIMED_ROUNDS = 2  # number of timed rounds, of which the fastest counts
 _SUMS = TypeAdapter(RankSums)
@@ -200,13 +200,13 @@ def first_sums(peers: Peers) -> list[RankSums]:
         else torch.device("cpu")
     )
     started = time.monotonic()
-    mine = _checked(peers.rank, peers.world, device)
-    speed, together = _timed(peers.rank, peers.world, device) if peers.world > 1 else (None, None)
+    mine = _check_sums(peers.rank, peers.world, device)
+    speed, together = _time_links(peers.rank, peers.world, device) if peers.world > 1 else (None, None)
     found = RankSums(
         **mine,
         speed=speed,
         together=together,
-        inside=_inside(device),
+        inside=_link_rate_inside_node(device),
         line=line_rate() if device.type == "cuda" else None,
         seconds=time.monotonic() - started,
     )
@@ -226,13 +226,13 @@ def _expected(world: int) -> Float32[Tensor, " count"]:
     return (world * (place % 251) + kinds * (place % 13 + 1)).float()
 
 
-def _checked(rank: int, world: int, device: torch.device) -> dict[str, Wrong | None]:
+def _check_sums(rank: int, world: int, device: torch.device) -> dict[str, Wrong | None]:
     """Return the wrong numbers on this rank, by the fields of `RankSums`; None for each field without errors."""
     host = torch.device("cpu")
     ours = numbers(rank, device)
     total = ours.clone()
     dist.all_reduce(total)
-    found = {"own": _wrong(ours, numbers(rank, host)), "total": _wrong(total, _expected(world))}
+    found = {"own": _find_wrong(ours, numbers(rank, host)), "total": _find_wrong(total, _expected(world))}
     if world == 1:
         return found | {"link": None, "pair": None}
     theirs = torch.empty_like(ours)
@@ -240,12 +240,12 @@ def _checked(rank: int, world: int, device: torch.device) -> dict[str, Wrong | N
     expected = numbers((rank - 1) % world, host)
     pair = theirs + ours
     return found | {
-        "link": _wrong(theirs, expected),
-        "pair": _wrong(pair, theirs.to(host) + ours.to(host)),
+        "link": _find_wrong(theirs, expected),
+        "pair": _find_wrong(pair, theirs.to(host) + ours.to(host)),
     }
 
 
-def _wrong(found: Float32[Tensor, " count"], expected: Float32[Tensor, " count"]) -> Wrong | None:
+def _find_wrong(found: Float32[Tensor, " count"], expected: Float32[Tensor, " count"]) -> Wrong | None:
     differs: Bool[Tensor, " count"] = found.to(expected.device) != expected
     count = int(differs.sum())
     if not count:
@@ -259,8 +259,8 @@ def _pass_on(rank: int, world: int, ours: Tensor, theirs: Tensor) -> float:
     the message took to arrive."""
     seconds, before, group = 0.0, (rank - 1) % world, dist.group.WORLD
     for turn in range(2 + world % 2):
-        started = _together(ours.device)
-        if _turn(rank, world) == turn:  # as a batch, NCCL sends over the communicator that trains
+        started = _synchronise_ranks(ours.device)
+        if _turn(rank, world) == turn:  # sent as a batch, so that NCCL uses the communicator of training
             _finish(dist.P2POp(dist.isend, ours, (rank + 1) % world, group))
         elif _turn(before, world) == turn:
             _finish(dist.P2POp(dist.irecv, theirs, before, group))
@@ -276,35 +276,35 @@ def _turn(rank: int, world: int) -> int:
 def _finish(message: dist.P2POp) -> None:
     for work in dist.batch_isend_irecv([message]):
         work.wait()
-    _settle(message.tensor.device)
+    _wait_for_device(message.tensor.device)
 
 
-def _timed(rank: int, world: int, device: torch.device) -> tuple[float, float]:
+def _time_links(rank: int, world: int, device: torch.device) -> tuple[float, float]:
     """Return the speed of the link from the previous rank, and the speed of this rank's traffic, each way, in a sum
     over all ranks. Both in bytes a second."""
     size = _BYTES[device.type]
     ours, theirs = torch.zeros(size // 4, device=device), torch.zeros(size // 4, device=device)
     fastest = min(_pass_on(rank, world, ours, theirs) for _ in range(_TIMED_ROUNDS))
-    started = _together(device)
+    started = _synchronise_ranks(device)
     dist.all_reduce(ours)
-    _settle(device)
+    _wait_for_device(device)
     moved = 2 * size * (world - 1) / world
     return size / fastest, moved / (time.perf_counter() - started)
 
 
-def _together(device: torch.device) -> float:
+def _synchronise_ranks(device: torch.device) -> float:
     """Wait until all ranks are here, so that a late rank does not make a link look slow. Return the time."""
     dist.all_reduce(torch.zeros(1, device=device))
-    _settle(device)
+    _wait_for_device(device)
     return time.perf_counter()
 
 
-def _settle(device: torch.device) -> None:
+def _wait_for_device(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _inside(device: torch.device) -> float | None:
+def _link_rate_inside_node(device: torch.device) -> float | None:
     """Return the speed of the links between GPUs of this kind in a node, in bytes a second; None if it is unknown. It
     is unknown for MIG instances, which do not have the links of the whole GPU."""
     if device.type != "cuda":

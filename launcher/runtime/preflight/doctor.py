@@ -68,7 +68,7 @@ def _versions() -> Iterator[Finding]:
     for name in _MATTERS:
         installed = metadata.version(name)
         pinned = pins.get(name, installed)
-        if installed.split("+")[0] == pinned:  # 2.13.0+cpu is a build of 2.13.0
+        if installed.split("+")[0] == pinned:  # without the build's suffix, as in 2.13.0+cpu
             yield Finding(name, "ok", installed)
         else:
             yield Finding(

@@ -12,13 +12,13 @@ Verdict = Literal["ok", "warning", "failure"]
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _LEAST_FILES, _GOOD_FILES = 1024, 8192  # the latter is the least that Ray recommends
-_DOCKERS_SHM = 64 * _MIB  # default of a container
-_SKEW_WARNING, _SKEW_FAILURE = 5.0, 300.0  # S3 refuses requests signed 15 minutes off
+_DOCKERS_SHM = 64 * _MIB  # bytes of /dev/shm in a container by default
+_SKEW_WARNING, _SKEW_FAILURE = 5.0, 300.0  # seconds; S3 refuses requests of a clock that is 15 minutes off
 _SLOW_LINK = 100e6  # bytes a second between nodes: 1 Gbit/s, less overhead
 # Share of the hardware's rate that a link must reach: 64 MiB reach about half of NVLink, a TCP stream a third of
 # 100 Gbit/s.
 _OF_HARDWARE = 0.2
-_OF_OTHERS = 0.25  # share of the other links' median speed that a link must reach
+_SHARE_OF_MEDIAN = 0.25  # share of the other links' median speed that a link must reach
 
 
 @dataclass(frozen=True)
@@ -145,14 +145,14 @@ def gpu(state: GpuState) -> Iterator[Finding]:
         remedy = "reset the GPU or reboot the node; see the error in nvidia-smi and dmesg (Xid)"
         yield Finding(what, "failure", f"{name}: {state.lost}", remedy)
         return
-    ailments = list(_ailments(state))
+    ailments = list(_gpu_problems(state))
     for verdict, text, remedy in ailments:
         yield Finding(what, verdict, f"{name}: {text}", remedy)
     if not ailments:
         yield Finding(what, "ok", state.name)
 
 
-def _ailments(state: GpuState) -> Iterator[tuple[Verdict, str, str]]:
+def _gpu_problems(state: GpuState) -> Iterator[tuple[Verdict, str, str]]:
     if state.remap_failed:
         yield "failure", "a bad row of its memory could not be remapped", "have the GPU replaced"
     if state.remap_pending:
@@ -212,7 +212,7 @@ class RankSums:
 
 def sums(found: Sequence[RankSums], nodes: Sequence[str]) -> dict[str, list[Finding]]:
     """Judge the trial sums. Return the findings of each node. `found`, `nodes`: results and node of each rank."""
-    wrong = list(_wrong(found, nodes))
+    wrong = list(_wrong_sum_findings(found, nodes))
     findings: dict[str, list[Finding]] = {node: [f for at, f in wrong if at == node] for node in nodes}
     for node in findings:
         mine = [one for one, at in zip(found, nodes, strict=True) if at == node]
@@ -223,10 +223,10 @@ def sums(found: Sequence[RankSums], nodes: Sequence[str]) -> dict[str, list[Find
     for rank, one in enumerate(found):
         if one.speed is not None:
             findings[nodes[rank]].append(_link(rank, found, nodes))
-    return {node: _gravest(all_of) for node, all_of in findings.items()}
+    return {node: _worst_findings(all_of) for node, all_of in findings.items()}
 
 
-def _wrong(found: Sequence[RankSums], nodes: Sequence[str]) -> Iterator[tuple[str, Finding]]:
+def _wrong_sum_findings(found: Sequence[RankSums], nodes: Sequence[str]) -> Iterator[tuple[str, Finding]]:
     """Yield failures with their nodes: those at fault, not all that received wrong sums."""
     blamed = False
     for rank, one in enumerate(found):
@@ -240,12 +240,12 @@ def _wrong(found: Sequence[RankSums], nodes: Sequence[str]) -> Iterator[tuple[st
             blamed = True
         elif one.link and not found[before].own:
             link = _named_link(before, rank, nodes)
-            for node in dict.fromkeys((nodes[before], nodes[rank])):  # nobody can tell which end it is
+            for node in dict.fromkeys((nodes[before], nodes[rank])):  # either end of the link may be at fault
                 yield node, _failure(f"from {link}: {one.link}", "test cables, cards and GPUs of this link")
             blamed = True
     if blamed:
         return
-    for rank, one in enumerate(found):  # if nobody is at fault alone, each rank that received a wrong sum
+    for rank, one in enumerate(found):  # no single node is to blame: report each rank with a wrong sum
         if one.total:
             remedy = (
                 "sums over this network are wrong: compare NCCL's versions and settings; test GPUs and links"
@@ -279,9 +279,11 @@ def _link(rank: int, found: Sequence[RankSums], nodes: Sequence[str]) -> Finding
         if place != rank and one.speed is not None and (nodes[place - 1] != nodes[place]) == crosses
     ]
     usual = median(others) if len(others) > 1 and (crosses or hardware is not None) else 0.0
-    if usual * _OF_OTHERS > speed:
+    if usual * _SHARE_OF_MEDIAN > speed:
         text += f"; others {human_bytes(usual)}/s"
-    if speed >= max((hardware or 0.0) * _OF_HARDWARE, usual * _OF_OTHERS, _SLOW_LINK if crosses else 0.0):
+    if speed >= max(
+        (hardware or 0.0) * _OF_HARDWARE, usual * _SHARE_OF_MEDIAN, _SLOW_LINK if crosses else 0.0
+    ):
         return Finding(what, "ok", text)
     remedy = (
         "gradients cross this link in each step: look for a slow line, and check GLOO_SOCKET_IFNAME and "
@@ -293,7 +295,7 @@ def _link(rank: int, found: Sequence[RankSums], nodes: Sequence[str]) -> Finding
     return Finding(what, "warning", text, remedy)
 
 
-def _gravest(findings: Sequence[Finding]) -> list[Finding]:
+def _worst_findings(findings: Sequence[Finding]) -> list[Finding]:
     """Return all findings that are not ok. Of those that are ok, return the first of each kind, if all of the kind
     are."""
     bad = {f.what for f in findings if f.verdict != "ok"}
@@ -309,7 +311,8 @@ def versions(nodes: Mapping[str, Mapping[str, str]]) -> dict[str, list[Finding]]
         have = {node: installed.get(name, "none") for node, installed in nodes.items()}
         (usual, count), *_ = Counter(have.values()).most_common()
         for node, version in have.items() if count < len(have) else ():
-            if version != usual or 2 * count <= len(have):  # without a majority, nobody is right
+            # Without a majority no version counts as the right one.
+            if version != usual or 2 * count <= len(have):
                 text = f"{version}; all nodes: {', '.join(sorted(set(have.values())))}"
                 found[node].append(Finding(name, "failure", text, "use the same image on all nodes"))
     return found

@@ -41,9 +41,7 @@ NETWORK = (
 )
 """Beginnings of the names of file systems whose files lie on other machines."""
 _LIMIT_S = 600.0
-_UNCOMPILED_MODULES = (
-    50  # modules that may be without bytecode, such as those of a checkout that nobody may write to
-)
+_UNCOMPILED_MODULES = 50  # modules that may lack bytecode, such as those of a read-only checkout
 _REMEDY = (
     "copy the environment to a local disk of each node, as one file (a container image, or a tar that the job unpacks "
     "into /tmp): many small files are slow there"
@@ -137,7 +135,7 @@ def file_system(path: Path) -> str:
     real, best, kind = os.path.realpath(path), "", "a file system of unknown kind"
     for line in Path("/proc/self/mountinfo").read_text("utf-8").splitlines():
         before, _, after = line.partition(" - ")
-        place = before.split()[4].encode().decode("unicode_escape")  # a space is \\040 there
+        place = before.split()[4].encode().decode("unicode_escape")  # /proc writes a space as \\040
         inside = place == "/" or real == place or real.startswith(f"{place}/")
         if inside and len(place) >= len(best):  # a later mount hides an earlier one
             best, kind = place, after.split()[0]

@@ -60,7 +60,7 @@ def gpu_states() -> list[GpuState]:
     except pynvml.NVMLError:
         return []
     try:
-        return _visible(_machine(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return _visible_gpus(_machine(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     finally:
         pynvml.nvmlShutdown()
 
@@ -79,7 +79,7 @@ def _machine() -> list[GpuState]:
     return found
 
 
-def _visible(machine: list[GpuState], variable: str | None) -> list[GpuState]:
+def _visible_gpus(machine: list[GpuState], variable: str | None) -> list[GpuState]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names. Like CUDA, ignore all words from the first that names no GPU."""
     if variable is None:
         return machine
@@ -88,7 +88,7 @@ def _visible(machine: list[GpuState], variable: str | None) -> list[GpuState]:
         return machine
     found: list[GpuState] = []
     for word in words:
-        if (state := _named(machine, word)) is None:
+        if (state := _named_gpu(machine, word)) is None:
             break
         if state not in found:
             found.append(state)
@@ -97,7 +97,7 @@ def _visible(machine: list[GpuState], variable: str | None) -> list[GpuState]:
     return found
 
 
-def _named(machine: list[GpuState], word: str) -> GpuState | None:
+def _named_gpu(machine: list[GpuState], word: str) -> GpuState | None:
     """Return the GPU that a word of CUDA_VISIBLE_DEVICES means: its number, the beginning of its id, or a MIG
     instance."""
     if word.isdecimal():
@@ -105,7 +105,7 @@ def _named(machine: list[GpuState], word: str) -> GpuState | None:
     if not word.startswith(("GPU-", "MIG-")):
         return None
     try:
-        uuid = _whole(word) if word.startswith("MIG-") else word
+        uuid = _whole_gpu(word) if word.startswith("MIG-") else word
     except pynvml.NVMLError as error:
         return GpuState(None, "MIG instance", word, lost=str(error))
     alike = [state for state in machine if state.uuid.startswith(uuid)]
@@ -114,7 +114,7 @@ def _named(machine: list[GpuState], word: str) -> GpuState | None:
     return GpuState(None, "unknown GPU", word, lost=f"{len(alike)} GPUs of this machine answer to this id")
 
 
-def _whole(instance: str) -> str:
+def _whole_gpu(instance: str) -> str:
     """Return the id of the GPU that a MIG instance is part of. Drivers before 470 named instances after it."""
     if instance.startswith("MIG-GPU-"):
         return instance.removeprefix("MIG-").partition("/")[0]
@@ -127,14 +127,13 @@ def _state(index: int, handle: Any) -> GpuState:
     name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
     try:
         reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
-        remapped = _ask(
-            pynvml.nvmlDeviceGetRemappedRows, handle
-        )  # correctable, uncorrectable, pending, failed
+        # Four numbers: correctable, uncorrectable, pending, failed.
+        remapped = _ask(pynvml.nvmlDeviceGetRemappedRows, handle)
         return GpuState(
             index=index,
             name=name,
             uuid=uuid,
-            uncorrected=_ask(_uncorrected, handle),
+            uncorrected=_ask(_uncorrected_errors, handle),
             remap_failed=None if remapped is None else bool(remapped[3]),
             remap_pending=None if remapped is None else bool(remapped[2]),
             ecc=_ask(_ecc, handle),
@@ -154,7 +153,7 @@ def _ask(question: Callable[[Any], _T], handle: Any) -> _T | None:
         return None
 
 
-def _uncorrected(handle: Any) -> int:
+def _uncorrected_errors(handle: Any) -> int:
     kind, since_loaded = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     return int(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, since_loaded))
 
@@ -187,9 +186,8 @@ def skew(store: Store) -> float | None:
     clock of its own."""
     before = time.time()
     theirs = store.clock()
-    return (
-        None if theirs is None else (before + time.time()) / 2 - (theirs + 0.5)
-    )  # a Date says whole seconds
+    # A Date header has whole seconds, so the server's time is half a second later on average.
+    return None if theirs is None else (before + time.time()) / 2 - (theirs + 0.5)
 
 
 _PATIENCE_S = 2.0  # time limit for a store that fails; that of training is longer
@@ -238,7 +236,7 @@ def _checks(subject: PreflightSubject | None) -> Iterator[tuple[str, Check]]:
     yield "temporary disk", lambda: [temporary_disk()]
     yield "GPUs", lambda: [finding for state in gpu_states() for finding in findings.gpu(state)]
     if address := os.environ.get("RAY_ADDRESS"):
-        yield "Ray cluster", lambda: [_reach(address)]
+        yield "Ray cluster", lambda: [_reach_head(address)]
     if subject is None:
         return
     for name, source in corpora_of(subject.recipe).items():
@@ -257,7 +255,7 @@ def _result(what: str, future: "Future[list[Finding]]", deadline: float) -> list
         return future.result(max(0.0, deadline - time.monotonic()))
     except Late:
         return [Finding(what, "warning", f"no answer in {_DEADLINE_S} s", "check the network and the store")]
-    except StoreUnavailable as error:  # it may come back, and training waits for it longer than this
+    except StoreUnavailable as error:  # the store may come back, and training waits longer than this check
         return [Finding(what, "warning", error.problem, error.remedy)]
     except StoreError as error:
         return [Finding(what, "failure", error.problem, error.remedy)]
@@ -269,7 +267,7 @@ def raise_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError, OSError):  # then the limit stays, and the check judges it
+        with suppress(ValueError, OSError):  # if the limit cannot be raised, the check reports it
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
@@ -325,7 +323,7 @@ def _corpus(name: str, uri: str) -> Finding:
     return Finding(f"corpus {name}", "ok", f"{uri} can be read")
 
 
-def _reach(address: str) -> Finding:
+def _reach_head(address: str) -> Finding:
     """Try a TCP connection to the head of the Ray cluster at `address`."""
     if ray_head(address) is None:
         return Finding("Ray cluster", "ok", f"{address}: found by Ray itself")

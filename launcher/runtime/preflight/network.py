@@ -31,7 +31,7 @@ _RANKS = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
     "TORCH_FR_BUFFER_SIZE": "0",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",  # its older name
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",  # TORCH_FR_BUFFER_SIZE in older versions
 }
 
 

@@ -78,7 +78,8 @@ class RunCheckpointer:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="retention")
         self._tidying: Future[TidyReport] | None = None
         read = manifest is not None and not self._overdue
-        self._proven = frozenset({manifest.mark} if read and manifest else ())  # all ranks have read these
+        # Checkpoints that all ranks have read.
+        self._proven = frozenset({manifest.mark} if read and manifest else ())
 
     def due(self, step: int) -> bool:
         """Return whether to save after `step` steps: the interval in steps or minutes is over. If it ended between
@@ -122,7 +123,7 @@ class RunCheckpointer:
             self._begin(engine, state, carried)
             outcome = self._wait_and_commit(state.step)
             if isinstance(outcome, Failed):
-                raise self._lost(outcome)
+                raise self._save_error(outcome)
         self._finish_tidying(state.step)
 
     def close(self) -> None:
@@ -130,7 +131,7 @@ class RunCheckpointer:
         self._saver.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _lost(self, failed: Failed) -> SaveFailed | CheckpointError:
+    def _save_error(self, failed: Failed) -> SaveFailed | CheckpointError:
         if failed.transient:
             return SaveFailed(failed.step, self._saver.last_step or 0, failed.reason)
         return CheckpointError(
@@ -180,7 +181,7 @@ class RunCheckpointer:
     def _tidy(self, way_back: int) -> None:
         """Start deleting expired checkpoints, on rank 0, while training continues. If the deletions find a newer
         attempt, the next commit raises Superseded."""
-        self._tidied()
+        self._wait_for_deletions()
         self._tidying = self._pool.submit(self._tidy_now, way_back, self._proven)
 
     def _tidy_now(self, way_back: int, proven: frozenset[CheckpointName]) -> TidyReport:
@@ -195,7 +196,7 @@ class RunCheckpointer:
             proven=proven,
         )
 
-    def _tidied(self) -> None:
+    def _wait_for_deletions(self) -> None:
         """Wait for the deletions. If they fail, the checkpoints stay until the next commit."""
         tidying, self._tidying = self._tidying, None
         try:
@@ -211,6 +212,6 @@ class RunCheckpointer:
             self._journal.doing(step, _TIDYING)
             wait([self._tidying], timeout=_TIDY_S)
             if self._tidying.done():
-                self._tidied()
+                self._wait_for_deletions()
             else:
                 self._journal.event("tidy_failed", reason=f"it took longer than {_TIDY_S:.0f} s")

@@ -38,7 +38,7 @@ from launcher.runtime.run.record import Run
 
 _CACHE = Path(".cache/maskfleet/compiled")
 _DONE = "complete"  # name of the file that marks a complete folder
-_MAX_FOLDERS = 16  # on a machine
+_MAX_FOLDERS = 16  # most folders of compiled code that a machine keeps
 
 
 class CompiledCode:
@@ -51,7 +51,7 @@ class CompiledCode:
     """
 
     def __init__(self, name: str, home: Path) -> None:
-        self.folder = _own(home / _CACHE, name) or Path(tempfile.mkdtemp(prefix="maskfleet-compiled-"))
+        self.folder = _own_folder(home / _CACHE, name) or Path(tempfile.mkdtemp(prefix="maskfleet-compiled-"))
 
     @property
     def complete(self) -> bool:
@@ -63,14 +63,14 @@ class CompiledCode:
         (self.folder / _DONE).touch()
 
 
-def _own(parent: Path, name: str) -> Path | None:
+def _own_folder(parent: Path, name: str) -> Path | None:
     """Return the folder `name` in `parent`, made if needed; None if others can write to it. The oldest folders of more
     than `_MAX_FOLDERS` are deleted."""
     try:
         parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = parent / name
         folder.mkdir(exist_ok=True, mode=0o700)
-        if not (_only_ours(parent) and _only_ours(folder)):
+        if not (_is_private(parent) and _is_private(folder)):
             return None
         os.utime(folder)
         others = sorted((p for p in parent.iterdir() if p != folder), key=lambda p: p.stat().st_mtime)
@@ -81,7 +81,7 @@ def _own(parent: Path, name: str) -> Path | None:
     return folder
 
 
-def _only_ours(path: Path) -> bool:
+def _is_private(path: Path) -> bool:
     found = path.lstat()
     closed = not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
     return found.st_uid == os.getuid() and closed and not stat.S_ISLNK(found.st_mode)
@@ -133,14 +133,14 @@ def settle_compilation(
         link.beat(0, "compiling", number)
         if turn:
             pieces, found = _turn(run, code, subject, choice, link)
-        told = _told(peers, found)
+        told = _shared_results(peers, found)
         failed = next((one for one in told if not one.compiled), None)
         if failed is not None:
             return None, failed
     return pieces, told[0]
 
 
-def _told(peers: Peers, found: CompilationRecord | None) -> list[CompilationRecord]:
+def _shared_results(peers: Peers, found: CompilationRecord | None) -> list[CompilationRecord]:
     """Return the results of the ranks that have had their turn. Collective."""
     mine: JsonValue = None if found is None else found.model_dump(mode="json")
     return [CompilationRecord.model_validate(one) for one in peers.all_gather(mine) if one is not None]

@@ -20,9 +20,7 @@ from encoder_core.train.step import Microbatch, RankBatch
 from launcher.runtime.run.streams import StreamLength
 
 AHEAD = 2  # number of steps whose rows are read before they are needed
-ANNOUNCED = (
-    64  # number of steps that the data service is told of in advance, renewed when half of them are done
-)
+ANNOUNCED = 64  # steps announced to the data service in advance, again when half of them are done
 
 
 class SampleStream(StreamLength, Protocol):
@@ -93,13 +91,14 @@ class RankData:
         self._streams, self._positions, self._heldout = streams, positions, heldout
         self._share, self._device, self._count, self._refresh = share, device, count, refresh
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="data")
-        self._rows: dict[int, Future[_ReadStep]] = {}  # by step
+        self._rows: dict[int, Future[_ReadStep]] = {}  # reads under way, by step
         self._announced_at: int | None = None
-        self._evaluation: dict[int, list[Microbatch]] = {}  # by the first phase with the same stream
+        # Held-out microbatches, by the first phase with the same stream.
+        self._evaluation: dict[int, list[Microbatch]] = {}
 
     def fetch(self, step: int) -> Fetched:
         """Return this rank's microbatches of `step`, and request those of the next steps."""
-        before = self._remembered(step)
+        before = self._memory_steps(step)
         needed = (*(before or ()), step)
         for number in (*needed, *range(step + 1, min(step + AHEAD + 1, self._positions.steps))):
             if number not in self._rows:
@@ -107,9 +106,9 @@ class RankData:
         asked = time.monotonic()
         *_, read = [self._rows[number].result() for number in needed]
         waited = time.monotonic() - asked
-        work = self._work(step)
-        remember = None if before is None else tuple(self._work(number) for number in before)
-        self._let_go(step)
+        work = self._rank_batch(step)
+        remember = None if before is None else tuple(self._rank_batch(number) for number in before)
+        self._forget_rows(step)
         counts = _add(self._count(m.batch.on_host) for m in work.microbatches)
         return Fetched(
             work=work,
@@ -125,13 +124,13 @@ class RankData:
         """Set the rows of a microbatch of `phase` from the next fetch on. Call this on all ranks at the same step."""
         cut = (*self._share.rows[:phase], rows, *self._share.rows[phase + 1 :])
         for read in self._rows.values():
-            wait([read])  # the pool's thread reads by the old numbers
+            wait([read])  # the pool's thread must not read with old and new numbers
         self._rows.clear()
         self._share, self._announced_at = replace(self._share, rows=cut), None
 
     def carries_memory(self, step: int) -> bool:
         """Return whether `step` uses the memory that the step before computed (XLNet). False after the last step."""
-        return self._refresh is not None and step < self._positions.steps and self._remembered(step) is None
+        return self._refresh is not None and step < self._positions.steps and self._memory_steps(step) is None
 
     def microbatches(self, step: int) -> int:
         """Return the number of logical microbatches of `step`, over all ranks."""
@@ -156,21 +155,21 @@ class RankData:
         for stream in (*self._streams, *dict.fromkeys(self._heldout[0])):
             stream.close()
 
-    def _remembered(self, step: int) -> range | None:
+    def _memory_steps(self, step: int) -> range | None:
         """Return the steps from whose rows the model's memory for `step` is recomputed; None if the memory is carried
         over from the last step, or the model has none."""
         if self._refresh is None:
             return None
         return self._refresh.before(step, self._positions.phase_start(step))
 
-    def _work(self, step: int) -> RankBatch:
+    def _rank_batch(self, step: int) -> RankBatch:
         """Return this rank's microbatches of `step` on the device. The copy may run while the step before is
         computed."""
         read = self._rows[step].result()
         moved = (Microbatch(each.index, each.batch.to(self._device)) for each in read.microbatches)
         return RankBatch(step, tuple(moved), self.microbatches(step))
 
-    def _let_go(self, step: int) -> None:
+    def _forget_rows(self, step: int) -> None:
         """Forget rows, except those of steps from which the next step's memory may be recomputed."""
         kept = self._refresh.steps if self._refresh is not None else 0
         for number in [number for number in self._rows if number <= step - kept]:
@@ -210,9 +209,8 @@ class RankData:
 
     def _read_heldout(self, stream: SampleStream) -> list[Microbatch]:
         _, rows = self._heldout
-        mine, count = self._share.deal(
-            [Range(len(self._streams) - 1, 0, 0, rows)]
-        )  # as long as the last phase's
+        # Held-out rows have the length of the last phase.
+        mine, count = self._share.deal([Range(len(self._streams) - 1, 0, 0, rows)])
         found = [
             Microbatch(index, to_batch(stream.read(0, part.start, part.stop), self._device, part.start))
             for index, (part,) in mine

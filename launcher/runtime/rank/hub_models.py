@@ -32,7 +32,8 @@ def fetch(uri: str, *, generator: bool) -> tuple[Path, str]:
         )
     hub = optional("huggingface_hub", f"start: {uri}")
     try:
-        api = hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))  # as it is now, not at the import
+        # HF_ENDPOINT may have been set after the import.
+        api = hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
         info = api.model_info(match["repo"], revision=match["revision"], timeout=_PATIENCE_S)
         files = wanted([sibling.rfilename for sibling in info.siblings], generator=generator)
         paths = [api.hf_hub_download(match["repo"], file, revision=info.sha) for file in files]

@@ -63,7 +63,7 @@ def pair_from_discriminator(config: DetectorConfig, folder: Path, sharing: Shari
     """
     whole = weights_for(config, folder, "rtd")
     encoder = {name: tensor for name, tensor in whole.items() if name.startswith(ENCODER)}
-    generator = _chosen(encoder, generator_layers(config))
+    generator = _chosen_layers(encoder, generator_layers(config))
     if sharing == "shared":
         return {stored_name("generator", name): tensor for name, tensor in generator.items()} | {
             stored_name("discriminator", name): tensor for name, tensor in whole.items()
@@ -76,5 +76,5 @@ def pair_from_discriminator(config: DetectorConfig, folder: Path, sharing: Shari
     }
 
 
-def _chosen(encoder: Mapping[str, Tensor], layers: tuple[int, ...]) -> dict[str, Tensor]:
+def _chosen_layers(encoder: Mapping[str, Tensor], layers: tuple[int, ...]) -> dict[str, Tensor]:
     return {ours: encoder[theirs] for ours, theirs in student_names(list(encoder), layers).items()}

@@ -140,7 +140,7 @@ def check_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> Toke
     its = other or tokenizer
     trained = recipe_after(source.recipe, there[0].step).model
     found = trained.with_tokenizer(its.vocab_size, its.special.pad)
-    if _moved(found, config):
+    if _pads_differ(found, config):
         raise RunError(
             f"start: positions of {recipe.start} begin after its padding id, {found.pad_id}, and those of this run "
             f"after {config.pad_id}",
@@ -187,9 +187,9 @@ def from_folder(
             with naming(folder, recipe.start):
                 its = _folder_config(recipe.objective, config, folder, recipe.start)
                 tensors.update(after_padding(_folder_weights(recipe.objective, its, folder), its, config))
-                if _moved(its, config):
+                if _pads_differ(its, config):
                     record["pad_id"] = its.pad_id
-                record.update(_beside(recipe.objective, config, folder))
+                record.update(_left_parameters(recipe.objective, config, folder))
             return start_digest(folder)
 
     digests = gather_or_raise(peers, load)
@@ -263,14 +263,14 @@ def _folder_weights(objective: RecipeObjective, its: ModelConfig, folder: Path) 
     return read(its, folder, objective.rtd.embeddings)
 
 
-def _moved(its: ModelConfig, config: ModelConfig) -> bool:
+def _pads_differ(its: ModelConfig, config: ModelConfig) -> bool:
     return config.counts_from_padding and its.pad_id != config.pad_id
 
 
 def after_padding(tensors: dict[str, Tensor], its: ModelConfig, config: ModelConfig) -> dict[str, Tensor]:
     """Return the parameters of a model `its` for the same model with the padding id of `config`: a table of positions
     that begin after the padding id is moved. Its rows before them are never used."""
-    if not _moved(its, config):
+    if not _pads_differ(its, config):
         return tensors
     return tensors | {
         name: torch.cat([table.new_zeros(config.pad_id + 1, table.shape[1]), table[its.pad_id + 1 :]])
@@ -282,7 +282,7 @@ def after_padding(tensors: dict[str, Tensor], its: ModelConfig, config: ModelCon
 def _check_padding(its: ModelConfig, config: ModelConfig, store: Store, where: str) -> None:
     """Raise RunError if the folder's padding id is its tokenizer's class or separator token. transformers gives such
     a token no position of its own, so that in every row the model has learnt other positions than ours."""
-    found = find_tokenizer((store, store.at(PARTS[1])), load_completed) if _moved(its, config) else None
+    found = find_tokenizer((store, store.at(PARTS[1])), load_completed) if _pads_differ(its, config) else None
     if found is not None and its.pad_id in (found.special.cls, found.special.sep):
         raise RunError(
             f"start: config.json in {where} says pad_token_id {its.pad_id}, which its tokenizer puts into every row, "
@@ -291,7 +291,7 @@ def _check_padding(its: ModelConfig, config: ModelConfig, store: Store, where: s
         )
 
 
-def _beside(objective: RecipeObjective, config: ModelConfig, folder: Path) -> dict[str, JsonValue]:
+def _left_parameters(objective: RecipeObjective, config: ModelConfig, folder: Path) -> dict[str, JsonValue]:
     """Return, for the record, which parameters of the folder are `left`, under the folder's names of them, because the
     objective does not train them; and, if the generator is made from the discriminator, with which of its `layers`."""
     if objective.rtd is None:

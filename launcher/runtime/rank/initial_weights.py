@@ -113,19 +113,19 @@ def initial_weights(
     if recipe.start == TEACHER:
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         source = from_teacher(recipe, config, teachers[0], shapes)
-        return _onto(model, source, recipe, config, tokenizer)
+        return _fit_to_run(model, source, recipe, config, tokenizer)
     store = open_store(recipe.start)
     if store.size(RECORD) is not None:
         source = from_run(recipe, config, tokenizer, store, peers)
     else:
         source = from_folder(recipe, config, tokenizer, network_in(recipe, store), peers)
-    return _onto(model, source, recipe, config, tokenizer)
+    return _fit_to_run(model, source, recipe, config, tokenizer)
 
 
 def check_start(recipe: Recipe) -> None:
     """Check `recipe`'s start, as far as that is possible without reading weights. Raises the errors of
     `initial_weights`."""
-    if recipe.start in (SCRATCH, TEACHER):  # a teacher is read when the run is created
+    if recipe.start in (SCRATCH, TEACHER):  # a teacher's weights were checked when the run was created
         return
     tokenizer, store = load_tokenizer(recipe.tokenizer.uri), open_store(recipe.start)
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
@@ -151,7 +151,7 @@ def _refuse_nothing(start: str, store: Store) -> None:
     )
 
 
-def _onto(
+def _fit_to_run(
     model: nn.Module, source: InitialSource, recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer
 ) -> InitialWeights:
     """Return the weights of `source` for the run's module `model`: vocabulary tables are carried over to the run's
@@ -163,30 +163,30 @@ def _onto(
     held = {name: parameters[name].detach().clone() for name in fresh}
     if source.tokenizer is not None and tables:
         carry = CarryOver(source.tokenizer, tokenizer)
-        lacking = _lacking(source, source.tokenizer, tables)
+        lacking = _count_missing_rows(source, source.tokenizer, tables)
         record |= {"copied": carry.copied - lacking, "averaged": carry.averaged}
-        held |= {name: carry(_whole(source, name), parameters[name].detach()) for name in sorted(tables)}
+        held |= {name: carry(_read_whole(source, name), parameters[name].detach()) for name in sorted(tables)}
     _check_fit(
         {name: tuple(p.shape) for name, p in parameters.items() if name not in tables}, source, recipe.start
     )
     held |= initial_head(
-        model, recipe, fresh, lambda name: held[name] if name in held else _whole(source, name)
+        model, recipe, fresh, lambda name: held[name] if name in held else _read_whole(source, name)
     )
     record.setdefault("left", list[JsonValue](sorted(source.shapes.keys() - parameters.keys())))
-    return InitialWeights(_over(held, source.read), record, source.close)
+    return InitialWeights(_reader_over(held, source.read), record, source.close)
 
 
 def _tables_to_carry(source: InitialSource, recipe: Recipe, config: ModelConfig, new: Tokenizer) -> set[str]:
     """Return the vocabulary tables of `source` that are not right for the tokenizer `new` as they are. Raises as
-    `_lacking`."""
+    `_count_missing_rows`."""
     old = source.tokenizer
     if old is None:
         return set()
     tables = vocabulary_tables(config, recipe.objective) & source.shapes.keys()
-    return tables if old.hash != new.hash or _lacking(source, old, tables) else set()
+    return tables if old.hash != new.hash or _count_missing_rows(source, old, tables) else set()
 
 
-def _lacking(source: InitialSource, old: Tokenizer, tables: Collection[str]) -> int:
+def _count_missing_rows(source: InitialSource, old: Tokenizer, tables: Collection[str]) -> int:
     """Return how many of the last ids of `old` have no row in the tables.
 
     Raises:
@@ -201,7 +201,7 @@ def _lacking(source: InitialSource, old: Tokenizer, tables: Collection[str]) -> 
     return max(0, old.vocab_size - rows)
 
 
-def _whole(source: InitialSource, name: str) -> Tensor:
+def _read_whole(source: InitialSource, name: str) -> Tensor:
     shape = torch.Size(source.shapes[name])
     return source.read(name, MASTER, 0, shape.numel()).view(shape)
 
@@ -229,7 +229,7 @@ def _of_encoder(name: str) -> bool:
     return name.startswith((ENCODER, *(f"{part}.{ENCODER}" for part in PARTS)))
 
 
-def _over(held: Mapping[str, Tensor], read: Read) -> Read:
+def _reader_over(held: Mapping[str, Tensor], read: Read) -> Read:
     """Return a function that reads a parameter from `held` if it is there, else with `read`."""
     first = from_tensors(held)
     return lambda name, kind, start, stop: (first if name in held else read)(name, kind, start, stop)

@@ -59,13 +59,13 @@ def keep_start(recipe: Recipe, run: str) -> Recipe:
         if not both and not pickled_networks(source):
             return recipe
         place = free_place(run)
-    with _pair(source, recipe.start) if both else _safe(source, recipe.start) as folder:
+    with _pair(source, recipe.start) if both else _without_pickles(source, recipe.start) as folder:
         _copy(folder, recipe, place.at(f"start/{name}"))
     return recipe.model_copy(update={"start": f"{run.rstrip('/')}/start/{name}"})
 
 
 def _copy(folder: Path, recipe: Recipe, copy: Store) -> None:
-    from launcher.runtime.rank.initial_weights import check_start  # it loads torch
+    from launcher.runtime.rank.initial_weights import check_start  # imports torch
 
     try:
         check_start(recipe.model_copy(update={"start": str(folder)}))
@@ -77,17 +77,17 @@ def _copy(folder: Path, recipe: Recipe, copy: Store) -> None:
 
 
 @contextmanager
-def _safe(source: Store, start: str) -> Iterator[Path]:
+def _without_pickles(source: Store, start: str) -> Iterator[Path]:
     """Yield a local folder with the files of `source`, and with safetensors where weights are pickled."""
     pickled = pickled_networks(source)
     if not pickled:
-        assert isinstance(source, LocalStore)  # fetched from the Hub
+        assert isinstance(source, LocalStore)  # `source` was fetched from the Hub
         yield source.root
         return
     with temporary_folder("start") as folder:
         for part in (".", *PARTS):
             network = source if part == "." else source.at(part)
-            with _naming(folder / part, network, source, start):
+            with _errors_named(folder / part, network, source, start):
                 _copy_network(network, folder / part, pickled=part in pickled)
         yield folder
 
@@ -95,15 +95,15 @@ def _safe(source: Store, start: str) -> Iterator[Path]:
 @contextmanager
 def _pair(source: Store, start: str) -> Iterator[Path]:
     """Yield a local folder of a pair, made from a discriminator and the generator beside it in `source`."""
-    from checkpoints.hf.heads import generator_fields  # both load torch
+    from checkpoints.hf.heads import generator_fields  # this import and the next load torch
     from checkpoints.hf.pickled import convert_network
 
     with temporary_folder("start") as folder:
         generator, discriminator = (folder / part for part in PARTS)
-        with _naming(discriminator, source, source, start):
+        with _errors_named(discriminator, source, source, start):
             _copy_network(source, discriminator, pickled="." in pickled_networks(source))
         generator.mkdir()
-        with _naming(generator, source, source, start):
+        with _errors_named(generator, source, source, start):
             (generator / CONFIG).write_text(json.dumps(generator_fields(source), indent=1) + "\n")
             convert_network(source, generator, GENERATOR_PICKLE)
         yield folder
@@ -115,13 +115,13 @@ def _copy_network(network: Store, folder: Path, *, pickled: bool) -> None:
         if network.size(name) is not None:
             (folder / name).write_bytes(network.get(name))
     if pickled:
-        from checkpoints.hf.pickled import convert_network  # it loads torch
+        from checkpoints.hf.pickled import convert_network  # imports torch
 
         convert_network(network, folder)
 
 
 @contextmanager
-def _naming(folder: Path, network: Store, source: Store, start: str) -> Iterator[None]:
+def _errors_named(folder: Path, network: Store, source: Store, start: str) -> Iterator[None]:
     """Let the errors inside the `with` block name the network as the user does, below `start`, and not its copy in
     `folder`, nor `source`, where the Hub's files lie."""
     try:

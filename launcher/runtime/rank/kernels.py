@@ -86,7 +86,7 @@ def _verdict(run: Run, name: str, gpu: str, subject: Subject, link: Link) -> tup
     verdict = examine_kernels(
         subject, gpu, timed=timed, limits=limits, tick=lambda: link.beat(0, "trying kernels", next(ticks))
     )
-    if not verdict.tried:  # for example because the GPU was full; the next start tries again
+    if not verdict.tried:  # no trial was made, as on a full GPU; the next start tries again
         return verdict, True
     store.put_if_absent(key, verdict.model_dump_json(indent=1).encode())
     return KernelVerdict.model_validate_json(store.get(key)), True
@@ -108,7 +108,7 @@ def record_kernels(journal: RankJournal, verdicts: Sequence[KernelVerdict]) -> N
             ended=verdict.ended,
         )
         for one in verdict.left_out:
-            journal.note(f"{one.place} on {verdict.gpu} runs without {_said(one)}")
+            journal.note(f"{one.place} on {verdict.gpu} runs without {_verdict_text(one)}")
         if verdict.ended:
             journal.note(f"the trial of kernels on {verdict.gpu} was ended early: {verdict.ended}")
 
@@ -117,7 +117,7 @@ def _title(one: TrialRecord) -> str:
     return one.kernel if one.place == "attention" else f"{one.place} {one.kernel}"
 
 
-def _said(one: TrialRecord) -> str:
+def _verdict_text(one: TrialRecord) -> str:
     where = " with dropout" if one.dropped else ""
     why = (
         one.failure or f"its gradients are {one.error or float('inf'):.1e} off, the limit is {one.bound:.1e}"

@@ -99,7 +99,7 @@ def run_rank(
         tokenizer = kept_once(run.store, run.record.inputs.tokenizer, run.recipe)
         good = resume_point(run, peers, link, memory)
         startup.done("checkpoint")
-        run, limits, verdicts, (pieces, compilation) = _settle(run, tokenizer, peers, link, hosts)
+        run, limits, verdicts, (pieces, compilation) = _agree_on_settings(run, tokenizer, peers, link, hosts)
         startup.done("kernels")
         # Build the model and its optimizer; load that checkpoint, or what the run begins with.
         model, engine, begin = _build(run, tokenizer, peers, good, pieces)
@@ -130,7 +130,7 @@ def run_rank(
         return _train(trainer, state, journal, hosts)
 
 
-def _settle(
+def _agree_on_settings(
     run: Run, tokenizer: Tokenizer, peers: Peers, link: Link, hosts: Sequence[str]
 ) -> tuple[
     Run, MicrobatchLimits | None, Sequence[KernelVerdict], tuple[Pieces | None, CompilationRecord | None]
@@ -276,7 +276,7 @@ def _memories(
     """
     if good is None:
         return {}
-    with closing(good):  # it is the last that is read of it
+    with closing(good):  # XLNet's memory is read last from this checkpoint
         return _restored(run, engine, good, data, share)
 
 

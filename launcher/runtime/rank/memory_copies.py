@@ -17,7 +17,7 @@ from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.rank.resume import ResumePoint
 from launcher.runtime.run.record import Run
 
-_SLOW_COPIES = 2  # copies, one to each slot, which take longer because their memory is new
+_SLOW_COPIES = 2  # the first copies, one to each slot, which are slow because their pages are new
 
 
 class MemoryCopies:

@@ -151,7 +151,8 @@ def settle_microbatches(
     bill = Bill.of(run.recipe, len(hosts), room.device, tokenizer.vocab_size)
     estimated = rows_that_fit(bill, room.bytes)
     key = f"{FOLDER}/{_name(run.recipe, told)}.json"
-    bounds = peers.all_gather(list(_kept(run, key)) if peers.rank == 0 else [])  # read once, at one time
+    # Read on rank 0 only.
+    bounds = peers.all_gather(list(_stored_limits(run, key)) if peers.rank == 0 else [])
     found = bounds[0] if isinstance(bounds[0], list) else []
     most = [
         rows if not isinstance(bound, int) else min(rows, bound)
@@ -161,7 +162,7 @@ def settle_microbatches(
     return MicrobatchLimits(run, len(hosts), room, kept, estimated, most, _key=key)
 
 
-def _kept(run: Run, key: str) -> tuple[int | None, ...]:
+def _stored_limits(run: Run, key: str) -> tuple[int | None, ...]:
     try:
         return Bounds.model_validate_json(run.store.get(key)).most
     except (KeyMissing, ValidationError):  # a damaged record is found anew
@@ -201,14 +202,14 @@ class RankMicrobatches:
         if self.rank == 0:
             self.limits.keep()
         if self.data.carries_memory(step):
-            raise SmallerMicrobatch(_said(step, before, rows))
+            raise SmallerMicrobatch(_shrink_text(step, before, rows))
         self.data.cut(phase, rows)
         self._record(step, before)
 
     def gave_out(self, step: int, error: RuntimeError) -> Exception:
         before, rows = self.data.rows(step), self.limits.halve(self.positions.phase_of(step))
         self.limits.keep()
-        return SmallerMicrobatch(f"{_said(step, before, rows)}: {error}")
+        return SmallerMicrobatch(f"{_shrink_text(step, before, rows)}: {error}")
 
     def _record(self, step: int, before: int) -> None:
         record_microbatches(self.journal, self.limits, step, f"step {step:,} did not fit with {before} rows")
@@ -247,5 +248,5 @@ def found_by(limits: MicrobatchLimits) -> str:
     return "as many as fitted in earlier starts, shared out evenly"
 
 
-def _said(step: int, before: int, rows: int) -> str:
+def _shrink_text(step: int, before: int, rows: int) -> str:
     return f"step {step:,} did not fit into memory with microbatches of {before} rows: on with {rows}"

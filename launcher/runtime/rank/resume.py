@@ -98,7 +98,7 @@ def _in_memory(run: Run, peers: Peers, memory: Memory) -> ResumePoint | None:
     if not sets:
         return None
     parts: dict[int, ReadBytes] = {}
-    with suppress(OSError):  # then a keeper has died since
+    with suppress(OSError):  # raised if a keeper has died since
         parts = {rank: memory.open_set(each) for rank, each in enumerate(sets)}
     if not all(peers.all_gather(bool(parts))):
         return None

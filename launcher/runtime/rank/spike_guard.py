@@ -130,7 +130,7 @@ class SpikeGuard:
                 return {"error": error.problem, "remedy": error.remedy}
         if verdict.stop is not None:
             return {"stop": verdict.stop.reason, "remedy": verdict.stop.remedy}
-        assert verdict.to is not None  # else there is a reason to stop
+        assert verdict.to is not None  # a verdict without a place to go back to has a reason to stop
         return {
             "rewound": f"{cause}: back from step {reached:,} to step {verdict.to.step:,}, without the data between"
         }

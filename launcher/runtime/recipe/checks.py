@@ -103,7 +103,7 @@ def _batches(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
         rows, tokens = phase.batch.sequences, phase.batch.tokens
         microbatch = recipe.microbatch_of(phase)
-        if rows is not None and rows % microbatch:  # never with "auto": then a microbatch is all rows
+        if rows is not None and rows % microbatch:  # never true with "auto", where a microbatch is all rows
             yield RecipeIssue(
                 ("phases", index, "batch", "sequences"),
                 f"a batch of {rows} rows does not divide into microbatches of {microbatch}",

@@ -116,7 +116,7 @@ def _sources(config: ModelConfig) -> dict[str, object]:
 
 def commented(recipe: Recipe) -> str:
     """Return `recipe` as complete YAML, with the reason of each choice above it."""
-    name, reasons = _bundled(recipe), _reasons(recipe)
+    name, reasons = _bundled_name(recipe), _reasons(recipe)
     parts = [f"# Continues a model. `maskfleet recipe show {name} --raw` explains every key.\n"]
     for key, value in recipe.to_data().items():
         if key in reasons:
@@ -141,7 +141,7 @@ def _yaml(key: str, value: object) -> str:
     )
 
 
-def _bundled(recipe: Recipe) -> str:
+def _bundled_name(recipe: Recipe) -> str:
     return _base(recipe.model, pair=recipe.objective.rtd is not None)
 
 
@@ -164,17 +164,17 @@ def _find(store: Store, folder: str) -> _FoundModel:
         )
     if isinstance(config, DetectorConfig) and holds_generator(store):
         generator = read_fields(generator_fields(store), f"{folder.rstrip('/')}/{GENERATOR_CONFIG}")
-        return _FoundModel(_paired(generator, config), pair=True, pair_head=False)
+        return _FoundModel(_as_pair(generator, config), pair=True, pair_head=False)
     alone = isinstance(config, DetectorConfig) and is_discriminator(store, config)
     return _FoundModel(config, pair=alone, pair_head=any(name in _PAIR_HEADS for name in architectures))
 
 
 def _find_pair(configs: Path) -> _FoundModel:
     generator, discriminator = (read_folder_config(configs / part) for part in PARTS)
-    return _FoundModel(_paired(generator, discriminator), pair=True, pair_head=False)
+    return _FoundModel(_as_pair(generator, discriminator), pair=True, pair_head=False)
 
 
-def _paired(generator: ModelConfig, discriminator: ModelConfig) -> ModelConfig:
+def _as_pair(generator: ModelConfig, discriminator: ModelConfig) -> ModelConfig:
     """Return `discriminator` with the size of its generator. Raises RunError, ModelError: the two are not a pair."""
     if generator.family != discriminator.family:
         raise RunError(

@@ -122,9 +122,8 @@ def parse(text: str, name: str, words: DocumentWords = RECIPE, *, ours: bool = F
         loader = _Events(bounded_events(text, ours=ours))
         node = loader.get_single_node()
         if isinstance(node, yaml.MappingNode):
-            _collect_lines(
-                node, (), lines, name, words
-            )  # first: merge keys change nodes as they are constructed
+            # Before the document is constructed, because merge keys change its nodes.
+            _collect_lines(node, (), lines, name, words)
         data = None if node is None else loader.construct_document(node)
     except _BROKEN as error:
         raise words.error(
@@ -388,9 +387,9 @@ def _variants(node: dict[str, object], root: dict[str, object]) -> list[dict[str
     if isinstance(reference, str):
         name = reference.rsplit("/", 1)[-1]
         return _variants(_mapping(_mapping(root.get("$defs")).get(name)), root)
-    options = [option for key in ("anyOf", "oneOf", "allOf") for option in _listed(node.get(key))]
+    options = [option for key in ("anyOf", "oneOf", "allOf") for option in _dicts_in(node.get(key))]
     return [variant for option in options for variant in _variants(option, root)] or [node]
 
 
-def _listed(value: object) -> list[dict[str, object]]:
+def _dicts_in(value: object) -> list[dict[str, object]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -76,7 +76,7 @@ class EvaluationTask(Choice):
     similarity: SimilaritySettings | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
+    def _exactly_one_given(self) -> Self:
         if sum(getattr(self, name) is not None for name in type(self).model_fields) != 1:
             raise ValueError("give exactly one of heldout, anisotropy, probe and similarity")
         return self
@@ -106,9 +106,9 @@ class EvaluationTask(Choice):
         return f"{self.measure} {name.rpartition('/')[2].removesuffix('.yaml')}"
 
 
-def _spelt(value: object) -> object:
+def _expand_shorthand(value: object) -> object:
     """Return `{heldout: {}}` for the text `heldout`; other values unchanged."""
     return {value: {}} if isinstance(value, str) else value
 
 
-Tasks = tuple[Annotated[EvaluationTask, BeforeValidator(_spelt)], ...]
+Tasks = tuple[Annotated[EvaluationTask, BeforeValidator(_expand_shorthand)], ...]

@@ -44,7 +44,7 @@ class MlmTerm(MlmConfig, MlmMasking):
     """Masked language modelling: its settings for the device and for the host."""
 
     @model_serializer(mode="wrap")
-    def _unspoken(self, serialize: Callable[[object], dict[str, object]]) -> dict[str, object]:
+    def _leave_out_defaults(self, serialize: Callable[[object], dict[str, object]]) -> dict[str, object]:
         """Leave out the fields that older recipes do not have, if they have the values that hold without them: the
         digests of old recipes must not change."""
         former = {"weight": 1.0, "ngram_weights": None}
@@ -130,7 +130,7 @@ class RecipeObjective(Choice):
     hidden: HiddenConfig | None = None
 
     @model_validator(mode="after")
-    def _something(self) -> Self:
+    def _some_term_is_given(self) -> Self:
         if not self.terms:
             raise ValueError(f"give at least one of {', '.join(type(self).model_fields)}")
         return self

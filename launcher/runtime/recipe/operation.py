@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
-_LASTING = 100  # steps between checks if damage stays in the weights, so that a later check finds it too
+_CHECK_INTERVAL_STEPS = 100  # rare checks suffice where damage stays in the weights until a later check
 
 
 class Wandb(BaseModel):
@@ -87,5 +87,5 @@ class WeightCheck(BaseModel):
         if zero == 3 or self.every is None:
             return None
         if self.every == "auto":
-            return _LASTING if zero == 0 else 1
+            return _CHECK_INTERVAL_STEPS if zero == 0 else 1
         return self.every

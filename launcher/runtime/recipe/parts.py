@@ -14,7 +14,7 @@ class Choice(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_serializer(mode="wrap")
-    def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _leave_out_none(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         return {name: value for name, value in serialize(self).items() if value is not None}
 
 

@@ -189,7 +189,7 @@ def _rope_base(recipe: Recipe) -> float | None:
 
 def _with_rope_base(recipe: Recipe, base: float) -> Recipe:
     if not isinstance(recipe.model, PreNormConfig):
-        return recipe  # it is refused
+        return recipe  # the recipe is refused elsewhere
     return recipe.model_copy(update={"model": recipe.model.with_rope_base(base)})
 
 
@@ -214,7 +214,7 @@ def _local_rope_base(recipe: Recipe) -> float | None:
 
 def _with_local_rope_base(recipe: Recipe, base: float) -> Recipe:
     if not isinstance(recipe.model, ModernBertConfig):
-        return recipe  # it is refused
+        return recipe  # the recipe is refused elsewhere
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"local_rope_base": base})})
 
 
@@ -231,7 +231,7 @@ def _with_objective(recipe: Recipe, own: str) -> Recipe:
     return recipe.model_copy(update={"objective": recipe.objective.on(causal=own == "clm")})
 
 
-def _no_choice(recipe: Recipe) -> tuple[str, str] | None:
+def _why_no_choice(recipe: Recipe) -> tuple[str, str] | None:
     if recipe.objective.clm is not None and recipe.objective.mlm is not None:
         return None
     return (
@@ -240,13 +240,13 @@ def _no_choice(recipe: Recipe) -> tuple[str, str] | None:
     )
 
 
-def _trained(recipe: Recipe, phase: RecipePhase) -> str | None:
+def _trained_term(recipe: Recipe, phase: RecipePhase) -> str | None:
     return None if recipe.objective.clm is None or recipe.objective.mlm is None else phase.objective
 
 
 def _with_masks(recipe: Recipe, own: PhaseMlm) -> Recipe:
     if recipe.objective.mlm is None:
-        return recipe  # it is refused
+        return recipe  # the recipe is refused elsewhere
     changes = {name: value for name, value in own if value is not None} | (
         {"rate": own.highest} if own.rate else {}
     )
@@ -324,10 +324,10 @@ KEYS: tuple[PhaseKey, ...] = (
         name="objective",
         title="objective",
         record="objective",
-        value=_trained,
-        text=lambda recipe, phase: str(_trained(recipe, phase)),
+        value=_trained_term,
+        text=lambda recipe, phase: str(_trained_term(recipe, phase)),
         put=_with_objective,
-        refusal=_no_choice,
+        refusal=_why_no_choice,
     ),
     layer_key("rope_base", "rope base", _rope_base, _with_rope_base, _no_rotation),
     layer_key(

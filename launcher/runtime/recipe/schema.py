@@ -74,7 +74,7 @@ class RecipeSource(RecipePart):
     languages: tuple[str, ...] = Field(default=(), max_length=2)
 
     @model_serializer(mode="wrap")
-    def _told(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _leave_out_no_languages(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         return {name: value for name, value in serialize(self).items() if name != "languages" or value}
 
 
@@ -143,7 +143,7 @@ class BatchSize(Choice):
     warmup: BatchWarmup | None = None
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> "BatchSize":
+    def _sequences_or_tokens(self) -> "BatchSize":
         if (self.sequences is None) == (self.tokens is None):
             raise ValueError("give a batch in sequences or in tokens, exactly one of the two")
         return self
@@ -205,18 +205,18 @@ class Optimizer(Choice):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "Optimizer":
-        if len(self._given_ones()) != 1:
+        if len(self._given_optimizers()) != 1:
             raise ValueError("choose exactly one optimizer: adamw, stableadamw, lamb or muon")
         return self
 
-    def _given_ones(self) -> list[OptimizerConfig]:
+    def _given_optimizers(self) -> list[OptimizerConfig]:
         every = (self.adamw, self.stableadamw, self.lamb, self.muon)
         return [settings for settings in every if settings is not None]
 
     @property
     def settings(self) -> OptimizerConfig:
         """The settings of the optimizer that is given."""
-        return self._given_ones()[0]
+        return self._given_optimizers()[0]
 
 
 class DataService(RecipePart):
@@ -360,7 +360,8 @@ class Recipe(RecipePart):
         return phase.rows if own == "auto" else own
 
     def is_automatic(self, phase: RecipePhase) -> bool:
-        return (phase.microbatch or self.microbatch) == "auto"  # memory decides the number of rows
+        # The device's free memory decides the number of rows.
+        return (phase.microbatch or self.microbatch) == "auto"
 
     @property
     def memory_refresh(self) -> Refresh | None:

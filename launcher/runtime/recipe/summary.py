@@ -15,7 +15,7 @@ from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.timeline import tokens_before
 
-_ASSUMED_VOCABULARY = 50_265  # only for counting, if the recipe leaves the size to the tokenizer
+_ASSUMED_VOCABULARY = 50_265  # counts parameters if the recipe leaves the size to the tokenizer
 
 
 def kind(recipe: Recipe) -> str:
@@ -48,7 +48,7 @@ def momentum_matrices(recipe: Recipe) -> list[tuple[int, int]]:
 def _matrices(model: ModelConfig, objective: RecipeObjective) -> list[tuple[int, int]]:
     """Return the shapes for `momentum_matrices`. They are cached: an estimate asks for every stage and microbatch."""
     from encoder_core.optim.groups import hidden_matrices
-    from launcher.runtime.recipe.network import meta_module  # torch, which no other figures need
+    from launcher.runtime.recipe.network import meta_module  # imports torch, which no other figures need
 
     every = hidden_matrices(meta_module(model, objective)).values()
     return [shape for its in every if its.weight.requires_grad for shape in its.shapes]
@@ -162,7 +162,7 @@ def settled(recipe: Recipe, ranks: int, most: Sequence[int] | None = None) -> Re
     """
     bounds = most or [phase.rows for phase in recipe.phases]
     phases = (
-        phase.model_copy(update={"microbatch": _even(recipe, phase, ranks, bound)})
+        phase.model_copy(update={"microbatch": _even_rows(recipe, phase, ranks, bound)})
         if recipe.is_automatic(phase)
         else phase
         for phase, bound in zip(recipe.phases, bounds, strict=True)
@@ -170,10 +170,10 @@ def settled(recipe: Recipe, ranks: int, most: Sequence[int] | None = None) -> Re
     return recipe.model_copy(update={"phases": tuple(phases)})
 
 
-def _even(recipe: Recipe, phase: RecipePhase, ranks: int, most: int) -> int:
+def _even_rows(recipe: Recipe, phase: RecipePhase, ranks: int, most: int) -> int:
     rounds = -(-phase.rows // (ranks * most))
     rows = -(-phase.rows // (ranks * rounds))
-    # Memory of earlier tokens is carried by microbatches of equally many rows.
+    # XLNet's memory is carried from microbatch to microbatch, so all have the same number of rows.
     if recipe.memory_refresh is not None:
         rows = max(size for size in range(1, rows + 1) if phase.rows % size == 0)
     return rows

@@ -33,7 +33,7 @@ ORDER_STEPS, DETECTION_STEPS = (
     4500,
     6000,
 )  # more steps: the order of sentences, and replaced tokens, are learned after the words
-ROWS, MICROBATCH = 32, 16  # one microbatch for each of two ranks
+ROWS, MICROBATCH = 32, 16  # rows of a batch: one microbatch for each of two ranks
 LENGTH, LONGEST = 32, 48  # tokens in a row of one segment or of a short phase; in other rows
 LAYERS, HIDDEN, HEADS, FEED_FORWARD, EMBEDDING = 2, 128, 4, 512, 64
 # 0.02 * sqrt(768 / 128): sums over fewer columns have the same spread as in the published models. With 0.02, attention
@@ -45,11 +45,11 @@ DETECTION_LR = 1e-3  # ELECTRA; at 2.5e-3 it detects nothing yet after 560 steps
 # Lower, because without bias correction the first thousand steps are larger than the rate says. This is our
 # explanation; no experiment has isolated it.
 UNCORRECTED_LR = 1e-3
-WARMUP = 10  # one step in ten is warmup
+WARMUP = 10  # steps divided by warmup steps
 COPIES = 4  # a small text is read several times, and should be cut in another way each time
 BUCKETS = 16
 WINDOW = 16  # tokens of local attention: half of a row
-MEMORY_REFRESH = 50  # steps
+MEMORY_REFRESH = 50  # steps after which XLNet's memory is recomputed
 
 
 def tiny(recipe: Recipe) -> Recipe:

@@ -12,8 +12,8 @@ from data_service.printable import without_secrets
 from data_service.store import errors as store_errors
 
 KEYS = f"write s3://bucket/prefix alone; {store_errors.KEYS}, a tracker's in MLFLOW_TRACKING_USERNAME and _PASSWORD"
-_NESTED_LEVELS = 40  # levels; a recipe has 6
-_EXPANDED_VALUES = 100_000  # values, with aliases expanded; a recipe has a few hundred
+_NESTED_LEVELS = 40  # greatest depth of collections; a recipe has 6
+_EXPANDED_VALUES = 100_000  # largest number of values with aliases expanded; a recipe has a few hundred
 
 
 def bounded_events(text: str, *, ours: bool = False) -> list[yaml.Event]:
@@ -26,7 +26,7 @@ def bounded_events(text: str, *, ours: bool = False) -> list[yaml.Event]:
     the alias stands for.
     """
     found: list[yaml.Event] = []
-    anchors: dict[str, int] = {}  # values below each
+    anchors: dict[str, int] = {}  # number of values below each anchor
     opened: list[
         tuple[str | None, int]
     ] = []  # the anchor of each open collection, and the count at its start

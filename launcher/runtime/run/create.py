@@ -49,7 +49,7 @@ def read_all_inputs(recipe: Recipe, tokenizer: Tokenizer, past: Run | None = Non
         return inputs
     if past is not None and past.recipe.objective.teachers == wanted:
         return inputs.model_copy(update={"teachers": past.record.inputs.teachers})
-    from launcher.runtime.run.teachers import read_teacher  # it loads torch: only for runs that distil
+    from launcher.runtime.run.teachers import read_teacher  # imports torch, which only runs that distil need
 
     found = tuple(read_teacher(recipe, number, tokenizer).identity() for number in range(len(wanted)))
     return inputs.model_copy(update={"teachers": found})
@@ -192,7 +192,7 @@ def _refuse_removed(run: Run, inputs: Inputs, heads: CorpusStates, without_remov
     same = {
         name for name, content in inputs.corpora.items() if run.record.inputs.corpora.get(name) == content
     }
-    lines = _gained(run, heads, same)
+    lines = _new_removal_lines(run, heads, same)
     if lines and not without_removed:
         raise RunChanged(
             f"{run.uri} reads documents that were removed:\n" + "\n".join(f"  {line}" for line in lines),
@@ -201,7 +201,7 @@ def _refuse_removed(run: Run, inputs: Inputs, heads: CorpusStates, without_remov
         )
 
 
-def _gained(run: Run, heads: CorpusStates, sources: Container[str]) -> list[str]:
+def _new_removal_lines(run: Run, heads: CorpusStates, sources: Container[str]) -> list[str]:
     """Return a line for each of `sources` from which documents were removed that the run still reads.
 
     `heads`: the present states of the corpora.
@@ -270,7 +270,7 @@ def absolute(recipe: Recipe) -> Recipe:
         for name in FILES
         if (file := getattr(recipe, name)) is not None
     }
-    tasks = tuple(map(_placed, recipe.evaluation.tasks))
+    tasks = tuple(map(_with_absolute_paths, recipe.evaluation.tasks))
     evaluation = recipe.evaluation.model_copy(update={"tasks": tasks})
     return recipe.model_copy(
         update={
@@ -299,7 +299,7 @@ def _with_absolute_teachers(objective: RecipeObjective) -> RecipeObjective:
     return objective.model_copy(update={"distil": objective.distil.model_copy(update={"teachers": teachers})})
 
 
-def _placed(task: EvaluationTask) -> EvaluationTask:
+def _with_absolute_paths(task: EvaluationTask) -> EvaluationTask:
     """Return `task` with an absolute path of its data, and of its file unless it is a bundled task."""
     named = task.named_task
     if named is None:

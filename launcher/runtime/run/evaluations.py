@@ -113,7 +113,7 @@ class DiagnosticCell(BaseModel):
         content = self.model_dump(mode="json")
         for measure in content["task"].values():
             measure.pop("data", None)
-        return f"{_of_weights(self.weights)}{name_of(content)}.json"
+        return f"{_weights_prefix(self.weights)}{name_of(content)}.json"
 
 
 class DiagnosticResult(Sealed):
@@ -159,7 +159,7 @@ def write_result(store: Store, result: DiagnosticResult) -> bool:
 
 def results_of(store: Store, weights: str) -> list[DiagnosticResult]:
     """Return all results of these weights, sorted by name. Raises StoreError."""
-    return read_all(store, (entry.key for entry in store.list(_of_weights(weights))), DiagnosticResult)
+    return read_all(store, (entry.key for entry in store.list(_weights_prefix(weights))), DiagnosticResult)
 
 
 def unevaluated(store: Store, mark: CheckpointName, tasks: Sequence[EvaluationTask]) -> bool:
@@ -178,12 +178,12 @@ def evaluated(store: Store) -> list[Evaluated]:
     """
     keys = [entry.key for entry in store.list(ROOT)]
     commits = read_all(store, (key for key in keys if key.startswith(_COMMITS)), CommitWeights)
-    folders = {_of_weights(commit.weights) for commit in commits}
+    folders = {_weights_prefix(commit.weights) for commit in commits}
     results: dict[str, list[DiagnosticResult]] = {folder: [] for folder in folders}
     for result in read_all(store, (key for key in keys if _folder(key) in folders), DiagnosticResult):
-        results[_of_weights(result.cell.weights)].append(result)
+        results[_weights_prefix(result.cell.weights)].append(result)
     commits.sort(key=lambda commit: (commit.step, commit.attempt))
-    return [Evaluated(commit, tuple(results[_of_weights(commit.weights)])) for commit in commits]
+    return [Evaluated(commit, tuple(results[_weights_prefix(commit.weights)])) for commit in commits]
 
 
 def _folder(key: str) -> str:
@@ -194,5 +194,5 @@ def _commit_path(mark: CheckpointName) -> str:
     return f"{_COMMITS}step-{mark.step:08d}-a{mark.attempt:06d}.json"
 
 
-def _of_weights(weights: str) -> str:
+def _weights_prefix(weights: str) -> str:
     return f"{ROOT}{weights[:_HASH_DIGITS]}/"

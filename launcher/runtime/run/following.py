@@ -127,14 +127,14 @@ class EventFollower:
         except (StoreError, RunError) as error:
             if not found:
                 raise
-            if isinstance(error, RunError):  # its segment will not be read again
+            if isinstance(error, RunError):  # this segment will not be read again
                 self._refused = error
         return sorted(found, key=lambda event: float(event["time"]))
 
     def _unread(self) -> Iterator[Record]:
         yield from self._read(OPERATOR)
         left = True
-        while left:  # the next attempt was claimed before this one was read: so this one is complete
+        while left:  # an attempt is complete if the next one was claimed before it was read
             left = Attempt(self._store, self._attempt + 1).claimed()
             yield from self._read(self._attempt)
             self._attempt += left
@@ -203,10 +203,10 @@ class LineageFollower:
         lineage = self._lineage()
         if lineage is None:
             return News(None, (), False, ())
-        cursor, superseded = _gone_back(self.cursor, lineage)
+        cursor, superseded = _rewound_cursor(self.cursor, lineage)
         taking = _Taking(self._store, most)
         for part in lineage[max(0, len(cursor.taken) - 1) :]:
-            cursor = taking.take(part, _at(cursor, part))
+            cursor = taking.take(part, _cursor_in(cursor, part))
             if taking.full:
                 break
         self.cursor = cursor
@@ -264,7 +264,7 @@ class _Taking:
         return Cursor(taken=(*cursor.taken[:-1], here), after=after, evaluated=evaluated)
 
 
-def _gone_back(cursor: Cursor, lineage: tuple[LineageSegment, ...]) -> tuple[Cursor, int | None]:
+def _rewound_cursor(cursor: Cursor, lineage: tuple[LineageSegment, ...]) -> tuple[Cursor, int | None]:
     """Return the cursor at the end of what `lineage` and the returned records have in common, and the step where that
     ends; None if no record beyond it was returned."""
     taken = cursor.taken
@@ -277,7 +277,7 @@ def _gone_back(cursor: Cursor, lineage: tuple[LineageSegment, ...]) -> tuple[Cur
     now = lineage[common] if common < len(lineage) else None
     same = now is not None and (now.attempt, now.start) == (rest[0].attempt, rest[0].start)
     if now is not None and same and len(rest) == 1 and rest[0].stop <= now.stop:
-        return cursor, None  # it has only grown
+        return cursor, None  # the lineage has only grown
     step = min(rest[0].stop, now.stop) if now is not None and same else rest[0].start
     kept = (*taken[:common], rest[0].model_copy(update={"stop": step})) if same else taken[:common]
     # The last attempt in `kept` is read again from its beginning, and records that were returned are skipped.
@@ -286,7 +286,7 @@ def _gone_back(cursor: Cursor, lineage: tuple[LineageSegment, ...]) -> tuple[Cur
     )
 
 
-def _at(cursor: Cursor, part: LineageSegment) -> Cursor:
+def _cursor_in(cursor: Cursor, part: LineageSegment) -> Cursor:
     """Return `cursor` if it is in `part`, else a cursor at the beginning of `part`. Earlier parts end there."""
     last = cursor.taken[-1] if cursor.taken else None
     if last is not None and (last.attempt, last.start) == (part.attempt, part.start):

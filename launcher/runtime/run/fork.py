@@ -49,7 +49,7 @@ from launcher.runtime.run.removals import CorpusStates, LeftOut, RemovalHistory,
 from launcher.runtime.run.streams import RECENT
 from launcher.runtime.run.text_vectors import kept_modules, put_modules
 
-_DATA = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # with the phases: which text each step reads
+_DATA = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # settings that decide which text a step reads
 _FIXED = ("model.*", "tokenizer (content)", "start")
 _FREE = ("model.dropout", "model.attention_dropout")  # fields of the model on which no weight's shape depends
 
@@ -120,8 +120,8 @@ def fork(
     reserve(store, recipe)
     keep(store, tokenizer)
     put_modules(store, kept_modules(source.store))
-    copy_checkpoint(source.store, _on_its_own(source, manifest, bool(restarted)), store, now.timestamp())
-    left_out = _left_out(source, manifest.step, heads, inputs)
+    copy_checkpoint(source.store, _standalone(source, manifest, bool(restarted)), store, now.timestamp())
+    left_out = _removal_records(source, manifest.step, heads, inputs)
     for number, known in enumerate(left_out, 1):
         write_left_out(store, number, known)
     store.put_if_absent(BEGAN, b"{}\n")  # if its checkpoint is lost, the fork must not start from scratch
@@ -131,7 +131,7 @@ def fork(
     return Forked(Run(uri, store, recipe, record, left_out), manifest.step, origin.changes, restarted)
 
 
-def _left_out(source: Run, step: int, heads: CorpusStates, inputs: Inputs) -> tuple[LeftOut, ...]:
+def _removal_records(source: Run, step: int, heads: CorpusStates, inputs: Inputs) -> tuple[LeftOut, ...]:
     """Return the records of removals of a fork at `step`: what `source` left out before, and all that is removed now.
 
     `heads`: present states of the corpora. `inputs`: inputs of the fork.
@@ -142,7 +142,7 @@ def _left_out(source: Run, step: int, heads: CorpusStates, inputs: Inputs) -> tu
     return (*known, LeftOut(step=step, attempt=0, states=dict(heads)))
 
 
-def _on_its_own(source: Run, manifest: CheckpointManifest, restarted: bool) -> CheckpointManifest:
+def _standalone(source: Run, manifest: CheckpointManifest, restarted: bool) -> CheckpointManifest:
     """Return the checkpoint's manifest, with the ranges of data that `source` leaves out added to its state.
 
     If the data begins anew (`restarted`), it has no such ranges, and no recent losses of the spike policy.
@@ -164,7 +164,9 @@ def _check_model(
     source: Run, recipe: Recipe, wanted: RunRecord, manifest: CheckpointManifest, tokenizer: Tokenizer
 ) -> None:
     past = source.record
-    fixed = [path for path in changed_fields(past, wanted) if _any(path, _FIXED) and not _any(path, _FREE)]
+    fixed = [
+        path for path in changed_fields(past, wanted) if _matches(path, _FIXED) and not _matches(path, _FREE)
+    ]
     if fixed:
         lines = [line for line in changes_of_identity(past, wanted) if line[2:].startswith(tuple(fixed))]
         raise RunChanged(
@@ -199,13 +201,13 @@ def _check_place(uri: str, there: Sequence[CheckpointName], recipe: Recipe, step
 def _other_data(source: Run, recipe: Recipe, wanted: RunRecord, step: int) -> Iterator[str]:
     """Yield the names of the settings that change the data up to `step`."""
     changed = changed_fields(source.record, wanted)
-    yield from (path for path in changed if _any(path, _DATA))
+    yield from (path for path in changed if _matches(path, _DATA))
     for path in changed:
         phase = phase_of(path)
         if phase is not None and sum(each.steps for each in recipe.phases[:phase]) < step:
             yield path
     begin = source.record.data_begins
-    if _taken(source.recipe, begin, step) != _taken(recipe, begin, step):
+    if _data_of_steps(source.recipe, begin, step) != _data_of_steps(recipe, begin, step):
         yield "phases"
 
 
@@ -228,7 +230,7 @@ def _with_planned_data(past: Recipe, recipe: Recipe, step: int) -> Recipe:
     return recipe.model_copy(update={"phases": phases})
 
 
-def _taken(recipe: Recipe, begin: int, stop: int) -> list[tuple[object, ...]]:
+def _data_of_steps(recipe: Recipe, begin: int, stop: int) -> list[tuple[object, ...]]:
     """Return what determines the data of steps `begin` to `stop`, a tuple for each phase: number of steps, row length,
     whether batches count tokens, the batches. If sources are read on from phase to phase, also the number of planned
     steps, the shares of the sources and their temperature."""
@@ -245,7 +247,7 @@ def _taken(recipe: Recipe, begin: int, stop: int) -> list[tuple[object, ...]]:
     return taken
 
 
-def _any(path: str, patterns: tuple[str, ...]) -> bool:
+def _matches(path: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
@@ -268,13 +270,13 @@ def decaying(recipe: Recipe, step: int, steps: int) -> Recipe:
     phase = recipe.phases[number]
     changes: dict[str, object] = {"steps": step - start + steps}
     if phase.schedule is not None:
-        changes["schedule"] = _decaying(phase.schedule, steps)
+        changes["schedule"] = _with_decay(phase.schedule, steps)
     ended = recipe.model_copy(update={"phases": (*recipe.phases[:number], phase.model_copy(update=changes))})
     if phase.schedule is not None:
         return ended
-    return ended.model_copy(update={"schedule": _decaying(recipe.schedule, steps)})
+    return ended.model_copy(update={"schedule": _with_decay(recipe.schedule, steps)})
 
 
-def _decaying(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:
+def _with_decay(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:
     decay = "one_minus_sqrt" if schedule.decay == "constant" else schedule.decay
     return schedule.model_copy(update={"decay": decay, "decay_steps": steps, "restarts": 0})

@@ -54,26 +54,26 @@ def refuse_leaks(recipe: Recipe, report: ReportBlocks = lambda more, total: None
         held, trained = (open_corpus(corpora[name].uri) for name in (one, other))
         found = find_overlap(held, trained, report)
         if found.share > MOST:
-            raise _leak(recipe, one, other, found)
+            raise _leak_error(recipe, one, other, found)
         lines.append(
             f"held out of {one}, trained on in {other}: {found.found:,} of {found.documents:,} documents"
         )
     return lines
 
 
-def _leak(recipe: Recipe, one: str, other: str, found: Overlap) -> CorpusError:
+def _leak_error(recipe: Recipe, one: str, other: str, found: Overlap) -> CorpusError:
     uris = [corpora_of(recipe)[name].uri for name in (one, other)]
     rules = [load_manifest(open_store(uri)).rule for uri in uris]
     return CorpusError(
         f"{path_of(other)} ({uris[1]}) trains on {found.found:,} of {found.documents:,} documents that "
         f"{path_of(one)} ({uris[0]}) holds out, {found.share:.1%} of its held-out tokens; the first is "
-        f"heldout:{found.first}. Their rules differ: {_spelt(rules[0])} and {_spelt(rules[1])}",
+        f"heldout:{found.first}. Their rules differ: {_rule_text(rules[0])} and {_rule_text(rules[1])}",
         remedy=f"build one of them again with --heldout-like the other ({uris[0]} holds out more), or leave out of "
         f"{uris[1]} what both have: `corpus prepare` finds it if it gets the text of both",
     )
 
 
-def _spelt(rule: HeldoutRule) -> str:
+def _rule_text(rule: HeldoutRule) -> str:
     of = "" if not rule.clusters else f" of clusters {rule.clusters[:12]}"
     what = "documents" if rule.unit == "document" else f"stretches of {rule.length:,} bytes"
     return f"{what}{of} with hashes below {rule.below / 2**64:.4%}"

@@ -30,7 +30,7 @@ from launcher.runtime.run.segments import (
 )
 from launcher.runtime.run.step_table import Floats, Record, StepTable, TableBuilder
 
-_ROWS = 1 << 16  # number of step records in one table
+_TABLE_ROWS = 1 << 16  # number of step records in one table
 _READERS = 4  # number of packs read at a time: on S3, latency limits a single reader
 
 
@@ -261,7 +261,7 @@ def _read_attempt(store: Store, attempt: int, stretches: list[SegmentRange], lin
     for stretch, data in read(store, METRICS, attempt, stretches, reached):
         if data is not None:
             builder.add(stretch.first, f"{store.uri}/{stretch.key}", data)
-        if data is None or len(builder) >= _ROWS:
+        if data is None or len(builder) >= _TABLE_ROWS:
             lineage.add(builder.build(), None)
             builder = TableBuilder()
         if data is None:

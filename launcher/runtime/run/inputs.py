@@ -68,7 +68,7 @@ class Inputs(BaseModel):
     removals: dict[str, str] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
-    def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _leave_out_none(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         return {
             name: value
             for name, value in serialize(self).items()
@@ -195,7 +195,7 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
 
 def _refuse_still_read(uri: str) -> None:
     """Raise CorpusError if documents were removed from parts of a merged corpus, but not from itself."""
-    from data_service.corpus.remove import still_read  # which imports pyarrow
+    from data_service.corpus.remove import still_read  # imports pyarrow
 
     documents = still_read(open_corpus(uri))
     if len(documents):

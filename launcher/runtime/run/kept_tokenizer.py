@@ -12,7 +12,7 @@ from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.runtime.recipe.schema import Recipe
 
-KEPT = "tokenizers"  # in the run's store: a folder for each fingerprint
+KEPT = "tokenizers"  # folder in the run's store, with a folder for each tokenizer's fingerprint
 
 
 def keep(store: Store, tokenizer: Tokenizer) -> None:
@@ -22,7 +22,7 @@ def keep(store: Store, tokenizer: Tokenizer) -> None:
         if load_tokenizer(place).hash == tokenizer.hash:
             return
     except TokenizerError:
-        pass  # none yet, or a damaged one: written in full below
+        pass  # no copy yet, or a damaged one: all files are written below
     save_tokenizer(tokenizer, place)
 
 

@@ -25,12 +25,12 @@ from launcher.runtime.run.packing import Packer
 from launcher.runtime.run.recording import Recorder
 from launcher.runtime.run.segments import EVENTS, METRICS, segment_key, segment_prefix
 
-OPERATOR = 0  # in place of an attempt, for events between attempts, which the operator causes
+OPERATOR = 0  # the number, in place of an attempt's, of events between attempts, which the operator causes
 
 _DRAIN_S = 2.0  # longest wait of a commit for the records of its steps
 _CLOSE_S = 20.0  # longest wait for all records at the end of training
-_MOST_WAITING = 32 << 20  # bytes of metrics in memory, and as many of events: 70,000 steps
-_LARGEST_SEGMENT = 4 << 20  # bytes
+_MOST_WAITING = 32 << 20  # bytes of unwritten metrics, and as many of events: 70,000 steps
+_LARGEST_SEGMENT = 4 << 20  # bytes of one segment
 
 
 def evaluation_record(step: int, figures: Mapping[str, float]) -> dict[str, object]:

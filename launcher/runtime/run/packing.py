@@ -28,7 +28,7 @@ from launcher.runtime.run.segments import (
 
 _log = logging.getLogger(__name__)
 
-MOST_SEGMENTS = 512  # in one pack: four hours of segments, one every 30 seconds
+MOST_SEGMENTS = 512  # most segments of a pack: four hours, at one segment every 30 seconds
 _LOOK_EVERY = 16  # new segments after which a full pack is looked for: a few large segments fill one, too
 _READERS = 8
 
@@ -65,11 +65,11 @@ class Packer:
 
     def _run(self) -> None:
         self._pack_older()
-        while self._enough():
+        while self._wait_for_segments():
             self._looked = self._written
             self._pack_all(self._attempt, over=False)
 
-    def _enough(self) -> bool:
+    def _wait_for_segments(self) -> bool:
         """Wait for enough new segments. Return False if the packer was closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._written - self._looked >= _LOOK_EVERY)
@@ -111,7 +111,7 @@ def pack_once(store: Store, attempt: int, *, over: bool, most_segments: int = MO
     for stretch in packs:
         _delete_held(store, stretch, [one for one in single if stretch.first <= one.first <= stretch.last])
     free = [one for one in single if not any(pack.first <= one.first <= pack.last for pack in packs)]
-    chosen, full = _choose(free, most_segments)
+    chosen, full = _choose_segments(free, most_segments)
     if len(chosen) < 2 or not (over or full):
         return False
     try:
@@ -130,7 +130,7 @@ def pack_once(store: Store, attempt: int, *, over: bool, most_segments: int = MO
     return True
 
 
-def _choose(free: list[SegmentRange], most_segments: int) -> tuple[list[SegmentRange], bool]:
+def _choose_segments(free: list[SegmentRange], most_segments: int) -> tuple[list[SegmentRange], bool]:
     """Return the first two or more consecutive segments, and whether they fill a pack."""
     chosen: list[SegmentRange] = []
     size = 0

@@ -77,7 +77,7 @@ MOST_EPOCHS = 200  # above this `init` warns; the published recipes read their t
 SPARE_VOCABULARY = 1.5  # embedding rows for each id of the tokenizer; above this `init` warns
 
 
-ONE_TOKEN_SHARE = 0.99  # there is nothing to learn in a corpus that is one token
+ONE_TOKEN_SHARE = 0.99  # share of one token above which a corpus has nothing to learn
 
 
 def check_text(run: Run, tokenizer: Tokenizer) -> None:
@@ -127,7 +127,8 @@ def check_rows(run: Run, tokenizer: Tokenizer) -> None:
             fitting[number] = epoch
     if problems:
         raise RecipeError(
-            "\n".join(problems), remedy=f"{_fitting(run, fitting)} fits; or give more text, or try --tiny"
+            "\n".join(problems),
+            remedy=f"{_options(run, fitting)} fits; or give more text, or try --tiny",
         )
 
 
@@ -163,7 +164,7 @@ def _check_lengths(run: Run, tokenizer: Tokenizer) -> None:
     if not isinstance(run.recipe.input, Lanes):
         return
     phases = (stream_spec(run, tokenizer, number) for number in range(len(run.recipe.phases)))
-    for spec in (heldout_spec(run, tokenizer), *map(_alone, phases)):
+    for spec in (heldout_spec(run, tokenizer), *map(_without_batch_options, phases)):
         try:
             Stream(spec)
         except PlanError as error:
@@ -172,7 +173,7 @@ def _check_lengths(run: Run, tokenizer: Tokenizer) -> None:
             ) from error
 
 
-def _alone(spec: StreamSpec) -> StreamSpec:
+def _without_batch_options(spec: StreamSpec) -> StreamSpec:
     """Return the spec of the same rows without what depends on the batch: lanes, batches of one source, stages."""
     return spec.model_copy(update={"lanes": None, "one_source": None, "stages": ()})
 
@@ -181,7 +182,7 @@ def _batch_and_epoch(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, 
     """Return the phase's batch and its epoch, in rows or in tokens."""
     phase = run.recipe.phases[number]
     spec = stream_spec(run, tokenizer, number)
-    stream = Stream(_alone(spec))
+    stream = Stream(_without_batch_options(spec))
     if phase.batch.sequences is None:
         return phase.batch.tokens or 0, stream.token_axis().unit(1, 0)
     if spec.one_source is not None and stream.samples_per_epoch >= spec.one_source:
@@ -194,7 +195,7 @@ def _batch_and_epoch(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, 
     return phase.batch.sequences, math.floor(sum(shares) * min(weights) / sum(weights))
 
 
-def _fitting(run: Run, epochs: Mapping[int, int]) -> str:
+def _options(run: Run, epochs: Mapping[int, int]) -> str:
     """Return the `--set` options with which a batch fits into the epoch of each of these phases."""
     microbatch = min(run.recipe.microbatch_of(run.recipe.phases[number]) for number in epochs)
     rows = [epoch for number, epoch in epochs.items() if run.recipe.phases[number].batch.sequences]

@@ -9,7 +9,7 @@ from data_service.store.errors import StoreError
 
 _log = logging.getLogger(__name__)
 
-_RETRY_S = 1.0  # wait after a failed write, which the store itself has repeated for long
+_RETRY_S = 1.0  # wait after a failed write, which the store has retried for minutes
 
 Write = Callable[[], object]
 
@@ -65,13 +65,13 @@ class Recorder:
         return done
 
     def _run(self) -> None:
-        while (write := self._take()) is not None:
-            self._do(write)
+        while (write := self._next_write()) is not None:
+            self._retry_write(write)
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
 
-    def _take(self) -> Write | None:
+    def _next_write(self) -> Write | None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if self._closed:
@@ -79,7 +79,7 @@ class Recorder:
             self._busy = True
             return self._waiting.popleft()
 
-    def _do(self, write: Write) -> None:
+    def _retry_write(self, write: Write) -> None:
         while not self._closing.is_set():
             try:
                 write()

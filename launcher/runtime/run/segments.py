@@ -48,7 +48,7 @@ PACKED = ".parquet"
 _SEGMENT_END = ".jsonl"
 
 _READERS = 16  # concurrent gets: segments are small, so on S3 latency limits a single reader
-_AT_ONCE = 64  # number of segments in memory
+_AT_ONCE = 64  # most segments held in host memory at a time
 _RELISTINGS = 20  # most listings of an attempt whose segments are packed while they are read
 _KEY = re.compile(r"\w+/a(\d{6,12})/(\d{8,12})(?:\.jsonl|-(\d{8,12})\.parquet)")
 
@@ -174,7 +174,7 @@ def pack(first: int, segments: list[bytes], names: list[str]) -> bytes:
         steps += builder.add(number, name, data)
         numbers += [number] * (len(lines) - len(numbers))
     columns = builder.build().columns
-    arrays = {name: _spread(column, np.array(steps, dtype=bool)) for name, column in columns.items()}
+    arrays = {name: _spread_column(column, np.array(steps, dtype=bool)) for name, column in columns.items()}
     arrays[_SEGMENT] = pa.array(numbers, pa.int64())
     for name, kind in ((_STEP_LINE, True), (_OTHER_LINE, False)):
         of_kind = [line if step == kind else None for line, step in zip(lines, steps, strict=True)]
@@ -188,7 +188,7 @@ def pack(first: int, segments: list[bytes], names: list[str]) -> bytes:
     return bytes(file.getvalue())
 
 
-def _spread(column: Floats, rows: NDArray[np.bool_]) -> "pa.Array":
+def _spread_column(column: Floats, rows: NDArray[np.bool_]) -> "pa.Array":
     """Return [lines], the values of a column in the `rows` of step records; null in others, and for NaN."""
     import pyarrow as pa
 

@@ -87,19 +87,19 @@ def read_teacher(recipe: Recipe, number: int, tokenizer: Tokenizer, step: int | 
     store = open_store(source.uri)
     asked = source.step if step is None else step
     if store.size(RECORD) is not None:
-        found = _of_run(open_run(source.uri), asked, tokenizer, path)
+        found = _teacher_of_run(open_run(source.uri), asked, tokenizer, path)
     elif store.size(CONFIG) is None:
         raise RunError(
             f"{path}.uri: {source.uri} is neither a run nor a folder with a {CONFIG}",
             remedy="give a run, or a model's folder in the transformers format",
         )
     else:
-        found = _of_folder(store, source, tokenizer, path)
+        found = _teacher_of_folder(store, source, tokenizer, path)
     _check_fit(recipe, source, found.config, tokenizer, path)
     return found
 
 
-def _of_run(run: Run, step: int | None, tokenizer: Tokenizer, path: str) -> FoundTeacher:
+def _teacher_of_run(run: Run, step: int | None, tokenizer: Tokenizer, path: str) -> FoundTeacher:
     if run.record.inputs.tokenizer != tokenizer.hash:
         raise _other_tokenizer(path, run.uri)
     if run.recipe.objective.mlm is None or run.recipe.objective.rtd is not None:
@@ -119,7 +119,7 @@ def _of_run(run: Run, step: int | None, tokenizer: Tokenizer, path: str) -> Foun
         return FoundTeacher(config, {name: reader.read_full(name) for name in _names(config)}, manifest.step)
 
 
-def _of_folder(store: Store, source: TeacherSource, tokenizer: Tokenizer, path: str) -> FoundTeacher:
+def _teacher_of_folder(store: Store, source: TeacherSource, tokenizer: Tokenizer, path: str) -> FoundTeacher:
     found = find_tokenizer((store,))
     if found is not None and found.hash != tokenizer.hash:
         raise _other_tokenizer(path, source.uri)

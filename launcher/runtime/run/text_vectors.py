@@ -19,7 +19,7 @@ SETTINGS = "config_sentence_transformers.json"
 _RECORD_NAME = "sentence_transformer"
 _ENCODER = "sentence_bert_config.json"
 _TOKENIZER = "tokenizer_config.json"
-_NO_LENGTH = 1 << 30  # for "any length", transformers writes a number far above this
+_NO_LENGTH = 1 << 30  # lengths above this mean "no limit", for which transformers writes a huge number
 _BESIDE = (
     SETTINGS,
     _ENCODER,
@@ -78,7 +78,8 @@ def _modules_in(folder: Store) -> dict[str, bytes]:
             f"{folder.uri.rstrip('/')}/{MODULES} is damaged: {error}", remedy="fetch the folder again"
         ) from error
     for path in paths:
-        if path and Path(path).name == path:  # the encoder's path is "": an export writes its files anew
+        # Not the encoder, whose path is "": an export writes its own files.
+        if path and Path(path).name == path:
             found |= {entry.key: folder.get(entry.key) for entry in folder.list(f"{path}/")}
     return found | _with_length(
         folder, _object(found.get(_ENCODER, b"{}"), f"{folder.uri.rstrip('/')}/{_ENCODER}")

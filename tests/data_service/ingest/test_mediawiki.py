@@ -117,7 +117,7 @@ def test_articles_are_documents_and_every_other_page_is_counted(
     multistream: bool,
 ) -> None:
     """Whole or cut into pieces, in however many streams it is packed."""
-    monkeypatch.setattr("data_service.ingest.tasks._SMALLEST", 4096)
+    monkeypatch.setattr("data_service.ingest.tasks._MIN_SPLIT_BYTES", 4096)
     folder = tmp_path_factory.mktemp("dump")
     path = write(folder / f"a-pages-articles1.xml-p1p9{suffix}", pages, multistream=multistream)
     if not any(space == 0 and not redirects and text for _, space, redirects, text in pages):
@@ -234,7 +234,7 @@ def test_a_dump_cut_short_anywhere_is_refused_by_name(
     small: bool,
 ) -> None:
     """Between two streams, too, where the packed data is whole."""
-    monkeypatch.setattr("data_service.ingest.tasks._SMALLEST", 4096 if small else 1 << 22)
+    monkeypatch.setattr("data_service.ingest.tasks._MIN_SPLIT_BYTES", 4096 if small else 1 << 22)
     folder = tmp_path_factory.mktemp("cut")
     path = folder / f"a.xml{suffix}"
     path.write_bytes(whole[suffix][: int((len(whole[suffix]) - 1) * share)])

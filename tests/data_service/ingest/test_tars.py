@@ -95,7 +95,7 @@ def test_every_member_is_a_document_or_is_counted(
     twice: bool,
 ) -> None:
     """Whole or cut into pieces, also two archives in one file, as `cat` joins them; nothing is written by its name."""
-    monkeypatch.setattr("data_service.ingest.tasks._SMALLEST", 4096)
+    monkeypatch.setattr("data_service.ingest.tasks._MIN_SPLIT_BYTES", 4096)
     folder = tmp_path_factory.mktemp("tar")
     data = archive(members, kind) + (archive([("last.txt", "the last one")], kind) if twice else b"")
     (folder / f"a.tar{suffix}").write_bytes(PACKED[suffix](data))
@@ -130,7 +130,7 @@ def test_openwebtext_is_archives_in_an_archive(tmp_path: Path, monkeypatch: pyte
     }
     (tmp_path / "openwebtext.tar.xz").write_bytes(lzma.compress(archive(list(inner.items()))))
     run(tmp_path / "openwebtext.tar.xz", tmp_path / "whole", chunk=1 << 26)
-    monkeypatch.setattr("data_service.ingest.tasks._SMALLEST", 4096)
+    monkeypatch.setattr("data_service.ingest.tasks._MIN_SPLIT_BYTES", 4096)
     run(tmp_path / "openwebtext.tar.xz", tmp_path / "pieces")
     kept = table(tmp_path / "pieces/documents")
     assert kept == table(tmp_path / "whole/documents")
@@ -161,7 +161,7 @@ def test_an_archive_cut_short_anywhere_is_refused(
     small: bool,
 ) -> None:
     """Wherever it is cut before the empty blocks at its end."""
-    monkeypatch.setattr("data_service.ingest.tasks._SMALLEST", 4096 if small else 1 << 22)
+    monkeypatch.setattr("data_service.ingest.tasks._MIN_SPLIT_BYTES", 4096 if small else 1 << 22)
     folder = tmp_path_factory.mktemp("cut")
     members: list[Member] = [(f"{i}.txt", text[:2_000]) for i, text in enumerate(DOCUMENTS[:12])]
     data = archive(members)
@@ -193,7 +193,7 @@ def test_random_changes_are_read_or_refused(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_member_of_100_mb_is_a_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which a piece does not hold the content."""
-    monkeypatch.setattr("data_service.ingest.tasks._SMALLEST", 4096)
+    monkeypatch.setattr("data_service.ingest.tasks._MIN_SPLIT_BYTES", 4096)
     members: list[Member] = [("a.txt", "first"), ("b.txt", b"long " * 20_000_000), ("c.txt", "last")]
     (tmp_path / "a.tar").write_bytes(archive(members))
     more = {"max_document_bytes": 1 << 20, "chunk": 1 << 22}

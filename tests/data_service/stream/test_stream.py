@@ -157,7 +157,7 @@ def test_counts_are_kept_and_used(corpus: str, tmp_path: Path) -> None:
 def test_a_pass_that_was_interrupted_goes_on(
     corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: Any
 ) -> None:
-    monkeypatch.setattr("data_service.stream.counts._KEPT_TOGETHER", 2)
+    monkeypatch.setattr("data_service.stream.counts._PIECE_BLOCKS", 2)
     corpora, cache = Corpora(spec_of(source_of(corpus))), open_store(tmp_path / "cache")
     blocks, done = len(corpora.tables[0]), list[range]()
 
