@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from launcher.runtime.cluster.coordinator import Coordinator
 
 from checkpoints.attempt import Owner, claim
 from data_service.store.local import LocalStore
-from launcher.runtime.cluster.coordinator import Coordinator
 from launcher.runtime.policies.elastic import Sizing
 from launcher.runtime.policies.watchdog import Observer, RankLocation, Watchdog
 

@@ -26,7 +26,7 @@ def ranks_on(node: Node) -> list[psutil.Process]:
     """The ranks that a node's raylet has started."""
     (raylet,) = node.all_processes["raylet"]
     children = psutil.Process(raylet.process.pid).children(recursive=True)
-    return [child for child in children if title(child).startswith("ray::RankProcess.run")]
+    return [child for child in children if title(child).startswith("ray::RankProcess as rank")]
 
 
 def dies_next(uri: str, step: int, node: Node) -> bool:

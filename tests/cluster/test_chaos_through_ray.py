@@ -51,7 +51,7 @@ ENDING: tuple[Ending, ...] = (
     "machine lost",
     "machine lost, checkpoint damaged",
 )
-_RANK = "ray::RankProcess.run"
+_RANK = "ray::RankProcess as rank"
 _LATEST_S = 6.0  # after a commit
 
 
