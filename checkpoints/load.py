@@ -104,7 +104,7 @@ class Reader:
             )
         return shape
 
-    def _parts(self, name: str, kind: str, start: int, stop: int) -> Iterator["_Part"]:
+    def _parts(self, name: str, kind: str, start: int, stop: int) -> Iterator["_ChunkSlice"]:
         """Yield the range in parts, cut where pieces and chunks end."""
         pieces = self.manifest.pieces_of[name]
         first = bisect_right(pieces, start, key=lambda piece: piece.start) - 1
@@ -114,17 +114,19 @@ class Reader:
             begin, end = max(start, piece.start), min(stop, piece.stop)
             yield from self._chunks(piece, kind, begin, end, (begin - start) * ITEM)
 
-    def _chunks(self, piece: StoredRange, kind: str, begin: int, end: int, to: int) -> Iterator["_Part"]:
+    def _chunks(
+        self, piece: StoredRange, kind: str, begin: int, end: int, to: int
+    ) -> Iterator["_ChunkSlice"]:
         chunk = self.manifest.files[piece.file].chunk
         position = piece.offsets[kind] + (begin - piece.start) * ITEM
         left = (end - begin) * ITEM
         while left:
             index, inside = divmod(position, chunk)
             length = min(left, chunk - inside)
-            yield _Part(piece.file, index, inside, length, to)
+            yield _ChunkSlice(piece.file, index, inside, length, to)
             position, to, left = position + length, to + length, left - length
 
-    def _copy(self, part: "_Part", target: memoryview) -> None:
+    def _copy(self, part: "_ChunkSlice", target: memoryview) -> None:
         data = self._chunk(part.file, part.chunk)
         target[part.to : part.to + part.length] = data[part.inside : part.inside + part.length]
 
@@ -142,7 +144,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _ChunkSlice:
     """`length` bytes from byte `inside` of a file's chunk, to be copied to byte `to` of the result."""
 
     file: int

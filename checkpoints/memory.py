@@ -21,7 +21,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from checkpoints.layout import ITEM, CheckpointManifest, StoredRange, uncovered
-from checkpoints.memory_slots import HEAD, Common, Description, Slot
+from checkpoints.memory_slots import HEAD, Common, Slot, SlotDescription
 from encoder_core.train.zero_state import Fragment
 
 _COPY_S = 60.0  # time in which a keeper copies a set
@@ -96,7 +96,7 @@ class MemoryWriter:
         """
         held = list(fragments)
         pieces, body = _layout(held, self._rank)
-        told = Description(
+        told = SlotDescription(
             recipe=self._recipe,
             attempt=self._attempt,
             step=step,
@@ -171,7 +171,7 @@ def _copy(fragments: Sequence[Fragment], slot: Slot, body: int) -> None:
 class Offer:
     """A set that some keeper holds. `place`: what its reader needs to find it."""
 
-    description: Description
+    description: SlotDescription
     place: Any
 
 
@@ -190,11 +190,11 @@ def newest_complete(offers: Iterable[Offer], recipe: str) -> list[Offer] | None:
     return None
 
 
-def _covers(sets: Sequence[Description]) -> bool:
+def _covers(sets: Sequence[SlotDescription]) -> bool:
     return sets[0].common is not None and not uncovered(manifest_of(sets))
 
 
-def manifest_of(sets: Sequence[Description]) -> CheckpointManifest:
+def manifest_of(sets: Sequence[SlotDescription]) -> CheckpointManifest:
     """Return the manifest of a checkpoint in memory, which names no files: a piece's `file` is the rank whose set holds
     it, and offsets are those in the set's body."""
     first = sets[0]

@@ -10,7 +10,7 @@ rank's part of the training state after some step.
     24   <Q  1 from when the set is complete until another node has its copy, if one is to have it; 2 if that node has
              no memory for it; 3 if the keepers have dropped all sets; else 0
     32       SHA-256 of the description
-    64       body: float32 tensors laid end to end; then the description (JSON, `Description`)
+    64       body: float32 tensors laid end to end; then the description (JSON, `SlotDescription`)
 
 The first number is written last and removed first, so a rank that is killed while it writes leaves no complete set. A
 reader that copies a slot reads that number before and after, so it notices a rank that has begun to write meanwhile.
@@ -58,7 +58,7 @@ class Common(BaseModel):
     segments: Count = 0
 
 
-class Description(BaseModel):
+class SlotDescription(BaseModel):
     """What a set holds.
 
     Attributes:
@@ -180,7 +180,7 @@ class Slot:
         """Complete a set whose bytes after the seal were copied from another slot with this `seal`."""
         self._write(_SEAL, seal)
 
-    def described(self) -> Description | None:
+    def described(self) -> SlotDescription | None:
         """Return the description of the complete set; None if the slot holds none, or was written to meanwhile."""
         before, body, size = self.seal, self._number(_BODY), self._number(_TOLD)
         if not before or HEAD + body + size > self.size:
@@ -189,7 +189,7 @@ class Slot:
         if hashlib.sha256(text).digest() != self.data[_DIGEST:HEAD] or self.seal != before:
             return None
         try:
-            found = Description.model_validate_json(text)
+            found = SlotDescription.model_validate_json(text)
         except ValidationError:
             return None
         return found if found.step + 1 == before else None

@@ -1,4 +1,4 @@
-"""The limits of this process, as `ulimit` shows them, that a command with a Ray of its own needs."""
+"""The limits of a process, as `ulimit` shows them, that any command needs, or one with a Ray of its own."""
 
 import os
 import resource
@@ -7,8 +7,22 @@ from data_service.errors import EnvironmentUnusable
 
 _GIB = 1 << 30
 _FILES = 1024  # open files of one of Ray's processes
-_THREADS = 512  # of Ray's processes and two ranks
+_RAY_THREADS = 512  # of Ray's processes and two ranks
+_COMMAND_THREADS = 32  # beside one a core, which libraries in Rust start
+_COUNTED_THREADS = 4096  # a limit that is higher is not compared before each command: counting takes a while
 _UNITS = {"-v": 1024, "-f": 1024}  # bytes in which `ulimit` counts
+
+
+def ensure_threads(needed: int | None = None) -> None:
+    """Raise EnvironmentUnusable if this user may not start so many threads; by default, those of any command."""
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if os.geteuid() == 0 or soft == resource.RLIM_INFINITY:  # the kernel does not hold root to it
+        return
+    if needed is None:
+        if soft > _COUNTED_THREADS:
+            return
+        needed = _COMMAND_THREADS + (os.cpu_count() or 1)
+    _ensure("-u", soft, "processes and threads of a user", _threads() + needed)
 
 
 def ensure_limits(object_store: int = 0) -> None:
@@ -31,16 +45,18 @@ def ensure_limits(object_store: int = 0) -> None:
         ),  # a rank of a tiny run has 2.6 GB
         ("-f", resource.RLIMIT_FSIZE, "the size of a file", max(_GIB, object_store)),
     ]
-    if os.geteuid():  # the kernel does not hold root to it
-        needs.append(("-u", resource.RLIMIT_NPROC, "processes and threads of a user", _threads() + _THREADS))
     for option, kind, what, need in needs:
-        soft = resource.getrlimit(kind)[0]
-        if soft != resource.RLIM_INFINITY and soft < need:
-            unit = _UNITS.get(option, 1)
-            raise EnvironmentUnusable(
-                f"the limit on {what} is {soft // unit} (ulimit {option}); this command needs {need // unit}",
-                remedy=f"ulimit {option} {need // unit} before the command, or ulimit {option} unlimited",
-            )
+        _ensure(option, resource.getrlimit(kind)[0], what, need)
+    ensure_threads(_RAY_THREADS)
+
+
+def _ensure(option: str, soft: int, what: str, need: int) -> None:
+    if soft != resource.RLIM_INFINITY and soft < need:
+        unit = _UNITS.get(option, 1)
+        raise EnvironmentUnusable(
+            f"the limit on {what} is {soft // unit} (ulimit {option}); this command needs {need // unit}",
+            remedy=f"ulimit {option} {need // unit} before the command, or ulimit {option} unlimited",
+        )
 
 
 def _threads() -> int:

@@ -77,6 +77,7 @@ def publish(folder: Path, out: Store, former: list[str]) -> None:
         out.put(RECORD, (record.model_dump_json(indent=1) + "\n").encode())
         for key in sorted(paths, key=_configurations_last):
             out.put_file(key, paths[key])
+        out.remove_leftovers("", before=RECORD)  # of an export that was killed
     except BaseException as error:
         try:
             _remove(out, [*paths, RECORD])

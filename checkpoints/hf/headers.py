@@ -25,14 +25,14 @@ _LENGTH = 8  # bytes of the field at the start of the file that holds the header
 _HEADER_BYTES = 100_000_000  # bytes of the longest header that the safetensors library accepts
 
 
-class _Stored(BaseModel):
+class _TensorHeader(BaseModel):
     model_config = ConfigDict(strict=True)
 
     shape: list[NonNegativeInt]
     data_offsets: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]
 
 
-_HEADER = TypeAdapter(dict[str, _Stored])
+_HEADER = TypeAdapter(dict[str, _TensorHeader])
 _INDEX = TypeAdapter(dict[str, str])
 
 

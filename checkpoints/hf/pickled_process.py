@@ -59,7 +59,7 @@ _TYPES = {
 _GLOBAL = re.compile(r"GLOBAL ([\w.]{1,80})")
 
 
-class Refused(Exception):
+class PickleRefused(Exception):
     """The file is not weights, or the process cannot be confined; the text says why."""
 
 
@@ -132,7 +132,7 @@ class _Program(ctypes.Structure):
 def _filter() -> None:
     """Let the kernel refuse all system calls but `_CALLS`, from here on (seccomp, filter mode)."""
     if platform.machine() not in _CALLS:
-        raise Refused(f"a process cannot be confined on {platform.machine()}")
+        raise PickleRefused(f"a process cannot be confined on {platform.machine()}")
     machine, calls = _CALLS[platform.machine()]
     steps = [
         (_LOAD, 0, 0, _MACHINE),
@@ -147,20 +147,20 @@ def _filter() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     confined = libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
     if not confined or libc.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0) != 0:
-        raise Refused(f"this kernel does not confine processes: {os.strerror(ctypes.get_errno())}")
+        raise PickleRefused(f"this kernel does not confine processes: {os.strerror(ctypes.get_errno())}")
 
 
 def _checked(found: Any) -> dict[str, Tensor]:
-    """Return the file's content if it is names and plain tensors. Raises Refused."""
+    """Return the file's content if it is names and plain tensors. Raises PickleRefused."""
     if type(found) not in (dict, OrderedDict):
-        raise Refused(f"it holds a {type(found).__name__[:80]}, not tensors by name")
+        raise PickleRefused(f"it holds a {type(found).__name__[:80]}, not tensors by name")
     for name, value in found.items():
         if type(name) is not str or not name or len(name) > 500:
-            raise Refused("a name in it is not a text of 1 to 500 characters")
+            raise PickleRefused("a name in it is not a text of 1 to 500 characters")
         if type(value) is not Tensor:
-            raise Refused(f"{name!r:.80} is a {type(value).__name__[:80]}, not a plain tensor")
+            raise PickleRefused(f"{name!r:.80} is a {type(value).__name__[:80]}, not a plain tensor")
         if value.layout is not torch.strided or value.device.type != "cpu" or value.dtype not in _TYPES:
-            raise Refused(f"{name!r:.80} is a tensor of another kind: {value.dtype}, {value.layout}")
+            raise PickleRefused(f"{name!r:.80} is a tensor of another kind: {value.dtype}, {value.layout}")
     tensors: dict[str, Tensor] = found
     return tensors
 
@@ -190,7 +190,7 @@ def _bytes(tensor: Tensor) -> Any:
 
 def _said(error: BaseException) -> str:
     """Return why a file is refused. torch's own texts advise to open it without protection, so they are not shown."""
-    if isinstance(error, Refused):
+    if isinstance(error, PickleRefused):
         return str(error)
     if isinstance(error, MemoryError) or "alloc" in str(error):
         return "it needs more memory than its size explains"

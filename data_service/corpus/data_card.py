@@ -19,18 +19,18 @@ _ROWS = 50  # values of a field that a table lists
 _LISTED_PATTERNS = 20  # patterns of inputs that are listed
 
 
-class _Frozen(BaseModel):
+class _CardObject(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Amount(_Frozen):
+class Amount(_CardObject):
     """An amount of text."""
 
     documents: int
     tokens: int
 
 
-class CardRemoval(_Frozen):
+class CardRemoval(_CardObject):
     """A removal. `at`: in seconds since 1970."""
 
     at: int
@@ -38,7 +38,7 @@ class CardRemoval(_Frozen):
     removed: Amount
 
 
-class BuiltPart(_Frozen):
+class BuiltPart(_CardObject):
     """What one build states: of the whole corpus, or of one of the corpora that were merged.
 
     Attributes:
@@ -61,7 +61,7 @@ class BuiltPart(_Frozen):
     loss: TextLoss | None
 
 
-class DataCard(_Frozen):
+class DataCard(_CardObject):
     """What a corpus states of itself.
 
     Attributes:

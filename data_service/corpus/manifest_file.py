@@ -49,11 +49,11 @@ _FORMAT = "maskfleet-corpus"
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
 
-class _Strict(BaseModel):
+class _ManifestObject(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-class _Table(_Strict):
+class _InlineTable(_ManifestObject):
     shards: list[str]
     shard: list[NonNegativeInt]
     offset: list[NonNegativeInt]
@@ -64,7 +64,7 @@ class _Table(_Strict):
     digest: list[Digest]
 
     @model_validator(mode="after")
-    def _columns_agree(self) -> "_Table":
+    def _columns_agree(self) -> "_InlineTable":
         columns = (self.offset, self.length, self.tokens, self.sentences, self.documents, self.digest)
         if any(len(column) != len(self.shard) for column in columns):
             raise ValueError("the columns of a block table differ in length")
@@ -73,22 +73,22 @@ class _Table(_Strict):
         return self
 
 
-class _StoredFile(_Strict):
+class _StoredFile(_ManifestObject):
     size: NonNegativeInt
     digest: Digest
 
 
-class _Part(_Strict):
+class _PartRecord(_ManifestObject):
     uri: str
     digest: str
 
 
-class _Content(_Strict):
+class _ManifestContent(_ManifestObject):
     tokenizer_hash: str
     vocab_size: NonNegativeInt
     heldout_fraction: float
-    train: _Table | StoredTable
-    heldout: _Table | StoredTable
+    train: _InlineTable | StoredTable
+    heldout: _InlineTable | StoredTable
     unigram: list[NonNegativeInt]
     shard_sizes: dict[str, NonNegativeInt]
     shard_digests: dict[str, Digest]
@@ -103,12 +103,12 @@ class _Content(_Strict):
     words: Segmentation | None = None
     provenance: dict[str, _StoredFile] = {}
     fingerprint: str = ""
-    parts: list[_Part] = []
+    parts: list[_PartRecord] = []
     origin: Origin | None = None
     loss: TextLoss | None = None
 
     @model_validator(mode="after")
-    def _parts_agree(self) -> "_Content":
+    def _parts_agree(self) -> "_ManifestContent":
         if len(self.unigram) != self.vocab_size:
             raise ValueError(f"{len(self.unigram)} unigram counts for {self.vocab_size} ids")
         shards = {*self.train.shards, *self.heldout.shards}
@@ -180,7 +180,7 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
     if stored.version > VERSION:
         raise CorpusError(newer(place), remedy=REMEDY)
     try:
-        content = _Content.model_validate_json(stored.body)
+        content = _ManifestContent.model_validate_json(stored.body)
     except ValidationError as error:
         raise damaged(place, str(error.errors()[0]["msg"])) from error
     apart = [isinstance(table, StoredTable) for table in (content.train, content.heldout)]
@@ -261,7 +261,7 @@ def _dump_table(table: BlockTable) -> dict[str, object]:
     }
 
 
-def _to_table(table: _Table | StoredTable, store: Store) -> BlockTable:
+def _to_table(table: _InlineTable | StoredTable, store: Store) -> BlockTable:
     if isinstance(table, StoredTable):
         return open_table(store, table)
     columns: dict[str, NDArray[Any]] = {
@@ -271,7 +271,7 @@ def _to_table(table: _Table | StoredTable, store: Store) -> BlockTable:
     return BlockTable(len(table.shard), tuple(table.shards), columns)
 
 
-def _to_manifest(content: _Content, store: Store) -> CorpusManifest:
+def _to_manifest(content: _ManifestContent, store: Store) -> CorpusManifest:
     return CorpusManifest(
         tokenizer_hash=content.tokenizer_hash,
         vocab_size=content.vocab_size,

@@ -45,7 +45,7 @@ class Provenance(NamedTuple):
         return ", ".join(f"{name} {value}" for name, value in known if value is not None)
 
 
-class Cluster(NamedTuple):
+class DuplicateCluster(NamedTuple):
     """The cluster of near duplicates in which `prepare` found a document. `found`: digest of all clusters of the
     preparation; `name`: id of the cluster's first document, None if the document is alone."""
 

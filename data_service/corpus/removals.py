@@ -156,11 +156,11 @@ class RemovalChain:
         return None
 
 
-class _Strict(BaseModel):
+class _RemovalObject(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-class _Documents(_Strict):
+class _Documents(_RemovalObject):
     documents: list[NonNegativeInt]
     block: list[NonNegativeInt]
     start: list[NonNegativeInt]
@@ -178,7 +178,7 @@ class _Documents(_Strict):
         return self
 
 
-class _Content(_Strict):
+class _RemovalContent(_RemovalObject):
     corpus: str
     previous: str
     by: str
@@ -188,7 +188,7 @@ class _Content(_Strict):
     heldout: _Documents
 
 
-class _Head(_Strict):
+class _Head(_RemovalObject):
     count: PositiveInt
     digest: str
 
@@ -266,7 +266,7 @@ def parse_removal(data: bytes, store: Store, key: str, manifest: CorpusManifest)
     if stored.version > _VERSION:
         raise CorpusError(newer(store.at(key).uri), remedy=REMEDY)
     try:
-        content = _Content.model_validate_json(stored.body)
+        content = _RemovalContent.model_validate_json(stored.body)
     except ValidationError as error:
         _damaged(store, key, str(error.errors()[0]["msg"]), error)
     if content.corpus != manifest.digest:

@@ -33,7 +33,7 @@ _Row = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Documents:
+class SplitDocuments:
     """Documents of a corpus, by split."""
 
     train: RemovedDocuments
@@ -59,13 +59,13 @@ class RemovalReport:
     """
 
     number: int | None
-    documents: Documents
-    already: Documents
+    documents: SplitDocuments
+    already: SplitDocuments
 
 
 def documents_by_id(
     corpus: Corpus, ids: Iterable[str], report: ReportDone = lambda done, total: None
-) -> Documents:
+) -> SplitDocuments:
     """Return the documents with these ids. A document of which stretches are held out counts in both splits.
 
     Raises:
@@ -86,7 +86,7 @@ def documents_by_id(
 
 def documents_by_number(
     corpus: Corpus, names: Iterable[str], report: ReportDone = lambda done, total: None
-) -> Documents:
+) -> SplitDocuments:
     """Return the documents with these numbers, written as `17`, `train:17` or `heldout:3`.
 
     Raises:
@@ -112,7 +112,7 @@ def documents_by_number(
     return _documents(rows)
 
 
-def documents_of_parts(corpus: Corpus) -> Documents:
+def documents_of_parts(corpus: Corpus) -> SplitDocuments:
     """Return the documents of a merged corpus that were removed from its parts, before the merge or since.
 
     Raises:
@@ -131,7 +131,7 @@ def documents_of_parts(corpus: Corpus) -> Documents:
     return _documents(rows)
 
 
-def still_read(corpus: Corpus) -> Documents:
+def still_read(corpus: Corpus) -> SplitDocuments:
     """Return the documents that were removed from parts of a merged corpus, but not from itself. Raises as
     `documents_of_parts`."""
     chain = load_removals(corpus.store, corpus.manifest)
@@ -146,7 +146,9 @@ def _first_of(table: BlockTable, prefix: str) -> tuple[int, int]:
     return block, int(table.documents[:block].sum())
 
 
-def remove_documents(corpus: Corpus, documents: Documents, *, by: str, at: int, reason: str) -> RemovalReport:
+def remove_documents(
+    corpus: Corpus, documents: SplitDocuments, *, by: str, at: int, reason: str
+) -> RemovalReport:
     """Add a removal of those of the documents that are still there. If there are none, nothing is written.
 
     If several processes do this at the same time, each document is in one of their removals.
@@ -179,18 +181,18 @@ def remove_documents(corpus: Corpus, documents: Documents, *, by: str, at: int, 
             return RemovalReport(number, new, already)
 
 
-def _divided(documents: Documents, chain: RemovalChain) -> tuple[Documents, Documents]:
+def _divided(documents: SplitDocuments, chain: RemovalChain) -> tuple[SplitDocuments, SplitDocuments]:
     """Return the documents that are not removed, and those that are."""
     kept, removed = {}, {}
     for split in PARTS:
         given: RemovedDocuments = getattr(documents, split)
         gone = np.isin(given.documents, chain.of(split).documents)
         kept[split], removed[split] = given.chosen(~gone), given.chosen(gone)
-    return Documents(**kept), Documents(**removed)
+    return SplitDocuments(**kept), SplitDocuments(**removed)
 
 
-def _documents(rows: dict[Part, list[_Row]]) -> Documents:
-    return Documents(RemovedDocuments.of(rows["train"]), RemovedDocuments.of(rows["heldout"]))
+def _documents(rows: dict[Part, list[_Row]]) -> SplitDocuments:
+    return SplitDocuments(RemovedDocuments.of(rows["train"]), RemovedDocuments.of(rows["heldout"]))
 
 
 @dataclass(frozen=True)

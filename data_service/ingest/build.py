@@ -52,7 +52,7 @@ from data_service.ingest.deduplicate import (
 from data_service.ingest.documents import not_together
 from data_service.ingest.heldout import (
     MANY,
-    Documents,
+    DocumentFigures,
     by_documents,
     by_queries,
     by_stretches,
@@ -296,7 +296,7 @@ class Passes:
             )
         return next(iter(named), "")
 
-    def _as_given(self, found: Documents) -> HeldoutRule:
+    def _as_given(self, found: DocumentFigures) -> HeldoutRule:
         """Return the rule that the options give. The requested share divides unknown words as it always does."""
         given = self._options.heldout_rule
         assert given is not None
@@ -352,7 +352,7 @@ class Passes:
             measured = self._run(StageTasks("measuring", tasks, measure, MeasuredFile))
         return {file.uri: result.plain_size for file, result in zip(files, measured, strict=True)}
 
-    def _stretches(self, kept: list[KeptDocuments], found: Documents) -> HeldoutRule:
+    def _stretches(self, kept: list[KeptDocuments], found: DocumentFigures) -> HeldoutRule:
         tasks = [
             DivideTask(self.layout, i, split, self._options, kept=kept[i], size=found.size)
             for i, split in enumerate(self.splits)

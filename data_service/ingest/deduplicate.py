@@ -21,7 +21,7 @@ from data_service.errors import InputError
 from data_service.ingest.documents import read_documents
 from data_service.ingest.heldout import (
     CANDIDATES,
-    Documents,
+    DocumentFigures,
     bound,
     candidates_below,
     stretch_length,
@@ -182,10 +182,10 @@ def read_slice(store: Store, part: Slice | None) -> bytes:
     return store.get_range(part.key, part.start, part.length) if part else b""
 
 
-def count_documents(compared: list[CompareReceipt]) -> Documents:
+def count_documents(compared: list[CompareReceipt]) -> DocumentFigures:
     """Return the counts of all partitions together."""
     candidates = sorted(pair for part in compared for pair in part.candidates)
-    return Documents(
+    return DocumentFigures(
         count=sum(part.documents for part in compared),
         size=sum(part.size for part in compared),
         held_count=sum(part.held_documents for part in compared),

@@ -35,7 +35,7 @@ _LINES_BEFORE = re.compile(r"\A\s*\n")
 
 
 @dataclass(frozen=True)
-class Documents:
+class DocumentFigures:
     """The figures of all documents without later copies.
 
     Attributes:
@@ -100,7 +100,7 @@ def wanted_bytes(size: int, fraction: float) -> int:
     return max(1, math.ceil(max(fraction * size, min(ENOUGH, MOST * size))))
 
 
-def by_documents(documents: Documents, fraction: float) -> HeldoutRule | None:
+def by_documents(documents: DocumentFigures, fraction: float) -> HeldoutRule | None:
     """Return the rule that holds out whole documents; None if they are too few or too long for that.
 
     The requested share is used if it gives between half and three times the wanted amount of text.
@@ -131,7 +131,7 @@ def by_documents(documents: Documents, fraction: float) -> HeldoutRule | None:
     return HeldoutRule("document", bound(wanted / documents.size))  # very many, very short ones
 
 
-def by_queries(documents: Documents, fraction: float) -> HeldoutRule:
+def by_queries(documents: DocumentFigures, fraction: float) -> HeldoutRule:
     """Return the rule for a corpus of pairs if `by_documents` finds none. Parts of examples cannot be held out.
 
     The rule holds out the queries with the smallest hashes, each with all its examples, until there is enough text or

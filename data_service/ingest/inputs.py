@@ -49,7 +49,7 @@ HIDDEN = re.compile(
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class NotRead:
     """A file among the inputs that is not read, or a folder of such files, and the reason."""
 
     uri: str
@@ -59,7 +59,7 @@ class LeftOut:
         return f"{self.uri} ({self.reason})"
 
 
-def not_text(store: Store, sizes: Mapping[str, int], *, with_hidden: bool = False) -> dict[str, LeftOut]:
+def not_text(store: Store, sizes: Mapping[str, int], *, with_hidden: bool = False) -> dict[str, NotRead]:
     """Return the keys that are not text despite their names, with reasons; of corpora and hidden folders one for all.
 
     `sizes`: bytes of each object, by key. `with_hidden`: whether what is hidden is read.
@@ -70,7 +70,7 @@ def not_text(store: Store, sizes: Mapping[str, int], *, with_hidden: bool = Fals
     """
     root = store.uri.rstrip("/")
     begins = () if with_hidden else filter(None, map(HIDDEN.match, sizes))
-    left_out = {begin.string: LeftOut(f"{root}/{begin[0]}", _HIDDEN) for begin in begins}
+    left_out = {begin.string: NotRead(f"{root}/{begin[0]}", _HIDDEN) for begin in begins}
     sizes = {key: size for key, size in sizes.items() if key not in left_out}
     names = _by_folder(sizes)
     corpora = {folder for folder in names if _is_corpus(store, folder, names)}
@@ -83,14 +83,14 @@ def not_text(store: Store, sizes: Mapping[str, int], *, with_hidden: bool = Fals
         corpus = next((corpus for corpus in corpora if folder.startswith(corpus)), None)
         if corpus is not None:
             reason = _HALF_PREPARED if corpus in half else _CORPUS
-            left_out.update((folder + name, LeftOut(f"{root}/{corpus}", reason)) for name in found)
+            left_out.update((folder + name, NotRead(f"{root}/{corpus}", reason)) for name in found)
             continue
         output = next((one for one in prepared if folder.startswith(one)), None)
         if output is not None and not folder.startswith(output + PREPARED_DOCUMENTS):
-            left_out.update((folder + name, LeftOut(f"{root}/{folder}{name}", _NOT_KEPT)) for name in found)
+            left_out.update((folder + name, NotRead(f"{root}/{folder}{name}", _NOT_KEPT)) for name in found)
             continue
         for name, reason in _reasons(store, folder, found, sizes):
-            left_out[folder + name] = LeftOut(f"{root}/{folder}{name}", reason)
+            left_out[folder + name] = NotRead(f"{root}/{folder}{name}", reason)
     return left_out
 
 
@@ -246,7 +246,7 @@ class InputListing:
     """The files to read, in input order, and the files among the inputs that are not read."""
 
     files: tuple[InputFile, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[NotRead, ...]
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ class _Found:
     store: Store
     entry: Entry
     named: bool
-    left_out: LeftOut | None  # where it is known not to be text
+    left_out: NotRead | None  # where it is known not to be text
 
 
 def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
@@ -273,7 +273,7 @@ def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
             "no input given", remedy="name text files, folders or globs, local or in an object store"
         )
     files: dict[str, InputFile] = {}
-    left_out: dict[str, LeftOut] = {}
+    left_out: dict[str, NotRead] = {}
     for pattern in patterns:
         listing = _list_pattern(pattern, encoding)
         if not listing.files:
@@ -288,7 +288,7 @@ def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
 
 def _list_pattern(pattern: str, encoding: str) -> InputListing:
     files: list[InputFile] = []
-    left_out: list[LeftOut] = []
+    left_out: list[NotRead] = []
     roots: dict[str, str] = {}  # one string for all files of a folder
     for found in _expand(pattern):
         key, kind = found.entry.key, kind_of(found.entry.key)
@@ -302,11 +302,11 @@ def _list_pattern(pattern: str, encoding: str) -> InputListing:
             )
         else:
             uri = f"{found.store.uri.rstrip('/')}/{key}"
-            left_out.append(found.left_out or LeftOut(uri, UNKNOWN_KIND))
+            left_out.append(found.left_out or NotRead(uri, UNKNOWN_KIND))
     return InputListing(tuple(files), tuple(dict.fromkeys(left_out)))
 
 
-def _nothing(pattern: str, left_out: tuple[LeftOut, ...]) -> InputError:
+def _nothing(pattern: str, left_out: tuple[NotRead, ...]) -> InputError:
     seen = "".join(f"\n  {item}" for item in left_out[:_LISTED_NAMES])
     more = f"\n  and {len(left_out) - _LISTED_NAMES:,} more" if len(left_out) > _LISTED_NAMES else ""
     return InputError(

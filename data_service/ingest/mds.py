@@ -57,7 +57,7 @@ class _Description(BaseModel):
 
 
 @dataclass(frozen=True)
-class _Shard:
+class _MdsShard:
     offsets: NDArray[np.int64]
     columns: tuple[tuple[str, str, int | None], ...]  # name, encoding, size
 
@@ -84,7 +84,7 @@ def read_mds(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadReco
             raise _damaged(Numbered(file), "bytes follow the last sample")
 
 
-def _open_shard(stream: BinaryIO, file: InputFile) -> _Shard:
+def _open_shard(stream: BinaryIO, file: InputFile) -> _MdsShard:
     place = Numbered(file)
     count = int.from_bytes(_exactly(stream, 4, place), "little")
     raw = _exactly(stream, 4 * (count + 1), place)
@@ -97,7 +97,7 @@ def _open_shard(stream: BinaryIO, file: InputFile) -> _Shard:
     try:
         found = _Description.model_validate_json(_exactly(stream, int(offsets[0] - begins), place))
         columns = zip(found.column_names, found.column_encodings, found.column_sizes, strict=True)
-        shard = _Shard(offsets, tuple(columns))
+        shard = _MdsShard(offsets, tuple(columns))
     except (ValidationError, ValueError) as error:
         raise _damaged(place, f"it does not describe its samples: {error}") from error
     if found.format != "mds" or found.version != 2:
@@ -108,7 +108,7 @@ def _open_shard(stream: BinaryIO, file: InputFile) -> _Shard:
     return shard
 
 
-def _wanted(shard: _Shard, file: InputFile, options: BuildOptions) -> dict[int, str]:
+def _wanted(shard: _MdsShard, file: InputFile, options: BuildOptions) -> dict[int, str]:
     """Return the numbers of the columns that are read, with their names. Raises InputError: one cannot be read."""
     names = [name for name, _, _ in shard.columns]
     wanted: dict[int, str] = {}
@@ -127,7 +127,7 @@ def _wanted(shard: _Shard, file: InputFile, options: BuildOptions) -> dict[int, 
     return wanted
 
 
-def _sample(raw: bytes, shard: _Shard, wanted: Mapping[int, str], place: Numbered) -> dict[str, object]:
+def _sample(raw: bytes, shard: _MdsShard, wanted: Mapping[int, str], place: Numbered) -> dict[str, object]:
     varying = sum(size is None for _, _, size in shard.columns)
     if len(raw) < 4 * varying:
         raise _damaged(place, "the sample is shorter than the sizes of its columns")

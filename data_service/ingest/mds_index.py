@@ -17,7 +17,7 @@ _OF_INDEX = "the index of MDS shards"
 _NOT_IN_INDEX = "not one of the shards that index.json names"
 
 
-class _Stored(BaseModel):
+class _ShardFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     basename: str
@@ -27,8 +27,8 @@ class _Stored(BaseModel):
 class _Shard(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    raw_data: _Stored
-    zip_data: _Stored | None = None
+    raw_data: _ShardFile
+    zip_data: _ShardFile | None = None
 
 
 class _Index(BaseModel):

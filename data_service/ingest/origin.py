@@ -12,37 +12,37 @@ from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 
 
-class _Read(BaseModel):
+class _ReadObject(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class _Input(_Read):
+class _Input(_ReadObject):
     source: str
     files: list[str]
 
 
-class _Settings(_Read):
+class _PrepareSettings(_ReadObject):
     inputs: list[_Input]
     stages: list[dict[str, object]]
 
 
-class _Counts(_Read):
+class _Counts(_ReadObject):
     documents_kept: int
 
 
-class _Part(_Read):
+class _PreparedPart(_ReadObject):
     size: int
 
 
-class _Statistics(_Read):
+class _Statistics(_ReadObject):
     """What is read of the object `statistics.json`, which `data_service.prepare.statistics` writes."""
 
-    preparation: _Settings
+    preparation: _PrepareSettings
     documents_read: int
     documents_kept: int
     stages: list[StageCounts]
     sources: dict[str, _Counts]
-    parts: dict[str, _Part]
+    parts: dict[str, _PreparedPart]
     searched: list[IndexedSplit] = []
 
 
@@ -105,7 +105,7 @@ def _sources(said: _Statistics) -> Iterable[tuple[str, PreparedSource]]:
         )
 
 
-def _refuse_others(files: Sequence[InputFile], parts: dict[str, _Part], place: str) -> None:
+def _refuse_others(files: Sequence[InputFile], parts: dict[str, _PreparedPart], place: str) -> None:
     """Raise InputError if a file is not a part of the preparation."""
     for file in files:
         name = file.uri.rpartition("/")[2]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, ParamSpec, Protocol
 
-from data_service.corpus.provenance import LACKING_REMEDY, Cluster, Provenance
+from data_service.corpus.provenance import LACKING_REMEDY, DuplicateCluster, Provenance
 from data_service.corpus.words import spelt_words
 from data_service.errors import InputError
 from data_service.ingest.encodings import UTF_8, encoding_remedy, without_mark
@@ -52,7 +52,7 @@ class Text:
     provenance: Provenance | None = None
     place: "RecordPlace | None" = None
     metadata: tuple[str | None, ...] = ()
-    cluster: Cluster | None = None
+    cluster: DuplicateCluster | None = None
     absent: str = ""
 
     @property

@@ -106,6 +106,7 @@ _BOUNDARY = re.compile(
     rf"|(?<=[{_CLAUSE}])(?P<clause>\s++)(?=[\u0E01-\u0E2E\u0E40-\u0E44\u0E81-\u0EAE\u0EC0-\u0EC4]))"
 )
 _MARK = re.compile(f"[{_MARKS}]")
+_STOPS = ".\u2024"  # which may belong to an abbreviation
 _OPENERS = "\"'“‘«‹([{「『（"
 _CLOSING = frozenset(_CLOSERS.replace("\\", ""))
 _WORD_CHARACTERS = 16  # that are looked at before a full stop; abbreviations are shorter
@@ -117,7 +118,9 @@ _ABBREVIATIONS = frozenset(
     """.split()  # noqa: SIM905
 )
 # Classes of characters, as bits.
-_SPACE, _NEWLINE, _LOWER, _NARROW_MARK, _CLOSER, _UNSPACED_MARK = (1 << bit for bit in range(6))
+_SPACE, _NEWLINE, _LOWER, _NARROW_MARK, _CLOSER, _UNSPACED_MARK, _STOP, _PLAIN = (
+    1 << bit for bit in range(8)
+)
 _CLASSES = {
     _SPACE: r"\s",
     _NEWLINE: r"\n",
@@ -125,6 +128,8 @@ _CLASSES = {
     _NARROW_MARK: f"[{_NARROW}]",
     _CLOSER: f"[{_CLOSERS}]",
     _UNSPACED_MARK: f"[{_WIDE}{_FULL_WIDTH_STOP}\u1361{_CLAUSE}]",
+    _STOP: f"[{_STOPS}]",
+    _PLAIN: "[A-Z0-9]",  # which may begin a sentence
 }
 _LAST_MARK = 0x1DA88
 
@@ -155,16 +160,49 @@ def sentence_bounds(text: str, language: Language = "any") -> NDArray[np.int64]:
     chosen = np.zeros(len(bounds) + 1, dtype=np.bool_)
     chosen[run] = True  # the last stands for those before the first sentence and behind the last one
     chosen = chosen[: len(bounds)]
-    before, behind = classes[bounds[:, 0] - 1], classes[bounds[:, 1]]
-    marked = ~chosen & (before & (_NARROW_MARK | _CLOSER) > 0) & (behind & _LOWER == 0)
-    for number, (stop, following) in zip(
-        np.flatnonzero(marked).tolist(), bounds[marked].tolist(), strict=True
-    ):
+    before = classes.take(bounds[:, 0] - 1)
+    marked = np.flatnonzero((before & (_NARROW_MARK | _CLOSER) != 0) & ~chosen)
+    closed = before[marked] & _CLOSER != 0
+    marks = (
+        bounds[marked, 0] - 1 - closed
+    )  # an empty text before a closing mark is no space, so none is negative
+    before, behind = classes.take(marks), classes.take(bounds[marked, 1])
+    usual = (before & _NARROW_MARK > 0) & (behind & _PLAIN > 0)
+    chosen[marked[usual]] = True
+    stops = usual & (before & _STOP > 0)
+    chosen[marked[stops]] = _stops_end(
+        text, bounds, runs=marked[stops], marks=marks[stops], language=language
+    )
+    rest = marked[~usual & (behind & _LOWER == 0)]
+    for number, (stop, following) in zip(rest.tolist(), bounds[rest].tolist(), strict=True):
         mark = stop - 1
         while mark and text[mark] in _CLOSING:
             mark -= 1
         chosen[number] = classes[mark] & _NARROW_MARK and _ends_sentence(text, mark, following, language)
-    return bounds[chosen]
+    return bounds.take(np.flatnonzero(chosen), axis=0)
+
+
+def _stops_end(
+    text: str,
+    bounds: NDArray[np.int64],
+    *,
+    runs: NDArray[np.int64],
+    marks: NDArray[np.int64],
+    language: Language,
+) -> list[bool]:
+    """Return whether full stops end sentences: those at `marks`, before these runs of white space. What follows may
+    begin one.
+    """
+    words = bounds[runs - 1, 1]
+    words[(runs == 0) | (marks - words > _WORD_CHARACTERS)] = 0
+    return [
+        _stop_ends(text[word:mark], language)
+        if word and text[word - 1] in " \n"
+        else _ends_sentence(text, mark, following, language)
+        for word, mark, following in zip(
+            words.tolist(), marks.tolist(), bounds[runs, 1].tolist(), strict=True
+        )
+    ]
 
 
 def split_sentences(text: str, language: Language = "any") -> list[str]:
@@ -210,16 +248,18 @@ def _ends_sentence(text: str, mark: int, following: int, language: Language) -> 
     if first.islower():
         return False
     before = text[mark - 1] if mark else ""
-    if text[mark] not in ".․" or (not before.isalnum() and _MARK.match(before)):
+    if text[mark] not in _STOPS or _MARK.match(before):
         return True
     line = text[max(0, mark - _WORD_CHARACTERS) : mark].rpartition("\n")[2].lstrip()
-    return not _ends_no_sentence(line[line.rfind(" ") + 1 :], language)
+    return _stop_ends(line[line.rfind(" ") + 1 :], language)
 
 
 @lru_cache(maxsize=1 << 14)
-def _ends_no_sentence(word: str, language: Language) -> bool:
-    """Return whether a full stop behind `word`, which may follow an opening mark, ends no sentence."""
-    word = word.lstrip(_OPENERS)
-    if is_abbreviation(word, language):
+def _stop_ends(word: str, language: Language) -> bool:
+    """Return whether a full stop behind `word`, which may follow an opening mark, ends a sentence."""
+    if _MARK.match(word[-1:]):
         return True
-    return "." in word or (len(word) == 1 and word.isupper()) or word.lower() in _ABBREVIATIONS
+    word = word.lstrip(_OPENERS)
+    if is_abbreviation(word, language) or "." in word or (len(word) == 1 and word.isupper()):
+        return False
+    return word.lower() not in _ABBREVIATIONS

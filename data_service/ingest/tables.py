@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from data_service.corpus.provenance import Cluster
+from data_service.corpus.provenance import DuplicateCluster
 from data_service.errors import InputError
 from data_service.ingest.files import open_ranged
 from data_service.ingest.inputs import InputFile
@@ -137,7 +137,7 @@ def _read_rows(
         values = {name: column[index] for name, column in columns.items()}
         found = accept(options, _parse, values, Numbered(file, "row", row + index), options)
         if clusters and isinstance(found, Text):
-            found = replace(found, cluster=Cluster(clusters, names[index]))
+            found = replace(found, cluster=DuplicateCluster(clusters, names[index]))
         yield found
 
 

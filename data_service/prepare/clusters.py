@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from data_service.ingest.scan import hash_of
 from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
-from data_service.prepare.duplicates import CompareReceipt, by_chunk, clusters_table
+from data_service.prepare.duplicates import CompareHashesReceipt, by_chunk, clusters_table
 from data_service.prepare.layout import PrepareLayout
 from data_service.prepare.near_duplicates import JoinReceipt, NumberType, SignedDocuments
 from data_service.store.base import Store, digest
@@ -229,7 +229,7 @@ def plan_names(task: LinkTask, linked: LinkReceipt) -> list[NameTask]:
     ]
 
 
-def name(task: NameTask) -> CompareReceipt:
+def name(task: NameTask) -> CompareHashesReceipt:
     """Write for each chunk which documents are near duplicates of which, and the sizes of clusters; return the
     receipt."""
     store, starts = task.layout.open(), np.array(task.signed.starts)
@@ -250,7 +250,7 @@ def name(task: NameTask) -> CompareReceipt:
     key = task.layout.clusters(task.kind, task.index)
     if written:
         store.put(key, written)
-    receipt = CompareReceipt(
+    receipt = CompareHashesReceipt(
         source=task.sources[0],
         files={key: len(written)} if written else {},
         starts=offsets,

@@ -9,7 +9,7 @@ from data_service.ingest.tasks import find_receipts
 from data_service.prepare.clusters import LinkReceipt, LinkTask, link, name, plan_link, plan_names
 from data_service.prepare.duplicates import (
     Clusters,
-    CompareReceipt,
+    CompareHashesReceipt,
     HashedChunk,
     clusters_of,
     compare,
@@ -19,7 +19,7 @@ from data_service.prepare.frequent_paragraphs import CountReceipt, count, cuts_o
 from data_service.prepare.layout import PrepareLayout
 from data_service.prepare.minhash import bands_for
 from data_service.prepare.near_duplicates import JoinReceipt, join, plan_joins
-from data_service.prepare.paragraphs import Cuts, DuplicateParagraphs
+from data_service.prepare.paragraphs import DuplicateParagraphs, ParagraphCuts
 from data_service.prepare.passes import IDS, PassReceipt, texts_of
 from data_service.prepare.signatures import SignedChunk
 from data_service.prepare.stages import ComparingStage, ExactDuplicates, NearDuplicates
@@ -40,7 +40,7 @@ class Runner:
 
 def compare_texts(
     runner: Runner, stage: ComparingStage, number: int, before: Sequence[PassReceipt]
-) -> Sequence[Clusters | Cuts]:
+) -> Sequence[Clusters | ParagraphCuts]:
     """Compare the documents that pass `number` left; return for each chunk where it says what is a copy of what, or
     what is cut.
 
@@ -64,24 +64,24 @@ def compare_texts(
     return [clusters_of(chunk, runner.layout, kind, compared) for chunk in range(len(before))]
 
 
-def compare_ids(runner: Runner, read: Sequence[PassReceipt]) -> list[CompareReceipt]:
+def compare_ids(runner: Runner, read: Sequence[PassReceipt]) -> list[CompareHashesReceipt]:
     """Compare the ids of all documents read."""
     return _compare(runner, IDS, [receipt.ids for receipt in read])
 
 
-def _compare(runner: Runner, kind: str, chunks: Sequence[HashedChunk | None]) -> list[CompareReceipt]:
+def _compare(runner: Runner, kind: str, chunks: Sequence[HashedChunk | None]) -> list[CompareHashesReceipt]:
     tasks = plan_compare(runner.layout, kind, [chunk for chunk in chunks if chunk is not None])
-    return runner.run(StageTasks("comparing", tasks, compare, CompareReceipt))
+    return runner.run(StageTasks("comparing", tasks, compare, CompareHashesReceipt))
 
 
 def _find_near(
     runner: Runner, kind: str, stage: NearDuplicates, signed: Sequence[SignedChunk]
-) -> list[CompareReceipt]:
+) -> list[CompareHashesReceipt]:
     tasks = plan_joins(runner.layout, kind, signed, bands_for(stage.similarity))
     joined = runner.run(StageTasks("matching", tasks, join, JoinReceipt))
     task = plan_link(runner.layout, kind, tasks[0].signed, joined)
     linked = _link(runner, task)
-    return runner.run(StageTasks("naming", plan_names(task, linked), name, CompareReceipt))
+    return runner.run(StageTasks("naming", plan_names(task, linked), name, CompareHashesReceipt))
 
 
 def _link(runner: Runner, task: LinkTask) -> LinkReceipt:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from data_service.errors import InputError, PrepareError
 from data_service.ingest import mediawiki, warc
 from data_service.ingest.encodings import UTF_8, encoding_name
-from data_service.ingest.inputs import PREPARATION, InputListing, LeftOut, list_inputs, refuse_own_output
+from data_service.ingest.inputs import PREPARATION, InputListing, NotRead, list_inputs, refuse_own_output
 from data_service.ingest.options import MIB, BuildOptions, differences
 from data_service.prepare.stages import NearDuplicates, Stage
 from data_service.store.base import Store
@@ -135,7 +135,7 @@ def list_all(preparation: Preparation, store: Store) -> list[InputListing]:
     return listings
 
 
-def left_out(listings: list[InputListing]) -> list[LeftOut]:
+def left_out(listings: list[InputListing]) -> list[NotRead]:
     """Return the files among the inputs that are not read."""
     return [item for listing in listings for item in listing.left_out]
 

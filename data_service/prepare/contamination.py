@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from data_service.corpus.origin import IndexedSplit
 from data_service.errors import PrepareError
-from data_service.prepare.documents import Cut, Document, Drop
+from data_service.prepare.documents import CutDocument, Document, Drop
 from data_service.prepare.model_file import check_hash
 from data_service.prepare.shingles import runs, units_of, units_of_lines
 
@@ -196,7 +196,7 @@ class Decontaminate(BaseModel):
     found: Literal["drop", "cut"] = "drop"
 
 
-def open_decontaminate(stage: Decontaminate) -> Callable[[Document], Document | Drop | Cut]:
+def open_decontaminate(stage: Decontaminate) -> Callable[[Document], Document | Drop | CutDocument]:
     """Return the function that decides about documents. The reason of a drop is the first split found.
 
     Raises:
@@ -205,12 +205,12 @@ def open_decontaminate(stage: Decontaminate) -> Callable[[Document], Document | 
     check_hash(stage.index, stage.sha256, "index of evaluation texts")
     index = _loaded(stage.index, stage.sha256)
 
-    def decide(document: Document) -> Document | Drop | Cut:
+    def decide(document: Document) -> Document | Drop | CutDocument:
         found = index.find(document.text)
         if not found:
             return document
         if stage.found == "cut" and (rest := _without(document.text, index)):
-            return Cut(document.with_text(rest), found[0][0])
+            return CutDocument(document.with_text(rest), found[0][0])
         named = ", ".join(f"{split} {number}" for split, number in found[:_LISTED_TEXTS])
         more = f" and {len(found) - _LISTED_TEXTS} more" if len(found) > _LISTED_TEXTS else ""
         return Drop(found[0][0], f"examples {named}{more}")

@@ -60,7 +60,7 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutDocument:
     """The decision to keep a document without a part of its text. `reason`: kind of reason, which statistics count."""
 
     document: Document
@@ -108,7 +108,7 @@ def kept_schema(clusters: str) -> pa.Schema:
 DROPPED = pa.schema([pa.field(field.name, pa.string(), nullable=False) for field in fields(DroppedDocument)])
 
 
-class PartWriter:
+class RowsWriter:
     """Collects rows of a part: `Document`s with a schema of `kept_schema`, or `DroppedDocument`s with `DROPPED`."""
 
     def __init__(self, schema: pa.Schema) -> None:

@@ -95,7 +95,7 @@ class HashedChunk:
 
 
 @dataclass(frozen=True)
-class CompareTask(BuildTask):
+class CompareHashesTask(BuildTask):
     """The task of comparing the hashes of one partition. `slices`: of each chunk, where its records and ids are."""
 
     layout: PrepareLayout
@@ -117,7 +117,7 @@ class CompareTask(BuildTask):
         return (self.source,)
 
 
-class CompareReceipt(TaskReceipt):
+class CompareHashesReceipt(TaskReceipt):
     """The result of comparing a partition.
 
     Attributes:
@@ -133,17 +133,17 @@ class CompareReceipt(TaskReceipt):
     first_copy: tuple[tuple[int, int], tuple[int, int]] | None
 
 
-def plan_compare(layout: PrepareLayout, kind: str, chunks: Sequence[HashedChunk]) -> list[CompareTask]:
+def plan_compare(layout: PrepareLayout, kind: str, chunks: Sequence[HashedChunk]) -> list[CompareHashesTask]:
     """Cut the hash space into partitions of about `_PARTITION` documents."""
     documents = sum(chunk.buckets[-1] for chunk in chunks)
     source = hash_of(chunk.digest for chunk in chunks)
     return [
-        CompareTask(layout, kind, index, tuple(chunk.slices(first, stop) for chunk in chunks), source)
+        CompareHashesTask(layout, kind, index, tuple(chunk.slices(first, stop) for chunk in chunks), source)
         for index, (first, stop) in enumerate(partitions(documents, _PARTITION))
     ]
 
 
-def compare(task: CompareTask) -> CompareReceipt:
+def compare(task: CompareHashesTask) -> CompareHashesReceipt:
     """Write which documents of the partition are copies of an earlier one; return the receipt."""
     store = task.layout.open()
     read = list(together(partial(_read, store), task.slices))
@@ -168,7 +168,7 @@ def compare(task: CompareTask) -> CompareReceipt:
     def at(row: np.int64) -> tuple[int, int]:
         return int(chunk[row]), int(records["ordinal"][row])
 
-    receipt = CompareReceipt(
+    receipt = CompareHashesReceipt(
         source=task.source,
         files={key: len(data)} if data else {},
         starts=offsets,
@@ -256,7 +256,9 @@ class Clusters:
         return copies, weights
 
 
-def clusters_of(chunk: int, layout: PrepareLayout, kind: str, compared: Sequence[CompareReceipt]) -> Clusters:
+def clusters_of(
+    chunk: int, layout: PrepareLayout, kind: str, compared: Sequence[CompareHashesReceipt]
+) -> Clusters:
     """Return where the clusters of a chunk's documents are stored."""
     slices = tuple(
         (

@@ -22,10 +22,10 @@ from data_service.prepare.layout import PrepareLayout
 from data_service.prepare.paragraphs import (
     BITS,
     RECORD,
-    Cuts,
     DuplicateParagraphs,
     HashedParagraphs,
     ListedParagraph,
+    ParagraphCuts,
 )
 from data_service.store.base import Store, digest, together
 
@@ -137,7 +137,7 @@ def _read(store: Store, bits: tuple[int, int], chunk: HashedParagraphs) -> NDArr
     return chunk.read(store, *bits)
 
 
-def cuts_of(task: CountTask, counted: Sequence[CountReceipt]) -> list[Cuts]:
+def cuts_of(task: CountTask, counted: Sequence[CountReceipt]) -> list[ParagraphCuts]:
     """Return for each chunk what is cut from its documents. `task`: any of those that gave the receipts."""
     every = sorted((-documents, key, chunk) for each in counted for key, documents, chunk in each.first)
     listed: list[list[tuple[int, int]]] = [[] for _ in task.chunks]
@@ -145,7 +145,7 @@ def cuts_of(task: CountTask, counted: Sequence[CountReceipt]) -> list[Cuts]:
         listed[chunk].append((key, -documents))
     total = hash_of(each.digest for each in counted)
     return [
-        Cuts(
+        ParagraphCuts(
             task.stage,
             tuple(
                 (task.layout.frequent(task.kind, index), each.starts[chunk], length)

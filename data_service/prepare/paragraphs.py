@@ -142,7 +142,7 @@ class ListedParagraph(BaseModel):
 
 
 @dataclass(frozen=True)
-class Cuts:
+class ParagraphCuts:
     """What is cut from a chunk's documents.
 
     Attributes:

@@ -19,11 +19,11 @@ from data_service.prepare.configuration import Input
 from data_service.prepare.counts import Counts, count_length
 from data_service.prepare.documents import (
     DROPPED,
-    Cut,
+    CutDocument,
     Document,
     Drop,
     DroppedDocument,
-    PartWriter,
+    RowsWriter,
     kept_schema,
     read_part,
 )
@@ -31,10 +31,10 @@ from data_service.prepare.duplicates import Clusters, HashedChunk, Hashes
 from data_service.prepare.layout import PrepareLayout
 from data_service.prepare.minhash import bands_for
 from data_service.prepare.paragraphs import (
-    Cuts,
     DuplicateParagraphs,
     HashedParagraphs,
     ListedParagraph,
+    ParagraphCuts,
     ParagraphHashes,
 )
 from data_service.prepare.signatures import Signatures, SignedChunk
@@ -131,7 +131,7 @@ class LaterTask(BuildTask):
     run: Pass
     before: str
     size: int
-    found: Clusters | Cuts
+    found: Clusters | ParagraphCuts
     compared: str
     reason: str | None
     named: str
@@ -223,7 +223,7 @@ def later_pass(task: LaterTask) -> PassReceipt:
     """
     store = task.layout.open()
     sink = _Sink(task.layout, task.index, task.run, task.named)
-    if isinstance(task.found, Cuts):
+    if isinstance(task.found, ParagraphCuts):
         listed = _cut_paragraphs(store, task, task.found, sink)
     else:
         listed = []
@@ -231,7 +231,9 @@ def later_pass(task: LaterTask) -> PassReceipt:
     return sink.finish(store, task, None, listed)
 
 
-def _cut_paragraphs(store: Store, task: LaterTask, cuts: Cuts, sink: "_Sink") -> list[ListedParagraph]:
+def _cut_paragraphs(
+    store: Store, task: LaterTask, cuts: ParagraphCuts, sink: "_Sink"
+) -> list[ListedParagraph]:
     """Cut frequent paragraphs from the documents; return those of the table."""
     cutter, label = cuts.open(store), task.compared
     for found in sink.entering(_documents_between(store, task)):
@@ -286,7 +288,7 @@ class _Sink:
         self.counts = Counts()
         self._layout, self._index, self._run = layout, index, run
         self._filters = [(label, open_filter(stage)) for label, stage in run.stages]
-        self._kept, self._dropped = PartWriter(kept_schema(clusters)), PartWriter(DROPPED)
+        self._kept, self._dropped = RowsWriter(kept_schema(clusters)), RowsWriter(DROPPED)
         self._texts = _texts_for(run.comparing)
 
     def entering(self, documents: Iterable[Document]) -> Iterator[Document]:
@@ -304,7 +306,7 @@ class _Sink:
                     DroppedDocument(document.id, document.source, label, decided.reason, decided.detail)
                 )
                 return
-            if isinstance(decided, Cut):
+            if isinstance(decided, CutDocument):
                 _count(self.counts.cut, label, decided.reason)
                 decided = decided.document
             if decided.text is not document.text and decided.text != document.text:

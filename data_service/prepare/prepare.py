@@ -42,7 +42,7 @@ from data_service.prepare.configuration import (
 from data_service.prepare.contamination import searched_splits
 from data_service.prepare.frequent_paragraphs import table_of
 from data_service.prepare.layout import DROPPED, PARAGRAPHS, PrepareLayout
-from data_service.prepare.paragraphs import Cuts
+from data_service.prepare.paragraphs import ParagraphCuts
 from data_service.prepare.passes import (
     READ,
     LaterTask,
@@ -147,7 +147,7 @@ class _Passes:
         for number, of_pass in enumerate(self._passes[1:], start=1):
             later = self._later_tasks(of_pass, receipts[number - 1])
             receipts.append(self._run(StageTasks("filtering", later, later_pass, PassReceipt)))
-            if isinstance(later[0].found, Cuts):
+            if isinstance(later[0].found, ParagraphCuts):
                 tables |= self._store_listed(number, receipts[number])
         labels = [READ, *stage_labels(self._preparation.stages)]
         sources = [task.entry.source for task in tasks]

@@ -28,12 +28,12 @@ from data_service.prepare.datatrove_blocks import (
     UrlFilter,
     open_block,
 )
-from data_service.prepare.documents import Cut, Document, Drop
+from data_service.prepare.documents import CutDocument, Document, Drop
 from data_service.prepare.language import Language, open_language
 from data_service.prepare.paragraphs import DuplicateParagraphs
 from data_service.prepare.personal_data import Pii
 
-DocumentFilter = Callable[[Document], Document | Drop | Cut]
+DocumentFilter = Callable[[Document], Document | Drop | CutDocument]
 
 
 class Length(BaseModel):

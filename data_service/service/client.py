@@ -25,7 +25,7 @@ _STORE_ATTEMPTS = 3  # builds of a window when the store fails; each build retri
 
 
 @dataclass
-class _Held:
+class _HeldWindow:
     """The parts of a window that a client holds: references to slabs of one build, and the slabs it has fetched."""
 
     name: str
@@ -64,7 +64,7 @@ class FeedClient:
         self._spec_json = spec.model_dump_json()
         self._opened: OpenStream = self._await(feed.open.remote(self._spec_json))
         self._changed = threading.Condition()  # guards what follows
-        self._held: dict[EpochWindow, _Held] = {}
+        self._held: dict[EpochWindow, _HeldWindow] = {}
         self._steps: StepLayout | None = None
         self._announced = self._announce(())
         self._reading: set[EpochWindow] = set()
@@ -221,7 +221,7 @@ class FeedClient:
                 return window, part.layout, slab
         return None
 
-    def _slab(self, window: EpochWindow, held: _Held, slab: int) -> Samples:
+    def _slab(self, window: EpochWindow, held: _HeldWindow, slab: int) -> Samples:
         """Return one slab, from here or from the object store. Raises _Gone: another build must be requested."""
         if slab in held.slabs:
             return held.slabs[slab]
@@ -246,7 +246,7 @@ class FeedClient:
         held.slabs[slab] = samples
         return samples
 
-    def _get(self, window: EpochWindow, held: _Held, slab: int) -> Samples:
+    def _get(self, window: EpochWindow, held: _HeldWindow, slab: int) -> Samples:
         """Return the slab as soon as either thread has it. Raises _Gone: it is no longer needed.
 
         It polls, because if two threads ask Ray for the same object, one of them sometimes waits for ever.
@@ -261,7 +261,7 @@ class FeedClient:
         samples: Samples = _result(ref)
         return samples
 
-    def _report(self, window: EpochWindow, held: _Held, error: Exception) -> None:
+    def _report(self, window: EpochWindow, held: _HeldWindow, error: Exception) -> None:
         """Tell the feed that a build died or found no room; in the latter case wait a while for room.
 
         Raises BuildFailed: too many builds in a row have failed.
@@ -279,7 +279,7 @@ class FeedClient:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, timeout=2.0 ** (failed - 1))
 
-    def _window(self, window: EpochWindow, needed: Callable[[SlabLayout], Iterable[int]]) -> _Held:
+    def _window(self, window: EpochWindow, needed: Callable[[SlabLayout], Iterable[int]]) -> _HeldWindow:
         """Return the held build of a window with references to all needed slabs, after asking the feed if need be.
 
         `needed`: function that returns the numbers of the needed slabs in a layout.
@@ -319,7 +319,7 @@ class FeedClient:
         if held is not None and held.name == build.name:
             held.refs.update(build.refs)
             return
-        self._held[window] = _Held(build.name, build.layout, dict(build.refs))
+        self._held[window] = _HeldWindow(build.name, build.layout, dict(build.refs))
         if window in self._announced.windows:
             self._announced.windows[window].lay(build.layout)
 
@@ -331,7 +331,7 @@ class FeedClient:
                 self._counted(_result(progress))
         return _result(answer)
 
-    def _forget(self, window: EpochWindow, held: _Held, most: int = 0) -> int:
+    def _forget(self, window: EpochWindow, held: _HeldWindow, most: int = 0) -> int:
         """Tell the feed that another build is needed. `most` and the result are as for `Feed.forget`."""
         with self._changed:
             if self._held.get(window) is held:

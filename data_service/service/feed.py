@@ -21,7 +21,7 @@ from data_service.service.prefetch import EpochWindow
 from data_service.service.tasks import SlabRefs, full, no_room, object_store_bytes, run_pass, submit_window
 from data_service.store.base import Store
 from data_service.store.open import open_store
-from data_service.stream.counts import RowCounts, Runner, count_rows, measure_rows
+from data_service.stream.counts import PassRunner, RowCounts, count_rows, measure_rows
 from data_service.stream.plan import EpochLayout, StreamPlan
 from data_service.stream.sources import Corpora
 from data_service.stream.stages import make_plan
@@ -145,7 +145,7 @@ class Feed:
 
     def __init__(self, config: FeedConfig) -> None:
         self._config = config
-        self._run: Runner = partial(run_pass, cpus=config.cpus)
+        self._run: PassRunner = partial(run_pass, cpus=config.cpus)
         self._counted = 0
         self._streams: dict[str, _Stream] = {}
         self._builds: OrderedDict[_Key, _Held] = OrderedDict()

@@ -156,7 +156,7 @@ class LocalStore:
     def remove_leftovers(self, folder: str, *, before: str | None) -> int:
         count = 0
         base = self.root / checked(self.uri, child(folder, "")) if folder else self.root
-        deadline = math.inf if before is None else self._written(before)
+        deadline = math.inf if before is None else self._written_at(before)
         for place, _, names in os.walk(base):
             for path in (Path(place, name) for name in names if name.startswith(TEMPORARY)):
                 with _translated(path), suppress(FileNotFoundError):  # its writer may finish meanwhile
@@ -166,7 +166,7 @@ class LocalStore:
             _remove_empty(Path(place), self.root)
         return count
 
-    def _written(self, key: str) -> float:
+    def _written_at(self, key: str) -> float:
         """Return when the object was written, by the file system's clock; 0 if it is absent."""
         try:
             with _translated(self._path(key)):

@@ -193,7 +193,7 @@ class S3Store(BucketStore["S3Client"]):
         """Abort unfinished multipart uploads (at most 1,000 a call), whose parts are stored and billed until then."""
         start = child(self.prefix, folder)
         start += "/" if start else ""
-        written = None if before is None else self._written(before)
+        written = None if before is None else self._written_at(before)
 
         def stale(client: "S3Client") -> list[tuple[str, str]]:
             answer = client.list_multipart_uploads(Bucket=self.bucket, Prefix=start)
@@ -209,7 +209,7 @@ class S3Store(BucketStore["S3Client"]):
                 self._abort(name, number)
         return len(uploads)
 
-    def _written(self, key: str) -> datetime:
+    def _written_at(self, key: str) -> datetime:
         """Return when the object was written, by the store's clock; before all others if it is absent."""
         stored = self._call(self._name(key), lambda client: head(client, self.bucket, self._name(key)))
         return datetime.min.replace(tzinfo=UTC) if stored is None else stored["LastModified"]

@@ -46,7 +46,7 @@ Counted = Callable[[int], None]
 """A function that is called with the number of blocks that have just been done."""
 
 
-class Runner(Protocol):
+class PassRunner(Protocol):
     """A function that runs a pass over some blocks of a source, in this process or on Ray."""
 
     def __call__(
@@ -80,7 +80,7 @@ def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator
 
 
 def run_here(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> Found:
-    """Run a pass in this process. It is a `Runner`."""
+    """Run a pass in this process. It is a `PassRunner`."""
     found = job(corpora, source, blocks.start, blocks.stop)
     counted(len(blocks))
     return found
@@ -91,7 +91,7 @@ def ignore(blocks: int) -> None:
 
 
 def count_rows(
-    corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = ignore
+    corpora: Corpora, cache: Store | None, run: PassRunner = run_here, counted: Counted = ignore
 ) -> tuple[RowCounts, ...]:
     """Return the row counts of every source.
 
@@ -123,7 +123,7 @@ def _counted_ahead(spec: StreamSpec, source: int, table: BlockTable) -> RowCount
 
 
 def measure_rows(
-    corpora: Corpora, cache: Store | None, run: Runner = run_here, counted: Counted = ignore
+    corpora: Corpora, cache: Store | None, run: PassRunner = run_here, counted: Counted = ignore
 ) -> tuple[RowLengths, ...]:
     """Return the row lengths of every source. Arguments as for `count_rows`."""
     passing = _KeptPass(
@@ -141,7 +141,7 @@ class _KeptPass:
     job: Pass
     corpora: Corpora
     cache: Store | None
-    run: Runner
+    run: PassRunner
     counted: Counted
 
     def of(self, source: int) -> Found:

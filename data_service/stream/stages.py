@@ -25,7 +25,15 @@ from data_service.errors import PlanError
 from data_service.samples.make import cut, structure_key
 from data_service.samples.spec import Stage, StreamSpec
 from data_service.store.base import Store
-from data_service.stream.counts import Counted, RowCounts, Runner, count_rows, ignore, measure_rows, run_here
+from data_service.stream.counts import (
+    Counted,
+    PassRunner,
+    RowCounts,
+    count_rows,
+    ignore,
+    measure_rows,
+    run_here,
+)
 from data_service.stream.mixture import fill_weights, shares, weights_of
 from data_service.stream.plan import RowLine, StageShare, StreamPlan
 from data_service.stream.sources import Corpora
@@ -56,7 +64,7 @@ def make_plan(
     corpora: Corpora,
     counts: tuple[RowCounts, ...],
     cache: Store | None,
-    run: Runner = run_here,
+    run: PassRunner = run_here,
     counted: Counted = ignore,
 ) -> StreamPlan:
     """Return the plan of the corpora's spec.

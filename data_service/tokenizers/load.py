@@ -3,7 +3,7 @@
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import pairwise
+from itertools import islice, pairwise
 from weakref import WeakValueDictionary
 
 import tokenizers
@@ -89,11 +89,14 @@ def holds_tokenizer(folder: Store) -> bool:
 
 
 def save_tokenizer(tokenizer: Tokenizer, uri: str) -> None:
-    """Write a tokenizer's files into a folder. `tokenizer.json`, without which it cannot be loaded, is written last."""
+    """Write a tokenizer's files into a folder. `tokenizer.json`, without which it cannot be loaded, is written last.
+    Then remains of an earlier attempt go, unless the folder holds anything else, whose writer may be alive."""
     store = open_store(uri)
     files = tokenizer.save_files()
     for name in sorted(files, key=lambda name: name == DEFINITION):
         store.put(name, files[name])
+    if all(entry.key in files for entry in islice(store.list(), len(files) + 1)):
+        store.remove_leftovers("", before=DEFINITION)
     _saved[store.uri] = tokenizer
 
 

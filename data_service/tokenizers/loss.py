@@ -37,6 +37,7 @@ SHOWN_EXAMPLES = 5
 _KEPT_EXAMPLES = 64  # for each kind, so that sums of records still know the most frequent
 _COUNTED_EXAMPLES = 4096  # distinct unknown texts that are counted in one piece of work; later ones are not
 _EXAMPLE_CHARACTERS = 24
+_WORD_CHARACTERS = 64  # of a word whose loss is kept, since lost words are few and come again
 
 
 class TextLoss(BaseModel):
@@ -125,7 +126,6 @@ class LossMeter:
         self.cuts = 0
         self._tokenizer = tokenizer
         self._effects = _effects_of(tokenizer)
-        self._unknown, self._bytes = tokenizer.special.unk, _byte_tokens(tokenizer)
         # How often each code point occurs, and how often as white space behind white space.
         self._codes, self._behind = np.zeros((2, CODE_POINTS), dtype=np.int64)
         self._lost = Counter[LossKind]()
@@ -144,38 +144,31 @@ class LossMeter:
                 counts[: len(more)] += more
 
     def _add_tokens(self, text: str, tokens: "PlacedTokens") -> None:
-        unknown = tokens.ids == self._unknown
-        if tokens.by_word:
-            lossy = unknown if self._bytes is None else unknown | self._bytes[tokens.ids]
-            places = sorted(set(zip(tokens.starts[lossy].tolist(), tokens.ends[lossy].tolist(), strict=True)))
-            beside = "".join(text[start - 1 : start] + text[stop : stop + 1] for start, stop in places)
-            # With the space before it, which a mark at the beginning of a word may be joined to.
-            words = [text[start - text[start - 1 : start].isspace() : stop] for start, stop in places]
-            if any(unicodedata.category(mark)[0] in "CM" and not mark.isspace() for mark in beside):
-                words = [text]  # marks on both sides of a joiner that separates words make one cluster
-            text, tokens = "".join(words), self._tokenizer.encode_apart(words)
-            unknown = tokens.ids == self._unknown
-        if unknown.any():
-            spans = zip(tokens.starts[unknown].tolist(), tokens.ends[unknown].tolist(), strict=True)
-            self._add_lost("unknown", [text[start:stop] for start, stop in spans])
-        self._add_lost("bytes", list("".join(text[start:stop] for start, stop in self._spelt(tokens))))
+        if not tokens.by_word:
+            self._add_lost(*_lost_texts(self._tokenizer, text, tokens))
+            return
+        byte = _byte_tokens(self._tokenizer)
+        lossy = tokens.ids == self._tokenizer.special.unk
+        lossy = lossy if byte is None else lossy | byte[tokens.ids]
+        places = sorted(set(zip(tokens.starts[lossy].tolist(), tokens.ends[lossy].tolist(), strict=True)))
+        beside = "".join(text[start - 1 : start] + text[stop : stop + 1] for start, stop in places)
+        # With the space before it, which a mark at the beginning of a word may be joined to.
+        words = [text[start - text[start - 1 : start].isspace() : stop] for start, stop in places]
+        if any(unicodedata.category(mark)[0] in "CM" and not mark.isspace() for mark in beside):
+            words = [text]  # marks on both sides of a joiner that separates words make one cluster
+        for word in words:
+            lost = _lost_alone if len(word) <= _WORD_CHARACTERS else _lost_alone.__wrapped__
+            self._add_lost(*lost(self._tokenizer, word))
 
-    def _spelt(self, tokens: "PlacedTokens") -> Iterable[tuple[int, int]]:
-        """Return (first character, the one behind the last) of the text that is spelt byte by byte."""
-        if self._bytes is None:  # a byte-level token that begins inside a character
-            starts = np.unique(tokens.starts[1:][tokens.starts[1:] < tokens.ends[:-1]])
-            return zip(starts.tolist(), (starts + 1).tolist(), strict=True)
-        # Unigram gives all bytes of neighbouring characters the place of the first to the last.
-        starts, first = np.unique(tokens.starts[chosen := self._bytes[tokens.ids]], return_index=True)
-        return zip(starts.tolist(), tokens.ends[chosen][first].tolist(), strict=True)
-
-    def _add_lost(self, kind: LossKind, texts: Sequence[str]) -> None:
-        self._lost[kind] += sum(map(len, texts))
-        counter = self._texts[kind]
-        for text in texts:
-            example = text[:_EXAMPLE_CHARACTERS]
-            if example in counter or len(counter) < _COUNTED_EXAMPLES:
-                counter[example] += 1
+    def _add_lost(self, unknown: Sequence[str], spelt: Sequence[str]) -> None:
+        found: tuple[tuple[LossKind, Sequence[str]], ...] = (("unknown", unknown), ("bytes", spelt))
+        for kind, texts in found:
+            self._lost[kind] += sum(map(len, texts))
+            counter = self._texts[kind]
+            for text in texts:
+                example = text[:_EXAMPLE_CHARACTERS]
+                if example in counter or len(counter) < _COUNTED_EXAMPLES:
+                    counter[example] += 1
 
     def total(self) -> TextLoss:
         """Return the loss of all texts."""
@@ -195,6 +188,31 @@ class LossMeter:
             examples={kind: dict(counter) for kind, counter in examples.items() if counter},
         )
         return TextLoss.total([found])
+
+
+@lru_cache(maxsize=1 << 14)
+def _lost_alone(tokenizer: "Tokenizer", text: str) -> tuple[Sequence[str], Sequence[str]]:
+    return _lost_texts(tokenizer, text, tokenizer.encode_placed([text])[0])
+
+
+def _lost_texts(
+    tokenizer: "Tokenizer", text: str, tokens: "PlacedTokens"
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the texts of unknown tokens, and the characters that are spelt byte by byte."""
+    unknown = tokens.ids == tokenizer.special.unk
+    spans = zip(tokens.starts[unknown].tolist(), tokens.ends[unknown].tolist(), strict=True)
+    spelt = "".join(text[start:stop] for start, stop in _spelt(_byte_tokens(tokenizer), tokens))
+    return [text[start:stop] for start, stop in spans], list(spelt)
+
+
+def _spelt(byte: NDArray[np.bool_] | None, tokens: "PlacedTokens") -> Iterable[tuple[int, int]]:
+    """Return (first character, the one behind the last) of the text that is spelt byte by byte."""
+    if byte is None:  # a byte-level token that begins inside a character
+        starts = np.unique(tokens.starts[1:][tokens.starts[1:] < tokens.ends[:-1]])
+        return zip(starts.tolist(), (starts + 1).tolist(), strict=True)
+    # Unigram gives all bytes of neighbouring characters the place of the first to the last.
+    starts, first = np.unique(tokens.starts[chosen := byte[tokens.ids]], return_index=True)
+    return zip(starts.tolist(), tokens.ends[chosen][first].tolist(), strict=True)
 
 
 class _Effects(NamedTuple):
@@ -261,6 +279,7 @@ def _is_encoded(tokenizer: "Tokenizer", character: str) -> bool:
     return bool(((tokens.starts <= place) & (place < tokens.ends)).any())
 
 
+@lru_cache(maxsize=4)
 def _byte_tokens(tokenizer: "Tokenizer") -> NDArray[np.bool_] | None:
     """Return [vocab_size] bool, the pieces that stand for one byte; None for byte-level BPE, whose every piece does so
     for several.

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -179,15 +179,6 @@ class Tokenizer:
         with library_errors(self._where, _UNSPLIT):
             encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
         return [self._placed(encoding) for encoding in encodings]
-
-    def encode_apart(self, texts: Sequence[str]) -> "PlacedTokens":
-        """Return the tokens of texts, each encoded alone, with their places in the texts laid end to end."""
-        lengths = accumulate(map(len, texts), initial=0)
-        parts = [
-            part.shifted(start)
-            for part, start in zip(self.encode_placed(["", *texts]), [0, *lengths], strict=False)
-        ]
-        return PlacedTokens.joined(parts)
 
     def _placed(self, encoding: tokenizers.Encoding) -> "PlacedTokens":
         places = np.fromiter(chain.from_iterable(encoding.offsets), dtype=np.int64, count=2 * len(encoding))

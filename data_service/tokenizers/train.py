@@ -36,7 +36,7 @@ from data_service.tokenizers.specials import (
 from data_service.tokenizers.spm import convert_model, parse_model
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.word_counts import WordCounts, code_points, count_words
-from data_service.tokenizers.word_splits import BertWords, ByteWords, LineWords, Splitter
+from data_service.tokenizers.word_splits import BertWords, ByteWords, LineWords, PieceSplitter
 from data_service.tokenizers.words import BYTES_BY_LETTER
 
 _DEFAULT_STYLE: dict[Kind, Style] = {
@@ -130,7 +130,7 @@ def train_tokenizer(
     return tokenizer
 
 
-def _splitter(kind: Kind, options: TokenizerOptions) -> Splitter:
+def _splitter(kind: Kind, options: TokenizerOptions) -> PieceSplitter:
     match kind:
         case "byte_bpe":
             return ByteWords()

@@ -24,7 +24,7 @@ from data_service.errors import TokenizerError
 from data_service.processes import temporary_folder
 from data_service.store.local import room_in
 from data_service.tokenizers.files import TRAINING_REPORT
-from data_service.tokenizers.word_splits import Splitter, split_text
+from data_service.tokenizers.word_splits import PieceSplitter, split_text
 
 _MOST_PROCESSES = 4  # whose tables take some 0.7 GB each; one process reads for as many
 _TABLE_PIECES = 2_000_000  # some 200 bytes each
@@ -66,7 +66,7 @@ def code_points(words: Iterable[str]) -> NDArray[np.uint32]:
 
 
 def count_words(
-    texts: Iterable[str], splitter: Callable[[], Splitter], limit: int, workers: int = 1
+    texts: Iterable[str], splitter: Callable[[], PieceSplitter], limit: int, workers: int = 1
 ) -> WordCounts:
     """Count words, and keep the most frequent ones, of equally frequent ones the first by characters.
 
@@ -84,17 +84,17 @@ def count_words(
         if workers > 1:
             _count_elsewhere(texts, splitter, folder, min(workers, _MOST_PROCESSES))
         else:
-            table = _Table(splitter(), folder, 0)
+            table = _SpillingCounter(splitter(), folder, 0)
             for text in texts:
                 table.add(text)
             table.spill()
         return _most_frequent(_merged(folder), limit)
 
 
-class _Table:
+class _SpillingCounter:
     """Counts pieces, and spills the counts of their words. `number`: of the process, which has files of its own."""
 
-    def __init__(self, splitter: Splitter, folder: Path, number: int) -> None:
+    def __init__(self, splitter: PieceSplitter, folder: Path, number: int) -> None:
         self._splitter, self._folder, self._number = splitter, folder, number
         self._pieces: Counter[str] = Counter()
         self._long = 0  # characters of long pieces
@@ -177,7 +177,7 @@ def _cut(entries: list[tuple[int, str]], limit: int) -> tuple[list[tuple[int, st
 
 
 def _count_elsewhere(
-    texts: Iterable[str], splitter: Callable[[], Splitter], folder: Path, workers: int
+    texts: Iterable[str], splitter: Callable[[], PieceSplitter], folder: Path, workers: int
 ) -> None:
     """Spill the counts of texts, which processes take in turns."""
     with ExitStack() as stack:
@@ -219,7 +219,7 @@ def _finish(pipe: Connection) -> None:
 
 
 @contextmanager
-def _process(splitter: Callable[[], Splitter], folder: Path, number: int) -> Iterator[Connection]:
+def _process(splitter: Callable[[], PieceSplitter], folder: Path, number: int) -> Iterator[Connection]:
     """Yield a pipe to a process that counts the texts it is sent, and answers None by None, or before by an error."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -233,9 +233,9 @@ def _process(splitter: Callable[[], Splitter], folder: Path, number: int) -> Ite
         process.join()
 
 
-def _serve(pipe: Connection, splitter: Callable[[], Splitter], folder: Path, number: int) -> None:
+def _serve(pipe: Connection, splitter: Callable[[], PieceSplitter], folder: Path, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that sends decides
-    table = _Table(splitter(), folder, number)
+    table = _SpillingCounter(splitter(), folder, number)
     try:
         while (texts := pipe.recv()) is not None:
             for text in texts:

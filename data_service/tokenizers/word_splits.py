@@ -22,7 +22,7 @@ _WHITE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # P
 _BEFORE_WORD = re.compile(rf"[ \n](?=[^{_WHITE}\x1c-\x1f])")
 
 
-class Splitter(Protocol):
+class PieceSplitter(Protocol):
     """A way to split text. A piece of text is split in the same way wherever it stands."""
 
     def pieces(self, text: str) -> list[str]:
@@ -32,7 +32,7 @@ class Splitter(Protocol):
         """Return the words of a piece."""
 
 
-def split_text(text: str, splitter: Splitter) -> Iterator[tuple[list[str], int]]:
+def split_text(text: str, splitter: PieceSplitter) -> Iterator[tuple[list[str], int]]:
     """Yield the pieces of a text, window by window, and the number of characters of the longest. Words of more than
     RUN_CHARACTERS are cut."""
     start = 0

@@ -28,7 +28,7 @@ ARRAYS = 2
 """Number of logit arrays in memory at a time: the student's and a teacher's, where a cross-entropy has one."""
 
 
-class Scores(NamedTuple):
+class LogitFactors(NamedTuple):
     """The factors of logits that are not computed yet: features weight' + bias; `bias` may be None."""
 
     features: Float[Tensor, "tokens width"]
@@ -45,7 +45,9 @@ class DistillationSums(NamedTuple):
     agreeing: Int[Tensor, ""]
 
 
-def linear_distillation(student: Scores, teachers: Sequence[Scores], temperature: float) -> DistillationSums:
+def linear_distillation(
+    student: LogitFactors, teachers: Sequence[LogitFactors], temperature: float
+) -> DistillationSums:
     """Return sums over tokens of T^2 KL(p || q), where q = softmax(student / T) and p is the mean of softmax(teacher
     / T).
 
@@ -71,14 +73,14 @@ class _LinearDistillation(torch.autograd.Function):
         features: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        teachers: tuple[Scores, ...],
+        teachers: tuple[LogitFactors, ...],
         temperature: float,
         wants_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(features.dtype, torch.float32)
         loss_sum = torch.zeros((), dtype=wide, device=features.device)
         agreeing = torch.zeros((), dtype=torch.int64, device=features.device)
-        student = Scores(features, weight, bias)
+        student = LogitFactors(features, weight, bias)
         gradients = ChunkGradients(*student, wide) if wants_gradient else None
         for chunk in chunks(len(features), ARRAYS * weight.shape[0], weight.device):
             p_cV = _mean_softmax(teachers, chunk, temperature, wide)
@@ -110,13 +112,15 @@ class _LinearDistillation(torch.autograd.Function):
 _apply: Callable[..., tuple[Tensor, Tensor]] = _LinearDistillation.apply
 
 
-def _softened(scores: Scores, chunk: slice, temperature: float, wide: torch.dtype) -> Tensor:
+def _softened(scores: LogitFactors, chunk: slice, temperature: float, wide: torch.dtype) -> Tensor:
     """Return a chunk's logits divided by the temperature, [c, V]."""
     logits_cV = F.linear(scores.features[chunk], scores.weight, scores.bias)
     return logits_cV.to(wide).div_(temperature)
 
 
-def _mean_softmax(teachers: Sequence[Scores], chunk: slice, temperature: float, wide: torch.dtype) -> Tensor:
+def _mean_softmax(
+    teachers: Sequence[LogitFactors], chunk: slice, temperature: float, wide: torch.dtype
+) -> Tensor:
     """Return the mean of the teachers' softened distributions, [c, V]."""
     first, *others = teachers
     p_cV = _softened(first, chunk, temperature, wide).softmax(-1)

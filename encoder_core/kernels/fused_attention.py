@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from encoder_core.kernels.backward import keys_kernel, queries_kernel
 from encoder_core.kernels.forward import forward_kernel
-from encoder_core.kernels.operands import Inputs
+from encoder_core.kernels.operands import KernelInputs
 from encoder_core.kernels.table_gradients import (
     assemble,
     differences_of,
@@ -121,7 +121,7 @@ class _FusedAttention(torch.autograd.Function):
 _apply: Callable[..., Tensor] = _FusedAttention.apply
 
 
-Given = tuple[Inputs, Tensor, Tensor, Tensor]
+Given = tuple[KernelInputs, Tensor, Tensor, Tensor]
 """Inputs, the context's gradients, log2 of the sums of exponentials, and deltas: a query's context times its
 gradient, which the kernel by queries writes first."""
 
@@ -166,17 +166,17 @@ def _by_tables(given: Given, layout: Layout, cut: Cut) -> list[Tensor | None]:
     ]
 
 
-def _of_queries(x: Inputs) -> Tensor:
+def _of_queries(x: KernelInputs) -> Tensor:
     """Return [M, N], unwritten, in the dtype of sums."""
     dtype = torch.float64 if x.q.dtype == torch.float64 else torch.float32
     return torch.empty(x.q.shape[:2], dtype=dtype, device=x.q.device)
 
 
-def _inputs(tensors: list[Tensor | None], layout: Layout) -> Inputs:
+def _inputs(tensors: list[Tensor | None], layout: Layout) -> KernelInputs:
     q, k, v, r, table_a, table_b, table_c, segment_scores = tensors
     assert q is not None
     tables = [len(table) for table in (table_a, table_b, table_c) if table is not None]
-    return Inputs(
+    return KernelInputs(
         q=q,
         k=k,
         v=v,

@@ -14,7 +14,7 @@ distances. Tensors are contiguous.
 from typing import Any, NamedTuple
 
 
-class Inputs(NamedTuple):
+class KernelInputs(NamedTuple):
     """The inputs of a kernel: tensors on the host, pointers in a kernel.
 
     Attributes:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 import triton.language as tl
 
-from encoder_core.kernels.operands import Inputs, Tile
+from encoder_core.kernels.operands import KernelInputs, Tile
 
 
 class Cut(NamedTuple):
@@ -101,7 +101,7 @@ def generation_of(device: torch.device) -> int:
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
 
 
-def tile_of(x: Inputs, size: int) -> Tile:
+def tile_of(x: KernelInputs, size: int) -> Tile:
     """Return the tile of `size` queries and keys."""
     width = x.q.shape[-1]
     sums = tl.float64 if x.q.dtype == torch.float64 else tl.float32

@@ -18,7 +18,7 @@ from torch import nn
 
 from encoder_core.batch import Batch
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.heads.distillation import Scores, cosine_distances, linear_distillation
+from encoder_core.heads.distillation import LogitFactors, cosine_distances, linear_distillation
 from encoder_core.heads.prediction import MaskedLanguageModelHead
 from encoder_core.objectives.mlm import MaskedTokens
 from encoder_core.objectives.teacher import FrozenNetworks, Teacher, TeacherOutputs
@@ -72,7 +72,7 @@ class Distillation(HeadTerm):
     def sums(self, states: States, batch: Batch) -> TermSums:
         assert self._head is not None, "the module has introduced its terms to each other"
         head, asked = self._head, self._asked(batch)
-        own = Scores(head.features(states.predicting(asked)), head.decoder.weight, head.decoder.bias)
+        own = LogitFactors(head.features(states.predicting(asked)), head.decoder.weight, head.decoder.bias)
         scores = [said.scores for said in self.taught(states, batch)]
         found = linear_distillation(own, scores, self._config.temperature)
         return TermSums(found.loss_sum, asked.target_ids.numel(), {"correct": found.agreeing})

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.families.catalogue import ModelConfig, build_encoder
-from encoder_core.heads.distillation import Scores
+from encoder_core.heads.distillation import LogitFactors
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
 from encoder_core.layers.initialise import on_meta
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
@@ -69,7 +69,7 @@ class TeacherOutputs(NamedTuple):
     """
 
     last: Float[Tensor, "tokens hidden"]
-    scores: Scores
+    scores: LogitFactors
     layers: tuple[Float[Tensor, "tokens hidden"], ...]
 
 
@@ -82,7 +82,7 @@ class Teacher(nn.Module):
         self.head = tied_head(config, self.encoder.embeddings.word)
         self.decoder = mask_decoder(config)
 
-    def forward(self, batch: Batch) -> tuple[Float[Tensor, "tokens hidden"], Scores]:
+    def forward(self, batch: Batch) -> tuple[Float[Tensor, "tokens hidden"], LogitFactors]:
         """Return the last layer's states of all tokens, and the scores of all ids at the batch's targets."""
         said = self.say(batch, ())
         return said.last, said.scores
@@ -102,7 +102,9 @@ class Teacher(nn.Module):
         else:
             assert isinstance(self.encoder, DisentangledEncoder)  # only this family has the decoder
             predicting_MH = self.decoder.decode(self.encoder, before_TH, batch)
-        scores = Scores(self.head.features(predicting_MH), self.head.decoder.weight, self.head.decoder.bias)
+        scores = LogitFactors(
+            self.head.features(predicting_MH), self.head.decoder.weight, self.head.decoder.bias
+        )
         return TeacherOutputs(states_TH, scores, tuple(kept[number] for number in layers))
 
 

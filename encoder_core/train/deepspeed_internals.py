@@ -66,7 +66,7 @@ PARAMETER: dict[Layout, tuple[str, ...]] = {
 MAPPING = ("param_group_index", "lp_fragment_address", "hp_fragment_address")
 
 
-class Place(NamedTuple):
+class FlatPart(NamedTuple):
     """A part of a parameter in a flat tensor: `length` numbers, from number `start` of the parameter, at `offset` of
     `flat`.
     """
@@ -200,7 +200,7 @@ def working_flats(optimizer: Any, kind: Layout) -> list[Tensor]:
     return found
 
 
-def place_of(optimizer: Any, parameter: nn.Parameter, kind: Layout, rank: int) -> Place | None:
+def place_of(optimizer: Any, parameter: nn.Parameter, kind: Layout, rank: int) -> FlatPart | None:
     """Return the part of a trained parameter that this rank owns, or None."""
     flats = _flats(optimizer, kind)
     if kind == "shards":
@@ -208,12 +208,12 @@ def place_of(optimizer: Any, parameter: nn.Parameter, kind: Layout, rank: int) -
         share, size = shard_of(parameter)
         start = rank * share.numel()
         length = min(share.numel(), size - start)
-        return Place(flats[group], start, length, offset) if length > 0 else None
+        return FlatPart(flats[group], start, length, offset) if length > 0 else None
     mapping = name_of(parameter, "_hp_mapping")
     if mapping is None:  # no part of it lies in this rank's partition
         return None
     source, target = name_of(mapping, "lp_fragment_address"), name_of(mapping, "hp_fragment_address")
-    return Place(flats[name_of(mapping, "param_group_index")], source.start, source.numel, target.start)
+    return FlatPart(flats[name_of(mapping, "param_group_index")], source.start, source.numel, target.start)
 
 
 def shard_of(parameter: nn.Parameter) -> tuple[Tensor, int]:

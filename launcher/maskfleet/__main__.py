@@ -3,12 +3,19 @@
 import signal
 import sys
 
+from data_service.errors import EnvironmentUnusable
+from data_service.limits import ensure_threads
 from launcher.command import SAVES, is_looked_after, look_after
-from launcher.contract import REPEAT
+from launcher.contract import MISTAKE, REPEAT
 from launcher.signals import answering, as_python_has_them, ended_when_asked, heeded
 
 
 def main() -> None:
+    try:
+        ensure_threads()
+    except EnvironmentUnusable as error:
+        print(f"error: {error.problem}\nremedy: {error.remedy}", file=sys.stderr)
+        sys.exit(MISTAKE)
     if is_looked_after(sys.argv[1:]):
         signal.pthread_sigmask(signal.SIG_BLOCK, {*heeded(), signal.SIGCHLD})  # from here on none is lost
         as_python_has_them()

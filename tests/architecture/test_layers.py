@@ -32,6 +32,7 @@ DRAWN = {
         embed -> export finetune tasks
         export -> certificate
         finetune -> export tasks
+        fill -> finetune
     """,
     "launcher.app": """
         cli -> schedulers

@@ -218,9 +218,9 @@ def measure(trial: Trial, bench: Bench, pool: Executor) -> Measured:
         task = load_task(f"{bench.root}/task/headings.yaml")
         with open_pretrained(str(place)) as model:
             ndcg: dict[str, float] = {
-                pooling: embed_cell(
-                    model, task, CellSettings(pooling=pooling, max_length=_LENGTH, batch=64), seed=0
-                )["ndcg@10"]
+                pooling: embed_cell(model, task, CellSettings(pooling=pooling, max_length=_LENGTH, batch=64))[
+                    "ndcg@10"
+                ]
                 for pooling in (_TRAINED if trial.pairs else _POOLINGS)
             }
         found = Measured(*trial, seconds, ndcg)

@@ -15,14 +15,12 @@ import plan
 import program
 import pytest
 import store_pairs
-import writing
 from cpu import tree_seconds
 from data_peer import masked_by_numpy, need_peer
 from program import BenchError
 from synthetic import SPECIAL
 
 from data_service.corpus.corpus import open_corpus
-from encoder_core.families.bart import BartConfig
 from launcher.runtime.capacity.workload import Shape
 from tests.support.stores.s3 import S3Server
 
@@ -71,13 +69,6 @@ def test_stores_are_measured_in_pairs(s3: S3Server) -> None:
     assert all(one.wall > 0 for pairs in found.pairs.values() for pair in pairs for one in pair)
     assert "short reads" in store_pairs.render(found)
     assert "Contents" not in s3.client().list_objects_v2(Bucket=bucket)
-
-
-def test_both_ways_to_write_choose_from_the_same_logits() -> None:
-    config = BartConfig(layers=2, hidden=8, heads=2, feed_forward=16, vocab=40, max_length=12)
-    (pair,) = writing.bench_writing(config, tokens=12, rounds=1, progress=quiet)
-    assert min(pair.kept, pair.anew) > 0
-    assert pair.apart < 1e-5
 
 
 def test_the_peers_masks_are_berts() -> None:

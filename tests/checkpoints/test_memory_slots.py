@@ -105,14 +105,14 @@ def test_no_rank_may_be_missing_and_worlds_do_not_mix() -> None:
 COUNT = 300_000
 WRITER = f"""
 import os, torch
-from checkpoints.memory_slots import HEAD, Description, Slot
+from checkpoints.memory_slots import HEAD, SlotDescription, Slot
 slots = [Slot.make({4 * COUNT}, 100) for _ in range(2)]
 print(*(slot.descriptor for slot in slots), flush=True)
 for step in range(1_000_000):
     slot = slots[step % 2]
     slot.open()
     torch.frombuffer(slot.data, dtype=torch.float32, offset=HEAD, count={COUNT}).fill_(step % 1000)
-    told = Description(recipe="r", attempt=1, step=step, rank=0, world=1, pieces=())
+    told = SlotDescription(recipe="r", attempt=1, step=step, rank=0, world=1, pieces=())
     slot.close_set(step, {4 * COUNT}, told.model_dump_json().encode())
     if step == 1:
         print("both", flush=True)

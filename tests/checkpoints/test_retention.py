@@ -1,5 +1,6 @@
 """Retention: which checkpoints stay is a table; deleting them never leaves a run without one."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,8 @@ def test_remains_of_an_earlier_attempts_writes_go_with_a_commit(store: LocalStor
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"half")
+        earlier = path.stat().st_mtime - 1  # the clock of a file system has ticks
+        os.utime(path, (earlier, earlier))
     second = claim(store)
     young = store.root / "checkpoints" / ".tmp-writing"
     young.write_bytes(b"half")

@@ -98,24 +98,22 @@ import json, sys
 from pathlib import Path
 import ray
 from launcher.after.evaluate import measures
-from launcher.after.evaluate.cells import CellFigures, plan
+from launcher.after.evaluate.cells import CellFigures, Measure, plan
 from launcher.after.evaluate.grid import CellResources, compute
 from launcher.after.finetune.pretrained import LocalModel
 from tests.support.clusters import fake_gpus
 
-class Looking:
-    kind, task, data, settings, seeded = "looking", "a", "a", {}, True
-
-    def measure(self, pretrained, seed, place):
-        assert measures  # which CUDA is asked by when a cell is unpickled
-        return CellFigures(metrics={"gpus": 0.0}, details={"seen": fake_gpus.CUDA.devices()})
+def looked(pretrained, seed, place):
+    assert measures  # which CUDA is asked by when a cell is unpickled
+    return CellFigures(metrics={"gpus": 0.0}, details={"seen": fake_gpus.CUDA.devices()})
 
 ray.init(num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
 Path(sys.argv[1]).mkdir()
 (Path(sys.argv[1]) / "config.json").write_text("{}")
 model = LocalModel("model", None, Path(sys.argv[1]), "digest")
 for gpus in (0.0, 1.0):
-    ended = compute(plan([model], [Looking()], [0, 1]), {"digest": model}, CellResources(1.0, gpus))
+    looking = Measure("looking", "a", None, "a", {}, looked, seeded=True)
+    ended = compute(plan([model], [looking], [0, 1]), {"digest": model}, CellResources(1.0, gpus))
     print(json.dumps([one.outcome.details["seen"] for one in ended]))
 """
 

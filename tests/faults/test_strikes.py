@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults.strikes import COMMANDS, LIMITS, PLACES, Bench, Strike, draw
+from tests.support.stores.s3 import S3Server
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(0)]
 
@@ -28,9 +29,12 @@ def test_a_seed_gives_the_same_strikes() -> None:
 
 
 @pytest.mark.long
-def test_any_strike_has_one_of_three_ends(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+@pytest.mark.rgw
+def test_any_strike_has_one_of_three_ends(
+    request: pytest.FixtureRequest, tmp_path: Path, rgw: S3Server
+) -> None:
     seed = request.config.getoption("--seed")
-    bench = Bench(tmp_path)
+    bench = Bench(tmp_path, f"s3://{rgw.new_bucket()}/strikes")
     struck: list[tuple[Strike, str]] = []
     wrong: list[str] = []
     for number in bench.until(60 * MINUTES):

@@ -7,6 +7,7 @@ it dies, fails or is slow, that is recorded and training continues.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -47,11 +48,10 @@ class CommitEvaluation:
     def __init__(self, run: Run, note: Note, *, poll_s: float = _POLL_S, idle: bool = True) -> None:
         self._run, self._note, self._poll_s, self._idle = run, note, poll_s, idle
         self._log = OperatorLog(run.store, note)
-        self._seen: list[CheckpointName] = []  # those that are not dealt with, the newest last
         self._over: set[CheckpointName] | None = (
-            None  # dealt with, or somebody else's; None before the first look
+            None  # dealt with, or older than the first look; None before it
         )
-        self._tries: dict[CheckpointName, int] = {}
+        self._tries = Counter[CheckpointName]()
         self._told: set[str] = set()
         self._actor: Any = None
         self._last, self._closed = threading.Event(), threading.Event()
@@ -84,9 +84,8 @@ class CommitEvaluation:
         while not last and not self._closed.is_set():
             last = self._last.is_set()  # before looking, so that all commits up to `finish` are evaluated
             try:
-                self._look()
-                while self._seen and not self._closed.is_set() and lost() is None:
-                    self._next()
+                while not self._closed.is_set() and lost() is None and (mark := self._newest()):
+                    self._try(mark)
             except StoreError as error:
                 self._complain("store", f"evaluation waits for the run's store: {error.problem}")
             except Exception as error:
@@ -94,22 +93,19 @@ class CommitEvaluation:
                 self._drop()
             self._last.wait(self._poll_s)
 
-    def _look(self) -> None:
-        """Find the new commits. The first look takes only the newest commit: older ones are from earlier commands."""
+    def _newest(self) -> CheckpointName | None:
+        """Return the newest commit that is not dealt with, and pass over those before it; None if there is none. Those
+        that were there before the first look are of earlier commands, except the newest."""
         marks = sorted(committed(self._run.store))
         if self._over is None:
             self._over = set(marks[:-1])
-        self._seen += [mark for mark in marks if mark not in self._over and mark not in self._seen]
+        waiting = [mark for mark in marks if mark not in self._over]
+        if waiting[:-1]:
+            self._skip(waiting[:-1], "a newer one had been committed by the time that one could be evaluated")
+        return waiting[-1] if waiting else None
 
-    def _next(self) -> None:
-        *older, mark = self._seen
-        if older:
-            self._skip(older, "a newer one had been committed by the time that one could be evaluated")
-        self._seen = [mark]
-        if not unevaluated(self._run.store, mark, self._run.recipe.evaluation.tasks):
-            self._done(mark)
-            return
-        self._tries[mark] = self._tries.get(mark, 0) + 1
+    def _try(self, mark: CheckpointName) -> None:
+        self._tries[mark] += 1
         try:
             outcome = self._evaluate(mark)
         except RayError as error:
@@ -130,8 +126,6 @@ class CommitEvaluation:
         while not ray.wait([answer], timeout=self._poll_s)[0]:
             if self._closed.is_set() or lost() is not None:
                 return None
-            with suppress(StoreError):
-                self._look()
         found: dict[str, Any] = ray.get(answer)
         return found
 
@@ -161,7 +155,6 @@ class CommitEvaluation:
     def _done(self, mark: CheckpointName) -> None:
         assert self._over is not None  # there was a look before
         self._over.add(mark)
-        self._seen = [other for other in self._seen if other != mark]
 
     def _complain(self, subject: str, text: str) -> None:
         if subject not in self._told:

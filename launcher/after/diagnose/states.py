@@ -123,14 +123,6 @@ def read_checkpoint(run: Run, manifest: CheckpointManifest) -> Checkpoint:
     return _checkpoint(run, manifest.step, module, tokenizer, digest.hexdigest())
 
 
-def untrained(run: Run) -> Checkpoint:
-    """Return the run's network with its initial weights: the baseline for every measure."""
-    tokenizer = run.tokenizer()
-    module = build_model(recipe_after(run.recipe, 0), tokenizer)
-    digest = hashlib.sha256(_identity(run, 0, tokenizer) + f"untrained {run.recipe.seed}".encode())
-    return _checkpoint(run, 0, module, tokenizer, digest.hexdigest())
-
-
 def _checkpoint(
     run: Run, step: int, module: ObjectiveModule, tokenizer: Tokenizer, digest: str
 ) -> Checkpoint:

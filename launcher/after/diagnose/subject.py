@@ -3,16 +3,22 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from data_service.store.open import open_store
 from launcher.after.diagnose.isotropy import anisotropy, heldout_sentences
-from launcher.after.diagnose.measures import held_out, linear_probe, similarity
-from launcher.after.diagnose.own_data import probe_splits, similarity_pairs
-from launcher.after.diagnose.states import Checkpoint, Frozen, open_checkpoint, open_frozen, rows_of_texts
+from launcher.after.diagnose.measures import held_out
+from launcher.after.diagnose.own_data import OwnData, own_data
+from launcher.after.diagnose.states import open_checkpoint, open_frozen, rows_of_texts
+from launcher.after.tasks.schema import SCORED
 from launcher.after.tasks.task import load_task
 from launcher.errors import OptionError
-from launcher.runtime.recipe.evaluation import HeldOutSettings, Pooling, ProbeSettings, SimilaritySettings
+from launcher.runtime.recipe.evaluation import (
+    EvaluationTask,
+    HeldOutSettings,
+    Pooling,
+    ProbeSettings,
+    SimilaritySettings,
+)
 from launcher.runtime.run.evaluations import Figure
 from launcher.runtime.run.record import RECORD, open_run
 
@@ -25,14 +31,14 @@ class DiagnosticRequest:
         text: file whose lines are the texts for anisotropy; None: a run's held-out text.
         tasks: names or YAML files of tasks.
         data: folder or s3:// URI with the files of the tasks.
-        poolings: names of poolings; empty for cls and mean.
+        poolings: how the vectors are made.
         limit: largest number of texts, and of examples of a split.
     """
 
     text: Path | None
     tasks: tuple[str, ...]
     data: str | None
-    poolings: tuple[str, ...]
+    poolings: list[Pooling]
     limit: int
 
 
@@ -52,10 +58,8 @@ class Diagnosis:
 def measured(source: str, step: int | None, wanted: DiagnosticRequest) -> Iterator[Diagnosis]:
     """Yield the measurements one after another.
 
-    Raises OptionError if there is nothing to measure or no such pooling; also the errors of `open_frozen`, `load_task`
-    and the measures.
+    Raises OptionError if there is nothing to measure; also the errors of `open_frozen`, `load_task` and the measures.
     """
-    poolings = _poolings(wanted.poolings)
     is_run = open_store(source).size(RECORD) is not None
     if not is_run and wanted.text is None and not wanted.tasks:
         raise OptionError(
@@ -63,49 +67,39 @@ def measured(source: str, step: int | None, wanted: DiagnosticRequest) -> Iterat
         )
     checkpoint = open_checkpoint(open_run(source), step) if is_run else None
     frozen = checkpoint.frozen if checkpoint else open_frozen(source, step)
+    rows, of = None, "texts"
     if wanted.text is not None:
         rows = rows_of_texts(frozen, _lines(wanted.text, wanted.limit))
-        figures = anisotropy(frozen, rows, poolings)
-        yield Diagnosis(f"Anisotropy of {frozen.name} on {len(rows):,} texts", "anisotropy", figures)
+    elif checkpoint is not None:
+        rows, of = heldout_sentences(checkpoint.run, frozen, wanted.limit), "held-out sentences"
+    if rows is not None:
+        figures = anisotropy(frozen, rows, wanted.poolings)
+        yield Diagnosis(f"Anisotropy of {frozen.name} on {len(rows):,} {of}", "anisotropy", figures)
     if checkpoint is not None:
-        yield from _of_run(checkpoint, wanted, poolings)
+        figures = held_out(checkpoint, HeldOutSettings().rows)
+        yield Diagnosis(f"Held-out loss of {frozen.name}", "heldout", figures)
     for name in wanted.tasks:
-        yield _of_task(frozen, name, wanted, poolings)
+        parts = [part for measure in _measures(name, wanted) if (part := own_data(measure))]
+        figures = [figure for part in parts for figure in part.figures(frozen)]
+        yield Diagnosis(_title(parts[0]), parts[0].task.name, figures)
 
 
-def _of_run(
-    checkpoint: Checkpoint, wanted: DiagnosticRequest, poolings: Sequence[Pooling]
-) -> Iterator[Diagnosis]:
-    frozen = checkpoint.frozen
-    if wanted.text is None:
-        rows = heldout_sentences(checkpoint.run, frozen, wanted.limit)
-        figures = anisotropy(frozen, rows, poolings)
-        title = f"Anisotropy of {frozen.name} on {len(rows):,} held-out sentences"
-        yield Diagnosis(title, "anisotropy", figures)
-    yield Diagnosis(
-        f"Held-out loss of {frozen.name}", "heldout", held_out(checkpoint, HeldOutSettings().rows)
-    )
+def _measures(name: str, wanted: DiagnosticRequest) -> Iterator[EvaluationTask]:
+    """Yield what is measured on a task: similarity, or a probe of each pooling."""
+    if load_task(name, wanted.data).kind in SCORED:
+        scored = SimilaritySettings(task=name, data=wanted.data, poolings=wanted.poolings)
+        yield EvaluationTask(similarity=scored)
+        return
+    for pooling in wanted.poolings:
+        probe = ProbeSettings(task=name, data=wanted.data, examples=wanted.limit, pooling=pooling)
+        yield EvaluationTask(probe=probe)
 
 
-def _of_task(frozen: Frozen, name: str, wanted: DiagnosticRequest, poolings: Sequence[Pooling]) -> Diagnosis:
-    task = load_task(name, wanted.data)
-    if task.kind in ("similarity", "regression"):
-        pairs = similarity_pairs(SimilaritySettings(task=name, data=wanted.data))
-        return Diagnosis(f"{task.name}: {len(pairs):,} pairs", task.name, similarity(frozen, pairs, poolings))
-    splits = probe_splits(ProbeSettings(task=name, data=wanted.data, examples=wanted.limit))
-    figures = [figure for pooling in poolings for figure in linear_probe(frozen, splits, pooling)]
-    title = f"{task.name}: linear probe fitted on {len(splits.train):,} examples, measured on {len(splits.test):,}"
-    return Diagnosis(title, task.name, figures)
-
-
-def _poolings(names: Sequence[str]) -> list[Pooling]:
-    known: dict[str, Pooling] = {pooling: pooling for pooling in get_args(Pooling)}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise OptionError(
-            f"--pooling {unknown[0]}: no such pooling", remedy=f"give one of {', '.join(known)}"
-        )
-    return [known[name] for name in names] or ["cls", "mean"]
+def _title(own: OwnData) -> str:
+    if own.measure.similarity:
+        return f"{own.task.name}: {len(own.data[0]):,} pairs"
+    train, _, test = own.data
+    return f"{own.task.name}: linear probe fitted on {len(train):,} examples, measured on {len(test):,}"
 
 
 def _lines(path: Path, most: int) -> list[str]:

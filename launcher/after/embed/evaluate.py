@@ -1,34 +1,21 @@
 """Measures a model's vectors: similarity (STS) with sentence-transformers' own evaluator, retrieval as BEIR does."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import PositiveInt
 
 from launcher.after.embed.model import counting, library, load_model, say_what_is_cut
 from launcher.after.embed.retrieval import measure_retrieval
-from launcher.after.embed.rows import rows_of_pairs
-from launcher.after.embed.settings import Cosine, EmbedTraining, Encoding, Loss, RowSource
-from launcher.after.embed.train import train_on_rows
+from launcher.after.embed.settings import Encoding
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.after.tasks.examples import Examples, Retrieval, Sentences
-from launcher.after.tasks.schema import TaskPart
 from launcher.after.tasks.task import Task
 from launcher.errors import TaskError
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
-
-
-class FitSettings(TaskPart):
-    """The settings of a training on the task's train split before the measurement; fields as in `EmbedTraining`."""
-
-    loss: Loss = Cosine(kind="cosine")
-    batch: PositiveInt = 16
-    lr: PositiveFloat = 2e-5
-    epochs: PositiveInt = 4
-    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
 
 class CellSettings(Encoding):
@@ -37,30 +24,16 @@ class CellSettings(Encoding):
     Attributes:
         split: split of the task; None: dev if there is one, else test.
         batch: number of texts in a batch; it changes figures only by rounding.
-        fit: training before the measurement; None: the vectors are measured as they are.
     """
 
     split: str | None = None
     batch: PositiveInt = 32
-    fit: FitSettings | None = None
 
 
-def embed_cell(pretrained: LocalModel, task: Task, settings: CellSettings, seed: int) -> dict[str, float]:
-    """Return the task's metrics of a checkpoint's vectors. They depend only on the arguments.
-
-    `seed` only matters with a training. Raises the errors of `measure`, `load_model` and `train_on_rows`.
-    """
-    split = settings.split or ("dev" if "dev" in task.splits else "test")
-    examples = task.read(split)
-    if settings.fit is None:
-        model = load_model(pretrained, settings)
-    else:
-        encoding = settings.model_dump(include=set(Encoding.model_fields))
-        source = RowSource(tasks=(task.name,))
-        training = EmbedTraining(train=source, seed=seed, **encoding, **dict(settings.fit))
-        rows = rows_of_pairs([(task, task.read("train"))])
-        model = train_on_rows(pretrained, training, rows, None).model
-    return measure(model, task, examples, settings.batch)
+def embed_cell(pretrained: LocalModel, task: Task, settings: CellSettings) -> dict[str, float]:
+    """Return the task's metrics of a checkpoint's vectors. Raises the errors of `measure` and `load_model`."""
+    examples = task.read(settings.split or ("dev" if "dev" in task.splits else "test"))
+    return measure(load_model(pretrained, settings), task, examples, settings.batch)
 
 
 def measure(

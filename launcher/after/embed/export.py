@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import yaml
 
 from checkpoints.hf.export import CARD, published
-from checkpoints.hf.folder import removable
 from data_service.printable import one_line
 from data_service.store.open import open_store
 from launcher.after.embed.settings import EmbedTraining
@@ -15,11 +14,6 @@ from launcher.after.finetune.pretrained import LocalModel
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
-
-
-def check_target(out: str) -> None:
-    """Raise ExportError if `out` holds files that no export wrote. Call this before hours of training."""
-    removable(open_store(out))
 
 
 def export_embeddings(

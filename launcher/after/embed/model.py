@@ -18,7 +18,7 @@ from encoder_core.errors import ModelError
 from launcher.after.embed.settings import Encoding
 from launcher.after.export.sentence_transformer import MODULES, SETTINGS, their_pooling
 from launcher.after.finetune.model import most_tokens
-from launcher.after.finetune.pretrained import LocalModel, check_class
+from launcher.after.finetune.pretrained import LocalModel, check_class, modules_in
 from launcher.errors import EVALUATE, optional, reason
 from launcher.progress import work
 
@@ -50,7 +50,7 @@ def load_model(pretrained: LocalModel, encoding: Encoding) -> "SentenceTransform
     """
     folder = pretrained.folder
     check_class(folder, pretrained.name)
-    modules = _stored_modules(folder)
+    modules = _known_modules(folder)
     _check_files(folder, [path for path, kind in modules if kind in _WEIGHTS_IN] or [""])
     st, stored = optional("sentence_transformers", "maskfleet embed", EVALUATE), _stored_settings(folder)
     try:
@@ -74,26 +74,21 @@ def load_model(pretrained: LocalModel, encoding: Encoding) -> "SentenceTransform
     return model
 
 
-def _stored_modules(folder: Path) -> list[tuple[str, str]]:
+def _known_modules(folder: Path) -> list[tuple[str, str]]:
     """Return folder and kind of each module in modules.json; an empty list for a plain transformers folder."""
-    path = folder / MODULES
-    if not path.is_file():
-        return []
-    try:
-        found = [(str(entry["path"]), str(entry["type"])) for entry in foreign_json(path.read_bytes())]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"{path} does not list modules: {error}", remedy="fetch the file again") from error
     modules = []
-    for place, kind in found:
+    for place, kind in modules_in(folder):
         package, _, name = kind.rpartition(".")
         if not package.startswith("sentence_transformers.") or name not in _KNOWN:
             raise ModelError(
-                f"{path} names {kind}, which is not loaded here",
+                f"{folder / MODULES} names {kind}, which is not loaded here",
                 remedy=f"give a model made of {', '.join(_KNOWN)}",
             )
         modules.append((place, name))
-    if not modules or modules[0][1] != "Transformer":
-        raise ModelError(f"{path} does not begin with a Transformer", remedy="give an encoder's folder")
+    if (folder / MODULES).is_file() and (not modules or modules[0][1] != "Transformer"):
+        raise ModelError(
+            f"{folder / MODULES} does not begin with a Transformer", remedy="give an encoder's folder"
+        )
     return modules
 
 

@@ -1,8 +1,6 @@
 """Rows of texts with labels to train and to measure on: from tasks, or from tables of any columns."""
 
-import json
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +9,8 @@ import numpy as np
 
 from launcher.after.embed.settings import RowSource
 from launcher.after.tasks.examples import Examples, Sentences
-from launcher.after.tasks.files import FileRow, RowFormat, TaskFolder, format_of, read_rows, valid_text
+from launcher.after.tasks.files import FileRow, RowFormat, TaskFolder, format_of, read_rows
+from launcher.after.tasks.read import label_index, score_in
 from launcher.after.tasks.task import Task, load_task
 from launcher.errors import TaskError
 
@@ -90,17 +89,21 @@ def _of_files(source: RowSource, root: str) -> TextColumns:
     texts: dict[str, list[str]] = {str(column): [] for column in source.texts}
     labels: list[Any] = []
     ignored = 0
-    for path in source.files:
-        for row in _rows(path, source, root):
-            if any(str(_value(row, column)) != value for column, value in source.where.items()):
-                continue
-            if source.label is not None and str(_value(row, source.label)) in source.ignore:
+    try:
+        for row in _rows(source, root):
+            if source.label is not None and row.label(str(source.label)) in source.ignore:
                 ignored += 1
                 continue
-            for column in source.texts:
-                texts[str(column)].append(_text(row, column))
+            for column, found in texts.items():
+                found.append(_text(row, column))
             if source.label is not None:
-                labels.append(_label(row, source.label, source))
+                labels.append(_label(row, row.label(str(source.label)), source))
+    except TaskError as error:  # its remedy speaks of a task's YAML
+        raise TaskError(
+            error.problem,
+            remedy="correct the file, or the columns in `texts`, `label` and `where`, its `encoding`, `classes`, "
+            "`ignore` or `scores`",
+        ) from error
     if ignored:
         _LOG.warning("%s: %s rows are left out for their label", ", ".join(source.files), f"{ignored:,}")
     if not next(iter(texts.values())):
@@ -111,57 +114,26 @@ def _of_files(source: RowSource, root: str) -> TextColumns:
     return TextColumns(texts, labels if source.label is not None else None, source.classes or ())
 
 
-def _rows(path: str, source: RowSource, root: str) -> Iterator[FileRow]:
-    form = format_of(path)
-    where = TaskFolder(root, "embed train", source.published or "wherever you have your data")
-    layout = RowFormat(form, tuple(source.columns), encoding=source.encoding, quoted=form == "csv")
-    found = where.find(path)
-    try:
-        yield from read_rows(layout, found)
-    except TaskError as error:  # its remedy speaks of a task's YAML
-        raise TaskError(
-            error.problem,
-            remedy="correct the file, or the columns in `texts`, `label` and `where`, or its `encoding`",
-        ) from error
+def _rows(source: RowSource, root: str) -> Iterator[FileRow]:
+    """Yield the rows of all files that are selected by `where`."""
+    folder = TaskFolder(root, "embed train", source.published or "wherever you have your data")
+    for path in source.files:
+        form = format_of(path)
+        layout = RowFormat(form, source.columns, encoding=source.encoding, quoted=form == "csv")
+        for row in read_rows(layout, folder.find(path)):
+            if all(str(row.value(column)) == value for column, value in source.where.items()):
+                yield row
 
 
-def _value(row: FileRow, column: str | int) -> object:
-    value = row.values.get(str(column))
-    if value is None:
-        raise TaskError(
-            f"{row.place}: no {column} (there are {', '.join(map(str, row.values))})",
-            remedy="correct the file, or the columns in `texts`, `label` and `where`",
-        )
-    return value
+def _text(row: FileRow, column: str) -> str:
+    text = row.text(column)
+    if not text.strip():
+        raise row.error(f"the field {column!r} is {text!r}, not a text")
+    return text
 
 
-def _text(row: FileRow, column: str | int) -> str:
-    value = _value(row, column)
-    if not isinstance(value, str) or not value.strip():
-        raise TaskError(
-            f"{row.place}: {column} is {json.dumps(value, default=str)}, not a text",
-            remedy="remove or correct that row",
-        )
-    return valid_text(value, row.place)
-
-
-def _label(row: FileRow, column: str | int, source: RowSource) -> int | float:
-    value = _value(row, column)
+def _label(row: FileRow, label: str, source: RowSource) -> int | float:
     if source.classes is not None:
-        if str(value) not in source.classes:
-            raise TaskError(
-                f"{row.place}: {column} is {value!r}, which is not in classes: {', '.join(source.classes)}",
-                remedy="add it to `classes`, or to `ignore`",
-            )
-        return source.classes.index(str(value))
+        return label_index(label, row.place, source.classes)
     low, high = source.scores
-    try:
-        score = float(value) if isinstance(value, str | int | float) else math.nan
-    except ValueError:
-        score = math.nan
-    if not low <= score <= high:
-        raise TaskError(
-            f"{row.place}: {column} is {value!r}, not a score from {low:g} to {high:g}",
-            remedy="correct the row, or give the range of the scores in `scores`",
-        )
-    return (score - low) / (high - low)
+    return (score_in(label, row.place, source.scores) - low) / (high - low)

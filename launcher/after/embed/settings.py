@@ -1,7 +1,6 @@
 """The settings of `maskfleet embed train`: one YAML file, typed. Errors name file, line, path, value and remedy."""
 
-from collections.abc import Sequence
-from importlib import resources
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -10,12 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, P
 from data_service.ingest.encodings import UTF_8
 from launcher.after.export.sentence_transformer import Pooling
 from launcher.after.tasks.schema import TextEncoding
+from launcher.after.tasks.task import bundled_texts, read_yaml
 from launcher.errors import RecipeError
 from launcher.runtime.recipe import document as recipe_yaml
 
-_WORDS = recipe_yaml.Words("training's settings", "maskfleet embed settings nli", RecipeError)
-_SUFFIX = ".yaml"
-_NAME = "launcher.after.embed"
+_WORDS = recipe_yaml.DocumentWords("training's settings", "maskfleet embed settings nli", RecipeError)
 
 
 class _Settings(BaseModel):
@@ -217,44 +215,32 @@ class EmbedTraining(Encoding):
         return self
 
 
-def bundled() -> list[str]:
-    """Return the names of the bundled settings."""
-    found = (resources.files(_NAME) / "library").iterdir()
-    return sorted(path.name.removesuffix(_SUFFIX) for path in found if path.name.endswith(_SUFFIX))
+def bundled() -> Mapping[str, str]:
+    """Return the YAML of the bundled settings, by name."""
+    return bundled_texts("launcher.after.embed", "library")
 
 
 def bundled_text(name: str) -> str:
     """Return the YAML of bundled settings. Raises RecipeError if there are none of that name."""
     if name not in bundled():
         raise RecipeError(f"there are no settings {name!r}", remedy=f"choose one of {', '.join(bundled())}")
-    return (resources.files(_NAME) / "library" / f"{name}{_SUFFIX}").read_text("utf-8")
+    return bundled()[name]
 
 
 def load_settings(source: str, assignments: Sequence[str] = (), data: str | None = None) -> EmbedTraining:
     """Return the settings in a YAML file, or bundled ones by name, with each `a.b=value` of `assignments`.
 
     `data`: folder or s3:// URI of the data. Without it, paths in a file are relative to that file. Raises RecipeError
-    if there is no such file, or it has a mistake.
+    if there is no such file, or it has a mistake; TaskError if it is not text.
     """
-    path = Path(source)
-    home = None if source in bundled() else str(path.parent)
-    if source in bundled():
-        text = bundled_text(source)
-    elif path.is_file():
-        text = _read(path)
-    else:
+    if source not in bundled() and not Path(source).is_file():
         raise RecipeError(
             f"{source} is neither a file nor bundled settings",
             remedy=f"give a YAML file, or {', '.join(bundled())}",
         )
+    text = bundled()[source] if source in bundled() else read_yaml(source)
     document = recipe_yaml.override(recipe_yaml.parse(text, source, _WORDS), assignments)
     training = recipe_yaml.validate(EmbedTraining, document)
+    home = None if source in bundled() else str(Path(source).parent)
     training._root = home if data is None else data
     return training
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path} cannot be read: {error}", remedy="give a YAML file") from error

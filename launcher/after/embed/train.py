@@ -68,13 +68,6 @@ def train_embeddings(pretrained: LocalModel, training: EmbedTraining) -> Trained
     """
     train = read_source(training.train, training.root)
     dev = read_source(training.dev, training.root) if training.dev is not None else None
-    return train_on_rows(pretrained, training, train, dev)
-
-
-def train_on_rows(
-    pretrained: LocalModel, training: EmbedTraining, train: TextColumns, dev: TextColumns | None
-) -> Trained:
-    """Train as `train_embeddings`, on rows that have been read already."""
     check_rows(training.loss, train, dev)
     model = load_model(pretrained, training)
     say_what_is_cut(model, (text for column in train.texts.values() for text in column), "train")

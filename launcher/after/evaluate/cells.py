@@ -8,7 +8,7 @@ checkpoint that was moved, or a task under another name, has its results already
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +23,7 @@ from launcher.runtime.run.sealed import name_of
 
 if TYPE_CHECKING:
     from launcher.after.finetune.pretrained import LocalModel
+    from launcher.after.tasks.task import Task
 
 RULES = 3
 """The version of what our code does with a cell, part of its key. Raise it with every change after which some cell
@@ -96,29 +97,27 @@ class Result(_Record):
     versions: dict[str, str]
 
 
-class Measure(Protocol):
-    """A measurement of checkpoints, as plain data that are sent to the process that makes it."""
+@dataclass(frozen=True)
+class Measure:
+    """A measurement of checkpoints, sent to the process that makes it.
 
-    @property
-    def kind(self) -> str: ...
+    Attributes:
+        kind, task: kind of the measurement, and what it measures, for the user.
+        of: the task that is measured.
+        data: digest of the task's data on the machine that planned the grid.
+        settings: everything else that figures depend on, beside the seed, as plain JSON.
+        compute: function of a checkpoint, a seed, and a folder that the cells on this machine share. It raises kinds of
+            UserError.
+        seeded: whether the figures depend on the seed. If not, one seed is enough.
+    """
 
-    @property
-    def task(self) -> str: ...
-
-    @property
-    def data(self) -> str: ...
-
-    @property
-    def settings(self) -> dict[str, object]: ...
-
-    @property
-    def seeded(self) -> bool:
-        """Whether the figures depend on the seed. If not, one seed is enough."""
-        ...
-
-    def measure(self, pretrained: "LocalModel", seed: int, place: Path) -> CellFigures:
-        """Measure a checkpoint. `place`: folder that the cells on this machine share. Raises kinds of UserError."""
-        ...
+    kind: str
+    task: str
+    of: "Task"
+    data: str
+    settings: dict[str, object]
+    compute: "Callable[[LocalModel, int, Path], CellFigures]"
+    seeded: bool = False
 
 
 class KnownModel(Protocol):

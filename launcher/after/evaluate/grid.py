@@ -153,7 +153,7 @@ def _compute(
     try:
         if sent is not None and ray.get_runtime_context().get_node_id() != node:
             pretrained = _unpacked(pretrained, ray.get(sent[0]), place)
-        return work.measure.measure(pretrained, work.cell.seed, place)
+        return work.measure.compute(pretrained, work.cell.seed, place)
     except Exception as error:
         return failure_of(work, error)
 

@@ -10,10 +10,9 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from data_service.processes import locked
@@ -23,125 +22,106 @@ from launcher.after.embed.evaluate import CellSettings, embed_cell
 from launcher.after.evaluate.cells import CellFigures, Measure
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
 from launcher.after.finetune.run import finetune, first_finetuned
-from launcher.after.finetune.settings import MACHINE, Diverged, FinetuneSettings, candidates
+from launcher.after.finetune.settings import MACHINE, WORDS, Diverged, FinetuneSettings, candidates
 from launcher.after.tasks.task import Task, load_task, task_digest
 from launcher.errors import TaskError
-from launcher.runtime.recipe.document import Document, override
+from launcher.runtime.recipe.document import RecipeDocument, override, validate
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.evaluations import VERSION, Figure
 
 _VECTORS = ("similarity", "retrieval")
 
 
-@dataclass(frozen=True)
-class Finetuning:
-    """A fine-tuning on the task `wanted` with the settings `chosen`.
+def measures(tasks: Sequence[Task], assignments: Sequence[str]) -> list[Measure]:
+    """Return a measure for each task and each combination of its settings. `assignments` (`KEY=VALUE`) replace the
+    task's own settings.
 
-    Attributes:
+    A setting that only fine-tuning has is not applied to tasks that are measured by vectors, and the other way round.
+
+    Raises the errors of `task_digest`, since the data are read, and OptionError if settings are not allowed.
+    """
+    return [measure for task in tasks for measure in _measures(task, assignments)]
+
+
+def _measures(task: Task, assignments: Sequence[str]) -> Iterable[Measure]:
+    data = task_digest(task)
+    if task.kind in _VECTORS:
+        own = _known(assignments, CellSettings.model_fields, FinetuneSettings.model_fields)
+        chosen = validate(CellSettings, override(RecipeDocument({}, task.name, {}, words=WORDS), own))
+        compute = partial(_vectors, task=task, data=data, chosen=chosen)
+        yield Measure("embed", task.name, task, data, chosen.model_dump(mode="json"), compute)
+        return
+    own = _known(assignments, FinetuneSettings.model_fields, CellSettings.model_fields)
+    given, before = override(RecipeDocument(dict(task.finetune), task.name, {}), own).data, _before(task)
+    for settings in candidates(given, {}):
+        plain = {**settings.model_dump(mode="json"), "after": before}
+        compute = partial(_finetuned, task=task, data=data, chosen=settings, before=before)
+        yield Measure("finetune", task.name, task, data, plain, compute, seeded=True)
+
+
+def frozen_measures(tasks: Sequence[EvaluationTask]) -> list[Measure]:
+    """Return the measures of a suite's `frozen` block, whose data are read. Raises the errors of
+    `launcher.after.diagnose.own_data`, and TaskError for a measure that needs a run."""
+    return [_frozen_measure(task) for task in tasks]
+
+
+def _frozen_measure(wanted: EvaluationTask) -> Measure:
+    own = _own(wanted)
+    (chosen,) = wanted.model_dump(mode="json").values()
+    # Figures do not depend on where the task's data are.
+    settings = {name: value for name, value in chosen.items() if name not in ("task", "data")}
+    compute = partial(_frozen_figures, wanted=wanted, data=own.digest)
+    return Measure(
+        wanted.measure, wanted.name, own.task, own.digest, {**settings, "version": VERSION}, compute
+    )
+
+
+def _finetuned(
+    pretrained: LocalModel,
+    seed: int,
+    place: Path,
+    *,
+    task: Task,
+    data: str,
+    chosen: FinetuneSettings,
+    before: Mapping[str, object],
+) -> CellFigures:
+    """Fine-tune, and return the metrics on dev. A fine-tuning that diverges yields a result without a figure.
+
+    Args:
         data: digest of the task on the machine that planned the grid.
         before: digest of the task that this one starts after, and its settings; empty if there is none.
+
+    Raises the errors of `finetune`, and TaskError if this machine's data are not those of the plan.
     """
-
-    wanted: Task
-    chosen: FinetuneSettings
-    data: str
-    before: Mapping[str, object]
-
-    kind = "finetune"
-    seeded = True
-
-    @property
-    def task(self) -> str:
-        return self.wanted.name
-
-    @property
-    def settings(self) -> dict[str, object]:
-        return {**self.chosen.model_dump(mode="json"), "after": dict(self.before)}
-
-    def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
-        """Fine-tune, and return the metrics on dev. A fine-tuning that diverges yields a result without a figure.
-
-        Raises the errors of `finetune`, and TaskError if this machine's data are not those of the plan.
-        """
-        check_data(self.wanted, self.data)
-        try:
-            first = (
-                shared_first(pretrained, self.wanted, self.chosen, self.before, place)
-                if self.before
-                else None
-            )
-            outcome = finetune(pretrained, self.wanted, self.chosen, seed, intermediate=first)
-        except Diverged as error:
-            return CellFigures(
-                metrics=dict.fromkeys(self.wanted.metrics), details={"diverged": error.problem}
-            )
-        details = {name: value for name, value in outcome.record().items() if name != "metrics"}
-        return CellFigures(metrics=finite(outcome.metrics), details=details)
+    _check_digest(task_digest(task), data, f"{task.name} at {task.root}")
+    try:
+        first = shared_first(pretrained, task, chosen, before, place) if before else None
+        outcome = finetune(pretrained, task, chosen, seed, intermediate=first)
+    except Diverged as error:
+        return CellFigures(metrics=dict.fromkeys(task.metrics), details={"diverged": error.problem})
+    details = {name: value for name, value in outcome.record().items() if name != "metrics"}
+    return CellFigures(metrics=_finite(outcome.metrics), details=details)
 
 
-@dataclass(frozen=True)
-class Vectors:
-    """A measurement of vectors by cosines on `wanted`, a task of similarity or retrieval, with the settings `chosen`.
-    `data`: as in `Finetuning`."""
-
-    wanted: Task
-    chosen: CellSettings
-    data: str
-
-    kind = "embed"
-
-    @property
-    def seeded(self) -> bool:
-        return self.chosen.fit is not None
-
-    @property
-    def task(self) -> str:
-        return self.wanted.name
-
-    @property
-    def settings(self) -> dict[str, object]:
-        return self.chosen.model_dump(mode="json")
-
-    def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
-        """Return the task's metrics. Raises the errors of `embed_cell`, and TaskError as `Finetuning.measure`."""
-        check_data(self.wanted, self.data)
-        return CellFigures(metrics=finite(embed_cell(pretrained, self.wanted, self.chosen, seed)))
+def _vectors(
+    pretrained: LocalModel, seed: int, place: Path, *, task: Task, data: str, chosen: CellSettings
+) -> CellFigures:
+    """Return the task's metrics. Raises the errors of `embed_cell`, and TaskError as `_finetuned`."""
+    _check_digest(task_digest(task), data, f"{task.name} at {task.root}")
+    return CellFigures(metrics=_finite(embed_cell(pretrained, task, chosen)))
 
 
-@dataclass(frozen=True)
-class FrozenMeasure:
-    """A linear probe, similarity or anisotropy of all layers (`launcher.after.diagnose`); `data` as in `Finetuning`."""
-
-    wanted: EvaluationTask
-    data: str
-
-    seeded = False
-
-    @property
-    def kind(self) -> str:
-        return self.wanted.measure
-
-    @property
-    def task(self) -> str:
-        return self.wanted.name
-
-    @property
-    def settings(self) -> dict[str, object]:
-        """Settings without the place of the task's data, on which figures do not depend."""
-        (chosen,) = self.wanted.model_dump(mode="json").values()
-        kept = {name: value for name, value in chosen.items() if name not in ("task", "data")}
-        return {**kept, "version": VERSION}
-
-    def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
-        """Return the figures of all layers together, or of the last layer; the details hold every figure.
-
-        Raises the errors of the measures, and TaskError as `Finetuning.measure`.
-        """
-        own = _own(self.wanted)
-        _check_digest(own.digest, self.data, self.task)
-        figures = own.figures(frozen_folder(pretrained))
-        details: dict[str, object] = {"figures": [figure.model_dump(exclude_none=True) for figure in figures]}
-        return CellFigures(metrics=headline(figures), details=details)
+def _frozen_figures(
+    pretrained: LocalModel, seed: int, place: Path, *, wanted: EvaluationTask, data: str
+) -> CellFigures:
+    """Return the figures of all layers together, or of the last layer; the details hold every figure. Raises the errors
+    of the measures, and TaskError as `_finetuned`."""
+    own = _own(wanted)
+    _check_digest(own.digest, data, wanted.name)
+    figures = own.figures(frozen_folder(pretrained))
+    details: dict[str, object] = {"figures": [figure.model_dump(exclude_none=True) for figure in figures]}
+    return CellFigures(metrics=headline(figures), details=details)
 
 
 def headline(figures: Sequence[Figure]) -> dict[str, float | None]:
@@ -158,12 +138,6 @@ def headline(figures: Sequence[Figure]) -> dict[str, float | None]:
     return found
 
 
-def frozen_measures(tasks: Sequence[EvaluationTask]) -> list[Measure]:
-    """Return the measures of a suite's `frozen` block, whose data are read. Raises the errors of
-    `launcher.after.diagnose.own_data`, and TaskError for a measure that needs a run."""
-    return [FrozenMeasure(task, _own(task).digest) for task in tasks]
-
-
 def _own(task: EvaluationTask) -> OwnData:
     own = own_data(task)
     if own is None:
@@ -174,11 +148,6 @@ def _own(task: EvaluationTask) -> OwnData:
     return own
 
 
-def check_data(task: Task, digest: str) -> None:
-    """Raise TaskError if the files of `task` on this machine do not have this digest."""
-    _check_digest(task_digest(task), digest, f"{task.name} at {task.root}")
-
-
 def _check_digest(here: str, planned: str, of: str) -> None:
     if here != planned:
         raise TaskError(
@@ -187,34 +156,9 @@ def _check_digest(here: str, planned: str, of: str) -> None:
         )
 
 
-def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """Return the metrics with None for numbers that are not finite, such as a correlation with a constant."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-
-
-def measures(tasks: Sequence[Task], assignments: Sequence[str]) -> list[Measure]:
-    """Return a measure for each task and each combination of its settings. `assignments` (`KEY=VALUE`) replace the
-    task's own settings.
-
-    A setting that only fine-tuning has is not applied to tasks that are measured by vectors, and the other way round.
-
-    Raises the errors of `task_digest`, since the data are read, and OptionError if settings are not allowed.
-    """
-    return [measure for task in tasks for measure in _measures(task, assignments)]
-
-
-def _measures(task: Task, assignments: Sequence[str]) -> Iterable[Measure]:
-    digest = task_digest(task)
-    if task.kind in _VECTORS:
-        own = _known(assignments, CellSettings.model_fields, FinetuneSettings.model_fields)
-        chosen = override(Document({}, task.name, {}), own).data
-        yield Vectors(task, CellSettings.model_validate(chosen), digest)
-        return
-    own = _known(assignments, FinetuneSettings.model_fields, CellSettings.model_fields)
-    given = override(Document(dict(task.finetune), task.name, {}), own).data
-    before = _before(task)
-    for settings in candidates(given, {}):
-        yield Finetuning(task, settings, digest, before)
 
 
 def _known(assignments: Sequence[str], ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
@@ -250,12 +194,7 @@ def shared_first(
     place.mkdir(parents=True, exist_ok=True)
     with locked(Path(f"{folder}.lock")):
         if not folder.is_dir():
-            _make(pretrained, task, chosen, folder)
+            fresh = Path(tempfile.mkdtemp(prefix=".", dir=place))
+            first_finetuned(pretrained, task, chosen, fresh)
+            os.rename(fresh, folder)
     return LocalModel(f"{pretrained.name} after {task.after}", None, folder, folder_digest(folder))
-
-
-def _make(pretrained: LocalModel, task: Task, chosen: FinetuneSettings, folder: Path) -> None:
-    with first_finetuned(pretrained, task, chosen) as made:
-        fresh = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
-        shutil.copytree(made.folder, fresh, dirs_exist_ok=True)
-        os.rename(fresh, folder)

@@ -12,9 +12,8 @@ from data_service.corpus.origin import IndexedSplit
 from data_service.prepare.contamination import digest_of_texts
 from data_service.store.open import open_store
 from launcher.after.evaluate.cells import Measure
-from launcher.after.evaluate.measures import Finetuning, FrozenMeasure, Vectors
 from launcher.after.export.data_cards import cards_of, read_cards
-from launcher.after.tasks.task import Task, load_task
+from launcher.after.tasks.task import Task
 from launcher.after.tasks.texts import texts_of_task
 from launcher.runtime.run.record import RECORD, open_run
 
@@ -35,7 +34,7 @@ class Searches:
         if found is None:
             return None
         if measure.data not in self._tasks:
-            self._tasks[measure.data] = _digests(measure)
+            self._tasks[measure.data] = _digests(measure.of)
         texts = {split.digest for split in found if split.looked_up}
         return {split: digest in texts for split, digest in self._tasks[measure.data].items()}
 
@@ -57,22 +56,9 @@ def _cards(source: str) -> Mapping[str, DataCard | None] | None:
     return next((cards for cards in found if cards), None)
 
 
-def _digests(measure: Measure) -> dict[str, str]:
-    """Return the digest of the texts of each split but `train` of the measure's task."""
-    task = _task(measure)
+def _digests(task: Task) -> dict[str, str]:
+    """Return the digest of the texts of each split of a task but `train`."""
     texts: dict[str, list[str]] = {}
     for text in texts_of_task(task):
         texts.setdefault(text.split.removeprefix(f"{task.name}/"), []).append(text.text)
     return {split: digest_of_texts(found) for split, found in texts.items()}
-
-
-def _task(measure: Measure) -> Task:
-    match measure:
-        case Finetuning() | Vectors():
-            return measure.wanted
-        case FrozenMeasure():
-            named = measure.wanted.named_task
-            assert named is not None, "a suite's measures have a task"
-            assert named.task is not None, "named by it"
-            return load_task(named.task, named.data)
-    raise TypeError(f"no measure of a task: {measure!r}")

@@ -60,7 +60,7 @@ class MaskFiller:
         pretrained = load_pretrained(folder)
         self._longest = pretrained.config.max_length
         self._model = masked_language_model(pretrained.config)
-        self._model.load_state_dict(pretrained.tensors | tied(pretrained.tensors, self._model), strict=True)
+        self._model.load_state_dict(pretrained.tensors | _tied(pretrained.tensors, self._model), strict=True)
         self._model.eval()
 
     def guesses(self, sentence: str, count: int) -> list[Guess]:
@@ -128,7 +128,7 @@ def _special(tokenizer: Tokenizer) -> Tensor:
     return torch.from_numpy(tokenizer.special_mask.nonzero()[0])
 
 
-def tied(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+def _tied(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Return tensors by the names of parameters that share their tensor with a stored one."""
     stored = {id(parameter): name for name, parameter in model.named_parameters()}
     names = {name: stored[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}

@@ -1,45 +1,44 @@
-"""Writes a text whole from one with masks, with an exported encoder and decoder (BART).
+"""Writes a text whole from one with masks, with an exported encoder and decoder (BART), by transformers' `generate`.
 
 A mask stands for any number of tokens, so nothing of the text is taken over as it is: the encoder reads the text with
-its masks, and the decoder writes it from the first token to the last (Lewis et al. 2019, section 2), with the keys and
-values of those before kept (`encoder_core/layers/incremental.py`).
+its masks, and the decoder writes it from the first token to the last (Lewis et al. 2019, section 2).
 """
 
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from checkpoints.hf.load import load_pretrained
+from checkpoints.hf.load import read_folder_config
 from data_service.errors import TokenizerError
-from data_service.rng import draws64, stream_key
 from data_service.tokenizers.load import load_tokenizer
-from encoder_core.batch import untargeted
 from encoder_core.errors import ModelError
-from encoder_core.families.bart import BartConfig
-from encoder_core.layers.incremental import IncrementalDecoder
-from encoder_core.objectives.denoise import denoising_model
-from launcher.after.fill.fill import predict, tied
 from launcher.after.fill.masked_text import MASK, read_masks
+from launcher.after.finetune.model import load_weights, quiet
+from launcher.errors import EVALUATE, optional
 
 
 class TextWriter:
     """The encoder and decoder in a folder in the transformers format, on the CPU.
 
     Raises:
-        ModelError: the folder holds no such model.
+        ModelError, TaskMismatch: the folder holds no such model, or not all of it.
         TokenizerError: it has no tokenizer.
+        MissingPackage: transformers is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
         self._tokenizer = load_tokenizer(str(folder))
-        pretrained = load_pretrained(folder, "denoise")
-        if not isinstance(pretrained.config, BartConfig):
+        config = read_folder_config(folder)
+        if not config.decodes:
             raise ModelError(f"{folder} holds no decoder", remedy="give a BART")
-        self._longest = pretrained.config.max_length
-        self._model = denoising_model(pretrained.config)
-        self._model.load_state_dict(pretrained.tensors | tied(pretrained.tensors, self._model), strict=True)
-        self._model.eval()
+        self._longest = config.max_length
+        self._transformers = optional("transformers", "writing a text", EVALUATE)
+        with quiet(self._transformers):
+            self._model, lacking = load_weights("AutoModelForSeq2SeqLM", folder)
+        if lacking:
+            raise ModelError(
+                f"the weights in {folder} lack {', '.join(lacking[:3])}", remedy="fetch the whole model again"
+            )
 
     def write(self, sentence: str, temperature: float = 0.0, seed: int = 0) -> str:
         """Return the text that the decoder writes for `sentence`, which ends with a separator or at the longest row.
@@ -57,26 +56,20 @@ class TextWriter:
                 f"{sentence!r} says how many tokens a mask stands for, which this model finds itself",
                 remedy=f"write {MASK}",
             )
-        return self._tokenizer.decode(self._written(sentence, temperature, seed)[1:])
-
-    @torch.no_grad()
-    def _written(self, sentence: str, temperature: float, seed: int) -> list[int]:
-        """Return the ids that the decoder writes, the first special one included, the last not."""
         special = self._tokenizer.special
-        ids_S = torch.tensor(read_masks(sentence, self._tokenizer, self._longest).ids)
-        read = untargeted(ids_S, [len(ids_S)])
-        decoder = IncrementalDecoder(self._model.decoder, self._model.encoder(read), read)
-        never = self._tokenizer.special_mask.copy()
-        never[special.sep] = False
-        never_V = torch.from_numpy(never.nonzero()[0])
-        draws = draws64(stream_key("write", seed), 0, self._longest)
-        uniform = torch.from_numpy((draws >> np.uint64(11)) / 2.0**53)
-        decoder.step(torch.tensor([special.sep]))  # what it predicts is known
-        written = [special.cls]
-        while len(written) < self._longest - 1:
-            logits_1V = self._model.head.logits(decoder.step(torch.tensor(written[-1:])))
-            ids, _ = predict(logits_1V, never_V, temperature, uniform[len(written)][None])
-            if int(ids) == special.sep:
-                break
-            written.append(int(ids))
-        return written
+        never = set(self._tokenizer.special_mask.nonzero()[0].tolist()) - {special.sep}
+        drawn = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {}
+        settings = self._transformers.GenerationConfig(
+            max_length=self._longest,
+            suppress_tokens=sorted(never),
+            eos_token_id=special.sep,
+            pad_token_id=special.pad,
+            **drawn,
+        )
+        read = torch.tensor([read_masks(sentence, self._tokenizer, self._longest).ids])
+        first = torch.tensor([[special.sep, special.cls]])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            (ids,) = self._model.generate(read, decoder_input_ids=first, generation_config=settings).tolist()
+        written = ids[first.shape[1] :]
+        return self._tokenizer.decode(written[:-1] if written[-1:] == [special.sep] else written)

@@ -54,27 +54,33 @@ def open_model(folder: Path, head: Head, labels: tuple[str, ...]) -> Any:
 
     Raises TaskMismatch if transformers cannot load it, it has a decoder, or weights of the encoder are missing.
     """
+    config = _configured(optional("transformers", _USE, EVALUATE), folder, head, labels)
+    model, lacking = load_weights(f"AutoModelFor{head}", folder, config=config)
+    _check_encoder(model, lacking, folder)
+    _draw_head(model, float(getattr(config, "initializer_range", 0.02)))
+    return model
+
+
+def load_weights(auto_class: str, folder: Path, **options: Any) -> tuple[Any, list[str]]:
+    """Return the model in `folder` as a class of transformers loads it, in fp32, on the CPU, and the names of
+    parameters that the folder lacks or has in another shape. Raises TaskMismatch if transformers cannot load it."""
     transformers = optional("transformers", _USE, EVALUATE)
-    config = _configured(transformers, folder, head, labels)
     try:
-        model, report = getattr(transformers, f"AutoModelFor{head}").from_pretrained(
+        model, report = getattr(transformers, auto_class).from_pretrained(
             str(folder),
-            config=config,
             dtype=torch.float32,
             use_safetensors=True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **_LOADING,
+            **options,
         )
     except Exception as error:  # of any kind: see `reason`
         raise TaskMismatch(
-            f"transformers cannot load {folder} as AutoModelFor{head}: {reason(error)}",
-            remedy="give a folder with model.safetensors of an encoder that transformers has for such tasks",
+            f"transformers cannot load {folder} as {auto_class}: {reason(error)}",
+            remedy="give a folder with model.safetensors of a model that transformers has for this",
         ) from error
-    lacking = [*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])]
-    _check_encoder(model, lacking, folder)
-    _draw_head(model, float(getattr(config, "initializer_range", 0.02)))
-    return model
+    return model, [*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])]
 
 
 def _configured(transformers: Any, folder: Path, head: Head, labels: tuple[str, ...]) -> Any:

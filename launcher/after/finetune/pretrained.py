@@ -23,6 +23,7 @@ from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import CLASSLESS
 from launcher.after.export.data_cards import DATA_CARDS
 from launcher.after.export.export import export_run
+from launcher.after.export.sentence_transformer import MODULES
 from launcher.errors import RunError
 from launcher.runtime.run.record import RECORD, open_run
 
@@ -33,7 +34,6 @@ _TOLD = (
     "results.json",
     DATA_CARDS,
 )  # records of the folder's origin, which its digest leaves out
-_MODULES = "modules.json"  # of a SentenceTransformer
 
 
 @dataclass(frozen=True)
@@ -94,30 +94,35 @@ def _plain_folder(source: str, step: int | None, store: Store, place: Path) -> P
     for entry in within.list(""):
         if "/" not in entry.key and entry.key.endswith(_READ):
             _copy(within, entry.key, place / entry.key)
-    for module in module_folders(place):
+    for module in _module_folders(place):
         for entry in within.list(f"{module}/"):
             if entry.key.endswith(_READ):
                 _copy(within, entry.key, place / entry.key)
     return place
 
 
-def module_folders(folder: Path) -> list[str]:
-    """Return the folders with the other modules of a SentenceTransformer (such as `1_Pooling`), as modules.json lists
-    them.
+def modules_in(folder: Path) -> list[tuple[str, str]]:
+    """Return folder and kind of each module of a SentenceTransformer (such as `1_Pooling`), as modules.json lists them;
+    none for another model.
 
     Raises ModelError if modules.json does not list modules, or names folders outside of `folder`.
     """
-    path = folder / _MODULES
+    path = folder / MODULES
     if not path.is_file():
         return []
     try:
-        found = [str(module["path"]) for module in foreign_json(path.read_bytes())]
+        found = [(str(module["path"]), str(module["type"])) for module in foreign_json(path.read_bytes())]
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{path} does not list modules: {error}", remedy="fetch the file again") from error
-    for name in found:
+    for name, _ in found:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ModelError(f"{path} names a folder elsewhere: {name}", remedy="fetch the whole model again")
-    return sorted({name for name in found if name})
+    return found
+
+
+def _module_folders(folder: Path) -> list[str]:
+    """Return the folders with the modules that are not in `folder` itself."""
+    return sorted({place for place, _ in modules_in(folder) if place})
 
 
 def _copy(store: Store, key: str, path: Path) -> None:
@@ -130,7 +135,7 @@ def _copy(store: Store, key: str, path: Path) -> None:
 
 def files_of(folder: Path) -> list[Path]:
     """Return the files that a model in `folder` is loaded from, those of a SentenceTransformer's modules included."""
-    places = [folder, *(folder / module for module in module_folders(folder))]
+    places = [folder, *(folder / module for module in _module_folders(folder))]
     found = [path for place in places for path in place.glob("*") if path.suffix in _READ and path.is_file()]
     return sorted(path for path in found if path.name not in _TOLD)
 

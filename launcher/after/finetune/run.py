@@ -3,16 +3,12 @@ the other splits."""
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from checkpoints.hf.export import published
-from checkpoints.hf.folder import removable
 from data_service.processes import temporary_folder
-from data_service.store.open import open_store
 from launcher.after.finetune.encode import Encoded, Encoder, Scores, head_of
 from launcher.after.finetune.model import check_fit, layered_groups, open_model, open_tokenizer, quiet
 from launcher.after.finetune.pretrained import LocalModel, check_class, folder_digest
@@ -64,7 +60,9 @@ def finetune(
     with ExitStack() as stack:
         start = pretrained
         if task.after is not None:
-            start = intermediate or stack.enter_context(first_finetuned(pretrained, task, settings))
+            start = intermediate or first_finetuned(
+                pretrained, task, settings, stack.enter_context(temporary_folder("first"))
+            )
         transformers = optional("transformers", _USE, EVALUATE)
         stack.enter_context(quiet(transformers))
         transformers.set_seed(seed)
@@ -99,10 +97,11 @@ def read_splits(task: Task) -> dict[str, Examples]:
     return found
 
 
-@contextmanager
-def first_finetuned(pretrained: LocalModel, task: Task, settings: FinetuneSettings) -> Iterator[LocalModel]:
-    """Provide the model fine-tuned on the task that `task` starts after, with the defaults of that task and seed 0. Its
-    files exist until the context ends. The settings of the machine (microbatch, precision) are those of `settings`.
+def first_finetuned(
+    pretrained: LocalModel, task: Task, settings: FinetuneSettings, folder: Path
+) -> LocalModel:
+    """Fine-tune on the task that `task` starts after, with the defaults of that task and seed 0, and return the model,
+    in the empty `folder`. The settings of the machine (microbatch, precision) are those of `settings`.
 
     Raises TaskMismatch if that task itself starts after another one; other errors as `finetune`.
     """
@@ -114,9 +113,8 @@ def first_finetuned(pretrained: LocalModel, task: Task, settings: FinetuneSettin
             remedy="leave out `after` in one of them",
         )
     first = candidates(before.finetune, settings.model_dump(include=MACHINE))[0]
-    with temporary_folder("first") as name:
-        finetune(pretrained, before, first, _FIRST_SEED, name)
-        yield LocalModel(f"{pretrained.name} after {before.name}", None, name, folder_digest(name))
+    finetune(pretrained, before, first, _FIRST_SEED, folder)
+    return LocalModel(f"{pretrained.name} after {before.name}", None, folder, folder_digest(folder))
 
 
 def _train(
@@ -254,50 +252,3 @@ def _progress(task: str, now: Work) -> Any:
                 _LOG.info("%s, epoch %g of %g: %s", task, state.epoch, args.num_train_epochs, told)
 
     return Progress()
-
-
-@dataclass(frozen=True)
-class Tried:
-    """The result of one choice of settings.
-
-    Attributes:
-        outcome: result of the fine-tuning; None if it failed.
-        problem: why it failed; None if it did not.
-        best: whether the result on dev is better than those of all earlier settings.
-    """
-
-    settings: FinetuneSettings
-    outcome: FinetuneOutcome | None
-    problem: str | None
-    best: bool
-
-
-def try_each(
-    pretrained: LocalModel, task: Task, choices: Sequence[FinetuneSettings], seed: int, out: str | None
-) -> Iterator[Tried]:
-    """Fine-tune with each of `choices`, one after another, and yield each result. After the last one, write the model
-    that is best on dev to the folder or s3:// URI `out`.
-
-    Raises Diverged if the loss diverges with all settings, ExportError if `out` holds something else; others as
-    `finetune`.
-    """
-    if out is not None:
-        removable(open_store(out))  # raises here, before hours of training
-    with temporary_folder("tries") as name:
-        best: tuple[float, Path] | None = None
-        for index, settings in enumerate(choices):
-            folder = name / str(index)
-            try:
-                outcome = finetune(pretrained, task, settings, seed, None if out is None else folder)
-            except Diverged as error:
-                if best is None and index == len(choices) - 1:
-                    raise
-                yield Tried(settings, None, error.problem, best=False)
-                continue
-            better = best is None or outcome.main > best[0]
-            best = (outcome.main, folder) if better or best is None else best
-            yield Tried(settings, outcome, None, better)
-        if out is not None and best is not None:
-            with published(open_store(out)) as place:
-                for path in best[1].iterdir():
-                    path.rename(place / path.name)

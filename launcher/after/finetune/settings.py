@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from difflib import get_close_matches
 from itertools import product
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from launcher.errors import OptionError, RunError
+from launcher.runtime.recipe.document import DocumentWords, RecipeDocument, validate
 
+WORDS = DocumentWords("fine-tuning", "maskfleet tasks show sst2", OptionError)
 MACHINE = {"microbatch", "precision"}
 """Settings that depend on the machine. The fine-tuning on an intermediate task (`after`) uses the same values."""
 _RETIRED = ("reinit_layers", "freeze", "pooling", "layers", "dropout", "task_dropout", "threads")
@@ -79,36 +80,19 @@ def candidates(defaults: Mapping[str, object], chosen: Mapping[str, object]) -> 
     Raises OptionError if a key is no setting, or a value is not allowed.
     """
     given = {**defaults, **chosen}
-    for name in given:
-        _check_name(name)
-    lists = [_values(name, given[name]) for name in given]
-    try:
-        return tuple(
-            FinetuneSettings.model_validate(dict(zip(given, values, strict=True)))
-            for values in product(*lists)
-        )
-    except ValidationError as error:
-        found = "; ".join(
-            f"{'.'.join(map(str, one['loc']))} {one['input']}: {one['msg']}" if one["loc"] else one["msg"]
-            for one in error.errors()
-        )
+    if retired := [name for name in given if name in _RETIRED]:
         raise OptionError(
-            f"fine-tuning settings: {found}", remedy="correct the task's `finetune` block or the option"
-        ) from error
-
-
-def _check_name(name: str) -> None:
-    if name in _RETIRED:
-        raise OptionError(
-            f"the fine-tuning setting {name!r} was retired with version 0.3.0",
+            f"the fine-tuning setting {retired[0]!r} was retired with version 0.3.0",
             remedy="leave it out; `maskfleet checkpoints export` writes what any program of transformers fine-tunes",
         )
-    if name not in FinetuneSettings.model_fields:
-        close = get_close_matches(name, FinetuneSettings.model_fields, n=1)
-        remedy = (
-            f"did you mean {close[0]}?" if close else f"use one of {', '.join(FinetuneSettings.model_fields)}"
+    lists = [_values(name, given[name]) for name in given]
+    return tuple(
+        validate(
+            FinetuneSettings,
+            RecipeDocument(dict(zip(given, values, strict=True)), WORDS.noun, {}, words=WORDS),
         )
-        raise OptionError(f"there is no fine-tuning setting {name!r}", remedy=remedy)
+        for values in product(*lists)
+    )
 
 
 def _values(name: str, value: object) -> list[object]:

@@ -6,14 +6,14 @@ same on every machine, and equal texts go to the same split. It replaces SentEva
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from launcher.after.tasks.schema import Shares
-from launcher.errors import TaskError
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ class Retrieval:
 
 
 Examples = Sentences | Tagged | Questions | Retrieval
+Rows = TypeVar("Rows", bound=Sentences | Tagged | Questions)
 
 
 def texts_of(examples: Examples) -> list[tuple[str, ...]]:
@@ -121,37 +122,29 @@ def digest(examples: Examples) -> str:
     return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def division(examples: Examples, shares: Shares, split: str) -> Examples:
-    """Return the part of all published `examples` that belongs to `split`: train, dev or test.
+def taken(examples: Rows, chosen: Sequence[int] | NDArray[np.int64]) -> Rows:
+    """Return the examples at these indices, in that order."""
+    return type(examples)(**{name: _taken(column, chosen) for name, column in vars(examples).items()})
 
-    Raises:
-        TaskError: if the task is retrieval, which cannot be divided.
-    """
+
+def _taken(column: Any, chosen: Sequence[int] | NDArray[np.int64]) -> Any:
+    if column is None or isinstance(column, np.ndarray):
+        return column if column is None else column[chosen]
+    return tuple(column[index] for index in chosen)
+
+
+def division(examples: Examples, shares: Shares, split: str) -> Examples:
+    """Return the part of all published `examples` that belongs to `split`: train, dev or test."""
+    assert not isinstance(examples, Retrieval), "refused with the task"
     bounds = {"dev": (0.0, shares.dev), "test": (shares.dev, shares.dev + shares.test)}
     start, stop = bounds.get(split, (shares.dev + shares.test, 1.0))
-    chosen = [index for index, text in enumerate(_texts(examples)) if start <= _position(text) < stop]
-    match examples:
-        case Sentences():
-            second = examples.second
-            return Sentences(
-                tuple(examples.first[i] for i in chosen),
-                None if second is None else tuple(second[i] for i in chosen),
-                examples.labels[chosen],
-            )
-        case Tagged():
-            return Tagged(tuple(examples.words[i] for i in chosen), tuple(examples.tags[i] for i in chosen))
-        case Questions():
-            return Questions(
-                ids=tuple(examples.ids[i] for i in chosen),
-                questions=tuple(examples.questions[i] for i in chosen),
-                contexts=tuple(examples.contexts[i] for i in chosen),
-                answers=tuple(examples.answers[i] for i in chosen),
-            )
-        case Retrieval():
-            raise TaskError("a retrieval task cannot be divided", remedy="leave held_out out of the task")
+    return taken(
+        examples,
+        [index for index, text in enumerate(_texts(examples)) if start <= _position(text) < stop],
+    )
 
 
-def _texts(examples: Examples) -> list[str]:
+def _texts(examples: Sentences | Tagged | Questions) -> list[str]:
     """Return the text of each example whose hash chooses its split: all its texts; for a question, the context."""
     match examples:
         case Sentences():
@@ -161,8 +154,6 @@ def _texts(examples: Examples) -> list[str]:
             return [json.dumps(words) for words in examples.words]
         case Questions():
             return list(examples.contexts)
-        case Retrieval():
-            return []
 
 
 def _position(text: str) -> float:

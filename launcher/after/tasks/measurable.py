@@ -1,5 +1,5 @@
-"""Loads the tasks that the frozen measures of a recipe name, and checks that their kind can be measured and their files
-exist.
+"""Loads the tasks that frozen measures name, of a recipe or a suite, and checks that their kind can be measured and
+their files exist.
 
 `maskfleet init` and `train` call this before training.
 """
@@ -8,57 +8,43 @@ from collections.abc import Iterator, Sequence
 
 from data_service.errors import UserError
 from data_service.store.errors import StoreError
-from launcher.after.tasks.schema import SCORED, TEXTS
+from launcher.after.tasks.schema import SCORED, TEXTS, Kind
 from launcher.after.tasks.task import Task, load_task
 from launcher.errors import EVALUATE, RecipeError, RunError, TaskError, optional
-from launcher.runtime.recipe.evaluation import (
-    AnisotropySettings,
-    EvaluationTask,
-    ProbeSettings,
-    SimilaritySettings,
-)
+from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.recipe.parts import RecipeIssue
 
+_KINDS: dict[str, tuple[tuple[Kind, ...], str, str]] = {
+    "probe": (
+        ("classification", "pair_classification"),
+        "which no linear probe measures",
+        "name a classification task",
+    ),
+    "similarity": (SCORED, "which has no pairs of texts with a score each", "name a task of kind similarity"),
+    "anisotropy": (TEXTS, "which has no texts for it", "name a task of classification or similarity"),
+}  # by measure: kinds of tasks that it can measure; why it cannot measure others, and the remedy
 
-def probed(settings: ProbeSettings) -> Task:
-    """Return the task of a linear probe. Raises TaskError if there is no such task, RunError if it is not
-    classification."""
-    task = load_task(settings.task, settings.data)
-    if task.kind not in ("classification", "pair_classification"):
-        raise RunError(
-            f"{task.name} is a task of {task.kind}, which no linear probe measures",
-            remedy="name a classification task",
-        )
+
+def named_task(measure: EvaluationTask) -> Task | None:
+    """Return the task that a measure names; None if it is measured on a run's held-out text. Raises TaskError if there
+    is no such task, RunError if its kind cannot be measured so."""
+    named = measure.named_task
+    if named is None or named.task is None:
+        return None
+    task = load_task(named.task, named.data)
+    kinds, why, remedy = _KINDS[measure.measure]
+    if task.kind not in kinds:
+        raise RunError(f"{task.name} is a task of {task.kind}, {why}", remedy=remedy)
     return task
 
 
-def compared(settings: SimilaritySettings) -> Task:
-    """Return the task whose scores are compared with cosines. Raises TaskError if there is no such task, RunError if it
-    has no scores."""
-    task = load_task(settings.task, settings.data)
-    if task.kind not in SCORED:
-        raise RunError(
-            f"{task.name} has no pairs of texts with a score each", remedy="name a task of kind similarity"
-        )
-    return task
-
-
-def with_texts(settings: AnisotropySettings) -> Task:
-    """Return the task on whose texts anisotropy is measured. Raises TaskError if there is no such task, RunError if it
-    has no texts."""
-    assert settings.task is not None
-    task = load_task(settings.task, settings.data)
-    if task.kind not in TEXTS:
-        raise RunError(
-            f"{task.name} is a task of {task.kind}, which has no texts to measure anisotropy on",
-            remedy="name a task of classification or similarity",
-        )
-    return task
-
-
-def measured_split(task: Task) -> str:
-    """Return the split on which figures are measured: test if it is labelled, else dev."""
-    return "test" if "test" in task.splits else "dev"
+def splits_of(measure: EvaluationTask, task: Task) -> tuple[str, ...]:
+    """Return the splits that a measure reads: the one on which figures are measured, which is the last (test if it is
+    labelled, else dev); before it those of a probe that is fitted and chosen."""
+    measured = "test" if "test" in task.splits else "dev"
+    if measure.probe:
+        return tuple(dict.fromkeys(("train", "dev", measured)))
+    return ("dev",) if measure.anisotropy and "dev" in task.splits else (measured,)
 
 
 def check_names(tasks: Sequence[EvaluationTask]) -> None:
@@ -85,7 +71,7 @@ def _refuse(problems: Sequence[RecipeIssue]) -> None:
 
 def _name_problems(index: int, measure: EvaluationTask) -> Iterator[RecipeIssue]:
     try:
-        _task(measure)
+        named_task(measure)
     except StoreError:
         raise
     except UserError as error:
@@ -93,7 +79,7 @@ def _name_problems(index: int, measure: EvaluationTask) -> Iterator[RecipeIssue]
 
 
 def _file_problems(index: int, measure: EvaluationTask) -> Iterator[RecipeIssue]:
-    task = _task(measure)
+    task = named_task(measure)
     if task is None:
         return
     path = _path(index, measure, "data")
@@ -102,28 +88,11 @@ def _file_problems(index: int, measure: EvaluationTask) -> Iterator[RecipeIssue]
         remedy = f"set data to the folder or s3:// URI of the files, which are published at {task.published}"
         yield RecipeIssue(path, what, remedy)
         return
-    for split in _splits(measure, task):
+    for split in splits_of(measure, task):
         try:
             task.check_files(split)
         except TaskError as error:
             yield RecipeIssue(path, error.problem, error.remedy)
-
-
-def _splits(measure: EvaluationTask, task: Task) -> tuple[str, ...]:
-    """Return the splits that the measure reads."""
-    if measure.probe:
-        return ("train", "dev", *(("test",) if "test" in task.splits else ()))
-    if measure.anisotropy and "dev" in task.splits:
-        return ("dev",)
-    return (measured_split(task),)
-
-
-def _task(measure: EvaluationTask) -> Task | None:
-    if measure.probe:
-        return probed(measure.probe)
-    if measure.similarity:
-        return compared(measure.similarity)
-    return with_texts(measure.anisotropy) if measure.anisotropy and measure.anisotropy.task else None
 
 
 def _path(index: int, measure: EvaluationTask, field: str) -> tuple[str | int, ...]:

@@ -11,13 +11,13 @@ of 1.1 and of CMRC keep them: equal to such a prediction, they have exact match 
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import assert_never
+from collections.abc import Mapping
+from difflib import SequenceMatcher
 
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.after.tasks.examples import Examples, Questions, Retrieval, Sentences, Tagged
+from launcher.after.tasks.examples import Examples, Questions, Sentences, Tagged
 from launcher.after.tasks.schema import Description, Metric
 from launcher.errors import EVALUATE, TaskError, optional
 
@@ -30,39 +30,13 @@ _WORDS = re.compile(
 )  # NLTK's words: a period ends one only at the end of a text, a comma only before what is no digit
 
 
-def score_answers(
-    metrics: Sequence[Metric], examples: Questions, predictions: Mapping[str, str], *, no_answer: bool
-) -> dict[str, float]:
-    """Return the metrics of answers: means over all questions, in [0, 1].
-
-    exact_match and answer_f1 are SQuAD's metrics, cmrc_exact_match and cmrc_f1 are CMRC's.
-
-    Args:
-        predictions: predicted answer for each id; "" for no answer.
-        no_answer: whether questions may have no answer, as in SQuAD 2.0.
-    """
-    scores: dict[str, float] = {}
-    for metric in metrics:
-        exact, chinese = metric.endswith("exact_match"), metric.startswith("cmrc")
-        total = 0.0
-        for name, accepted in zip(examples.ids, examples.answers, strict=True):
-            texts = [answer.text for answer in accepted]
-            if no_answer and not chinese:
-                texts = [text for text in texts if words_of(text)]
-            total += max(
-                _similarity(text, predictions[name], exact=exact or not texts, chinese=chinese)
-                for text in texts or [""]
-            )
-        scores[metric] = total / len(examples)
-    return scores
-
-
 def _similarity(accepted: str, predicted: str, *, exact: bool, chinese: bool) -> float:
     if chinese and exact:
         return float(plain_chinese(accepted) == plain_chinese(predicted))
     if chinese:
         right, given = pieces_of_chinese(accepted), pieces_of_chinese(predicted)
-        return _overlap(longest_common(right, given), len(right), len(given))
+        common = SequenceMatcher(None, right, given, autojunk=False).find_longest_match().size
+        return _overlap(common, len(right), len(given))
     right, given = words_of(accepted), words_of(predicted)
     if exact:
         return float(right == given)
@@ -98,18 +72,6 @@ def plain_chinese(answer: str) -> str:
     return "".join(character for character in answer.lower().strip() if character not in _CMRC_PUNCTUATION)
 
 
-def longest_common(first: Sequence[str], second: Sequence[str]) -> int:
-    """Return the length of the longest run of consecutive pieces that both sequences have."""
-    longest = 0
-    before = [0] * (len(second) + 1)
-    for piece in first:
-        ending = [0]
-        for index, other in enumerate(second):
-            ending.append(before[index] + 1 if piece == other else 0)
-        longest, before = max(longest, *ending), ending
-    return longest
-
-
 Predictions = NDArray[np.int64] | NDArray[np.float64] | tuple[tuple[int, ...], ...] | Mapping[str, str]
 
 _USE = "measuring a task"
@@ -120,32 +82,25 @@ def score(task: Description, examples: Examples, predictions: Predictions) -> di
     """Return the task's metrics in the task's order; the first is the main metric.
 
     Args:
-        task: kind, labels and metrics of the task.
+        task: kind, labels and metrics of the task, which is not retrieval: that is measured with rankings.
         examples: N examples, as `Task.read` returns them.
-        predictions: classification, pair_classification: [N] indices of labels. regression, similarity: [N] numbers.
-            tagging: an index of a tag for each word. span: the answer to each question by its id, "" for no answer.
+        predictions: classification, pair_classification: [N] indices of labels. regression, similarity: [N] finite
+            numbers. tagging: an index of a tag for each word. span: the answer to each question by its id, "" for no
+            answer.
 
     Raises:
-        TaskError: if predictions do not fit the examples or are not finite; if the split has a single class or score
-            and the metric needs two; if the task is retrieval, which is measured with rankings.
+        TaskError: if the split has a single class or score and the metric needs two.
         MissingPackage: if a library is not installed.
     """
     check_measurable(task, examples)
-    match examples:
-        case Sentences() if task.labels:
-            return _classes(task, examples, predictions)
-        case Sentences():
-            return _numbers(task, examples, predictions)
-        case Tagged():
-            return _tags(task, examples, predictions)
-        case Questions():
-            return _answers(task, examples, predictions)
-        case Retrieval():
-            raise TaskError(
-                f"{task.name}: retrieval is measured with rankings, not with predictions",
-                remedy="measure rankings with an evaluator of sentence-transformers",
-            )
-    assert_never(examples)
+    match examples, predictions:
+        case Questions(), Mapping():
+            return {metric: _answer_metric(metric, task, examples, predictions) for metric in task.metrics}
+        case Tagged(), tuple():
+            return {metric: _tag_metric(metric, task, examples.tags, predictions) for metric in task.metrics}
+        case Sentences(), np.ndarray():
+            return {metric: _metric(metric, examples.labels, predictions) for metric in task.metrics}
+    raise AssertionError(f"{type(predictions).__name__} are no predictions for a task of {task.kind}")
 
 
 def check_measurable(task: Description, examples: Examples, where: str = "the split") -> None:
@@ -165,92 +120,48 @@ def check_measurable(task: Description, examples: Examples, where: str = "the sp
         )
 
 
-def _classes(task: Description, examples: Sentences, predictions: Predictions) -> dict[str, float]:
-    predicted, right = _array(task, predictions, len(examples)), examples.labels
-    _check_indices(task, predicted)
-    return {metric: _class_metric(metric, right, predicted) for metric in task.metrics}
-
-
-def _class_metric(metric: Metric, right: NDArray[np.generic], predicted: NDArray[np.generic]) -> float:
+def _metric(metric: Metric, right: NDArray[np.generic], predicted: NDArray[np.generic]) -> float:
     sklearn = optional("sklearn.metrics", _USE, EVALUATE)
     match metric:
         case "accuracy":
-            return float(np.mean(right == predicted))
+            return float(sklearn.accuracy_score(right, predicted))
         case "f1":
             return float(sklearn.f1_score(right, predicted, pos_label=1, zero_division=0.0))
         case "macro_f1":
             return float(sklearn.f1_score(right, predicted, average="macro", zero_division=0.0))
         case "matthews":
             return float(sklearn.matthews_corrcoef(right, predicted))
+        case "pearson" | "spearman":
+            if len(np.unique(predicted)) < 2:  # the correlation is undefined; such a model has learnt nothing
+                return 0.0
+            function = getattr(optional("scipy.stats", _USE, EVALUATE), f"{metric}r")
+            return float(function(right, predicted).statistic)
     raise AssertionError(f"{metric} is refused with the task")
 
 
-def _numbers(task: Description, examples: Sentences, predictions: Predictions) -> dict[str, float]:
-    predicted, right = _array(task, predictions, len(examples)).astype(np.float64), examples.labels
-    if not np.isfinite(predicted).all():
-        raise TaskError(
-            f"{task.name}: {np.count_nonzero(~np.isfinite(predicted))} of {len(predicted)} predictions are not finite",
-            remedy="the model has diverged: lower the learning rate",
+Tags = tuple[tuple[int, ...], ...]
+
+
+def _tag_metric(metric: Metric, task: Description, right: Tags, predicted: Tags) -> float:
+    if metric != "entity_f1":
+        return _metric(
+            metric, *(np.array([tag for tags in side for tag in tags]) for side in (right, predicted))
         )
-    if (
-        len(np.unique(predicted)) < 2
-    ):  # a correlation with a constant is undefined; such a model has learnt nothing
-        return dict.fromkeys(task.metrics, 0.0)
-    stats = optional("scipy.stats", _USE, EVALUATE)
-    functions = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}
-    return {metric: float(functions[metric](right, predicted).statistic) for metric in task.metrics}
+    named = [[[task.labels[tag] for tag in tags] for tags in side] for side in (right, predicted)]
+    return float(optional("seqeval.metrics", _USE, EVALUATE).f1_score(*named, zero_division=0))
 
 
-def _tags(task: Description, examples: Tagged, predictions: Predictions) -> dict[str, float]:
-    if not isinstance(predictions, tuple) or [len(tags) for tags in predictions] != [
-        len(tags) for tags in examples.tags
-    ]:
-        raise TaskError(
-            f"{task.name}: predictions are not a tag for each word of each sentence",
-            remedy="predict as many tags as the sentence has words",
+def _answer_metric(
+    metric: Metric, task: Description, examples: Questions, predictions: Mapping[str, str]
+) -> float:
+    """Return SQuAD's exact_match or answer_f1, or CMRC's cmrc_exact_match or cmrc_f1: the mean over all questions."""
+    exact, chinese, total = metric.endswith("exact_match"), metric.startswith("cmrc"), 0.0
+    for name, accepted in zip(examples.ids, examples.answers, strict=True):
+        texts = [answer.text for answer in accepted]
+        if task.no_answer and not chinese:
+            texts = [text for text in texts if words_of(text)]
+        total += max(
+            _similarity(text, predictions[name], exact=exact or not texts, chinese=chinese)
+            for text in texts or [""]
         )
-    right = np.array([tag for tags in examples.tags for tag in tags])
-    predicted = np.array([tag for tags in predictions for tag in tags])
-    _check_indices(task, predicted)
-    scores: dict[str, float] = {}
-    for metric in task.metrics:
-        if metric == "entity_f1":
-            seqeval = optional("seqeval.metrics", _USE, EVALUATE)
-            named = [
-                [[task.labels[tag] for tag in tags] for tags in all_] for all_ in (examples.tags, predictions)
-            ]
-            scores[metric] = float(seqeval.f1_score(*named, zero_division=0))
-        else:
-            scores[metric] = _class_metric(metric, right, predicted)
-    return scores
-
-
-def _answers(task: Description, examples: Questions, predictions: Predictions) -> dict[str, float]:
-    if not isinstance(predictions, Mapping):
-        raise TaskError(
-            f"{task.name}: predictions are not answers by the id of the question",
-            remedy="predict a text for each id",
-        )
-    if missing := [name for name in examples.ids if name not in predictions]:
-        raise TaskError(
-            f"{task.name}: {len(missing)} questions have no prediction, {missing[0]!r} among them",
-            remedy='predict "" where the context has no answer',
-        )
-    return score_answers(task.metrics, examples, predictions, no_answer=task.no_answer)
-
-
-def _check_indices(task: Description, predicted: NDArray[np.generic]) -> None:
-    if not np.isin(predicted, np.arange(len(task.labels))).all():
-        raise TaskError(
-            f"{task.name}: predictions are not all indices of its {len(task.labels)} labels",
-            remedy="predict an index into the task's labels",
-        )
-
-
-def _array(task: Description, predictions: Predictions, count: int) -> NDArray[np.generic]:
-    if isinstance(predictions, np.ndarray) and predictions.shape == (count,):
-        return predictions
-    shape = predictions.shape if isinstance(predictions, np.ndarray) else type(predictions).__name__
-    raise TaskError(
-        f"{task.name}: predictions are {shape}, not [{count}]", remedy="predict one value for each example"
-    )
+    return total / len(examples)

@@ -42,7 +42,9 @@ def read_sentences(task: Description, files: Sequence[File], folder: TaskFolder)
             if label in task.skip_labels:
                 continue
             labels.append(
-                _score(label, row, task) if task.kind in SCORED else label_index(label, row.place, task)
+                score_in(label, row.place, task.score_range)
+                if task.kind in SCORED
+                else label_index(label, row.place, task.labels, by_index=task.label_ids)
             )
             first.append(row.text(names["first"]))
             if "second" in names:
@@ -84,29 +86,31 @@ def _with_gold(task: Description, file: WithGold, folder: TaskFolder) -> Iterato
         )
 
 
-def label_index(label: str, place: str, task: Description) -> int:
-    """Return the index of a label. Raises TaskError if it is none of the task's labels."""
-    if task.label_ids and label.isdecimal() and int(label) < len(task.labels):
+def label_index(label: str, place: str, labels: Sequence[str], *, by_index: bool = False) -> int:
+    """Return the index of a label, which is spelt as in `labels`, or `by_index`. Raises TaskError if it is none of
+    them."""
+    if by_index and label.isdecimal() and int(label) < len(labels):
         return int(label)
-    if not task.label_ids and label in task.labels:
-        return task.labels.index(label)
-    listed = ", ".join(task.labels[:12]) + (" ..." if len(task.labels) > 12 else "")
-    known = f"an index below {len(task.labels)}" if task.label_ids else f"one of {listed}"
+    if not by_index and label in labels:
+        return labels.index(label)
+    listed = ", ".join(labels[:12]) + (" ..." if len(labels) > 12 else "")
+    known = f"an index below {len(labels)}" if by_index else f"one of {listed}"
     raise TaskError(
         f"{place}: the label {label!r} is not {known}",
         remedy="correct the file or the task's `labels`; list values that mean no label in `skip_labels`",
     )
 
 
-def _score(label: str, row: FileRow, task: Description) -> float:
+def score_in(text: str, place: str, bounds: tuple[float, float] | None) -> float:
+    """Return a score within the `bounds`; None: any finite number. Raises TaskError if it is not."""
     score = math.nan
     with suppress(ValueError):
-        score = float(label)
-    low, high = task.score_range or (-math.inf, math.inf)
+        score = float(text)
+    low, high = bounds or (-math.inf, math.inf)
     if not math.isfinite(score) or not low <= score <= high:
-        raise row.error(
-            f"the score {label!r} is not a finite number from {low:g} to {high:g}",
-            "correct the file or the task's `score_range`; list values that mean no score in `skip_labels`",
+        raise TaskError(
+            f"{place}: the score {text!r} is not a finite number from {low:g} to {high:g}",
+            remedy="correct the file or the task's `score_range`; list values that mean no score in `skip_labels`",
         )
     return score
 
@@ -126,7 +130,8 @@ def read_tagged(task: Description, files: Sequence[File], folder: TaskFolder) ->
                     remedy="correct or remove the record",
                 )
             words.append(tuple(valid_text(word, place) for word in sentence))
-            tags.append(tuple(label_index(tag, place, task) for tag in to_bio(given, task.scheme)))
+            bio = to_bio(given, task.scheme)
+            tags.append(tuple(label_index(tag, place, task.labels, by_index=task.label_ids) for tag in bio))
     return Tagged(tuple(words), tuple(tags))
 
 

@@ -11,7 +11,6 @@ frozen:
   - anisotropy: {task: sst2}
 """
 
-import difflib
 from collections.abc import Mapping
 from typing import Self
 
@@ -19,12 +18,12 @@ from pydantic import Field, model_validator
 
 from data_service.store.open import folder_of
 from launcher.after.tasks.schema import Name, Setting, TaskPart
-from launcher.after.tasks.task import Task, bundled_tasks, bundled_texts, load_task, read_yaml
+from launcher.after.tasks.task import Task, bundled_tasks, bundled_texts, load_task, read_yaml, unknown
 from launcher.errors import TaskError
-from launcher.runtime.recipe.document import Words, parse, validate
+from launcher.runtime.recipe.document import DocumentWords, parse, validate
 from launcher.runtime.recipe.evaluation import EvaluationTask
 
-WORDS = Words("suite", "maskfleet tasks show glue", TaskError)
+WORDS = DocumentWords("suite", "maskfleet tasks show glue", TaskError)
 
 
 class SuiteEntry(TaskPart):
@@ -134,19 +133,14 @@ def read_suite(name_or_path: str) -> Suite | None:
     if name_or_path in tasks:
         return None
     if not name_or_path.endswith((".yaml", ".yml")):
-        close = difflib.get_close_matches(name_or_path, [*suites, *tasks], n=1, cutoff=0.5)
-        guess = f"did you mean {close[0]}? " if close else ""
-        raise TaskError(
-            f"there is no suite or task {name_or_path!r}",
-            remedy=f"{guess}suites: {', '.join(suites)}; tasks: {', '.join(tasks)}; or give the path of a .yaml file",
-        )
+        raise unknown(name_or_path, suites=suites, tasks=tasks)
     document = parse(read_yaml(name_or_path), name_or_path, WORDS)
     return validate(Suite, document) if {"tasks", "frozen"} & document.data.keys() else None
 
 
 def bundled_suites() -> Mapping[str, str]:
     """Return the YAML texts of the bundled suites, by name."""
-    return bundled_texts("library/suites")
+    return bundled_texts("launcher.after.tasks", "library/suites")
 
 
 def _task(entry: SuiteEntry, home: str | None, data: str | None) -> Task:

@@ -6,7 +6,7 @@
 import difflib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
@@ -20,9 +20,9 @@ from launcher.after.tasks.files import TaskFolder
 from launcher.after.tasks.read import read_questions, read_retrieval, read_sentences, read_tagged
 from launcher.after.tasks.schema import Description, impossible
 from launcher.errors import TaskError
-from launcher.runtime.recipe.document import Words, parse, validate
+from launcher.runtime.recipe.document import DocumentWords, parse, validate
 
-WORDS = Words("task", "maskfleet tasks show sst2", TaskError)
+WORDS = DocumentWords("task", "maskfleet tasks show sst2", TaskError)
 _DECISIVE = {"kind", "labels", "score_range", "no_answer", "metrics", "truncation"}  # beside the examples
 
 
@@ -112,13 +112,21 @@ def load_task(name_or_path: str, data: str | None = None) -> Task:
     if name_or_path in known:
         return loads(known[name_or_path], name_or_path, data)
     if not name_or_path.endswith((".yaml", ".yml")):
-        close = difflib.get_close_matches(name_or_path, known, n=1, cutoff=0.5)
-        guess = f"did you mean {close[0]}? " if close else ""
-        raise TaskError(
-            f"there is no task {name_or_path!r}",
-            remedy=f"{guess}bundled tasks: {', '.join(known)}; or give the path of a .yaml file",
-        )
+        raise unknown(name_or_path, tasks=known)
     return loads(read_yaml(name_or_path), name_or_path, folder_of(name_or_path) if data is None else data)
+
+
+def unknown(name: str, **known: Collection[str]) -> TaskError:
+    """Return the error for a name that is none of the `known` ones, given by what they name: `tasks`, `suites`."""
+    close = difflib.get_close_matches(
+        name, [one for names in known.values() for one in names], n=1, cutoff=0.5
+    )
+    guess = f"did you mean {close[0]}? " if close else ""
+    listed = "; ".join(f"bundled {what}: {', '.join(names)}" for what, names in known.items())
+    return TaskError(
+        f"there is no {' or '.join(what.removesuffix('s') for what in known)} {name!r}",
+        remedy=f"{guess}{listed}; or give the path of a .yaml file",
+    )
 
 
 def loads(text: str, name: str, root: str | None) -> Task:
@@ -137,13 +145,13 @@ def loads(text: str, name: str, root: str | None) -> Task:
 
 def bundled_tasks() -> Mapping[str, str]:
     """Return the YAML texts of the bundled tasks, by name."""
-    return bundled_texts("library")
+    return bundled_texts("launcher.after.tasks", "library")
 
 
 @cache
-def bundled_texts(folder: str) -> Mapping[str, str]:
-    """Return the texts of the YAML files in a folder of this package, by name without ending, sorted by name."""
-    files = (resources.files("launcher.after.tasks") / folder).iterdir()
+def bundled_texts(package: str, folder: str) -> Mapping[str, str]:
+    """Return the texts of the YAML files in a folder of a package, by name without ending, sorted by name."""
+    files = (resources.files(package) / folder).iterdir()
     named = {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
     return MappingProxyType({name: named[name].read_text("utf-8") for name in sorted(named)})
 

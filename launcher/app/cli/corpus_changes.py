@@ -8,7 +8,7 @@ from launcher.app.cli.options import CorpusArgument, JsonOption, print_json
 
 if TYPE_CHECKING:
     from data_service.corpus.corpus import Corpus
-    from data_service.corpus.remove import Documents
+    from data_service.corpus.remove import SplitDocuments
 
 
 def register(group: typer.Typer) -> None:
@@ -74,7 +74,7 @@ def remove(
         typer.echo(f"removal {report.number}: {counted}, {report.documents.tokens:,} tokens")
 
 
-def _wanted(corpus: "Corpus", ids: str | None, documents: str | None) -> "Documents":
+def _wanted(corpus: "Corpus", ids: str | None, documents: str | None) -> "SplitDocuments":
     """Return the documents that a file names; without a file those that were removed from the corpus's parts."""
     from data_service.corpus.remove import documents_by_id, documents_by_number, documents_of_parts
     from launcher.app.cli.texts import read_list

@@ -81,7 +81,7 @@ def diagnose(
         text=text,
         tasks=tuple(task or ()),
         data=data,
-        poolings=tuple(one.value for one in pooling or ()),
+        poolings=[one.value for one in pooling or (FrozenPooling.CLS, FrozenPooling.MEAN)],
         limit=limit,
     )
     for subject in measured(checkpoint, step, wanted):

@@ -62,13 +62,15 @@ def train(
     training = load_settings(settings, assignments or [], data)
     require_model(model)
     with work("loading libraries"):
-        from launcher.after.embed.export import check_target, export_embeddings
+        from checkpoints.hf.folder import removable
+        from data_service.store.open import open_store
+        from launcher.after.embed.export import export_embeddings
         from launcher.after.embed.train import train_embeddings
         from launcher.after.finetune.pretrained import open_pretrained
 
         _only_errors_of_libraries()
     with repeatable(), told("launcher.after.embed"):
-        check_target(out)
+        removable(open_store(out))  # raises here, before hours of training
         with open_pretrained(model, step) as pretrained:
             trained = train_embeddings(pretrained, training)
             export_embeddings(trained, pretrained, training, out, licence)
@@ -120,7 +122,7 @@ def evaluate(
     with repeatable(), told("launcher.after.embed"), open_pretrained(model, step) as pretrained:
         for task in chosen:
             where = cell.split or ("dev" if "dev" in task.splits else "test")
-            metrics = embed_cell(pretrained, task, cell, seed=0)
+            metrics = embed_cell(pretrained, task, cell)
             if as_json:
                 found = {"model": model, "step": pretrained.step, "task": task.name, "split": where}
                 print_json([{**found, "metrics": metrics}])

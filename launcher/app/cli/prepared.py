@@ -19,9 +19,9 @@ from data_service.store.open import open_store
 from launcher.app.cli.corpus_shown import BuildWatch
 from launcher.app.cli.texts import automatic_workers, read_settings
 from launcher.output import human_bytes
-from launcher.runtime.recipe.document import Words
+from launcher.runtime.recipe.document import DocumentWords
 
-_WORDS = Words("preparation", "infra/docs/prepare.md", PrepareError)
+_WORDS = DocumentWords("preparation", "infra/docs/prepare.md", PrepareError)
 _ROWS = 20
 
 

@@ -21,14 +21,15 @@ from data_service.ingest.tasks import Split, plan_splits
 from data_service.printable import one_line
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_file
-from data_service.tokenizers.loss import KINDS, WARNED_SHARE, TextLoss, describe_loss
+from data_service.tokenizers.loss import HARMLESS, KINDS, WARNED_SHARE, TextLoss, describe_loss
 from launcher.errors import OptionError
 from launcher.progress import BYTES, work
-from launcher.runtime.recipe.document import Words, parse, validate
+from launcher.runtime.recipe.document import DocumentWords, parse, validate
 
 _MODEL = TypeVar("_MODEL", bound=BaseModel)
 _SMALL = 64 << 20  # bytes
 _SHARE = 256 << 10  # bytes of text for which a split is worth opening
+_SHOWN_SHARE = 0.00005  # of the characters; less would be shown as 0.00%, of what does no harm
 
 
 def list_texts(inputs: Sequence[str], encoding: str = UTF_8) -> InputListing:
@@ -107,7 +108,7 @@ def print_loss(loss: TextLoss | None) -> None:
         return
     much = loss.above(WARNED_SHARE)
     for kind in KINDS:
-        if kind in loss.lost:
+        if kind in loss.lost and (kind not in HARMLESS or loss.share(kind) >= _SHOWN_SHARE):
             warning = "warning: " if kind in much else ""
             typer.echo(f"{warning}{one_line(describe_loss(loss, kind))}", err=kind in much)
 
@@ -169,7 +170,7 @@ def read_list(path: str) -> list[str]:
     return listed
 
 
-def read_settings(path: str, model: type[_MODEL], words: Words) -> _MODEL:
+def read_settings(path: str, model: type[_MODEL], words: DocumentWords) -> _MODEL:
     """Return the settings in a YAML file, local or on S3.
 
     Raises:
@@ -195,5 +196,5 @@ def read_provenance(path: str) -> ProvenanceOptions:
         StoreError: the file cannot be read.
     """
     return read_settings(
-        path, ProvenanceOptions, Words("file of provenance", "infra/docs/data.md", OptionError)
+        path, ProvenanceOptions, DocumentWords("file of provenance", "infra/docs/data.md", OptionError)
     )

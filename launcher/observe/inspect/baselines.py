@@ -23,6 +23,7 @@ from launcher.progress import counted as counting
 from launcher.progress import work
 from launcher.runtime.run.inputs import unigram_probabilities
 from launcher.runtime.run.record import Run
+from launcher.runtime.run.sealed import seal
 from launcher.runtime.run.streams import heldout_spec, stream_spec
 
 Ints = NDArray[np.int64]
@@ -51,7 +52,7 @@ def baselines(run: Run) -> Baselines:
         return stored
     computed = compute(run)
     try:
-        run.store.put(KEY, computed.model_dump_json().encode())
+        run.store.put(KEY, seal(computed))
     except StoreError as error:
         _log.warning("the baselines are not kept, and will be computed again: %s", error.problem)
     return computed

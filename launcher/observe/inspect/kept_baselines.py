@@ -1,18 +1,12 @@
-"""Reads the baselines that are stored with a run. `baselines.py` computes them once."""
+"""The baselines that are stored with a run. `baselines.py` computes them once."""
 
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from data_service.formats import REMEDY, is_newer, newer
 from data_service.store.base import Store
-from data_service.store.errors import KeyMissing
-from launcher.errors import RunError
+from launcher.runtime.run.sealed import Sealed, read
 
 KEY = "baselines.json"
 
 
-class Baselines(BaseModel):
+class Baselines(Sealed):
     """Mean negative log-likelihood per held-out target, in nats.
 
     Attributes:
@@ -22,14 +16,15 @@ class Baselines(BaseModel):
         fingerprint: fingerprint of the run.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    format: Literal[1] = 1
     targets: int
     unigram: float
     bigram: float
     counted: int
     fingerprint: str
+
+    @property
+    def path(self) -> str:
+        return KEY
 
     def named(self) -> dict[str, float]:
         """Return the two losses by the names that pages show."""
@@ -37,20 +32,7 @@ class Baselines(BaseModel):
 
 
 def kept_baselines(store: Store, fingerprint: str) -> Baselines | None:
-    """Return the baselines of the run with this fingerprint; None if the store has none of it.
-
-    Raises:
-        ValidationError: the stored baselines are damaged.
-        RunError: a newer version wrote them.
-        StoreError: the store cannot be read.
-    """
-    try:
-        data = store.get(KEY)
-        stored = Baselines.model_validate_json(data)
-    except KeyMissing:
-        return None
-    except ValidationError as error:
-        if is_newer(data, known=1, error=error):
-            raise RunError(newer(f"{store.uri.rstrip('/')}/{KEY}"), remedy=REMEDY) from error
-        raise
-    return stored if stored.fingerprint == fingerprint else None
+    """Return the baselines of the run with this fingerprint; None if the store has none of it, or damaged ones. Raises
+    StoreError; RunError if a newer version wrote them."""
+    stored = read(store, KEY, Baselines)
+    return stored if stored is not None and stored.fingerprint == fingerprint else None

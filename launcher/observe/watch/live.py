@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import ValidationError
-
 from data_service.errors import UserError
 from data_service.store.base import Entry, Store, digest
 from data_service.store.local import LocalStore
@@ -43,10 +41,7 @@ def require_one_run(uri: str, store: Store) -> None:
 
 
 def _known_baselines(run: Outline) -> dict[str, float]:
-    try:
-        known = kept_baselines(run.store, run.record.fingerprint)
-    except ValidationError:  # damaged; the next report computes them again
-        return {}
+    known = kept_baselines(run.store, run.record.fingerprint)
     return known.named() if known else {}
 
 

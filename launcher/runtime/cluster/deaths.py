@@ -24,7 +24,7 @@ KEPT = 32  # number of newest failures that are stored; the policy uses fewer
 _ERROR_CHARACTERS = 500  # characters of an error
 
 
-class _Record(BaseModel):
+class _DeathsRecord(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[1] = 1
@@ -70,7 +70,7 @@ def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
     operator so. Raises StoreError; RunError if a newer version of Maskfleet wrote the record."""
     try:
         data = store.get(KEY)
-        return list(_Record.model_validate_json(data).failures)
+        return list(_DeathsRecord.model_validate_json(data).failures)
     except KeyMissing:
         return []
     except ValidationError as error:
@@ -83,7 +83,7 @@ def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
 def write_deaths(store: Store, failures: Sequence[Failure]) -> None:
     """Replace the record by the newest `failures`. Raises StoreError."""
     newest = (replace(one, error=one.error and one.error[:_ERROR_CHARACTERS]) for one in failures[-KEPT:])
-    store.put(KEY, _Record(failures=tuple(newest)).model_dump_json().encode())
+    store.put(KEY, _DeathsRecord(failures=tuple(newest)).model_dump_json().encode())
 
 
 def of_command(attempt: Attempt, *, committed: int, now: float, note: Callable[[str], None]) -> list[Failure]:

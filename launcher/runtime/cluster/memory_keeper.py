@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from checkpoints.memory_slots import HEAD, Description, Slot
+from checkpoints.memory_slots import HEAD, Slot, SlotDescription
 from launcher.runtime.cluster.nodes import on_thread
 from launcher.runtime.policies.recovery import partners
 
@@ -36,7 +36,7 @@ class Held:
 
     Attributes:
         node, pid, descriptor: the keeper's node and process, and the slot's file in it.
-        description: `Description` as JSON.
+        description: `SlotDescription` as JSON.
     """
 
     node: str
@@ -306,8 +306,8 @@ class NodeMemory:
                 found += ray.get(call)
         return [asdict(held) for held in sorted(found, key=lambda held: held.node != self._node)]
 
-    def describe(self, held: Mapping[str, Any]) -> Description:
-        return Description.model_validate_json(held["description"])
+    def describe(self, held: Mapping[str, Any]) -> SlotDescription:
+        return SlotDescription.model_validate_json(held["description"])
 
     def open_set(self, held: Mapping[str, Any]) -> Callable[[int, int], Any]:
         """Return the function that reads bytes of a set's body, by their offsets. That function raises RayError if the

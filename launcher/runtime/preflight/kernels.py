@@ -33,11 +33,11 @@ _FORMS = ("bert-base", "modernbert-base", "deberta-v3-base", "xlnet-base")
 """Recipes whose networks together have every form of attention except learned relative keys."""
 
 
-class _Part(BaseModel):
+class _TrialObject(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class TrialRecord(_Part):
+class TrialRecord(_TrialObject):
     """A `TriedKernel` as JSON. `error` is None also if it is not finite."""
 
     kernel: Kernel
@@ -64,7 +64,7 @@ class TrialRecord(_Part):
         )
 
 
-class KernelVerdict(_Part):
+class KernelVerdict(_TrialObject):
     """The result of a trial of kernels on one kind of GPU.
 
     Attributes:
@@ -158,7 +158,7 @@ Compile = Literal["auto"] | bool
 
 
 @dataclass(frozen=True)
-class Choice:
+class CompileChoice:
     """The decision whether to compile, and the reason. `told`: whether the operator is told of it."""
 
     compiled: bool
@@ -166,20 +166,22 @@ class Choice:
     told: bool = True
 
 
-def choose(asked: Compile, gpu: str | None, *, triton: bool) -> Choice:
+def choose(asked: Compile, gpu: str | None, *, triton: bool) -> CompileChoice:
     """Decide whether to compile layers. `gpu`: None on a CPU. `triton`: whether Triton is installed, which compilation
     for a GPU needs."""
     match asked, gpu:
         case False, _:
-            return Choice(False, "the recipe says so", told=False)
+            return CompileChoice(False, "the recipe says so", told=False)
         case "auto", None:
-            return Choice(False, "on a CPU only where the recipe asks for it (compile: true)", told=False)
+            return CompileChoice(
+                False, "on a CPU only where the recipe asks for it (compile: true)", told=False
+            )
         case True, _:
-            return Choice(True, "the recipe says so")
+            return CompileChoice(True, "the recipe says so")
         case _ if not triton:
-            return Choice(False, "Triton is not installed")
+            return CompileChoice(False, "Triton is not installed")
         case _:
-            return Choice(True, "a GPU, and Triton")
+            return CompileChoice(True, "a GPU, and Triton")
 
 
 def triton_here() -> bool:

@@ -25,7 +25,14 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.pieces import Pieces
 from encoder_core.trials.compile_trial import TriedCompilation, try_apart, try_compilation
 from encoder_core.trials.trial_network import Subject
-from launcher.runtime.preflight.kernels import Choice, choose, gpu_here, name_of, subject_of, triton_here
+from launcher.runtime.preflight.kernels import (
+    CompileChoice,
+    choose,
+    gpu_here,
+    name_of,
+    subject_of,
+    triton_here,
+)
 from launcher.runtime.rank.journal import Link, RankJournal
 from launcher.runtime.run.record import Run
 
@@ -140,7 +147,7 @@ def _told(peers: Peers, found: CompilationRecord | None) -> list[CompilationReco
 
 
 def _turn(
-    run: Run, code: CompiledCode, subject: Subject, choice: Choice, link: Link | None
+    run: Run, code: CompiledCode, subject: Subject, choice: CompileChoice, link: Link | None
 ) -> tuple[Pieces, CompilationRecord]:
     """Compile on this rank, or take the stored code, or what this process has compiled for an earlier group of ranks.
     Return the pieces and the result."""
@@ -171,7 +178,7 @@ _compiled: dict[Path, tuple[Pieces, CompilationRecord]] = {}
 
 
 def _compile(
-    run: Run, code: CompiledCode, subject: Subject, choice: Choice, link: Link | None
+    run: Run, code: CompiledCode, subject: Subject, choice: CompileChoice, link: Link | None
 ) -> tuple[Pieces, CompilationRecord]:
     kept = "on this machine" if code.complete else "nowhere"
     # torch reads these when it first compiles. One thread: its helper processes would outlive a rank that is killed.
@@ -196,7 +203,7 @@ def _compile(
     return pieces, _record(tried, choice, kept)
 
 
-def _record(tried: TriedCompilation, choice: Choice, kept: str) -> CompilationRecord:
+def _record(tried: TriedCompilation, choice: CompileChoice, kept: str) -> CompilationRecord:
     finite = tried.error if tried.error is not None and tried.error < float("inf") else None
     why = choice.why
     if tried.failure:

@@ -93,7 +93,7 @@ class RankData:
         self._streams, self._positions, self._heldout = streams, positions, heldout
         self._share, self._device, self._count, self._refresh = share, device, count, refresh
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="data")
-        self._rows: dict[int, Future[_Read]] = {}  # by step
+        self._rows: dict[int, Future[_ReadStep]] = {}  # by step
         self._announced_at: int | None = None
         self._evaluation: dict[int, list[Microbatch]] = {}  # by the first phase with the same stream
 
@@ -176,14 +176,14 @@ class RankData:
         for number in [number for number in self._rows if number <= step - kept]:
             del self._rows[number]
 
-    def _read_step(self, step: int) -> "_Read":
+    def _read_step(self, step: int) -> "_ReadStep":
         """Read this rank's rows of `step`. This runs on the pool's only thread, so that each stream has a single reader
         and the preparation of rows delays no step."""
         if self._announced_at is None or step - self._announced_at >= ANNOUNCED // 2:
             self._announce(step)
         mine, _ = self._share.deal(self._positions.ranges(step))
         rows, samples = self.rows(step), [self._read(ranges) for _, ranges in mine]
-        return _Read(
+        return _ReadStep(
             tuple(
                 Microbatch(index, to_batch(each, _HOST, index * rows))
                 for (index, _), each in zip(mine, samples, strict=True)
@@ -222,7 +222,7 @@ class RankData:
 
 
 @dataclass(frozen=True)
-class _Read:
+class _ReadStep:
     """This rank's rows of a step, in the host's memory, with the number of their tokens and their checksum."""
 
     microbatches: tuple[Microbatch, ...]

@@ -15,7 +15,7 @@ from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import Rewind, committed, rewinds
 from checkpoints.load import Reader
 from checkpoints.memory import Keeper, MemoryReader, Offer, ReadBytes, manifest_of, newest_complete
-from checkpoints.memory_slots import Common, Description
+from checkpoints.memory_slots import Common, SlotDescription
 from checkpoints.newest import newest_good
 from launcher.errors import RunError
 from launcher.runtime.rank.journal import Link
@@ -30,7 +30,7 @@ class Memory(Keeper, Protocol):
         """Return all sets that can be found, as objects that `open_set` and `describe` take on any rank."""
         ...
 
-    def describe(self, held: Any) -> Description: ...
+    def describe(self, held: Any) -> SlotDescription: ...
 
     def open_set(self, held: Any) -> ReadBytes: ...
 

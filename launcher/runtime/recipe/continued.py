@@ -25,7 +25,7 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.optim.settings import AdamWConfig, Decayed
 from encoder_core.terms.replaced import ReplacedTokenConfig
 from launcher.errors import RunError
-from launcher.runtime.recipe.document import Document
+from launcher.runtime.recipe.document import RecipeDocument
 from launcher.runtime.recipe.load import from_document, load
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
 
@@ -60,7 +60,7 @@ _VERSION_3 = (
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FoundModel:
     """The model in the folder.
 
     Attributes:
@@ -100,7 +100,7 @@ def continued(folder: str) -> Recipe:
         "microbatch": MICROBATCH,
         "data_service": {"workers": "auto", "memory": MEMORY},
     }
-    return from_document(Document(data | _task(found, base), f"the recipe for {folder}", {}))
+    return from_document(RecipeDocument(data | _task(found, base), f"the recipe for {folder}", {}))
 
 
 def _sources(config: ModelConfig) -> dict[str, object]:
@@ -151,7 +151,7 @@ def _base(config: ModelConfig, *, pair: bool) -> str:
     return (config.pair_recipe if pair else None) or config.recipe
 
 
-def _find(store: Store, folder: str) -> _Found:
+def _find(store: Store, folder: str) -> _FoundModel:
     with local_configs(store) as configs, naming(configs, folder):
         if (configs / PARTS[1] / CONFIG).is_file():
             return _find_pair(configs)
@@ -164,14 +164,14 @@ def _find(store: Store, folder: str) -> _Found:
         )
     if isinstance(config, DetectorConfig) and holds_generator(store):
         generator = read_fields(generator_fields(store), f"{folder.rstrip('/')}/{GENERATOR_CONFIG}")
-        return _Found(_paired(generator, config), pair=True, pair_head=False)
+        return _FoundModel(_paired(generator, config), pair=True, pair_head=False)
     alone = isinstance(config, DetectorConfig) and is_discriminator(store, config)
-    return _Found(config, pair=alone, pair_head=any(name in _PAIR_HEADS for name in architectures))
+    return _FoundModel(config, pair=alone, pair_head=any(name in _PAIR_HEADS for name in architectures))
 
 
-def _find_pair(configs: Path) -> _Found:
+def _find_pair(configs: Path) -> _FoundModel:
     generator, discriminator = (read_folder_config(configs / part) for part in PARTS)
-    return _Found(_paired(generator, discriminator), pair=True, pair_head=False)
+    return _FoundModel(_paired(generator, discriminator), pair=True, pair_head=False)
 
 
 def _paired(generator: ModelConfig, discriminator: ModelConfig) -> ModelConfig:
@@ -189,7 +189,7 @@ def _architectures(configs: Path) -> list[str]:
     return [str(name) for name in named] if isinstance(named, list) else []
 
 
-def _task(found: _Found, base: Recipe) -> dict[str, Any]:
+def _task(found: _FoundModel, base: Recipe) -> dict[str, Any]:
     """Return the values of `objective` and `input` that differ from the family's bundled recipe.
 
     A pair task is left out if the folder has no head for it: its rows would differ from the model's for no gain.

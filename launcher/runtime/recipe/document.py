@@ -65,7 +65,7 @@ _Events.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 
 
 @dataclass(frozen=True)
-class Words:
+class DocumentWords:
     """The words for a kind of document in messages.
 
     Attributes:
@@ -79,11 +79,11 @@ class Words:
     error: type[UserError]
 
 
-RECIPE = Words("recipe", "maskfleet recipe show", RecipeError)
+RECIPE = DocumentWords("recipe", "maskfleet recipe show", RecipeError)
 
 
 @dataclass(frozen=True)
-class Document:
+class RecipeDocument:
     """Plain data, with the line in the text where each path was written.
 
     Attributes:
@@ -98,7 +98,7 @@ class Document:
     name: str
     lines: Mapping[Path, int]
     overridden: frozenset[Path] = field(default_factory=frozenset)
-    words: Words = RECIPE
+    words: DocumentWords = RECIPE
 
     def where(self, path: Path) -> str:
         """Return the place of a path for messages: `file:line: a.b.c`, or `--set a.b.c` if the command line set it."""
@@ -114,7 +114,7 @@ def dotted(path: Path) -> str:
     return ".".join(str(part) for part in path)
 
 
-def parse(text: str, name: str, words: Words = RECIPE, *, ours: bool = False) -> Document:
+def parse(text: str, name: str, words: DocumentWords = RECIPE, *, ours: bool = False) -> RecipeDocument:
     """Return the document in `text`. Raises `words.error` for broken YAML, duplicate keys, or another value than a
     mapping at the top. `ours`: whether it comes with Maskfleet (`bounded_events`)."""
     lines: dict[Path, int] = {}
@@ -135,16 +135,18 @@ def parse(text: str, name: str, words: Words = RECIPE, *, ours: bool = False) ->
             f"{name} holds {type(data).__name__} at the top, not a mapping",
             remedy=f"start from a complete {words.noun}: {words.complete}",
         )
-    return Document(data, name, lines, words=words)
+    return RecipeDocument(data, name, lines, words=words)
 
 
-def with_sections(document: Document, sections: Mapping[str, object]) -> Document:
+def with_sections(document: RecipeDocument, sections: Mapping[str, object]) -> RecipeDocument:
     """Return `document` with other values for some of its top keys; these have no lines."""
     lines = {path: line for path, line in document.lines.items() if path[0] not in sections}
-    return Document({**document.data, **sections}, document.name, lines, document.overridden, document.words)
+    return RecipeDocument(
+        {**document.data, **sections}, document.name, lines, document.overridden, document.words
+    )
 
 
-def override(document: Document, assignments: Sequence[str]) -> Document:
+def override(document: RecipeDocument, assignments: Sequence[str]) -> RecipeDocument:
     """Return `document` with each assignment `a.b=value` applied; values are YAML (`null`, `[1, 2]`,
     `{minutes: 5}`)."""
     data: dict[str, object] = json.loads(json.dumps(document.data))
@@ -153,10 +155,10 @@ def override(document: Document, assignments: Sequence[str]) -> Document:
         path, value = parse_assignment(assignment)
         _assign(data, path, value, assignment)
         paths.add(path)
-    return Document(data, document.name, document.lines, frozenset(paths), document.words)
+    return RecipeDocument(data, document.name, document.lines, frozenset(paths), document.words)
 
 
-def validate(model: type[M], document: Document) -> M:
+def validate(model: type[M], document: RecipeDocument) -> M:
     """Return `document` as a `model`. Raises the error of its kind (such as RecipeError), which names all mistakes."""
     for path, shown in secrets_in(document.data):
         raise document.words.error(f"{document.where(path)}: {shown!r} holds a key", remedy=KEYS)
@@ -198,7 +200,9 @@ def _one_line(error: Exception) -> str:
     return str(error)
 
 
-def _collect_lines(node: yaml.Node, path: Path, lines: dict[Path, int], name: str, words: Words) -> None:
+def _collect_lines(
+    node: yaml.Node, path: Path, lines: dict[Path, int], name: str, words: DocumentWords
+) -> None:
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key_node, value in node.value:
@@ -252,7 +256,7 @@ def _assign(data: dict[str, object], path: Path, value: object, assignment: str)
             )
 
 
-def _explain(detail: ErrorDetails, document: Document, schema: dict[str, object]) -> tuple[str, str]:
+def _explain(detail: ErrorDetails, document: RecipeDocument, schema: dict[str, object]) -> tuple[str, str]:
     path = _data_path(detail["loc"], document.data, detail["type"])
     where = document.where(path)
     value = _value_at(document.data, path)
@@ -295,7 +299,9 @@ def _child(data: object, part: str | int) -> object:
     return _MISSING
 
 
-def _foreign_key(where: str, path: Path, document: Document, schema: dict[str, object]) -> tuple[str, str]:
+def _foreign_key(
+    where: str, path: Path, document: RecipeDocument, schema: dict[str, object]
+) -> tuple[str, str]:
     """Return problem and remedy of a key that does not exist at `path`: a typing error, or a key of another variant."""
     key, parent, noun = str(path[-1]), path[:-1], document.words.noun
     choice = _choice_at(schema, parent, document.data)

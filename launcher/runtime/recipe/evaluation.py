@@ -12,11 +12,11 @@ ones, the mean or the largest value in each dimension."""
 Poolings = Annotated[list[Pooling], Field(min_length=1)]
 
 
-class _Settings(BaseModel):
+class _EvaluationObject(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class HeldOutSettings(_Settings):
+class HeldOutSettings(_EvaluationObject):
     """Held-out loss by length and by source.
 
     Attributes:
@@ -26,7 +26,7 @@ class HeldOutSettings(_Settings):
     rows: PositiveInt = 128
 
 
-class AnisotropySettings(_Settings):
+class AnisotropySettings(_EvaluationObject):
     """Anisotropy of the vectors of texts. The whitening is fitted on half of the texts.
 
     Attributes:
@@ -43,7 +43,7 @@ class AnisotropySettings(_Settings):
     poolings: Poolings = ["cls", "mean"]
 
 
-class ProbeSettings(_Settings):
+class ProbeSettings(_EvaluationObject):
     """A linear probe of a classification task.
 
     Attributes:
@@ -59,7 +59,7 @@ class ProbeSettings(_Settings):
     pooling: Pooling = "mean"
 
 
-class SimilaritySettings(_Settings):
+class SimilaritySettings(_EvaluationObject):
     """Cosines of vectors compared with the scores of a similarity task. Fields are as in `ProbeSettings`."""
 
     task: str = Field(min_length=1)

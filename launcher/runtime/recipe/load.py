@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.checks import impossible
-from launcher.runtime.recipe.document import Document, override, parse, validate, with_sections
+from launcher.runtime.recipe.document import RecipeDocument, override, parse, validate, with_sections
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.source import read
 
@@ -29,7 +29,7 @@ def load(
     )
 
 
-def _in_its_languages(document: Document, sections: Mapping[str, object]) -> Mapping[str, object]:
+def _in_its_languages(document: RecipeDocument, sections: Mapping[str, object]) -> Mapping[str, object]:
     """Return `sections` with the languages of the recipe's sources, for sources of the same name."""
     told, given = (_sources(data) for data in (document.data, sections))
     kept = {
@@ -54,7 +54,7 @@ def _sources(data: Mapping[str, object]) -> dict[str, dict[str, object]]:
 
 def reload(recipe: Recipe, assignments: tuple[str, ...]) -> Recipe:
     """Return `recipe` with `--set` assignments applied. Raises RecipeError."""
-    return from_document(override(Document(recipe.to_data(), recipe.name, {}), assignments))
+    return from_document(override(RecipeDocument(recipe.to_data(), recipe.name, {}), assignments))
 
 
 def loads(text: str, name: str, *, ours: bool = False) -> Recipe:
@@ -63,7 +63,7 @@ def loads(text: str, name: str, *, ours: bool = False) -> Recipe:
     return from_document(parse(text, name, ours=ours))
 
 
-def from_document(document: Document) -> Recipe:
+def from_document(document: RecipeDocument) -> Recipe:
     """Return the recipe in `document`. Checks types and ranges first, then combinations. Raises RecipeError."""
     recipe = validate(Recipe, document)
     _say_intervals(recipe, document)
@@ -76,7 +76,7 @@ def from_document(document: Document) -> Recipe:
     return recipe
 
 
-def _say_intervals(recipe: Recipe, document: Document) -> None:
+def _say_intervals(recipe: Recipe, document: RecipeDocument) -> None:
     """Warn if `--set` has changed only the steps or only the minutes of an interval that has both: the other half
     stays."""
     every = recipe.checkpoint.every

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from launcher.errors import RecipeError
-from launcher.runtime.recipe.document import Document, parse
+from launcher.runtime.recipe.document import RecipeDocument, parse
 
 
 def bundled() -> dict[str, str]:
@@ -42,7 +42,7 @@ def source_text(name_or_path: str) -> str:
     )
 
 
-def read(name_or_path: str) -> Document:
+def read(name_or_path: str) -> RecipeDocument:
     """Return the document of a recipe. Raises RecipeError as `source_text` and `parse`."""
     text = source_text(name_or_path)
     return parse(text, name_or_path if Path(name_or_path).is_file() else f"{name_or_path}.yaml")

@@ -22,7 +22,7 @@ from launcher.runtime.run.segments import (
     METRICS,
     DamagedPack,
     Pack,
-    Stretch,
+    SegmentRange,
     read,
     segment_key,
     segment_prefix,
@@ -37,7 +37,7 @@ def unread(
     attempt: int,
     after: int,
     damage: list[str],
-    listed: list[Stretch] | None = None,
+    listed: list[SegmentRange] | None = None,
 ) -> Iterator[tuple[int, str, bytes]]:
     """Yield number, name and bytes of an attempt's segments after number `after`.
 
@@ -60,7 +60,7 @@ def unread(
 
 
 def read_events(
-    store: Store, listed: Mapping[int, list[Stretch]], after: dict[int, int], damage: list[str]
+    store: Store, listed: Mapping[int, list[SegmentRange]], after: dict[int, int], damage: list[str]
 ) -> Iterator[Record]:
     """Yield the events in the listed segments that follow segment `after[attempt]` of each attempt.
 
@@ -144,7 +144,7 @@ class EventFollower:
         if self._store.size(segment_key(EVENTS, attempt, following)) is not None:
             yield from read_events(self._store, {attempt: self._stretches(attempt)}, self._after, [])
 
-    def _stretches(self, attempt: int) -> list[Stretch]:
+    def _stretches(self, attempt: int) -> list[SegmentRange]:
         return stored(self._store, segment_prefix(EVENTS, attempt)).get(attempt, [])
 
 

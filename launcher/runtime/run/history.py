@@ -22,7 +22,7 @@ from launcher.runtime.run.segments import (
     METRICS,
     DamagedPack,
     Pack,
-    Stretch,
+    SegmentRange,
     once,
     read,
     segment_prefix,
@@ -35,7 +35,7 @@ _READERS = 4  # number of packs read at a time: on S3, latency limits a single r
 
 
 @dataclass(frozen=True)
-class _Part:
+class _RowRange:
     """Rows [start, start + n) of a pack or of a table in memory. Their steps strictly increase.
 
     Attributes:
@@ -52,8 +52,8 @@ class _Part:
     def fields(self) -> Iterable[str]:
         return self.columns.fields if isinstance(self.columns, Pack) else self.columns
 
-    def below(self, step: float) -> "_Part":
-        return _Part(self.columns, self.start, self.steps[: int(np.searchsorted(self.steps, step))])
+    def below(self, step: float) -> "_RowRange":
+        return _RowRange(self.columns, self.start, self.steps[: int(np.searchsorted(self.steps, step))])
 
     def column(self, name: str) -> Floats | None:
         if isinstance(self.columns, Pack):
@@ -76,7 +76,7 @@ class StepHistory:
         damage: list to which a message is added whenever a column cannot be read.
     """
 
-    def __init__(self, parts: Sequence[_Part] = (), damage: list[str] | None = None) -> None:
+    def __init__(self, parts: Sequence[_RowRange] = (), damage: list[str] | None = None) -> None:
         self._damage = damage if damage is not None else []
         self.numbers = np.concatenate([part.steps for part in parts]) if parts else np.empty(0)
         self._places = np.cumsum([0, *(len(part.steps) for part in parts)]).tolist()
@@ -89,19 +89,19 @@ class StepHistory:
         builder = TableBuilder()
         builder.add(0, "records", "\n".join(json.dumps(record) for record in records).encode())
         table = builder.build()
-        return cls([_Part(table.columns, 0, table.columns["step"])] if len(records) else ())
+        return cls([_RowRange(table.columns, 0, table.columns["step"])] if len(records) else ())
 
     @classmethod
     def of_columns(cls, columns: dict[str, Floats]) -> "StepHistory":
         """Return the history that consists of `columns`, [n] float64 each. One is `step`, which strictly increases."""
-        return cls([_Part(columns, 0, columns["step"])] if len(columns["step"]) else ())
+        return cls([_RowRange(columns, 0, columns["step"])] if len(columns["step"]) else ())
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def newest(self, count: int) -> "StepHistory":
         """Return the last `count` records (all if there are fewer), read into memory. Raises StoreError."""
-        parts: list[_Part] = []
+        parts: list[_RowRange] = []
         while len(parts) < len(self._parts) and sum(len(part.steps) for part in parts) < count:
             parts.insert(0, self._parts[-1 - len(parts)])
         last = StepHistory(parts, self._damage)
@@ -120,7 +120,7 @@ class StepHistory:
         """
         values = np.full(len(self), np.nan)
 
-        def fill(part: _Part, place: int) -> None:
+        def fill(part: _RowRange, place: int) -> None:
             try:
                 found = part.column(name)
             except DamagedPack as error:
@@ -194,7 +194,7 @@ def read_history(store: Store, latest: int | None = None) -> History:
 class _Lineage:
     """The records read so far, without superseded ones."""
 
-    parts: list[_Part] = field(default_factory=list)
+    parts: list[_RowRange] = field(default_factory=list)
     evaluations: list[Record] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
     repeated: int = 0
@@ -213,7 +213,7 @@ class _Lineage:
             if len(run):
                 self._supersede(float(steps[run[0]]))
                 rows = steps[run[0] : run[-1] + 1]
-                self.parts.append(_Part(pack or table.columns, start + int(run[0]), rows))
+                self.parts.append(_RowRange(pack or table.columns, start + int(run[0]), rows))
         for segment, record in table.others:
             if segment > after:
                 self._drop_evaluations(record["step"])
@@ -239,13 +239,13 @@ class _Lineage:
             self.evaluations.pop()
 
 
-def _selected(found: dict[int, list[Stretch]], latest: int | None) -> dict[int, list[Stretch]]:
+def _selected(found: dict[int, list[SegmentRange]], latest: int | None) -> dict[int, list[SegmentRange]]:
     """Return the objects that hold each segment once. With `latest`, return only the newest `latest` objects, up to
     and including the first pack."""
     whole = {attempt: once(stretches) for attempt, stretches in found.items()}
     if latest is None:
         return whole
-    newest: dict[int, list[Stretch]] = {}
+    newest: dict[int, list[SegmentRange]] = {}
     left = latest
     for attempt in reversed(whole):
         for stretch in reversed(whole[attempt]):
@@ -256,7 +256,7 @@ def _selected(found: dict[int, list[Stretch]], latest: int | None) -> dict[int, 
     return {attempt: newest[attempt] for attempt in sorted(newest)}
 
 
-def _read_attempt(store: Store, attempt: int, stretches: list[Stretch], lineage: _Lineage) -> None:
+def _read_attempt(store: Store, attempt: int, stretches: list[SegmentRange], lineage: _Lineage) -> None:
     builder, reached = TableBuilder(), stretches[0].first - 1
     for stretch, data in read(store, METRICS, attempt, stretches, reached):
         if data is not None:
@@ -271,7 +271,7 @@ def _read_attempt(store: Store, attempt: int, stretches: list[Stretch], lineage:
     lineage.reached[attempt] = reached
 
 
-def _read_pack(store: Store, stretch: Stretch, after: int, lineage: _Lineage) -> None:
+def _read_pack(store: Store, stretch: SegmentRange, after: int, lineage: _Lineage) -> None:
     try:
         pack = Pack(store, stretch)
         lineage.add(pack.table(), pack, after)

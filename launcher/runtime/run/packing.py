@@ -19,7 +19,7 @@ from launcher.runtime.run.segments import (
     METRICS,
     MOST_BYTES,
     Pack,
-    Stretch,
+    SegmentRange,
     pack,
     pack_key,
     segment_prefix,
@@ -126,13 +126,13 @@ def pack_once(store: Store, attempt: int, *, over: bool, most_segments: int = MO
         for stretch in chosen:
             store.delete(stretch.key)
     else:
-        _delete_held(store, Stretch(first, last, key, store.size(key) or 0), chosen)
+        _delete_held(store, SegmentRange(first, last, key, store.size(key) or 0), chosen)
     return True
 
 
-def _choose(free: list[Stretch], most_segments: int) -> tuple[list[Stretch], bool]:
+def _choose(free: list[SegmentRange], most_segments: int) -> tuple[list[SegmentRange], bool]:
     """Return the first two or more consecutive segments, and whether they fill a pack."""
-    chosen: list[Stretch] = []
+    chosen: list[SegmentRange] = []
     size = 0
     for stretch in free:
         if chosen and stretch.first != chosen[-1].last + 1:
@@ -146,7 +146,7 @@ def _choose(free: list[Stretch], most_segments: int) -> tuple[list[Stretch], boo
     return chosen, False
 
 
-def _delete_held(store: Store, held_by: Stretch, singles: list[Stretch]) -> None:
+def _delete_held(store: Store, held_by: SegmentRange, singles: list[SegmentRange]) -> None:
     """Delete segments that the pack `held_by` holds too, if their bytes are the same there."""
     if not singles:
         return

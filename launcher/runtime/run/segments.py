@@ -54,7 +54,7 @@ _KEY = re.compile(r"\w+/a(\d{6,12})/(\d{8,12})(?:\.jsonl|-(\d{8,12})\.parquet)")
 
 
 @dataclass(frozen=True)
-class Stretch:
+class SegmentRange:
     """One stored object, a segment or a pack: segments `first` to `last` of an attempt. `size` is in bytes."""
 
     first: int
@@ -80,23 +80,23 @@ def pack_key(folder: str, attempt: int, first: int, last: int) -> str:
     return f"{segment_prefix(folder, attempt)}{first:08d}-{last:08d}{PACKED}"
 
 
-def stored(store: Store, prefix: str) -> dict[int, list[Stretch]]:
+def stored(store: Store, prefix: str) -> dict[int, list[SegmentRange]]:
     """Return the segments and packs below a prefix, by attempt, in order; also segments that are in a pack too.
 
     It lists twice. If a segment is packed during the first listing, that listing can miss both: the segment because it
     is deleted already, the pack because it is created later. The second listing finds the pack.
     """
     entries = {entry.key: entry for _ in range(2) for entry in store.list(prefix)}
-    found: dict[int, list[Stretch]] = {}
+    found: dict[int, list[SegmentRange]] = {}
     for entry in entries.values():
         if match := _KEY.fullmatch(entry.key):
             first = int(match[2])
-            stretch = Stretch(first, int(match[3] or first), entry.key, entry.size)
+            stretch = SegmentRange(first, int(match[3] or first), entry.key, entry.size)
             found.setdefault(int(match[1]), []).append(stretch)
     return {attempt: sorted(found[attempt], key=_order) for attempt in sorted(found)}
 
 
-def once(stretches: list[Stretch], after: int = -1) -> list[Stretch]:
+def once(stretches: list[SegmentRange], after: int = -1) -> list[SegmentRange]:
     """Return those of an attempt's objects that are needed to read each segment after number `after`.
 
     Packs may overlap if two starts of the run packed at the same time; a reader must skip segments that it has read.
@@ -110,8 +110,8 @@ def once(stretches: list[Stretch], after: int = -1) -> list[Stretch]:
 
 
 def read(
-    store: Store, folder: str, attempt: int, stretches: list[Stretch] | None = None, after: int = -1
-) -> Iterator[tuple[Stretch, bytes | None]]:
+    store: Store, folder: str, attempt: int, stretches: list[SegmentRange] | None = None, after: int = -1
+) -> Iterator[tuple[SegmentRange, bytes | None]]:
     """Yield the objects of an attempt that hold the segments after number `after`, in order: segments with their bytes,
     packs with None.
 
@@ -133,11 +133,11 @@ def read(
     raise missing
 
 
-def _order(stretch: Stretch) -> tuple[int, int]:
+def _order(stretch: SegmentRange) -> tuple[int, int]:
     return stretch.first, -stretch.last
 
 
-def _contents(store: Store, stretches: list[Stretch]) -> Iterator[tuple[Stretch, bytes | None]]:
+def _contents(store: Store, stretches: list[SegmentRange]) -> Iterator[tuple[SegmentRange, bytes | None]]:
     remaining = iter(stretches)
     if len(stretches) <= 1:  # the usual case of a follower: one new segment or none
         yield from ((stretch, _get(store, stretch)) for stretch in stretches)
@@ -147,7 +147,7 @@ def _contents(store: Store, stretches: list[Stretch]) -> Iterator[tuple[Stretch,
             yield from zip(batch, pool.map(lambda stretch: _get(store, stretch), batch), strict=True)
 
 
-def _get(store: Store, stretch: Stretch) -> bytes | None:
+def _get(store: Store, stretch: SegmentRange) -> bytes | None:
     return None if stretch.packed else store.get(stretch.key)
 
 
@@ -206,7 +206,7 @@ class Pack:
         fields: names of the fields of its step records.
     """
 
-    def __init__(self, store: Store, stretch: Stretch) -> None:
+    def __init__(self, store: Store, stretch: SegmentRange) -> None:
         self._store, self.stretch = store, stretch
         self._name = f"{store.uri}/{stretch.key}"
         self._metadata: pa.FileMetaData | None = None
@@ -305,7 +305,7 @@ class Pack:
 class _Ranges(io.RawIOBase):
     """A stored object as a file. Each read requests a range of bytes."""
 
-    def __init__(self, store: Store, stretch: Stretch) -> None:
+    def __init__(self, store: Store, stretch: SegmentRange) -> None:
         self._store, self._stretch, self._at = store, stretch, 0
 
     def readable(self) -> bool:

@@ -1,6 +1,7 @@
 """An export appears whole or not at all, and takes the place of nothing but a former export."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,15 @@ def test_a_former_export_is_replaced_whole(any_store: Store, tmp_path: Path) -> 
     put(PAIR, any_store, tmp_path / "first")
     put(NETWORK, any_store, tmp_path / "second")
     assert content(any_store) == NETWORK
+
+
+def test_remains_of_a_killed_export_go_with_the_next(tmp_path: Path) -> None:
+    left = tmp_path / "out" / ".tmp-killed"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    put(NETWORK, open_store(left.parent), tmp_path / "files")
+    assert not left.exists()
 
 
 @pytest.mark.parametrize("name", ["config.json", "notes/todo.txt", ".gitattributes"])

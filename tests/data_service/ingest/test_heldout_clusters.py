@@ -24,7 +24,7 @@ from data_service.ingest.heldout import heldout_like
 from data_service.ingest.heldout_overlap import keeps_apart
 from data_service.ingest.options import BuildOptions
 from data_service.prepare.configuration import Preparation
-from data_service.prepare.documents import Document, PartWriter, kept_schema
+from data_service.prepare.documents import Document, RowsWriter, kept_schema
 from data_service.prepare.prepare import prepare
 from data_service.prepare.statistics import Statistics
 from data_service.store.open import open_store
@@ -133,7 +133,7 @@ def test_any_clusters_and_copies_the_first_of_equal_texts_stays_and_clusters_sta
     ]
     cuts = sorted(drawn.sample(range(1, len(rows)), 3))
     for number, (start, stop) in enumerate(zip([0, *cuts], [*cuts, len(rows)], strict=True)):
-        writer = PartWriter(kept_schema("any"))
+        writer = RowsWriter(kept_schema("any"))
         for row in rows[start:stop]:
             writer.add(row)
         writer.store(open_store(str(tmp_path / "in")), f"{number}.parquet")

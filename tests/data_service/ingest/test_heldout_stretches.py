@@ -18,7 +18,7 @@ from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.heldout import (
     CANDIDATES,
-    Documents,
+    DocumentFigures,
     by_documents,
     by_stretches,
     divide_document,
@@ -171,10 +171,12 @@ def test_copies_and_workers_change_nothing(tmp_path: Path) -> None:
     assert again.fingerprint == manifest.fingerprint
 
 
-def measured(texts: list[str], fraction: float) -> Documents:
+def measured(texts: list[str], fraction: float) -> DocumentFigures:
     found = sorted((low_word(hash_text(text)), len(text.encode())) for text in set(texts))
     held = [size for low, size in found if low < fraction * 2.0**64]
-    return Documents(len(found), sum(size for _, size in found), len(held), sum(held), found[:CANDIDATES])
+    return DocumentFigures(
+        len(found), sum(size for _, size in found), len(held), sum(held), found[:CANDIDATES]
+    )
 
 
 def settled(texts: list[str], fraction: float) -> HeldoutRule:

@@ -28,7 +28,7 @@ from data_service.prepare.contamination import (
     dump_index,
     load_index,
 )
-from data_service.prepare.documents import Cut, Document, Drop
+from data_service.prepare.documents import CutDocument, Document, Drop
 from data_service.prepare.prepare import prepare
 from data_service.prepare.shingles import units_of, units_of_lines
 from data_service.prepare.stages import DocumentFilter, open_filter
@@ -128,7 +128,7 @@ def test_lines_with_a_part_of_a_run_are_cut(drawn: list[EvaluationText], lines: 
     if not found:
         assert decided == Document("d", "\n".join(lines), "web")
     elif rest.strip() and not search(texts, rest):
-        assert decided == Cut(Document("d", rest, "web"), found[0][0])
+        assert decided == CutDocument(Document("d", rest, "web"), found[0][0])
     else:
         assert isinstance(decided, Drop)
 

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from data_service.errors import LibraryChanged, PrepareError
 from data_service.prepare import datatrove_blocks
-from data_service.prepare.documents import Cut, Document, Drop
+from data_service.prepare.documents import CutDocument, Document, Drop
 from data_service.prepare.stages import Stage, check_stage, open_filter
 from tests.support.data.hostile_texts import hostile_text
 from tests.support.data.raw_text import DOCUMENTS
@@ -29,7 +29,7 @@ ADAPTER: TypeAdapter[Any] = TypeAdapter(Stage)
 def decided(text: str, url: str | None = None, **settings: Any) -> Document | Drop:
     stage = ADAPTER.validate_python(settings)
     found = open_filter(stage)(Document("a", text, "s", url=url))
-    assert not isinstance(found, Cut)
+    assert not isinstance(found, CutDocument)
     return found
 
 

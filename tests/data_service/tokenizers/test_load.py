@@ -3,6 +3,7 @@ wrong.
 """
 
 import json
+import os
 import pickle
 from collections.abc import Callable
 from functools import cache
@@ -227,6 +228,18 @@ def test_what_was_read_is_saved_whole(
     theirs, saved = AutoTokenizer.from_pretrained(published(family)), AutoTokenizer.from_pretrained(tmp_path)
     assert saved(english[:100])["input_ids"] == theirs(english[:100])["input_ids"]
     assert load_tokenizer(str(tmp_path)).hash == ours.hash
+
+
+@pytest.mark.parametrize("other", [(), ("corpus/manifest.json",)])
+def test_remains_of_a_killed_save_go_where_nobody_else_may_write(
+    other: tuple[str, ...], files: dict[str, bytes], tmp_path: Path
+) -> None:
+    for name in (".tmp-killed", *other):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"half")
+    os.utime(tmp_path / ".tmp-killed", (0, 0))
+    save_tokenizer(from_files(files), str(tmp_path))
+    assert (tmp_path / ".tmp-killed").exists() == bool(other)
 
 
 @pytest.mark.parametrize("family", ["bert-cased", "deberta-v3"])

@@ -19,7 +19,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from data_service.processes import temporary_folder
 from data_service.store.errors import OutOfSpace
 from data_service.tokenizers.word_counts import WordCounts, count_words
-from data_service.tokenizers.word_splits import RUN_CHARACTERS, BertWords, ByteWords, LineWords, Splitter
+from data_service.tokenizers.word_splits import RUN_CHARACTERS, BertWords, ByteWords, LineWords, PieceSplitter
 from data_service.tokenizers.words import BYTES_BY_LETTER
 from tests.support.faults.process import files_limited_to
 
@@ -85,7 +85,7 @@ def bert(*, lowercase: bool) -> normalizers.Normalizer:
     return normalizers.BertNormalizer(lowercase=lowercase, strip_accents=lowercase)
 
 
-WAYS: list[tuple[Callable[[], Splitter], Callable[[str], list[str]]]] = [
+WAYS: list[tuple[Callable[[], PieceSplitter], Callable[[str], list[str]]]] = [
     (ByteWords, gpt2_words),
     *(
         (partial(kind, made, lowercase), partial(by_library, normalizer=made))
@@ -96,7 +96,7 @@ WAYS: list[tuple[Callable[[], Splitter], Callable[[str], list[str]]]] = [
 ]
 
 
-def counted(texts: list[str], splitter: Callable[[], Splitter]) -> WordCounts:
+def counted(texts: list[str], splitter: Callable[[], PieceSplitter]) -> WordCounts:
     return count_words(texts, splitter, 1 << 40)
 
 
@@ -106,7 +106,9 @@ def by_word(counts: WordCounts) -> dict[str, int]:
 
 @pytest.mark.parametrize(("splitter", "by_library"), WAYS)
 def test_words_are_the_librarys(
-    splitter: Callable[[], Splitter], by_library: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+    splitter: Callable[[], PieceSplitter],
+    by_library: Callable[[str], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In windows, too, which are cut between any two words."""
     monkeypatch.setattr("data_service.tokenizers.word_splits._WINDOW_CHARACTERS", 40)
@@ -119,7 +121,7 @@ def test_words_are_the_librarys(
 
 @pytest.mark.parametrize(("splitter", "by_library"), WAYS)
 def test_every_character_between_two_of_each_class(
-    splitter: Callable[[], Splitter], by_library: Callable[[str], list[str]]
+    splitter: Callable[[], PieceSplitter], by_library: Callable[[str], list[str]]
 ) -> None:
     characters = [chr(code) for code in range(0x3100) if code not in range(0xD800, 0xE000)]
     texts = [f"a{c}b {c}{c} 1{c}2 !{c}? {c}" for c in characters]
@@ -155,7 +157,7 @@ def test_the_most_frequent_words_are_kept_of_any_order_and_processes(
 
 
 @pytest.mark.parametrize(("splitter", "_"), WAYS)
-def test_longer_runs_are_cut(splitter: Callable[[], Splitter], _: object) -> None:
+def test_longer_runs_are_cut(splitter: Callable[[], PieceSplitter], _: object) -> None:
     counts = counted(["x" * (3 * RUN_CHARACTERS + 5) + " y"], splitter)
     assert sorted(len(word.strip()) for word in counts.words) == [1, 5, RUN_CHARACTERS]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from encoder_core.heads import distillation
-from encoder_core.heads.distillation import Scores, cosine_distances, linear_distillation
+from encoder_core.heads.distillation import LogitFactors, cosine_distances, linear_distillation
 from encoder_core.layers import sizes
 from tests.support.models.saved import Largest
 
@@ -26,10 +26,10 @@ class Case:
     chunk: int
     seed: int
 
-    def scores(self, dtype: torch.dtype = torch.float64) -> list[Scores]:
+    def scores(self, dtype: torch.dtype = torch.float64) -> list[LogitFactors]:
         draws = torch.Generator().manual_seed(self.seed)
         return [
-            Scores(
+            LogitFactors(
                 *(
                     torch.randn(shape, generator=draws, dtype=torch.float64).to(dtype).requires_grad_()
                     for shape in ((self.tokens, width), (self.vocab, width), (self.vocab,))
@@ -50,11 +50,11 @@ cases = st.builds(
 )
 
 
-def tensors_of(scores: Scores) -> list[Tensor]:
+def tensors_of(scores: LogitFactors) -> list[Tensor]:
     return [tensor for tensor in scores if tensor is not None]
 
 
-def stated(student: Scores, teachers: list[Scores], temperature: float) -> Tensor:
+def stated(student: LogitFactors, teachers: list[LogitFactors], temperature: float) -> Tensor:
     """T^2 KL(mean of the teachers || student), summed over tokens, with every logit held at once."""
     p = (
         torch.stack([F.softmax(F.linear(*teacher) / temperature, -1) for teacher in teachers])
@@ -112,7 +112,7 @@ def test_bf16_sums_in_fp32() -> None:
         [x.detach().double().requires_grad_() for x in tensors_of(scores)] for scores in (student, teacher)
     )
     found = linear_distillation(student, [teacher], 2.0)
-    expected = stated(Scores(*exact), [Scores(*exact_teacher)], 2.0)
+    expected = stated(LogitFactors(*exact), [LogitFactors(*exact_teacher)], 2.0)
     assert found.loss_sum.dtype == torch.float32
     assert found.loss_sum.item() == pytest.approx(expected.item(), rel=5e-3)
     for grad, wanted in zip(

@@ -15,21 +15,27 @@ from pathlib import Path
 
 import psutil
 
+from data_service.store.open import open_store
 from launcher.contract import FINISHED, MISTAKE, REPEAT
 from tests.support.data.made_up import write_text
 from tests.support.runs import small_runs
 
 COMMANDS = {
-    "train": 4, "build": 4, "prepare": 3, "append": 2, "merge": 1, "tokenizer": 1, "export": 1, "stats": 1, "show": 1
+    "train": 4, "build": 4, "prepare": 3, "append": 2, "merge": 1, "tokenizer": 1, "export": 1, "stats": 1, "show": 1,
+    "train on S3": 2, "build on S3": 2, "append on S3": 1,
 }  # fmt: skip
-"""Name -> how often it is drawn."""
+"""Name -> how often it is drawn. Those on S3 write their output there."""
 SIGNALS = ("KILL", "KILL", "KILL", "TERM", "INT", "HUP", "SEGV", "ABRT", "STOP")
 LIMITS = {"few descriptors": "nofile=64", "fewer descriptors": "nofile=300", "little memory": "as=1000000000",
-          "less memory": "as=3300000000", "small files": "fsize=200000"}  # fmt: skip
-"""Name -> what prlimit is told."""
+          "less memory": "as=3300000000", "small files": "fsize=200000", "few processes": "nproc=40",
+          "fewer processes": "nproc=4"}  # fmt: skip
+"""Name -> what prlimit is told. Root may have any number of processes, so those commands run as nobody."""
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=+dac_override",
+          "--ambient-caps=+dac_override")  # fmt: skip
 PLACES = {"full TMPDIR": "tmp", "full /dev/shm": "/dev/shm", "full disk": "out", "full HOME": "home"}
 """Name -> where a file system of 64 KB is mounted."""
 STUCK_S, REPEATS, STOPPED_S = 400.0, 8, 2.0
+ON_S3 = " on S3"
 _MARK = "MASKFLEET_STRIKES"
 _STEPS = 40
 _ERRORS = "\n--- standard error:\n"
@@ -71,25 +77,29 @@ def draw(rng: random.Random) -> Strike:
 class Bench:
     """Inputs for all commands below `folder`; what each gives undisturbed, once it was asked for.
 
+    `bucket`: URI of a folder on S3 for what is written there.
+
     Attributes:
         starts: commands that were started.
         compared: bytes that were compared.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, bucket: str) -> None:
         self.starts = self.compared = 0
+        self._bucket = bucket
         self._folder, self._short = folder, Path(tempfile.mkdtemp(prefix="st-", dir="/tmp"))
         self._calm: dict[str, tuple[dict[str, bytes], float]] = {}
         for name in ("tmp", "home"):
             (self._short / name).mkdir()
-        small_runs.prepare_corpus(folder, documents=300, block_tokens=1024)
+        for root in (str(folder), bucket):
+            small_runs.prepare_corpus(folder, root, documents=300, block_tokens=1024)
         for number in range(3):
             write_text(folder / f"part{number}.jsonl", 30_000, seed=number)  # more than one task
         write_text(folder / "more.jsonl", 300, seed=9)
         stages = "stages: [{stage: length, least_words: 4}, {stage: exact_duplicates}]"
         source = f"{{source: one, files: ['{folder}/part*.jsonl']}}"
         (folder / "prepare.yaml").write_text(f"inputs: [{source}]\n{stages}\n")
-        self._new_run("trained")
+        self._new_run(f"{folder}/trained")
         code, said = self._run(["train", str(folder / "trained")])
         assert code == FINISHED, said
 
@@ -104,7 +114,7 @@ class Bench:
     def strike(self, strike: Strike) -> Outcome:
         """Strike, repeat the command until it completes, compare."""
         calm, seconds = self._undisturbed(strike.command)
-        out = self._fresh("struck")
+        out = self._fresh(strike.command, "struck")
         arguments = self._arguments(strike.command, out)
         code, said, allowed = self._struck(strike, arguments, seconds)
         outcome = Outcome(self._judge(code, said, allowed))
@@ -127,25 +137,27 @@ class Bench:
 
     def _undisturbed(self, name: str) -> tuple[dict[str, bytes], float]:
         if name not in self._calm:
-            out, began = self._fresh("calm"), time.monotonic()
+            out, began = self._fresh(name, "calm"), time.monotonic()
             code, said = self._run(self._arguments(name, out))
             assert code == FINISHED, said
             self._calm[name] = self._result(name, out, said), time.monotonic() - began
         return self._calm[name]
 
-    def _fresh(self, name: str) -> Path:
+    def _fresh(self, command: str, name: str) -> str:
+        """Return the URI where the output of a command goes; there is nothing yet."""
+        if command.endswith(ON_S3):
+            return f"{self._bucket}/{name}{self.starts}"
         place = self._folder / name
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
-        return place
+        return str(place / "out")
 
-    def _arguments(self, name: str, place: Path) -> list[str]:
-        folder, out = self._folder, str(place / "out")
+    def _arguments(self, name: str, out: str) -> list[str]:
+        folder = self._folder
         tokenizer, trained = ["--tokenizer", str(folder / "tokenizer")], str(folder / "trained")
-        match name:
+        match name.removesuffix(ON_S3):
             case "train":
-                if not Path(out).exists():
-                    self._new_run(str(Path(out).relative_to(folder)))
+                self._new_run(out)
                 return ["train", out]
             case "build":
                 texts = [str(folder / f"part{number}.jsonl") for number in range(3)]
@@ -166,30 +178,30 @@ class Bench:
             case _:
                 return ["show", trained, "--step", "3"]
 
-    def _new_run(self, name: str) -> None:
+    def _new_run(self, uri: str) -> None:
         phases = f"phases=[{{steps: {_STEPS}, length: 32, batch: {{sequences: 12}}}}]"
         every = "checkpoint={every: {steps: 10}, keep_last: 2}"
-        small_runs.new_run(self._folder, name, phases, every, "trainers=2", "recovery.spares=1")
+        root, _, name = uri.rpartition("/")
+        if not root.startswith("s3:"):
+            root, name = str(self._folder), str(Path(uri).relative_to(self._folder))
+        small_runs.new_run(root, name, phases, every, "trainers=2", "recovery.spares=1")
 
-    def _result(self, name: str, place: Path, said: str) -> dict[str, bytes]:
+    def _result(self, name: str, out: str, said: str) -> dict[str, bytes]:
         """What a command gives, by name."""
-        out = place / "out"
+        name = name.removesuffix(ON_S3)
         match name:
             case "train":
-                uri = str(out)
-                state = {f"{key}": data for key, data in small_runs.final_state(uri, _STEPS).items()}
-                told = (small_runs.losses(uri), small_runs.ledger(uri), small_runs.digests(uri))
+                state = {f"{key}": data for key, data in small_runs.final_state(out, _STEPS).items()}
+                told = (small_runs.losses(out), small_runs.ledger(out), small_runs.digests(out))
                 return state | {"steps": repr(told).encode()}
             case "stats" | "show":
                 return {"said": said.partition(_ERRORS)[0].encode()}
         skipped = {"README.md"} if name == "export" else set()
-        files = [path for path in out.rglob("*") if path.is_file() and path.name not in skipped]
-        if name in (
-            "append",
-            "merge",
-        ):  # whose removal says when it was made, which the manifest's digest holds
-            files = [path for path in files if "removals" not in path.parts]
-        return {str(path.relative_to(out)): path.read_bytes() for path in files}
+        if name in ("append", "merge"):
+            skipped.add("removals")  # say when they were made, which the manifest's digest holds
+        store = open_store(out)
+        keys = [entry.key for entry in store.list() if skipped.isdisjoint(entry.key.split("/"))]
+        return {key: store.get(key) for key in keys}
 
     def _start(self, arguments: list[str], prefix: list[str]) -> "subprocess.Popen[str]":
         self.starts += 1
@@ -248,7 +260,8 @@ class Bench:
 
     def _prefix(self, environment: str) -> list[str]:
         if environment in LIMITS:
-            return ["prlimit", f"--{LIMITS[environment]}"]
+            limited = ["prlimit", f"--{LIMITS[environment]}"]
+            return [*NOBODY, *limited] if "nproc" in limited[1] else limited
         place = {"out": str(self._folder / "struck"), "/dev/shm": "/dev/shm"}.get(
             PLACES[environment], str(self._short / PLACES[environment])
         )
@@ -272,9 +285,9 @@ class Bench:
                     found.append(process)
         return sorted(found, key=lambda one: one.pid)
 
-    def _left(self, out: Path) -> list[str]:
+    def _left(self, out: str) -> list[str]:
         """What outlives the command that completed."""
-        remains = list(out.rglob(".tmp-*"))
+        remains = list(Path(out).rglob(".tmp-*"))
         remains += [
             *(self._short / "tmp").glob("maskfleet-temporary-*"),
             *(self._short / "tmp/ray").glob("session_2*"),

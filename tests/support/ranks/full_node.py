@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from unittest import mock
 
 from checkpoints.memory import ReadBytes
-from checkpoints.memory_slots import Description, Slot
+from checkpoints.memory_slots import Slot, SlotDescription
 
 
 class _Line(Protocol):
@@ -38,7 +38,7 @@ class Node:
     def held(self) -> list[Any]:
         return []
 
-    def describe(self, held: Any) -> Description:
+    def describe(self, held: Any) -> SlotDescription:
         raise NotImplementedError
 
     def open_set(self, held: Any) -> ReadBytes:

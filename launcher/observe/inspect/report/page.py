@@ -2,7 +2,7 @@
 page, drawn again as records come."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,18 +69,7 @@ def write_report(run: "Run", out: Path, *, with_baselines: bool, now: datetime) 
 def draw_page(run: Outline, baselines: dict[str, float], now: datetime, head: str = "") -> str:
     """Return the page's HTML from the run's store. `head`: as for `style.document`. Raises StoreError."""
     history = read_history(run.store)
-    subject = replace(outlined(run, baselines), status=status_by(run, history, now.timestamp(), brief=True))
-    return render(subject, history, now, head)
-
-
-def subject(run: "Run", *, with_baselines: bool) -> ReportSubject:
-    """Return everything about the run that the page needs besides its history and status."""
-    return outlined(open_outline(run.uri, run.store), _baselines(run, with_baselines))
-
-
-def outlined(run: Outline, baselines: dict[str, float]) -> ReportSubject:
-    """Return what `subject` returns, from the outline of a run. Raises StoreError."""
-    return ReportSubject(
+    subject = ReportSubject(
         name=run.name,
         uri=run.uri,
         created=run.record.created,
@@ -90,7 +79,9 @@ def outlined(run: Outline, baselines: dict[str, float]) -> ReportSubject:
         evaluated=kept_rows(run.store),
         baselines=baselines,
         beside=tuple(evaluated(run.store)),
+        status=status_by(run, history, now.timestamp(), brief=True),
     )
+    return render(subject, history, now, head)
 
 
 def _baselines(run: "Run", wanted: bool) -> dict[str, float]:
@@ -115,7 +106,7 @@ def _sections(subject: ReportSubject, history: History, now: datetime) -> dict[s
     figures, gaps = measure(history), interruptions(history)
     curves = "".join(draw(chart) for chart in charts(history, gaps, subject.baselines))
     return {
-        "head": _header(subject, history, figures, now),
+        "head": _header(subject, figures, now),
         "figures": tiles(_figures(subject, history, figures, gaps)),
         "charts": f'<div class="charts">{curves}</div>',
         "status": _status(subject.status, now),
@@ -128,23 +119,15 @@ def _sections(subject: ReportSubject, history: History, now: datetime) -> dict[s
     }
 
 
-def _header(subject: ReportSubject, history: History, figures: Figures, now: datetime) -> str:
+def _header(subject: ReportSubject, figures: Figures, now: datetime) -> str:
     when = f"created {text(subject.created)}, report of {now.astimezone(UTC).isoformat(timespec='seconds')}"
-    status = subject.status
-    state = status.state if status is not None else _recorded_state(subject, history, figures)
-    why = f'<span class="why">{text(status.reason)}</span>' if status is not None and status.reason else ""
-    shown = badge(state, _BADGES.get(state, " open")) + why
+    status, shown = subject.status, ""
+    if status is not None:
+        why = f'<span class="why">{text(status.reason)}</span>' if status.reason else ""
+        shown = badge(status.state, _BADGES.get(status.state, " open")) + why
     top = header(subject.name, shown, f"<code>{text(subject.uri)}</code>", when)
     step, ahead = (status.step, status.eta_seconds) if status is not None else (figures.steps, None)
     return top + _progress(step, subject.total_steps, ahead)
-
-
-def _recorded_state(subject: ReportSubject, history: History, figures: Figures) -> str:
-    """Return the state of a run as its records tell it."""
-    if figures.steps >= subject.total_steps:
-        return "finished"
-    kinds = [event["kind"] for event in history.events if event["kind"] in ("start", "resume", "stop")]
-    return "stopped" if kinds[-1:] == ["stop"] else "not finished"
 
 
 def _progress(step: int, total: int, eta_seconds: float | None) -> str:

@@ -11,7 +11,8 @@ from launcher.after.diagnose.evaluate import evaluate_commit
 from launcher.app.cli.main import app
 from launcher.errors import OptionError, RunError
 from launcher.observe.inspect.report.evaluations import evaluations, on_lineage
-from launcher.observe.inspect.report.page import subject, write_report
+from launcher.observe.inspect.report.page import write_report
+from launcher.runtime.run.evaluations import evaluated
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import RunLog, operator_event
 from launcher.runtime.run.record import open_run
@@ -93,7 +94,7 @@ def test_a_run_and_its_report(inputs: Path, tmp_path: Path) -> None:
     journal = RunLog(run.store, later.attempt.number, 1000.0)
     journal.event("resume", 2.0, step=3)
     assert journal.close(30)
-    found, events = subject(run, with_baselines=False).beside, read_history(run.store).events
+    found, events = evaluated(run.store), read_history(run.store).events
     assert [one.commit.step for one in found] == [3, 6]
     assert [one.commit.step for one in on_lineage(found, events)] == [3], (
         "what came after step 3 is done anew"

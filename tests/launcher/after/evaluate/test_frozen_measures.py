@@ -47,7 +47,7 @@ def test_a_suite_names_them_and_their_figures_are_those_of_the_frozen_model(
     ]  # fmt: skip
     frozen = open_frozen(str(pretrained.folder))
     for work, task in zip(works, wanted, strict=True):
-        measured = work.measure.measure(pretrained, 0, tmp_path)
+        measured = work.measure.compute(pretrained, 0, tmp_path)
         own = own_data(task)
         assert own is not None
         figures = own.figures(frozen)
@@ -84,7 +84,7 @@ def test_a_machine_with_other_files_refuses(suite: str, pretrained: LocalModel, 
     lines = (tmp_path / "dev.tsv").read_text().splitlines()
     (tmp_path / "dev.tsv").write_text("\n".join(lines[1:]) + "\n")
     with pytest.raises(TaskError, match=r"\bfiles\b.*\bmachine\b"):
-        probe.measure(pretrained, 0, tmp_path)
+        probe.compute(pretrained, 0, tmp_path)
 
 
 @pytest.mark.parametrize("measure", ["heldout", "anisotropy"])

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ import ray
 
 from data_service.store.open import open_store
 from launcher.after.evaluate import grid
-from launcher.after.evaluate.cells import CellFigures, CellWork, find_results, plan
+from launcher.after.evaluate.cells import CellFigures, CellWork, Measure, find_results, plan
 from launcher.after.evaluate.grid import CellFailure, CellResources, compute
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
+from launcher.after.tasks.task import load_task
 from launcher.errors import OptionError, TaskError
 from tests.support.models.exports import FAMILIES, export
 from tests.support.tasks.small_tasks import task_files
@@ -26,40 +28,28 @@ from tests.support.tasks.small_tasks import task_files
 pytestmark = pytest.mark.cluster
 
 
-@dataclass(frozen=True)
-class Counting:
-    """Counts the bytes of a model's configuration, after it has noted in `diary` that it began.
+def counted(
+    pretrained: LocalModel, seed: int, place: Path, *, task: str, diary: str, fault: str, times: int
+) -> CellFigures:
+    """Count the bytes of a model's configuration, after noting in `diary` that it began. `fault`: what happens at its
+    first `times` beginnings: `dies`, `mistake` or `breaks`."""
+    with open(diary, "a") as file:
+        file.write(f"{task} {seed}\n")
+    if Path(diary).read_text().count(f"{task} {seed}\n") <= times:
+        match fault:
+            case "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "mistake":
+                raise TaskError("no such file", remedy="give one")
+            case "breaks":
+                raise ValueError("broken")
+    size = (pretrained.folder / "config.json").stat().st_size
+    return CellFigures(metrics={"bytes": float(size + seed)})
 
-    `fault`: what happens at its first beginnings: `dies`, `mistake` or `breaks`."""
 
-    task: str
-    diary: str
-    fault: str = ""
-    times: int = 0
-
-    kind, seeded = "counting", True
-
-    @property
-    def data(self) -> str:
-        return self.task
-
-    @property
-    def settings(self) -> dict[str, object]:
-        return {}
-
-    def measure(self, pretrained: LocalModel, seed: int, place: Path) -> CellFigures:
-        with open(self.diary, "a") as file:
-            file.write(f"{self.task} {seed}\n")
-        if Path(self.diary).read_text().count(f"{self.task} {seed}\n") <= self.times:
-            match self.fault:
-                case "dies":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                case "mistake":
-                    raise TaskError("no such file", remedy="give one")
-                case "breaks":
-                    raise ValueError("broken")
-        size = (pretrained.folder / "config.json").stat().st_size
-        return CellFigures(metrics={"bytes": float(size + seed)})
+def counting(task: str, diary: str, fault: str = "", times: int = 0) -> Measure:
+    compute = partial(counted, task=task, diary=diary, fault=fault, times=times)
+    return Measure("counting", task, load_task("sst2"), task, {}, compute, seeded=True)
 
 
 @pytest.fixture
@@ -85,11 +75,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def test_deaths_are_repeated_and_failures_are_named(pretrained: LocalModel, tmp_path: Path) -> None:
     diary = str(tmp_path / "diary")
     measures = [
-        Counting("whole", diary),
-        Counting("dies-twice", diary, "dies", 2),
-        Counting("dies-always", diary, "dies", 99),
-        Counting("mistaken", diary, "mistake", 99),
-        Counting("broken", diary, "breaks", 99),
+        counting("whole", diary),
+        counting("dies-twice", diary, "dies", 2),
+        counting("dies-always", diary, "dies", 99),
+        counting("mistaken", diary, "mistake", 99),
+        counting("broken", diary, "breaks", 99),
     ]
     works = plan([pretrained], measures, [0])
     ended = list(compute(works, {pretrained.digest: pretrained}, CellResources()))
@@ -120,7 +110,7 @@ def test_models_reach_other_machines_as_their_files(
 def test_a_cell_that_wants_more_than_the_machine_has(pretrained: LocalModel, tmp_path: Path) -> None:
     if ray.is_initialized():
         ray.shutdown()
-    works: list[CellWork] = plan([pretrained], [Counting("a", str(tmp_path / "diary"))], [0])
+    works: list[CellWork] = plan([pretrained], [counting("a", str(tmp_path / "diary"))], [0])
     with pytest.raises(OptionError, match="--cpus-per-cell"):
         list(compute(works, {pretrained.digest: pretrained}, CellResources(cpus=4096)))
 

@@ -2,21 +2,15 @@
 
 import json
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
 
 from checkpoints.hf.export import export_model
 from data_service.errors import TokenizerError
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
-from encoder_core.batch import Batch, untargeted
 from encoder_core.families.bart import BartConfig
-from encoder_core.layers.decoder import Decoder
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.denoise import denoising_model
 from launcher.after.fill.write import TextWriter
@@ -65,36 +59,6 @@ def test_the_text_is_what_transformers_writes(exported: Path) -> None:
         written.append(int(logits.argmax()))
     assert len(written) > 4
     assert TextWriter(exported).write(TEXT) == tokenizer.decode(written[2:])
-
-
-class Anew:
-    """The steps of `IncrementalDecoder`, each from all tokens before it."""
-
-    def __init__(self, decoder: Decoder, read_SH: Tensor, read: Batch) -> None:
-        self._decoder, self._read_SH, self._read = decoder, read_SH, read
-        self._inputs: list[Tensor] = []
-
-    def step(self, ids_R: Tensor) -> Tensor:
-        self._inputs.append(ids_R)
-        tokens = torch.cat([*self._inputs[1:], self._inputs[0]])  # the decoder begins with the last one
-        states_TH: Tensor = self._decoder(untargeted(tokens, [len(tokens)]), self._read_SH, self._read)
-        return states_TH[-1:]
-
-
-@pytest.mark.long
-@settings(max_examples=3)
-@given(
-    words=st.lists(st.sampled_from(["every", "rank", "its rows", "falls", "<mask>"]), max_size=5),
-    temperature=st.sampled_from([0.0, 0.7, 2.0]),
-    seed=st.integers(0, 99),
-)
-def test_any_text_is_the_one_of_a_decoder_that_keeps_nothing(
-    exported: Path, words: list[str], temperature: float, seed: int
-) -> None:
-    text = " ".join([*words, "<mask>"])
-    found = TextWriter(exported).write(text, temperature, seed)
-    with patch("launcher.after.fill.write.IncrementalDecoder", Anew):
-        assert TextWriter(exported).write(text, temperature, seed) == found
 
 
 @pytest.mark.long

@@ -23,8 +23,8 @@ def test_a_pair_of_betas_is_one_value() -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"lrr": 1e-5}, "no fine-tuning setting 'lrr'"),
-        ({"lr": -1}, "lr -1"),
+        ({"lrr": 1e-5}, "fine-tuning: lrr is not a key"),
+        ({"lr": -1}, "fine-tuning: lr = -1"),
         ({"lr": []}, "empty list"),
         ({"lr": float("nan")}, "lr"),
         ({"layer_decay": 1.5}, "layer_decay"),

@@ -12,6 +12,7 @@ from data_service.types import Block
 from launcher.observe.inspect.baselines import Pairs, Targets, baselines, compute, targets_of
 from launcher.observe.inspect.kept_baselines import KEY
 from launcher.runtime.run.record import open_run
+from launcher.runtime.run.sealed import seal
 
 
 def block(*documents: list[int]) -> Block:
@@ -67,5 +68,7 @@ def test_baselines_of_a_run_are_computed_once_and_kept(fresh_run: str) -> None:
 def test_baselines_of_what_the_run_was_before_are_not_reused(fresh_run: str) -> None:
     run = open_run(fresh_run)
     stale = baselines(run).model_copy(update={"unigram": 1.0, "fingerprint": "another"})
-    run.store.put(KEY, stale.model_dump_json().encode())
+    run.store.put(KEY, seal(stale))
+    assert baselines(run).unigram != 1.0
+    run.store.put(KEY, b"damaged")
     assert baselines(run).unigram != 1.0

@@ -30,6 +30,7 @@ from launcher.runtime.recipe.evaluation import AnisotropySettings, EvaluationTas
 from launcher.runtime.run.evaluations import DiagnosticCell, DiagnosticResult, write_commit, write_result
 from launcher.runtime.run.packing import Packer, pack_once
 from launcher.runtime.run.record import open_run
+from launcher.runtime.run.sealed import seal
 from launcher.runtime.run.segments import METRICS, segment_key
 from tests.support.checks.command import exit_code
 from tests.support.runs.small_runs import new_run
@@ -96,7 +97,7 @@ FORMATS = {
     "weights of a commit": Format("run/evaluations/commits/*.json", _sealed, (REPORT,)),
     "a measure": Format("run/evaluations/[0-9a]*/*.json", _sealed, (REPORT,)),
     "a row of a table": Format("run/tables/*.json", _sealed, (REPORT,)),
-    "baselines": Format("run/baselines.json", _object, (REPORT,)),
+    "baselines": Format("run/baselines.json", _sealed, (REPORT,)),
     "run.json": Format("run/run.json", _object, (STATUS, REPORT, ("checkpoints", "list", "{run}"))),
     "an export": Format(
         "exported/maskfleet_export.json", _object, (("checkpoints", "export", "{run}", "--out", "{root}/exported"),)
@@ -141,7 +142,7 @@ def _measure(store: LocalStore, fingerprint: str) -> None:
     cell = Cell.model_validate(names | {"measure": "finetune", "settings": {"lr": 1e-5}, "seed": 0})
     keep_rows(store, table([cell], {}))
     counted = Baselines(targets=1, unigram=1.0, bigram=1.0, counted=1, fingerprint=fingerprint)
-    store.put("baselines.json", counted.model_dump_json().encode())
+    store.put(counted.path, seal(counted))
 
 
 def contents(root: Path) -> dict[str, bytes]:
