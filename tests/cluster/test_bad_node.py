@@ -10,7 +10,8 @@ from ray.cluster_utils import Cluster
 
 from launcher.runtime.policies.failures import NODE_FAILURES
 from tests.support.runs import small_runs
-from tests.support.runs.train_command import committed, output, title, training, wait_for
+from tests.support.runs.observer import title
+from tests.support.runs.train_command import committed, output, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 

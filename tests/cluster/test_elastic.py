@@ -15,7 +15,8 @@ from ray.cluster_utils import Cluster
 
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
-from tests.support.runs.train_command import await_commit, committed, output, title, training, wait_for
+from tests.support.runs.observer import title
+from tests.support.runs.train_command import await_commit, committed, output, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
-from tests.support.runs.train_command import committed, freeze, output, title, titled, training, wait_for
+from tests.support.runs.observer import title
+from tests.support.runs.train_command import committed, freeze, output, titled, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 

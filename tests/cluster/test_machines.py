@@ -17,7 +17,8 @@ from tests.support.clusters import netns
 from tests.support.clusters.netns import Machine
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
-from tests.support.runs.train_command import committed, output, title, training, wait_for
+from tests.support.runs.observer import title
+from tests.support.runs.train_command import committed, output, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -19,7 +19,8 @@ from launcher.runtime.run.record import open_run
 from tests.faults.test_anything import FAMILIES, restarts
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
-from tests.support.runs.train_command import output, title, titled, training, wait_for
+from tests.support.runs.observer import title
+from tests.support.runs.train_command import output, titled, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(7200)]
 

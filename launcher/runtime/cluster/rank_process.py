@@ -89,12 +89,12 @@ class RankProcess:
     def train(self, attempt: int) -> "RankEnd":
         """Train as a rank of the group that was joined, under this number."""
         assert self._rank is not None
+        _name_thread(f"rank {self._rank.link.rank}")
         return self._ended(self._rank.train(attempt))
 
     def _ended(self, end: "RankEnd") -> "RankEnd":
         if self._rank is not None and not self._rank.joined:
             self._rank = None
-            _name_thread("no rank")
         return end
 
     @ray.method(concurrency_group="talks")  # type: ignore[untyped-decorator]
@@ -105,8 +105,8 @@ class RankProcess:
 
 
 def _name_thread(name: str) -> None:
-    """Name the present thread, for whoever looks at the machine (`ps -L`, `top -H`): the title that Ray gives the
-    process changes with every talk."""
+    """Name the present thread until its call returns, for whoever looks at the machine (`ps -L`, `top -H`): the title
+    that Ray gives the process changes with every talk."""
     ctypes.CDLL(None).prctl(_SET_NAME, name.encode(), 0, 0, 0)
 
 

@@ -11,8 +11,8 @@ import pytest
 from checkpoints.attempt import Owner, claim
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
-from launcher.runtime.cluster import control_loop
 from launcher.runtime.cluster.control_loop import ControlLoop
+from launcher.runtime.cluster.nodes import staying
 from launcher.runtime.cluster.operator_log import OperatorLog
 from launcher.runtime.cluster.orders import Finished, Joined, News, Orders, Outcome, Raised, RankEnd
 from launcher.runtime.cluster.run_claim import RunClaim
@@ -93,13 +93,13 @@ class Driver:
         parts: Any = {"display": self.display, "log": self.log, "stopping": self.stopping}
         self.loop = ControlLoop(run, self.claim, sizing, last, failures, **parts)
         if failures:
-            self.loop.follow_policy(control_loop.staying(()))
+            self.loop.follow_policy(staying(()))
         self.ranks: Any = Ranks()
 
     def next_group(self) -> GroupStart | None:
         """How a group may start now; None if none may now, or ever."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(control_loop.time, "sleep", _wait)
+            patch.setattr(time, "sleep", _wait)
             try:
                 return self.loop.next_group()
             except _Waits:

@@ -175,7 +175,8 @@ def title(process: psutil.Process) -> str:
         line = " ".join(process.cmdline())
     except psutil.Error:
         return ""
-    return line.rstrip() + _rank_of(process) if line.startswith("ray::RankProcess") else line
+    rank = _rank_of(process) if line.startswith("ray::RankProcess") else ""
+    return f"ray::RankProcess{rank}" if rank else line
 
 
 def _rank_of(process: psutil.Process) -> str:
