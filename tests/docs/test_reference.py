@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.terms.figures import TERM_FIGURES, TERM_LOSS
+from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS
 from launcher.contract import CODES
 from launcher.observe.inspect.report.events import ROUTINE
 from launcher.runtime.cluster.gauges import DESCRIPTIONS

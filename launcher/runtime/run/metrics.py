@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from encoder_core.terms.figures import TERM_FIGURES, TERM_LOSS, TermFigure
+from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS, TermFigure
 from launcher.output import human_count, human_duration
 
 Display = Literal["progress", "status", "tile", "curve", "gauge", "tracker"]

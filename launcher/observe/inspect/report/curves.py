@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from encoder_core.terms.figures import TERM_FIGURES, TERM_LOSS, TermFigure
+from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS, TermFigure
 from launcher.observe.inspect.report.chart import Chart, ChartMark, Floats, Level, Series
 from launcher.observe.inspect.report.figures import Interruption, values
 from launcher.output import human_count

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from encoder_core.terms.figures import TERM_LOSS
+from encoder_core.objectives.figures import TERM_LOSS
 from launcher.observe.inspect.report.chart import TONES, Chart, Level, Series, draw
 from launcher.observe.inspect.report.style import text
 from launcher.runtime.recipe.evaluation import EvaluationTask

@@ -2,7 +2,7 @@
 
 import pytest
 
-from encoder_core.terms.figures import TERM_FIGURES, TERM_LOSS
+from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS
 from encoder_core.train.engine import Update
 from encoder_core.train.exchange import Signals
 from encoder_core.train.metrics import Copied, StepReport
