@@ -31,7 +31,7 @@ from checkpoints.layout import Count, LineageSegment, Shape, StoredRange
 HEAD = 64
 _SEAL, _BODY, _TOLD, _ALONE, _DIGEST = 0, 8, 16, 24, 32
 _SPARE_BYTES = 1 << 16  # bytes that a description may grow from one set to the next
-_PART = 64 << 20  # bytes that are reserved at a time
+_RESERVED_BYTES = 64 << 20  # bytes that are reserved at a time
 LEFT = 0.1
 """Share of the memory that copies leave to all else. The kernel does not refuse memory: it kills a process, most likely
 a rank. Ray does so when 5 % are left."""
@@ -210,8 +210,8 @@ class Slot:
 
 def _reserve(descriptor: int, size: int, left: int) -> None:
     """Reserve a file's memory part by part, so that ranks that do so at the same time see what the others take."""
-    for start in range(0, size, _PART):
-        part = min(_PART, size - start)
+    for start in range(0, size, _RESERVED_BYTES):
+        part = min(_RESERVED_BYTES, size - start)
         available, total = available_memory()
         if available - part < LEFT * total + left:
             raise OSError(

@@ -105,7 +105,7 @@ class _Screen:
         self._write, self._columns = write, columns
         self._began = self._said = now
         self._drawn = False
-        self._at_start = True  # of a line: what others wrote ended in a line's end
+        self._at_line_start = True  # assumed: what others wrote before ended its line
         self._lock = threading.RLock()
 
     def tick(self, current: Work | None, now: float) -> None:
@@ -114,7 +114,7 @@ class _Screen:
             if current is None:
                 self.clear()
             elif self._columns is not None:
-                if self._at_start and (self._drawn or now - self._said >= _DRAW_FIRST_S):
+                if self._at_line_start and (self._drawn or now - self._said >= _DRAW_FIRST_S):
                     self._draw(current.describe(now)[: self._columns() - 1])
             elif self._is_due(current, now):
                 current.told, self._said = True, now
@@ -131,7 +131,7 @@ class _Screen:
         with self._lock:
             self.clear()
             if text:
-                self._at_start, self._said = text.endswith("\n"), now
+                self._at_line_start, self._said = text.endswith("\n"), now
 
     def clear(self) -> None:
         if self._drawn:

@@ -50,9 +50,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="only tests without processes, servers, Ray and training (tests/README.md)",
     )
-    group.addoption(
-        "--big-file-mb", type=int, default=200, help="of cluster/test_ingest_big_file.py, compressed"
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

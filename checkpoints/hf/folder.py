@@ -32,7 +32,7 @@ PARTS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "di
 """Names of the folders of two networks that were trained as a pair."""
 _LISTED_FILES = 5  # files that a message lists
 _ELSEWHERE = "export to an empty folder, or delete this one"
-_CHUNK = 64 << 20  # bytes held in memory at a time
+_CHUNK_BYTES = 64 << 20  # bytes held in memory at a time
 
 
 class ExportRecord(BaseModel):
@@ -115,8 +115,8 @@ def _is_ours(out: Store, key: str, written: dict[str, str]) -> bool:
 
 def _digest(out: Store, key: str) -> str:
     digest, size = hashlib.sha256(), out.size(key) or 0
-    for start in range(0, size, _CHUNK):
-        digest.update(out.get_range(key, start, min(_CHUNK, size - start)))
+    for start in range(0, size, _CHUNK_BYTES):
+        digest.update(out.get_range(key, start, min(_CHUNK_BYTES, size - start)))
     return digest.hexdigest()
 
 
@@ -167,7 +167,7 @@ def local_configs(store: Store) -> Iterator[Path]:
     with temporary_folder("start") as name:
         for part in (".", *PARTS):
             Path(name, part).mkdir(exist_ok=True)
-            _copy(store if part == "." else store.at(part), CONFIG, Path(name, part))
+            copy_file(store if part == "." else store.at(part), CONFIG, Path(name, part))
         yield name
 
 
@@ -197,10 +197,10 @@ def copy_network(store: Store, folder: Path) -> None:
     What `store` lacks is left out. Raises StoreError: the store cannot be read."""
     folder.mkdir(exist_ok=True)
     for name in (CONFIG, INDEX):
-        _copy(store, name, folder)
+        copy_file(store, name, folder)
     for name in _names(folder):
         if not (folder / name).exists():
-            _copy(store, name, folder)
+            copy_file(store, name, folder)
 
 
 def _names(folder: Path) -> list[str]:
@@ -215,10 +215,13 @@ def _names(folder: Path) -> list[str]:
     return [CONFIG, INDEX, *(file for file in files if Path(file).name == file)]
 
 
-def _copy(store: Store, name: str, folder: Path) -> None:
+def copy_file(store: Store, name: str, folder: Path) -> None:
+    """Copy one file of `store` into the local `folder`, below the same name. What `store` lacks is left out. Raises
+    StoreError: the store cannot be read."""
     size = store.size(name)
     if size is None:
         return
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
     with (folder / name).open("wb") as file:
-        for start in range(0, size, _CHUNK):
-            file.write(store.get_range(name, start, min(_CHUNK, size - start)))
+        for start in range(0, size, _CHUNK_BYTES):
+            file.write(store.get_range(name, start, min(_CHUNK_BYTES, size - start)))

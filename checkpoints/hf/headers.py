@@ -21,7 +21,7 @@ from encoder_core.objectives.compose import network
 
 Shape = tuple[int, ...]
 
-_LENGTH = 8  # bytes of the field at the start of the file that holds the header's length
+_LENGTH_BYTES = 8  # bytes of the field at the start of the file that holds the header's length
 _HEADER_BYTES = 100_000_000  # bytes of the longest header that the safetensors library accepts
 
 
@@ -91,21 +91,21 @@ def _shapes(store: Store, file: str) -> dict[str, Shape]:
     size = store.size(file) if PurePosixPath(file).name == file else None
     if size is None:
         raise ModelError(f"{place} does not exist", remedy="download the missing file into the folder")
-    length = int.from_bytes(store.get_range(file, 0, _LENGTH), "little") if size > _LENGTH else 0
-    if not 0 < length <= min(_HEADER_BYTES, size - _LENGTH):
+    length = int.from_bytes(store.get_range(file, 0, _LENGTH_BYTES), "little") if size > _LENGTH_BYTES else 0
+    if not 0 < length <= min(_HEADER_BYTES, size - _LENGTH_BYTES):
         raise ModelError(
             f"{place} is truncated or is not a safetensors file ({size:,} bytes)",
             remedy="download the file again",
         )
     try:
-        header = foreign_json(store.get_range(file, _LENGTH, length))
+        header = foreign_json(store.get_range(file, _LENGTH_BYTES, length))
         header.pop("__metadata__", None)
         entries = _HEADER.validate_python(header)
     except (ValueError, AttributeError, ValidationError) as error:
         raise ModelError(
             f"{place} is damaged: its header cannot be read", remedy="download the file again"
         ) from error
-    expected = _LENGTH + length + max((entry.data_offsets[1] for entry in entries.values()), default=0)
+    expected = _LENGTH_BYTES + length + max((entry.data_offsets[1] for entry in entries.values()), default=0)
     if size != expected:
         raise ModelError(
             f"{place} is truncated or damaged: it has {size:,} bytes, but its header says {expected:,}",

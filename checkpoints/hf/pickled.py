@@ -27,7 +27,7 @@ from encoder_core.errors import ModelError
 
 _SHARD = re.compile(r"pytorch_model-[\w-]{1,80}\.bin")
 _CODE = "import sys\nfrom checkpoints.hf.pickled_process import main\nmain(*map(int, sys.argv[1:]))"
-_CHUNK = 64 << 20  # bytes
+_CHUNK_BYTES = 64 << 20  # bytes
 _PATIENCE_S = 120.0
 _SLOWEST = 5 << 20  # bytes a second
 _LAST_WORDS = 4096  # bytes
@@ -103,8 +103,8 @@ def _local(network: Store, file: str, size: int) -> Iterator[Path]:
         return
     with temporary_folder("pickle") as folder:
         with (folder / file).open("wb") as copy:
-            for start in range(0, size, _CHUNK):
-                copy.write(network.get_range(file, start, min(_CHUNK, size - start)))
+            for start in range(0, size, _CHUNK_BYTES):
+                copy.write(network.get_range(file, start, min(_CHUNK_BYTES, size - start)))
         yield folder / file
 
 

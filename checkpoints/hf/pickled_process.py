@@ -26,7 +26,7 @@ from torch import Tensor
 
 _INPUT, _OUTPUT, _REPORT = 0, 1, 2
 _MIB = 1 << 20
-_ROOM = 512 * _MIB  # bytes of memory beyond the file's
+_EXTRA_BYTES = 512 * _MIB  # bytes of memory beyond the file's
 _SET_PDEATHSIG, _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 1, 38, 22, 2  # of prctl(2)
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # of seccomp's small machine
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1  # the call is made; it fails with EPERM
@@ -104,7 +104,7 @@ def _confine(size: int) -> None:
         held = int(statm.read().split()[0]) * pages
     seconds = int(sum(os.times()[:2])) + 60 + size // (10 * _MIB)
     limits = {
-        resource.RLIMIT_AS: held + 2 * size + _ROOM,
+        resource.RLIMIT_AS: held + 2 * size + _EXTRA_BYTES,
         resource.RLIMIT_FSIZE: 2 * size + 64 * _MIB,
         resource.RLIMIT_CPU: seconds,
         resource.RLIMIT_CORE: 0,

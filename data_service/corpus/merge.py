@@ -62,7 +62,7 @@ COPIES = "copies of documents of earlier parts"
 """The reason of the removal that leaves copies out."""
 
 SPLITS: tuple[Part, ...] = ("train", "heldout")
-_RANGES = 256  # of hashes, by their first byte
+_HASH_RANGES = 256  # of hashes, by their first byte
 _RECORD = np.dtype(
     [("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4")]
     + [(name, "<i8") for name in ("document", "block", "start", "stop")]
@@ -342,7 +342,7 @@ def _write_hashes(sources: Sequence[Corpus], folder: Path, report: ReportBlocks)
     total = sum(len(source.table(split)) for source in sources for split in SPLITS)
     first, before = Counter[str](), Counter[str]()  # block and document of the merged corpus
     with ExitStack() as files:
-        ranges = [files.enter_context((folder / f"{n:03d}").open("wb")) for n in range(_RANGES)]
+        ranges = [files.enter_context((folder / f"{n:03d}").open("wb")) for n in range(_HASH_RANGES)]
         for part, source in enumerate(sources):
             for number, split in enumerate(SPLITS):
                 table = source.table(split)

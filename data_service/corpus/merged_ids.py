@@ -21,7 +21,7 @@ from data_service.errors import CorpusError
 from data_service.processes import temporary_folder
 from data_service.store.base import together
 
-_RANGES = 256  # of hashes, by their first byte
+_HASH_RANGES = 256  # of hashes, by their first byte
 _LISTED_IDS = 10  # ids that an error names
 _RECORD = np.dtype(
     [("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4"), ("document", "<i8")]
@@ -74,7 +74,7 @@ def _write_hashes(
     """Write a record of every document with an id to the file of its hash's range."""
     before = dict.fromkeys(PARTS, 0)  # documents of earlier corpora
     with ExitStack() as files:
-        ranges = [files.enter_context((folder / f"{n:03d}").open("wb")) for n in range(_RANGES)]
+        ranges = [files.enter_context((folder / f"{n:03d}").open("wb")) for n in range(_HASH_RANGES)]
         for part, source in enumerate(sources):
             for heldout, split in enumerate(PARTS):
                 for numbers, ids in _ids_of(source, split) if source.manifest.provenance else ():

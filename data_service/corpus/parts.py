@@ -74,7 +74,7 @@ class PartsStore:
         return store.entry(there)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """Yield the corpus's own objects."""
+        """Yield the joined corpus's own objects, without those of its parts."""
         return self._own.list(prefix)
 
     def folders(self) -> Iterator[str]:

@@ -20,7 +20,7 @@ _MARKS = (
 )
 MARK_LENGTH = 4
 _NO_TEXT = {"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape", "utf-7", "mbcs", "oem"}
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 # No byte of UTF-8. One stands for each bad sequence, so that the record with it is found to be bad, and no other.
 _BAD_BYTE = "maskfleet.bad_byte"
 _STAND_IN = "\udcff"  # what surrogateescape makes of 0xff
@@ -93,7 +93,7 @@ class Utf8Stream(ReadableStream):
         while not self._ready:
             if self._decoder is None:
                 return int(self._raw.readinto(view))  # type: ignore[attr-defined]
-            data = self._raw.read(_CHUNK)
+            data = self._raw.read(_CHUNK_BYTES)
             self._ready = self._convert(data, self._decoder)
             if not data and not self._ready:
                 return 0

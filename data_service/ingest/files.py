@@ -23,7 +23,7 @@ from data_service.ingest.options import MIB
 from data_service.store.base import Store
 from data_service.store.open import open_store
 
-_CHUNK = 4 * MIB
+_CHUNK_BYTES = 4 * MIB
 _REQUEST_BYTES = 64 * 1024  # bytes that are worth a request
 _BUFFER = 1 << 20
 _ARROW_WINDOW, _WIDEST_WINDOW = 128 * MIB, 2048 * MIB
@@ -89,7 +89,7 @@ def _store_at(root: str) -> Store:
     return open_store(root)
 
 
-def open_ranged(file: InputFile, *, start: int = 0, chunk: int = _CHUNK) -> BinaryIO:
+def open_ranged(file: InputFile, *, start: int = 0, chunk: int = _CHUNK_BYTES) -> BinaryIO:
     """Return a stream of the file's stored bytes from byte `start` on. `chunk`: number of bytes fetched at a time.
 
     Raises:
@@ -122,7 +122,7 @@ def line_start(file: InputFile, position: int, within: int | None = None) -> int
     return 0
 
 
-def open_text(file: InputFile, *, start: int = 0, needed: int = _CHUNK) -> BinaryIO:
+def open_text(file: InputFile, *, start: int = 0, needed: int = _CHUNK_BYTES) -> BinaryIO:
     """Return a stream of the file's text, decompressed, in UTF-8. A byte order mark of UTF-8 is kept, so that positions
     are those of the file.
 
@@ -133,7 +133,7 @@ def open_text(file: InputFile, *, start: int = 0, needed: int = _CHUNK) -> Binar
         InputError: now or on reading: the compressed data is damaged or truncated.
     """
     if start:
-        return open_ranged(file, start=start, chunk=min(_CHUNK, max(_REQUEST_BYTES, needed)))
+        return open_ranged(file, start=start, chunk=min(_CHUNK_BYTES, max(_REQUEST_BYTES, needed)))
     raw = open_bytes(file)
     head = raw.read(MARK_LENGTH)
     if file.compression == "" and (marked_encoding(head) or file.encoding) == UTF_8:

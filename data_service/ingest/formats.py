@@ -37,7 +37,9 @@ from data_service.ingest.records import (
 from data_service.ingest.tasks import FilePiece
 
 _SKIP = 1 << 20
-_NEAR = 64 * 1024  # bytes before a piece in which the line before it mostly begins
+_LINE_SEARCH_BYTES = (
+    64 * 1024
+)  # how far back from a piece the beginning of a line is looked for first; few lines are longer
 # A line may be this many times its document: escapes take six bytes, other fields the rest.
 LINE_PER_DOCUMENT = 8
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
@@ -162,7 +164,7 @@ def _line_above(piece: FilePiece) -> int | None:
     Whether a line begins a document is known from the line above it. Of a long line only the piece that holds its end
     looks for its beginning, so the pieces read it a few times together, however many they are.
     """
-    near = line_start(piece.file, piece.start - 1, within=_NEAR)
+    near = line_start(piece.file, piece.start - 1, within=_LINE_SEARCH_BYTES)
     if near is not None:
         return near
     with open_piece(piece, piece.start - 1) as stream:

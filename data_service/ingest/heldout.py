@@ -28,8 +28,8 @@ MANY = 64  # documents held out, of which the side of each may be drawn once mor
 CANDIDATES = 1024  # documents of the smallest hashes that are remembered
 SHORTEST, LONGEST = 64, 4096  # bytes of a stretch on average
 STRETCHES = 16  # at least about as many are held out
-_WINDOW = 16  # characters by which running text without sentence ends is cut
-_FACTOR = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
+_CUT_CHARACTERS = 16  # characters by which running text without sentence ends is cut
+_GOLDEN_RATIO = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
 _BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*+\n)++)")
 _LINES_BEFORE = re.compile(r"\A\s*\n")
 
@@ -246,7 +246,7 @@ def _pieces(text: str, most: int) -> Iterator[str]:
     It is cut before spaces if there are any.
     """
     codes = code_points(text).astype(np.uint64)
-    places = np.arange(_WINDOW, len(codes) + 1)  # a cut is before the character with this number
+    places = np.arange(_CUT_CHARACTERS, len(codes) + 1)  # a cut is before the character with this number
     spaces = np.append(codes == ord(" "), True)[places]
     allowed = spaces if np.count_nonzero(spaces) * 100 > len(spaces) else np.ones_like(spaces)
     rate = min(1.0, 4 * len(allowed) / (most * max(1, int(np.count_nonzero(allowed)))))
@@ -257,9 +257,9 @@ def _pieces(text: str, most: int) -> Iterator[str]:
 
 
 def _window_hashes(codes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a hash of each run of `_WINDOW` neighbouring characters; empty if there are fewer characters."""
-    mixed = np.zeros(max(0, len(codes) - _WINDOW + 1), dtype=np.uint64)
-    for offset in range(_WINDOW):  # a polynomial, as of Rabin and Karp
-        mixed = mixed * np.uint64(_FACTOR) + codes[offset : offset + len(mixed)]
+    """Return a hash of each run of `_CUT_CHARACTERS` neighbouring characters; empty if there are fewer characters."""
+    mixed = np.zeros(max(0, len(codes) - _CUT_CHARACTERS + 1), dtype=np.uint64)
+    for offset in range(_CUT_CHARACTERS):  # a polynomial, as of Rabin and Karp
+        mixed = mixed * np.uint64(_GOLDEN_RATIO) + codes[offset : offset + len(mixed)]
     mixed ^= mixed >> np.uint64(32)
-    return mixed * np.uint64(_FACTOR)
+    return mixed * np.uint64(_GOLDEN_RATIO)

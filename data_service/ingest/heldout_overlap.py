@@ -24,7 +24,7 @@ from data_service.types import Block, Tokens
 
 SPAN, RUNS = 32, 8
 _FILTER = 22  # bits of a hash by which nearly all runs of other text are passed over
-_FACTOR = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
+_GOLDEN_RATIO = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
 _MIX_FACTOR = np.uint64(0xD6E8FEB86659FD93)
 _MIX_SHIFT_BITS = np.uint64(32)
 Hashes = NDArray[np.uint64]
@@ -180,7 +180,7 @@ def _hashes(sums: Hashes, starts: NDArray[np.int64] | slice, stops: NDArray[np.i
 def _powers(count: int) -> tuple[Hashes, Hashes]:
     """Return [count] powers of the factor modulo 2**64, and their inverses."""
     found = []
-    for factor in (_FACTOR, pow(_FACTOR, -1, 1 << 64)):
+    for factor in (_GOLDEN_RATIO, pow(_GOLDEN_RATIO, -1, 1 << 64)):
         powers = np.full(count, np.uint64(factor))
         powers[0] = 1
         found.append(np.multiply.accumulate(powers))

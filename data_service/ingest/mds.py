@@ -31,8 +31,8 @@ from data_service.ingest.records import (
 )
 from data_service.ingest.tasks import FilePiece
 
-_DESCRIPTION = 1 << 20  # bytes that it takes at most
-_CHUNK = 1 << 20
+_MAX_DESCRIPTION_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _TEXTS = ("str", "str_int", "str_float", "str_decimal", "bytes", "json")
 _NUMBERS = {"int": "int64"} | {
     name: name
@@ -90,7 +90,7 @@ def _open_shard(stream: BinaryIO, file: InputFile) -> _MdsShard:
     raw = _exactly(stream, 4 * (count + 1), place)
     offsets: NDArray[np.int64] = np.frombuffer(raw, dtype="<u4").astype(np.int64)
     begins = 4 * (count + 2)
-    if np.any(np.diff(offsets) < 0) or not 0 < offsets[0] - begins <= _DESCRIPTION:
+    if np.any(np.diff(offsets) < 0) or not 0 < offsets[0] - begins <= _MAX_DESCRIPTION_BYTES:
         raise _damaged(place, "its offsets make no sense")
     if not file.compression and offsets[-1] != file.size:
         raise _damaged(place, f"it has {file.size:,} bytes, but its offsets end at {offsets[-1]:,}")
@@ -160,7 +160,7 @@ def _value(raw: bytes, encoding: str, place: Numbered) -> object:
 def _exactly(stream: BinaryIO, size: int, place: Numbered, *, kept: bool = True) -> bytes:
     """Return the next bytes, or nothing if they are not kept. Memory grows only with what is there."""
     parts: list[bytes] = []
-    while size and (data := stream.read(min(size, _CHUNK))):
+    while size and (data := stream.read(min(size, _CHUNK_BYTES))):
         size -= len(data)
         if kept:
             parts.append(data)

@@ -9,7 +9,7 @@ from data_service.ingest.inputs import InputFile
 from data_service.ingest.records import BadRecord, Unit
 
 LISTED = 100
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 class SkippedRecord(BaseModel):
@@ -57,7 +57,7 @@ def _lines_at(file: InputFile, offsets: Iterable[int]) -> dict[int, int]:
     position, line = 0, 1
     with open_text(file) as stream:
         for offset in sorted(set(offsets)):
-            while position < offset and (data := stream.read(min(_CHUNK, offset - position))):
+            while position < offset and (data := stream.read(min(_CHUNK_BYTES, offset - position))):
                 position += len(data)
                 line += data.count(b"\n")
             lines[offset] = line

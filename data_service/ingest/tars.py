@@ -42,7 +42,7 @@ from data_service.ingest.tasks import FilePiece
 BLOCK = tarfile.BLOCKSIZE
 _LONG_HEADER = 1 << 20
 _NESTED_ARCHIVES = 3  # archives in archives
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _PREFIXES = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -205,7 +205,7 @@ class _Content(ReadableStream):
 
     def finish(self) -> None:
         """Pass over what was not read."""
-        buffer = memoryview(bytearray(min(self._left, _CHUNK)))
+        buffer = memoryview(bytearray(min(self._left, _CHUNK_BYTES)))
         while self._left:
             self.readinto(buffer)
         self._stream.read(self._padding)

@@ -23,7 +23,7 @@ from data_service.ingest.options import MIB, BuildOptions
 from data_service.store.base import Store, together
 from data_service.store.errors import KeyMissing
 
-_EXPANSION = 3  # bytes of text that a byte of a compressed or Parquet file is taken for
+_COMPRESSION_RATIO = 3  # bytes of text that a byte of a compressed or Parquet file is taken for
 _PER_FILE = 16 * 1024  # opening a file costs about as much as reading this many bytes
 _SMALLEST = 4 * MIB  # small corpora are cut into about 16 splits, but not below this
 _SPLITS = 16
@@ -137,7 +137,7 @@ def _is_packed(file: InputFile) -> bool:
 
 
 def _weight(file: InputFile, size: int) -> int:
-    expanded = size if file.compression == "" and file.format != "parquet" else size * _EXPANSION
+    expanded = size if file.compression == "" and file.format != "parquet" else size * _COMPRESSION_RATIO
     return expanded + _PER_FILE
 
 

@@ -23,8 +23,8 @@ from data_service.prepare.near_duplicates import JoinReceipt, NumberType, Signed
 from data_service.store.base import Store, digest
 
 _CHUNK_ROWS = 1 << 20  # pairs, or documents, that are looked at together
-_GROUP = 4_000_000  # documents whose clusters are looked at together
-_PART = 2_000_000  # members that are named by one task, which takes about 500 MB
+_GROUP_DOCUMENTS = 4_000_000  # documents whose clusters are looked at together
+_TASK_MEMBERS = 2_000_000  # members that are named by one task, which takes about 500 MB
 _MEMBER = np.dtype([("first", "<u8"), ("number", "<u8"), ("size", "<i8")])
 Numbers = NDArray[np.unsignedinteger[Any]]
 
@@ -77,7 +77,7 @@ def plan_link(
     pairs = tuple((key, size) for receipt in joined for key, size in receipt.files.items())
     groups, filled = [0], 0
     for number, chunk in enumerate(signed.chunks):
-        if filled and filled + chunk.documents > _GROUP:
+        if filled and filled + chunk.documents > _GROUP_DOCUMENTS:
             groups.append(number)
             filled = 0
         filled += chunk.documents
@@ -168,7 +168,7 @@ def _read_weights(store: Store, signed: SignedDocuments) -> NDArray[np.uint32] |
 def _members(
     roots: Numbers, weights: NDArray[np.uint32] | None, first: int, stop: int
 ) -> Iterator[NDArray[np.void]]:
-    """Yield the members of all clusters whose first document is in [first, stop), about `_PART` at a time."""
+    """Yield the members of all clusters whose first document is in [first, stop), about `_TASK_MEMBERS` at a time."""
     sizes = np.zeros(stop - first, dtype=np.int64)
     for numbers in _with_roots_in(roots, first, stop):
         np.add.at(sizes, roots[numbers].astype(np.int64) - first, _weights_of(weights, numbers))
@@ -180,7 +180,7 @@ def _members(
         members["first"], members["number"] = roots[numbers], numbers
         members["size"] = sizes[roots[numbers].astype(np.int64) - first]
         held, count = [*held, members], count + len(members)
-        if count >= _PART:
+        if count >= _TASK_MEMBERS:
             yield np.concatenate(held)
             held, count = [], 0
     if count:

@@ -106,7 +106,10 @@ class Preparation(BaseModel):
     def _clusters_of_one_stage(self) -> Self:
         stages = [stage for stage in self.stages if isinstance(stage, NearDuplicates) and not stage.drops]
         if len(stages) > 1:
-            raise ValueError("two stages near_duplicates have `keep: all`, but a document has one cluster")
+            raise ValueError(
+                "two stages near_duplicates have `keep: all`, but a document is in one recorded cluster: set it in "
+                "one stage"
+            )
         return self
 
 

@@ -104,9 +104,8 @@ def build_index(texts: Iterable[EvaluationText]) -> NgramIndex:
             remedy="name other tasks or files",
         )
     keys, texts_of = (np.concatenate(column) for column in zip(*parts, strict=True))
-    keys, first = np.unique(
-        keys, return_index=True
-    )  # of equal runs the first, of the first split that has it
+    # `unique` keeps the first of equal runs, which is that of the first split that has it.
+    keys, first = np.unique(keys, return_index=True)
     return NgramIndex(tuple(splits), np.array(sorted(spans), dtype=np.int64), keys, texts_of[first])
 
 

@@ -22,7 +22,7 @@ from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
 from data_service.prepare.layout import PrepareLayout
 from data_service.store.base import Store, digest, together
 
-_PARTITION = 1_000_000  # documents; about 250 MB while they are compared
+_PARTITION_DOCUMENTS = 1_000_000  # documents; about 250 MB while they are compared
 # A document's hash as two big-endian words, its number in its chunk, the number of documents that it stands for, and
 # the bytes of its id.
 _RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("weight", "<u4"), ("id", "<u4")])
@@ -134,12 +134,12 @@ class CompareHashesReceipt(TaskReceipt):
 
 
 def plan_compare(layout: PrepareLayout, kind: str, chunks: Sequence[HashedChunk]) -> list[CompareHashesTask]:
-    """Cut the hash space into partitions of about `_PARTITION` documents."""
+    """Cut the hash space into partitions of about `_PARTITION_DOCUMENTS` documents."""
     documents = sum(chunk.buckets[-1] for chunk in chunks)
     source = hash_of(chunk.digest for chunk in chunks)
     return [
         CompareHashesTask(layout, kind, index, tuple(chunk.slices(first, stop) for chunk in chunks), source)
-        for index, (first, stop) in enumerate(partitions(documents, _PARTITION))
+        for index, (first, stop) in enumerate(partitions(documents, _PARTITION_DOCUMENTS))
     ]
 
 

@@ -29,7 +29,7 @@ from data_service.prepare.paragraphs import (
 )
 from data_service.store.base import Store, digest, together
 
-_PARTITION = 4_000_000  # records; about 200 MB while they are added up
+_PARTITION_RECORDS = 4_000_000  # records; about 200 MB while they are added up
 _TABLE = pa.schema(
     [
         pa.field("paragraph", pa.string(), nullable=False),
@@ -84,9 +84,9 @@ class CountReceipt(TaskReceipt):
 def plan_counts(
     layout: PrepareLayout, kind: str, stage: DuplicateParagraphs, chunks: Sequence[HashedParagraphs]
 ) -> list[CountTask]:
-    """Cut the hashes into ranges of about `_PARTITION` records."""
+    """Cut the hashes into ranges of about `_PARTITION_RECORDS` records."""
     source = hash_of(chunk.digest for chunk in chunks)
-    count = min(1 << BITS, max(1, -(-sum(chunk.records for chunk in chunks) // _PARTITION)))
+    count = min(1 << BITS, max(1, -(-sum(chunk.records for chunk in chunks) // _PARTITION_RECORDS)))
     edges = [(number << BITS) // count for number in range(count + 1)]
     return [
         CountTask(layout, kind, index, tuple(chunks), bits, stage, source)

@@ -11,7 +11,7 @@ from data_service.prepare.documents import Document, Drop
 from data_service.prepare.model_file import check_hash
 
 _LABEL = "__label__"
-_READ = 20_000  # characters of a document, from its beginning, that decide
+_READ_CHARACTERS = 20_000  # characters of a document, from its beginning, that decide
 
 
 class Language(BaseModel):
@@ -52,7 +52,7 @@ def open_language(stage: Language) -> Callable[[Document], Document | Drop]:
         ) from error
 
     def decide(document: Document) -> Document | Drop:
-        labels, shares = model.predict(" ".join(document.text[:_READ].split()), k=1)
+        labels, shares = model.predict(" ".join(document.text[:_READ_CHARACTERS].split()), k=1)
         if not len(labels):
             return Drop("no_language")
         found, share = labels[0].removeprefix(_LABEL), min(1.0, float(shares[0]))

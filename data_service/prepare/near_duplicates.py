@@ -24,7 +24,7 @@ from data_service.prepare.minhash import HASHES, Bands
 from data_service.prepare.signatures import RECORD, SignedChunk
 from data_service.store.base import Store, digest, together
 
-_PARTITION = 2_000_000  # documents; about 300 MB while they are compared
+_PARTITION_DOCUMENTS = 2_000_000  # documents; about 300 MB while they are compared
 _GROUPS = 16
 NumberType = np.dtype[np.unsignedinteger[Any]]
 
@@ -89,9 +89,9 @@ class JoinReceipt(TaskReceipt):
 def plan_joins(
     layout: PrepareLayout, kind: str, chunks: Sequence[SignedChunk], bands: Bands
 ) -> list[JoinTask]:
-    """Cut each band's hashes into ranges of about `_PARTITION` documents."""
+    """Cut each band's hashes into ranges of about `_PARTITION_DOCUMENTS` documents."""
     signed = SignedDocuments(tuple(chunks), bands, hash_of([str(bands), *(one.digest for one in chunks)]))
-    ranges = partitions(sum(chunk.signatures for chunk in chunks), _PARTITION)
+    ranges = partitions(sum(chunk.signatures for chunk in chunks), _PARTITION_DOCUMENTS)
     return [
         JoinTask(layout, kind, index, signed, band, buckets)
         for index, (band, buckets) in enumerate(

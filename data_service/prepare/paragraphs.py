@@ -23,7 +23,7 @@ from data_service.store.base import Store, digest
 RECORD = np.dtype([("key", "<u8"), ("documents", "<u4")])
 BITS = 12  # of a hash, by which records are found
 _NUMBER = np.dtype("<u4")
-_HEAD = ((1 << BITS) + 1) * _NUMBER.itemsize
+_TABLE_BYTES = ((1 << BITS) + 1) * _NUMBER.itemsize
 _BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*\n)+)")
 SHOWN = 200  # characters of a paragraph that the table shows
 
@@ -103,7 +103,7 @@ class HashedParagraphs:
         begin, end = int(head[0]), int(head[-1])
         if begin == end:
             return np.empty(0, dtype=RECORD)
-        start, length = _HEAD + begin * RECORD.itemsize, (end - begin) * RECORD.itemsize
+        start, length = _TABLE_BYTES + begin * RECORD.itemsize, (end - begin) * RECORD.itemsize
         return np.frombuffer(store.get_range(self.key, start, length), RECORD)
 
 

@@ -18,7 +18,7 @@ from data_service.store.base import Store, digest
 # The hash of a band, the document's number in its chunk, and its sketch.
 RECORD = np.dtype([("key", "<u8"), ("ordinal", "<u4"), ("sketch", "u1", SKETCH)])
 _NUMBER = np.dtype("<u4")
-_HEAD = (BUCKETS + 1) * _NUMBER.itemsize  # bytes of a band's table of starts
+_TABLE_BYTES = (BUCKETS + 1) * _NUMBER.itemsize  # bytes of a band's table of starts
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class SignedChunk:
         """Return the records of one band whose hashes begin with a byte in [first, stop)."""
         if not self.signatures:
             return np.empty(0, dtype=RECORD)
-        head = np.frombuffer(store.get_range(self.key, band * _HEAD, _HEAD), dtype=_NUMBER)
+        head = np.frombuffer(store.get_range(self.key, band * _TABLE_BYTES, _TABLE_BYTES), dtype=_NUMBER)
         begin, end = int(head[buckets[0]]), int(head[buckets[1]])
         if begin == end:
             return np.empty(0, dtype=RECORD)
-        start = bands * _HEAD + (band * self.signatures + begin) * RECORD.itemsize
+        start = bands * _TABLE_BYTES + (band * self.signatures + begin) * RECORD.itemsize
         return np.frombuffer(store.get_range(self.key, start, (end - begin) * RECORD.itemsize), dtype=RECORD)
 
     def read_copies(self, store: Store) -> NDArray[np.uint32]:

@@ -88,7 +88,7 @@ def word_units(
     return Units(np.searchsorted(firsts, edges), firsts, sizes)
 
 
-_MARGIN = 1.06  # over the expected number of draws
+_DRAW_MARGIN = 1.06  # over the expected number of draws
 _SPARE_SLOTS = 10  # slots a row
 _FRACTION_BITS = 16
 
@@ -113,7 +113,7 @@ class Slots:
         `text_edges`: [N + 1], offsets in the block's text; row i lies from text_edges[i] to text_edges[i + 1].
         """
         expected = -math.log1p(-rate)  # draws per token until that share is distinct, in a long row
-        per_token = math.ceil(expected * _MARGIN * (1 << _FRACTION_BITS))
+        per_token = math.ceil(expected * _DRAW_MARGIN * (1 << _FRACTION_BITS))
         rows = np.arange(first_row, first_row + len(text_edges))
         return cls(((text_edges * per_token) >> _FRACTION_BITS) + _SPARE_SLOTS * rows, first_row)
 

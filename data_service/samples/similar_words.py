@@ -31,7 +31,7 @@ from data_service.types import Tokens
 LONGEST = 8  # tokens of a word in the table
 
 _FORMAT = "maskfleet-similar-words"
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
+_GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
 
 
 class SimilarSource(BaseModel):
@@ -224,7 +224,7 @@ def _hashes(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
     """Return [N] uint64, the hash of each of `words` [N, s]."""
     found = np.zeros(len(words), dtype=np.uint64)
     for column in words.T:
-        found = (found + column + np.uint64(1)) * _FACTOR
+        found = (found + column + np.uint64(1)) * _GOLDEN_RATIO
         found ^= found >> np.uint64(29)
     return found
 

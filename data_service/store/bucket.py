@@ -70,7 +70,8 @@ class BucketStore(ABC, Generic[_C]):
         """The scheme of the store's URIs."""
 
     @abstractmethod
-    def entry(self, key: str) -> Entry | None: ...
+    def entry(self, key: str) -> Entry | None:
+        """Find one object, as `Store.entry`."""
 
     @property
     def uri(self) -> str:

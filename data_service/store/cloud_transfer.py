@@ -18,8 +18,10 @@ from data_service.store.errors import Truncated
 from data_service.store.upload_sources import UploadSource
 
 _READ_BYTES = 4 << 20  # bytes that are read at a time, at least
-_PART = 8 << 20  # bytes of a part: half of S3's, because parts are all that is known of an upload's progress
-SINGLE = 2 * _PART  # bytes of an object that is sent by one request, at most
+_PART_BYTES = (
+    8 << 20
+)  # bytes of a part: half of S3's, because parts are all that is known of an upload's progress
+SINGLE = 2 * _PART_BYTES  # bytes of an object that is sent by one request, at most
 _MOST_PARTS = 10_000  # of an upload; Azure takes 50,000
 _CONCURRENT_PARTS = 4  # parts uploaded at the same time
 _PAGE = 1000  # entries of a listing that are taken at a time
@@ -152,7 +154,7 @@ class CloudUpload:
 
     def attempt(self, client: CloudClient) -> None:
         """Send all parts and complete the upload. Raises FAILURES; what was sent is then deleted on the server."""
-        size = max(_PART, -(-self.source.size // _MOST_PARTS))
+        size = max(_PART_BYTES, -(-self.source.size // _MOST_PARTS))
         obstore.put(
             client.uploads,
             self.name,

@@ -106,11 +106,11 @@ class _Cuts:
 
     def holding(self, place: TextPlace, reading: int) -> list[int]:
         """Return the numbers of the block's rows that hold a token of the place, ascending, as cut in a reading."""
-        rows, starts, stops = self._stretches(reading)
+        rows, starts, stops = self._text_ranges(reading)
         held = np.maximum(starts, place.start) < np.minimum(stops, place.stop)  # of none without text, too
         return [int(row) for row in np.unique(rows[held])]
 
-    def _stretches(self, reading: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def _text_ranges(self, reading: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return three arrays [S] int64: the row of each stretch of text, its first token, and the one behind it."""
         spec = self._spec
         # What a row of a lane holds is drawn anew in each reading, all else is drawn with the way of cutting.

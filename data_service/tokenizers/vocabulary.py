@@ -30,7 +30,7 @@ from data_service.tokenizers.spm import append_pieces, parse_model
 from data_service.tokenizers.tokenizer import Tokenizer
 
 _UNKNOWN_PENALTY = 10.0  # below the lowest score: what SentencePiece gives a character that no piece covers
-_MARGIN = 1e-3  # by which a new piece beats the best split of its word
+_SCORE_MARGIN = 1e-3  # by which a new piece beats the best split of its word
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _scored(vocab: list[list[Any]], old: Tokenizer, added: Sequence[str]) -> lis
     lowest = min(score for _, score in vocab)
     scores = {piece: score for i, (piece, score) in enumerate(vocab) if not old.special_mask[i]}
     for piece in added:
-        scores[piece] = _best_split(piece, scores, lowest - _UNKNOWN_PENALTY) + _MARGIN
+        scores[piece] = _best_split(piece, scores, lowest - _UNKNOWN_PENALTY) + _SCORE_MARGIN
     return [[piece, scores[piece]] for piece in added]
 
 

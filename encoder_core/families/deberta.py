@@ -50,7 +50,7 @@ class DebertaConfig(WithGenerator):
     family: Literal["deberta"] = "deberta"
     name: ClassVar[str] = "DeBERTa"
     recipe: ClassVar[str] = "deberta-base"
-    takes_token_types: ClassVar[bool] = True  # and ignores them
+    takes_token_types: ClassVar[bool] = True  # transformers' class does, and ignores them
     layer_norm_eps: float = Field(default=1e-7, gt=0)
     mask_decoder: Literal["enhanced", "plain"] = "enhanced"
     position_to_position: bool = False
@@ -86,7 +86,7 @@ class DebertaV2Config(EncoderConfig):
     family: Literal["deberta_v2"] = "deberta_v2"
     name: ClassVar[str] = "DeBERTa v2"
     recipe: ClassVar[str] = "deberta-v2-xlarge"
-    takes_token_types: ClassVar[bool] = True  # and ignores them
+    takes_token_types: ClassVar[bool] = True  # transformers' class does, and ignores them
     pair_recipe: ClassVar[str] = "deberta-v3-base"
     layer_norm_eps: float = Field(default=1e-7, gt=0)
     mask_decoder: Literal["enhanced", "plain"] = "enhanced"

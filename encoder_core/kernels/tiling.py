@@ -43,7 +43,10 @@ class Cuts(NamedTuple):
 
 _UNUSED = Cut(32, 8, 1)  # of tables, which plain scores have not
 _HOPPER, _TIMED = 9, range(33, 65)
-_LARGE = (9, 10)  # generations with 227 KiB of shared memory a program, and products by warp groups
+_HOPPER_GENERATIONS = (
+    9,
+    10,
+)  # generations with 227 KiB of shared memory a program, and products by warp groups
 
 
 def cuts_of(
@@ -60,7 +63,11 @@ def cuts_of(
     `relative`: whether scores have other terms than queries times keys. `by_keys`, `by_position`: whether tables B and
     C are among them.
     """
-    half, wide, large = dtype in (torch.bfloat16, torch.float16), width > 64, generation in _LARGE
+    half, wide, large = (
+        dtype in (torch.bfloat16, torch.float16),
+        width > 64,
+        generation in _HOPPER_GENERATIONS,
+    )
     if half and generation == _HOPPER and width in _TIMED:
         return _timed(relative=relative, by_keys=by_keys)
     match half, relative, wide:

@@ -90,7 +90,7 @@ def automatic(
     """
     if not len(q_TND):
         return sum(for_each_query(q_TND, k_TND, v_TND), q_TND)
-    kernel = pick(_possible(q_TND, rows, dropout, window), dropped=dropout > 0.0)
+    kernel = pick(_possible_kernels(q_TND, rows, dropout, window), dropped=dropout > 0.0)
     activate(kernel == "flash3")
     match kernel:
         case "fused":
@@ -105,7 +105,7 @@ def automatic(
             return written(q_TND, k_TND, v_TND, rows, dropout, window)
 
 
-def _possible(q_TND: Heads, rows: Rows, dropout: float, window: int | None) -> list[Kernel]:
+def _possible_kernels(q_TND: Heads, rows: Rows, dropout: float, window: int | None) -> list[Kernel]:
     """Return the possible kernels, the usual one first. With dropout, kernels that draw by token come first."""
     kind, special = (q_TND.device.type, q_TND.dtype, q_TND.shape[-1]), dropout > 0.0 or rows.exceed(window)
     if q_TND.device.type == "cpu":

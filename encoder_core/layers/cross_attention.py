@@ -43,7 +43,7 @@ def attend_across(
     """
     if not len(q_TND):
         return q_TND + k_SND.sum() + v_SND.sum()
-    kernel = pick(_possible(q_TND, dropout), dropped=dropout > 0.0)
+    kernel = pick(_possible_kernels(q_TND, dropout), dropped=dropout > 0.0)
     activate(False)
     match kernel:
         case "flash":
@@ -64,7 +64,7 @@ def attend_across(
             assert_never(never)
 
 
-def _possible(q_TND: Tensor, dropout: float) -> list[Kernel]:
+def _possible_kernels(q_TND: Tensor, dropout: float) -> list[Kernel]:
     """Return the possible kernels, the usual one first. With dropout, kernels that draw by token come first."""
     kind = (q_TND.device.type, q_TND.dtype, q_TND.shape[-1])
     if q_TND.device.type == "cpu":

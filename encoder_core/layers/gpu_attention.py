@@ -26,7 +26,7 @@ from encoder_core.layers.rows import Rows
 from encoder_core.layers.sizes import ON_GPU
 from encoder_core.random_draws import draw_key
 
-_WIDEST = 128
+_MAX_HEAD_WIDTH = 128
 
 
 @cache
@@ -40,7 +40,7 @@ def fused_takes(device: str, dtype: torch.dtype, width: int) -> bool:
     """
     kinds = (torch.float32, torch.bfloat16, torch.float16)
     there = device == "meta" or (device == "cuda" and triton_is_there())
-    return there and dtype in kinds and width <= _WIDEST
+    return there and dtype in kinds and width <= _MAX_HEAD_WIDTH
 
 
 def fused_attention(

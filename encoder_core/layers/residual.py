@@ -22,7 +22,7 @@ from encoder_core.layers.kernel_choice import pick
 from encoder_core.layers.planned import is_planned, planned_norm, planned_rms_norm
 from encoder_core.layers.sizes import ON_GPU
 
-_WIDEST = 8192  # numbers of a row that one program holds in registers
+_MAX_ROW_WIDTH = 8192  # numbers of a row that one program holds in registers
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -94,7 +94,7 @@ def _takes(norm: nn.Module, residual_TH: Tensor, x_TH: Tensor) -> bool:
         and norm.eps is not None
         and x_TH.dtype in _DTYPES
         and x_TH.dtype == residual_TH.dtype == norm.weight.dtype
-        and x_TH.shape[-1] <= _WIDEST
+        and x_TH.shape[-1] <= _MAX_ROW_WIDTH
         and (x_TH.is_meta or triton_is_there())
     )
 

@@ -29,6 +29,26 @@ def log_buckets(buckets: int, longest: int) -> tuple[int, ...]:
     )
 
 
+def linear_weights(inputs: int, outputs: int, bias: bool = True) -> int:
+    """Return the number of parameters of a Linear."""
+    return (inputs + bias) * outputs
+
+
+def norm_weights(width: int, bias: bool = True) -> int:
+    """Return the number of parameters of a norm."""
+    return (1 + bias) * width
+
+
+def feed_forward_weights(hidden: int, inner: int) -> int:
+    """Return the number of parameters of a feed-forward block and its LayerNorm."""
+    return linear_weights(hidden, inner) + linear_weights(inner, hidden) + norm_weights(hidden)
+
+
+def layer_weights(hidden: int, inner: int) -> int:
+    """Return the number of parameters of a post-LayerNorm layer."""
+    return 4 * linear_weights(hidden, hidden) + norm_weights(hidden) + feed_forward_weights(hidden, inner)
+
+
 PASSES = 2  # microsoft/DeBERTa, masked_language_model.py
 """How often DeBERTa's mask decoder runs the last layer."""
 

@@ -8,20 +8,19 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
-from encoder_core.heads.prediction import MaskedLanguageModelHead
-from encoder_core.objectives.term import HeadTerm, States, TermSums
+from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
 from encoder_core.terms.clm import ClmConfig
 
 
-class NextTokens(HeadTerm):
+class NextTokens(HeadTerm, of=ClmConfig):
     """Cross-entropy of the targets' ids by the states before them; metric "correct".
 
     Rows that are not causal have no targets: they belong to the term of masked tokens beside this one.
     """
 
-    def __init__(self, config: ClmConfig, head: MaskedLanguageModelHead) -> None:
-        super().__init__(config, {"head": head})
-        self.head = head
+    def __init__(self, config: ClmConfig, shared: Shared) -> None:
+        self.head = shared.head()
+        super().__init__(config, {"head": self.head})
         self._alone = True
 
     def meet(self, others: Mapping[str, HeadTerm]) -> None:

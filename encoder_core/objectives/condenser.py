@@ -7,37 +7,26 @@ itself still predicts them from the last layer's states. The head is not exporte
 what coCondenser pretrains with (2108.05540), but that its examples are rows read twice and not two spans of a text.
 """
 
-from collections.abc import Sequence
-
 from torch import nn
 
 from encoder_core.batch import Batch
-from encoder_core.heads.prediction import MaskedLanguageModelHead
-from encoder_core.layers.encoder import EncoderLayer
+from encoder_core.families.config import encoder_layers
 from encoder_core.layers.rows import Rows
-from encoder_core.objectives.term import HeadTerm, States, TermSums
+from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
 from encoder_core.terms.condenser import CondenserConfig
 
 
-class Condenser(HeadTerm):
+class Condenser(HeadTerm, of=CondenserConfig):
     """Cross-entropy of the original ids at the targets, by the head's states; metric "correct".
 
-    Args:
-        early: number of the states that the layers read; 0 the embeddings.
-        layers: layers of the head, with LayerNorms after their blocks, whatever those of the encoder are.
+    The layers of the head have LayerNorms after their blocks, whatever those of the encoder are.
     """
 
-    def __init__(
-        self,
-        config: CondenserConfig,
-        early: int,
-        layers: Sequence[EncoderLayer],
-        head: MaskedLanguageModelHead,
-    ) -> None:
-        condenser = nn.ModuleList(layers)
-        super().__init__(config, {"head": head, "condenser": condenser})
-        self.head = head
-        self._early, self._layers = early, condenser
+    def __init__(self, config: CondenserConfig, shared: Shared) -> None:
+        self._early = config.early_layer(shared.model.layers)
+        self._layers = nn.ModuleList(encoder_layers(shared.model, config.layers, lambda: None))
+        self.head = shared.head()
+        super().__init__(config, {"head": self.head, "condenser": self._layers})
 
     def targets(self, batch: Batch) -> int:
         return batch.target_ids.numel()

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
-from encoder_core.heads.prediction import MaskedLanguageModelHead
-from encoder_core.objectives.term import HeadTerm, States, TermSums
+from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
 from encoder_core.terms.diffusion import DiffusionConfig
 
 
-class DiffusedTokens(HeadTerm):
+class DiffusedTokens(HeadTerm, of=DiffusionConfig):
     """Cross-entropy of the original ids at hidden tokens, divided by the row's rate (Sahoo et al. 2024, section 3, in
     continuous time; Nie et al. 2025, section 2.1).
 
@@ -25,9 +24,9 @@ class DiffusedTokens(HeadTerm):
     likeliest id is the original one, and all.
     """
 
-    def __init__(self, config: DiffusionConfig, head: MaskedLanguageModelHead) -> None:
-        super().__init__(config, {"head": head})
-        self.head = head
+    def __init__(self, config: DiffusionConfig, shared: Shared) -> None:
+        self.head = shared.head()
+        super().__init__(config, {"head": self.head})
 
     def targets(self, batch: Batch) -> int:
         counts = batch.on_host.maskable

@@ -22,7 +22,7 @@ from encoder_core.heads.distillation import LogitFactors, cosine_distances, line
 from encoder_core.heads.prediction import MaskedLanguageModelHead
 from encoder_core.objectives.mlm import MaskedTokens
 from encoder_core.objectives.teacher import FrozenNetworks, Teacher, TeacherOutputs
-from encoder_core.objectives.term import HeadTerm, States, TermSums
+from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
 from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig
 
 
@@ -41,10 +41,10 @@ def hold_teachers(module: nn.Module, teachers: Sequence[Teacher]) -> None:
             part.hold(teachers)
 
 
-class Distillation(HeadTerm):
+class Distillation(HeadTerm, of=DistilConfig):
     """Sums of the distillation loss over places; metric "correct": the student's first choice is its teachers'."""
 
-    def __init__(self, config: DistilConfig) -> None:
+    def __init__(self, config: DistilConfig, shared: Shared) -> None:
         self._teachers = Teachers()
         super().__init__(config, {"teachers": self._teachers})
         self._config = config
@@ -99,10 +99,10 @@ def _everywhere(batch: Batch) -> Batch:
     return replace(batch, target_positions=at_T, target_ids=batch.of_kept(batch.tokens), host=host)
 
 
-class StatesAlike(HeadTerm):
+class StatesAlike(HeadTerm, of=CosineConfig):
     """Sums of the cosine loss over all tokens, as the mean over teachers."""
 
-    def __init__(self, config: CosineConfig) -> None:
+    def __init__(self, config: CosineConfig, shared: Shared) -> None:
         super().__init__(config, {})
         self._distillation: Distillation | None = None
 
@@ -122,12 +122,14 @@ class StatesAlike(HeadTerm):
         return TermSums(sum(distances[1:], start=distances[0]) / len(distances), batch.learned)
 
 
-class LayersAlike(HeadTerm):
+class LayersAlike(HeadTerm, of=HiddenConfig):
     """Sums of the loss on layers over all tokens."""
 
-    def __init__(self, config: HiddenConfig, layers: int, projection: nn.Linear | None) -> None:
+    def __init__(self, config: HiddenConfig, shared: Shared) -> None:
+        wide = config.projection
+        projection = None if wide is None else nn.Linear(shared.model.hidden, wide)
         super().__init__(config, {} if projection is None else {"hidden_projection": projection})
-        self._config, self._layers, self._projection = config, layers, projection
+        self._config, self._layers, self._projection = config, shared.model.layers, projection
         self._distillation: Distillation | None = None
 
     def meet(self, others: Mapping[str, HeadTerm]) -> None:

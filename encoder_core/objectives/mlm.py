@@ -6,19 +6,19 @@ from torch import nn
 from encoder_core.batch import Batch
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.heads.prediction import MaskedLanguageModelHead
-from encoder_core.objectives.term import HeadTerm, States, TermSums
+from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
 from encoder_core.terms.mlm import MlmConfig
 
 
-class MaskedTokens(HeadTerm):
+class MaskedTokens(HeadTerm, of=MlmConfig):
     """Cross-entropy of the original ids at the target positions; metric "correct". Causal rows have no targets.
 
     It draws an id for each target if a temperature is set (`States.temperature`).
     """
 
-    def __init__(self, config: MlmConfig, head: MaskedLanguageModelHead) -> None:
-        super().__init__(config, {"head": head})
-        self.head = head
+    def __init__(self, config: MlmConfig, shared: Shared) -> None:
+        self.head = shared.head()
+        super().__init__(config, {"head": self.head})
 
     def targets(self, batch: Batch) -> int:
         return 0 if batch.causal else batch.target_ids.numel()

@@ -1,93 +1,36 @@
 """Builds one network with the heads of its terms: the device half of each term that shares an encoder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from typing import Literal
 
-from torch import nn
-
 from encoder_core.families.catalogue import ModelConfig, build_encoder
-from encoder_core.families.config import encoder_layers
-from encoder_core.heads.classification import PairHead
-from encoder_core.heads.prediction import MaskedLanguageModelHead, SpanBoundaryHead
-from encoder_core.heads.shallow_decoder import ShallowDecoder
 from encoder_core.layers.attention import Attend, automatic
-from encoder_core.objectives.clm import NextTokens
-from encoder_core.objectives.condenser import Condenser
-from encoder_core.objectives.diffusion import DiffusedTokens
-from encoder_core.objectives.distil import Distillation, LayersAlike, StatesAlike
-from encoder_core.objectives.mlm import MaskedTokens, tied_head
+from encoder_core.objectives.mlm import tied_head
 from encoder_core.objectives.multitask import MultitaskModel, mask_decoder
-from encoder_core.objectives.retromae import Reconstruction
-from encoder_core.objectives.sentence_pairs import SentencePair
-from encoder_core.objectives.span_boundary import SpanBoundary
-from encoder_core.objectives.term import HeadTerm
+from encoder_core.objectives.term import HeadTerm, Shared
 from encoder_core.terms.clm import ClmConfig
-from encoder_core.terms.condenser import CondenserConfig
-from encoder_core.terms.diffusion import DiffusionConfig
-from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig
 from encoder_core.terms.mlm import MlmConfig
-from encoder_core.terms.retromae import RetromaeConfig
-from encoder_core.terms.sentence_pairs import NspConfig, PairConfig, SopConfig
-from encoder_core.terms.span_boundary import SboConfig
+from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
 from encoder_core.terms.term import HeadConfig
 
+_DESCRIPTIONS, _HALVES = "encoder_core.terms.", "encoder_core.objectives."
 
-def head_term(
-    term: HeadConfig,
-    model: ModelConfig,
-    word: nn.Embedding,
-    head: Callable[[], MaskedLanguageModelHead],
-) -> HeadTerm:
-    """Return the device half of `term` on a network of `model` with the word embeddings `word`.
 
-    Its heads are on the default device, weights not yet initialised. `head` makes the language-model head, the same for
-    all terms.
+def head_term(term: HeadConfig, shared: Shared) -> HeadTerm:
+    """Return the device half of `term`, from the module of `objectives/` that is named as that of its description. A
+    recipe's own class, which adds the settings of the host, is a subclass of the description.
 
     Raises:
-        TypeError: no device half is listed here for such a term.
+        TypeError: that module has no such half.
     """
-    match term:
-        case MlmConfig():
-            return MaskedTokens(term, head())
-        case DiffusionConfig():
-            return DiffusedTokens(term, head())
-        case ClmConfig():
-            return NextTokens(term, head())
-        case PairConfig():
-            return SentencePair(term, PairHead(model.hidden))
-        case SboConfig():
-            activation, eps = model.head_activation, model.layer_norm_eps
-            return SpanBoundary(term, SpanBoundaryHead(model.hidden, word, activation=activation, eps=eps))
-        case RetromaeConfig():
-            return Reconstruction(term, shallow_decoder(model), head(), word)
-        case CondenserConfig():
-            layers = encoder_layers(model, term.layers, lambda: None)
-            return Condenser(term, term.early_layer(model.layers), layers, head())
-        case DistilConfig():
-            return Distillation(term)
-        case CosineConfig():
-            return StatesAlike(term)
-        case HiddenConfig():
-            wide = term.projection
-            return LayersAlike(term, model.layers, None if wide is None else nn.Linear(model.hidden, wide))
-        case _:
-            raise TypeError(f"the term {term.name} has no device half")
-
-
-def shallow_decoder(model: ModelConfig) -> ShallowDecoder:
-    """Return RetroMAE's decoder, of the shape of one layer of `model`."""
-    return ShallowDecoder(
-        model.max_length,
-        model.embedding_width,
-        model.hidden,
-        heads=model.heads,
-        inner=model.feed_forward,
-        activation=model.activation,
-        eps=model.layer_norm_eps,
-        dropout=model.dropout,
-        attention_dropout=model.attention_dropout,
-    )
+    for kind in type(term).__mro__:
+        if kind.__module__.startswith(_DESCRIPTIONS):
+            import_module(kind.__module__.replace(_DESCRIPTIONS, _HALVES))
+        if kind in HeadTerm.halves:
+            return HeadTerm.halves[kind](term, shared)
+    raise TypeError(f"the term {term.name} has no device half")
 
 
 def multitask_model(
@@ -104,8 +47,8 @@ def multitask_model(
     """
     encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
     word = encoder.embeddings.word
-    head = cache(lambda: tied_head(config, word))
-    on_device = [head_term(term, config, word, head) for term in terms]
+    shared = Shared(config, word, cache(lambda: tied_head(config, word)))
+    on_device = [head_term(term, shared) for term in terms]
     return MultitaskModel(encoder, on_device, mask_decoder(config))
 
 

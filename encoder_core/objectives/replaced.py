@@ -88,7 +88,7 @@ class ReplacedTokenDetection(ObjectiveModule):
         return self.generator.generate(batch, self.config.temperature)
 
     def detect(self, batch: Batch, drawn_M: Int[Tensor, " targets"]) -> LossSums:
-        """Return the discriminator's term on the batch with `drawn_M` at its targets."""
+        """Return the discriminator's term, `heads/classification.py`'s, on the batch with `drawn_M` at its targets."""
         sums: DetectionSums = self.discriminator(*corrupt(batch, drawn_M))
         term = Term("rtd", sums.loss_sum, batch.learned, last_weight(self.config.weight))
         metrics = {

@@ -9,31 +9,36 @@ exported.
 import numpy as np
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from encoder_core.batch import Batch, sent
-from encoder_core.heads.prediction import MaskedLanguageModelHead
 from encoder_core.heads.shallow_decoder import ShallowDecoder
-from encoder_core.objectives.term import HeadTerm, States, TermSums
+from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
 from encoder_core.terms.retromae import RetromaeConfig
 
 
-class Reconstruction(HeadTerm):
+class Reconstruction(HeadTerm, of=RetromaeConfig):
     """Cross-entropy of the ids of all tokens but the first of each row, whether or not mlm hides them.
 
     The metric is "correct". Tokens that `Batch.kept` leaves out are not predicted.
     """
 
-    def __init__(
-        self,
-        config: RetromaeConfig,
-        decoder: ShallowDecoder,
-        head: MaskedLanguageModelHead,
-        word: nn.Embedding,
-    ) -> None:
-        super().__init__(config, {"head": head, "shallow_decoder": decoder})
-        self.head, self.decoder = head, decoder
-        self._word, self._rate = word, config.rate
+    def __init__(self, config: RetromaeConfig, shared: Shared) -> None:
+        model = shared.model
+        self.decoder = ShallowDecoder(
+            model.max_length,
+            model.embedding_width,
+            model.hidden,
+            heads=model.heads,
+            inner=model.feed_forward,
+            activation=model.activation,
+            eps=model.layer_norm_eps,
+            dropout=model.dropout,
+            attention_dropout=model.attention_dropout,
+        )
+        self.head = shared.head()
+        super().__init__(config, {"head": self.head, "shallow_decoder": self.decoder})
+        self._word, self._rate = shared.word, config.rate
 
     def targets(self, batch: Batch) -> int:
         return _on_host(batch).numel()

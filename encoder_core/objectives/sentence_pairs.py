@@ -5,20 +5,20 @@ If there are a generator and a discriminator, the generator learns this loss; it
 
 from encoder_core.batch import Batch
 from encoder_core.heads.classification import PairHead
-from encoder_core.objectives.term import HeadTerm, States, TermSums
+from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
 from encoder_core.terms.sentence_pairs import PairConfig
 
 
-class SentencePair(HeadTerm):
+class SentencePair(HeadTerm, of=PairConfig):
     """Cross-entropy of the rows' labels, from the states of their first tokens; metric "correct".
 
     Rows without labels (`pair_labels` None), and those that are not classified (`pair_rows`), have no targets, but the
     head still takes part in the graph.
     """
 
-    def __init__(self, config: PairConfig, head: PairHead) -> None:
-        super().__init__(config, {"pair_head": head})
-        self.head = head
+    def __init__(self, config: PairConfig, shared: Shared) -> None:
+        self.head = PairHead(shared.model.hidden)
+        super().__init__(config, {"pair_head": self.head})
 
     def targets(self, batch: Batch) -> int:
         if batch.pair_labels is None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from encoder_core.batch import Batch, sent
 from encoder_core.heads.prediction import SpanBoundaryHead
 from encoder_core.layers.sizes import MAX_TARGETS
-from encoder_core.objectives.term import HeadTerm, States, TermSums
+from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
 from encoder_core.terms.span_boundary import SboConfig
 
 
@@ -52,12 +52,14 @@ def boundary_targets(batch: Batch) -> BoundaryTargets:
     return BoundaryTargets(*(sent(torch.from_numpy(each), device) for each in found))
 
 
-class SpanBoundary(HeadTerm):
+class SpanBoundary(HeadTerm, of=SboConfig):
     """Cross-entropy of the ids of targets that have a boundary; metric "correct"."""
 
-    def __init__(self, config: SboConfig, head: SpanBoundaryHead) -> None:
-        super().__init__(config, {"boundary_head": head})
-        self.head = head
+    def __init__(self, config: SboConfig, shared: Shared) -> None:
+        model = shared.model
+        activation, eps = model.head_activation, model.layer_norm_eps
+        self.head = SpanBoundaryHead(model.hidden, shared.word, activation=activation, eps=eps)
+        super().__init__(config, {"boundary_head": self.head})
 
     def targets(self, batch: Batch) -> int:
         return boundary_targets(batch).ids.numel()

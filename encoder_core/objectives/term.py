@@ -4,15 +4,17 @@ The other half is the term's description (`terms/term.py`). The package's README
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, ClassVar
 
 from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.heads.prediction import EnhancedMaskDecoder
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.heads.prediction import EnhancedMaskDecoder, MaskedLanguageModelHead
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
@@ -121,6 +123,21 @@ class TermSums:
     drawn: Int[Tensor, " targets"] | None = None
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What terms share, on the default device, its weights not yet initialised.
+
+    Attributes:
+        model: configuration of the network.
+        word: its word embeddings.
+        head: function that returns the head of token ids, the same at every call.
+    """
+
+    model: ModelConfig
+    word: nn.Embedding
+    head: Callable[[], MaskedLanguageModelHead]
+
+
 class HeadTerm(ABC):
     """The device half of a term that shares one network's encoder with others.
 
@@ -129,13 +146,22 @@ class HeadTerm(ABC):
     be a frozen network of the term (`requires_grad_(False)`, and a `train` that keeps it in evaluation mode). The
     engine then gives it neither master weights nor moments.
 
+    A subclass names the description that it is the half of (`class Foo(HeadTerm, of=FooConfig)`), and is called with
+    one and with what terms share.
+
     Attributes:
+        halves: device half of each kind of description whose module was imported.
         name: name of the term; key of `target_counts` and of metrics.
         weight: weight of the term; a schedule's final weight, while the trainer has the weight of each step.
         reads: the states that it reads.
         causal: whether it has targets in causal rows, and none in others.
         heads: modules that are trained with the term, by name.
     """
+
+    halves: ClassVar[dict[type, "Callable[[Any, Shared], HeadTerm]"]] = {}
+
+    def __init_subclass__(cls, *, of: type) -> None:
+        HeadTerm.halves[of] = cls
 
     def __init__(self, config: "HeadConfig", heads: Mapping[str, nn.Module]) -> None:
         self.name = config.name

@@ -63,7 +63,7 @@ def update_adamw(
     state: MutableMapping[Tensor, dict[str, Tensor]], group: dict[str, Any], params: list[Tensor]
 ) -> None:
     """Update some tensors of a group and their moments in place, with the settings of `AdamW`."""
-    # The kernel adds one to the count, then divides by 1 - beta^count: nothing is left of it at infinity.
+    # Infinity turns bias correction off: the kernel divides by 1 - beta^(count + 1), which is then 1.
     count = update_count(group) - 1.0 if group["bias_correction"] else math.inf
     states = [moments(state, p) for p in params]
     beta1, beta2 = group["betas"]

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from encoder_core.families.catalogue import is_enhanced
 from encoder_core.families.deberta import DebertaV2Config
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.terms.term import HeadConfig, Refusal, Setting, without_decoder
 
 _BESIDE = ("clm", "mlm")
@@ -21,6 +20,7 @@ class ClmConfig(HeadConfig):
     exported = "mlm"
     reads = "all"
     causal = True
+    predicts_ids = True
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse other terms than mlm, layers that see later tokens in any case, and rows without running text."""
@@ -33,11 +33,12 @@ class ClmConfig(HeadConfig):
                 f"leave {others[0]} out, and train it in a run that starts from this one",
             )
         yield from without_decoder(self.name, setting)
-        if isinstance(setting.model, XlnetConfig):
+        if setting.model.permutes:
             yield Refusal(
                 ("objective",),
-                "a model of family xlnet is not trained by clm: its two streams see tokens in a random order",
-                "use plm for xlnet, and clm for another family",
+                f"a model of family {setting.model.family} is not trained by clm: its two streams see tokens in a "
+                "random order",
+                f"use plm for {setting.model.family}, and clm for another family",
             )
         if isinstance(setting.model, DebertaV2Config) and setting.model.convolution is not None:
             yield Refusal(

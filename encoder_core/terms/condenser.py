@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from pydantic import Field, PositiveInt
 
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.layers.sizes import layer_weights
 from encoder_core.terms.term import BottleneckConfig, Refusal, Setting, SmallObjective
 
 
@@ -27,6 +29,9 @@ class CondenserConfig(BottleneckConfig):
     def early_layer(self, layers: int) -> int:
         """Return `early` of a model with so many layers."""
         return layers // 2 if self.early is None else self.early
+
+    def weights(self, model: ModelConfig) -> int:
+        return self.layers * layer_weights(model.hidden, model.feed_forward)
 
     def small(self, form: SmallObjective) -> "CondenserConfig":
         """Return the term for a model of fewer layers: it reads the middle one."""

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from encoder_core.families.catalogue import ModelConfig
+from encoder_core.layers.sizes import linear_weights
 from encoder_core.terms.term import HeadConfig, Refusal, Setting, SmallObjective
 
 Places = Literal["all", "targets"]
@@ -126,6 +127,9 @@ class HiddenConfig(HeadConfig):
 
     layers: tuple[int, ...] | None = Field(default=None, min_length=1)
     projection: int | None = Field(default=None, gt=0)
+
+    def weights(self, model: ModelConfig) -> int:
+        return 0 if self.projection is None else linear_weights(model.hidden, self.projection)
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse objectives without exactly one teacher, and widths or layers that do not match it."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.terms.term import HeadConfig, LateWeight, Refusal, Setting, without_decoder
 
 
@@ -11,17 +10,18 @@ class TokenPrediction(HeadConfig):
 
     exported = "mlm"
     reads = "targets"
+    predicts_ids = True
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
-        """Refuse XLNet, families with a decoder, and rows without masks."""
+        """Refuse families without masks, families with a decoder, and rows without masks."""
         rows = setting.rows
         yield from without_decoder(self.name, setting)
-        if isinstance(setting.model, XlnetConfig):
+        if setting.model.permutes:
             yield Refusal(
                 ("objective",),
-                f"a model of family xlnet is not trained by {self.name}: it predicts tokens in a random order, without "
-                "masks",
-                f"use plm for xlnet, and {self.name} for every other family",
+                f"a model of family {setting.model.family} is not trained by {self.name}: it predicts tokens in a "
+                "random order, without masks",
+                f"use plm for {setting.model.family}, and {self.name} for every other family",
             )
         elif rows is not None and rows.lanes:
             yield Refusal(

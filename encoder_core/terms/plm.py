@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.terms.term import LateWeight, ModuleConfig, Refusal, Setting
 
 
@@ -22,7 +21,7 @@ class PlmConfig(LateWeight, ModuleConfig):
                 "memory, without masks",
                 "choose exactly one of mlm, plm and contrastive",
             )
-        elif not isinstance(setting.model, XlnetConfig):
+        elif not setting.model.permutes:
             yield Refusal(
                 ("objective",),
                 f"a model of family {setting.model.family} is not trained by plm: it has no query stream",

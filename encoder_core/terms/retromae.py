@@ -4,6 +4,8 @@
 
 from pydantic import Field
 
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.layers.sizes import layer_weights, linear_weights, norm_weights
 from encoder_core.terms.term import BottleneckConfig
 
 
@@ -19,3 +21,9 @@ class RetromaeConfig(BottleneckConfig):
     reads = "first"
 
     rate: float = Field(default=0.5, gt=0, lt=1)
+
+    def weights(self, model: ModelConfig) -> int:
+        hidden, width = model.hidden, model.embedding_width
+        projection = linear_weights(width, hidden) if width != hidden else 0
+        tables = model.max_length * hidden + norm_weights(hidden)
+        return tables + projection + layer_weights(hidden, model.feed_forward)

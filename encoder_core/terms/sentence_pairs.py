@@ -3,12 +3,17 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.layers.sizes import linear_weights
 from encoder_core.terms.term import HeadConfig, Refusal, Setting, without_mlm
 
 
 class PairConfig(HeadConfig):
     exported = "mlm_pair"
     reads = "first"
+
+    def weights(self, model: ModelConfig) -> int:
+        return linear_weights(model.hidden, model.hidden) + linear_weights(model.hidden, 2)
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse objectives without mlm, and rows without the label of this term."""

@@ -199,10 +199,16 @@ class HeadConfig(TermConfig):
     Attributes:
         reads: the states that the term reads, which decides for how many tokens DeBERTa's last layer runs.
         causal: whether it is trained on causal rows; then no other term is, nor it on other rows.
+        predicts_ids: whether it has the head of token ids, which all such terms share.
     """
 
     reads: ClassVar[Reads]
     causal: ClassVar[bool] = False
+    predicts_ids: ClassVar[bool] = False
+
+    def weights(self, model: ModelConfig) -> int:
+        """Return the number of parameters that the term adds to a network of `model` and shares with no other term."""
+        return 0
 
 
 class ModuleConfig(TermConfig):
@@ -224,6 +230,8 @@ class BottleneckConfig(HeadConfig):
     """A term that predicts tokens through the vector of the row's first token, beside mlm, so that it holds the row's
     text. Its layers are not exported.
     """
+
+    predicts_ids = True
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse objectives without mlm, or with a generator."""

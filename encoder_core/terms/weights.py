@@ -9,24 +9,16 @@ from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bart import FIRST_POSITION, BartConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig, is_enhanced
-from encoder_core.families.config import EncoderConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.layers.sizes import MAX_TARGETS, POSITION_WIDTH
-from encoder_core.terms.clm import ClmConfig
+from encoder_core.layers.sizes import feed_forward_weights, layer_weights, linear_weights, norm_weights
 from encoder_core.terms.composition import Parts
-from encoder_core.terms.condenser import CondenserConfig
 from encoder_core.terms.contrastive import ContrastiveConfig
-from encoder_core.terms.distil import HiddenConfig
-from encoder_core.terms.mlm import TokenPrediction
 from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.retromae import RetromaeConfig
-from encoder_core.terms.sentence_pairs import PairConfig
-from encoder_core.terms.span_boundary import SboConfig
 from encoder_core.terms.term import HeadConfig, TermConfig
 
 
@@ -39,7 +31,7 @@ def weight_count(model: ModelConfig, terms: Mapping[str, TermConfig]) -> int:
     parts = Parts.of(terms)
     vectors = parts.around or parts.whole
     projection = isinstance(vectors, ContrastiveConfig) and vectors.projection
-    count = _linear(model.hidden, model.hidden) if projection else 0
+    count = linear_weights(model.hidden, model.hidden) if projection else 0
     if isinstance(parts.whole, ReplacedTokenConfig):
         assert isinstance(model, DetectorConfig)  # else it is refused
         shared = 0 if parts.whole.embeddings == "gradient_disentangled" else _embeddings(model)
@@ -60,42 +52,28 @@ def masked_weights(model: ModelConfig) -> int:
 
 def detector_weights(model: ModelConfig) -> int:
     """Return the number of parameters of a discriminator alone, with embeddings of its own."""
-    context = isinstance(model, DebertaConfig | DebertaV2Config) and _norm(model.hidden)
-    return _encoder(model) + context + _linear(model.hidden, model.hidden) + _linear(model.hidden, 1)
+    context = isinstance(model, DebertaConfig | DebertaV2Config) and norm_weights(model.hidden)
+    return (
+        _encoder(model)
+        + context
+        + linear_weights(model.hidden, model.hidden)
+        + linear_weights(model.hidden, 1)
+    )
 
 
 def _network(model: ModelConfig, terms: Sequence[HeadConfig]) -> int:
-    heads = any(
-        isinstance(term, TokenPrediction | ClmConfig | RetromaeConfig | CondenserConfig) for term in terms
-    )
+    head = _head(model) if any(term.predicts_ids for term in terms) else 0
     positions = model.max_length * model.hidden if is_enhanced(model) else 0
-    return _encoder(model) + positions + heads * _head(model) + sum(_own(term, model) for term in terms)
-
-
-def _own(term: HeadConfig, model: ModelConfig) -> int:
-    """Return the number of parameters of a term that it shares with no other term."""
-    hidden, width = model.hidden, model.embedding_width
-    match term:
-        case PairConfig():
-            return _linear(hidden, hidden) + _linear(hidden, 2)
-        case SboConfig():
-            first = _linear(2 * hidden + POSITION_WIDTH, hidden) + _norm(hidden)
-            second = _linear(hidden, width) + _norm(width) + model.vocabulary
-            return MAX_TARGETS * POSITION_WIDTH + first + second
-        case RetromaeConfig():
-            projection = _linear(width, hidden) if width != hidden else 0
-            return model.max_length * hidden + projection + _norm(hidden) + _layer(model)
-        case CondenserConfig():
-            return term.layers * _layer(model)
-        case HiddenConfig() if term.projection is not None:
-            return _linear(hidden, term.projection)
-        case _:
-            return 0
+    return _encoder(model) + positions + head + sum(term.weights(model) for term in terms)
 
 
 def _head(model: ModelConfig) -> int:
     hidden, width = model.hidden, model.embedding_width
-    dense = 0 if model.bare_head else _linear(hidden, width, model.biases) + _norm(width, model.biases)
+    dense = (
+        0
+        if model.bare_head
+        else linear_weights(hidden, width, model.biases) + norm_weights(width, model.biases)
+    )
     return dense + model.vocabulary * (model.decoder_bias + (0 if model.tied else width))
 
 
@@ -107,26 +85,29 @@ def _encoder(model: ModelConfig) -> int:
             norms = sum(1 + model.normed(layer) for layer in range(model.layers)) + 1
             return whole + model.layers * (attention + 3 * hidden * inner) + norms * hidden
         case XlnetConfig():
-            attention = 5 * hidden * hidden + 5 * hidden + _norm(hidden)
-            return whole + hidden + model.layers * (attention + _feed_forward(model))
+            attention = 5 * hidden * hidden + 5 * hidden + norm_weights(hidden)
+            return whole + hidden + model.layers * (attention + feed_forward_weights(hidden, inner))
         case DebertaConfig():
-            positions = hidden * hidden + _linear(hidden, hidden)
-            layer = _layer(model) - hidden + positions  # keys have no bias
+            positions = hidden * hidden + linear_weights(hidden, hidden)
+            layer = layer_weights(hidden, inner) - hidden + positions  # keys have no bias
             return whole + 2 * model.max_length * hidden + model.layers * layer
         case DebertaV2Config():
-            convolution = model.convolution and _linear(model.convolution * hidden, hidden) + _norm(hidden)
-            table = 2 * model.buckets * hidden + _norm(hidden)
-            return whole + table + (convolution or 0) + model.layers * _layer(model)
+            if model.convolution is not None:
+                whole += linear_weights(model.convolution * hidden, hidden) + norm_weights(hidden)
+            table = 2 * model.buckets * hidden + norm_weights(hidden)
+            return whole + table + model.layers * layer_weights(hidden, inner)
         case BertConfig() if model.position != "absolute":
             whole += model.layers * (2 * model.max_length - 1) * (hidden // model.heads)
-    whole += _linear(model.embedding_width, hidden) if model.projects_embeddings else 0
-    return whole + model.distinct_layers * _layer(model)
+    whole += linear_weights(model.embedding_width, hidden) if model.projects_embeddings else 0
+    return whole + model.distinct_layers * layer_weights(hidden, inner)
 
 
 def _decoder(model: BartConfig) -> int:
-    across = 4 * _linear(model.hidden, model.hidden) + _norm(model.hidden)
+    across = 4 * linear_weights(model.hidden, model.hidden) + norm_weights(model.hidden)
     words = model.vocabulary * model.hidden
-    return _embeddings(model) - words + model.layers * (_layer(model) + across)
+    return (
+        _embeddings(model) - words + model.layers * (layer_weights(model.hidden, model.feed_forward) + across)
+    )
 
 
 def _embeddings(model: ModelConfig) -> int:
@@ -148,22 +129,4 @@ def _embeddings(model: ModelConfig) -> int:
         case PreNormConfig():
             normed = model.embedding_norm
     width = model.embedding_width
-    return rows * width + normed * _norm(width, model.biases)
-
-
-def _layer(model: EncoderConfig) -> int:
-    """Return the number of parameters of a post-norm layer."""
-    return 4 * _linear(model.hidden, model.hidden) + _norm(model.hidden) + _feed_forward(model)
-
-
-def _feed_forward(model: EncoderConfig) -> int:
-    hidden, inner = model.hidden, model.feed_forward
-    return _linear(hidden, inner) + _linear(inner, hidden) + _norm(hidden)
-
-
-def _linear(inputs: int, outputs: int, bias: bool = True) -> int:
-    return (inputs + bias) * outputs
-
-
-def _norm(width: int, bias: bool = True) -> int:
-    return (1 + bias) * width
+    return rows * width + normed * norm_weights(width, model.biases)

@@ -115,7 +115,7 @@ _MICROBATCHES = 2
 _BUCKET = (
     3  # numbers: one parameter has fewer and one more, which DeepSpeed's stage 3 reduces in different ways
 )
-_TOLERANCE = 0.01  # sums in bf16 over many ranks; a mean is wrong by the number of ranks
+_SUM_TOLERANCE = 0.01  # sums in bf16 over many ranks; a mean is wrong by the number of ranks
 
 
 class _Ones(nn.Module):
@@ -161,7 +161,7 @@ def ensure_sums(config: EngineConfig) -> float:
         found = engine.update(0.0, 1).grad_norm
     expected = _MICROBATCHES * engine.world * math.sqrt(sum(math.prod(s) for s in engine.shapes.values()))
     error = abs(found - expected) / expected
-    if not error < _TOLERANCE:
+    if not error < _SUM_TOLERANCE:
         raise library_changed(
             "deepspeed",
             f"ZeRO {config.stage} in {config.precision}: the sum of known gradients of {engine.world} ranks has the "

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.pieces import Pieces, compile_layers
 from encoder_core.layers.torch_internals import graphs_compiled
 from encoder_core.objectives.losses import ObjectiveModule
@@ -41,8 +40,8 @@ from encoder_core.trials.trial_process import Deadline, Line, Report, TrialEnded
 
 TARGET = "encoder_core.trials.compile_trial:serve"
 _BOUND = 1e-4  # of a gradient's relative error in fp32, against Python's
-_SLACK = 4.0  # how many times Python's own error compiled layers may have in 16 bits
-_FEW = 64  # tokens of a small batch
+_ERROR_RATIO = 4.0  # how many times Python's own error compiled layers may have in 16 bits
+_SMALL_BATCH_TOKENS = 64  # tokens of a small batch
 _CPU_TOKENS = 4160  # of the large one on a CPU; inductor sums more than 4,096 numbers there in another way
 _SAID = 2000  # characters of what went wrong
 
@@ -125,7 +124,7 @@ class _Error(NamedTuple):
 
 def _compile(subject: Subject, network: ModelConfig, pieces: Pieces, compared: bool) -> Iterator[_Error]:
     """Compile for rows of every kind, and yield the error for each if it is compared."""
-    longest = min(network.max_length, max(subject.length, _FEW))
+    longest = min(network.max_length, max(subject.length, _SMALL_BATCH_TOKENS))
     small = smaller(network, longest, longest // 2)
     module = built(small, subject).train()
     for lengths in _lengths(subject, small):
@@ -143,7 +142,7 @@ def _error(module: ObjectiveModule, batch: Batch, found: Mapping[str, Tensor]) -
     if next(module.parameters()).dtype == torch.float32:
         return _Error(relative_error(found, python), _BOUND)
     exact = gradients(deepcopy(module).float(), batch)
-    return _Error(relative_error(found, exact), max(_BOUND, _SLACK * relative_error(python, exact)))
+    return _Error(relative_error(found, exact), max(_BOUND, _ERROR_RATIO * relative_error(python, exact)))
 
 
 def _lengths(subject: Subject, network: ModelConfig) -> list[list[int]]:
@@ -153,5 +152,5 @@ def _lengths(subject: Subject, network: ModelConfig) -> list[list[int]]:
     if subject.device.type == "cpu":
         tokens = min(tokens, _CPU_TOKENS)
     large = [length] * max(1, -(-tokens // length))
-    few = min(length, _FEW)
-    return [large, [few] if isinstance(network, XlnetConfig) else [few // 2, few - few // 2]]
+    few = min(length, _SMALL_BATCH_TOKENS)
+    return [large, [few] if network.permutes else [few // 2, few - few // 2]]

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.kernel_choice import asked, only
 from encoder_core.trials.kernel_trial import SAID, Candidate, TriedKernel, Unit
 from encoder_core.trials.trial_network import (
@@ -38,9 +37,15 @@ from encoder_core.trials.trial_network import (
 )
 from encoder_core.trials.trial_process import Report, said
 
-_LENGTHS = (1, 33, 130, 7, 64)  # of the rows that are compared: shorter and longer than tiles, and one token
-_SLACK = 4.0  # how many times the written formula's own error a kernel may have
-_LEAST = 1e-6  # an error that is never held against a kernel
+_ROW_TOKENS = (
+    1,
+    33,
+    130,
+    7,
+    64,
+)  # of the rows that are compared: shorter and longer than tiles, and one token
+_ERROR_RATIO = 4.0  # how many times the written formula's own error a kernel may have
+_ACCEPTED_ERROR = 1e-6  # an error that is never held against a kernel
 _TIMED, _WARM = 5, 2
 _DRAW_BY_DEVICE: tuple[Candidate, ...] = (("attention", "flash"), ("attention", "padded"))
 
@@ -85,10 +90,9 @@ class _Trial:
 
     def __init__(self, subject: Subject, network: ModelConfig, dropped: bool) -> None:
         self.subject, self._dropped = subject, dropped
-        longest = min(network.max_length, max(subject.length, max(_LENGTHS)))
-        lengths = [min(length, longest) for length in _LENGTHS]
-        remembers = isinstance(network, XlnetConfig) and network.memory
-        if remembers:  # then rows are of one length
+        longest = min(network.max_length, max(subject.length, max(_ROW_TOKENS)))
+        lengths = [min(length, longest) for length in _ROW_TOKENS]
+        if network.recurrence is not None:  # then rows are of one length
             lengths = [max(lengths)] * len(lengths)
         self._network = smaller(network, longest, min(*lengths, subject.length))
         self._module = built(self._network, subject).train(dropped)
@@ -119,7 +123,7 @@ class _Trial:
 
     @cached_property
     def bound(self) -> float:
-        return max(_LEAST, _SLACK * relative_error(self._written, self._exact))
+        return max(_ACCEPTED_ERROR, _ERROR_RATIO * relative_error(self._written, self._exact))
 
     def error(self, candidate: Candidate) -> float:
         """Return the relative error of the gradients with this kernel."""

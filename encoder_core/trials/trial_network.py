@@ -25,8 +25,8 @@ from encoder_core.objectives.plm import permuted_language_model
 _LAYERS, _SEED = 2, 1
 _VOCABULARY = 2500  # no multiple, and more than one tile of the loss's kernel
 _STD = 0.05  # of weights: scores that differ, as those of a trained network
-_TARGETS = 7  # one of so many tokens
-_SMALL = 1e-3  # a gradient's share of all below which its error is held against all
+_TOKENS_PER_TARGET = 7
+_SMALL_GRADIENT_SHARE = 1e-3  # a gradient's share of all below which its error is held against all
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ def smaller(network: ModelConfig, longest: int, reuse: int | None = None) -> Mod
         "vocab": _VOCABULARY,
         "max_length": longest,
     }
-    if reuse is not None and isinstance(network, XlnetConfig) and network.memory:
-        less["reuse"] = min(network.reuse, reuse)
+    if reuse is not None and network.recurrence is not None:
+        less["reuse"] = min(network.recurrence.reuse, reuse)
     return network.model_copy(update=less)
 
 
@@ -134,9 +134,9 @@ def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.dev
     count = sum(lengths)
     tokens = torch.randint(network.vocabulary, (count,), generator=draws)
     positions = torch.cat([torch.arange(length) for length in lengths])
-    targets = torch.arange(0, count, _TARGETS)
+    targets = torch.arange(0, count, _TOKENS_PER_TARGET)
     order = segments = None
-    if isinstance(network, XlnetConfig):
+    if network.permutes:
         order = torch.cat([torch.randperm(length, generator=draws) for length in lengths])
         segments = (positions >= min(lengths)).long()
     batch = Batch(
@@ -149,12 +149,12 @@ def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.dev
         segments=segments,
         order=order,
     )
-    if isinstance(network, BartConfig):
+    if network.decodes:
         batch = replace(batch, causal=True, corrupted=_forms(network, lengths))
     return batch.to(device)
 
 
-def _forms(network: BartConfig, lengths: Sequence[int]) -> Batch:
+def _forms(network: ModelConfig, lengths: Sequence[int]) -> Batch:
     """Return corrupted forms for rows of these lengths: random tokens, a fourth fewer."""
     fewer = [length - length // 4 for length in lengths]
     draws = torch.Generator().manual_seed(_SEED + 1)
@@ -187,7 +187,7 @@ def relative_error(found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> 
         return float("inf")
     whole = torch.stack([gradient.norm() for gradient in exact.values()]).norm()
     errors = [
-        (found[name] - gradient).norm() / torch.maximum(gradient.norm(), _SMALL * whole)
+        (found[name] - gradient).norm() / torch.maximum(gradient.norm(), _SMALL_GRADIENT_SHARE * whole)
         for name, gradient in exact.items()
     ]
     worst = float(torch.stack(errors).max())

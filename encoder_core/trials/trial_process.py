@@ -25,7 +25,7 @@ Report = dict[str, Any]
 _SET_PDEATHSIG = 1  # of prctl(2)
 _TICK_S = 0.5
 _ENDING_S = 2.0
-_CHUNK = 1 << 16
+_CHUNK_BYTES = 1 << 16
 _LAST_WORDS = 300  # characters of what a process printed
 _LONGEST_LINE = 1 << 20  # of a report
 _FINISHED = {"finished": True}
@@ -175,7 +175,7 @@ def _take(child: _Child, end: int) -> None:
     """Read one pipe. A process that has ended may have left as much as a pipe holds."""
     with suppress(BlockingIOError):
         for _ in range(16):
-            read = os.read(end, _CHUNK)
+            read = os.read(end, _CHUNK_BYTES)
             if not read:
                 child.open.discard(end)
                 return

@@ -135,11 +135,6 @@ def test_importing_maskfleet_waits_for_nothing() -> None:
     assert not loaded_with(["maskfleet"]) & {*PACKAGES, "torch", "ray", "numpy"}
 
 
-def test_the_command_line_starts_without_heavy_libraries() -> None:
-    loaded = loaded_with(["launcher.app.cli.main"])
-    assert not loaded & {"torch", "ray", "deepspeed", "numpy", "boto3", "pydantic", "tokenizers"}
-
-
 def test_what_a_rank_is_told_waits_for_no_recipe() -> None:
     assert not loaded_with(["launcher.runtime.cluster.orders"]) & {
         "torch",
@@ -249,13 +244,10 @@ def test_a_light_command_loads_what_it_needs(command: str, tmp_path: Path) -> No
     assert len(loaded) <= most
 
 
-LIGHT = {
-    "runs status": ("launcher.observe.inspect.status", "launcher.observe.inspect.status"),
-    "runs watch": ("launcher.observe.watch.site",),
-    "tasks list": ("launcher.after.tasks.summary",),
-}
-"""Commands that only look, and what they import of ours."""
 READING = (
+    "launcher.observe.inspect.status",
+    "launcher.observe.watch.site",
+    "launcher.after.tasks.summary",
     "encoder_core.terms",
     "launcher.runtime.recipe.schema",
     "launcher.runtime.run.record",
@@ -265,14 +257,9 @@ READING = (
     "launcher.observe.inspect.show",
     "launcher.observe.inspect.report.page",
 )
-"""What commands import that read a recipe or a run."""
+"""What commands import that read a recipe or a run, or only look."""
 DRIVING = ("launcher.app.cli.train", "launcher.app.companions", "launcher.runtime.cluster.train")
 """What the driver of a training imports."""
-
-
-def test_commands_that_look_do_not_wait_for_torch() -> None:
-    loaded = loaded_with(["launcher.app.cli.main", *(name for names in LIGHT.values() for name in names)])
-    assert not loaded & {"torch", "ray", "deepspeed", "transformers"}
 
 
 def test_reading_a_recipe_or_a_run_loads_no_torch() -> None:

@@ -31,6 +31,7 @@ DRAWN = {
         diagnose -> finetune tasks
         embed -> export finetune tasks
         export -> certificate
+        fill -> finetune
         finetune -> export tasks
         fill -> finetune
     """,

@@ -1,8 +1,5 @@
-"""Mistakes that people make end in a message that helps, soon, and without a traceback: those that a beginner makes,
-and others drawn at random. No command is silent for long.
-"""
+"""Mistakes of a beginner end in a message that helps, soon, and without a traceback. No command is silent for long."""
 
-import random
 import re
 import sys
 from pathlib import Path
@@ -10,7 +7,7 @@ from pathlib import Path
 import pytest
 from mistakes import MISTAKES, Answer, answer, prepare, row
 
-from tests.launcher.app.cli.test_said_at_once import RIGHT, mistakes
+from tests.launcher.app.cli.test_said_at_once import RIGHT
 from tests.support.checks.silence import seen
 
 pytestmark = pytest.mark.long
@@ -47,14 +44,6 @@ def test_mistakes_of_a_beginner(places: dict[str, str], place: Path) -> None:
     ]
     assert unnamed == []
     assert not any(Path(places["new"]).rglob("*")), "a mistake leaves nothing"
-
-
-@pytest.mark.parametrize("draw", range(30))
-def test_mistakes_drawn_at_random(places: dict[str, str], place: Path, draw: int) -> None:
-    """A command with an option misspelt, a value of another kind, or something that is not there."""
-    words = random.Random(draw).choice(list(mistakes()))
-    one = answer(" ".join(words), places, place)
-    assert helps(one), (words, one.seen)
 
 
 def test_no_command_is_silent_for_long(places: dict[str, str], place: Path) -> None:

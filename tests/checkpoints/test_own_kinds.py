@@ -76,10 +76,3 @@ def test_another_optimizers_state_is_refused_and_says_what_to_do(manifest: Check
     plain = manifest.model_copy(update={"own_kinds": {}})
     with pytest.raises(CheckpointError, match=r"matrix.* exp_avg, exp_avg_sq, master\b.* master, momentum"):
         ensure_kinds(plain, OWN, "runs/one")
-
-
-def test_a_manifest_without_them_reads_as_before(manifest: CheckpointManifest) -> None:
-    """Older checkpoints do not have the field."""
-    data = manifest.model_dump(mode="json")
-    del data["own_kinds"]
-    assert CheckpointManifest.model_validate(data).own_kinds == {}

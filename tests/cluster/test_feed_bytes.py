@@ -14,6 +14,7 @@ from data_service.errors import CorpusError, CorruptBlock
 from data_service.samples.spec import StreamSpec
 from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
+from data_service.service.tasks import died
 from data_service.store.errors import Truncated
 from data_service.store.open import open_store
 from data_service.stream.positions import PhaseBatches, Positions, Range
@@ -114,7 +115,6 @@ def test_same_bytes_at_any_size(spec: StreamSpec, workers: int, memory: int, sla
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("packing", ["segment_pair", "two_segments"])
 def test_pairs_by_the_service(uri: str, packing: str, tmp_path: Path) -> None:
     settings = {"window": {"least_tokens": 30_000}, "input": {"packing": packing, "copies": 2}}
@@ -292,7 +292,6 @@ def test_a_client_is_told_of_a_long_count(uri: str, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("slab_tokens", [500, 1 << 21], ids=["slabs", "one-slab"])
 def test_batches_of_examples_are_of_one_source_for_every_rank(tmp_path: Path, slab_tokens: int) -> None:
     """Pairs of two corpora, read as three ranks read their microbatches, over an epoch's end."""
@@ -315,3 +314,15 @@ def test_batches_of_examples_are_of_one_source_for_every_rank(tmp_path: Path, sl
                     assert_same(client.read(*range_), reference.read(*range_))
     for step in steps:
         assert len({reference.source(epoch, n).name for epoch, a, b in step for n in range(a, b)}) == 1
+
+
+@ray.remote(max_retries=0)
+def fails(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(("error", "dead"), [(MemoryError(), True), (ValueError("no"), False)])
+def test_a_task_without_memory_has_died(error: Exception, dead: bool) -> None:
+    with pytest.raises(ray.exceptions.RayTaskError) as raised:
+        ray.get(fails.remote(error))
+    assert died(raised.value) is dead

@@ -15,12 +15,11 @@ from data_service.errors import BuildFailed
 from data_service.samples.spec import StreamSpec
 from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, start_feed
-from data_service.service.tasks import died
 from data_service.stream.stream import Stream
 from tests.support.clusters.feed_readers import small_ray
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,7 +74,6 @@ def builders_killed(most: int) -> Iterator[list[int]]:
         thread.join()
 
 
-@pytest.mark.long
 def test_a_build_that_dies_again_and_again_is_named_with_a_remedy(spec: StreamSpec, shard: Path) -> None:
     feed = start_feed(FeedConfig(workers=1, memory=10_000_000))
     client = FeedClient(feed, spec)
@@ -89,7 +87,6 @@ def test_a_build_that_dies_again_and_again_is_named_with_a_remedy(spec: StreamSp
     ray.kill(feed)
 
 
-@pytest.mark.long
 def test_a_build_that_died_a_few_times_comes(
     spec: StreamSpec, shard: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -108,15 +105,3 @@ def test_a_build_that_died_a_few_times_comes(
     assert "3 of 8 " in caplog.text
     client.close()
     ray.kill(feed)
-
-
-@ray.remote(max_retries=0)
-def fails(error: Exception) -> None:
-    raise error
-
-
-@pytest.mark.parametrize(("error", "dead"), [(MemoryError(), True), (ValueError("no"), False)])
-def test_a_task_without_memory_has_died(error: Exception, dead: bool) -> None:
-    with pytest.raises(ray.exceptions.RayTaskError) as raised:
-        ray.get(fails.remote(error))
-    assert died(raised.value) is dead

@@ -64,7 +64,6 @@ MACHINES_OF_TWO = {
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("named", MACHINES_OF_TWO)
 def test_ranks_find_their_gpus_however_they_are_named(named: str, tmp_path: Path) -> None:
     """A scheduler gave the run GPUs 3 and 1 of a machine of four; CUDA shows a process one MIG instance only."""

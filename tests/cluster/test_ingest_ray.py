@@ -136,7 +136,6 @@ build_corpus([inputs], output, tokenizer, BuildOptions.model_validate_json(optio
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("stage", ["reading", "writing"])
 def test_the_process_is_killed_and_the_build_continued(
     tmp_path: Path, inputs: Path, alone: dict[str, bytes], stage: str

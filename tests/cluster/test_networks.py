@@ -59,7 +59,6 @@ def heard(ends: list[subprocess.CompletedProcess[str]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", ["127.0.1.1", None])
 def test_ranks_meet_though_their_hosts_names_lead_nowhere(nodes: list[Machine], name: str | None) -> None:
     """Debian gives a host's name 127.0.1.1; a container's may have no address. There is another network."""

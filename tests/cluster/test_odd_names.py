@@ -50,13 +50,8 @@ def ensure_whole_life(root: str, folder: Path, name: str) -> None:
 
 
 @pytest.mark.long
-def test_on_a_disk(folder: Path) -> None:
-    ensure_whole_life(str(folder), folder, name_of(1))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(2, 6))
-def test_on_a_disk_by_other_names(folder: Path, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_on_a_disk(folder: Path, seed: int) -> None:
     ensure_whole_life(str(folder), folder, name_of(seed))
 
 

@@ -1,7 +1,6 @@
-"""The README's way and the demo's, as commands, on own text of every kind: from a file to a trained run."""
+"""Own text of several alphabets to a fine-tuned model, and the demo on own text, as commands."""
 
 import csv
-import gzip
 import json
 import random
 import sys
@@ -9,12 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from launcher.runtime.run.history import read_history
-from launcher.runtime.run.record import open_run
 from tests.support.checks.figures import ensure_possible
 from tests.support.checks.silence import seen
 
@@ -49,43 +44,15 @@ def one_text(folder: Path) -> Path:
     return folder / "a.txt"
 
 
-def one_line(folder: Path) -> Path:
-    (folder / "a.txt").write_text(" ".join(paragraphs(SIZE).split()))
-    return folder / "a.txt"
-
-
-def other_line_ends(folder: Path) -> Path:
-    (folder / "a.txt").write_bytes(paragraphs(SIZE).replace("\n", "\r\n").encode())
-    return folder / "a.txt"
-
-
 def in_chinese(folder: Path) -> Path:
     (folder / "a.txt").write_text(chinese(SIZE))
     return folder / "a.txt"
-
-
-def compressed(folder: Path) -> Path:
-    (folder / "a.txt.gz").write_bytes(gzip.compress(paragraphs(SIZE).encode()))
-    return folder / "a.txt.gz"
-
-
-def folder_of_texts(folder: Path) -> Path:
-    for number in range(40):
-        (folder / f"{number}.txt").write_text(paragraphs(SIZE // 40, number))
-    return folder
 
 
 def few_long_lines(folder: Path) -> Path:
     texts = [paragraphs(SIZE // 4, seed) for seed in range(4)]
     (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return folder / "a.jsonl"
-
-
-def many_short_rows(folder: Path) -> Path:
-    pq.write_table(
-        pa.table({"text": [paragraphs(200, seed) for seed in range(SIZE // 400)]}), folder / "a.parquet"
-    )
-    return folder / "a.parquet"
 
 
 @dataclass(frozen=True)
@@ -192,18 +159,6 @@ def test_every_alphabet_to_an_exported_model_and_a_fine_tuning(tmp_path: Path, a
     assert fine_tuned.config.id2label == {0: "nein", 1: "ja"}
 
 
-KINDS = (
-    one_text,
-    one_line,
-    other_line_ends,
-    in_chinese,
-    compressed,
-    folder_of_texts,
-    few_long_lines,
-    many_short_rows,
-)
-
-
 def maskfleet(folder: Path, *arguments: object) -> str:
     """What a command shows that is to succeed, with some sign of life at least every few seconds."""
     program = Path(sys.executable).with_name("maskfleet")
@@ -213,21 +168,6 @@ def maskfleet(folder: Path, *arguments: object) -> str:
     print(f"| {told} | {done.seconds:.1f} | {done.cpu:.1f} | {done.silence:.1f} |")
     assert done.silence < MOST_SILENT_S * max(1.0, done.seconds / max(done.cpu, 0.1)), told
     return done.text
-
-
-@pytest.mark.parametrize("write", KINDS)
-def test_the_readmes_way(tmp_path: Path, write: Callable[[Path], Path]) -> None:
-    (tmp_path / "text").mkdir()
-    text = write(tmp_path / "text")
-    maskfleet(tmp_path, "tokenizer", "train", text, "--out", "tokenizer")
-    built = maskfleet(tmp_path, "corpus", "build", text, "--tokenizer", "tokenizer", "--out", "corpus")
-    assert "held out for evaluation: " in built
-    short = ["--set", "phases.0.steps=30", "--set", "schedule.warmup=5", "--set", "evaluation.every.steps=15"]
-    maskfleet(tmp_path, "init", "roberta-base", "run", "--corpus", "corpus", "--tiny", *short)
-    maskfleet(tmp_path, "train", "run")
-    assert [
-        int(record["step"]) for record in read_history(open_run(str(tmp_path / "run")).store).evaluations
-    ][-1] == 30
 
 
 @pytest.mark.parametrize("write", [one_text, in_chinese, few_long_lines])

@@ -52,6 +52,7 @@ def test_one_run_across_three_restarts_and_rewinds(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("HOME", str(tmp_path))  # nobody's login
     with training(uri) as process:
         assert process.wait(300) == 2, output(process)
+        assert " 1 times" in output(process), "why it ends"
     small_runs.operate(uri, "spikes.threshold=null")
     with training(uri) as process:
         await_commit(process, uri)

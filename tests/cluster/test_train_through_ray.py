@@ -28,29 +28,11 @@ SETTINGS = (
 STEPS = 240
 
 
-@pytest.fixture(scope="module")
-def undisturbed(folder: Path) -> str:
-    return train_undisturbed(folder, zero=1)
-
-
-def train_undisturbed(folder: Path, zero: int) -> str:
-    """Without Ray, by the ranks alone."""
-    return finish(small_runs.new_run(folder, f"undisturbed-{zero}", *SETTINGS, f"zero={zero}"), 2)
-
-
 @pytest.mark.long
-def test_whatever_is_killed_nothing_changes(folder: Path, undisturbed: str) -> None:
-    kill_all_kinds(folder, 1, undisturbed)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("zero", [0, 2, 3])
-def test_whatever_is_killed_nothing_changes_at_any_stage(folder: Path, zero: int) -> None:
-    kill_all_kinds(folder, zero, train_undisturbed(folder, zero))
-
-
-def kill_all_kinds(folder: Path, zero: int, undisturbed: str) -> None:
+@pytest.mark.parametrize("zero", range(4))
+def test_whatever_is_killed_nothing_changes(folder: Path, zero: int) -> None:
     """A rank, then the feed and an idle worker, then everything; the end must be as if none of it had happened."""
+    undisturbed = finish(small_runs.new_run(folder, f"undisturbed-{zero}", *SETTINGS, f"zero={zero}"), 2)
     uri = small_runs.new_run(folder, f"killed-{zero}", *SETTINGS, f"zero={zero}")
     with training(uri) as process:
         wait_for(process, lambda: committed(uri) >= 20)
@@ -114,7 +96,7 @@ def test_two_starts_at_once(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_damaged_data_ends_the_run_with_its_name(folder: Path, tmp_path: Path) -> None:
+def test_damaged_data_ends_the_run_with_its_name(tmp_path: Path) -> None:
     """No restart can cure it: the command ends, quickly, and names shard and block."""
     small_runs.prepare_corpus(tmp_path)
     uri = small_runs.new_run(tmp_path, "damaged", *SETTINGS)

@@ -74,7 +74,6 @@ def step(module: ObjectiveModule, parts: list[Batch]) -> tuple[float, dict[str, 
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(8)
 @pytest.mark.heavy
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
 def test_microbatches_change_nothing(network: Network) -> None:

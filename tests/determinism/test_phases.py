@@ -94,13 +94,6 @@ def weight_in(record: Record) -> float:
     return {4: 0.5, 5: 1.0, 6: 1.5, 7: 2.0, 8: 3.0, 9: 3.0, 10: 3.0, 11: 3.0}.get(record["step"], 1.0)
 
 
-def killed_on_the_way(run: str, kills: list[int], worlds: list[int]) -> str:
-    """Killed at these steps in turn, each time on so many ranks; then on to the end, on the last number of them."""
-    for step, world in zip(kills, worlds, strict=False):
-        assert KILLED in run_group(run, world, kill={world - 1: step}).codes
-    return finish(run, worlds[-1])
-
-
 @pytest.mark.long
 def test_each_phase_is_what_it_says(undisturbed: str) -> None:
     run = open_run(undisturbed)
@@ -165,21 +158,16 @@ def test_an_export_has_the_base_of_its_step(undisturbed: str, tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_killed_within_a_phase_and_at_its_edge(two_corpora: Path, undisturbed: str) -> None:
-    run = new_run(two_corpora, "killed")
-    draw = random.Random(6)
-    ensure_equal(killed_on_the_way(run, [draw.choice(EDGES), draw.randrange(13, STEPS)], [3, 2]), undisturbed)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_in_every_phase_and_at_every_edge(two_corpora: Path, undisturbed: str, seed: int) -> None:
     """One start after another: within phase 0, at the first step of phase 1, within phase 1, and so on."""
     draw = random.Random(seed)
     run = new_run(two_corpora, f"hunted-{seed}", f"zero={draw.choice((0, 1, 2, 3))}")
     kills = sorted([*EDGES, *(draw.randrange(first + 2, first + 4) for first in (0, *EDGES))])
-    worlds = [draw.randint(1, 3) for _ in kills]
-    ensure_equal(killed_on_the_way(run, kills, worlds), undisturbed)
+    for step in kills:
+        world = draw.randint(1, 3)
+        assert KILLED in run_group(run, world, kill={world - 1: step}).codes
+    ensure_equal(finish(run, world), undisturbed)
 
 
 @pytest.mark.long

@@ -122,7 +122,7 @@ def test_the_tutorial(tutorial: Path) -> None:
     assert (tutorial / "first-model/model.safetensors").exists()
 
 
-@pytest.mark.default_cases(1)
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize("page", AFTER_IT)
 def test_a_page_that_goes_on_after_the_tutorial(page: str, tutorial: Path, tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def _left_by_a_killed_command() -> tuple[list[str], bool]:
         assert processes.alive() == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_fault(request: pytest.FixtureRequest, folder: Path, struck: list[dict[str, Any]]) -> None:
     survive(request, folder, struck, family="roberta", zero=2, count=1, steps=60)

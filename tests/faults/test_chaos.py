@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.observe.inspect.report.figures import measure
-from tests.support.faults.ranks import Chaos, start_group
+from tests.support.faults.ranks import Chaos
+from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server
@@ -34,14 +35,12 @@ def survive(root: str, cycles: int, world: int, zero: int, proxy: FaultProxy | N
     """`cycles` faults on a run over the corpus in `root`; then the comparison."""
     steps = 12 + 6 * cycles  # a cycle gets 8 steps ahead at most, and rarely
     settings = (*SETTINGS, phases(steps), f"zero={zero}")
-    calm = small_runs.new_run(root, f"calm-{zero}", *settings)
-    ended = start_group(calm, world, [None] * world, 0, 0, stop_at=-1)
-    assert ended.codes == [0] * world, ended
+    calm = finish(small_runs.new_run(root, f"calm-{zero}", *settings), world, timeout=600)
     run = small_runs.new_run(root, f"chaos-{zero}", *settings)
     chaos = Chaos(run, world, random.Random(SEED), proxy)
     for _ in range(cycles):
         chaos.cycle()
-    chaos.finish()
+    finish(run, world, timeout=600)
     tell(chaos, cycles)
     small_runs.ensure_same(run, calm, steps)
     small_runs.ensure_whole(run)

@@ -164,7 +164,6 @@ needs_namespaces = pytest.mark.skipif(
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(1)
 @needs_namespaces
 @pytest.mark.parametrize("inside", [(), ("unshare", "--mount-proc")], ids=["our /proc", "its own /proc"])
 def test_a_command_in_another_container_is_left_alone(

@@ -55,7 +55,7 @@ def caught(pid: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "draw", [*range(6), *(pytest.param(n, marks=pytest.mark.long) for n in range(6, 90))]
+    "draw", [*range(4), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 90))]
 )
 def test_asked_to_end_at_any_moment(text: Path, tmp_path: Path, draw: int) -> None:
     draws, temporary = random.Random(draw), tmp_path / "temporary"
@@ -112,7 +112,6 @@ with ended_when_asked(), answering(REPEAT, "it stays") if sys.argv[2:] else temp
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(3)
 @pytest.mark.parametrize("number", HEEDED)
 @pytest.mark.parametrize("arguments", [["python"], ["library", "own"], ["python", "own"]])
 def test_one_line_says_what_was_asked(number: signal.Signals, arguments: list[str], tmp_path: Path) -> None:

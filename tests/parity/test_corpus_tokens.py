@@ -21,7 +21,7 @@ from tests.support.data.all_sorts import documents_of_all_sorts
 from tests.support.data.raw_text import ignore_progress
 from tests.support.data.tokenizer_folders import FOLDERS
 
-DEFAULT = ("bert-cased", "roberta", "albert", "deberta-v2", "xlm-roberta", "llama-3")
+DEFAULT = ("bert-cased", "xlm-roberta", "llama-3")
 OPTIONS = BuildOptions(heldout_fraction=0, accept_loss=frozenset(set(KINDS) - {"case", "bytes"}))
 
 

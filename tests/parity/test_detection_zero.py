@@ -10,10 +10,10 @@ from tests.support.ranks.replaced_tokens import Setting, Trace
 
 pytestmark = pytest.mark.cluster
 
-STAGES = (0, 1, 2, 3)
+STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
 FAMILIES = ("electra", "deberta")
-SOME = {"electra": (1, 3), "deberta": (0, 2)}  # stages; the others are tried by the long form
-ONE_STEP = [Setting(family, stage, clip=None, steps=1) for family in FAMILIES for stage in (1, 2, 3)]
+SOME = {"electra": ((1, 3), 4), "deberta": ((0, 2), 4)}  # stages and steps; all are tried by the long form
+ONE_STEP = [Setting(family, stage, clip=None) for family in FAMILIES for stage in (1, 2, 3)]
 WORDS = "generator.encoder.embeddings.word.weight"
 DELTA = "discriminator.encoder.embeddings.word.weight"
 
@@ -35,15 +35,18 @@ def trained(settings: list[Setting]) -> dict[Setting, Trace]:
 
 
 @pytest.mark.parametrize(
-    ("family", "stages"),
-    [*SOME.items(), *(pytest.param(f, STAGES, marks=pytest.mark.long) for f in FAMILIES)],
+    ("family", "stages", "steps"),
+    [
+        *((family, *stages) for family, stages in SOME.items()),
+        *(pytest.param(family, STAGES, 10, marks=pytest.mark.long) for family in FAMILIES),
+    ],
 )
-def test_ten_steps_equal_two_plain_networks(family: str, stages: tuple[Stage, ...]) -> None:
-    norms, weights = ranks.reference(family)
+def test_steps_equal_two_plain_networks(family: str, stages: tuple[Stage, ...], steps: int) -> None:
+    norms, weights = ranks.reference(family, steps)
     assert len(norms[0]) == (1 if family == "electra" else 2)
-    traces = trained([Setting(family, stage) for stage in stages])
+    traces = trained([Setting(family, stage, steps=steps) for stage in stages])
     for stage in stages:
-        found = traces[Setting(family, stage)]
+        found = traces[Setting(family, stage, steps=steps)]
         assert found.state.keys() == weights.keys()
         np.testing.assert_allclose(found.norms, norms, rtol=1e-5, err_msg=f"stage {stage}")
         for name, expected in weights.items():
@@ -60,7 +63,7 @@ def gradient(trace: Trace, name: str) -> np.ndarray:
 @pytest.mark.long
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_electras_embeddings_learn_from_both_networks(traces: dict[Setting, Trace], stage: Stage) -> None:
-    found = traces[Setting("electra", stage, clip=None, steps=1)]
+    found = traces[Setting("electra", stage, clip=None)]
     assert found.shared
     generator, discriminator = ranks.gradients("electra")
     tied = [name for name in found.state if ".embeddings." in name]
@@ -74,7 +77,7 @@ def test_electras_embeddings_learn_from_both_networks(traces: dict[Setting, Trac
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_debertas_embeddings_are_disentangled(traces: dict[Setting, Trace], stage: Stage) -> None:
     """E_G learns from the generator alone, E_delta from the discriminator alone."""
-    found = traces[Setting("deberta", stage, clip=None, steps=1)]
+    found = traces[Setting("deberta", stage, clip=None)]
     assert not found.shared
     generator, discriminator = ranks.gradients("deberta")
     assert not discriminator[WORDS].any()
@@ -85,7 +88,10 @@ def test_debertas_embeddings_are_disentangled(traces: dict[Setting, Trace], stag
     assert 0 < off < 0.1 * discriminator[DELTA].abs().max()
 
 
-def check_resume(settings: list[Setting]) -> None:
+@pytest.mark.long
+def test_resume_is_bit_identical_at_every_stage() -> None:
+    exact = [Setting("deberta", stage) for stage in STAGES]
+    settings = [*exact, *(Setting("deberta", stage, "bf16") for stage in (1, 2, 3))]
     pairs = run_ranks(ranks.train_twice, 2, settings)[0]
     for setting, (whole, resumed) in zip(settings, pairs, strict=True):
         assert whole.norms[2:] == resumed.norms, setting
@@ -96,17 +102,9 @@ def check_resume(settings: list[Setting]) -> None:
 
 
 @pytest.mark.long
-def test_resume_is_bit_identical() -> None:
-    check_resume([Setting("deberta", 2, "bf16"), Setting("deberta", 3)])
-
-
-@pytest.mark.long
-def test_resume_is_bit_identical_at_every_stage() -> None:
-    settings = [Setting("deberta", stage) for stage in (0, 1, 2)]
-    check_resume([*settings, Setting("deberta", 1, "bf16"), Setting("deberta", 3, "bf16")])
-
-
-def check_poisoned(settings: list[Setting]) -> None:
+def test_a_turn_whose_gradient_is_not_finite_is_skipped_alone_at_every_stage() -> None:
+    exact = [Setting("deberta", stage) for stage in STAGES]
+    settings = [*exact, *(Setting("deberta", stage, "bf16") for stage in (1, 2, 3))]
     runs = run_ranks(ranks.train_poisoned, 2, settings)[0]
     for setting, (before, poisonings) in zip(settings, runs, strict=True):
         for poisoned, after in poisonings.items():
@@ -117,14 +115,3 @@ def check_poisoned(settings: list[Setting]) -> None:
                 now = named(after).state[name]
                 same = all(np.array_equal(values, now[kind]) for kind, values in kinds.items())
                 assert same == name.startswith(poisoned), (setting, poisoned, name)
-
-
-@pytest.mark.long
-def test_a_turn_whose_gradient_is_not_finite_is_skipped_alone() -> None:
-    check_poisoned([Setting("deberta", 2)])
-
-
-@pytest.mark.long
-def test_a_turn_is_skipped_alone_at_every_stage() -> None:
-    settings = [Setting("deberta", stage) for stage in (0, 1, 3)]
-    check_poisoned([*settings, *(Setting("deberta", stage, "bf16") for stage in (1, 2, 3))])

@@ -36,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return cache(lambda name: FOLDERS[name](tmp_path_factory.mktemp("made")))
 
 
-@pytest.mark.default_cases(24)
+@pytest.mark.default_cases(12)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_ids_are_those_of_the_class(made: Callable[[str], Path], name: str) -> None:
     folder = made(name)
@@ -53,7 +53,7 @@ def test_ids_are_those_of_the_class(made: Callable[[str], Path], name: str) -> N
             assert ours.encode(text).tolist() == theirs(text, add_special_tokens=False).input_ids
 
 
-@pytest.mark.default_cases(6)
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_ids_of_random_text_are_those_of_the_class(made: Callable[[str], Path], name: str) -> None:
     folder, random = made(name), Random(name)
@@ -64,7 +64,7 @@ def test_ids_of_random_text_are_those_of_the_class(made: Callable[[str], Path], 
         assert ids.tolist() == wanted, repr(text)
 
 
-@pytest.mark.default_cases(12)
+@pytest.mark.default_cases(8)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_what_is_saved_is_no_question_any_more(
     made: Callable[[str], Path], tmp_path: Path, name: str

@@ -82,7 +82,9 @@ class CommitEvaluation:
         """Evaluate commits until the end. Errors here never stop training."""
         last = False
         while not last and not self._closed.is_set():
-            last = self._last.is_set()  # before looking, so that all commits up to `finish` are evaluated
+            last = (
+                self._last.is_set()
+            )  # read before the search: commits made before `finish` are then evaluated, too
             try:
                 while not self._closed.is_set() and lost() is None and (mark := self._newest()):
                     self._try(mark)

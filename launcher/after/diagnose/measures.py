@@ -165,7 +165,7 @@ def _spearman(vectors: NDArray[np.floating], pairs: Sentences) -> float:
     return float(stats.spearmanr(found, pairs.labels).statistic)
 
 
-_SHORTEST = 32  # tokens of a row
+_MIN_ROW_TOKENS = 32  # tokens of a row
 _MOST_ROWS = 64  # at a time
 
 
@@ -202,7 +202,7 @@ def _lengths(spec: StreamSpec) -> list[int]:
     fixed positions."""
     if isinstance(spec.input, Lanes):
         return [spec.length]
-    shorter = [1 << power for power in range(5, 17) if _SHORTEST <= 1 << power < spec.length]
+    shorter = [1 << power for power in range(5, 17) if _MIN_ROW_TOKENS <= 1 << power < spec.length]
     return [*shorter, spec.length]
 
 

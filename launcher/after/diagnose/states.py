@@ -26,7 +26,6 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch, untargeted
 from encoder_core.families.catalogue import build_encoder
 from encoder_core.families.interchange import ENCODER
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 from encoder_core.objectives.losses import ObjectiveModule
@@ -93,14 +92,14 @@ def open_frozen(source: str, step: int | None = None) -> Frozen:
 def frozen_folder(pretrained: LocalModel) -> Frozen:
     """Return the encoder in a transformers folder, without its heads. Raises as `open_frozen`."""
     config = read_folder_config(pretrained.folder)
-    own = config.decodes or isinstance(config, XlnetConfig)  # whose class has no other heads
+    own = config.decodes or config.permutes  # whose class has no other heads
     tensors = weights_for(config, pretrained.folder, config.main_heads if own else "mlm")
     encoder = build_encoder(config)
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
             parameter.copy_(tensors[ENCODER + name])
     tokenizer = load_tokenizer(str(pretrained.folder))
-    last = isinstance(config, XlnetConfig)
+    last = config.class_token_last
     return Frozen(pretrained.name, encoder.eval(), tokenizer, config.max_length, last, pretrained.digest)
 
 
@@ -127,7 +126,7 @@ def _checkpoint(
     run: Run, step: int, module: ObjectiveModule, tokenizer: Tokenizer, digest: str
 ) -> Checkpoint:
     module.eval()
-    last = isinstance(run.recipe.model, XlnetConfig)
+    last = run.recipe.model.class_token_last
     name = f"{run.uri} at step {step:,}"
     frozen = Frozen(name, task_encoder(module), tokenizer, _length(run), last, digest)
     return Checkpoint(run, step, module, frozen)

@@ -63,7 +63,7 @@ def read_examples(listing: InputListing, options: BuildOptions) -> list[Example]
     return found
 
 
-def require_new(out: str) -> None:
+def require_no_file(out: str) -> None:
     """Raise TaskError if there is a file `out` already. Call this before the search."""
     store, name = open_file(out)
     if store.size(name) is not None:
@@ -72,7 +72,7 @@ def require_new(out: str) -> None:
 
 def write_examples(examples: Sequence[Example], out: str) -> None:
     """Write the examples to the file or s3:// URI `out`. Raises TaskError if it exists, and StoreError."""
-    require_new(out)
+    require_no_file(out)
     store, name = open_file(out)
     store.put(name, b"".join(example.line for example in examples))
 

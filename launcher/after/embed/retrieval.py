@@ -16,8 +16,8 @@ from launcher.after.tasks.examples import Retrieval
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-_DEPTH = 100  # documents of a ranking
-_CHUNK = 1 << 14  # documents whose vectors are in memory at a time
+_RANKED_DOCUMENTS = 100  # documents of a ranking
+_CHUNK_DOCUMENTS = 1 << 14  # documents whose vectors are in memory at a time
 _DISCOUNTS = 1 / np.log2(np.arange(2, 12))
 
 
@@ -33,7 +33,7 @@ def score_ranking(ranking: Sequence[str], relevant: Mapping[str, int]) -> dict[s
 
     `ranking`: ids of documents, the best first. `relevant`: grades, 1 or more, of the relevant ones.
     """
-    gains = np.array([relevant.get(name, 0) for name in ranking[:_DEPTH]], np.float64)
+    gains = np.array([relevant.get(name, 0) for name in ranking[:_RANKED_DOCUMENTS]], np.float64)
     places = np.flatnonzero(gains) + 1
     ideal, every = sorted(relevant.values(), reverse=True)[:10], len(relevant) or 1
     best = np.array(ideal) @ _DISCOUNTS[: len(ideal)] or 1.0
@@ -52,16 +52,18 @@ def rank(model: "SentenceTransformer", examples: Retrieval, batch: int) -> dict[
     names = sorted(examples.documents, reverse=True)
     query_QW = unit_vectors(model, list(examples.queries.values()), QUERY, batch)
     cosine_QK, place_QK = (np.empty((len(query_QW), 0), kind) for kind in (np.float32, np.int64))
-    for begin in range(0, len(names), _CHUNK):
-        texts = [examples.documents[name] for name in names[begin : begin + _CHUNK]]
+    for begin in range(0, len(names), _CHUNK_DOCUMENTS):
+        texts = [examples.documents[name] for name in names[begin : begin + _CHUNK_DOCUMENTS]]
         cosine_QD = query_QW @ unit_vectors(model, texts, DOCUMENT, batch).T
         place_QD = np.broadcast_to(begin + np.arange(len(texts)), cosine_QD.shape)
         found = np.concatenate([cosine_QK, cosine_QD], 1), np.concatenate([place_QK, place_QD], 1)
-        order_QK = np.argsort(-found[0], axis=1, kind="stable")[:, : _DEPTH + 1]  # one may be the query's own
+        order_QK = np.argsort(-found[0], axis=1, kind="stable")[
+            :, : _RANKED_DOCUMENTS + 1
+        ]  # one may be the query's own
         cosine_QK, place_QK = (np.take_along_axis(one, order_QK, 1) for one in found)
     kept = examples.relevant
     return {
-        query: [names[at] for at in places if names[at] != query or query in kept[query]][:_DEPTH]
+        query: [names[at] for at in places if names[at] != query or query in kept[query]][:_RANKED_DOCUMENTS]
         for query, places in zip(examples.queries, place_QK, strict=True)
     }
 

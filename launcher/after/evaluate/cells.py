@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -22,6 +22,7 @@ from launcher.observe.inspect.report.task_table import TableRow
 from launcher.runtime.run.sealed import name_of
 
 if TYPE_CHECKING:
+    from launcher.after.evaluate.model import Model
     from launcher.after.finetune.pretrained import LocalModel
     from launcher.after.tasks.task import Task
 
@@ -120,19 +121,6 @@ class Measure:
     seeded: bool = False
 
 
-class KnownModel(Protocol):
-    """A model by its digest, with where it was found; see `LocalModel`."""
-
-    @property
-    def source(self) -> str: ...
-
-    @property
-    def step(self) -> int | None: ...
-
-    @property
-    def digest(self) -> str: ...
-
-
 @dataclass(frozen=True)
 class CellWork:
     """A cell, and how it is computed."""
@@ -141,7 +129,9 @@ class CellWork:
     measure: Measure
 
 
-def plan(models: Sequence[KnownModel], measures: Sequence[Measure], seeds: Sequence[int]) -> list[CellWork]:
+def plan(
+    models: "Sequence[LocalModel | Model]", measures: Sequence[Measure], seeds: Sequence[int]
+) -> list[CellWork]:
     """Return the cells of every checkpoint with every measure, and with every seed if figures depend on it; in the
     order of a table. Equal cells are one."""
     works = [

@@ -205,13 +205,13 @@ def _cluster(share: CellResources, cells: int) -> Iterator[tuple[bool, CellResou
     try:
         share = _with_gpus(share)
         if not joined and any(
-            ray.cluster_resources().get(name, 0.0) < amount for name, amount in _asked(share)
+            ray.cluster_resources().get(name, 0.0) < amount for name, amount in _ray_resources(share)
         ):
             raise OptionError(
                 f"--cpus-per-cell {share.cpus:g} --gpus-per-cell {share.gpus:g}: this machine has less",
                 remedy="ask for less, or name a Ray cluster in RAY_ADDRESS",
             )
-        with room_for([dict(_asked(share))] * cells) if joined else nullcontext():
+        with room_for([dict(_ray_resources(share))] * cells) if joined else nullcontext():
             yield joined, share
     finally:
         ray.shutdown()
@@ -222,7 +222,7 @@ def _with_gpus(share: CellResources) -> CellResources:
     return CellResources(share.cpus, float(some) if share.gpus is None else share.gpus)
 
 
-def _asked(share: CellResources) -> list[tuple[str, float]]:
+def _ray_resources(share: CellResources) -> list[tuple[str, float]]:
     return [("CPU", share.cpus), ("GPU", share.gpus or 0.0)]
 
 

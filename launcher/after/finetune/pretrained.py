@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoints.hf.folder import CONFIG, PARTS, file_digest
+from checkpoints.hf.folder import CONFIG, PARTS, copy_file, file_digest
 from checkpoints.hf.folder import RECORD as RECORD_OF_EXPORT
 from data_service.formats import foreign_json
 from data_service.processes import temporary_folder
@@ -27,7 +27,6 @@ from launcher.after.export.sentence_transformer import MODULES
 from launcher.errors import RunError
 from launcher.runtime.run.record import RECORD, open_run
 
-_CHUNK = 64 << 20  # bytes in memory at a time
 _READ = (".json", ".safetensors", ".txt", ".model")  # endings of the files that are read; never a pickle
 _TOLD = (
     RECORD_OF_EXPORT,
@@ -93,11 +92,11 @@ def _plain_folder(source: str, step: int | None, store: Store, place: Path) -> P
         return Path(within.root)
     for entry in within.list(""):
         if "/" not in entry.key and entry.key.endswith(_READ):
-            _copy(within, entry.key, place / entry.key)
+            copy_file(within, entry.key, place)
     for module in _module_folders(place):
         for entry in within.list(f"{module}/"):
             if entry.key.endswith(_READ):
-                _copy(within, entry.key, place / entry.key)
+                copy_file(within, entry.key, place)
     return place
 
 
@@ -123,14 +122,6 @@ def modules_in(folder: Path) -> list[tuple[str, str]]:
 def _module_folders(folder: Path) -> list[str]:
     """Return the folders with the modules that are not in `folder` itself."""
     return sorted({place for place, _ in modules_in(folder) if place})
-
-
-def _copy(store: Store, key: str, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    size = store.size(key) or 0
-    with path.open("wb") as file:
-        for start in range(0, size, _CHUNK):
-            file.write(store.get_range(key, start, min(_CHUNK, size - start)))
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -112,13 +112,17 @@ def _placed(measure: EvaluationTask, home: str | None, data: str | None) -> Eval
     named = measure.named_task
     if named is None or named.task is None:
         return measure
-    root, task = data if named.data is None else named.data, named.task
+    task, root = _place(named.task, home, data if named.data is None else named.data)
+    return measure.model_copy(update={measure.measure: named.model_copy(update={"task": task, "data": root})})
+
+
+def _place(task: str, home: str | None, root: str | None) -> tuple[str, str | None]:
+    """Return the name or absolute path of a task that a suite names, and the folder of its files. `home`: folder of the
+    suite's file; None for a bundled suite. `root`: that folder if it is given."""
     if not task.endswith((".yaml", ".yml")):
-        root = home if root is None else root
-    elif home is not None and not task.startswith("/") and "://" not in task:
-        task = f"{home}/{task}"
-    placed = named.model_copy(update={"task": task, "data": root})
-    return measure.model_copy(update={measure.measure: placed})
+        return task, home if root is None else root
+    beside = home is not None and not task.startswith("/") and "://" not in task
+    return f"{home}/{task}" if beside else task, root
 
 
 def read_suite(name_or_path: str) -> Suite | None:
@@ -144,15 +148,8 @@ def bundled_suites() -> Mapping[str, str]:
 
 
 def _task(entry: SuiteEntry, home: str | None, data: str | None) -> Task:
-    """Return the task of an entry. `home`: folder of the suite's file; None for a bundled suite. `data`: as in
-    `load_suite`."""
-    root = data if entry.data is None else entry.data
-    if not entry.task.endswith((".yaml", ".yml")):
-        task = load_task(entry.task, home if root is None else root)
-    elif home is None or entry.task.startswith("/") or "://" in entry.task:
-        task = load_task(entry.task, root)
-    else:
-        task = load_task(f"{home}/{entry.task}", root)
+    """Return the task of an entry; arguments as for `_place`."""
+    task = load_task(*_place(entry.task, home, data if entry.data is None else entry.data))
     changes: dict[str, object] = {"finetune": {**task.finetune, **entry.finetune}}
     if "after" in entry.model_fields_set:
         changes["after"] = entry.after

@@ -50,7 +50,7 @@ from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import token_loss
 from launcher.runtime.run.record import RECORD, Run, open_run
 
-_SHORTEST = 200  # characters: below this a module's documentation is no text to learn from
+_MIN_CHARACTERS = 200  # characters: below this a module's documentation is no text to learn from
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "pydoc_data"}
 
 Node = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -65,7 +65,7 @@ def python_documentation() -> Iterator[tuple[str, str]]:
     for name, text in _documents():
         kept = [paragraph for paragraph in text.split("\n\n") if _is_new(paragraph, seen)]
         document = "\n\n".join(kept)
-        if len(document) >= _SHORTEST:
+        if len(document) >= _MIN_CHARACTERS:
             yield name, document
 
 
@@ -113,7 +113,7 @@ def _is_new(paragraph: str, seen: set[bytes]) -> bool:
 _VOCABULARY = 2048
 _SAMPLE = 50_000_000  # bytes of text to learn the tokenizer from
 _STAGES = 8
-_EXPANSION = 4  # bytes of text that a byte of a compressed file may be
+_COMPRESSION_RATIO = 4  # bytes of text that a byte of a compressed file may be
 _SENTENCES = (
     "Return <mask> if the object is an instance of the class.",
     "This method raises an <mask> if the value is not valid.",
@@ -195,7 +195,7 @@ class Demo:
         """
         options = settings(BuildOptions, encoding=self.encoding if self.text is not None else UTF_8)
         sizes = (
-            file.size * (_EXPANSION if file.compression else 1)
+            file.size * (_COMPRESSION_RATIO if file.compression else 1)
             for file in list_inputs(inputs).files
             if file.format == "txt"
         )

@@ -170,12 +170,17 @@ def negatives(
     require_model(model)
     with work("loading libraries"):
         from launcher.after.embed.model import load_model
-        from launcher.after.embed.negatives import read_examples, require_new, with_negatives, write_examples
+        from launcher.after.embed.negatives import (
+            read_examples,
+            require_no_file,
+            with_negatives,
+            write_examples,
+        )
         from launcher.after.finetune.pretrained import open_pretrained
 
         _only_errors_of_libraries()
     with repeatable(), told("launcher.after.embed"):
-        require_new(out)
+        require_no_file(out)
         examples = read_examples(listing, options)
         with open_pretrained(model, step) as pretrained:
             found = with_negatives(load_model(pretrained, mining), examples, mining)

@@ -27,8 +27,8 @@ from launcher.progress import BYTES, work
 from launcher.runtime.recipe.document import DocumentWords, parse, validate
 
 _MODEL = TypeVar("_MODEL", bound=BaseModel)
-_SMALL = 64 << 20  # bytes
-_SHARE = 256 << 10  # bytes of text for which a split is worth opening
+_SMALL_BYTES = 64 << 20  # bytes
+_SPLIT_BYTES = 256 << 10  # bytes of text for which a split is worth opening
 _SHOWN_SHARE = 0.00005  # of the characters; less would be shown as 0.00%, of what does no harm
 
 
@@ -62,7 +62,7 @@ def sample_texts(
         list_inputs(list(inputs), options.encoding) if quiet else list_texts(inputs, options.encoding)
     ).files
     splits = plan_splits(files, options)
-    count = max(1, min(len(splits), limit // _SHARE))
+    count = max(1, min(len(splits), limit // _SPLIT_BYTES))
     chosen = [index * len(splits) // count for index in range(count)]
     others = sorted(set(range(len(splits))) - set(chosen))  # only read where the chosen have too little
     skipped: list[BadRecord] = []
@@ -131,7 +131,7 @@ def automatic_workers(inputs: Sequence[str] | InputListing) -> int:
     """
     listing = inputs if isinstance(inputs, InputListing) else list_inputs(list(inputs))
     size = sum(file.size for file in listing.files)
-    return 1 if size < _SMALL else len(os.sched_getaffinity(0))
+    return 1 if size < _SMALL_BYTES else len(os.sched_getaffinity(0))
 
 
 def read_terms(path: Path) -> list[str]:

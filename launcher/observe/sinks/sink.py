@@ -1,4 +1,8 @@
-"""What a sink of a run's records is, and the request to the process that serves sinks."""
+"""What a sink of a run's records is, and the request to the process that serves sinks.
+
+A further sink is a subclass of `Sink` in a file of this folder, its name in `publish.SINKS`, its settings in
+`PublishRequest` here and in `launcher.runtime.recipe.operation`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

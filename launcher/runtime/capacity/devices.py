@@ -129,9 +129,8 @@ MTBF_HOURS = 54 * 24 * 2048 / 419
 """Mean time between failures of a node, in hours: Llama 3 405B had 419 interruptions in 54 days on 2,048 nodes of 8
 H100. Spot machines last far less."""
 
-TOKEN_BYTES = (
-    4.4  # of English text, to a vocabulary of 30,000 to 50,000: a guess; `maskfleet tokenizer check` measures
-)
+# Bytes of English text in a token, of 30,000 to 50,000 ids: a guess, which `maskfleet tokenizer check` replaces.
+TOKEN_BYTES = 4.4
 
 
 def usable(memory: int) -> int:

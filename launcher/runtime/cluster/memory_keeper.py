@@ -22,7 +22,7 @@ from checkpoints.memory_slots import HEAD, Slot, SlotDescription
 from launcher.runtime.cluster.nodes import on_thread
 from launcher.runtime.policies.recovery import partners
 
-_CHUNK = 32 << 20  # bytes that are fetched at a time
+_CHUNK_BYTES = 32 << 20  # bytes that are fetched at a time
 _CHUNK_S = 60.0  # time limit for a chunk
 _ALIVE_S = 0.5
 
@@ -193,8 +193,8 @@ def _fetched(source: Any, descriptor: int, identity: tuple[int, bytes], *, targe
     identity; if not, `target` is closed. Raises RayError, GetTimeoutError and KeyError, then too."""
     whole = False
     try:
-        for start in range(8, used, _CHUNK):
-            stop = min(start + _CHUNK, used)
+        for start in range(8, used, _CHUNK_BYTES):
+            stop = min(start + _CHUNK_BYTES, used)
             target.data[start:stop] = ray.get(source.read.remote(descriptor, start, stop), timeout=_CHUNK_S)
         whole = bool(ray.get(source.identity.remote(descriptor), timeout=_CHUNK_S) == identity)
         if whole:
@@ -319,8 +319,8 @@ class NodeMemory:
         keeper = self._keepers[there.node]
 
         def fetch(start: int, stop: int) -> bytearray:
-            parts = range(start, stop, _CHUNK)
-            asked = [(HEAD + at, HEAD + min(at + _CHUNK, stop)) for at in parts]
+            parts = range(start, stop, _CHUNK_BYTES)
+            asked = [(HEAD + at, HEAD + min(at + _CHUNK_BYTES, stop)) for at in parts]
             calls = [keeper.read.remote(there.descriptor, *part) for part in asked]
             return bytearray(b"".join(ray.get(calls, timeout=_CHUNK_S)))
 

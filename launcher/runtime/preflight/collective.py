@@ -170,7 +170,7 @@ def with_sums(
     ]
 
 
-_reports: list[tuple[PreflightSubject, NodeReport]] = []  # the last one that this process made
+_reports: list[tuple[PreflightSubject, NodeReport]] = []  # the newest that this process made, alone
 
 
 def _known(subject: PreflightSubject, node: str) -> NodeReport | None:

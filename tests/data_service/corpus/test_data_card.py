@@ -147,7 +147,7 @@ def test_a_merged_corpus_claims_what_all_parts_do(folder: Path, tmp_path: Path) 
         card_of(open_corpus(str(tmp_path / "merged")))
 
 
-def test_a_file_that_was_not_prepared_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_file_that_was_not_prepared_is_refused(tmp_path: Path) -> None:
     place = prepared(tmp_path, "third", DOCUMENTS[:30], [])
     stored = sorted((place / PREPARED_DOCUMENTS).iterdir())
     pq.write_table(pq.read_table(stored[0]), place / PREPARED_DOCUMENTS / "999999.parquet")

@@ -178,7 +178,6 @@ def test_a_stream_reads_the_parts_and_no_removed_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(1)
 @pytest.mark.usefixtures("form")
 def test_built_corpora_with_provenance(tmp_path: Path) -> None:
     """As one that was built at once, but for shard borders: the same documents, the first of each copy kept."""
@@ -220,7 +219,6 @@ def test_built_corpora_with_provenance(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(("size", "unit"), [(1, "document"), (400, "stretch")])
 def test_a_little_text_is_added_by_the_same_rule(tmp_path: Path, size: int, unit: str) -> None:
     """Of which a build of its own would hold out a share of its own."""

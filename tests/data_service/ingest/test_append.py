@@ -75,7 +75,6 @@ def kept(corpus: Corpus) -> Kept:
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_corpus_that_grows_twice_is_one_that_was_built_at_once(tmp_path: Path, seed: int) -> None:
     """With copies within and across, removals meanwhile, whole documents and stretches held out, with ids or without.
@@ -126,7 +125,6 @@ def test_a_corpus_that_grows_twice_is_one_that_was_built_at_once(tmp_path: Path,
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("seed", range(5))
 def test_an_id_of_two_corpora_is_refused_unless_one_is_a_copy(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
@@ -183,7 +181,6 @@ class Killed(BaseException):
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_at_any_write_and_given_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -107,7 +107,6 @@ def test_documents_come_back_from_any_encoding(
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(5)
 @pytest.mark.parametrize("name", sorted(LETTERS))
 def test_big_files_are_cut_whatever_their_encoding(tmp_path: Path, name: str) -> None:
     texts = [f"{number} {LETTERS[name]}a" * 40 for number in range(20_000)]

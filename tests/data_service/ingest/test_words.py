@@ -74,7 +74,6 @@ def words_in(corpus: Corpus) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("form", ["jsonl", "jsonl.zst", "nested", "spaced", "csv", "parquet"])
 def test_words_of_the_input_are_stored(tmp_path: Path, form: str) -> None:
     texts = ["".join(words) for words in DOCUMENTS]

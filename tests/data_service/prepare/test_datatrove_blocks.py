@@ -155,7 +155,6 @@ def test_many_hostile_texts(stage: str, language: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("stage", FILTERS)
 def test_our_defaults_are_datatroves(stage: str) -> None:
     seen = set()
@@ -176,7 +175,6 @@ def test_any_text_is_decided(stage: str, text: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("stage", FILTERS)
 def test_text_in_no_language_and_long_text(stage: str) -> None:
     assert decided("... --- !!!\n\n***", stage=stage) == Drop("no_words")

@@ -192,7 +192,7 @@ def test_neither_the_order_of_tasks_nor_the_size_of_partitions_changes_anything(
         return ((number, function(tasks[number])) for number in numbers)
 
     monkeypatch.setattr(pool.Pool, "run", run_shuffled)
-    monkeypatch.setattr(frequent_paragraphs, "_PARTITION", partition)
+    monkeypatch.setattr(frequent_paragraphs, "_PARTITION_RECORDS", partition)
     cut(tmp_path / "out", boilerplate(1), STAGES)
     assert same(tmp_path / "out", whole)
 

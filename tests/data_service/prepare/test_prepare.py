@@ -127,7 +127,6 @@ def test_of_equal_documents_the_first_is_kept_and_stands_for_all(whole: Path) ->
     assert all(order[of[row["detail"].removeprefix("copy of ")]] <= order[row["source"]] for row in copies)
 
 
-@pytest.mark.long
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=st.lists(st.integers(1, 120), min_size=1, max_size=3))
 def test_killed_before_any_change_of_a_file_and_continued_it_is_the_same(

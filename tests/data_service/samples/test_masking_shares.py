@@ -46,7 +46,6 @@ def assert_share(found: int, total: int, share: float) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("unit", ["token", "whole_word", "ngram", "span"])
 def test_fifteen_percent_are_masked(unit: str) -> None:
@@ -60,7 +59,6 @@ def test_fifteen_percent_are_masked(unit: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("unit", ["token", "ngram"])
 def test_eighty_ten_ten_token_by_token(unit: str) -> None:

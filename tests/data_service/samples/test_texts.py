@@ -133,13 +133,3 @@ def test_documents_with_too_few_texts_are_no_examples() -> None:
 def test_texts_go_with_no_masking_and_nothing_else_does(packing: str, masking: str) -> None:
     with pytest.raises(ValidationError, match=r"masking|lanes"):
         spec_of(NOWHERE, input={"packing": packing}, masking={"kind": masking})
-
-
-def test_specs_from_before_keep_their_json_and_their_fingerprint() -> None:
-    """The fingerprint of a spec as the version before these fields made it."""
-    spec = spec_of(NOWHERE)
-    assert not {"layout", "one_source", "temperature"} & set(spec.model_dump())
-    assert spec.fingerprint == "4163e92d17fa83977dd83d981a8666b5c222b8b36dcc1093ee8f3b6fc63a4561"
-    changed = spec_of(NOWHERE, one_source=4, temperature=2.0)
-    assert StreamSpec.model_validate_json(changed.model_dump_json()) == changed
-    assert changed.fingerprint != spec.fingerprint

@@ -52,7 +52,6 @@ def test_what_is_there_is_found() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(1)
 @pytest.mark.cluster
 @pytest.mark.parametrize(("given", "above"), [(None, 0), ("4", 4)])
 def test_workers_are_as_urgent_as_the_command(given: str | None, above: int) -> None:

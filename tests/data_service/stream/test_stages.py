@@ -287,18 +287,6 @@ def test_a_stage_that_leaves_nothing_to_sources_by_size_is_refused(
         Stage.model_validate({"phase": 0, "length": 8, "units": 9, **settings})
 
 
-def test_stages_without_a_temperature_have_the_json_that_they_had() -> None:
-    assert STAGE.model_dump_json() == (
-        '{"phase":0,"length":8,"units":400,"in_tokens":true,"epochs":1,"weights":[],"most_readings":null}'
-    )
-
-
-def test_specs_without_stages_have_the_fingerprint_that_they_had() -> None:
-    spec = spec_of(*CORPORA.sources)
-    assert "stages" not in spec.model_dump_json()
-    assert spec.fingerprint != CORPORA.spec([STAGE.model_copy(update={"length": 32})]).fingerprint
-
-
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [

@@ -165,7 +165,6 @@ def _same(folder: Path, texts: list[str]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(5)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_published_folder_gives_the_ids_of_its_class(
     published: Folder, family: str, english: list[str]

@@ -33,7 +33,6 @@ print(train_tokenizer(sys.argv[1], texts, 700, TokenizerOptions(alphabet=60)).ha
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
 def test_the_same_text_gives_the_same_tokenizer_in_any_process(kind: Kind) -> None:
     hashes = {

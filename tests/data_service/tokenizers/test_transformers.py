@@ -24,7 +24,6 @@ def _ours(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(8)
 @pytest.mark.parametrize("model_type", [None, "roberta", "bert", "albert", "xlnet", "deberta-v2", "electra"])
 def test_auto_tokenizer_gives_the_same_ids(
     tokenizer: Tokenizer, model_type: str | None, lines: list[str], tmp_path: Path

@@ -67,7 +67,6 @@ def test_existing_ids_stay_and_text_without_terms_is_split_as_before(
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("model_type", [None, "roberta", "deberta-v2"])
 def test_auto_tokenizer_gives_the_same_ids(
     tokenizer: Tokenizer, model_type: str | None, lines: list[str], tmp_path: Path

@@ -66,7 +66,6 @@ def test_relative_keys(both_sides: bool) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("buckets", [None, 4])
 def test_disentangled(buckets: int | None, few: bool) -> None:

@@ -19,7 +19,6 @@ SHAPE = Shape(2, 16, 3)
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "network", [n for n in NETWORKS if n.name in FAMILIES], ids=lambda network: network.name

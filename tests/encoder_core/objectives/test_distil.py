@@ -144,17 +144,6 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn() -> None:
     assert losses.metrics["distil_correct"] == len(batch.tokens)
 
 
-@pytest.mark.parametrize("places", ["all", "targets"])
-def test_an_idle_rank_has_no_loss_and_every_gradient(places: Places) -> None:
-    from encoder_core.train.collate import idle_batch
-
-    model = student(FAMILIES["bert"], [FAMILIES["roberta"]], places)
-    losses = model(idle_batch(torch.device("cpu")))
-    assert {term.name: term.targets for term in losses.terms} == {"mlm": 0, "distil": 0, "cosine": 0}
-    sum(term.loss_sum for term in losses.terms).backward()
-    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
-
-
 def test_no_step_of_training_holds_the_logits_of_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest tensor that forward and backward make has a chunk's logits, where one network's would have eight
     times as many."""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
-from encoder_core.errors import TrainingError
 from encoder_core.optim.lamb import Lamb
 from encoder_core.optim.settings import LambConfig
 from encoder_core.optim.shards import ShardSegment
@@ -105,13 +104,3 @@ def test_a_gradient_of_zeros_without_decay_moves_nothing() -> None:
     set_update(optimizer, lr=0.01, count=1)
     optimizer.step()
     assert torch.equal(p.detach(), torch.ones(4))
-
-
-def test_a_partition_nobody_described_is_an_error() -> None:
-    optimizer = Lamb(_parameters(), LambConfig(lr=0.01))
-    flat = nn.Parameter(torch.ones(8))
-    flat.grad = torch.ones(8)
-    optimizer.param_groups[0]["params"] = [flat]
-    set_update(optimizer, lr=0.01, count=1)
-    with pytest.raises(TrainingError, match=r"Lamb\.shard"):
-        optimizer.step()

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from encoder_core.errors import TrainingError
 from encoder_core.families.deberta import DebertaConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
@@ -149,16 +148,6 @@ def test_groups_keep_matrices_apart_only_if_asked() -> None:
         assert {id(p) in matrices for p in group["params"]} == {group["matrices"]}
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
     assert not any(group["matrices"] for group in parameter_groups(model, 0.1))
-
-
-def test_a_partition_nobody_described_is_an_error() -> None:
-    optimizer = Muon([{"params": [nn.Parameter(torch.ones(2, 2))], "matrices": True}], MuonConfig(lr=RATE))
-    flat = nn.Parameter(torch.ones(8))
-    flat.grad = torch.ones(8)
-    optimizer.param_groups[0]["params"] = [flat]
-    set_update(optimizer, lr=RATE, count=1)
-    with pytest.raises(TrainingError, match=r"Muon\.shard"):
-        optimizer.step()
 
 
 @given(st.data())

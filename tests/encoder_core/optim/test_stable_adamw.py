@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from encoder_core.errors import TrainingError
 from encoder_core.optim.adamw import AdamW, StableAdamW
 from encoder_core.optim.settings import AdamWConfig, StableAdamWConfig
 from encoder_core.optim.updates import set_update
@@ -72,13 +71,3 @@ def test_no_gradient_is_no_division_by_zero() -> None:
     p = nn.Parameter(torch.ones(3))
     optimizer = StableAdamW([p], StableAdamWConfig(lr=RATE, weight_decay=0.0))
     assert _step(p, optimizer, torch.zeros(3), 1) == 0.0
-
-
-def test_a_partition_nobody_described_is_an_error() -> None:
-    optimizer = StableAdamW([nn.Parameter(torch.ones(2))], StableAdamWConfig(lr=RATE))
-    flat = nn.Parameter(torch.ones(8))
-    flat.grad = torch.ones(8)
-    optimizer.param_groups[0]["params"] = [flat]
-    set_update(optimizer, lr=RATE, count=1)
-    with pytest.raises(TrainingError, match=r"StableAdamW\.shard"):
-        optimizer.step()

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cluster
 
 FP32 = [Setting(stage) for stage in (0, 1, 2, 3)]
 BF16 = [Setting(stage, "bf16") for stage in (1, 2, 3)]
-STEPS, CUT, POISONED = 6, 3, 4
+STEPS, CUT = 4, 2
 
 
 def by_setting(results: list[list[Trace]]) -> list[list[Trace]]:

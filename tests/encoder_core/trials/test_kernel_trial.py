@@ -80,7 +80,7 @@ WRONG: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("name", ["plain", "disentangled"])
 def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch, name: str, wrong: str) -> None:

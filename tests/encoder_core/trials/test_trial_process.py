@@ -135,7 +135,7 @@ LISTED = {
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=() if case in ("1 % off", "killed") else pytest.mark.long) for case in LISTED],
+    [pytest.param(case, marks=() if case == "killed" else pytest.mark.long) for case in LISTED],
 )
 def test_only_the_culprit_is_left_out_and_its_end_is_on_record(case: str, undisturbed: KernelTrial) -> None:
     how, words = LISTED[case]

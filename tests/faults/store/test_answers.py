@@ -151,7 +151,6 @@ def store(
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mangles=st.lists(BROKEN, min_size=1, max_size=5))

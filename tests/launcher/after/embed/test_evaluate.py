@@ -116,7 +116,7 @@ def test_retrieval_is_beirs(
     }
     expected = [by_trec_eval(grades[query], run[query]) for query in grades]
     for chunk in (50_000, 37):
-        monkeypatch.setattr(retrieval, "_CHUNK", chunk)
+        monkeypatch.setattr(retrieval, "_CHUNK_DOCUMENTS", chunk)
         found = embed_cell(bert, task, CellSettings())
         assert list(found) == task.metrics
         for metric, value in found.items():
@@ -162,7 +162,7 @@ def test_ties_and_the_querys_own_document_are_ranked_as_trec_eval_ranks_them(
         for query, mine in queries.items()
     ]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(retrieval, "_CHUNK", chunk)
+        patched.setattr(retrieval, "_CHUNK_DOCUMENTS", chunk)
         model: Any = Coarse()
         found = retrieval.measure_retrieval(model, Retrieval(queries, documents, relevant), 32)
     for metric, value in found.items():

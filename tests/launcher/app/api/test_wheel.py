@@ -103,16 +103,13 @@ def hostile(tmp_path: Path) -> Path:
 def test_the_wheel_holds_all_of_it(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     packages = ("encoder_core", "data_service", "checkpoints", "launcher")
-    modules = {str(p.relative_to(ROOT)) for package in packages for p in (ROOT / package).rglob("*.py")}
-    facade = {name for name in modules if name.startswith("launcher/maskfleet/")}
-    assert modules - facade <= names
+    paths = [path for package in packages for path in (ROOT / package).rglob("*") if path.is_file()]
+    files = {str(path.relative_to(ROOT)) for path in paths if path.suffix not in (".md", ".pyc")}
+    facade = {name for name in files if name.startswith("launcher/maskfleet/")}
+    assert files - facade <= names
     assert {name.removeprefix("launcher/") for name in facade} <= names
     assert not facade & names
     assert {f"{package}/py.typed" for package in (*packages, "maskfleet")} <= names
-    assert {
-        f"launcher/runtime/recipe/library/{path.name}"
-        for path in (ROOT / "launcher/runtime/recipe/library").glob("*.yaml")
-    } <= names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name and ".data" not in name} == {
         *packages, "maskfleet",
     }  # fmt: skip

@@ -79,43 +79,6 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.main()
 
 
-@pytest.mark.long
-def test_from_text_to_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_text(Path("text.jsonl"))
-    said = maskfleet("tokenizer", "train", "text.jsonl", "--vocab-size", 320, "--out", "tokenizer")
-    assert re.search(r"\bbyte_bpe\b.*\b320 ids\b", said)
-    assert " 100.00%" in maskfleet("tokenizer", "check", "tokenizer", "text.jsonl")
-    build = (
-        "corpus",
-        "build",
-        "text.jsonl",
-        "--tokenizer",
-        "tokenizer",
-        "--out",
-        "corpus",
-        "--heldout",
-        "0.1",
-    )
-    assert "documents" in maskfleet(*build)
-    assert "already built" in maskfleet(*build)
-    assert "0 damaged" in maskfleet("corpus", "verify", "corpus")
-    assert "tokens" in maskfleet("corpus", "show", "corpus", "--index", 3, "--split", "heldout")
-    quick = ("--set", "corpus.sources.text.uri=corpus", "--set", "corpus.heldout.fraction=0.1", "--tiny")
-    assert "next: maskfleet train run" in maskfleet("init", "quickstart", "run", *quick)
-    assert "step 2, row 1" in maskfleet("show", "run", "--step", 2, "--row", 1)
-    maskfleet("report", "run", "--out", "pages/report.html")
-    assert "corpus text" in Path("pages/report.html").read_text()
-    assert maskfleet("checkpoints", "list", "run").split() == [
-        "step",
-        "committed",
-        "(UTC)",
-        "attempt",
-        "ranks",
-        "size",
-    ]
-
-
 def test_damage_is_found_and_said(inputs: Path, tmp_path: Path) -> None:
     import shutil
 

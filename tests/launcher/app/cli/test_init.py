@@ -7,6 +7,8 @@ import re
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from data_service.corpus.manifest_file import load_manifest, save_manifest
@@ -19,6 +21,7 @@ from launcher.runtime.run.corpus_option import CorpusOption
 from launcher.runtime.run.inputs import sections_for
 from launcher.runtime.run.record import open_run
 from tests.support.checks.command import exit_code
+from tests.support.data.chinese import made_up_documents
 from tests.support.data.made_up import write_text
 from tests.support.runs.small_runs import prepare_corpus
 
@@ -209,6 +212,21 @@ def few_long_lines(path: Path) -> None:
     path.with_suffix(".jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
+def folder_of_texts(path: Path) -> None:
+    for number in range(40):
+        path.with_name(f"{number}.txt").write_text(_paragraphs(2_000, number))
+
+
+def many_short_rows(path: Path) -> None:
+    texts = [_paragraphs(100, seed) for seed in range(600)]
+    pq.write_table(pa.table({"text": texts}), path.with_suffix(".parquet"))
+
+
+def in_chinese(path: Path) -> None:
+    documents = ("".join(words) for words in made_up_documents(300))
+    path.with_suffix(".txt").write_text("\n\n".join(documents), encoding="utf-8")
+
+
 def _paragraphs(size: int, seed: int = 1) -> str:
     draw, found, length = random.Random(seed), list[str](), 0
     while length < size:
@@ -217,8 +235,14 @@ def _paragraphs(size: int, seed: int = 1) -> str:
     return "\n\n".join(found)
 
 
+KINDS = (
+    *(one_text, one_line, other_line_ends, compressed, lines, few_long_lines),
+    *(folder_of_texts, many_short_rows, in_chinese),
+)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("write", [one_text, one_line, other_line_ends, compressed, lines, few_long_lines])
+@pytest.mark.parametrize("write", KINDS)
 def test_the_ways_from_own_text_to_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], write: object
 ) -> None:

@@ -1,4 +1,4 @@
-"""The commands of a run's life: published recipes, shrunk, from init to export. Training in a process of its own."""
+"""A finished run that is trained again. Training in a process of its own."""
 
 import os
 import subprocess
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import RunChanged
 from tests.support.checks.command import maskfleet
 
 pytestmark = pytest.mark.cluster
@@ -33,22 +32,6 @@ def settings(inputs: Path) -> list[str]:
         "evaluation={every: {steps: 2}, samples: 32}",
     )
     return [part for value in values for part in ("--set", value)]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("recipe", ["roberta-base", "roberta-large-160gb"])
-def test_a_published_recipe_runs_on_a_cpu(recipe: str, inputs: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    maskfleet("init", recipe, run, "--tiny", *settings(inputs))
-    assert "step 4 of 4" in train(run)
-    assert "good" in maskfleet("checkpoints", "verify", run)
-    assert "exported step 4" in maskfleet("checkpoints", "export", run, "--out", tmp_path / "model")
-    maskfleet("report", run, "--out", tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    assert "finished" in page
-    assert "unigram" in page
-    with pytest.raises(RunChanged, match="- seed: 1 -> 9"):
-        maskfleet("train", run, "--set", "seed=9")
 
 
 @pytest.mark.long

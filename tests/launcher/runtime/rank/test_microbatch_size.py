@@ -35,7 +35,7 @@ def ensure_same(run: str, undisturbed: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))]
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0, *range(2, 6)))]
 )  # 0: ZeRO 1, 1: ZeRO 2
 def test_what_does_not_fit_on_one_rank_is_halved_on_all(folder: Path, undisturbed: str, seed: int) -> None:
     """One rank has less memory, found to be out in a forward pass or somewhere in a backward pass. Killed in between,

@@ -177,7 +177,6 @@ def test_its_model_is_the_official_size(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "lr", "warmup", "steps", "tokens"),
     [
-        ("bert-base", 1e-4, 10_000, 1_000_000, 256 * 128),  # Devlin et al. 2019, appendix A.2
         ("roberta-base", 6e-4, 24_000, 500_000, 8192 * 512),  # Liu et al. 2019, table 9, as released
         ("roberta-large", 4e-4, 30_000, 100_000, 8192 * 512),
         ("roberta-large-160gb", 4e-4, 30_000, 500_000, 8192 * 512),
@@ -190,15 +189,6 @@ def test_its_model_is_the_official_size(name: str) -> None:
         ),  # ymcui/Chinese-BERT-wwm, but for lr and warmup
         ("macbert-base-zh", 1e-4, 10_000, 1_000_000, 2560 * 512),  # Cui et al. 2020
         ("distilbert-base", 5e-4, 305, 6100, 4096 * 512),  # Sanh et al. 2019, section 3; the steps are ours
-        ("albert-xxlarge", 1.76e-3, 3125, 125_000, 4096 * 512),  # Lan et al. 2020, section 4.1; the command
-        ("spanbert-large", 1e-4, 10_000, 2_400_000, 256 * 512),  # Joshi et al. 2020, section 4.2
-        (
-            "xlnet-large",
-            4e-4,
-            40_000,
-            500_000,
-            8192 * 512,
-        ),  # Yang et al. 2019, hyperparameters for pretraining
         (
             "bart-large",
             4e-4,
@@ -206,9 +196,6 @@ def test_its_model_is_the_official_size(name: str) -> None:
             500_000,
             8000 * 512,
         ),  # Lewis et al. 2019, section 5.1, but for lr and warmup
-        ("electra-small", 5e-4, 10_000, 1_000_000, 128 * 128),  # Clark et al. 2020, table 6
-        ("electra-base", 2e-4, 10_000, 766_000, 256 * 512),
-        ("electra-large", 2e-4, 10_000, 400_000, 2048 * 512),
         ("deberta-large", 2e-4, 10_000, 1_000_000, 2048 * 512),  # He et al. 2021, appendix A
         ("deberta-v2-xxlarge", 1.5e-4, 10_000, 1_000_000, 2048 * 512),
         ("deberta-v3-base", 6e-4, 10_000, 500_000, 8192 * 512),  # He et al. 2023, appendix
@@ -218,6 +205,7 @@ def test_its_model_is_the_official_size(name: str) -> None:
 def test_its_training_is_the_published_one(
     name: str, lr: float, warmup: int, steps: int, tokens: int
 ) -> None:
+    """Where no public configuration says all of it (test_public_configurations.py)."""
     recipe = load(name)
     assert recipe.optimizer.settings.lr == lr
     assert (recipe.schedule.warmup, recipe.schedule.decay, recipe.total_steps) == (warmup, "linear", steps)
@@ -229,24 +217,7 @@ def test_its_training_is_the_published_one(
     [  # Warner et al. 2024, section 2.2 and appendix A
         ("modernbert-base", 3e9, 50e9, [1719e9, 1969e9, 2019e9]),
         ("modernbert-large", 2e9, 10e9, [900e9, 1719e9, 1969e9, 2019e9]),
-    ],
-)
-def test_modernberts_phases_have_the_published_tokens(
-    name: str, warmup: float, rise: float, ends: list[float]
-) -> None:
-    recipe = load(name)
-    steps = list(accumulate(phase.steps for phase in recipe.phases))
-    assert [tokens_before(recipe, step) for step in steps] == pytest.approx(ends, rel=1e-4)
-    assert [phase.length for phase in recipe.phases][-2:] == [8192, 8192]
-    assert tokens_before(recipe, recipe.schedule.warmup) == pytest.approx(warmup, rel=1e-2)
-    rising = recipe.phases[0].batch.warmup
-    assert rising is not None
-    assert tokens_before(recipe, rising.steps) == pytest.approx(rise, rel=5e-3)
-
-
-@pytest.mark.parametrize(
-    ("name", "warmup", "rise", "ends"),
-    [  # Weller et al. 2025 and Marone et al. 2025, their configurations
+        # Weller et al. 2025 and Marone et al. 2025, their configurations
         ("ettin-17m", 4e9, 125e9, [1.7e12, 1.95e12, 2e12]),
         ("ettin-32m", 4e9, 100e9, [1.7e12, 1.95e12, 2e12]),
         ("ettin-68m", 3e9, 75e9, [1.7e12, 1.95e12, 2e12]),
@@ -257,10 +228,17 @@ def test_modernberts_phases_have_the_published_tokens(
         ("mmbert-base", 3e9, 60e9, [2.3e12, 2.9e12, 3e12]),
     ],
 )
-def test_the_phases_of_its_successors_have_the_published_tokens(
+def test_phases_of_modernbert_and_its_successors_have_the_published_tokens(
     name: str, warmup: float, rise: float, ends: list[float]
 ) -> None:
-    test_modernberts_phases_have_the_published_tokens(name, warmup, rise, ends)
+    recipe = load(name)
+    steps = list(accumulate(phase.steps for phase in recipe.phases))
+    assert [tokens_before(recipe, step) for step in steps] == pytest.approx(ends, rel=1e-4)
+    assert [phase.length for phase in recipe.phases][-2:] == [8192, 8192]
+    assert tokens_before(recipe, recipe.schedule.warmup) == pytest.approx(warmup, rel=1e-2)
+    rising = recipe.phases[0].batch.warmup
+    assert rising is not None
+    assert tokens_before(recipe, rising.steps) == pytest.approx(rise, rel=5e-3)
 
 
 def test_mmberts_masks_and_languages_anneal() -> None:
@@ -290,13 +268,6 @@ def test_the_two_forms_of_gelu_differ_by_less_than_is_said() -> None:
     values = torch.linspace(-12, 12, 1_000_001, dtype=torch.float64)
     difference = (functional.gelu(values) - functional.gelu(values, approximate="tanh")).abs().max()
     assert 0.0004 < difference < 0.0005
-
-
-def test_bert_trains_nine_tenths_on_short_rows() -> None:
-    assert [(phase.steps, phase.length) for phase in load("bert-base").phases] == [
-        (900_000, 128),
-        (100_000, 512),
-    ]
 
 
 @pytest.mark.default_cases(10)

@@ -106,7 +106,6 @@ def test_a_row_has_the_official_number_of_targets(name: str, length: int, target
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(8)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_64_ranks_share_every_batch_evenly(name: str) -> None:
     """Of ModernBERT-large's published batch of long rows, 616, no more than 8 ranks."""

@@ -1,10 +1,10 @@
-"""Contrastive runs, whose every example depends on all of its batch: killed, resumed, and moved to other ranks."""
+"""Contrastive runs, whose every example depends on all of its batch, moved to other ranks on the way."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.support.ranks.run_group import KILLED, finish, run_group
+from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 
 pytestmark = pytest.mark.cluster
@@ -19,22 +19,6 @@ CORPUS = {"documents": 60}
 @pytest.fixture(scope="module")
 def undisturbed(folder: Path) -> str:
     return finish(small_runs.new_run(folder, "undisturbed", *SIMCSE, "zero=2"), 2)
-
-
-@pytest.mark.long
-def test_killed_ranks_change_nothing_of_a_contrastive_run(folder: Path, undisturbed: str) -> None:
-    """Dropout on, microbatches left over for one of two ranks: the same bits."""
-    run = small_runs.new_run(folder, "killed", *SIMCSE, "zero=2")
-    ended = run_group(run, 2, kill={1: 5})
-    assert ended.codes[1] == KILLED, ended.output
-    assert ended.codes[0] not in (0, KILLED)
-    assert run_group(run, 2, kill={0: 10, 1: 10}).codes == [KILLED, KILLED]
-    finish(run, 2)
-    assert small_runs.losses(run) == small_runs.losses(undisturbed)
-    assert small_runs.final_state(run) == small_runs.final_state(undisturbed)
-    assert small_runs.ledger(run) == small_runs.ledger(undisturbed)
-    ours, theirs = (small_runs.history(uri).evaluations[-1] for uri in (run, undisturbed))
-    assert ours == theirs
 
 
 @pytest.mark.long
