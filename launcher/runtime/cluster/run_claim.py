@@ -7,7 +7,7 @@ The heartbeat, the search for newer claims, and the claims of later attempts run
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim
 from checkpoints.errors import CheckpointError
@@ -34,6 +34,7 @@ class RunClaim:
         self._newest, self._owner, self._look_s = first, owner, look_s
         self._unused = True  # no group has used the newest attempt yet
         self._taken, self._closed = threading.Event(), threading.Event()
+        self._claims = ThreadPoolExecutor(1, thread_name_prefix="claim")
         self._heart = Heartbeat(first)
         self._heart.__enter__()  # here, because the first group may have to wait for machines
         threading.Thread(target=self._look, name="successor", daemon=True).start()
@@ -57,7 +58,7 @@ class RunClaim:
         """
         waits = False
         while True:
-            claimed = self._begin()
+            claimed = self._claims.submit(self.next)
             while not wait([claimed], timeout=poll_s).done:
                 yield None
             try:
@@ -69,18 +70,6 @@ class RunClaim:
                 waits = True
             yield None
             self._closed.wait(_AGAIN_S)
-
-    def _begin(self) -> "Future[Attempt]":
-        claimed: Future[Attempt] = Future()
-
-        def claim_it() -> None:
-            try:
-                claimed.set_result(self.next())
-            except Exception as error:
-                claimed.set_exception(error)
-
-        threading.Thread(target=claim_it, name="claim", daemon=True).start()
-        return claimed
 
     def next(self) -> Attempt:
         """Claim the attempt of the next group of ranks.
@@ -97,6 +86,7 @@ class RunClaim:
     def close(self, patience_s: float) -> None:
         """Stop the heartbeat. If the store hangs, wait `patience_s` seconds at most."""
         self._closed.set()
+        self._claims.shutdown(wait=False, cancel_futures=True)
         ending = threading.Thread(target=self._heart.__exit__, name="heartbeat end", daemon=True)
         ending.start()
         ending.join(patience_s)
