@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
+from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS
 from encoder_core.objectives.losses import CoupledObjective, LossSums
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.exchange import Control, RankExamples, Signals
@@ -22,31 +23,14 @@ from encoder_core.train.step import Microbatch, Sums, gather_sums, seed_draws
 TARGETS = "_targets"
 WEIGHTED = "_weighted"
 
-RATIOS = {
-    "loss": ("loss", "targets"),
-    "accuracy": ("correct", "targets"),
-    "precision": ("found", "flagged"),
-    "recall": ("found", "replaced"),
-    "replaced": ("replaced", "targets"),
-    "bits": ("bits", "targets"),
-    "hidden_accuracy": ("filled", "hidden"),
-    "positive_similarity": ("positive", "targets"),
-    "negative_similarity": ("negative", "targets"),
-}
-"""Figures of a loss term, each as the ratio of two of its sums. For detection: `precision` is the share of flagged
-tokens that were replaced, `recall` the share of replaced tokens that were flagged, and `replaced` the share of tokens
-that were replaced (one minus it is the accuracy of flagging none). For masked diffusion, whose loss is a mean over all
-tokens: `bits` is that loss in bits, and `hidden_accuracy` the share of hidden tokens whose likeliest id is the original
-one. For contrastive training: the similarity of the texts of an example, and of texts that do not belong together (if
-it approaches the former, all vectors collapse to one)."""
-
-_IN_RATIOS = {WEIGHTED.strip("_"), *(name for ratio in RATIOS.values() for name in ratio)}
+_FIGURES = (TERM_LOSS, *TERM_FIGURES)
+_IN_FIGURES = {WEIGHTED.strip("_"), *(name for one in _FIGURES for name in (one.part, one.whole))}
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Return `loss`, the weighted sum of all terms, and each term's `<term>_<figure>` of `RATIOS` whose sums are given.
+    """Return `loss`, the weighted sum of all terms, and the figures of each term whose sums are given.
 
-    Sums are named `<term>_<sum>`. A sum in no ratio becomes a figure under its own name: its mean over the term's
+    Sums are named `<term>_<sum>`. A sum in no figure becomes one under its own name: its mean over the term's
     targets. A ratio of 0 to 0 is 0. `mlm` and `clm` have targets in different steps; the one that has none has no
     figures there.
     """
@@ -54,12 +38,13 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
     terms = [term for term in terms if sums[term + TARGETS] or not _has_targets_elsewhere(term, sums)]
     figures = {"loss": sum(sums[term + WEIGHTED] / max(1.0, sums[term + TARGETS]) for term in terms)}
     for term in terms:
-        for figure, (part, whole) in RATIOS.items():
-            if f"{term}_{part}" in sums and f"{term}_{whole}" in sums:
-                figures[f"{term}_{figure}"] = sums[f"{term}_{part}"] / max(1.0, sums[f"{term}_{whole}"])
+        for figure in _FIGURES:
+            part, whole = (sums.get(f"{term}_{name}") for name in (figure.part, figure.whole))
+            if part is not None and whole is not None:
+                figures[term + figure.suffix] = part / max(1.0, whole)
     for name, value in sums.items():
         term = max((term for term in terms if name.startswith(f"{term}_")), key=len, default="")
-        if term and name.removeprefix(f"{term}_") not in _IN_RATIOS:
+        if term and name.removeprefix(f"{term}_") not in _IN_FIGURES:
             figures[name] = value / max(1.0, sums[term + TARGETS])
     return figures
 

@@ -135,7 +135,7 @@ def test_importing_maskfleet_waits_for_nothing() -> None:
     assert not loaded_with(["maskfleet"]) & {*PACKAGES, "torch", "ray", "numpy"}
 
 
-def test_what_coordinator_and_ranks_load_first_waits_for_no_recipe() -> None:
+def test_what_a_rank_is_told_waits_for_no_recipe() -> None:
     assert not loaded_with(["launcher.runtime.cluster.orders"]) & {
         "torch",
         "ray",
@@ -156,8 +156,8 @@ def test_nothing_that_a_rank_needs_for_its_seat_reaches_torch() -> None:
     }
 
 
-def test_what_comes_with_the_coordinators_handle_reaches_no_torch() -> None:
-    """A rank's process gets the handle together with its seat: what the methods' defaults and marks are made of."""
+def test_what_the_driver_and_a_rank_tell_each_other_reaches_no_torch() -> None:
+    """Orders may reach a rank's process before it has imported anything else."""
     names = (
         "cluster.orders",
         "cluster.nodes",

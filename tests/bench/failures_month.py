@@ -208,7 +208,7 @@ class Simulation:
         return False
 
     def ask(self) -> int | None:
-        """Return how many ranks may start now, as the coordinator decides; None: not yet."""
+        """Return how many ranks may start now, as the driver decides; None: not yet."""
         return self.world.start(self.there())
 
     def enter(self) -> None:
@@ -217,7 +217,7 @@ class Simulation:
         self.deaths.resumed(self.steps(self.work))
 
     def has_room(self) -> bool:
-        """Return whether the ranks should end so that more can start, as the coordinator decides. It also notes since
+        """Return whether the ranks should end so that more can start, as the driver decides. It also notes since
         when there are so many places, so it is asked whenever something has happened."""
         return self.world.grows(self.there())
 

@@ -76,7 +76,7 @@ def deaths(folder: Path, name: str, *settings: str) -> tuple[list[dict[str, floa
                 lambda: spare_waits(process, loading) and len(kinds(uri, "underway")) >= number,  # noqa: B023
                 timeout=1800,
             )
-            ranks = titled(process, "ray::RankProcess.run")
+            ranks = titled(process, "ray::RankProcess as rank")
             ranks[number % 2].kill()
             killed.append(time.time())
             threading.Event().wait(QUIET_S)

@@ -10,7 +10,8 @@ from ray.cluster_utils import Cluster
 
 from launcher.runtime.policies.failures import NODE_FAILURES
 from tests.support.runs import small_runs
-from tests.support.runs.train_command import committed, output, title, training, wait_for
+from tests.support.runs.observer import title
+from tests.support.runs.train_command import committed, output, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -26,7 +27,7 @@ def ranks_on(node: Node) -> list[psutil.Process]:
     """The ranks that a node's raylet has started."""
     (raylet,) = node.all_processes["raylet"]
     children = psutil.Process(raylet.process.pid).children(recursive=True)
-    return [child for child in children if title(child).startswith("ray::RankProcess.run")]
+    return [child for child in children if title(child).startswith("ray::RankProcess as rank")]
 
 
 def dies_next(uri: str, step: int, node: Node) -> bool:

@@ -15,7 +15,8 @@ from ray.cluster_utils import Cluster
 
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
-from tests.support.runs.train_command import await_commit, committed, output, title, training, wait_for
+from tests.support.runs.observer import title
+from tests.support.runs.train_command import await_commit, committed, output, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -52,10 +53,10 @@ def test_fewer_ranks_then_more_again(tmp_path: Path, cluster: Cluster) -> None:
     nodes = cluster.list_all_nodes()
     uri = small_runs.new_run(tmp_path, "run", *SETTINGS)
     with training(uri) as process:
-        wait_for(process, lambda: any(processes(node, "ray::Coordinator") for node in nodes))
+        wait_for(process, lambda: any(processes(node, "ray::Feed") for node in nodes))
         lost = cluster.add_node(num_cpus=1, **MEMORY)  # only now: the command itself must not be on it
         wait_for(process, lambda: committed(uri) >= 10)
-        assert processes(lost, "ray::RankProcess.run")
+        assert processes(lost, "ray::RankProcess as rank")
         cluster.remove_node(lost, allow_graceful=False)
         wait_for(process, lambda: worlds(uri) == [(3, 2)])
         await_commit(process, uri)
@@ -90,10 +91,10 @@ def test_a_node_that_is_drained_is_left_before_it_goes(tmp_path: Path, cluster: 
     nodes = cluster.list_all_nodes()
     uri = small_runs.new_run(tmp_path, "run", *SETTINGS)
     with training(uri) as process:
-        wait_for(process, lambda: any(processes(node, "ray::Coordinator") for node in nodes))
+        wait_for(process, lambda: any(processes(node, "ray::Feed") for node in nodes))
         going = cluster.add_node(num_cpus=1, **MEMORY)
         wait_for(process, lambda: committed(uri) >= 10)
-        assert processes(going, "ray::RankProcess.run")
+        assert processes(going, "ray::RankProcess as rank")
         drain(going)
         wait_for(process, lambda: worlds(uri) == [(3, 2)])
         await_commit(process, uri)

@@ -79,7 +79,7 @@ def test_a_recipe_learns_survives_and_goes_on_to_transformers(
     uri, undisturbed = (create(name, inputs, tmp_path / run, *further) for run in ("run", "undisturbed"))
     with training(uri) as process:
         wait_for(process, lambda: committed(uri) > 0, timeout=900)
-        kill(process, "ray::RankProcess.run")
+        kill(process, "ray::RankProcess as rank")
         assert process.wait(1500) == 0, output(process)
     assert [event["kind"] for event in small_runs.history(uri).events].count("resume") == 1
 

@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
-from tests.support.runs.train_command import committed, freeze, output, title, titled, training, wait_for
+from tests.support.runs.observer import title
+from tests.support.runs.train_command import committed, freeze, output, titled, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -29,7 +30,7 @@ def test_a_frozen_rank_is_started_again(tmp_path: Path) -> None:
     uri = small_runs.new_run(tmp_path, "frozen", *SETTINGS, "watchdog={silence: 5, step: 60, other: 120}")
     with training(uri) as process:
         wait_for(process, lambda: committed(uri) >= 20)
-        freeze(process, "ray::RankProcess.run")
+        freeze(process, "ray::RankProcess as rank")
         assert process.wait(300) == 0, output(process)
         shown = output(process)
     assert "stuck" in shown
@@ -53,7 +54,7 @@ def test_a_dead_rank_and_one_that_cannot_run_are_replaced(tmp_path: Path) -> Non
     uri = small_runs.new_run(tmp_path, "dead", *SETTINGS, "trainers=3")
     with training(uri) as process:
         wait_for(process, lambda: committed(uri) >= 20)
-        killed, stopped, _ = titled(process, "ray::RankProcess.run")
+        killed, stopped, _ = titled(process, "ray::RankProcess as rank")
         stopped.suspend()
         began = time.monotonic()
         killed.kill()
@@ -64,4 +65,4 @@ def test_a_dead_rank_and_one_that_cannot_run_are_replaced(tmp_path: Path) -> Non
 
 
 def lives(rank: psutil.Process) -> bool:
-    return rank.is_running() and title(rank).startswith("ray::RankProcess.run")
+    return rank.is_running() and title(rank).startswith("ray::RankProcess as rank")

@@ -17,7 +17,8 @@ from tests.support.clusters import netns
 from tests.support.clusters.netns import Machine
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
-from tests.support.runs.train_command import committed, output, title, training, wait_for
+from tests.support.runs.observer import title
+from tests.support.runs.train_command import committed, output, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -36,7 +37,7 @@ SELDOM = (
     "recovery={spares: 0, memory_every: 1}",
     "logging.flush_seconds=0.2",
 )
-RANK, KEEPER, RAYLET, ALL = "ray::RankProcess.run", "ray::MemoryKeeper", "raylet", "the machine"
+RANK, KEEPER, RAYLET, ALL = "ray::RankProcess as rank", "ray::MemoryKeeper", "raylet", "the machine"
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def training_on(head: Machine, uri: str) -> AbstractContextManager["subprocess.P
 
 
 def ranks_on(machine: Machine) -> int:
-    return sum(title(process).startswith("ray::RankProcess.run") for process in machine.processes())
+    return sum(title(process).startswith("ray::RankProcess as rank") for process in machine.processes())
 
 
 def test_ranks_on_several_machines_and_one_that_dies(

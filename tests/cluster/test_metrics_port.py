@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 import ray
 
-from checkpoints.attempt import Owner, claim
 from data_service.service.feed import FeedConfig, start_feed
 from data_service.service.gauges import DESCRIPTIONS as SERVICE
 from data_service.store.open import open_store
-from launcher.runtime.cluster.coordinator import start_coordinator
-from launcher.runtime.cluster.gauges import DESCRIPTIONS
-from launcher.runtime.policies.elastic import Sizing
+from launcher.runtime.cluster.gauges import DESCRIPTIONS, Gauges
 from launcher.runtime.run.log import evaluation_record
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 from tests.support.runs.untrained import step_record
@@ -43,12 +40,11 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_every_gauge_is_on_the_metrics_port(port: str, tmp_path: Path) -> None:
-    store, owner = open_store(tmp_path / "run"), Owner.here(time.time())
-    size = Sizing(least=1, most=1, expected=1, wait=0, grow=0, each={"CPU": 1})
-    coordinator = start_coordinator(claim(store, owner=owner), owner, size, None)
-    ray.get(coordinator.enter.remote(["node"]))
-    ray.get(coordinator.record.remote(step_record(6, attempt=1) | {"mfu": 0.5}))
-    ray.get(coordinator.record.remote(evaluation_record(7, {"loss": 9.0, "mlm_loss": 2.0, "rtd_loss": 0.3})))
+    uri = open_store(tmp_path / "run").uri
+    gauges = Gauges(uri)  # the driver's
+    gauges.started(1)
+    gauges.record(step_record(6, attempt=1) | {"mfu": 0.5})
+    gauges.record(evaluation_record(7, {"loss": 9.0, "mlm_loss": 2.0, "rtd_loss": 0.3}))
     spec = spec_of(source_of(write_corpus(tmp_path, [random_block(seed, 20_000) for seed in range(4)])))
     feed = start_feed(FeedConfig(workers=1, memory=1 << 28))
     ray.get(feed.open.remote(spec.model_dump_json()))
@@ -56,7 +52,7 @@ def test_every_gauge_is_on_the_metrics_port(port: str, tmp_path: Path) -> None:
 
     wanted = {f"ray_maskfleet_{name}" for name in (*DESCRIPTIONS, *SERVICE)}
     page = await_names(port, wanted)
-    run = f'run="{store.uri}"'
+    run = f'run="{uri}"'
     (step,) = (line for line in page if line.startswith("ray_maskfleet_step{"))
     assert run in step
     assert float(step.split()[-1]) == 7

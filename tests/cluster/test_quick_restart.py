@@ -25,7 +25,7 @@ EVERY_STEP = "recovery={spares: 0, memory_every: 1}"
 SPARE = "recovery={spares: 1, memory_every: 1}"
 ENDLESS = "phases=[{steps: 1000000, length: 32, batch: {sequences: 12}}]"
 AFTERWARDS = 20  # steps
-RANK, KEEPER = "ray::RankProcess.run", "ray::MemoryKeeper"
+RANK, KEEPER = "ray::RankProcess as rank", "ray::MemoryKeeper"
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def test_whatever_is_killed_nothing_changes(folder: Path, zero: int) -> None:
     uri = small_runs.new_run(folder, f"killed-{zero}", *SETTINGS, f"zero={zero}")
     with training(uri) as process:
         wait_for(process, lambda: committed(uri) >= 20)
-        kill(process, "ray::RankProcess.run")  # a rank
+        kill(process, "ray::RankProcess as rank")  # a rank
         wait_for(process, lambda: committed(uri) >= 80)
         kill(process, "ray::Feed")  # the owner of all data in flight
         kill(process, "ray::IDLE", optional=True)  # whoever built it

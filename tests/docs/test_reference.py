@@ -9,12 +9,13 @@ import pytest
 import yaml
 
 from encoder_core.families.catalogue import ModelConfig
+from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS
 from launcher.contract import CODES
 from launcher.observe.inspect.report.events import ROUTINE
 from launcher.runtime.cluster.gauges import DESCRIPTIONS
 from launcher.runtime.recipe.identity import kind_of
 from launcher.runtime.recipe.load import load
-from launcher.runtime.run.metrics import HELD_OUT, STEP, TERM, TERM_LOSS, UNSHOWN
+from launcher.runtime.run.metrics import HELD_OUT, STEP, UNSHOWN
 from tests.support.checks.guide import GUIDE, ROOT, schema
 
 PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")
@@ -182,7 +183,7 @@ def test_every_figure_of_a_record_is_explained_with_its_gauge() -> None:
         (re.findall(r"`([\w<>]+)`", names), re.findall(r"`(\w+)", gauges))
         for names, _, gauges in table_rows("records.md", "## Steps")
     ]
-    by_term = {f"<term>{metric.suffix}" for metric in (TERM_LOSS, *TERM)}
+    by_term = {f"<term>{metric.suffix}" for metric in (TERM_LOSS, *TERM_FIGURES)}
     figures = {metric.name: metric for metric in (*STEP, *HELD_OUT)}
     explained = [name for names, _ in rows for name in names]
     assert sorted(explained) == sorted({"loss", *UNSHOWN, *by_term, *figures})

@@ -19,6 +19,7 @@ from launcher.runtime.run.record import open_run
 from tests.faults.test_anything import FAMILIES, restarts
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
+from tests.support.runs.observer import title
 from tests.support.runs.train_command import output, titled, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(7200)]
@@ -33,7 +34,7 @@ SETTINGS = (
     "recovery={spares: 1, memory_every: 1}",
     "compile=false",
 )
-RANK, KEEPER, SPARE = "ray::RankProcess.run", "ray::MemoryKeeper", "ray::RankProcess"
+RANK, KEEPER, SPARE = "ray::RankProcess as rank", "ray::MemoryKeeper", "ray::RankProcess"
 Command = subprocess.Popen[str]
 
 
@@ -56,7 +57,7 @@ def a_rank_and_the_keeper(process: Command, draws: random.Random) -> None:
 
 
 def a_rank_and_the_spare(process: Command, draws: random.Random) -> None:
-    _kill([one for one in titled(process, SPARE) if RANK not in " ".join(one.cmdline())])
+    _kill([one for one in titled(process, SPARE) if RANK not in title(one)])
     one_rank(process, draws)
 
 

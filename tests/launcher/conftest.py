@@ -13,7 +13,7 @@ from launcher.runtime.run.record import open_run
 from tests.support.runs.small_runs import new_run, prepare_corpus
 
 if TYPE_CHECKING:
-    from tests.support.clusters.coordinators import Cluster
+    from tests.support.clusters.control import Cluster
     from tests.support.runs.starts import Setting
 
 
@@ -51,10 +51,11 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> "Cluster":
     """Nodes of our own in place of Ray's."""
     import ray
 
-    from launcher.runtime.cluster import nodes
-    from tests.support.clusters.coordinators import Cluster
+    from launcher.runtime.cluster import control_loop, nodes
+    from tests.support.clusters.control import Cluster
 
     cluster = Cluster(a=2, b=1)
     monkeypatch.setattr(ray, "nodes", cluster.nodes)
     monkeypatch.setattr(nodes, "draining_nodes", lambda: frozenset(cluster.draining))
+    monkeypatch.setattr(control_loop, "lost", lambda: None)
     return cluster

@@ -1,7 +1,7 @@
-"""The assignment that the driver sends to every rank once it has its seat.
+"""The assignment that the driver sends to every rank with its seat.
 
-Apart from `orders`, which coordinator and ranks load first: a recipe's schema takes a second to import. The module of
-the ranks' actor (`launcher.runtime.cluster.rank_process`) does not import this one.
+Apart from `orders`, because a recipe's schema takes a second to import. The module of the ranks' actor
+(`launcher.runtime.cluster.rank_process`) does not import this one.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,6 @@ class Assignment:
     """The data that the driver hands every rank."""
 
     run_uri: str
-    coordinator: Any
     feed: FeedHandle
     recipe: Recipe
     save_multiple: int  # a pause is only allowed after a multiple of so many steps

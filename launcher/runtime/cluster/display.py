@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -11,9 +11,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from launcher.output import human_duration
 from launcher.progress import shown_elsewhere, work
 from launcher.runtime.run.metrics import running_mean, shown_on, spell, term_losses
-
-if TYPE_CHECKING:
-    from launcher.runtime.cluster.orders import Status
 
 _PLAIN_SECONDS = 10.0
 _STARTING = "starting"  # the activity of a rank that does nothing that takes long
@@ -32,7 +29,6 @@ class Watch:
         self._clock = clock
         self._means: dict[str, float] = {}
         self._losses: dict[str, float] = {}  # of the newest step that was not skipped, by term
-        self._shown: dict[str, int] = {}
         self._printed_at = float("-inf")
         self._steps = False
         self._bar: Progress | None = None
@@ -41,19 +37,18 @@ class Watch:
         self._doing, self._noted = _STARTING, "beginning"
         self._task = TaskID(0)
 
-    def update(self, status: "Status") -> None:
-        """Show the newest records, each once. Their fields are described in infra/docs/records.md."""
-        if status.record is not None and self._is_new(status.record):
-            self._step(status.record)
-        if status.evaluation is not None and self._is_new(status.evaluation):
-            found = spell(term_losses(status.evaluation), status.evaluation.get("perplexity"))
-            self.note(f"step {status.evaluation['step']}/{self._total}  held out: {found}")
-        if not self._steps and status.beats:
-            self._name_activity(status.beats[min(status.beats)].doing)
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Show the record of a step or an evaluation. Its fields are described in infra/docs/records.md."""
+        if record["kind"] == "step":
+            self._step(record)
+        else:
+            found = spell(term_losses(record), record.get("perplexity"))
+            self.note(f"step {record['step']}/{self._total}  held out: {found}")
 
-    def _name_activity(self, doing: str) -> None:
-        """Name in the live line what the first rank does. What it calls starting has the name of the last note."""
-        if doing != self._doing:
+    def doing(self, doing: str) -> None:
+        """Name in the live line what the first rank does, before the first step. What it calls starting has the name
+        of the last note."""
+        if not self._steps and doing != self._doing:
             self._beginning.begin(self._noted if doing == _STARTING else doing)
         self._doing = doing
 
@@ -69,11 +64,6 @@ class Watch:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-    def _is_new(self, record: Mapping[str, Any]) -> bool:
-        before = self._shown.get(record["kind"])
-        self._shown[record["kind"]] = record["step"]
-        return bool(before != record["step"])
 
     def _step(self, record: Mapping[str, Any]) -> None:
         for name in _FIELDS & record.keys():

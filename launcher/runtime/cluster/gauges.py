@@ -24,7 +24,7 @@ _BY = {"loss": "term", "heldout_loss": "term", "figure": "figure"}
 
 
 class Gauges:
-    """The gauges of one command's run, set by its coordinator. `clock`: monotonic seconds."""
+    """The gauges of one command's run, set by its driver. `clock`: monotonic seconds."""
 
     def __init__(self, run: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._began = clock, clock()

@@ -1,25 +1,11 @@
-"""The coordinator's record of one group of ranks: where they run, what they raised, how the group ended."""
+"""The driver's record of one group of ranks: where they run, what they raised, how the group ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from launcher.runtime.policies.failures import Failure, Kind, where_it_began
-from launcher.runtime.policies.watchdog import Beat, RankLocation, next_beat
-
-
-@dataclass(frozen=True)
-class Raised:
-    """The error with which a rank ended.
-
-    Attributes:
-        text: type and text of the error.
-        kind: kind of the failure; `silent` if the error only shows that another process has died.
-        trace: traceback of the error.
-    """
-
-    text: str
-    kind: Kind
-    trace: str = ""
+from launcher.runtime.cluster.orders import News, Raised
+from launcher.runtime.policies.failures import Failure, where_it_began
+from launcher.runtime.policies.watchdog import Beat, next_beat
 
 
 @dataclass
@@ -27,45 +13,36 @@ class Group:
     """A group of ranks, from the permission to start until the next group gets its own.
 
     Attributes:
+        attempt: number of the group's attempt; None before it is claimed.
         beats: latest heartbeat of each rank.
         errors: error of each rank, in the order in which they were reported. The first is usually the cause, but a
             rank that dies without an error makes others raise.
         blamed: the ranks at fault according to an error; empty if the error says that the fault cannot be located;
             None if no error says anything about it.
-        stacks: tracebacks of the threads of each rank; None while nobody asks for them.
-        granted: whether the group may start and is not known to have ended.
-        running: whether the group has its attempt and its end is not judged yet.
-        excused: whether the ranks raise in order to end, which is no failure.
+        stacks: tracebacks of the threads of each rank that was asked for them and has answered.
         worked: whether the group has finished a step.
         resumed: whether the ranks have reported the step at which they resume.
         hung: whether the group was killed because it was stuck.
-        broken: whether a rank is gone, as the driver knows before the group is over.
     """
 
+    attempt: int | None = None
     beats: dict[int, Beat] = field(default_factory=dict)
     errors: dict[int, Raised] = field(default_factory=dict)
     blamed: Sequence[int] | None = None
-    stacks: dict[int, str] | None = None
-    granted: bool = False
-    running: bool = False
-    excused: bool = False
+    stacks: dict[int, str] = field(default_factory=dict)
     worked: bool = False
     resumed: bool = False
     hung: bool = False
-    broken: bool = False
 
-    def heard(self, rank: int, step: int, doing: str, done: int, place: RankLocation) -> None:
-        """Take in a heartbeat."""
-        self.beats[rank] = next_beat(self.beats.get(rank), Beat(1, step, doing, done, place))
+    def heard(self, rank: int, news: News) -> None:
+        """Take in where a rank is."""
+        beat = Beat(1, news.step, news.doing, news.done, news.place)
+        self.beats[rank] = next_beat(self.beats.get(rank), beat)
 
-    def asked(self, rank: int) -> bool:
-        """Return whether the rank is to send the tracebacks of its threads."""
-        return self.stacks is not None and rank not in self.stacks
-
-    def died(self, failed: Sequence[int]) -> bool:
-        """Return whether the group is over and its end must be judged. `failed`: the ranks that ended it, according to
-        Ray."""
-        return self.running or (self.granted and bool(failed) and not self.excused)
+    def raised(self, rank: int, error: Raised) -> None:
+        """Take in the error with which a rank ended."""
+        self.errors[rank] = error
+        self.blamed = error.blamed if error.blamed is not None else self.blamed
 
     @property
     def step(self) -> int:

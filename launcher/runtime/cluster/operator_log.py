@@ -1,5 +1,4 @@
-"""The records that the driver and the coordinator write of a run: events, texts, failures. Callers never wait for the
-store."""
+"""The records that the driver writes of a run: events, texts, failures. Callers never wait for the store."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,23 +24,21 @@ class OperatorLog:
         """Record an event with the present time."""
         self._recorder.submit(partial(operator_event, self._store, kind, time.time(), **fields))
 
-    def hang(self, attempt: int | None, what: str, group: Group) -> None:
-        """Record that the ranks of a group are stuck, with the tracebacks of those that answered. `attempt`: None if
-        the group had no attempt yet. `what`: which ranks are stuck and why."""
-        stacks = group.stacks or {}
-        for rank, text in stacks.items():
-            self._text(attempt, f"rank-{rank:05d}", text)
-        silent = sorted(group.beats.keys() - stacks.keys())
-        self.event("hang", attempt=attempt or OPERATOR, what=what, without_stacks=silent)
+    def hang(self, what: str, group: Group) -> None:
+        """Record that the ranks of a group are stuck, with the tracebacks of those that answered. `what`: which ranks
+        are stuck and why."""
+        for rank, text in group.stacks.items():
+            self._text(group.attempt, f"rank-{rank:05d}", text)
+        silent = sorted(group.beats.keys() - group.stacks.keys())
+        self.event("hang", attempt=group.attempt or OPERATOR, what=what, without_stacks=silent)
 
-    def death(self, attempt: int | None, failure: Failure, failed: Sequence[int], group: Group) -> None:
-        """Record that a group has died, ended by the ranks in `failed`. `attempt`: None if the group had no attempt
-        yet."""
-        about = {"of": attempt, "step": failure.step, "ranks": sorted(failed)}
+    def death(self, failure: Failure, failed: Sequence[int], group: Group) -> None:
+        """Record that a group has died, ended by the ranks in `failed`."""
+        about = {"of": group.attempt, "step": failure.step, "ranks": sorted(failed)}
         self.event("death", **about, node=failure.node, reason=failure.error)
         cause = group.cause(failed)
         if cause is not None:
-            self._text(attempt, f"error-{cause:05d}", group.errors[cause].trace)
+            self._text(group.attempt, f"error-{cause:05d}", group.errors[cause].trace)
 
     def _text(self, attempt: int | None, name: str, text: str) -> None:
         key = f"events/stacks/a{attempt or OPERATOR:06d}/{name}.txt"

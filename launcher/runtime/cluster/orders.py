@@ -1,39 +1,23 @@
-"""The state of a run, as the coordinator tells it to the driver and the ranks. A rank's process loads this module with
-the coordinator's handle, before it has its seat, so the module must not import torch."""
+"""What the driver and a rank tell each other: orders, news, and how a rank's part in a group ends. The module must not
+import torch: what it defines crosses into a rank's process before that has its seat."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from launcher.runtime.policies.watchdog import Beat
-
-
-class CoordinatorLost(Exception):
-    """The error if the coordinator is dead or does not answer. The driver then starts another one, and other ranks."""
-
-
-@dataclass(frozen=True)
-class Fatal:
-    """The reason why a run cannot continue, and what the operator should do.
-
-    Attributes:
-        repeated: whether the failure has happened so often that a restart is not expected to help. If False, an input
-            of the run is wrong.
-    """
-
-    problem: str
-    remedy: str
-    repeated: bool = False
+from launcher.runtime.policies.failures import Kind
+from launcher.runtime.policies.watchdog import RankLocation
 
 
 @dataclass(frozen=True)
 class Orders:
-    """The coordinator's answer to a rank's heartbeat.
+    """The driver's orders to a rank.
 
     Attributes:
         stop: whether the rank must end after this step.
         pause: whether the rank must end at the next step after which a checkpoint may be taken.
         hand_over: whether a pause needs no checkpoint in the store, because other ranks go on at once.
-        stacks: whether the rank must send the tracebacks of its threads.
+        stacks: whether the rank must answer with the tracebacks of its threads.
         abort: whether the rank must leave what it computes with the others, because one of them is gone.
     """
 
@@ -44,41 +28,117 @@ class Orders:
     abort: bool = False
 
 
-@dataclass
-class Status:
-    """The state of a run, which the driver shows and by which it decides.
+@dataclass(frozen=True)
+class News:
+    """A rank's answer to orders.
 
     Attributes:
-        group: number of the present group of ranks, counted over the permissions to start.
-        starts: number of groups that began to train.
-        attempt: number of the present group's attempt; None before its first.
-        beats: latest heartbeat of each rank.
-        record: the newest step record.
-        evaluation: the newest evaluation record.
-        notes: lines for the operator since the last snapshot.
-        finished: the step at which all ranks ended in good order; None while they run.
-        without: nodes on which no rank may run any more.
-        paused: whether the ranks must end at a checkpoint, or have done so, for another group to continue.
-        hands_over: whether they may leave the last state in memory alone, or have done so.
-        idle: whether no rank runs and none will: a stop was requested before ranks started, or the run was taken over.
-        superseded: whether another start has claimed a newer attempt of the run.
-        unsaved: why the ranks ended without their last checkpoint after a request to stop; None if they did not.
-            `finished` stays None in this case: the newest commit holds the run's state.
-        fatal: why the group must not be restarted; set at most once.
+        step, doing, done: where the rank is (`Beat`).
+        place: the rank's process.
+        resumed: the step at which the group resumes; None until the rank loads a state.
+        records: the newest records of steps and evaluations since the last answer.
+        notes: lines for the operator since the last answer.
+        events: kind and fields of the events that this rank alone knows of, since the last answer.
+        stack: tracebacks of the rank's threads, if the orders ask for them.
     """
 
-    group: int = 0
-    starts: int = 0
-    attempt: int | None = None
-    beats: dict[int, Beat] = field(default_factory=dict)
-    record: dict[str, Any] | None = None
-    evaluation: dict[str, Any] | None = None
-    notes: list[str] = field(default_factory=list)
-    finished: int | None = None
-    without: frozenset[str] = frozenset()
-    paused: bool = False
-    hands_over: bool = False
-    idle: bool = False
-    superseded: bool = False
-    unsaved: str | None = None
-    fatal: Fatal | None = None
+    step: int
+    doing: str
+    done: int
+    place: RankLocation
+    resumed: int | None = None
+    records: Sequence[Mapping[str, Any]] = ()
+    notes: Sequence[str] = ()
+    events: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    stack: str | None = None
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The rank is in its group, whose nodes are fit, and waits for the number of the attempt. `warnings`: those of the
+    preflight, as lines for the operator."""
+
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The rank ended in good order after `step` steps. `saved`: whether the last state is committed; if not, it is in
+    memory, for the next group."""
+
+    step: int
+    saved: bool = True
+
+
+@dataclass(frozen=True)
+class Unsaved:
+    """The rank ended as requested, but the last save failed because of `reason`: the newest commit holds the run's
+    state."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class WentBack:
+    """The rank ends so that the next group resumes from an earlier state. It is no failure."""
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """Another start has claimed a newer attempt of the run."""
+
+    problem: str
+
+
+@dataclass(frozen=True)
+class UnfitNodes:
+    """The preflight found nodes on which no rank may train: the fields of each one's event, what is wrong, and what to
+    do about it."""
+
+    preflights: Sequence[Mapping[str, Any]]
+    problem: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Fatal:
+    """The reason why a run cannot continue, and what the operator should do."""
+
+    problem: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The error with which a rank ended.
+
+    Attributes:
+        text: type and text of the error.
+        kind: kind of the failure; `silent` if the error only shows that another process has died.
+        trace: traceback of the error.
+        blamed: the ranks at fault according to the error, whichever rank raised it; empty if it says that the fault
+            cannot be located; None if it says nothing.
+    """
+
+    text: str
+    kind: Kind
+    trace: str = ""
+    blamed: Sequence[int] | None = None
+
+
+Outcome = Joined | Finished | Unsaved | WentBack | TakenOver | UnfitNodes | Fatal | Raised
+"""How a rank's part in a group ended, or that it has joined the group."""
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """The return of the driver's call to a rank.
+
+    Attributes:
+        stays: whether the process can train again.
+        news: the rank's last news; None if it had no line to the driver yet.
+    """
+
+    outcome: Outcome
+    stays: bool
+    news: News | None = None

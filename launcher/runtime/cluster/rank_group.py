@@ -1,7 +1,7 @@
-"""A group of ranks: Ray actors that get their seats, train and end together.
+"""A group of ranks: Ray actors that get their seats, train and end together, and whose handles the driver holds.
 
-If one rank dies the group ends, because training is collective. The coordinator decides which group comes next
-(`launcher.runtime.cluster.coordinator`). The processes come from a pool, to which they return
+If one rank dies the group ends, because training is collective. The driver's loop decides which group comes next
+(`launcher.runtime.cluster.control_loop`). The processes come from a pool, to which they return
 (`launcher.runtime.cluster.rank_pool`). The actor is in `launcher.runtime.cluster.rank_process`; what a rank does is in
 `launcher.runtime.cluster.worker`. Ray Train would do the same through four more processes (a controller, a cleaner, a
 barrier, an autoscaler's coordinator). Each of those takes seconds to start and is one more that may die.
@@ -10,6 +10,7 @@ barrier, an autoscaler's coordinator). Each of those takes seconds to start and 
 import time
 from collections import Counter
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from ray.exceptions import RayError
 
 from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.nodes import lost
+from launcher.runtime.cluster.orders import Joined, News, Orders, RankEnd
 from launcher.runtime.cluster.rank_placement import Seat, ordered, seats
 from launcher.runtime.cluster.rank_pool import Place, RankPool, Waiting
 from launcher.runtime.policies.elastic import GroupStart
@@ -25,23 +27,29 @@ from launcher.runtime.policies.watchdog import beat_interval
 from launcher.runtime.rank.startup import Startup
 
 SEATED_S = 180.0  # time limit for all processes to start: imports from a cold disk take long
-_OTHERS_S = 5.0
-"""Time, besides a heartbeat's interval, that the other ranks have to leave or to report their errors, once one has
-failed."""
+_OTHERS_S = 5.0  # time that the other ranks have to leave or to report their errors, once one has failed
+_LAST_NEWS_S = 1.0  # time limit for answers that are on their way when a group ends
 
 
 class RankGroup:
     """The ranks of one start, as a context manager that returns their processes to the pool when it ends.
 
     Attributes:
+        orders: the orders to all ranks.
         failed: the ranks that failed and thereby ended the group.
+        ends: how each rank's part ended, in the order in which the ranks returned.
     """
 
     def __init__(self, start: GroupStart, pool: RankPool) -> None:
+        self.orders = Orders()
         self.failed: list[int] = []
+        self.ends: dict[int, RankEnd] = {}
         self._start, self._pool = start, pool
+        self._places: list[Place] = []
         self._calls: list[Any] = []  # the last call to each rank
-        self._coordinator: Any = None
+        self._talks: dict[Any, int] = {}  # the talks without an answer so far, and with whom
+        self._told: dict[int, tuple[Orders, float]] = {}  # the last orders to each rank, and when
+        self._interval = beat_interval(start.ranks)
 
     def __enter__(self) -> "RankGroup":
         return self
@@ -51,21 +59,31 @@ class RankGroup:
             ended = _ended(self._calls, 0.0)
             self._pool.release({rank: _fine(call) for rank, call in enumerate(self._calls) if call in ended})
 
-    def live(self, assignment: Assignment, poll_s: float) -> Waiting:
-        """Place the ranks, start them and follow them until all have ended. Yield every `poll_s` seconds or more
-        often. Raises SeatError if the GPUs of a node cannot be told apart."""
-        startup, self._coordinator = Startup(assignment.before), assignment.coordinator
+    @property
+    def done(self) -> bool:
+        """Whether the first rank has ended its part."""
+        return 0 in self.ends and not isinstance(self.ends[0].outcome, Joined)
+
+    @property
+    def joined(self) -> bool:
+        """Whether all ranks have joined the group."""
+        ends = [end.outcome for end in self.ends.values()]
+        return (
+            not self.failed
+            and len(ends) == self._start.ranks
+            and all(isinstance(end, Joined) for end in ends)
+        )
+
+    def join(self, assignment: Assignment, poll_s: float) -> Waiting:
+        """Place the ranks, start them, and have them join. Yield every `poll_s` seconds or more often. Raises SeatError
+        if the GPUs of a node cannot be told apart."""
+        startup = Startup(assignment.before)
         places = yield from self._pool.fill(self._start, poll_s)
         if not places:
             return
         startup.done("places")
         taken = yield from self._seats(places, poll_s)
         if not taken:
-            return
-        pairs = list(zip([place.actor for place in places], taken, strict=True))
-        told = [actor.assign_seat.remote(seat, assignment.coordinator) for actor, seat in pairs]
-        yield from self._all(told, poll_s, SEATED_S)
-        if self.failed:
             return
         startup.done("processes")
         assignment = replace(
@@ -75,8 +93,45 @@ class RankGroup:
             remembers=self._pool.remembers,
             processes=Counter(place.origin for place in places),
         )
-        ends = [actor.run.remote(seat, assignment) for actor, seat in pairs]
-        yield from self._all(ends, poll_s, float("inf"))
+        self._places, number = places, self._start.number
+        calls = [
+            place.actor.join.remote(number, seat, assignment)
+            for place, seat in zip(places, taken, strict=True)
+        ]
+        yield from self._all(calls, poll_s, float("inf"))
+
+    def train(self, attempt: int, poll_s: float) -> Waiting:
+        """Have the ranks, which have joined, train as this attempt. Yield as `join` does."""
+        self.ends = {}
+        calls = [place.actor.train.remote(attempt) for place in self._places]
+        yield from self._all(calls, poll_s, float("inf"))
+
+    def talk(self) -> list[tuple[int, News]]:
+        """Send `orders` to the ranks that do not have them, and ask those for news that have not been asked for a
+        while. Return the news that came. A rank that does not answer is not asked again."""
+        news = self._answers(0.0)
+        now, busy = time.monotonic(), set(self._talks.values())
+        for rank, place in enumerate(self._places):
+            told, at = self._told.get(rank, (None, 0.0))
+            if rank not in busy and (told != self.orders or now - at >= self._interval):
+                self._told[rank] = (self.orders, now)
+                self._talks[place.actor.talk.remote(self._start.number, self.orders)] = rank
+        return news
+
+    def last_news(self) -> list[tuple[int, News]]:
+        """Return the last news of the ranks, once their parts have ended."""
+        news = self._answers(_LAST_NEWS_S)
+        return news + [(rank, end.news) for rank, end in self.ends.items() if end.news is not None]
+
+    def _answers(self, patience_s: float) -> list[tuple[int, News]]:
+        found, talks = [], [talk for talk, rank in self._talks.items() if rank not in self.failed]
+        for answer in ray.wait(talks, num_returns=len(talks), timeout=patience_s)[0] if talks else ():
+            rank = self._talks.pop(answer)
+            with suppress(RayError):  # its death is known by its call
+                news = ray.get(answer)
+                if news is not None:
+                    found.append((rank, news))
+        return found
 
     def _seats(self, places: list[Place], poll_s: float) -> Generator[None, None, list[Seat]]:
         """Return the seats of the ranks, and bring `places` into their order: that of the last group if processes of it
@@ -101,21 +156,40 @@ class RankGroup:
             place.seat = seat
         return taken
 
-    def _all(self, refs: list[Any], poll_s: float, patience_s: float) -> Generator[None, None, list[Any]]:
+    def _all(self, calls: list[Any], poll_s: float, patience_s: float) -> Generator[None, None, list[Any]]:
         """Return the results of one call to each actor; an empty list if one has `failed`."""
-        self._calls = refs
-        deadline, left = time.monotonic() + patience_s, refs
+        self._calls = calls
+        deadline, left = time.monotonic() + patience_s, calls
         while left and not self.failed:
             if time.monotonic() > deadline:
-                self.failed = [refs.index(ref) for ref in left]
+                self.failed = [calls.index(call) for call in left]
                 return []
-            done, left = ray.wait(left, num_returns=len(left), timeout=poll_s)
+            ray.wait(left, num_returns=1, timeout=poll_s)
+            done, left = ray.wait(left, num_returns=len(left), timeout=0)
             if not all(map(_fine, done)):
-                self._coordinator.rank_gone.remote(self._start.number)
-                ended = _ended(refs, _OTHERS_S + beat_interval(len(refs)))
-                self.failed = [rank for rank, ref in enumerate(refs) if ref in ended and not _fine(ref)]
+                self._free_the_others()
+                done = [*done, *_ended(left, _OTHERS_S + self._interval)]
+                over = set(done)
+                self.failed = [rank for rank, call in enumerate(calls) if call in over and not _fine(call)]
+            self._note_ends(done)
             yield
-        return [] if self.failed else ray.get(refs)
+        return [] if self.failed else ray.get(calls)
+
+    def _free_the_others(self) -> None:
+        """Order the ranks to leave what they compute together, which a dead rank will never finish."""
+        self.orders = replace(self.orders, abort=True)
+        for rank, place in enumerate(self._places):
+            self._talks[place.actor.talk.remote(self._start.number, self.orders)] = rank
+
+    def _note_ends(self, done: Sequence[Any]) -> None:
+        """Note how ranks ended that have returned since the last time, first those that cannot train again: the others
+        may only have lost them."""
+        ranks, ends = {call: rank for rank, call in enumerate(self._calls)}, []
+        for call in done:
+            with suppress(RayError):
+                if isinstance(end := ray.get(call), RankEnd):
+                    ends.append((end.stays, ranks[call], end))
+        self.ends |= {rank: end for _, rank, end in sorted(ends, key=lambda one: one[:2])}
 
 
 def _ended(calls: Sequence[Any], patience_s: float) -> set[Any]:
@@ -124,9 +198,10 @@ def _ended(calls: Sequence[Any], patience_s: float) -> set[Any]:
 
 
 def _fine(call: Any) -> bool:
-    """Return whether a call that is over has returned. If not, it has raised, or its process died."""
+    """Return whether a call that is over has returned, and its process can train again. If not, its process died, or
+    its rank failed."""
     try:
-        ray.get(call)
+        found = ray.get(call)
     except RayError:
         return False
-    return True
+    return not isinstance(found, RankEnd) or found.stays

@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from launcher.runtime.cluster.memory_keeper import ensure_keepers
 from launcher.runtime.cluster.nodes import draining, lost
 from launcher.runtime.cluster.rank_placement import Placement, Seat
-from launcher.runtime.cluster.rank_process import RankProcess
+from launcher.runtime.cluster.rank_process import TALKS, RankProcess
 from launcher.runtime.policies.elastic import GroupStart, Sizing
 from launcher.runtime.policies.recovery import Recovery, spares_for
 
@@ -263,13 +263,11 @@ class RankPool:
         return _Spare(actor, node, actor.load.remote(self._run_uri, "GPU" in self._each, ranks))
 
     def _process(self, each: Mapping[str, float], strategy: Any) -> Any:
-        options = ray.remote(RankProcess).options(
-            num_cpus=each.get("CPU", 0),
-            num_gpus=each.get("GPU", 0),
-            max_restarts=0,
-            scheduling_strategy=strategy,
+        cores, gpus = each.get("CPU", 0), each.get("GPU", 0)
+        actor = ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0, concurrency_groups=TALKS)(
+            RankProcess
         )
-        return options.remote()
+        return actor.options(scheduling_strategy=strategy).remote()
 
     def _clear(self) -> None:
         """End the processes of all ranks, and give up their places. Spare processes stay."""

@@ -2,6 +2,7 @@
 (`launcher.runtime.cluster.rank_placement`), so neither this module nor a module that it imports may import torch or
 DeepSpeed. A spare process imports torch first, too, but makes no call to CUDA before it has its seat."""
 
+import ctypes
 import gc
 import os
 import socket
@@ -10,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 
@@ -18,7 +19,12 @@ from launcher.runtime.cluster.rank_placement import Placement, Seat, SeatError
 
 if TYPE_CHECKING:
     from launcher.runtime.cluster.assignment import Assignment
+    from launcher.runtime.cluster.orders import News, Orders, RankEnd
+    from launcher.runtime.cluster.worker import Rank
 
+TALKS = {"talks": 1}
+"""Ray's groups of threads of the actor, besides the thread on which a rank trains."""
+_SET_NAME = 15  # of prctl(2)
 _TOO_EARLY = ("torch", "deepspeed")
 
 
@@ -30,10 +36,11 @@ def given_gpus() -> tuple[str, ...]:
 
 class RankProcess:
     """The actor in which a rank runs: of one group after another, as long as its groups end in good order or by the
-    death of other ranks."""
+    death of other ranks. The driver talks with it on a thread of its own (`TALKS`), whatever the rank computes."""
 
     def __init__(self) -> None:
         self._loaded = False  # by us, so that torch may be there before a seat
+        self._rank: Rank | None = None  # what this process is in its present group
 
     def load(self, run_uri: str, gpus: bool, ranks: int) -> Placement:
         """Prepare a spare process for a rank of the run, and return the process's place. `gpus`: whether ranks have
@@ -58,24 +65,49 @@ class RankProcess:
             port: int = probe.getsockname()[1]
             return port
 
-    def assign_seat(self, seat: Seat, coordinator: Any) -> None:
-        """Set the environment before torch is imported. Raises SeatError, after telling the coordinator, if something
-        else has already loaded torch or DeepSpeed."""
+    def join(self, group: int, seat: Seat, assignment: "Assignment") -> "RankEnd":
+        """Take a seat in group number `group`, and join its other ranks. The environment is set before torch is
+        imported; something else that has already loaded torch or DeepSpeed ends the run."""
+        began = time.monotonic()
+        from launcher.runtime.cluster.orders import Fatal, RankEnd
+
         try:
             if not self._loaded:
                 _ensure_not_loaded()
         except SeatError as error:
-            ray.get(coordinator.fail.remote(error.problem, error.remedy))
-            raise
+            return RankEnd(Fatal(error.problem, error.remedy), stays=False)
         os.environ.update(seat.environment())
-
-    def run(self, seat: Seat, assignment: "Assignment") -> None:
-        """Train as a rank. Raises the rank's error if the process must not train again."""
-        began, self._loaded = time.monotonic(), True
+        self._loaded = True
         with _importing():
-            from launcher.runtime.cluster.worker import train_rank
+            from launcher.runtime.cluster.worker import Rank
+        if self._rank is not None:  # that group ended before its ranks trained
+            self._rank.leave(broken=True)
+        self._rank = Rank(group, seat, assignment, began)
+        _name_thread(f"rank {seat.rank}")
+        return self._ended(self._rank.join())
 
-        train_rank(seat, assignment, began)
+    def train(self, attempt: int) -> "RankEnd":
+        """Train as a rank of the group that was joined, under this number."""
+        assert self._rank is not None
+        _name_thread(f"rank {self._rank.link.rank}")
+        return self._ended(self._rank.train(attempt))
+
+    def _ended(self, end: "RankEnd") -> "RankEnd":
+        if self._rank is not None and not self._rank.joined:
+            self._rank = None
+        return end
+
+    @ray.method(concurrency_group="talks")  # type: ignore[untyped-decorator]
+    def talk(self, group: int, orders: "Orders") -> "News | None":
+        """Take orders for the rank of group number `group`, and return its news; None if it is not there (yet)."""
+        rank = self._rank
+        return rank.link.talk(orders) if rank is not None and rank.group == group else None
+
+
+def _name_thread(name: str) -> None:
+    """Name the present thread until its call returns, for whoever looks at the machine (`ps -L`, `top -H`): the title
+    that Ray gives the process changes with every talk."""
+    ctypes.CDLL(None).prctl(_SET_NAME, name.encode(), 0, 0, 0)
 
 
 @contextmanager

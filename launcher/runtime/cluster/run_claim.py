@@ -1,23 +1,28 @@
 """A command's claim on its run: it claims attempts, renews the heartbeat of the newest one, and notices a newer claim
 by another start.
 
-The heartbeat and the search for newer claims run on separate threads.
+The heartbeat, the search for newer claims, and the claims of later attempts run on separate threads.
 """
 
 import logging
 import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim
 from checkpoints.errors import CheckpointError
-from data_service.store.errors import StoreError
+from data_service.store.errors import TRANSIENT, StoreError
 
 _log = logging.getLogger(__name__)
 
 LOOK_S = 10.0  # between two looks for a successor
+_AGAIN_S = 1.0  # interval at which an attempt is claimed while the store does not answer
+_CLOSE_S = 0.5  # time limit for the last heartbeat
 
 
 class RunClaim:
-    """The attempts of one command, one after another, all claimed in the driver's name.
+    """The attempts of one command, one after another, all claimed in the driver's name. As a context manager, it ends
+    its threads.
 
     Args:
         first: the attempt that the driver has claimed.
@@ -29,6 +34,7 @@ class RunClaim:
         self._newest, self._owner, self._look_s = first, owner, look_s
         self._unused = True  # no group has used the newest attempt yet
         self._taken, self._closed = threading.Event(), threading.Event()
+        self._claims = ThreadPoolExecutor(1, thread_name_prefix="claim")
         self._heart = Heartbeat(first)
         self._heart.__enter__()  # here, because the first group may have to wait for machines
         threading.Thread(target=self._look, name="successor", daemon=True).start()
@@ -37,6 +43,33 @@ class RunClaim:
     def taken(self) -> bool:
         """Whether another start has claimed a newer attempt."""
         return self._taken.is_set()
+
+    def __enter__(self) -> "RunClaim":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close(_CLOSE_S)
+
+    def claiming(self, note: Callable[[str], None], poll_s: float) -> Iterator[Attempt | None]:
+        """Claim the attempt of the next group of ranks. Yield None every `poll_s` seconds until it is claimed, and then
+        the attempt. While the store does not answer, the claim is repeated, and `note` tells the operator so once.
+
+        Raises RunIsActive: another start has claimed the run.
+        """
+        waits = False
+        while True:
+            claimed = self._claims.submit(self.next)
+            while not wait([claimed], timeout=poll_s).done:
+                yield None
+            try:
+                yield claimed.result()
+                return
+            except TRANSIENT as error:
+                if not waits:
+                    note(f"the ranks wait for the store: {error.problem}")
+                waits = True
+            yield None
+            self._closed.wait(_AGAIN_S)
 
     def next(self) -> Attempt:
         """Claim the attempt of the next group of ranks.
@@ -53,6 +86,7 @@ class RunClaim:
     def close(self, patience_s: float) -> None:
         """Stop the heartbeat. If the store hangs, wait `patience_s` seconds at most."""
         self._closed.set()
+        self._claims.shutdown(wait=False, cancel_futures=True)
         ending = threading.Thread(target=self._heart.__exit__, name="heartbeat end", daemon=True)
         ending.start()
         ending.join(patience_s)

@@ -10,6 +10,7 @@ from types import FrameType
 from checkpoints.attempt import Attempt
 from checkpoints.ownership import stop_requested
 from data_service.store.errors import StoreError
+from launcher.command import saving
 from launcher.contract import REPEAT, STOPPED
 from launcher.signals import heeded
 
@@ -37,7 +38,7 @@ class Stopping:
 
     def __init__(self, note: Callable[[str], None], poll_s: float = POLL_S) -> None:
         self._note, self._poll_s = note, poll_s
-        self._tell: Callable[[], object] | None = None
+        self._saves = False  # ranks train, and save when they are stopped
         self._signals: SimpleQueue[signal.Signals | None] = SimpleQueue()
         self._signalled = False
         self._asking = threading.Lock()
@@ -76,16 +77,14 @@ class Stopping:
             over.set()
 
     @contextmanager
-    def telling(self, tell: Callable[[], object]) -> Iterator[None]:
-        """Call `tell` at a request to stop inside the `with` block, in which ranks train; at once if a request came
-        earlier."""
-        self._tell = tell
-        if self.asked.is_set():
-            tell()
+    def saving(self) -> Iterator[None]:
+        """Note that ranks train inside the `with` block, which save at a request to stop and get the time for it."""
+        self._saves = True
         try:
-            yield
+            with saving():
+                yield
         finally:
-            self._tell = None
+            self._saves = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal. This runs between any two instructions of the main thread, which may hold a lock or be
@@ -116,7 +115,5 @@ class Stopping:
                 return
             self.reason, self.code = reason, code
             self.asked.set()
-        doing = "finishing this step, saving" if self._tell is not None else "no step was under way"
+        doing = "finishing this step, saving" if self._saves else "no step was under way"
         self._note(f"{reason}: {doing}, then ending with code {code}")
-        if self._tell is not None:
-            self._tell()

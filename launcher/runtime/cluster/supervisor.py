@@ -1,8 +1,8 @@
 """The driver: claims the attempt, starts the data service and the ranks on Ray, follows them to the end.
 
-Ray places processes and reports when they die. The driver and the coordinator decide everything else: which attempt may
-write, where to resume, when to start ranks again, when to stop, and which failures end the run. Services that training
-does not need (`Companions`) come from the command line: the runtime knows neither trackers nor evaluation tasks.
+Ray places processes and reports when they die. The driver decides everything else: which attempt may write, where to
+resume, when to start ranks again, when to stop, and which failures end the run. Services that training does not need
+(`Companions`) come from the command line: the runtime knows neither trackers nor evaluation tasks.
 """
 
 import os
@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 
-from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_all
+from checkpoints.attempt import Attempt, Owner, end_all
 from checkpoints.errors import RunIsActive, Superseded
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
@@ -27,15 +26,14 @@ from data_service.processes import temporary_place
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.service.ray_internals import joins_cluster
 from data_service.store.errors import TRANSIENT, StoreError
-from launcher.command import looked_after_by, output_into, saving
+from launcher.command import looked_after_by, output_into
 from launcher.contract import FINISHED, JOIN_SECONDS, REPEAT, code_of
 from launcher.errors import RunError, TryAgain
 from launcher.runtime.cluster.assignment import Assignment
-from launcher.runtime.cluster.coordinator import start_coordinator
+from launcher.runtime.cluster.control_loop import ControlLoop, Display, LoopEnd
 from launcher.runtime.cluster.deaths import count_start, of_command
-from launcher.runtime.cluster.group_loop import NOT_SAVED, Display, GroupLoop
-from launcher.runtime.cluster.nodes import connect, logs, lost, room_for
-from launcher.runtime.cluster.orders import CoordinatorLost, Status
+from launcher.runtime.cluster.nodes import connect, logs, room_for
+from launcher.runtime.cluster.operator_log import OperatorLog
 from launcher.runtime.cluster.resources import (
     Resources,
     cores_of,
@@ -44,8 +42,8 @@ from launcher.runtime.cluster.resources import (
     plan_resources,
     sizing,
 )
+from launcher.runtime.cluster.run_claim import RunClaim
 from launcher.runtime.cluster.stop_requests import Stopping
-from launcher.runtime.policies.elastic import Sizing
 from launcher.runtime.preflight.network import refusal
 from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.record import Run
@@ -74,8 +72,6 @@ class Companions:
 _UNCOUNTED = (*TRANSIENT, Superseded, RunIsActive)  # errors that say nothing against the run
 _CONNECT_S = 60.0  # time limit for the head of a cluster to answer
 _TRY_S = 2.0  # time limit of one connection to it
-_PROCESS_S = 60.0  # time limit for Ray to start a process
-_RECORD_S = 10.0  # time limit for the coordinator's last records
 _SHUTDOWN_S = 5.0  # time limit for Ray to disconnect
 
 
@@ -89,11 +85,17 @@ class RunOutcome:
 
 
 def supervise(
-    run: Run, display: Display, stopping: Stopping, *, companions: Companions, nodes: int = 1
+    run: Run,
+    display: Display,
+    log: OperatorLog,
+    stopping: Stopping,
+    *,
+    companions: Companions,
+    nodes: int = 1,
 ) -> RunOutcome:
     """Start or continue `run`, and follow it until it is complete or asked to stop.
 
-    Training begins when the Ray cluster has `nodes` nodes.
+    Training begins when the Ray cluster has `nodes` nodes. `log` records what happens to its ranks.
 
     Raises:
         RunIsActive: if another start of the run is alive.
@@ -111,14 +113,14 @@ def supervise(
         return RunOutcome(stopping.code, 0, stopping.reason)
     newest = None
     try:
-        with Heartbeat(attempt), stopping.requests(attempt):
+        with RunClaim(attempt, owner) as claim, stopping.requests(attempt):
             newest = _newest(run)
             if newest is not None and newest.step >= run.recipe.total_steps:
                 _evaluate_the_last(run, display, stopping, companions)
                 return RunOutcome(FINISHED, newest.step)
             startup.done("claim")
-            start = _Start(run, display, stopping, companions, owner, startup, newest)
-            return start.supervise(attempt, nodes)
+            start = _Start(run, display, log, stopping, companions, startup, newest)
+            return start.supervise(attempt, claim, nodes)
     except Exception as error:
         if not stopping.asked.is_set() and code_of(error) == REPEAT and not isinstance(error, _UNCOUNTED):
             count_start(attempt, error, committed=newest.step if newest else 0, note=display.note)
@@ -152,103 +154,61 @@ class _Start:
 
     run: Run
     display: Display
+    log: OperatorLog
     stopping: Stopping
     companions: Companions
-    owner: Owner
     startup: Startup
     last: CheckpointManifest | None
 
-    def supervise(self, attempt: Attempt, nodes: int) -> RunOutcome:
+    def supervise(self, attempt: Attempt, claim: RunClaim, nodes: int) -> RunOutcome:
         """Start Ray and its services, then follow the ranks to their end."""
         self.display.note("joining the Ray cluster" if joins_cluster() else "starting Ray")
-        recipe = self.run.recipe
-        with _ray(plan_resources(recipe), self.stopping):
+        recipe, stopping = self.run.recipe, self.stopping
+        with _ray(plan_resources(recipe), stopping):
             self.startup.done("Ray")
-            _await_nodes(nodes, self.stopping, self.display)
-            if self.stopping.asked.is_set():
-                return RunOutcome(
-                    self.stopping.code, self.last.step if self.last else 0, self.stopping.reason
-                )
+            _await_nodes(nodes, stopping, self.display)
+            if stopping.asked.is_set():
+                return RunOutcome(stopping.code, self.last.step if self.last else 0, stopping.reason)
             there = ray.nodes()
             size = sizing(recipe, gpus_of(there))
             feed = start_feed(_feed_config(self.run, data_workers(recipe, cores_of(there), size.most)))
             open_streams_ahead(self.run, feed)
+            committed, ranks = (self.last.step, self.last.world_size) if self.last else (0, None)
+            failures = of_command(attempt, committed=committed, now=time.time(), note=self.display.note)
+            known = (self.run, claim, size, ranks, failures)
+            loop = ControlLoop(*known, display=self.display, log=self.log, stopping=stopping)
+            self.startup.done("services")
             with (
                 room_for([size.each] * size.most),
-                self.companions.evaluating(self.run, self.display.note, self.stopping.asked),
+                self.companions.evaluating(self.run, self.display.note, stopping.asked),
+                stopping.saving(),
             ):
-                while (status := self._stay(attempt, feed, size)) is None:
-                    attempt = claim(self.run.store, owner=self.owner)
-            if status.unsaved is not None:
-                self.display.note(status.unsaved)
-            return _outcome(self.run, status, self.stopping)
+                end = loop.run(self._assignment(feed))
+            if end.unsaved is not None:
+                self.display.note(end.unsaved)
+            return _outcome(self.run, end, stopping)
 
-    def _stay(self, attempt: Attempt, feed: FeedHandle, size: Sizing) -> Status | None:
-        """Follow the ranks while one coordinator lives. Return the last state of the run; None if the coordinator was
-        lost and another one must be started."""
-        committed, ranks = (self.last.step, self.last.world_size) if self.last else (0, None)
-        failures = of_command(attempt, committed=committed, now=time.time(), note=self.display.note)
-        coordinator = start_coordinator(attempt, self.owner, size, ranks, failures)
-        try:
-            _await_coordinator(coordinator, self.stopping)
-            self.startup.done("services")
-            refresh = self.run.recipe.memory_refresh
-            save_multiple, before = refresh.every if refresh else 1, self.startup.seconds
-            told = (self.run.recipe, save_multiple, self.run.removals, before)
-            assignment = Assignment(
-                self.run.store.uri, coordinator, feed, *told, keepers={}, remembers=False, processes={}
-            )
-            loop = GroupLoop(self.run, coordinator, self.display)
-            with saving(), self.stopping.telling(coordinator.stop.remote):
-                loop.ranks(assignment, size)
-            return loop.status
-        except CoordinatorLost as gone:
-            if self.stopping.asked.is_set():
-                raise TryAgain(f"the ranks cannot be asked to save: {gone}", remedy=NOT_SAVED) from gone
-            self.display.note(f"{gone}: starting the ranks again")
-            return None
-        finally:
-            _close(coordinator)
+    def _assignment(self, feed: FeedHandle) -> Assignment:
+        refresh = self.run.recipe.memory_refresh
+        told = (self.run.recipe, refresh.every if refresh else 1, self.run.removals, self.startup.seconds)
+        return Assignment(self.run.store.uri, feed, *told, keepers={}, remembers=False, processes={})
 
 
-def _close(coordinator: Any) -> None:
-    """Give the coordinator `_RECORD_S` seconds for its last records, then end it."""
-    if lost() is None:
-        with suppress(RayError):
-            ray.get(coordinator.close.remote(_RECORD_S), timeout=_RECORD_S + 1)
-            ray.kill(coordinator)
-
-
-def _await_coordinator(coordinator: Any, stopping: Stopping) -> None:
-    """Wait for the coordinator's first answer. Raises TryAgain if Ray does not start the process."""
-    answer, deadline = coordinator.status.remote(), time.monotonic() + _PROCESS_S
-    while not ray.wait([answer], timeout=0.5)[0]:
-        if lost() is not None:
-            raise TryAgain(f"Ray is lost: its {lost()} has died", remedy=NOT_SAVED)
-        if time.monotonic() > deadline or stopping.asked.is_set():
-            raise TryAgain("Ray does not start processes on this machine any more", remedy=NOT_SAVED)
-    try:
-        ray.get(answer)
-    except RayError as error:
-        raise TryAgain("Ray cannot start processes on this machine any more", remedy=NOT_SAVED) from error
-
-
-def _outcome(run: Run, status: Status, stopping: Stopping) -> RunOutcome:
-    """Return how this start ended, according to the coordinator's last answer. Raises RunError or Superseded if the
-    run cannot continue here."""
-    if status.fatal is not None:
-        raise RunError(status.fatal.problem, remedy=status.fatal.remedy)
-    if status.superseded:
+def _outcome(run: Run, end: LoopEnd, stopping: Stopping) -> RunOutcome:
+    """Return how this start ended. Raises RunError or Superseded if the run cannot continue here."""
+    if end.fatal is not None:
+        raise RunError(end.fatal.problem, remedy=end.fatal.remedy)
+    if end.taken_over:
         raise Superseded(f"another start of {run.uri} has taken it over", remedy="it goes on there")
-    if status.finished is None:
+    if end.finished is None:
         newest = (
-            _newest(run) if status.unsaved is None else None
+            _newest(run) if end.unsaved is None else None
         )  # after a failed save the store does not answer, and the call would wait for it
         at = newest.step if newest else 0
-        reason = f"{stopping.reason}; not saved: {status.unsaved}" if status.unsaved else stopping.reason
+        reason = f"{stopping.reason}; not saved: {end.unsaved}" if end.unsaved else stopping.reason
         return RunOutcome(stopping.code, at, reason)
-    complete = status.finished >= run.recipe.total_steps
-    return RunOutcome(FINISHED if complete else stopping.code, status.finished, stopping.reason)
+    complete = end.finished >= run.recipe.total_steps
+    return RunOutcome(FINISHED if complete else stopping.code, end.finished, stopping.reason)
 
 
 def _feed_config(run: Run, workers: int) -> FeedConfig:
@@ -286,7 +246,7 @@ def _await_cluster(stopping: Stopping, display: Display) -> None:
 def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
     """Join the cluster in RAY_ADDRESS, or start a Ray on this machine for as long as the run lasts.
 
-    The output of ranks stays in Ray's log folder. They send what the operator should know to the coordinator.
+    The output of ranks stays in Ray's log folder. They tell the driver what the operator should know.
     """
     local = {} if joins_cluster() else _local_cluster(resources)
     try:

@@ -62,7 +62,7 @@ def _own_screen(console: Console) -> Iterator[None]:
 def _train(run: Run, watch: Watch, log: OperatorLog, *, companions: Companions, nodes: int) -> RunOutcome:
     with Stopping(watch.note) as stopping:
         try:
-            outcome = supervise(run, watch, stopping, companions=companions, nodes=nodes)
+            outcome = supervise(run, watch, log, stopping, companions=companions, nodes=nodes)
         except KeyboardInterrupt:
             watch.note("ended at once, without saving: what was done since the last checkpoint is lost")
             return RunOutcome(REPEAT, 0, stopping.reason)

@@ -1,13 +1,16 @@
-"""The function that every rank runs in its Ray process: it joins the group, connects to the coordinator, and trains."""
+"""A process as a rank of one group: its line to the driver, how it joins the group, how it trains, and how its part
+ended."""
 
 import gc
 import os
 import socket
+import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,20 +24,36 @@ from checkpoints.gloo_peers import GROUP_TIMEOUT, GlooPeers
 from data_service.errors import CorpusError, CorruptBlock, InputError, PlanError, TokenizerError
 from data_service.samples.spec import StreamSpec
 from data_service.service.client import FeedClient
+from data_service.service.gauges import StoreRetries
 from data_service.store.errors import TRANSIENT, StoreError
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.layers.torch_internals import nccl_backends
 from encoder_core.train.engine import leave_groups
 from encoder_core.train.exchange import Control
+from encoder_core.train.groups import abort_groups, groups_failed, times_left
+from encoder_core.train.loop import HANDED_OVER
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import PEER_GONE, RecipeError, RunError
 from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.memory_keeper import NodeMemory
-from launcher.runtime.cluster.orders import CoordinatorLost
-from launcher.runtime.cluster.rank_link import RayLink, here
-from launcher.runtime.cluster.rank_placement import Seat, SeatError
+from launcher.runtime.cluster.orders import (
+    Fatal,
+    Finished,
+    Joined,
+    News,
+    Orders,
+    Outcome,
+    Raised,
+    RankEnd,
+    TakenOver,
+    UnfitNodes,
+    Unsaved,
+    WentBack,
+)
+from launcher.runtime.cluster.rank_device import take_device
+from launcher.runtime.cluster.rank_placement import Seat
 from launcher.runtime.policies.failures import Kind
-from launcher.runtime.policies.watchdog import FIRST_SUMS, Watchdog
+from launcher.runtime.policies.watchdog import FIRST_SUMS, RankLocation, Watchdog, stack_of_every_thread
 from launcher.runtime.preflight.collective import (
     NodeReport,
     Unfit,
@@ -47,6 +66,7 @@ from launcher.runtime.preflight.collective import (
 )
 from launcher.runtime.preflight.measure import PreflightSubject
 from launcher.runtime.preflight.network import variables as network_variables
+from launcher.runtime.rank.journal import Ending
 from launcher.runtime.rank.main import run_rank
 from launcher.runtime.rank.microbatch_size import SmallerMicrobatch
 from launcher.runtime.rank.spike_guard import Rewound
@@ -55,9 +75,7 @@ from launcher.runtime.run.record import open_run
 
 _LISTENS_S, _LOOK_S = 60.0, 0.01
 _LATER = 1.5  # torch's time limit of a collective, in the watchdog's limit, which must come first: it names the ranks
-_RETRY_S = 1.0  # interval at which ranks ask for their attempt while the store does not answer
-NCCL_FOR_MIG = (2, 31)
-"""The first version whose guide names MIG instances as devices of one communicator."""
+_WAITING_RECORDS = 4096  # most records that wait for a driver which is stopped; the oldest are not shown
 _ERROR_LENGTH = 500  # number of characters of an error by which failures are compared
 _MISTAKES = (
     RecipeError, RunError, NoGoodCheckpoint, NewerFormat, InputError, CorpusError, PlanError, TokenizerError,
@@ -66,34 +84,183 @@ _MISTAKES = (
 """Errors in the inputs of a run, or damage to it: a restart does not cure them."""
 
 
-def train_rank(seat: Seat, assignment: Assignment, began: float) -> None:
-    """Train as one rank, and leave its groups, so that the process can train again as a rank of another group. This
-    holds if the group ended in good order, or because another rank died.
+class RankLink:
+    """A rank's line to the driver. The driver calls `talk`, on a thread of its own: a rank that waits in a collective
+    still says where it is, and is freed from it if another rank is gone.
 
-    `began`: `time.monotonic()` before the process imported anything.
-
-    Raises the error that ended the rank, after the coordinator was told. Such a process must not train again.
+    Attributes:
+        peer_gone: whether another rank is gone, so that the groups of this process were aborted.
     """
-    gc.freeze()  # what is imported stays, and need not be looked at when a group ends
-    startup = Startup(assignment.before, began, assignment.processes)
-    startup.done("imports")
-    link = RayLink(assignment.coordinator, seat.rank, assignment.save_multiple, seat.world)
-    broken = False
-    try:
-        _join(seat, assignment.recipe.watchdog)
-        _train(assignment, link, startup)
-    except BaseException as error:
-        broken = True
-        ended = _in_good_order(assignment.coordinator, link, error)
-        if not ended and not (isinstance(error, Exception) and _kind_of(error, link) == "silent"):
-            traceback.clear_frames(
-                error.__traceback__
-            )  # they hold the groups: the others wait until these are left
-            _leave(broken)
-            raise
-    finally:
-        link.close()
-    _leave(broken)
+
+    def __init__(self, rank: int, save_multiple: int) -> None:
+        self.rank, self._save_multiple = rank, save_multiple
+        self.peer_gone, self._left = False, times_left()
+        self._where = (0, "starting", 0)
+        self._resumed: int | None = None
+        self._stop, self._pause, self._hand_over = (threading.Event() for _ in range(3))
+        self._records: deque[Mapping[str, Any]] = deque(maxlen=_WAITING_RECORDS)
+        self._notes: deque[str] = deque(maxlen=_WAITING_RECORDS)
+        self._events: deque[tuple[str, Mapping[str, Any]]] = deque(maxlen=_WAITING_RECORDS)
+        self._place = RankLocation(ray.get_runtime_context().get_node_id(), os.getpid(), socket.gethostname())
+        self._retries = StoreRetries()
+
+    def beat(self, step: int, doing: str, done: int = 0) -> None:
+        """Set where the rank is: step, activity, and the progress within a long activity (`Beat`)."""
+        self._where = (step, doing, done)
+        if doing == "loading":
+            self._resumed = step
+
+    def record(self, record: dict[str, Any]) -> None:
+        self._records.append(record)
+
+    def note(self, text: str) -> None:
+        self._notes.append(text)
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        self._events.append((kind, {**fields, "rank": self.rank, "host": self._place.host}))
+
+    def stop_requested(self) -> bool:
+        """Return whether the rank must end before its next step. Rank 0 alone decides when the state is handed over,
+        since it decides on copies."""
+        ending, here = self.ends, self._where[0] % self._save_multiple == 0
+        paused = ending == "save" or (ending == "hand over" and self.rank == 0)
+        return self._stop.is_set() or (paused and here)
+
+    @property
+    def ends(self) -> Ending | None:
+        """What the rank, if it has been asked to end, does with the last state."""
+        if not (self._stop.is_set() or self._pause.is_set()):
+            return None
+        return "hand over" if self._hand_over.is_set() and not self._stop.is_set() else "save"
+
+    @property
+    def handed_over(self) -> bool:
+        """Whether the rank has left its last state in memory alone."""
+        return self._where[1] == HANDED_OVER
+
+    @property
+    def ending(self) -> bool:
+        """Whether the rank is making its last save after a stop was requested."""
+        return self._stop.is_set() and self._where[1] == "saving"
+
+    def talk(self, orders: Orders) -> News:
+        """Take the driver's orders, and return the news since the last call."""
+        if orders.stop:
+            self._stop.set()
+        if orders.hand_over:
+            self._hand_over.set()
+        if orders.pause:
+            self._pause.set()
+        if orders.abort or groups_failed():
+            self.peer_gone = True
+            abort_groups(self._left)
+        self._retries.update()
+        return self.news(stack_of_every_thread() if orders.stacks else None)
+
+    def news(self, stack: str | None = None) -> News:
+        """Return the news since the last call. `stack`: as in `News`."""
+        lists = (_taken(self._records), _taken(self._notes), _taken(self._events))
+        return News(*self._where, self._place, self._resumed, *lists, stack=stack)
+
+
+def _taken(waiting: deque[Any]) -> list[Any]:
+    taken = []
+    with suppress(IndexError):  # a talk and the rank's end may both take
+        while True:
+            taken.append(waiting.popleft())
+    return taken
+
+
+@dataclass(frozen=True)
+class _Membership:
+    """What a rank that has joined its group trains with."""
+
+    control: Control
+    peers: GlooPeers
+    nodes: Sequence[str]
+    reports: Sequence[NodeReport]
+
+
+class Rank:
+    """A process as a rank of group number `group`. `began`: `time.monotonic()` before the process imported anything.
+
+    It leaves its process groups when its part has ended, so that the process can train again as a rank of another
+    group. This holds if the group ended in good order, or because another rank died.
+    """
+
+    def __init__(self, group: int, seat: Seat, assignment: Assignment, began: float) -> None:
+        gc.freeze()  # what is imported stays, and need not be looked at when a group ends
+        self.group, self._seat, self._assignment = group, seat, assignment
+        self._startup = Startup(assignment.before, began, assignment.processes)
+        self._startup.done("imports")
+        self.link = RankLink(seat.rank, assignment.save_multiple)
+        self._membership: _Membership | None = None
+
+    @property
+    def joined(self) -> bool:
+        return self._membership is not None
+
+    def join(self) -> RankEnd:
+        """Connect to the other ranks, and examine the nodes. Collective."""
+        return self._ended(self._join)
+
+    def train(self, attempt: int) -> RankEnd:
+        """Train until the run is complete, or this rank is asked to end. Collective."""
+        return self._ended(lambda: self._train(attempt))
+
+    def leave(self, broken: bool) -> None:
+        """Leave the process groups, as `_leave`."""
+        self._membership = None  # it holds the groups: the others wait until these are left
+        _leave(broken)
+
+    def _ended(self, work: Callable[[], Joined | Finished]) -> RankEnd:
+        broken, stays = False, True
+        outcome: Outcome
+        try:
+            outcome = work()
+            if isinstance(outcome, Joined):
+                return RankEnd(outcome, stays, self.link.news())
+        except BaseException as error:
+            broken, outcome = True, outcome_of(error, self.link)
+            spared = isinstance(error, Exception) and isinstance(outcome, Raised) and outcome.kind == "silent"
+            stays = spared or isinstance(outcome, Unsaved)
+            traceback.clear_frames(error.__traceback__)  # they hold the groups, too
+        try:
+            self.leave(broken)
+        except RuntimeError:  # the GPU has failed
+            stays = False
+        return RankEnd(outcome, stays, self.link.news())
+
+    def _join(self) -> Joined:
+        _connect(self._seat, self._assignment.recipe.watchdog)
+        control = Control.join()
+        peers = GlooPeers(dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT))
+        nodes = [str(node) for node in peers.all_gather(ray.get_runtime_context().get_node_id())]
+        self._startup.done("group")
+        reports = examine(self._assignment, self.link, peers, nodes)
+        self._startup.done("preflight")
+        self._membership = _Membership(control, peers, nodes, reports)
+        return Joined(warnings(reports))
+
+    def _train(self, number: int) -> Finished:
+        assert self._membership is not None
+        assignment, link, member = self._assignment, self.link, self._membership
+        run = replace(open_run(assignment.run_uri), wanted=assignment.removals)
+        attempt, rank = Attempt(run.store, number), member.peers.rank
+
+        def open_stream(spec: StreamSpec) -> FeedClient:
+            client = FeedClient(assignment.feed, spec, lambda blocks: link.beat(0, "counting", blocks))
+            for note in client.notes if rank == 0 else ():
+                link.note(note)
+            return client
+
+        memory = None
+        if assignment.keepers:
+            keepers, remembers = assignment.keepers, assignment.remembers
+            memory = NodeMemory(keepers, member.nodes, rank, attempt=number, remembers=remembers)
+        parts = (member.control, member.peers, open_stream, link, self._startup, member.reports, memory)
+        state = run_rank(run, attempt, *parts)
+        return Finished(state.step, saved=not link.handed_over)
 
 
 def _leave(broken: bool) -> None:
@@ -106,7 +273,7 @@ def _leave(broken: bool) -> None:
         torch.cuda.empty_cache()
 
 
-def _join(seat: Seat, limits: Watchdog) -> None:
+def _connect(seat: Seat, limits: Watchdog) -> None:
     """Connect to the other ranks, over the network of the address under which Ray knows this node."""
     os.environ.update(network_variables(ray.util.get_node_ip_address(), os.environ))
     take_device(seat)
@@ -131,161 +298,68 @@ def _await_first(seat: Seat) -> None:
         time.sleep(_LOOK_S)
 
 
-class DeviceMissing(Exception):
-    """The error if CUDA does not show a rank the GPUs of its seat."""
-
-
-def take_device(seat: Seat) -> None:
-    """Make the rank's GPU the device of this process.
-
-    Raises:
-        DeviceMissing: if CUDA shows another number of GPUs than the seat has. A GPU may have failed, so the ranks can
-            start on another node.
-        SeatError: if this version of NCCL does not connect MIG instances of one machine.
-    """
-    if not seat.gpus:
-        return
-    if seat.shares_a_gpu and seat.local_world > 1 and (nccl := _nccl()) < NCCL_FOR_MIG:
-        raise SeatError(
-            f"{seat.local_world} ranks have MIG instances of one machine, which NCCL {_dotted(nccl)} does not connect",
-            remedy="start one rank on each machine, or use whole GPUs, or install a torch with NCCL "
-            f"{_dotted(NCCL_FOR_MIG)} or later",
-        )
-    found = torch.cuda.device_count()
-    if found != len(seat.visible):
-        raise DeviceMissing(
-            f"CUDA shows rank {seat.rank} {found} GPU(s) of CUDA_VISIBLE_DEVICES={','.join(seat.visible)}: see whether "
-            "one has failed (nvidia-smi). If MIG divides the GPUs, set the variable to MIG instances before Ray starts"
-        )
-    torch.cuda.set_device(seat.device)
-
-
-def _nccl() -> tuple[int, ...]:
-    return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
-
-
-def _in_good_order(coordinator: Any, link: RayLink, error: BaseException) -> bool:
-    """Tell the coordinator of a rank's error. Return whether the rank nevertheless ended as requested."""
+def outcome_of(error: BaseException, link: RankLink) -> Outcome:
+    """Return how a rank's part ends by `error`. What restarts may cure is for the failure policy."""
     match error:
-        case Unfit():  # the coordinator knows it already, and may choose other nodes
-            return False
+        case Unfit():
+            return UnfitNodes([report.event() for report in error.reports], *problem(error.reports))
         case _ if link.peer_gone:
-            _tell_failure(coordinator, link, error)
+            return _raised(error, link)
         case Superseded():
-            ray.get(coordinator.superseded.remote(error.problem, link.attempt))
+            return TakenOver(error.problem)
         case CheckpointError() | StoreError() if link.ending:  # the last commit stands
-            ray.get(coordinator.unsaved.remote(error.problem, link.attempt))
-            return True
+            return Unsaved(error.problem)
         case CorruptBlock():  # perhaps only on this machine; if the data are damaged, the failure repeats itself
-            _tell_failure(coordinator, link, error)
+            return _raised(error, link)
         case _ if isinstance(error, _MISTAKES):
-            ray.get(coordinator.fail.remote(error.problem, error.remedy, link.attempt))
+            return Fatal(error.problem, error.remedy)
         case Rewound():
-            ray.get(coordinator.went_back.remote(link.attempt))
             if link.rank == 0:
                 link.note(str(error))
+            return WentBack()
         case SmallerMicrobatch():  # on the rank whose memory gave out
-            ray.get(coordinator.went_back.remote(link.attempt))
             link.note(str(error))
+            return WentBack()
         case _:
-            _tell_failure(coordinator, link, error)
-    return False
+            return _raised(error, link)
 
 
-def _tell_failure(coordinator: Any, link: RayLink, error: BaseException) -> None:
-    """Report a failure to the coordinator, whose failure policy decides what follows. CorruptReplica is raised by all
-    ranks, though most of them are intact, so it names the ranks at fault."""
+def _raised(error: BaseException, link: RankLink) -> Raised:
+    """Return a failure, for the failure policy. CorruptReplica is raised by all ranks, though most of them are intact,
+    so it names the ranks at fault."""
     blamed = error.ranks if isinstance(error, CorruptReplica) else None
     name = "" if isinstance(error, CorruptReplica) else f"{type(error).__name__}: "
-    text = f"{name}{error}"[:_ERROR_LENGTH]
     trace = "".join(traceback.format_exception(error))
-    ray.get(coordinator.failed.remote(link.rank, text, blamed, link.attempt, _kind_of(error, link), trace))
+    return Raised(f"{name}{error}"[:_ERROR_LENGTH], _kind_of(error, link), trace, blamed)
 
 
-def _kind_of(error: BaseException, link: RayLink) -> Kind:
+def _kind_of(error: BaseException, link: RankLink) -> Kind:
     if link.peer_gone:  # what the rank then computed is garbage, and so may be its error
         return "silent"
     if isinstance(error, TRANSIENT):
         return "transient"
     if isinstance(error, ray.exceptions.RayError) and not isinstance(error, ray.exceptions.RayTaskError):
         return "silent"  # an actor or a data worker is gone
-    lost = isinstance(error, CoordinatorLost | dist.DistNetworkError) or not isinstance(error, Exception)
+    lost = isinstance(error, dist.DistNetworkError) or not isinstance(error, Exception)
     gone = isinstance(error, RuntimeError) and any(sign in str(error) for sign in PEER_GONE)
     return "silent" if lost or gone else "raised"
 
 
-def _train(assignment: Assignment, link: RayLink, startup: Startup) -> None:
-    control = Control.join()
-    group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
-    peers = GlooPeers(group)
-    nodes = [str(node) for node in peers.all_gather(here().node)]
-    startup.done("group")
-    reports = _examine(assignment, link, peers, nodes)
-    startup.done("preflight")
-    number = _enter(assignment.coordinator, link, peers, nodes, warnings(reports))
-    if number is None:
-        return  # the coordinator refused: the driver knows why
-    link.attempt = number
-    run = replace(open_run(assignment.run_uri), wanted=assignment.removals)
-    attempt = Attempt(run.store, number)
-
-    def open_stream(spec: StreamSpec) -> FeedClient:
-        client = FeedClient(assignment.feed, spec, lambda blocks: link.beat(0, "counting", blocks))
-        for note in client.notes if peers.rank == 0 else ():
-            link.note(note)
-        return client
-
-    memory = None
-    if assignment.keepers:
-        memory = NodeMemory(
-            assignment.keepers, nodes, peers.rank, attempt=number, remembers=assignment.remembers
-        )
-    state = run_rank(run, attempt, control, peers, open_stream, link, startup, reports, memory)
-    if peers.rank == 0:
-        ray.get(assignment.coordinator.finish.remote(state.step, number, saved=not link.handed_over))
-
-
-def _examine(
-    assignment: Assignment, link: RayLink, peers: GlooPeers, nodes: Sequence[str]
+def examine(
+    assignment: Assignment, link: RankLink, peers: GlooPeers, nodes: Sequence[str]
 ) -> list[NodeReport]:
     """Run the preflight of the nodes, then the trial sums of the group. Collective. Raises Unfit if a node must not
     train. A rank that does not reach the sums still reports "starting", by which the watchdog finds it."""
     reports = preflight(PreflightSubject(assignment.recipe, assignment.run_uri), peers, nodes)
-    _ensure_fit(assignment.coordinator, reports, peers)
+    _ensure_fit(reports)
     link.beat(0, FIRST_SUMS[dist.get_backend()])
     reports = with_sums(reports, first_sums(peers), nodes)
     link.beat(0, "starting")
-    _ensure_fit(assignment.coordinator, reports, peers)
+    _ensure_fit(reports)
     return reports
 
 
-def _enter(
-    coordinator: Any, link: RayLink, peers: GlooPeers, nodes: list[str], told: list[str]
-) -> int | None:
-    """Return the number of the group's attempt; None if the group must not train. Wait while the store does not answer.
-    Collective."""
-    tries = 0
-    while True:
-        granted = ray.get(coordinator.enter.remote(nodes, told)) if peers.rank == 0 else None
-        answer = peers.all_gather(granted)[0]
-        if not isinstance(answer, str):
-            return answer if isinstance(answer, int) else None
-        tries += 1
-        link.beat(0, "waiting for the store", tries)
-        time.sleep(_RETRY_S)
-
-
-def _ensure_fit(coordinator: Any, reports: list[NodeReport], peers: GlooPeers) -> None:
-    """Raise Unfit if a node failed its preflight, after telling the coordinator which. Collective."""
-    bad = unfit(reports)
-    if not bad:
-        return
-    text, remedy = problem(bad)
-    if peers.rank == 0:
-        ray.get(coordinator.unfit.remote([report.event() for report in bad], text, remedy))
-    peers.all_gather(None)  # so that no rank ends the group before the coordinator knows
-    raise Unfit(text)
+def _ensure_fit(reports: Sequence[NodeReport]) -> None:
+    """Raise Unfit if a node failed its preflight."""
+    if bad := unfit(reports):
+        raise Unfit(bad)

@@ -1,4 +1,4 @@
-"""Keeps the number of a run's ranks for the coordinator: how many trained before, how many train now, and since when.
+"""Keeps the number of a run's ranks for the driver: how many trained before, how many train now, and since when.
 `launcher.runtime.policies.elastic` decides how many may start."""
 
 import time

@@ -1,7 +1,7 @@
 """How many ranks train: what the operator allows, what the cluster can hold, and when that changes.
 
 The batch does not depend on the number of ranks, because logical microbatches are dealt to however many there are. So
-only the machines decide the number. The coordinator calls these pure functions whenever a group of ranks may start or
+only the machines decide the number. The driver calls these pure functions whenever a group of ranks may start or
 grow.
 """
 

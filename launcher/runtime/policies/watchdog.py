@@ -1,9 +1,9 @@
 """The watchdog: which ranks make no progress, and whose fault that is.
 
-Nothing in Ray or NCCL bounds a hang inside a collective. So a thread of every rank sends a heartbeat once a second,
-less often if there are more than 500 ranks. It says what the rank is doing. A rank whose heartbeats say the same for
-too long is stuck; a rank without heartbeats is frozen or cut off. All ranks wait for the slowest, so all are stuck soon
-after one is: the group is killed as a whole, and the driver starts another.
+Nothing in Ray or NCCL bounds a hang inside a collective. So the driver asks every rank for a heartbeat four times a
+second, less often if there are more than 125 ranks, and a thread of the rank answers. It says what the rank is doing. A
+rank whose heartbeats say the same for too long is stuck; a rank without heartbeats is frozen or cut off. All ranks wait
+for the slowest, so all are stuck soon after one is: the group is killed as a whole, and the driver starts another.
 
 The watchdog uses only its own clock: it counts heartbeats, and never compares times across machines.
 """
@@ -25,8 +25,8 @@ _STAGES = {"starting": 0, "loading": 1}  # the first activities of a rank, in th
 _GAP_S = 1.0  # most seconds that count between two checks
 
 
-BEAT_S = 1.0
-BEATS = 500  # most heartbeats a second of all ranks together: they take the coordinator a quarter of a core
+BEAT_S = 0.25
+BEATS = 500  # most heartbeats a second of all ranks together: they take the driver two fifths of a core
 
 
 def beat_interval(ranks: int) -> float:
@@ -68,7 +68,7 @@ class Beat:
     """The latest heartbeat of a rank.
 
     Attributes:
-        count: number of heartbeats that the rank's process has sent since it started.
+        count: number of heartbeats of the rank's process in its present group.
         step, doing: the step and the activity that the rank reported.
         done: progress within that activity, a count that only increases: microbatches evaluated, bytes uploaded.
         place: the rank's process.

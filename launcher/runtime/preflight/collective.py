@@ -107,7 +107,11 @@ _REPORT = TypeAdapter(NodeReport | None)
 
 
 class Unfit(Exception):
-    """The error if nodes of this group must not train. It is raised on all ranks alike."""
+    """The error if nodes of this group must not train, whose reports it has. It is raised on all ranks alike."""
+
+    def __init__(self, reports: "Sequence[NodeReport]") -> None:
+        super().__init__(problem(reports)[0])
+        self.reports = reports
 
 
 def preflight(subject: PreflightSubject, peers: Peers, nodes: Sequence[str]) -> list[NodeReport]:

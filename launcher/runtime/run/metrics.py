@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS, TermFigure
 from launcher.output import human_count, human_duration
 
 Display = Literal["progress", "status", "tile", "curve", "gauge", "tracker"]
@@ -170,44 +171,13 @@ UNSHOWN = (
 """The fields of a step's record that are not shown as figures."""
 
 
-@dataclass(frozen=True)
-class TermMetric:
-    """A figure that each term has, recorded as `<term>_<name>`. TensorBoard, trackers and a curve show it."""
-
-    name: str
-    unit: str
-    spell: Callable[[float], str] = _number
-
-    @property
-    def suffix(self) -> str:
-        return f"_{self.name}"
-
-    @property
-    def share(self) -> bool:
-        """Whether the figure is a share, between 0 and 1."""
-        return self.spell is _percent
-
-    def title(self, field: str) -> str:
-        """Return the title of a field that holds this figure, such as `MLM accuracy`."""
-        term = field.removesuffix(self.suffix).replace("_", " ").upper()
-        return f"{term} {self.name.replace('_', ' ')}"
-
-
-TERM_LOSS = TermMetric(LOSS, "nats per target")
-TERM = (
-    TermMetric("accuracy", "share of targets", _percent),
-    TermMetric("precision", "of the tokens called replaced", _percent),
-    TermMetric("recall", "of the tokens replaced", _percent),
-    TermMetric("replaced", "share of tokens that were", _percent),
-    TermMetric("bits", "bound of the text's, per token"),
-    TermMetric("hidden_accuracy", "share of hidden tokens", _percent),
-    TermMetric("positive_similarity", "mean of queries"),
-    TermMetric("negative_similarity", "mean of queries"),
-)
-"""The figures of a term, besides its loss."""
-
-_SUFFIXES = tuple(metric.suffix for metric in (TERM_LOSS, *TERM))
+_SUFFIXES = tuple(metric.suffix for metric in (TERM_LOSS, *TERM_FIGURES))
 _SUMMED = {LOSS, "skipped", *(name for metric in STEP for name in (metric.name, *metric.fields))}
+
+
+def spell_figure(figure: TermFigure, value: float) -> str:
+    """Return a term's figure as text."""
+    return _percent(value) if figure.share else _number(value)
 
 
 def shown_on(display: Display, metrics: tuple[Metric, ...] = STEP) -> Iterator[Metric]:

@@ -130,18 +130,22 @@ def _ask_early(module: ModuleType) -> None:
 
 
 def _only_report(worker: ModuleType) -> None:
-    """A rank takes its device, and tells the coordinator which it is."""
+    """A rank takes its device, and its end says as a problem which it is."""
 
-    def report(seat: Any, assignment: Any, began: float) -> None:
-        import ray
+    class Reporting:
+        joined = False
 
-        worker.take_device(seat)
-        cuda, number = worker.torch.cuda, worker.torch.cuda.current_device()
-        place = (seat.rank, seat.local_rank, seat.node_rank)
-        found = RankFound(*place, cuda.device_count(), number, cuda.get_device_name(number))
-        ray.get(assignment.coordinator.report.remote(found))
+        def __init__(self, group: int, seat: Any, *_: Any) -> None:
+            self.seat = seat
 
-    worker.train_rank = report  # type: ignore[attr-defined]
+        def join(self) -> Any:
+            worker.take_device(self.seat)
+            cuda, number = worker.torch.cuda, worker.torch.cuda.current_device()
+            place = (self.seat.rank, self.seat.local_rank, self.seat.node_rank)
+            found = RankFound(*place, cuda.device_count(), number, cuda.get_device_name(number))
+            return worker.RankEnd(worker.Unsaved(json.dumps(asdict(found))), stays=True)
+
+    worker.Rank = Reporting  # type: ignore[attr-defined]
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
@@ -165,8 +169,7 @@ class RankFound:
 
 @dataclass
 class Found:
-    """What came of a group. `failed`: its ranks that failed; `problem`: what a typed error said, or the coordinator
-    was told."""
+    """What came of a group. `failed`: its ranks that failed; `problem`: what a typed error said, or a rank's end."""
 
     ranks: list[RankFound] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
@@ -212,37 +215,18 @@ def seated(
     return Found([RankFound(**one) for one in found["ranks"]], found["failed"], found["problem"])
 
 
-class Ledger:
-    """Stands in for the coordinator."""
-
-    def __init__(self) -> None:
-        self._found = Found()
-
-    def report(self, rank: RankFound) -> None:
-        self._found.ranks.append(rank)
-
-    def fail(self, problem: str, remedy: str) -> None:
-        self._found.problem = problem
-
-    def rank_gone(self, group: int) -> None:
-        """The others are not told."""
-
-    def found(self) -> Found:
-        return self._found
-
-
 def _run(nodes: Sequence[Node], ranks: int) -> Found:
     import ray
     from ray.cluster_utils import Cluster
 
     from data_service.service.ray_internals import installed_only
     from launcher.runtime.cluster.assignment import Assignment
+    from launcher.runtime.cluster.orders import Fatal, Unsaved
     from launcher.runtime.cluster.rank_group import RankGroup
     from launcher.runtime.cluster.rank_placement import SeatError
     from launcher.runtime.cluster.rank_pool import RankPool
     from launcher.runtime.policies.elastic import GroupStart, Sizing
     from launcher.runtime.policies.recovery import Recovery
-    from tests.support.clusters.fake_gpus import Ledger
 
     os.environ.pop(
         "DS_ACCELERATOR", None
@@ -258,19 +242,20 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
             num_cpus=ranks, num_gpus=node.gpus, object_store_memory=100 << 20, include_dashboard=False
         )
     ray.init(cluster.address, logging_level="ERROR", log_to_driver=False, job_config=installed_only())
-    ledger = ray.remote(Ledger).options(num_cpus=0).remote()
     sizing = Sizing(ranks, ranks, ranks, 0.0, 0.0, {"CPU": 0.25, "GPU": 1.0})
-    assignment = Assignment("", ledger, None, None, 1, {}, {}, {}, False, {})  # type: ignore[arg-type]
+    assignment = Assignment("", None, None, 1, {}, {}, {}, False, {})  # type: ignore[arg-type]
     problem = ""
     recovery = Recovery(spares=0, memory_every="never")
     with RankPool("", sizing, recovery) as pool, RankGroup(GroupStart(ranks, frozenset()), pool) as group:
         try:
-            for _ in group.live(assignment, 0.25):
+            for _ in group.join(assignment, 0.25):
                 pass
         except SeatError as error:
             problem = error.problem
-    found = ray.get(ledger.found.remote())
-    found.failed, found.problem = group.failed, problem or found.problem
+    ends = [end.outcome for end in group.ends.values()]
+    problem = problem or next((end.problem for end in ends if isinstance(end, Fatal)), "")
+    ranks_found = [RankFound(**json.loads(end.reason)) for end in ends if isinstance(end, Unsaved)]
+    found = Found(ranks_found, group.failed, problem)
     ray.shutdown()
     cluster.shutdown()
     return found

@@ -82,7 +82,7 @@ class Draws:
             phase=phase,
             step=step,
             delay=self._random.uniform(*_DELAYS[phase]),
-            stage=self._random.choice(("raylet", "coordinator", "rank")),
+            stage=self._random.choice(("raylet", "feed", "rank")),
             targets=preferred,
             pick=self._random.random(),
             deed=self._deed(target),

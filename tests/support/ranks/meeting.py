@@ -28,7 +28,7 @@ def meet(rank: int, addresses: list[str], port: int, blind: bool) -> dict[str, A
         vars(worker)["network_variables"] = lambda *_: {}
     seat = Seat(rank, len(addresses), 0, 1, rank, (addresses[0], port), ())
     os.environ |= seat.environment()
-    worker._join(seat, Watchdog(step=10, other=10))
+    worker._connect(seat, Watchdog(step=10, other=10))
     told = sums(first_sums(GlooPeers(dist.new_group(backend="gloo"))), addresses)
     found = {at: [[f.what, f.verdict, f.found] for f in all_of] for at, all_of in told.items()}
     dist.destroy_process_group()

@@ -23,11 +23,10 @@ MARK = "MASKFLEET_TEST_COMMAND"
 COMMAND = "command"
 KINDS = {
     "driver": "/maskfleet train ",
-    "rank": "ray::RankProcess.run",
+    "rank": "ray::RankProcess as rank",
     "spare process": "ray::RankProcess",
     "keeper": "ray::MemoryKeeper",
     "feed": "ray::Feed",
-    "coordinator": "ray::Coordinator",
     "data worker": "ray::_build_slabs",
     "idle worker": "ray::IDLE",
     "dashboard agent": "ray::DashboardAgent",
@@ -171,10 +170,21 @@ class StoreView:
 
 
 def title(process: psutil.Process) -> str:
+    """The command line. Behind that of a rank's actor is its rank, by the name of the thread that trains."""
     try:
-        return " ".join(process.cmdline())
+        line = " ".join(process.cmdline())
     except psutil.Error:
         return ""
+    rank = _rank_of(process) if line.startswith("ray::RankProcess") else ""
+    return f"ray::RankProcess{rank}" if rank else line
+
+
+def _rank_of(process: psutil.Process) -> str:
+    try:
+        names = [path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/comm")]
+    except OSError:
+        return ""
+    return next((f" as {name.strip()}" for name in names if name.startswith("rank ")), "")
 
 
 def _key(process: psutil.Process) -> tuple[int, float]:

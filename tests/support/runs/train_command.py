@@ -13,6 +13,7 @@ import psutil
 
 from checkpoints.listing import committed as commits
 from data_service.store.open import open_store
+from tests.support.runs.observer import title
 
 
 @contextmanager
@@ -107,10 +108,3 @@ def descendants(process: "subprocess.Popen[str]") -> list[psutil.Process]:
 def titled(process: "subprocess.Popen[str]", name: str) -> list[psutil.Process]:
     """The descendants whose title begins with `name`."""
     return [child for child in descendants(process) if title(child).startswith(name)]
-
-
-def title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return ""

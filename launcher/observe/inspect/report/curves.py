@@ -5,11 +5,12 @@ from functools import partial
 
 import numpy as np
 
+from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS, TermFigure
 from launcher.observe.inspect.report.chart import Chart, ChartMark, Floats, Level, Series
 from launcher.observe.inspect.report.figures import Interruption, values
 from launcher.output import human_count
 from launcher.runtime.run.history import History
-from launcher.runtime.run.metrics import TERM, TERM_LOSS, TOKEN_TERMS, TermMetric, shown_on
+from launcher.runtime.run.metrics import TOKEN_TERMS, shown_on, spell_figure
 from launcher.runtime.run.step_table import Record
 
 _TOKEN_LOSSES = tuple(term + TERM_LOSS.suffix for term in TOKEN_TERMS)
@@ -30,9 +31,10 @@ def charts(history: History, gaps: Sequence[Interruption], baselines: Mapping[st
         counted = levels if name in _TOKEN_LOSSES else ()
         yield chart(TERM_LOSS.title(name), TERM_LOSS.unit, both(name), levels=counted)
     evaluated = {name for record in history.evaluations for name in record}
-    for figure in TERM:
+    for figure in TERM_FIGURES:
         for name in _names(evaluated, figure):
-            yield chart(figure.title(name), figure.unit, both(name), zero=figure.share, format=figure.spell)
+            spell = partial(spell_figure, figure)
+            yield chart(figure.title(name), figure.unit, both(name), zero=figure.share, format=spell)
     for metric in shown_on("curve"):
         trained = _series(metric.title.lower(), steps.numbers, values(metric, steps), metric.tone)
         yield chart(metric.title, metric.unit, (trained,), zero=True, format=metric.spell)
@@ -99,5 +101,5 @@ def _marks(gaps: Sequence[Interruption], events: Sequence[Record]) -> tuple[Char
     return tuple(sorted(marks, key=lambda mark: mark.x))
 
 
-def _names(fields: Iterable[str], figure: TermMetric) -> list[str]:
+def _names(fields: Iterable[str], figure: TermFigure) -> list[str]:
     return sorted(name for name in fields if name.endswith(figure.suffix))

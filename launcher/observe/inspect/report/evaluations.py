@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from encoder_core.objectives.figures import TERM_LOSS
 from launcher.observe.inspect.report.chart import TONES, Chart, Level, Series, draw
 from launcher.observe.inspect.report.style import text
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.evaluations import ANISOTROPY, DiagnosticResult, Evaluated, Figure, named
-from launcher.runtime.run.metrics import TERM_LOSS
 from launcher.runtime.run.step_table import Record
 
 

@@ -16,8 +16,8 @@ from launcher.after.diagnose.evaluators import CommitEvaluation, evaluating, pen
 from launcher.observe.inspect.status import describe, status
 from launcher.runtime.run.evaluations import evaluated
 from launcher.runtime.run.record import open_run
+from tests.support.runs.observer import title
 from tests.support.runs.small_runs import events, new_run, operate
-from tests.support.runs.train_command import title
 from tests.support.runs.untrained import Committing
 from tests.support.tasks.small_tasks import task_files
 

@@ -15,7 +15,7 @@ from launcher.output import human_bytes, human_count, human_duration
 from launcher.runtime.cluster.display import Watch
 
 
-def status(step: int, evaluation: dict[str, Any] | None = None, **fields: Any) -> Any:
+def step_record(step: int, **fields: Any) -> dict[str, Any]:
     record = {
         "kind": "step",
         "step": step,
@@ -24,7 +24,7 @@ def status(step: int, evaluation: dict[str, Any] | None = None, **fields: Any) -
         "data_wait": 0.05,
         "skipped": False,
     }
-    return SimpleNamespace(record=record | {"loss": 2.0, "mlm_loss": 2.0} | fields, evaluation=evaluation)
+    return record | {"loss": 2.0, "mlm_loss": 2.0} | fields
 
 
 class Clock:
@@ -39,8 +39,7 @@ def test_a_log_gets_a_line_now_and_then() -> None:
     watch = Watch(Console(file=out, width=200), 100, clock)
     for step in range(100):
         clock.now = step / 2
-        watch.update(status(step))
-        watch.update(status(step))
+        watch.record(step_record(step))
     watch.close()
     lines = out.getvalue().splitlines()
     assert [line.split()[1] for line in lines] == ["1/100", "21/100", "41/100", "61/100", "81/100", "100/100"]
@@ -51,8 +50,7 @@ def test_an_evaluation_is_shown_once() -> None:
     out = io.StringIO()
     watch = Watch(Console(file=out, width=200), 10)
     evaluation = {"kind": "evaluation", "step": 2, "loss": 1.5, "mlm_loss": 1.5, "perplexity": 4.48}
-    for _ in range(3):
-        watch.update(status(1, evaluation))
+    watch.record(evaluation)
     assert out.getvalue().count("held out: mlm 1.500 (perplexity 4.48)") == 1
 
 
@@ -62,7 +60,8 @@ def test_terms_are_shown_by_name_and_the_perplexity_beside_its_own() -> None:
     watch = Watch(Console(file=out, width=200), 10)
     terms = {"loss": 19.01, "mlm_loss": 4.4673, "rtd_loss": 0.291}
     evaluation = {"kind": "evaluation", "step": 2, "perplexity": 87.13, **terms}
-    watch.update(status(1, evaluation, mfu=0.314, **terms))
+    watch.record(step_record(1, mfu=0.314, **terms))
+    watch.record(evaluation)
     lines = out.getvalue().splitlines()
     assert lines[0] == "step 2/10  mlm 4.467  rtd 0.291  2k tokens/s  data wait 10%  MFU 31.4%  ETA 4.0s"
     assert lines[1] == "step 2/10  held out: mlm 4.467 (perplexity 87.13)  rtd 0.291"
@@ -72,16 +71,16 @@ def test_terms_are_shown_by_name_and_the_perplexity_beside_its_own() -> None:
 def test_a_permuted_language_model_has_a_perplexity_too() -> None:
     out = io.StringIO()
     evaluation = {"kind": "evaluation", "step": 2, "loss": 1.5, "plm_loss": 1.5, "perplexity": 4.48}
-    Watch(Console(file=out, width=200), 10).update(status(1, evaluation))
+    Watch(Console(file=out, width=200), 10).record(evaluation)
     assert "plm 1.500 (perplexity 4.48)" in out.getvalue()
 
 
 def test_a_terminal_gets_one_live_line_and_notes_above_it() -> None:
     out = io.StringIO()
     watch = Watch(Console(file=out, width=120, force_terminal=True), 10)
-    watch.update(status(0))
+    watch.record(step_record(0))
     watch.note("a [bold]note[/] is text")
-    watch.update(status(9, mlm_loss=1.0))
+    watch.record(step_record(9, mlm_loss=1.0))
     watch.close()
     watch.close()
     assert " [bold]note[/] " in out.getvalue()
@@ -90,14 +89,8 @@ def test_a_terminal_gets_one_live_line_and_notes_above_it() -> None:
 
 def test_before_the_first_step_there_is_nothing_to_show() -> None:
     out = io.StringIO()
-    Watch(Console(file=out), 10).update(before_steps())
+    Watch(Console(file=out), 10).doing("loading")
     assert out.getvalue() == ""
-
-
-def before_steps(*doing: str) -> Any:
-    """What is known before the first step: what each rank does."""
-    beats = {rank: SimpleNamespace(doing=one) for rank, one in enumerate(doing)}
-    return SimpleNamespace(record=None, evaluation=None, beats=beats)
 
 
 def test_before_the_first_step_the_live_line_names_what_the_first_rank_does(
@@ -114,14 +107,14 @@ def test_before_the_first_step_the_live_line_names_what_the_first_rank_does(
     watch = Watch(Console(file=io.StringIO()), 10)
     watch.note("starting 2 ranks")
     for doing in ("starting", "trying kernels", "trying kernels", "starting", "compiling"):
-        watch.update(before_steps(doing, "something else"))
+        watch.doing(doing)
     assert named[1:] == ["starting 2 ranks", "trying kernels", "starting 2 ranks", "compiling"]
 
 
 def test_a_skipped_step_does_not_spoil_the_loss() -> None:
     out = io.StringIO()
     watch = Watch(Console(file=out, width=200), 1)
-    watch.update(status(0, skipped=True, loss=float("nan"), mlm_loss=float("nan")))
+    watch.record(step_record(0, skipped=True, loss=float("nan"), mlm_loss=float("nan")))
     assert "nan" not in out.getvalue()
 
 

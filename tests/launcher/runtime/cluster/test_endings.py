@@ -26,12 +26,14 @@ from launcher.contract import FINISHED, MISTAKE, REPEAT, STOPPED, code_of
 from launcher.errors import RecipeError, RunChanged, RunError, TryAgain
 from launcher.runtime.cluster import train as training
 from launcher.runtime.cluster.display import Watch
+from launcher.runtime.cluster.operator_log import OperatorLog
 from launcher.runtime.cluster.stop_requests import Stopping
 from launcher.runtime.cluster.supervisor import RunOutcome, supervise
 from launcher.runtime.policies.failures import BARREN
 from launcher.runtime.recipe.load import reload
 from launcher.runtime.run.history import read_history
-from launcher.runtime.run.record import open_run
+from launcher.runtime.run.record import Run, open_run
+from tests.support.clusters.control import Display
 
 MISTAKES = (
     RecipeError, RunError, RunChanged, CorpusError, TokenizerError, TrainingError, CheckpointError, RunIsActive,
@@ -118,13 +120,8 @@ def test_no_cluster_at_the_address(fresh_run: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("launcher.runtime.cluster.supervisor._CONNECT_S", 0.5)
     notes: list[str] = []
 
-    class Display:
-        def update(self, status: object) -> None: ...
-        def note(self, text: str) -> None:
-            notes.append(text)
-
     with pytest.raises(TryAgain, match="RAY_ADDRESS="):
-        supervise(open_run(fresh_run), Display(), Stopping(notes.append), companions=COMPANIONS)
+        supervised(open_run(fresh_run), notes)
     assert "RAY_ADDRESS=127.0.0.1:1 " in notes[0]
     assert not list(open_run(fresh_run).store.list("attempts/"))
 
@@ -143,7 +140,7 @@ def test_a_store_that_leaves_no_memory_is_named_with_the_key(
         monkeypatch.setattr("ray._private.utils.estimate_available_memory", lambda: 1 << 30)
     run = replace(run, recipe=reload(run.recipe, (f"data_service.memory={memory}",)))
     with pytest.raises(RunError) as caught:
-        supervise(run, Silent(), Stopping(lambda text: None), companions=COMPANIONS)
+        supervised(run, [])
     assert isinstance(caught.value, TryAgain) == passes
     assert "data_service.memory=" in caught.value.remedy
 
@@ -161,14 +158,17 @@ def test_starts_that_fail_before_the_first_step_end_the_run(
     codes: list[int] = []
     for _ in range(BARREN):
         with pytest.raises((OSError, RunError)) as caught:
-            supervise(open_run(fresh_run), Silent(), Stopping(lambda text: None), companions=COMPANIONS)
+            supervised(open_run(fresh_run), [])
         codes.append(code_of(caught.value))
     assert codes == [REPEAT] * (BARREN - 1) + [MISTAKE]
     assert isinstance(caught.value.__cause__, OSError)
     with pytest.raises(OSError):  # noqa: PT011  # who starts it again has mended something
-        supervise(open_run(fresh_run), Silent(), Stopping(lambda text: None), companions=COMPANIONS)
+        supervised(open_run(fresh_run), [])
 
 
-class Silent:
-    def update(self, status: object) -> None: ...
-    def note(self, text: str) -> None: ...
+def supervised(run: Run, notes: list[str]) -> None:
+    """Start `run` as the command does. `notes`: what the operator is shown."""
+    display = Display()
+    display.notes = notes
+    stopping, log = Stopping(display.note), OperatorLog(run.store, display.note)
+    supervise(run, display, log, stopping, companions=COMPANIONS)

@@ -106,7 +106,7 @@ def test_the_dashboard_uses_labels_that_there_are() -> None:
         grouped = [name for names in re.findall(r"by \(([^)]*)\)", text) for name in names.split(", ")]
         assert {*matched, *grouped} <= LABELS, text
         ours = set(re.findall(r"ray_maskfleet_(\w+)", text)) <= DESCRIPTIONS.keys()
-        assert ("run" in matched) == ours, f"{text}: only the coordinator's gauges say which run they are of"
+        assert ("run" in matched) == ours, f"{text}: only the driver's gauges say which run they are of"
 
 
 def test_the_dashboards_panels_have_their_own_numbers_and_places() -> None:

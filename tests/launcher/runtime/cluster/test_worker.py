@@ -1,6 +1,5 @@
-"""How a rank's end is told: mistakes end the run, all else goes to the policy. The coordinator is a list of calls."""
+"""How a rank's part ends: mistakes end the run, all else goes to the policy. And its line to the driver."""
 
-import os
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +20,21 @@ from encoder_core.train.exchange import Control
 from encoder_core.train.groups import GroupsAborted, ensure_whole
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import RecipeError, RunError
-from launcher.runtime.cluster import rank_link, worker
-from launcher.runtime.cluster.orders import CoordinatorLost, Orders
-from launcher.runtime.cluster.rank_link import RayLink
+from launcher.runtime.cluster import worker
+from launcher.runtime.cluster.orders import (
+    Fatal,
+    Orders,
+    Outcome,
+    Raised,
+    TakenOver,
+    UnfitNodes,
+    Unsaved,
+    WentBack,
+)
+from launcher.runtime.cluster.rank_device import NCCL_FOR_MIG, DeviceMissing, take_device
 from launcher.runtime.cluster.rank_placement import Placement, Seat, SeatError, seats
-from launcher.runtime.cluster.worker import NCCL_FOR_MIG, DeviceMissing, take_device
-from launcher.runtime.policies.watchdog import RankLocation
+from launcher.runtime.cluster.rank_process import RankProcess
+from launcher.runtime.cluster.worker import RankLink, outcome_of
 from launcher.runtime.preflight.collective import NodeReport, Unfit
 from launcher.runtime.preflight.findings import Finding, RankSums, Wrong
 from launcher.runtime.rank.microbatch_size import SmallerMicrobatch
@@ -35,63 +43,77 @@ from launcher.runtime.rank.spike_guard import Rewound
 AWAY = StoreUnavailable.at("s3://bucket/run", "no answer")
 
 
-class Coordinator:
-    """Every call is kept, and answered with what `answers` has for it."""
-
-    def __init__(self, **answers: list[Any]) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        self._answers = answers
-
-    def __getattr__(self, name: str) -> Any:
-        return _Method(name, self.calls, self._answers.get(name, []))
-
-
-class _Method:
-    def __init__(self, name: str, calls: list[tuple[Any, ...]], answers: list[Any]) -> None:
-        self._name, self._calls, self._answers = name, calls, answers
-
-    def remote(self, *given: Any) -> Any:
-        self._calls.append((self._name, *given))
-        answer = self._answers.pop(0) if self._answers else None
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
 @pytest.fixture(autouse=True)
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "get", lambda answer: answer)
-    monkeypatch.setattr(rank_link, "here", lambda: RankLocation("node", 1, "host"))
-    monkeypatch.setattr(rank_link, "beat_interval", lambda ranks: 0.001)
-    monkeypatch.setattr(worker, "_RETRY_S", 0.001)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
 
 
-def test_where_a_group_resumes_is_told_though_no_heartbeat_falls_into_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """By that step it is known whether groups that die get any further."""
-    monkeypatch.setattr(rank_link, "beat_interval", lambda ranks: 60.0)
-    coordinator = Coordinator()
-    link = RayLink(coordinator, 0, save_multiple=1)
-    link.attempt = 5
-    link.beat(12, "loading")
+def test_what_a_rank_tells_is_told_once_and_where_it_resumed_always() -> None:
+    """A quick group may be over before the driver asks."""
+    link = RankLink(2, save_multiple=1)
     link.beat(12, "loading", 3)
-    link.beat(12, "training")
-    link.close()
-    assert [(*call[:4], *call[5:]) for call in coordinator.calls] == [("beat", 0, 12, "loading", 5, 0)]
+    link.beat(13, "training")
+    link.note("a line")
+    link.record({"kind": "step", "step": 12})
+    link.event("memory_failed", {"step": 12, "reason": "no memory"})
+    first, second = link.talk(Orders()), link.talk(Orders(stacks=True))
+    assert (first.step, first.doing, first.resumed, first.place.node) == (13, "training", 12, "node")
+    assert (first.notes, first.records) == (["a line"], [{"kind": "step", "step": 12}])
+    ((kind, fields),) = first.events
+    assert (kind, fields["rank"], fields["host"]) == ("memory_failed", 2, first.place.host)
+    assert (second.notes, second.records, second.events, second.resumed) == ([], [], [], 12)
+    assert first.stack is None
+    assert "MainThread" in (second.stack or "")
 
 
-def told(error: BaseException, *, stopped: bool = False, doing: str = "training") -> tuple[bool, list[Any]]:
-    """What the coordinator hears of a rank's error, and whether the rank ends in good order."""
-    coordinator = Coordinator(beat=[Orders(stop=stopped)] * 1000)
-    link = RayLink(coordinator, 3, save_multiple=1)
-    link.attempt = 5
+def test_a_rank_ends_by_orders() -> None:
+    """A pause waits for a multiple of steps after which checkpoints are taken; a stop does not."""
+    saving, handing, other, stopped = (RankLink(rank, save_multiple=4) for rank in (0, 0, 1, 1))
+    for link in (saving, handing, other, stopped):
+        link.beat(7, "training")
+        assert (link.stop_requested(), link.ends) == (False, None)
+    saving.talk(Orders(pause=True))
+    handing.talk(Orders(pause=True, hand_over=True))
+    other.talk(Orders(pause=True, hand_over=True))
+    stopped.talk(Orders(pause=True, hand_over=True))
+    stopped.talk(Orders(stop=True))
+    assert [link.stop_requested() for link in (saving, handing, other, stopped)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    for link in (saving, handing, other):
+        link.beat(8, "training")
+    assert [link.stop_requested() for link in (saving, handing, other)] == [True, True, False]
+    assert [link.ends for link in (saving, handing, other, stopped)] == [
+        "save",
+        "hand over",
+        "hand over",
+        "save",
+    ]
+
+
+def test_orders_for_another_group_are_nobodys() -> None:
+    process = RankProcess()
+    assert process.talk(1, Orders(stop=True)) is None, "before it has joined one"
+    link = RankLink(0, save_multiple=1)
+    process._rank = SimpleNamespace(group=2, link=link)  # type: ignore[assignment]
+    assert process.talk(1, Orders(stop=True)) is None
+    assert not link.stop_requested()
+    assert process.talk(2, Orders(stop=True)) is not None
+    assert link.stop_requested()
+
+
+def told(
+    error: BaseException, *, stopped: bool = False, doing: str = "training", rank: int = 3
+) -> tuple[Outcome, list[str]]:
+    """How a rank's part ends by this error, and what the operator is told."""
+    link = RankLink(rank, save_multiple=1)
     link.beat(7, doing)
-    while stopped and not link.stop_requested():
-        pass
-    good = worker._in_good_order(coordinator, link, error)
-    link.close()
-    return good, [call for call in coordinator.calls if call[0] != "beat"]
+    link.talk(Orders(stop=stopped))
+    outcome = outcome_of(error, link)
+    return outcome, list(link.news().notes)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +130,7 @@ def told(error: BaseException, *, stopped: bool = False, doing: str = "training"
     ],
 )
 def test_a_mistake_ends_the_run(kind: Any) -> None:
-    assert told(kind("what", remedy="do")) == (False, [("fail", "what", "do", 5)])
+    assert told(kind("what", remedy="do")) == (Fatal("what", "do"), [])
 
 
 @pytest.mark.parametrize(
@@ -127,44 +149,40 @@ def test_a_mistake_ends_the_run(kind: Any) -> None:
         (DistNetworkError("recvValue failed"), "silent"),
         (ray.exceptions.ActorDiedError(), "silent"),
         (ray.exceptions.WorkerCrashedError(), "silent"),
-        (CoordinatorLost("gone"), "silent"),
         (SystemExit(1), "silent"),
     ],
 )
 def test_all_else_is_for_the_policy(error: BaseException, kind: str) -> None:
-    good, ((name, rank, text, blamed, attempt, said, trace),) = told(error)
-    assert (good, name, rank, blamed, attempt, said) == (False, "failed", 3, None, 5, kind)
-    assert text.startswith(type(error).__name__)
-    assert type(error).__name__ in trace
+    outcome, notes = told(error)
+    assert isinstance(outcome, Raised)
+    assert (outcome.kind, outcome.blamed, notes) == (kind, None, [])
+    assert outcome.text.startswith(type(error).__name__)
+    assert type(error).__name__ in outcome.trace
 
 
 def test_what_is_nobodys_failure() -> None:
-    assert told(Unfit("a full disk")) == (False, [])
-    assert told(Superseded("a newer one", remedy="-")) == (False, [("superseded", "a newer one", 5)])
-    assert told(Rewound("back"))[1] == [("went_back", 5)]
-    assert told(SmallerMicrobatch("half"))[1][0] == ("went_back", 5)
+    report = NodeReport("n", "h", 0.1, (Finding("/dev/shm", "failure", "64 MiB", "more"),), {})
+    unfit, _ = told(Unfit([report]))
+    assert isinstance(unfit, UnfitNodes)
+    assert ([one["node"] for one in unfit.preflights], unfit.remedy) == (["n"], "more")
+    assert told(Superseded("a newer one", remedy="-")) == (TakenOver("a newer one"), [])
+    assert told(Rewound("back")) == (WentBack(), [])
+    assert told(Rewound("back"), rank=0) == (WentBack(), ["back"])
+    assert told(SmallerMicrobatch("half")) == (WentBack(), ["half"])
 
 
 def test_who_found_the_weights_of_another_wrong_is_not_blamed() -> None:
     error = CorruptReplica(7, (1,), "a.weight")
-    assert told(error)[1][0][:5] == ("failed", 3, str(error), (1,), 5)
+    outcome, _ = told(error)
+    assert isinstance(outcome, Raised)
+    assert (outcome.text, outcome.blamed) == (str(error), (1,))
 
 
 @pytest.mark.parametrize("error", [CheckpointError("not saved", remedy="-"), AWAY])
 def test_a_last_save_that_fails_ends_in_good_order_if_a_stop_was_asked_for(error: Any) -> None:
-    assert told(error, stopped=True, doing="saving") == (True, [("unsaved", error.problem, 5)])
-    assert told(error, stopped=True, doing="training")[1][0][0] == "failed"
-    assert told(error, stopped=False, doing="saving")[1][0][0] == "failed"
-
-
-def test_ranks_wait_together_for_a_store_that_lets_nobody_claim() -> None:
-    coordinator = Coordinator(enter=["no answer", "no answer", 6], beat=[Orders()] * 1000)
-    link = RayLink(coordinator, 0, save_multiple=1)
-    assert worker._enter(coordinator, link, Alone(), ["n"], []) == 6  # type: ignore[arg-type]
-    assert link._where == (0, "waiting for the store", 2)
-    link.close()
-    refusing = Coordinator(enter=[None])
-    assert worker._enter(refusing, link, Alone(), ["n"], []) is None  # type: ignore[arg-type]
+    assert told(error, stopped=True, doing="saving")[0] == Unsaved(error.problem)
+    assert isinstance(told(error, stopped=True, doing="training")[0], Raised)
+    assert isinstance(told(error, stopped=False, doing="saving")[0], Raised)
 
 
 @pytest.mark.parametrize(
@@ -172,14 +190,11 @@ def test_ranks_wait_together_for_a_store_that_lets_nobody_claim() -> None:
 )
 def test_a_rank_that_was_freed_because_another_is_gone_is_not_at_fault(error: Exception) -> None:
     """Whatever it raises: it may have computed with garbage."""
-    coordinator = Coordinator(beat=[Orders(abort=True)] * 1000)
-    link = RayLink(coordinator, 0, save_multiple=1)
-    while not link.peer_gone:
-        pass
-    assert not worker._in_good_order(coordinator, link, error)
-    link.close()
-    (told,) = [call for call in coordinator.calls if call[0] == "failed"]
-    assert told[5] == "silent"
+    link = RankLink(0, save_multiple=1)
+    link.talk(Orders(abort=True))
+    outcome = outcome_of(error, link)
+    assert isinstance(outcome, Raised)
+    assert outcome.kind == "silent"
     with pytest.raises(GroupsAborted):
         Control(0, 1, None).table([1.0])
     leave_groups()
@@ -187,41 +202,10 @@ def test_a_rank_that_was_freed_because_another_is_gone_is_not_at_fault(error: Ex
 
 
 def test_a_late_order_frees_nobody_from_the_next_group() -> None:
-    link = RayLink(Coordinator(beat=[Orders()] * 1000), 0, save_multiple=1)
+    link = RankLink(0, save_multiple=1)
     leave_groups()
-    link._coordinator = Coordinator(beat=[Orders(abort=True)] * 1000)
-    while not link.peer_gone:
-        pass
-    link.close()
+    link.talk(Orders(abort=True))
     ensure_whole()
-
-
-def test_a_rank_whose_coordinator_died_ends_at_its_next_step() -> None:
-    """A thread that died in silence left the rank to train on, unseen."""
-    unavailable = ray.exceptions.ActorUnavailableError("back soon", None)
-    beats = [unavailable, Orders(), ray.exceptions.ActorDiedError()]
-    link = RayLink(Coordinator(beat=beats), 0, save_multiple=1)
-    with pytest.raises(CoordinatorLost):
-        _train_on(link)
-    link.close()
-
-
-def _train_on(link: RayLink) -> None:
-    while not link.stop_requested():
-        pass
-
-
-def test_and_ends_itself_if_it_makes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    codes: list[int] = []
-    monkeypatch.setattr(rank_link, "_GRACE_S", 0.01)
-    monkeypatch.setattr(os, "_exit", codes.append)
-    link = RayLink(
-        Coordinator(beat=[ray.exceptions.ActorDiedError() for _ in range(10_000)]), 0, save_multiple=1
-    )
-    while not codes:
-        pass
-    assert codes[0] == 1
-    link.close()
 
 
 def test_a_group_sums_once_its_nodes_are_fit_and_a_wrong_sum_makes_them_unfit(
@@ -233,7 +217,7 @@ def test_a_group_sums_once_its_nodes_are_fit_and_a_wrong_sum_makes_them_unfit(
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
     for findings, summed, unfit in (((), [right], 0), ((), [wrong], 1), ((ill,), [], 1)):
         sums, place = list(summed), list[object]()
-        link = RayLink(Coordinator(beat=[Orders()] * 1000), 0, save_multiple=1)
+        link = RankLink(0, save_multiple=1)
 
         def sum_up(peers: Any, sums: Any = sums, place: Any = place, link: Any = link) -> list[RankSums]:
             place.append(link._where)
@@ -241,15 +225,13 @@ def test_a_group_sums_once_its_nodes_are_fit_and_a_wrong_sum_makes_them_unfit(
 
         monkeypatch.setattr(worker, "preflight", lambda *_, f=findings: [NodeReport("n", "h", 0.1, f, {})])
         monkeypatch.setattr(worker, "first_sums", sum_up)
-        assignment: Any = SimpleNamespace(recipe=None, run_uri="run", coordinator=Coordinator())
+        assignment: Any = SimpleNamespace(recipe=None, run_uri="run")
         with pytest.raises(Unfit) if unfit else nullcontext():
-            reports = worker._examine(assignment, link, Alone(), ["n"])  # type: ignore[arg-type]
+            reports = worker.examine(assignment, link, Alone(), ["n"])  # type: ignore[arg-type]
             assert [f.what for f in reports[0].findings] == ["sums"]
             assert link._where == (0, "starting", 0)
         assert sums == []
         assert place == [(0, "in the first NCCL sum", 0)] * len(summed)
-        assert [call[0] for call in assignment.coordinator.calls] == ["unfit"] * unfit
-        link.close()
 
 
 def seats_of(*gpus: str) -> list[Seat]:
@@ -282,8 +264,7 @@ def test_a_device_that_cuda_does_not_show_is_missed_before_another_is_taken(
         take_device(seats_of(*gpus)[0])
     assert cuda == []
     assert ",".join(gpus) in str(raised.value)
-    _, calls = told(raised.value)
-    assert [name for name, *_ in calls] == ["failed"]
+    assert isinstance(told(raised.value)[0], Raised)
 
 
 def test_instances_of_one_machine_need_an_nccl_that_connects_them(
@@ -294,8 +275,7 @@ def test_instances_of_one_machine_need_an_nccl_that_connects_them(
     two = seats_of("MIG-1", "MIG-2")
     with pytest.raises(SeatError) as raised:
         take_device(two[1])
-    _, calls = told(raised.value)
-    assert [name for name, *_ in calls] == ["fail"]
+    assert isinstance(told(raised.value)[0], Fatal)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: NCCL_FOR_MIG)
     take_device(two[1])
     assert cuda == [0, 0]

@@ -116,7 +116,7 @@ def test_another_process_begins_anew() -> None:
 
 @pytest.mark.parametrize("ranks_live", [True, False])
 def test_what_nobody_saw_is_nobodys_fault(ranks_live: bool) -> None:
-    """The driver or the coordinator was stopped for an hour, twice; or the whole machine."""
+    """The driver was stopped for an hour, twice; or the whole machine."""
     watched = Watched(2)
     watched.wait(20)
     for _ in range(2):

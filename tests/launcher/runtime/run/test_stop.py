@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,38 +36,24 @@ def started(store: Store, owner: Owner = ELSEWHERE) -> Attempt:
     return claim(store, owner=owner, clock=lambda: NOW)
 
 
-class Told:
-    """The ranks, and the operator's screen."""
-
-    def __init__(self) -> None:
-        self.times = 0
-        self.notes: list[str] = []
-        self.heard = threading.Event()
-
-    def __call__(self) -> None:
-        self.times += 1
-        self.heard.set()
-
-
 @contextmanager
-def listening(attempt: Attempt, told: Told) -> Iterator[Stopping]:
-    stopping = Stopping(told.notes.append, poll_s=0.01)
-    with stopping, stopping.telling(told), stopping.requests(attempt):
+def listening(attempt: Attempt, notes: list[str]) -> Iterator[Stopping]:
+    stopping = Stopping(notes.append, poll_s=0.01)
+    with stopping, stopping.saving(), stopping.requests(attempt):
         yield stopping
 
 
 def test_a_request_reaches_the_start_that_runs(store: Store) -> None:
-    told = Told()
-    with listening(started(store), told) as stopping:
+    notes: list[str] = []
+    with listening(started(store), notes) as stopping:
         asked = run_stop.stop(store, NOW + 5)
         assert asked.asked
         assert asked.found is not None
         assert (asked.found.attempt, asked.found.owner.host) == (1, "node7")
-        assert told.heard.wait(10)
-    assert told.times == 1
+        assert stopping.asked.wait(10)
     assert stopping.reason == f"stop requested by {run_stop.here()}"
     assert stopping.code == STOPPED
-    assert f"code {STOPPED}" in told.notes[0]
+    assert f"code {STOPPED}" in notes[0]
     (event,) = read_history(store).events
     assert (event["kind"], event["attempt"], event["of"]) == ("stop_requested", 0, 1)
 
@@ -79,9 +64,8 @@ def test_it_reaches_the_ranks_started_again_meanwhile(store: Store) -> None:
     started(store)
     assert run_stop.stop(store, NOW + 5).asked
     started(store)
-    told = Told()
-    with listening(first, told):
-        assert told.heard.wait(10)
+    with listening(first, []) as stopping:
+        assert stopping.asked.wait(10)
 
 
 def test_a_later_start_is_not_stopped_by_it(store: Store) -> None:
@@ -142,15 +126,15 @@ def test_waiting_ends_with_the_command(store: Store) -> None:
 
 
 def test_signals_ask_too_and_a_second_ctrl_c_ends_at_once(store: Store) -> None:
-    told = Told()
-    with listening(started(store), told) as stopping:
+    notes: list[str] = []
+    with listening(started(store), notes) as stopping:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
-        assert told.heard.wait(10)
+        assert stopping.asked.wait(10)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert (told.times, stopping.reason, stopping.code) == (1, "SIGTERM", REPEAT)
-    (note,) = told.notes
+    assert (stopping.reason, stopping.code) == ("SIGTERM", REPEAT)
+    (note,) = notes
     assert re.match(rf"SIGTERM: .*\bcode {REPEAT}$", note)
 
 

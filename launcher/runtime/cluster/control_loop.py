@@ -1,0 +1,392 @@
+"""The driver's loop over a run's ranks. It starts one group of ranks after another until the run is over, gives them
+orders, takes in their news and how each one ended, and decides what follows.
+
+    what happens                            the loop
+    a request to stop                       orders the ranks to stop: they save, and their calls return
+    a node of theirs is to go, more come    orders a pause: they save, or hand over in memory, and others go on
+    a rank dies or fails                    frees the others, records the death, follows the failure policy
+    ranks stand still, or are silent        asks for stacks, and kills them
+    another start has taken the run over    kills the ranks
+    a group has joined                      claims its attempt; the store may take its time
+
+Nothing here is needed to continue a run: if the driver dies, its ranks do.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, assert_never
+
+from checkpoints.errors import RunIsActive
+from launcher.errors import TryAgain
+from launcher.runtime.cluster.assignment import Assignment
+from launcher.runtime.cluster.deaths import Deaths
+from launcher.runtime.cluster.gauges import Gauges
+from launcher.runtime.cluster.group_record import Group
+from launcher.runtime.cluster.nodes import draining, lost, staying
+from launcher.runtime.cluster.operator_log import OperatorLog
+from launcher.runtime.cluster.orders import (
+    Fatal,
+    Finished,
+    Joined,
+    News,
+    Raised,
+    RankEnd,
+    TakenOver,
+    UnfitNodes,
+    Unsaved,
+    WentBack,
+)
+from launcher.runtime.cluster.rank_group import RankGroup
+from launcher.runtime.cluster.rank_pool import RankPool
+from launcher.runtime.cluster.run_claim import RunClaim
+from launcher.runtime.cluster.stop_requests import Stopping
+from launcher.runtime.cluster.stuck_ranks import kill, listed
+from launcher.runtime.cluster.world_size import Nodes, WorldSizeTracker
+from launcher.runtime.policies.elastic import GroupStart, Sizing
+from launcher.runtime.policies.failures import CROWDED, Failure, Restart, Stop
+from launcher.runtime.policies.watchdog import Observer, culprits
+from launcher.runtime.run.record import Run
+
+_POLL_S = 0.25
+_ASK_S = 0.5  # interval at which it is looked for places while ranks wait for some
+_ROOM_INTERVAL_S = 5.0  # interval at which it is looked whether ranks should move or make room for more
+_STACKS_S = 5.0  # time limit for the tracebacks of the ranks that still answer
+_END_S = 30.0  # time that ranks have to end once they are done
+NOT_SAVED = "the steps done since the last checkpoint are lost"
+
+
+class Display(Protocol):
+    """An object that shows a run to its operator."""
+
+    def record(self, record: Mapping[str, Any]) -> None: ...
+    def doing(self, doing: str) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+@dataclass
+class LoopEnd:
+    """How the loop ended.
+
+    Attributes:
+        finished: the step at which all ranks ended in good order; None if they did not.
+        unsaved: why the ranks ended without their last checkpoint after a request to stop; None if they did not.
+        taken_over: whether another start has claimed a newer attempt of the run.
+        fatal: why the run cannot continue; None if it can.
+    """
+
+    finished: int | None = None
+    unsaved: str | None = None
+    taken_over: bool = False
+    fatal: Fatal | None = None
+
+
+class ControlLoop:
+    """The loop, and what it knows of the run's ranks.
+
+    Args:
+        run: the run.
+        claim: the command's claim on it.
+        sizing: the numbers of ranks that the run may have.
+        last: number of ranks that wrote the newest checkpoint; None if there is none.
+        failures: the failures of all starts of the run so far (`launcher.runtime.cluster.deaths`).
+        display, log: what the operator sees, and what is recorded.
+        stopping: the requests to stop.
+
+    Attributes:
+        group: the present group of ranks.
+        end: how the loop ends, as far as it is known.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        claim: RunClaim,
+        sizing: Sizing,
+        last: int | None,
+        failures: Sequence[Failure],
+        *,
+        display: Display,
+        log: OperatorLog,
+        stopping: Stopping,
+    ) -> None:
+        self._uri, self._steps = run.store.uri, run.recipe.total_steps
+        self._limits, self._recovery = run.recipe.watchdog, run.recipe.recovery
+        self._claim, self._sizing, self._log, self._stopping = claim, sizing, log, stopping
+        self._display, self._gauges = display, Gauges(run.store.uri)
+        self._world, self._deaths = WorldSizeTracker(sizing, last), Deaths(failures)
+        self._observer = Observer()
+        self.group, self._number, self._starts = Group(), 0, 0
+        self._pauses = self._hands_over = False  # the present group is to pause, or has
+        self._in_memory = False  # the last state, which the last group did not save
+        self._frugal = False  # whether ranks must do with as little memory as they can
+        self._looked = time.monotonic()
+        self.end = LoopEnd()
+
+    def run(self, assignment: Assignment) -> LoopEnd:
+        """Run groups of ranks until the run is complete, or no further group may start. Raises TryAgain if Ray itself
+        has died on this machine."""
+        if self._deaths.failures:
+            self.follow_policy(staying(draining()))
+        with RankPool(self._uri, self._sizing, self._recovery) as pool:
+            while (start := self.next_group()) is not None:
+                with RankGroup(start, pool) as group:
+                    self._follow(group, assignment, pool)
+                    self._take_news(group.last_news() if lost() is None else ())
+                    self.conclude(group.ends, group.failed)
+                assignment = replace(assignment, before={})
+        return self.end
+
+    def next_group(self) -> GroupStart | None:
+        """Wait until a group of ranks may start, and return how; None if no further group may."""
+        while not self._over():
+            _ensure_ray()
+            if self._stopping.asked.is_set() and not self._in_memory:
+                return None
+            there = staying(draining())
+            ranks = self._world.start(there)
+            if (text := self._world.news()) is not None:
+                self._display.note(text)
+            if ranks is not None:
+                self._number += 1
+                self.group, self._in_memory, self.end.finished = Group(), False, None
+                self._pauses = self._hands_over = False
+                return GroupStart(ranks, self._world.without, self._frugal, self._number)
+            if self._stopping.asked.is_set():  # nobody can save what is in memory
+                self.end.finished = None
+                return None
+            time.sleep(_ASK_S)  # machines that come do not announce themselves
+        return None
+
+    def _over(self) -> bool:
+        """Return whether no further group may start."""
+        end = self.end
+        if end.fatal is not None or self._taken_over() or end.unsaved is not None:
+            return True
+        return end.finished is not None and not (self._pauses and end.finished < self._steps)
+
+    def _follow(self, group: RankGroup, assignment: Assignment, pool: RankPool) -> None:
+        """Follow one group until it has ended. Errors of processes whose ranks had finished are ignored.
+
+        Spare processes are made after the group's first step: its start needs the cores, and may compile the layers
+        that they load.
+        """
+        for _ in group.join(assignment, _POLL_S):
+            if self.turn(group):
+                return
+        if not group.joined or not self.enter(group):
+            return
+        done = None
+        for _ in group.train(self.group.attempt or 0, _POLL_S):
+            if self.turn(group):
+                return
+            if time.monotonic() - self._looked >= _ROOM_INTERVAL_S:
+                self._looked = time.monotonic()
+                self.look_around()
+                if self.group.worked:
+                    pool.refill()
+            if group.done:
+                done = done or time.monotonic()
+                if time.monotonic() - done > _END_S:
+                    return
+
+    def turn(self, group: RankGroup) -> bool:
+        """Give orders, take in news, and see that the ranks are alive. Return whether the group must be killed."""
+        _ensure_ray()
+        group.orders = replace(
+            group.orders,
+            stop=self._stopping.asked.is_set(),
+            pause=self._pauses,
+            hand_over=self._hands_over,
+        )
+        self._take_news(group.talk())
+        if self._taken_over():
+            kill([beat.place for beat in self.group.beats.values()])
+            return True
+        self._observer.look(self.group.beats)
+        found = self._observer.stuck(self._limits) if not (self.group.hung or group.done) else []
+        if found:
+            what = listed(found)
+            self._display.note(f"the ranks are stuck, and will be started again: {what}")
+            self.group.hung, self.group.blamed = True, culprits(found, self.group.beats)
+            self._ask_stacks(group)
+            self._log.hang(what, self.group)
+            kill([beat.place for beat in self.group.beats.values()])
+        return False
+
+    def _ask_stacks(self, group: RankGroup) -> None:
+        """Ask the ranks for the tracebacks of their threads, and wait for those that answer."""
+        group.orders = replace(group.orders, stacks=True)
+        deadline = time.monotonic() + _STACKS_S
+        while time.monotonic() < deadline and self.group.stacks.keys() < self.group.beats.keys():
+            self._take_news(group.talk())
+            time.sleep(_POLL_S)
+
+    def enter(self, group: RankGroup) -> bool:
+        """Claim the attempt of the group, which has joined. Return whether it may train. While the store does not
+        answer, the ranks wait for it."""
+        try:
+            for attempt in self._claim.claiming(self._display.note, _POLL_S):
+                self._take_news(group.talk())
+                self.group.attempt = attempt.number if attempt is not None else None
+                if attempt is None and self._stopping.asked.is_set() and not self._in_memory:
+                    return False
+        except RunIsActive as error:
+            self._take_over(error.problem)
+            return False
+        self._starts += 1
+        self._gauges.started(self._starts)
+        first = next((end.outcome for rank, end in group.ends.items() if rank == 0), None)
+        if self._starts == 1 and isinstance(first, Joined):
+            for text in first.warnings:
+                self._display.note(text)
+        self._record_world(len(group.ends))
+        return True
+
+    def _record_world(self, world: int) -> None:
+        change = self._world.entered(world)
+        if change is not None:
+            self._display.note(f"{world} ranks instead of {change.before}: {change.cause}")
+            self._log.event("world", **{"from": change.before, "to": world, "cause": change.cause})
+
+    def _take_news(self, answers: Sequence[tuple[int, News]]) -> None:
+        for rank, news in answers:
+            self.hear(rank, news)
+
+    def hear(self, rank: int, news: News) -> None:
+        """Take in a rank's news: where it is; its figures, for every sink of them; what it says and records."""
+        self.group.heard(rank, news)
+        if news.stack is not None:
+            self.group.stacks[rank] = news.stack
+        if news.resumed is not None and not self.group.resumed:
+            self._resume(news.resumed)
+        for text in news.notes:
+            self._display.note(text)
+        for kind, fields in news.events:
+            self._log.event(kind, of=self.group.attempt, **fields)
+            self._display.note(f"rank {fields['rank']} on {fields['host']}: {fields['reason']}")
+        for record in news.records:
+            self.group.worked = self.group.worked or record["kind"] == "step"
+            for sink in (self._gauges, self._display):
+                sink.record(record)
+        if rank == min(self.group.beats):
+            self._display.doing(news.doing)
+
+    def _resume(self, step: int) -> None:
+        """Tell the operator from which step the ranks resume, once they have found the newest intact checkpoint."""
+        again = self._deaths.resumed(step)
+        self.group.resumed = True
+        repeats = f", {again:,} steps are repeated" if again else ""
+        self._display.note(f"loading the state of step {step:,}{repeats}")
+
+    def look_around(self) -> None:
+        """Pause the ranks at a checkpoint if a node of theirs is being drained, or if more could train."""
+        if self._pauses:
+            return
+        going = draining()
+        there = staying(going)
+        ours = going & {beat.place.node for beat in self.group.beats.values()}
+        if ours:
+            names = ", ".join(sorted(node[:8] for node in ours))
+            self._pause(f"nodes that ranks are on are being drained: {names}", "elsewhere", there)
+        elif self._world.grows(there):
+            self._pause("there is room for more ranks", "with them", there)
+
+    def _pause(self, reason: str, how: str, there: Nodes) -> None:
+        """Have the ranks end. They save the state, unless the next ones can start at once."""
+        self._pauses, self._hands_over = True, self._world.at_once(there)
+        self._display.note(f"{reason}: {'' if self._hands_over else 'saving, to '}go on {how}")
+        self._log.event("pause", reason=reason)
+
+    def conclude(self, ends: Mapping[int, RankEnd], failed: Sequence[int]) -> None:
+        """Decide what the end of a group means. `ends`: how the ranks ended that returned. `failed`: the ranks that
+        ended the group, as far as Ray knows."""
+        excused = False
+        for rank, end in ends.items():
+            match end.outcome:
+                case Raised() as error:
+                    self.group.raised(rank, error)
+                case Fatal() as fatal:
+                    self.end.fatal = self.end.fatal or fatal
+                case TakenOver(problem):
+                    self._take_over(problem)
+                case Unsaved(reason):
+                    self.end.unsaved = reason
+                case UnfitNodes() as unfit:
+                    if not excused:
+                        self._leave_out(unfit)
+                    excused = True
+                case WentBack():
+                    excused = True
+                case Finished(step, saved):
+                    if rank == 0:
+                        self.end.finished, self._in_memory, excused = step, not saved, True
+                        self._deaths.resumed(step)
+                case Joined():
+                    pass
+                case outcome:
+                    assert_never(outcome)
+        began = self.group.attempt is not None or self.group.errors or failed
+        if began and not excused and not self._over():
+            self._judge(failed)
+
+    def _leave_out(self, unfit: UnfitNodes) -> None:
+        """Exclude the nodes that the preflight found unfit. If too few nodes are left, the run ends."""
+        bad = frozenset(preflight["node"] for preflight in unfit.preflights)
+        if self._world.leave_out(staying(draining()), bad):
+            self._display.note(f"left out: {unfit.problem} ({unfit.remedy})")
+        else:
+            self.end.fatal = self.end.fatal or Fatal(unfit.problem, unfit.remedy)
+        for preflight in unfit.preflights:
+            self._log.event("unfit", **preflight)
+
+    def _taken_over(self) -> bool:
+        if self._claim.taken:
+            self._take_over("a newer start has taken the run over: this one ends")
+        return self.end.taken_over
+
+    def _take_over(self, problem: str) -> None:
+        if not self.end.taken_over:
+            self.end.taken_over = True
+            self._display.note(problem)
+
+    def _judge(self, failed: Sequence[int]) -> None:
+        """Record that the group died, and follow the failure policy. If a stop was requested, the death is no
+        failure."""
+        group, stopped = self.group, self._stopping.asked.is_set()
+        failure = group.failure(failed, committed=self._deaths.committed, now=time.time())
+        self._display.note(group.epitaph(failed) + ("" if stopped else "; starting again"))
+        self._log.death(failure, failed, group)
+        if not stopped:
+            self._deaths.add(failure)
+            self.follow_policy(staying(draining()))
+
+    def follow_policy(self, there: Nodes) -> None:
+        decision = self._deaths.decide(nodes=len(there))
+        match decision:
+            case Stop():
+                self.end.fatal = self.end.fatal or Fatal(decision.reason, decision.remedy)
+            case Restart():
+                self._world.leave_out(there, decision.without)
+                self._economise(decision.frugal)
+            case _:
+                assert_never(decision)
+        if not self._taken_over():
+            self._log.deaths(self._deaths.failures)
+
+    def _economise(self, frugal: bool) -> None:
+        """Say so, once, if the next ranks make no copies of their state and have no spare processes."""
+        if frugal and not self._frugal:
+            failures = self._deaths.failures
+            step = max(each.step for each in failures if each.committed == failures[-1].committed)
+            why = "without an error, perhaps for want of memory"
+            reason = f"ranks died {CROWDED} times, at last after step {step:,}, {why}"
+            self._log.event("memory_failed", step=step, reason=reason)
+            self._display.note(f"{reason}: the next make no copies of the state and have no spare processes")
+        self._frugal = frugal
+
+
+def _ensure_ray() -> None:
+    dead = lost()
+    if dead is not None:
+        raise TryAgain(f"Ray is lost: its {dead} has died", remedy=NOT_SAVED)

@@ -1,0 +1,45 @@
+"""Makes a rank's GPU the device of its process."""
+
+import torch
+
+from launcher.runtime.cluster.rank_placement import Seat, SeatError
+
+NCCL_FOR_MIG = (2, 31)
+"""The first version whose guide names MIG instances as devices of one communicator."""
+
+
+class DeviceMissing(Exception):
+    """The error if CUDA does not show a rank the GPUs of its seat."""
+
+
+def take_device(seat: Seat) -> None:
+    """Make the rank's GPU the device of this process.
+
+    Raises:
+        DeviceMissing: if CUDA shows another number of GPUs than the seat has. A GPU may have failed, so the ranks can
+            start on another node.
+        SeatError: if this version of NCCL does not connect MIG instances of one machine.
+    """
+    if not seat.gpus:
+        return
+    if seat.shares_a_gpu and seat.local_world > 1 and (nccl := _nccl()) < NCCL_FOR_MIG:
+        raise SeatError(
+            f"{seat.local_world} ranks have MIG instances of one machine, which NCCL {_dotted(nccl)} does not connect",
+            remedy="start one rank on each machine, or use whole GPUs, or install a torch with NCCL "
+            f"{_dotted(NCCL_FOR_MIG)} or later",
+        )
+    found = torch.cuda.device_count()
+    if found != len(seat.visible):
+        raise DeviceMissing(
+            f"CUDA shows rank {seat.rank} {found} GPU(s) of CUDA_VISIBLE_DEVICES={','.join(seat.visible)}: see whether "
+            "one has failed (nvidia-smi). If MIG divides the GPUs, set the variable to MIG instances before Ray starts"
+        )
+    torch.cuda.set_device(seat.device)
+
+
+def _nccl() -> tuple[int, ...]:
+    return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

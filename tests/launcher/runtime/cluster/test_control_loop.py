@@ -1,0 +1,229 @@
+"""The driver's loop through starts and deaths, with nodes of our own in place of Ray's, and ranks that do what a test
+says."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from data_service.store.local import LocalStore
+from launcher.runtime.cluster.orders import Fatal, Orders, Unsaved, WentBack
+from launcher.runtime.policies.elastic import GroupStart
+from launcher.runtime.policies.failures import BARREN, CROWDED, NODE_FAILURES, SAME_ERROR
+from launcher.runtime.run.history import read_history
+from tests.support.clusters.control import ELASTIC, FIXED, Cluster, driver, raised
+
+HAND_OVER = Orders(pause=True, hand_over=True)
+SAVE = Orders(pause=True)
+
+
+def test_a_machine_goes_and_comes_back(cluster: Cluster, tmp_path: Path) -> None:
+    loop = driver(tmp_path, ELASTIC)
+    assert loop.next_group() == GroupStart(3, frozenset())
+    assert loop.begin("a", "a", "b") == 1
+    del cluster.cores["b"]
+    loop.end(2)
+    assert loop.next_group() == GroupStart(2, frozenset())
+    assert loop.begin("a", "a") == 2, "every group is an attempt of its own"
+    loop.loop.look_around()
+    assert not loop.orders().pause
+    cluster.cores["c"] = 1
+    loop.loop.look_around()
+    assert loop.orders() == HAND_OVER
+    loop.finish(9, saved=False)
+    assert loop.next_group() == GroupStart(3, frozenset())
+    assert loop.begin("a", "a", "c") == 3
+    assert loop.orders() == Orders(), "that was for the ranks before"
+    assert loop.events() == [("world", 3, 2), ("pause", None, None), ("world", 2, 3)]
+
+
+def test_a_node_that_is_to_go_is_left_in_time(cluster: Cluster, tmp_path: Path) -> None:
+    loop = driver(tmp_path, ELASTIC)
+    loop.next_group()
+    loop.begin("a", "a", "b")
+    cluster.cores["c"] = 1
+    cluster.draining = {"c": 0}
+    loop.loop.look_around()
+    assert not loop.orders().pause, "no rank is on that one"
+    cluster.draining = {"b": 1_800_000_000_000}
+    loop.loop.look_around()
+    assert loop.orders() == HAND_OVER
+    loop.finish(9, saved=False)
+    assert loop.next_group() == GroupStart(3, frozenset()), "with c in place of b"
+    assert loop.events() == [("pause", None, None)]
+
+
+def test_a_state_is_saved_if_nobody_goes_on_at_once(cluster: Cluster, tmp_path: Path) -> None:
+    """Meanwhile all who have it in memory may go."""
+    loop = driver(tmp_path, replace(ELASTIC, wait=60))
+    loop.next_group()
+    loop.begin("a", "a", "b")
+    cluster.draining = {"b": 1_800_000_000_000}
+    loop.loop.look_around()
+    assert loop.orders() == SAVE
+    loop.finish(9)
+    assert loop.next_group() is None
+    assert loop.loop.end.finished == 9
+
+
+def test_a_state_that_only_the_memory_has_is_saved_before_the_command_ends(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    for room in (True, False):
+        loop = driver(tmp_path / str(room), ELASTIC)
+        loop.next_group()
+        loop.begin("a", "a", "b")
+        cluster.draining = {"b": 1_800_000_000_000}
+        loop.loop.look_around()
+        loop.finish(9, saved=False)
+        cluster.draining = {}
+        loop.stopping.asked.set()
+        if room:
+            assert loop.next_group() == GroupStart(3, frozenset()), "these save it"
+            loop.begin("a", "a", "b")
+            assert loop.orders().stop
+            loop.finish(9)
+        else:
+            cluster.cores.clear()
+        assert loop.next_group() is None
+        assert loop.loop.end.finished == (9 if room else None)
+
+
+def test_who_died_first_is_what_ray_says(cluster: Cluster, tmp_path: Path) -> None:
+    """Rank 1 dies without a word, rank 0 raises because of it, rank 2 has noticed nothing yet."""
+    loop = driver(tmp_path, ELASTIC)
+    for _ in range(NODE_FAILURES):
+        assert loop.next_group() == GroupStart(3, frozenset())
+        loop.begin("a", "b", "a")
+        loop.worked()
+        loop.end(0, 1, rank0=raised("RuntimeError: connection closed by peer"))
+    assert loop.next_group() == GroupStart(2, frozenset("b"))
+
+
+def test_a_death_is_on_record(cluster: Cluster, tmp_path: Path) -> None:
+    loop = driver(tmp_path, ELASTIC)
+    loop.next_group()
+    loop.begin("a", "a", "b")
+    loop.end(2, rank0=raised("RuntimeError: connection closed by peer", "silent"))
+    assert loop.close()
+    (death,) = (e for e in read_history(LocalStore(tmp_path)).events if e["kind"] == "death")
+    told = {name: death[name] for name in ("of", "step", "ranks", "node", "reason")}
+    assert told == {"of": 1, "step": 7, "ranks": [2], "node": "b", "reason": None}
+
+
+def test_what_one_rank_alone_knows_is_on_record(cluster: Cluster, tmp_path: Path) -> None:
+    loop = driver(tmp_path, ELASTIC)
+    loop.next_group()
+    attempt = loop.begin("a", "a", "b")
+    told = {"step": 3, "reason": "no memory", "rank": 2, "host": "beta"}
+    loop.hear(2, "b", events=[("memory_failed", told)])
+    assert loop.display.notes[-1] == "rank 2 on beta: no memory"
+    assert loop.close()
+    (event,) = (e for e in read_history(LocalStore(tmp_path)).events if e["kind"] == "memory_failed")
+    assert {name: event[name] for name in ("of", "step", "rank", "host")} == {
+        "of": attempt,
+        "step": 3,
+        "rank": 2,
+        "host": "beta",
+    }
+
+
+def test_a_node_that_cannot_be_spared_stays(cluster: Cluster, tmp_path: Path) -> None:
+    loop = driver(tmp_path, FIXED)
+    for turn in range(max(NODE_FAILURES, CROWDED) + 1):
+        assert loop.next_group() == GroupStart(2, frozenset(), frugal=turn >= CROWDED)
+        loop.begin("a", "b")
+        loop.worked()
+        loop.end(0)
+    assert loop.close()
+    told = [e for e in read_history(LocalStore(tmp_path)).events if e["kind"] == "memory_failed"]
+    assert [(e["step"], "rank" in e) for e in told] == [(7, False)]
+
+
+def test_an_error_that_comes_back_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
+    loop = driver(tmp_path, ELASTIC)
+    for _ in range(SAME_ERROR):
+        assert loop.next_group() is not None
+        loop.begin("a", "a", "b")
+        loop.worked()
+        loop.end(0, rank0=raised("ValueError: bad row"))
+    assert loop.next_group() is None
+    assert loop.loop.end.fatal is not None
+    assert "bad row" in loop.loop.end.fatal.problem
+
+
+def test_deaths_before_ranks_come_together_end_the_run_at_last(cluster: Cluster, tmp_path: Path) -> None:
+    """They may be the machines': so not soon. Ranks that only lost each other count as well."""
+    loop = driver(tmp_path, FIXED)
+    for turn in range(BARREN):
+        assert loop.next_group() is not None
+        loop.end(0, 1) if turn % 2 else loop.end(rank0=raised("RuntimeError: gone", "silent"))
+    assert loop.next_group() is None
+    assert loop.loop.end.fatal is not None
+    assert "checkpoint" in loop.loop.end.fatal.problem
+
+
+def test_places_that_ray_does_not_find_are_nobodys_failure(cluster: Cluster, tmp_path: Path) -> None:
+    loop = driver(tmp_path, FIXED)
+    for _ in range(2 * BARREN):
+        assert loop.next_group() is not None
+        loop.end()
+    assert loop.loop.end.fatal is None
+
+
+def test_who_ends_to_go_back_has_not_died(cluster: Cluster, tmp_path: Path) -> None:
+    loop = driver(tmp_path, FIXED)
+    for _ in range(2 * BARREN):
+        assert loop.next_group() is not None
+        loop.begin("a", "a")
+        loop.end(0, 1, rank0=WentBack(), rank1=raised("RuntimeError: connection closed by peer", "silent"))
+    assert loop.next_group() is not None
+
+
+def test_a_mistake_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
+    loop = driver(tmp_path, FIXED)
+    loop.next_group()
+    loop.begin("a", "a")
+    loop.end(
+        0, 1, rank1=Fatal("what", "do"), rank0=raised("RuntimeError: connection closed by peer", "silent")
+    )
+    assert loop.loop.end.fatal == Fatal("what", "do")
+    assert loop.next_group() is None
+
+
+def test_a_last_save_that_failed_is_told(cluster: Cluster, tmp_path: Path) -> None:
+    loop = driver(tmp_path, ELASTIC)
+    loop.next_group()
+    loop.begin("a", "a", "b")
+    loop.stopping.asked.set()
+    loop.end(rank0=Unsaved("the final checkpoint failed"))
+    assert loop.next_group() is None
+    end = loop.loop.end
+    assert (end.unsaved, end.finished, end.fatal) == ("the final checkpoint failed", None, None)
+
+
+def test_a_stop_while_machines_are_waited_for(cluster: Cluster, tmp_path: Path) -> None:
+    loop = driver(tmp_path, FIXED)
+    cluster.cores = {"a": 1}
+    assert loop.next_group() is None
+    (note,) = loop.display.notes
+    assert re.search(r"\b1 ranks, 2 ", note)
+    loop.stopping.asked.set()
+    cluster.cores = {"a": 2}
+    assert loop.next_group() is None, "though they have come"
+
+
+def test_other_ranks_than_wrote_the_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
+    loop = driver(tmp_path, ELASTIC, last=2)
+    assert loop.next_group() == GroupStart(3, frozenset())
+    loop.begin("a", "a", "b")
+    assert loop.events() == [("world", 2, 3)]
+
+
+def test_figures_go_to_every_sink_each_once(cluster: Cluster, tmp_path: Path) -> None:
+    loop = driver(tmp_path, ELASTIC)
+    loop.next_group()
+    loop.begin("a", "a", "b")
+    records = [{"kind": "step", "step": 6}, {"kind": "evaluation", "step": 7}]
+    loop.hear(0, "a", records=records)
+    loop.hear(0, "a")
+    assert loop.display.records == records

@@ -1,0 +1,165 @@
+"""A driver's control loop in a cluster of nodes of our own, whose ranks do what a test says."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from checkpoints.attempt import Owner, claim
+from data_service.store.base import Store
+from data_service.store.local import LocalStore
+from launcher.runtime.cluster.control_loop import ControlLoop
+from launcher.runtime.cluster.nodes import staying
+from launcher.runtime.cluster.operator_log import OperatorLog
+from launcher.runtime.cluster.orders import Finished, Joined, News, Orders, Outcome, Raised, RankEnd
+from launcher.runtime.cluster.run_claim import RunClaim
+from launcher.runtime.cluster.stop_requests import Stopping
+from launcher.runtime.policies.elastic import GroupStart, Sizing
+from launcher.runtime.policies.failures import Failure, Kind
+from launcher.runtime.policies.recovery import Recovery
+from launcher.runtime.policies.watchdog import RankLocation, Watchdog
+from launcher.runtime.run.history import read_history
+from tests.support.stores.faulty import FaultyStore
+
+ELASTIC = Sizing(least=1, most=3, expected=3, wait=0, grow=0, each={"CPU": 1})
+FIXED = Sizing(least=2, most=2, expected=2, wait=0, grow=float("inf"), each={"CPU": 1})
+STEPS = 100
+WATCHDOG = Watchdog(step=100, other=500, silence=5)
+
+
+class Cluster:
+    """Nodes by name, and their cores."""
+
+    def __init__(self, **cores: int) -> None:
+        self.cores = cores
+        self.draining: dict[str, int] = {}
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [
+            {"NodeID": name, "Alive": True, "Resources": {"CPU": cores}} for name, cores in self.cores.items()
+        ]
+
+
+class Display:
+    """Keeps what the operator is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.records: list[Mapping[str, Any]] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        self.records.append(record)
+
+    def doing(self, doing: str) -> None: ...
+
+
+class Ranks:
+    """Stands for a `RankGroup`. `answers`: the news that the next talk brings."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.orders = Orders()
+        self.ends = {rank: RankEnd(Joined(), stays=True) for rank in range(count)}
+        self.answers: list[tuple[int, News]] = []
+        self.talks, self.done = 0, False
+
+    def talk(self) -> list[tuple[int, News]]:
+        self.talks += 1
+        found, self.answers = self.answers, []
+        return found
+
+
+class _Waits(Exception):
+    """The loop would sleep until machines come."""
+
+
+class Driver:
+    """A control loop, and what it has said and recorded."""
+
+    def __init__(
+        self, store: Store, sizing: Sizing, last: int | None = None, failures: Sequence[Failure] = ()
+    ) -> None:
+        owner = Owner.here(time.time())
+        recipe = SimpleNamespace(total_steps=STEPS, watchdog=WATCHDOG, recovery=Recovery())
+        run: Any = SimpleNamespace(store=store, recipe=recipe)
+        self.store, self.display = store, Display()
+        self.log, self.stopping = OperatorLog(store, self.display.note), Stopping(self.display.note)
+        self.claim = RunClaim(claim(store, owner=owner), owner)
+        parts: Any = {"display": self.display, "log": self.log, "stopping": self.stopping}
+        self.loop = ControlLoop(run, self.claim, sizing, last, failures, **parts)
+        if failures:
+            self.loop.follow_policy(staying(()))
+        self.ranks: Any = Ranks()
+
+    def next_group(self) -> GroupStart | None:
+        """How a group may start now; None if none may now, or ever."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "sleep", _wait)
+            try:
+                return self.loop.next_group()
+            except _Waits:
+                return None
+
+    def begin(self, *nodes: str) -> int:
+        """A group joins on these nodes, gets its attempt and trains."""
+        self.ranks = Ranks(len(nodes))
+        assert self.loop.enter(self.ranks)
+        for rank, node in enumerate(nodes):
+            self.hear(rank, node)
+        attempt = self.loop.group.attempt
+        assert attempt is not None
+        return attempt
+
+    def hear(self, rank: int, node: str, step: int = 7, doing: str = "training", **more: Any) -> None:
+        place = RankLocation(node, 100 + rank, f"host-{node}")
+        self.loop.hear(rank, News(step, doing, 0, place, **more))
+
+    def worked(self) -> None:
+        """A step is done."""
+        self.hear(0, self.loop.group.beats[0].place.node, records=[{"kind": "step", "step": 6}])
+
+    def orders(self) -> Orders:
+        """What the ranks are told in the loop's next turn."""
+        self.loop.turn(self.ranks)
+        orders: Orders = self.ranks.orders
+        return orders
+
+    def end(self, *failed: int, **outcomes: Outcome) -> None:
+        """The group ends. `failed`: the ranks that ended it; `outcomes`: those of ranks that returned, as `rank0`."""
+        ends = {int(name.removeprefix("rank")): RankEnd(one, False) for name, one in outcomes.items()}
+        self.loop.conclude(ends, failed)
+
+    def finish(self, step: int, *, saved: bool = True) -> None:
+        self.end(rank0=Finished(step, saved))
+
+    def close(self) -> bool:
+        self.claim.close(0.5)
+        return self.log.close(10)
+
+    def events(self) -> list[tuple[Any, ...]]:
+        assert self.close()
+        found = read_history(self.store).events
+        return [(e["kind"], e.get("from"), e.get("to")) for e in found if e["kind"] in ("world", "pause")]
+
+
+def raised(text: str, kind: Kind = "raised", **more: Any) -> Raised:
+    return Raised(text, kind, **more)
+
+
+def _wait(seconds: float) -> None:
+    raise _Waits
+
+
+def faulty(folder: Path, failures: Sequence[Failure] = ()) -> tuple[Driver, FaultyStore]:
+    """With a store that can hang or be away."""
+    store = FaultyStore(folder / "run")
+    return Driver(store, ELASTIC, None, failures), store
+
+
+def driver(folder: Path, sizing: Sizing, last: int | None = None, failures: Sequence[Failure] = ()) -> Driver:
+    return Driver(LocalStore(folder), sizing, last, failures)
