@@ -22,6 +22,7 @@ import mmap
 import os
 import struct
 from contextlib import suppress
+from weakref import finalize
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
@@ -95,6 +96,7 @@ class Slot:
         about = os.fstat(descriptor)
         self.size, self.inode = about.st_size, about.st_ino
         self.data = mmap.mmap(descriptor, self.size)
+        self._close = finalize(self, os.close, descriptor)  # also if nobody closes the slot
 
     @classmethod
     def make(cls, body: int, description: int, *, left: int = 0) -> "Slot":
@@ -119,14 +121,14 @@ class Slot:
 
     def mapped(self) -> memoryview:
         """Return all bytes of the file, and close the file. It stays mapped as long as the view lives."""
-        os.close(self.descriptor)
+        self._close()
         return memoryview(self.data)
 
     def close(self) -> None:
         """Close the file. The memory stays mapped while tensors or views use it."""
         with suppress(BufferError):  # raised while views exist; the last one frees the memory
             self.data.close()
-        os.close(self.descriptor)
+        self._close()
 
     @property
     def seal(self) -> int:

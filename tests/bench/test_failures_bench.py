@@ -182,7 +182,7 @@ def test_commits_and_restarts_wait_for_the_store() -> None:
     well = simulate(setting(), ANEW, 1000.0, fault, (), wall=20_000.0)
     away = simulate(setting(), ANEW, 1000.0, fault, [Outage(3000.0, 7000.0)], wall=20_000.0)
     assert away.lost["repeated"] == pytest.approx(well.lost["repeated"] + 2000, abs=1)
-    assert away.lost["restarting"] == pytest.approx(well.lost["restarting"] + 7000 - 5092.25, abs=1)
+    assert away.lost["restarting"] == pytest.approx(well.lost["restarting"] + 7000 - 5090.5, abs=1)
     stays = simulate(setting(), STAY, 1000.0, fault, [Outage(3000.0, 7000.0)], wall=20_000.0)
     assert stays.lost["repeated"] < 5
     assert stays.lost["restarting"] == pytest.approx(90 + 7000 - 5000 + 0.5, abs=1)

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -20,16 +19,6 @@ def limited(limit: str, *command: str, before: tuple[str, ...] = ()) -> tuple[in
         check=False,
     )
     return done.returncode, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("limit", "option", "needed"),
-    [("nofile=64", "-n", 1024), ("as=1000000000", "-v", 3 << 20), ("fsize=200000", "-f", 1 << 20)],
-)
-def test_a_command_with_a_ray_needs(limit: str, option: str, needed: int, tmp_path: Path) -> None:
-    code, said = limited(limit, "train", str(tmp_path / "run"))
-    assert code == 2
-    assert (option, str(needed)) in re.findall(r"ulimit (-\w) (\d+)", said)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="prlimit counts this user's other processes")

@@ -94,7 +94,7 @@ def test_on_a_gpu_flash_attention_gets_both_bounds(monkeypatch: pytest.MonkeyPat
         return plainly(q, k, v, rows, others, 0.0)
 
     module = "encoder_core.layers.cross_attention"
-    monkeypatch.setattr(f"{module}._possible", lambda q, dropout: ["flash", "padded", "written"])
+    monkeypatch.setattr(f"{module}._possible_kernels", lambda q, dropout: ["flash", "padded", "written"])
     monkeypatch.setattr(f"{module}.flash_attention", stand_in)
     found = operands(rows, others)
     torch.testing.assert_close(
