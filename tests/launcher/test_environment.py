@@ -116,8 +116,9 @@ def test_a_limit_that_is_too_low(name: str, option: str, limit: int, large: Path
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", [pytest.param("/raylet/raylet ", marks=pytest.mark.long), "/gcs_server "])
+@pytest.mark.parametrize("kind", ["/raylet/raylet ", "/gcs_server "])
 def test_a_build_whose_ray_dies_is_to_be_repeated(kind: str, large: Path, tmp_path: Path) -> None:
     """One line of an error and one of a remedy; then the same bytes as from one process, and nothing left."""
     arguments, temporary = large_build(large, tmp_path / "corpus", 2), Path(tempfile.mkdtemp(dir="/tmp"))

@@ -115,6 +115,7 @@ def test_a_cell_that_wants_more_than_the_machine_has(pretrained: LocalModel, tmp
         list(compute(works, {pretrained.digest: pretrained}, CellResources(cpus=4096)))
 
 
+@pytest.mark.long
 def test_a_killed_grid_computes_only_what_is_missing(tmp_path: Path) -> None:
     """Three learning rates and three seeds; the command is killed after some cells."""
     export(FAMILIES["bert"], tmp_path / "model")
