@@ -5,8 +5,9 @@ the window that shows most of its context; of a context every window may hold th
 """
 
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -94,10 +95,11 @@ class Encoder:
     def _tagged(self, examples: Tagged) -> "EncodedWords":
         texts = [[self._readable(word) for word in words] for words in examples.words]
         encoded = self._windows([" ".join(words) for words in texts], None)
+        ends = [np.array(list(accumulate(len(word) + 1 for word in words)), np.int64) - 1 for words in texts]
         places = [np.full((len(words), 2), -1, np.int64) for words in texts]
         context = [np.full(len(words), -1, np.int64) for words in texts]
         for row, example in enumerate(encoded["overflow_to_sample_mapping"]):
-            for word, at, around in _first_tokens(encoded, row, texts[example]):
+            for word, at, around in _first_tokens(encoded, row, ends[example]):
                 if around > context[example][word]:
                     context[example][word], places[example][word] = around, (row, at)
         labels = [np.full(len(ids), IGNORED, np.int64) for ids in encoded["input_ids"]]
@@ -188,19 +190,20 @@ def _dataset(encoded: Mapping[str, Any], **labels: Any) -> Any:
     return optional("datasets", "fine-tuning", EVALUATE).Dataset.from_dict({**columns, **labels})
 
 
-def _first_tokens(encoded: Any, row: int, words: Sequence[str]) -> Iterator[tuple[int, int, int]]:
-    """Yield, for each word of which the row shows a token: its index, the position of its first token there, and the
-    number of tokens of text on the shorter side, which is 0 where the row begins inside of the word."""
+def _first_tokens(encoded: Any, row: int, ends: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """Return, for each word whose first token is in the row: its index, the token's position, and the number of tokens
+    of text on the shorter side. `ends`: the character at which each word ends."""
     text = [index for index, part in enumerate(encoded.sequence_ids(row)) if part is not None]
-    offsets, start = encoded["offset_mapping"][row], 0
-    for word, letters in enumerate(words if text else ()):
-        end = start + len(letters)
-        if start < offsets[text[-1]][1] and end > offsets[text[0]][0]:
-            tokens = (encoded.char_to_token(row, place) for place in range(start, end))
-            at = next((token for token in tokens if token is not None), None)
-            if at is not None:
-                yield word, at, min(at - text[0], text[-1] - at)
-        start = end + 1
+    offsets = np.array([encoded["offset_mapping"][row][index] for index in text], np.int64).reshape(-1, 2)
+    # A token belongs to the first word that ends after the token begins: a space's token to the word behind it.
+    word_of = np.searchsorted(ends, offsets[:, 0], side="right")
+    starts = np.r_[0, ends + 1][word_of]  # a later window may begin inside of a word
+    begins = (np.diff(word_of, prepend=-1) != 0) & (offsets[:, 0] <= starts)
+    return [
+        (int(word_of[index]), text[index], min(index, len(text) - 1 - index))
+        for index in np.flatnonzero(begins).tolist()
+        if word_of[index] < len(ends)
+    ]
 
 
 def _target(window: ContextWindow, answer: Answer | None) -> tuple[int, int]:

@@ -23,7 +23,7 @@ def test_a_checkpoint_becomes_a_model_and_the_figures_are_printed(tmp_path: Path
     command = ["finetune", str(tmp_path / "model"), str(tmp_path / "task.yaml")]
     result = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "out")], catch_exceptions=False)
     assert result.exit_code == 0
-    assert re.match(r"dev, epoch 1: accuracy [01]\.\d{4}\n", result.stdout)
+    assert re.match(r"dev, epoch 1: accuracy [01]\.\d{4}, matthews -?[01]\.\d{4}\n", result.stdout)
     results = json.loads((tmp_path / "out/results.json").read_bytes())
     assert results["settings"]["lr"] == 1e-3, "the first of the list"
     assert results["checkpoint"] == {"source": str(tmp_path / "model"), "step": None, "digest": given.digest}
