@@ -165,9 +165,7 @@ def sentence_bounds(text: str, language: Language = "any") -> NDArray[np.int64]:
     before = classes.take(bounds[:, 0] - 1)
     marked = np.flatnonzero((before & (_NARROW_MARK | _CLOSER) != 0) & ~chosen)
     closed = before[marked] & _CLOSER != 0
-    marks = (
-        bounds[marked, 0] - 1 - closed
-    )  # an empty text before a closing mark is no space, so none is negative
+    marks = np.maximum(bounds[marked, 0] - 1 - closed, 0)  # a text may begin with a closing mark
     before, behind = classes.take(marks), classes.take(bounds[marked, 1])
     usual = (before & _NARROW_MARK > 0) & (behind & _PLAIN > 0)
     chosen[marked[usual]] = True

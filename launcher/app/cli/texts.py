@@ -29,7 +29,7 @@ from launcher.runtime.recipe.document import DocumentWords, parse, validate
 _MODEL = TypeVar("_MODEL", bound=BaseModel)
 _SMALL_BYTES = 64 << 20  # bytes
 _SPLIT_BYTES = 256 << 10  # bytes of text for which a split is worth opening
-_SHOWN_SHARE = 0.00005  # of the characters; less would be shown as 0.00%, of what does no harm
+_SHOWN_SHARE = 0.00005  # share of the characters below which a harmless loss would read 0.00%
 
 
 def list_texts(inputs: Sequence[str], encoding: str = UTF_8) -> InputListing:

@@ -166,3 +166,8 @@ def test_bounds_do_not_depend_on_the_other_scripts_of_a_text(text: str, language
     own = sentence_bounds(text, language).tolist()
     assert with_chinese[: len(own)] == own
     assert len(with_chinese) - len(own) == (1 if text.strip() else 0)
+
+
+@pytest.mark.parametrize("text", ['" A.', ") B!", "”\u2003A. ", '" A etc.'])
+def test_a_closing_mark_at_the_beginning_ends_nothing(text: str) -> None:
+    assert len(sentence_bounds(text)) == 0
