@@ -108,7 +108,7 @@ class Processes:
             )
         except (psutil.Error, OSError):
             return False
-        if ours and title(process):
+        if ours:  # also one that is between two programs, and has no title at this moment
             self._known[_key(process)] = self.kind(process)
         return ours
 
