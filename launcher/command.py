@@ -5,8 +5,8 @@
            +- Ray's processes, where there is no cluster: ranks, data workers, ...
 
 Whatever ends the driver (a signal, a crash of Ray inside it, our own mistake), the parent's exit code is one of
-`launcher.contract`, and nothing of the tree is left: the parent is the reaper of all its descendants, and every process
-carries the parent's name in its environment, by which a later start finds what a killed parent has left behind.
+`launcher.exit_codes`, and nothing of the tree is left: the parent is the reaper of all its descendants, and every
+process carries the parent's name in its environment, by which a later start finds what a killed parent has left.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from data_service import processes
-from launcher.contract import CODES, FINISHED, MISTAKE, REPEAT
+from launcher.exit_codes import CODES, FINISHED, MISTAKE, REPEAT
 from launcher.progress import others_write
 from launcher.signals import heeded
 

@@ -6,7 +6,7 @@
                              one line says what was asked and what stays, and the code is 128 + the signal's number
 
 A command that another start continues has its own code (`answering`). `train`, `demo` and `evaluate` look after
-processes (`launcher.command`), and save first.
+processes (`launcher.command`), and save first: `launcher.runtime.cluster.stop_requests` turns their signals into codes.
 """
 
 import os

@@ -30,8 +30,10 @@ from data_service.ingest.heldout import (
 from data_service.ingest.records import Text
 from data_service.ingest.scan import (
     BUCKETS,
+    DIGEST_BYTES,
     RECORD,
     ScanReceipt,
+    digests_in_order,
     hash_document,
     hash_of,
     read_bytes,
@@ -39,6 +41,7 @@ from data_service.ingest.scan import (
 )
 from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, write_receipt
 from data_service.store.base import Store, together
+from data_service.store.errors import KeyMissing
 
 PARTITION_DOCUMENTS = 2_000_000  # documents that are sorted together, in about 200 MB
 ORDINAL = np.dtype("<u4")
@@ -242,13 +245,15 @@ def read_kept(task: SplitTask, kept: KeptDocuments) -> Iterator[tuple[Text, byte
     Raises:
         InputError: the text changed since the first pass; else as `read_documents`.
     """
-    drops = read_drops(task.layout.open(), kept.drops)
+    store = task.layout.open()
+    drops, digests = read_drops(store, kept.drops), _read_digests(store, task)
     seen = hashlib.sha256()
     ordinal = 0
     for document in read_documents(task.split, task.options):
         if document.blank:
             continue
-        digest = hash_document(document, task.options)
+        known = digests[DIGEST_BYTES * ordinal : DIGEST_BYTES * (ordinal + 1)]
+        digest = hash_document(document, task.options, known)
         seen.update(read_bytes(digest, document))
         if ordinal not in drops:
             yield document, digest
@@ -259,6 +264,15 @@ def read_kept(task: SplitTask, kept: KeptDocuments) -> Iterator[tuple[Text, byte
             "changed while the corpus was built",
             remedy="run the same command again when the inputs no longer change: it reads the changed files again",
         )
+
+
+def _read_digests(store: Store, task: SplitTask) -> bytes:
+    """Return the joined hashes of the first pass over the task's split, in order; none of a split without documents."""
+    try:
+        found = store.get(task.layout.hashes(task.index))
+    except KeyMissing:
+        return b""
+    return digests_in_order(np.frombuffer(found, dtype=RECORD))
 
 
 def read_drops(store: Store, slices: tuple[Slice, ...]) -> set[int]:

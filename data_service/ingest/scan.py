@@ -28,6 +28,7 @@ from data_service.store.base import Store
 from data_service.types import Tokens
 
 BUCKETS = 256
+DIGEST_BYTES = 16
 
 _REPLACED_CHARACTERS = 16  # largest number of distinct non-ASCII characters for one replace() each
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
@@ -46,32 +47,38 @@ def hash_text(text: str) -> bytes:
     Documents with equal hashes count as equal. Documents with the same tokens have equal second halves, unless the
     unknown token is among them.
     """
-    halves = (text, folded_text(text))
-    return b"".join(hashlib.blake2b(half.encode(), digest_size=8).digest() for half in halves)
+    return hash_texts([text])
 
 
 def hash_texts(texts: Sequence[str]) -> bytes:
     """Return the hash of an example: the first half covers all of its texts, the second its query alone, so that all
     examples of a query are on the same side.
     """
-    if len(texts) == 1:
-        return hash_text(texts[0])
-    halves = (json.dumps(texts), folded_text(texts[0]))
-    return b"".join(hashlib.blake2b(half.encode(), digest_size=8).digest() for half in halves)
+    return _half(_joined(texts)) + _half(folded_text(texts[0]))
 
 
-def hash_document(document: Text, options: BuildOptions) -> bytes:
+def _joined(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else json.dumps(texts)
+
+
+def _half(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+
+def hash_document(document: Text, options: BuildOptions, known: bytes = b"") -> bytes:
     """Return the hash of a document: `hash_texts` of what the tokenizer gets, but for one with near duplicates that
     the input keeps.
 
     Of such a document the second half is a hash of the cluster's name. So what decides whether it is held out is the
     same for the whole cluster, and the first half alone says which documents are copies.
+
+    `known`: the hash that the document had before. It saves the folding, which costs more than the rest: texts with
+    equal first halves have equal second halves.
     """
-    digest = hash_texts([options.encoded_text(text) for text in document.texts])
-    if document.cluster is None or document.cluster.name is None:
-        return digest
-    name = f"cluster {document.cluster.name}".encode()
-    return digest[:8] + hashlib.blake2b(name, digest_size=8).digest()
+    texts = [options.encoded_text(text) for text in document.texts]
+    if document.cluster is not None and document.cluster.name is not None:
+        return _half(_joined(texts)) + _half(f"cluster {document.cluster.name}")
+    return _half(_joined(texts)) + (known[8:] or _half(folded_text(texts[0])))
 
 
 def read_bytes(digest: bytes, document: Text) -> bytes:
@@ -140,6 +147,13 @@ def sorted_records(digests: bytes | bytearray, sizes: Sequence[int]) -> NDArray[
     records["high"], records["low"], records["ordinal"] = words[order, 0], words[order, 1], order
     records["size"] = np.asarray(sizes, dtype=np.uint32)[order]
     return records
+
+
+def digests_in_order(records: NDArray[np.void]) -> bytes:
+    """Return the joined hashes of a split's documents, in their order, from its `sorted_records`."""
+    words = np.empty((len(records), 2), dtype=">u8")
+    words[records["ordinal"]] = np.stack((records["high"], records["low"]), axis=1)
+    return words.tobytes()
 
 
 def bucket_starts(records: NDArray[np.void]) -> list[int]:

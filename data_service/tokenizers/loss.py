@@ -149,7 +149,7 @@ class LossMeter:
             return
         byte = _byte_tokens(self._tokenizer)
         lossy = tokens.ids == self._tokenizer.special.unk
-        lossy = lossy if byte is None else lossy | byte[tokens.ids]
+        lossy = lossy | byte[tokens.ids] if byte is not None and byte.any() else lossy
         places = sorted(set(zip(tokens.starts[lossy].tolist(), tokens.ends[lossy].tolist(), strict=True)))
         beside = "".join(text[start - 1 : start] + text[stop : stop + 1] for start, stop in places)
         # With the space before it, which a mark at the beginning of a word may be joined to.

@@ -249,7 +249,7 @@ def _by_bytes(text: str, ids: _Ids, pieces: _PieceRules, dtype: np.dtype[Any]) -
     """Place tokens by the bytes of their pieces; None if these are not as many as the text's."""
     assert pieces.widths is not None
     plain = text.encode()
-    widths = pieces.widths[ids]
+    widths = pieces.widths.take(ids)
     ends = np.cumsum(widths)
     starts = ends - widths
     prefixed = int(ends[-1]) - len(plain) if len(ends) else -len(plain)
@@ -282,11 +282,11 @@ def _by_words(
     if removed:
         characters = np.flatnonzero(kept)
         starts, stops = characters[starts], characters[stops - 1] + 1
-    first = pieces.begins[ids]
-    if np.count_nonzero(first) != len(starts) or (len(ids) and not first[0]) or pieces.added[ids].any():
+    first = pieces.begins.take(ids)
+    if np.count_nonzero(first) != len(starts) or (len(ids) and not first[0]) or pieces.added.take(ids).any():
         return None
     words = np.cumsum(first) - 1
-    return PlacedTokens(ids.astype(dtype), starts[words], stops[words], by_word=True)
+    return PlacedTokens(ids.astype(dtype), starts.take(words), stops.take(words), by_word=True)
 
 
 def _open_fastokens(definition: str) -> Callable[[str], _Ids]:

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from encoder_core.layers.attention import set_local_rotary_base, set_rotary_base
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.exchange import Control, Signals, exchange
-from encoder_core.train.memory import Carried, carry, recall
 from encoder_core.train.metrics import Copied, StepReport, evaluate
 from encoder_core.train.rehearsal import ran_out
 from encoder_core.train.settings import Pace
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories, Microbatch, RankBatch, accumulate
 from encoder_core.train.weight_check import Digest, ensure_same, ensure_same_digests, halves, whole
+from encoder_core.train.xlnet_memory import Carried, carry, recall
 
 _PACE_COLUMNS = 3  # columns of a rank's row that hold its `Pace`; digests follow
 

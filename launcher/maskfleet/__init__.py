@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from launcher.app.api.run import open_run as open_run
     from launcher.app.api.stream import StepDataset as StepDataset
     from launcher.observe.inspect.show import Shown as Shown
-    from launcher.runtime.cluster.ending import Ending as Ending
-    from launcher.runtime.cluster.ending import train as train
+    from launcher.runtime.cluster.train_subprocess import Ending as Ending
+    from launcher.runtime.cluster.train_subprocess import train as train
 
 __all__ = [
     "Ending",
@@ -63,14 +63,14 @@ __all__ = [
 ]
 
 _WHERE = {
-    "Ending": "launcher.runtime.cluster.ending",
+    "Ending": "launcher.runtime.cluster.train_subprocess",
     "ModelError": "encoder_core.errors",
     "Run": "launcher.app.api.run",
     "Shown": "launcher.observe.inspect.show",
     "StepDataset": "launcher.app.api.stream",
     "UserError": "data_service.errors",
     "open_run": "launcher.app.api.run",
-    "train": "launcher.runtime.cluster.ending",
+    "train": "launcher.runtime.cluster.train_subprocess",
 }
 _PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")
 _HOMES = (

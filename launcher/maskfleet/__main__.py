@@ -6,7 +6,7 @@ import sys
 from data_service.errors import EnvironmentUnusable
 from data_service.limits import ensure_threads
 from launcher.command import SAVES, is_looked_after, look_after
-from launcher.contract import MISTAKE, REPEAT
+from launcher.exit_codes import MISTAKE, REPEAT
 from launcher.signals import answering, as_python_has_them, ended_when_asked, heeded
 
 

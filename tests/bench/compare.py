@@ -33,7 +33,7 @@ from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.train.collate import to_batch
 from encoder_core.train.metrics import means, sum_losses
 from encoder_core.train.step import Microbatch
-from launcher.contract import REPEAT
+from launcher.exit_codes import REPEAT
 from launcher.runtime.recipe.identity import changed, identity
 from launcher.runtime.recipe.load import load, reload
 from launcher.runtime.recipe.network import objective_module

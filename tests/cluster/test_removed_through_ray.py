@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.contract import MISTAKE
+from launcher.exit_codes import MISTAKE
 from launcher.runtime.run.record import open_run
 from tests.determinism.test_removed import STOPPED, take_out
 from tests.support.ranks.run_group import finish

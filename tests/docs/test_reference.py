@@ -10,7 +10,7 @@ import yaml
 
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS
-from launcher.contract import CODES
+from launcher.exit_codes import CODES
 from launcher.observe.inspect.report.events import ROUTINE
 from launcher.runtime.cluster.gauges import DESCRIPTIONS
 from launcher.runtime.recipe.identity import kind_of

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from safetensors import safe_open
 
-from launcher.contract import REPEAT
+from launcher.exit_codes import REPEAT
 from tests.support.models.exports import FAMILIES, export
 from tests.support.runs.observer import MARK, Processes
 from tests.support.runs.small_runs import new_run

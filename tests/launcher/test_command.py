@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from data_service.processes import STARTED_HERE
-from launcher.contract import REPEAT
+from launcher.exit_codes import REPEAT
 from tests.support.runs.observer import listens
 
 MARK = "TEST_OF_COMMAND"

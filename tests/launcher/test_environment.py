@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.contract import FINISHED, MISTAKE, REPEAT
+from launcher.exit_codes import FINISHED, MISTAKE, REPEAT
 from tests.support.runs import small_runs
 from tests.support.runs.observer import title
 

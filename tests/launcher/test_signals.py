@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.contract import REPEAT
+from launcher.exit_codes import REPEAT
 from launcher.signals import HEEDED
 from tests.support.data.raw_text import tokenizer_folder
 
@@ -90,7 +90,7 @@ def test_asked_to_end_at_any_moment(text: Path, tmp_path: Path, draw: int) -> No
 # Each computes for minutes: where Python hears of a signal at once, where it does not, and where it loses it.
 PROGRAM = """
 import hashlib, sys, tempfile
-from launcher.contract import REPEAT
+from launcher.exit_codes import REPEAT
 from launcher.signals import answering, ended_when_asked
 
 class Finalised:

@@ -23,8 +23,8 @@ from data_service.service.tasks import lost as gone
 from encoder_core.errors import UserError as ModelError
 from launcher.after.evaluate.cells import CellFigures, CellWork
 from launcher.after.finetune.pretrained import LocalModel, files_of
-from launcher.contract import REPEAT, code_of
 from launcher.errors import OptionError, TryAgain
+from launcher.exit_codes import REPEAT, code_of
 from launcher.runtime.cluster.nodes import connect, logs, lost, room_for
 from launcher.runtime.cluster.rank_placement import seeing
 from launcher.runtime.cluster.rank_process import given_gpus

@@ -115,7 +115,7 @@ def _append_and_watch(
     from data_service.ingest.append import append_documents
     from launcher.app.cli.corpus_shown import watched
     from launcher.progress import work
-    from launcher.runtime.run.stop import here
+    from launcher.runtime.run.request_stop import here
 
     with work("comparing documents") as now, watched(Console(stderr=as_json)) as progress:
 

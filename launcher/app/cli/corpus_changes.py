@@ -47,7 +47,7 @@ def remove(
     from data_service.corpus.corpus import open_corpus
     from data_service.corpus.remove import remove_documents
     from launcher.errors import OptionError
-    from launcher.runtime.run.stop import here
+    from launcher.runtime.run.request_stop import here
 
     if (ids is not None, documents is not None, from_parts).count(True) != 1:
         raise OptionError(
@@ -111,7 +111,7 @@ def merge(
 
     from data_service.corpus.merge import merge_corpora
     from launcher.progress import work
-    from launcher.runtime.run.stop import here
+    from launcher.runtime.run.request_stop import here
 
     with work("comparing documents", unit="blocks") as now:
 

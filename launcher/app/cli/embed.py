@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from launcher.app.cli.corpus_options import PositiveFieldOption, QueryFieldOption
-from launcher.app.cli.one_process import repeatable, told
 from launcher.app.cli.options import (
     DataOption,
     InputsArgument,
@@ -15,6 +14,7 @@ from launcher.app.cli.options import (
     print_json,
     require_model,
 )
+from launcher.app.cli.repeatable import repeatable, told
 from launcher.progress import work
 
 group = typer.Typer(no_args_is_help=True, help="Train and measure sentence embeddings (Sentence-BERT).")

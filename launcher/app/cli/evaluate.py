@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.app.cli.one_process import say as _say
 from launcher.app.cli.options import (
     CHECKPOINT_HELP,
     DataOption,
@@ -14,6 +13,7 @@ from launcher.app.cli.options import (
     require_assignments,
     require_model,
 )
+from launcher.app.cli.repeatable import say as _say
 from launcher.errors import OptionError
 from launcher.progress import work
 
@@ -236,7 +236,7 @@ def _keep_for_reports(sources: list[str], table: "list[TableRow]") -> None:
 
 def _end(failures: "Sequence[CellFailure]") -> None:
     """Print what has no result, and end with the exit code for it."""
-    from launcher.contract import MISTAKE, REPEAT
+    from launcher.exit_codes import MISTAKE, REPEAT
 
     for failure in failures:
         _say(f"failed: {failure.problem}\n  {failure.remedy}")

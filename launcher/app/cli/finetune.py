@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from launcher.app.cli.one_process import repeatable, told
 from launcher.app.cli.options import (
     CheckpointArgument,
     DataOption,
@@ -15,6 +14,7 @@ from launcher.app.cli.options import (
     require_assignments,
     require_model,
 )
+from launcher.app.cli.repeatable import repeatable, told
 from launcher.progress import work
 
 TaskArgument = Annotated[

@@ -40,7 +40,7 @@ from launcher.app.cli import (
     train,
 )
 from launcher.command import SAVES, is_looked_after, screen
-from launcher.contract import code_of
+from launcher.exit_codes import code_of
 from launcher.output import watched_output
 from launcher.progress import shown
 
@@ -135,7 +135,7 @@ evaluate.register(app)
 
 def main() -> None:
     """Run the command line. An error of ours ends in its message, without a traceback: with code 2 if it is a user's
-    mistake, with 75 if it may pass (`launcher.contract`)."""
+    mistake, with 75 if it may pass (`launcher.exit_codes`)."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPUs have the numbers that nvidia-smi shows
     _print_warnings()
     command = typer.main.get_command(app)

@@ -114,7 +114,7 @@ def stop(
     as ever.
     """
     from launcher.observe.inspect.status import absent, status
-    from launcher.runtime.run import stop as run_stop
+    from launcher.runtime.run import request_stop as run_stop
     from launcher.runtime.run.outline import open_outline
 
     opened = open_outline(run)

@@ -13,8 +13,8 @@ from pydantic import Field, NonNegativeInt
 from data_service.processes import temporary_place
 from launcher.app.schedulers.job import Launch, Printable, Size, Word, checked, needs_object_storage
 from launcher.app.schedulers.job import render as fill
-from launcher.contract import JOIN_SECONDS, SAVE_SECONDS
 from launcher.errors import LaunchError
+from launcher.exit_codes import JOIN_SECONDS, SAVE_SECONDS
 
 if TYPE_CHECKING:  # it imports torch, and options are looked at first
     from launcher.runtime.recipe.schema import Recipe

@@ -7,7 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from launcher.app.schedulers.job import Launch, Size, Word, checked, needs_object_storage
 from launcher.app.schedulers.job import render as fill
-from launcher.contract import SAVE_SECONDS
+from launcher.exit_codes import SAVE_SECONDS
 
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]

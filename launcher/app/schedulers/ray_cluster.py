@@ -14,7 +14,7 @@ from pydantic import Field
 from data_service.processes import temporary_place
 from launcher.app.schedulers.job import Launch, Size, TrainingJob, Word, checked, needs_object_storage
 from launcher.app.schedulers.job import render as fill
-from launcher.contract import SAVE_SECONDS
+from launcher.exit_codes import SAVE_SECONDS
 
 _DASHBOARD = "http://127.0.0.1:8265"
 

@@ -11,8 +11,8 @@ from pydantic import AfterValidator
 
 from launcher.app.schedulers.job import Launch, Printable, Word, checked, spelt
 from launcher.app.schedulers.job import render as fill
-from launcher.contract import JOIN_SECONDS, SAVE_SECONDS
 from launcher.errors import LaunchError
+from launcher.exit_codes import JOIN_SECONDS, SAVE_SECONDS
 
 LogPath = Annotated[str, spelt(r"[A-Za-z0-9._:/@=,+%-]+", "letters, digits and ._:/@=,+%-")]
 Time = Annotated[

@@ -11,7 +11,7 @@ from checkpoints.attempt import Attempt
 from checkpoints.ownership import stop_requested
 from data_service.store.errors import StoreError
 from launcher.command import saving
-from launcher.contract import REPEAT, STOPPED
+from launcher.exit_codes import REPEAT, STOPPED
 from launcher.signals import heeded
 
 POLL_S = 2.0

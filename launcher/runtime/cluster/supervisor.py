@@ -27,8 +27,8 @@ from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.service.ray_internals import joins_cluster
 from data_service.store.errors import TRANSIENT, StoreError
 from launcher.command import looked_after_by, output_into
-from launcher.contract import FINISHED, JOIN_SECONDS, REPEAT, code_of
 from launcher.errors import RunError, TryAgain
+from launcher.exit_codes import FINISHED, JOIN_SECONDS, REPEAT, code_of
 from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.control_loop import ControlLoop, Display, LoopEnd
 from launcher.runtime.cluster.deaths import count_start, of_command

@@ -1,6 +1,6 @@
 """One start of a run: shows it to the operator, and records how it ended.
 
-Whatever was raised, the command ends with one of the exit codes of `launcher.contract`. A run ends for good only
+Whatever was raised, the command ends with one of the exit codes of `launcher.exit_codes`. A run ends for good only
 because of a wrong input, or because of a failure that restarts have not cured.
 """
 
@@ -16,7 +16,7 @@ from data_service.errors import UserError as DataError
 from data_service.store.errors import StoreError
 from encoder_core.errors import UserError as ModelError
 from launcher.command import screen
-from launcher.contract import FINISHED, MISTAKE, REPEAT, code_of
+from launcher.exit_codes import FINISHED, MISTAKE, REPEAT, code_of
 from launcher.runtime.cluster.display import Watch
 from launcher.runtime.cluster.operator_log import OperatorLog
 from launcher.runtime.cluster.stop_requests import Stopping

@@ -18,8 +18,8 @@ from checkpoints.save import Saver
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
 from encoder_core.train.engine import Engine
-from encoder_core.train.memory import Carried
 from encoder_core.train.state import TrainState
+from encoder_core.train.xlnet_memory import Carried
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.rank.resume import ResumePoint
 from launcher.runtime.recipe.schema import Checkpointing

@@ -24,11 +24,11 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 from encoder_core.train.groups import aborted_on_error
 from encoder_core.train.loop import Trainer
-from encoder_core.train.memory import restore
 from encoder_core.train.rehearsal import ensure_sums, measured_sums, sums_are_known
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories
 from encoder_core.train.weight_check import CorruptReplica
+from encoder_core.train.xlnet_memory import restore
 from encoder_core.train.zero_state import ALL_KINDS, MASTER
 from launcher.errors import RunError
 from launcher.runtime.policies.stragglers import Detector

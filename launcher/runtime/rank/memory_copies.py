@@ -9,8 +9,8 @@ from checkpoints.layout import LineageSegment
 from checkpoints.memory import Keeper, MemoryWriter
 from checkpoints.memory_slots import Common
 from encoder_core.train.engine import Engine
-from encoder_core.train.memory import Carried
 from encoder_core.train.state import TrainState
+from encoder_core.train.xlnet_memory import Carried
 from launcher.runtime.policies.recovery import COPIES_SHARE, Recovery
 from launcher.runtime.rank.checkpointing import ExtraState
 from launcher.runtime.rank.journal import RankJournal

@@ -28,7 +28,7 @@ from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 from sybil.typing import Evaluator
 
-from launcher.contract import REPEAT
+from launcher.exit_codes import REPEAT
 from launcher.runtime.recipe.schema import Recipe
 from tests.support.checks.silence import without_signs_of_life
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from launcher.contract import REPEAT, STOPPED
+from launcher.exit_codes import REPEAT, STOPPED
 from tests.support.faults.draws import GROUP, OUTAGES, STARTS, STORE, Fault, Phase
 from tests.support.runs.observer import COMMAND, MARK, Processes, StoreView, listens
 from tests.support.stores.fault_proxy import FaultProxy

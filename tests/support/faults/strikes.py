@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from data_service.store.open import open_store
-from launcher.contract import FINISHED, MISTAKE, REPEAT
+from launcher.exit_codes import FINISHED, MISTAKE, REPEAT
 from tests.support.data.made_up import write_text
 from tests.support.runs import small_runs
 

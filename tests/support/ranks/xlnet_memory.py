@@ -17,11 +17,11 @@ from encoder_core.optim.updates import set_update
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 from encoder_core.train.loop import Fetched, Trainer, TrainPlan
-from encoder_core.train.memory import Carried, restore
 from encoder_core.train.metrics import StepReport
 from encoder_core.train.settings import MEMORY, Precision, Refresh
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories, Microbatch, RankBatch, seed_draws
+from encoder_core.train.xlnet_memory import Carried, restore
 from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import KINDS
 from tests.support.ranks.fragments import Piece, Whole, pieces, whole

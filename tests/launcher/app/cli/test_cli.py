@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from launcher.app.cli import main as cli
 from launcher.app.cli.main import app
-from launcher.contract import REPEAT
+from launcher.exit_codes import REPEAT
 from tests.support.checks.command import exit_code, maskfleet
 from tests.support.checks.silence import without_signs_of_life
 from tests.support.data.made_up import write_text

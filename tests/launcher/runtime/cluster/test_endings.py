@@ -22,8 +22,8 @@ from data_service.store.errors import (
 )
 from encoder_core.errors import TrainingError
 from launcher.app.companions import COMPANIONS
-from launcher.contract import FINISHED, MISTAKE, REPEAT, STOPPED, code_of
 from launcher.errors import RecipeError, RunChanged, RunError, TryAgain
+from launcher.exit_codes import FINISHED, MISTAKE, REPEAT, STOPPED, code_of
 from launcher.runtime.cluster import train as training
 from launcher.runtime.cluster.display import Watch
 from launcher.runtime.cluster.operator_log import OperatorLog

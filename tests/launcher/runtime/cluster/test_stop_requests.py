@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.contract import REPEAT
+from launcher.exit_codes import REPEAT
 from launcher.runtime.cluster.stop_requests import Stopping
 
 

@@ -16,8 +16,8 @@ from checkpoints.listing import committed
 from data_service.store.base import Store
 from data_service.store.errors import TRANSIENT, CredentialsExpired, OutOfSpace, StoreError, StoreUnavailable
 from data_service.store.open import open_store
-from encoder_core.train.memory import Carried
 from encoder_core.train.state import TrainState
+from encoder_core.train.xlnet_memory import Carried
 from encoder_core.train.zero_state import Fragment
 from launcher.runtime.run.record import BEGAN
 from tests.support.ranks.checkpointers import Engine, Silent, keeper_of

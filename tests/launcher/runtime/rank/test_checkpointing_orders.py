@@ -15,9 +15,9 @@ from checkpoints.load import Reader
 from checkpoints.newest import newest_good
 from data_service.store.base import Store
 from data_service.store.open import open_store
-from encoder_core.train.memory import Carried
 from encoder_core.train.settings import MEMORY
 from encoder_core.train.state import TrainState
+from encoder_core.train.xlnet_memory import Carried
 from encoder_core.train.zero_state import Fragment
 from launcher.runtime.run.record import BEGAN
 from tests.support.ranks.checkpointers import Engine, Silent, keeper_of

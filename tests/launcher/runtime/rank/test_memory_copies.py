@@ -11,8 +11,8 @@ from checkpoints.attempt import claim
 from checkpoints.gather import Alone
 from checkpoints.listing import committed
 from checkpoints.memory_slots import Slot
-from encoder_core.train.memory import Carried
 from encoder_core.train.state import TrainState
+from encoder_core.train.xlnet_memory import Carried
 from encoder_core.train.zero_state import Fragment
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.rank.memory_copies import MemoryCopies

@@ -12,7 +12,7 @@ from data_service.printable import visible, without_secrets
 @contextmanager
 def repeatable() -> Iterator[None]:
     """End the command with code 75 after a signal."""
-    from launcher.contract import REPEAT
+    from launcher.exit_codes import REPEAT
     from launcher.signals import answering
 
     with answering(REPEAT, "the same command begins again"):

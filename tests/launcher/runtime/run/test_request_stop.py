@@ -13,9 +13,9 @@ from checkpoints.attempt import Attempt, Owner, claim, end_all
 from checkpoints.ownership import presence, stop_requested
 from data_service.store.base import Store
 from data_service.store.open import open_store
-from launcher.contract import REPEAT, STOPPED
+from launcher.exit_codes import REPEAT, STOPPED
 from launcher.runtime.cluster.stop_requests import Stopping
-from launcher.runtime.run import stop as run_stop
+from launcher.runtime.run import request_stop as run_stop
 from launcher.runtime.run.history import read_history
 from tests.support.checks.command import maskfleet
 from tests.support.runs import small_runs

@@ -11,7 +11,7 @@ from typing import IO, Literal
 
 from checkpoints.listing import committed
 from data_service.store.open import open_store
-from launcher.contract import FINISHED, MISTAKE, STOPPED
+from launcher.exit_codes import FINISHED, MISTAKE, STOPPED
 
 How = Literal["finished", "stopped", "mistake", "again"]
 _HOW: dict[int, How] = {FINISHED: "finished", STOPPED: "stopped", MISTAKE: "mistake"}
