@@ -89,7 +89,7 @@ def mark_ray_session() -> None:
 def remove_ray_sessions(ended: str = "") -> None:
     """Remove the session folders of Rays that commands started here, where the command has ended, or is `ended`."""
     for mark in _ray_place().glob(f"{_RAY}*"):
-        with suppress(OSError):  # another command has removed the folder, or it belongs to another user
+        with suppress(OSError):  # another command has removed the mark, or it belongs to another user
             owner = mark.read_text()
             if owner == ended or not command_lives(owner):
                 for session in _ray_place().glob(f"ray/session_*_{mark.name.removeprefix(_RAY)}"):

@@ -126,7 +126,7 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def pickled_networks(store: Store) -> list[str]:
+def networks_only_pickled(store: Store) -> list[str]:
     """Return the places in `store`, "." or the parts of a pair, of networks whose weights are pickled only. Raises
     StoreError: the store cannot be read."""
     found = []

@@ -14,7 +14,7 @@ from checkpoints.hf.folder import (
     PICKLE,
     PICKLE_INDEX,
     WEIGHTS,
-    pickled_networks,
+    networks_only_pickled,
 )
 from checkpoints.hf.headers import stored_shapes
 from checkpoints.hf.load import json_object
@@ -37,7 +37,7 @@ def is_discriminator(store: Store, config: DetectorConfig) -> bool:
     """
     their = interchange(config, "rtd")
     name = their.table.names(their.layers)[_SCORE]
-    if "." in pickled_networks(store):
+    if "." in networks_only_pickled(store):
         return name.encode() in _pickled_names(store)
     if all(store.size(file) is None for file in (WEIGHTS, INDEX)):
         return False

@@ -67,14 +67,14 @@ class BuildLayout:
         return f"{BUILD}{self.build}/receipts/{stage}/{task:06d}.json"
 
 
-def shard_name(split: int) -> str:
+def shard_stem(split: int) -> str:
     """Return the prefix of the names of a split's shards and of the keys of their samples."""
     return f"{split:06d}"
 
 
 def shard_key(part: str, split: int) -> str:
     """Return the key of a split's shard in `part`: train or heldout."""
-    return f"{part}/{shard_name(split)}.tar"
+    return f"{part}/{shard_stem(split)}.tar"
 
 
 def sidecar_of(shard: str) -> str:

@@ -12,7 +12,15 @@ from data_service.errors import CorpusError
 from data_service.ingest.heldout import heldout_like
 from data_service.ingest.options import BuildOptions
 
-_OPEN = {"text_field", "txt_documents", "encoding", "delimiter", "provenance", "on_bad_bytes", "accept_loss"}
+_MAY_DIFFER = {
+    "text_field",
+    "txt_documents",
+    "encoding",
+    "delimiter",
+    "provenance",
+    "on_bad_bytes",
+    "accept_loss",
+}
 """Settings in whose place others may be given: they say how the new input is written, or what may be lost of it."""
 
 
@@ -31,7 +39,7 @@ def options_like(
             another one.
         InputError, StoreError: a file of words cannot be read.
     """
-    assert others.keys() <= _OPEN, "no other setting may differ"
+    assert others.keys() <= _MAY_DIFFER, "no other setting may differ"
     origin = _first_part(corpus).manifest
     if "provenance" in others and not origin.provenance:
         raise CorpusError(

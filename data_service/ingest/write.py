@@ -18,7 +18,7 @@ from data_service.corpus.manifest import (
     HeldoutRule,
     StoredFile,
     shard_key,
-    shard_name,
+    shard_stem,
     sidecar_of,
 )
 from data_service.corpus.origin import ValueCounts
@@ -205,7 +205,7 @@ def write(task: WriteTask) -> WriteReceipt:
     levels = () if finder is None else finder.levels
     # Shards are written to a local file before they are stored.
     with temporary_folder("build") as folder, room_in(folder):
-        name, block_tokens = shard_name(task.index), task.options.block_tokens
+        name, block_tokens = shard_stem(task.index), task.options.block_tokens
         with (
             PartWriter(Path(folder, "train.tar"), name, tokenizer.vocab_size, block_tokens, levels) as train,
             PartWriter(

@@ -89,28 +89,28 @@ class TokenAxis:
         """
         epoch_layout = self._plan.epoch_layout
         if sample == epoch_layout.samples_per_epoch:
-            return self._before(epoch + 1, 0)
+            return self._tokens_before(epoch + 1, 0)
         window = epoch_layout.window_of(sample)
-        return self._before(epoch, window) + int(
-            self._within(epoch, window)[sample - epoch_layout.start(window)]
+        return self._tokens_before(epoch, window) + int(
+            self._token_edges_in(epoch, window)[sample - epoch_layout.start(window)]
         )
 
     def locate(self, unit: int) -> tuple[int, int]:
         """Return (epoch, sample) of the first sample that begins at token `unit` or after it."""
-        epoch = _last(lambda e: self._before(e, 0) <= unit)
+        epoch = _last(lambda e: self._tokens_before(e, 0) <= unit)
         windows = self._plan.epoch_layout.windows
-        window = _last(lambda w: w < windows and self._before(epoch, w) <= unit)
-        within = self._within(epoch, window)
-        sample = int(np.searchsorted(within[:-1], unit - self._before(epoch, window)))
+        window = _last(lambda w: w < windows and self._tokens_before(epoch, w) <= unit)
+        within = self._token_edges_in(epoch, window)
+        sample = int(np.searchsorted(within[:-1], unit - self._tokens_before(epoch, window)))
         sample += self._plan.epoch_layout.start(window)
         return (epoch, sample) if sample < self._plan.epoch_layout.samples_per_epoch else (epoch + 1, 0)
 
-    def _before(self, epoch: int, window: int) -> int:
+    def _tokens_before(self, epoch: int, window: int) -> int:
         """Return the number of tokens before a window, from the start of epoch 0."""
         rows = (self._plan.rows_before(source, epoch, window) for source in range(len(self._lines)))
         return sum(map(LineTokens.before, self._lines, rows)) - self._begin
 
-    def _within(self, epoch: int, window: int) -> NDArray[np.int64]:
+    def _token_edges_in(self, epoch: int, window: int) -> NDArray[np.int64]:
         """Return [N + 1] int64, the number of tokens before each sample of a window, and last the number in all of
         it."""
         return self._kept.get((epoch, window), lambda: self._count_within(epoch, window))

@@ -45,7 +45,7 @@ def inverse_rate(threshold, sums: tl.constexpr):
 
 
 @triton.jit
-def kept_columns(draws, row, threshold, padded: tl.constexpr):
+def dropout_keep_mask(draws, row, threshold, padded: tl.constexpr):
     """Return [padded] bool of a token: whether `random_draws.numbers16` of key and draw reaches the threshold."""
     drawn = tl.load(draws + row).to(tl.uint64, bitcast=True)
     quad = tl.arange(0, padded // 4).to(tl.uint64)  # one hash serves four columns
@@ -70,7 +70,7 @@ def forward_kernel(
     added = tl.load(x + at, mask=here, other=0.0).to(sums)
     if draws is not None:
         inverse = inverse_rate(threshold, sums)
-        added = tl.where(kept_columns(draws, row, threshold, padded), added * inverse, 0.0)
+        added = tl.where(dropout_keep_mask(draws, row, threshold, padded), added * inverse, 0.0)
     summed = tl.load(residual + at, mask=here, other=0.0).to(sums) + added
     # Rounded to the stored dtype, so that the norm is that of the sum which the backward pass reads.
     summed = summed.to(total.dtype.element_ty)
@@ -120,7 +120,7 @@ def backward_kernel(
         tl.store(dresidual + at, d.to(dresidual.dtype.element_ty), mask=here)
         if draws is not None:
             inverse = inverse_rate(threshold, sums)
-            d = tl.where(kept_columns(draws, row, threshold, padded), d * inverse, 0.0)
+            d = tl.where(dropout_keep_mask(draws, row, threshold, padded), d * inverse, 0.0)
             tl.store(dx + at, d.to(dx.dtype.element_ty), mask=here)
     tl.store(dweight + program * width + column, by_weight, mask=here)
     if dbias is not None:

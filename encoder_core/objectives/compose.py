@@ -131,7 +131,7 @@ def network(config: ModelConfig, heads: Heads) -> nn.Module:
             if not isinstance(config, DetectorConfig):
                 raise ModelError(
                     f"{config.family} has no detection head",
-                    remedy="use a model of another family than xlnet",
+                    remedy="use a model of a family other than xlnet and bart",
                 )
             return discriminator_model(config)
         case "plm":

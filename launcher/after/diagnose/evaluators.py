@@ -31,7 +31,7 @@ END_S = 300.0
 
 _POLL_S = 5.0
 _TRIES = 2  # of one commit
-_RECORD_S = 5.0  # for events to be written at the end
+_RECORD_S = 5.0  # time limit for writing the last events
 
 Note = Callable[[str], None]
 

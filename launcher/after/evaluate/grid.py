@@ -79,7 +79,7 @@ def compute(
         TryAgain: if there is no cluster, or Ray has died.
         OptionError: if a cell needs more than any machine has.
     """
-    with _cluster(share, len(works)) as (remote, settled):
+    with _ray_for_cells(share, len(works)) as (remote, settled):
         task = ray.remote(num_cpus=settled.cpus, num_gpus=settled.gpus, max_retries=0)(_compute)
         sent = {digest: [ray.put(_packed(model))] if remote else None for digest, model in models.items()}
         node, deaths = ray.get_runtime_context().get_node_id(), Counter[str]()
@@ -192,7 +192,7 @@ def _unpacked(model: LocalModel, files: Mapping[str, bytes], place: Path) -> Loc
 
 
 @contextmanager
-def _cluster(share: CellResources, cells: int) -> Iterator[tuple[bool, CellResources]]:
+def _ray_for_cells(share: CellResources, cells: int) -> Iterator[tuple[bool, CellResources]]:
     """The cluster that this process is connected to, else the one RAY_ADDRESS names, else one of its own: whether it
     may have other machines, and the share of a cell there. An autoscaler is asked for room for `cells` cells."""
     if ray.is_initialized():

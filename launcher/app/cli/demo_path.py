@@ -50,7 +50,7 @@ from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import token_loss
 from launcher.runtime.run.record import RECORD, Run, open_run
 
-_MIN_CHARACTERS = 200  # characters: below this a module's documentation is no text to learn from
+_MIN_DOCUMENT_CHARACTERS = 200  # characters: below this a module's documentation is no text to learn from
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "pydoc_data"}
 
 Node = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -65,7 +65,7 @@ def python_documentation() -> Iterator[tuple[str, str]]:
     for name, text in _documents():
         kept = [paragraph for paragraph in text.split("\n\n") if _is_new(paragraph, seen)]
         document = "\n\n".join(kept)
-        if len(document) >= _MIN_CHARACTERS:
+        if len(document) >= _MIN_DOCUMENT_CHARACTERS:
             yield name, document
 
 

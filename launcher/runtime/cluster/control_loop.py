@@ -44,7 +44,7 @@ from launcher.runtime.cluster.stop_requests import Stopping
 from launcher.runtime.cluster.stuck_ranks import kill, listed
 from launcher.runtime.cluster.world_size import Nodes, WorldSizeTracker
 from launcher.runtime.policies.elastic import GroupStart, Sizing
-from launcher.runtime.policies.failures import CROWDED, Failure, Restart, Stop
+from launcher.runtime.policies.failures import SILENT_DEATHS, Failure, Restart, Stop
 from launcher.runtime.policies.watchdog import Observer, culprits
 from launcher.runtime.run.record import Run
 
@@ -117,7 +117,8 @@ class ControlLoop:
         self._world, self._deaths = WorldSizeTracker(sizing, last), Deaths(failures)
         self._observer = Observer()
         self.group, self._number, self._starts = Group(), 0, 0
-        self._pauses = self._hands_over = False  # the present group is to pause, or has
+        self._pauses = False  # whether the present group was told to end early
+        self._hands_over = False  # whether the next one takes over at once, so that nothing need be saved
         self._in_memory = False  # the last state, which the last group did not save
         self._frugal = False  # whether ranks must do with as little memory as they can
         self._looked = time.monotonic()
@@ -380,7 +381,7 @@ class ControlLoop:
             failures = self._deaths.failures
             step = max(each.step for each in failures if each.committed == failures[-1].committed)
             why = "without an error, perhaps for want of memory"
-            reason = f"ranks died {CROWDED} times, at last after step {step:,}, {why}"
+            reason = f"ranks died {SILENT_DEATHS} times, at last after step {step:,}, {why}"
             self._log.event("memory_failed", step=step, reason=reason)
             self._display.note(f"{reason}: the next make no copies of the state and have no spare processes")
         self._frugal = frugal

@@ -21,7 +21,7 @@ from typing import Literal
 
 SAME_ERROR = 3  # equal errors in a row, at one step
 FRUITLESS = 4  # starts in a row that raised before they finished a step
-CROWDED = 5  # deaths in a row without an error, of groups that began at one step
+SILENT_DEATHS = 5  # groups in a row that died without an error after one step: memory may be short
 BARREN = 16  # failures of any kind in a row without a newer checkpoint
 NODE_FAILURES = 3  # failures among the latest ones in which one node was the first to fail
 NODE_LATEST = 6  # newest failures by which a node is judged
@@ -105,7 +105,7 @@ def decide(failures: Sequence[Failure], nodes: int) -> Restart | Stop:
         nodes: number of nodes that can hold ranks. A node is excluded only while others remain.
     """
     counted = [failure for failure in failures if failure.kind != "transient"]
-    restart = Restart(_bad_nodes(counted, nodes), frugal=_is_crowded(counted))
+    restart = Restart(_bad_nodes(counted, nodes), frugal=_memory_seems_short(counted))
     return _stop_if_repeated(counted) or _stop_if_barren(counted) or restart
 
 
@@ -124,11 +124,11 @@ def _stop_if_repeated(counted: Sequence[Failure]) -> Stop | None:
     return None
 
 
-def _is_crowded(counted: Sequence[Failure]) -> bool:
-    row = counted[-CROWDED:]
+def _memory_seems_short(counted: Sequence[Failure]) -> bool:
+    row = counted[-SILENT_DEATHS:]
     silent = all(failure.kind == "silent" for failure in row)
     # A group that made steps may have left in-memory copies, so its death differs from those at the same checkpoint.
-    return len(row) == CROWDED and silent and len({(each.committed, each.worked) for each in row}) == 1
+    return len(row) == SILENT_DEATHS and silent and len({(each.committed, each.worked) for each in row}) == 1
 
 
 def _stop_if_barren(counted: Sequence[Failure]) -> Stop | None:

@@ -222,7 +222,7 @@ def sums(found: Sequence[RankSums], nodes: Sequence[str]) -> dict[str, list[Find
             findings[node].append(Finding("sums", "ok", text))
     for rank, one in enumerate(found):
         if one.speed is not None:
-            findings[nodes[rank]].append(_link(rank, found, nodes))
+            findings[nodes[rank]].append(_link_speed_finding(rank, found, nodes))
     return {node: _worst_findings(all_of) for node, all_of in findings.items()}
 
 
@@ -263,7 +263,7 @@ def _named_link(before: int, rank: int, nodes: Sequence[str]) -> str:
     return f"rank {before} (node {nodes[before][:8]}) to rank {rank} (node {nodes[rank][:8]})"
 
 
-def _link(rank: int, found: Sequence[RankSums], nodes: Sequence[str]) -> Finding:
+def _link_speed_finding(rank: int, found: Sequence[RankSums], nodes: Sequence[str]) -> Finding:
     """Judge the speed of the link from the previous rank, compared with the hardware and with the other links."""
     before, speed = rank - 1 if rank else len(found) - 1, found[rank].speed
     assert speed is not None

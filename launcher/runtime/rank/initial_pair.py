@@ -24,7 +24,7 @@ from launcher.errors import RunError
 BOTH = f"put the generator into {PARTS[0]}/ and the discriminator into {PARTS[1]}/ below it"
 
 
-def holds_discriminator(folder: Path) -> bool:
+def holds_single_network(folder: Path) -> bool:
     """Return whether `folder` holds one network, and nothing of a pair."""
     return (folder / CONFIG).is_file() and not any((folder / part / CONFIG).is_file() for part in PARTS)
 

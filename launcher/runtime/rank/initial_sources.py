@@ -30,7 +30,7 @@ from launcher.runtime.rank.initial_pair import (
     BOTH,
     check_derivable,
     generator_layers,
-    holds_discriminator,
+    holds_single_network,
     pair_from_discriminator,
 )
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
@@ -217,7 +217,7 @@ def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
             check_weights(its, store, exported_heads(config, recipe.objective))
             return
         assert isinstance(its, DetectorConfig)  # `objective_module` builds both networks
-        if holds_discriminator(folder):
+        if holds_single_network(folder):
             check_same_model(its, read_folder_config(folder), recipe.start)
             check_weights(its, store, "rtd")
             return
@@ -244,7 +244,7 @@ def _folder_config(objective: RecipeObjective, config: ModelConfig, folder: Path
             remedy=f"start from one of the two: add /{' or /'.join(pair)} to start",
         )
     network = folder
-    if objective.rtd is not None and holds_discriminator(folder):
+    if objective.rtd is not None and holds_single_network(folder):
         assert isinstance(config, DetectorConfig)  # `objective_module` builds both networks
         check_derivable(config, where)
     elif objective.rtd is not None:
@@ -259,7 +259,7 @@ def _folder_weights(objective: RecipeObjective, its: ModelConfig, folder: Path) 
     if objective.rtd is None:
         return weights_for(its, folder, exported_heads(its, objective))
     assert isinstance(its, DetectorConfig)  # `objective_module` has built both networks
-    read = pair_from_discriminator if holds_discriminator(folder) else pair_weights_for
+    read = pair_from_discriminator if holds_single_network(folder) else pair_weights_for
     return read(its, folder, objective.rtd.embeddings)
 
 
@@ -296,7 +296,7 @@ def _left_parameters(objective: RecipeObjective, config: ModelConfig, folder: Pa
     objective does not train them; and, if the generator is made from the discriminator, with which of its `layers`."""
     if objective.rtd is None:
         return {"left": list[JsonValue](unused_in(config, folder, exported_heads(config, objective)))}
-    if not holds_discriminator(folder):
+    if not holds_single_network(folder):
         return {"left": []}
     assert isinstance(config, DetectorConfig)
     return {

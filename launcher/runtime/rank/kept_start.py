@@ -17,7 +17,7 @@ from checkpoints.hf.folder import (
     PARTS,
     copy_network,
     holds_generator,
-    pickled_networks,
+    networks_only_pickled,
 )
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
@@ -56,7 +56,7 @@ def keep_start(recipe: Recipe, run: str) -> Recipe:
         source = open_store(recipe.start)
         name = source.uri.rstrip("/").rpartition("/")[2]
         both &= holds_generator(source)
-        if not both and not pickled_networks(source):
+        if not both and not networks_only_pickled(source):
             return recipe
         place = free_place(run)
     with _pair(source, recipe.start) if both else _without_pickles(source, recipe.start) as folder:
@@ -79,7 +79,7 @@ def _copy(folder: Path, recipe: Recipe, copy: Store) -> None:
 @contextmanager
 def _without_pickles(source: Store, start: str) -> Iterator[Path]:
     """Yield a local folder with the files of `source`, and with safetensors where weights are pickled."""
-    pickled = pickled_networks(source)
+    pickled = networks_only_pickled(source)
     if not pickled:
         assert isinstance(source, LocalStore)  # `source` was fetched from the Hub
         yield source.root
@@ -101,7 +101,7 @@ def _pair(source: Store, start: str) -> Iterator[Path]:
     with temporary_folder("start") as folder:
         generator, discriminator = (folder / part for part in PARTS)
         with _errors_named(discriminator, source, source, start):
-            _copy_network(source, discriminator, pickled="." in pickled_networks(source))
+            _copy_network(source, discriminator, pickled="." in networks_only_pickled(source))
         generator.mkdir()
         with _errors_named(generator, source, source, start):
             (generator / CONFIG).write_text(json.dumps(generator_fields(source), indent=1) + "\n")

@@ -6,7 +6,7 @@ numbers. So a document keeps its name, such as `news:12`, through all phases.
 
 import re
 
-from launcher.runtime.recipe.schema import Recipe, RecipeSource
+from launcher.runtime.recipe.schema import CorpusSource, Recipe
 
 _OF_PHASE = re.compile(r"phases\.(\d+)\.corpora\.")
 
@@ -17,7 +17,7 @@ def corpus_name(recipe: Recipe, phase: int, source: str) -> str:
     return f"phases.{phase}.corpora.{source}" if source in own else source
 
 
-def corpora_of(recipe: Recipe) -> dict[str, RecipeSource]:
+def corpora_of(recipe: Recipe) -> dict[str, CorpusSource]:
     """Return all corpora by name, those of the sources first."""
     grown = {
         corpus_name(recipe, number, source): recipe.corpus.sources[source].model_copy(update={"uri": uri})

@@ -59,7 +59,7 @@ def _spell_bytes(size: int) -> str:
 Bytes = Annotated[ByteSize, Field(gt=0), PlainSerializer(_spell_bytes, return_type=str, when_used="always")]
 
 
-class RecipeSource(RecipePart):
+class CorpusSource(RecipePart):
     """One corpus of the mixture.
 
     Attributes:
@@ -86,7 +86,7 @@ class Heldout(RecipePart):
 
 
 class RecipeCorpus(RecipePart):
-    sources: dict[str, RecipeSource] = Field(min_length=1)
+    sources: dict[str, CorpusSource] = Field(min_length=1)
     heldout: Heldout
 
 

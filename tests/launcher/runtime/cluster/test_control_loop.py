@@ -8,7 +8,7 @@ from pathlib import Path
 from data_service.store.local import LocalStore
 from launcher.runtime.cluster.orders import Fatal, Orders, Unsaved, WentBack
 from launcher.runtime.policies.elastic import GroupStart
-from launcher.runtime.policies.failures import BARREN, CROWDED, NODE_FAILURES, SAME_ERROR
+from launcher.runtime.policies.failures import BARREN, NODE_FAILURES, SAME_ERROR, SILENT_DEATHS
 from launcher.runtime.run.history import read_history
 from tests.support.clusters.control import ELASTIC, FIXED, Cluster, driver, raised
 
@@ -129,8 +129,8 @@ def test_what_one_rank_alone_knows_is_on_record(cluster: Cluster, tmp_path: Path
 
 def test_a_node_that_cannot_be_spared_stays(cluster: Cluster, tmp_path: Path) -> None:
     loop = driver(tmp_path, FIXED)
-    for turn in range(max(NODE_FAILURES, CROWDED) + 1):
-        assert loop.next_group() == GroupStart(2, frozenset(), frugal=turn >= CROWDED)
+    for turn in range(max(NODE_FAILURES, SILENT_DEATHS) + 1):
+        assert loop.next_group() == GroupStart(2, frozenset(), frugal=turn >= SILENT_DEATHS)
         loop.begin("a", "b")
         loop.worked()
         loop.end(0)

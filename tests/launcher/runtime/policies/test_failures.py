@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from launcher.runtime.policies.failures import (
     BARREN,
-    CROWDED,
     FRUITLESS,
     NODE_FAILURES,
     NODE_HOURS,
     SAME_ERROR,
+    SILENT_DEATHS,
     Failure,
     Kind,
     Restart,
@@ -103,8 +103,8 @@ def test_memory_is_saved_where_ranks_die_again_and_again_and_get_no_further(
         failure(step=10 + index % 3, committed=5 + (index >= progress), kind=kind)
         for index, kind in enumerate(kinds)
     ]
-    last = [failure for failure in failures if failure.kind != "transient"][-CROWDED:]
-    alike = len(last) == CROWDED and {(one.kind, one.committed) for one in last} in (
+    last = [failure for failure in failures if failure.kind != "transient"][-SILENT_DEATHS:]
+    alike = len(last) == SILENT_DEATHS and {(one.kind, one.committed) for one in last} in (
         {("silent", 5)},
         {("silent", 6)},
     )
@@ -113,7 +113,7 @@ def test_memory_is_saved_where_ranks_die_again_and_again_and_get_no_further(
 
 def test_quick_deaths_after_a_group_that_made_steps_do_not_cost_its_copies() -> None:
     worked = failure(step=20, committed=0)
-    quick = [failure(step=0, committed=0, worked=False)] * CROWDED
+    quick = [failure(step=0, committed=0, worked=False)] * SILENT_DEATHS
     assert decide([worked, *quick[1:]], nodes=1) == Restart()
     assert decide([worked, *quick], nodes=1) == Restart(frugal=True), "none of them made a step"
 
