@@ -4,6 +4,7 @@ The configuration of any family becomes an encoder (`build_encoder`), is written
 is read from there (`read_config`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
@@ -13,6 +14,7 @@ from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bart import BartConfig
 from encoder_core.families.bert import BertConfig
+from encoder_core.families.config import EncoderConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig, with_detection
 from encoder_core.families.eurobert import EuroBertConfig
@@ -50,6 +52,11 @@ FAMILIES: tuple[type[DetectorConfig | XlnetConfig | BartConfig], ...] = (
     XlnetConfig,
     BartConfig,
 )
+
+
+def families_that(suit: Callable[[type[EncoderConfig]], bool]) -> str:
+    """Return the names of the families that suit, for a remedy."""
+    return ", ".join(family.model_fields["family"].default for family in FAMILIES if suit(family))
 
 
 def language_table(config: ModelConfig) -> tuple[str, ...]:

@@ -10,9 +10,8 @@ from torch import nn
 
 from encoder_core.errors import ModelError
 from encoder_core.families.bart import BartConfig
-from encoder_core.families.catalogue import DetectorConfig, ModelConfig
+from encoder_core.families.catalogue import DetectorConfig, ModelConfig, families_that
 from encoder_core.families.interchange import Heads
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.objectives.contrastive import DetectionWithVectors, MultitaskWithVectors, contrastive_model
 from encoder_core.objectives.denoise import denoising_model
@@ -80,7 +79,6 @@ def whole_module(
     """
     match term:
         case PlmConfig():
-            assert isinstance(model, XlnetConfig)  # the recipe's checks refuse other models and terms
             weight = last_weight(term.weight)
             return permuted_language_model(model, weight, checkpoint_activations=checkpoint_activations)
         case DenoiseConfig():
@@ -129,16 +127,13 @@ def network(config: ModelConfig, heads: Heads) -> nn.Module:
             return masked_language_model_with_pairs(config, "nsp")
         case "rtd":
             if not isinstance(config, DetectorConfig):
+                suited = families_that(lambda family: issubclass(family, DetectorConfig))
                 raise ModelError(
                     f"{config.family} has no detection head",
-                    remedy="use a model of a family other than xlnet and bart",
+                    remedy=f"use a model of a family of these: {suited}",
                 )
             return discriminator_model(config)
         case "plm":
-            if not isinstance(config, XlnetConfig):
-                raise ModelError(
-                    f"{config.family} does not predict permuted tokens", remedy="use a model of family xlnet"
-                )
             return permuted_language_model(config)
         case "denoise":
             if not isinstance(config, BartConfig):

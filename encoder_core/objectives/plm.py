@@ -4,8 +4,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.errors import TrainingError
-from encoder_core.families.xlnet import XlnetConfig
+from encoder_core.errors import ModelError, TrainingError
+from encoder_core.families.catalogue import ModelConfig, build_encoder, families_that
 from encoder_core.heads.prediction import PermutationHead
 from encoder_core.layers.xlnet_encoder import Memory, Streams, TwoStreamEncoder
 from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
@@ -54,12 +54,17 @@ def _query(streams: Streams) -> Tensor:
 
 
 def permuted_language_model(
-    config: XlnetConfig, weight: float = 1.0, *, checkpoint_activations: bool = False
+    config: ModelConfig, weight: float = 1.0, *, checkpoint_activations: bool = False
 ) -> PermutedLanguageModel:
     """Build encoder and head on the default device; weights not yet initialised (`initialise`).
 
     Raises:
-        ModelError: the size of the vocabulary is unknown.
+        ModelError: the family has no two-stream attention, or the size of the vocabulary is unknown.
     """
-    encoder = config.encoder(checkpoint_activations=checkpoint_activations)
+    encoder = build_encoder(config, checkpoint_activations=checkpoint_activations)
+    if not isinstance(encoder, TwoStreamEncoder):
+        raise ModelError(
+            f"{config.family} does not predict permuted tokens",
+            remedy=f"use a model of a family of these: {families_that(lambda family: family.permutes)}",
+        )
     return PermutedLanguageModel(encoder, PermutationHead(encoder.embeddings.word), weight)

@@ -15,7 +15,6 @@ from torch import Tensor
 from encoder_core.batch import Batch, untargeted
 from encoder_core.families.bart import BartConfig
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.denoise import denoising_model
 from encoder_core.objectives.losses import LossSums, ObjectiveModule
@@ -113,7 +112,7 @@ def built(network: ModelConfig, subject: Subject) -> ObjectiveModule:
     """
     module: ObjectiveModule
     with torch.device(subject.device):
-        if isinstance(network, XlnetConfig):
+        if network.permutes:
             module = permuted_language_model(network)
         elif isinstance(network, BartConfig):
             module = denoising_model(network)

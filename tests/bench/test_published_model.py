@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from finetune_trainer import SIDES, Settings, table
+from finetune_trainer import SIDES, TASKS, Settings, table
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
@@ -83,9 +83,11 @@ def test_figures_are_those_of_sentence_transformers(model: Path, data: Path, fil
 def test_a_fine_tuning_reaches_what_transformers_own_trainer_reaches(model: Path, data: Path) -> None:
     """Means over seeds, which draw order, dropout and head differently: they differ by no more than seeds do. With one
     order and without dropout both compute the same (`tests/launcher/after/finetune/test_against_trainer.py`)."""
-    found = [side(model, data, Settings(), seed) for seed in range(3) for side in SIDES]
+    found = [side(model, data, TASKS["headlines"], Settings(), seed) for seed in range(3) for side in SIDES]
     print(table(found))
-    ours, theirs = ([one.spearman for one in found if one.side == name] for name in ("maskfleet", "Trainer"))
+    ours, theirs = (
+        [one.metrics["spearman"] for one in found if one.side == name] for name in ("maskfleet", "Trainer")
+    )
     error = np.sqrt((np.var(ours, ddof=1) + np.var(theirs, ddof=1)) / len(ours))
     assert min(np.mean(ours), np.mean(theirs)) > 0.7
     assert abs(np.mean(ours) - np.mean(theirs)) < 3 * error + 0.01
