@@ -4,6 +4,7 @@
 and with layers compiled, side by side; and the median of an ordinary step, which is a part of it.
 """
 
+import random
 import statistics
 import threading
 import time
@@ -22,6 +23,7 @@ from tests.support.runs.train_command import (
     kill_everything,
     output,
     spare_waits,
+    spares_waiting,
     titled,
     training,
     wait_for,
@@ -30,6 +32,7 @@ from tests.support.runs.train_command import (
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3600)]
 
 DEATHS = 9
+PAIRS = 5
 QUIET_S = 4.0  # time after a death in which this process leaves the cores to the ranks
 SLOWEST_S = {"zero 3": 1.5}  # else 1.0
 CHOICES = {
@@ -63,6 +66,35 @@ def test_a_killed_rank_is_back_soon(tmp_path: Path) -> None:
     print(f"{'a step':<12}" + "  ".join(spelt(steps) for _, steps in measured.values()))
     for choice, seconds in totals.items():
         assert statistics.median(seconds) < SLOWEST_S.get(choice, 1.0)
+
+
+def test_a_second_death_soon_after_finds_a_process_too(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Five pairs of deaths, the second some 2 to 6 s after the first, with the spares that are made by default: the
+    second is as short, and no death loses more than the step that was under way. Times are of a quiet machine.
+    """
+    draws = random.Random(request.config.getoption("--seed"))
+    small_runs.prepare_corpus(tmp_path, documents=300)
+    uri = small_runs.new_run(tmp_path, "pairs", *SETTINGS, "recovery={spares: 2, memory_every: 1}")
+    with training(uri) as process:
+        killed, loading = [], set[int]()
+        for number in range(PAIRS):
+            wait_for(process, lambda: spares_waiting(process, loading) == 2, timeout=1800)
+            for pause in (draws.uniform(2, 6), QUIET_S):
+                titled(process, "ray::RankProcess as rank")[number % 2].kill()
+                killed.append(time.time())
+                threading.Event().wait(pause)
+                wait_for(process, lambda: len(kinds(uri, "underway")) > len(killed))
+        assert process.poll() is None, output(process)
+        kill_everything(process)
+    resumed = kinds(uri, "underway")[1:]
+    assert all(event["processes"] == {"stayed": 1, "spare": 1} for event in resumed)
+    lost = [1 + death["step"] - event["step"] for death, event in zip(kinds(uri, "death"), resumed, strict=True)]
+    assert max(lost) <= 1, lost
+    seconds = [event["time"] - at for at, event in zip(killed, resumed, strict=True)]
+    print(f"first {spelt(seconds[::2])}, second {spelt(seconds[1::2])}")
+    assert statistics.median(seconds[1::2]) < 1.0
 
 
 def deaths(folder: Path, name: str, *settings: str) -> tuple[list[dict[str, float]], list[float]]:

@@ -96,6 +96,9 @@ class Bench:
         for number in range(3):
             write_text(folder / f"part{number}.jsonl", 30_000, seed=number)  # more than one task
         write_text(folder / "more.jsonl", 300, seed=9)
+        built = ["--tokenizer", str(folder / "tokenizer"), "--out", str(folder / "other")]
+        code, said = self._run(["corpus", "build", str(folder / "more.jsonl"), *built])
+        assert code == FINISHED, said
         stages = "stages: [{stage: length, least_words: 4}, {stage: exact_duplicates}]"
         source = f"{{source: one, files: ['{folder}/part*.jsonl']}}"
         (folder / "prepare.yaml").write_text(f"inputs: [{source}]\n{stages}\n")
@@ -167,7 +170,7 @@ class Bench:
             case "append":
                 return ["corpus", "append", str(folder / "corpus"), str(folder / "more.jsonl"), "--out", out]
             case "merge":
-                return ["corpus", "merge", str(folder / "corpus"), str(folder / "corpus"), "--out", out]
+                return ["corpus", "merge", str(folder / "corpus"), str(folder / "other"), "--out", out]
             case "tokenizer":
                 kind = ["--kind", "wordpiece", "--vocab-size", "200"]
                 return ["tokenizer", "train", str(folder / "part0.jsonl"), *kind, "--out", out]

@@ -69,11 +69,16 @@ def await_commit(process: "subprocess.Popen[str]", uri: str) -> None:
 
 def spare_waits(process: "subprocess.Popen[str]", loading: set[int]) -> bool:
     """Whether a spare process waits that was seen to load. `loading`: those seen so far; new ones are added."""
+    return spares_waiting(process, loading) > 0
+
+
+def spares_waiting(process: "subprocess.Popen[str]", loading: set[int]) -> int:
+    """How many spare processes wait that were seen to load. `loading`: as in `spare_waits`."""
     loading |= {one.pid for one in titled(process, "ray::RankProcess.load")}
     idle = {
         one.pid for one in titled(process, "ray::RankProcess") if title(one).split() == ["ray::RankProcess"]
     }
-    return bool(idle & loading)
+    return len(idle & loading)
 
 
 def kill(process: "subprocess.Popen[str]", name: str, *, optional: bool = False) -> None:
