@@ -23,6 +23,7 @@ from pydantic import (
 from data_service.corpus.block_columns import MANY, StoredTable, describe, open_table, write_columns
 from data_service.corpus.manifest import (
     COLUMNS,
+    CONFIGURATION,
     MANIFEST,
     BlockTable,
     CorpusManifest,
@@ -296,3 +297,18 @@ def _to_manifest(content: _ManifestContent, store: Store) -> CorpusManifest:
         origin=content.origin,
         loss=content.loss,
     )
+
+
+def claim_place(store: Store, wanted: Mapping[str, object]) -> None:
+    """Reserve the output for the corpus that `wanted` describes. Files of the same command, interrupted, are accepted.
+
+    Raises CorpusError: the output holds a corpus, complete or not, or something else is being made there.
+    """
+    described = json.dumps(wanted).encode()
+    if store.size(MANIFEST) is not None:
+        raise CorpusError(f"{store.uri} holds a corpus already", remedy="choose another place")
+    if not store.put_if_absent(CONFIGURATION, described) and store.get(CONFIGURATION) != described:
+        raise CorpusError(
+            f"{store.uri} holds a half-built corpus, or one that is being merged of others",
+            remedy="choose another place, or delete that folder",
+        )

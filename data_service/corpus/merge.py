@@ -11,9 +11,8 @@ Hashes of documents are sorted in temporary files, one range of hashes at a time
 parts.
 """
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -36,7 +35,7 @@ from data_service.corpus.manifest import (
     StoredFile,
     sidecar_of,
 )
-from data_service.corpus.manifest_file import save_manifest, with_digest
+from data_service.corpus.manifest_file import claim_place, save_manifest, with_digest
 from data_service.corpus.merged_ids import EqualIds, refuse_equal_ids
 from data_service.corpus.parts import key_in_part
 from data_service.corpus.reader import read_block
@@ -89,7 +88,7 @@ def merge_corpora(
 ) -> MergeReport:
     """Merge corpora, in this order, into one at `output`. They must stay where they are.
 
-    A merge that was interrupted is done again by the same call.
+    A merge that was interrupted is done again by the same call; a complete one is known.
 
     Args:
         uris: at least two corpora, which may be merged ones.
@@ -106,6 +105,11 @@ def merge_corpora(
     sources = [open_corpus(uri) for uri in uris]
     refuse_unlike(sources)
     store = open_store(output)
+    if store.size(MANIFEST) is not None:
+        merged = open_corpus(output).manifest
+        if merged.digest == with_digest(_merged_manifest(sources)).digest:
+            store.delete(CONFIGURATION)  # which a killed merge may have left
+            return _report(merged, load_removals(store, merged), len([*_carried_removals(sources)]))
     claim_place(store, {"merge": [source.manifest.digest for source in sources]})
     try:
         return join_corpora(sources, store, by=by, at=at, report=report)
@@ -132,8 +136,8 @@ def join_corpora(
     total = sidecars + sum(len(source.table(split)) for source in sources for split in SPLITS)
     copies = _find_copies(sources, lambda done, _: report(done, total))
     refuse_equal_ids(sources, copies, lambda done: report(done, total))
-    chain = RemovalChain()
-    for removal in _carried_removals(sources):
+    chain, carried = RemovalChain(), [*_carried_removals(sources)]
+    for removal in carried:
         chain = _append(store, manifest, chain, removal)
     train, heldout = chain.of("train"), chain.of("heldout")
     new = Removal(
@@ -144,16 +148,22 @@ def join_corpora(
         heldout=_unknown_documents(copies["heldout"], heldout),
     )
     if len(new.train) or len(new.heldout):
-        _append(store, manifest, chain, new)
+        chain = _append(store, manifest, chain, new)
     for key in manifest.tokenizer_files:
         store.put(key, sources[0].store.get(key))
     save_manifest(store, manifest)
     store.delete(CONFIGURATION)
     store.remove_leftovers("", before=None)
+    return _report(manifest, chain, len(carried))
+
+
+def _report(manifest: CorpusManifest, chain: RemovalChain, carried: int) -> MergeReport:
+    """Return the report of a merge whose first `carried` removals are those of its parts."""
+    before, copies = chain.removals[:carried], chain.removals[carried : carried + 1]
     return MergeReport(
         documents=sum(int(table.documents.sum()) for table in (manifest.train, manifest.heldout)),
-        copies=len(new.train) + len(new.heldout),
-        removed=len(train) + len(heldout),
+        copies=sum(len(one.train) + len(one.heldout) for one in copies if one.reason == COPIES),
+        removed=sum(len(one.train) + len(one.heldout) for one in before),
     )
 
 
@@ -186,21 +196,6 @@ def refuse_unlike(sources: Sequence[Corpus]) -> None:
                 remedy="build one with the other's tokenizer and options, and with --heldout-like, or name both as "
                 "sources of a run",
             )
-
-
-def claim_place(store: Store, wanted: Mapping[str, object]) -> None:
-    """Reserve the output for the corpus that `wanted` describes. Files of the same command, interrupted, are accepted.
-
-    Raises CorpusError: the output holds a corpus, complete or not, or something else is being made there.
-    """
-    described = json.dumps(wanted).encode()
-    if store.size(MANIFEST) is not None:
-        raise CorpusError(f"{store.uri} holds a corpus already", remedy="choose another place")
-    if not store.put_if_absent(CONFIGURATION, described) and store.get(CONFIGURATION) != described:
-        raise CorpusError(
-            f"{store.uri} holds a half-built corpus, or one that is being merged of others",
-            remedy="choose another place, or delete that folder",
-        )
 
 
 def _joined_loss(manifests: Sequence[CorpusManifest]) -> TextLoss | None:

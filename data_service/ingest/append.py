@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from data_service.corpus.corpus import Corpus, open_corpus
 from data_service.corpus.manifest import CONFIGURATION, MANIFEST, TOKENIZER
+from data_service.corpus.manifest_file import claim_place
 from data_service.corpus.merge import (
     COPIES,
     SPLITS,
     ReportBlocks,
-    claim_place,
     join_corpora,
     parts_of,
 )

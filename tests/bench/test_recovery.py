@@ -90,7 +90,9 @@ def test_a_second_death_soon_after_finds_a_process_too(
         kill_everything(process)
     resumed = kinds(uri, "underway")[1:]
     assert all(event["processes"] == {"stayed": 1, "spare": 1} for event in resumed)
-    lost = [1 + death["step"] - event["step"] for death, event in zip(kinds(uri, "death"), resumed, strict=True)]
+    lost = [
+        1 + death["step"] - event["step"] for death, event in zip(kinds(uri, "death"), resumed, strict=True)
+    ]
     assert max(lost) <= 1, lost
     seconds = [event["time"] - at for at, event in zip(killed, resumed, strict=True)]
     print(f"first {spelt(seconds[::2])}, second {spelt(seconds[1::2])}")

@@ -289,7 +289,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists()
     merge([one, same], tmp_path / "out")
     with pytest.raises(CorpusError):
-        merge([one, same], tmp_path / "out")
+        merge([same, one], tmp_path / "out")
     shutil.rmtree(tmp_path / "out")
     store = open_corpus(one).store
     (tmp_path / "other").mkdir()
@@ -298,6 +298,23 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CorpusError):
         merge([one, same], tmp_path / "other")
     assert store.size(MANIFEST)
+
+
+def test_a_complete_merge_is_known(tmp_path: Path) -> None:
+    """Whoever killed it may have done so after its last byte: the same command says the same again."""
+    one = write_corpus(tmp_path / "one", [random_block(1, 300)], [random_block(2, 200)])
+    two = write_corpus(tmp_path / "two", [random_block(1, 300)], [random_block(4, 200)])
+    remove_documents(
+        open_corpus(one), documents_by_number(open_corpus(one), ["1"]), by="y", at=2, reason="later"
+    )
+    report = merge([one, two], tmp_path / "out")
+    assert report.copies
+    assert report.removed == 1
+    merged = open_corpus(str(tmp_path / "out"))
+    remove_documents(merged, documents_by_number(merged, ["2"]), by="y", at=3, reason="later still")
+    merged.store.put(CONFIGURATION, b"{}")
+    assert merge([one, two], tmp_path / "out") == report
+    assert merged.store.size(CONFIGURATION) is None
 
 
 @pytest.mark.long

@@ -96,7 +96,14 @@ class Bench:
         for number in range(3):
             write_text(folder / f"part{number}.jsonl", 30_000, seed=number)  # more than one task
         write_text(folder / "more.jsonl", 300, seed=9)
-        built = ["--tokenizer", str(folder / "tokenizer"), "--out", str(folder / "other")]
+        built = [
+            "--tokenizer",
+            str(folder / "tokenizer"),
+            "--heldout-like",
+            str(folder / "corpus"),
+            "--out",
+            str(folder / "other"),
+        ]
         code, said = self._run(["corpus", "build", str(folder / "more.jsonl"), *built])
         assert code == FINISHED, said
         stages = "stages: [{stage: length, least_words: 4}, {stage: exact_duplicates}]"
@@ -117,7 +124,7 @@ class Bench:
     def strike(self, strike: Strike) -> Outcome:
         """Strike, repeat the command until it completes, compare."""
         calm, seconds = self._undisturbed(strike.command)
-        out = self._fresh(strike.command, "struck")
+        out = self._fresh(strike.command)
         arguments = self._arguments(strike.command, out)
         code, said, allowed = self._struck(strike, arguments, seconds)
         outcome = Outcome(self._judge(code, said, allowed))
@@ -140,17 +147,19 @@ class Bench:
 
     def _undisturbed(self, name: str) -> tuple[dict[str, bytes], float]:
         if name not in self._calm:
-            out, began = self._fresh(name, "calm"), time.monotonic()
+            out, began = self._fresh(name), time.monotonic()
             code, said = self._run(self._arguments(name, out))
             assert code == FINISHED, said
             self._calm[name] = self._result(name, out, said), time.monotonic() - began
         return self._calm[name]
 
-    def _fresh(self, command: str, name: str) -> str:
-        """Return the URI where the output of a command goes; there is nothing yet."""
+    def _fresh(self, command: str) -> str:
+        """Return the URI where the output of a command goes, always the same: manifests name places. It is empty."""
         if command.endswith(ON_S3):
-            return f"{self._bucket}/{name}{self.starts}"
-        place = self._folder / name
+            store = open_store(f"{self._bucket}/out")
+            store.delete_many([entry.key for entry in store.list()])
+            return store.uri
+        place = self._folder / "struck"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         return str(place / "out")
