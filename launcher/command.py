@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 SAVES = ("train", "demo", "evaluate")  # commands that answer signals themselves
 _BUILDS = ("build", "prepare", "append")  # commands of `corpus` that start a Ray
 _AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-_GRACE_S = 15.0  # for a driver that has nothing to save to end by itself
+_GRACE_S = 15.0  # time limit for a driver that has nothing to save to end by itself
 _AT_ONCE_S = 3.0  # after a second Ctrl-C
-_KILL_S = 10.0  # for killed processes to be gone
-_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
+_KILL_S = 10.0  # time limit for killed processes to be gone
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # options of prctl(2)
 
 _saves = mmap.mmap(-1, 2)  # shared by parent and driver: it saves when asked to end now; it ever did
 

@@ -17,7 +17,7 @@ REPEAT = 75  # anything else: run the same command again to go on
 CODES = (FINISHED, MISTAKE, STOPPED, REPEAT)
 
 SAVE_SECONDS = 120  # between the request to stop and the kill: time for a checkpoint
-JOIN_SECONDS = 900  # for all nodes of a job to join its Ray cluster; images may have to be pulled
+JOIN_SECONDS = 900  # time limit for all nodes of a job to join its Ray cluster; images may have to be pulled
 
 _MAY_PASS = (*TRANSIENT, OutOfSpace, Superseded, TryAgain, RayLost)
 

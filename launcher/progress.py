@@ -25,7 +25,7 @@ BYTES = "B"
 _FIRST_S, _EVERY_S, _SELDOM_S = 3.0, 10.0, 60.0  # lines of a log
 _SHARE = 60  # a line is due after this part of the command's age, within these bounds
 _DRAW_S, _DRAW_FIRST_S = 0.25, 1.0  # a terminal's line
-_WIDTH = 80  # of a terminal that does not say
+_WIDTH = 80  # width of a terminal that does not say its own
 _EXACT = 100_000  # larger counts are shortened
 
 T = TypeVar("T")

@@ -21,8 +21,8 @@ from types import FrameType
 
 HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STAYS = "what is stored is whole, and nothing is half-written"
-_HEARD_S = 2.0  # for Python to hear of a signal: a library's own loop may last for minutes
-_OUT_S = 30.0  # for temporary files to be removed, and a Ray of its own to end
+_HEARD_S = 2.0  # time limit for Python to hear of a signal: a library's own loop may last for minutes
+_OUT_S = 30.0  # time limit for temporary files to be removed, and a Ray of its own to end
 _NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C"}
 
 

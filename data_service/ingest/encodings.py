@@ -28,7 +28,7 @@ _STAND_IN = "\udcff"  # the surrogate to which `surrogateescape` decodes 0xff
 _GUESSED_FROM = 64 * 1024
 _EXCERPT_CHARACTERS = 30
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r") | {127})
-_C1_CONTROLS = re.compile(b"\xc2[\x80-\x9f]")  # in UTF-8
+_C1_CONTROLS = re.compile(b"\xc2[\x80-\x9f]")  # U+0080 to U+009F in UTF-8
 _ODD_SHARE = 0.01
 _FEWEST_BYTES_PER_TOKEN = 1.2
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from checkpoints.layout import CheckpointName
     from launcher.runtime.recipe.schema import Recipe
 
-_SHARE = 4  # of a node's cores, one in so many
+_SHARE = 4  # one of so many of a node's cores is used
 
 
 class EvaluatorProcess:

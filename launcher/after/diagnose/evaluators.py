@@ -30,7 +30,7 @@ END_S = 300.0
 """Time limit, in seconds, of the wait for the last commit's evaluation at the end of training."""
 
 _POLL_S = 5.0
-_TRIES = 2  # of one commit
+_TRIES = 2  # how often one commit is tried
 _RECORD_S = 5.0  # time limit for writing the last events
 
 Note = Callable[[str], None]

@@ -25,7 +25,7 @@ from launcher.runtime.run.streams import heldout_spec
 
 Floats = NDArray[np.float64]
 
-_NULL = 1e-9  # of the largest variance: a direction with less has none
+_NULL = 1e-9  # share of the largest variance: a direction with less has none
 
 
 def mean_cosine(points: NDArray[np.floating]) -> float:

@@ -35,7 +35,7 @@ from launcher.runtime.run.evaluations import Figure, Form
 from launcher.runtime.run.streams import heldout_spec
 
 _PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)  # times the sum of squared weights, beside the mean loss
-_ITERATIONS = 1000  # at most, for each penalty
+_ITERATIONS = 1000  # largest number of iterations for each penalty
 _PROBE = "a linear probe"
 
 
@@ -166,7 +166,7 @@ def _spearman(vectors: NDArray[np.floating], pairs: Sentences) -> float:
 
 
 _MIN_ROW_TOKENS = 32  # tokens of a row
-_MOST_ROWS = 64  # at a time
+_MOST_ROWS = 64  # rows that are measured at a time
 
 
 def held_out(checkpoint: Checkpoint, rows: int) -> list[Figure]:

@@ -59,7 +59,7 @@ def own_data(measure: EvaluationTask) -> OwnData | None:
         return None
     parts = [task.read(split) for split in splits_of(measure, task)]
     examples = [part for part in parts if isinstance(part, Sentences)]
-    assert len(examples) == len(parts)  # of such tasks
+    assert len(examples) == len(parts)  # both have an entry for each task
     if measure.similarity:
         return OwnData(measure, task, (examples[0],))
     if measure.anisotropy:

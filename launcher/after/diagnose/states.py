@@ -150,7 +150,7 @@ Row = NDArray[np.int64]
 Pooled = Mapping[Pooling, NDArray[np.float32]]
 """By pooling: [D, N, H]."""
 
-_TOKENS = 8192  # in a forward pass
+_TOKENS = 8192  # tokens of a forward pass
 _CLASS_SEGMENT = 2  # XLNet's, of the class token alone
 
 

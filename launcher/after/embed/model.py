@@ -65,7 +65,7 @@ def load_model(pretrained: LocalModel, encoding: Encoding) -> "SentenceTransform
         )
     except ModelError:
         raise
-    except Exception as error:  # of any kind: see `reason`
+    except Exception as error:  # whatever it is: see `reason`
         raise ModelError(
             f"{pretrained.name} cannot be loaded: {reason(error)}",
             remedy="give a folder that `save_pretrained` wrote whole",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _USE = "maskfleet embed negatives"
 _LEAST_MARGIN = 1e-6  # sentence-transformers takes a margin of 0 for none
-_RANKS = 1000  # of the texts nearest to a query, among which negatives are looked for
+_RANKS = 1000  # texts nearest to a query, among which negatives are looked for
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,10 @@ from launcher.runtime.cluster.rank_process import given_gpus
 from launcher.runtime.preflight.network import refusal
 
 _DEATHS = 3  # processes that die of one cell: more often than machines do by chance
-_POLL_S = 2.0  # between two looks at whether Ray lives
-_STOP_S = 5.0  # for cells to end that are cancelled
-_ANSWER_S = 10.0  # for a cluster's head to take a connection
-_OBJECT_STORE_BYTES = 256 << 20  # of a Ray started here, whose tasks read the driver's folders
+_POLL_S = 2.0  # interval at which it is looked whether Ray lives
+_STOP_S = 5.0  # time limit for cancelled cells to end
+_ANSWER_S = 10.0  # time limit for a cluster's head to take a connection
+_OBJECT_STORE_BYTES = 256 << 20  # object store of a Ray started here; its tasks read the driver's folders
 _TRACE_CHARACTERS = 4000
 
 

@@ -18,8 +18,8 @@ from launcher.errors import TaskError
 _BYTE_ORDER_MARK = "\ufeff"
 _PACKED: dict[str, Compression] = {"": "", ".gz": "gz", ".zst": "zst"}
 _LONGEST_FIELD = 1 << 30  # characters; the csv module has 128 Ki
-_READ_AHEAD_BYTES = 64 * 1024  # of a Parquet file, read at a time
-_BATCH_ROWS = 1024  # of a Parquet file, in memory at a time
+_READ_AHEAD_BYTES = 64 * 1024  # bytes of a Parquet file that are read at a time
+_BATCH_ROWS = 1024  # rows of a Parquet file that are in memory at a time
 _FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
     ".json": "jsonl",
@@ -271,7 +271,7 @@ def _cells(layout: RowFormat, file: InputFile) -> Iterator[tuple[int, list[str]]
         lines = enumerate(read_lines(file, layout.encoding), 1)
         yield from ((number, line.split(delimiter)) for number, line in lines if line)
         return
-    csv.field_size_limit(_LONGEST_FIELD)  # for the whole process
+    csv.field_size_limit(_LONGEST_FIELD)  # holds for the whole process
     rows = csv.reader(
         (f"{line}\n" for line in read_lines(file, layout.encoding)), delimiter=delimiter, strict=True
     )

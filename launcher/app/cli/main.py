@@ -149,7 +149,7 @@ def main() -> None:
         console.print(Text("remedy: ", style="bold") + Text(remedy, style="default"))
         sys.exit(code_of(error))
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of the library `tokenizers`; it is no Exception
+        if type(error).__name__ != "PanicException":  # raised by the library `tokenizers`; it is no Exception
             raise
         print(
             f"error: a tokenizer's rules cannot be applied to a text: {visible(str(error))}", file=sys.stderr

@@ -12,10 +12,10 @@ from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import Stretch, changing_weights, phase_at, step_batches, timeline
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
-_COLUMNS = 72  # of the picture
+_COLUMNS = 72  # columns of the picture
 _HEIGHT = 6  # lines of the learning rate's
 _CURVES = {"one_minus_sqrt": "1 - sqrt", "inverse_sqrt": "1 / sqrt"}
-_LOW = 2  # of the batch's, which changes less
+_LOW = 2  # lines of the batch's, which changes less
 
 
 def print_timeline(recipe: Recipe) -> None:

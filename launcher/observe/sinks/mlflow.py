@@ -12,7 +12,7 @@ _ID, _LOGGED = "maskfleet.id", "maskfleet.logged"
 _REQUEST_METRICS, _REQUEST_PARAMS = (
     900,
     100,
-)  # in one request; MLflow allows 1000 with tags, 100 of them parameters
+)  # figures in one request; MLflow allows 1000 with tags, 100 of them parameters
 _MAX_CHARACTERS = 500  # limit of older servers for a parameter
 _STATES = {"finished": "FINISHED", "failed": "FAILED"}
 

@@ -19,7 +19,7 @@ from launcher.runtime.run.step_table import Record
 
 _ANSWER_TIMEOUT_S = 5.0  # longest wait for the server's answer
 _MAX_TRIES = 4  # tries of one event
-_MAX_WAIT_S = 8.0  # between two tries
+_MAX_WAIT_S = 8.0  # longest wait between two tries
 _TRANSIENT_CODES = frozenset({408, 425, 429})  # client errors (4xx) after which another try may succeed
 
 

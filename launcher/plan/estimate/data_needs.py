@@ -19,7 +19,7 @@ from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import tokens_per_step
 
 WHOLE_PATH = 0.044e-6  # CPU seconds a token, S3 to microbatches, rows of 512, masked by token
-BY_TOKEN = 1 / 114e6  # of that, cutting and masking
+BY_TOKEN = 1 / 114e6  # the part of it that is cutting and masking
 SENTENCE = 25  # tokens of a sentence: assumed, for the boundaries that are read with the tokens
 BOUNDARY = 8  # bytes of a boundary, at most
 _IMAGINED = 4e9  # tokens of an epoch, and

@@ -14,7 +14,7 @@ from launcher.errors import EstimateError
 from launcher.runtime.capacity.devices import AssumedUtilisation, Gpu, check_share
 from launcher.runtime.run.history import read_history
 
-_NEWEST_STEPS = 1000  # of a run, whose median is taken
+_NEWEST_STEPS = 1000  # newest steps of a run, whose median is taken
 
 
 @dataclass(frozen=True)

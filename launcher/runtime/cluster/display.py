@@ -28,7 +28,7 @@ class Watch:
         self._total = total_steps
         self._clock = clock
         self._means: dict[str, float] = {}
-        self._losses: dict[str, float] = {}  # of the newest step that was not skipped, by term
+        self._losses: dict[str, float] = {}  # losses of the newest step that was not skipped, by term
         self._printed_at = float("-inf")
         self._steps = False
         self._bar: Progress | None = None

@@ -70,7 +70,7 @@ class MemoryKeeper:
     def __init__(self) -> None:
         self._node = ray.get_runtime_context().get_node_id()
         self._ranks: dict[int, _Rank] = {}
-        self._copies: dict[int, list[Slot]] = {}  # of ranks on other nodes: the newest set first
+        self._copies: dict[int, list[Slot]] = {}  # copies of ranks on other nodes: the newest set first
         self._dropped = 0  # sets of attempts up to this one are not held
 
     def ping(self) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TALKS = {"talks": 1}
 """Ray's groups of threads of the actor, besides the thread on which a rank trains."""
-_SET_NAME = 15  # of prctl(2)
+_SET_NAME = 15  # an option of prctl(2)
 _TOO_EARLY = ("torch", "deepspeed")
 
 
@@ -39,7 +39,7 @@ class RankProcess:
     death of other ranks. The driver talks with it on a thread of its own (`TALKS`), whatever the rank computes."""
 
     def __init__(self) -> None:
-        self._loaded = False  # by us, so that torch may be there before a seat
+        self._loaded = False  # whether we loaded torch, which may then be there before a seat
         self._rank: Rank | None = None  # what this process is in its present group
 
     def load(self, run_uri: str, gpus: bool, ranks: int) -> Placement:

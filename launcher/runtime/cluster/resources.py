@@ -15,7 +15,7 @@ from launcher.runtime.recipe.schema import Recipe
 TRAINER_CPUS = 0.25  # ranks reserve little: on a small machine data tasks must still find a place beside them
 # Where the number of ranks follows the machine's cores, each core holds a rank and a data task.
 ELASTIC_CPUS = 0.75
-MOST_DATA_WORKERS = 4  # for each rank
+MOST_DATA_WORKERS = 4  # data workers for each rank
 
 
 @dataclass(frozen=True)

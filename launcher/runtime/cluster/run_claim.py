@@ -15,7 +15,7 @@ from data_service.store.errors import TRANSIENT, StoreError
 
 _log = logging.getLogger(__name__)
 
-LOOK_S = 10.0  # between two looks for a successor
+LOOK_S = 10.0  # interval at which it is looked for a successor
 _AGAIN_S = 1.0  # interval at which an attempt is claimed while the store does not answer
 _CLOSE_S = 0.5  # time limit for the last heartbeat
 
