@@ -24,7 +24,7 @@ from encoder_core.families.interchange import (
     check_tied,
     with_bias,
 )
-from encoder_core.layers.sizes import Initializer
+from encoder_core.layers.sizes import Initializer, layer_weights, linear_weights, norm_weights
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from torch import nn
@@ -97,6 +97,15 @@ class BartConfig(EncoderConfig):
     @property
     def bare_head(self) -> bool:
         return True
+
+    @property
+    def further_rows(self) -> int:
+        return self.max_length + FIRST_POSITION
+
+    def decoder_weights(self) -> int:
+        across = 4 * linear_weights(self.hidden, self.hidden) + norm_weights(self.hidden)
+        tables = self.embedding_weights() - self.vocabulary * self.hidden
+        return tables + self.layers * (layer_weights(self.hidden, self.feed_forward) + across)
 
     def written(self, heads: Heads) -> Written | None:
         """Return how transformers' class holds encoder and decoder.

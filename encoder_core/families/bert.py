@@ -57,6 +57,16 @@ class BertConfig(WithGenerator):
         return self.token_types
 
     @property
+    def further_rows(self) -> int:
+        return self.token_types + (self.max_length if self.position == "absolute" else 0)
+
+    def encoder_weights(self) -> int:
+        relative = (
+            0 if self.position == "absolute" else (2 * self.max_length - 1) * (self.hidden // self.heads)
+        )
+        return super().encoder_weights() + self.layers * relative
+
+    @property
     def has_pair_class(self) -> bool:
         return self.token_types > 0
 

@@ -7,21 +7,27 @@ defines its small form. Other code does not ask for a model's family, except for
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
-    ValidationError,
     model_serializer,
     model_validator,
 )
 
 from encoder_core.errors import ModelError
 from encoder_core.families.interchange import Format, Heads, Written
-from encoder_core.layers.sizes import Activation, Initializer, Recurrence
+from encoder_core.layers.sizes import (
+    Activation,
+    Initializer,
+    Recurrence,
+    layer_weights,
+    linear_weights,
+    norm_weights,
+)
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.any_encoder import AnyEncoder
@@ -79,6 +85,7 @@ class EncoderConfig(BaseModel, ABC):
         main_heads: heads of the network that other tasks start from.
         decodes: whether the network is an encoder and a decoder that reads its states.
         permutes: whether tokens are predicted in a random order, without masks.
+        context_norm: whether the detection head has a norm of its own.
         class_token_last: whether the classification token ends a text; else it begins it.
         takes_token_types: whether transformers' class accepts them for any number of `segments`.
         layers, hidden, heads, feed_forward: depth, width, attention heads, inner width.
@@ -102,6 +109,7 @@ class EncoderConfig(BaseModel, ABC):
     main_heads: ClassVar[Heads] = "mlm"
     decodes: ClassVar[bool] = False
     permutes: ClassVar[bool] = False
+    context_norm: ClassVar[bool] = False
     class_token_last: ClassVar[bool] = False
     takes_token_types: ClassVar[bool] = False
 
@@ -275,18 +283,30 @@ class EncoderConfig(BaseModel, ABC):
         """The settings that grow in proportion to `hidden` from a base of muP to this model."""
         return ("heads", "feed_forward")
 
-    def mup_base(self) -> Self:
-        """The base of `mup`, as a model of its own; without `mup` this model.
-
-        Raises:
-            ModelError: there is no such base, or muP is not defined for this model.
-        """
-        return self if self.mup is None else _base_of(self, self.mup)
-
     @property
     def output_scale(self) -> float:
         """Scale of fresh weights that write to the hidden states (`layers/parameters.py`, ScaledLinear)."""
         return 1.0
+
+    @property
+    def further_rows(self) -> int:
+        """Rows of the tables of positions and segments at the input."""
+        return self.max_length + (self.segments or 0)
+
+    def embedding_weights(self) -> int:
+        """Return the number of parameters of all tables at the input and their norm."""
+        width = self.embedding_width
+        return (self.vocabulary + self.further_rows) * width + norm_weights(width, self.biases)
+
+    def encoder_weights(self) -> int:
+        """Return the number of parameters of the encoder with its tables."""
+        projection = linear_weights(self.embedding_width, self.hidden) if self.projects_embeddings else 0
+        layers = self.distinct_layers * layer_weights(self.hidden, self.feed_forward)
+        return self.embedding_weights() + projection + layers
+
+    def decoder_weights(self) -> int:
+        """Return the number of parameters of the decoder that the embeddings do not hold; 0 without one."""
+        return 0
 
     @property
     def vocabulary(self) -> int:
@@ -321,59 +341,6 @@ class WithGenerator(EncoderConfig):
 
     def small(self, form: SmallForm) -> dict[str, object]:
         return {"generator_layers": self.generator_layers and 1}
-
-
-_Model = TypeVar("_Model", bound=EncoderConfig)
-
-
-def _base_of(model: _Model, mup: Mup) -> _Model:
-    """Return the base of `model`, as a model of its own.
-
-    Raises:
-        ModelError: the model's head has no place for muP's output multiplier, or no base has these widths.
-    """
-    if model.tied and not model.norm_before_decoder:
-        raise ModelError(
-            f"muP is not defined for {model.name} whose decoder is the word embeddings: no norm of the head's own "
-            "precedes the decoder, which could carry the output multiplier",
-            remedy="leave model.mup out, or train a family whose head has a norm, or whose decoder is not tied",
-        )
-    widths = {name: _narrowed_width(model, name, mup) for name in model.widths}
-    if mup.feed_forward is not None:
-        widths["feed_forward"] = mup.feed_forward
-    try:
-        base = type(model).model_validate(model.model_dump() | widths | {"hidden": mup.hidden, "mup": None})
-    except ValidationError as error:
-        raise ModelError(
-            f"no {model.name} is the base of width {mup.hidden}: {error.errors()[0]['msg']}",
-            remedy="set model.mup to the widths of a model that can be trained",
-        ) from error
-    if base.projects_embeddings != model.projects_embeddings:
-        raise ModelError(
-            f"embeddings of width {model.embedding_width} are projected at width {max(model.hidden, mup.hidden)}, but "
-            f"not at {min(model.hidden, mup.hidden)}, so the model and its base differ in more than width",
-            remedy=f"choose a base, model.mup.hidden, that is not {model.embedding_width} wide",
-        )
-    return base
-
-
-def _narrowed_width(model: EncoderConfig, name: str, mup: Mup) -> int:
-    """Return a width of the base in proportion to its `hidden`.
-
-    Raises:
-        ModelError: it would not be whole.
-    """
-    own: int = getattr(model, name)
-    whole, rest = divmod(own * mup.hidden, model.hidden)
-    if not rest or (name == "feed_forward" and mup.feed_forward is not None):
-        return whole
-    head = model.hidden // model.heads
-    raise ModelError(
-        f"model.mup.hidden is {mup.hidden}, where {name} would be {own * mup.hidden / model.hidden:g}",
-        remedy="state model.mup.feed_forward"
-        if name == "feed_forward"
-        else f"choose a multiple of {head}: heads of the base are as wide as the model's",
-    )
 
 
 def encoder_layers(

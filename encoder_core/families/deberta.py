@@ -11,7 +11,7 @@ it loads such a folder as `DebertaV2Model`, without the head.
 """
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field
 
@@ -29,6 +29,7 @@ from encoder_core.families.interchange import (
     unpublished,
     with_bias,
 )
+from encoder_core.layers.sizes import linear_weights, norm_weights
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.attention import Attend
@@ -37,7 +38,49 @@ if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a 
     from encoder_core.layers.encoder import Embeddings
 
 
-class DebertaConfig(WithGenerator):
+class Disentangled(EncoderConfig):
+    """What both versions share; positions are counted by the encoder."""
+
+    takes_token_types: ClassVar[bool] = True  # transformers' class does, and ignores them
+    context_norm: ClassVar[bool] = True
+    their_name: ClassVar[str]  # begins the names of transformers' classes
+
+    @property
+    def further_rows(self) -> int:
+        return 0
+
+    def encoder(
+        self,
+        *,
+        embeddings: "Embeddings | None" = None,
+        checkpoint_activations: bool = False,
+        attend: "Attend | None" = None,
+    ) -> "DisentangledEncoder":
+        """Build the encoder. `attend` is not used: disentangled attention has its own kernels."""
+        from encoder_core.layers.deberta_encoder import DisentangledEncoder
+        from encoder_core.layers.encoder import Embeddings
+
+        config, eps, dropout = cast(Deberta, self), self.layer_norm_eps, self.dropout
+        return DisentangledEncoder(
+            embeddings or Embeddings(self.vocabulary, self.hidden, positions=0, eps=eps, dropout=dropout),
+            _positions(config),
+            [_layer(config) for _ in range(self.layers)],
+            convolution=_convolution(config),
+            checkpoint_activations=checkpoint_activations,
+        )
+
+    def written(self, heads: Heads) -> Written | None:
+        config, name = cast(Deberta, self), self.their_name
+        match heads:
+            case "mlm":
+                return Written(f"{name}ForMaskedLM", table(config), to_json(config))
+            case "rtd":
+                return Written(f"{name}Model", detection(config), to_json(config))
+            case _:
+                return None
+
+
+class DebertaConfig(Disentangled, WithGenerator):
     """The configuration of the first version. See `EncoderConfig` and `WithGenerator`.
 
     Attributes:
@@ -49,31 +92,23 @@ class DebertaConfig(WithGenerator):
 
     family: Literal["deberta"] = "deberta"
     name: ClassVar[str] = "DeBERTa"
+    their_name: ClassVar[str] = "Deberta"
     recipe: ClassVar[str] = "deberta-base"
-    takes_token_types: ClassVar[bool] = True  # transformers' class does, and ignores them
     layer_norm_eps: float = Field(default=1e-7, gt=0)
     mask_decoder: Literal["enhanced", "plain"] = "enhanced"
     position_to_position: bool = False
 
-    def encoder(
-        self,
-        *,
-        embeddings: "Embeddings | None" = None,
-        checkpoint_activations: bool = False,
-        attend: "Attend | None" = None,
-    ) -> "DisentangledEncoder":
-        """Build the encoder. `attend` is not used: disentangled attention has its own kernels."""
-        return _build_encoder(self, embeddings, checkpoint_activations)
-
-    def written(self, heads: Heads) -> Written | None:
-        return _written(self, heads, "Deberta")
+    def encoder_weights(self) -> int:
+        positions = self.hidden * self.hidden + linear_weights(self.hidden, self.hidden) - self.hidden
+        tables = 2 * self.max_length * self.hidden
+        return super().encoder_weights() + tables + self.layers * positions  # keys have no bias
 
     @classmethod
     def formats(cls) -> tuple[Format, ...]:
         return (Format("deberta", "DebertaModel", from_json),)
 
 
-class DebertaV2Config(EncoderConfig):
+class DebertaV2Config(Disentangled):
     """The configuration of the second version, and of the third, which has the same encoder.
 
     Attributes:
@@ -85,8 +120,8 @@ class DebertaV2Config(EncoderConfig):
 
     family: Literal["deberta_v2"] = "deberta_v2"
     name: ClassVar[str] = "DeBERTa v2"
+    their_name: ClassVar[str] = "DebertaV2"
     recipe: ClassVar[str] = "deberta-v2-xlarge"
-    takes_token_types: ClassVar[bool] = True  # transformers' class does, and ignores them
     pair_recipe: ClassVar[str] = "deberta-v3-base"
     layer_norm_eps: float = Field(default=1e-7, gt=0)
     mask_decoder: Literal["enhanced", "plain"] = "enhanced"
@@ -101,16 +136,6 @@ class DebertaV2Config(EncoderConfig):
         layers = self.generator_layers or max(1, self.layers // 2)
         return self.model_copy(update={"layers": layers, "generator_layers": None})
 
-    def encoder(
-        self,
-        *,
-        embeddings: "Embeddings | None" = None,
-        checkpoint_activations: bool = False,
-        attend: "Attend | None" = None,
-    ) -> "DisentangledEncoder":
-        """Build the encoder. `attend` is not used: disentangled attention has its own kernels."""
-        return _build_encoder(self, embeddings, checkpoint_activations)
-
     def title(self, terms: Collection[str]) -> str:
         return "DeBERTa v3" if "rtd" in terms else "DeBERTa v2"
 
@@ -122,8 +147,11 @@ class DebertaV2Config(EncoderConfig):
         own = {"buckets": form.buckets, "generator_layers": self.generator_layers and 1}
         return super().small(form) | own
 
-    def written(self, heads: Heads) -> Written | None:
-        return _written(self, heads, "DebertaV2")
+    def encoder_weights(self) -> int:
+        kernel = (self.convolution or 0) * self.hidden
+        convolution = linear_weights(kernel, self.hidden) + norm_weights(self.hidden) if kernel else 0
+        table = 2 * self.buckets * self.hidden + norm_weights(self.hidden)
+        return super().encoder_weights() + convolution + table
 
     @classmethod
     def formats(cls) -> tuple[Format, ...]:
@@ -148,22 +176,6 @@ def _v3(layers: int, hidden: int) -> DebertaV2Config:
 V3_XSMALL, V3_SMALL, V3_BASE, V3_LARGE = _v3(12, 384), _v3(6, 768), _v3(12, 768), _v3(24, 1024)
 
 Deberta = DebertaConfig | DebertaV2Config
-
-
-def _build_encoder(
-    config: Deberta, embeddings: "Embeddings | None", checkpoint_activations: bool
-) -> "DisentangledEncoder":
-    from encoder_core.layers.deberta_encoder import DisentangledEncoder
-    from encoder_core.layers.encoder import Embeddings
-
-    eps, dropout = config.layer_norm_eps, config.dropout
-    return DisentangledEncoder(
-        embeddings or Embeddings(config.vocabulary, config.hidden, positions=0, eps=eps, dropout=dropout),
-        _positions(config),
-        [_layer(config) for _ in range(config.layers)],
-        convolution=_convolution(config),
-        checkpoint_activations=checkpoint_activations,
-    )
 
 
 def _positions(config: Deberta) -> "RelativePositions":
@@ -292,16 +304,6 @@ def _encoder(config: Deberta) -> tuple[Pair, ...]:
     if isinstance(config, DebertaConfig):
         return (*_ENDS, *_LAYER, *_FUSED)
     return (*_ENDS, *_LAYER, *_SHARED, *(_CONVOLUTION if config.convolution is not None else ()))
-
-
-def _written(config: Deberta, heads: Heads, name: str) -> Written | None:
-    match heads:
-        case "mlm":
-            return Written(f"{name}ForMaskedLM", table(config), to_json(config))
-        case "rtd":
-            return Written(f"{name}Model", detection(config), to_json(config))
-        case _:
-            return None
 
 
 def to_json(config: Deberta) -> dict[str, Any]:

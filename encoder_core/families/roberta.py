@@ -49,6 +49,10 @@ class RobertaConfig(WithGenerator):
         """Row of the position table for the first token of a row; the rows before it are never used (fairseq)."""
         return self.pad_id + 1
 
+    @property
+    def further_rows(self) -> int:
+        return self.max_length + self.first_position
+
     def encoder(
         self,
         *,

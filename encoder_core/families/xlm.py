@@ -75,6 +75,10 @@ class XlmConfig(WithGenerator):
         """Number of rows in the table of languages; 0 for no table."""
         return len(self.languages) if len(self.languages) > 1 else 0
 
+    @property
+    def further_rows(self) -> int:
+        return self.max_length + self.language_table
+
     def encoder(
         self,
         *,

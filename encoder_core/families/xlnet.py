@@ -22,7 +22,7 @@ from encoder_core.families.interchange import (
     unpublished,
     with_bias,
 )
-from encoder_core.layers.sizes import Recurrence
+from encoder_core.layers.sizes import Recurrence, feed_forward_weights, norm_weights
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.attention import Attend
@@ -92,6 +92,18 @@ class XlnetConfig(EncoderConfig):
     def norm_before_decoder(self) -> bool:
         """Never: the decoder reads the query stream (`heads/prediction.py`, PermutationHead)."""
         return False
+
+    @property
+    def further_rows(self) -> int:
+        return 0
+
+    def embedding_weights(self) -> int:
+        return self.vocabulary * self.hidden
+
+    def encoder_weights(self) -> int:
+        attention = 5 * self.hidden * self.hidden + 5 * self.hidden + norm_weights(self.hidden)
+        layer = attention + feed_forward_weights(self.hidden, self.feed_forward)
+        return self.embedding_weights() + self.hidden + self.layers * layer
 
     def small(self, form: SmallForm) -> dict[str, object]:
         scale = form.length / self.max_length

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig
+from encoder_core.families.mup import mup_base
 from encoder_core.heads.prediction import MaskedLanguageModelHead, SpanBoundaryHead
 from encoder_core.layers.initialise import on_meta
 from encoder_core.layers.parameters import JoinedLinear
@@ -73,7 +74,7 @@ def mup_scales(model: ModelConfig, terms: Mapping[str, TermConfig]) -> dict[str,
     if model.mup is None:
         return {}
     with on_meta():
-        own, base = _fans(compose(model, terms)), _fans(compose(model.mup_base(), terms))
+        own, base = _fans(compose(model, terms)), _fans(compose(mup_base(model), terms))
     if own.keys() != base.keys():
         raise ModelError(
             f"the model and its base of width {model.mup.hidden} differ in more than width: only one of them has "

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.families.catalogue import DetectorConfig, build_encoder
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.heads.classification import DetectionSums, ReplacedTokenHead, detection_sums
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.attention import Attend, automatic
@@ -158,7 +157,7 @@ def discriminator_model(
     encoder = build_encoder(
         config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
     )
-    context_eps = config.layer_norm_eps if isinstance(config, DebertaConfig | DebertaV2Config) else None
+    context_eps = config.layer_norm_eps if config.context_norm else None
     head = ReplacedTokenHead(config.hidden, activation=config.activation, context_eps=context_eps)
     return Discriminator(encoder, head)
 

@@ -129,7 +129,7 @@ def spelt(seconds: list[float]) -> str:
     return f"{statistics.median(seconds):6.2f} s ({min(seconds):5.2f} to {max(seconds):5.2f})"
 
 
-def kinds(uri: str, kind: str) -> list[Mapping[str, object]]:
+def kinds(uri: str, kind: str) -> list[Mapping[str, Any]]:
     """Events alone are read: there are thousands of steps, and ranks need the cores."""
     store, damage = open_run(uri).store, list[str]()
     listed = stored(store, f"{EVENTS}/")

@@ -8,6 +8,7 @@ from data_service.samples.lanes import Lanes
 from data_service.samples.masking import MlmMasking
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.errors import ModelError
+from encoder_core.families.mup import mup_base
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.runtime.policies.elastic import Trainers
 from launcher.runtime.recipe.document import Path
@@ -330,7 +331,7 @@ def _mup(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.model.mup is None:
         return
     try:
-        recipe.model.mup_base()
+        mup_base(recipe.model)
     except ModelError as error:
         yield RecipeIssue(("model", "mup"), error.problem, error.remedy)
     if recipe.optimizer.lamb is not None:

@@ -17,6 +17,7 @@ from encoder_core.families.config import Mup
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.mup import mup_base
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
@@ -128,7 +129,7 @@ def test_every_family_is_scaled_or_refused(name: str, terms: dict[str, TermConfi
     config = SMALL[name].model_copy(update={"mup": Mup(hidden=32)})
     if name in REFUSED:
         with pytest.raises(ModelError):
-            config.mup_base()
+            mup_base(config)
         return
     assert isinstance(config, DetectorConfig)
     scales, model = mup_scales(config, terms), compose(config, terms)
