@@ -69,15 +69,6 @@ class BartConfig(EncoderConfig):
         checkpoint_activations: bool = False,
         attend: "Attend | None" = None,
     ) -> "Decoder":
-        """Build the decoder; its weights are not yet initialised.
-
-        Args:
-            word: the encoder's table of words.
-            attend: kernel of attention to earlier tokens; None: `automatic`.
-
-        Raises:
-            ModelError: the size of the vocabulary is unknown.
-        """
         from encoder_core.layers.cross_attention import CrossAttention, DecoderLayer
         from encoder_core.layers.decoder import Decoder
 

@@ -30,8 +30,11 @@ from encoder_core.layers.sizes import (
 )
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
+    from torch import nn
+
     from encoder_core.layers.any_encoder import AnyEncoder
     from encoder_core.layers.attention import Attend
+    from encoder_core.layers.decoder import Decoder
     from encoder_core.layers.encoder import Embeddings, EncoderLayer
 
 
@@ -173,6 +176,20 @@ class EncoderConfig(BaseModel, ABC):
         Raises:
             ModelError: the size of the vocabulary is unknown.
         """
+
+    def decoder(
+        self, word: "nn.Embedding", *, checkpoint_activations: bool = False, attend: "Attend | None" = None
+    ) -> "Decoder":
+        """Build the decoder that reads the encoder's states; its weights are not yet initialised.
+
+        Args:
+            word: the encoder's table of words.
+            attend: kernel of attention to earlier tokens; None: `automatic`.
+
+        Raises:
+            ModelError: the family has no decoder, or the size of the vocabulary is unknown.
+        """
+        raise ModelError(f"{self.name} has no decoder", remedy="use a model of family bart")
 
     @abstractmethod
     def written(self, heads: Heads) -> Written | None:

@@ -9,7 +9,6 @@ from typing import assert_never
 from torch import nn
 
 from encoder_core.errors import ModelError
-from encoder_core.families.bart import BartConfig
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig, families_that
 from encoder_core.families.interchange import Heads
 from encoder_core.layers.attention import Attend, automatic
@@ -82,7 +81,6 @@ def whole_module(
             weight = last_weight(term.weight)
             return permuted_language_model(model, weight, checkpoint_activations=checkpoint_activations)
         case DenoiseConfig():
-            assert isinstance(model, BartConfig)  # the recipe's checks refuse other models and terms
             weight = last_weight(term.weight)
             return denoising_model(
                 model, weight, checkpoint_activations=checkpoint_activations, attend=attend
@@ -136,12 +134,10 @@ def network(config: ModelConfig, heads: Heads) -> nn.Module:
         case "plm":
             return permuted_language_model(config)
         case "denoise":
-            if not isinstance(config, BartConfig):
-                raise ModelError(f"{config.family} has no decoder", remedy="use a model of family bart")
             return denoising_model(config)
         case "none":
-            if isinstance(config, BartConfig):
-                return denoising_model(config)  # the head of BART has no parameters of its own
+            if config.decodes:
+                return denoising_model(config)  # its head has no parameters of its own
             return contrastive_model(config, ContrastiveConfig())
         case _:
             assert_never(heads)

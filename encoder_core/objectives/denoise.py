@@ -5,7 +5,7 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
-from encoder_core.families.bart import BartConfig
+from encoder_core.families.catalogue import ModelConfig, build_encoder
 from encoder_core.heads.prediction import MaskedLanguageModelHead
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.decoder import Decoder
@@ -65,7 +65,7 @@ def _read(batch: Batch) -> Batch:
 
 
 def denoising_model(
-    config: BartConfig,
+    config: ModelConfig,
     weight: float = 1.0,
     *,
     checkpoint_activations: bool = False,
@@ -74,9 +74,10 @@ def denoising_model(
     """Build encoder, decoder and head on the default device; weights not yet initialised (`initialise`).
 
     Raises:
-        ModelError: the size of the vocabulary is unknown.
+        ModelError: the family has no decoder, or the size of the vocabulary is unknown.
     """
-    encoder = config.encoder(checkpoint_activations=checkpoint_activations, attend=attend)
+    encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
     word = encoder.embeddings.word
     decoder = config.decoder(word, checkpoint_activations=checkpoint_activations, attend=attend)
+    assert isinstance(encoder, Encoder)  # families with a decoder have this one
     return DenoisingModel(encoder, decoder, tied_head(config, word), weight)

@@ -13,7 +13,6 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from encoder_core.batch import Batch, untargeted
-from encoder_core.families.bart import BartConfig
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.denoise import denoising_model
@@ -114,7 +113,7 @@ def built(network: ModelConfig, subject: Subject) -> ObjectiveModule:
     with torch.device(subject.device):
         if network.permutes:
             module = permuted_language_model(network)
-        elif isinstance(network, BartConfig):
+        elif network.decodes:
             module = denoising_model(network)
         elif subject.causal:
             module = masked_and_next_language_model(network)

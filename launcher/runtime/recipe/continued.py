@@ -21,7 +21,6 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import holds_tokenizer
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig, language_table
 from encoder_core.families.deberta import DebertaV2Config
-from encoder_core.families.electra import ElectraConfig
 from encoder_core.optim.settings import AdamWConfig, Decayed
 from encoder_core.terms.replaced import ReplacedTokenConfig
 from launcher.errors import RunError
@@ -157,9 +156,9 @@ def _find(store: Store, folder: str) -> _FoundModel:
             return _find_pair(configs)
         config = read_folder_config(configs)
         architectures = _architectures(configs)
-    if isinstance(config, ElectraConfig):
+    if config.main_heads == "rtd":
         raise RunError(
-            f"{folder} holds one network of ELECTRA's two, which are trained together",
+            f"{folder} holds one network of {config.name}'s two, which are trained together",
             remedy=f"put the generator into {PARTS[0]}/ and the discriminator into {PARTS[1]}/ of one folder",
         )
     if isinstance(config, DetectorConfig) and holds_generator(store):
