@@ -122,7 +122,9 @@ class Bench:
         shutil.rmtree(self._short, ignore_errors=True)
 
     def strike(self, strike: Strike) -> Outcome:
-        """Strike, repeat the command until it completes, compare."""
+        """Strike, repeat the command until it completes, compare. What ended well is not repeated: some commands refuse
+        to write again what is complete, with a remedy.
+        """
         calm, seconds = self._undisturbed(strike.command)
         out = self._fresh(strike.command)
         arguments = self._arguments(strike.command, out)
@@ -131,13 +133,13 @@ class Bench:
         if outcome.end.startswith("wrong"):
             outcome.problems.append(f"{outcome.end}: {said[-1500:]}")
         for _ in range(REPEATS):
-            code, said = self._run(arguments)
             if code == FINISHED:
                 break
+            code, said = self._run(arguments)
             if self._judge(code, said, set()).startswith("wrong"):
                 outcome.problems.append(f"repeated: code {code}: {said[-1500:]}")
         found = self._result(strike.command, out, said)
-        if code != FINISHED or found != calm:
+        if code not in (FINISHED, MISTAKE) or found != calm:
             unlike = sorted(key for key in {*found, *calm} if found.get(key) != calm.get(key))
             outcome.problems.append(f"code {code}, other bytes: {unlike[:10]}: {said[-800:]}")
         outcome.compared = sum(map(len, calm.values()))
