@@ -72,7 +72,7 @@ def test_a_second_death_soon_after_finds_a_process_too(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Five pairs of deaths, the second some 2 to 6 s after the first, with the spares that are made by default: the
-    second is as short, and no death loses more than the step that was under way. Times are of a quiet machine.
+    second is as short, and no death loses more than the step that was under way.
     """
     draws = random.Random(request.config.getoption("--seed"))
     small_runs.prepare_corpus(tmp_path, documents=300)
@@ -96,7 +96,8 @@ def test_a_second_death_soon_after_finds_a_process_too(
     assert max(lost) <= 1, lost
     seconds = [event["time"] - at for at, event in zip(killed, resumed, strict=True)]
     print(f"first {spelt(seconds[::2])}, second {spelt(seconds[1::2])}")
-    assert statistics.median(seconds[1::2]) < 1.0
+    first, second = (statistics.median(its) for its in (seconds[::2], seconds[1::2]))
+    assert second < 1.5 * first  # without a process that waits it takes three times as long
 
 
 def deaths(folder: Path, name: str, *settings: str) -> tuple[list[dict[str, float]], list[float]]:
