@@ -164,6 +164,7 @@ def test_interruptions_and_goodput(run: str) -> None:
     train(journal, 0, 8)
     save(first, 6, NOW + 12)
     journal.event("commit", NOW + 12, step=6, seconds=0.1, blocked=0.0)
+    assert journal.flush(WAIT_S)
     _, journal = begin(store, NOW + 40)
     journal.event("resume", NOW + 42, step=6, attempt_of=1)
     train(journal, 6, 14)
