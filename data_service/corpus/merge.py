@@ -12,7 +12,7 @@ parts.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.corpus import Corpus, Part, open_corpus
+from data_service.corpus.carried_removals import SPLITS, begins_with, carried_removals
+from data_service.corpus.corpus import Corpus, open_corpus
 from data_service.corpus.manifest import (
     COLUMNS,
     CONFIGURATION,
@@ -60,7 +61,6 @@ ReportBlocks = Callable[[int, int], None]
 COPIES = "copies of documents of earlier parts"
 """The reason of the removal that leaves copies out."""
 
-SPLITS: tuple[Part, ...] = ("train", "heldout")
 _HASH_RANGES = 256  # one range for each first byte of a hash
 _RECORD = np.dtype(
     [("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4")]
@@ -105,17 +105,29 @@ def merge_corpora(
     sources = [open_corpus(uri) for uri in uris]
     refuse_unlike(sources)
     store = open_store(output)
-    if store.size(MANIFEST) is not None:
-        merged = open_corpus(output).manifest
-        if merged.digest == with_digest(_merged_manifest(sources)).digest:
-            store.delete(CONFIGURATION)  # which a killed merge may have left
-            return _report(merged, load_removals(store, merged), len([*_carried_removals(sources)]))
+    if (known := _known_report(sources, store)) is not None:
+        return known
     claim_place(store, {"merge": [source.manifest.digest for source in sources]})
     try:
         return join_corpora(sources, store, by=by, at=at, report=report)
     except EqualIds:
         store.delete(CONFIGURATION)  # frees the output folder for a merge of other corpora
         raise
+
+
+def _known_report(sources: Sequence[Corpus], store: Store) -> MergeReport | None:
+    """Return the report of this merge if it is complete in `store`; None if it is not, or if documents were removed
+    from a source since. What a killed merge left beside it goes.
+    """
+    if store.size(MANIFEST) is None:
+        return None
+    merged, carried = open_corpus(store.uri).manifest, [*carried_removals(sources)]
+    chain = load_removals(store, merged)
+    if merged.digest != with_digest(_merged_manifest(sources)).digest or not begins_with(chain, carried):
+        return None
+    store.delete(CONFIGURATION)
+    store.remove_leftovers("", before=MANIFEST)
+    return _report(merged, chain, len(carried))
 
 
 def join_corpora(
@@ -136,7 +148,7 @@ def join_corpora(
     total = sidecars + sum(len(source.table(split)) for source in sources for split in SPLITS)
     copies = _find_copies(sources, lambda done, _: report(done, total))
     refuse_equal_ids(sources, copies, lambda done: report(done, total))
-    chain, carried = RemovalChain(), [*_carried_removals(sources)]
+    chain, carried = RemovalChain(), [*carried_removals(sources)]
     for removal in carried:
         chain = _append(store, manifest, chain, removal)
     train, heldout = chain.of("train"), chain.of("heldout")
@@ -281,26 +293,6 @@ def _joined_table(tables: Sequence[BlockTable]) -> BlockTable:
     )
     keys = tuple(key for table in tables for key in table.shards)
     return BlockTable(sum(map(len, tables)), keys, columns)
-
-
-def _carried_removals(sources: Sequence[Corpus]) -> Iterator[Removal]:
-    """Yield the removals from the sources, with the numbers of documents and blocks in the merged corpus."""
-    documents, blocks = Counter[str](), Counter[str]()
-    for source in sources:
-        for removal in load_removals(source.store, source.manifest).removals:
-            moved = {
-                split: RemovedDocuments(
-                    listed.documents + documents[split],
-                    listed.block + blocks[split],
-                    listed.start,
-                    listed.stop,
-                )
-                for split, listed in (("train", removal.train), ("heldout", removal.heldout))
-            }
-            yield Removal(removal.by, removal.at, removal.reason, moved["train"], moved["heldout"])
-        for split in SPLITS:
-            documents[split] += int(source.table(split).documents.sum())
-            blocks[split] += len(source.table(split))
 
 
 def _append(store: Store, manifest: CorpusManifest, chain: RemovalChain, removal: Removal) -> RemovalChain:

@@ -262,7 +262,10 @@ class Passes:
         dropped = [part.digest for part in compared]
         kept = [
             KeptDocuments(
-                drop_slices(self.layout, i, compared), split.digest, hash_of([split.digest, *dropped])
+                drop_slices(self.layout, i, compared),
+                split.digest,
+                hash_of([split.digest, *dropped]),
+                clusters=bool(clusters),
             )
             for i, split in enumerate(scanned)
         ]

@@ -231,12 +231,14 @@ def same_as_before(records: NDArray[np.void]) -> NDArray[np.bool_]:
 class KeptDocuments:
     """The documents of a split that are not later copies.
 
-    `drops`: slices that list the copies; `digest`: hash of all hashes of the first pass; `source`: hash of both.
+    `drops`: slices that list the copies; `digest`: hash of all hashes of the first pass; `source`: hash of both;
+    `clusters`: whether the inputs named clusters, so that the second half of a hash may not be that of the text.
     """
 
     drops: tuple[Slice, ...]
     digest: str
     source: str
+    clusters: bool = False
 
 
 def read_kept(task: SplitTask, kept: KeptDocuments) -> Iterator[tuple[Text, bytes]]:
@@ -246,7 +248,7 @@ def read_kept(task: SplitTask, kept: KeptDocuments) -> Iterator[tuple[Text, byte
         InputError: the text changed since the first pass; else as `read_documents`.
     """
     store = task.layout.open()
-    drops, digests = read_drops(store, kept.drops), _read_digests(store, task)
+    drops, digests = read_drops(store, kept.drops), b"" if kept.clusters else _read_digests(store, task)
     seen = hashlib.sha256()
     ordinal = 0
     for document in read_documents(task.split, task.options):

@@ -41,20 +41,17 @@ _ASCII_REST = bytes(code for code in _ASCII if not chr(code).isalnum())
 RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("size", "<u4")])
 
 
-def hash_text(text: str) -> bytes:
-    """Return the hash of a document, 16 bytes: blake2b, 8 bytes each, of its text and its `folded_text`.
+def hash_texts(texts: Sequence[str], known: bytes = b"") -> bytes:
+    """Return the hash of a document or an example, 16 bytes: blake2b, 8 bytes each, of its text and its `folded_text`.
 
     Documents with equal hashes count as equal. Documents with the same tokens have equal second halves, unless the
-    unknown token is among them.
-    """
-    return hash_texts([text])
-
-
-def hash_texts(texts: Sequence[str]) -> bytes:
-    """Return the hash of an example: the first half covers all of its texts, the second its query alone, so that all
+    unknown token is among them. Of an example the first half covers all texts, the second its query alone, so that all
     examples of a query are on the same side.
+
+    `known`: the hash that the texts had before. It saves the folding, which costs more than the rest: texts with equal
+    first halves have equal second halves.
     """
-    return _half(_joined(texts)) + _half(folded_text(texts[0]))
+    return _half(_joined(texts)) + (known[8:] or _half(folded_text(texts[0])))
 
 
 def _joined(texts: Sequence[str]) -> str:
@@ -72,13 +69,12 @@ def hash_document(document: Text, options: BuildOptions, known: bytes = b"") -> 
     Of such a document the second half is a hash of the cluster's name. So what decides whether it is held out is the
     same for the whole cluster, and the first half alone says which documents are copies.
 
-    `known`: the hash that the document had before. It saves the folding, which costs more than the rest: texts with
-    equal first halves have equal second halves.
+    `known`: as for `hash_texts`; only for inputs that name no clusters.
     """
     texts = [options.encoded_text(text) for text in document.texts]
     if document.cluster is not None and document.cluster.name is not None:
         return _half(_joined(texts)) + _half(f"cluster {document.cluster.name}")
-    return _half(_joined(texts)) + (known[8:] or _half(folded_text(texts[0])))
+    return hash_texts(texts, known)
 
 
 def read_bytes(digest: bytes, document: Text) -> bytes:

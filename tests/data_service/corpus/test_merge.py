@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.corpus import manifest_file
+from data_service.corpus.carried_removals import SPLITS
 from data_service.corpus.corpus import Corpus, open_corpus, show_documents, verify_corpus
 from data_service.corpus.manifest import CONFIGURATION, MANIFEST
-from data_service.corpus.merge import SPLITS, MergeReport, merge_corpora
+from data_service.corpus.merge import MergeReport, merge_corpora
 from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import load_removals
@@ -315,6 +316,11 @@ def test_a_complete_merge_is_known(tmp_path: Path) -> None:
     merged.store.put(CONFIGURATION, b"{}")
     assert merge([one, two], tmp_path / "out") == report
     assert merged.store.size(CONFIGURATION) is None
+    remove_documents(
+        open_corpus(two), documents_by_number(open_corpus(two), ["0"]), by="y", at=4, reason="since"
+    )
+    with pytest.raises(CorpusError):  # the merged corpus does not know of it
+        merge([one, two], tmp_path / "out")
 
 
 @pytest.mark.long

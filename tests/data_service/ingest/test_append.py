@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from data_service.corpus.carried_removals import SPLITS
 from data_service.corpus.corpus import Corpus, Part, open_corpus, verify_corpus
 from data_service.corpus.manifest import CONFIGURATION, MANIFEST
 from data_service.corpus.manifest_file import load_manifest, save_manifest
-from data_service.corpus.merge import SPLITS, merge_corpora
+from data_service.corpus.merge import merge_corpora
 from data_service.corpus.merged_ids import EqualIds
 from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.reader import read_block

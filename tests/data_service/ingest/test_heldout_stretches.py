@@ -28,7 +28,7 @@ from data_service.ingest.heldout import (
     wanted_bytes,
 )
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.scan import hash_text
+from data_service.ingest.scan import hash_texts
 from data_service.store.open import open_store
 from data_service.stream.statistics import corpus_stats
 from tests.support.data.raw_text import (
@@ -156,7 +156,7 @@ def test_enough_documents_are_held_out_as_they_are_and_the_manifest_says_no_more
     manifest = build(tmp_path / "inputs", tmp_path / "corpus", BuildOptions(heldout_fraction=0.1))
     assert manifest.heldout_rule is None
     assert b"heldout_rule" not in files_of(tmp_path / "corpus")["manifest.json"]
-    expected = [text for text in DOCUMENTS if low_word(hash_text(text)) < 0.1 * 2.0**64]
+    expected = [text for text in DOCUMENTS if low_word(hash_texts([text])) < 0.1 * 2.0**64]
     assert manifest.heldout.documents.sum() == len(expected)
 
 
@@ -172,7 +172,7 @@ def test_copies_and_workers_change_nothing(tmp_path: Path) -> None:
 
 
 def measured(texts: list[str], fraction: float) -> DocumentFigures:
-    found = sorted((low_word(hash_text(text)), len(text.encode())) for text in set(texts))
+    found = sorted((low_word(hash_texts([text])), len(text.encode())) for text in set(texts))
     held = [size for low, size in found if low < fraction * 2.0**64]
     return DocumentFigures(
         len(found), sum(size for _, size in found), len(held), sum(held), found[:CANDIDATES]
@@ -208,7 +208,9 @@ def test_shared_paragraphs_never_put_a_held_out_stretch_into_training(
     except InputError:
         return  # too little for any
     assert rule == settled(texts[::-1], fraction)
-    parts = [part for text in dict.fromkeys(texts) for part in divide_document(rule, text, hash_text(text))]
+    parts = [
+        part for text in dict.fromkeys(texts) for part in divide_document(rule, text, hash_texts([text]))
+    ]
     train = [f"\n\n{text}\n\n" for text, heldout in parts if not heldout]
     kept = [text for text, heldout in parts if heldout]
     assert train
@@ -238,7 +240,7 @@ def test_the_amount_is_about_what_is_wanted(count: int, size: int) -> None:
         return
     texts = [prose(seed, size) for seed in range(count)]
     rule = settled(texts, FRACTION)
-    parts = [part for text in texts for part in divide_document(rule, text, hash_text(text))]
+    parts = [part for text in texts for part in divide_document(rule, text, hash_texts([text]))]
     held = sum(len(text.encode()) for text, heldout in parts if heldout)
     total = sum(len(text.encode()) for text in texts)
     wanted = wanted_bytes(total, FRACTION)
@@ -251,7 +253,7 @@ def test_a_separator_of_all_stretches_is_trained_on() -> None:
     texts = [line.join(prose(seed * 100 + part, 700) for part in range(60)) for seed in range(2)]
     for fraction in (FRACTION, 0.01, 0.1):
         rule = settled(texts, fraction)
-        parts = [part for text in texts for part in divide_document(rule, text, hash_text(text))]
+        parts = [part for text in texts for part in divide_document(rule, text, hash_texts([text]))]
         held = sum(len(text) for text, heldout in parts if heldout)
         assert held <= 3 * wanted_bytes(sum(map(len, texts)), fraction)
 
