@@ -56,7 +56,7 @@ FAMILIES: tuple[type[DetectorConfig | XlnetConfig | BartConfig], ...] = (
 
 def families_that(suit: Callable[[type[EncoderConfig]], bool]) -> str:
     """Return the names of the families that suit, for a remedy."""
-    return ", ".join(family.model_fields["family"].default for family in FAMILIES if suit(family))
+    return " or ".join(family.model_fields["family"].default for family in FAMILIES if suit(family))
 
 
 def language_table(config: ModelConfig) -> tuple[str, ...]:

@@ -306,6 +306,11 @@ class EncoderConfig(BaseModel, ABC):
         return 1.0
 
     @property
+    def embedding_norm(self) -> bool:
+        """Whether a norm follows the embeddings."""
+        return True
+
+    @property
     def further_rows(self) -> int:
         """Rows of the tables of positions and segments at the input."""
         return self.max_length + (self.segments or 0)
@@ -313,7 +318,8 @@ class EncoderConfig(BaseModel, ABC):
     def embedding_weights(self) -> int:
         """Return the number of parameters of all tables at the input and their norm."""
         width = self.embedding_width
-        return (self.vocabulary + self.further_rows) * width + norm_weights(width, self.biases)
+        norm = self.embedding_norm * norm_weights(width, self.biases)
+        return (self.vocabulary + self.further_rows) * width + norm
 
     def encoder_weights(self) -> int:
         """Return the number of parameters of the encoder with its tables."""

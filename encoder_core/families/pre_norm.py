@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field, model_validator
 
 from encoder_core.families.config import WithGenerator
-from encoder_core.layers.sizes import norm_weights
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.attention import Attend
@@ -88,10 +87,6 @@ class PreNormConfig(WithGenerator):
     @property
     def further_rows(self) -> int:
         return 0
-
-    def embedding_weights(self) -> int:
-        norm = self.embedding_norm * norm_weights(self.hidden, self.biases)
-        return self.vocabulary * self.hidden + norm
 
     def encoder_weights(self) -> int:
         attention = 2 * self.hidden * (self.hidden + self.hidden // self.heads * self.shared_heads)

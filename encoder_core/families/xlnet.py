@@ -97,8 +97,9 @@ class XlnetConfig(EncoderConfig):
     def further_rows(self) -> int:
         return 0
 
-    def embedding_weights(self) -> int:
-        return self.vocabulary * self.hidden
+    @property
+    def embedding_norm(self) -> bool:
+        return False
 
     def encoder_weights(self) -> int:
         attention = 5 * self.hidden * self.hidden + 5 * self.hidden + norm_weights(self.hidden)

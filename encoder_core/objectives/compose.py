@@ -128,7 +128,7 @@ def network(config: ModelConfig, heads: Heads) -> nn.Module:
                 suited = families_that(lambda family: issubclass(family, DetectorConfig))
                 raise ModelError(
                     f"{config.family} has no detection head",
-                    remedy=f"use a model of a family of these: {suited}",
+                    remedy=f"use a model of family {suited}",
                 )
             return discriminator_model(config)
         case "plm":

@@ -65,6 +65,6 @@ def permuted_language_model(
     if not isinstance(encoder, TwoStreamEncoder):
         raise ModelError(
             f"{config.family} does not predict permuted tokens",
-            remedy=f"use a model of a family of these: {families_that(lambda family: family.permutes)}",
+            remedy=f"use a model of family {families_that(lambda family: family.permutes)}",
         )
     return PermutedLanguageModel(encoder, PermutationHead(encoder.embeddings.word), weight)

@@ -5,7 +5,7 @@
 
 The text is repeated until it has the wanted size; in each repetition every tenth word is another, so that none is a
 copy. A tokenizer of each kind is trained on it first. Each measurement is a process of its own, and start-up counts;
-the shards of both commits are compared by the counts of their tokens. Where the time goes is said by `--profile`.
+tokens are counted, not compared. Where the time goes is said by `--profile`.
 """
 
 import argparse

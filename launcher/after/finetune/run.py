@@ -31,9 +31,7 @@ from launcher.progress import Work, work
 _LOG = logging.getLogger("launcher.after.finetune")
 _USE = "fine-tuning"
 _EVALUATION_ROWS = 64  # rows of a batch without training
-_FIRST_SEED = (
-    0  # seed of the model that a task starts `after`: one for all seeds of the task, as in the papers
-)
+_FIRST_SEED = 0  # seed of the model that a task starts `after`: one for all its seeds, as in the papers
 
 
 def finetune(

@@ -122,9 +122,7 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
         self._workers: int | None = None  # whose state was loaded; None: everybody's
         self._in_workers = torch.zeros(1, dtype=torch.uint8)  # 1: they iterate, not this process
         self._in_workers.share_memory_()  # type: ignore[no-untyped-call]
-        self._data: tuple[int, RunData] | None = (
-            None  # belongs to the process of that id: a fork opens its own
-        )
+        self._data: tuple[int, RunData] | None = None  # by the process's id: a fork opens its own
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         """Yield items from the step that was given or was loaded last."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from data_service.printable import visible
 from data_service.samples.lanes import Lanes
-from encoder_core.families.catalogue import FAMILIES
+from encoder_core.families.catalogue import families_that
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.pre_norm import PreNormConfig
 from launcher.runtime.recipe.phase_parts import FallingRate, PhaseMlm
@@ -193,9 +193,7 @@ def _with_rope_base(recipe: Recipe, base: float) -> Recipe:
     return recipe.model_copy(update={"model": recipe.model.with_rope_base(base)})
 
 
-_TURNED = " or ".join(
-    its.model_fields["family"].default for its in FAMILIES if issubclass(its, PreNormConfig)
-)
+_TURNED = families_that(lambda family: issubclass(family, PreNormConfig))
 
 
 def _no_rotation(recipe: Recipe) -> tuple[str, str] | None:
