@@ -13,7 +13,7 @@ from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.mup import mup_scales
-from encoder_core.objectives.teacher import Teacher, teacher_of
+from encoder_core.objectives.teacher import teacher_of
 from encoder_core.optim.adamw import AdamW, StableAdamW
 from encoder_core.optim.groups import hidden_matrices, parameter_groups
 from encoder_core.optim.lamb import Lamb
@@ -51,21 +51,6 @@ def teach(model: nn.Module, run: Run, tokenizer: Tokenizer, peers: Peers = _ALON
     gather_or_raise(peers, read)
     hold_teachers(model, [teacher_of(teacher.config, teacher.weights) for teacher in found])
     return found
-
-
-def teach_anything(model: nn.Module, recipe: Recipe, vocabulary: int) -> None:
-    """Give `model` teachers of the recipe's shapes with random weights, which take the same time and memory as the real
-    ones."""
-    if recipe.objective.distil is None:
-        return
-    teachers = []
-    for source in recipe.objective.distil.teachers:
-        config = source.model.model_copy(update={"vocab": source.model.vocab or vocabulary})
-        teacher = Teacher(config)
-        with torch.random.fork_rng(devices=[]):
-            initialise(teacher, config.initializer_range)
-        teachers.append(teacher)
-    hold_teachers(model, teachers)
 
 
 def set_determinism(deterministic: bool) -> None:

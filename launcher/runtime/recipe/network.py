@@ -1,6 +1,4 @@
-"""The network that a recipe trains: built, on the meta device, and counted. It loads torch; the recipe does not."""
-
-from torch import nn
+"""The network that a recipe trains: built, or on the meta device. It loads torch; the recipe does not."""
 
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.any_encoder import AnyEncoder
@@ -28,11 +26,6 @@ def task_encoder(module: ObjectiveModule) -> AnyEncoder:
     encoder = network.encoder
     assert isinstance(encoder, AnyEncoder)
     return encoder
-
-
-def parameter_count(module: nn.Module) -> int:
-    """Return the number of trainable parameters. Tied parameters count once."""
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def meta_module(config: ModelConfig, objective: RecipeObjective) -> ObjectiveModule:

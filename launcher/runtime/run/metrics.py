@@ -172,7 +172,6 @@ UNSHOWN = (
 
 
 _SUFFIXES = tuple(metric.suffix for metric in (TERM_LOSS, *TERM_FIGURES))
-_SUMMED = {LOSS, "skipped", *(name for metric in STEP for name in (metric.name, *metric.fields))}
 
 
 def spell_figure(figure: TermFigure, value: float) -> str:
@@ -183,11 +182,6 @@ def spell_figure(figure: TermFigure, value: float) -> str:
 def shown_on(display: Display, metrics: tuple[Metric, ...] = STEP) -> Iterator[Metric]:
     """Return the rows that a display shows, in order."""
     return (metric for metric in metrics if display in metric.on)
-
-
-def is_summed(field: str) -> bool:
-    """Return whether curves or totals need this field of step records."""
-    return field in _SUMMED or field.endswith(_SUFFIXES)
 
 
 def figures(record: Mapping[str, Any]) -> dict[str, float]:

@@ -15,7 +15,6 @@ from launcher.runtime.run.metrics import (
     THROUGHPUT,
     UNSHOWN,
     figures,
-    is_summed,
 )
 
 TERMS = {"mlm_weighted": 300.0, "mlm_loss": 300.0, "mlm_correct": 30.0, "mlm_targets": 150.0}
@@ -89,9 +88,3 @@ def test_a_ratio_is_taken_where_the_figure_is_not_recorded(
 def test_a_small_share_is_no_long_number(share: float, said: str) -> None:
     (mfu,) = (metric for metric in STEP if metric.name == "mfu")
     assert mfu.say(share) == f"MFU {said}"
-
-
-def test_what_curves_need_is_kept_of_a_record() -> None:
-    kept = ("loss", "mlm_loss", "rtd_recall", "grad_norm", "mfu", "tokens", "seconds", "data_wait", "skipped")
-    assert all(map(is_summed, kept))
-    assert not any(map(is_summed, ("digest", "targets", "step", "samples")))
