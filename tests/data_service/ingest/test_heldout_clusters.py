@@ -23,6 +23,7 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.heldout import heldout_like
 from data_service.ingest.heldout_overlap import keeps_apart
 from data_service.ingest.options import BuildOptions
+from data_service.ingest.pool import Progress
 from data_service.prepare.configuration import Preparation
 from data_service.prepare.documents import Document, RowsWriter, kept_schema
 from data_service.prepare.prepare import prepare
@@ -118,6 +119,36 @@ def test_no_training_document_shares_a_cluster_with_one_held_out(tmp_path: Path,
     built(tmp_path, "without", [tmp_path / "plain"])
     trained, held = ids_of(tmp_path, ["without"])
     assert len({clusters[one] for one in trained} & {clusters[one] for one in held}) > 10
+
+
+def without_clusters(part: Path) -> None:
+    """Write a prepared file again without the names of its clusters, as many bytes as before."""
+    table, size = pq.read_table(part), part.stat().st_size
+    place = table.schema.get_field_index("cluster")
+    field = table.schema.field(place)
+    table = table.set_column(place, field, pa.nulls(len(table), field.type))
+    pq.write_table(table, part, compression="zstd")
+    content = part.read_bytes()
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    part.write_bytes(content[:footer].ljust(footer + size - len(content), b"\0") + content[footer:])
+    assert part.stat().st_size == size
+
+
+def test_documents_that_lose_their_clusters_between_the_passes_are_noticed(tmp_path: Path) -> None:
+    prepared(tmp_path, near_copies(seed=5, count=48))
+    parts = sorted((tmp_path / "prepared/documents").iterdir())
+
+    def forget_clusters(progress: Progress) -> None:
+        if progress.stage == "writing" and not progress.done:
+            for part in parts:
+                without_clusters(part)
+
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+    with pytest.raises(InputError, match="changed"):
+        build_corpus(
+            [str(tmp_path / "prepared")], str(tmp_path / "corpus"), tokenizer, OPTIONS, forget_clusters
+        )
+    assert not (tmp_path / "corpus/manifest.json").exists()
 
 
 @pytest.mark.parametrize("seed", range(4))
