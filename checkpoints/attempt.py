@@ -36,10 +36,10 @@ from data_service.store.errors import KeyMissing, StoreError
 
 _log = logging.getLogger(__name__)
 
-_ROOT = "attempts/"
+_FOLDER = "attempts/"
 LEASE_S = 60.0
-_LAST_BEAT_S = 1.0  # how long `__exit__` waits for a heartbeat that is being written
-_UNREADABLE = "an unknown host"
+_FINAL_HEARTBEAT_WAIT_S = 1.0  # seconds that `__exit__` waits for a heartbeat that is being written
+_UNKNOWN_HOST = "an unknown host"
 
 
 class Owner(BaseModel):
@@ -62,18 +62,18 @@ class Owner(BaseModel):
     claimed: FiniteFloat
 
     @classmethod
-    def here(cls, now: float) -> "Owner":
+    def for_this_process(cls, now: float) -> "Owner":
         """Return this process as owner. `now`: the time of the claim (seconds since 1970)."""
-        return cls.of(os.getpid(), now)
+        return cls.for_process(os.getpid(), now)
 
     @classmethod
-    def of(cls, pid: int, now: float) -> "Owner":
+    def for_process(cls, pid: int, now: float) -> "Owner":
         """Return process `pid` of this machine as owner. This process acts in its name."""
         return cls(
             host=socket.gethostname(),
-            processes=processes.table(),
+            processes=processes.process_table(),
             pid=pid,
-            started=processes.started(pid),
+            started=processes.start_ticks(pid),
             claimed=now,
         )
 
@@ -81,20 +81,20 @@ class Owner(BaseModel):
         """Return whether both are the same process. The times of their claims may differ."""
         return (self.processes, self.pid, self.started) == (other.processes, other.pid, other.started)
 
-    def is_here(self) -> bool:
+    def is_on_this_machine(self) -> bool:
         """Return whether the owner belongs to the process table of this machine and container."""
-        return self.processes == processes.table()
+        return self.processes == processes.process_table()
 
     def is_running(self) -> bool:
         """Return whether the process exists on this machine: same pid and same start, because pids are reused."""
-        return self.started > 0 and processes.started(self.pid) == self.started
+        return self.started > 0 and processes.start_ticks(self.pid) == self.started
 
 
-class _Time(BaseModel):
+class _TimeRecord(BaseModel):
     time: FiniteFloat
 
 
-class _Beat(_Time):
+class _HeartbeatRecord(_TimeRecord):
     """A heartbeat. `since_boot`: seconds since its machine's boot."""
 
     beat: int
@@ -110,34 +110,34 @@ class Attempt:
 
     def ensure_current(self) -> None:
         """Raise Superseded if a newer attempt has been claimed."""
-        successor = _key(self.number + 1)
+        successor = _attempt_key(self.number + 1)
         if self.store.size(successor) is None:
             return
         owner = Attempt(self.store, self.number + 1).owner()
         raise Superseded(
             f"attempt {self.number} of {self.store.uri} was superseded by attempt {self.number + 1} "
-            f"(host {owner.host}, process {owner.pid}, since {_date(owner.claimed)})",
+            f"(host {owner.host}, process {owner.pid}, since {_date_text(owner.claimed)})",
             remedy="let this process end; the newer one continues the run",
         )
 
-    def superseded(self, owner: Owner) -> Owner | None:
+    def superseding_owner(self, owner: Owner) -> Owner | None:
         """Return the owner of the newest attempt if it has taken the run over from `owner`; None if no other owner has.
 
         `owner` itself claims a new attempt for every group of its ranks. Costs one request while there is no newer
         attempt.
         """
-        if self.store.size(_key(self.number + 1)) is None:
+        if self.store.size(_attempt_key(self.number + 1)) is None:
             return None
         newest = Attempt(self.store, newest_attempt(self.store)).owner()
         return None if newest.same_process(owner) else newest
 
-    def take(self, owner: Owner) -> bool:
+    def claim_for(self, owner: Owner) -> bool:
         """Claim the attempt for `owner`. Return False and change nothing if it has been claimed already."""
-        return self.store.put_if_absent(_key(self.number), owner.model_dump_json().encode())
+        return self.store.put_if_absent(_attempt_key(self.number), owner.model_dump_json().encode())
 
-    def claimed(self) -> bool:
+    def is_claimed(self) -> bool:
         """Return whether the attempt has been claimed."""
-        return self.store.size(_key(self.number)) is not None
+        return self.store.size(_attempt_key(self.number)) is not None
 
     def owner(self) -> Owner:
         """Return the owner that claimed the attempt. If the record is damaged, return an owner that is on no machine.
@@ -145,38 +145,38 @@ class Attempt:
         Raises KeyMissing: nobody has claimed the attempt.
         """
         try:
-            return Owner.model_validate_json(self.store.get(_key(self.number)))
+            return Owner.model_validate_json(self.store.get(_attempt_key(self.number)))
         except ValidationError:
-            claimed = time.time() - (self.store.age(_key(self.number)) or 0.0)
-            return Owner(host=_UNREADABLE, processes="", pid=0, started=claimed, claimed=claimed)
+            claimed = time.time() - (self.store.age(_attempt_key(self.number)) or 0.0)
+            return Owner(host=_UNKNOWN_HOST, processes="", pid=0, started=claimed, claimed=claimed)
 
-    def silence(self) -> float:
+    def silence_s(self) -> float:
         """Return the seconds since its latest heartbeat, or since its claim if it has sent none.
 
         The store's clock counts them. For an attempt in another container of this machine the kernel's count since boot
         does, because both containers read it.
         """
         with suppress(ValidationError):  # no heartbeat yet, or one that was written in part
-            since_boot = _Beat.model_validate_json(self.heartbeat()).since_boot
+            since_boot = _HeartbeatRecord.model_validate_json(self.heartbeat()).since_boot
             owner = self.owner()
-            if processes.boot() in owner.processes.split() and not owner.is_here():
-                return max(0.0, processes.since_boot() - since_boot)
-        ages = (self.store.age(_key(self.number, what)) for what in (".heartbeat", ""))
+            if processes.boot_id() in owner.processes.split() and not owner.is_on_this_machine():
+                return max(0.0, processes.seconds_since_boot() - since_boot)
+        ages = (self.store.age(_attempt_key(self.number, what)) for what in (".heartbeat", ""))
         return next((age for age in ages if age is not None), math.inf)
 
     def heartbeat(self) -> bytes:
         """Return the latest heartbeat as stored; empty before the first. No two heartbeats have the same bytes."""
         try:
-            return self.store.get(_key(self.number, ".heartbeat"))
+            return self.store.get(_attempt_key(self.number, ".heartbeat"))
         except KeyMissing:
             return b""
 
-    def ended(self) -> float | None:
+    def end_time(self) -> float | None:
         """Return when the attempt ended in good order (seconds since 1970, by its machine's clock); None if it has
         not."""
-        key = _key(self.number, ".ended")
+        key = _attempt_key(self.number, ".ended")
         try:
-            return _Time.model_validate_json(self.store.get(key)).time
+            return _TimeRecord.model_validate_json(self.store.get(key)).time
         except KeyMissing:
             return None
         except ValidationError:  # the record is damaged, but exists: its age gives the time
@@ -185,17 +185,17 @@ class Attempt:
     @property
     def key(self) -> str:
         """The object that was written when the attempt was claimed."""
-        return _key(self.number)
+        return _attempt_key(self.number)
 
-    def beat(self, now: float, count: int = 0) -> None:
+    def write_heartbeat(self, now: float, count: int = 0) -> None:
         """Write a heartbeat. `count` makes each heartbeat differ from the previous one, even if the clock stands
         still."""
-        beat = _Beat(time=now, beat=count, since_boot=processes.since_boot())
-        self.store.put(_key(self.number, ".heartbeat"), beat.model_dump_json().encode())
+        beat = _HeartbeatRecord(time=now, beat=count, since_boot=processes.seconds_since_boot())
+        self.store.put(_attempt_key(self.number, ".heartbeat"), beat.model_dump_json().encode())
 
-    def end(self, now: float) -> None:
+    def record_end(self, now: float) -> None:
         """Record that the attempt has ended, so that the next start need not wait for its lease."""
-        self.store.put(_key(self.number, ".ended"), json.dumps({"time": now}).encode())
+        self.store.put(_attempt_key(self.number, ".ended"), json.dumps({"time": now}).encode())
 
 
 @dataclass(frozen=True)
@@ -211,16 +211,16 @@ class UncertainAttempt:
 
     attempt: Attempt
     owner: Owner
-    silence: float
+    silence_s: float
     heartbeat: bytes
 
     @property
-    def sign(self) -> tuple[int, bytes]:
+    def liveness_mark(self) -> tuple[int, bytes]:
         """The attempt's number and latest heartbeat. One of them changes while somebody trains the run."""
         return self.attempt.number, self.heartbeat
 
-    def refusal(self, remedy: str) -> RunIsActive:
-        heard = f"its latest heartbeat is {self.silence:.0f} s old"
+    def active_error(self, remedy: str) -> RunIsActive:
+        heard = f"its latest heartbeat is {self.silence_s:.0f} s old"
         return RunIsActive(f"{_owner_text(self.attempt, self.owner)}; {heard}", remedy=remedy)
 
 
@@ -239,11 +239,11 @@ def claim(
     Raises:
         RunIsActive: the newest attempt is alive or may be alive, or another process claimed one at the same moment.
     """
-    found = try_claim(store, owner or Owner.here(clock()), lease_s=lease_s, clock=clock)
+    found = try_claim(store, owner or Owner.for_this_process(clock()), lease_s=lease_s, clock=clock)
     if isinstance(found, Attempt):
         return found
-    left = max(lease_s - found.silence, 0)
-    raise found.refusal(f"stop it there; if it is dead already, try again in {left:.0f} s")
+    left = max(lease_s - found.silence_s, 0)
+    raise found.active_error(f"stop it there; if it is dead already, try again in {left:.0f} s")
 
 
 def try_claim(
@@ -262,18 +262,18 @@ def try_claim(
     while True:
         newest = newest_attempt(store)
         unsure = _uncertain_attempt(Attempt(store, newest), owner, lease_s) if newest else None
-        if unsure is not None and (dead is None or dead.sign != unsure.sign):
+        if unsure is not None and (dead is None or dead.liveness_mark != unsure.liveness_mark):
             return unsure
         attempt = Attempt(store, newest + 1)
-        if attempt.take(owner.model_copy(update={"claimed": clock()})):
+        if attempt.claim_for(owner.model_copy(update={"claimed": clock()})):
             return attempt
 
 
-def end_all(store: Store, owner: Owner, now: float) -> None:
+def end_newest_attempt(store: Store, owner: Owner, now: float) -> None:
     """Record that the newest attempt has ended if it is `owner`'s, so that the next start need not wait for a lease."""
     newest = newest_attempt(store)
     if newest and Attempt(store, newest).owner().same_process(owner):
-        Attempt(store, newest).end(now)
+        Attempt(store, newest).record_end(now)
 
 
 class Heartbeat:
@@ -299,12 +299,12 @@ class Heartbeat:
     def __exit__(self, *error: object) -> None:
         """End the thread. Wait at most a second for a heartbeat that the store does not answer."""
         self._stop.set()
-        self._thread.join(_LAST_BEAT_S)
+        self._thread.join(_FINAL_HEARTBEAT_WAIT_S)
 
     def _run(self) -> None:
         for count in itertools.count():
             try:
-                self._attempt.beat(self._clock(), count)
+                self._attempt.write_heartbeat(self._clock(), count)
             except StoreError as error:
                 _log.warning("no heartbeat of attempt %d: %s", self._attempt.number, error.problem)
             if self._stop.wait(self._interval):
@@ -317,32 +317,32 @@ def _uncertain_attempt(attempt: Attempt, claimant: Owner, lease_s: float) -> Unc
     Raises RunIsActive: the attempt is certainly alive.
     """
     owner = attempt.owner()
-    if attempt.ended() is not None or owner.same_process(claimant):
+    if attempt.end_time() is not None or owner.same_process(claimant):
         return None
-    if owner.is_here():
+    if owner.is_on_this_machine():
         if owner.is_running():
             raise RunIsActive(
                 _owner_text(attempt, owner), remedy=f"stop it first (kill {owner.pid}) or let it finish"
             )
         return None
-    heartbeat, silence = attempt.heartbeat(), attempt.silence()
+    heartbeat, silence = attempt.heartbeat(), attempt.silence_s()
     return UncertainAttempt(attempt, owner, silence, heartbeat) if silence < lease_s else None
 
 
 def _owner_text(attempt: Attempt, owner: Owner) -> str:
-    where = f"host {owner.host}, process {owner.pid}, since {_date(owner.claimed)}"
+    where = f"host {owner.host}, process {owner.pid}, since {_date_text(owner.claimed)}"
     return f"attempt {attempt.number} of {attempt.store.uri} is running: {where}"
 
 
 def newest_attempt(store: Store) -> int:
     """Return the number of the newest attempt of the run; 0 if the run was never started."""
-    keys = [entry.key.removeprefix(_ROOT).removesuffix(".json") for entry in store.list(_ROOT)]
+    keys = [entry.key.removeprefix(_FOLDER).removesuffix(".json") for entry in store.list(_FOLDER)]
     return max((int(key) for key in keys if key.isdecimal()), default=0)
 
 
-def _key(number: int, what: str = "") -> str:
-    return f"{_ROOT}{number:06d}{what}.json"
+def _attempt_key(number: int, what: str = "") -> str:
+    return f"{_FOLDER}{number:06d}{what}.json"
 
 
-def _date(seconds: float) -> str:
+def _date_text(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))

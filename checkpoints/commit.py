@@ -23,7 +23,7 @@ from checkpoints.layout import (
 from data_service.store.base import Store
 from data_service.store.errors import TRANSIENT, StoreError
 
-_LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy")
+_RECORDED_LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Commit:
         receipts = [RankReceipt.model_validate(answer) for answer in answers]
         manifest = self._manifest(receipts)
         try:
-            wrong = _why_incomplete(manifest, receipts) or self._publish(manifest)
+            wrong = _incompleteness(manifest, receipts) or self._publish(manifest)
         except Superseded as error:
             return {"superseded": [error.problem, error.remedy]}
         except (StoreError, DamagedCheckpoint) as error:
@@ -155,11 +155,11 @@ class Commit:
             return None
         there = decode(self.store.get(key), f"{self.store.uri}/{key}")
         if there.model_copy(update={"created": self.now}) == manifest:
-            return None  # our own manifest is there: the store's answer to its writing was lost
+            return None  # The manifest there is ours: an earlier request wrote it, but its answer was lost.
         return f"{self.store.uri}/{key} exists already, and differs"
 
 
-def _why_incomplete(manifest: CheckpointManifest, receipts: list[RankReceipt]) -> str | None:
+def _incompleteness(manifest: CheckpointManifest, receipts: list[RankReceipt]) -> str | None:
     steps = sorted({receipt.step for receipt in receipts})
     if steps != [manifest.step]:
         return f"the ranks saved different steps: {steps}"
@@ -193,7 +193,7 @@ def outcome_of(step: int, verdict: JsonValue) -> Outcome:
 
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
-    for name in _LIBRARIES:
+    for name in _RECORDED_LIBRARIES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -55,32 +55,32 @@ def gather_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> list[JsonVal
     Raises:
         StoreError, CheckpointError: `work` raised it on some rank. All ranks raise the error of the first such rank.
     """
-    return [_value_or_raise(rank, answer) for rank, answer in enumerate(peers.all_gather(_run_wrapped(work)))]
+    return [_unwrap(rank, answer) for rank, answer in enumerate(peers.all_gather(_try_call(work)))]
 
 
 def first_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> JsonValue:
     """Call `work` on rank 0; return its result on all ranks. Raises as `gather_or_raise`."""
-    return _value_or_raise(0, peers.from_first(_run_wrapped(work) if peers.rank == 0 else None))
+    return _unwrap(0, peers.from_first(_try_call(work) if peers.rank == 0 else None))
 
 
-def _run_wrapped(work: Callable[[], JsonValue]) -> JsonValue:
+def _try_call(work: Callable[[], JsonValue]) -> JsonValue:
     try:
         return {"value": work()}
     except (StoreError, CheckpointError) as error:
-        return {"kind": _kind(error), "problem": error.problem, "remedy": error.remedy}
+        return {"kind": _error_kind(error), "problem": error.problem, "remedy": error.remedy}
 
 
-def _value_or_raise(rank: int, answer: JsonValue) -> JsonValue:
+def _unwrap(rank: int, answer: JsonValue) -> JsonValue:
     match answer:
         case {"value": value}:
             return value
         case {"kind": str(kind), "problem": str(problem), "remedy": str(remedy)}:
-            raise _ERRORS[kind](f"rank {rank}: {problem}", remedy=remedy)
+            raise _ERRORS_BY_KIND[kind](f"rank {rank}: {problem}", remedy=remedy)
         case _:
             raise TypeError(f"rank {rank} sent an answer of an unknown form: {answer!r}")
 
 
-_ERRORS = {
+_ERRORS_BY_KIND = {
     "unavailable": StoreUnavailable,
     "expired": CredentialsExpired,
     "store": StoreError,
@@ -90,6 +90,6 @@ _ERRORS = {
 }
 
 
-def _kind(error: StoreError | CheckpointError) -> str:
-    """Return the name in `_ERRORS` of the first class that fits, so that a caller knows whether to wait for a store."""
-    return next(name for name, kind in _ERRORS.items() if isinstance(error, kind))
+def _error_kind(error: StoreError | CheckpointError) -> str:
+    """Return the name of the error's class in `_ERRORS_BY_KIND`: it tells a caller whether to wait for the store."""
+    return next(name for name, kind in _ERRORS_BY_KIND.items() if isinstance(error, kind))

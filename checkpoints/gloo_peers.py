@@ -28,16 +28,16 @@ class GlooPeers:
         self.world = dist.get_world_size(group)
 
     def all_gather(self, value: JsonValue) -> list[JsonValue]:
-        mine = _text(value)
+        mine = _encode(value)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
         dist.all_gather(lengths, torch.tensor([mine.numel()]), group=self._group)
         longest = int(max(lengths))
         texts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world)]
         dist.all_gather(texts, _pad(mine, longest), group=self._group)
-        return [_value(text[: int(length)]) for text, length in zip(texts, lengths, strict=True)]
+        return [_decode(text[: int(length)]) for text, length in zip(texts, lengths, strict=True)]
 
     def gather_to_first(self, value: JsonValue) -> list[JsonValue]:
-        mine = _text(value)
+        mine = _encode(value)
         longest = torch.tensor([mine.numel()])
         dist.all_reduce(longest, dist.ReduceOp.MAX, group=self._group)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
@@ -45,22 +45,22 @@ class GlooPeers:
         first = self.rank == 0
         dist.gather(torch.tensor([mine.numel()]), lengths if first else None, group=self._group, group_dst=0)
         dist.gather(_pad(mine, int(longest)), texts if first else None, group=self._group, group_dst=0)
-        return [_value(t[: int(length)]) for t, length in zip(texts, lengths, strict=True)] if first else []
+        return [_decode(t[: int(length)]) for t, length in zip(texts, lengths, strict=True)] if first else []
 
     def from_first(self, value: JsonValue) -> JsonValue:
-        mine = _text(value)
+        mine = _encode(value)
         length = torch.tensor([mine.numel()])
         dist.broadcast(length, group=self._group, group_src=0)
         text = mine if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
         dist.broadcast(text, group=self._group, group_src=0)
-        return _value(text)
+        return _decode(text)
 
 
-def _text(value: JsonValue) -> Tensor:
+def _encode(value: JsonValue) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
-def _value(text: Tensor) -> JsonValue:
+def _decode(text: Tensor) -> JsonValue:
     value: JsonValue = json.loads(text.numpy().tobytes())
     return value
 

@@ -14,7 +14,7 @@ import psutil
 
 
 @dataclass(frozen=True)
-class _Files:
+class _CgroupFiles:
     """Where a control group tells its figures.
 
     Attributes:
@@ -29,13 +29,13 @@ class _Files:
     cached: tuple[str, str]
 
 
-_V1 = _Files(
+_CGROUP_V1 = _CgroupFiles(
     "memory",
     "memory.limit_in_bytes",
     "memory.usage_in_bytes",
     ("total_active_file", "total_inactive_file"),
 )
-_V2 = _Files("", "memory.max", "memory.current", ("active_file", "inactive_file"))
+_CGROUP_V2 = _CgroupFiles("", "memory.max", "memory.current", ("active_file", "inactive_file"))
 
 
 def available_memory(process: Path = Path("/proc/self")) -> tuple[int, int]:
@@ -50,13 +50,13 @@ def available_memory(process: Path = Path("/proc/self")) -> tuple[int, int]:
 
 def _limits(process: Path) -> Iterator[tuple[int, int]]:
     """Yield limit and bytes left of each group that has a limit."""
-    for folder, files in _groups(process):
-        limit, used = _number(folder / files.limit), _number(folder / files.used)
+    for folder, files in _cgroup_folders(process):
+        limit, used = _read_number(folder / files.limit), _read_number(folder / files.used)
         if limit is not None and used is not None:
-            yield limit, limit - used + _cache(folder, files)
+            yield limit, limit - used + _page_cache_bytes(folder, files)
 
 
-def _groups(process: Path) -> Iterator[tuple[Path, _Files]]:
+def _cgroup_folders(process: Path) -> Iterator[tuple[Path, _CgroupFiles]]:
     """Yield the folders of the process's control groups and of those above them. A container may see its own group as
     the root, under a path that does not exist there. There are none if the kernel does not tell."""
     try:
@@ -66,8 +66,8 @@ def _groups(process: Path) -> Iterator[tuple[Path, _Files]]:
     paths = dict(line.split(":", 2)[1:] for line in told.splitlines())
     for line in mounts.splitlines():
         _, point, kind, options, *_ = line.split()
-        files = {"cgroup": _V1, "cgroup2": _V2}.get(kind)
-        if files is None or (files is _V1 and "memory" not in options.split(",")):
+        files = {"cgroup": _CGROUP_V1, "cgroup2": _CGROUP_V2}.get(kind)
+        if files is None or (files is _CGROUP_V1 and "memory" not in options.split(",")):
             continue
         own = next((path for names, path in paths.items() if files.controller in names.split(",")), "/")
         root = Path(point)
@@ -75,7 +75,7 @@ def _groups(process: Path) -> Iterator[tuple[Path, _Files]]:
         yield from ((each, files) for each in (folder, *folder.parents) if each.is_relative_to(root))
 
 
-def _number(path: Path) -> int | None:
+def _read_number(path: Path) -> int | None:
     """Return the number in a file; None if there is none, or it says that there is no limit."""
     try:
         return int(path.read_text())
@@ -83,7 +83,7 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _cache(folder: Path, files: _Files) -> int:
+def _page_cache_bytes(folder: Path, files: _CgroupFiles) -> int:
     try:
         lines = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except OSError:

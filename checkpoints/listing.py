@@ -30,15 +30,15 @@ from checkpoints.layout import (
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 
-_PREFIX = f"{ROOT}rewind-"
-_SEALED = "rewind"
-SKIPS = "skips"
+_REWIND_PREFIX = f"{ROOT}rewind-"
+_RECORD_KIND = "rewind"
+SKIPS_KEY = "skips"
 """Key under which a manifest's state holds the skipped ranges of data."""
 
 Span = tuple[int, int, int, int]
 """A range of samples: (phase, epoch, start, stop)."""
 
-_SPANS = TypeAdapter(tuple[Span, ...])
+_SPANS_TYPE = TypeAdapter(tuple[Span, ...])
 
 
 class Rewind(Strict):
@@ -61,7 +61,7 @@ class Rewind(Strict):
     skips: tuple[Span, ...]
 
 
-def record(store: Store, rewind: Rewind, attempt: Attempt) -> None:
+def record_rewind(store: Store, rewind: Rewind, attempt: Attempt) -> None:
     """Store the record of a rewind. The rewind is in effect once this returns.
 
     Raises:
@@ -69,8 +69,8 @@ def record(store: Store, rewind: Rewind, attempt: Attempt) -> None:
         CheckpointError: this attempt has already recorded another rewind.
     """
     attempt.ensure_current()
-    key = f"{_PREFIX}a{rewind.attempt:06d}.json"
-    data = sealed(_SEALED, rewind.model_dump_json().encode())
+    key = f"{_REWIND_PREFIX}a{rewind.attempt:06d}.json"
+    data = sealed(_RECORD_KIND, rewind.model_dump_json().encode())
     if not store.put_if_absent(key, data) and store.get(key) != data:
         raise CheckpointError(
             f"attempt {rewind.attempt} has already recorded a rewind, which differs: {store.uri}/{key}",
@@ -78,28 +78,28 @@ def record(store: Store, rewind: Rewind, attempt: Attempt) -> None:
         )
 
 
-def rewinds(store: Store) -> list[Rewind]:
+def read_rewinds(store: Store) -> list[Rewind]:
     """Return all records, the oldest first.
 
     Raises DamagedCheckpoint: a record cannot be read. Without it the run could continue from a checkpoint that no
     longer counts.
     """
-    return [_read(store, key) for key in sorted(entry.key for entry in store.list(_PREFIX))]
+    return [_read_rewind(store, key) for key in sorted(entry.key for entry in store.list(_REWIND_PREFIX))]
 
 
-def _read(store: Store, key: str) -> Rewind:
+def _read_rewind(store: Store, key: str) -> Rewind:
     data = store.get(key)
-    body = unsealed(_SEALED, data)
+    body = unsealed(_RECORD_KIND, data)
     if body is None:
-        raise _damaged(store, key, "it does not match its own digest")
+        raise _damaged_record(store, key, "it does not match its own digest")
     try:
         return Rewind.model_validate_json(body)
     except ValidationError as error:
         refuse_newer(body, f"{store.uri}/{key}", error)
-        raise _damaged(store, key, first_problem(error)) from error
+        raise _damaged_record(store, key, first_problem(error)) from error
 
 
-def _damaged(store: Store, key: str, reason: str) -> DamagedCheckpoint:
+def _damaged_record(store: Store, key: str, reason: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(
         f"{store.uri}/{key} cannot be read: {reason}",
         remedy="restore it from a copy. It records that the run went back; without it the checkpoints that were "
@@ -107,14 +107,14 @@ def _damaged(store: Store, key: str, reason: str) -> DamagedCheckpoint:
     )
 
 
-def left_behind(mark: CheckpointName, gone_back: Sequence[Rewind]) -> bool:
+def is_abandoned(mark: CheckpointName, gone_back: Sequence[Rewind]) -> bool:
     """Return whether a rewind has abandoned this checkpoint: the run returned to an earlier one."""
     return any(
         mark.attempt <= rewind.attempt and (rewind.to is None or mark > rewind.to) for rewind in gone_back
     )
 
 
-def skips(manifest: CheckpointManifest | None, gone_back: Sequence[Rewind]) -> tuple[Span, ...]:
+def skipped_ranges(manifest: CheckpointManifest | None, gone_back: Sequence[Rewind]) -> tuple[Span, ...]:
     """Return the ranges of data that a run skips if it continues from the checkpoint of `manifest`, or from step 0 if
     None.
 
@@ -124,7 +124,7 @@ def skips(manifest: CheckpointManifest | None, gone_back: Sequence[Rewind]) -> t
     if gone_back and gone_back[-1].attempt >= made_by:
         return gone_back[-1].skips
     try:
-        return _SPANS.validate_python(manifest.state.get(SKIPS, []) if manifest else [])
+        return _SPANS_TYPE.validate_python(manifest.state.get(SKIPS_KEY, []) if manifest else [])
     except ValidationError as error:
         raise DamagedCheckpoint(
             f"the list of skipped data in a checkpoint of attempt {made_by} cannot be read: {first_problem(error)}",
@@ -171,7 +171,7 @@ class CheckpointRow:
     problem: str | None
 
 
-def folders(store: Store) -> list[CheckpointFolder]:
+def list_folders(store: Store) -> list[CheckpointFolder]:
     """Return the folders of all checkpoints, committed or not, newest first, from one listing of the store."""
     sizes: dict[CheckpointName, dict[str, int]] = {}
     for entry in store.list(ROOT):
@@ -181,11 +181,11 @@ def folders(store: Store) -> list[CheckpointFolder]:
     return [CheckpointFolder(mark, sizes[mark]) for mark in sorted(sizes, reverse=True)]
 
 
-def committed(store: Store) -> list[CheckpointName]:
+def list_committed(store: Store) -> list[CheckpointName]:
     """Return the checkpoints that have a manifest, newest first, without those that a rewind abandoned."""
-    gone_back = rewinds(store)
-    marks = [folder.mark for folder in folders(store) if folder.committed]
-    return [mark for mark in marks if not left_behind(mark, gone_back)]
+    gone_back = read_rewinds(store)
+    marks = [folder.mark for folder in list_folders(store) if folder.committed]
+    return [mark for mark in marks if not is_abandoned(mark, gone_back)]
 
 
 def read_manifest(store: Store, mark: CheckpointName) -> CheckpointManifest:
@@ -209,12 +209,12 @@ def read_manifest(store: Store, mark: CheckpointName) -> CheckpointManifest:
     return manifest
 
 
-def rows(store: Store) -> list[CheckpointRow]:
+def checkpoint_rows(store: Store) -> list[CheckpointRow]:
     """Return a row for each committed checkpoint of the run, newest first."""
     found = []
-    gone_back = rewinds(store)
+    gone_back = read_rewinds(store)
     lineage: tuple[LineageSegment, ...] | None = None
-    for folder in folders(store):
+    for folder in list_folders(store):
         if not folder.committed:
             continue
         mark, size = folder.mark, sum(folder.sizes.values())
@@ -233,10 +233,10 @@ def rows(store: Store) -> list[CheckpointRow]:
                 )
             )
             continue
-        abandoned = left_behind(mark, gone_back)
+        abandoned = is_abandoned(mark, gone_back)
         if not abandoned:
             lineage = lineage or manifest.lineage
-            abandoned = not on(lineage, mark)
+            abandoned = not is_on_lineage(lineage, mark)
         found.append(
             CheckpointRow(
                 step=mark.step,
@@ -251,7 +251,7 @@ def rows(store: Store) -> list[CheckpointRow]:
     return found
 
 
-def on(lineage: tuple[LineageSegment, ...], mark: CheckpointName) -> bool:
+def is_on_lineage(lineage: tuple[LineageSegment, ...], mark: CheckpointName) -> bool:
     """Return whether the checkpoint is part of the history `lineage`.
 
     Both ends of a segment count. Only at the run's first step does an attempt commit at the step where it began; then

@@ -21,10 +21,10 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from checkpoints.layout import ITEM, CheckpointManifest, StoredRange, uncovered
-from checkpoints.memory_slots import HEAD, Common, Slot, SlotDescription
+from checkpoints.memory_slots import HEADER_BYTES, Common, Slot, SlotDescription
 from encoder_core.train.zero_state import Fragment
 
-_COPY_S = 60.0  # longest time that a live keeper takes to copy a set
+_KEEPER_TIMEOUT_S = 60.0  # longest time that a live keeper takes to copy a set
 ReadBytes = Callable[[int, int], Any]
 """Function from the first and the last offset in a set's body to a buffer with the bytes between."""
 
@@ -41,8 +41,8 @@ class Keeper(Protocol):
     ranks: int
 
     def completed(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
-        """Note that the rank has completed its set number `count`, from 1, in one of these slots of this process. They
-        are told each time, because a keeper that has died begins anew."""
+        """Note that the rank has completed its set number `count`, from 1, in one of these slots of this process. All
+        slots are named each time, because a restarted keeper knows none."""
         ...
 
     def drop(self) -> None:
@@ -78,14 +78,14 @@ class MemoryWriter:
     @property
     def ready(self) -> bool:
         """Whether the next set can be written: another node has a copy of the newest, if one is to have it. A keeper
-        that takes longer than `_COPY_S` seconds has died; if not, it notices that its copy is torn."""
+        that takes longer than `_KEEPER_TIMEOUT_S` seconds has died; if not, it notices that its copy is torn."""
         now = time.monotonic()
         if any(slot.dropped for slot in self._slots):
             self.failure = "another rank's machine has no memory for copies of the state"
             self.close()
-        if not any(slot.alone for slot in self._slots):
+        if not any(slot.awaits_copy for slot in self._slots):
             self._copied_at = now
-        return self.failure is None and (self._copied_at == now or now - self._copied_at > _COPY_S)
+        return self.failure is None and (self._copied_at == now or now - self._copied_at > _KEEPER_TIMEOUT_S)
 
     def write(self, step: int, fragments: Iterable[Fragment], common: Common | None) -> int | None:
         """Copy this rank's fragments of the state after `step` steps; return their bytes. The caller may change them
@@ -107,15 +107,15 @@ class MemoryWriter:
         )
         description = told.model_dump_json().encode()
         try:
-            slot = self._slot(body, len(description))
+            slot = self._slot_for(body, len(description))
         except OSError as error:
             self.failure = error.strerror or str(error)
             self.close()
             self._keeper.drop()
             return None
-        slot.open()
+        slot.begin_set()
         _copy(held, slot, body)
-        slot.close_set(step, body, description, alone=self._keeper.shares)
+        slot.complete_set(step, body, description, alone=self._keeper.shares)
         self._count += 1
         self._keeper.completed(self._rank, self._count, self._slots)
         return body
@@ -126,15 +126,15 @@ class MemoryWriter:
             slot.close()
         self._slots = []
 
-    def _slot(self, body: int, description: int) -> Slot:
-        """Return the slot for the next set. Both are made anew if they are too small: rows of a later phase may be
-        longer, and so the memory of earlier rows larger; more records may wait for the store. What the ranks of this
-        node take for a save, which may be later, is left to them."""
+    def _slot_for(self, body: int, description: int) -> Slot:
+        """Return the slot for the next set. Both slots are replaced if they are too small: longer rows of a later phase
+        enlarge XLNet's cache, and more step records may wait for the store. Memory that the ranks of this node need
+        for a save stays free."""
         if not self._slots or not self._slots[0].fits(body, description):
             self.close()
             self._count, left = 0, self._keeper.ranks * body
             for _ in range(2):
-                self._slots.append(Slot.make(body, 2 * description, left=left))
+                self._slots.append(Slot.create(body, 2 * description, left=left))
         return self._slots[self._count % 2]
 
 
@@ -157,7 +157,7 @@ def _layout(fragments: Sequence[Fragment], rank: int) -> tuple[tuple[StoredRange
 def _copy(fragments: Sequence[Fragment], slot: Slot, body: int) -> None:
     """Copy the tensors to a slot's body. On a GPU, training waits for its copies."""
     target: Float32[Tensor, " elements"]
-    target = torch.frombuffer(slot.data, dtype=torch.float32, offset=HEAD, count=body // ITEM)
+    target = torch.frombuffer(slot.data, dtype=torch.float32, offset=HEADER_BYTES, count=body // ITEM)
     end, on_gpu = 0, False
     for fragment in fragments:
         for tensor in fragment.tensors.values():
@@ -168,29 +168,29 @@ def _copy(fragments: Sequence[Fragment], slot: Slot, body: int) -> None:
 
 
 @dataclass(frozen=True)
-class Offer:
+class SetOffer:
     """A set that some keeper holds. `place`: what its reader needs to find it."""
 
     description: SlotDescription
     place: Any
 
 
-def newest_complete(offers: Iterable[Offer], recipe: str) -> list[Offer] | None:
+def newest_sets(offers: Iterable[SetOffer], recipe: str) -> list[SetOffer] | None:
     """Return the sets of the newest step of which the set of every rank is offered, in rank order; None if there is no
     such step. Sets of another recipe are passed over."""
-    found: dict[tuple[int, int, int], dict[int, Offer]] = {}
+    found: dict[tuple[int, int, int], dict[int, SetOffer]] = {}
     for offer in offers:
         told = offer.description
         if told.recipe == recipe:
             found.setdefault((told.attempt, told.step, told.world), {}).setdefault(told.rank, offer)
     for (_, _, world), sets in sorted(found.items(), reverse=True):
         whole = [sets[rank] for rank in sorted(sets)]
-        if len(whole) == world and _covers([offer.description for offer in whole]):
+        if len(whole) == world and _covers_all_elements([offer.description for offer in whole]):
             return whole
     return None
 
 
-def _covers(sets: Sequence[SlotDescription]) -> bool:
+def _covers_all_elements(sets: Sequence[SlotDescription]) -> bool:
     return sets[0].common is not None and not uncovered(manifest_of(sets))
 
 

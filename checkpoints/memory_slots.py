@@ -29,14 +29,14 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from checkpoints.host_memory import available_memory
 from checkpoints.layout import Count, LineageSegment, Shape, StoredRange
 
-HEAD = 64
-_SEAL, _BODY, _TOLD, _ALONE, _DIGEST = 0, 8, 16, 24, 32
+HEADER_BYTES = 64
+_SEAL_AT, _BODY_BYTES_AT, _TEXT_BYTES_AT, _COPY_STATE_AT, _DIGEST_AT = 0, 8, 16, 24, 32
 _SPARE_BYTES = 1 << 16  # bytes that a description may grow from one set to the next
-_RESERVED_BYTES = 64 << 20  # bytes that are reserved at a time
-LEFT = 0.1
+_RESERVATION_STEP_BYTES = 64 << 20  # bytes that are reserved at a time
+FREE_SHARE = 0.1
 """Share of the memory that copies leave to all else. The kernel does not refuse memory: it kills a process, most likely
 a rank. Ray does so when 5 % are left."""
-_WAITS, _REFUSED, _DROPPED = 1, 2, 3
+_COPY_AWAITED, _COPY_REFUSED, _SETS_DROPPED = 1, 2, 3  # values of the number at `_COPY_STATE_AT`
 
 
 class Common(BaseModel):
@@ -96,30 +96,30 @@ class Slot:
         about = os.fstat(descriptor)
         self.size, self.inode = about.st_size, about.st_ino
         self.data = mmap.mmap(descriptor, self.size)
-        self._close = finalize(self, os.close, descriptor)  # also if nobody closes the slot
+        self._close = finalize(self, os.close, descriptor)  # closes the file even if nobody closes the slot
 
     @classmethod
-    def make(cls, body: int, description: int, *, left: int = 0) -> "Slot":
+    def create(cls, body: int, description: int, *, left: int = 0) -> "Slot":
         """Return a new slot for so many bytes. The memory is reserved at once, so that no later write fails. Raises
-        OSError if less than a tenth of the memory (`LEFT`), and `left` bytes, would remain."""
+        OSError if less than a tenth of the memory (`FREE_SHARE`), and `left` bytes, would remain."""
         descriptor = os.memfd_create("maskfleet-state", os.MFD_CLOEXEC)
         try:
-            _reserve(descriptor, HEAD + body + description + _SPARE_BYTES, left)
+            _reserve(descriptor, HEADER_BYTES + body + description + _SPARE_BYTES, left)
             return cls(descriptor)
         except OSError:
             os.close(descriptor)
             raise
 
     @classmethod
-    def of_process(cls, pid: int, descriptor: int) -> "Slot":
+    def open_of_process(cls, pid: int, descriptor: int) -> "Slot":
         """Return the slot that another process of this user and node has open as `descriptor`. Raises OSError if the
         process has ended."""
         return cls(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
 
     def fits(self, body: int, description: int) -> bool:
-        return HEAD + body + description <= self.size
+        return HEADER_BYTES + body + description <= self.size
 
-    def mapped(self) -> memoryview:
+    def map_and_close(self) -> memoryview:
         """Return all bytes of the file, and close the file. It stays mapped as long as the view lives."""
         self._close()
         return memoryview(self.data)
@@ -133,62 +133,62 @@ class Slot:
     @property
     def seal(self) -> int:
         """The step of the complete set, plus 1; 0 if the slot holds none."""
-        return self._number(_SEAL)
+        return self._read_number(_SEAL_AT)
 
     @property
     def identity(self) -> tuple[int, bytes]:
         """The seal and the digest of the description, by which sets of one step but of different attempts differ."""
-        return self.seal, bytes(self.data[_DIGEST:HEAD])
+        return self.seal, bytes(self.data[_DIGEST_AT:HEADER_BYTES])
 
     @property
-    def alone(self) -> bool:
+    def awaits_copy(self) -> bool:
         """Whether another node is to have a copy of the set, and has none yet."""
-        return self._number(_ALONE) == _WAITS
+        return self._read_number(_COPY_STATE_AT) == _COPY_AWAITED
 
-    def mark_alone(self, alone: bool) -> None:
-        self._write(_ALONE, _WAITS if alone else 0)
+    def mark_awaits_copy(self, alone: bool) -> None:
+        self._write_number(_COPY_STATE_AT, _COPY_AWAITED if alone else 0)
 
     @property
     def refused(self) -> bool:
         """Whether the node that is to have a copy of the set has no memory for it."""
-        return self._number(_ALONE) == _REFUSED
+        return self._read_number(_COPY_STATE_AT) == _COPY_REFUSED
 
     def mark_refused(self) -> None:
-        self._write(_ALONE, _REFUSED)
+        self._write_number(_COPY_STATE_AT, _COPY_REFUSED)
 
     @property
     def dropped(self) -> bool:
         """Whether the keepers have dropped all sets, because some machine has no memory for them."""
-        return self._number(_ALONE) == _DROPPED
+        return self._read_number(_COPY_STATE_AT) == _SETS_DROPPED
 
     def mark_dropped(self) -> None:
-        self._write(_ALONE, _DROPPED)
+        self._write_number(_COPY_STATE_AT, _SETS_DROPPED)
 
-    def open(self) -> None:
+    def begin_set(self) -> None:
         """Begin to write a set: from here on the slot holds none."""
-        self._write(_SEAL, 0)
+        self._write_number(_SEAL_AT, 0)
 
-    def close_set(self, step: int, body: int, description: bytes, *, alone: bool = False) -> None:
+    def complete_set(self, step: int, body: int, description: bytes, *, alone: bool = False) -> None:
         """Complete the set of `step`, whose `body` bytes have been written. `alone`: whether another node is to have a
         copy of it."""
-        self.data[HEAD + body : HEAD + body + len(description)] = description
-        self._write(_BODY, body)
-        self._write(_TOLD, len(description))
-        self.data[_DIGEST:HEAD] = hashlib.sha256(description).digest()
-        self.mark_alone(alone)
-        self._write(_SEAL, step + 1)
+        self.data[HEADER_BYTES + body : HEADER_BYTES + body + len(description)] = description
+        self._write_number(_BODY_BYTES_AT, body)
+        self._write_number(_TEXT_BYTES_AT, len(description))
+        self.data[_DIGEST_AT:HEADER_BYTES] = hashlib.sha256(description).digest()
+        self.mark_awaits_copy(alone)
+        self._write_number(_SEAL_AT, step + 1)
 
-    def seal_copy(self, seal: int) -> None:
+    def complete_copied_set(self, seal: int) -> None:
         """Complete a set whose bytes after the seal were copied from another slot with this `seal`."""
-        self._write(_SEAL, seal)
+        self._write_number(_SEAL_AT, seal)
 
-    def described(self) -> SlotDescription | None:
+    def read_description(self) -> SlotDescription | None:
         """Return the description of the complete set; None if the slot holds none, or was written to meanwhile."""
-        before, body, size = self.seal, self._number(_BODY), self._number(_TOLD)
-        if not before or HEAD + body + size > self.size:
+        before, body, size = (self.seal, self._read_number(_BODY_BYTES_AT), self._read_number(_TEXT_BYTES_AT))
+        if not before or HEADER_BYTES + body + size > self.size:
             return None
-        text = self.data[HEAD + body : HEAD + body + size]
-        if hashlib.sha256(text).digest() != self.data[_DIGEST:HEAD] or self.seal != before:
+        text = self.data[HEADER_BYTES + body : HEADER_BYTES + body + size]
+        if hashlib.sha256(text).digest() != self.data[_DIGEST_AT:HEADER_BYTES] or self.seal != before:
             return None
         try:
             found = SlotDescription.model_validate_json(text)
@@ -197,28 +197,28 @@ class Slot:
         return found if found.step + 1 == before else None
 
     @property
-    def used(self) -> int:
+    def set_bytes(self) -> int:
         """The bytes of the file that the set takes."""
-        return HEAD + self._number(_BODY) + self._number(_TOLD)
+        return HEADER_BYTES + self._read_number(_BODY_BYTES_AT) + self._read_number(_TEXT_BYTES_AT)
 
-    def _number(self, at: int) -> int:
+    def _read_number(self, at: int) -> int:
         number: int = struct.unpack_from("<Q", self.data, at)[0]
         return number
 
-    def _write(self, at: int, number: int) -> None:
+    def _write_number(self, at: int, number: int) -> None:
         # On a closed slot this raises ValueError, as reading does; `pack_into` would raise TypeError.
         self.data[at : at + 8] = struct.pack("<Q", number)
 
 
 def _reserve(descriptor: int, size: int, left: int) -> None:
     """Reserve a file's memory part by part, so that ranks that do so at the same time see what the others take."""
-    for start in range(0, size, _RESERVED_BYTES):
-        part = min(_RESERVED_BYTES, size - start)
+    for start in range(0, size, _RESERVATION_STEP_BYTES):
+        part = min(_RESERVATION_STEP_BYTES, size - start)
         available, total = available_memory()
-        if available - part < LEFT * total + left:
+        if available - part < FREE_SHARE * total + left:
             raise OSError(
                 errno.ENOMEM,
                 f"a set takes {size:,} bytes, of which {start:,} are reserved; {available:,} of the {total:,} bytes of "
-                f"memory are left, of which copies leave {LEFT:.0%} and {left:,} bytes for saves",
+                f"memory are left, of which copies leave {FREE_SHARE:.0%} and {left:,} bytes for saves",
             )
         os.posix_fallocate(descriptor, start, part)

@@ -7,12 +7,12 @@ from pydantic import JsonValue, TypeAdapter
 from checkpoints.errors import DamagedCheckpoint, NoGoodCheckpoint
 from checkpoints.gather import Peers, first_or_raise, gather_or_raise
 from checkpoints.layout import CheckpointManifest, CheckpointName
-from checkpoints.listing import committed, read_manifest
+from checkpoints.listing import list_committed, read_manifest
 from checkpoints.verify import verify_files
 from data_service.store.base import Store
 
-_MARKS = TypeAdapter(list[tuple[int, int]])
-_PROBLEMS = TypeAdapter(list[list[str]])
+_MARKS_TYPE = TypeAdapter(list[tuple[int, int]])
+_PROBLEMS_TYPE = TypeAdapter(list[list[str]])
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ def newest_good(store: Store, peers: Peers, *, full: bool = True) -> GoodCheckpo
             not continue from an older one.
         StoreError: the store did not answer on some rank. All ranks raise it, so none is left waiting.
     """
-    marks = first_or_raise(peers, lambda: _marks(store))
+    marks = first_or_raise(peers, lambda: _list_marks(store))
     passed_over: list[str] = []
-    for attempt, step in _MARKS.validate_python(marks):
+    for attempt, step in _MARKS_TYPE.validate_python(marks):
         mark = CheckpointName(attempt, step)
-        manifest, wrong = _manifest_together(store, mark, peers)
+        manifest, wrong = _read_manifest_once(store, mark, peers)
         if manifest is not None:
-            wrong = _verify_together(store, manifest, peers, full)
+            wrong = _verify_on_all_ranks(store, manifest, peers, full)
             if not wrong:
                 return GoodCheckpoint(manifest, tuple(passed_over))
         passed_over.append(f"step {step} (attempt {attempt}): {'; '.join(wrong)}")
@@ -58,11 +58,11 @@ def newest_good(store: Store, peers: Peers, *, full: bool = True) -> GoodCheckpo
     )
 
 
-def _marks(store: Store) -> JsonValue:
-    return [[mark.attempt, mark.step] for mark in committed(store)]
+def _list_marks(store: Store) -> JsonValue:
+    return [[mark.attempt, mark.step] for mark in list_committed(store)]
 
 
-def _manifest_together(
+def _read_manifest_once(
     store: Store, mark: CheckpointName, peers: Peers
 ) -> tuple[CheckpointManifest | None, list[str]]:
     """Read the manifest on rank 0; return it on all ranks, or None and its problems."""
@@ -77,7 +77,7 @@ def _manifest_together(
     return (None, [answer]) if isinstance(answer, str) else (CheckpointManifest.model_validate(answer), [])
 
 
-def _verify_together(store: Store, manifest: CheckpointManifest, peers: Peers, full: bool) -> list[str]:
+def _verify_on_all_ranks(store: Store, manifest: CheckpointManifest, peers: Peers, full: bool) -> list[str]:
     share = manifest.files[peers.rank :: peers.world]
     answers = gather_or_raise(peers, lambda: list(verify_files(store, manifest, share, full=full)))
-    return [problem for answer in _PROBLEMS.validate_python(answers) for problem in answer]
+    return [problem for answer in _PROBLEMS_TYPE.validate_python(answers) for problem in answer]

@@ -22,7 +22,7 @@ from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 
 _log = logging.getLogger(__name__)
-_KEY = "attempts/stop.json"
+_STOP_KEY = "attempts/stop.json"
 _POLL_S = 2.0
 
 
@@ -46,7 +46,7 @@ class Presence:
     state: Literal["running", "ended", "dead"]
 
 
-def presence(store: Store, now: float) -> Presence | None:
+def read_presence(store: Store, now: float) -> Presence | None:
     """Return the state of the newest attempt; None if the run was never started.
 
     `now`: our time in seconds since 1970. It only converts ages into times.
@@ -55,11 +55,11 @@ def presence(store: Store, now: float) -> Presence | None:
     if not number:
         return None
     attempt = Attempt(store, number)
-    owner, ended, silence = attempt.owner(), attempt.ended(), attempt.silence()
+    owner, ended, silence = attempt.owner(), attempt.end_time(), attempt.silence_s()
     heard = now - silence
     if ended is not None:
         return Presence(number, owner, heard, ended, "ended")
-    alive = owner.is_running() if owner.is_here() else silence < LEASE_S
+    alive = owner.is_running() if owner.is_on_this_machine() else silence < LEASE_S
     return Presence(number, owner, heard, None, "running" if alive else "dead")
 
 
@@ -83,20 +83,20 @@ class StopRequest(BaseModel):
 
 def request_stop(store: Store, request: StopRequest) -> None:
     """Store the request. It replaces an earlier one."""
-    store.put(_KEY, request.model_dump_json().encode())
+    store.put(_STOP_KEY, request.model_dump_json().encode())
 
 
-def stop_requested(store: Store, first: int) -> StopRequest | None:
+def find_stop_request(store: Store, first: int) -> StopRequest | None:
     """Return the request that applies to a command whose first attempt is `first`; None if there is none.
 
     A request that cannot be read is ignored with a warning, because it is not known which attempt it names.
     """
     try:
-        request = StopRequest.model_validate_json(store.get(_KEY))
+        request = StopRequest.model_validate_json(store.get(_STOP_KEY))
     except KeyMissing:
         return None
     except ValidationError:
-        _log.warning("the request to stop in %s/%s cannot be read: make it again", store.uri, _KEY)
+        _log.warning("the request to stop in %s/%s cannot be read: make it again", store.uri, _STOP_KEY)
         return None
     return request if request.attempt >= first else None
 
@@ -140,8 +140,8 @@ def await_claim(
         if seen is None:
             seen = found
             note(_waiting_text(found))
-        if found.sign != seen.sign:
-            raise found.refusal(
+        if found.liveness_mark != seen.liveness_mark:
+            raise found.active_error(
                 f"it is alive: stop it first (maskfleet runs stop {shell_word(store.uri)}) or let it finish"
             )
         stopped.wait(_POLL_S)
@@ -149,8 +149,8 @@ def await_claim(
 
 
 def _waiting_text(found: UncertainAttempt) -> str:
-    left, who = max(LEASE_S - found.silence, 0), f"attempt {found.attempt.number} on {found.owner.host}"
+    left, who = max(LEASE_S - found.silence_s, 0), f"attempt {found.attempt.number} on {found.owner.host}"
     return (
-        f"{who} has not ended, and its latest heartbeat is {found.silence:.0f} s old: "
+        f"{who} has not ended, and its latest heartbeat is {found.silence_s:.0f} s old: "
         f"waiting {left:.0f} s at most, to see whether it is alive"
     )

@@ -16,14 +16,21 @@ from dataclasses import dataclass
 from checkpoints.attempt import Attempt
 from checkpoints.errors import DamagedCheckpoint, NewerFormat
 from checkpoints.layout import CheckpointManifest, CheckpointName, LineageSegment
-from checkpoints.listing import CheckpointFolder, folders, left_behind, on, read_manifest, rewinds
+from checkpoints.listing import (
+    CheckpointFolder,
+    is_abandoned,
+    is_on_lineage,
+    list_folders,
+    read_manifest,
+    read_rewinds,
+)
 from checkpoints.verify import verify
 from data_service.store.base import Store
 
 _log = logging.getLogger(__name__)
 
-_SPARED = "no checkpoint is deleted, because the newest one cannot be read: %s"
-_THREADS = 8
+_NOTHING_DELETED = "no checkpoint is deleted, because the newest one cannot be read: %s"
+_REQUESTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -61,10 +68,10 @@ def expired(
 
     Checkpoints that are not on the lineage were abandoned when the run continued from an earlier one.
     """
-    history = sorted((mark for mark in marks if on(lineage, mark)), reverse=True)
+    history = sorted((mark for mark in marks if is_on_lineage(lineage, mark)), reverse=True)
     kept = set(history[: max(keep_last, 1)])
     if keep_every:
-        # The lowest step of each interval stays, since it is set last.
+        # `history` is newest first, so the lowest step of each interval is set last and stays.
         first_of = {mark.step // keep_every: mark for mark in history}
         kept |= {mark for multiple, mark in first_of.items() if multiple > 0}
     if way_back is not None:
@@ -98,16 +105,16 @@ def tidy(
         DamagedCheckpoint: the record of a rewind cannot be read; nothing is deleted.
         StoreError: the store does not answer; a later call continues the deletion.
     """
-    found, gone_back = folders(store), rewinds(store)
+    found, gone_back = list_folders(store), read_rewinds(store)
     marks = [folder.mark for folder in found if folder.committed]
-    counting = [mark for mark in marks if not left_behind(mark, gone_back)]
-    newest = _newest(store, counting[0]) if counting else None
+    counting = [mark for mark in marks if not is_abandoned(mark, gone_back)]
+    newest = _read_newest_manifest(store, counting[0]) if counting else None
     if newest is None:
         return TidyReport((), 0, proven)
     gone = expired(marks, newest.lineage, keep_last=keep_last, keep_every=keep_every, way_back=way_back)
     gone = [mark for mark in gone if not _is_newer(store, mark)]
     proven = proven.intersection(marks)
-    if gone and proven.isdisjoint(_newest_kept(counting, gone, keep_last)):
+    if gone and proven.isdisjoint(_fallback_checkpoints(counting, gone, keep_last)):
         if not _is_good(store, newest, full=True):
             return TidyReport((), 0, proven)
         proven |= {newest.mark}
@@ -119,12 +126,12 @@ def tidy(
     return TidyReport(tuple(gone), sweep(store, attempt), proven.difference(gone))
 
 
-def _newest(store: Store, mark: CheckpointName) -> CheckpointManifest | None:
+def _read_newest_manifest(store: Store, mark: CheckpointName) -> CheckpointManifest | None:
     """Return the manifest of the newest checkpoint; None, with a warning, if it is damaged or files are missing."""
     try:
         newest = read_manifest(store, mark)
     except (DamagedCheckpoint, NewerFormat) as error:
-        _log.warning(_SPARED, error.problem)
+        _log.warning(_NOTHING_DELETED, error.problem)
         return None
     return newest if _is_good(store, newest, full=False) else None
 
@@ -143,11 +150,11 @@ def _is_newer(store: Store, mark: CheckpointName) -> bool:
 def _is_good(store: Store, manifest: CheckpointManifest, *, full: bool) -> bool:
     problems = verify(store, manifest, full=full)
     if problems:
-        _log.warning(_SPARED, "; ".join(problems))
+        _log.warning(_NOTHING_DELETED, "; ".join(problems))
     return not problems
 
 
-def _newest_kept(
+def _fallback_checkpoints(
     marks: Sequence[CheckpointName], gone: Sequence[CheckpointName], keep_last: int
 ) -> list[CheckpointName]:
     """Return those of `marks`, newest first, from which the run would continue if newer ones were damaged."""
@@ -160,22 +167,22 @@ def sweep(store: Store, attempt: Attempt) -> int:
 
     Files of steps after this attempt's newest commit are kept, because this attempt may still be writing them.
     """
-    found = folders(store)
+    found = list_folders(store)
     own = [folder.mark.step for folder in found if folder.committed and folder.mark.attempt == attempt.number]
     reached = max(own, default=-1)
-    over = [folder for folder in found if not folder.committed and _is_over(folder, attempt, reached)]
+    over = [folder for folder in found if not folder.committed and _is_orphan(folder, attempt, reached)]
     attempt.ensure_current()
     for folder in over:
         _delete(store, folder.sizes)
-    store.remove_leftovers("", before=attempt.key)  # older leftovers are those of earlier attempts
+    store.remove_leftovers("", before=attempt.key)  # those from before its claim are earlier attempts'
     return sum(len(folder.sizes) for folder in over)
 
 
-def _is_over(folder: CheckpointFolder, attempt: Attempt, reached: int) -> bool:
+def _is_orphan(folder: CheckpointFolder, attempt: Attempt, reached: int) -> bool:
     writer = folder.mark.attempt
     return writer < attempt.number or (writer == attempt.number and folder.mark.step < reached)
 
 
 def _delete(store: Store, keys: Iterable[str]) -> None:
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
         list(pool.map(store.delete, keys))

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, NewerFormat
 from checkpoints.layout import CheckpointManifest, CheckpointName, File, LineageSegment, encode, problems
-from checkpoints.listing import committed, read_manifest
-from data_service.processes import temporary_place
+from checkpoints.listing import list_committed, read_manifest
+from data_service.processes import temporary_root
 from data_service.store.base import Store, read_verified
 from data_service.store.errors import KeyMissing, OutOfSpace, Truncated
 
-_THREADS = 8  # requests at once: object stores answer one in tens of milliseconds
+_REQUESTS_AT_ONCE = 8  # requests at once: object stores answer one in tens of milliseconds
 
 
 def read_chunk(store: Store, file: File, index: int) -> bytes:
@@ -67,7 +67,7 @@ def verify_all(
         begin: function that is called before each checkpoint with its step and its size in bytes. It returns the
             function to report progress to.
     """
-    for mark in committed(store):
+    for mark in list_committed(store):
         try:
             manifest = read_manifest(store, mark)
             report = begin(mark.step, sum(file.size for file in manifest.files))
@@ -103,11 +103,11 @@ def verify_files(
         elif sizes[file.key] != file.size:
             wrong.append(f"{where} has {sizes[file.key]} bytes instead of {file.size}")
         elif full:
-            wrong += _damaged(store, file, report)
+            wrong += _damaged_chunks(store, file, report)
     return wrong
 
 
-def _damaged(store: Store, file: File, report: ReportBytes) -> list[str]:
+def _damaged_chunks(store: Store, file: File, report: ReportBytes) -> list[str]:
     def check(index: int) -> str | None:
         try:
             read_chunk(store, file, index)
@@ -117,11 +117,11 @@ def _damaged(store: Store, file: File, report: ReportBytes) -> list[str]:
             report(min(file.chunk, file.size - index * file.chunk))
         return None
 
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
         return [problem for problem in pool.map(check, range(len(file.hashes))) if problem is not None]
 
 
-BEFORE = 0  # attempt number of a copied checkpoint: below every attempt of the run
+COPIED_ATTEMPT = 0  # attempt number of a copied checkpoint: below every attempt of the run
 _FILES_AT_ONCE = 4  # files copied at the same time; each needs its size in the temporary folder
 
 
@@ -130,8 +130,8 @@ def copy_checkpoint(
 ) -> CheckpointManifest:
     """Copy a checkpoint of the run in `source` into the run in `target`, as its first one; return the new manifest.
 
-    The copy belongs to attempt `BEFORE`. As in any save, the manifest is written last, so an interrupted copy may be
-    repeated.
+    The copy belongs to attempt `COPIED_ATTEMPT`. As in any save, the manifest is written last, so an interrupted copy
+    may be repeated.
 
     Args:
         source: store of the run that has the checkpoint.
@@ -145,19 +145,20 @@ def copy_checkpoint(
         OutOfSpace: the temporary folder or a store is full.
         StoreError: a store does not answer.
     """
-    mark = CheckpointName(BEFORE, manifest.step)
+    mark = CheckpointName(COPIED_ATTEMPT, manifest.step)
     files = tuple(
         file.model_copy(update={"key": mark.file(rank)}) for rank, file in enumerate(manifest.files)
     )
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
         list(
             pool.map(
-                lambda pair: _copy(source, pair[0], target, pair[1]), zip(manifest.files, files, strict=True)
+                lambda pair: _copy_file(source, pair[0], target, pair[1]),
+                zip(manifest.files, files, strict=True),
             )
         )
-    lineage = (LineageSegment(attempt=BEFORE, start=0, stop=manifest.step),)
+    lineage = (LineageSegment(attempt=COPIED_ATTEMPT, start=0, stop=manifest.step),)
     copied = manifest.model_copy(
-        update={"attempt": BEFORE, "files": files, "lineage": lineage, "created": now}
+        update={"attempt": COPIED_ATTEMPT, "files": files, "lineage": lineage, "created": now}
     )
     wrong = verify(target, copied)
     if wrong:
@@ -175,9 +176,9 @@ def copy_checkpoint(
     return copied
 
 
-def _copy(source: Store, file: File, target: Store, to: File) -> None:
+def _copy_file(source: Store, file: File, target: Store, to: File) -> None:
     """Copy one file by way of a local one, because it may be larger than this machine's memory."""
-    with tempfile.NamedTemporaryFile(prefix="maskfleet-copy-", dir=temporary_place()) as local:
+    with tempfile.NamedTemporaryFile(prefix="maskfleet-copy-", dir=temporary_root()) as local:
         for index in range(len(file.hashes)):
             chunk = read_chunk(source, file, index)
             try:

@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-CODE_POINTS = 0x110000
+CODE_POINT_COUNT = 0x110000
 
 
 class CharacterClasses:
@@ -16,10 +16,10 @@ class CharacterClasses:
     """
 
     def __init__(self, filling: int = 0) -> None:
-        self.table = np.full(CODE_POINTS, filling, dtype=np.uint8)
+        self.table = np.full(CODE_POINT_COUNT, filling, dtype=np.uint8)
         self._ascii = b""
 
-    def of(self, text: str) -> NDArray[np.uint8]:
+    def classify(self, text: str) -> NDArray[np.uint8]:
         """Return [characters] uint8, the class of each character."""
         if not text.isascii():
             return self.table[code_points(text)]
@@ -34,13 +34,13 @@ def code_points(text: str) -> NDArray[np.uint8] | NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
 
 
-def spaces(text: str) -> NDArray[np.bool_]:
+def is_white_space(text: str) -> NDArray[np.bool_]:
     """Return [characters] bool: which characters of a text are white space."""
-    return _spaces().of(text).view(np.bool_)
+    return _white_space_classes().classify(text).view(np.bool_)
 
 
 @cache
-def _spaces() -> CharacterClasses:
+def _white_space_classes() -> CharacterClasses:
     found = CharacterClasses()
     # No character above U+3000 is white space.
     found.table[[code for code in range(0x3001) if chr(code).isspace()]] = 1

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-_ENVELOPE = re.compile(
+_ENVELOPE_PATTERN = re.compile(
     rb'\{"format":"([a-z-]+)","version":(\d+),"sha256":"([0-9a-f]{64})","content":(.*)\}\n', re.DOTALL
 )
 REMEDY = "use that version of maskfleet, or a newer one; nothing was changed"
 
 
-def foreign_json(data: bytes | str) -> Any:
+def parse_json(data: bytes | str) -> Any:
     """Return the content of JSON that we did not write. Raises ValueError: it is not JSON, or is nested too deeply."""
     try:
         return json.loads(data)
@@ -31,7 +31,7 @@ def newer(where: str) -> str:
     return f"{where} was written by a newer version of maskfleet"
 
 
-def says_newer(content: object, known: int = 1) -> bool:
+def has_newer_format(content: object, known: int = 1) -> bool:
     """Return whether parsed JSON has a `format` above `known`."""
     number = content.get("format") if isinstance(content, dict) else None
     return isinstance(number, int) and number > known
@@ -44,10 +44,10 @@ def is_newer(data: bytes, known: int, error: ValidationError | None = None) -> b
     The caller has already compared `data` with its digest, if it has one.
     """
     try:
-        content = foreign_json(data)
+        content = parse_json(data)
     except ValueError:
         return False
-    if says_newer(content, known):
+    if has_newer_format(content, known):
         return True
     unknown = error is not None and {found["type"] for found in error.errors()} == {"extra_forbidden"}
     return isinstance(content, dict) and unknown
@@ -70,7 +70,7 @@ def envelope(kind: str, version: int, body: bytes) -> bytes:
 
 def open_envelope(kind: str, data: bytes) -> Enveloped:
     """Return what `envelope` packed. Raises ValueError: the bytes are damaged, or of another kind."""
-    found = _ENVELOPE.fullmatch(data)
+    found = _ENVELOPE_PATTERN.fullmatch(data)
     if found is None or found[1] != kind.encode():
         raise ValueError(f"its beginning or end is not that of a file of format {kind}")
     if hashlib.sha256(found[4]).hexdigest() != found[3].decode():

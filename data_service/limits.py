@@ -6,11 +6,11 @@ import resource
 from data_service.errors import EnvironmentUnusable
 
 _GIB = 1 << 30
-_FILES = 1024  # open files of one of Ray's processes
-_RAY_THREADS = 512  # threads of Ray's processes and two ranks
-_COMMAND_THREADS = 32  # threads of a command, without one for each core that libraries in Rust start
-_COUNTED_THREADS = 4096  # highest limit for which a user's threads are counted, which takes a while
-_UNITS = {"-v": 1024, "-f": 1024}  # bytes in which `ulimit` counts
+_RAY_OPEN_FILES = 1024  # open files that one of Ray's processes needs
+_RAY_THREADS = 512  # threads that Ray's processes and two ranks need
+_COMMAND_THREADS = 32  # threads that a command needs besides Rust libraries' one for each core
+_THREAD_COUNT_BOUND = 4096  # highest limit for which a user's threads are counted, which takes a while
+_ULIMIT_UNIT_BYTES = {"-v": 1024, "-f": 1024}  # bytes in which `ulimit` counts
 
 
 def ensure_threads(needed: int | None = None) -> None:
@@ -19,10 +19,10 @@ def ensure_threads(needed: int | None = None) -> None:
     if os.geteuid() == 0 or soft == resource.RLIM_INFINITY:  # the kernel does not apply this limit to root
         return
     if needed is None:
-        if soft > _COUNTED_THREADS:
+        if soft > _THREAD_COUNT_BOUND:
             return
         needed = _COMMAND_THREADS + (os.cpu_count() or 1)
-    _ensure("-u", soft, "processes and threads of a user", _threads() + needed)
+    _ensure_limit("-u", soft, "processes and threads of a user", _user_threads() + needed)
 
 
 def ensure_limits(object_store: int = 0) -> None:
@@ -33,10 +33,10 @@ def ensure_limits(object_store: int = 0) -> None:
     `object_store`: bytes of Ray's object store, which every process maps and which is a file.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < _FILES and (hard >= _FILES or hard < 0):  # RLIM_INFINITY is -1
-        resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, hard))
+    if 0 <= soft < _RAY_OPEN_FILES and (hard >= _RAY_OPEN_FILES or hard < 0):  # RLIM_INFINITY is -1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_RAY_OPEN_FILES, hard))
     needs = [
-        ("-n", resource.RLIMIT_NOFILE, "open files", _FILES),
+        ("-n", resource.RLIMIT_NOFILE, "open files", _RAY_OPEN_FILES),
         (
             "-v",
             resource.RLIMIT_AS,
@@ -46,20 +46,20 @@ def ensure_limits(object_store: int = 0) -> None:
         ("-f", resource.RLIMIT_FSIZE, "the size of a file", max(_GIB, object_store)),
     ]
     for option, kind, what, need in needs:
-        _ensure(option, resource.getrlimit(kind)[0], what, need)
+        _ensure_limit(option, resource.getrlimit(kind)[0], what, need)
     ensure_threads(_RAY_THREADS)
 
 
-def _ensure(option: str, soft: int, what: str, need: int) -> None:
+def _ensure_limit(option: str, soft: int, what: str, need: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < need:
-        unit = _UNITS.get(option, 1)
+        unit = _ULIMIT_UNIT_BYTES.get(option, 1)
         raise EnvironmentUnusable(
             f"the limit on {what} is {soft // unit} (ulimit {option}); this command needs {need // unit}",
             remedy=f"ulimit {option} {need // unit} before the command, or ulimit {option} unlimited",
         )
 
 
-def _threads() -> int:
+def _user_threads() -> int:
     """Return the number of threads of this user."""
     import psutil  # imported here, because most commands do not need it
 

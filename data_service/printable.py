@@ -6,25 +6,25 @@ import shlex
 import unicodedata
 
 _ALLOWED_CONTROLS = "\n\t"  # control characters that `visible` leaves as they are
-_CONTROLS = ("Cc", "Cs", "Zl", "Zp")  # controls, surrogates, separators of lines and paragraphs
+_CONTROL_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")  # controls, surrogates, separators of lines and paragraphs
 # These characters would reorder the text that follows them.
-_DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_DIRECTION_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 # User and password in a URL; the password may contain slashes, as keys of AWS do.
-_LOGIN = re.compile(r"""(?<=://)(?!arn:)(?:[^\s'"/@]*:[^\s'"]*|[^\s'"/@]+)@""")
-_SIGNED = re.compile(
+_URL_LOGIN = re.compile(r"""(?<=://)(?!arn:)(?:[^\s'"/@]*:[^\s'"]*|[^\s'"/@]+)@""")
+_SECRET_PARAMETER = re.compile(
     r"""([?&](?:x-amz-[\w-]*|signature|awsaccesskeyid|sig|\w*token|\w*key|\w*secret|password)=)[^&\s'"#]+""",
     re.IGNORECASE,
 )
-_HIDDEN = "***"
+_SECRET_MASK = "***"
 
 
 def without_secrets(text: str) -> str:
     """Return `text` with user names, passwords and signatures in URIs replaced by `***`."""
     if "://" not in text:
         return text
-    return _SIGNED.sub(rf"\1{_HIDDEN}", _LOGIN.sub(f"{_HIDDEN}@", text))
+    return _SECRET_PARAMETER.sub(rf"\1{_SECRET_MASK}", _URL_LOGIN.sub(f"{_SECRET_MASK}@", text))
 
 
 def visible(text: str) -> str:
@@ -47,13 +47,13 @@ def shell_word(path: str) -> str:
 
 def control_characters(text: str) -> list[str]:
     """Return the escapes of the characters in `text` that end a line, move the cursor or are not text."""
-    return sorted({_escape(c) for c in text if unicodedata.category(c) in _CONTROLS})
+    return sorted({_escape(c) for c in text if unicodedata.category(c) in _CONTROL_CATEGORIES})
 
 
 def _is_control(character: str) -> bool:
     if character in _ALLOWED_CONTROLS:
         return False
-    return unicodedata.category(character) in _CONTROLS or character in _DIRECTIONS
+    return unicodedata.category(character) in _CONTROL_CATEGORIES or character in _DIRECTION_CONTROLS
 
 
 def _escape(character: str) -> str:

@@ -16,34 +16,34 @@ from pathlib import Path
 
 from data_service.errors import EnvironmentUnusable
 
-STARTED_HERE = "maskfleet-started-here"
+RAY_MARK = "maskfleet-started-here"
 """Name of a file in Ray's log folder that says that one of our commands started this Ray."""
-COMMAND = "MASKFLEET_COMMAND"
+COMMAND_VARIABLE = "MASKFLEET_COMMAND"
 """Environment variable with the name of the command that a process belongs to (`command_name`)."""
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
-def boot() -> str:
+def boot_id() -> str:
     """Return the kernel's id of this boot, the same in all containers of a machine; empty if /proc does not have it."""
-    return _BOOT.read_text().strip() if _BOOT.exists() else ""
+    return _BOOT_ID_FILE.read_text().strip() if _BOOT_ID_FILE.exists() else ""
 
 
-def namespace() -> str:
+def pid_namespace() -> str:
     """Return the id of the process namespace in which this process's pids are valid: the container's or machine's."""
-    return os.readlink("/proc/self/ns/pid") if _BOOT.exists() else ""
+    return os.readlink("/proc/self/ns/pid") if _BOOT_ID_FILE.exists() else ""
 
 
-def table() -> str:
+def process_table() -> str:
     """Return machine, boot and namespace as text. Within one such table a pid names one process at a time."""
-    return " ".join(part for part in (socket.gethostname(), boot(), namespace()) if part)
+    return " ".join(part for part in (socket.gethostname(), boot_id(), pid_namespace()) if part)
 
 
-def since_boot() -> float:
+def seconds_since_boot() -> float:
     """Return seconds since boot, suspension included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def started(pid: int) -> int:
+def start_ticks(pid: int) -> int:
     """Return when the process `pid` of this namespace began, in clock ticks since boot.
 
     0 if there is no such process, or if it has ended and waits to be reaped.
@@ -57,51 +57,51 @@ def started(pid: int) -> int:
 
 def age_s(pid: int) -> float:
     """Return the seconds since the process `pid` of this namespace began."""
-    return since_boot() - started(pid) / os.sysconf("SC_CLK_TCK")
+    return seconds_since_boot() - start_ticks(pid) / os.sysconf("SC_CLK_TCK")
 
 
 def command_name() -> str:
     """Return the name of the command that this process belongs to, else that of this process: pid, start, namespace and
     boot."""
-    own = f"{os.getpid()}-{started(os.getpid())}-{namespace()}-{boot()}"
-    return os.environ.get(COMMAND) or own
+    own = f"{os.getpid()}-{start_ticks(os.getpid())}-{pid_namespace()}-{boot_id()}"
+    return os.environ.get(COMMAND_VARIABLE) or own
 
 
-def command_lives(name: str) -> bool:
+def may_be_running(name: str) -> bool:
     """Return whether the process of that name may exist: it does, or it would be in another namespace, whose
     processes cannot be looked up here. What is no such name is left alone."""
     pid, _, rest = name.partition("-")
     start, _, place = rest.partition("-")
-    if not pid.isdecimal() or not start.isdecimal() or place != f"{namespace()}-{boot()}":
+    if not pid.isdecimal() or not start.isdecimal() or place != f"{pid_namespace()}-{boot_id()}":
         return True
-    return started(int(pid)) == int(start)
+    return start_ticks(int(pid)) == int(start)
 
 
-def _ray_place() -> Path:
+def _ray_folder() -> Path:
     return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp")
 
 
 def mark_ray_session() -> None:
     """Put on record, before this process starts a Ray, which command's it is: names of sessions end with this pid."""
-    (_ray_place() / f"{_RAY}{os.getpid()}").write_text(command_name())
+    (_ray_folder() / f"{_RAY_PREFIX}{os.getpid()}").write_text(command_name())
 
 
 def remove_ray_sessions(ended: str = "") -> None:
     """Remove the session folders of Rays that commands started here, where the command has ended, or is `ended`."""
-    for mark in _ray_place().glob(f"{_RAY}*"):
+    for mark in _ray_folder().glob(f"{_RAY_PREFIX}*"):
         with suppress(OSError):  # another command has removed the mark, or it belongs to another user
             owner = mark.read_text()
-            if owner == ended or not command_lives(owner):
-                for session in _ray_place().glob(f"ray/session_*_{mark.name.removeprefix(_RAY)}"):
+            if owner == ended or not may_be_running(owner):
+                for session in _ray_folder().glob(f"ray/session_*_{mark.name.removeprefix(_RAY_PREFIX)}"):
                     shutil.rmtree(session, ignore_errors=True)
                 mark.unlink()
 
 
-_RAY = "maskfleet-ray-"
-_PREFIX = "maskfleet-temporary-"
-_VARIABLES = ("TMPDIR", "RAY_TMPDIR")  # each names a folder for temporary files
+_RAY_PREFIX = "maskfleet-ray-"
+_TEMPORARY_PREFIX = "maskfleet-temporary-"
+_FOLDER_VARIABLES = ("TMPDIR", "RAY_TMPDIR")  # each names a folder for temporary files
 _TRIAL_BYTES = 4096  # bytes of a test file: on a full disk an empty file can still be written
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW  # anyone may put a link among temporary files
+_OPEN_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW  # anyone may put a link there
 
 
 @contextmanager
@@ -133,14 +133,14 @@ def _lock(path: Path, flags: int, *, wait: bool) -> int:
     return lock
 
 
-def temporary_place() -> Path:
+def temporary_root() -> Path:
     """Return the folder for temporary files.
 
     Python passes over a folder of TMPDIR that cannot be written and takes /tmp; Ray and other libraries do not.
 
     Raises EnvironmentUnusable: files cannot be written in a folder that the environment names for them.
     """
-    for variable in _VARIABLES:
+    for variable in _FOLDER_VARIABLES:
         if given := os.environ.get(variable):
             try:
                 with tempfile.TemporaryFile(dir=given) as file:
@@ -159,9 +159,9 @@ def temporary_folder(what: str) -> Iterator[Path]:
 
     The process holds a lock on the folder, so folders of processes that have ended can be recognised.
 
-    Raises EnvironmentUnusable: as `temporary_place`.
+    Raises EnvironmentUnusable: as `temporary_root`.
     """
-    _remove_orphans(temporary_place())
+    _remove_orphans(temporary_root())
     folder, lock = _locked_folder(what)
     try:
         yield folder
@@ -172,20 +172,20 @@ def temporary_folder(what: str) -> Iterator[Path]:
 
 def _locked_folder(what: str) -> tuple[Path, int]:
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{what}-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY_PREFIX}{what}-"))
         # Another process took the folder for an orphan before it was locked.
         with suppress(FileNotFoundError):
-            lock = _lock(folder, _FOLDER, wait=True)
+            lock = _lock(folder, _OPEN_FOLDER_FLAGS, wait=True)
             if folder.exists():
                 return folder, lock
             os.close(lock)
 
 
 def _remove_orphans(place: Path) -> None:
-    for folder in place.glob(f"{_PREFIX}*"):
+    for folder in place.glob(f"{_TEMPORARY_PREFIX}*"):
         with suppress(OSError):  # another process holds its lock, or it is gone already
             if folder.lstat().st_uid == os.geteuid():
-                lock = _lock(folder, _FOLDER, wait=False)
+                lock = _lock(folder, _OPEN_FOLDER_FLAGS, wait=False)
                 try:
                     shutil.rmtree(folder)
                 finally:

@@ -55,10 +55,10 @@ def is_looked_after(arguments: Sequence[str]) -> bool:
 def look_after(work: Callable[[], None]) -> int:
     """Run `work` in a child process, the driver. Return the exit code of the command."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
-    os.environ.pop(processes.COMMAND, None)  # that a command which started this one has set
+    os.environ.pop(processes.COMMAND_VARIABLE, None)  # that a command which started this one has set
     name = processes.command_name()
     _sweep()
-    os.environ[processes.COMMAND] = name
+    os.environ[processes.COMMAND_VARIABLE] = name
     try:
         parent, driver = os.getpid(), os.fork()
         if driver == 0:
@@ -223,7 +223,7 @@ def _sweep() -> None:
     import psutil
 
     for process, owner in _named():
-        if not processes.command_lives(owner):
+        if not processes.may_be_running(owner):
             _kill(process)
     for process in psutil.process_iter():
         if _is_orphaned_agent(process):
@@ -241,10 +241,12 @@ def _is_orphaned_agent(process: "psutil.Process") -> bool:
         if process.uids().real != os.getuid() or process.cmdline()[:1] not in ([name] for name in _AGENTS):
             return False
         parent = process.parent()
-        if processes.started(os.getsid(process.pid)) or (parent is not None and parent.name() == "raylet"):
+        if processes.start_ticks(os.getsid(process.pid)) or (
+            parent is not None and parent.name() == "raylet"
+        ):
             return False
         folders = {Path(file.path).parent for file in process.open_files()}
-        return any((folder / processes.STARTED_HERE).exists() for folder in folders)
+        return any((folder / processes.RAY_MARK).exists() for folder in folders)
     return False
 
 
@@ -254,7 +256,7 @@ def _named() -> Iterator[tuple["psutil.Process", str]]:
 
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            owner = process.environ().get(processes.COMMAND)
+            owner = process.environ().get(processes.COMMAND_VARIABLE)
             if owner is not None and process.pid != os.getpid():
                 yield process, owner
 

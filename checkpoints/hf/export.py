@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from checkpoints.hf.folder import CONFIG, WEIGHTS, publish, removable
+from checkpoints.hf.folder import CONFIG, WEIGHTS, publish, replaceable_files
 from checkpoints.hf.load import load_pretrained, weights_for
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
@@ -31,19 +31,19 @@ from encoder_core.terms.replaced import Sharing
 
 ReadParameter = Callable[[str], Tensor]
 """A function that returns a whole parameter by our name for it."""
-_CONFIG, _DEFINITION = "tokenizer_config.json", "tokenizer.json"
-_ROLES = {
+_TOKENIZER_CONFIG, _TOKENIZER_JSON = "tokenizer_config.json", "tokenizer.json"
+_TOKEN_ROLES = {
     "bos_token_id": ("bos_token", "cls_token"),
     "eos_token_id": ("eos_token", "sep_token"),
     **{f"{role}_token_id": (f"{role}_token",) for role in ("cls", "sep", "mask")},
 }
 """Fields of config.json, and the tokens whose ids they hold. Without a field, some classes of transformers take the
 published model's id."""
-CARD = "README.md"
-_NONE: Mapping[str, str] = MappingProxyType({})
+MODEL_CARD = "README.md"
+_NO_NOTES: Mapping[str, str] = MappingProxyType({})
 
 
-def for_model(tokenizer_files: Mapping[str, bytes], config: ModelConfig) -> dict[str, bytes]:
+def adapt_tokenizer_files(tokenizer_files: Mapping[str, bytes], config: ModelConfig) -> dict[str, bytes]:
     """Return a tokenizer's files, with `tokenizer_config.json` adapted to the model of `config`.
 
     - `model_max_length` is the model's longest row. Tools cannot derive it from the size of the position table, because
@@ -53,13 +53,13 @@ def for_model(tokenizer_files: Mapping[str, bytes], config: ModelConfig) -> dict
     - Models without token types must not be given any: ModernBERT refuses them, XLM interprets them as words.
     """
     files = dict(tokenizer_files)
-    if _CONFIG in files:
-        fields = json.loads(files[_CONFIG]) | {"model_max_length": config.max_length}
+    if _TOKENIZER_CONFIG in files:
+        fields = json.loads(files[_TOKENIZER_CONFIG]) | {"model_max_length": config.max_length}
         if config.class_token_last:
             fields["padding_side"] = "left"
         if not config.takes_token_types and (config.segments or 0) < 2:
             fields["model_input_names"] = ["input_ids", "attention_mask"]
-        files[_CONFIG] = (json.dumps(fields, ensure_ascii=False, indent=2) + "\n").encode()
+        files[_TOKENIZER_CONFIG] = (json.dumps(fields, ensure_ascii=False, indent=2) + "\n").encode()
     return files
 
 
@@ -68,12 +68,12 @@ def special_token_ids(tokenizer_files: Mapping[str, bytes]) -> dict[str, int]:
 
     An id that the files do not give is left out. The padding id is among the model's own fields.
     """
-    if not {_DEFINITION, _CONFIG} <= set(tokenizer_files):
+    if not {_TOKENIZER_JSON, _TOKENIZER_CONFIG} <= set(tokenizer_files):
         return {}
-    configured = json.loads(tokenizer_files[_CONFIG])
-    added = json.loads(tokenizer_files[_DEFINITION]).get("added_tokens", [])
+    configured = json.loads(tokenizer_files[_TOKENIZER_CONFIG])
+    added = json.loads(tokenizer_files[_TOKENIZER_JSON]).get("added_tokens", [])
     ids = {token["content"]: int(token["id"]) for token in added}
-    found = {field: _first_token(configured, roles) for field, roles in _ROLES.items()}
+    found = {field: _first_configured_token(configured, roles) for field, roles in _TOKEN_ROLES.items()}
     return {field: ids[name] for field, name in found.items() if name in ids}
 
 
@@ -85,7 +85,7 @@ def _special_ids(config: ModelConfig, tokenizer_files: Mapping[str, bytes]) -> d
     return ids
 
 
-def _first_token(configured: dict[str, Any], roles: tuple[str, ...]) -> str | None:
+def _first_configured_token(configured: dict[str, Any], roles: tuple[str, ...]) -> str | None:
     for role in roles:
         token = configured.get(role)
         if token is not None:
@@ -114,15 +114,15 @@ def export_model(
         ModelError: the parameters that were read back differ from those that were written.
         StoreError: `out` cannot be written.
     """
-    with published(out) as folder:
+    with publish_on_exit(out) as folder:
         write_model(folder, read_parameter, config, tokenizer_files, heads)
 
 
 @contextmanager
-def published(out: Store) -> Iterator[Path]:
+def publish_on_exit(out: Store) -> Iterator[Path]:
     """Yield a local folder whose files become the content of `out` if the block raises nothing. Raises as
     `export_model`."""
-    former = removable(out)
+    former = replaceable_files(out)
     with temporary_folder("export") as name:
         yield name
         publish(name, out, former)
@@ -135,20 +135,20 @@ def write_model(
     tokenizer_files: Mapping[str, bytes],
     heads: Heads,
     *,
-    notes: Mapping[str, str] = _NONE,
+    notes: Mapping[str, str] = _NO_NOTES,
 ) -> None:
     """Write one network's files into the local `folder`, read them back and compare. Arguments as for
     `export_model`."""
     folder.mkdir(exist_ok=True)
     their = interchange(config, heads)
-    for name, content in for_model(tokenizer_files, config).items():
+    for name, content in adapt_tokenizer_files(tokenizer_files, config).items():
         (folder / name).write_bytes(content)
     for name, text in notes.items():
         (folder / name).write_text(text, encoding="utf-8")
     _write_weights(folder, read_parameter, their)
     fields = their.fields | {"dtype": "float32"} | _special_ids(config, tokenizer_files)
     (folder / CONFIG).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
-    _compare(folder, read_parameter, heads)
+    _compare_weights(folder, read_parameter, heads)
 
 
 def _write_weights(folder: Path, read_parameter: ReadParameter, their: Interchange) -> None:
@@ -161,7 +161,7 @@ def _write_weights(folder: Path, read_parameter: ReadParameter, their: Interchan
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def _compare(folder: Path, read_parameter: ReadParameter, heads: Heads) -> None:
+def _compare_weights(folder: Path, read_parameter: ReadParameter, heads: Heads) -> None:
     for name, read_back in load_pretrained(folder, heads).tensors.items():
         written = read_parameter(name).to(torch.float32)
         if not torch.equal(read_back.view(torch.int32), written.contiguous().view(torch.int32)):
@@ -197,10 +197,12 @@ def export_pair(
         "generator": (config.generator, "mlm"),
         "discriminator": (config, "rtd"),
     }
-    with published(out) as folder:
+    with publish_on_exit(out) as folder:
         for part, (network, heads) in networks.items():
             read = _reader(read_parameter, part, sharing)
-            write_model(folder / part, read, network, tokenizer_files, heads, notes=notes.get(part, _NONE))
+            write_model(
+                folder / part, read, network, tokenizer_files, heads, notes=notes.get(part, _NO_NOTES)
+            )
 
 
 def _reader(read_parameter: ReadParameter, part: Part, sharing: Sharing) -> ReadParameter:
@@ -224,7 +226,7 @@ def pair_weights_for(config: DetectorConfig, folder: Path, sharing: Sharing = "s
     generator = weights_for(config.generator, folder / "generator", "mlm")
     discriminator = weights_for(config, folder / "discriminator", "rtd")
     if sharing == "shared":
-        _check_shared(generator, discriminator, folder)
+        _check_embeddings(generator, discriminator, folder)
         return _with_stored_names("generator", generator) | _with_stored_names("discriminator", discriminator)
     own = {
         name: tensor - generator[name] if is_difference(name) else tensor
@@ -235,7 +237,7 @@ def pair_weights_for(config: DetectorConfig, folder: Path, sharing: Sharing = "s
     }
 
 
-def _check_shared(generator: dict[str, Tensor], discriminator: dict[str, Tensor], folder: Path) -> None:
+def _check_embeddings(generator: dict[str, Tensor], discriminator: dict[str, Tensor], folder: Path) -> None:
     differing = [
         name
         for name, tensor in sorted(generator.items())

@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from checkpoints.errors import ExportError
-from data_service.formats import foreign_json, is_newer, newer
+from data_service.formats import is_newer, newer, parse_json
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
@@ -27,11 +27,11 @@ INDEX = "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 GENERATOR_CONFIG, GENERATOR_PICKLE = "generator_config.json", "pytorch_model.generator.bin"
 """Names of a generator's files that lie beside its discriminator's, as DeBERTa v3 is published."""
-RECORD = "maskfleet_export.json"
-PARTS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "discriminator")
+EXPORT_RECORD = "maskfleet_export.json"
+NETWORKS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "discriminator")
 """Names of the folders of two networks that were trained as a pair."""
 _LISTED_FILES = 5  # files that a message lists
-_ELSEWHERE = "export to an empty folder, or delete this one"
+_REMEDY = "export to an empty folder, or delete this one"
 _CHUNK_BYTES = 64 << 20  # bytes held in memory at a time
 
 
@@ -44,7 +44,7 @@ class ExportRecord(BaseModel):
     files: dict[str, str]
 
 
-def removable(out: Store) -> list[str]:
+def replaceable_files(out: Store) -> list[str]:
     """Return all keys in `out` if an earlier export wrote them and they are unchanged; empty if `out` is empty.
 
     Raises ExportError: `out` holds other files, which the message names. They are neither overwritten nor mixed with an
@@ -53,8 +53,8 @@ def removable(out: Store) -> list[str]:
     keys = [entry.key for entry in out.list()]
     if not keys:
         return []
-    written = _recorded_files(out) if RECORD in keys else {}
-    foreign = [key for key in keys if key != RECORD and not _is_ours(out, key, written)]
+    written = _recorded_files(out) if EXPORT_RECORD in keys else {}
+    foreign = [key for key in keys if key != EXPORT_RECORD and not _is_unchanged_export(out, key, written)]
     if foreign:
         more = f" and {len(foreign) - _LISTED_FILES:,} more" if len(foreign) > _LISTED_FILES else ""
         raise ExportError(
@@ -66,7 +66,7 @@ def removable(out: Store) -> list[str]:
 
 
 def publish(folder: Path, out: Store, former: list[str]) -> None:
-    """Replace the files `former` in `out`, which `removable` returned, by the files of `folder`.
+    """Replace the files `former` in `out`, which `replaceable_files` returned, by the files of `folder`.
 
     If a write fails, the files written so far are removed. Raises StoreError: the store does not answer or is full.
     """
@@ -74,13 +74,13 @@ def publish(folder: Path, out: Store, former: list[str]) -> None:
     paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     record = ExportRecord(files={key: file_digest(path) for key, path in sorted(paths.items())})
     try:
-        out.put(RECORD, (record.model_dump_json(indent=1) + "\n").encode())
+        out.put(EXPORT_RECORD, (record.model_dump_json(indent=1) + "\n").encode())
         for key in sorted(paths, key=_configurations_last):
             out.put_file(key, paths[key])
-        out.remove_leftovers("", before=RECORD)  # left by an export that was killed
+        out.remove_leftovers("", before=EXPORT_RECORD)  # left by an export that was killed
     except BaseException as error:
         try:
-            _remove(out, [*paths, RECORD])
+            _remove(out, [*paths, EXPORT_RECORD])
         except StoreError as second:
             error.add_note(f"the files that the failed export had written could not be removed: {second}")
         raise
@@ -88,7 +88,7 @@ def publish(folder: Path, out: Store, former: list[str]) -> None:
 
 def _remove(out: Store, keys: list[str]) -> None:
     """Delete configurations first, so that no loader mistakes the remaining files for a model, and the record last."""
-    for key in sorted(keys, key=lambda key: (key == RECORD, not _configurations_last(key)[0])):
+    for key in sorted(keys, key=lambda key: (key == EXPORT_RECORD, not _configurations_last(key)[0])):
         out.delete(key)
 
 
@@ -97,19 +97,19 @@ def _configurations_last(key: str) -> tuple[bool, str]:
 
 
 def _recorded_files(out: Store) -> dict[str, str]:
-    data = out.get(RECORD)
+    data = out.get(EXPORT_RECORD)
     try:
         return ExportRecord.model_validate_json(data).files
     except ValidationError as error:
         if is_newer(data, known=1, error=error):
-            raise ExportError(newer(f"{out.uri.rstrip('/')}/{RECORD}"), remedy=_ELSEWHERE) from error
+            raise ExportError(newer(f"{out.uri.rstrip('/')}/{EXPORT_RECORD}"), remedy=_REMEDY) from error
         raise ExportError(
-            f"{out.uri.rstrip('/')}/{RECORD} is damaged, so it is not known which files an export wrote there",
-            remedy=_ELSEWHERE,
+            f"{out.uri.rstrip('/')}/{EXPORT_RECORD} is damaged, so it is not known which files an export wrote there",
+            remedy=_REMEDY,
         ) from error
 
 
-def _is_ours(out: Store, key: str, written: dict[str, str]) -> bool:
+def _is_unchanged_export(out: Store, key: str, written: dict[str, str]) -> bool:
     return key in written and _digest(out, key) == written[key]
 
 
@@ -126,11 +126,11 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def networks_only_pickled(store: Store) -> list[str]:
+def pickled_networks(store: Store) -> list[str]:
     """Return the places in `store`, "." or the parts of a pair, of networks whose weights are pickled only. Raises
     StoreError: the store cannot be read."""
     found = []
-    for part in (".", *PARTS):
+    for part in (".", *NETWORKS):
         network = store if part == "." else store.at(part)
         if network.size(CONFIG) is None or any(network.size(name) is not None for name in (WEIGHTS, INDEX)):
             continue
@@ -156,7 +156,7 @@ def local_folder(store: Store) -> Iterator[Path]:
         yield Path(store.root)
         return
     with temporary_folder("start") as name:
-        for part in (".", *PARTS):
+        for part in (".", *NETWORKS):
             copy_network(store if part == "." else store.at(part), Path(name, part))
         yield name
 
@@ -165,7 +165,7 @@ def local_folder(store: Store) -> Iterator[Path]:
 def local_configs(store: Store) -> Iterator[Path]:
     """Yield a temporary local folder with the configurations in `store`, as `local_folder` but without weights."""
     with temporary_folder("start") as name:
-        for part in (".", *PARTS):
+        for part in (".", *NETWORKS):
             Path(name, part).mkdir(exist_ok=True)
             copy_file(store if part == "." else store.at(part), CONFIG, Path(name, part))
         yield name
@@ -181,11 +181,11 @@ def naming(folder: Path, where: str) -> Iterator[None]:
         raise ModelError(problem, remedy=error.remedy) from error
 
 
-def start_digest(folder: Path) -> str:
+def model_digest(folder: Path) -> str:
     """Return a SHA-256 (hex) over the configurations and weights in `folder` and in the folders of a pair in it."""
     digest = hashlib.sha256()
-    for part in (".", *PARTS):
-        for name in _names(folder / part):
+    for part in (".", *NETWORKS):
+        for name in _network_files(folder / part):
             path = folder / part / name
             if path.is_file():
                 digest.update(f"{part}/{name} {file_digest(path)}\n".encode())
@@ -198,17 +198,17 @@ def copy_network(store: Store, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for name in (CONFIG, INDEX):
         copy_file(store, name, folder)
-    for name in _names(folder):
+    for name in _network_files(folder):
         if not (folder / name).exists():
             copy_file(store, name, folder)
 
 
-def _names(folder: Path) -> list[str]:
+def _network_files(folder: Path) -> list[str]:
     """Return the names of one network's files. Names in an index that lead out of the folder are left to the loader."""
     if not (folder / INDEX).is_file():
         return [CONFIG, WEIGHTS]
     try:
-        weight_map = foreign_json((folder / INDEX).read_bytes())["weight_map"]
+        weight_map = parse_json((folder / INDEX).read_bytes())["weight_map"]
         files = sorted({str(file) for file in weight_map.values()})
     except (ValueError, KeyError, TypeError, AttributeError):
         files = []

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from checkpoints.hf.folder import CONFIG, INDEX, WEIGHTS
-from data_service.formats import foreign_json
+from data_service.formats import parse_json
 from data_service.store.base import Store
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig, interchange
@@ -22,7 +22,7 @@ from encoder_core.objectives.compose import network
 Shape = tuple[int, ...]
 
 _LENGTH_BYTES = 8  # bytes of the field at the start of the file that holds the header's length
-_HEADER_BYTES = 100_000_000  # bytes of the longest header that the safetensors library accepts
+_MAX_BYTES = 100_000_000  # bytes of the longest header that the safetensors library accepts
 
 
 class _TensorHeader(BaseModel):
@@ -32,8 +32,8 @@ class _TensorHeader(BaseModel):
     data_offsets: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]
 
 
-_HEADER = TypeAdapter(dict[str, _TensorHeader])
-_INDEX = TypeAdapter(dict[str, str])
+_HEADER_TYPE = TypeAdapter(dict[str, _TensorHeader])
+_INDEX_TYPE = TypeAdapter(dict[str, str])
 
 
 def check_weights(config: ModelConfig, store: Store, heads: Heads) -> None:
@@ -64,7 +64,7 @@ def check_weights(config: ModelConfig, store: Store, heads: Heads) -> None:
 def stored_shapes(store: Store) -> dict[str, Shape]:
     """Return the shape of every parameter in the folder, by its stored name. Raises as `check_weights`."""
     if store.size(INDEX) is not None:
-        files = sorted(set(_index(store).values()))
+        files = sorted(set(_read_index(store).values()))
     elif store.size(WEIGHTS) is not None:
         files = [WEIGHTS]
     else:
@@ -73,34 +73,34 @@ def stored_shapes(store: Store) -> dict[str, Shape]:
             remedy="convert other weights first: if you trust them, load them with transformers and call "
             "save_pretrained(folder); pickled weights are opened only by `maskfleet init`, for `start:`",
         )
-    return {name: shape for file in files for name, shape in _shapes(store, file).items()}
+    return {name: shape for file in files for name, shape in _read_shapes(store, file).items()}
 
 
-def _index(store: Store) -> Mapping[str, str]:
+def _read_index(store: Store) -> Mapping[str, str]:
     try:
-        content = foreign_json(store.get(INDEX))
-        return _INDEX.validate_python(content.get("weight_map") if isinstance(content, dict) else None)
+        content = parse_json(store.get(INDEX))
+        return _INDEX_TYPE.validate_python(content.get("weight_map") if isinstance(content, dict) else None)
     except (ValueError, ValidationError) as error:
         raise ModelError(
             f"{store.uri}/{INDEX} is not an index of weights", remedy="download the file again"
         ) from error
 
 
-def _shapes(store: Store, file: str) -> dict[str, Shape]:
+def _read_shapes(store: Store, file: str) -> dict[str, Shape]:
     place = f"{store.uri.rstrip('/')}/{file}"
     size = store.size(file) if PurePosixPath(file).name == file else None
     if size is None:
         raise ModelError(f"{place} does not exist", remedy="download the missing file into the folder")
     length = int.from_bytes(store.get_range(file, 0, _LENGTH_BYTES), "little") if size > _LENGTH_BYTES else 0
-    if not 0 < length <= min(_HEADER_BYTES, size - _LENGTH_BYTES):
+    if not 0 < length <= min(_MAX_BYTES, size - _LENGTH_BYTES):
         raise ModelError(
             f"{place} is truncated or is not a safetensors file ({size:,} bytes)",
             remedy="download the file again",
         )
     try:
-        header = foreign_json(store.get_range(file, _LENGTH_BYTES, length))
+        header = parse_json(store.get_range(file, _LENGTH_BYTES, length))
         header.pop("__metadata__", None)
-        entries = _HEADER.validate_python(header)
+        entries = _HEADER_TYPE.validate_python(header)
     except (ValueError, AttributeError, ValidationError) as error:
         raise ModelError(
             f"{place} is damaged: its header cannot be read", remedy="download the file again"

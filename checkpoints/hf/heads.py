@@ -14,30 +14,30 @@ from checkpoints.hf.folder import (
     PICKLE,
     PICKLE_INDEX,
     WEIGHTS,
-    networks_only_pickled,
+    pickled_networks,
 )
 from checkpoints.hf.headers import stored_shapes
 from checkpoints.hf.load import json_object
 from data_service.store.base import Store
 from encoder_core.families.catalogue import DetectorConfig, interchange
 
-_SCORE = "head.score.weight"
-_NAMES = 4 << 20
+_DETECTION_HEAD = "head.score.weight"
+_NAME_BYTES = 4 << 20
 """Bytes at the start of a pickled file that hold all names: torch writes them before the numbers."""
 
 
 def is_discriminator(store: Store, config: DetectorConfig) -> bool:
     """Return whether the network at the root of `store` has a head that detects replaced tokens; false without weights.
 
-    Of pickled weights only the bytes are searched for the head's name.
+    Pickled weights are not opened: their bytes are searched for the head's name.
 
     Raises:
         ModelError: the folder's safetensors are damaged.
         StoreError: the store cannot be read.
     """
     their = interchange(config, "rtd")
-    name = their.table.names(their.layers)[_SCORE]
-    if "." in networks_only_pickled(store):
+    name = their.table.names(their.layers)[_DETECTION_HEAD]
+    if "." in pickled_networks(store):
         return name.encode() in _pickled_names(store)
     if all(store.size(file) is None for file in (WEIGHTS, INDEX)):
         return False
@@ -47,7 +47,7 @@ def is_discriminator(store: Store, config: DetectorConfig) -> bool:
 def _pickled_names(store: Store) -> bytes:
     """Return bytes that contain the names of the pickled parameters."""
     size = store.size(PICKLE)
-    return store.get(PICKLE_INDEX) if size is None else store.get_range(PICKLE, 0, min(size, _NAMES))
+    return store.get(PICKLE_INDEX) if size is None else store.get_range(PICKLE, 0, min(size, _NAME_BYTES))
 
 
 def generator_fields(store: Store) -> dict[str, Any]:

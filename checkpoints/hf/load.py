@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from checkpoints.hf.folder import CONFIG, INDEX, WEIGHTS
-from data_service.formats import foreign_json
+from data_service.formats import parse_json
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig, interchange, read_config
 from encoder_core.families.interchange import Heads, KeyTable
@@ -41,9 +41,9 @@ def load_pretrained(folder: Path, heads: Heads = "mlm") -> Pretrained:
     """
     config = read_folder_config(folder)
     their = interchange(config, heads)
-    stored = _stored_names(folder)
+    stored = _files_by_parameter(folder)
     matched = their.table.match(stored, their.layers, str(folder))
-    return Pretrained(config, _read(folder, config, heads, stored, matched))
+    return Pretrained(config, _read_checked(folder, config, heads, stored, matched))
 
 
 def weights_for(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> dict[str, Tensor]:
@@ -55,21 +55,21 @@ def weights_for(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> dict
     """
     check_same_model(config, read_folder_config(folder), str(folder))
     their = interchange(config, heads)
-    stored = _stored_names(folder)
+    stored = _files_by_parameter(folder)
     matched = their.table.match_encoder(stored, their.layers, str(folder))
-    return _read(folder, config, heads, stored, matched)
+    return _read_checked(folder, config, heads, stored, matched)
 
 
-def unused_in(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> list[str]:
+def unused_parameters(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> list[str]:
     """Return the stored names of the parameters in `folder` that `weights_for` does not read: heads of other tasks."""
     their = interchange(config, heads)
-    table, present = their.table, their.table.modern(_stored_names(folder))
+    table, present = their.table, their.table.modern(_files_by_parameter(folder))
     used = {*table.names(their.layers).values(), *table.tied, *(fold.theirs for fold in table.folds)}
     return sorted(name for name in present if name not in used and not name.endswith("_ids"))
 
 
 # Settings on which parameters do not depend. RoBERTa's padding id is not among them: its positions begin after it.
-_FREE = {
+_SETTINGS_WITHOUT_WEIGHTS = {
     "dropout",
     "attention_dropout",
     "attention_output_dropout",
@@ -100,12 +100,12 @@ def check_same_model(config: ModelConfig, found: ModelConfig, where: str) -> Non
 
 def differing_settings(config: ModelConfig, found: ModelConfig) -> list[str]:
     """Return the keys of those settings on which weights depend and in which `config` and `found` differ."""
-    ours, theirs = _shape(config), _shape(found)
+    ours, theirs = _weight_settings(config), _weight_settings(found)
     return [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
 
 
-def _shape(config: ModelConfig) -> dict[str, object]:
-    free = _FREE | (set() if config.counts_from_padding else {"pad_id"})
+def _weight_settings(config: ModelConfig) -> dict[str, object]:
+    free = _SETTINGS_WITHOUT_WEIGHTS | (set() if config.counts_from_padding else {"pad_id"})
     return config.model_dump(exclude=free | ({"max_length"} if not config.bounded else set()))
 
 
@@ -120,10 +120,10 @@ def read_folder_config(folder: Path) -> ModelConfig:
             f"{path} does not exist",
             remedy="give a folder that `save_pretrained` or `maskfleet checkpoints export` has written",
         )
-    return read_fields(json_object(path.read_bytes(), str(path)), str(path))
+    return config_from_fields(json_object(path.read_bytes(), str(path)), str(path))
 
 
-def read_fields(fields: dict[str, Any], where: str) -> ModelConfig:
+def config_from_fields(fields: dict[str, Any], where: str) -> ModelConfig:
     """Return our configuration of the model that the fields of a config.json describe. Raises ModelError, which names
     `where`: its model is unknown to us."""
     try:
@@ -137,9 +137,10 @@ def read_fields(fields: dict[str, Any], where: str) -> ModelConfig:
 
 
 def json_object(data: bytes, where: str) -> dict[str, Any]:
-    """Return the fields of the JSON object in `data`. Raises ModelError, which names `where`: it is none."""
+    """Return the fields of the JSON object in `data`. Raises ModelError, which names `where`: it is
+    no JSON object."""
     try:
-        fields = foreign_json(data)
+        fields = parse_json(data)
     except ValueError as error:
         raise ModelError(f"{where} is not JSON: {error}", remedy="download the file again") from error
     if not isinstance(fields, dict):
@@ -147,10 +148,10 @@ def json_object(data: bytes, where: str) -> dict[str, Any]:
     return fields
 
 
-def _stored_names(folder: Path) -> dict[str, str]:
+def _files_by_parameter(folder: Path) -> dict[str, str]:
     """Return the name of the file that holds each parameter, by the parameter's stored name."""
     if (folder / INDEX).is_file():
-        files = _indexed(folder / INDEX)
+        files = _indexed_files(folder / INDEX)
     elif (folder / WEIGHTS).is_file():
         files = [WEIGHTS]
     else:
@@ -159,10 +160,10 @@ def _stored_names(folder: Path) -> dict[str, str]:
             remedy="convert other weights first: if you trust them, load them with transformers and call "
             "save_pretrained(folder); pickled weights are opened only by `maskfleet init`, for `start:`",
         )
-    return {name: file for file in files for name in _open(folder, file).keys()}  # noqa: SIM118
+    return {name: file for file in files for name in _open_safetensors(folder, file).keys()}  # noqa: SIM118
 
 
-def _indexed(path: Path) -> list[str]:
+def _indexed_files(path: Path) -> list[str]:
     """Return the files that an index names."""
     weight_map = json_object(path.read_bytes(), str(path)).get("weight_map")
     files = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
@@ -172,7 +173,7 @@ def _indexed(path: Path) -> list[str]:
     return sorted(names)
 
 
-def _open(folder: Path, file: str) -> Any:
+def _open_safetensors(folder: Path, file: str) -> Any:
     """Return a safetensors file of the folder, opened by mapping it into memory."""
     path = folder / file
     if Path(file).name != file or not path.is_file():
@@ -183,20 +184,20 @@ def _open(folder: Path, file: str) -> Any:
         raise ModelError(f"{path} is damaged: {error}", remedy="download the file again") from error
 
 
-def _read(
+def _read_checked(
     folder: Path, config: ModelConfig, heads: Heads, stored: dict[str, str], matched: dict[str, str]
 ) -> dict[str, Tensor]:
-    tensors = _read_all(folder, stored, matched, interchange(config, heads).table)
+    tensors = _read_tensors(folder, stored, matched, interchange(config, heads).table)
     with on_meta():
         model = network(config, heads)
     _check_shapes(folder, model, tensors)
     return tensors
 
 
-def _read_all(
+def _read_tensors(
     folder: Path, stored: dict[str, str], matched: dict[str, str], table: KeyTable
 ) -> dict[str, Tensor]:
-    files = {file: _open(folder, file) for file in set(stored.values())}
+    files = {file: _open_safetensors(folder, file) for file in set(stored.values())}
 
     def read(name: str) -> Tensor:
         tensor: Tensor = files[stored[name]].get_tensor(name)
@@ -207,7 +208,7 @@ def _read_all(
     for ours, theirs in matched.items():
         for copy in table.copies(ours):
             if copy in present and not torch.equal(read(present[copy]), tensors[ours]):
-                raise _two_models(folder, theirs, present[copy])
+                raise _differing_copies_error(folder, theirs, present[copy])
     for name in table.zero:
         if name in present and read(present[name]).any():
             raise ModelError(
@@ -222,7 +223,7 @@ def _read_all(
     return tensors
 
 
-def _two_models(folder: Path, name: str, copy: str) -> ModelError:
+def _differing_copies_error(folder: Path, name: str, copy: str) -> ModelError:
     return ModelError(
         f"{folder}: {name} and {copy} differ, and the model has one parameter for both",
         remedy=f"use weights in which they are equal. transformers 5 computes with either, each in its place; "

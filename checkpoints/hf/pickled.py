@@ -19,18 +19,18 @@ from safetensors import SafetensorError, safe_open
 
 from checkpoints.hf.folder import INDEX, PICKLE, PICKLE_INDEX, WEIGHTS
 from checkpoints.hf.headers import stored_shapes
-from data_service.formats import foreign_json
-from data_service.processes import temporary_folder, temporary_place
+from data_service.formats import parse_json
+from data_service.processes import temporary_folder, temporary_root
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from encoder_core.errors import ModelError
 
-_SHARD = re.compile(r"pytorch_model-[\w-]{1,80}\.bin")
-_CODE = "import sys\nfrom checkpoints.hf.pickled_process import main\nmain(*map(int, sys.argv[1:]))"
+_SHARD_NAME = re.compile(r"pytorch_model-[\w-]{1,80}\.bin")
+_CHILD_PROGRAM = "import sys\nfrom checkpoints.hf.pickled_process import main\nmain(*map(int, sys.argv[1:]))"
 _CHUNK_BYTES = 64 << 20
-_PATIENCE_S = 120.0
-_SLOWEST = 5 << 20  # lowest accepted rate of the conversion, in bytes per second
-_LAST_WORDS = 4096  # bytes at the end of the process's report that an error quotes
+_BASE_TIMEOUT_S = 120.0
+_MIN_BYTES_PER_S = 5 << 20  # lowest accepted rate of the conversion, in bytes per second
+_QUOTED_REPORT_BYTES = 4096  # bytes at the end of the process's report that an error quotes
 _REMEDY = (
     "use a folder with model.safetensors; or, if you trust this file, load it with transformers where nothing can be "
     "lost, and call save_pretrained(folder)"
@@ -52,19 +52,19 @@ def convert_network(network: Store, folder: Path, pickle: str = PICKLE) -> None:
         return
     shards = {
         file: file.replace("pytorch_", "", 1).removesuffix(".bin") + ".safetensors"
-        for file in _shards(network)
+        for file in _shard_files(network)
     }
     for file, safe in shards.items():
         _convert(network, file, folder / safe)
-    names = {name: safe for safe in shards.values() for name in _names(folder / safe)}
+    names = {name: safe for safe in shards.values() for name in _tensor_names(folder / safe)}
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
     stored_shapes(LocalStore(folder))
 
 
-def _shards(network: Store) -> list[str]:
+def _shard_files(network: Store) -> list[str]:
     try:
-        files = set(foreign_json(network.get(PICKLE_INDEX))["weight_map"].values())
-        known = all(_SHARD.fullmatch(file) for file in files)
+        files = set(parse_json(network.get(PICKLE_INDEX))["weight_map"].values())
+        known = all(_SHARD_NAME.fullmatch(file) for file in files)
     except (ValueError, KeyError, TypeError, AttributeError):
         files, known = set[str](), False
     if not files or not known:
@@ -81,17 +81,17 @@ def _convert(network: Store, file: str, target: Path) -> None:
     if size is None:
         raise ModelError(f"{where} does not exist", remedy="download the missing file into the folder")
     with _local_file(network, file, size) as source, source.open("rb") as given:
-        reason = _run(given, target, size)
+        reason = _run_conversion(given, target, size)
     if reason is None:
         try:
-            _names(target)
+            _tensor_names(target)
         except SafetensorError:
             reason = "the process that read it wrote something else than weights"
     if reason is not None:
         raise ModelError(f"{where} is refused: {reason}", remedy=_REMEDY)
 
 
-def _names(path: Path) -> list[str]:
+def _tensor_names(path: Path) -> list[str]:
     with safe_open(path, framework="pt") as file:
         return list(file.keys())
 
@@ -108,17 +108,17 @@ def _local_file(network: Store, file: str, size: int) -> Iterator[Path]:
         yield folder / file
 
 
-def _run(given: BinaryIO, target: Path, size: int) -> str | None:
+def _run_conversion(given: BinaryIO, target: Path, size: int) -> str | None:
     """Run the process that converts `given` into `target`. Return why it did not; None if it did."""
-    seconds = _PATIENCE_S + size / _SLOWEST
-    with target.open("wb") as made, tempfile.TemporaryFile(dir=temporary_place()) as report:
+    seconds = _BASE_TIMEOUT_S + size / _MIN_BYTES_PER_S
+    with target.open("wb") as made, tempfile.TemporaryFile(dir=temporary_root()) as report:
         process = subprocess.Popen(
-            [sys.executable, "-c", _CODE, str(size), str(os.getpid())],
+            [sys.executable, "-c", _CHILD_PROGRAM, str(size), str(os.getpid())],
             stdin=given,
             stdout=made,
             stderr=report,
             start_new_session=True,
-            env=_environment(),
+            env=_child_environment(),
         )
         try:
             code = process.wait(seconds)
@@ -128,10 +128,10 @@ def _run(given: BinaryIO, target: Path, size: int) -> str | None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        return None if code == 0 else _reason(report, code)
+        return None if code == 0 else _refusal_reason(report, code)
 
 
-def _environment() -> dict[str, str]:
+def _child_environment() -> dict[str, str]:
     """Of this process's environment the child gets nothing but where programs and libraries lie."""
     kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
@@ -143,8 +143,8 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _reason(report: BinaryIO, code: int) -> str:
-    report.seek(max(0, report.seek(0, os.SEEK_END) - _LAST_WORDS))
+def _refusal_reason(report: BinaryIO, code: int) -> str:
+    report.seek(max(0, report.seek(0, os.SEEK_END) - _QUOTED_REPORT_BYTES))
     line = report.read().rpartition(b"\n")[2]
     try:
         said = json.loads(line)["refused"]

@@ -24,17 +24,17 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-_INPUT, _OUTPUT, _REPORT = 0, 1, 2
+_INPUT_DESCRIPTOR, _OUTPUT_DESCRIPTOR, _REPORT_DESCRIPTOR = 0, 1, 2
 _MIB = 1 << 20
-_EXTRA_BYTES = 512 * _MIB  # bytes of memory beyond the file's
-_SET_PDEATHSIG, _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 1, 38, 22, 2  # options of prctl(2)
-_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # instructions of a seccomp filter (classic BPF)
+_EXTRA_BYTES = 512 * _MIB  # memory allowed beyond twice the file's size
+_SET_PDEATHSIG, _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER_MODE = 1, 38, 22, 2  # options of prctl(2)
+_BPF_LD, _BPF_JEQ, _BPF_RET = (0x20, 0x15, 0x06)  # instructions of a seccomp filter (classic BPF)
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1  # results of a filter: allow the call; let it fail with EPERM
-_NUMBER, _MACHINE = 0, 4  # offsets of a call's number and architecture in a filter's input
+_NUMBER_OFFSET, _MACHINE_OFFSET = (0, 4)  # offsets of a call's number and architecture in a filter's input
 
 # read, write, close, fstat, newfstatat, lseek, pread64, mmap, mprotect, munmap, mremap, madvise, brk, rt_sigaction,
 # rt_sigprocmask, rt_sigreturn, sched_yield, futex, clock_gettime, getrandom, exit, exit_group
-_CALLS = {
+_ALLOWED_SYSCALLS = {
     "x86_64": (
         0xC000003E,
         (0, 1, 3, 5, 262, 8, 17, 9, 10, 11, 25, 28, 12, 13, 14, 15, 24, 202, 228, 318, 60, 231),
@@ -44,7 +44,7 @@ _CALLS = {
         (63, 64, 57, 80, 79, 62, 67, 222, 226, 215, 216, 233, 214, 134, 135, 139, 124, 98, 113, 278, 93, 94),
     ),
 }
-_TYPES = {
+_DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -56,7 +56,7 @@ _TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_GLOBAL = re.compile(r"GLOBAL ([\w.]{1,80})")
+_REFUSED_GLOBAL = re.compile(r"GLOBAL ([\w.]{1,80})")
 
 
 class PickleRefused(Exception):
@@ -69,11 +69,11 @@ def main(size: int, parent: int) -> NoReturn:
     if os.getppid() != parent:  # the parent died before the line above
         os._exit(1)
     try:
-        _rehearse()
+        _preload_torch_loader()
         _confine(size)
-        _write(_check_content(_load_weights(os.fdopen(_INPUT, "rb", closefd=False))))
+        _write_safetensors(_check_content(_load_weights(os.fdopen(_INPUT_DESCRIPTOR, "rb", closefd=False))))
     except BaseException as error:
-        os.write(_REPORT, json.dumps({"refused": _refusal_text(error)}).encode())
+        os.write(_REPORT_DESCRIPTOR, json.dumps({"refused": _refusal_text(error)}).encode())
         os._exit(1)
     os._exit(0)
 
@@ -82,8 +82,8 @@ def _load_weights(file: Any) -> Any:
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def _rehearse() -> None:
-    """Load small files of both formats, and one that is refused, so that all that torch imports late is here."""
+def _preload_torch_loader() -> None:
+    """Load small files of both formats, and two that are refused: torch imports the rest of its code now, not later."""
     for zipped in (True, False):
         file = io.BytesIO()
         torch.save({"a": torch.ones(2, dtype=torch.bfloat16)}, file, _use_new_zipfile_serialization=zipped)
@@ -98,7 +98,7 @@ def _rehearse() -> None:
 
 def _confine(size: int) -> None:
     sys.stdout = sys.stderr = io.StringIO()
-    os.closerange(_REPORT + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    os.closerange(_REPORT_DESCRIPTOR + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     pages = os.sysconf("SC_PAGE_SIZE")
     with open("/proc/self/statm") as statm:
         held = int(statm.read().split()[0]) * pages
@@ -109,14 +109,14 @@ def _confine(size: int) -> None:
         resource.RLIMIT_CPU: seconds,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NPROC: 0,
-        resource.RLIMIT_NOFILE: _REPORT + 1,
+        resource.RLIMIT_NOFILE: _REPORT_DESCRIPTOR + 1,
     }
     for kind, limit in limits.items():
         resource.setrlimit(kind, (limit, limit))
-    _filter()
+    _install_syscall_filter()
 
 
-class _Step(ctypes.Structure):
+class _BpfStep(ctypes.Structure):
     _fields_ = [
         ("code", ctypes.c_ushort),
         ("yes", ctypes.c_ubyte),
@@ -125,28 +125,28 @@ class _Step(ctypes.Structure):
     ]
 
 
-class _Program(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("steps", ctypes.POINTER(_Step))]
+class _BpfProgram(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("steps", ctypes.POINTER(_BpfStep))]
 
 
-def _filter() -> None:
-    """Let the kernel refuse all system calls but `_CALLS`, from here on (seccomp, filter mode)."""
-    if platform.machine() not in _CALLS:
+def _install_syscall_filter() -> None:
+    """Let the kernel refuse all system calls but `_ALLOWED_SYSCALLS`, from here on (seccomp, filter mode)."""
+    if platform.machine() not in _ALLOWED_SYSCALLS:
         raise PickleRefused(f"a process cannot be confined on {platform.machine()}")
-    machine, calls = _CALLS[platform.machine()]
+    machine, calls = _ALLOWED_SYSCALLS[platform.machine()]
     steps = [
-        (_LOAD, 0, 0, _MACHINE),
-        (_EQUAL, 1, 0, machine),
-        (_RETURN, 0, 0, _REFUSE),
-        (_LOAD, 0, 0, _NUMBER),
+        (_BPF_LD, 0, 0, _MACHINE_OFFSET),
+        (_BPF_JEQ, 1, 0, machine),
+        (_BPF_RET, 0, 0, _REFUSE),
+        (_BPF_LD, 0, 0, _NUMBER_OFFSET),
     ]
     for left, number in zip(range(len(calls), 0, -1), calls, strict=True):
-        steps.append((_EQUAL, left, 0, number))
-    steps += [(_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
-    program = _Program(len(steps), (_Step * len(steps))(*(_Step(*step) for step in steps)))
+        steps.append((_BPF_JEQ, left, 0, number))
+    steps += [(_BPF_RET, 0, 0, _REFUSE), (_BPF_RET, 0, 0, _ALLOW)]
+    program = _BpfProgram(len(steps), (_BpfStep * len(steps))(*(_BpfStep(*step) for step in steps)))
     libc = ctypes.CDLL(None, use_errno=True)
     confined = libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-    if not confined or libc.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0) != 0:
+    if not confined or libc.prctl(_SET_SECCOMP, _FILTER_MODE, ctypes.byref(program), 0, 0) != 0:
         raise PickleRefused(f"this kernel does not confine processes: {os.strerror(ctypes.get_errno())}")
 
 
@@ -159,18 +159,18 @@ def _check_content(found: Any) -> dict[str, Tensor]:
             raise PickleRefused("a name in it is not a text of 1 to 500 characters")
         if type(value) is not Tensor:
             raise PickleRefused(f"{name!r:.80} is a {type(value).__name__[:80]}, not a plain tensor")
-        if value.layout is not torch.strided or value.device.type != "cpu" or value.dtype not in _TYPES:
+        if value.layout is not torch.strided or value.device.type != "cpu" or value.dtype not in _DTYPES:
             raise PickleRefused(f"{name!r:.80} is a tensor of another kind: {value.dtype}, {value.layout}")
     tensors: dict[str, Tensor] = found
     return tensors
 
 
-def _write(tensors: dict[str, Tensor]) -> None:
+def _write_safetensors(tensors: dict[str, Tensor]) -> None:
     header, end = dict[str, Any](), 0
     for name, tensor in tensors.items():
         start, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {
-            "dtype": _TYPES[tensor.dtype],
+            "dtype": _DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
@@ -179,7 +179,7 @@ def _write(tensors: dict[str, Tensor]) -> None:
     for part in (len(text).to_bytes(8, "little"), text, *map(_bytes, tensors.values())):
         left = memoryview(part)
         while len(left):
-            left = left[os.write(_OUTPUT, left[: 64 * _MIB]) :]
+            left = left[os.write(_OUTPUT_DESCRIPTOR, left[: 64 * _MIB]) :]
 
 
 def _bytes(tensor: Tensor) -> Any:
@@ -194,5 +194,5 @@ def _refusal_text(error: BaseException) -> str:
         return str(error)
     if isinstance(error, MemoryError) or "alloc" in str(error):
         return "it needs more memory than its size explains"
-    named = _GLOBAL.search(str(error))
+    named = _REFUSED_GLOBAL.search(str(error))
     return f"it holds {named[1]}" if named else f"it cannot be read as weights ({type(error).__name__})"

@@ -50,7 +50,7 @@ from data_service.corpus.removals import (
 )
 from data_service.errors import CorpusError
 from data_service.processes import temporary_folder
-from data_service.store.base import Store, together
+from data_service.store.base import Store, parallel_map
 from data_service.store.open import open_store
 from data_service.tokenizers.loss import TextLoss
 from data_service.types import Block
@@ -338,7 +338,7 @@ def _write_hashes(sources: Sequence[Corpus], folder: Path, report: ReportBlocks)
                 def read(index: int, source: Corpus = source, table: BlockTable = table) -> Block:
                     return read_block(source.store, table, index)
 
-                for block in together(read, range(len(table))):
+                for block in parallel_map(read, range(len(table))):
                     records = _records(block, pairs=source.manifest.pairs is not None)
                     records["part"], records["heldout"], records["block"] = part, number, first[split]
                     records["document"] += before[split]

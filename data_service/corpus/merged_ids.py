@@ -19,7 +19,7 @@ from data_service.corpus.removals import RemovedDocuments
 from data_service.corpus.sidecar import PARTS, Conditions, read_ids, read_origins
 from data_service.errors import CorpusError
 from data_service.processes import temporary_folder
-from data_service.store.base import together
+from data_service.store.base import parallel_map
 
 _HASH_RANGES = 256  # one range for each first byte of a hash
 _LISTED_IDS = 10  # ids that an error names
@@ -100,7 +100,7 @@ def _ids_of(source: Corpus, split: Part) -> Iterator[tuple[NDArray[np.int64], li
     def read(shard: str) -> _Columns:
         return read_ids(source, shard)
 
-    for shard, (block, document, ids) in zip(table.shards, together(read, table.shards), strict=True):
+    for shard, (block, document, ids) in zip(table.shards, parallel_map(read, table.shards), strict=True):
         yield starts[table.first_blocks[shard] + block] + document, ids
 
 

@@ -27,7 +27,7 @@ from pydantic import (
 from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.errors import CorpusError
 from data_service.formats import REMEDY, envelope, newer, open_envelope
-from data_service.store.base import Store, together
+from data_service.store.base import Store, parallel_map
 from data_service.store.errors import KeyMissing
 from data_service.types import Block
 
@@ -229,7 +229,7 @@ def load_removals(store: Store, manifest: CorpusManifest) -> RemovalChain:
             _damaged(store, key, "it is no removal, and does not belong into this folder")
         if key != removal_key(number):
             _damaged(store, removal_key(number), f"it is missing, but {key} is there")
-    found = together(store.get, numbered)
+    found = parallel_map(store.get, numbered)
     chain = RemovalChain()
     for key, data in zip(numbered, found, strict=True):
         removal = parse_removal(data, store, key, manifest)

@@ -22,7 +22,7 @@ from data_service.corpus.removals import (
 )
 from data_service.corpus.sidecar import PARTS, find_ids
 from data_service.errors import CorpusError
-from data_service.store.base import together
+from data_service.store.base import parallel_map
 
 ReportDone = Callable[[int, int], None]
 """A function that is called with the number of shards or blocks just read and the number of all that are to be read."""
@@ -106,7 +106,7 @@ def documents_by_number(
         raise _unknown_documents_error(corpus, "no document with the number", unknown)
     blocks = [one for part in PARTS if wanted[part] for one in _by_block(corpus, part, wanted[part])]
     rows: dict[Part, list[_Row]] = {part: [] for part in PARTS}
-    for one, placed in zip(blocks, together(partial(_place, corpus), blocks), strict=True):
+    for one, placed in zip(blocks, parallel_map(partial(_place, corpus), blocks), strict=True):
         rows[one.split] += placed
         report(1, len(blocks))
     return _documents(rows)

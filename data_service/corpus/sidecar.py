@@ -17,7 +17,7 @@ from data_service.corpus.manifest import StoredFile, sidecar_of
 from data_service.corpus.origin import ValueCounter
 from data_service.corpus.provenance import FIELDS, Provenance, ProvenanceField
 from data_service.errors import CorpusError, damaged
-from data_service.store.base import digest, together
+from data_service.store.base import digest, parallel_map
 from data_service.store.errors import KeyMissing
 
 if TYPE_CHECKING:  # at run time pyarrow is imported only to read or write a sidecar, which few corpora have
@@ -206,7 +206,7 @@ def _find(
         def read(shard: str, split: Part = split) -> list[DocumentOrigin]:
             return list(read_origins(corpus, split, shard, where))
 
-        for rows in together(read, table.shards):
+        for rows in parallel_map(read, table.shards):
             for row in rows:
                 yield FoundDocument(split, int(before[row.block]) + row.document, row)
             report(1, total)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from data_service.characters import spaces
+from data_service.characters import is_white_space
 from data_service.errors import InputError
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_file
@@ -200,7 +200,7 @@ class UnitFinder:
         size = sum(map(len, sentences))
         starts = np.zeros((len(LEVELS), size), dtype=np.bool_)
         if self._segmenter == "field":
-            starts[0, ~spaces("".join(sentences))] = np.frombuffer(given, dtype=np.bool_)
+            starts[0, ~is_white_space("".join(sentences))] = np.frombuffer(given, dtype=np.bool_)
         elif self._sizes is not None:
             sizes = np.array([n for sentence in sentences for n in self._sizes(sentence)], dtype=np.int64)
             starts[0, np.cumsum(sizes) - sizes] = True
@@ -224,7 +224,7 @@ def units_of_tokens(
         firsts: numbers of the tokens that begin a sentence.
     """
     size = len(text)
-    following = np.where(spaces(text), size, np.arange(size))
+    following = np.where(is_white_space(text), size, np.arange(size))
     following = np.append(np.minimum.accumulate(following[::-1])[::-1], size)
     at = following[places]
     first_of_character = np.diff(at, prepend=-1) > 0

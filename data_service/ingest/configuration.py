@@ -36,7 +36,7 @@ from data_service.ingest.scan import ScanReceipt
 from data_service.ingest.skipped import LISTED, with_lines
 from data_service.ingest.tasks import Split
 from data_service.ingest.write import LENGTHS, PartSummary, WriteReceipt
-from data_service.store.base import Store, digest, together
+from data_service.store.base import Store, digest, parallel_map
 from data_service.tokenizers.loss import TextLoss
 from data_service.tokenizers.tokenizer import Tokenizer
 
@@ -249,7 +249,7 @@ def _unigram(
 ) -> NDArray[np.int64]:
     total = np.zeros(vocab_size, dtype=np.int64)
     keys = [layout.unigram(index) for index in range(splits)]
-    for done, counts in enumerate(together(layout.open().get, keys), start=1):
+    for done, counts in enumerate(parallel_map(layout.open().get, keys), start=1):
         total += np.frombuffer(counts, dtype=np.int64)
         progress(Progress("assembling", done, splits, done * total.nbytes, splits * total.nbytes))
     return total

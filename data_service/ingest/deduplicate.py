@@ -40,7 +40,7 @@ from data_service.ingest.scan import (
     spaced_text,
 )
 from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, write_receipt
-from data_service.store.base import Store, together
+from data_service.store.base import Store, parallel_map
 from data_service.store.errors import KeyMissing
 
 PARTITION_DOCUMENTS = 2_000_000  # documents that are sorted together, in about 200 MB
@@ -140,7 +140,9 @@ def _slice(key: str, begin: int, end: int) -> Slice | None:
 def compare(task: CompareTask) -> CompareReceipt:
     """Write the numbers of the partition's documents that are copies of an earlier document; return the receipt."""
     store = task.layout.open()
-    parts = [np.frombuffer(data, dtype=RECORD) for data in together(partial(read_slice, store), task.hashes)]
+    parts = [
+        np.frombuffer(data, dtype=RECORD) for data in parallel_map(partial(read_slice, store), task.hashes)
+    ]
     records = np.concatenate(parts)
     split = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
     place = (records["ordinal"], split)

@@ -15,7 +15,7 @@ from data_service.ingest.records import BadRecord, Text
 from data_service.ingest.tars import read_tar, refuse_fields
 from data_service.ingest.tasks import FilePiece, Split
 from data_service.ingest.warc import read_warc
-from data_service.store.base import together
+from data_service.store.base import parallel_map
 
 
 def read_records(split: Split, options: BuildOptions) -> Iterator[Text | BadRecord]:
@@ -38,7 +38,7 @@ def _fetched_ahead(pieces: Sequence[FilePiece]) -> Iterator[FilePiece]:
     if len(pieces) == 1:
         yield from pieces
         return
-    for piece, data in zip(pieces, together(_fetch_small, pieces), strict=True):
+    for piece, data in zip(pieces, parallel_map(_fetch_small, pieces), strict=True):
         if data is None:
             yield piece
             continue

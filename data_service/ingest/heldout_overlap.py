@@ -19,7 +19,7 @@ from data_service.corpus.corpus import Corpus
 from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import RemovedDocuments, load_removals, without
-from data_service.store.base import together
+from data_service.store.base import parallel_map
 from data_service.types import Block, Tokens
 
 SPAN, RUNS = 32, 8
@@ -92,7 +92,7 @@ def _blocks(corpus: Corpus, split: str) -> Iterator[Block]:
     def read(number: int) -> Block:
         return without(read_block(corpus.store, table, number), removed.stretches(number), 0)
 
-    yield from together(read, range(len(table)))
+    yield from parallel_map(read, range(len(table)))
 
 
 class HeldoutIndex:

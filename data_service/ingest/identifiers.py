@@ -27,7 +27,7 @@ from data_service.ingest.records import Text
 from data_service.ingest.scan import RECORD, ScanReceipt, hash_of
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import BuildTask, Split, TaskReceipt, write_receipt
-from data_service.store.base import together
+from data_service.store.base import parallel_map
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def plan_ids(
 def find_twice(task: IdTask) -> IdReceipt:
     """Compare the ids of a partition; return the receipt."""
     store = task.layout.open()
-    parts = [np.frombuffer(data, RECORD) for data in together(partial(read_slice, store), task.hashes)]
+    parts = [np.frombuffer(data, RECORD) for data in parallel_map(partial(read_slice, store), task.hashes)]
     records = np.concatenate(parts)
     split = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     repeated = _repeated(records)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 from data_service.corpus.manifest import BUILD
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, find_receipts
-from data_service.store.base import Entry, Store, together
+from data_service.store.base import Entry, Store, parallel_map
 
 Stage = Literal[
     "measuring",
@@ -133,7 +133,7 @@ def remove_objects(store: Store, prefix: str, progress: ReportProgress) -> None:
     batches = [entries[start : start + _DELETE_BATCH] for start in range(0, len(entries), _DELETE_BATCH)]
     total = sum(entry.size for entry in entries)
     done = size = 0
-    for batch in together(partial(_delete, store), batches):
+    for batch in parallel_map(partial(_delete, store), batches):
         done, size = done + len(batch), size + sum(entry.size for entry in batch)
         progress(Progress("clearing up", done, len(entries), size, total))
 

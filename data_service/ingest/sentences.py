@@ -149,7 +149,7 @@ def sentence_bounds(text: str, language: Language = "any") -> NDArray[np.int64]:
 
     Between the two lies white space alone, or nothing. `language`: whose rules are used besides.
     """
-    classes = _classes().of(text)
+    classes = _classes().classify(text)
     if language in UNSPACED or (classes & _UNSPACED_MARK).any():
         return np.array(list(_bounds_by_line(text, language)), dtype=np.int64).reshape(-1, 2)
     space = classes & _SPACE

@@ -20,7 +20,7 @@ from data_service.corpus.manifest import BuildLayout
 from data_service.ingest.files import is_stored_plainly
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import MIB, BuildOptions
-from data_service.store.base import Store, together
+from data_service.store.base import Store, parallel_map
 from data_service.store.errors import KeyMissing
 
 _COMPRESSION_RATIO = 3  # assumed bytes of text in a byte of a compressed or Parquet file
@@ -213,7 +213,7 @@ def find_receipts(store: Store, tasks: Sequence[BuildTask], kind: type[R]) -> li
         found = _read(store, task.receipt, kind) if task.receipt in written else None
         return found if found is not None and found.source in task.sources else None
 
-    receipts = list(together(read, tasks))
+    receipts = list(parallel_map(read, tasks))
     stored = _sizes(store, [name for receipt in receipts if receipt for name in receipt.files])
     return [
         receipt if receipt and all(stored.get(name) == size for name, size in receipt.files.items()) else None

@@ -35,7 +35,7 @@ from data_service.ingest.scan import hash_of, hash_tokens
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
-from data_service.store.local import room_in
+from data_service.store.local import report_full_disk
 from data_service.tokenizers.load import load_saved
 from data_service.tokenizers.loss import LossMeter, TextLoss
 from data_service.tokenizers.quick import TextEncoder
@@ -204,7 +204,7 @@ def write(task: WriteTask) -> WriteReceipt:
     finder = _finder(task.layout, task.words) if task.words is not None else None
     levels = () if finder is None else finder.levels
     # Shards are written to a local file before they are stored.
-    with temporary_folder("build") as folder, room_in(folder):
+    with temporary_folder("build") as folder, report_full_disk(folder):
         name, block_tokens = shard_stem(task.index), task.options.block_tokens
         with (
             PartWriter(Path(folder, "train.tar"), name, tokenizer.vocab_size, block_tokens, levels) as train,

@@ -20,7 +20,7 @@ from data_service.ingest.deduplicate import partitions, same_as_before
 from data_service.ingest.scan import bucket_starts, hash_of
 from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
 from data_service.prepare.layout import PrepareLayout
-from data_service.store.base import Store, digest, together
+from data_service.store.base import Store, digest, parallel_map
 
 _PARTITION_DOCUMENTS = 1_000_000  # documents that are compared together, in about 250 MB
 # A document's hash as two big-endian words, its number in its chunk, the number of documents that it stands for, and
@@ -146,7 +146,7 @@ def plan_compare(layout: PrepareLayout, kind: str, chunks: Sequence[HashedChunk]
 def compare(task: CompareHashesTask) -> CompareHashesReceipt:
     """Write which documents of the partition are copies of an earlier one; return the receipt."""
     store = task.layout.open()
-    read = list(together(partial(_read, store), task.slices))
+    read = list(parallel_map(partial(_read, store), task.slices))
     parts = [np.frombuffer(records, dtype=_RECORD) for records, _ in read]
     records, names = np.concatenate(parts), b"".join(ids for _, ids in read)
     chunk = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])

@@ -27,7 +27,7 @@ from data_service.prepare.paragraphs import (
     ListedParagraph,
     ParagraphCuts,
 )
-from data_service.store.base import Store, digest, together
+from data_service.store.base import Store, digest, parallel_map
 
 _PARTITION_RECORDS = 4_000_000  # records; about 200 MB while they are added up
 _TABLE = pa.schema(
@@ -97,7 +97,7 @@ def plan_counts(
 def count(task: CountTask) -> CountReceipt:
     """Write which paragraphs of each chunk are frequent; return the receipt."""
     store = task.layout.open()
-    parts = list(together(partial(_read, store, task.bits), task.chunks))
+    parts = list(parallel_map(partial(_read, store, task.bits), task.chunks))
     records = np.concatenate([np.empty(0, dtype=RECORD), *parts])
     chunk = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
     # A stable sort keeps the records of one hash in the order of chunks.

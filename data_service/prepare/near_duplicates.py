@@ -22,7 +22,7 @@ from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
 from data_service.prepare.layout import PrepareLayout
 from data_service.prepare.minhash import HASHES, Bands
 from data_service.prepare.signatures import RECORD, SignedChunk
-from data_service.store.base import Store, digest, together
+from data_service.store.base import Store, digest, parallel_map
 
 _PARTITION_DOCUMENTS = 2_000_000  # documents; about 300 MB while they are compared
 _GROUPS = 16
@@ -103,7 +103,7 @@ def plan_joins(
 def join(task: JoinTask) -> JoinReceipt:
     """Write [P, 2] numbers of documents, the first of a group and one similar to it; return the receipt."""
     store, signed = task.layout.open(), task.signed
-    read = list(together(partial(_read, store, task), signed.chunks))
+    read = list(parallel_map(partial(_read, store, task), signed.chunks))
     records = np.concatenate(read)
     starts = np.array(signed.starts[:-1], dtype=np.int64)
     numbers = np.repeat(starts, [len(part) for part in read]) + records["ordinal"]

@@ -20,8 +20,8 @@ from data_service.stream.stream import SlabLayout, StepLayout
 from data_service.stream.token_axis import TokenAxis
 
 _log = logging.getLogger(__name__)
-_LOOK_SECONDS = 2.0
-_STORE_ATTEMPTS = 3  # builds of a window when the store fails; each build retries its own requests, too
+_POLL_S = 2.0
+_MAX_BUILDS = 3  # builds of a window that may fail for its store; each retries its requests, too
 
 
 @dataclass
@@ -34,7 +34,7 @@ class _HeldWindow:
     slabs: dict[int, Samples] = field(default_factory=dict)
 
 
-class _Gone(Exception):
+class _BuildLost(Exception):
     """A build that failed or was lost. The window will be built again."""
 
 
@@ -181,7 +181,7 @@ class FeedClient:
                     slice_rows(self._slab(window, held, slab), start, stop)
                     for slab, start, stop in held.layout.pieces(first, last)
                 ]
-            except _Gone:
+            except _BuildLost:
                 continue
 
     def _move_on(self) -> None:
@@ -204,11 +204,11 @@ class FeedClient:
                 return
             try:
                 self._fetch(*coming)
-            except _Gone:
+            except _BuildLost:
                 continue
             except (UserError, ray.exceptions.RayError) as error:
                 with self._changed:
-                    self._failures[coming[0]] = error  # raised by the read that needs this window
+                    self._failures[coming[0]] = error  # The read that needs this window raises it.
 
     def _fetch(self, window: EpochWindow, layout: SlabLayout, slab: int) -> None:
         held = self._window(window, lambda found: [slab] if found == layout else [])
@@ -230,21 +230,21 @@ class FeedClient:
         try:
             samples = self._get(window, held, slab)
         except StoreUnavailable as error:
-            if self._forget(window, held, _STORE_ATTEMPTS) == _STORE_ATTEMPTS:
+            if self._forget(window, held, _MAX_BUILDS) == _MAX_BUILDS:
                 raise
-            raise _Gone from error
+            raise _BuildLost from error
         except UserError:
             self._forget(window, held, 1)  # the next build may succeed
             raise
         except ray.exceptions.RayError as error:
-            if tasks.died(error) or tasks.full(error):
+            if tasks.is_worker_death(error) or tasks.is_full(error):
                 self._report(window, held, error)
-            elif tasks.lost(error):
+            elif tasks.is_lost_result(error):
                 self._forget(window, held)
             else:
                 self._forget(window, held, 1)
                 raise
-            raise _Gone from error
+            raise _BuildLost from error
         held.slabs[slab] = samples
         return samples
 
@@ -254,12 +254,12 @@ class FeedClient:
         It polls, because if two threads ask Ray for the same object, one of them sometimes waits for ever.
         """
         ref = held.refs[slab]
-        while not ray.wait([ref], timeout=_LOOK_SECONDS)[0]:
+        while not ray.wait([ref], timeout=_POLL_S)[0]:
             if slab in held.slabs:
                 return held.slabs[slab]
             with self._changed:
                 if self._closed or self._held.get(window) is not held:
-                    raise _Gone
+                    raise _BuildLost
         samples: Samples = _result(ref)
         return samples
 
@@ -268,14 +268,14 @@ class FeedClient:
 
         Raises BuildFailed: too many builds in a row have failed.
         """
-        most = tasks.NO_ROOMS if (full := tasks.full(error)) else tasks.DEATHS
+        most = tasks.MAX_FULL_STORES if (full := tasks.is_full(error)) else tasks.MAX_DEATHS
         failed, (epoch, number) = self._forget(window, held, most), window
         name = f"window {number} of epoch {epoch} of the {self.spec.split} samples"
         if failed == most:
-            raise tasks.build_failed(name, self._opened.epoch_layout.window_bytes, error) from error
+            raise tasks.build_failed_error(name, self._opened.epoch_layout.window_bytes, error) from error
         if failed:
             why = "there was no room for it" if full else "its build died"
-            reason = tasks.reason_of(error)
+            reason = tasks.death_reason(error)
             _log.warning("%s: %s (%s), %d of %d in a row; building again", name, why, reason, failed, most)
         if full:
             with self._changed:
@@ -329,10 +329,10 @@ class FeedClient:
 
     def _await(self, answer: Any) -> Any:
         """Wait for an answer that may take a counting pass, and return it. Raises the feed's error."""
-        while self._counted is not None and not ray.wait([answer], timeout=_LOOK_SECONDS)[0]:
+        while self._counted is not None and not ray.wait([answer], timeout=_POLL_S)[0]:
             progress = self._feed.progress.remote()
             # No answer comes while the feed is being restarted.
-            if ray.wait([progress], timeout=_LOOK_SECONDS)[0]:
+            if ray.wait([progress], timeout=_POLL_S)[0]:
                 self._counted(_result(progress))
         return _result(answer)
 

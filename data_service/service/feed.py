@@ -18,7 +18,7 @@ from data_service.samples.samples import Samples
 from data_service.samples.spec import StreamSpec
 from data_service.service.gauges import FeedGauges
 from data_service.service.prefetch import EpochWindow
-from data_service.service.tasks import SlabRefs, full, no_room, object_store_bytes, run_pass, submit_window
+from data_service.service.tasks import SlabRefs, is_full, no_room, object_store_bytes, run_pass, submit_window
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.stream.counts import PassRunner, RowCounts, count_rows, measure_rows
@@ -100,7 +100,7 @@ class Build(NamedTuple):
     refs: "dict[int, ray.ObjectRef[Samples]]"
 
 
-class _Held(NamedTuple):
+class _HeldBuild(NamedTuple):
     layout: SlabLayout
     slabs: SlabRefs
 
@@ -114,7 +114,7 @@ class _Held(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Failures:
+class _BuildFailures:
     """The failures in a row of one window's builds.
 
     Attributes:
@@ -137,7 +137,7 @@ class _Stream:
     opened: OpenStream
 
 
-_Key = tuple[str, int, int]  # stream, epoch, window
+_WindowKey = tuple[str, int, int]  # stream, epoch, window
 
 
 class Feed:
@@ -148,8 +148,8 @@ class Feed:
         self._run: PassRunner = partial(run_pass, cpus=config.cpus)
         self._counted = 0
         self._streams: dict[str, _Stream] = {}
-        self._builds: OrderedDict[_Key, _Held] = OrderedDict()
-        self._failures: dict[_Key, _Failures] = {}
+        self._builds: OrderedDict[_WindowKey, _HeldBuild] = OrderedDict()
+        self._failures: dict[_WindowKey, _BuildFailures] = {}
         self._axes: dict[str, ray.ObjectRef[TokenAxis]] = {}
         self._gauges = FeedGauges()
 
@@ -173,14 +173,14 @@ class Feed:
     ) -> dict[EpochWindow, Build]:
         """Return builds of the window `needed` and of those windows `ahead` for which there is room."""
         stream = self._stream(spec_json)
-        asked = {_key(spec_json, wanted.window) for wanted in (needed, *ahead)}
+        asked = {_window_key(spec_json, wanted.window) for wanted in (needed, *ahead)}
         for wanted in (needed, *ahead):
             self._touch(stream, wanted, asked, must=wanted is needed)
         self._gauges.update(len(self._builds) - self._unfinished())
         return {
             wanted.window: self._builds[key].build(wanted)
             for wanted in (needed, *ahead)
-            if (key := _key(spec_json, wanted.window)) in self._builds
+            if (key := _window_key(spec_json, wanted.window)) in self._builds
         }
 
     def token_axis(self, spec_json: str) -> "list[ray.ObjectRef[TokenAxis]]":
@@ -196,7 +196,9 @@ class Feed:
             try:
                 self._axes[spec_json] = ray.put(axis)
             except ray.exceptions.RayError as error:
-                raise no_room("the lengths of a corpus's rows", error) if full(error) else error from error
+                raise (
+                    no_room("the lengths of a corpus's rows", error) if is_full(error) else error
+                ) from error
         return [self._axes[spec_json]]
 
     def forget(self, spec_json: str, window: EpochWindow, build: str, most: int = 0) -> int:
@@ -212,13 +214,13 @@ class Feed:
         Returns:
             The number of failures in a row up to this build.
         """
-        key = _key(spec_json, window)
+        key = _window_key(spec_json, window)
         failures = self._failures.get(key)
         if key in self._builds and self._builds[key].name == build:
             del self._builds[key]
             if most:
                 before = failures.count % most if failures is not None and failures.most == most else 0
-                failures = self._failures[key] = _Failures(build, before + 1, most)
+                failures = self._failures[key] = _BuildFailures(build, before + 1, most)
         return failures.count if failures is not None and failures.last == build else 0
 
     def _stream(self, spec_json: str) -> _Stream:
@@ -249,18 +251,18 @@ class Feed:
     def _cache(self) -> Store | None:
         return None if self._config.cache is None else open_store(self._config.cache)
 
-    def _touch(self, stream: _Stream, wanted: SlabRequest, asked: set[_Key], *, must: bool) -> None:
+    def _touch(self, stream: _Stream, wanted: SlabRequest, asked: set[_WindowKey], *, must: bool) -> None:
         """Mark a window as requested now. Start its build if there is room, or in any case if `must`."""
-        key = _key(stream.spec_json, wanted.window)
+        key = _window_key(stream.spec_json, wanted.window)
         if key not in self._builds:
             if not self._make_room(stream, asked) and not must:
                 return
             window = stream.plan.window(*wanted.window)
             slabs = submit_window(stream.spec_json, window, wanted.layout, self._config.cpus)
-            self._builds[key] = _Held(wanted.layout, slabs)
+            self._builds[key] = _HeldBuild(wanted.layout, slabs)
         self._builds.move_to_end(key)
 
-    def _make_room(self, stream: _Stream, asked: set[_Key]) -> bool:
+    def _make_room(self, stream: _Stream, asked: set[_WindowKey]) -> bool:
         """Drop the least recently requested windows until one more fits. Return whether its build may start."""
         size, memory = stream.plan.epoch_layout.window_bytes, self._memory()
         for key in [key for key in self._builds if key not in asked]:
@@ -293,5 +295,5 @@ def start_feed(config: FeedConfig) -> FeedHandle:
     return actor.remote(config)
 
 
-def _key(spec_json: str, window: EpochWindow) -> _Key:
+def _window_key(spec_json: str, window: EpochWindow) -> _WindowKey:
     return (spec_json, *window)

@@ -11,7 +11,7 @@ from ray.util.metrics import Gauge
 
 from data_service.store.retries import total_retries
 
-PREFIX = "maskfleet_"
+METRIC_PREFIX = "maskfleet_"
 """Prefix of the name of every gauge. Ray puts `ray_` before it."""
 _PLAIN_PUNCTUATION = string.punctuation.replace("%", "") + " "
 DESCRIPTIONS = {
@@ -20,12 +20,12 @@ DESCRIPTIONS = {
 }
 
 
-def gauge(name: str, description: str, labels: Mapping[str, str], *further: str) -> Gauge:
+def make_gauge(name: str, description: str, labels: Mapping[str, str], *further: str) -> Gauge:
     """Return a gauge of this process. The values of `labels` are fixed; those of `further` are given with each value.
 
     Ray accepts only printable ASCII in labels. Other characters of a fixed label are percent-encoded, as in a URI.
     """
-    made = Gauge(PREFIX + name, description, (*labels, *further))
+    made = Gauge(METRIC_PREFIX + name, description, (*labels, *further))
     made.set_default_tags({label: quote(value, safe=_PLAIN_PUNCTUATION) for label, value in labels.items()})
     return made
 
@@ -34,7 +34,7 @@ class StoreRetries:
     """The gauge of this process's repeated store requests. It shows the number at the last call of `update`."""
 
     def __init__(self) -> None:
-        self._gauge = gauge("store_retries", DESCRIPTIONS["store_retries"], {})
+        self._gauge = make_gauge("store_retries", DESCRIPTIONS["store_retries"], {})
 
     def update(self) -> None:
         self._gauge.set(float(total_retries()))
@@ -44,7 +44,7 @@ class FeedGauges:
     """The gauges of the feed."""
 
     def __init__(self) -> None:
-        self._ready = gauge("windows_ready", DESCRIPTIONS["windows_ready"], {})
+        self._ready = make_gauge("windows_ready", DESCRIPTIONS["windows_ready"], {})
         self._retries = StoreRetries()
 
     def update(self, ready: int) -> None:

@@ -20,16 +20,16 @@ from ray.job_config import JobConfig
 
 from data_service.errors import EnvironmentUnusable, library_changed
 from data_service.limits import ensure_limits
-from data_service.processes import STARTED_HERE, mark_ray_session, temporary_place
+from data_service.processes import RAY_MARK, mark_ray_session, temporary_root
 
 # Parts of Ray that one machine does not need.
-UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
+UNUSED_PROCESSES = ("start_api_server", "start_monitor", "start_log_monitor")
 FOLDERS = "_py_driver_sys_path"
 NODE, DEAD, LOGS = "_global_node", "dead_processes", "get_logs_dir_path"
 PRINTS = "print_to_stdstream"
 DRAINING = "get_draining_nodes"
-_VITAL = ("raylet", "gcs_server")
-NICENESS = "RAY_worker_niceness"
+_VITAL_PROCESSES = ("raylet", "gcs_server")
+NICENESS_VARIABLE = "RAY_worker_niceness"
 
 
 def start_ray(**local: Any) -> None:
@@ -38,10 +38,10 @@ def start_ray(**local: Any) -> None:
     What its processes print stays in Ray's log folder.
 
     Raises:
-        EnvironmentUnusable: as `temporary_place` and `ensure_limits`, or TMPDIR is too long a name.
+        EnvironmentUnusable: as `temporary_root` and `ensure_limits`, or TMPDIR is too long a name.
         LibraryChanged: this version of Ray has other private names than those that were tested.
     """
-    folder = temporary_place()
+    folder = temporary_root()
     ensure_names()
     setattr(worker, PRINTS, lambda *_, **__: None)  # Ray would print a dead raylet's log on standard output
     # "local": without it Ray would join any cluster on the machine.
@@ -54,7 +54,7 @@ def start_ray(**local: Any) -> None:
             ray.init(
                 logging_level=logging.ERROR,
                 log_to_driver=False,
-                job_config=installed_only(),
+                job_config=installed_packages_only(),
                 **({} if joins_cluster() else own),
             )
     except OSError as error:
@@ -73,19 +73,19 @@ def joins_cluster() -> bool:
 @contextmanager
 def _reduced_ray() -> Iterator[None]:
     """A Ray that is started in this context has only what we use, a token of its own, and a sign that we started it."""
-    _hold_token()
+    _set_auth_token()
     # Ray's control process would keep records of the last 100,000 calls for a dashboard.
     if not joins_cluster():
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
         # Niceness of workers, added to the command's: with Ray's default of 15 ranks starve beside any other work.
-        os.environ.setdefault(NICENESS, "0")
-    with without_unused():
+        os.environ.setdefault(NICENESS_VARIABLE, "0")
+    with without_unused_processes():
         yield
     if not joins_cluster():
-        (logs_folder() / STARTED_HERE).touch()
+        (logs_folder() / RAY_MARK).touch()
 
 
-def _hold_token() -> None:
+def _set_auth_token() -> None:
     """Unless the user has a token for Ray's processes, or joins a cluster: this process and its children get one in
     their environment. Ray would write it to the home folder, which in a container may be read-only or not there."""
     given = joins_cluster() or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
@@ -94,14 +94,14 @@ def _hold_token() -> None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
-class _Unchanged(list[str]):
+class _FrozenEmptyList(list[str]):
     """A list that stays empty when Ray adds folders for its workers to import from."""
 
     def extend(self, folders: object) -> None:
         pass
 
 
-def _name_of(owner: Any, name: str) -> Any:
+def _attribute(owner: Any, name: str) -> Any:
     """Return the attribute `name` of `owner`. Raises LibraryChanged: it does not exist."""
     try:
         return getattr(owner, name)
@@ -112,35 +112,35 @@ def _name_of(owner: Any, name: str) -> Any:
 
 def ensure_names() -> None:
     """Check all private names that can be looked up before Ray is started. Raises LibraryChanged: one is missing."""
-    for name in (*UNUSED, DEAD, LOGS):
-        _name_of(Node, name)
-    _name_of(JobConfig(), FOLDERS)
-    _name_of(worker, NODE)
-    _name_of(worker, PRINTS)
-    _name_of(state, DRAINING)
+    for name in (*UNUSED_PROCESSES, DEAD, LOGS):
+        _attribute(Node, name)
+    _attribute(JobConfig(), FOLDERS)
+    _attribute(worker, NODE)
+    _attribute(worker, PRINTS)
+    _attribute(state, DRAINING)
 
 
-def installed_only() -> JobConfig:
+def installed_packages_only() -> JobConfig:
     """Return a job configuration for `ray.init` with which workers import only installed packages.
 
     By default they would first look into the driver's working directory, where a folder may have the name of one of our
     packages. Ray has no public setting for this.
     """
     job = JobConfig()
-    _name_of(job, FOLDERS)
-    setattr(job, FOLDERS, _Unchanged())
+    _attribute(job, FOLDERS)
+    setattr(job, FOLDERS, _FrozenEmptyList())
     return job
 
 
 @contextmanager
-def without_unused() -> Iterator[None]:
+def without_unused_processes() -> Iterator[None]:
     """Start Ray without dashboard, autoscaler and log monitor if it is started within the block.
 
     On one machine they are not needed, and each takes a second of a core to start. Ray has no public setting for this.
     """
     ensure_names()
-    before = {name: _name_of(Node, name) for name in UNUSED}
-    for name in UNUSED:
+    before = {name: _attribute(Node, name) for name in UNUSED_PROCESSES}
+    for name in UNUSED_PROCESSES:
         setattr(Node, name, lambda *_, **__: None)
     try:
         yield
@@ -152,7 +152,7 @@ def without_unused() -> Iterator[None]:
 def draining_nodes() -> frozenset[str]:
     """Return the ids of the nodes that are being drained, that is, will be removed. Ray has no public interface for
     it."""
-    return frozenset(_name_of(state, DRAINING)())
+    return frozenset(_attribute(state, DRAINING)())
 
 
 def dead_processes() -> list[str]:
@@ -160,9 +160,9 @@ def dead_processes() -> list[str]:
 
     Ray itself notices only after about a minute, and until then every call to it hangs.
     """
-    return [str(kind) for kind, _ in _name_of(_name_of(worker, NODE), DEAD)() if kind in _VITAL]
+    return [str(kind) for kind, _ in _attribute(_attribute(worker, NODE), DEAD)() if kind in _VITAL_PROCESSES]
 
 
 def logs_folder() -> Path:
     """Return Ray's log folder on this node."""
-    return Path(_name_of(_name_of(worker, NODE), LOGS)())
+    return Path(_attribute(_attribute(worker, NODE), LOGS)())

@@ -17,10 +17,10 @@ from data_service.stream.stream import SlabLayout, build_window
 
 SlabRefs: TypeAlias = "list[ray.ObjectRef[Samples]]"
 
-DEATHS = 8  # deaths in a row of one task's processes after which it is given up: too many for chance
-NO_ROOMS = 8  # builds in a row that found the object store full; with the pauses between them two minutes
-SEE_RAY = "Ray's logs/raylet.out of the node says what killed them"
-_COUNTED_TOGETHER = 64  # blocks in one counting task: a few seconds of work
+MAX_DEATHS = 8  # consecutive deaths of one task's processes after which the task is given up
+MAX_FULL_STORES = 8  # consecutive builds that may find the object store full: two minutes, pauses included
+RAY_LOG_HINT = "Ray's logs/raylet.out of the node says what killed them"
+_TASK_BLOCKS = 64  # blocks in one counting task: a few seconds of work
 
 
 def submit_window(spec_json: str, window: Window, layout: SlabLayout, cpus: float) -> SlabRefs:
@@ -33,7 +33,7 @@ def submit_window(spec_json: str, window: Window, layout: SlabLayout, cpus: floa
         "max_retries": 0,
         "scheduling_strategy": "SPREAD",
     }
-    refs = _BUILD.options(**options).remote(spec_json, window, layout)
+    refs = _BUILD_TASK.options(**options).remote(spec_json, window, layout)
     return refs if layout.slabs > 1 else [refs]
 
 
@@ -46,13 +46,13 @@ def run_pass(
         CorruptBlock, StoreError: a block cannot be read.
         BuildFailed: the processes that count some blocks died repeatedly.
     """
-    task = _PASS.options(num_cpus=cpus, max_retries=0, scheduling_strategy="SPREAD")
+    task = _PASS_TASK.options(num_cpus=cpus, max_retries=0, scheduling_strategy="SPREAD")
     spec_json = corpora.spec.model_dump_json()
 
     def start(part: range) -> "ray.ObjectRef[Found]":
         return task.remote(job, spec_json, source, part.start, part.stop)
 
-    parts = [blocks[first : first + _COUNTED_TOGETHER] for first in range(0, len(blocks), _COUNTED_TOGETHER)]
+    parts = [blocks[first : first + _TASK_BLOCKS] for first in range(0, len(blocks), _TASK_BLOCKS)]
     coming = {start(part): part for part in parts}
     found, deaths = dict[int, Found](), Counter[int]()
     while coming:
@@ -61,10 +61,10 @@ def run_pass(
         try:
             found[part.start] = ray.get(done)
         except ray.exceptions.RayError as error:
-            deaths[part.start] += died(error)
-            if deaths[part.start] == DEATHS:
+            deaths[part.start] += is_worker_death(error)
+            if deaths[part.start] == MAX_DEATHS:
                 raise _counting_error(corpora, source, part, error) from error
-            if not (died(error) or lost(error)):
+            if not (is_worker_death(error) or is_lost_result(error)):
                 raise cause_of(error) from error
             coming[start(part)] = part
         else:
@@ -73,11 +73,11 @@ def run_pass(
 
 
 def _counting_error(corpora: Corpora, source: int, part: range, error: Exception) -> BuildFailed:
-    uri, reason = corpora.spec.sources[source].uri, reason_of(error)
+    uri, reason = corpora.spec.sources[source].uri, death_reason(error)
     return BuildFailed(
-        f"{uri}, blocks {part.start} to {part.stop - 1}: {DEATHS} processes in a row died while they counted rows; "
+        f"{uri}, blocks {part.start} to {part.stop - 1}: {MAX_DEATHS} processes in a row died while they counted rows; "
         f"the last: {reason}",
-        remedy=f"lower data_service.workers, or give the nodes more memory; {SEE_RAY}",
+        remedy=f"lower data_service.workers, or give the nodes more memory; {RAY_LOG_HINT}",
     )
 
 
@@ -89,34 +89,35 @@ def cause_of(error: Exception) -> BaseException:
     return cause if isinstance(cause, UserError) else error
 
 
-def died(error: Exception) -> bool:
+def is_worker_death(error: Exception) -> bool:
     """Return whether a task ended because its process died or ran out of memory."""
     if isinstance(error, ray.exceptions.RayTaskError):
         return isinstance(error.cause, MemoryError)
     return isinstance(error, ray.exceptions.WorkerCrashedError | ray.exceptions.OutOfMemoryError)
 
 
-def full(error: Exception) -> bool:
+def is_full(error: Exception) -> bool:
     """Return whether an object store had no room for a result, even by spilling to the disk."""
     cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
     return isinstance(cause, ray.exceptions.ObjectStoreFullError | ray.exceptions.OutOfDiskError)
 
 
-def build_failed(what: str, window_bytes: int, error: Exception) -> BuildFailed:
+def build_failed_error(what: str, window_bytes: int, error: Exception) -> BuildFailed:
     """Return the error for a window of `window_bytes` whose builds failed repeatedly with `error`."""
-    if full(error):
+    if is_full(error):
         return no_room(what, error)
     return BuildFailed(
-        f"{what} could not be built: {DEATHS} processes in a row died building it; the last: {reason_of(error)}",
+        f"{what} could not be built: {MAX_DEATHS} processes in a row died building it; the last: {death_reason(error)}",
         remedy=f"lower data_service.workers, or give the nodes more memory (a build takes about "
-        f"{(2 * window_bytes >> 20) + 1} MiB); {SEE_RAY}",
+        f"{(2 * window_bytes >> 20) + 1} MiB); {RAY_LOG_HINT}",
     )
 
 
 def no_room(what: str, error: Exception) -> BuildFailed:
     """Return the error for `what`, for which Ray's object stores had no room."""
     return BuildFailed(
-        f"{what} found no room in Ray's object stores, which hold {object_store_bytes() >> 20} MiB: {reason_of(error)}",
+        f"{what} found no room in Ray's object stores, which hold {object_store_bytes() >> 20} MiB: "
+        f"{death_reason(error)}",
         remedy="lower data_service.memory, give the nodes more shared memory (launch: --shared-memory), or make room "
         "on the disk where Ray spills (RAY_object_spilling_directory, by default in the temporary folder)",
     )
@@ -127,12 +128,12 @@ def object_store_bytes() -> int:
     return int(ray.cluster_resources().get("object_store_memory", 0))
 
 
-def lost(error: Exception) -> bool:
+def is_lost_result(error: Exception) -> bool:
     """Return whether a task's node or its result was lost, so that the task itself did not fail."""
     return isinstance(error, ray.exceptions.ObjectLostError | ray.exceptions.NodeDiedError)
 
 
-def reason_of(error: Exception) -> str:
+def death_reason(error: Exception) -> str:
     """Return why a task died, in one line."""
     cause = (
         error.cause if isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None else error
@@ -145,12 +146,12 @@ def _build_slabs(spec_json: str, window: Window, layout: SlabLayout) -> list[Sam
     return slabs if len(slabs) > 1 else slabs[0]
 
 
-def _count_rows(job: Pass, spec_json: str, source: int, start: int, stop: int) -> Found:
+def _run_pass_part(job: Pass, spec_json: str, source: int, start: int, stop: int) -> Found:
     return job(_corpora(spec_json), source, start, stop)
 
 
-_BUILD = ray.remote(_build_slabs)
-_PASS = ray.remote(_count_rows)
+_BUILD_TASK = ray.remote(_build_slabs)
+_PASS_TASK = ray.remote(_run_pass_part)
 
 
 @lru_cache(maxsize=8)

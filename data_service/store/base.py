@@ -4,7 +4,7 @@ Local folders and S3 behave alike. A put is atomic: readers see the old bytes or
 slash-separated relative path. There are no directories, but a local folder cannot hold both `a` and `a/b`. The same
 keys are valid in every store, so that a run can move from one to another.
 
-Helpers for every store are here, too: many small requests at once (`together`), the digest of everything stored
+Helpers for every store are here, too: many small requests at once (`parallel_map`), the digest of everything stored
 (`digest`), and reads that verify it (`read_verified`).
 """
 
@@ -18,26 +18,26 @@ from typing import Protocol, TypeVar
 
 from data_service.store.errors import BadUri
 
-TEMPORARY = ".tmp-"  # names of files still being written start like this; no store lists them
-_REQUESTS = 32  # requests in flight at the same time: as many connections as a client keeps
+TEMP_PREFIX = ".tmp-"  # names of files still being written start like this; no store lists them
+_CONCURRENT_REQUESTS = 32  # requests in flight at the same time: as many connections as a client keeps
 T = TypeVar("T")
 R = TypeVar("R")
-ATTEMPTS = 4
+READ_ATTEMPTS = 4
 
 
-def checked(root: str, key: str) -> str:
+def check_key(root: str, key: str) -> str:
     """Return `key` after checking that it is a plain relative path. `root`: URI of the store, for the message.
 
     Raises:
         BadUri: the key is empty or absolute, or one of its parts is empty, "." or "..", or reserved.
     """
     for part in key.split("/"):
-        if part in ("", ".", "..") or "\0" in part or part.startswith(TEMPORARY):
+        if part in ("", ".", "..") or "\0" in part or part.startswith(TEMP_PREFIX):
             raise BadUri.at(f"{root}/{key}", f"{part!r} cannot be part of a key")
     return key
 
 
-def child(prefix: str, more: str) -> str:
+def join_path(prefix: str, more: str) -> str:
     """Return `prefix` extended by `more`. Both are slash-separated paths or ""; slashes around them are ignored."""
     return "/".join(part for part in (prefix.strip("/"), more.strip("/")) if part)
 
@@ -145,15 +145,15 @@ class Store(Protocol):
         ...
 
 
-def together(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+def parallel_map(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Call `request` for each item, up to 32 at the same time; yield the results in the order of the items.
 
     Raises whatever `request` raises, after waiting for the requests that have begun. If the iterator is given up early,
     nobody waits for these.
     """
     waiting = iter(items)
-    threads = ThreadPoolExecutor(_REQUESTS)
-    begun: list[Future[R]] = [threads.submit(request, item) for item in islice(waiting, _REQUESTS)]
+    threads = ThreadPoolExecutor(_CONCURRENT_REQUESTS)
+    begun: list[Future[R]] = [threads.submit(request, item) for item in islice(waiting, _CONCURRENT_REQUESTS)]
     try:
         while begun:
             yield begun.pop(0).result()
@@ -201,7 +201,7 @@ def read_verified(
         `otherwise`: no attempt read bytes with the digest `expected`.
         StoreError: as `Store.get_range`.
     """
-    for _ in range(ATTEMPTS):
+    for _ in range(READ_ATTEMPTS):
         data = store.get_range(key, start, length)
         if digest(data) == expected:
             return data

@@ -13,16 +13,16 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import ClassVar, Generic, Literal, Self, TypeVar
 
-from data_service.store.base import Entry, checked, child
+from data_service.store.base import Entry, check_key, join_path
 from data_service.store.errors import CredentialsExpired, CredentialsMissing, StoreError
-from data_service.store.retries import Patience, outage_of, retried
-from data_service.store.upload_sources import Buffers, LocalFile, both
+from data_service.store.retries import Patience, call_with_retries, outage_of
+from data_service.store.upload_sources import Buffers, LocalFile, call_both
 
 _C = TypeVar("_C")
 _T = TypeVar("_T")
 
 # For each service, whether a server has accepted this process's credentials.
-_VALID_BEFORE = {"s3": Event(), "gs": Event(), "az": Event()}
+_CREDENTIALS_ACCEPTED = {"s3": Event(), "gs": Event(), "az": Event()}
 
 
 class Connection(ABC, Generic[_C]):
@@ -75,11 +75,11 @@ class BucketStore(ABC, Generic[_C]):
 
     @property
     def uri(self) -> str:
-        return f"{self._service}://{child(self.bucket, self.prefix)}"
+        return f"{self._service}://{join_path(self.bucket, self.prefix)}"
 
     def at(self, prefix: str) -> Self:
-        below = checked(self.uri, child(prefix, ""))
-        return replace(self, prefix=child(self.prefix, below))
+        below = check_key(self.uri, join_path(prefix, ""))
+        return replace(self, prefix=join_path(self.prefix, below))
 
     def get(self, key: str) -> bytes:
         return self._download(key, 0, None)
@@ -123,14 +123,14 @@ class BucketStore(ABC, Generic[_C]):
     def _upload(self, key: str, source: Buffers | LocalFile, sent: Callable[[int], None] | None) -> None:
         name, patience = self._name(key), Patience(self.patience_s)
         if source.size > self._single:
-            self._put_parts(name, source, patience, both(patience.reached, sent))
+            self._put_parts(name, source, patience, call_both(patience.note_progress, sent))
             return
         self._call(name, partial(self._put_whole, name, source.read(0, source.size)))
         if sent is not None:
             sent(source.size)
 
     def _name(self, key: str) -> str:
-        name = child(self.prefix, checked(self.uri, key))
+        name = join_path(self.prefix, check_key(self.uri, key))
         self._check_name(name, key)
         return name
 
@@ -154,10 +154,10 @@ class BucketStore(ABC, Generic[_C]):
         """
         patience = Patience(self.patience_s) if patience is None else patience
         outage = outage_of(f"{self._service}://{self.bucket}")
-        return retried(lambda: self._once(name, operation, signed=signed), patience, outage)
+        return call_with_retries(lambda: self._once(name, operation, signed=signed), patience, outage)
 
     def _once(self, name: str, operation: Callable[[_C], _T], *, signed: bool = True) -> _T:
-        client, known = None, _VALID_BEFORE[self._service]
+        client, known = None, _CREDENTIALS_ACCEPTED[self._service]
         try:
             client = self._connection.client()
             result = operation(client)

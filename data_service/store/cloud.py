@@ -20,23 +20,23 @@ from uuid import uuid4
 import obstore
 from obstore.exceptions import AlreadyExistsError
 
-from data_service.store.base import Entry, together
+from data_service.store.base import Entry, parallel_map
 from data_service.store.bucket import BucketStore
 from data_service.store.cloud_client import CloudClient, CloudConnection, Scheme
-from data_service.store.cloud_errors import FAILURES, translated
+from data_service.store.cloud_errors import FAILURES, translate_error
 from data_service.store.cloud_transfer import (
-    SINGLE,
+    SINGLE_UPLOAD_BYTES,
     CloudDownload,
     CloudListing,
     CloudUpload,
     head,
-    writer_of,
+    read_metadata_field,
 )
 from data_service.store.errors import BadUri, KeyMissing, StoreUnavailable
 from data_service.store.retries import Patience
-from data_service.store.upload_sources import WRITER, Buffers, LocalFile
+from data_service.store.upload_sources import WRITER_FIELD, Buffers, LocalFile
 
-_DELETED = 256  # most objects that one request to Azure may name
+_MAX_DELETIONS = 256  # most objects that one request to Azure may name
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class CloudStore(BucketStore[CloudClient]):
     scheme: Scheme
 
     _failures = FAILURES
-    _single = SINGLE
-    _translated = staticmethod(translated)
+    _single = SINGLE_UPLOAD_BYTES
+    _translated = staticmethod(translate_error)
 
     @property
     def _service(self) -> Scheme:
@@ -67,11 +67,11 @@ class CloudStore(BucketStore[CloudClient]):
                     body,
                     mode="create",
                     use_multipart=False,
-                    attributes={WRITER: writer},
+                    attributes={WRITER_FIELD: writer},
                 )
             except AlreadyExistsError as error:
                 # An earlier attempt of ours may have created the object, although its answer was lost.
-                stored = writer_of(client, name, WRITER)
+                stored = read_metadata_field(client, name, WRITER_FIELD)
                 if stored is None:  # deleted since
                     raise StoreUnavailable.at(self._full(name), "deleted while it was created") from error
                 return stored == writer
@@ -93,7 +93,7 @@ class CloudStore(BucketStore[CloudClient]):
         wanted = root + prefix
         patience = Patience(self.patience_s)
         listing = CloudListing(
-            wanted.rpartition("/")[0], ordered=self.scheme != "az", reached=patience.reached
+            wanted.rpartition("/")[0], ordered=self.scheme != "az", reached=patience.note_progress
         )
         while listing.more:
             for item in self._call(listing.folder, listing.attempt, patience):
@@ -118,13 +118,13 @@ class CloudStore(BucketStore[CloudClient]):
 
     def delete_many(self, keys: Sequence[str]) -> None:
         """Delete up to 256 objects by one call, which is one request on Azure."""
-        for start in range(0, len(keys), _DELETED):
-            batch = keys[start : start + _DELETED]
+        for start in range(0, len(keys), _MAX_DELETIONS):
+            batch = keys[start : start + _MAX_DELETIONS]
             names = [self._name(key) for key in batch]
             try:
                 self._call(self.prefix, partial(_delete, names))
             except KeyMissing:  # one object does not exist; it is unknown which others were deleted
-                for _ in together(self.delete, batch):
+                for _ in parallel_map(self.delete, batch):
                     pass
 
     def clock(self) -> float | None:
@@ -154,7 +154,7 @@ class CloudStore(BucketStore[CloudClient]):
 
     def _download(self, key: str, start: int, length: int | None) -> bytes:
         name, patience = self._name(key), Patience(self.patience_s)
-        download = CloudDownload(name, self._full(name), patience.reached, start, length)
+        download = CloudDownload(name, self._full(name), patience.note_progress, start, length)
         return self._call(name, download.attempt, patience)
 
     def _put_whole(self, name: str, body: bytes, client: CloudClient) -> object:

@@ -23,15 +23,15 @@ from data_service.store.errors import BadUri, StoreError
 Scheme = Literal["gs", "az"]
 
 _READ_TIMEOUT_S = 60.0  # a connection without data for so long counts as dead
-_SENDING_S = 120.0  # time limit in which a part of an upload is sent and answered
+_PART_TIMEOUT_S = 120.0  # seconds in which a part of an upload must be sent and answered
 _PART_RETRIES = 8
-_PART_RETRY_S = 60.0
-_ENDPOINT = {
+_PART_RETRY_TIMEOUT_S = 60.0
+_ENDPOINT_VARIABLES = {
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
-_EMULATOR = "http://127.0.0.1:10000/devstoreaccount1"
-_used_by: int | None = None  # id of the process that made the first request
+_EMULATOR_URL = "http://127.0.0.1:10000/devstoreaccount1"
+_user_pid: int | None = None  # id of the process that made the first request
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class CloudConnection(Connection[CloudClient]):
 
 
 def _ensure_not_forked(uri: str) -> None:
-    global _used_by
-    if _used_by is None:
-        _used_by = os.getpid()
-    if _used_by != os.getpid():
+    global _user_pid
+    if _user_pid is None:
+        _user_pid = os.getpid()
+    if _user_pid != os.getpid():
         raise StoreError(
             f"{uri} cannot be used in a process that was forked after the store was used",
             remedy="start the process by spawn or forkserver, as in DataLoader(multiprocessing_context='forkserver')",
@@ -109,28 +109,28 @@ def _connect(scheme: Scheme, bucket: str) -> CloudClient:
     endpoint = _endpoint(scheme)
     emulated = scheme == "az" and os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
     plain = endpoint.startswith("http://") or emulated
-    requests = _store(scheme, bucket, plain, silence_s=_READ_TIMEOUT_S, retries=0)
-    uploads = _store(scheme, bucket, plain, silence_s=_SENDING_S, retries=_PART_RETRIES)
+    requests = _make_store(scheme, bucket, plain, silence_s=_READ_TIMEOUT_S, retries=0)
+    uploads = _make_store(scheme, bucket, plain, silence_s=_PART_TIMEOUT_S, retries=_PART_RETRIES)
     if not endpoint:
         account = requests.config.get("account_name", "")
         away = (
             "https://storage.googleapis.com" if scheme == "gs" else f"https://{account}.blob.core.windows.net"
         )
-        endpoint = _EMULATOR if emulated else away
+        endpoint = _EMULATOR_URL if emulated else away
     return CloudClient(requests, uploads, f"{endpoint.rstrip('/')}/{quote(bucket)}")
 
 
 def _endpoint(scheme: Scheme) -> str:
     """Return the URL of the server that the environment names; "" if it names none. Raises BadUri: it is no URL, by
     which obstore would panic."""
-    name = next((name for name in _ENDPOINT[scheme] if os.environ.get(name)), "")
+    name = next((name for name in _ENDPOINT_VARIABLES[scheme] if os.environ.get(name)), "")
     endpoint = os.environ.get(name, "")
     if endpoint and not re.match(r"https?://[^/\s]+", endpoint):
         raise BadUri(f"{name}={endpoint!r} is no URL", remedy=f"correct or unset {name}")
     return endpoint
 
 
-def _store(scheme: Scheme, bucket: str, plain: bool, *, silence_s: float, retries: int) -> Any:
+def _make_store(scheme: Scheme, bucket: str, plain: bool, *, silence_s: float, retries: int) -> Any:
     """Return obstore's store. `plain`: whether HTTP without TLS is allowed."""
     options = {
         "allow_http": plain,
@@ -138,7 +138,7 @@ def _store(scheme: Scheme, bucket: str, plain: bool, *, silence_s: float, retrie
         "read_timeout": timedelta(seconds=silence_s),
         "timeout": timedelta(days=1),  # obstore's default is 30 s for a whole request
     }
-    retry = {"max_retries": retries, "retry_timeout": timedelta(seconds=_PART_RETRY_S)}
+    retry = {"max_retries": retries, "retry_timeout": timedelta(seconds=_PART_RETRY_TIMEOUT_S)}
     if scheme == "gs":
         return GCSStore(bucket, client_options=options, retry_config=retry)
     return AzureStore(bucket, client_options=options, retry_config=retry)

@@ -29,27 +29,27 @@ FAILURES = (
 )
 """Everything that a request can raise because of the network, the server or a source of credentials."""
 
-_STATUS = re.compile(r"\bcode: (\d{3})\b")
-_CODE = re.compile(r"<Code>([^<]*)</Code>")
-_MESSAGE = re.compile(r"<Message>([^<\n]*)")
-_KIND = re.compile(r"\bsource: (\w+)")
-_CAUSE = re.compile(r'\b(?:message|error): "([^"]+)"')
+_STATUS_RE = re.compile(r"\bcode: (\d{3})\b")
+_CODE_RE = re.compile(r"<Code>([^<]*)</Code>")
+_MESSAGE_RE = re.compile(r"<Message>([^<\n]*)")
+_KIND_RE = re.compile(r"\bsource: (\w+)")
+_CAUSE_RE = re.compile(r'\b(?:message|error): "([^"]+)"')
 _STATUS_PREFIX = "Server returned non-2xx status code: "
 # Azure's answer to a request for many deletions has this text, but no code.
 _NO_CONTAINER = "specified container does not exist"
 _REASON_CHARACTERS = 300  # largest number of characters of a reason
 
-_NO_CREDENTIALS = ("Credential", "FederatedTokenFile", "AzureCli", "AzureCliResponse")
-_TOKEN = "Token"  # how Rust's errors about a token begin: TokenRequest, TokenResponseBody
-_NO_BUCKET = ("ContainerNotFound", "NoSuchBucket", "InvalidBucketName", "InvalidResourceName")
+_MISSING_CREDENTIALS_KINDS = ("Credential", "FederatedTokenFile", "AzureCli", "AzureCliResponse")
+_TOKEN_KIND_PREFIX = "Token"  # how Rust's errors about a token begin: TokenRequest, TokenResponseBody
+_NO_BUCKET_CODES = ("ContainerNotFound", "NoSuchBucket", "InvalidBucketName", "InvalidResourceName")
 # Codes for wrong credentials, which both clouds also send for expired ones.
-_WRONG_CREDENTIALS = (
+_WRONG_CREDENTIALS_CODES = (
     *("AuthenticationFailed", "AuthorizationFailure", "InvalidAuthenticationInfo", "NoAuthenticationInformation"),
     *("AuthenticationRequired", "ExpiredToken", "InvalidSecurity", "SignatureDoesNotMatch"),
 )  # fmt: skip
-_EXPIRED = re.compile(r"expired|lifetime validation|valid in the specified time frame", re.IGNORECASE)
+_EXPIRED_RE = re.compile(r"expired|lifetime validation|valid in the specified time frame", re.IGNORECASE)
 _FULL_CODES = ("QuotaExceeded", "AccountCapacityExceeded")
-_LOST_UPLOAD = (
+_LOST_UPLOAD_CODES = (
     *("NoSuchUpload", "InvalidPart", "InvalidPartOrder"),
     *("InvalidBlockList", "InvalidBlobOrBlock", "InvalidBlockId"),
 )
@@ -74,10 +74,10 @@ class CloudFailure:
     @classmethod
     def of(cls, error: Exception) -> "CloudFailure":
         shown, _, source = str(error).partition("Debug source:")
-        status, code, kind = _STATUS.search(shown), _CODE.search(shown), _KIND.search(source)
+        status, code, kind = (_STATUS_RE.search(shown), _CODE_RE.search(shown), _KIND_RE.search(source))
         return cls(
             status=int(status[1]) if status else None,
-            code=code[1] if code else _NO_BUCKET[0] if _NO_CONTAINER in shown else "",
+            code=code[1] if code else _NO_BUCKET_CODES[0] if _NO_CONTAINER in shown else "",
             kind=kind[1] if kind else "",
             reason=_reason(error, shown, source),
         )
@@ -85,7 +85,7 @@ class CloudFailure:
 
 def _reason(error: Exception, shown: str, source: str) -> str:
     """Return the failure in one line. Of an answer with an error's body: its code and message."""
-    code, message, cause = _CODE.search(shown), _MESSAGE.search(shown), _CAUSE.search(source)
+    code, message, cause = (_CODE_RE.search(shown), _MESSAGE_RE.search(shown), _CAUSE_RE.search(source))
     head = shown.partition("<?xml")[0].partition("<Error")[0].rstrip(" :\n")
     parts = [head.rpartition(" - ")[2].removeprefix(_STATUS_PREFIX)]
     if code is not None:
@@ -102,14 +102,14 @@ def is_beyond_end(error: Exception) -> bool:
     return failure.status == 416 or failure.kind == "InvalidRangeRequest"
 
 
-def translated(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
+def translate_error(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
     """Return our error for `error`, one of `FAILURES`, in a request about `uri`.
 
     `valid_before`: whether this process has had credentials that a server accepted.
     """
     failure = CloudFailure.of(error)
-    if failure.kind.startswith(_TOKEN) or failure.kind in _NO_CREDENTIALS:
-        return _no_token(failure, uri, valid_before)
+    if failure.kind.startswith(_TOKEN_KIND_PREFIX) or failure.kind in _MISSING_CREDENTIALS_KINDS:
+        return _token_error(failure, uri, valid_before)
     if failure.kind == "MissingAccount":
         return BadUri(
             f"{uri}: no storage account is named", remedy="set AZURE_STORAGE_ACCOUNT_NAME, then start again"
@@ -119,7 +119,7 @@ def translated(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
     if failure.kind == "InvalidAccessKey":
         return AccessDenied.at(uri, f"AZURE_STORAGE_ACCOUNT_KEY holds no key ({failure.reason})")
     if failure.status is not None:
-        return _refused(failure, failure.status, uri, valid_before)
+        return _refusal_error(failure, failure.status, uri, valid_before)
     if isinstance(error, BaseError | OSError):
         return StoreUnavailable.at(uri, failure.reason)
     return StoreUnavailable.at(
@@ -127,22 +127,22 @@ def translated(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
     )
 
 
-def _no_token(failure: CloudFailure, uri: str, valid_before: bool) -> StoreError:
+def _token_error(failure: CloudFailure, uri: str, valid_before: bool) -> StoreError:
     kind = CredentialsExpired if valid_before else CredentialsMissing
     return kind.at(uri, failure.reason)
 
 
-def _refused(failure: CloudFailure, status: int, uri: str, valid_before: bool) -> StoreError:
+def _refusal_error(failure: CloudFailure, status: int, uri: str, valid_before: bool) -> StoreError:
     code, reason = failure.code, failure.reason
-    if code in _NO_BUCKET:
+    if code in _NO_BUCKET_CODES:
         return BadUri.no_bucket(uri)
-    if status == 401 or code in _WRONG_CREDENTIALS:
-        expired = valid_before or _EXPIRED.search(reason) is not None
+    if status == 401 or code in _WRONG_CREDENTIALS_CODES:
+        expired = valid_before or _EXPIRED_RE.search(reason) is not None
         return (CredentialsExpired if expired else AccessDenied).at(uri, reason)
     if code in _FULL_CODES or status == 507:
         return OutOfSpace.at(uri, reason)
     if (
-        code in _LOST_UPLOAD
+        code in _LOST_UPLOAD_CODES
         or status in (408, 409, 412, 429)
         or status < 400
         or (status >= 500 and status != 501)

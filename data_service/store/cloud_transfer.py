@@ -21,10 +21,10 @@ _READ_BYTES = 4 << 20  # least number of bytes read at a time
 _PART_BYTES = (
     8 << 20
 )  # bytes of a part: half of S3's, because parts are all that is known of an upload's progress
-SINGLE = 2 * _PART_BYTES  # size in bytes of the largest object that is sent by one request
-_MOST_PARTS = 10_000  # largest number of parts of an upload; Azure takes 50,000
+SINGLE_UPLOAD_BYTES = 2 * _PART_BYTES  # size in bytes of the largest object that is sent by one request
+_MAX_PARTS = 10_000  # largest number of parts of an upload; Azure takes 50,000
 _CONCURRENT_PARTS = 4  # parts uploaded at the same time
-_PAGE = 1000  # entries of a listing that are taken at a time
+_PAGE_ENTRIES = 1000  # entries of a listing that are taken at a time
 
 
 def head(client: CloudClient, name: str) -> Any | None:
@@ -50,7 +50,7 @@ def head(client: CloudClient, name: str) -> Any | None:
     raise ConnectionError(f"{refused}, though it may be read") from refused
 
 
-def writer_of(client: CloudClient, name: str, field_name: str) -> str | None:
+def read_metadata_field(client: CloudClient, name: str, field_name: str) -> str | None:
     """Return a metadata field of an object, "" if the object has none; None if the object does not exist. Raises
     FAILURES."""
     try:
@@ -154,7 +154,7 @@ class CloudUpload:
 
     def attempt(self, client: CloudClient) -> None:
         """Send all parts and complete the upload. Raises FAILURES; what was sent is then deleted on the server."""
-        size = max(_PART_BYTES, -(-self.source.size // _MOST_PARTS))
+        size = max(_PART_BYTES, -(-self.source.size // _MAX_PARTS))
         obstore.put(
             client.uploads,
             self.name,
@@ -218,6 +218,9 @@ class CloudListing:
     def _begin(self, client: CloudClient) -> Any:
         return iter(
             obstore.list(
-                client.requests, prefix=self.folder or None, offset=self._after or None, chunk_size=_PAGE
+                client.requests,
+                prefix=self.folder or None,
+                offset=self._after or None,
+                chunk_size=_PAGE_ENTRIES,
             )
         )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from data_service.errors import UserError
 
-KEYS = "give keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or in ~/.aws"
+AWS_KEYS = "give keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or in ~/.aws"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class BadUri(StoreError):
     @classmethod
     def with_secret(cls, uri: str) -> "BadUri":
         scheme, words = uri.partition("://")[0].lower(), _words(uri)
-        place, keys = "s3://bucket/prefix", KEYS
+        place, keys = "s3://bucket/prefix", AWS_KEYS
         if scheme in SERVICES and scheme != "s3":
             place, keys = f"{scheme}://{words.bucket}/prefix", f"give credentials {words.credentials}"
         return cls(

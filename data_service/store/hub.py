@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from data_service.store.base import Entry, Store, checked, child
+from data_service.store.base import Entry, Store, check_key, join_path
 from data_service.store.errors import (
     AccessDenied,
     BadUri,
@@ -20,14 +20,14 @@ from data_service.store.errors import (
     StoreUnavailable,
     Truncated,
 )
-from data_service.store.retries import Patience, outage_of, retried
+from data_service.store.retries import Patience, call_with_retries, outage_of
 
 SCHEME = "hf"
-_PLACE = re.compile(
+_DATASET_URI = re.compile(
     r"datasets/(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>refs/(?:convert/[\w-]+|pr/\d+)|[^/@]+))?(?:/(?P<prefix>.*))?"
 )
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_TOKEN = "set HF_TOKEN to a token of somebody who may read it, or copy the files to a folder or to S3"
+_COMMIT_HASH = re.compile(r"[0-9a-f]{40}")
+_TOKEN_REMEDY = "set HF_TOKEN to a token of somebody who may read it, or copy the files to a folder or to S3"
 _T = TypeVar("_T")
 
 
@@ -38,7 +38,7 @@ def open_hub(uri: str, rest: str, patience_s: float) -> Store:
         BadUri: it names no data set.
         StoreError: huggingface_hub is not installed.
     """
-    found = _PLACE.fullmatch(rest)
+    found = _DATASET_URI.fullmatch(rest)
     if found is None:
         raise BadUri(
             f"{uri} names no data set of the Hub",
@@ -54,14 +54,14 @@ class HubStore:
 
     def __init__(self, repo: str, revision: str, prefix: str, patience_s: float) -> None:
         self._repo, self._revision, self._prefix, self._patience_s = repo, revision, prefix, patience_s
-        self._hub = _hub(self.uri)
+        self._hub = _import_hub(self.uri)
 
     @property
     def uri(self) -> str:
-        return f"{SCHEME}://{child(f'datasets/{self._repo}@{self._revision}', self._prefix)}"
+        return f"{SCHEME}://{join_path(f'datasets/{self._repo}@{self._revision}', self._prefix)}"
 
     def at(self, prefix: str) -> "HubStore":
-        return HubStore(self._repo, self._revision, child(self._prefix, prefix), self._patience_s)
+        return HubStore(self._repo, self._revision, join_path(self._prefix, prefix), self._patience_s)
 
     def get(self, key: str) -> bytes:
         return self._read(key, {})
@@ -106,7 +106,7 @@ class HubStore:
             found = self._call(self.uri, ask)
         except KeyMissing:
             return
-        inside = len(child(self._prefix, "x")) - 1
+        inside = len(join_path(self._prefix, "x")) - 1
         entries = (_entry(one.path[inside:], one) for one in found if _is_file(one))
         yield from sorted((one for one in entries if one.key.startswith(prefix)), key=lambda one: one.key)
 
@@ -148,7 +148,7 @@ class HubStore:
         )
 
     def _path(self, key: str) -> str:
-        return child(self._prefix, checked(self.uri, key))
+        return join_path(self._prefix, check_key(self.uri, key))
 
     def _name(self, key: str) -> str:
         return f"{self.uri}/{key}"
@@ -159,7 +159,7 @@ class HubStore:
 
     def _commit(self) -> str:
         """Return the commit, which replaces the revision. Raises the Hub's errors."""
-        if _COMMIT.fullmatch(self._revision) is None:
+        if _COMMIT_HASH.fullmatch(self._revision) is None:
             self._revision = str(self._api().dataset_info(self._repo, revision=self._revision).sha)
         return self._revision
 
@@ -196,7 +196,7 @@ class HubStore:
             except (self._hub.errors.HTTPError, OSError, ValueError) as error:
                 raise self._error(name, error) from error
 
-        return retried(once, Patience(self._patience_s), outage_of(f"{SCHEME}://{self._repo}"))
+        return call_with_retries(once, Patience(self._patience_s), outage_of(f"{SCHEME}://{self._repo}"))
 
     def _error(self, name: str, error: Exception) -> StoreError:
         """Return our error for an error that the Hub's library raised."""
@@ -204,13 +204,13 @@ class HubStore:
         errors = self._hub.errors
         status = getattr(getattr(error, "response", None), "status_code", None)
         if isinstance(error, errors.GatedRepoError) or status == 403:
-            return AccessDenied(f"no permission for {name}: {reason}", remedy=_TOKEN)
+            return AccessDenied(f"no permission for {name}: {reason}", remedy=_TOKEN_REMEDY)
         if isinstance(error, errors.EntryNotFoundError):
             return KeyMissing.at(name)
         if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError) or status == 401:
             return StoreError(
                 f"{name}: the Hub has no such data set or revision, or it is not public",
-                remedy=f"check the name; {_TOKEN}",
+                remedy=f"check the name; {_TOKEN_REMEDY}",
             )
         if isinstance(error, ValueError) or (
             status is not None and 400 <= status < 500 and status not in (408, 429)
@@ -231,7 +231,7 @@ def _entry(key: str, file: Any) -> Entry:
     return Entry(key, int(file.size), str(file.lfs.sha256 if file.lfs else file.blob_id))
 
 
-def _hub(uri: str) -> Any:
+def _import_hub(uri: str) -> Any:
     try:
         import huggingface_hub
     except ImportError as error:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from data_service.store.base import TEMPORARY, Entry, checked, child
+from data_service.store.base import TEMP_PREFIX, Entry, check_key, join_path
 from data_service.store.errors import (
     AccessDenied,
     BadUri,
@@ -27,16 +27,16 @@ from data_service.store.errors import (
     Truncated,
 )
 
-_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_DENIED_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRITE_BYTES = 16 << 20  # bytes written at a time, so that a slow disk shows progress
-_ATTEMPTS = 100  # attempts to create a file in a folder that concurrent deletes remove when empty
-_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+_CREATE_ATTEMPTS = 100  # attempts to create a file in a folder that concurrent deletes remove when empty
+_NO_LINK_ERRNOS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+_ABSENT_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 @contextmanager
-def room_in(folder: Path) -> Iterator[None]:
+def report_full_disk(folder: Path) -> Iterator[None]:
     """Turn an error of a full disk within the block into an OutOfSpace that names `folder`, a temporary one."""
     try:
         yield
@@ -57,16 +57,16 @@ class LocalStore:
         return str(self.root)
 
     def at(self, prefix: str) -> "LocalStore":
-        return LocalStore(self.root / checked(self.uri, child(prefix, "")))
+        return LocalStore(self.root / check_key(self.uri, join_path(prefix, "")))
 
     def get(self, key: str) -> bytes:
         path = self._path(key)
-        with _own_errors(path):
+        with _store_errors(path):
             return path.read_bytes()
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         path = self._path(key)
-        with _own_errors(path), path.open("rb", buffering=0) as file:
+        with _store_errors(path), path.open("rb", buffering=0) as file:
             data = os.pread(file.fileno(), length, start)
             while len(data) < length:  # one read returns at most 2 GiB
                 more = os.pread(file.fileno(), length - len(data), start + len(data))
@@ -100,7 +100,7 @@ class LocalStore:
     def entry(self, key: str) -> Entry | None:
         path = self._path(key)
         try:
-            with _own_errors(path):
+            with _store_errors(path):
                 status = path.stat()
         except KeyMissing:
             return None
@@ -109,12 +109,12 @@ class LocalStore:
     def list(self, prefix: str = "") -> Iterator[Entry]:
         folder, _, start = prefix.rpartition("/")
         if folder:
-            checked(self.uri, folder)
+            check_key(self.uri, folder)
         yield from _walk(self.root / folder, f"{folder}/" if folder else "", start)
 
     def folders(self) -> Iterator[str]:
         try:
-            with _own_errors(self.root), os.scandir(self.root) as found:
+            with _store_errors(self.root), os.scandir(self.root) as found:
                 names = [entry.name for entry in found if entry.is_dir()]
         except KeyMissing:
             return
@@ -124,7 +124,7 @@ class LocalStore:
     def delete(self, key: str) -> None:
         path = self._path(key)
         try:
-            with _own_errors(path):
+            with _store_errors(path):
                 path.unlink()
         except KeyMissing:
             return
@@ -148,19 +148,19 @@ class LocalStore:
         now = _file_system_clock(path.parent)
         try:
             # The file is opened rather than only examined, because then an NFS client asks its server.
-            with _own_errors(path), path.open("rb") as file:
+            with _store_errors(path), path.open("rb") as file:
                 return max(0.0, now - os.fstat(file.fileno()).st_mtime)
         except KeyMissing:
             return None
 
     def remove_leftovers(self, folder: str, *, before: str | None) -> int:
         count = 0
-        base = self.root / checked(self.uri, child(folder, "")) if folder else self.root
+        base = self.root / check_key(self.uri, join_path(folder, "")) if folder else self.root
         deadline = math.inf if before is None else self._written_at(before)
         for place, _, names in os.walk(base):
-            for path in (Path(place, name) for name in names if name.startswith(TEMPORARY)):
+            for path in (Path(place, name) for name in names if name.startswith(TEMP_PREFIX)):
                 # A writer that finishes renames its file.
-                with _own_errors(path), suppress(FileNotFoundError):
+                with _store_errors(path), suppress(FileNotFoundError):
                     if path.stat().st_mtime < deadline:
                         path.unlink()
                         count += 1
@@ -170,17 +170,17 @@ class LocalStore:
     def _written_at(self, key: str) -> float:
         """Return when the object was written, by the file system's clock; 0 if it is absent."""
         try:
-            with _own_errors(self._path(key)):
+            with _store_errors(self._path(key)):
                 return self._path(key).stat().st_mtime
         except KeyMissing:
             return 0.0
 
     def _path(self, key: str) -> Path:
-        return self.root / checked(self.uri, key)
+        return self.root / check_key(self.uri, key)
 
     def _write(self, key: str, fill: Callable[[int], None], publish: Callable[[Path, Path], None]) -> None:
         target = self._path(key)
-        with _own_errors(target, writing=True):
+        with _store_errors(target, writing=True):
             temporary, descriptor = _open_temporary(target.parent)
             try:
                 try:
@@ -195,7 +195,7 @@ class LocalStore:
 
 
 @contextmanager
-def _own_errors(path: Path, *, writing: bool = False) -> Iterator[None]:
+def _store_errors(path: Path, *, writing: bool = False) -> Iterator[None]:
     """Turn the system's errors about `path` into ours, except FileExistsError, which callers expect."""
     try:
         yield
@@ -203,32 +203,32 @@ def _own_errors(path: Path, *, writing: bool = False) -> Iterator[None]:
         raise
     except OSError as error:
         reason = error.strerror or str(error)
-        if error.errno in _DENIED:
+        if error.errno in _DENIED_ERRNOS:
             raise AccessDenied.at(str(path), reason) from error
         if error.errno in _FULL_ERRNOS:
             raise OutOfSpace.at(str(path), reason) from error
-        if error.errno in _ABSENT and not writing:
+        if error.errno in _ABSENT_ERRNOS and not writing:
             raise KeyMissing.at(str(path)) from error
-        if error.errno in (*_ABSENT, errno.ENAMETOOLONG):
+        if error.errno in (*_ABSENT_ERRNOS, errno.ENAMETOOLONG):
             raise BadUri.at(str(path), f"cannot be written as a file ({reason})") from error
         raise StoreUnavailable.at(str(path), reason) from error
 
 
 def _open_temporary(folder: Path) -> tuple[Path, int]:
-    for attempt in range(_ATTEMPTS):
-        path = folder / f"{TEMPORARY}{uuid4().hex}"
+    for attempt in range(_CREATE_ATTEMPTS):
+        path = folder / f"{TEMP_PREFIX}{uuid4().hex}"
         try:
             _make_folder(folder)
             return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         except FileNotFoundError:  # a delete took the folder away because it was empty
-            if attempt == _ATTEMPTS - 1:
+            if attempt == _CREATE_ATTEMPTS - 1:
                 raise
     raise AssertionError("unreachable")
 
 
 def _file_system_clock(folder: Path) -> float:
     """Return the file system's time in seconds since 1970: the time of a file that is written into `folder` now."""
-    path = folder / f"{TEMPORARY}{uuid4().hex}"
+    path = folder / f"{TEMP_PREFIX}{uuid4().hex}"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
@@ -294,7 +294,7 @@ def _link(temporary: Path, target: Path) -> None:
         if os.stat(temporary).st_nlink != 2:
             raise
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in _NO_LINK_ERRNOS:
             raise
         raise StoreError(
             f"{target} cannot be created atomically, because its file system has no hard links",
@@ -308,8 +308,8 @@ def _walk(folder: Path, above: str, start: str) -> Iterator[Entry]:
     `above` is put before their keys. Only names in `folder` that begin with `start` are listed.
     """
     try:
-        with _own_errors(folder), os.scandir(folder) as found:
-            entries = [e for e in found if e.name.startswith(start) and not e.name.startswith(TEMPORARY)]
+        with _store_errors(folder), os.scandir(folder) as found:
+            entries = [e for e in found if e.name.startswith(start) and not e.name.startswith(TEMP_PREFIX)]
     except KeyMissing:
         return
     named = sorted((entry.name + "/" * _is_folder(entry), entry) for entry in entries)
@@ -319,7 +319,7 @@ def _walk(folder: Path, above: str, start: str) -> Iterator[Entry]:
                 yield from _walk(folder / entry.name, above + name, "")
             continue
         try:
-            with _own_errors(folder / name):
+            with _store_errors(folder / name):
                 status = entry.stat()
         except KeyMissing:
             continue  # the file was deleted since, or is a link that leads nowhere

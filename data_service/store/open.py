@@ -10,7 +10,7 @@ from data_service.store.errors import SERVICES, BadUri, StoreError
 from data_service.store.local import LocalStore
 from data_service.store.retries import default_patience_s
 
-_EXAMPLE = "your-bucket"  # the bucket's name in the bundled recipes
+_PLACEHOLDER_BUCKET = "your-bucket"  # the bucket's name in the bundled recipes
 
 
 def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
@@ -55,10 +55,10 @@ def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
 
 def open_file(path: str) -> tuple[Store, str]:
     """Return the store of the folder in which a file lies, and the file's name. Raises as `open_store`."""
-    return open_store(folder_of(path)), path.rpartition("/")[2]
+    return open_store(parent_folder(path)), path.rpartition("/")[2]
 
 
-def folder_of(path: str) -> str:
+def parent_folder(path: str) -> str:
     """Return the folder, or its URI, in which the file at a path or URI lies."""
     folder, slash, _ = path.rpartition("/")
     return folder or ("/" if slash else ".")
@@ -82,7 +82,7 @@ def _open_file(uri: str, rest: str) -> Store:
 def _open_s3(uri: str, rest: str, patience_s: float) -> Store:
     from data_service.store.s3 import S3Store  # boto3 takes a third of a second to import
 
-    return S3Store(*_bucket_of(uri, "s3", rest), patience_s)
+    return S3Store(*_split_bucket(uri, "s3", rest), patience_s)
 
 
 def _open_cloud(uri: str, scheme: Literal["gs", "az"], rest: str, patience_s: float) -> Store:
@@ -92,23 +92,23 @@ def _open_cloud(uri: str, scheme: Literal["gs", "az"], rest: str, patience_s: fl
         raise StoreError(
             f"{uri} needs obstore, which is not installed", remedy="pip install 'maskfleet[clouds]'"
         ) from error
-    return open_cloud(scheme, *_bucket_of(uri, scheme, rest), patience_s)
+    return open_cloud(scheme, *_split_bucket(uri, scheme, rest), patience_s)
 
 
-def _bucket_of(uri: str, scheme: str, rest: str) -> tuple[str, str]:
+def _split_bucket(uri: str, scheme: str, rest: str) -> tuple[str, str]:
     """Return bucket and prefix. Raises BadUri: the bucket is missing, or is the placeholder of bundled recipes."""
     bucket, _, prefix = rest.partition("/")
     if not bucket:
         raise BadUri.at(uri, f"the URI names no {SERVICES[scheme].bucket}")
-    if bucket == _EXAMPLE:
+    if bucket == _PLACEHOLDER_BUCKET:
         raise BadUri(
-            f"{uri}: {_EXAMPLE} is a placeholder for the name of your bucket",
+            f"{uri}: {_PLACEHOLDER_BUCKET} is a placeholder for the name of your bucket",
             remedy=f"replace it by your bucket's name; `maskfleet doctor {scheme}://BUCKET` tests the bucket",
         )
     return bucket, prefix.strip("/")
 
 
-def in_object_store(uri: str) -> bool:
+def is_writable_object_store(uri: str) -> bool:
     """Return whether a URI names a place in an object store that can be written to, so that all machines see it."""
     scheme, separator, _ = uri.partition("://")
     return bool(separator) and scheme.lower() in SERVICES

@@ -22,16 +22,16 @@ from data_service.printable import one_line, without_secrets
 from data_service.store.errors import TRANSIENT, CredentialsMissing, StoreError
 
 _T = TypeVar("_T")
-VARIABLE = "MASKFLEET_STORE_PATIENCE_S"
-_DEFAULT_S = 120.0
-_FEWEST_ATTEMPTS = 3  # made even if one took long: the process may have been suspended
+PATIENCE_VARIABLE = "MASKFLEET_STORE_PATIENCE_S"
+_DEFAULT_PATIENCE_S = 120.0
+_MIN_ATTEMPTS = 3  # made however long the first one took: the process may have been suspended
 _FIRST_CREDENTIALS_S = 20.0  # patience if no credentials were ever accepted: most likely there are none
-_LONGEST_PAUSE_S = 15.0
+_MAX_PAUSE_S = 15.0
 _JITTER = SystemRandom()  # its draws differ between forked processes and do not disturb seeded generators
 _log = logging.getLogger(__name__)
-QUIET_S = 5.0  # shorter outages are not announced
+ANNOUNCED_OUTAGE_S = 5.0  # shorter outages are not announced
 _lock = threading.Lock()
-_total = 0
+_retry_count = 0
 
 
 def default_patience_s() -> float:
@@ -40,14 +40,15 @@ def default_patience_s() -> float:
     Raises:
         StoreError: the variable does not hold a positive number.
     """
-    text = os.environ.get(VARIABLE)
+    text = os.environ.get(PATIENCE_VARIABLE)
     try:
-        seconds = _DEFAULT_S if text is None else float(text)
+        seconds = _DEFAULT_PATIENCE_S if text is None else float(text)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise StoreError(
-            f"{VARIABLE}={text!r} is not a number of seconds above 0", remedy=f"correct or unset {VARIABLE}"
+            f"{PATIENCE_VARIABLE}={text!r} is not a number of seconds above 0",
+            remedy=f"correct or unset {PATIENCE_VARIABLE}",
         )
     return seconds
 
@@ -64,31 +65,31 @@ class Patience:
         self._failures = 0
         self._most = 0
 
-    def reached(self, amount: int) -> None:
+    def note_progress(self, amount: int) -> None:
         """Note that the operation has reached `amount`, in any unit. Only a new maximum counts as progress."""
         if amount > self._most:
             self._most, self.since, self._failures = amount, time.monotonic(), 0
 
-    def limit(self, error: StoreError) -> float:
+    def limit_s(self, error: StoreError) -> float:
         """Return the seconds without progress after which a failure of this kind is final."""
         return (
             min(self.seconds, _FIRST_CREDENTIALS_S) if isinstance(error, CredentialsMissing) else self.seconds
         )
 
-    def pause(self, error: StoreError) -> float | None:
+    def pause_s(self, error: StoreError) -> float | None:
         """Return the seconds to wait after this failure; None if the patience is used up.
 
         They are drawn at random, so that many clients do not retry at the same moment.
         """
         self._failures += 1
-        limit = self.limit(error)
-        if self._failures >= _FEWEST_ATTEMPTS and time.monotonic() - self.since >= limit:
+        limit = self.limit_s(error)
+        if self._failures >= _MIN_ATTEMPTS and time.monotonic() - self.since >= limit:
             return None
-        longest = min(_LONGEST_PAUSE_S, limit / 4)
+        longest = min(_MAX_PAUSE_S, limit / 4)
         return _JITTER.uniform(0, min(longest, 0.2 * 2 ** min(self._failures, 10)))
 
 
-_log.addHandler(logging.NullHandler())  # without a listener nothing is printed
+_log.addHandler(logging.NullHandler())  # so that nothing is printed unless the application configures logging
 
 
 class Outage:
@@ -100,7 +101,7 @@ class Outage:
         self._began: float | None = None
         self._said = False
 
-    def failed(self, error: StoreError, *, began: float, pause: float, patience_s: float) -> None:
+    def note_failure(self, error: StoreError, *, began: float, pause: float, patience_s: float) -> None:
         """Note that an attempt failed; announce the outage once, if it lasts.
 
         Args:
@@ -111,13 +112,13 @@ class Outage:
         """
         with self._lock:
             self._began = began if self._began is None else self._began
-            if self._said or time.monotonic() + pause - self._began < QUIET_S:
+            if self._said or time.monotonic() + pause - self._began < ANNOUNCED_OUTAGE_S:
                 return
             self._said = True
         reason = one_line(error.problem)
         _log.warning("%s; trying again, for at most %.0f s without progress", reason, patience_s)
 
-    def answered(self) -> None:
+    def note_answer(self) -> None:
         """Note that the store answered, even if it refused. Announce the end of an announced outage."""
         with self._lock:
             began, said = self._began, self._said
@@ -132,7 +133,7 @@ def outage_of(uri: str) -> Outage:
     return Outage(uri)
 
 
-def retried(once: Callable[[], _T], patience: Patience, outage: Outage) -> _T:
+def call_with_retries(once: Callable[[], _T], patience: Patience, outage: Outage) -> _T:
     """Return what `once` returns. Call it again while its failures are transient, until the patience is used up.
 
     Raises StoreError: the last failure, or the first that is not transient, which is an answer of the store, too.
@@ -142,29 +143,29 @@ def retried(once: Callable[[], _T], patience: Patience, outage: Outage) -> _T:
         try:
             result = once()
         except TRANSIENT as error:
-            pause = patience.pause(error)
+            pause = patience.pause_s(error)
             if pause is None:
                 raise
             silent = max(began, patience.since)
-            outage.failed(error, began=silent, pause=pause, patience_s=patience.limit(error))
+            outage.note_failure(error, began=silent, pause=pause, patience_s=patience.limit_s(error))
             _log.debug("%s; again in %.1f s", error.problem, pause)
             count_retry()
             time.sleep(pause)
         except StoreError:
-            outage.answered()
+            outage.note_answer()
             raise
         else:
-            outage.answered()
+            outage.note_answer()
             return result
 
 
 def count_retry() -> None:
     """Count a request that failed with a transient error and is made again."""
-    global _total
+    global _retry_count
     with _lock:
-        _total += 1
+        _retry_count += 1
 
 
 def total_retries() -> int:
     """Return the number of requests that were made again since the process began."""
-    return _total
+    return _retry_count

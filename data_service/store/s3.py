@@ -22,20 +22,20 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.session import get_session
 
-from data_service.store.base import Entry, child
+from data_service.store.base import Entry, join_path
 from data_service.store.bucket import BucketStore, Connection
 from data_service.store.errors import BadUri, KeyMissing, StoreError, StoreUnavailable
 from data_service.store.retries import Patience
-from data_service.store.s3_errors import FAILURES, code, translated
+from data_service.store.s3_errors import FAILURES, error_code, translate_error
 from data_service.store.s3_transfer import (
-    DELETED,
+    MAX_DELETIONS,
     Deletion,
     Download,
     Listing,
     Upload,
     head,
 )
-from data_service.store.upload_sources import PART, WRITER, Buffers, LocalFile
+from data_service.store.upload_sources import PART_BYTES, WRITER_FIELD, Buffers, LocalFile
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -87,8 +87,8 @@ class S3Store(BucketStore["S3Client"]):
     _connection: Connection["S3Client"] = field(default_factory=_Connection, repr=False, compare=False)
 
     _failures = FAILURES
-    _single = 2 * PART
-    _translated = staticmethod(translated)
+    _single = 2 * PART_BYTES
+    _translated = staticmethod(translate_error)
 
     @property
     def _service(self) -> Literal["s3"]:
@@ -104,16 +104,16 @@ class S3Store(BucketStore["S3Client"]):
         def write(client: "S3Client") -> bool:
             try:
                 client.put_object(
-                    Bucket=self.bucket, Key=name, Body=body, IfNoneMatch="*", Metadata={WRITER: writer}
+                    Bucket=self.bucket, Key=name, Body=body, IfNoneMatch="*", Metadata={WRITER_FIELD: writer}
                 )
             except ClientError as error:
-                if code(error) not in ("PreconditionFailed", "412"):
+                if error_code(error) not in ("PreconditionFailed", "412"):
                     raise
                 # An earlier attempt of ours may have created the object, although its answer was lost.
                 stored = head(client, self.bucket, name)
                 if stored is None:  # deleted since
                     raise StoreUnavailable.at(self._full(name), "deleted while it was created") from error
-                return stored["Metadata"].get(WRITER) == writer
+                return stored["Metadata"].get(WRITER_FIELD) == writer
             return True
 
         return self._call(name, write)
@@ -145,8 +145,8 @@ class S3Store(BucketStore["S3Client"]):
             self._call(name, lambda client: client.delete_object(Bucket=self.bucket, Key=name))
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        for start in range(0, len(keys), DELETED):
-            batch = keys[start : start + DELETED]
+        for start in range(0, len(keys), MAX_DELETIONS):
+            batch = keys[start : start + MAX_DELETIONS]
             try:
                 self._call(self.prefix, Deletion(self.bucket, [self._name(key) for key in batch]).attempt)
             except StoreError as error:
@@ -165,9 +165,9 @@ class S3Store(BucketStore["S3Client"]):
         def ask(client: "S3Client") -> float | None:
             try:
                 answer = client.list_objects_v2(Bucket=self.bucket, Prefix=self.prefix, MaxKeys=1)
-                return _date(answer)
+                return _server_time(answer)
             except ClientError as error:
-                date = _date(error.response)
+                date = _server_time(error.response)
                 if date is None:
                     raise
                 return date
@@ -182,14 +182,14 @@ class S3Store(BucketStore["S3Client"]):
             stored = head(client, self.bucket, name)
             if stored is None:
                 return None
-            now = _date(stored)
+            now = _server_time(stored)
             return max(0.0, (time.time() if now is None else now) - stored["LastModified"].timestamp())
 
         return self._call(name, ask)
 
     def remove_leftovers(self, folder: str, *, before: str | None) -> int:
         """Abort unfinished multipart uploads (at most 1,000 a call), whose parts are stored and billed until then."""
-        start = child(self.prefix, folder)
+        start = join_path(self.prefix, folder)
         start += "/" if start else ""
         written = None if before is None else self._written_at(before)
 
@@ -217,7 +217,9 @@ class S3Store(BucketStore["S3Client"]):
             try:
                 client.abort_multipart_upload(Bucket=self.bucket, Key=name, UploadId=upload)
             except ClientError as error:
-                if code(error) != "NoSuchUpload":  # this code means that the upload was completed meanwhile
+                if (
+                    error_code(error) != "NoSuchUpload"
+                ):  # this code means that the upload was completed meanwhile
                     raise
 
         self._call(name, abort)
@@ -228,7 +230,7 @@ class S3Store(BucketStore["S3Client"]):
 
     def _download(self, key: str, start: int, length: int | None) -> bytes:
         name, patience = self._name(key), Patience(self.patience_s)
-        download = Download(self.bucket, name, patience.reached, start, length)
+        download = Download(self.bucket, name, patience.note_progress, start, length)
         return self._call(name, download.attempt, patience)
 
     def _put_whole(self, name: str, body: bytes, client: "S3Client") -> object:
@@ -246,7 +248,7 @@ class S3Store(BucketStore["S3Client"]):
             raise
 
 
-def _date(answer: Mapping[str, Any]) -> float | None:
+def _server_time(answer: Mapping[str, Any]) -> float | None:
     """Return the time of the answer by the server's clock, in seconds since 1970. Raises ValueError: not a date."""
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     return None if date is None else parsedate_to_datetime(date).timestamp()

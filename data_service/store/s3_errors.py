@@ -38,46 +38,46 @@ FAILURES = (
 )
 """Everything that a botocore request can raise because of the network, the server or a source of credentials."""
 
-_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
+_EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
 # Codes for wrong credentials. Some servers also send them for expired ones, or while a credentials file is replaced.
-_EXPIRED_IF_VALID_BEFORE = (
+_WRONG_CREDENTIALS_CODES = (
     *("InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId", "InvalidIdentityToken"),
     *("SignatureDoesNotMatch", "UnrecognizedClientException"),
 )
 _FULL_CODES = ("QuotaExceeded", "InsufficientCapacity")
-_NO_BUCKET = ("NoSuchBucket", "InvalidBucketName", "PermanentRedirect")
-_BUSY = (
+_NO_BUCKET_CODES = ("NoSuchBucket", "InvalidBucketName", "PermanentRedirect")
+_BUSY_CODES = (
     *("RequestTimeout", "ConditionalRequestConflict", "OperationAborted", "TemporaryRedirect"),
     *("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "IDPCommunicationError"),
     *("InternalError", "ServiceUnavailable", "ServerBusy", "IncompleteBody", "XMinioServerNotInitialized"),
 )
-_NO_CREDENTIALS = (
+_MISSING_CREDENTIALS_ERRORS = (
     *(NoCredentialsError, PartialCredentialsError, ConfigParseError),
     *(SSOError, LoginError, TokenRetrievalError),
 )
-_NOT_RENEWED = (CredentialRetrievalError, MetadataRetrievalError, ProfileNotFound)
-LOST_UPLOAD = ("NoSuchUpload", "InvalidPart", "InvalidPartOrder")
+_RENEWAL_ERRORS = (CredentialRetrievalError, MetadataRetrievalError, ProfileNotFound)
+LOST_UPLOAD_CODES = ("NoSuchUpload", "InvalidPart", "InvalidPartOrder")
 """Codes of a server that no longer knows an upload or a part of it. The upload then begins again."""
 
 
-def code(error: ClientError) -> str:
+def error_code(error: ClientError) -> str:
     """Return the server's error code; the HTTP status as text if the answer has no body (HEAD)."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def translated(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
+def translate_error(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
     """Return our error for `error`, one of `FAILURES`, in a request about `uri`.
 
     `valid_before`: whether this process has had credentials that a server accepted.
     """
     if isinstance(error, ClientError):
-        return _refused(error, uri, valid_before)
-    if isinstance(error, _NO_CREDENTIALS):
+        return _refusal_error(error, uri, valid_before)
+    if isinstance(error, _MISSING_CREDENTIALS_ERRORS):
         kind = CredentialsExpired if valid_before else CredentialsMissing
         return kind.at(uri, str(error))
     if isinstance(error, ProfileNotFound) and not valid_before:
         return AccessDenied.at(uri, str(error))
-    if isinstance(error, _NOT_RENEWED) or (isinstance(error, RuntimeError) and "redential" in str(error)):
+    if isinstance(error, _RENEWAL_ERRORS) or (isinstance(error, RuntimeError) and "redential" in str(error)):
         # botocore has no class of its own for renewed credentials that have expired.
         return CredentialsExpired.at(uri, str(error))
     if isinstance(error, ParamValidationError):
@@ -87,18 +87,18 @@ def translated(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
     return StoreUnavailable.at(uri, f"the server's answer makes no sense ({type(error).__name__}: {error})")
 
 
-def _refused(error: ClientError, uri: str, valid_before: bool) -> StoreError:
+def _refusal_error(error: ClientError, uri: str, valid_before: bool) -> StoreError:
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    name, reason = code(error), str(error)
-    if name in _EXPIRED or (valid_before and name in _EXPIRED_IF_VALID_BEFORE):
+    name, reason = error_code(error), str(error)
+    if name in _EXPIRED_CODES or (valid_before and name in _WRONG_CREDENTIALS_CODES):
         return CredentialsExpired.at(uri, reason)
-    if name in _NO_BUCKET:
+    if name in _NO_BUCKET_CODES:
         return BadUri.no_bucket(uri)
     if name in _FULL_CODES or status == 507:
         return OutOfSpace.at(uri, reason)
     if (
-        name in _BUSY
-        or name in LOST_UPLOAD
+        name in _BUSY_CODES
+        or name in LOST_UPLOAD_CODES
         or status in (408, 409, 429)
         or (status >= 500 and status != 501)
         or status < 300  # an error in the body of an answer that began as a success

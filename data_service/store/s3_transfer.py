@@ -15,8 +15,8 @@ from uuid import uuid4
 from botocore.exceptions import ClientError
 
 from data_service.store.errors import Truncated
-from data_service.store.s3_errors import LOST_UPLOAD, code
-from data_service.store.upload_sources import PART, WRITER, UploadSource
+from data_service.store.s3_errors import LOST_UPLOAD_CODES, error_code
+from data_service.store.upload_sources import PART_BYTES, WRITER_FIELD, UploadSource
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     )
 
 
-_MOST_PARTS = 10_000
+_MAX_PARTS = 10_000
 _CONCURRENT_PARTS = 4  # parts uploaded at the same time
-_EMPTY_PAGES = 100  # empty pages in a row after which a listing counts as broken
+_MAX_EMPTY_PAGES = 100  # empty pages in a row after which a listing counts as broken
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Listing:
         more, token = page["IsTruncated"], ""
         if more and (self.delimiter or not names):
             token = page["NextContinuationToken"]
-            if token == self._token or (not names and self._empty == _EMPTY_PAGES):
+            if token == self._token or (not names and self._empty == _MAX_EMPTY_PAGES):
                 raise ValueError("the listing does not end")
         self.more, self._token = more, token
         self.after, self._empty = max([self.after, *names]), 0 if names else self._empty + 1
@@ -87,14 +87,14 @@ def _names(page: "ListObjectsV2OutputTypeDef") -> list[str]:
     return keys + [item["Prefix"] for item in page.get("CommonPrefixes", ())]
 
 
-DELETED = 1000  # most objects that one request may name
-_ABSENT = ("NoSuchKey", "NoSuchVersion")
-_STATUS = {"AccessDenied": 403}  # HTTP status that the deletion of one object would get
+MAX_DELETIONS = 1000  # most objects that one request may name
+_ABSENT_CODES = ("NoSuchKey", "NoSuchVersion")
+_STATUS_BY_CODE = {"AccessDenied": 403}  # HTTP status that the deletion of one object would get
 
 
 @dataclass
 class Deletion:
-    """A deletion of the objects `names`, at most `DELETED`. Each attempt deletes those that are left."""
+    """A deletion of the objects `names`, at most `MAX_DELETIONS`. Each attempt deletes those that are left."""
 
     bucket: str
     names: list[str]
@@ -105,11 +105,11 @@ class Deletion:
         answer = client.delete_objects(
             Bucket=self.bucket, Delete={"Objects": [{"Key": name} for name in self.names], "Quiet": True}
         )
-        refused = [error for error in answer.get("Errors", ()) if error["Code"] not in _ABSENT]
+        refused = [error for error in answer.get("Errors", ()) if error["Code"] not in _ABSENT_CODES]
         self.names = [error["Key"] for error in refused]
         if refused:
             first = refused[0]
-            status = _STATUS.get(first["Code"], 503)
+            status = _STATUS_BY_CODE.get(first["Code"], 503)
             told = {
                 "Error": {"Code": first["Code"], "Message": f"{first['Key']}: {first.get('Message', '')}"},
                 "ResponseMetadata": {"HTTPStatusCode": status},
@@ -125,15 +125,15 @@ def head(client: "S3Client", bucket: str, name: str) -> "HeadObjectOutputTypeDef
     try:
         return client.head_object(Bucket=bucket, Key=name)
     except ClientError as error:
-        if code(error) in ("404", "NoSuchKey"):
+        if error_code(error) in ("404", "NoSuchKey"):
             return None
-        if code(error) not in ("400", "401", "403"):
+        if error_code(error) not in ("400", "401", "403"):
             raise
         refused = error
     try:
         client.get_object(Bucket=bucket, Key=name, Range="bytes=0-0")["Body"].close()
     except ClientError as error:
-        if code(error) not in ("InvalidRange", "416"):  # an empty object has no first byte
+        if error_code(error) not in ("InvalidRange", "416"):  # an empty object has no first byte
             raise
     raise ConnectionError(f"{refused}, though it may be read") from refused
 
@@ -165,7 +165,7 @@ class Download:
         with closing(answer["Body"]) as body:
             expected = self._expected(answer)
             while self._here < expected:
-                piece = body.read(min(PART, expected - self._here))
+                piece = body.read(min(PART_BYTES, expected - self._here))
                 if not piece:
                     raise ValueError(f"its body ends after {self._here} of {expected} bytes")
                 self._pieces.append(piece)
@@ -181,7 +181,7 @@ class Download:
         try:
             return client.get_object(Bucket=self.bucket, Key=self.name, Range=f"bytes={first}-{last}")
         except ClientError as error:
-            if code(error) not in ("InvalidRange", "416"):
+            if error_code(error) not in ("InvalidRange", "416"):
                 raise
             stored = head(client, self.bucket, self.name)
             if self._here or stored is None:
@@ -235,7 +235,7 @@ class Upload:
         """Send the missing parts and complete the upload. Raises FAILURES; the next attempt continues."""
         if self._number is None:
             begun = client.create_multipart_upload(
-                Bucket=self.bucket, Key=self.name, Metadata={WRITER: self._writer}
+                Bucket=self.bucket, Key=self.name, Metadata={WRITER_FIELD: self._writer}
             )
             self._number = begun["UploadId"]
         try:
@@ -248,7 +248,7 @@ class Upload:
                 MultipartUpload={"Parts": parts},  # type: ignore[typeddict-item]
             )
         except ClientError as error:
-            if code(error) not in LOST_UPLOAD:
+            if error_code(error) not in LOST_UPLOAD_CODES:
                 raise
             if not self._is_ours(client):  # an attempt whose answer was lost may have completed the upload
                 self._number, self._accepted = None, 0
@@ -263,7 +263,7 @@ class Upload:
 
     def _send_missing(self, client: "S3Client", number: str) -> None:
         """Send the missing parts, several at a time. After the first failure no further part is begun."""
-        size = max(PART, -(-self.source.size // _MOST_PARTS))
+        size = max(PART_BYTES, -(-self.source.size // _MAX_PARTS))
         failures: list[BaseException] = []
 
         def send(part: int) -> None:
@@ -296,4 +296,4 @@ class Upload:
 
     def _is_ours(self, client: "S3Client") -> bool:
         stored = head(client, self.bucket, self.name)
-        return stored is not None and stored["Metadata"].get(WRITER) == self._writer
+        return stored is not None and stored["Metadata"].get(WRITER_FIELD) == self._writer

@@ -7,8 +7,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
-PART = 16 << 20  # bytes of a part, and of what is read at a time
-WRITER = "writer"  # metadata field by which a writer recognises its own object
+PART_BYTES = 16 << 20  # bytes of a part of an upload; downloads are read in pieces of this size, too
+WRITER_FIELD = "writer"  # metadata field by which a writer recognises its own object
 
 
 class UploadSource(Protocol):
@@ -51,7 +51,7 @@ class LocalFile:
             return os.pread(file.fileno(), length, start)
 
 
-def both(reached: Callable[[int], None], sent: Callable[[int], None] | None) -> Callable[[int], None]:
+def call_both(reached: Callable[[int], None], sent: Callable[[int], None] | None) -> Callable[[int], None]:
     """Return a function that calls both `reached` and `sent`, the latter only with numbers that have grown."""
     most = 0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data_service.errors import TokenizerError
-from data_service.formats import foreign_json
+from data_service.formats import parse_json
 from data_service.tokenizers.specials import SpecialNames
 
 DEFINITION = "tokenizer.json"
@@ -118,7 +118,7 @@ def json_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, An
     if name not in files:
         return {}
     try:
-        content = foreign_json(text_file(files, name, where))
+        content = parse_json(text_file(files, name, where))
     except ValueError as error:
         raise TokenizerError(
             f"{where}: {name} is not JSON: {error}", remedy="save the tokenizer again"
@@ -137,7 +137,7 @@ _READ_ONLY = (KeyboardInterrupt, SystemExit, TokenizerError)
 def parse_definition(definition: str, where: str) -> dict[str, Any]:
     """Return the parsed `tokenizer.json`. Raises TokenizerError: it is not a definition, or exceeds a bound."""
     try:
-        parsed = foreign_json(definition)
+        parsed = parse_json(definition)
     except ValueError as error:
         raise unreadable(where, str(error)) from error
     if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):

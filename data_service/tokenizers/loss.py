@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
-from data_service.characters import CODE_POINTS, code_points, spaces
+from data_service.characters import CODE_POINT_COUNT, code_points, is_white_space
 from data_service.errors import TokenizerError
 from data_service.tokenizers.words import SPACE
 
@@ -127,7 +127,7 @@ class LossMeter:
         self._tokenizer = tokenizer
         self._effects = _effects_of(tokenizer)
         # Counts of each code point, and of each one that is white space behind white space.
-        self._codes, self._behind = np.zeros((2, CODE_POINTS), dtype=np.int64)
+        self._codes, self._behind = np.zeros((2, CODE_POINT_COUNT), dtype=np.int64)
         self._lost = Counter[LossKind]()
         self._texts: dict[LossKind, Counter[str]] = {"unknown": Counter(), "bytes": Counter()}
 
@@ -135,7 +135,7 @@ class LossMeter:
         """Count the characters of texts, and those of their tokens that are unknown or single bytes."""
         for text, tokens in zip(texts, placed, strict=True):
             self._add_tokens(text, tokens)
-            codes, space = code_points(text), spaces(text)
+            codes, space = code_points(text), is_white_space(text)
             for counts, found in (
                 (self._codes, codes),
                 (self._behind, codes[1:][space[1:] & space[:-1]]),

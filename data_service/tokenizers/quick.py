@@ -147,11 +147,11 @@ class _QuickEncoder:
         """Return the tokens of a text; None if this is left to the definition."""
         if not by_word and self._pieces.widths is None:
             return None
-        classes = self._classes.of(text)
+        classes = self._classes.classify(text)
         untried = classes == _UNTRIED
         if untried.any():
             self._try(np.unique(code_points(text)[untried]))
-            classes = self._classes.of(text)
+            classes = self._classes.classify(text)
         if (classes == _DIFFERING).any():
             return None
         ids = self._ids(text)

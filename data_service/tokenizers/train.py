@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from data_service.errors import TokenizerError
-from data_service.processes import temporary_place
+from data_service.processes import temporary_root
 from data_service.tokenizers.merges import END, learn_merges
 from data_service.tokenizers.specials import (
     STYLES,
@@ -312,7 +312,7 @@ def train_sentencepiece(
     """
     style = options.style(kind)
     # The file has no name, so that it vanishes with the process however that ends.
-    with tempfile.TemporaryFile("w", encoding="utf-8", dir=temporary_place()) as file:
+    with tempfile.TemporaryFile("w", encoding="utf-8", dir=temporary_root()) as file:
         counted = zip(counts.words, counts.counts.tolist(), strict=True)
         file.writelines(f"{word}\t{count}\n" for word, count in counted)
         file.flush()

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from data_service.errors import TokenizerError
 from data_service.processes import temporary_folder
-from data_service.store.local import room_in
+from data_service.store.local import report_full_disk
 from data_service.tokenizers.files import TRAINING_REPORT
 from data_service.tokenizers.word_splits import PieceSplitter, split_text
 
@@ -80,7 +80,7 @@ def count_words(
         TokenizerError: a process ended before its work did.
         OutOfSpace: the temporary folder is full. Errors of `texts` are raised unchanged.
     """
-    with temporary_folder("words") as folder, room_in(folder):
+    with temporary_folder("words") as folder, report_full_disk(folder):
         if workers > 1:
             _count_elsewhere(texts, splitter, folder, min(workers, _MOST_PROCESSES))
         else:

@@ -24,7 +24,7 @@ import yaml
 from program import BenchError, note, run
 from pydantic import BaseModel, ConfigDict
 
-from checkpoints.listing import committed
+from checkpoints.listing import list_committed
 from checkpoints.load import Reader
 from data_service.samples.spec import StreamSpec
 from data_service.stream.stream import Stream
@@ -213,7 +213,7 @@ def train(recipe: Recipe, place: Path) -> Run:
         file.write_text(recipe.to_yaml(), "utf-8")
         maskfleet("init", str(file), str(place))
     trained = open_run(str(place))
-    marks = committed(trained.store)
+    marks = list_committed(trained.store)
     if not marks or marks[0].step < trained.total_steps:
         maskfleet("train", str(place))
     return trained

@@ -18,7 +18,7 @@ import typer
 from program import BenchError, note, run
 from s3_place import place
 
-from data_service.store.base import Store, together
+from data_service.store.base import Store, parallel_map
 from data_service.store.open import open_store
 
 _MB = 10**6
@@ -76,7 +76,7 @@ def _operations(store: Store, data: bytes) -> dict[str, Taken]:
     starts = [number * (len(data) - _RANGE) // _RANGES for number in range(_RANGES)]
     parts: list[bytes] = []
     taken["short reads"] = _taken(
-        lambda: parts.extend(together(lambda start: store.get_range("large", start, _RANGE), starts))
+        lambda: parts.extend(parallel_map(lambda start: store.get_range("large", start, _RANGE), starts))
     )
     store.delete("large")
     if whole != [data] or parts != [data[start : start + _RANGE] for start in starts]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_all
+from checkpoints.attempt import Attempt, Heartbeat, Owner, claim, end_newest_attempt
 from checkpoints.errors import RunIsActive, Superseded
 from data_service.store.base import Store
 from data_service.store.errors import StoreUnavailable
@@ -52,7 +52,7 @@ def test_numbers_count_up(any_store: Store) -> None:
         attempt = claim(any_store)
         assert attempt.number == number
         attempt.ensure_current()
-        attempt.end(NOW)
+        attempt.record_end(NOW)
 
 
 def test_a_run_that_lives_here_is_refused_and_named(store: LocalStore) -> None:
@@ -76,7 +76,7 @@ def test_a_killed_run_starts_again_at_once_even_before_it_is_reaped(store: Local
 
 
 def test_a_reused_pid_is_not_the_old_process(store: LocalStore) -> None:
-    here = Owner.here(NOW)
+    here = Owner.for_this_process(NOW)
     store.put(
         "attempts/000001.json",
         here.model_copy(update={"started": here.started - 100}).model_dump_json().encode(),
@@ -93,7 +93,7 @@ def test_elsewhere_the_lease_decides_by_the_stores_clock_alone(store: ClockedSto
         claim(store, clock=lambda: NOW + 59 + wrong)
     assert " 1 s" in caught.value.remedy
     store.pass_(41)
-    first.beat(NOW + 100)
+    first.write_heartbeat(NOW + 100)
     store.pass_(59)
     with pytest.raises(RunIsActive):
         claim(store, clock=lambda: NOW + 159 + wrong)
@@ -102,7 +102,7 @@ def test_elsewhere_the_lease_decides_by_the_stores_clock_alone(store: ClockedSto
 
 
 def test_an_ended_attempt_needs_no_lease(store: LocalStore) -> None:
-    claim(store, owner=elsewhere(NOW), clock=lambda: NOW).end(NOW)
+    claim(store, owner=elsewhere(NOW), clock=lambda: NOW).record_end(NOW)
     assert claim(store, clock=lambda: NOW + 1).number == 2
 
 
@@ -116,10 +116,10 @@ def test_an_owner_succeeds_itself_and_ends_its_last(store: ClockedStore) -> None
     second.ensure_current()
     with pytest.raises(RunIsActive):  # the second claim counts as a sign of life, before any heartbeat
         claim(store)
-    end_all(store, elsewhere(NOW, pid=78), NOW)  # not its own: nothing happens
+    end_newest_attempt(store, elsewhere(NOW, pid=78), NOW)  # not its own: nothing happens
     with pytest.raises(RunIsActive):
         claim(store)
-    end_all(store, owner, NOW + 1001)
+    end_newest_attempt(store, owner, NOW + 1001)
     assert claim(store).number == 3
 
 
@@ -127,11 +127,11 @@ def test_who_has_taken_over(store: LocalStore) -> None:
     """Not the owner itself, who claims an attempt for every group of its ranks."""
     owner = elsewhere(NOW)
     first = claim(store, owner=owner)
-    assert first.superseded(owner) is None
-    claim(store, owner=owner).end(NOW)
-    assert first.superseded(owner) is None
+    assert first.superseding_owner(owner) is None
+    claim(store, owner=owner).record_end(NOW)
+    assert first.superseding_owner(owner) is None
     claim(store)
-    found = first.superseded(owner)
+    found = first.superseding_owner(owner)
     assert found is not None
     assert found.pid == os.getpid()
 
@@ -151,12 +151,12 @@ def test_a_damaged_record_of_another_start_counts_as_long_as_the_lease(
     with pytest.raises(Superseded, match="unknown"):
         first.ensure_current()
     store.put("attempts/000002.ended.json", text)
-    assert second.ended() is not None
+    assert second.end_time() is not None
     assert claim(store).number == 3
 
 
 def test_of_many_starts_at_once_one_works(any_store: Store) -> None:
-    claim(any_store, owner=elsewhere(NOW), clock=lambda: NOW).end(NOW)
+    claim(any_store, owner=elsewhere(NOW), clock=lambda: NOW).record_end(NOW)
     start = threading.Barrier(12)
 
     def try_one(number: int) -> bool:
@@ -173,7 +173,7 @@ def test_of_many_starts_at_once_one_works(any_store: Store) -> None:
 
 def test_superseded_names_the_successor(store: LocalStore) -> None:
     old = claim(store)
-    old.end(NOW)
+    old.record_end(NOW)
     claim(store)
     with pytest.raises(Superseded, match=f"attempt 1 of .* attempt 2 .*process {os.getpid()}"):
         old.ensure_current()

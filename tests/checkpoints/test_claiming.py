@@ -10,7 +10,7 @@ import pytest
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim
 from checkpoints.errors import RunIsActive
-from checkpoints.ownership import await_claim, presence
+from checkpoints.ownership import await_claim, read_presence
 from data_service import processes
 from tests.support.stores.faulty import ClockedStore
 
@@ -42,7 +42,7 @@ class Waiting:
         self._meanwhile(self.pauses)
 
     def claim(self) -> Attempt | None:
-        me = Owner.here(NOW)
+        me = Owner.for_this_process(NOW)
         return await_claim(self.store, me, self, self.notes.append, clock=lambda: self._now)  # type: ignore[arg-type]
 
 
@@ -53,14 +53,14 @@ def test_a_free_run_is_taken_at_once(store: ClockedStore) -> None:
     waiting = Waiting(store, nothing)
     first = waiting.claim()
     assert first is not None
-    first.end(NOW)
+    first.record_end(NOW)
     second = waiting.claim()
     assert second is not None
     assert (first.number, second.number, waiting.pauses, waiting.notes) == (1, 2, 0, [])
 
 
 def test_a_silent_run_is_waited_for_and_taken(store: ClockedStore) -> None:
-    claim(store, owner=ELSEWHERE).beat(NOW)
+    claim(store, owner=ELSEWHERE).write_heartbeat(NOW)
     store.pass_(15)
     waiting = Waiting(store, nothing)
     taken = waiting.claim()
@@ -73,7 +73,7 @@ def test_a_silent_run_is_waited_for_and_taken(store: ClockedStore) -> None:
 
 def test_a_store_without_a_clock_of_use_keeps_nobody_out(store: ClockedStore) -> None:
     """We have looked for as long as the lease is, by our own clock."""
-    claim(store, owner=ELSEWHERE).beat(NOW)
+    claim(store, owner=ELSEWHERE).write_heartbeat(NOW)
     waiting = Waiting(store, nothing)
     waiting.stops_clock = True
     taken = waiting.claim()
@@ -84,8 +84,8 @@ def test_a_store_without_a_clock_of_use_keeps_nobody_out(store: ClockedStore) ->
 def test_a_run_that_shows_life_meanwhile_is_left_alone(store: ClockedStore) -> None:
     """Whatever it says the time is."""
     first = claim(store, owner=ELSEWHERE)
-    first.beat(NOW, 0)
-    waiting = Waiting(store, lambda pause: first.beat(NOW, 1) if pause == 3 else None)
+    first.write_heartbeat(NOW, 0)
+    waiting = Waiting(store, lambda pause: first.write_heartbeat(NOW, 1) if pause == 3 else None)
     with pytest.raises(RunIsActive, match="node-9") as caught:
         waiting.claim()
     assert " stop" in caught.value.remedy
@@ -98,7 +98,7 @@ def test_somebody_else_is_faster(store: ClockedStore) -> None:
 
     def meanwhile(pause: int) -> None:
         if pause == 2:
-            Attempt(store, 1).end(NOW)
+            Attempt(store, 1).record_end(NOW)
             claim(store, owner=other)
 
     with pytest.raises(RunIsActive, match="process 78"):
@@ -107,7 +107,7 @@ def test_somebody_else_is_faster(store: ClockedStore) -> None:
 
 def test_a_run_that_ends_meanwhile_is_taken_at_once(store: ClockedStore) -> None:
     first = claim(store, owner=ELSEWHERE)
-    waiting = Waiting(store, lambda pause: first.end(NOW) if pause == 1 else None)
+    waiting = Waiting(store, lambda pause: first.record_end(NOW) if pause == 1 else None)
     taken = waiting.claim()
     assert taken is not None
     assert (taken.number, waiting.pauses) == (2, 1)
@@ -118,7 +118,9 @@ def test_a_run_that_lives_here_is_refused_at_once(store: ClockedStore) -> None:
     if child == 0:
         signal.pause()
     try:
-        here = Owner.here(NOW).model_copy(update={"pid": child, "started": processes.started(child)})
+        here = Owner.for_this_process(NOW).model_copy(
+            update={"pid": child, "started": processes.start_ticks(child)}
+        )
         claim(store, owner=here)
         waiting = Waiting(store, nothing)
         with pytest.raises(RunIsActive, match=f"process {child}"):
@@ -138,7 +140,7 @@ def test_a_stop_ends_the_waiting(store: ClockedStore) -> None:
         notes.append(text)
         stopped.set()
 
-    assert await_claim(store, Owner.here(NOW), stopped, note) is None
+    assert await_claim(store, Owner.for_this_process(NOW), stopped, note) is None
     assert len(notes) == 1
 
 
@@ -152,13 +154,13 @@ def test_beats_differ_even_while_the_clock_stands(store: ClockedStore) -> None:
 
 @pytest.mark.parametrize("wrong", [-3600.0, 0.0, 61.0, 3600.0])
 def test_whether_a_run_lives_is_not_a_matter_of_our_clock(store: ClockedStore, wrong: float) -> None:
-    claim(store, owner=ELSEWHERE).beat(NOW)
+    claim(store, owner=ELSEWHERE).write_heartbeat(NOW)
     store.pass_(59)
-    found = presence(store, NOW + 59 + wrong)
+    found = read_presence(store, NOW + 59 + wrong)
     assert found is not None
     assert (found.state, found.heard) == ("running", NOW + wrong)
     store.pass_(1)
-    found = presence(store, NOW + 60 + wrong)
+    found = read_presence(store, NOW + 60 + wrong)
     assert found is not None
     assert found.state == "dead"
 
@@ -166,9 +168,9 @@ def test_whether_a_run_lives_is_not_a_matter_of_our_clock(store: ClockedStore, w
 @pytest.mark.parametrize("what", ["", ".heartbeat", ".ended"])
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"time": NaN}', b"\xff"])
 def test_damaged_records_do_not_hide_a_run(store: ClockedStore, what: str, text: bytes) -> None:
-    claim(store, owner=ELSEWHERE).beat(NOW)
+    claim(store, owner=ELSEWHERE).write_heartbeat(NOW)
     store.put(f"attempts/000001{what}.json", text)
-    found = presence(store, NOW)
+    found = read_presence(store, NOW)
     assert found is not None
     assert found.state == ("ended" if what == ".ended" else "running")
     store.pass_(61)

@@ -16,7 +16,7 @@ import pytest
 
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.errors import RunIsActive
-from checkpoints.ownership import presence
+from checkpoints.ownership import read_presence
 from data_service import processes
 from data_service.store.local import LocalStore
 
@@ -126,7 +126,7 @@ TRIES = """
 import time, psutil
 from checkpoints.attempt import claim
 from checkpoints.errors import RunIsActive
-from checkpoints.ownership import presence
+from checkpoints.ownership import read_presence
 print(int(time.time()), int(psutil.boot_time()), presence(STORE, time.time()).state)
 try:
     print(claim(STORE).number)
@@ -178,13 +178,13 @@ def test_a_start_under_a_clock_that_was_set(
 @pytest.mark.parametrize("step", STEPS)
 def test_in_another_container_the_seconds_since_boot_decide(tmp_path: Path, step: int) -> None:
     """What a step leaves behind is a heartbeat whose time of writing lies in the past or in the future."""
-    store, here = LocalStore(tmp_path), Owner.here(time.time())
-    other = here.model_copy(update={"processes": f"pod-7 {processes.boot()} pid:[7]"})
+    store, here = LocalStore(tmp_path), Owner.for_this_process(time.time())
+    other = here.model_copy(update={"processes": f"pod-7 {processes.boot_id()} pid:[7]"})
     attempt: Attempt = claim(store, owner=other)
-    attempt.beat(time.time())
+    attempt.write_heartbeat(time.time())
     beat = tmp_path / "attempts/000001.heartbeat.json"
     os.utime(beat, (time.time() - step, time.time() - step))
-    seen = presence(store, time.time())
+    seen = read_presence(store, time.time())
     assert seen is not None
     assert seen.state == "running"
     with pytest.raises(RunIsActive):

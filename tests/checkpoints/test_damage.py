@@ -14,9 +14,9 @@ from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.errors import CheckpointError, DamagedCheckpoint
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName, sealed, unsealed
-from checkpoints.listing import Rewind, read_manifest, record, rewinds, rows
+from checkpoints.listing import Rewind, checkpoint_rows, read_manifest, read_rewinds, record_rewind
 from checkpoints.newest import newest_good
-from checkpoints.ownership import StopRequest, presence, request_stop, stop_requested
+from checkpoints.ownership import StopRequest, find_stop_request, read_presence, request_stop
 from checkpoints.verify import verify_all
 from data_service.store.base import Store
 from encoder_core.train.settings import MEMORY
@@ -138,7 +138,7 @@ def test_what_could_never_be_loaded_is_named(
     with pytest.raises(DamagedCheckpoint, match="read") as caught:
         read_manifest(store, NEWEST)
     assert reason in caught.value.problem
-    assert {row.step for row in rows(store) if row.problem} == {20}
+    assert {row.step for row in checkpoint_rows(store) if row.problem} == {20}
 
 
 def test_two_pieces_may_not_share_bytes(store: ClockedStore) -> None:
@@ -175,10 +175,10 @@ def test_a_record_that_was_damaged_at_random_has_an_answer(
 ) -> None:
     store = ClockedStore(tmp_path_factory.mktemp("run"))
     attempt = claim(store, owner=ELSEWHERE)
-    attempt.beat(5.0)
-    attempt.end(6.0)
+    attempt.write_heartbeat(5.0)
+    attempt.record_end(6.0)
     request_stop(store, StopRequest(attempt=1, by="ann", time=5.0))
-    record(store, rewind_to(CheckpointName(1, 7)), attempt)
+    record_rewind(store, rewind_to(CheckpointName(1, 7)), attempt)
     key = data.draw(st.sampled_from(_RECORDS))
     original = store.get(key)
     text = bytearray(original)
@@ -186,18 +186,18 @@ def test_a_record_that_was_damaged_at_random_has_an_answer(
     text = text[:where] + bytes(data.draw(st.lists(st.integers(0, 255), max_size=1)))
     text += original[where + 1 :] if data.draw(st.booleans()) else b""
     store.put(key, bytes(text))
-    found = presence(store, 10.0)
+    found = read_presence(store, 10.0)
     assert found is not None
     assert found.attempt == 1
-    stop_requested(store, 1)
+    find_stop_request(store, 1)
     store.pass_(100)
     assert claim(store).number == 2
-    assert Attempt(store, 1).superseded(ELSEWHERE) is not None
+    assert Attempt(store, 1).superseding_owner(ELSEWHERE) is not None
     if key != _RECORDS[-1] or bytes(text) == original:
-        assert rewinds(store) == [rewind_to(CheckpointName(1, 7))]
+        assert read_rewinds(store) == [rewind_to(CheckpointName(1, 7))]
         return
     with pytest.raises(DamagedCheckpoint, match="rewind-a000001"):
-        rewinds(store)
+        read_rewinds(store)
 
 
 def rewind_to(mark: CheckpointName) -> Rewind:
@@ -205,9 +205,9 @@ def rewind_to(mark: CheckpointName) -> Rewind:
 
 
 def test_a_rewind_that_cannot_be_read_brings_nothing_back(store: ClockedStore) -> None:
-    record(store, rewind_to(CheckpointName(1, 10)), Attempt(store, 1))
+    record_rewind(store, rewind_to(CheckpointName(1, 10)), Attempt(store, 1))
     store.put("checkpoints/rewind-a000001.json", b"")
-    for ask in (lambda: newest_good(store, Alone()), lambda: rows(store)):
+    for ask in (lambda: newest_good(store, Alone()), lambda: checkpoint_rows(store)):
         with pytest.raises(CheckpointError, match="rewind-a000001") as caught:
             ask()
         assert " copy" in caught.value.remedy

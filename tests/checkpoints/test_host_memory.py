@@ -18,7 +18,7 @@ from checkpoints.memory_slots import Slot
 held = []
 try:
     for _ in range(100):
-        held.append(Slot.make(int(sys.argv[1]), 100))
+        held.append(Slot.create(int(sys.argv[1]), 100))
         print(held[-1].size, flush=True)
 except OSError as error:
     print("refused", error.errno, flush=True)

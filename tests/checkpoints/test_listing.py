@@ -8,7 +8,17 @@ from checkpoints.attempt import Attempt, claim
 from checkpoints.errors import CheckpointError, Superseded
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest, CheckpointName, LineageSegment
-from checkpoints.listing import Rewind, Span, committed, folders, read_manifest, record, rewinds, rows, skips
+from checkpoints.listing import (
+    Rewind,
+    Span,
+    checkpoint_rows,
+    list_committed,
+    list_folders,
+    read_manifest,
+    read_rewinds,
+    record_rewind,
+    skipped_ranges,
+)
 from checkpoints.newest import newest_good
 from checkpoints.retention import expired, tidy
 from data_service.store.local import LocalStore
@@ -23,8 +33,8 @@ def store(tmp_path: Path) -> LocalStore:
     store = LocalStore(tmp_path / "run")
     attempt = claim(store)
     commit_steps(store, attempt, 10, 20, 30, 40)
-    record(store, went_back(1, CheckpointName(1, 20)), attempt)
-    attempt.end(0.0)
+    record_rewind(store, went_back(1, CheckpointName(1, 20)), attempt)
+    attempt.record_end(0.0)
     return store
 
 
@@ -40,8 +50,8 @@ def newest(store: LocalStore) -> CheckpointManifest:
 
 def test_the_run_goes_on_from_where_it_went_back_to(store: LocalStore) -> None:
     assert newest(store).mark == CheckpointName(1, 20)
-    assert committed(store) == [CheckpointName(1, 20), CheckpointName(1, 10)]
-    assert [(row.step, row.abandoned) for row in rows(store)] == [
+    assert list_committed(store) == [CheckpointName(1, 20), CheckpointName(1, 10)]
+    assert [(row.step, row.abandoned) for row in checkpoint_rows(store)] == [
         (40, True),
         (30, True),
         (20, False),
@@ -50,7 +60,7 @@ def test_the_run_goes_on_from_where_it_went_back_to(store: LocalStore) -> None:
 
 
 def test_and_does_so_again_while_later_attempts_commit_nothing(store: LocalStore) -> None:
-    claim(store).end(0.0)
+    claim(store).record_end(0.0)
     claim(store)
     assert newest(store).mark == CheckpointName(1, 20)
 
@@ -71,26 +81,28 @@ def test_a_later_attempts_checkpoints_count_and_falling_back_passes_over_what_wa
 
 def test_going_back_twice_without_a_commit_between(store: LocalStore) -> None:
     second = claim(store)
-    record(store, went_back(2, CheckpointName(1, 10), (*LEFT_OUT, (0, 0, 90, 99))), second)
+    record_rewind(store, went_back(2, CheckpointName(1, 10), (*LEFT_OUT, (0, 0, 90, 99))), second)
     assert newest(store).mark == CheckpointName(1, 10)
-    assert skips(newest(store), rewinds(store)) == ((0, 0, 40, 90), (0, 0, 90, 99))
+    assert skipped_ranges(newest(store), read_rewinds(store)) == ((0, 0, 40, 90), (0, 0, 90, 99))
 
 
 def test_what_is_left_out_is_known_from_the_record_and_then_from_the_manifests(store: LocalStore) -> None:
-    assert skips(newest(store), rewinds(store)) == LEFT_OUT
-    assert skips(None, []) == ()
+    assert skipped_ranges(newest(store), read_rewinds(store)) == LEFT_OUT
+    assert skipped_ranges(None, []) == ()
     later = read_manifest(store, CheckpointName(1, 20)).model_copy(
         update={"attempt": 2, "state": {"skips": [[0, 0, 40, 90], [1, 2, 0, 7]]}}
     )
-    assert skips(later, rewinds(store)) == ((0, 0, 40, 90), (1, 2, 0, 7))
-    assert skips(later, []) == ((0, 0, 40, 90), (1, 2, 0, 7)), "a copy of the checkpoint alone suffices"
+    assert skipped_ranges(later, read_rewinds(store)) == ((0, 0, 40, 90), (1, 2, 0, 7))
+    assert skipped_ranges(later, []) == ((0, 0, 40, 90), (1, 2, 0, 7)), (
+        "a copy of the checkpoint alone suffices"
+    )
 
 
 def test_a_run_may_be_told_before_it_begins(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "fresh")
-    record(store, went_back(0, None), Attempt(store, 0))
+    record_rewind(store, went_back(0, None), Attempt(store, 0))
     assert newest_good(store, Alone()) is None
-    assert skips(None, rewinds(store)) == LEFT_OUT
+    assert skipped_ranges(None, read_rewinds(store)) == LEFT_OUT
     commit_steps(store, claim(store), 10)
     assert newest(store).mark == CheckpointName(1, 10)
 
@@ -98,15 +110,15 @@ def test_a_run_may_be_told_before_it_begins(tmp_path: Path) -> None:
 def test_a_zombie_does_not_go_back(store: LocalStore) -> None:
     claim(store)
     with pytest.raises(Superseded):
-        record(store, went_back(1, CheckpointName(1, 10)), Attempt(store, 1))
+        record_rewind(store, went_back(1, CheckpointName(1, 10)), Attempt(store, 1))
 
 
 def test_nor_does_an_attempt_do_so_twice(store: LocalStore) -> None:
-    record(
+    record_rewind(
         store, went_back(1, CheckpointName(1, 20)), Attempt(store, 1)
     )  # the answer to the first had been lost
     with pytest.raises(CheckpointError, match="differs"):
-        record(store, went_back(1, CheckpointName(1, 10)), Attempt(store, 1))
+        record_rewind(store, went_back(1, CheckpointName(1, 10)), Attempt(store, 1))
     assert newest(store).mark == CheckpointName(1, 20)
 
 
@@ -120,7 +132,7 @@ def test_what_was_left_is_deleted_after_the_next_commit_and_not_before(store: Lo
     assert newest(store).mark == CheckpointName(1, 20), "the way on stays, whatever else goes"
     commit_steps(store, attempt, 25, resumed=newest(store))
     tidy(store, attempt, keep_last=1, keep_every=None)
-    assert [folder.mark for folder in folders(store)] == [CheckpointName(2, 25)]
+    assert [folder.mark for folder in list_folders(store)] == [CheckpointName(2, 25)]
 
 
 @pytest.mark.parametrize(

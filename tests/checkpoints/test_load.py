@@ -11,7 +11,7 @@ from checkpoints.attempt import Attempt, claim
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, NoGoodCheckpoint
 from checkpoints.gather import Alone, Peers
 from checkpoints.layout import CHUNK, CheckpointName
-from checkpoints.listing import read_manifest, rows
+from checkpoints.listing import checkpoint_rows, read_manifest
 from checkpoints.load import Reader
 from checkpoints.newest import GoodCheckpoint, newest_good
 from checkpoints.save import Saver
@@ -90,12 +90,12 @@ def test_checkpoints_but_no_good_one_is_an_error_with_all_reasons(store: LocalSt
 def test_a_later_attempt_is_newer_than_a_higher_step(store: LocalStore) -> None:
     """After a fall-back or a rewind, what the run left behind must not come back."""
     base = read_manifest(store, CheckpointName(1, 10))
-    Attempt(store, 1).end(0.0)
+    Attempt(store, 1).record_end(0.0)
     commit_steps(store, claim(store), 15, resumed=base)
     good = newest_good(store, Alone())
     assert good is not None
     assert good.manifest.mark == CheckpointName(2, 15)
-    assert [(row.step, row.attempt, row.abandoned) for row in rows(store)] == [
+    assert [(row.step, row.attempt, row.abandoned) for row in checkpoint_rows(store)] == [
         (15, 2, False),
         (30, 1, True),
         (20, 1, True),
@@ -135,7 +135,7 @@ def test_verify_reports_every_checkpoint(store: LocalStore) -> None:
 
 def test_the_list_shows_unreadable_checkpoints(store: LocalStore) -> None:
     flip(store, CheckpointName(1, 20).manifest, 100)
-    found = {row.step: row for row in rows(store)}
+    found = {row.step: row for row in checkpoint_rows(store)}
     assert found[20].problem is not None
     assert found[30].world_size == 1
     assert found[30].bytes == sum(entry.size for entry in store.list(CheckpointName(1, 30).folder))

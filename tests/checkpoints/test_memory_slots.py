@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoints.layout import LineageSegment, elements
-from checkpoints.memory import MemoryReader, MemoryWriter, Offer, manifest_of, newest_complete
-from checkpoints.memory_slots import HEAD, Common, Slot
+from checkpoints.memory import MemoryReader, MemoryWriter, SetOffer, manifest_of, newest_sets
+from checkpoints.memory_slots import HEADER_BYTES, Common, Slot
 from tests.support.ranks.checkpointing import SHAPES, cut, random_state
 
 ELEMENTS = sum(elements(shape) for shape in SHAPES.values())
@@ -32,16 +32,16 @@ class Held:
         if self._known.get(rank) is not slots:
             self._known[rank] = slots
             self.slots.setdefault(rank, []).extend(
-                Slot.of_process(os.getpid(), one.descriptor) for one in slots
+                Slot.open_of_process(os.getpid(), one.descriptor) for one in slots
             )
 
     def drop(self) -> None:
         for slot in (slot for held in self.slots.values() for slot in held):
             slot.mark_dropped()
 
-    def offers(self) -> list[Offer]:
+    def offers(self) -> list[SetOffer]:
         slots = [slot for held in self.slots.values() for slot in held]
-        return [Offer(told, slot) for slot in slots if (told := slot.described()) is not None]
+        return [SetOffer(told, slot) for slot in slots if (told := slot.read_description()) is not None]
 
 
 def common(step: int) -> Common:
@@ -71,7 +71,7 @@ def test_the_newest_step_that_all_ranks_wrote_is_read_bit_for_bit(data: st.DataO
     for step in range(1, last + 1):
         write(keeper, step, world, [r for r in range(world) if step < last or r not in lost], writers)
     expected = last if not lost else last - 1
-    found = newest_complete(keeper.offers(), "r")
+    found = newest_sets(keeper.offers(), "r")
     if not expected:
         assert found is None
         return
@@ -80,7 +80,9 @@ def test_the_newest_step_that_all_ranks_wrote_is_read_bit_for_bit(data: st.DataO
     manifest = manifest_of(sets)
     assert (manifest.step, manifest.world_size, manifest.state) == (expected, world, {"step": expected})
     views = {rank: memoryview(offer.place.data) for rank, offer in enumerate(found)}
-    reader = MemoryReader(manifest, {r: lambda a, b, v=v: v[HEAD + a : HEAD + b] for r, v in views.items()})  # type: ignore[misc]
+    reader = MemoryReader(
+        manifest, {r: lambda a, b, v=v: v[HEADER_BYTES + a : HEADER_BYTES + b] for r, v in views.items()}
+    )  # type: ignore[misc]
     for name, kinds in random_state(expected).items():
         for kind, tensor in kinds.items():
             size = tensor.numel()
@@ -92,28 +94,28 @@ def test_the_newest_step_that_all_ranks_wrote_is_read_bit_for_bit(data: st.DataO
 def test_sets_of_another_recipe_are_passed_over() -> None:
     keeper = Held()
     write(keeper, 3, 2, [0, 1], writers_of(keeper, 2, recipe="other"))
-    assert newest_complete(keeper.offers(), "r") is None
+    assert newest_sets(keeper.offers(), "r") is None
 
 
 def test_no_rank_may_be_missing_and_worlds_do_not_mix() -> None:
     keeper, other = Held(), Held()
     write(keeper, 3, 3, [0, 1], writers_of(keeper, 3))
     write(other, 3, 2, [1], writers_of(other, 2))
-    assert newest_complete([*keeper.offers(), *other.offers()], "r") is None
+    assert newest_sets([*keeper.offers(), *other.offers()], "r") is None
 
 
 COUNT = 300_000
 WRITER = f"""
 import os, torch
-from checkpoints.memory_slots import HEAD, SlotDescription, Slot
-slots = [Slot.make({4 * COUNT}, 100) for _ in range(2)]
+from checkpoints.memory_slots import HEADER_BYTES, SlotDescription, Slot
+slots = [Slot.create({4 * COUNT}, 100) for _ in range(2)]
 print(*(slot.descriptor for slot in slots), flush=True)
 for step in range(1_000_000):
     slot = slots[step % 2]
-    slot.open()
+    slot.begin_set()
     torch.frombuffer(slot.data, dtype=torch.float32, offset=HEAD, count={COUNT}).fill_(step % 1000)
     told = SlotDescription(recipe="r", attempt=1, step=step, rank=0, world=1, pieces=())
-    slot.close_set(step, {4 * COUNT}, told.model_dump_json().encode())
+    slot.complete_set(step, {4 * COUNT}, told.model_dump_json().encode())
     if step == 1:
         print("both", flush=True)
 """
@@ -125,35 +127,40 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_the_set_before(seed: int) 
     """A real process, killed at a random moment. The slots outlive it, and what is whole is what it wrote."""
     with subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        slots = [Slot.of_process(process.pid, int(part)) for part in process.stdout.readline().split()]
+        slots = [Slot.open_of_process(process.pid, int(part)) for part in process.stdout.readline().split()]
         process.stdout.readline()  # it has completed two sets
         threading.Event().wait(random.Random(seed).random() / 20)
         process.kill()
-    whole = [slot for slot in slots if slot.described() is not None]
+    whole = [slot for slot in slots if slot.read_description() is not None]
     assert whole, "one of two is always complete"
     for slot in whole:
-        body = torch.frombuffer(slot.data, dtype=torch.float32, offset=HEAD, count=COUNT)
+        body = torch.frombuffer(slot.data, dtype=torch.float32, offset=HEADER_BYTES, count=COUNT)
         assert bool((body == float((slot.seal - 1) % 1000)).all())
 
 
 def test_a_slot_that_is_closed_raises_the_same_whether_it_is_read_or_written() -> None:
     """The keeper of a rank that has ended marks its slots as copied when the partner answers, and expects that."""
-    slot = Slot.make(64, 64)
-    slot.mark_alone(True)
-    assert slot.alone
+    slot = Slot.create(64, 64)
+    slot.mark_awaits_copy(True)
+    assert slot.awaits_copy
     slot.close()
-    for use in (lambda: slot.alone, lambda: slot.mark_alone(False), slot.mark_refused, slot.open):
+    for use in (
+        lambda: slot.awaits_copy,
+        lambda: slot.mark_awaits_copy(False),
+        slot.mark_refused,
+        slot.begin_set,
+    ):
         with pytest.raises(ValueError, match="closed"):
             use()
 
 
 def test_nothing_is_left_of_a_slot_that_nobody_has_open() -> None:
-    slot = Slot.make(1 << 20, 100)
+    slot = Slot.create(1 << 20, 100)
     path = f"/proc/{os.getpid()}/fd/{slot.descriptor}"
     assert os.readlink(path).startswith("/memfd:")
     slot.close()
     with pytest.raises(OSError, match=r"."):
-        Slot.of_process(os.getpid(), slot.descriptor)
+        Slot.open_of_process(os.getpid(), slot.descriptor)
 
 
 class Partner:
@@ -171,22 +178,22 @@ class Partner:
     def turn(self) -> None:
         if self._source is None:
             newest = max(self._there, key=lambda slot: slot.seal)
-            if newest.alone and newest.seal:
+            if newest.awaits_copy and newest.seal:
                 self._source, self._identity, self._at = newest, newest.identity, 8
-                self._target = self.copies.pop() if len(self.copies) == 2 else Slot.make(newest.size, 0)
-                self._target.open()
+                self._target = self.copies.pop() if len(self.copies) == 2 else Slot.create(newest.size, 0)
+                self._target.begin_set()
             return
         assert self._target is not None
-        stop = min(self._at + 256, self._source.used)
+        stop = min(self._at + 256, self._source.set_bytes)
         if self._at < stop:
             self._target.data[self._at : stop] = self._source.data[self._at : stop]
             self._at = stop
             return
         if self._source.identity == self._identity:
-            self._target.mark_alone(False)
-            self._target.seal_copy(self._identity[0])
+            self._target.mark_awaits_copy(False)
+            self._target.complete_copied_set(self._identity[0])
             self.copies.insert(0, self._target)
-            self._source.mark_alone(False)
+            self._source.mark_awaits_copy(False)
         self._source = None
 
 
@@ -215,7 +222,7 @@ def test_whichever_node_is_lost_at_any_moment_one_step_is_left_of_all(
             if len(wrote) < world:  # the others are killed before they write, or while they do
                 for rank in draws.sample(range(world), draws.randint(0, world)):
                     if rank not in wrote:
-                        min(keeper.slots[rank], key=lambda slot: slot.seal).open()
+                        min(keeper.slots[rank], key=lambda slot: slot.seal).begin_set()
                 break
             made = step
     lost = draws.randrange(world)  # its sets and its keeper's copies, which are those of the rank before
@@ -223,7 +230,7 @@ def test_whichever_node_is_lost_at_any_moment_one_step_is_left_of_all(
     slots += [
         slot for rank, each in enumerate(partners) if (rank + 1) % world != lost for slot in each.copies
     ]
-    found = newest_complete([Offer(told, slot) for slot in slots if (told := slot.described())], "r")
+    found = newest_sets([SetOffer(told, slot) for slot in slots if (told := slot.read_description())], "r")
     assert found is not None
     assert 1 <= found[0].description.step <= made
 
@@ -235,5 +242,5 @@ def test_no_set_is_begun_before_the_newest_is_copied() -> None:
         assert writer.ready
         write(keeper, step, 1, [0], [writer])
         assert not writer.ready
-        max(keeper.slots[0], key=lambda slot: slot.seal).mark_alone(False)
+        max(keeper.slots[0], key=lambda slot: slot.seal).mark_awaits_copy(False)
     assert writer.ready

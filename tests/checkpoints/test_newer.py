@@ -12,7 +12,7 @@ from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.errors import NewerFormat
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName, sealed, unsealed
-from checkpoints.listing import Rewind, committed, record, rewinds, rows
+from checkpoints.listing import Rewind, checkpoint_rows, list_committed, read_rewinds, record_rewind
 from checkpoints.newest import newest_good
 from checkpoints.retention import tidy
 from checkpoints.verify import verify_all
@@ -57,7 +57,7 @@ def test_no_older_one_takes_its_place(run: tuple[LocalStore, Attempt], change: M
         newer = rewrite(store, key, "manifest", change)
         with pytest.raises(NewerFormat):
             newest_good(store, Alone())
-        assert {row.step for row in rows(store) if row.problem} == {30}
+        assert {row.step for row in checkpoint_rows(store) if row.problem} == {30}
         assert [len(report.problems) for report in verify_all(store)] == [1, 0, 0]
         assert store.get(key) == newer
     finally:
@@ -73,9 +73,9 @@ def test_it_is_never_deleted(
     attempt = claim(store)
     commit_steps(store, attempt, 10, 20, 30)
     rewrite(store, CheckpointName(1, step).manifest, "manifest", change)
-    attempt.end(0.0)
+    attempt.record_end(0.0)
     tidy(store, claim(store), keep_last=1, keep_every=None)
-    kept = {mark.step for mark in committed(store)}
+    kept = {mark.step for mark in list_committed(store)}
     assert kept == ({10, 20, 30} if step == 30 else {step, 30})
 
 
@@ -85,9 +85,9 @@ def test_a_rewind_is_obeyed_or_refused(
     tmp_path_factory: pytest.TempPathFactory, change: Mapping[str, object]
 ) -> None:
     store = LocalStore(tmp_path_factory.mktemp("run"))
-    attempt = claim(store, owner=Owner.here(0.0))
-    record(store, Rewind(attempt=1, to=None, began=1, reached=2, cause="a spike", skips=()), attempt)
+    attempt = claim(store, owner=Owner.for_this_process(0.0))
+    record_rewind(store, Rewind(attempt=1, to=None, began=1, reached=2, cause="a spike", skips=()), attempt)
     (key,) = (entry.key for entry in store.list("checkpoints/rewind"))
     rewrite(store, key, "rewind", change)
     with pytest.raises(NewerFormat):
-        rewinds(store)
+        read_rewinds(store)

@@ -11,7 +11,7 @@ from checkpoints.commit import Committed, Failed
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
-from checkpoints.listing import committed, read_manifest
+from checkpoints.listing import list_committed, read_manifest
 from checkpoints.load import Reader, ensure_kinds
 from checkpoints.save import Saver
 from data_service.store.base import Store
@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def manifest(store: Store) -> CheckpointManifest:
     assert isinstance(_save(store, _fragments(OWN)), Committed)
-    [mark] = committed(store)
+    [mark] = list_committed(store)
     return read_manifest(store, mark)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from checkpoints.attempt import claim
 from checkpoints.layout import CheckpointName
-from checkpoints.listing import committed
+from checkpoints.listing import list_committed
 from data_service.store.local import LocalStore
 from tests.support.ranks.checkpointing import gather, load_at, one_rank_leaves, save_and_fail_and_save
 from tests.support.ranks.forked import run_ranks
@@ -49,4 +49,4 @@ def test_a_rank_that_leaves_keeps_nobody_waiting_and_no_checkpoint(tmp_path: Pat
     found = run_ranks(one_rank_leaves, 3, store.uri)
     assert found[2] == "left"
     assert all(text.startswith("raised: ") for text in found[:2])
-    assert committed(store) == []
+    assert list_committed(store) == []

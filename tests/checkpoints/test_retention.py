@@ -10,7 +10,7 @@ from checkpoints.commit import Committed
 from checkpoints.errors import Superseded
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName, LineageSegment
-from checkpoints.listing import committed, folders, read_manifest
+from checkpoints.listing import list_committed, list_folders, read_manifest
 from checkpoints.newest import newest_good
 from checkpoints.retention import expired, sweep, tidy
 from checkpoints.save import Saver
@@ -76,7 +76,7 @@ def test_tidy_deletes_what_expired_and_nothing_else(store: LocalStore) -> None:
     commit_steps(store, attempt, 10, 20, 30)
     tidied = tidy(store, attempt, keep_last=2, keep_every=None)
     assert tidied.deleted == (CheckpointName(1, 10),)
-    assert committed(store) == [CheckpointName(1, 30), CheckpointName(1, 20)]
+    assert list_committed(store) == [CheckpointName(1, 30), CheckpointName(1, 20)]
     assert not any("00000010" in entry.key for entry in store.list())
     assert_holds(store, read_manifest(store, CheckpointName(1, 20)), random_state(20))
 
@@ -125,13 +125,13 @@ def test_one_of_as_many_as_are_kept_is_read_back(store: LocalStore) -> None:
         proven = tidy(reads, attempt, keep_last=3, keep_every=None, proven=proven).proven  # type: ignore[arg-type]
         read += [step] * (reads.ranges > 0)
     assert read == [4, 7]
-    assert committed(store) == [CheckpointName(1, 9), CheckpointName(1, 8), CheckpointName(1, 7)]
+    assert list_committed(store) == [CheckpointName(1, 9), CheckpointName(1, 8), CheckpointName(1, 7)]
 
 
 def test_the_one_resumed_from_is_known_to_be_good(store: LocalStore) -> None:
     first = claim(store)
     commit_steps(store, first, 10)
-    first.end(0.0)
+    first.record_end(0.0)
     attempt = claim(store)
     commit_steps(store, attempt, 20, 30, resumed=read_manifest(store, CheckpointName(1, 10)))
     damage(store, CheckpointName(2, 30))
@@ -157,13 +157,13 @@ class _Counting:
 def test_a_zombie_cannot_delete(store: LocalStore) -> None:
     zombie = claim(store)
     commit_steps(store, zombie, 10, 20)
-    zombie.end(0.0)
+    zombie.record_end(0.0)
     claim(store)
     with pytest.raises(Superseded):
         tidy(store, zombie, keep_last=1, keep_every=None)
     with pytest.raises(Superseded):
         sweep(store, zombie)
-    assert committed(store) == [CheckpointName(1, 20), CheckpointName(1, 10)]
+    assert list_committed(store) == [CheckpointName(1, 20), CheckpointName(1, 10)]
 
 
 def test_orphans_of_dead_attempts_go_and_saves_under_way_stay(store: LocalStore) -> None:
@@ -172,13 +172,13 @@ def test_orphans_of_dead_attempts_go_and_saves_under_way_stay(store: LocalStore)
     abandoned = Saver(store, dead, Alone())
     abandoned.begin(20, cut(random_state(20), (), 0), SHAPES, {})
     abandoned.wait()
-    dead.end(0.0)
+    dead.record_end(0.0)
     attempt = claim(store)
     saver = Saver(store, attempt, Alone(), resumed=read_manifest(store, CheckpointName(1, 10)))
     saver.begin(15, cut(random_state(15), (), 0), SHAPES, {})
     saver.wait()
     assert tidy(store, attempt, keep_last=1, keep_every=None).orphans == 1
-    assert [folder.mark for folder in folders(store)] == [CheckpointName(2, 15), CheckpointName(1, 10)]
+    assert [folder.mark for folder in list_folders(store)] == [CheckpointName(2, 15), CheckpointName(1, 10)]
     saver.commit()
     assert_holds(store, read_manifest(store, CheckpointName(2, 15)), random_state(15))
 
@@ -188,7 +188,7 @@ def test_a_half_deleted_checkpoint_is_swept_later(store: LocalStore) -> None:
     commit_steps(store, attempt, 10, 20)
     store.delete(CheckpointName(1, 10).manifest)
     assert tidy(store, attempt, keep_last=2, keep_every=None).orphans == 1
-    assert [folder.mark for folder in folders(store)] == [CheckpointName(1, 20)]
+    assert [folder.mark for folder in list_folders(store)] == [CheckpointName(1, 20)]
 
 
 def test_of_a_run_without_checkpoints_nothing_is_deleted(store: LocalStore) -> None:

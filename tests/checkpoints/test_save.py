@@ -20,7 +20,7 @@ from checkpoints.commit import Committed, Failed
 from checkpoints.errors import CheckpointError, Superseded
 from checkpoints.gather import Alone, Peers
 from checkpoints.layout import CheckpointManifest, CheckpointName, LineageSegment, decode, encode
-from checkpoints.listing import committed, read_manifest
+from checkpoints.listing import list_committed, read_manifest
 from checkpoints.load import Reader
 from checkpoints.newest import newest_good
 from checkpoints.save import Saver
@@ -184,12 +184,12 @@ def test_state_that_json_cannot_hold_is_refused_at_once(store: Store, attempt: A
 def test_lineage_is_who_took_which_steps(store: Store) -> None:
     first = claim(store)
     commit_steps(store, first, 10, 20)
-    first.end(0.0)
+    first.record_end(0.0)
     second = claim(store)
     commit_steps(store, second, 15, 30, resumed=read_manifest(store, CheckpointName(1, 10)))
     expected = (LineageSegment(attempt=1, start=0, stop=10), LineageSegment(attempt=2, start=10, stop=30))
     assert read_manifest(store, CheckpointName(2, 30)).lineage == expected
-    assert committed(store) == [
+    assert list_committed(store) == [
         CheckpointName(2, 30),
         CheckpointName(2, 15),
         CheckpointName(1, 20),
@@ -220,7 +220,7 @@ def test_only_exact_cover_is_a_checkpoint(
     assert outcomes[0] == outcomes[1]
     assert isinstance(outcomes[0], Failed)
     assert reason in outcomes[0].reason
-    assert committed(store) == []
+    assert list_committed(store) == []
 
 
 @pytest.mark.parametrize(
@@ -279,17 +279,17 @@ def test_one_save_at_a_time_and_only_forward(store: Store, attempt: Attempt) -> 
 
 def test_a_zombie_cannot_commit(store: Store) -> None:
     zombie = claim(store)
-    zombie.end(0.0)
+    zombie.record_end(0.0)
     saver = Saver(store, zombie, Alone())
     saver.begin(10, cut(random_state(1), (), 0), SHAPES, {})
     claim(store)
     with pytest.raises(Superseded, match="attempt 2"):
         saver.commit()
-    assert committed(store) == []
+    assert list_committed(store) == []
 
 
 def test_superseded_is_what_every_rank_hears(store: Store, attempt: Attempt) -> None:
-    attempt.end(0.0)
+    attempt.record_end(0.0)
     claim(store)
 
     def work(peers: Peers) -> str:

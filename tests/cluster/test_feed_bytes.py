@@ -14,7 +14,7 @@ from data_service.errors import CorpusError, CorruptBlock
 from data_service.samples.spec import StreamSpec
 from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
-from data_service.service.tasks import died
+from data_service.service.tasks import is_worker_death
 from data_service.store.errors import Truncated
 from data_service.store.open import open_store
 from data_service.stream.positions import PhaseBatches, Positions, Range
@@ -280,7 +280,7 @@ def test_a_corpus_that_is_not_there_reaches_whoever_opens_it(uri: str) -> None:
 @pytest.mark.long
 def test_a_client_is_told_of_a_long_count(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The feed answers how far its pass is while the pass is under way."""
-    monkeypatch.setattr("data_service.service.client._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("data_service.service.client._POLL_S", 0.01)
     spec = spec_of(source_of(uri), window={"least_tokens": 30_000}, length=23)
     told: list[int] = []
     feed = start_feed(FeedConfig(workers=2, memory=10_000_000, cache=str(tmp_path / "cache")))
@@ -325,4 +325,4 @@ def fails(error: Exception) -> None:
 def test_a_task_without_memory_has_died(error: Exception, dead: bool) -> None:
     with pytest.raises(ray.exceptions.RayTaskError) as raised:
         ray.get(fails.remote(error))
-    assert died(raised.value) is dead
+    assert is_worker_death(raised.value) is dead

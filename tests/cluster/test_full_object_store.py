@@ -120,7 +120,7 @@ def test_others_fill_the_store_for_a_while(spec: StreamSpec, caplog: pytest.LogC
 
 
 def test_others_fill_the_store_and_stay(spec: StreamSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "NO_ROOMS", 3)
+    monkeypatch.setattr(tasks, "MAX_FULL_STORES", 3)
     with small_store("full"):
         client = FeedClient(start_feed(FeedConfig(workers=1, memory=STORE)), spec)
         others = fill()

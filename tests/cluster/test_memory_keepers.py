@@ -11,7 +11,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from checkpoints.layout import LineageSegment, elements
-from checkpoints.memory import MemoryReader, MemoryWriter, Offer, manifest_of, newest_complete
+from checkpoints.memory import MemoryReader, MemoryWriter, SetOffer, manifest_of, newest_sets
 from checkpoints.memory_slots import Common
 from launcher.runtime.cluster.memory_keeper import NodeMemory, ensure_keepers
 from tests.support.ranks.checkpointing import SHAPES, cut, random_state
@@ -64,10 +64,10 @@ def common(step: int, attempt: int = 1) -> Common:
     return Common(shapes=SHAPES, own_kinds={}, memory={}, state={"step": step}, lineage=lineage)
 
 
-def whole_on(node: str, memory: NodeMemory) -> list[Offer] | None:
+def whole_on(node: str, memory: NodeMemory) -> list[SetOffer] | None:
     """The sets of the newest step that the keeper of one node holds whole; None if there is none."""
-    offers = [Offer(memory.describe(held), held) for held in memory.held() if held["node"] == node]
-    return newest_complete(offers, "r")
+    offers = [SetOffer(memory.describe(held), held) for held in memory.held() if held["node"] == node]
+    return newest_sets(offers, "r")
 
 
 def newest_on(node: str, memory: NodeMemory) -> int | None:

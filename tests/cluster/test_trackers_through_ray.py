@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints.attempt import Attempt, newest_attempt
-from checkpoints.listing import Rewind, committed, record
+from checkpoints.listing import Rewind, list_committed, record_rewind
 from data_service.store.open import open_store
 from launcher.runtime.run.metrics import figures
 from tests.support.runs import small_runs
@@ -36,9 +36,9 @@ def committed_lineage(uri: str) -> Values:
 def go_back(uri: str) -> None:
     """To the oldest checkpoint that there is, from one that the trackers know."""
     store = open_store(uri)
-    marks, number = committed(store), newest_attempt(store)
+    marks, number = list_committed(store), newest_attempt(store)
     back = Rewind(attempt=number, to=marks[-1], began=0, reached=marks[0].step, cause="told", skips=())
-    record(store, back, Attempt(store, number))
+    record_rewind(store, back, Attempt(store, number))
 
 
 def test_one_run_across_three_restarts_and_rewinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.hf.export import CARD
-from checkpoints.listing import committed
+from checkpoints.hf.export import MODEL_CARD
+from checkpoints.listing import list_committed
 from data_service.samples.masking import MlmMasking
 from data_service.samples.next_token import NextToken
 from launcher.after.export.export import export_run
@@ -76,8 +76,8 @@ def test_killed_around_every_border_at_every_stage(folder: Path, zero: int) -> N
 @pytest.mark.long
 def test_an_export_says_whether_it_saw_later_tokens_last(undisturbed: str, tmp_path: Path) -> None:
     run = open_run(undisturbed)
-    for step in [mark.step for mark in committed(run.store)]:
+    for step in [mark.step for mark in list_committed(run.store)]:
         export_run(run, step, str(tmp_path / str(step)))
-        card = (tmp_path / str(step) / CARD).read_text("utf-8")
+        card = (tmp_path / str(step) / MODEL_CARD).read_text("utf-8")
         assert ("`clm`" in card) == (not 5 < step <= 10), step
         assert ("fill-mask" in card) == (5 < step <= 10), step

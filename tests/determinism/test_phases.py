@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoints.listing import committed
+from checkpoints.listing import list_committed
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.samples.masking import MlmMasking
@@ -149,7 +149,7 @@ def test_sources_are_read_on_in_the_shares_of_each_phase(undisturbed: str) -> No
 
 def test_an_export_has_the_base_of_its_step(undisturbed: str, tmp_path: Path) -> None:
     run = open_run(undisturbed)
-    for step in [mark.step for mark in committed(run.store)]:
+    for step in [mark.step for mark in list_committed(run.store)]:
         export_run(run, step, str(tmp_path / str(step)))
         found = json.loads((tmp_path / str(step) / "config.json").read_text())
         number = (step - 1) // 4

@@ -107,7 +107,7 @@ def test_killed_at_random_moments_it_comes_to_equal_bits(folder: Path, world: in
 def ensure_certified(uri: str) -> None:
     """A changed record of what a run left out is named."""
     store = open_store(uri)
-    Attempt(store, newest_attempt(store)).end(time.time())
+    Attempt(store, newest_attempt(store)).record_end(time.time())
     certificate, found = certify(uri)
     assert certificate is not None, found.problems
     key = next(entry.key for entry in store.list("removals/"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.listing import committed, read_manifest
+from checkpoints.listing import list_committed, read_manifest
 from data_service.store.open import open_store
 from tests.gpu.machine import GPU, finish
 
@@ -66,7 +66,7 @@ def kill_after_a_commit(uri: Path, log: Path) -> int:
     """Kill training after a commit, and return the newest commit's step."""
     process, end = command("train", uri, log=log), time.monotonic() + _LIMIT_S
     try:
-        while not (marks := committed(open_store(str(uri)))):
+        while not (marks := list_committed(open_store(str(uri)))):
             assert process.poll() is None, log.read_text("utf-8", errors="replace")[-2000:]
             assert time.monotonic() < end
             time.sleep(_POLL_S)
@@ -79,7 +79,7 @@ def kill_after_a_commit(uri: Path, log: Path) -> int:
 def last(uri: Path) -> tuple[int, tuple[str, ...]]:
     """Return step and hashes of the newest checkpoint."""
     store = open_store(str(uri))
-    newest = max(committed(store), key=lambda mark: mark.step)
+    newest = max(list_committed(store), key=lambda mark: mark.step)
     manifest = read_manifest(store, newest)
     return newest.step, tuple(digest for file in manifest.files for digest in file.hashes)
 

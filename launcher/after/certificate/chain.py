@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
-from data_service.formats import REMEDY, foreign_json, is_newer, newer
+from data_service.formats import REMEDY, is_newer, newer, parse_json
 from launcher.errors import CertificateError
 
 CERTIFICATE = "certificate.json"  # key in the run's store
@@ -77,7 +77,7 @@ def decode(data: bytes, where: str) -> Certificate:
     Raises CertificateError: it was changed after it was written, is no certificate, or of another version.
     """
     try:
-        certificate = Certificate.model_validate(foreign_json(data))
+        certificate = Certificate.model_validate(parse_json(data))
     except ValueError as error:
         if is_newer(data, 2, error if isinstance(error, ValidationError) else None):
             raise CertificateError(newer(where), remedy=REMEDY) from error

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from checkpoints.layout import ROOT, CheckpointName
-from data_service.store.base import Store, together
+from data_service.store.base import Store, parallel_map
 from data_service.store.errors import KeyMissing, Truncated
 from data_service.store.open import open_store
 from launcher.after.certificate.chain import (
@@ -131,7 +131,9 @@ def _hash_objects(store: Store) -> dict[str, Digests]:
         if not entry.key.startswith(_NOT_CERTIFIED) and not entry.key.endswith(_APART)
     }
     with work("reading the run", sum(sizes.values()), BYTES) as now:
-        hashed = list(together(lambda key: _hash_object(store, key, sizes[key], now.advance), sorted(sizes)))
+        hashed = list(
+            parallel_map(lambda key: _hash_object(store, key, sizes[key], now.advance), sorted(sizes))
+        )
     return {key: found for key, found in zip(sorted(sizes), hashed, strict=True) if found is not None}
 
 

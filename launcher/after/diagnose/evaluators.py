@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import RayError
 
 from checkpoints.layout import CheckpointName
-from checkpoints.listing import committed
+from checkpoints.listing import list_committed
 from data_service.store.errors import StoreError
 from launcher.after.diagnose.evaluator_process import EvaluatorProcess
 from launcher.runtime.cluster.nodes import lost
@@ -98,7 +98,7 @@ class CommitEvaluation:
     def _newest(self) -> CheckpointName | None:
         """Return the newest commit that is not dealt with, and pass over those before it; None if there is none. Those
         that were there before the first look are of earlier commands, except the newest."""
-        marks = sorted(committed(self._run.store))
+        marks = sorted(list_committed(self._run.store))
         if self._over is None:
             self._over = set(marks[:-1])
         waiting = [mark for mark in marks if mark not in self._over]
@@ -188,7 +188,7 @@ def _line(error: BaseException) -> str:
 def pending(run: Run) -> bool:
     """Return whether the run's newest commit is still to be evaluated. Raises StoreError."""
     tasks = run.recipe.evaluation.tasks
-    marks = committed(run.store) if tasks else []
+    marks = list_committed(run.store) if tasks else []
     return bool(marks) and unevaluated(run.store, marks[0], tasks)
 
 
@@ -213,7 +213,7 @@ def evaluating(run: Run, note: Note, asked: threading.Event, patience_s: float =
 
 def _complete(run: Run) -> bool:
     try:
-        marks = committed(run.store)
+        marks = list_committed(run.store)
     except StoreError:  # nothing can be waited for
         return False
     return bool(marks) and marks[0].step >= run.recipe.total_steps

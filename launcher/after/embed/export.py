@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from checkpoints.hf.export import CARD, published
+from checkpoints.hf.export import MODEL_CARD, publish_on_exit
 from data_service.printable import one_line
 from data_service.store.open import open_store
 from launcher.after.embed.settings import EmbedTraining
@@ -23,10 +23,10 @@ def export_embeddings(
 
     `licence`: licence of the model for the card. Raises ExportError if `out` holds something else, and StoreError.
     """
-    with published(open_store(out)) as folder:
+    with publish_on_exit(open_store(out)) as folder:
         trained.model.save_pretrained(str(folder), create_model_card=False)
         card = _card(trained, pretrained, training, licence)
-        (folder / CARD).write_text(card, encoding="utf-8")
+        (folder / MODEL_CARD).write_text(card, encoding="utf-8")
 
 
 def _card(trained: Trained, pretrained: LocalModel, training: EmbedTraining, licence: str | None) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checkpoints.hf.folder import INDEX, WEIGHTS
-from data_service.formats import foreign_json
+from data_service.formats import parse_json
 from data_service.tokenizers.files import DECISIVE_FILES, check_folder, library_errors
 from encoder_core.errors import ModelError
 from launcher.after.embed.settings import Encoding
@@ -107,7 +107,7 @@ def _check_files(folder: Path, places: Iterable[str]) -> None:
     check_folder(folder / first)
     for path in sorted(folder.glob("*.json")):
         try:
-            foreign_json(path.read_bytes())
+            parse_json(path.read_bytes())
         except ValueError as error:
             raise ModelError(f"{path} is not JSON: {error}", remedy="fetch the file again") from error
 
@@ -152,7 +152,7 @@ def _check_width(rest: Sequence[Any], width: int, folder: Path) -> None:
 
 def _stored_settings(folder: Path) -> dict[str, Any]:
     path = folder / SETTINGS
-    found = foreign_json(path.read_bytes()) if path.is_file() else {}
+    found = parse_json(path.read_bytes()) if path.is_file() else {}
     return found if isinstance(found, dict) else {}
 
 

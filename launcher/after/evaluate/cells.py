@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.store.base import Store, together
+from data_service.store.base import Store, parallel_map
 from launcher.observe.inspect.report.task_table import TableRow
 from launcher.runtime.run.sealed import name_of
 
@@ -174,7 +174,7 @@ def find_results(store: Store, keys: Iterable[str] | None = None) -> dict[str, R
     there = [entry.key for entry in store.list("cells/")]
     wanted = there if keys is None else sorted(set(there) & {_path(key) for key in keys})
     found: dict[str, Result] = {}
-    for path, data in zip(wanted, together(store.get, wanted), strict=True):
+    for path, data in zip(wanted, parallel_map(store.get, wanted), strict=True):
         try:
             result = Result.model_validate_json(data)
         except ValidationError:

@@ -18,8 +18,8 @@ import ray
 
 from data_service.errors import UserError as DataError
 from data_service.service.ray_internals import joins_cluster
-from data_service.service.tasks import died, reason_of
-from data_service.service.tasks import lost as gone
+from data_service.service.tasks import death_reason, is_worker_death
+from data_service.service.tasks import is_lost_result as gone
 from encoder_core.errors import UserError as ModelError
 from launcher.after.evaluate.cells import CellFigures, CellWork
 from launcher.after.finetune.pretrained import LocalModel, files_of
@@ -121,11 +121,11 @@ def _outcome(
         raise TryAgain("Ray's raylet has died", remedy="run the same command again") from error
     except ray.exceptions.RayError as error:
         deaths[work.cell.key] += 1
-        if (gone(error) or died(error)) and deaths[work.cell.key] < _DEATHS:
+        if (gone(error) or is_worker_death(error)) and deaths[work.cell.key] < _DEATHS:
             return None
         return CellFailure(
             f"{work.cell.name}: {deaths[work.cell.key]} processes died while they computed it; the last: "
-            f"{reason_of(error)}",
+            f"{death_reason(error)}",
             "give each cell more of a machine with --cpus-per-cell or --gpus-per-cell; Ray's logs say what killed them",
         )
 

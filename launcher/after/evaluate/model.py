@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 from checkpoints.layout import CheckpointName
-from checkpoints.listing import committed
+from checkpoints.listing import list_committed
 from data_service.store.base import digest
 from data_service.store.open import open_store
 from launcher.after.finetune.pretrained import LocalModel, open_pretrained
@@ -59,7 +59,9 @@ def _of_folder(source: str, stack: ExitStack) -> Model:
 
 def _of_run(source: str, steps: Sequence[int] | None, stack: ExitStack) -> Iterator[Model]:
     run = open_run(source)
-    newest = {mark.step: mark for mark in reversed(committed(run.store))}  # the newest attempt's comes first
+    newest = {
+        mark.step: mark for mark in reversed(list_committed(run.store))
+    }  # the newest attempt's comes first
     wanted = sorted(newest) if steps is None else steps or sorted(newest)[-1:]
     lacking = [step for step in wanted if step not in newest]
     if lacking or not wanted:

@@ -6,7 +6,7 @@ exported from a run says it in its data cards.
 
 from collections.abc import Mapping, Sequence
 
-from checkpoints.hf.folder import PARTS
+from checkpoints.hf.folder import NETWORKS
 from data_service.corpus.data_card import DataCard
 from data_service.corpus.origin import IndexedSplit
 from data_service.prepare.contamination import digest_of_texts
@@ -52,7 +52,7 @@ def _cards(source: str) -> Mapping[str, DataCard | None] | None:
     store = open_store(source)
     if store.size(RECORD) is not None:
         return cards_of(open_run(source))
-    found = (read_cards(place) for place in (store, store.at(PARTS[1])))
+    found = (read_cards(place) for place in (store, store.at(NETWORKS[1])))
     return next((cards for cards in found if cards), None)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from checkpoints.hf.export import CARD, export_pair, published, write_model
-from checkpoints.hf.folder import removable
+from checkpoints.hf.export import MODEL_CARD, export_pair, publish_on_exit, write_model
+from checkpoints.hf.folder import replaceable_files
 from checkpoints.layout import CheckpointManifest
 from checkpoints.load import Reader
 from data_service.store.open import open_store
@@ -56,7 +56,7 @@ def export_run(run: Run, step: int | None, out: str, *, licence: str | None = No
         ModelError: if transformers has no such model, or the export does not read back.
     """
     target = open_store(out)
-    removable(target)  # known before the checkpoint is read
+    replaceable_files(target)  # known before the checkpoint is read
     manifest = select_checkpoint(run, step)
     tokenizer = run.tokenizer()
     files = tokenizer.save_files()
@@ -76,13 +76,13 @@ def export_run(run: Run, step: int | None, out: str, *, licence: str | None = No
             }
             export_pair(reader.read_full, config, files, target, objective.rtd.embeddings, notes=pair)
         elif objective.contrastive is not None and networks["."].architecture is not None:
-            with published(target) as folder:
+            with publish_on_exit(target) as folder:
                 heads = exported_heads(config, objective)
                 write_model(folder, reader.read_full, config, files, heads, notes=notes["."])
                 _write_vectors(folder, objective.contrastive, config, prompts_in(modules))
         else:
             heads = exported_heads(config, objective)
-            with published(target) as folder:
+            with publish_on_exit(target) as folder:
                 write_model(folder, reader.read_full, config, files, heads, notes=notes["."])
                 write_modules(folder, modules)
     return _described(manifest, networks)
@@ -90,7 +90,7 @@ def export_run(run: Run, step: int | None, out: str, *, licence: str | None = No
 
 def _notes(facts: Facts, network: ExportedNetwork, licence: str | None) -> dict[str, str]:
     """Return the files that say what the model is, by name."""
-    notes = {CARD: render(facts, network, licence)}
+    notes = {MODEL_CARD: render(facts, network, licence)}
     if facts.cards:
         notes[DATA_CARDS] = dump_cards(facts.cards, corpora_of(facts.run.recipe))
     return notes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import yaml
 
 from checkpoints.layout import CheckpointManifest
-from checkpoints.listing import committed, on, read_manifest
+from checkpoints.listing import is_on_lineage, list_committed, read_manifest
 from data_service.corpus.data_card import DataCard
 from data_service.corpus.data_card import render as render_card
 from data_service.corpus.manifest_file import load_manifest
@@ -114,8 +114,8 @@ def render(facts: Facts, network: ExportedNetwork, licence: str | None) -> str:
 
 def _of_the_history(run: Run, manifest: CheckpointManifest) -> bool:
     """Return whether the run's evaluations are this checkpoint's: not if the run went on from an earlier one."""
-    newest = committed(run.store)[0]
-    return on(read_manifest(run.store, newest).lineage, manifest.mark)
+    newest = list_committed(run.store)[0]
+    return is_on_lineage(read_manifest(run.store, newest).lineage, manifest.mark)
 
 
 def _source(run: Run, name: str) -> str:

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoints.hf.folder import CONFIG, PARTS, copy_file, file_digest
-from checkpoints.hf.folder import RECORD as RECORD_OF_EXPORT
-from data_service.formats import foreign_json
+from checkpoints.hf.folder import CONFIG, NETWORKS, copy_file, file_digest
+from checkpoints.hf.folder import EXPORT_RECORD as RECORD_OF_EXPORT
+from data_service.formats import parse_json
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
@@ -71,7 +71,7 @@ def open_pretrained(source: str, step: int | None = None) -> Iterator[LocalModel
     with temporary_folder("model") as name:
         if store.size(RECORD) is not None:
             exported = export_run(open_run(source), step, str(name))
-            part = PARTS[1] if PARTS[1] in exported.models else "."
+            part = NETWORKS[1] if NETWORKS[1] in exported.models else "."
             folder, step = Path(name, part), exported.step
         else:
             folder = _plain_folder(source, step, store, name)
@@ -79,7 +79,9 @@ def open_pretrained(source: str, step: int | None = None) -> Iterator[LocalModel
 
 
 def _plain_folder(source: str, step: int | None, store: Store, place: Path) -> Path:
-    part = next((part for part in (".", PARTS[1]) if store.size(f"{part}/{CONFIG}".removeprefix("./"))), None)
+    part = next(
+        (part for part in (".", NETWORKS[1]) if store.size(f"{part}/{CONFIG}".removeprefix("./"))), None
+    )
     if part is None:
         raise RunError(
             f"{source} is neither a run nor a model: it has no {RECORD} and no {CONFIG}",
@@ -110,7 +112,7 @@ def modules_in(folder: Path) -> list[tuple[str, str]]:
     if not path.is_file():
         return []
     try:
-        found = [(str(module["path"]), str(module["type"])) for module in foreign_json(path.read_bytes())]
+        found = [(str(module["path"]), str(module["type"])) for module in parse_json(path.read_bytes())]
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{path} does not list modules: {error}", remedy="fetch the file again") from error
     for name, _ in found:
@@ -164,7 +166,7 @@ def check_class(folder: Path, name: str) -> None:
 
 def _object_in(path: Path) -> dict[str, object]:
     try:
-        fields = foreign_json(path.read_bytes())
+        fields = parse_json(path.read_bytes())
     except ValueError as error:
         raise ModelError(f"{path} is not JSON: {error}", remedy="fetch the file again") from error
     if not isinstance(fields, dict):

@@ -16,7 +16,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from data_service.store.open import folder_of
+from data_service.store.open import parent_folder
 from launcher.after.tasks.schema import Name, Setting, TaskPart
 from launcher.after.tasks.task import Task, bundled_tasks, bundled_texts, load_task, read_yaml, unknown
 from launcher.errors import TaskError
@@ -81,7 +81,7 @@ def load_suite(name_or_path: str, data: str | None = None) -> tuple[Task, ...]:
     suite = read_suite(name_or_path)
     if suite is None:
         return (load_task(name_or_path, data),)
-    home = None if name_or_path in bundled_suites() else folder_of(name_or_path)
+    home = None if name_or_path in bundled_suites() else parent_folder(name_or_path)
     tasks: dict[str, Task] = {}
     for entry in suite.entries:
         task = _task(entry, home, data)
@@ -100,7 +100,7 @@ def load_frozen(name_or_path: str, data: str | None = None) -> list[EvaluationTa
     `data` and errors: as in `load_suite`; also TaskError if the suite has the same measure of the same task twice.
     """
     suite = read_suite(name_or_path)
-    home = None if name_or_path in bundled_suites() else folder_of(name_or_path)
+    home = None if name_or_path in bundled_suites() else parent_folder(name_or_path)
     found = [_placed(task, home, data) for task in suite.frozen] if suite else []
     names = [task.name for task in found]
     if again := [name for name in names if names.count(name) > 1]:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from pydantic import PrivateAttr
 
 from data_service.store.errors import KeyMissing
-from data_service.store.open import folder_of, open_file
+from data_service.store.open import open_file, parent_folder
 from launcher.after.tasks.examples import Examples, digest, division
 from launcher.after.tasks.files import TaskFolder
 from launcher.after.tasks.read import read_questions, read_retrieval, read_sentences, read_tagged
@@ -113,7 +113,7 @@ def load_task(name_or_path: str, data: str | None = None) -> Task:
         return loads(known[name_or_path], name_or_path, data)
     if not name_or_path.endswith((".yaml", ".yml")):
         raise unknown(name_or_path, tasks=known)
-    return loads(read_yaml(name_or_path), name_or_path, folder_of(name_or_path) if data is None else data)
+    return loads(read_yaml(name_or_path), name_or_path, parent_folder(name_or_path) if data is None else data)
 
 
 def unknown(name: str, **known: Collection[str]) -> TaskError:

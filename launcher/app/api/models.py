@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from checkpoints.hf.folder import PARTS
+from checkpoints.hf.folder import NETWORKS
 from checkpoints.load import Reader
 from data_service.processes import temporary_folder
 from launcher.after.export.export import export_run
@@ -41,7 +41,7 @@ def transformers_model(run: Run, step: int | None, part: str | None) -> "PreTrai
     transformers = optional("transformers", "a model of transformers")
     with temporary_folder("model") as folder:
         models = export_run(run, step, str(folder)).models
-        chosen = part or (PARTS[1] if PARTS[1] in models else ".")
+        chosen = part or (NETWORKS[1] if NETWORKS[1] in models else ".")
         if chosen not in models:
             have = ", ".join(name for name in models if name != ".") or "one network, and no parts"
             raise RunError(f"{run.uri} has no part {part!r}", remedy=f"it has: {have}")

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from checkpoints.listing import CheckpointRow, rows
+from checkpoints.listing import CheckpointRow, checkpoint_rows
 from launcher.errors import optional
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run import record as runs
@@ -73,7 +73,7 @@ class Run:
 
     def checkpoints(self) -> list[CheckpointRow]:
         """Return the run's checkpoints, the newest first."""
-        return rows(self._opened.store)
+        return checkpoint_rows(self._opened.store)
 
     def metrics(self) -> "pd.DataFrame":
         """Return the step records of the committed lineage: one row a step, indexed by `step`.

@@ -31,11 +31,11 @@ def list_checkpoints(run: RunArgument, as_json: JsonOption = False) -> None:
 
     from rich.table import Table
 
-    from checkpoints.listing import rows
+    from checkpoints.listing import checkpoint_rows
     from launcher.output import human_bytes, print_table
     from launcher.runtime.run.outline import open_outline
 
-    found = rows(open_outline(run).store)
+    found = checkpoint_rows(open_outline(run).store)
     if as_json:
         print_json(asdict(row) for row in found)
         return

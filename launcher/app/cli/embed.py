@@ -62,7 +62,7 @@ def train(
     training = load_settings(settings, assignments or [], data)
     require_model(model)
     with work("loading libraries"):
-        from checkpoints.hf.folder import removable
+        from checkpoints.hf.folder import replaceable_files
         from data_service.store.open import open_store
         from launcher.after.embed.export import export_embeddings
         from launcher.after.embed.train import train_embeddings
@@ -70,7 +70,7 @@ def train(
 
         _only_errors_of_libraries()
     with repeatable(), told("launcher.after.embed"):
-        removable(open_store(out))  # raises here, before hours of training
+        replaceable_files(open_store(out))  # raises here, before hours of training
         with open_pretrained(model, step) as pretrained:
             trained = train_embeddings(pretrained, training)
             export_embeddings(trained, pretrained, training, out, licence)

@@ -67,11 +67,11 @@ def fine_tune(
         settings = candidates(given, {})[0]
         require_model(checkpoint)
         with work("loading libraries"):
-            from checkpoints.hf.export import published
+            from checkpoints.hf.export import publish_on_exit
             from data_service.store.open import open_store
             from launcher.after.finetune.pretrained import open_pretrained
             from launcher.after.finetune.run import finetune
-        place = nullcontext() if out is None else published(open_store(out))
+        place = nullcontext() if out is None else publish_on_exit(open_store(out))
         with open_pretrained(checkpoint, step) as pretrained, place as folder:
             outcome = finetune(pretrained, asked, settings, seed, folder)
     if as_json:

@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from data_service.errors import UserError as DataError
 from data_service.limits import ensure_limits
 from data_service.printable import visible, without_secrets
-from data_service.processes import temporary_place
+from data_service.processes import temporary_root
 from encoder_core.errors import UserError as ModelError
 from launcher.app.cli import (
     certificate,
@@ -161,7 +161,7 @@ def main() -> None:
 def _run(command: Callable[[], object]) -> None:
     """Run the command. Raises EnvironmentUnusable if a limit or TMPDIR explains what failed."""
     if is_looked_after(sys.argv[1:]):
-        temporary_place()
+        temporary_root()
         if sys.argv[1] in SAVES:  # a build may do without a Ray
             ensure_limits()
     try:
@@ -170,7 +170,7 @@ def _run(command: Callable[[], object]) -> None:
         raise
     except Exception:
         ensure_limits()
-        temporary_place()
+        temporary_root()
         raise
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, NonNegativeInt
 
-from data_service.processes import temporary_place
+from data_service.processes import temporary_root
 from launcher.app.schedulers.job import Launch, Printable, Size, Word, checked, needs_object_storage
 from launcher.app.schedulers.job import render as fill
 from launcher.errors import LaunchError
@@ -108,7 +108,7 @@ def submit(job: BatchJob) -> str:
     Raises:
         LaunchError: the run is not in S3, or `aws` is missing or fails.
     """
-    with tempfile.TemporaryDirectory(prefix="maskfleet-launch-", dir=temporary_place()) as folder:
+    with tempfile.TemporaryDirectory(prefix="maskfleet-launch-", dir=temporary_root()) as folder:
         template = Path(folder) / "stack.yaml"
         template.write_text(render(job), "utf-8")
         deploy = [

@@ -29,7 +29,7 @@ from pydantic import (
 from pydantic.types import ByteSize, NonNegativeInt
 
 from data_service.printable import control_characters
-from data_service.store.open import in_object_store
+from data_service.store.open import is_writable_object_store
 from launcher.errors import LaunchError
 
 
@@ -231,7 +231,7 @@ def needs_object_storage(settings: AnyTraining) -> AnyTraining:
     Raises:
         LaunchError: the run lies on a disk.
     """
-    if in_object_store(settings.run):
+    if is_writable_object_store(settings.run):
         return settings
     raise LaunchError(
         f"{settings.run} lies on this machine's disk, which the cluster's machines do not see",

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from data_service.processes import temporary_place
+from data_service.processes import temporary_root
 from launcher.app.schedulers.job import Launch, Size, TrainingJob, Word, checked, needs_object_storage
 from launcher.app.schedulers.job import render as fill
 from launcher.exit_codes import SAVE_SECONDS
@@ -69,7 +69,7 @@ def submit(job: RayCluster) -> str:
     Raises:
         LaunchError: the run is not in object storage, or `ray` is missing or fails.
     """
-    with tempfile.TemporaryDirectory(prefix="maskfleet-launch-", dir=temporary_place()) as folder:
+    with tempfile.TemporaryDirectory(prefix="maskfleet-launch-", dir=temporary_root()) as folder:
         cluster = Path(folder) / "cluster.yaml"
         cluster.write_text(render(job), "utf-8")
         checked(["ray", "get-auth-token", "--generate"])  # its answer is the token: it goes nowhere

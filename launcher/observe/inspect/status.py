@@ -12,8 +12,8 @@ from rich.table import Table
 
 from checkpoints.errors import DamagedCheckpoint, NewerFormat
 from checkpoints.layout import CheckpointManifest
-from checkpoints.listing import committed, read_manifest
-from checkpoints.ownership import Presence, presence
+from checkpoints.listing import list_committed, read_manifest
+from checkpoints.ownership import Presence, read_presence
 from data_service.errors import UserError
 from data_service.printable import one_line
 from data_service.store.base import Store
@@ -126,7 +126,7 @@ def status(run: "Run | Outline", now: float, *, brief: bool = False) -> RunStatu
 def status_by(run: "Run | Outline", history: History, now: float, *, brief: bool) -> RunStatus:
     """Return the status of a run whose history was read already, at least that of its newest steps. Raises
     StoreError."""
-    found = presence(run.store, now)
+    found = read_presence(run.store, now)
     manifest, problem = _newest(run.store)
     steps = history.steps
     step = max(int(steps.numbers[-1]) + 1 if len(steps) else 0, manifest.step if manifest else 0)
@@ -207,7 +207,7 @@ def _evaluation_problem(events: Sequence[Record]) -> str | None:
 
 def _newest(store: Store) -> tuple[CheckpointManifest | None, str | None]:
     """Return the newest checkpoint's manifest, or None and the reason why it cannot be read."""
-    marks = committed(store)
+    marks = list_committed(store)
     if not marks:
         return None, None
     try:

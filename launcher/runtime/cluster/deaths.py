@@ -94,7 +94,7 @@ def of_command(attempt: Attempt, *, committed: int, now: float, note: Callable[[
     """
     store = attempt.store
     failures = read_deaths(store, note)
-    if attempt.number > 1 and Attempt(store, attempt.number - 1).ended() is None:
+    if attempt.number > 1 and Attempt(store, attempt.number - 1).end_time() is None:
         failures.append(_silent(committed, now))
         write_deaths(store, failures)
     return failures

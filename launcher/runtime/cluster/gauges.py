@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from data_service.service.gauges import StoreRetries, gauge
+from data_service.service.gauges import StoreRetries, make_gauge
 from launcher.runtime.run.metrics import HELD_OUT, STEP, Metric, shown_on, term_losses
 
 DESCRIPTIONS = {
@@ -32,7 +32,7 @@ class Gauges:
         self._useful = 0.0  # seconds of steps that were done for the first time
         self._reached = 0
         self._gauges = {
-            name: gauge(name, text, {"run": run}, *((_BY[name],) if name in _BY else ()))
+            name: make_gauge(name, text, {"run": run}, *((_BY[name],) if name in _BY else ()))
             for name, text in DESCRIPTIONS.items()
         }
 

@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from checkpoints.memory_slots import HEAD, Slot, SlotDescription
+from checkpoints.memory_slots import HEADER_BYTES, Slot, SlotDescription
 from launcher.runtime.cluster.nodes import on_thread
 from launcher.runtime.policies.recovery import partners
 
@@ -126,7 +126,7 @@ class MemoryKeeper:
         copies = [slot for kept in self._copies.values() for slot in kept]
         found = []
         for slot in (*slots, *copies):
-            told = slot.described()
+            told = slot.read_description()
             if told is not None:
                 place = (self._node, os.getpid(), slot.descriptor)
                 found.append(Held(*place, told.model_dump_json()))
@@ -144,7 +144,7 @@ class MemoryKeeper:
         newest = max(known.slots, key=lambda slot: slot.seal) if known is not None else None
         if newest is None or not newest.seal:
             return None
-        return newest.descriptor, newest.identity, newest.used
+        return newest.descriptor, newest.identity, newest.set_bytes
 
     @_serving
     def identity(self, descriptor: int) -> tuple[int, bytes]:
@@ -175,11 +175,11 @@ class MemoryKeeper:
         """Return the slot to overwrite: that of the older of two copies, or a new one."""
         if len(kept) == 2:
             oldest = kept.pop()
-            oldest.open()
-            if oldest.fits(used - HEAD, 0):
+            oldest.begin_set()
+            if oldest.fits(used - HEADER_BYTES, 0):
                 return oldest
             oldest.close()
-        return Slot.make(used, 0, left=max(1, len(self._ranks)) * used)
+        return Slot.create(used, 0, left=max(1, len(self._ranks)) * used)
 
     def _slot(self, descriptor: int) -> Slot:
         ranks = [slot for rank in self._ranks.values() for slot in (*rank.slots, *rank.before)]
@@ -198,8 +198,8 @@ def _fetched(source: Any, descriptor: int, identity: tuple[int, bytes], *, targe
             target.data[start:stop] = ray.get(source.read.remote(descriptor, start, stop), timeout=_CHUNK_S)
         whole = bool(ray.get(source.identity.remote(descriptor), timeout=_CHUNK_S) == identity)
         if whole:
-            target.mark_alone(False)
-            target.seal_copy(identity[0])
+            target.mark_awaits_copy(False)
+            target.complete_copied_set(identity[0])
     finally:
         if not whole:
             target.close()
@@ -210,7 +210,7 @@ def _opened(place: Place) -> list[Slot] | None:
     """Return the slots at `place`; None if their process has ended."""
     pid, files = place
     try:
-        return [Slot.of_process(pid, descriptor) for descriptor, _ in files]
+        return [Slot.open_of_process(pid, descriptor) for descriptor, _ in files]
     except OSError:
         return None
 
@@ -227,10 +227,10 @@ def _free(slots: Sequence[Slot], copied: "Future[bool]") -> None:
     refused = copied.exception() is None and not copied.result()
     for slot in slots:
         with suppress(ValueError):  # the rank has ended, and its slots are closed
-            if refused and slot.alone:
+            if refused and slot.awaits_copy:
                 slot.mark_refused()
             else:
-                slot.mark_alone(False)
+                slot.mark_awaits_copy(False)
 
 
 def ensure_keepers(known: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
@@ -314,13 +314,13 @@ class NodeMemory:
         keeper of another node is gone. Raises OSError if the keeper of this node is."""
         there = Held(**held)
         if there.node == self._node:
-            data = Slot.of_process(there.pid, there.descriptor).mapped()
-            return lambda start, stop: data[HEAD + start : HEAD + stop]
+            data = Slot.open_of_process(there.pid, there.descriptor).map_and_close()
+            return lambda start, stop: data[HEADER_BYTES + start : HEADER_BYTES + stop]
         keeper = self._keepers[there.node]
 
         def fetch(start: int, stop: int) -> bytearray:
             parts = range(start, stop, _CHUNK_BYTES)
-            asked = [(HEAD + at, HEAD + min(at + _CHUNK_BYTES, stop)) for at in parts]
+            asked = [(HEADER_BYTES + at, HEADER_BYTES + min(at + _CHUNK_BYTES, stop)) for at in parts]
             calls = [keeper.read.remote(there.descriptor, *part) for part in asked]
             return bytearray(b"".join(ray.get(calls, timeout=_CHUNK_S)))
 

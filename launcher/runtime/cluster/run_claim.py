@@ -102,7 +102,7 @@ class RunClaim:
         asks again, and so does every commit."""
         while not self._closed.wait(self._look_s):
             try:
-                if self._newest.superseded(self._owner) is not None:
+                if self._newest.superseding_owner(self._owner) is not None:
                     self._taken.set()
                     return
             except (StoreError, CheckpointError, ValueError) as error:

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from types import FrameType
 
 from checkpoints.attempt import Attempt
-from checkpoints.ownership import stop_requested
+from checkpoints.ownership import find_stop_request
 from data_service.store.errors import StoreError
 from launcher.command import saving
 from launcher.exit_codes import REPEAT, STOPPED
@@ -103,7 +103,7 @@ class Stopping:
         notices them by itself."""
         while not over.wait(self._poll_s) and not self.asked.is_set():
             try:
-                request = stop_requested(attempt.store, attempt.number)
+                request = find_stop_request(attempt.store, attempt.number)
             except StoreError:
                 continue
             if request is not None:

@@ -15,14 +15,14 @@ from typing import Any
 
 import ray
 
-from checkpoints.attempt import Attempt, Owner, end_all
+from checkpoints.attempt import Attempt, Owner, end_newest_attempt
 from checkpoints.errors import RunIsActive, Superseded
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
 from checkpoints.newest import newest_good
 from checkpoints.ownership import await_claim
 from data_service.errors import UserError
-from data_service.processes import temporary_place
+from data_service.processes import temporary_root
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.service.ray_internals import joins_cluster
 from data_service.store.errors import TRANSIENT, StoreError
@@ -100,14 +100,14 @@ def supervise(
     Raises:
         RunIsActive: if another start of the run is alive.
         TryAgain: if the cluster cannot be reached, nodes are missing, or Ray was lost.
-        EnvironmentUnusable: as `temporary_place`.
+        EnvironmentUnusable: as `temporary_root`.
         RunError: if the run cannot continue; the message says why.
     """
     startup = Startup.of_command(looked_after_by())
     startup.done("command")
-    temporary_place()  # Ray needs it: said before anything is claimed
+    temporary_root()  # Ray needs it: said before anything is claimed
     _await_cluster(stopping, display)
-    owner = Owner.of(looked_after_by(), time.time())
+    owner = Owner.for_process(looked_after_by(), time.time())
     attempt = await_claim(run.store, owner, stopping.asked, display.note)
     if attempt is None:
         return RunOutcome(stopping.code, 0, stopping.reason)
@@ -129,7 +129,7 @@ def supervise(
         with suppress(
             StoreError
         ):  # without it, the next start finds the process gone, or waits for the lease
-            end_all(run.store, owner, time.time())
+            end_newest_attempt(run.store, owner, time.time())
 
 
 def _evaluate_the_last(run: Run, display: Display, stopping: Stopping, companions: Companions) -> None:

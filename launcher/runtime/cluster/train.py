@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from rich.console import Console
 
 from checkpoints.errors import RunIsActive, Superseded
-from checkpoints.listing import committed
+from checkpoints.listing import list_committed
 from data_service.errors import UserError as DataError
 from data_service.store.errors import StoreError
 from encoder_core.errors import UserError as ModelError
@@ -78,7 +78,7 @@ def _train(run: Run, watch: Watch, log: OperatorLog, *, companions: Companions, 
 def _again(run: Run) -> str:
     """Return, as text for the operator, what the same command will do if it is given again."""
     with suppress(StoreError):
-        if not committed(run.store):
+        if not list_committed(run.store):
             return "the same command starts it again from the beginning: it has no checkpoint yet"
     return "the same command continues from the last checkpoint"
 

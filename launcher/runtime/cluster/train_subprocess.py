@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Literal
 
-from checkpoints.listing import committed
+from checkpoints.listing import list_committed
 from data_service.store.open import open_store
 from launcher.exit_codes import FINISHED, MISTAKE, STOPPED
 
@@ -77,7 +77,7 @@ def train(
         start_new_session=True,  # so that an interrupt reaches it once, from here
     )
     code, said = _follow(process, show)
-    step = max((mark.step for mark in committed(open_store(uri))), default=0)
+    step = max((mark.step for mark in list_committed(open_store(uri))), default=0)
     return Ending(code, _HOW.get(code, "again"), step, said)
 
 

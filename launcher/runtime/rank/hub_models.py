@@ -5,7 +5,7 @@ import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from checkpoints.hf.folder import GENERATOR_CONFIG, GENERATOR_PICKLE, PARTS, PICKLE, PICKLE_INDEX
+from checkpoints.hf.folder import GENERATOR_CONFIG, GENERATOR_PICKLE, NETWORKS, PICKLE, PICKLE_INDEX
 from data_service.tokenizers.files import TOKENIZER_FILES
 from launcher.errors import RecipeError, optional
 
@@ -44,7 +44,7 @@ def fetch(uri: str, *, generator: bool) -> tuple[Path, str]:
             remedy="check the name, the network (HF_ENDPOINT, HF_HUB_OFFLINE), and HF_TOKEN if the model is gated; or "
             "copy its folder to this machine and set start to the folder",
         ) from error
-    if "config.json" not in files and not any(f"{part}/config.json" in files for part in PARTS):
+    if "config.json" not in files and not any(f"{part}/config.json" in files for part in NETWORKS):
         raise RecipeError(
             f"start: {uri} has no config.json", remedy="name a model in the transformers format"
         )
@@ -63,7 +63,7 @@ def wanted(files: list[str], *, generator: bool = False) -> list[str]:
 
 def _is_wanted(file: str, files: list[str]) -> bool:
     part, _, name = file.rpartition("/")
-    if part not in ("", *PARTS):
+    if part not in ("", *NETWORKS):
         return False
     beside = [other.rpartition("/")[2] for other in files if other.rpartition("/")[0] == part]
     pickled = not any(fnmatchcase(other, pattern) for other in beside for pattern in _WEIGHTS)

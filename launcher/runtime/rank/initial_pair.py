@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from checkpoints.hf.folder import CONFIG, PARTS
+from checkpoints.hf.folder import CONFIG, NETWORKS
 from checkpoints.hf.load import differing_settings, weights_for
 from encoder_core.families.catalogue import DetectorConfig
 from encoder_core.families.interchange import ENCODER
@@ -21,12 +21,12 @@ from encoder_core.objectives.teacher import every_other_layer, student_names
 from encoder_core.terms.replaced import Sharing
 from launcher.errors import RunError
 
-BOTH = f"put the generator into {PARTS[0]}/ and the discriminator into {PARTS[1]}/ below it"
+BOTH = f"put the generator into {NETWORKS[0]}/ and the discriminator into {NETWORKS[1]}/ below it"
 
 
 def holds_single_network(folder: Path) -> bool:
     """Return whether `folder` holds one network, and nothing of a pair."""
-    return (folder / CONFIG).is_file() and not any((folder / part / CONFIG).is_file() for part in PARTS)
+    return (folder / CONFIG).is_file() and not any((folder / part / CONFIG).is_file() for part in NETWORKS)
 
 
 def generator_layers(config: DetectorConfig) -> tuple[int, ...]:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from checkpoints.gather import Peers, gather_or_raise
 from checkpoints.hf.export import pair_weights_for
-from checkpoints.hf.folder import CONFIG, PARTS, local_configs, local_folder, naming, start_digest
+from checkpoints.hf.folder import CONFIG, NETWORKS, local_configs, local_folder, model_digest, naming
 from checkpoints.hf.headers import check_weights
-from checkpoints.hf.load import check_same_model, read_folder_config, unused_in, weights_for
-from checkpoints.listing import committed
+from checkpoints.hf.load import check_same_model, read_folder_config, unused_parameters, weights_for
+from checkpoints.listing import list_committed
 from checkpoints.load import Reader
 from checkpoints.newest import newest_good
 from data_service.store.base import Store
@@ -104,14 +104,14 @@ def from_run(
     pair = open_run(recipe.start).recipe.objective.rtd
     if pair is not None and recipe.objective.mlm is None:
         shapes, read = _discriminator(shapes, read, pair.embeddings)
-        record["network"] = PARTS[1]
+        record["network"] = NETWORKS[1]
     return InitialSource(shapes, read, other, record, reader.close)
 
 
 def _discriminator(shapes: Shapes, read: Read, sharing: Sharing) -> tuple[Shapes, Read]:
     """Return those parameters of a pair that belong to the discriminator, under the names of a single model. Tables
     that are stored as differences from the generator's are read as sums of both."""
-    generator, own = (f"{part}." for part in PARTS)
+    generator, own = (f"{part}." for part in NETWORKS)
     stored = {name.removeprefix(own): name for name in shapes if name.startswith(own)}
     if sharing == "shared":
         shared = (name for name in shapes if name.startswith(f"{generator}{EMBEDDINGS}"))
@@ -130,7 +130,7 @@ def check_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> Toke
     """Check, without reading weights, that `recipe` can start from the run that it names. Return the run's tokenizer;
     None if it is `tokenizer`. Raises the errors of `from_run`."""
     source = open_run(recipe.start)
-    there = committed(source.store)
+    there = list_committed(source.store)
     if not there:
         raise _no_checkpoint(recipe)
     _check_sharing(source.recipe, recipe)
@@ -190,7 +190,7 @@ def from_folder(
                 if _pads_differ(its, config):
                     record["pad_id"] = its.pad_id
                 record.update(_left_parameters(recipe.objective, config, folder))
-            return start_digest(folder)
+            return model_digest(folder)
 
     digests = gather_or_raise(peers, load)
     if len(set(map(str, digests))) > 1:
@@ -199,7 +199,7 @@ def from_folder(
             remedy="put the folder on a shared disk or in a bucket",
         )
     record["start_digest"] = digests[0]
-    found = find_tokenizer((store, store.at(PARTS[1])), load_completed)
+    found = find_tokenizer((store, store.at(NETWORKS[1])), load_completed)
     if found is None:
         record["tokenizer"] = "none in the folder: taken to be the recipe's"
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -221,23 +221,23 @@ def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
             check_same_model(its, read_folder_config(folder), recipe.start)
             check_weights(its, store, "rtd")
             return
-        for part, expected in zip(PARTS, (its.generator, its), strict=True):
+        for part, expected in zip(NETWORKS, (its.generator, its), strict=True):
             check_same_model(expected, read_folder_config(folder / part), f"{recipe.start}/{part}")
-            check_weights(expected, store.at(part), "mlm" if part == PARTS[0] else "rtd")
+            check_weights(expected, store.at(part), "mlm" if part == NETWORKS[0] else "rtd")
 
 
 def network_in(recipe: Recipe, folder: Store) -> Store:
     """Return the folder of the network that `recipe` starts from. In the folder of a pair, a recipe without masked
     language modelling starts from the discriminator."""
     alone = recipe.objective.mlm is not None or folder.size(CONFIG) is not None
-    part = folder.at(PARTS[1])
+    part = folder.at(NETWORKS[1])
     return folder if alone or part.size(CONFIG) is None else part
 
 
 def _folder_config(objective: RecipeObjective, config: ModelConfig, folder: Path, where: str) -> ModelConfig:
     """Return `config` with the vocabulary size and padding id of the folder. Raises RunError if the folder holds a pair
     and the objective trains one network, or the other way round and no generator can be made from that one."""
-    pair = [part for part in PARTS if (folder / part / CONFIG).is_file()]
+    pair = [part for part in NETWORKS if (folder / part / CONFIG).is_file()]
     if objective.rtd is None and pair and not (folder / CONFIG).is_file():
         raise RunError(
             f"start: {where} holds a pair of networks, and the recipe trains one",
@@ -248,9 +248,9 @@ def _folder_config(objective: RecipeObjective, config: ModelConfig, folder: Path
         assert isinstance(config, DetectorConfig)  # `objective_module` builds both networks
         check_derivable(config, where)
     elif objective.rtd is not None:
-        if len(pair) < len(PARTS):
+        if len(pair) < len(NETWORKS):
             raise RunError(f"start: {where} does not hold both networks that rtd trains", remedy=BOTH)
-        network = folder / PARTS[1]
+        network = folder / NETWORKS[1]
     found = read_folder_config(network)
     return config.model_copy(update={"vocab": found.vocab, "pad_id": found.pad_id})
 
@@ -282,7 +282,9 @@ def after_padding(tensors: dict[str, Tensor], its: ModelConfig, config: ModelCon
 def _check_padding(its: ModelConfig, config: ModelConfig, store: Store, where: str) -> None:
     """Raise RunError if the folder's padding id is its tokenizer's class or separator token. transformers gives such
     a token no position of its own, so that in every row the model has learnt other positions than ours."""
-    found = find_tokenizer((store, store.at(PARTS[1])), load_completed) if _pads_differ(its, config) else None
+    found = (
+        find_tokenizer((store, store.at(NETWORKS[1])), load_completed) if _pads_differ(its, config) else None
+    )
     if found is not None and its.pad_id in (found.special.cls, found.special.sep):
         raise RunError(
             f"start: config.json in {where} says pad_token_id {its.pad_id}, which its tokenizer puts into every row, "
@@ -295,13 +297,13 @@ def _left_parameters(objective: RecipeObjective, config: ModelConfig, folder: Pa
     """Return, for the record, which parameters of the folder are `left`, under the folder's names of them, because the
     objective does not train them; and, if the generator is made from the discriminator, with which of its `layers`."""
     if objective.rtd is None:
-        return {"left": list[JsonValue](unused_in(config, folder, exported_heads(config, objective)))}
+        return {"left": list[JsonValue](unused_parameters(config, folder, exported_heads(config, objective)))}
     if not holds_single_network(folder):
         return {"left": []}
     assert isinstance(config, DetectorConfig)
     return {
-        "left": list[JsonValue](unused_in(config, folder, "rtd")),
-        "network": PARTS[1],
+        "left": list[JsonValue](unused_parameters(config, folder, "rtd")),
+        "network": NETWORKS[1],
         "layers": list[JsonValue](generator_layers(config)),
     }
 

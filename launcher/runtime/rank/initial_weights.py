@@ -29,7 +29,7 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 
 from checkpoints.gather import Peers
-from checkpoints.hf.folder import CONFIG, PARTS
+from checkpoints.hf.folder import CONFIG, NETWORKS
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
@@ -79,7 +79,7 @@ class InitialWeights:
         fresh = self.record["fresh"]
         parts = [f"weights from {self.record['start']}"]
         layers = self.record.get("layers")
-        if self.record.get("network") == PARTS[1] and isinstance(layers, list):
+        if self.record.get("network") == NETWORKS[1] and isinstance(layers, list):
             parts.append(
                 f"generator: the discriminator's embeddings and layers {', '.join(map(str, layers))}"
             )
@@ -138,7 +138,7 @@ def check_start(recipe: Recipe) -> None:
 
 def _refuse_nothing(start: str, store: Store) -> None:
     """Raise RunError if there is neither a run nor a model at `start`. The message suggests a similar name."""
-    if any(store.size(name) is not None for name in (CONFIG, *(f"{part}/{CONFIG}" for part in PARTS))):
+    if any(store.size(name) is not None for name in (CONFIG, *(f"{part}/{CONFIG}" for part in NETWORKS))):
         return
     close = get_close_matches(start, ["scratch"], n=1, cutoff=0.6)
     if not close and isinstance(store, LocalStore) and store.root.parent.is_dir():
@@ -226,7 +226,7 @@ def _check_fit(expected: Shapes, source: InitialSource, where: str) -> None:
 
 
 def _of_encoder(name: str) -> bool:
-    return name.startswith((ENCODER, *(f"{part}.{ENCODER}" for part in PARTS)))
+    return name.startswith((ENCODER, *(f"{part}.{ENCODER}" for part in NETWORKS)))
 
 
 def _reader_over(held: Mapping[str, Tensor], read: Read) -> Read:

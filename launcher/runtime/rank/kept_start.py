@@ -14,10 +14,10 @@ from pathlib import Path
 from checkpoints.hf.folder import (
     CONFIG,
     GENERATOR_PICKLE,
-    PARTS,
+    NETWORKS,
     copy_network,
     holds_generator,
-    networks_only_pickled,
+    pickled_networks,
 )
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
@@ -56,7 +56,7 @@ def keep_start(recipe: Recipe, run: str) -> Recipe:
         source = open_store(recipe.start)
         name = source.uri.rstrip("/").rpartition("/")[2]
         both &= holds_generator(source)
-        if not both and not networks_only_pickled(source):
+        if not both and not pickled_networks(source):
             return recipe
         place = free_place(run)
     with _pair(source, recipe.start) if both else _without_pickles(source, recipe.start) as folder:
@@ -79,13 +79,13 @@ def _copy(folder: Path, recipe: Recipe, copy: Store) -> None:
 @contextmanager
 def _without_pickles(source: Store, start: str) -> Iterator[Path]:
     """Yield a local folder with the files of `source`, and with safetensors where weights are pickled."""
-    pickled = networks_only_pickled(source)
+    pickled = pickled_networks(source)
     if not pickled:
         assert isinstance(source, LocalStore)  # `source` was fetched from the Hub
         yield source.root
         return
     with temporary_folder("start") as folder:
-        for part in (".", *PARTS):
+        for part in (".", *NETWORKS):
             network = source if part == "." else source.at(part)
             with _errors_named(folder / part, network, source, start):
                 _copy_network(network, folder / part, pickled=part in pickled)
@@ -99,9 +99,9 @@ def _pair(source: Store, start: str) -> Iterator[Path]:
     from checkpoints.hf.pickled import convert_network
 
     with temporary_folder("start") as folder:
-        generator, discriminator = (folder / part for part in PARTS)
+        generator, discriminator = (folder / part for part in NETWORKS)
         with _errors_named(discriminator, source, source, start):
-            _copy_network(source, discriminator, pickled="." in networks_only_pickled(source))
+            _copy_network(source, discriminator, pickled="." in pickled_networks(source))
         generator.mkdir()
         with _errors_named(generator, source, source, start):
             (generator / CONFIG).write_text(json.dumps(generator_fields(source), indent=1) + "\n")

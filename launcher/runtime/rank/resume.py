@@ -12,9 +12,9 @@ from torch import Tensor
 
 from checkpoints.gather import Peers, first_or_raise
 from checkpoints.layout import CheckpointManifest, CheckpointName
-from checkpoints.listing import Rewind, committed, rewinds
+from checkpoints.listing import Rewind, list_committed, read_rewinds
 from checkpoints.load import Reader
-from checkpoints.memory import Keeper, MemoryReader, Offer, ReadBytes, manifest_of, newest_complete
+from checkpoints.memory import Keeper, MemoryReader, ReadBytes, SetOffer, manifest_of, newest_sets
 from checkpoints.memory_slots import Common, SlotDescription
 from checkpoints.newest import newest_good
 from launcher.errors import RunError
@@ -111,15 +111,15 @@ def _in_memory(run: Run, peers: Peers, memory: Memory) -> ResumePoint | None:
 
 def _newest(run: Run, memory: Memory) -> JsonValue:
     """Return, on rank 0, the step of the newest commit, and the sets of the newest state in memory if that is newer."""
-    gone_back, marks = rewinds(run.store), committed(run.store)
+    gone_back, marks = read_rewinds(run.store), list_committed(run.store)
     stored = marks[0] if marks else None
-    offers = [Offer(memory.describe(held), held) for held in memory.held()]
+    offers = [SetOffer(memory.describe(held), held) for held in memory.held()]
     usable = [offer for offer in offers if _counts(offer, stored, gone_back)]
-    newest = newest_complete(usable, run.record.fingerprint)
+    newest = newest_sets(usable, run.record.fingerprint)
     return [stored.step if stored else None, [offer.place for offer in newest or []]]
 
 
-def _counts(offer: Offer, stored: CheckpointName | None, gone_back: Sequence[Rewind]) -> bool:
+def _counts(offer: SetOffer, stored: CheckpointName | None, gone_back: Sequence[Rewind]) -> bool:
     mark = CheckpointName(offer.description.attempt, offer.description.step)
     return (stored is None or mark > stored) and all(mark.attempt > rewind.attempt for rewind in gone_back)
 

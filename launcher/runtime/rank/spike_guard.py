@@ -11,7 +11,7 @@ from checkpoints.attempt import Attempt
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Peers, first_or_raise
 from checkpoints.layout import CheckpointManifest, LineageSegment
-from checkpoints.listing import SKIPS, Rewind, committed, on, record
+from checkpoints.listing import SKIPS_KEY, Rewind, is_on_lineage, list_committed, record_rewind
 from data_service.stream.positions import Positions
 from encoder_core.train.exchange import Control
 from encoder_core.train.metrics import StepReport, means
@@ -85,7 +85,7 @@ class SpikeGuard:
 
     def state(self) -> dict[str, JsonValue]:
         """Return the guard's state for a checkpoint."""
-        return {RECENT: self.recent.to_json(), SKIPS: [list(span) for span in self.lost.spans]}
+        return {RECENT: self.recent.to_json(), SKIPS_KEY: [list(span) for span in self.lost.spans]}
 
     def way_back(self, step: int) -> int:
         """Return the largest step of a checkpoint to which a rewind after `step` steps may go back."""
@@ -113,7 +113,7 @@ class SpikeGuard:
         """Decide on rank 0, record the rewind, and return the decision in the form that `_go_back` reads."""
         begun_at, past = (self.resumed.step, self.resumed.lineage) if self.resumed else (0, ())
         lineage = (*past, LineageSegment(attempt=self.attempt.number, start=begun_at, stop=reached))
-        history = [mark for mark in committed(self.run.store) if on(lineage, mark)]
+        history = [mark for mark in list_committed(self.run.store) if is_on_lineage(lineage, mark)]
         verdict = spikes.decide(self._settings, began, cause, history, self.lost.gone_back)
         if verdict.to is not None:
             rewind = Rewind(
@@ -137,7 +137,7 @@ class SpikeGuard:
 
     def _record(self, rewind: Rewind) -> None:
         assert rewind.to is not None
-        record(self.run.store, rewind, self.attempt)
+        record_rewind(self.run.store, rewind, self.attempt)
         new = rewind.skips[len(self.lost.spans) :]
         self.journal.event(
             "rewind",

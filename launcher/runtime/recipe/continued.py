@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from checkpoints.hf.folder import CONFIG, GENERATOR_CONFIG, PARTS, holds_generator, local_configs, naming
+from checkpoints.hf.folder import CONFIG, GENERATOR_CONFIG, NETWORKS, holds_generator, local_configs, naming
 from checkpoints.hf.heads import generator_fields, is_discriminator
-from checkpoints.hf.load import read_fields, read_folder_config
+from checkpoints.hf.load import config_from_fields, read_folder_config
 from data_service.samples.pairs import Translations
 from data_service.store.base import Store
 from data_service.store.open import open_store
@@ -152,24 +152,24 @@ def _base(config: ModelConfig, *, pair: bool) -> str:
 
 def _find(store: Store, folder: str) -> _FoundModel:
     with local_configs(store) as configs, naming(configs, folder):
-        if (configs / PARTS[1] / CONFIG).is_file():
+        if (configs / NETWORKS[1] / CONFIG).is_file():
             return _find_pair(configs)
         config = read_folder_config(configs)
         architectures = _architectures(configs)
     if config.main_heads == "rtd":
         raise RunError(
             f"{folder} holds one network of {config.name}'s two, which are trained together",
-            remedy=f"put the generator into {PARTS[0]}/ and the discriminator into {PARTS[1]}/ of one folder",
+            remedy=f"put the generator into {NETWORKS[0]}/, the discriminator into {NETWORKS[1]}/ of one folder",
         )
     if isinstance(config, DetectorConfig) and holds_generator(store):
-        generator = read_fields(generator_fields(store), f"{folder.rstrip('/')}/{GENERATOR_CONFIG}")
+        generator = config_from_fields(generator_fields(store), f"{folder.rstrip('/')}/{GENERATOR_CONFIG}")
         return _FoundModel(_as_pair(generator, config), pair=True, pair_head=False)
     alone = isinstance(config, DetectorConfig) and is_discriminator(store, config)
     return _FoundModel(config, pair=alone, pair_head=any(name in _PAIR_HEADS for name in architectures))
 
 
 def _find_pair(configs: Path) -> _FoundModel:
-    generator, discriminator = (read_folder_config(configs / part) for part in PARTS)
+    generator, discriminator = (read_folder_config(configs / part) for part in NETWORKS)
     return _FoundModel(_as_pair(generator, discriminator), pair=True, pair_head=False)
 
 
@@ -232,7 +232,7 @@ def _name(folder: str) -> str:
 def _tokenizer(store: Store, folder: str) -> str:
     """Return the URI of the model's tokenizer: its folder, or that of the discriminator. A placeholder if neither has
     one."""
-    for part in (".", PARTS[1]):
+    for part in (".", NETWORKS[1]):
         if holds_tokenizer(store if part == "." else store.at(part)):
             return folder if part == "." else f"{folder.rstrip('/')}/{part}"
     return TOKENIZER

@@ -11,7 +11,7 @@ import yaml
 from data_service.printable import without_secrets
 from data_service.store import errors as store_errors
 
-KEYS = f"write s3://bucket/prefix alone; {store_errors.KEYS}, a tracker's in MLFLOW_TRACKING_USERNAME and _PASSWORD"
+KEYS = f"write s3://bucket/prefix alone; {store_errors.AWS_KEYS}, a tracker's in MLFLOW_TRACKING_USERNAME and _PASSWORD"
 _NESTED_LEVELS = 40  # greatest depth of collections; a recipe has 6
 _EXPANDED_VALUES = 100_000  # largest number of values with aliases expanded; a recipe has a few hundred
 

@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from platform import python_version
 
-from checkpoints.listing import committed
+from checkpoints.listing import list_committed
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.removals import load_removals, removals_at
 from data_service.printable import shell_word
@@ -175,7 +175,7 @@ def _refuse_begun(run: Run, wanted: Recipe, inputs: Inputs) -> None:
     old, new = run.record.inputs.corpora, inputs.corpora
     changed = {name: phase_of(name) for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
     phases = sorted({number for number in changed.values() if number is not None})
-    commits = committed(run.store) if phases else ()
+    commits = list_committed(run.store) if phases else ()
     for number in phases:
         begins = sum(phase.steps for phase in wanted.phases[:number])
         if commits and commits[0].step > begins:

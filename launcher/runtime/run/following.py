@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from checkpoints.attempt import Attempt, newest_attempt
 from checkpoints.errors import DamagedCheckpoint, NewerFormat
 from checkpoints.layout import CheckpointName, LineageSegment
-from checkpoints.listing import committed, read_manifest
+from checkpoints.listing import list_committed, read_manifest
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
 from launcher.errors import RunError
@@ -135,7 +135,7 @@ class EventFollower:
         yield from self._read(OPERATOR)
         left = True
         while left:  # an attempt is complete if the next one was claimed before it was read
-            left = Attempt(self._store, self._attempt + 1).claimed()
+            left = Attempt(self._store, self._attempt + 1).is_claimed()
             yield from self._read(self._attempt)
             self._attempt += left
 
@@ -215,7 +215,7 @@ class LineageFollower:
     def _lineage(self) -> tuple[LineageSegment, ...] | None:
         """Return the lineage of the newest checkpoint. None if there is none, or it cannot be read; a later checkpoint
         then brings the lineage."""
-        marks = committed(self._store)
+        marks = list_committed(self._store)
         if not marks:
             return None
         if self._newest is None or self._newest[0] != marks[0]:

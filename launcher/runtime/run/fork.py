@@ -14,9 +14,9 @@ from fnmatch import fnmatchcase
 from pydantic import JsonValue
 
 from checkpoints.layout import CheckpointManifest, CheckpointName
-from checkpoints.listing import SKIPS, committed, rewinds, skips
+from checkpoints.listing import SKIPS_KEY, list_committed, read_rewinds, skipped_ranges
 from checkpoints.load import ensure_kinds
-from checkpoints.verify import BEFORE, copy_checkpoint
+from checkpoints.verify import COPIED_ATTEMPT, copy_checkpoint
 from data_service.printable import shell_word
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.optim.schedules import ScheduleConfig
@@ -106,7 +106,7 @@ def fork(
     heads, inputs = inputs.removals, since_made(inputs, past.inputs)
     wanted = record_of(recipe, inputs, now, data_begins=past.data_begins)
     _check_model(source, recipe, wanted, manifest, tokenizer)
-    _check_place(store.uri, committed(store), recipe, manifest.step)
+    _check_place(store.uri, list_committed(store), recipe, manifest.step)
     restarted = () if keep_position else tuple(_other_data(source, recipe, wanted, manifest.step))
     origin = ForkOrigin(
         run=source.store.uri,
@@ -148,10 +148,10 @@ def _standalone(source: Run, manifest: CheckpointManifest, restarted: bool) -> C
     If the data begins anew (`restarted`), it has no such ranges, and no recent losses of the spike policy.
     """
     if restarted:
-        state = {name: value for name, value in manifest.state.items() if name not in (SKIPS, RECENT)}
+        state = {name: value for name, value in manifest.state.items() if name not in (SKIPS_KEY, RECENT)}
     else:
-        left_out = skips(manifest, rewinds(source.store))
-        state = manifest.state | {SKIPS: [list[JsonValue](span) for span in left_out]}
+        left_out = skipped_ranges(manifest, read_rewinds(source.store))
+        state = manifest.state | {SKIPS_KEY: [list[JsonValue](span) for span in left_out]}
     return manifest.model_copy(update={"state": state})
 
 
@@ -186,7 +186,7 @@ def _check_model(
 
 
 def _check_place(uri: str, there: Sequence[CheckpointName], recipe: Recipe, step: int) -> None:
-    if any(mark != CheckpointName(BEFORE, step) for mark in there):
+    if any(mark != CheckpointName(COPIED_ATTEMPT, step) for mark in there):
         raise RunError(
             f"{uri} holds another checkpoint already: a fork was interrupted there, or is running",
             remedy="choose another URI, or delete that folder",

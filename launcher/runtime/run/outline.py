@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.formats import REMEDY, foreign_json, is_newer, newer
+from data_service.formats import REMEDY, is_newer, newer, parse_json
 from data_service.printable import control_characters, shell_word, visible
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
@@ -234,7 +234,7 @@ def unreadable_record(uri: str, record: bytes, error: ValidationError) -> RunErr
 def _former_version(record: bytes) -> str | None:
     """Return the version of Maskfleet that wrote a run.json of a former format; None if the format is another one."""
     try:
-        content = foreign_json(record)
+        content = parse_json(record)
     except ValueError:
         return None
     if not isinstance(content, dict) or "versions" not in content or content.get("format", 1) != 1:

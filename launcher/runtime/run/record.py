@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
-from checkpoints.listing import committed, read_manifest
+from checkpoints.listing import list_committed, read_manifest
 from checkpoints.newest import newest_good
 from data_service.printable import shell_word
 from data_service.store.base import Store
@@ -177,7 +177,7 @@ def select_checkpoint(run: Run, step: int | None) -> CheckpointManifest:
         if good.passed_over:
             _log.warning("so the checkpoint of step %s is used", f"{good.manifest.step:,}")
         return good.manifest
-    marks = committed(run.store)
+    marks = list_committed(run.store)
     chosen = next((mark for mark in marks if mark.step == step), None)  # the newest attempt's comes first
     if chosen is None:
         have = ", ".join(str(mark.step) for mark in marks) or "none"

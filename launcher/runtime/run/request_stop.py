@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from checkpoints.ownership import Presence, StopRequest, presence, request_stop
+from checkpoints.ownership import Presence, StopRequest, read_presence, request_stop
 from data_service.store.base import Store
 from launcher.runtime.run.log import operator_event
 
@@ -32,7 +32,7 @@ def stop(store: Store, now: float) -> Asked:
 
     If no start is running, nothing is written, so the next start is not affected. `now`: seconds since 1970.
     """
-    found = presence(store, now)
+    found = read_presence(store, now)
     if found is None or found.state != "running":
         return Asked(found, asked=False)
     by = here()
@@ -46,7 +46,7 @@ def wait(store: Store, asked: Presence, clock: Callable[[], float], poll_s: floa
     command. `clock` returns seconds since 1970."""
     tick = threading.Event()
     while True:
-        found = presence(store, clock())
+        found = read_presence(store, clock())
         assert found is not None, "a start's record is never deleted"
         if found.state != "running" or not found.owner.same_process(asked.owner):
             return found

@@ -15,7 +15,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data_service.formats import REMEDY, newer
-from data_service.store.base import ATTEMPTS, Store, digest, together
+from data_service.store.base import READ_ATTEMPTS, Store, digest, parallel_map
 from data_service.store.errors import KeyMissing
 from launcher.errors import RunError
 
@@ -73,7 +73,7 @@ def read(store: Store, path: str, kind: type[M]) -> M | None:
         RunError: its digest is right, but this version cannot read its content.
         StoreError: the store cannot be read. An absent object raises nothing.
     """
-    for _ in range(ATTEMPTS):
+    for _ in range(READ_ATTEMPTS):
         try:
             data = store.get(path)
         except KeyMissing:
@@ -88,7 +88,7 @@ def read(store: Store, path: str, kind: type[M]) -> M | None:
 
 def read_all(store: Store, paths: Iterable[str], kind: type[M]) -> list[M]:
     """Return those of `paths` that can be read, in their order. Raises as `read`."""
-    return [found for found in together(lambda path: read(store, path, kind), paths) if found is not None]
+    return [found for found in parallel_map(lambda path: read(store, path, kind), paths) if found is not None]
 
 
 def _is_whole(data: bytes) -> bool:

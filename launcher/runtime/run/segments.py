@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from checkpoints.layout import sealed, unsealed
-from data_service.formats import REMEDY, newer, says_newer
+from data_service.formats import REMEDY, has_newer_format, newer
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from launcher.errors import RunError
@@ -216,7 +216,7 @@ class Pack:
             if body is None:
                 raise ValueError("what it says of itself does not match its digest")
             about = json.loads(body)
-            if says_newer(about):
+            if has_newer_format(about):
                 raise RunError(newer(self._name), remedy=REMEDY)
             self._lines: int = about["lines"]
             self.fields: list[str] = about["fields"]

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.formats import REMEDY, newer, says_newer
+from data_service.formats import REMEDY, has_newer_format, newer
 from launcher.errors import RunError
 
 Floats = NDArray[np.float64]
@@ -114,7 +114,7 @@ def parse_line(line: bytes, name: str) -> Any:
         RunError: a newer version wrote it.
     """
     found = json.loads(line)
-    if says_newer(found):
+    if has_newer_format(found):
         raise RunError(newer(name), remedy=REMEDY)
     return found
 

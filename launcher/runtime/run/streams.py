@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from checkpoints.gather import Alone, Peers, first_or_raise
 from checkpoints.layout import CheckpointManifest
-from checkpoints.listing import Rewind, Span, rewinds, skips
+from checkpoints.listing import Rewind, Span, read_rewinds, skipped_ranges
 from checkpoints.newest import newest_good
 from data_service.samples.lanes import Lanes
 from data_service.samples.similar_words import SimilarSource
@@ -57,12 +57,12 @@ def read_lost(run: Run, good: CheckpointManifest | None, peers: Peers) -> Lost:
     ranks."""
 
     def read() -> JsonValue:
-        return [rewind.model_dump(mode="json") for rewind in rewinds(run.store)]
+        return [rewind.model_dump(mode="json") for rewind in read_rewinds(run.store)]
 
     answer = first_or_raise(peers, read)
     assert isinstance(answer, list)
     gone_back = tuple(Rewind.model_validate(rewind) for rewind in answer)
-    return Lost(skips(good, gone_back), gone_back)
+    return Lost(skipped_ranges(good, gone_back), gone_back)
 
 
 def left_out(run: Run) -> tuple[Range, ...]:

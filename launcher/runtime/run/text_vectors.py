@@ -7,7 +7,7 @@ SentenceTransformer folders too, even if the original folder is deleted.
 import json
 from pathlib import Path
 
-from data_service.formats import foreign_json
+from data_service.formats import parse_json
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
@@ -72,7 +72,7 @@ def _modules_in(folder: Store) -> dict[str, bytes]:
         return {}
     found = {name: folder.get(name) for name in (MODULES, *_BESIDE) if folder.size(name) is not None}
     try:
-        paths = [str(module["path"]) for module in foreign_json(found[MODULES])]
+        paths = [str(module["path"]) for module in parse_json(found[MODULES])]
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(
             f"{folder.uri.rstrip('/')}/{MODULES} is damaged: {error}", remedy="fetch the folder again"
@@ -89,7 +89,7 @@ def _modules_in(folder: Store) -> dict[str, bytes]:
 def _object(data: bytes, where: str) -> dict[str, object]:
     """Return the JSON object in a file of the folder. Raises ModelError."""
     try:
-        found = foreign_json(data)
+        found = parse_json(data)
     except ValueError as error:
         raise ModelError(f"{where} is not JSON: {error}", remedy="fetch the folder again") from error
     if not isinstance(found, dict):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoints.errors import ExportError
-from checkpoints.hf.folder import RECORD, publish, removable
+from checkpoints.hf.folder import EXPORT_RECORD, publish, replaceable_files
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.store.local import LocalStore
@@ -28,11 +28,11 @@ def folder_of(root: Path, files: dict[str, str]) -> Path:
 
 
 def content(out: Store) -> dict[str, str]:
-    return {entry.key: out.get(entry.key).decode() for entry in out.list() if entry.key != RECORD}
+    return {entry.key: out.get(entry.key).decode() for entry in out.list() if entry.key != EXPORT_RECORD}
 
 
 def put(files: dict[str, str], out: Store, beside: Path) -> None:
-    publish(folder_of(beside, files), out, removable(out))
+    publish(folder_of(beside, files), out, replaceable_files(out))
 
 
 @pytest.mark.long
@@ -55,7 +55,7 @@ def test_remains_of_a_killed_export_go_with_the_next(tmp_path: Path) -> None:
 def test_files_of_others_are_neither_overwritten_nor_mixed(tmp_path: Path, name: str) -> None:
     out = open_store(folder_of(tmp_path / "out", {name: "mine"}))
     with pytest.raises(ExportError, match=rf"{tmp_path}/out .*: {name}\n"):
-        removable(out)
+        replaceable_files(out)
     assert content(out) == {name: "mine"}
 
 
@@ -64,16 +64,16 @@ def test_a_file_that_was_changed_since_is_not_ours_any_more(tmp_path: Path) -> N
     put(NETWORK, out, tmp_path / "first")
     (tmp_path / "out/README.md").write_text("card, corrected")
     with pytest.raises(ExportError, match=rf"{tmp_path}/out.*: README\.md\n"):
-        removable(out)
+        replaceable_files(out)
     assert content(out)["README.md"] == "card, corrected"
 
 
 def test_a_damaged_record_removes_nothing(tmp_path: Path) -> None:
     out = open_store(tmp_path / "out")
     put(NETWORK, out, tmp_path / "first")
-    (tmp_path / "out" / RECORD).write_text(json.dumps({"files": 3}))
+    (tmp_path / "out" / EXPORT_RECORD).write_text(json.dumps({"files": 3}))
     with pytest.raises(ExportError, match="damaged"):
-        removable(out)
+        replaceable_files(out)
     assert content(out) == NETWORK
 
 

@@ -15,7 +15,7 @@ from data_service.errors import LibraryChanged
 from data_service.service import ray_internals as internals
 
 CLASSES: list[tuple[Any, str]] = [
-    *((Node, name) for name in (*internals.UNUSED, internals.DEAD, internals.LOGS)),
+    *((Node, name) for name in (*internals.UNUSED_PROCESSES, internals.DEAD, internals.LOGS)),
     (worker, internals.NODE),
     (type(state), internals.DRAINING),
 ]
@@ -43,12 +43,12 @@ def test_folders_of_workers_under_another_name(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(JobConfig, "__init__", renamed)
     with pytest.raises(LibraryChanged):
-        internals.installed_only()
+        internals.installed_packages_only()
 
 
 def test_what_is_there_is_found() -> None:
     internals.ensure_names()
-    assert isinstance(getattr(internals.installed_only(), internals.FOLDERS), list)
+    assert isinstance(getattr(internals.installed_packages_only(), internals.FOLDERS), list)
 
 
 @pytest.mark.long
@@ -63,10 +63,10 @@ def test_workers_are_as_urgent_as_the_command(given: str | None, above: int) -> 
         "print(os.nice(0), ray.get(ray.remote(lambda: os.nice(0)).remote()))\n"
     )
     own = os.nice(0)
-    environment = {name: value for name, value in os.environ.items() if name != internals.NICENESS}
+    environment = {name: value for name, value in os.environ.items() if name != internals.NICENESS_VARIABLE}
     ran = subprocess.run(
         ["nice", "-n", "3", sys.executable, "-c", program],
-        env=environment | ({} if given is None else {internals.NICENESS: given}),
+        env=environment | ({} if given is None else {internals.NICENESS_VARIABLE: given}),
         capture_output=True,
         text=True,
         check=True,

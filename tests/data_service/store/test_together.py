@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from data_service.store.base import together
+from data_service.store.base import parallel_map
 
 
 def test_answers_come_in_order_and_requests_go_together() -> None:
@@ -15,12 +15,12 @@ def test_answers_come_in_order_and_requests_go_together() -> None:
         barrier.wait(timeout=60)  # passes only with eight on their way
         return number * number
 
-    assert list(together(request, range(16))) == [number * number for number in range(16)]
+    assert list(parallel_map(request, range(16))) == [number * number for number in range(16)]
 
 
 def test_requests_are_made_as_answers_are_taken() -> None:
     begun: list[int] = []
-    answers = together(begun.append, count())
+    answers = parallel_map(begun.append, count())
     for _ in range(5):
         next(answers)
     answers.close()  # type: ignore[attr-defined]
@@ -28,7 +28,7 @@ def test_requests_are_made_as_answers_are_taken() -> None:
 
 
 def test_a_failure_is_raised_in_its_place() -> None:
-    answers = together(lambda number: 1 // number, [1, 1, 0, 1])
+    answers = parallel_map(lambda number: 1 // number, [1, 1, 0, 1])
     assert [next(answers), next(answers)] == [1, 1]
     with pytest.raises(ZeroDivisionError):
         next(answers)
@@ -44,7 +44,7 @@ def test_an_iterator_that_is_given_up_waits_for_nobody() -> None:
             released.wait(60)
         return number
 
-    answers = together(request, range(8))
+    answers = parallel_map(request, range(8))
     assert next(answers) == 0
     answered.wait(60)
     answers.close()  # type: ignore[attr-defined]

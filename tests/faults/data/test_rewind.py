@@ -11,7 +11,7 @@ import pytest
 
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Alone
-from checkpoints.listing import Rewind, record, rewinds, rows
+from checkpoints.listing import Rewind, checkpoint_rows, read_rewinds, record_rewind
 from checkpoints.newest import newest_good
 from launcher.observe.inspect.show import find_sample
 from launcher.runtime.run.record import open_run
@@ -55,7 +55,7 @@ def test_the_run_is_the_one_that_was_told_from_the_start_to_leave_that_data_out(
     began = 39 - (23 - first["to"])
     killed = run_group(run, 2, wrong=WRONG, deadly=DEADLY, kill={0: began + 6, 1: began + 6})
     assert killed.codes == [KILLED, KILLED], killed.output
-    inside = max(row.step for row in rows(open_run(run).store) if not row.abandoned)
+    inside = max(row.step for row in checkpoint_rows(open_run(run).store) if not row.abandoned)
     assert inside > began, "the spike had gone on for some steps when this was saved"
 
     finish(run, 2, wrong=WRONG, deadly=DEADLY)
@@ -77,8 +77,8 @@ def test_the_run_is_the_one_that_was_told_from_the_start_to_leave_that_data_out(
 def _tell(told: str, run: str) -> None:
     """What `run` left out is left out of `told` before its first step."""
     store = open_run(told).store
-    skips = rewinds(open_run(run).store)[-1].skips
-    record(
+    skips = read_rewinds(open_run(run).store)[-1].skips
+    record_rewind(
         store, Rewind(attempt=0, to=None, began=0, reached=0, cause="told", skips=skips), Attempt(store, 0)
     )
 

@@ -11,7 +11,7 @@ from checkpoints.attempt import Attempt, claim
 from checkpoints.commit import Committed
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest, CheckpointName
-from checkpoints.listing import folders
+from checkpoints.listing import list_folders
 from checkpoints.newest import newest_good
 from checkpoints.retention import tidy
 from checkpoints.save import Saver
@@ -37,7 +37,7 @@ def go_on(store: Store, step: int) -> None:
     attempt, manifest = resume(store)
     commit_steps(store, attempt, step, resumed=manifest)
     tidy(store, attempt, keep_last=1, keep_every=None)
-    attempt.end(0.0)
+    attempt.record_end(0.0)
 
 
 @pytest.mark.long
@@ -45,7 +45,7 @@ def test_dying_at_any_file_system_change_of_a_run(tmp_path: Path) -> None:
     base = LocalStore(tmp_path / "base")
     attempt = claim(base)
     commit_steps(base, attempt, 10)
-    attempt.end(0.0)
+    attempt.record_end(0.0)
     resumed_from = []
     for call in range(1, 10_000):
         store = LocalStore(tmp_path / f"{call}")
@@ -62,7 +62,7 @@ def test_dying_at_any_file_system_change_of_a_run(tmp_path: Path) -> None:
         newest = newest_good(store, Alone())
         assert newest is not None
         assert_holds(store, newest.manifest, random_state(30))
-        assert [folder.mark.step for folder in folders(store)] == [30]
+        assert [folder.mark.step for folder in list_folders(store)] == [30]
         shutil.rmtree(store.root)
     assert resumed_from == sorted(resumed_from)
     assert resumed_from.count(10) > 10  # while claiming, uploading, committing
@@ -91,7 +91,7 @@ def test_dying_at_any_change_of_a_run_on_s3(rgw: S3Server) -> None:
         store = bucket.at(f"run-{change}")
         attempt = claim(store)
         commit_steps(store, attempt, 10)
-        attempt.end(0.0)
+        attempt.record_end(0.0)
         child = os.fork()
         if child == 0:
             try:
@@ -107,7 +107,7 @@ def test_dying_at_any_change_of_a_run_on_s3(rgw: S3Server) -> None:
             assert good.manifest.step == 20
             break
         go_on(store, 30)
-        assert [folder.mark.step for folder in folders(store)] == [30]
+        assert [folder.mark.step for folder in list_folders(store)] == [30]
     assert change == 7  # after the claim, data, manifest, two deletions, end
 
 

@@ -28,7 +28,8 @@ S3_ONLY = pytest.mark.parametrize("service", ["s3"], indirect=True)
 def never_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a process that has not reached any server yet."""
     monkeypatch.setattr(
-        "data_service.store.bucket._VALID_BEFORE", {name: threading.Event() for name in ("s3", "gs", "az")}
+        "data_service.store.bucket._CREDENTIALS_ACCEPTED",
+        {name: threading.Event() for name in ("s3", "gs", "az")},
     )
 
 
@@ -121,7 +122,7 @@ def test_a_slow_metadata_service_is_asked_again(
     if valid_before:
         known.set()
         monkeypatch.setattr("data_service.store.retries._FIRST_CREDENTIALS_S", 0.01)
-    monkeypatch.setattr("data_service.store.bucket._VALID_BEFORE", {"s3": known})
+    monkeypatch.setattr("data_service.store.bucket._CREDENTIALS_ACCEPTED", {"s3": known})
     with MetadataService(refusals=4) as service:
         service.use(monkeypatch)
         assert open_store(store.uri).get("key") == DATA

@@ -181,7 +181,7 @@ def test_an_outage_is_said_in_one_sentence_and_its_end_in_another(
     faults.plan.append("slow down")
     store.get("key")
     assert not outage_records(caplog)  # too short to speak of
-    monkeypatch.setattr("data_service.store.retries.QUIET_S", 0.0)
+    monkeypatch.setattr("data_service.store.retries.ANNOUNCED_OUTAGE_S", 0.0)
     for _ in range(2):
         faults.plan.extend(["slow down"] * 5)
         store.get("key")

@@ -84,7 +84,7 @@ class Driver:
     def __init__(
         self, store: Store, sizing: Sizing, last: int | None = None, failures: Sequence[Failure] = ()
     ) -> None:
-        owner = Owner.here(time.time())
+        owner = Owner.for_this_process(time.time())
         recipe = SimpleNamespace(total_steps=STEPS, watchdog=WATCHDOG, recovery=Recovery())
         run: Any = SimpleNamespace(store=store, recipe=recipe)
         self.store, self.display = store, Display()

@@ -219,7 +219,7 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
     import ray
     from ray.cluster_utils import Cluster
 
-    from data_service.service.ray_internals import installed_only
+    from data_service.service.ray_internals import installed_packages_only
     from launcher.runtime.cluster.assignment import Assignment
     from launcher.runtime.cluster.orders import Fatal, Unsaved
     from launcher.runtime.cluster.rank_group import RankGroup
@@ -241,7 +241,9 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
         cluster.add_node(
             num_cpus=ranks, num_gpus=node.gpus, object_store_memory=100 << 20, include_dashboard=False
         )
-    ray.init(cluster.address, logging_level="ERROR", log_to_driver=False, job_config=installed_only())
+    ray.init(
+        cluster.address, logging_level="ERROR", log_to_driver=False, job_config=installed_packages_only()
+    )
     sizing = Sizing(ranks, ranks, ranks, 0.0, 0.0, {"CPU": 0.25, "GPU": 1.0})
     assignment = Assignment("", None, None, 1, {}, {}, {}, False, {})  # type: ignore[arg-type]
     problem = ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from checkpoints.layout import CheckpointName
-from checkpoints.listing import committed, folders
+from checkpoints.listing import list_committed, list_folders
 from data_service.store.base import Store
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.record import open_run
@@ -63,7 +63,7 @@ class Chaos:
         if fault == "store failing":
             assert self.proxy is not None
             self.proxy.plan.extend(self.draws.choices(STORE_FAULTS, k=self.draws.randint(1, 4)))
-        good = [mark for mark in committed(store) if mark not in self.damaged]
+        good = [mark for mark in list_committed(store) if mark not in self.damaged]
         begin = good[0].step if good else 0
         ended = run_group(self.run, self.world, **self._orders(fault, begin))
         self._judge(fault, begin, ended, store)
@@ -72,7 +72,7 @@ class Chaos:
         choices: list[Fault] = [*RANK_FAULTS]
         if self.proxy is not None:
             choices += ["store failing"] * 3
-        if len([mark for mark in committed(store) if mark not in self.damaged]) >= 2:
+        if len([mark for mark in list_committed(store) if mark not in self.damaged]) >= 2:
             choices += ["checkpoint damaged"]
         return self.draws.choice(choices)
 
@@ -111,8 +111,8 @@ class Chaos:
 def damage(store: Store, draws: random.Random, damaged: set[CheckpointName]) -> None:
     """Of the newest checkpoint that is not `damaged`, one file or its manifest: gone, shorter, or one bit another.
     It is then."""
-    newest = next(mark for mark in committed(store) if mark not in damaged)
-    keys = next(folder for folder in folders(store) if folder.mark == newest).sizes
+    newest = next(mark for mark in list_committed(store) if mark not in damaged)
+    keys = next(folder for folder in list_folders(store) if folder.mark == newest).sizes
     key = draws.choice(sorted(keys))
     data = bytearray(store.get(key))
     how = draws.choice(("gone", "shorter", "flipped"))

@@ -20,7 +20,7 @@ class Node:
 
     def __init__(self, line: _Line, *, full: bool) -> None:
         if full:
-            fits, make = Slot.fits, Slot.make
+            fits, make = Slot.fits, Slot.create
 
             def fit(slot: Slot, body: int, description: int) -> bool:
                 return not line.stop_requested() and fits(slot, body, description)

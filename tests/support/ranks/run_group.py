@@ -127,12 +127,12 @@ def _end_group(ranks: Sequence[BaseProcess], first: int) -> None:
 
 def _slow_down(rank: BaseProcess, run: str) -> None:
     """A process that gets a quarter of its time, as on a machine that others use or that is too hot."""
-    from checkpoints.listing import committed
+    from checkpoints.listing import list_committed
     from data_service.store.open import open_store
 
     assert rank.pid is not None
     tick = threading.Event()
-    while not list(committed(open_store(run))) and psutil.pid_exists(rank.pid):
+    while not list(list_committed(open_store(run))) and psutil.pid_exists(rank.pid):
         tick.wait(0.1)
     with suppress(ProcessLookupError):
         while True:

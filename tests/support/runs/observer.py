@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from checkpoints.layout import CheckpointName
-from checkpoints.listing import folders
+from checkpoints.listing import list_folders
 from data_service.errors import UserError
 from data_service.store.open import open_store
 from launcher.runtime.run.history import read_history
@@ -159,7 +159,7 @@ class StoreView:
         history = read_history(self._store, 3)
         done = int(history.steps.numbers[-1]) + 1 if len(history.steps) else 0
         evaluated = history.evaluations[-1]["step"] if history.evaluations else 0
-        found = folders(self._store)
+        found = list_folders(self._store)
         return Seen(
             newest=newest,
             done=done,

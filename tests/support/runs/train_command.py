@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from checkpoints.listing import committed as commits
+from checkpoints.listing import list_committed as commits
 from data_service.store.open import open_store
 from tests.support.runs.observer import title
 

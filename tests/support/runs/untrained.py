@@ -14,7 +14,7 @@ import torch
 from checkpoints.attempt import Owner, claim
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName
-from checkpoints.listing import Rewind, committed, read_manifest, record
+from checkpoints.listing import Rewind, list_committed, read_manifest, record_rewind
 from checkpoints.retention import tidy
 from checkpoints.save import Saver
 from data_service.store.base import Store
@@ -29,8 +29,8 @@ class Attempt:
     """Goes on from the newest checkpoint. Every fourth step is followed by an evaluation; values tell who made them."""
 
     def __init__(self, store: Store) -> None:
-        marks = committed(store)
-        self.store, self.attempt = store, claim(store, owner=Owner.here(0.0))
+        marks = list_committed(store)
+        self.store, self.attempt = store, claim(store, owner=Owner.for_this_process(0.0))
         self.saver = Saver(
             store, self.attempt, Alone(), resumed=read_manifest(store, marks[0]) if marks else None
         )
@@ -63,7 +63,7 @@ class Attempt:
         gone = Rewind(
             attempt=self.attempt.number, to=to, began=to.step, reached=self.step, cause="loss", skips=()
         )
-        record(self.store, gone, self.attempt)
+        record_rewind(self.store, gone, self.attempt)
         self.journal.event("rewind", float(self.attempt.number), step=self.step, cause="the loss went bad")
 
 
@@ -161,7 +161,7 @@ class Committing:
 
     def __init__(self, uri: str) -> None:
         self.run = open_run(uri)
-        self.attempt = claim(self.run.store, owner=Owner.here(0.0))
+        self.attempt = claim(self.run.store, owner=Owner.for_this_process(0.0))
         self._saver = Saver(self.run.store, self.attempt, Alone())
         self._model = build_model(self.run.recipe, self.run.tokenizer())
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from checkpoints.attempt import Attempt
-from checkpoints.listing import committed
+from checkpoints.listing import list_committed
 from data_service.errors import UserError
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
@@ -44,7 +44,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = new_run(root, "run", *SHORT)
     finish(run, 2, stop_at=3)
     finish(run, 1)
-    Attempt(open_store(run), 2).end(time.time())
+    Attempt(open_store(run), 2).record_end(time.time())
     statement, found = certify(run)
     assert statement is not None, found.problems
     return root
@@ -104,7 +104,7 @@ def test_a_byte_that_is_changed_anywhere_is_named(root: Path) -> None:
 
 
 def test_a_change_is_named_by_its_range(run: str) -> None:
-    mark = committed(open_store(run))[0]
+    mark = list_committed(open_store(run))[0]
     (file, *_) = sorted(Path(run, mark.folder).glob("*.safetensors"))
     file.write_bytes(bytes(2 * CHUNK_BYTES + 5))
     certificate, _ = certify(shutil.copytree(run, f"{run}-other", ignore=shutil.ignore_patterns(CERTIFICATE)))
@@ -131,14 +131,14 @@ def test_a_run_that_goes_on_makes_the_certificate_older_and_not_wrong(root: Path
     first, _ = certify(run)
     assert first is not None
     finish(run, 1)
-    shutil.rmtree(Path(run, committed(open_store(run))[-1].folder))  # as retention does
+    shutil.rmtree(Path(run, list_committed(open_store(run))[-1].folder))  # as retention does
     found = sound(run)
     assert any("longer since" in note for note in found.notes)
     assert any("no longer kept" in note for note in found.notes)
     second, found = certify(run)
     assert second is not None, found.problems
     assert second.chain[: len(first.chain)] == first.chain
-    assert all(second.newest[mark.manifest] for mark in committed(open_store(run)))
+    assert all(second.newest[mark.manifest] for mark in list_committed(open_store(run)))
     assert [what for what, digests in second.newest.items() if "manifest.json" in what and not digests]
     again, found = certify(run)
     assert again == second

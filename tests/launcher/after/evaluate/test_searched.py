@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.hf.export import CARD
+from checkpoints.hf.export import MODEL_CARD
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.prepare.configuration import Preparation
@@ -90,8 +90,8 @@ def test_of_a_run_and_of_its_export(folder: Path, tmp_path: Path) -> None:
     of_run, of_export = (row_of(str(place), folder) for place in (folder / "run", tmp_path / "model"))
     assert of_run.searched == of_export.searched == {"dev": True, "test": False}
     assert lines([of_run])[0][-2] == "dev"
-    assert "### text" in (tmp_path / "model" / CARD).read_text()
-    assert "word/dev" in (tmp_path / "model" / CARD).read_text()
+    assert "### text" in (tmp_path / "model" / MODEL_CARD).read_text()
+    assert "word/dev" in (tmp_path / "model" / MODEL_CARD).read_text()
     assert json.loads((tmp_path / "model" / DATA_CARDS).read_text())["sources"]["text"]["train"]["documents"]
     before = folder_digest(tmp_path / "model")
     (tmp_path / "model" / DATA_CARDS).unlink()

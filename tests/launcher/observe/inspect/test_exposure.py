@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName
-from checkpoints.listing import Rewind, Span, record
+from checkpoints.listing import Rewind, Span, record_rewind
 from data_service.corpus.corpus import open_corpus, place_document
 from data_service.corpus.remove import documents_by_number as documents_by_number_in
 from data_service.corpus.remove import remove_documents
@@ -113,9 +113,9 @@ def test_rows_of_steps_that_a_run_went_back_from(run: Run) -> None:
         positions = sample_positions(run, streams, skipped)
         undone.append((number, positions, range(returned, reached)))
         skipped = (*skipped, *positions.joined(returned, reached))
-        attempt = claim(run.store, owner=Owner.here(0.0))
+        attempt = claim(run.store, owner=Owner.for_this_process(0.0))
         spans = tuple((span.phase, span.epoch, span.start, span.stop) for span in skipped)
-        record(run.store, _rewind(attempt, returned, reached, spans), attempt)
+        record_rewind(run.store, _rewind(attempt, returned, reached, spans), attempt)
     (document,) = documents_of(run, 1, seed=4)
     expected = set(
         scanned(run, document, sample_positions(run, streams, skipped), range(run.recipe.total_steps))
@@ -127,8 +127,8 @@ def test_rows_of_steps_that_a_run_went_back_from(run: Run) -> None:
 
 
 def test_a_record_of_a_rewind_that_is_not_of_this_data(run: Run) -> None:
-    attempt = claim(run.store, owner=Owner.here(0.0))
-    record(run.store, _rewind(attempt, 3, 6, ((0, 0, 1, 2),)), attempt)
+    attempt = claim(run.store, owner=Owner.for_this_process(0.0))
+    record_rewind(run.store, _rewind(attempt, 3, 6, ((0, 0, 1, 2),)), attempt)
     with pytest.raises(RunError, match=rf"\battempt {attempt.number}\b.*\b3 to 6\b"):
         exposures(run, documents_of(run, 1, seed=1))
 
@@ -169,7 +169,7 @@ def _accept(run: Run, step: int) -> Run:
         now=datetime(2026, 5, 1, tzinfo=UTC),
         without_removed=True,
     )
-    settle_removals(told, claim(run.store, owner=Owner.here(0.0)), step, Alone())
+    settle_removals(told, claim(run.store, owner=Owner.for_this_process(0.0)), step, Alone())
     return open_run(run.uri)
 
 

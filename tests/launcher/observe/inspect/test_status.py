@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from checkpoints.attempt import Attempt, Owner, claim, end_all
+from checkpoints.attempt import Attempt, Owner, claim, end_newest_attempt
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName
 from checkpoints.save import Saver
@@ -31,7 +31,7 @@ NODE = Owner(host="node7", processes="another machine", pid=12, started=6_033_44
 
 def begin(store: Store, now: float, owner: Owner = NODE) -> tuple[Attempt, RunLog]:
     attempt = claim(store, owner=owner, clock=lambda: now)
-    attempt.beat(now)
+    attempt.write_heartbeat(now)
     return attempt, RunLog(store, attempt.number, 1000.0)
 
 
@@ -77,7 +77,7 @@ def test_a_run_that_runs(run: str) -> None:
     journal.metric(evaluation_record(7, {"loss": 4.0, "mlm_loss": 4.0, "mlm_accuracy": 0.2}))
     assert journal.flush(WAIT_S)
     save(attempt, 6, NOW + 20)
-    attempt.beat(NOW + 40)
+    attempt.write_heartbeat(NOW + 40)
     silent_for(run, 10)
     found, text = said(run, NOW + 50)
     assert (found.state, found.host, found.pid, found.attempt) == ("running", "node7", 12, 1)
@@ -137,7 +137,7 @@ def test_a_request_to_stop_is_shown_until_it_has_stopped(run: str) -> None:
     assert found.stop_requested == "ann@desk"
     assert re.search(r"\bstop by ann@desk\b", text)
     operator_event(store, "stop", NOW + 4, step=0, reason="stop requested by ann@desk")
-    end_all(store, NODE, NOW + 4)
+    end_newest_attempt(store, NODE, NOW + 4)
     found, text = said(run, NOW + 5)
     assert (found.state, found.stop_requested) == ("stopped", None)
     assert re.search(r"\bstopped: .*\bann@desk\b", text)
@@ -169,7 +169,7 @@ def test_interruptions_and_goodput(run: str) -> None:
     journal.event("resume", NOW + 42, step=6, attempt_of=1)
     train(journal, 6, 14)
     operator_event(store, "end", NOW + 60, step=14)
-    end_all(store, NODE, NOW + 60)
+    end_newest_attempt(store, NODE, NOW + 60)
     found, text = said(run, NOW + 100)
     assert (found.state, found.step, found.repeated_steps) == ("finished", 14, 2)
     assert found.interruptions is not None
@@ -185,11 +185,11 @@ def test_the_reason_of_a_failure_is_told_until_the_next_start(run: str) -> None:
     store = open_run(run).store
     begin(store, NOW)
     operator_event(store, "failed", NOW + 3, reason="the disk is full")
-    end_all(store, NODE, NOW + 3)
+    end_newest_attempt(store, NODE, NOW + 3)
     assert "failed: the disk is full" in said(run, NOW + 9)[1]
     begin(store, NOW + 10)
     assert said(run, NOW + 11)[0].state == "running"
-    end_all(store, NODE, NOW + 12)
+    end_newest_attempt(store, NODE, NOW + 12)
     assert said(run, NOW + 13)[0].state == "stopped", "the reason was the start's before"
 
 

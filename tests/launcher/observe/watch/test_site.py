@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.store.base import TEMPORARY, Store
+from data_service.store.base import TEMP_PREFIX, Store
 from data_service.store.open import open_store
 from launcher.errors import OptionError
 from launcher.observe.inspect.report.page import draw_page
@@ -149,7 +149,7 @@ def without_times(html: str) -> str:
 
 def contents(folder: Path) -> dict[Path, bytes]:
     """All files but those that tell a reader, for a moment, what time it is for the file system."""
-    files = (path for path in folder.rglob("*") if not path.name.startswith(TEMPORARY))
+    files = (path for path in folder.rglob("*") if not path.name.startswith(TEMP_PREFIX))
     return {path: path.read_bytes() for path in files if path.is_file()}
 
 

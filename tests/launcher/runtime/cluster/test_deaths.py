@@ -56,7 +56,7 @@ def test_a_driver_that_died_without_a_word_is_counted(tmp_path: Path) -> None:
     second = claim(store)  # the first has left no word
     (death,) = of_command(second, committed=40, now=1e9, note=silence)
     assert (death.kind, death.step, death.committed, death.node) == ("silent", 40, 40, None)
-    second.end(1e9)
+    second.record_end(1e9)
     third = claim(store)
     assert of_command(third, committed=40, now=1e9, note=silence) == [death]
     assert read_deaths(store, silence) == [death]

@@ -27,7 +27,7 @@ def within(seconds: float, holds: object) -> bool:
 
 
 def test_attempts_of_its_own_follow_each_other(tmp_path: Path) -> None:
-    store, owner = FaultyStore(tmp_path / "run"), Owner.here(time.time())
+    store, owner = FaultyStore(tmp_path / "run"), Owner.for_this_process(time.time())
     tenure = RunClaim(claim(store, owner=owner), owner, look_s=0.01)
     assert [tenure.next().number for _ in range(3)] == [1, 2, 3]
     assert within(10, lambda: store.size("attempts/000003.heartbeat.json") is not None)
@@ -37,7 +37,7 @@ def test_attempts_of_its_own_follow_each_other(tmp_path: Path) -> None:
 
 def test_a_successor_is_noticed_even_after_an_outage(tmp_path: Path) -> None:
     """A15: not only at the next commit."""
-    store, owner = FaultyStore(tmp_path / "run"), Owner.here(time.time())
+    store, owner = FaultyStore(tmp_path / "run"), Owner.for_this_process(time.time())
     tenure = RunClaim(claim(store, owner=owner), owner, look_s=0.01)
     tenure.next()
     seize(store, 2)
@@ -45,14 +45,14 @@ def test_a_successor_is_noticed_even_after_an_outage(tmp_path: Path) -> None:
     time.sleep(0.05)  # some looks, none of which says anything
     set_fault(store, None)
     assert within(10, lambda: tenure.taken)
-    Attempt(store, 2).beat(time.time())
+    Attempt(store, 2).write_heartbeat(time.time())
     with pytest.raises(RunIsActive):
         tenure.next()
     tenure.close(10)
 
 
 def test_a_claim_in_an_outage_can_be_asked_again(tmp_path: Path) -> None:
-    store, owner = FaultyStore(tmp_path / "run"), Owner.here(time.time())
+    store, owner = FaultyStore(tmp_path / "run"), Owner.for_this_process(time.time())
     tenure = RunClaim(claim(store, owner=owner), owner)
     assert tenure.next().number == 1, "the driver has claimed it: no store is needed"
     set_fault(store, "down")
@@ -65,7 +65,7 @@ def test_a_claim_in_an_outage_can_be_asked_again(tmp_path: Path) -> None:
 
 
 def test_a_store_that_hangs_holds_up_no_end(tmp_path: Path) -> None:
-    store, owner = FaultyStore(tmp_path / "run"), Owner.here(time.time())
+    store, owner = FaultyStore(tmp_path / "run"), Owner.for_this_process(time.time())
     attempt = claim(store, owner=owner)
     set_fault(store, "hangs")
     tenure = RunClaim(attempt, owner)

@@ -12,7 +12,7 @@ from checkpoints.attempt import claim
 from checkpoints.errors import CheckpointError, SaveFailed
 from checkpoints.gather import Peers
 from checkpoints.layout import CheckpointName
-from checkpoints.listing import committed
+from checkpoints.listing import list_committed
 from data_service.store.base import Store
 from data_service.store.errors import TRANSIENT, CredentialsExpired, OutOfSpace, StoreError, StoreUnavailable
 from data_service.store.open import open_store
@@ -82,7 +82,7 @@ def test_a_long_last_upload_shows_progress_on_every_rank(store: Store) -> None:
         keeper.finish(engine, state_at(3), Carried())  # type: ignore[arg-type]
 
     on_threads(2, work)
-    assert committed(store) == [CheckpointName(1, 3)]
+    assert list_committed(store) == [CheckpointName(1, 3)]
     for link in links.values():
         assert {(step, doing) for step, doing, _ in link.beats} <= {(3, "saving"), (3, "tidying")}
         assert link.beats[0] == (3, "saving", 0)
@@ -100,7 +100,7 @@ def test_so_does_the_wait_for_a_save_that_was_under_way(store: Store) -> None:
     keeper = keeper_of(_Uploading(store, slow), attempt, link)  # type: ignore[arg-type]
     keeper.begin(Engine(), state_at(3))  # type: ignore[arg-type]
     keeper.finish(Engine(), state_at(4), Carried())  # type: ignore[arg-type]
-    assert committed(store) == [CheckpointName(1, 4), CheckpointName(1, 3)]
+    assert list_committed(store) == [CheckpointName(1, 4), CheckpointName(1, 3)]
     assert store.size(BEGAN) is not None
 
 
@@ -142,7 +142,7 @@ def test_a_last_save_that_fails_says_whether_it_may_be_only_the_store(
         return str(caught.value)
 
     assert len(set(on_threads(2, work))) == 1
-    assert committed(store) == [CheckpointName(1, 3)]
+    assert list_committed(store) == [CheckpointName(1, 3)]
 
 
 def test_a_store_that_fails_after_a_commit_costs_no_rank(store: Store) -> None:
@@ -162,4 +162,4 @@ def test_a_store_that_fails_after_a_commit_costs_no_rank(store: Store) -> None:
         keeper.begin(Engine(), state_at(step))  # type: ignore[arg-type]
         keeper.commit()
     keeper.finish(Engine(), state_at(6), Carried())  # type: ignore[arg-type]
-    assert committed(store) == [CheckpointName(1, 6), CheckpointName(1, 3)]
+    assert list_committed(store) == [CheckpointName(1, 6), CheckpointName(1, 3)]

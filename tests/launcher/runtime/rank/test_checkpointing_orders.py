@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from checkpoints.attempt import claim
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest, CheckpointName
-from checkpoints.listing import Rewind, committed, on, record, rewinds, rows
+from checkpoints.listing import (
+    Rewind,
+    checkpoint_rows,
+    is_on_lineage,
+    list_committed,
+    read_rewinds,
+    record_rewind,
+)
 from checkpoints.load import Reader
 from checkpoints.newest import newest_good
 from data_service.store.base import Store
@@ -88,14 +95,14 @@ class _Run:
     def rewind(self, back: int) -> None:
         """To one of the newest checkpoints of the history, as `SpikeGuard` chooses them."""
         past = self._resumed.lineage if self._resumed else ()
-        own = [mark for mark in committed(self.store) if mark.attempt == self._attempt.number]
-        history = own + [mark for mark in committed(self.store) if on(past, mark)]
+        own = [mark for mark in list_committed(self.store) if mark.attempt == self._attempt.number]
+        history = own + [mark for mark in list_committed(self.store) if is_on_lineage(past, mark)]
         if not self._running or not history:
             return
         to = history[min(back, len(history)) - 1]
         number, step = self._attempt.number, self._state.step
         rewind = Rewind(attempt=number, to=to, began=step, reached=step + 1, cause="test", skips=())
-        record(self.store, rewind, self._attempt)
+        record_rewind(self.store, rewind, self._attempt)
         self.expected, self._running = to.step, False
 
     def check(self) -> None:
@@ -107,7 +114,7 @@ class _Run:
         assert good is not None
         assert good.passed_over == ()
         assert good.manifest.step == self.expected
-        assert on(good.manifest.lineage, good.manifest.mark)
+        assert is_on_lineage(good.manifest.lineage, good.manifest.mark)
         assert_holds(self.store, good.manifest, random_state(self.expected))
         self._check_memory(good.manifest)
 
@@ -146,11 +153,11 @@ def test_a_checkpoint_before_the_first_step_is_on_its_history(
     run._keeper.begin(engine, TrainState())  # type: ignore[arg-type]
     run._keeper.commit()
     run.kill(0)
-    assert [(row.step, row.abandoned) for row in rows(store)] == [(0, False)]
+    assert [(row.step, row.abandoned) for row in checkpoint_rows(store)] == [(0, False)]
     run.expected = 0
     run.start(0)
     run.steps(2)
     run.stop(0)
     run.check()
-    assert committed(store) == [CheckpointName(2, 2)]
-    assert rewinds(store) == []
+    assert list_committed(store) == [CheckpointName(2, 2)]
+    assert read_rewinds(store) == []

@@ -9,7 +9,7 @@ import pytest
 
 from checkpoints.attempt import claim
 from checkpoints.gather import Alone
-from checkpoints.listing import committed
+from checkpoints.listing import list_committed
 from checkpoints.memory_slots import Slot
 from encoder_core.train.state import TrainState
 from encoder_core.train.xlnet_memory import Carried
@@ -82,7 +82,7 @@ def test_a_machine_without_memory_is_on_record_once(
     made: tuple[MemoryCopies, Node, Line], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies, node, line = made
-    monkeypatch.setattr("checkpoints.memory_slots.LEFT", 1.0)
+    monkeypatch.setattr("checkpoints.memory_slots.FREE_SHARE", 1.0)
     assert copies.due(3)
     assert copy(copies, 3) is None
     assert line.events == [("memory_failed", 3)]
@@ -99,7 +99,7 @@ def test_a_state_that_not_all_ranks_can_hand_over_is_saved(inputs: Path, full: i
     ended = run_group(run, 2, stop_at=7, full=full)
     assert ended.codes == [0, 0], ended.output
     assert "memory_failed" in ended.output
-    assert committed(open_run(run).store)[0].step == 7
+    assert list_committed(open_run(run).store)[0].step == 7
 
 
 def test_a_partner_without_memory_is_on_record_once_and_copies_go_on(
@@ -112,7 +112,7 @@ def test_a_partner_without_memory_is_on_record_once_and_copies_go_on(
         assert not copies.due(step + 1), "the other node has not answered"
         newest = max(node.slots, key=lambda slot: slot.seal)
         if step == 2:
-            newest.mark_alone(False)  # it has a copy
+            newest.mark_awaits_copy(False)  # it has a copy
         else:
             newest.mark_refused()
     assert line.events == [("memory_unshared", 1)]

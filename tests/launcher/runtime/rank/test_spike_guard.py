@@ -11,7 +11,7 @@ from checkpoints.attempt import Attempt, claim
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest, CheckpointName
-from checkpoints.listing import committed, read_manifest, rewinds
+from checkpoints.listing import list_committed, read_manifest, read_rewinds
 from data_service.stream.positions import PhaseBatches, Positions
 from encoder_core.train.engine import Update
 from encoder_core.train.exchange import Control, Signals
@@ -103,15 +103,15 @@ def test_it_goes_back_on_record(run: Run) -> None:
         make_step(guard, step, math.nan, math.nan)
     with pytest.raises(Rewound, match=r"\bfinite: .*\bstep 15 .*\bstep 8\b"):
         make_step(guard, 14, math.nan, math.nan)
-    (rewind,) = rewinds(run.store)
+    (rewind,) = read_rewinds(run.store)
     assert (rewind.attempt, rewind.to, rewind.began, rewind.reached) == (1, CheckpointName(1, 8), 12, 15)
     assert rewind.skips == ((0, 0, 80, 95), (0, 1, 0, 55)), "steps 8 to 15, across the end of an epoch"
-    assert committed(run.store) == [CheckpointName(1, 8), CheckpointName(1, 4)]
+    assert list_committed(run.store) == [CheckpointName(1, 8), CheckpointName(1, 4)]
     guard.journal.close()
     (event,) = (event for event in read_history(run.store).events if event["kind"] == "rewind")
     assert (event["step"], event["to"], event["samples"]) == (15, 8, 70)
 
-    attempt.end(0.0)
+    attempt.record_end(0.0)
     again = guard_of(run, claim(run.store), read_manifest(run.store, CheckpointName(1, 8)))
     assert [(r.start, r.stop) for r in again.positions.ranges(8)] == [(55, 65)], "what follows moves up"
     assert again.state()["skips"] == [[0, 0, 80, 95], [0, 1, 0, 55]]
@@ -126,16 +126,16 @@ def test_the_second_time_in_a_row_it_ends_but_goes_back_all_the_same(run: Run) -
         calm(guard, 4, 9)
         with pytest.raises(reason):
             go_bad(guard, 9, 12)
-        attempt.end(0.0)
-    assert [rewind.to for rewind in rewinds(run.store)] == [CheckpointName(1, 4)] * 2
-    assert rewinds(run.store)[1].skips == ((0, 0, 40, 95), (0, 1, 0, 25), (0, 1, 25, 95), (0, 2, 0, 10))
+        attempt.record_end(0.0)
+    assert [rewind.to for rewind in read_rewinds(run.store)] == [CheckpointName(1, 4)] * 2
+    assert read_rewinds(run.store)[1].skips == ((0, 0, 40, 95), (0, 1, 0, 25), (0, 1, 25, 95), (0, 2, 0, 10))
 
 
 def test_with_nothing_to_go_back_to_it_ends(run: Run) -> None:
     guard = guard_of(run, claim(run.store))
     with pytest.raises(RunError, match=r"\bcheckpoint\b.*\b3\b"):
         go_bad(guard, 0, 3)
-    assert rewinds(run.store) == []
+    assert read_rewinds(run.store) == []
 
 
 def test_a_zombie_goes_back_for_nobody(run: Run) -> None:
@@ -143,11 +143,11 @@ def test_a_zombie_goes_back_for_nobody(run: Run) -> None:
     commit_steps(run.store, attempt, 4)
     guard = guard_of(run, attempt)
     calm(guard, 0, 8)
-    attempt.end(0.0)
+    attempt.record_end(0.0)
     claim(run.store)
     with pytest.raises(CheckpointError, match=r"\battempt 2\b"):
         go_bad(guard, 8, 11)
-    assert rewinds(run.store) == []
+    assert read_rewinds(run.store) == []
 
 
 def test_the_way_back_stays_where_it_was_while_a_spike_lasts(run: Run) -> None:
@@ -163,7 +163,7 @@ def test_checkpoints_of_other_lines_of_the_run_do_not_count(run: Run) -> None:
     """The first attempt got to step 8, but its checkpoint was damaged; the second went on from step 4."""
     first = claim(run.store)
     commit_steps(run.store, first, 4, 8)
-    first.end(0.0)
+    first.record_end(0.0)
     guard = guard_of(run, claim(run.store), read_manifest(run.store, CheckpointName(1, 4)))
     calm(guard, 4, 12)
     with pytest.raises(Rewound, match="to step 4"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName
-from checkpoints.listing import Rewind, read_manifest, record
+from checkpoints.listing import Rewind, read_manifest, record_rewind
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
@@ -33,7 +33,7 @@ class Writer:
 
     def __init__(self, store: Store, resumed: CheckpointName | None = None) -> None:
         self.store = store
-        self.attempt = claim(store, owner=Owner.here(0.0))
+        self.attempt = claim(store, owner=Owner.for_this_process(0.0))
         self.saver = Saver(
             store, self.attempt, Alone(), resumed=read_manifest(store, resumed) if resumed else None
         )
@@ -114,7 +114,9 @@ def test_going_back_is_told_at_once(store: Store) -> None:
     first.train(9).flush().commit()
     follower = LineageFollower(store)
     told(follower)
-    record(store, Rewind(attempt=1, to=mark, began=7, reached=9, cause="loss", skips=()), first.attempt)
+    record_rewind(
+        store, Rewind(attempt=1, to=mark, began=7, reached=9, cause="loss", skips=()), first.attempt
+    )
     assert told(follower) == (4, [])
     assert told(follower) == (None, [])
     Writer(store, mark).train(6).flush().commit()
@@ -127,7 +129,9 @@ def test_going_back_that_nobody_saw_is_told_with_what_follows(store: Store) -> N
     first.train(9).flush().commit()
     follower = LineageFollower(store)
     told(follower)
-    record(store, Rewind(attempt=1, to=mark, began=7, reached=9, cause="loss", skips=()), first.attempt)
+    record_rewind(
+        store, Rewind(attempt=1, to=mark, began=7, reached=9, cause="loss", skips=()), first.attempt
+    )
     Writer(store, mark).train(6).flush().commit()
     assert told(follower) == (4, [("step", 4, 2), ("step", 5, 2), ("eval", 6, 2)])
 
@@ -170,7 +174,7 @@ def test_events_come_once_and_an_idle_look_lists_nothing(
     operator_event(store, "stop_requested", 1.0, by="somebody", of=0)
     everything, later = EventFollower(store, past=True), EventFollower(store)
     for number in range(2):
-        attempt = claim(store, owner=Owner.here(0.0)).number
+        attempt = claim(store, owner=Owner.for_this_process(0.0)).number
         events = "".join(
             json.dumps({"kind": kind, "time": 10.0 * attempt + number, "attempt": attempt}) + "\n"
             for kind in ("start", "commit")
@@ -184,7 +188,7 @@ def test_events_come_once_and_an_idle_look_lists_nothing(
 
 def test_an_event_of_a_newer_version_is_told_behind_what_was_read_before(store: Store) -> None:
     follower = EventFollower(store, past=True)
-    attempt = claim(store, owner=Owner.here(0.0)).number
+    attempt = claim(store, owner=Owner.for_this_process(0.0)).number
     for segment, kind in enumerate(("start", "commit", "resume")):
         event = {"kind": kind, "time": float(segment), "attempt": attempt} | (
             {"format": 2} if kind == "commit" else {}
@@ -234,7 +238,7 @@ def test_whenever_one_looks_what_was_returned_is_the_committed_lineage(
         elif act == "go back" and len(marks) > 1:
             marks = marks[: data.draw(st.integers(1, len(marks) - 1))]
             back = Rewind(attempt=writer.attempt.number, to=marks[-1], began=0, reached=0, cause="", skips=())
-            record(store, back, Attempt(store, writer.attempt.number))
+            record_rewind(store, back, Attempt(store, writer.attempt.number))
             writer = Writer(store, marks[-1])
     while (found := told(follower, 5)) != (None, []):
         apply(kept, *found)

@@ -11,8 +11,8 @@ import pytest
 from checkpoints.attempt import Attempt
 from checkpoints.errors import CheckpointError, DamagedCheckpoint
 from checkpoints.layout import CheckpointName
-from checkpoints.listing import Rewind, committed, read_manifest, record, skips
-from checkpoints.verify import BEFORE, verify_all
+from checkpoints.listing import Rewind, list_committed, read_manifest, record_rewind, skipped_ranges
+from checkpoints.verify import COPIED_ATTEMPT, verify_all
 from data_service.stream.stream import Stream
 from launcher.errors import RunChanged, RunError
 from launcher.observe.inspect.show import find_sample
@@ -157,15 +157,15 @@ def test_what_the_run_leaves_out_the_fork_leaves_out(source: str, tmp_path: Path
     back = Rewind(
         attempt=3, to=CheckpointName(1, STEP), began=11, reached=14, cause="a spike", skips=left_out
     )
-    record(store, back, Attempt(store, 3))
+    record_rewind(store, back, Attempt(store, 3))
     for name, settings, expected in (("same", (), left_out), ("other", ("seed=5",), ())):
         forked = make(str(copy), tmp_path / name, *settings, step=None)
         assert forked.step == STEP
-        manifest = read_manifest(forked.run.store, CheckpointName(BEFORE, STEP))
-        assert skips(manifest, []) == expected
+        manifest = read_manifest(forked.run.store, CheckpointName(COPIED_ATTEMPT, STEP))
+        assert skipped_ranges(manifest, []) == expected
         assert (RECENT in manifest.state) == (name == "same"), "losses on other data are no measure"
         again = make(forked.run.uri, tmp_path / f"{name}-again", "seed=6", step=None)
-        assert skips(read_manifest(again.run.store, CheckpointName(BEFORE, STEP)), []) == ()
+        assert skipped_ranges(read_manifest(again.run.store, CheckpointName(COPIED_ATTEMPT, STEP)), []) == ()
 
 
 @pytest.mark.parametrize(
@@ -250,14 +250,14 @@ def test_a_run_is_never_overwritten(source: str, tmp_path: Path) -> None:
 def test_an_interrupted_fork_can_be_repeated(source: str, tmp_path: Path) -> None:
     forked = make(source, tmp_path / "fork")
     store = forked.run.store
-    for key in (RECORD, CheckpointName(BEFORE, STEP).manifest):
+    for key in (RECORD, CheckpointName(COPIED_ATTEMPT, STEP).manifest):
         store.delete(key)
         assert make(source, tmp_path / "fork").run.record == forked.run.record
         store.delete(RECORD)
     with pytest.raises(RunError, match=r"\banother\b.*\bcheckpoint\b"):
         make(source, tmp_path / "fork", step=12)
     make(source, tmp_path / "fork")
-    assert committed(store) == [CheckpointName(BEFORE, STEP)]
+    assert list_committed(store) == [CheckpointName(COPIED_ATTEMPT, STEP)]
     assert [report.problems for report in verify_all(store)] == [()]
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_service.printable import shell_word
-from data_service.service.gauges import gauge
+from data_service.service.gauges import make_gauge
 from data_service.store.errors import BadUri
 from data_service.store.open import open_store
 from launcher.errors import RunError
@@ -81,4 +81,4 @@ def test_a_copied_word_means_the_same_path(name: str) -> None:
 
 @given(names)
 def test_a_gauge_takes_any_name(name: str) -> None:
-    gauge("named", "A test's.", {"run": name}).set(1.0)
+    make_gauge("named", "A test's.", {"run": name}).set(1.0)

@@ -15,7 +15,7 @@ import pytest
 
 from checkpoints.hf.folder import publish
 from checkpoints.layout import CheckpointName, sealed, unsealed
-from checkpoints.ownership import StopRequest, stop_requested
+from checkpoints.ownership import StopRequest, find_stop_request
 from data_service.errors import CorpusError
 from data_service.samples.similar_words import dump_similar_words, parse_similar_words
 from data_service.store.base import digest
@@ -225,4 +225,4 @@ def test_a_table_of_similar_words_and_a_request_to_stop(tmp_path: Path) -> None:
     LocalStore(tmp_path).put(
         "attempts/stop.json", _object(request.model_dump_json().encode(), random.Random(1))
     )
-    assert stop_requested(LocalStore(tmp_path), 1) is None
+    assert find_stop_request(LocalStore(tmp_path), 1) is None

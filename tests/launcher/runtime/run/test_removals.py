@@ -58,7 +58,7 @@ def again(run: Run, *, without_removed: bool = False) -> Run:
 
 def resume(run: Run, step: int) -> Run:
     """What the ranks of a start that resumes at `step` go on with."""
-    return settle_removals(run, claim(run.store, owner=Owner.here(0.0)), step, Alone())[0]
+    return settle_removals(run, claim(run.store, owner=Owner.for_this_process(0.0)), step, Alone())[0]
 
 
 def test_a_run_that_is_made_afterwards_reads_its_state_for_ever(folder: Path) -> None:
@@ -134,7 +134,7 @@ def test_every_step_has_the_state_that_was_read(
         newest += draw.randrange(2)
         step = draw.randint(0, reached)
         wanted: CorpusStates = {"text": f"state {newest}"} if newest else {}
-        attempt = claim(store, owner=Owner.here(0.0))
+        attempt = claim(store, owner=Owner.for_this_process(0.0))
         run = replace(untrained, store=store, wanted=wanted)
         settled, added = settle_removals(run, attempt, step, Alone())
         read[step:] = [wanted.get("text", "")] * (most - step)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.attempt import Attempt, Owner, claim, end_all
-from checkpoints.ownership import presence, stop_requested
+from checkpoints.attempt import Attempt, Owner, claim, end_newest_attempt
+from checkpoints.ownership import find_stop_request, read_presence
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.exit_codes import REPEAT, STOPPED
@@ -71,12 +71,12 @@ def test_it_reaches_the_ranks_started_again_meanwhile(store: Store) -> None:
 def test_a_later_start_is_not_stopped_by_it(store: Store) -> None:
     first = started(store)
     assert run_stop.stop(store, NOW + 5).asked
-    assert stop_requested(store, first.number) is not None
-    end_all(store, ELSEWHERE, NOW + 6)
+    assert find_stop_request(store, first.number) is not None
+    end_newest_attempt(store, ELSEWHERE, NOW + 6)
     second = started(store)
-    assert stop_requested(store, second.number) is None
+    assert find_stop_request(store, second.number) is None
     assert run_stop.stop(store, NOW + 7).asked
-    assert stop_requested(store, second.number) is not None
+    assert find_stop_request(store, second.number) is not None
 
 
 @pytest.mark.parametrize("how", ["never started", "ended", "silent"])
@@ -84,7 +84,7 @@ def test_where_nothing_runs_nothing_is_asked(store: Store, how: str) -> None:
     if how != "never started":
         started(store)
     if how == "ended":
-        end_all(store, ELSEWHERE, NOW + 1)
+        end_newest_attempt(store, ELSEWHERE, NOW + 1)
     if how == "silent":
         silent_for(store.uri, 61)
     before = [entry.key for entry in store.list()]
@@ -95,13 +95,13 @@ def test_where_nothing_runs_nothing_is_asked(store: Store, how: str) -> None:
 
 
 def test_a_process_of_this_machine_is_known_to_be_gone_at_once(store: Store) -> None:
-    gone = Owner.here(NOW).model_copy(update={"started": 1.0})
+    gone = Owner.for_this_process(NOW).model_copy(update={"started": 1.0})
     started(store, gone)
-    found = presence(store, NOW)
+    found = read_presence(store, NOW)
     assert found is not None
     assert found.state == "dead"
     claim(store)
-    found = presence(store, NOW)
+    found = read_presence(store, NOW)
     assert found is not None
     assert found.state == "running"
 
@@ -118,7 +118,7 @@ def test_waiting_ends_with_the_command(store: Store) -> None:
         if now == NOW + 3:
             started(store)
         if now == NOW + 4:
-            end_all(store, ELSEWHERE, now)
+            end_newest_attempt(store, ELSEWHERE, now)
         return now
 
     found = run_stop.wait(store, asked, clock, poll_s=0.0)
