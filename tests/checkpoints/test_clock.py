@@ -127,7 +127,7 @@ import time, psutil
 from checkpoints.attempt import claim
 from checkpoints.errors import RunIsActive
 from checkpoints.ownership import read_presence
-print(int(time.time()), int(psutil.boot_time()), presence(STORE, time.time()).state)
+print(int(time.time()), int(psutil.boot_time()), read_presence(STORE, time.time()).state)
 try:
     print(claim(STORE).number)
 except RunIsActive:

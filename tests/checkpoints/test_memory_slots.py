@@ -80,9 +80,8 @@ def test_the_newest_step_that_all_ranks_wrote_is_read_bit_for_bit(data: st.DataO
     manifest = manifest_of(sets)
     assert (manifest.step, manifest.world_size, manifest.state) == (expected, world, {"step": expected})
     views = {rank: memoryview(offer.place.data) for rank, offer in enumerate(found)}
-    reader = MemoryReader(
-        manifest, {r: lambda a, b, v=v: v[HEADER_BYTES + a : HEADER_BYTES + b] for r, v in views.items()}
-    )  # type: ignore[misc]
+    bodies = {rank: view[HEADER_BYTES:] for rank, view in views.items()}
+    reader = MemoryReader(manifest, {r: lambda a, b, v=v: v[a:b] for r, v in bodies.items()})  # type: ignore[misc]
     for name, kinds in random_state(expected).items():
         for kind, tensor in kinds.items():
             size = tensor.numel()
@@ -113,7 +112,7 @@ print(*(slot.descriptor for slot in slots), flush=True)
 for step in range(1_000_000):
     slot = slots[step % 2]
     slot.begin_set()
-    torch.frombuffer(slot.data, dtype=torch.float32, offset=HEAD, count={COUNT}).fill_(step % 1000)
+    torch.frombuffer(slot.data, dtype=torch.float32, offset=HEADER_BYTES, count={COUNT}).fill_(step % 1000)
     told = SlotDescription(recipe="r", attempt=1, step=step, rank=0, world=1, pieces=())
     slot.complete_set(step, {4 * COUNT}, told.model_dump_json().encode())
     if step == 1:

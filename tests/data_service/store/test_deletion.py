@@ -18,7 +18,7 @@ _REFUSED = (
 
 @pytest.fixture
 def store(s3: S3Server, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> S3Store:
-    monkeypatch.setattr(s3_store, "DELETED", 10)
+    monkeypatch.setattr(s3_store, "MAX_DELETIONS", 10)
     store = open_store(f"s3://{s3.new_bucket()}/some", patience_s=20)
     assert isinstance(store, S3Store)
     for key in (*KEYS, "b"):

@@ -42,7 +42,7 @@ class Clock:
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
     shown = Shown()
-    monkeypatch.setattr(gauges, "gauge", shown.gauge)
+    monkeypatch.setattr(gauges, "make_gauge", shown.gauge)
     return shown
 
 
