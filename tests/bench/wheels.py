@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 from program import BenchError, note, run
@@ -37,6 +39,8 @@ PYTHONS, MACHINES = ("3.11", "3.12", "3.13"), ("x86_64", "aarch64")
 GLIBC = 28  # the oldest 2.x that torch's wheels take
 SOURCES = ("deepspeed", "jieba", "seqeval")
 """The index holds these as source only, without anything to compile."""
+CUDAS = ("nvidia-", "cuda-")
+"""How the names of what torch's CUDA wheel brings begin."""
 SHOWN = (
     "torch",
     "triton",
@@ -184,14 +188,26 @@ def resolve(place: Place, arguments: Sequence[str], folder: Path) -> Resolved:
     )
 
 
-def required(found: Resolved, name: str, by: str) -> str | None:
-    """The one release of `name` that `by` requires at this place; None if it requires none."""
+def lock(torch: str) -> dict[str, str]:
+    """The lock's versions with any torch of `tested.yaml`, by normalised name. Which libraries of CUDA another one than
+    the lock's brings is left to pip."""
+    (tested,) = (one for one in yaml.safe_load(TESTED.read_text("utf-8"))["torch"] if one["release"] == torch)
+    if torch == pins()["torch"]:
+        return pins()
+    kept = {name: version for name, version in pins().items() if not name.startswith(CUDAS)}
+    return (
+        kept
+        | {name: tested[name] for name in ("triton", "transformers") if name in tested}
+        | {"torch": torch}
+    )
+
+
+def required(found: Resolved, name: str, by: str) -> SpecifierSet | None:
+    """The releases of `name` that `by` requires at this place; None if it requires none."""
     for requirement in map(Requirement, found.requires[by]):
         marker = requirement.marker
         if requirement.name == name and (marker is None or marker.evaluate(found.place.markers)):
-            (only,) = requirement.specifier
-            assert only.operator == "==", requirement
-            return only.version
+            return requirement.specifier
     return None
 
 

@@ -4,11 +4,14 @@ Nothing stops at the first damage: each problem is named by the place where it l
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any
 
+from checkpoints.errors import CheckpointError
 from checkpoints.layout import ROOT, CheckpointName
+from checkpoints.listing import list_committed, read_manifest
 from data_service.store.base import Store, parallel_map
 from data_service.store.errors import KeyMissing, Truncated
 from data_service.store.open import open_store
@@ -24,6 +27,7 @@ from launcher.after.certificate.chain import (
 )
 from launcher.after.certificate.signature import SIGNATURE, check_signature
 from launcher.progress import BYTES, work
+from launcher.runtime.preflight.releases import torch_change
 from launcher.runtime.run.segments import EVENTS, METRICS, DamagedPack, Pack, read, segment_prefix, stored
 
 _NEVER_CHANGED = (f"{METRICS}/", f"{EVENTS}/", "attempts/", ROOT, "removals/", "tokenizers/")
@@ -34,7 +38,7 @@ _APART = (".heartbeat", ".jsonl")  # the latter are segments of logs, hashed as 
 @dataclass
 class Examination:
     """What a run keeps, compared with its certificate. `problems`: places (URIs), and what is wrong there; `notes`:
-    what differs and may, as new records and commits that are no longer kept."""
+    what differs and may, as new records and commits that are no longer kept, and where torch was changed."""
 
     contents: dict[str, Digests]
     problems: list[tuple[str, str]] = field(default_factory=list)
@@ -100,9 +104,20 @@ def examine(uri: str, certificate: Certificate | None, *, may_change: bool = Fal
         else:
             found.problems += changes
     found.notes += [f"the commit of step {mark.step} is no longer kept" for mark in sorted(deleted)]
+    found.notes += _torch_changes(store)
     if new := sum(len(found.contents[what]) > len(known.get(what, ())) for what in found.contents):
         found.notes.append(f"{new:,} files and logs are new or longer since the certificate")
     return found
+
+
+def _torch_changes(store: Store) -> Iterator[str]:
+    """Yield a line for each change of torch between checkpoints that are kept. A damaged manifest ends this: that it is
+    damaged is found by its digest."""
+    with suppress(CheckpointError):
+        kept = [(mark.step, read_manifest(store, mark).versions) for mark in reversed(list_committed(store))]
+        for (step, before), (_, after) in pairwise(kept):
+            if change := torch_change(before.get("torch", ""), after.get("torch", "")):
+                yield f"after step {step:,}: {change}"
 
 
 def _changes(what: str, then: Digests, now: Digests) -> Iterator[str]:

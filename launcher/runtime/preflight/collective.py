@@ -33,6 +33,7 @@ from launcher.runtime.preflight import findings
 from launcher.runtime.preflight.findings import Finding, RankSums, Verdict, Wrong, worst
 from launcher.runtime.preflight.measure import PreflightSubject, examine
 from launcher.runtime.preflight.network import line_rate
+from launcher.runtime.preflight.releases import triton_release
 
 _LIBRARIES = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "safetensors")
 _ROOT = Path(__file__).parents[3]
@@ -40,15 +41,16 @@ _PACKAGES = ("encoder_core", "data_service", "checkpoints", "launcher")
 
 
 def installed() -> dict[str, str]:
-    """Return the versions of Python, Maskfleet and the libraries that compute, by name; with those of CUDA and NCCL if
-    there are GPUs."""
+    """Return the versions of Python, Maskfleet and the libraries that compute, by name; with those of CUDA, NCCL and
+    Triton if there are GPUs."""
     gpu = torch.cuda.is_available()
-    return loaded_versions() | ({"CUDA": str(torch.version.cuda), "NCCL": _nccl()} if gpu else {})
+    own = {"CUDA": str(torch.version.cuda), "NCCL": _nccl(), "Triton": triton_release()} if gpu else {}
+    return loaded_versions() | own
 
 
 @cache
 def loaded_versions() -> dict[str, str]:
-    """Return the same without CUDA and NCCL, as it was when this process first asked: a restart on a network file
+    """Return the same without those of GPUs, as it was when this process first asked: a restart on a network file
     system should not read hundreds of files again."""
     ours = {
         "python": platform.python_version(),

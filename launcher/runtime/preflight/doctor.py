@@ -29,8 +29,10 @@ from launcher.runtime.preflight.measure import (
     temporary_disk,
 )
 from launcher.runtime.preflight.network import address_here, examine_network
+from launcher.runtime.preflight.releases import unfit_triton, untested_torch
 
 _PINS = Path(__file__).parents[3] / "infra" / "constraints.txt"
+_INSTALL = "install with infra/constraints.txt"
 _MATTERS = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "boto3", "pydantic", "safetensors")
 
 
@@ -60,20 +62,23 @@ def _python() -> Finding:
 
 
 def _versions() -> Iterator[Finding]:
-    """Compare installed versions with the pinned ones. Without the file of pins (in a wheel), all versions are
-    accepted."""
+    """Compare installed versions with the pinned ones, torch with all that were tested. Without the file of pins (in a
+    wheel), all other versions are accepted."""
     pins: dict[str, str] = {}
     if _PINS.is_file():
         pins = dict(line.split("==", 1) for line in _PINS.read_text().splitlines() if "==" in line)
     for name in _MATTERS:
         installed = metadata.version(name)
         pinned = pins.get(name, installed)
-        if installed.split("+")[0] == pinned:  # without the build's suffix, as in 2.13.0+cpu
+        if name == "torch":
+            line = untested_torch()
+            yield Finding(name, "warning" if line else "ok", line or installed, line and _INSTALL)
+        elif installed.split("+")[0] == pinned:  # without the build's suffix
             yield Finding(name, "ok", installed)
         else:
-            yield Finding(
-                name, "warning", f"{installed}, tested with {pinned}", "install with infra/constraints.txt"
-            )
+            yield Finding(name, "warning", f"{installed}, tested with {pinned}", _INSTALL)
+    if _has_cuda() and (line := unfit_triton()):
+        yield Finding("triton", "warning", line, _INSTALL)
 
 
 def _cores() -> Finding:

@@ -166,9 +166,9 @@ class CompileChoice:
     told: bool = True
 
 
-def choose(asked: Compile, gpu: str | None, *, triton: bool) -> CompileChoice:
-    """Decide whether to compile layers. `gpu`: None on a CPU. `triton`: whether Triton is installed, which compilation
-    for a GPU needs."""
+def choose(asked: Compile, gpu: str | None, *, unfit: str) -> CompileChoice:
+    """Decide whether to compile layers. `gpu`: None on a CPU. `unfit`: why Triton cannot compile for one; empty if it
+    can."""
     match asked, gpu:
         case False, _:
             return CompileChoice(False, "the recipe says so", told=False)
@@ -178,8 +178,8 @@ def choose(asked: Compile, gpu: str | None, *, triton: bool) -> CompileChoice:
             )
         case True, _:
             return CompileChoice(True, "the recipe says so")
-        case _ if not triton:
-            return CompileChoice(False, "Triton is not installed")
+        case _ if unfit:
+            return CompileChoice(False, unfit)
         case _:
             return CompileChoice(True, "a GPU, and Triton")
 

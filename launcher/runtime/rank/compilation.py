@@ -31,8 +31,8 @@ from launcher.runtime.preflight.kernels import (
     gpu_here,
     name_of,
     subject_of,
-    triton_here,
 )
+from launcher.runtime.preflight.releases import unfit_triton
 from launcher.runtime.rank.journal import Link, RankJournal
 from launcher.runtime.run.record import Run
 
@@ -121,7 +121,7 @@ def settle_compilation(
 
     `host`: name of this rank's machine.
     """
-    choice = choose(run.recipe.compile, gpu_here(), triton=triton_here())
+    choice = choose(run.recipe.compile, gpu_here(), unfit=unfit_triton())
     if not all(peers.all_gather(choice.compiled)):
         return None, CompilationRecord(compiled=False, why=choice.why) if choice.told else None
     config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
@@ -163,7 +163,7 @@ def _turn(
 def take_compiled(run: Run, tokenizer: Tokenizer) -> None:
     """Take the run's compiled code from this machine into this process, for the group of ranks that it will join. Does
     nothing if the run is not compiled, or its code is not here."""
-    choice = choose(run.recipe.compile, gpu_here(), triton=triton_here())
+    choice = choose(run.recipe.compile, gpu_here(), unfit=unfit_triton())
     if not choice.compiled:
         return
     subject = subject_of(
@@ -223,7 +223,7 @@ def _record(tried: TriedCompilation, choice: CompileChoice, kept: str) -> Compil
 
 
 def record_compilation(journal: RankJournal, found: CompilationRecord | None) -> None:
-    """Record the decision as an event, and show a line to the operator if compilation was tried."""
+    """Record the decision as an event, and show it to the operator."""
     if found is None:
         return
     journal.event("compilation", **found.model_dump(mode="json"))
@@ -236,3 +236,5 @@ def record_compilation(journal: RankJournal, found: CompilationRecord | None) ->
             else f"the error is {found.error or float('inf'):.1e}, the limit {found.bound:.1e}"
         )
         journal.note(f"layers are not compiled, and the run continues without: {found.why}: {said}")
+    else:
+        journal.note(f"layers are not compiled: {found.why}")

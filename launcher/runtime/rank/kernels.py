@@ -10,6 +10,7 @@ against the formula.
 import hashlib
 import json
 from collections.abc import Sequence
+from importlib.metadata import version
 from itertools import count
 
 from pydantic import JsonValue
@@ -27,6 +28,7 @@ from launcher.runtime.preflight.kernels import (
     gpu_here,
     subject_of,
 )
+from launcher.runtime.preflight.releases import triton_release
 from launcher.runtime.rank.journal import Link, RankJournal
 from launcher.runtime.run.record import Run
 
@@ -108,13 +110,23 @@ def record_kernels(journal: RankJournal, verdicts: Sequence[KernelVerdict]) -> N
             ended=verdict.ended,
         )
         for one in verdict.left_out:
-            journal.note(f"{one.place} on {verdict.gpu} runs without {_verdict_text(one)}")
+            versions = f"torch {version('torch')}, Triton {triton_release() or 'none'}"
+            journal.note(
+                f"{one.place} on {verdict.gpu}, {versions}, runs by {_used(verdict, one)} without {_verdict_text(one)}"
+            )
         if verdict.ended:
             journal.note(f"the trial of kernels on {verdict.gpu} was ended early: {verdict.ended}")
 
 
 def _title(one: TrialRecord) -> str:
     return one.kernel if one.place == "attention" else f"{one.place} {one.kernel}"
+
+
+def _used(verdict: KernelVerdict, one: TrialRecord) -> str:
+    """Return which kernel computes in place of one that was left out."""
+    attention = verdict.dropped if one.dropped else verdict.plain
+    order = attention if one.place == "attention" else verdict.elsewhere.get(one.place, ())
+    return f"`{order[0]}`" if order else "torch"
 
 
 def _verdict_text(one: TrialRecord) -> str:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from importlib.metadata import version
 from itertools import count
 
 import torch
@@ -34,6 +35,7 @@ from launcher.errors import RunError
 from launcher.runtime.policies.stragglers import Detector
 from launcher.runtime.preflight.collective import NodeReport
 from launcher.runtime.preflight.kernels import KernelVerdict
+from launcher.runtime.preflight.releases import torch_change, untested_torch
 from launcher.runtime.rank.build import (
     build_model,
     build_optimizer,
@@ -343,6 +345,8 @@ def _record_start(
     """Record how this start begins. `found`: reports of the preflight, verdicts on kernels, limits of microbatches, and
     the decision on compiled layers."""
     _record_origin(run, journal, state, good, begin, control)
+    if untested := untested_torch():
+        journal.note(untested)
     reports, verdicts, limits, compilation = found
     for report in reports:
         journal.event("preflight", **report.event())
@@ -367,6 +371,8 @@ def _record_origin(
         return
     memory = {"memory": True} if good.memory is not None else {}
     journal.event("resume", step=state.step, attempt_of=good.manifest.attempt, world=control.world, **memory)
+    if change := torch_change(good.manifest.versions.get("torch", ""), version("torch")):
+        journal.note(change)
     for damage in good.passed_over:
         journal.event("damaged_checkpoint", what=damage)
         journal.note(f"passed over a damaged checkpoint: {damage}")

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import overload
 
 from checkpoints.gather import Alone
+from checkpoints.layout import CheckpointName, encode
+from checkpoints.listing import read_manifest
 from checkpoints.load import Reader
 from checkpoints.newest import newest_good
 from data_service.ingest.build import build_corpus
@@ -156,6 +158,13 @@ def ensure_whole(uri: str) -> None:
     """Every sample of every epoch in its turn: none left out, none twice."""
     for (epoch, _, stop), (next_epoch, start, _) in pairwise(ledger(uri)):
         assert (next_epoch, start) in ((epoch, stop), (epoch + 1, 0))
+
+
+def with_torch(store: Store, mark: CheckpointName, release: str) -> None:
+    """Let a checkpoint have been written by this release of torch."""
+    manifest = read_manifest(store, mark)
+    versions = manifest.versions | {"torch": release}
+    store.put(mark.manifest, encode(manifest.model_copy(update={"versions": versions})))
 
 
 def final_state(uri: str, step: int = STEPS) -> dict[tuple[str, str], bytes]:

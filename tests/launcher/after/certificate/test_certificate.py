@@ -26,7 +26,7 @@ from launcher.runtime.run.packing import pack_once
 from launcher.runtime.run.record import open_run
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
-from tests.support.runs.small_runs import new_run, operate
+from tests.support.runs.small_runs import new_run, operate, with_torch
 
 SHORT = (
     "phases=[{steps: 6, length: 32, batch: {sequences: 12}}]",
@@ -143,6 +143,18 @@ def test_a_run_that_goes_on_makes_the_certificate_older_and_not_wrong(root: Path
     again, found = certify(run)
     assert again == second
     assert not found.notes
+
+
+def test_where_torch_was_changed_is_noted(run: str) -> None:
+    store = open_store(run)
+    assert not any("torch" in note for note in sound(run).notes)
+    newest, *_, oldest = list_committed(store)
+    with_torch(store, oldest, "2.11.0")
+    (note,) = (note for note in examine(run, None).notes if "torch" in note)
+    assert f"step {oldest.step}:" in note
+    assert "torch 2.11.0 " in note
+    store.put(newest.manifest, b"{")  # what is damaged is named by its digest, not by this
+    assert any(newest.manifest in place for place, _ in verified(run).problems)
 
 
 @pytest.mark.long

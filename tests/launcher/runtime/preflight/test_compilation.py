@@ -7,29 +7,31 @@ import torch
 
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.trials.trial_network import Subject
-from launcher.runtime.preflight.kernels import choose, name_of
+from launcher.runtime.preflight.kernels import Compile, choose, name_of
 
 GPU = "a GPU, driver 1"
 NETWORK = RobertaConfig(layers=2, hidden=16, heads=2, feed_forward=32, vocab=64)
 
 
 @pytest.mark.parametrize(
-    ("asked", "gpu", "triton", "compiled"),
+    ("asked", "gpu", "unfit", "compiled"),
     [
-        ("auto", None, True, False),
-        ("auto", GPU, True, True),
-        ("auto", GPU, False, False),
-        (True, None, False, True),
-        (True, GPU, True, True),
-        (False, GPU, True, False),
+        ("auto", None, "", False),
+        ("auto", GPU, "", True),
+        ("auto", GPU, "another Triton", False),
+        (True, None, "another Triton", True),
+        (True, GPU, "", True),
+        (False, GPU, "", False),
     ],
 )
 def test_auto_compiles_on_gpus_where_triton_is(
-    asked: bool, gpu: str | None, triton: bool, compiled: bool
+    asked: Compile, gpu: str | None, unfit: str, compiled: bool
 ) -> None:
-    choice = choose(asked, gpu, triton=triton)
+    choice = choose(asked, gpu, unfit=unfit)
     assert choice.compiled == compiled
     assert choice.why
+    if asked == "auto" and gpu is not None and unfit:
+        assert choice.why == unfit
 
 
 @pytest.mark.long

@@ -1,0 +1,62 @@
+"""Whether the installed torch was tested, whether the installed Triton is the one that it requires, and what another
+torch than before means for a run."""
+
+from importlib import metadata
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+SAME_BITS = frozenset({"2.13", "2.14", "2.15"})
+"""Series of torch whose runs end in the same weights on a CPU: infra/docs/operating.md has the table, which
+`tests/bench/torch_versions.py` makes."""
+
+
+def admitted(name: str, by: str = "maskfleet") -> SpecifierSet:
+    """Return the releases of the package `name` that the metadata of the package `by` admits here, without extras;
+    empty if it does not require it."""
+    for line in metadata.requires(by) or ():
+        one = Requirement(line)
+        if one.name == name and (one.marker is None or one.marker.evaluate({"extra": ""})):
+            return one.specifier
+    return SpecifierSet()
+
+
+def untested_torch() -> str:
+    """Return a line for the operator if the installed torch is of no series that was tested; "" if it is."""
+    seen, tested = metadata.version("torch"), admitted("torch")
+    if tested.contains(seen, prereleases=True):
+        return ""
+    return f"torch {seen} was not tested with Maskfleet, torch{tested} was: {seen} is used all the same"
+
+
+def triton_release() -> str:
+    """Return the installed release of Triton; "" if there is none."""
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def unfit_triton() -> str:
+    """Return why Triton cannot compile layers for a GPU; "" if it can. A CUDA wheel of torch names its Triton."""
+    seen = triton_release()
+    if not seen:
+        return "Triton is not installed"
+    needed = admitted("triton", by="torch")
+    if needed.contains(seen, prereleases=True):
+        return ""
+    torch = metadata.version("torch")
+    return f"torch {torch} requires triton{needed}, Triton {seen} is installed: Python computes the layers"
+
+
+def torch_change(before: str, now: str) -> str:
+    """Return a line on what it means that torch `now` continues what torch `before` computed; "" if they are the same
+    release, or one is not known ("")."""
+    old, new = (release.partition("+")[0] for release in (before, now))
+    if not (old and new) or old == new:
+        return ""
+    if {old.rpartition(".")[0], new.rpartition(".")[0]} <= SAME_BITS:
+        meaning = "both computed the same bits on a CPU; compiled layers and GPUs may round otherwise"
+    else:
+        meaning = "they were not compared, so its steps may round otherwise"
+    return f"torch {new} goes on where torch {old} stopped: {meaning}"
