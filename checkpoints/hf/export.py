@@ -152,10 +152,10 @@ def write_model(
 
 
 def _write_weights(folder: Path, read_parameter: ReadParameter, their: Interchange) -> None:
-    tensors = {
-        theirs: read_parameter(ours).to(torch.float32).contiguous()
-        for ours, theirs in their.table.names(their.layers).items()
-    }
+    def read(name: str) -> Tensor:
+        return read_parameter(name).to(torch.float32).contiguous()
+
+    tensors = their.table.packed(read, their.layers)
     for fold in their.table.folds:
         tensors[fold.theirs] = torch.zeros_like(read_parameter(fold.ours)[:1])
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})

@@ -48,12 +48,15 @@ def check_weights(config: ModelConfig, store: Store, heads: Heads) -> None:
     their = interchange(config, heads)
     matched = their.table.match_encoder(stored, their.layers, store.uri)
     with on_meta():
-        model = network(config, heads)
-    wrong = [
-        f"{matched[name]} is {stored[matched[name]]}, not {tuple(parameter.shape)}"
-        for name, parameter in model.named_parameters()
-        if name in matched and stored[matched[name]] != tuple(parameter.shape)
-    ]
+        shapes = {
+            name: tuple(parameter.shape) for name, parameter in network(config, heads).named_parameters()
+        }
+    shapes |= {name: (rows, *shapes[name][1:]) for name, rows in their.table.heights(their.layers).items()}
+    wrong = {
+        f"{matched[name]} is {stored[matched[name]]}, not {shape}": None
+        for name, shape in shapes.items()
+        if name in matched and stored[matched[name]] != shape
+    }
     if wrong:
         raise ModelError(
             f"{store.uri}: the weights do not fit its {CONFIG}: {'; '.join(wrong)}",

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from checkpoints.hf.folder import CONFIG, INDEX, WEIGHTS
 from data_service.formats import parse_json
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import ModelConfig, interchange, read_config
-from encoder_core.families.interchange import Heads, KeyTable
+from encoder_core.families.catalogue import Interchange, ModelConfig, interchange, read_config
+from encoder_core.families.interchange import Heads
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.compose import network
 
@@ -187,7 +187,7 @@ def _open_safetensors(folder: Path, file: str) -> Any:
 def _read_checked(
     folder: Path, config: ModelConfig, heads: Heads, stored: dict[str, str], matched: dict[str, str]
 ) -> dict[str, Tensor]:
-    tensors = _read_tensors(folder, stored, matched, interchange(config, heads).table)
+    tensors = _read_tensors(folder, stored, matched, interchange(config, heads))
     with on_meta():
         model = network(config, heads)
     _check_shapes(folder, model, tensors)
@@ -195,15 +195,16 @@ def _read_checked(
 
 
 def _read_tensors(
-    folder: Path, stored: dict[str, str], matched: dict[str, str], table: KeyTable
+    folder: Path, stored: dict[str, str], matched: dict[str, str], their: Interchange
 ) -> dict[str, Tensor]:
+    table = their.table
     files = {file: _open_safetensors(folder, file) for file in set(stored.values())}
 
     def read(name: str) -> Tensor:
         tensor: Tensor = files[stored[name]].get_tensor(name)
         return tensor.to(torch.float32)
 
-    tensors = {ours: read(theirs) for ours, theirs in matched.items()}
+    tensors = table.unpacked(read, matched, their.layers)
     present = table.modern(stored)
     for ours, theirs in matched.items():
         for copy in table.copies(ours):

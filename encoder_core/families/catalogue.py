@@ -153,6 +153,16 @@ _OTHER_KINDS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticEr
 """What arises where text, a list or null stands for a number, or the reverse: a folder is untrusted."""
 
 
+_LACKING = {
+    "qwen3": "norms of queries and keys, and heads of a width of their own",
+    **dict.fromkeys(
+        ("gemma3", "gemma3_text"),
+        "norms of queries and keys, norms after blocks, scaled embeddings and norms",
+    ),
+}
+"""What decoders that people ask for have, and no layers here."""
+
+
 def read_config(fields: dict[str, Any]) -> ModelConfig:
     """Return our configuration for the fields of a config.json.
 
@@ -162,8 +172,10 @@ def read_config(fields: dict[str, Any]) -> ModelConfig:
     """
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in _FORMATS:
+        lacking = _LACKING.get(str(model_type))
+        reason = "" if lacking is None else f" (it has {lacking})"
         raise ModelError(
-            f"config.json: model_type is {model_type!r}, which is not supported",
+            f"config.json: model_type is {model_type!r}, which is not supported{reason}",
             remedy=f"use one of {', '.join(_FORMATS)}",
         )
     padded = fields.get("pad_token_id", 0) is not None

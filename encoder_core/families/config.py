@@ -281,6 +281,11 @@ class EncoderConfig(BaseModel, ABC):
         return False
 
     @property
+    def head_inner(self) -> int | None:
+        """Inner width of the head's two Linears; None: it has one, or none (`bare_head`)."""
+        return None
+
+    @property
     def decoder_bias(self) -> bool:
         """Whether the decoder has a bias."""
         return not self.bare_head

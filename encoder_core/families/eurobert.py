@@ -10,6 +10,9 @@ write that. Version 5 writes `rope_parameters` instead; we read both.
 A Llama (Touvron et al., 2023, arXiv 2302.13971) is the same network with the same names, under causal attention. So
 its folder is read as a EuroBERT, and on causal rows our logits are those of transformers' `LlamaForCausalLM`. Llamas
 with scaled rotary positions (from 3.1 on) are refused: no base of ours gives their angles.
+
+UltraBERT (dmis-lab/UltraBERT-150M, transformers' `ultrabert`) has these layers, too. Every third sees the whole row,
+the others a window, each kind with a base of its own, and two Linears precede the decoder.
 """
 
 import math
@@ -41,9 +44,19 @@ class EuroBertConfig(PreNormConfig):
             `heads`.
         rotary_base: base of the rotary positions of all layers.
         tied_decoder: whether the decoder's weights are the word embeddings, as in small Llamas.
+        local_attention: number of tokens in a local layer's window, half of them on each side of the query; layers 2,
+            5, 8 and so on attend to the whole row. None: all layers do.
+        local_rope_base: base of the rotary positions in local layers.
+        head_width: inner width of the head's two Linears, which UltraBERT has; None: the head is the decoder alone.
     """
 
-    unspoken: ClassVar[Mapping[str, object]] = {**PreNormConfig.unspoken, "tied_decoder": False}
+    unspoken: ClassVar[Mapping[str, object]] = {
+        **PreNormConfig.unspoken,
+        "tied_decoder": False,
+        "local_attention": None,
+        "local_rope_base": 10_000.0,
+        "head_width": None,
+    }
     family: Literal["eurobert"] = "eurobert"
     name: ClassVar[str] = "EuroBERT"
     recipe: ClassVar[str] = "eurobert-210m"
@@ -52,6 +65,15 @@ class EuroBertConfig(PreNormConfig):
     key_value_heads: int | None = Field(default=None, gt=0)
     rotary_base: float = Field(default=250_000.0, gt=0)
     tied_decoder: bool = False
+    local_attention: int | None = Field(default=None, gt=0, multiple_of=2)
+    local_rope_base: float = Field(default=10_000.0, gt=0)
+    head_width: int | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _ultrabert_is_whole(self) -> Self:
+        if (self.local_attention is None) != (self.head_width is None):
+            raise ValueError("give local_attention and head_width, as an UltraBERT has, or neither")
+        return self
 
     @model_validator(mode="after")
     def _heads_are_shared_evenly(self) -> Self:
@@ -63,7 +85,8 @@ class EuroBertConfig(PreNormConfig):
 
     @property
     def widths(self) -> tuple[str, ...]:
-        return super().widths if self.key_value_heads is None else (*super().widths, "key_value_heads")
+        further = ("key_value_heads", "head_width")
+        return (*super().widths, *(name for name in further if getattr(self, name) is not None))
 
     @property
     def rms_norm(self) -> bool:
@@ -79,7 +102,23 @@ class EuroBertConfig(PreNormConfig):
 
     @property
     def bare_head(self) -> bool:
-        return True
+        return self.head_width is None
+
+    @property
+    def head_inner(self) -> int | None:
+        return self.head_width
+
+    @property
+    def head_activation(self) -> Activation:
+        return "gelu_tanh"
+
+    @property
+    def decoder_bias(self) -> bool:
+        return False
+
+    @property
+    def norm_before_decoder(self) -> bool:
+        return False
 
     @property
     def tied(self) -> bool:
@@ -89,8 +128,11 @@ class EuroBertConfig(PreNormConfig):
     def shared_heads(self) -> int:
         return self.key_value_heads or self.heads
 
+    def window(self, layer: int) -> int | None:
+        return self.local_attention // 2 if self.local_attention and is_local(layer) else None
+
     def rope_base(self, layer: int) -> float:
-        return self.rotary_base
+        return self.rotary_base if self.window(layer) is None else self.local_rope_base
 
     def with_rope_base(self, base: float) -> Self:
         return self.model_copy(update={"rotary_base": base})
@@ -100,15 +142,28 @@ class EuroBertConfig(PreNormConfig):
         shared = self.key_value_heads
         if shared is not None:
             shared = math.gcd(form.heads, max(1, form.heads * shared // self.heads))
-        return super().small(form) | {"key_value_heads": shared}
+        ultra = {} if self.head_width is None else {"local_attention": form.window, "head_width": form.hidden}
+        return super().small(form) | {"key_value_heads": shared} | ultra
 
     def written(self, heads: Heads) -> Written | None:
+        if self.head_width is not None:
+            table = ULTRABERT_TIED if self.tied_decoder else ULTRABERT
+            return Written("UltrabertForMaskedLM", table, to_ultrabert(self)) if heads == "mlm" else None
         table = TIED if self.tied_decoder else TABLE
         return Written("EuroBertForMaskedLM", table, to_json(self)) if heads == "mlm" else None
 
     @classmethod
     def formats(cls) -> tuple[Format, ...]:
-        return Format("eurobert", "EuroBertModel", from_json), Format("llama", "LlamaModel", from_llama)
+        return (
+            Format("eurobert", "EuroBertModel", from_json),
+            Format("llama", "LlamaModel", from_llama),
+            Format("ultrabert", "UltrabertModel", from_ultrabert),
+        )
+
+
+def is_local(layer: int) -> bool:
+    """Return whether an UltraBERT's layer sees a window only."""
+    return (layer + 1) % 3 != 0
 
 
 M210 = EuroBertConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=128_256)
@@ -136,6 +191,14 @@ TABLE = KeyTable(
 
 TIED = KeyTable(pairs=TABLE.pairs[:-1], tied=("lm_head.weight",))
 """The same, if the decoder's weights are the embeddings."""
+
+_HEAD = tuple(
+    Pair(f"head.{ours}.weight", f"head.{theirs}.weight")
+    for ours, theirs in (("dense", "linear1"), ("second", "linear2"), ("decoder", "decoder"))
+)
+_PUBLISHED = (("ultrabert.", "model."), ("cls.", "head.decoder."))  # transformers' files, and its class
+ULTRABERT = KeyTable(pairs=(*TABLE.pairs[:-1], *_HEAD), aliases=_PUBLISHED)
+ULTRABERT_TIED = KeyTable(pairs=ULTRABERT.pairs[:-1], tied=("head.decoder.weight",), aliases=_PUBLISHED)
 
 FIELDS = {
     "layers": "num_hidden_layers",
@@ -183,6 +246,19 @@ LLAMA_DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
 }
 """The same for a Llama, where it differs."""
+
+
+ULTRABERT_DEFAULTS: dict[str, Any] = {
+    **LLAMA_DEFAULTS,
+    "max_position_embeddings": 32_768,
+    "pad_token_id": 0,
+    "sliding_window": 128,
+    "prediction_head_size": 768,
+}
+"""The same for an UltraBERT."""
+
+ROPE_BASES = {"sliding_attention": 10_000.0, "full_attention": 2_560_000.0}
+"""The bases of an UltraBERT's kinds of layers, where its file is silent."""
 
 
 def to_json(config: EuroBertConfig) -> dict[str, Any]:
@@ -233,6 +309,72 @@ def from_llama(fields: dict[str, Any]) -> EuroBertConfig:
     """
     padding = {"pad_token_id": 0} if fields.get("pad_token_id") is None else {}
     return from_json(LLAMA_DEFAULTS | fields | padding)
+
+
+def to_ultrabert(config: EuroBertConfig) -> dict[str, Any]:
+    """Return the fields of an UltraBERT's config.json."""
+    bases = {"sliding_attention": config.local_rope_base, "full_attention": config.rotary_base}
+    plain = {name: value for name, value in to_json(config).items() if name != "rope_theta"}
+    return plain | {
+        "model_type": "ultrabert",
+        "sliding_window": (config.local_attention or 0) // 2,
+        "layer_types": _kinds(config.layers),
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
+        },
+        "prediction_head_size": config.head_width,
+    }
+
+
+def from_ultrabert(fields: dict[str, Any]) -> EuroBertConfig:
+    """Return our configuration for the fields of an UltraBERT's config.json.
+
+    transformers writes `layer_types`, `sliding_window` and `rope_parameters`. Files published before state window and
+    base of each layer instead (`attention_windows`, `rope_theta`), which it reads, and so do we.
+
+    Raises:
+        ModelError: as `from_json`, or the kinds of layers come in another order.
+    """
+    fields = ULTRABERT_DEFAULTS | fields
+    windows, kinds = fields.get("attention_windows"), fields.get("layer_types")
+    if windows is not None:
+        if len({window for window in windows if window}) > 1:
+            raise unsupported("attention_windows", fields, "all local layers must have the same window")
+        fields["sliding_window"] = next(filter(None, windows), fields["sliding_window"])
+        kinds = kinds or ["sliding_attention" if window else "full_attention" for window in windows]
+    if kinds is not None and kinds != _kinds(len(kinds)):
+        raise unsupported(
+            "layer_types", fields | {"layer_types": kinds}, "every third layer must be a global one"
+        )
+    bases = _bases(fields)
+    plain = from_json(fields | {"rope_parameters": None, "rope_theta": bases["full_attention"]})
+    return EuroBertConfig.model_validate(
+        plain.model_dump()
+        | {
+            "local_attention": 2 * fields["sliding_window"],
+            "local_rope_base": bases["sliding_attention"],
+            "head_width": fields["prediction_head_size"],
+        }
+    )
+
+
+def _kinds(layers: int) -> list[str]:
+    return ["sliding_attention" if is_local(layer) else "full_attention" for layer in range(layers)]
+
+
+def _bases(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the base of the rotary positions of each kind of layer."""
+    bases: dict[str, Any] = dict(ROPE_BASES)
+    thetas, parameters = fields.get("rope_theta"), fields.get("rope_parameters")
+    if parameters is not None:
+        for kind in bases:
+            bases[kind] = _rope_theta({"rope_theta": bases[kind], "rope_parameters": parameters.get(kind)})
+    elif thetas is not None:
+        listed = list(zip(_kinds(len(thetas)), thetas, strict=True))
+        bases |= dict(listed)
+        if any(bases[kind] != theta for kind, theta in listed):
+            raise unsupported("rope_theta", fields, "layers of the same kind must have the same base")
+    return bases
 
 
 def _rope_theta(fields: dict[str, Any]) -> float:

@@ -4,12 +4,15 @@ config.json.
 The pairs and fields that BERT-like classes share are at the end.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from encoder_core.errors import ModelError
 from encoder_core.layers.sizes import Activation
+
+if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
+    from torch import Tensor
 
 Heads = Literal["mlm", "mlm_pair", "rtd", "plm", "denoise", "none"]
 """The heads on an encoder: a masked-language-model head, the same with a pair head, ELECTRA's detection head, XLNet's
@@ -23,12 +26,29 @@ _LEGACY_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # LayerNorm in weight
 
 
 @dataclass(frozen=True)
+class Part:
+    """Where a parameter lies in a tensor that holds several.
+
+    Attributes:
+        height: number of rows of that tensor.
+        rows: function that returns the rows that are the parameter's, in our order.
+    """
+
+    height: int
+    rows: Callable[[], Sequence[int]]
+
+
+@dataclass(frozen=True)
 class Pair:
-    """One parameter under its two names. `{layer}` stands for the index of each layer, from `first_layer` on."""
+    """One parameter under its two names. `{layer}` stands for the index of each layer, from `first_layer` on.
+
+    `part`: where it lies in their tensor; None: it is the whole tensor.
+    """
 
     ours: str
     theirs: str
     first_layer: int = 0
+    part: Part | None = None
 
 
 @dataclass(frozen=True)
@@ -65,11 +85,56 @@ class KeyTable:
 
     def names(self, layers: int) -> dict[str, str]:
         """Return our names to transformers' names, for a model with `layers` distinct layers."""
-        names: dict[str, str] = {}
-        for pair in self.pairs:
-            repeats = range(pair.first_layer, layers) if "{layer}" in pair.ours else (0,)
-            names |= {pair.ours.format(layer=i): pair.theirs.format(layer=i) for i in repeats}
-        return names
+        return {ours: theirs for ours, (theirs, _) in self._expanded(layers).items()}
+
+    def heights(self, layers: int) -> dict[str, int]:
+        """Return the number of rows of their tensor, for each parameter of ours that is a part of one."""
+        parts = self._expanded(layers).items()
+        return {ours: part.height for ours, (_, part) in parts if part is not None}
+
+    def unpacked(
+        self, read: "Callable[[str], Tensor]", matched: dict[str, str], layers: int
+    ) -> "dict[str, Tensor]":
+        """Return our parameters.
+
+        Args:
+            read: function that returns a stored tensor by its name.
+            matched: our names to the stored names, as `match` returns them.
+
+        Raises:
+            ModelError: a tensor of several parameters has another number of rows.
+        """
+        found, expanded = {}, self._expanded(layers)
+        for ours, stored in matched.items():
+            tensor, (_, part) = read(stored), expanded[ours]
+            if part is not None and tuple(tensor.shape[:1]) != (part.height,):
+                raise ModelError(
+                    f"{stored} is {tuple(tensor.shape)}, but must have {part.height} rows",
+                    remedy="use the configuration and the weights of one and the same model",
+                )
+            found[ours] = tensor if part is None else tensor[list(part.rows())]
+        return found
+
+    def packed(self, read: "Callable[[str], Tensor]", layers: int) -> "dict[str, Tensor]":
+        """Return their tensors, by their names: the inverse of `unpacked`. `read` returns a parameter by our name."""
+        found: dict[str, Tensor] = {}
+        for ours, (theirs, part) in self._expanded(layers).items():
+            tensor = read(ours)
+            if part is None:
+                found[theirs] = tensor
+                continue
+            if theirs not in found:
+                found[theirs] = tensor.new_empty((part.height, *tensor.shape[1:]))
+            found[theirs][list(part.rows())] = tensor
+        return found
+
+    def _expanded(self, layers: int) -> dict[str, tuple[str, Part | None]]:
+        """Return their name and the place in their tensor, by our name."""
+        return {
+            pair.ours.format(layer=i): (pair.theirs.format(layer=i), pair.part)
+            for pair in self.pairs
+            for i in (range(pair.first_layer, layers) if "{layer}" in pair.ours else (0,))
+        }
 
     def encoder(self) -> "KeyTable":
         """Return the table without heads; heads in a file are then ignored."""
@@ -179,7 +244,7 @@ def modern_name(name: str) -> str:
 
 
 def _refuse(missing: list[str], unknown: list[str], where: str) -> None:
-    parts = [f"missing {', '.join(sorted(missing))}"] if missing else []
+    parts = [f"missing {', '.join(sorted(set(missing)))}"] if missing else []
     parts += [f"unknown {', '.join(sorted(unknown))}"] if unknown else []
     if parts:
         raise ModelError(

@@ -4,18 +4,18 @@ Deep and narrow models use their parameters better (section 3.1): 28 layers of 7
 block, positions are rotary, and blocks are gated (SwiGLU) with two thirds of BERT's inner width, which gives equally
 many parameters. Only the decoder has a bias; its weights are its own.
 
-transformers has no class for it: an export names none. A folder has the names of the authors' code, except that
-query, key and value (`q`, `k`, `v`) and the two halves of the gated block (`w1`, `w2`) are separate matrices here. The
-authors' files have one matrix for each of the two groups, stored head by head, and their rotary positions rotate
-neighbouring numbers. They are refused, because parameter names are missing there.
+transformers has no class for it: an export names none. A folder is laid out as the authors' code has it. There,
+query, key and value are one matrix, head by head, and so are the two halves of the gated block. Rotary positions turn
+neighbouring numbers of a head, ours those half a head apart, so rows of queries and keys lie in another order.
 """
 
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from encoder_core.errors import ModelError
-from encoder_core.families.interchange import Format, Heads, KeyTable, Pair, Written
+from encoder_core.families.interchange import Format, Heads, KeyTable, Pair, Part, Written
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.layers.sizes import Activation
 
@@ -65,7 +65,7 @@ class NeoBertConfig(PreNormConfig):
         return self.model_copy(update={"rotary_base": base})
 
     def written(self, heads: Heads) -> Written | None:
-        return Written(None, TABLE, to_json(self)) if heads == "mlm" else None
+        return Written(None, table(self), to_json(self)) if heads == "mlm" else None
 
     @classmethod
     def formats(cls) -> tuple[Format, ...]:
@@ -75,53 +75,86 @@ class NeoBertConfig(PreNormConfig):
 BASE = NeoBertConfig(layers=28, hidden=768, heads=12, feed_forward=2048, vocab=30_522)
 
 _OURS, _THEIRS = "encoder.layers.{layer}", "model.transformer_encoder.{layer}"
-TABLE = KeyTable(
-    pairs=(
-        Pair("encoder.embeddings.word.weight", "model.encoder.weight"),
-        Pair(f"{_OURS}.attention_norm.weight", f"{_THEIRS}.attention_norm.weight"),
-        Pair(f"{_OURS}.attention.query.weight", f"{_THEIRS}.q.weight"),
-        Pair(f"{_OURS}.attention.key.weight", f"{_THEIRS}.k.weight"),
-        Pair(f"{_OURS}.attention.value.weight", f"{_THEIRS}.v.weight"),
-        Pair(f"{_OURS}.attention.output.weight", f"{_THEIRS}.wo.weight"),
-        Pair(f"{_OURS}.feed_forward_norm.weight", f"{_THEIRS}.ffn_norm.weight"),
-        Pair(f"{_OURS}.feed_forward.gate.weight", f"{_THEIRS}.ffn.w1.weight"),
-        Pair(f"{_OURS}.feed_forward.up.weight", f"{_THEIRS}.ffn.w2.weight"),
-        Pair(f"{_OURS}.feed_forward.down.weight", f"{_THEIRS}.ffn.w3.weight"),
-        Pair("encoder.final_norm.weight", "model.layer_norm.weight"),
-        Pair("head.decoder.weight", "decoder.weight"),
-        Pair("head.decoder.bias", "decoder.bias"),
+
+
+def table(config: NeoBertConfig) -> KeyTable:
+    """Return the names of the parameters, and where they lie in the packed matrices."""
+    query, key, value = (partial(_head_rows, config, part) for part in range(3))
+    qkv, inner = 3 * config.hidden, config.feed_forward
+    return KeyTable(
+        pairs=(
+            Pair("encoder.embeddings.word.weight", "model.encoder.weight"),
+            Pair(f"{_OURS}.attention_norm.weight", f"{_THEIRS}.attention_norm.weight"),
+            Pair(f"{_OURS}.attention.query.weight", f"{_THEIRS}.qkv.weight", part=Part(qkv, query)),
+            Pair(f"{_OURS}.attention.key.weight", f"{_THEIRS}.qkv.weight", part=Part(qkv, key)),
+            Pair(f"{_OURS}.attention.value.weight", f"{_THEIRS}.qkv.weight", part=Part(qkv, value)),
+            Pair(f"{_OURS}.attention.output.weight", f"{_THEIRS}.wo.weight"),
+            Pair(f"{_OURS}.feed_forward_norm.weight", f"{_THEIRS}.ffn_norm.weight"),
+            *(
+                Pair(
+                    f"{_OURS}.feed_forward.{half}.weight",
+                    f"{_THEIRS}.ffn.w12.weight",
+                    part=Part(2 * inner, partial(range, first, first + inner)),
+                )
+                for half, first in (("gate", 0), ("up", inner))
+            ),
+            Pair(f"{_OURS}.feed_forward.down.weight", f"{_THEIRS}.ffn.w3.weight"),
+            Pair("encoder.final_norm.weight", "model.layer_norm.weight"),
+            Pair("head.decoder.weight", "decoder.weight"),
+            Pair("head.decoder.bias", "decoder.bias"),
+        )
     )
-)
+
+
+def _head_rows(config: NeoBertConfig, part: int) -> list[int]:
+    """Return the rows of queries, keys or values (0, 1, 2) in their matrix, whose rows are [heads, 3, width]. Of a
+    query or key the even rows come first here."""
+    width = config.hidden // config.heads
+    order = range(width) if part == 2 else (*range(0, width, 2), *range(1, width, 2))
+    return [(3 * head + part) * width + row for head in range(config.heads) for row in order]
+
 
 FIELDS = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
     "heads": "num_attention_heads",
-    "feed_forward": "inner_size",
     "max_length": "max_length",
     "vocab": "vocab_size",
     "pad_id": "pad_token_id",
     "layer_norm_eps": "norm_eps",
-    "initializer_range": "encoder_init_range",
+    "initializer_range": "decoder_init_range",
     "rotary_base": "rope_theta",
 }
-"""Our configuration fields and theirs. `inner_size` is our name: the authors' `intermediate_size` is 1.5 times it."""
+"""Our configuration fields and theirs, where only the name differs."""
+
+DEFAULTS: dict[str, Any] = {"pad_token_id": 0, "decoder_init_range": 0.02, "rope_theta": 10_000.0}
+"""What the authors' code assumes where a config.json is silent. Its base is fixed: `rope_theta` is ours."""
+
+_MULTIPLE = 8
+"""The authors' code rounds two thirds of `intermediate_size` up to a multiple of this: the inner width."""
 
 
 def to_json(config: NeoBertConfig) -> dict[str, Any]:
     """Return the fields of config.json that describe the model.
 
     Raises:
-        ModelError: the activation is not silu.
+        ModelError: the activation is not silu, or no `intermediate_size` gives the inner width.
     """
     if config.activation != "silu":
         raise ModelError(
             f"model.activation is {config.activation}, but NeoBERT supports silu only",
             remedy="train with model.activation: silu to export",
         )
+    if config.feed_forward % _MULTIPLE:
+        raise ModelError(
+            f"model.feed_forward is {config.feed_forward}, but NeoBERT supports multiples of {_MULTIPLE} only",
+            remedy=f"train with model.feed_forward: {_rounded_up(config.feed_forward)} to export",
+        )
     return {
         "model_type": "neobert",
         **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
+        "embedding_init_range": config.initializer_range,
+        "intermediate_size": config.feed_forward * 3 // 2,
         "tie_word_embeddings": False,
     }
 
@@ -132,10 +165,18 @@ def from_json(fields: dict[str, Any]) -> NeoBertConfig:
     Raises:
         ModelError: a field is missing.
     """
-    missing = [theirs for theirs in FIELDS.values() if theirs not in fields]
+    fields = DEFAULTS | fields
+    missing = [theirs for theirs in (*FIELDS.values(), "intermediate_size") if theirs not in fields]
     if missing:
         raise ModelError(
             f"config.json of a neobert lacks {', '.join(missing)}",
-            remedy="give a folder that `maskfleet checkpoints export` wrote; the authors' own files cannot be read",
+            remedy="take the file beside the published weights; if Maskfleet 0.2 wrote this one, export its run again",
         )
-    return NeoBertConfig(**{ours: fields[theirs] for ours, theirs in FIELDS.items()})
+    return NeoBertConfig(
+        **{ours: fields[theirs] for ours, theirs in FIELDS.items()},
+        feed_forward=_rounded_up(2 * fields["intermediate_size"] // 3),
+    )
+
+
+def _rounded_up(width: int) -> int:
+    return -(-width // _MULTIPLE) * _MULTIPLE

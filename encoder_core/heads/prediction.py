@@ -26,6 +26,7 @@ class MaskedLanguageModelHead(nn.Module):
 
     Args:
         bare: whether the head is a decoder alone, as in decoder-only models and XLM.
+        inner: width between two Linears, each followed by the activation, in place of Linear and LayerNorm (UltraBERT).
         tied: whether the decoder's weights are the word embeddings.
         bias: whether Linear and LayerNorm have biases.
     """
@@ -40,14 +41,16 @@ class MaskedLanguageModelHead(nn.Module):
         bias: bool = True,
         output_scale: float = 1.0,
         bare: bool = False,
+        inner: int | None = None,
         decoder_bias: bool = True,
         tied: bool = True,
     ) -> None:
         super().__init__()
         width = embedding.embedding_dim
         self.activation: Activation = activation
-        self.dense = None if bare else ScaledLinear(hidden, width, bias, scale=output_scale)
-        self.norm = None if bare else nn.LayerNorm(width, eps=eps, bias=bias)
+        self.dense = None if bare else ScaledLinear(hidden, inner or width, bias, scale=output_scale)
+        self.second = None if inner is None else ScaledLinear(inner, width, bias, scale=output_scale)
+        self.norm = None if bare or inner else nn.LayerNorm(width, eps=eps, bias=bias)
         self.decoder = nn.Linear(width, embedding.num_embeddings, bias=decoder_bias)
         if tied:
             self.decoder.weight = embedding.weight
@@ -59,10 +62,10 @@ class MaskedLanguageModelHead(nn.Module):
 
     def features(self, hidden_MH: Float[Tensor, "targets hidden"]) -> Float[Tensor, "targets width"]:
         """Return the input of the decoder."""
-        if self.dense is None or self.norm is None:
-            return hidden_MH
-        features_ME: Tensor = self.norm(activate(self.dense(hidden_MH), self.activation))
-        return features_ME
+        features_ME = hidden_MH
+        for linear in (self.dense, self.second):
+            features_ME = features_ME if linear is None else activate(linear(features_ME), self.activation)
+        return features_ME if self.norm is None else self.norm(features_ME)
 
     def logits(self, hidden_MH: Float[Tensor, "targets hidden"]) -> Float[Tensor, "targets vocab"]:
         """Return scores of all ids, for filling masks and for comparisons; training never holds all of them at once."""

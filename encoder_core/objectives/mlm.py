@@ -47,6 +47,7 @@ def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHea
         bias=config.biases,
         output_scale=config.output_scale,
         bare=config.bare_head,
+        inner=config.head_inner,
         decoder_bias=config.decoder_bias,
         tied=config.tied,
     )

@@ -54,9 +54,10 @@ def _network(model: ModelConfig, terms: Sequence[HeadConfig]) -> int:
 
 def _head(model: ModelConfig) -> int:
     hidden, width = model.hidden, model.embedding_width
-    dense = (
-        0
-        if model.bare_head
-        else linear_weights(hidden, width, model.biases) + norm_weights(width, model.biases)
-    )
+    if model.bare_head:
+        dense = 0
+    elif (inner := model.head_inner) is not None:
+        dense = linear_weights(hidden, inner, model.biases) + linear_weights(inner, width, model.biases)
+    else:
+        dense = linear_weights(hidden, width, model.biases) + norm_weights(width, model.biases)
     return dense + model.vocabulary * (model.decoder_bias + (0 if model.tied else width))

@@ -50,6 +50,8 @@ CASES: dict[str, tuple[ModelConfig, Heads]] = {
     "modernbert-alone": (ModernBertConfig(**SHAPE, global_every=1), "none"),
     "eurobert": (EuroBertConfig(**SHAPE, key_value_heads=2), "mlm"),
     "eurobert-alone": (EuroBertConfig(**SHAPE), "none"),
+    "ultrabert": (EuroBertConfig(**SHAPE, local_attention=16, head_width=24), "mlm"),
+    "ultrabert-alone": (EuroBertConfig(**SHAPE, local_attention=16, head_width=24), "none"),
     "xlm": (XlmConfig(**SHAPE | {"feed_forward": 128}, languages=("en", "fr")), "mlm"),
     "xlm-alone": (XlmConfig(**SHAPE | {"feed_forward": 128}), "none"),
     "electra-generator": (ELECTRA.generator, "mlm"),

@@ -43,8 +43,8 @@ def copy_from(theirs: nn.Module, ours: nn.Module, their: Interchange) -> None:
     state, parameters = theirs.state_dict(), dict(ours.named_parameters())
     matched = their.table.match(state, their.layers, "their model")
     assert set(matched) == set(parameters)
-    for name, theirs_name in matched.items():
-        parameters[name].copy_(state[theirs_name])
+    for name, tensor in their.table.unpacked(state.__getitem__, matched, their.layers).items():
+        parameters[name].copy_(tensor)
     for fold in their.table.folds:
         parameters[fold.ours].add_(state[fold.theirs][0])
 
@@ -53,9 +53,8 @@ def copy_from(theirs: nn.Module, ours: nn.Module, their: Interchange) -> None:
 def copy_into(theirs: nn.Module, ours: nn.Module, their: Interchange) -> None:
     """Our weights into their model, folded tables zero, as on export."""
     parameters = dict(ours.named_parameters())
-    names = their.table.names(their.layers)
-    assert set(names) == set(parameters)
-    state: dict[str, Tensor] = {theirs_name: parameters[name] for name, theirs_name in names.items()}
+    assert set(their.table.names(their.layers)) == set(parameters)
+    state = their.table.packed(parameters.__getitem__, their.layers)
     for fold in their.table.folds:
         state[fold.theirs] = torch.zeros_like(theirs.state_dict()[fold.theirs])
     outcome = theirs.load_state_dict(state, strict=False)
