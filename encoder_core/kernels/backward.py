@@ -3,6 +3,10 @@
 With P the probabilities before dropout and dP their gradients: dS = P * (dP - delta) * scale, where delta is the sum
 of a query's context times its gradient (Dao et al., 2022, appendix B.4). Every sum has a fixed order: results have
 the same bits each time.
+
+Tiles of queries and keys have bands of a table (`tile.py`), and neighbouring bands overlap by half. Gradients by
+distance wait until both tiles that share a half are there. So a half costs one product for the table and one for the
+vectors that it was multiplied with.
 """
 
 import triton
@@ -10,12 +14,14 @@ import triton.language as tl
 
 from encoder_core.kernels.forward import keys_in_reach
 from encoder_core.kernels.tile import (
+    add_vectors,
     by_distance,
     by_distance_of_keys,
     carried_tiles,
     find_keys,
     find_queries,
     in_other_segment,
+    in_upper,
     kept,
     key_bounds,
     load_band,
@@ -87,65 +93,135 @@ def through_softmax(
 
 
 @triton.jit
-def queries_kernel(x, grad, context, log_sums, deltas, d_q, d_r, d_segments, tiles, tile: tl.constexpr):
-    """Compute gradients by q, r and segment scores of a tile of queries, and the deltas [M, N]. Grid (R * tiles, N)."""
-    row, head = tl.program_id(0) // tiles, tl.program_id(1)
-    q_first = tl.program_id(0) % tiles * tile.size
-    start, length = row_bounds(x, row)
-    if q_first >= length:
-        return
-    sign = sign_of(x, row)
-    q_at, q_here = find_queries(x, tile, start, length, q_first)
-    q, r, grads, log_sum = load_queries(x, tile, grad, log_sums, head, q_at, q_here)
-    delta = make_deltas(x, tile, context, grads, deltas, head, q_at, q_here)
-    dq = tl.full([tile.size, tile.padded], 0.0, tile.sums)
-    dr = tl.full([tile.size, tile.padded], 0.0, tile.sums)
-    d_same, d_other = tl.full([tile.size], 0.0, tile.sums), tl.full([tile.size], 0.0, tile.sums)
-    k_start, k_length = key_bounds(x, row, start, length)
-    low, high = keys_in_reach(x, tile, k_length, q_first)
-    for k_first in range(low, high, tile.size):
-        k_at, k_here = find_keys(x, tile, row, k_start, k_length, k_first)
-        k = load_vectors(x, tile, x.k, head, k_at, k_here)
-        v = load_vectors(x, tile, x.v, head, k_at, k_here)
-        _, d_scores = through_softmax(
-            x,
-            tile,
-            head,
-            sign,
-            q,
-            r,
-            k,
-            v,
-            grads,
-            log_sum,
-            delta,
-            q_first,
-            q_at,
-            q_here,
-            k_first,
-            k_at,
-            k_here,
+def rows_of_sums(tile: tl.constexpr, sums, sign, q_first, k_first, half):
+    """Return [S] int64, the rows of the program's sums that belong to half of the band of two tiles."""
+    block = sign * (q_first - k_first) // tile.size - sums.lowest + half
+    return ((tl.program_id(0).to(tl.int64) * sums.blocks + block) * tile.size) + tl.arange(0, tile.size)
+
+
+@triton.jit
+def through_a(x, tile: tl.constexpr, sums, head, sign, r, turned, waiting, q_first, k_first):
+    """Add to table A's gradients, and return those by r, [S, padded], for the half of the band that no later tile of
+    keys uses.
+
+    `turned` and `waiting`: gradients of scores by distance, [S, S], of this tile of keys and of the one before.
+    """
+    half = (sign + 1) // 2
+    complete = tl.where(in_upper(tile, sign, k_first, False) == (sign > 0), turned, waiting)
+    at = rows_of_sums(tile, sums, sign, q_first, k_first, half)
+    add_vectors(x, tile, sums.a, head, at, product(tl.trans(complete), r))
+    return product(complete, load_band(x, tile, x.table_a, head, sign, q_first, k_first, half))
+
+
+@triton.jit
+def through_b(x, tile: tl.constexpr, sums, head, sign, k, turned, waiting, q_first, k_first):
+    """Do the same for table B: return gradients by k for the half that no later tile of queries uses."""
+    half = (1 - sign) // 2
+    complete = tl.where(in_upper(tile, sign, q_first, True) == (sign < 0), turned, waiting)
+    at = rows_of_sums(tile, sums, sign, q_first, k_first, half)
+    add_vectors(x, tile, sums.b, head, at, product(complete, k))
+    return product(tl.trans(complete), load_band(x, tile, x.table_b, head, sign, q_first, k_first, half))
+
+
+@triton.jit
+def through_c(x, tile: tl.constexpr, sums, head, sign, turned, q_first, k_first):
+    """Add to table C's gradients."""
+    upper = in_upper(tile, sign, k_first, False)
+    for half in tl.static_range(2):
+        at = rows_of_sums(tile, sums, sign, q_first, k_first, half)
+        tl.atomic_add(
+            sums.c + at * x.heads + head,
+            tl.sum(tl.where(upper == (half == 1), turned, 0.0), 0),
+            sem="relaxed",
         )
-        dq += product(d_scores.to(k.dtype), k)
+
+
+@triton.jit
+def by_queries(
+    x, grad, context, log_sums, deltas, d_q, d_r, d_segments, sums, row, q_first, tile: tl.constexpr
+):
+    """Compute what `queries_kernel` does for one tile of queries."""
+    head = tl.program_id(1)
+    start, length = row_bounds(x, row)
+    if q_first < length:
+        sign = sign_of(x, row)
+        q_at, q_here = find_queries(x, tile, start, length, q_first)
+        q, r, grads, log_sum = load_queries(x, tile, grad, log_sums, head, q_at, q_here)
+        delta = make_deltas(x, tile, context, grads, deltas, head, q_at, q_here)
+        dq = tl.full([tile.size, tile.padded], 0.0, tile.sums)
+        dr = tl.full([tile.size, tile.padded], 0.0, tile.sums)
+        d_same, d_other = tl.full([tile.size], 0.0, tile.sums), tl.full([tile.size], 0.0, tile.sums)
+        waiting = tl.full([tile.size, tile.size], 0.0, q.dtype)
+        k_start, k_length = key_bounds(x, row, start, length)
+        low, high = keys_in_reach(x, tile, k_length, q_first)
+        for k_first in range(low, high, tile.size):
+            k_at, k_here = find_keys(x, tile, row, k_start, k_length, k_first)
+            k = load_vectors(x, tile, x.k, head, k_at, k_here)
+            v = load_vectors(x, tile, x.v, head, k_at, k_here)
+            _, d_scores = through_softmax(
+                x, tile, head, sign, q, r, k, v, grads, log_sum, delta,
+                q_first, q_at, q_here, k_first, k_at, k_here,
+            )  # fmt: skip
+            dq += product(d_scores.to(k.dtype), k)
+            if x.table_c is not None:
+                turned = by_distance(tile, sign, d_scores, k_first)
+                through_c(x, tile, sums, head, sign, turned, q_first, k_first)
+            if x.table_a is not None:
+                turned = by_distance(tile, sign, d_scores, k_first).to(q.dtype)
+                by_r = through_a(x, tile, sums, head, sign, r, turned, waiting, q_first, k_first)
+                waiting = turned
+                if x.r is None:
+                    dq += by_r
+                else:
+                    dr += by_r
+            if x.segment_scores is not None:
+                apart = in_other_segment(x, q_at, q_here, k_at, k_here)
+                d_other += tl.sum(tl.where(apart, d_scores, 0.0), 1)
+                d_same += tl.sum(tl.where(apart, 0.0, d_scores), 1)
         if x.table_a is not None:
-            lower, upper = by_distance(tile, sign, d_scores, k_first)
-            by_a = product(lower.to(q.dtype), load_band(x, tile, x.table_a, head, sign, q_first, k_first, 0))
-            by_a += product(upper.to(q.dtype), load_band(x, tile, x.table_a, head, sign, q_first, k_first, 1))
+            end = low + tl.cdiv(high - low, tile.size) * tile.size
+            none = tl.full([tile.size, tile.size], 0.0, q.dtype)
+            by_r = through_a(x, tile, sums, head, sign, r, none, waiting, q_first, end)
             if x.r is None:
-                dq += by_a
+                dq += by_r
             else:
-                dr += by_a
+                dr += by_r
+        store_vectors(x, tile, d_q, head, q_at, q_here, dq)
+        if x.r is not None:
+            store_vectors(x, tile, d_r, head, q_at, q_here, dr)
         if x.segment_scores is not None:
-            apart = in_other_segment(x, q_at, q_here, k_at, k_here)
-            d_other += tl.sum(tl.where(apart, d_scores, 0.0), 1)
-            d_same += tl.sum(tl.where(apart, 0.0, d_scores), 1)
-    store_vectors(x, tile, d_q, head, q_at, q_here, dq)
-    if x.r is not None:
-        store_vectors(x, tile, d_r, head, q_at, q_here, dr)
-    if x.segment_scores is not None:
-        place = d_segments + (q_at * x.heads + head) * 2
-        tl.store(place, d_same.to(d_segments.dtype.element_ty), mask=q_here)
-        tl.store(place + 1, d_other.to(d_segments.dtype.element_ty), mask=q_here)
+            place = d_segments + (q_at * x.heads + head) * 2
+            tl.store(place, d_same.to(d_segments.dtype.element_ty), mask=q_here)
+            tl.store(place + 1, d_other.to(d_segments.dtype.element_ty), mask=q_here)
+
+
+@triton.jit
+def queries_kernel(x, grad, context, log_sums, deltas, d_q, d_r, d_segments, sums, tiles, tile: tl.constexpr):
+    """Compute gradients by q, r, segment scores, tables A and C, and the deltas [M, N].
+
+    Without such tables: one tile of queries a program, grid (R * tiles, N). With them: every n-th tile, grid (n, N).
+    """
+    if x.table_a is None and x.table_c is None:
+        row, number = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+        by_queries(
+            x, grad, context, log_sums, deltas, d_q, d_r, d_segments, sums, row, number * tile.size, tile
+        )
+    else:
+        for task in range(tl.program_id(0), x.rows * tiles, tl.num_programs(0)):
+            row, number = turn_of(task, tiles)
+            by_queries(
+                x, grad, context, log_sums, deltas, d_q, d_r, d_segments, sums, row, number * tile.size, tile
+            )
+            tl.debug_barrier()  # the next tile adds to the same sums, perhaps by other threads
+
+
+@triton.jit
+def turn_of(task, tiles):
+    """Return the row and the tile of a program's task. Where tiles differ in work, as in causal rows, no program has
+    the same tile of every row.
+    """
+    row = task // tiles
+    return row, (task + row) % tiles
 
 
 @triton.jit
@@ -161,51 +237,54 @@ def queries_in_reach(x, tile: tl.constexpr, length, k_first):
 
 
 @triton.jit
-def keys_kernel(x, grad, log_sums, deltas, d_k, d_v, tiles, tile: tl.constexpr):
-    """Compute gradients by keys and values, one tile of keys a program. Grid (R * tiles, N)."""
-    row, head = tl.program_id(0) // tiles, tl.program_id(1)
-    k_first = (tl.program_id(0) % tiles - carried_tiles(x, tile)) * tile.size
+def by_keys(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile: tl.constexpr):
+    """Compute what `keys_kernel` does for one tile of keys."""
+    head = tl.program_id(1)
+    k_first = (number - carried_tiles(x, tile)) * tile.size
     start, length = row_bounds(x, row)
     k_start, k_length = key_bounds(x, row, start, length)
-    if k_first >= k_length:
-        return
-    sign = sign_of(x, row)
-    k_at, k_here = find_keys(x, tile, row, k_start, k_length, k_first)
-    k = load_vectors(x, tile, x.k, head, k_at, k_here)
-    v = load_vectors(x, tile, x.v, head, k_at, k_here)
-    dk = tl.full([tile.size, tile.padded], 0.0, tile.sums)
-    dv = tl.full([tile.size, tile.padded], 0.0, tile.sums)
-    low, high = queries_in_reach(x, tile, length, k_first)
-    for q_first in range(low, high, tile.size):
-        q_at, q_here = find_queries(x, tile, start, length, q_first)
-        q, r, grads, log_sum = load_queries(x, tile, grad, log_sums, head, q_at, q_here)
-        delta = load_deltas(x, deltas, head, q_at, q_here)
-        dropped, d_scores = through_softmax(
-            x,
-            tile,
-            head,
-            sign,
-            q,
-            r,
-            k,
-            v,
-            grads,
-            log_sum,
-            delta,
-            q_first,
-            q_at,
-            q_here,
-            k_first,
-            k_at,
-            k_here,
-        )
-        dv += product(tl.trans(dropped.to(grads.dtype)), grads)
-        dk += product(tl.trans(d_scores.to(q.dtype)), q)
+    if k_first < k_length:
+        sign = sign_of(x, row)
+        k_at, k_here = find_keys(x, tile, row, k_start, k_length, k_first)
+        k = load_vectors(x, tile, x.k, head, k_at, k_here)
+        v = load_vectors(x, tile, x.v, head, k_at, k_here)
+        dk = tl.full([tile.size, tile.padded], 0.0, tile.sums)
+        dv = tl.full([tile.size, tile.padded], 0.0, tile.sums)
+        waiting = tl.full([tile.size, tile.size], 0.0, k.dtype)
+        low, high = queries_in_reach(x, tile, length, k_first)
+        for q_first in range(low, high, tile.size):
+            q_at, q_here = find_queries(x, tile, start, length, q_first)
+            q, r, grads, log_sum = load_queries(x, tile, grad, log_sums, head, q_at, q_here)
+            delta = load_deltas(x, deltas, head, q_at, q_here)
+            dropped, d_scores = through_softmax(
+                x, tile, head, sign, q, r, k, v, grads, log_sum, delta,
+                q_first, q_at, q_here, k_first, k_at, k_here,
+            )  # fmt: skip
+            dv += product(tl.trans(dropped.to(grads.dtype)), grads)
+            dk += product(tl.trans(d_scores.to(q.dtype)), q)
+            if x.table_b is not None:
+                turned = by_distance_of_keys(tile, sign, d_scores, q_first).to(k.dtype)
+                dk += through_b(x, tile, sums, head, sign, k, turned, waiting, q_first, k_first)
+                waiting = turned
         if x.table_b is not None:
-            lower, upper = by_distance_of_keys(tile, sign, d_scores, q_first)
-            band = load_band(x, tile, x.table_b, head, sign, q_first, k_first, 0)
-            dk += product(tl.trans(lower.to(band.dtype)), band)
-            band = load_band(x, tile, x.table_b, head, sign, q_first, k_first, 1)
-            dk += product(tl.trans(upper.to(band.dtype)), band)
-    store_vectors(x, tile, d_k, head, k_at, k_here, dk)
-    store_vectors(x, tile, d_v, head, k_at, k_here, dv)
+            end = low + tl.cdiv(high - low, tile.size) * tile.size
+            none = tl.full([tile.size, tile.size], 0.0, k.dtype)
+            dk += through_b(x, tile, sums, head, sign, k, none, waiting, end, k_first)
+        store_vectors(x, tile, d_k, head, k_at, k_here, dk)
+        store_vectors(x, tile, d_v, head, k_at, k_here, dv)
+
+
+@triton.jit
+def keys_kernel(x, grad, log_sums, deltas, d_k, d_v, sums, tiles, tile: tl.constexpr):
+    """Compute gradients by keys, values and table B.
+
+    Without this table: one tile of keys a program, grid (R * tiles, N). With it: every n-th tile, grid (n, N).
+    """
+    if x.table_b is None:
+        row, number = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+        by_keys(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile)
+    else:
+        for task in range(tl.program_id(0), x.rows * tiles, tl.num_programs(0)):
+            row, number = turn_of(task, tiles)
+            by_keys(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile)
+            tl.debug_barrier()  # the next tile adds to the same sums, perhaps by other threads

@@ -1,8 +1,8 @@
 """Fused attention with relative terms over flat tokens, on a GPU, forward and backward.
 
-No stored tensor grows with the square of a row. `operands.py` has the formula; `forward.py`, `backward.py` and
-`table_gradients.py` have the kernels. The forward pass saves its inputs, the context and one number for each query
-and head.
+No stored tensor grows with the square of a row. `operands.py` has the formula; `forward.py` and `backward.py` have the
+kernels, and `table_gradients.py` adds up gradients by tables. The forward pass saves its inputs, the context and one
+number for each query and head.
 
 Shapes: as in `operands.py`.
 """
@@ -19,14 +19,13 @@ from encoder_core.kernels.backward import keys_kernel, queries_kernel
 from encoder_core.kernels.forward import forward_kernel
 from encoder_core.kernels.operands import KernelInputs
 from encoder_core.kernels.table_gradients import (
-    assemble,
+    TableSums,
     differences_of,
-    empty_bands,
-    tables_kernel,
+    empty_sums,
+    gradient_of,
+    programs_of,
 )
 from encoder_core.kernels.tiling import Cut, Cuts, cuts_of, generation_of, tile_of
-
-PROGRAMS = 128  # approximate number of programs, each with sums of its own, for a table's gradient
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,8 @@ class _FusedAttention(torch.autograd.Function):
         # Every token lies in a row, whose program writes the token's gradients.
         by = [None if tensor is None else torch.empty_like(tensor) for tensor in tensors]
         given = (x, grad.contiguous(), log_sums, _of_queries(x))
-        _by_tokens(given, context, by, layout, ctx.cuts)
-        by[4:7] = _by_tables(given, layout, ctx.cuts.tables)
+        _by_queries(given, context, by, layout, ctx.cuts.queries)
+        _by_keys(given, by, layout, ctx.cuts.keys)
         return *by, None, None
 
 
@@ -126,44 +125,46 @@ Given = tuple[KernelInputs, Tensor, Tensor, Tensor]
 gradient, which the kernel by queries writes first."""
 
 
-def _by_tokens(given: Given, context: Tensor, by: list[Tensor | None], layout: Layout, cuts: Cuts) -> None:
-    """Write the deltas, and the gradients by all tensors with a dimension of tokens into `by`."""
+def _by_queries(given: Given, context: Tensor, by: list[Tensor | None], layout: Layout, cut: Cut) -> None:
+    """Write the deltas, and into `by` the gradients by queries, r, segment scores, and tables A and C."""
     x, grad, log_sums, deltas = given
-    d_q, d_k, d_v, d_r, _, _, _, d_segments = by
-    cut = cuts.queries
     tiles = -(-layout.longest // cut.size)
-    queries_kernel[(x.rows * tiles, x.heads)](
-        x, grad, context, log_sums, deltas, d_q, d_r, d_segments, tiles, tile_of(x, cut.size), **cut.options
-    )
-    cut = cuts.keys
+    sums, programs = _sums_of(x, (x.table_a, None, x.table_c), layout, tiles, cut.size)
+    queries_kernel[(programs, x.heads)](
+        x, grad, context, log_sums, deltas, by[0], by[3], by[7], sums, tiles, tile_of(x, cut.size), **cut.options
+    )  # fmt: skip
+    _add_up(sums, x, by, cut.size)
+
+
+def _by_keys(given: Given, by: list[Tensor | None], layout: Layout, cut: Cut) -> None:
+    """Write the gradients by keys, values and table B into `by`."""
+    x = given[0]
     longest = layout.longest if layout.longest_k is None else layout.longest_k
     tiles = -(-longest // cut.size) - (-x.carried // cut.size)
-    keys_kernel[(x.rows * tiles, x.heads)](*given, d_k, d_v, tiles, tile_of(x, cut.size), **cut.options)
+    sums, programs = _sums_of(x, (None, x.table_b, None), layout, tiles, cut.size)
+    keys_kernel[(programs, x.heads)](*given, by[1], by[2], sums, tiles, tile_of(x, cut.size), **cut.options)
+    _add_up(sums, x, by, cut.size)
 
 
-def _by_tables(given: Given, layout: Layout, cut: Cut) -> list[Tensor | None]:
-    """Return the gradients by tables A, B and C."""
-    x = given[0]
-    tables = (x.table_a, x.table_b, x.table_c)
+def _sums_of(
+    x: KernelInputs, tables: tuple[Tensor | None, ...], layout: Layout, tiles: int, size: int
+) -> tuple[TableSums, int]:
+    """Return the sums for a launch's gradients by tables A, B and C, and its number of programs for each head."""
     if all(table is None for table in tables):
-        return [None, None, None]
+        return TableSums(None, None, None, 0, 0), x.rows * tiles
+    programs = programs_of(x.q.device, x.heads, x.rows * tiles)
     lowest, differences = differences_of(
-        layout.longest,
-        x.carried,
-        cut.size,
-        backwards=layout.signs is not None,
-        causal=layout.causal,
+        layout.longest, x.carried, size, backwards=layout.signs is not None, causal=layout.causal
     )
-    splits = max(1, min(x.rows, PROGRAMS // differences))
-    bands = [empty_bands(table, splits=splits, differences=differences, size=cut.size) for table in tables]
-    tables_kernel[(differences * splits, x.heads)](
-        *given, *bands, lowest, differences, splits, tile_of(x, cut.size), **cut.options
-    )
-    first = lowest * cut.size - (cut.size - 1) + x.center
-    return [
-        None if table is None or band is None else assemble(band, first, x.distances).to(table.dtype)
-        for table, band in zip(tables, bands, strict=True)
-    ]
+    return empty_sums(tables, programs=programs, lowest=lowest, blocks=differences + 1, size=size), programs
+
+
+def _add_up(sums: TableSums, x: KernelInputs, by: list[Tensor | None], size: int) -> None:
+    first = sums.lowest * size - (size - 1) + x.center
+    tables = (x.table_a, x.table_b, x.table_c)
+    for number, (own, table) in enumerate(zip(sums[:3], tables, strict=True), 4):
+        if own is not None:
+            by[number] = gradient_of(own, table, first)
 
 
 def _of_queries(x: KernelInputs) -> Tensor:

@@ -105,7 +105,15 @@ def store_vectors(x, tile: tl.constexpr, pointer, head, at, here, values):
 
 
 @triton.jit
-def load_band(x, tile: tl.constexpr, pointer, head, sign, q_first, k_first, half: tl.constexpr):
+def add_vectors(x, tile: tl.constexpr, pointer, head, at, values):
+    """Add vectors to those of `store_vectors`, to which no other program adds: their order is the program's."""
+    column = tl.arange(0, tile.padded)
+    place = pointer + (at.to(tl.int64) * x.heads + head)[:, None] * tile.width + column[None, :]
+    tl.atomic_add(place, values, mask=(column < tile.width)[None, :], sem="relaxed")
+
+
+@triton.jit
+def load_band(x, tile: tl.constexpr, pointer, head, sign, q_first, k_first, half):
     """Load [S, padded width], the lower (0) or upper (1) half of the rows of table A or B that two tiles use."""
     low = sign * (q_first - k_first) - (tile.size - 1) + x.center + half * tile.size
     rows = low + tl.arange(0, tile.size)
@@ -158,25 +166,20 @@ def scores_by_b(x, tile: tl.constexpr, head, sign, k, q_first, k_first):
 
 @triton.jit
 def by_distance(tile: tl.constexpr, sign, values, first):
-    """Return two [S queries, S places] for the lower and the upper half of the band.
-
-    They are `values` [S queries, S keys] at the places of their distances, and 0 at all other places.
+    """Return [S queries, S places], `values` [S queries, S keys] at the places of their distances in either half of
+    the band.
     """
     i = tl.arange(0, tile.size) + (first & (tile.size - 1))
     key = (i[:, None] - sign * (i[None, :] + 1)) & (tile.size - 1)
-    turned = tl.gather(values, key, 1)
-    upper = in_upper(tile, sign, first, False)
-    return tl.where(upper, 0.0, turned), tl.where(upper, turned, 0.0)
+    return tl.gather(values, key, 1)
 
 
 @triton.jit
 def by_distance_of_keys(tile: tl.constexpr, sign, values, first):
-    """Return the same as `by_distance`, but [S places, S keys] each."""
+    """Return the same as `by_distance`, but [S places, S keys]."""
     i = tl.arange(0, tile.size) + (first & (tile.size - 1))
     query = (i[None, :] + sign * (i[:, None] + 1)) & (tile.size - 1)
-    turned = tl.gather(values, query, 0)
-    upper = in_upper(tile, sign, first, True)
-    return tl.where(upper, 0.0, turned), tl.where(upper, turned, 0.0)
+    return tl.gather(values, query, 0)
 
 
 @triton.jit

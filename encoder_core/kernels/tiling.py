@@ -3,7 +3,8 @@
 For heads of 33 to 64 in half precision on Hopper they are the fastest of up to fourteen that one H200 ran (Triton
 3.6.0, 32 rows of 512, 12 heads of 64, bf16, dropout 0.1). There four warps multiply by wgmma. With relative terms
 tiles of 64 spill registers and are still up to twice as fast as tiles of 32 that do not. Since then the kernels compute
-deltas themselves and find what dropout keeps by fewer comparisons. No GPU has timed that.
+deltas themselves, find what dropout keeps by fewer comparisons, and add up gradients by tables. No GPU has timed that.
+For this XLNet's kernel by queries has one stage: with two, its shared memory leaves no room for a second program.
 
 All others were chosen by compiling for GPUs that were not at hand: of the cuts that spill no registers, the one with
 the fewest instructions a score. `tests/encoder_core/kernels/compiled.csv` lists what all compile to.
@@ -38,10 +39,8 @@ class Cuts(NamedTuple):
     forward: Cut
     queries: Cut
     keys: Cut
-    tables: Cut
 
 
-_UNUSED = Cut(32, 8, 1)  # stands in for the cut of tables, which plain scores do not have
 _HOPPER, _TIMED = 9, range(33, 65)
 # Generations with 227 KiB of shared memory for a program, and matrix products by warp groups.
 _HOPPER_GENERATIONS = (9, 10)
@@ -70,35 +69,28 @@ def cuts_of(
         return _timed_cuts(relative=relative, by_keys=by_keys)
     match half, relative, wide:
         case False, _, _:  # full precision, in three products each
-            return Cuts(*[Cut(16 if relative or wide else 32, 8, 1)] * 4)
+            return Cuts(*[Cut(16 if relative or wide else 32, 8, 1)] * 3)
         case _, True, True:
-            return Cuts(Cut(32, 8, 2), Cut(32, 8, 2), Cut(16, 4, 1), Cut(16, 8, 1))
+            return Cuts(Cut(32, 8, 2), Cut(32, 8, 2), Cut(16, 4, 1))
         case _, True, False:
             forward = Cut(64, 8, 2) if large and not by_position else Cut(32, 4, 2)
-            return Cuts(
-                forward,
-                Cut(32, 4, 2),
-                Cut(32, 4, 1),
-                Cut(16 if width <= 32 and generation != 10 else 32, 8, 1),
-            )
+            return Cuts(forward, Cut(32, 4, 2), Cut(32, 4, 1))
         case _, _, True if large:
-            return Cuts(
-                Cut(64, 4, 2), Cut(64, 4, 1), Cut(64, 4, 2) if generation == 10 else Cut(32, 4, 2), _UNUSED
-            )
+            return Cuts(Cut(64, 4, 2), Cut(64, 4, 1), Cut(64, 4, 2) if generation == 10 else Cut(32, 4, 2))
         case _, _, True:
-            return Cuts(Cut(64, 8, 2), Cut(64, 8, 2), Cut(64, 8, 2), _UNUSED)
+            return Cuts(Cut(64, 8, 2), Cut(64, 8, 2), Cut(64, 8, 2))
         case _ if large:
-            return Cuts(Cut(64, 4, 2), Cut(64, 4, 2), Cut(64, 4, 2), _UNUSED)
-    return Cuts(Cut(64, 8, 1), Cut(64, 8, 1), Cut(32, 4, 2), _UNUSED)
+            return Cuts(Cut(64, 4, 2), Cut(64, 4, 2), Cut(64, 4, 2))
+    return Cuts(Cut(64, 8, 1), Cut(64, 8, 1), Cut(32, 4, 2))
 
 
 def _timed_cuts(*, relative: bool, by_keys: bool) -> Cuts:
-    """Return the fastest cuts on an H200."""
+    """Return the fastest cuts on an H200, but for XLNet's kernel by queries."""
     if not relative:
-        return Cuts(Cut(64, 4, 3), Cut(64, 4, 3), Cut(64, 4, 3), _UNUSED)
+        return Cuts(Cut(64, 4, 3), Cut(64, 4, 3), Cut(64, 4, 3))
     if by_keys:  # DeBERTa
-        return Cuts(Cut(64, 4, 1), Cut(64, 4, 1), Cut(64, 4, 1), Cut(32, 4, 1))
-    return Cuts(Cut(64, 4, 2), Cut(64, 4, 2), Cut(64, 4, 1), Cut(64, 8, 1))  # XLNet
+        return Cuts(Cut(64, 4, 1), Cut(64, 4, 1), Cut(64, 4, 1))
+    return Cuts(Cut(64, 4, 2), Cut(64, 4, 1), Cut(64, 4, 1))  # XLNet
 
 
 def generation_of(device: torch.device) -> int:

@@ -72,9 +72,8 @@ def device() -> torch.device:
 
 def every(form: str, kind: str) -> Iterator[tuple[str, Cut]]:
     """Yield kernels and cuts, those in use first."""
-    shape, first = FORMS[form], used(form, SIZES[kind])
-    kernels = ["forward", "queries", "keys"] + ["tables"] * (shape.table_a or shape.table_b or shape.table_c)
-    for kernel in kernels:
+    first = used(form, SIZES[kind])
+    for kernel in Cuts._fields:
         for cut in dict.fromkeys([getattr(first, kernel), *CANDIDATES[kind]]):
             yield kernel, cut
 

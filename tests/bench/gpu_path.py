@@ -105,7 +105,7 @@ def _flash(record: Callable[[str], None]) -> Callable[..., Tensor]:
 
 
 _LAUNCHED = {
-    "fused_attention": ("fused", ("forward", "queries", "keys", "tables")),
+    "fused_attention": ("fused", ("forward", "queries", "keys")),
     "residual_norm": ("norm", ("forward", "backward")),
     "softmax_loss": ("loss", ("sums", "gradient")),
 }

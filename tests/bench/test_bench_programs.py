@@ -7,6 +7,7 @@ from pathlib import Path
 
 import core_share
 import gpu_cuts
+import gpu_pairs
 import gpu_step
 import ingest
 import masking
@@ -125,9 +126,18 @@ def test_a_share_of_the_core_is_below_one_and_above_nothing() -> None:
 def test_every_cut_of_every_kernel_computes_the_same() -> None:
     """Without a GPU, in the interpreter; nothing is timed there."""
     found = [*gpu_cuts.measured("relative-keys", "cpu", lambda number: True)]
-    assert {one.kernel for one in found} == {"forward", "queries", "keys", "tables"}
+    assert {one.kernel for one in found} == {"forward", "queries", "keys"}
     assert [one for one in found if one.failure or one.off > 1e-5] == []
-    assert gpu_cuts.render(found).count("in use") == 4
+    assert gpu_cuts.render(found).count("in use") == 3
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_kernels_of_two_trees_are_timed_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    """The other tree is this one."""
+    gpu_pairs.main(gpu_pairs.ROOT, ["relative-keys"], 20, 1)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["relative-keys, new", "relative-keys, earlier"]
 
 
 @pytest.mark.long

@@ -95,7 +95,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 FACTOR = 4.0  # times the formula's own error in bf16
 ROUNDING = 2.0**-8
-CUTS = Cuts(*[Cut(32, 4, 1)] * 4)
+CUTS = Cuts(*[Cut(32, 4, 1)] * 3)
 FORMS = {
     "plain": Form(heads=1, width=16),
     "window": Form(heads=1, width=16, window=7),

@@ -66,7 +66,7 @@ def memory_begins_with_nan() -> Iterator[None]:
 
 
 def even(size: int) -> Cuts:
-    return Cuts(*[Cut(size, 4, 1)] * 4)
+    return Cuts(*[Cut(size, 4, 1)] * 3)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from encoder_core.kernels.forward import forward_kernel
 from encoder_core.kernels.tiling import Cut, Cuts, tile_of
 from tests.support.models.relative_attention import Form, Problem, problem
 
-HEADS, WIDTH, LENGTH, CUTS = 4, 2, 9, Cuts(*[Cut(16, 4, 1)] * 4)
+HEADS, WIDTH, LENGTH, CUTS = 4, 2, 9, Cuts(*[Cut(16, 4, 1)] * 3)
 START = 2**32 // HEADS + 7  # a place of a query and head wraps to a small positive one, which is in the hole
 FORMS = {
     "tables": Form(HEADS, WIDTH, table_a=True, table_b=True, table_c=True, dropout=True, dtype=torch.float32),
@@ -105,8 +105,8 @@ def outcome(given: Problem, place: Move) -> dict[str, Tensor]:
     by: list[Tensor | None] = [zeros(queries, WIDTH), zeros(keys, WIDTH), zeros(keys, WIDTH)]
     by += [None if terms.r is None else zeros(queries, WIDTH), None, None, None]
     by += [None if terms.segment_scores is None else zeros(queries, 2)]
-    attention._by_tokens((x, grad, log_sums, deltas), context, by, layout, CUTS)
-    by[4:7] = attention._by_tables((x, grad, log_sums, deltas), layout, CUTS.tables)
+    attention._by_queries((x, grad, log_sums, deltas), context, by, layout, CUTS.queries)
+    attention._by_keys((x, grad, log_sums, deltas), by, layout, CUTS.keys)
     names = ("q", "k", "v", "r", "table_a", "table_b", "table_c", "segment_scores")
     found = {name: tensor for name, tensor in zip(names, by, strict=True) if tensor is not None}
     return {"context": context, "log_sums": log_sums, **found}
