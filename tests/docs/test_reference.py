@@ -199,7 +199,7 @@ def test_every_exit_code_is_in_the_runbook() -> None:
 
 def test_every_gauge_is_explained() -> None:
     modules = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-    named = (re.findall(r'\bgauge\(\s*"(\w+)"', path.read_text("utf-8")) for path in modules)
+    named = (re.findall(r'\bmake_gauge\(\s*"(\w+)"', path.read_text("utf-8")) for path in modules)
     made = {*DESCRIPTIONS, *(name for names in named for name in names)}
     rows = [row[0] for row in table_rows("operating.md", "## Gauges")]
     assert len(made) > len(DESCRIPTIONS)
