@@ -12,8 +12,8 @@ from torch import Tensor
 
 from encoder_core.random_draws import fingerprints, token_keys
 
-_BY_TOKEN = ("positions", "segments", "languages", "restarted")
-_BY_ROW = ("pair_labels", "reversed_rows", "rates", "maskable")
+_TOKEN_FIELDS = ("positions", "segments", "languages", "restarted")
+_ROW_FIELDS = ("pair_labels", "reversed_rows", "rates", "maskable")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Batch:
         if self.tokens.device == device:
             return self
         corrupted = None if self.corrupted is None else self.corrupted.to(device)
-        return replace(self, host=self, corrupted=corrupted, **_mapped(self, lambda x: sent(x, device)))
+        return replace(self, host=self, corrupted=corrupted, **_map_tensors(self, lambda x: sent(x, device)))
 
     @property
     def on_host(self) -> "Batch":
@@ -100,7 +100,7 @@ class Batch:
         """Number of tokens at which something may be learned: of a loss over all tokens, the number of summands."""
         return self.tokens.numel() if self.kept is None else self.kept.numel()
 
-    def of_kept(self, of_T: Tensor) -> Tensor:
+    def select_learnable(self, of_T: Tensor) -> Tensor:
         """Return [K, ...], the values at the tokens at which something may be learned. `of_T`: [T, ...]."""
         return of_T if self.kept is None else of_T.index_select(0, self.kept)
 
@@ -130,7 +130,7 @@ class Batch:
         return fingerprints(self.tokens, self.positions, self.cu_seqlens.diff())
 
 
-def _mapped(batch: Batch, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+def _map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     found = {field.name: getattr(batch, field.name) for field in fields(batch)}
     return {name: change(value) for name, value in found.items() if isinstance(value, Tensor)}
 
@@ -170,13 +170,13 @@ def with_rows(batch: Batch, rows: Int[Tensor, " chosen"]) -> Batch:
         numbers=numbers[rows],
         kept=kept,
         pair_rows=None if pairs is None else moved_R[pairs[chosen_R[pairs]]],
-        **_taken_fields(batch, (*_BY_TOKEN, "order"), at_T),
-        **_taken_fields(batch, _BY_ROW, rows),
+        **_select_entries(batch, (*_TOKEN_FIELDS, "order"), at_T),
+        **_select_entries(batch, _ROW_FIELDS, rows),
         corrupted=None if batch.corrupted is None else with_rows(batch.corrupted, rows),
     )
 
 
-def twice(batch: Batch) -> Batch:
+def with_rows_duplicated(batch: Batch) -> Batch:
     """Return examples of two texts: each row's text without masks, twice, as two rows.
 
     The two rows have different random draws: row number n becomes rows number 2 n and 2 n + 1.
@@ -195,11 +195,11 @@ def twice(batch: Batch) -> Batch:
         max_length=batch.max_length,
         target_positions=none,
         target_ids=none,
-        **_taken_fields(batch, _BY_TOKEN, at_T),
+        **_select_entries(batch, _TOKEN_FIELDS, at_T),
         numbers=torch.stack([2 * numbers_R, 2 * numbers_R + 1], 1).flatten(),
         group=2,
         causal=batch.causal,
-        host=None if batch.host is None else twice(batch.host),
+        host=None if batch.host is None else with_rows_duplicated(batch.host),
     )
 
 
@@ -217,7 +217,7 @@ def untargeted(tokens: Int[Tensor, " tokens"], lengths: Sequence[int]) -> Batch:
     )
 
 
-def _taken_fields(batch: Batch, names: Sequence[str], at: Tensor) -> dict[str, Any]:
+def _select_entries(batch: Batch, names: Sequence[str], at: Tensor) -> dict[str, Any]:
     """Return the entries `at` of the fields of these names, by name."""
     found = {name: getattr(batch, name) for name in names}
     return {name: None if values is None else values[at] for name, values in found.items()}

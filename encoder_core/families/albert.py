@@ -137,21 +137,21 @@ def _embeddings(config: AlbertConfig) -> "Embeddings":
     )
 
 
-_OURS = "encoder.layers.{layer}"
-_THEIRS = "albert.encoder.albert_layer_groups.{layer}.albert_layers.0"
+_OUR_LAYER = "encoder.layers.{layer}"
+_THEIR_LAYER = "albert.encoder.albert_layer_groups.{layer}.albert_layers.0"
 
 _PAIRS = (
     *embedding_pairs("encoder.embeddings", "albert.embeddings"),
     Pair("encoder.embeddings.token_type.weight", "albert.embeddings.token_type_embeddings.weight"),
     *with_bias("encoder.projection", "albert.encoder.embedding_hidden_mapping_in"),
-    *with_bias(f"{_OURS}.attention.query", f"{_THEIRS}.attention.query"),
-    *with_bias(f"{_OURS}.attention.key", f"{_THEIRS}.attention.key"),
-    *with_bias(f"{_OURS}.attention.value", f"{_THEIRS}.attention.value"),
-    *with_bias(f"{_OURS}.attention.output", f"{_THEIRS}.attention.dense"),
-    *with_bias(f"{_OURS}.attention_norm", f"{_THEIRS}.attention.LayerNorm"),
-    *with_bias(f"{_OURS}.feed_forward.up", f"{_THEIRS}.ffn"),
-    *with_bias(f"{_OURS}.feed_forward.down", f"{_THEIRS}.ffn_output"),
-    *with_bias(f"{_OURS}.feed_forward_norm", f"{_THEIRS}.full_layer_layer_norm"),
+    *with_bias(f"{_OUR_LAYER}.attention.query", f"{_THEIR_LAYER}.attention.query"),
+    *with_bias(f"{_OUR_LAYER}.attention.key", f"{_THEIR_LAYER}.attention.key"),
+    *with_bias(f"{_OUR_LAYER}.attention.value", f"{_THEIR_LAYER}.attention.value"),
+    *with_bias(f"{_OUR_LAYER}.attention.output", f"{_THEIR_LAYER}.attention.dense"),
+    *with_bias(f"{_OUR_LAYER}.attention_norm", f"{_THEIR_LAYER}.attention.LayerNorm"),
+    *with_bias(f"{_OUR_LAYER}.feed_forward.up", f"{_THEIR_LAYER}.ffn"),
+    *with_bias(f"{_OUR_LAYER}.feed_forward.down", f"{_THEIR_LAYER}.ffn_output"),
+    *with_bias(f"{_OUR_LAYER}.feed_forward_norm", f"{_THEIR_LAYER}.full_layer_layer_norm"),
     *with_bias("head.dense", "predictions.dense"),
     *with_bias("head.norm", "predictions.LayerNorm"),
     Pair("head.decoder.bias", "predictions.bias"),

@@ -184,7 +184,7 @@ FIELDS = {
 }
 """Our configuration fields and theirs, where only the name differs."""
 
-_TWICE = {"decoder_layers": "layers", "decoder_attention_heads": "heads", "decoder_ffn_dim": "feed_forward"}
+_DECODER = {"decoder_layers": "layers", "decoder_attention_heads": "heads", "decoder_ffn_dim": "feed_forward"}
 
 EPSILON = 1e-5  # epsilon of every LayerNorm; transformers' configuration has no field for it
 
@@ -226,7 +226,7 @@ def to_json(config: BartConfig) -> dict[str, Any]:
         "model_type": "bart",
         "is_encoder_decoder": True,
         **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
-        **{theirs: getattr(config, ours) for theirs, ours in _TWICE.items()},
+        **{theirs: getattr(config, ours) for theirs, ours in _DECODER.items()},
         "activation_function": activation_to_json(config.activation),
         "activation_dropout": 0.0,
         "scale_embedding": False,
@@ -249,7 +249,7 @@ def from_json(fields: dict[str, Any]) -> BartConfig:
                 f"config.json: {name} is {fields[name]!r}, which is not supported",
                 remedy="use weights of BART's published architecture (mBART and Pegasus have another one)",
             )
-    for theirs, ours in _TWICE.items():
+    for theirs, ours in _DECODER.items():
         if fields[theirs] != fields[FIELDS[ours]]:
             raise ModelError(
                 f"config.json: {theirs} is {fields[theirs]}, but {FIELDS[ours]} is {fields[FIELDS[ours]]}",

@@ -217,19 +217,19 @@ def from_json(fields: dict[str, Any]) -> BertConfig:
     )
 
 
-_OURS, _THEIRS = "encoder.layers.{layer}", "distilbert.transformer.layer.{layer}"
+_OUR_LAYER, _THEIR_LAYER = "encoder.layers.{layer}", "distilbert.transformer.layer.{layer}"
 
 DISTILLED = KeyTable(
     pairs=(
         *embedding_pairs("encoder.embeddings", "distilbert.embeddings"),
-        *with_bias(f"{_OURS}.attention.query", f"{_THEIRS}.attention.q_lin"),
-        *with_bias(f"{_OURS}.attention.key", f"{_THEIRS}.attention.k_lin"),
-        *with_bias(f"{_OURS}.attention.value", f"{_THEIRS}.attention.v_lin"),
-        *with_bias(f"{_OURS}.attention.output", f"{_THEIRS}.attention.out_lin"),
-        *with_bias(f"{_OURS}.attention_norm", f"{_THEIRS}.sa_layer_norm"),
-        *with_bias(f"{_OURS}.feed_forward.up", f"{_THEIRS}.ffn.lin1"),
-        *with_bias(f"{_OURS}.feed_forward.down", f"{_THEIRS}.ffn.lin2"),
-        *with_bias(f"{_OURS}.feed_forward_norm", f"{_THEIRS}.output_layer_norm"),
+        *with_bias(f"{_OUR_LAYER}.attention.query", f"{_THEIR_LAYER}.attention.q_lin"),
+        *with_bias(f"{_OUR_LAYER}.attention.key", f"{_THEIR_LAYER}.attention.k_lin"),
+        *with_bias(f"{_OUR_LAYER}.attention.value", f"{_THEIR_LAYER}.attention.v_lin"),
+        *with_bias(f"{_OUR_LAYER}.attention.output", f"{_THEIR_LAYER}.attention.out_lin"),
+        *with_bias(f"{_OUR_LAYER}.attention_norm", f"{_THEIR_LAYER}.sa_layer_norm"),
+        *with_bias(f"{_OUR_LAYER}.feed_forward.up", f"{_THEIR_LAYER}.ffn.lin1"),
+        *with_bias(f"{_OUR_LAYER}.feed_forward.down", f"{_THEIR_LAYER}.ffn.lin2"),
+        *with_bias(f"{_OUR_LAYER}.feed_forward_norm", f"{_THEIR_LAYER}.output_layer_norm"),
         *with_bias("head.dense", "vocab_transform"),
         *with_bias("head.norm", "vocab_layer_norm"),
         Pair("head.decoder.bias", "vocab_projector.bias"),

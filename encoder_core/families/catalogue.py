@@ -54,7 +54,7 @@ FAMILIES: tuple[type[DetectorConfig | XlnetConfig | BartConfig], ...] = (
 )
 
 
-def families_that(suit: Callable[[type[EncoderConfig]], bool]) -> str:
+def family_names_where(suit: Callable[[type[EncoderConfig]], bool]) -> str:
     """Return the names of the families that suit, for a remedy."""
     return " or ".join(family.model_fields["family"].default for family in FAMILIES if suit(family))
 
@@ -143,13 +143,13 @@ def _encoder_class(its: Written) -> str | None:
     return _FORMATS[its.fields["model_type"]].encoder
 
 
-CLASSLESS = tuple(name for name, its in _FORMATS.items() if its.encoder is None)
+CLASSLESS_TYPES = tuple(name for name, its in _FORMATS.items() if its.encoder is None)
 """Model types of ours for which transformers has no class."""
 
 
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 """Each has names, so an absurd number would fill the memory."""
-_OTHER_KINDS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+_MALFORMED_CONFIG_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 """What arises where text, a list or null stands for a number, or the reverse: a folder is untrusted."""
 
 
@@ -184,7 +184,7 @@ def read_config(fields: dict[str, Any]) -> ModelConfig:
         config = cast(ModelConfig, _FORMATS[model_type].read(told))
     except (ModelError, ValidationError):
         raise
-    except _OTHER_KINDS as error:
+    except _MALFORMED_CONFIG_ERRORS as error:
         raise ModelError(
             f"config.json: a field of this {model_type} has a value of another kind: {error}",
             remedy="compare it with a config.json that transformers has written",
@@ -194,8 +194,8 @@ def read_config(fields: dict[str, Any]) -> ModelConfig:
             f"config.json: pad_token_id is null, and the positions of this {model_type} begin after it",
             remedy="set pad_token_id to the padding id with which the model was trained (published ones: 1)",
         )
-    if config.layers > _MOST_LAYERS:
+    if config.layers > _MAX_LAYERS:
         raise ModelError(
-            f"config.json: {config.layers} layers", remedy=f"give a model of at most {_MOST_LAYERS:,}"
+            f"config.json: {config.layers} layers", remedy=f"give a model of at most {_MAX_LAYERS:,}"
         )
     return config

@@ -245,7 +245,7 @@ _SHARED = (
     *with_bias("encoder.positions.norm", "deberta.encoder.LayerNorm"),
 )
 
-_ENDS = (
+_EMBEDDINGS = (
     Pair("encoder.embeddings.word.weight", "deberta.embeddings.word_embeddings.weight"),
     *with_bias("encoder.embeddings.norm", "deberta.embeddings.LayerNorm"),
     Pair("encoder.positions.embedding.weight", "deberta.encoder.rel_embeddings.weight"),
@@ -302,8 +302,8 @@ def detection(config: Deberta) -> KeyTable:
 
 def _encoder(config: Deberta) -> tuple[Pair, ...]:
     if isinstance(config, DebertaConfig):
-        return (*_ENDS, *_LAYER, *_FUSED)
-    return (*_ENDS, *_LAYER, *_SHARED, *(_CONVOLUTION if config.convolution is not None else ()))
+        return (*_EMBEDDINGS, *_LAYER, *_FUSED)
+    return (*_EMBEDDINGS, *_LAYER, *_SHARED, *(_CONVOLUTION if config.convolution is not None else ()))
 
 
 def to_json(config: Deberta) -> dict[str, Any]:

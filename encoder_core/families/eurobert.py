@@ -171,19 +171,19 @@ M610 = EuroBertConfig(layers=26, hidden=1152, heads=18, key_value_heads=6, feed_
 B2_1 = EuroBertConfig(layers=32, hidden=2304, heads=18, key_value_heads=6, feed_forward=6144, vocab=128_256)
 
 
-_OURS, _THEIRS = "encoder.layers.{layer}", "model.layers.{layer}"
+_OUR_LAYER, _THEIR_LAYER = "encoder.layers.{layer}", "model.layers.{layer}"
 TABLE = KeyTable(
     pairs=(
         Pair("encoder.embeddings.word.weight", "model.embed_tokens.weight"),
-        Pair(f"{_OURS}.attention_norm.weight", f"{_THEIRS}.input_layernorm.weight"),
-        Pair(f"{_OURS}.attention.query.weight", f"{_THEIRS}.self_attn.q_proj.weight"),
-        Pair(f"{_OURS}.attention.key.weight", f"{_THEIRS}.self_attn.k_proj.weight"),
-        Pair(f"{_OURS}.attention.value.weight", f"{_THEIRS}.self_attn.v_proj.weight"),
-        Pair(f"{_OURS}.attention.output.weight", f"{_THEIRS}.self_attn.o_proj.weight"),
-        Pair(f"{_OURS}.feed_forward_norm.weight", f"{_THEIRS}.post_attention_layernorm.weight"),
-        Pair(f"{_OURS}.feed_forward.gate.weight", f"{_THEIRS}.mlp.gate_proj.weight"),
-        Pair(f"{_OURS}.feed_forward.up.weight", f"{_THEIRS}.mlp.up_proj.weight"),
-        Pair(f"{_OURS}.feed_forward.down.weight", f"{_THEIRS}.mlp.down_proj.weight"),
+        Pair(f"{_OUR_LAYER}.attention_norm.weight", f"{_THEIR_LAYER}.input_layernorm.weight"),
+        Pair(f"{_OUR_LAYER}.attention.query.weight", f"{_THEIR_LAYER}.self_attn.q_proj.weight"),
+        Pair(f"{_OUR_LAYER}.attention.key.weight", f"{_THEIR_LAYER}.self_attn.k_proj.weight"),
+        Pair(f"{_OUR_LAYER}.attention.value.weight", f"{_THEIR_LAYER}.self_attn.v_proj.weight"),
+        Pair(f"{_OUR_LAYER}.attention.output.weight", f"{_THEIR_LAYER}.self_attn.o_proj.weight"),
+        Pair(f"{_OUR_LAYER}.feed_forward_norm.weight", f"{_THEIR_LAYER}.post_attention_layernorm.weight"),
+        Pair(f"{_OUR_LAYER}.feed_forward.gate.weight", f"{_THEIR_LAYER}.mlp.gate_proj.weight"),
+        Pair(f"{_OUR_LAYER}.feed_forward.up.weight", f"{_THEIR_LAYER}.mlp.up_proj.weight"),
+        Pair(f"{_OUR_LAYER}.feed_forward.down.weight", f"{_THEIR_LAYER}.mlp.down_proj.weight"),
         Pair("encoder.final_norm.weight", "model.norm.weight"),
         Pair("head.decoder.weight", "lm_head.weight"),
     )
@@ -215,7 +215,7 @@ FIELDS = {
 }
 """Our configuration fields and theirs, where only the name differs."""
 
-_WITHOUT = ("attention_bias", "mlp_bias")
+_ABSENT_BIASES = ("attention_bias", "mlp_bias")
 
 DEFAULTS: dict[str, Any] = {
     "num_hidden_layers": 12,
@@ -274,7 +274,7 @@ def to_json(config: EuroBertConfig) -> dict[str, Any]:
         "head_dim": config.hidden // config.heads,
         "hidden_act": activation_to_json(config.activation),
         "rope_theta": config.rotary_base,
-        **dict.fromkeys(_WITHOUT, False),
+        **dict.fromkeys(_ABSENT_BIASES, False),
         "tie_word_embeddings": config.tied_decoder,
     }
 
@@ -286,7 +286,7 @@ def from_json(fields: dict[str, Any]) -> EuroBertConfig:
         ModelError: the model has features that we do not support.
     """
     fields = DEFAULTS | fields
-    for name in _WITHOUT:
+    for name in _ABSENT_BIASES:
         if fields.get(name):
             raise unsupported(name, fields, "no Linear may have a bias")
     if fields.get("head_dim") not in (None, fields["hidden_size"] // fields["num_attention_heads"]):

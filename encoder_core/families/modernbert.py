@@ -81,18 +81,18 @@ BASE = ModernBertConfig(layers=22, hidden=768, heads=12, feed_forward=1152, voca
 LARGE = ModernBertConfig(layers=28, hidden=1024, heads=16, feed_forward=2624, vocab=50_368)
 
 
-_OURS, _THEIRS = "encoder.layers.{layer}", "model.layers.{layer}"
+_OUR_LAYER, _THEIR_LAYER = "encoder.layers.{layer}", "model.layers.{layer}"
 
 TABLE = KeyTable(
     pairs=(
         Pair("encoder.embeddings.word.weight", "model.embeddings.tok_embeddings.weight"),
         Pair("encoder.embeddings.norm.weight", "model.embeddings.norm.weight"),
-        Pair(f"{_OURS}.attention_norm.weight", f"{_THEIRS}.attn_norm.weight", first_layer=1),
-        Pair(f"{_OURS}.attention.qkv.weight", f"{_THEIRS}.attn.Wqkv.weight"),
-        Pair(f"{_OURS}.attention.output.weight", f"{_THEIRS}.attn.Wo.weight"),
-        Pair(f"{_OURS}.feed_forward_norm.weight", f"{_THEIRS}.mlp_norm.weight"),
-        Pair(f"{_OURS}.feed_forward.up.weight", f"{_THEIRS}.mlp.Wi.weight"),
-        Pair(f"{_OURS}.feed_forward.down.weight", f"{_THEIRS}.mlp.Wo.weight"),
+        Pair(f"{_OUR_LAYER}.attention_norm.weight", f"{_THEIR_LAYER}.attn_norm.weight", first_layer=1),
+        Pair(f"{_OUR_LAYER}.attention.qkv.weight", f"{_THEIR_LAYER}.attn.Wqkv.weight"),
+        Pair(f"{_OUR_LAYER}.attention.output.weight", f"{_THEIR_LAYER}.attn.Wo.weight"),
+        Pair(f"{_OUR_LAYER}.feed_forward_norm.weight", f"{_THEIR_LAYER}.mlp_norm.weight"),
+        Pair(f"{_OUR_LAYER}.feed_forward.up.weight", f"{_THEIR_LAYER}.mlp.Wi.weight"),
+        Pair(f"{_OUR_LAYER}.feed_forward.down.weight", f"{_THEIR_LAYER}.mlp.Wo.weight"),
         Pair("encoder.final_norm.weight", "model.final_norm.weight"),
         Pair("head.dense.weight", "head.dense.weight"),
         Pair("head.norm.weight", "head.norm.weight"),
@@ -117,7 +117,7 @@ FIELDS = {
 }
 """Our configuration fields and theirs, where only the name differs."""
 
-_WITHOUT = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
+_ABSENT_BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
 
 DEFAULTS: dict[str, Any] = {
     "num_hidden_layers": 22,
@@ -159,7 +159,7 @@ def to_json(config: ModernBertConfig) -> dict[str, Any]:
         "global_attn_every_n_layers": config.global_every,
         "global_rope_theta": config.global_rope_base,
         "local_rope_theta": config.local_rope_base,
-        **dict.fromkeys(_WITHOUT, False),
+        **dict.fromkeys(_ABSENT_BIASES, False),
         "decoder_bias": True,
         "tie_word_embeddings": True,
     }
@@ -173,7 +173,7 @@ def from_json(fields: dict[str, Any]) -> ModernBertConfig:
     """
     fields = DEFAULTS | fields
     check_tied(fields)
-    biases = [name for name in _WITHOUT if fields.get(name)]
+    biases = [name for name in _ABSENT_BIASES if fields.get(name)]
     if biases or not fields["decoder_bias"]:
         raise unsupported(
             biases[0] if biases else "decoder_bias", fields, "only the decoder may have, and has, a bias"

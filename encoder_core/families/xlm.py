@@ -167,7 +167,7 @@ DEFAULTS: dict[str, Any] = {
 }
 """What transformers assumes where a config.json is silent."""
 
-_WITHOUT = {
+_UNSUPPORTED_FLAGS = {
     "sinusoidal_embeddings": "positions must be learned",
     "causal": "attention must see both ways",
     "asm": "the decoder must be a plain one, with scores of all ids at once",
@@ -207,7 +207,7 @@ def to_json(config: XlmConfig) -> dict[str, Any]:
         "id2lang": {str(number): name for name, number in ids.items()},
         "pad_index": config.pad_id,
         "pad_token_id": config.pad_id,
-        **dict.fromkeys(_WITHOUT, False),
+        **dict.fromkeys(_UNSUPPORTED_FLAGS, False),
         "tie_word_embeddings": True,
     }
 
@@ -220,7 +220,7 @@ def from_json(fields: dict[str, Any]) -> XlmConfig:
     """
     fields = DEFAULTS | fields
     check_tied(fields)
-    for name, remedy in _WITHOUT.items():
+    for name, remedy in _UNSUPPORTED_FLAGS.items():
         if fields.get(name):
             raise unsupported(name, fields, remedy)
     for name in ("gelu_activation", "is_encoder"):
@@ -239,14 +239,14 @@ def from_json(fields: dict[str, Any]) -> XlmConfig:
     )
 
 
-_MOST_LANGUAGES = 100_000
+_MAX_LANGUAGES = 100_000
 """More than there are. Each becomes a name, so an absurd number would fill the memory."""
 
 
 def _languages(fields: dict[str, Any]) -> tuple[str, ...]:
     count, names = fields["n_langs"], {number: name for name, number in (fields.get("lang2id") or {}).items()}
-    if count > _MOST_LANGUAGES:
-        raise unsupported("n_langs", fields, f"at most {_MOST_LANGUAGES:,} languages can be loaded")
+    if count > _MAX_LANGUAGES:
+        raise unsupported("n_langs", fields, f"at most {_MAX_LANGUAGES:,} languages can be loaded")
     if not fields["use_lang_emb"] or count < 2:
         return tuple(names.values()) if len(names) == 1 else ()
     return tuple(str(names.get(number, number)) for number in range(count))

@@ -160,7 +160,7 @@ def _layer(config: XlnetConfig) -> "TwoStreamLayer":
 
 ARCHITECTURE = "XLNetLMHeadModel"
 
-_OURS, _THEIRS = "encoder.layers.{layer}", "transformer.layer.{layer}"
+_OUR_LAYER, _THEIR_LAYER = "encoder.layers.{layer}", "transformer.layer.{layer}"
 
 _ATTENTION = {
     "query.weight": "q",
@@ -180,10 +180,10 @@ TABLE = KeyTable(
     pairs=(
         Pair("encoder.embeddings.word.weight", "transformer.word_embedding.weight"),
         Pair("encoder.mask.weight", "transformer.mask_emb"),
-        *(Pair(f"{_OURS}.attention.{o}", f"{_THEIRS}.rel_attn.{t}") for o, t in _ATTENTION.items()),
-        *with_bias(f"{_OURS}.up", f"{_THEIRS}.ff.layer_1"),
-        *with_bias(f"{_OURS}.down", f"{_THEIRS}.ff.layer_2"),
-        *with_bias(f"{_OURS}.norm", f"{_THEIRS}.ff.layer_norm"),
+        *(Pair(f"{_OUR_LAYER}.attention.{o}", f"{_THEIR_LAYER}.rel_attn.{t}") for o, t in _ATTENTION.items()),
+        *with_bias(f"{_OUR_LAYER}.up", f"{_THEIR_LAYER}.ff.layer_1"),
+        *with_bias(f"{_OUR_LAYER}.down", f"{_THEIR_LAYER}.ff.layer_2"),
+        *with_bias(f"{_OUR_LAYER}.norm", f"{_THEIR_LAYER}.ff.layer_norm"),
         Pair("head.decoder.bias", "lm_loss.bias"),
     ),
     tied=("lm_loss.weight",),

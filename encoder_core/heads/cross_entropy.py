@@ -31,8 +31,8 @@ from encoder_core.layers.kernel_choice import pick
 from encoder_core.layers.sizes import CHUNKS
 from encoder_core.random_draws import draw_key, uniforms
 
-MULTIPLES = {"cuda": 64, "meta": 64, "cpu": 1}  # the vocabulary is padded to a multiple of this, by device
-GROUP = 256  # ids that are sampled from together
+VOCAB_MULTIPLES = {"cuda": 64, "meta": 64, "cpu": 1}  # padding multiple of the vocabulary, by device
+GROUP_IDS = 256  # ids that are sampled from together
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -89,9 +89,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         correct = torch.zeros((), dtype=torch.int64, device=features.device)
         sampled = torch.empty_like(ids)
         own, owns_bias = len(weight), bias is not None
-        weight, bias = rounded_up(weight, bias)
+        weight, bias = pad_vocabulary(weight, bias)
         gradients = ChunkGradients(features, weight, bias, wide) if wants_gradient else None
-        scores = _scores(features)
+        scores = _score_class(features)
         for chunk in chunks(len(ids), weight.shape[0], weight.device):
             scored = scores(F.linear(features[chunk], weight, bias), ids[chunk])
             own_c = None if weights is None else weights[chunk].to(wide)
@@ -127,7 +127,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 _apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LinearCrossEntropy.apply
 
 
-class _Scored(Protocol):
+class _ChunkScores(Protocol):
     """The losses and predictions of a chunk of logits.
 
     `to_gradient` overwrites the logits: it returns the gradient by the logits, and by the bias if the kernel computes
@@ -141,11 +141,11 @@ class _Scored(Protocol):
     def to_gradient(self, *, biased: bool) -> tuple[Tensor, Tensor | None]: ...
 
 
-def _scores(features: Tensor) -> Callable[[Tensor, Tensor], _Scored]:
+def _score_class(features: Tensor) -> Callable[[Tensor, Tensor], _ChunkScores]:
     """Return the class of the kernel to use."""
     if _takes(features) and pick(["fused", "written"], dropped=False, place="loss") == "fused":
         return _FusedScores
-    return _WrittenScores
+    return _PlainScores
 
 
 def _takes(features: Tensor) -> bool:
@@ -158,7 +158,7 @@ def _takes(features: Tensor) -> bool:
     )
 
 
-class _WrittenScores:
+class _PlainScores:
     def __init__(self, logits_cV: Tensor, ids_c: Tensor) -> None:
         wide = torch.promote_types(logits_cV.dtype, torch.float32)
         self._log_p_cV, self._ids_c = logits_cV.to(wide).log_softmax(-1), ids_c
@@ -169,7 +169,7 @@ class _WrittenScores:
         return self._log_p_cV
 
     def to_gradient(self, *, biased: bool) -> tuple[Tensor, None]:
-        return _without_target(self._log_p_cV.exp_(), self._ids_c), None
+        return _subtract_one_hot(self._log_p_cV.exp_(), self._ids_c), None
 
 
 class _FusedScores:
@@ -191,13 +191,13 @@ class _FusedScores:
         return self._logits_cV, to_gradient(self._logits_cV, self._ids_c, self._sums, biased=biased)
 
 
-def rounded_up(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def pad_vocabulary(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Return weight and bias with additional rows that round the vocabulary up to a multiple; the added rows have a
     bias of -inf.
 
     Both are unchanged if the vocabulary is a multiple already.
     """
-    missing = -len(weight) % MULTIPLES.get(weight.device.type, 1)
+    missing = -len(weight) % VOCAB_MULTIPLES.get(weight.device.type, 1)
     if not missing:
         return weight, bias
     bias = weight.new_zeros(len(weight)) if bias is None else bias
@@ -205,21 +205,21 @@ def rounded_up(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | No
 
 
 def _sample(log_p_cV: Tensor, draws_c2: Tensor, temperature: float) -> Tensor:
-    """Return [c] ids by inversion in two steps: which group of `GROUP` ids, then which id of that group.
+    """Return [c] ids by inversion in two steps: which group of `GROUP_IDS` ids, then which id of that group.
 
     The ids are always in the vocabulary, even if the logits are not finite: such a step is skipped and must not crash.
     """
     p_cV = log_p_cV.exp() if temperature == 1.0 else (log_p_cV / temperature).softmax(-1)
     vocab = p_cV.shape[1]
-    whole = vocab // GROUP
+    whole = vocab // GROUP_IDS
     sums = [
-        p_cV[:, : whole * GROUP].view(len(p_cV), whole, GROUP).sum(-1),
-        p_cV[:, whole * GROUP :].sum(-1, True),
+        p_cV[:, : whole * GROUP_IDS].view(len(p_cV), whole, GROUP_IDS).sum(-1),
+        p_cV[:, whole * GROUP_IDS :].sum(-1, True),
     ]
     group_c1 = _invert(torch.cat(sums, -1), draws_c2[:, :1])
-    ids_cG = group_c1 * GROUP + torch.arange(GROUP, device=p_cV.device)
+    ids_cG = group_c1 * GROUP_IDS + torch.arange(GROUP_IDS, device=p_cV.device)
     members_cG = p_cV.gather(1, ids_cG.clamp(max=vocab - 1)).masked_fill(ids_cG >= vocab, 0.0)
-    return (group_c1 * GROUP + _invert(members_cG, draws_c2[:, 1:])).squeeze(-1).clamp(max=vocab - 1)
+    return (group_c1 * GROUP_IDS + _invert(members_cG, draws_c2[:, 1:])).squeeze(-1).clamp(max=vocab - 1)
 
 
 def _invert(weights: Tensor, draw_c1: Tensor) -> Tensor:
@@ -232,7 +232,7 @@ def _invert(weights: Tensor, draw_c1: Tensor) -> Tensor:
     return torch.searchsorted(cumulated, (draw_c1 * cumulated[:, -1:]).long(), right=True)
 
 
-def _without_target(p_cV: Tensor, ids_c: Tensor) -> Tensor:
+def _subtract_one_hot(p_cV: Tensor, ids_c: Tensor) -> Tensor:
     """Return softmax - onehot, in place: the gradient by the logits."""
     p_cV[torch.arange(len(p_cV), device=p_cV.device), ids_c] -= 1.0
     return p_cV

@@ -131,15 +131,15 @@ class EnhancedMaskDecoder(nn.Module):
 
     def forward(self, encoder: DisentangledEncoder, batch: Batch) -> Float[Tensor, "targets hidden"]:
         """Return states at `batch.target_positions`; M may be 0."""
-        return self.decode(encoder, encoder.before_last(batch), batch)
+        return self.decode(encoder, encoder.last_layer_input(batch), batch)
 
     def decode(
         self, encoder: DisentangledEncoder, x_TH: Float[Tensor, "tokens hidden"], batch: Batch
     ) -> Float[Tensor, "targets hidden"]:
-        """Return the same from the states of `before_last`, for callers that need those too."""
+        """Return the same from the states of `last_layer_input`, for callers that need those too."""
         at_M = batch.target_positions
         queries_MH = x_TH.index_select(0, at_M) + self.position(batch.table_positions[at_M])
-        return encoder.look_again(queries_MH, at_M, x_TH, batch, times=PASSES)
+        return encoder.rerun_last_layer(queries_MH, at_M, x_TH, batch, times=PASSES)
 
 
 class SpanBoundaryHead(nn.Module):

@@ -154,14 +154,14 @@ class DisentangledEncoder(nn.Module):
         if self.convolution is not None and len(self.layers) == 1:
             x_TH = self.forward(batch)  # the convolution comes after, over whole rows
             return x_TH.index_select(0, at_M)
-        x_TH = self.before_last(batch)
-        return self.look_again(x_TH.index_select(0, at_M), at_M, x_TH, batch, most=most)
+        x_TH = self.last_layer_input(batch)
+        return self.rerun_last_layer(x_TH.index_select(0, at_M), at_M, x_TH, batch, most=most)
 
-    def before_last(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
+    def last_layer_input(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         """Return the input of the last layer."""
         return next(islice(self.states(batch), len(self.layers) - 1, None))
 
-    def look_again(
+    def rerun_last_layer(
         self,
         queries_MH: Float[Tensor, "queries hidden"],
         at_M: Int[Tensor, " queries"],

@@ -35,11 +35,11 @@ from encoder_core.layers.sizes import Initializer
 @contextmanager
 def on_meta() -> Iterator[None]:
     """Build modules on the meta device inside the block."""
-    with _WithoutDraws(), torch.device("meta"):
+    with _SkipNormalDraws(), torch.device("meta"):
         yield
 
 
-class _WithoutDraws(TorchFunctionMode):
+class _SkipNormalDraws(TorchFunctionMode):
     """Skips normal draws: on the meta device they draw nothing, but import torch's compiler, which takes a second."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -48,7 +48,7 @@ class _WithoutDraws(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-_SAME: Mapping[str, float] = MappingProxyType({})
+_NO_FACTORS: Mapping[str, float] = MappingProxyType({})
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def initialise(
     model: nn.Module,
     std: float = 0.02,
     initializer: Initializer = "truncated_normal",
-    factors: Mapping[str, float] = _SAME,
+    factors: Mapping[str, float] = _NO_FACTORS,
 ) -> None:
     """Set every parameter of `model` by the table above, drawing from torch's default generator.
 
@@ -75,10 +75,10 @@ def initialise(
                 continue
             done.add(id(parameter))
             factor = factors.get(f"{place}.{name}" if place else name, 1.0)
-            _set(module, name, parameter, lambda p, scale: _draw(p, std * scale, initializer), factor)
+            _initialise(module, name, parameter, lambda p, scale: _draw(p, std * scale, initializer), factor)
 
 
-def _set(
+def _initialise(
     module: nn.Module,
     name: str,
     parameter: nn.Parameter,
@@ -87,7 +87,7 @@ def _set(
 ) -> None:
     if (name == "bias" and not isinstance(module, AttentionBias)) or isinstance(module, DifferenceEmbedding):
         nn.init.zeros_(parameter)
-    elif isinstance(module, _DRAWN):
+    elif isinstance(module, _RANDOMLY_INITIALISED):
         draw(parameter, factor * (module.scale if isinstance(module, ScaledLinear) else 1.0))
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             nn.init.zeros_(parameter[module.padding_idx])
@@ -97,7 +97,7 @@ def _set(
         raise TypeError(f"no initial value is defined for {name} of {type(module).__name__}")
 
 
-_DRAWN = (nn.Linear, nn.Embedding, nn.Conv1d, Weights, IntoHeads, OutOfHeads, AttentionBias)
+_RANDOMLY_INITIALISED = (nn.Linear, nn.Embedding, nn.Conv1d, Weights, IntoHeads, OutOfHeads, AttentionBias)
 
 
 def _draw(parameter: nn.Parameter, std: float, initializer: Initializer) -> None:

@@ -141,11 +141,11 @@ def joint(
     """Compute `project` on any device as on a GPU. Weights are [O, I]; either all of `linears` have biases, or none."""
     weights = [linear.weight for linear in linears]
     biases = [linear.bias for linear in linears if linear.bias is not None]
-    parts: tuple[Tensor, ...] = _Joint.apply(x_TI, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
+    parts: tuple[Tensor, ...] = _ProjectJointly.apply(x_TI, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
     return parts
 
 
-class _Joint(torch.autograd.Function):
+class _ProjectJointly(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TI: Tensor, count: int, *parameters: Tensor) -> tuple[Tensor, ...]:
         weights, biases = parameters[:count], parameters[count:]

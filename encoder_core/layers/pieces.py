@@ -15,16 +15,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from encoder_core.layers.torch_internals import limit_graphs, mark_dynamic, sizes_apart, tensors_in
+from encoder_core.layers.torch_internals import distinct_sizes, limit_graphs, mark_dynamic, tensors_in
 
 Draws = Sequence[Int[Tensor, ""] | None]
 """Draws of dropout, one for each dropout of a piece, in order (`Dropout.draw`)."""
 
-_MIN_PLACES = 2  # for 0 and 1 places torch would compile separate graphs, which is not worth the time
-_SAVING = "AUTOGRAD_SAVED_TENSORS_HOOKS"
-_MOST_GRAPHS = 32  # most graphs of a piece: for networks of several widths, training and evaluation
-_LIMITS = {"recompile_limit": _MOST_GRAPHS, "isolate_recompiles": True}
-_KNOWN = _LIMITS.keys() & signature(torch.compile).parameters.keys()
+_MIN_DYNAMIC_PLACES = 2  # for 0 and 1 places torch would compile separate graphs, which is not worth the time
+_SAVED_HOOKS = "AUTOGRAD_SAVED_TENSORS_HOOKS"
+_MAX_GRAPHS = 32  # most graphs of a piece: for networks of several widths, training and evaluation
+_GRAPH_LIMITS = {"recompile_limit": _MAX_GRAPHS, "isolate_recompiles": True}
+_SUPPORTED_LIMITS = _GRAPH_LIMITS.keys() & signature(torch.compile).parameters.keys()
 """The limits that this torch's compiler supports: 2.11 none, 2.12 the first, 2.13 both."""
 
 Result = TypeVar("Result")
@@ -45,7 +45,7 @@ def piece(function: Callable[Concatenate[Layer, ...], Result]) -> Callable[Conca
 
     @wraps(function)
     def run(layer: Layer, *inputs: Any) -> Result:
-        if layer.compiled is None or len(inputs[0]) < _MIN_PLACES:
+        if layer.compiled is None or len(inputs[0]) < _MIN_DYNAMIC_PLACES:
             return function(layer, *inputs)
         made: Result = layer.compiled.run(function, layer, *inputs)
         return made
@@ -66,32 +66,32 @@ class Pieces:
         self._open = True
         self._made: dict[Function, Function] = {}
         torch.compiler.set_stance("default")
-        if "recompile_limit" not in _KNOWN:
-            limit_graphs(_MOST_GRAPHS)
+        if "recompile_limit" not in _SUPPORTED_LIMITS:
+            limit_graphs(_MAX_GRAPHS)
 
     def run(self, function: Function, layer: nn.Module, *inputs: Any) -> Any:
         """Return the result of `function`, a piece of `layer`, for the inputs."""
         if not self._open:
-            return self._compiled(function)(layer, *inputs)
+            return self._compile_once(function)(layer, *inputs)
         for tensor in tensors_in(inputs):
             if tensor.ndim:
                 mark_dynamic(tensor)
-        with sizes_apart():
-            return self._compiled(function)(layer, *inputs)
+        with distinct_sizes():
+            return self._compile_once(function)(layer, *inputs)
 
     def close(self) -> None:
         """Compile nothing from now on in this process."""
         self._open = False
         torch.compiler.set_stance("eager_on_recompile")
 
-    def _compiled(self, function: Function) -> Function:
+    def _compile_once(self, function: Function) -> Function:
         if function not in self._made:
             self._made[function] = torch.compile(  # type: ignore[call-overload]
                 function,
                 fullgraph=True,
                 backend=self._backend,
-                options={"guard_filter_fn": _kept_guards},
-                **{name: _LIMITS[name] for name in _KNOWN},
+                options={"guard_filter_fn": _guards_to_keep},
+                **{name: _GRAPH_LIMITS[name] for name in _SUPPORTED_LIMITS},
             )
         return self._made[function]
 
@@ -103,7 +103,7 @@ def compile_layers(model: nn.Module, pieces: Pieces | None) -> None:
             module.compiled = pieces
 
 
-def _kept_guards(guards: Sequence[Any]) -> list[bool]:
+def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:
     """Return which guards to keep: of parameters only the tensors, not how modules and ZeRO store them.
 
     Guards on torch's own functions, which ZeRO replaces, are dropped, and so are those on hooks for saved tensors,
@@ -111,6 +111,6 @@ def _kept_guards(guards: Sequence[Any]) -> list[bool]:
     """
     return [
         guard.guard_type == "TENSOR_MATCH"
-        or not ("._parameters" in guard.name or guard.is_global or guard.guard_type == _SAVING)
+        or not ("._parameters" in guard.name or guard.is_global or guard.guard_type == _SAVED_HOOKS)
         for guard in guards
     ]

@@ -41,7 +41,7 @@ def _report(flops: int) -> None:
         _reported.append(flops)
 
 
-def pairs_in_sight(length: int, window: int | None, *, causal: bool) -> int:
+def visible_pairs(length: int, window: int | None, *, causal: bool) -> int:
     """Return how many pairs of a query and a key in sight a row of `length` tokens has. `window`: tokens that are seen
     on each side; None: the whole row.
     """
@@ -74,7 +74,7 @@ def planned_attention(
     query = tensors[0]
     assert query is not None
     longest = max(rows.max_length, 1)
-    seen = pairs_in_sight(longest, window, causal=rows.causal) / longest + carried if keys is None else keys
+    seen = visible_pairs(longest, window, causal=rows.causal) / longest + carried if keys is None else keys
     tables = sum(table is not None for table in tensors[4:6])
     flops = round(2 * query.numel() * seen) * (2 + tables)
     return _attention(flops, *tensors)
@@ -205,7 +205,7 @@ def _flash_forward(
     window = options.get("window_size_left")
     window = None if window == -1 else window
     across = longest != longest_k
-    seen = longest_k if across else pairs_in_sight(longest, window, causal=further[1]) / longest
+    seen = longest_k if across else visible_pairs(longest, window, causal=further[1]) / longest
     return round(4 * q.numel() * seen)
 
 

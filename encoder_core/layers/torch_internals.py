@@ -13,7 +13,7 @@ from torch import Tensor
 
 from encoder_core.errors import library_changed
 
-NAMES = (
+PRIVATE = (
     "ops.aten._flash_attention_forward",
     "_softmax_backward_data",
     "_foreach_add_",
@@ -25,7 +25,7 @@ NAMES = (
     "ops.aten._scaled_dot_product_efficient_attention_backward",
     "_subclasses.fake_tensor",
 )
-COMPILING = (
+COMPILER_NAMES = (
     "_dynamo.mark_dynamic",
     "_dynamo.utils.counters",
     "fx.experimental._config.patch",
@@ -34,11 +34,11 @@ COMPILING = (
 )
 """Private names that exist only once torch's compiler is imported."""
 
-WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+WRAPPED_METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 """Methods of torch's optimizers whose first call imports the compiler."""
 
 
-def name_of(path: str) -> Any:
+def resolve(path: str) -> Any:
     """Return the object at this dotted path in torch.
 
     Raises:
@@ -58,7 +58,7 @@ def flash_attention(*operands: Any, window: int | None, causal: bool) -> Tensor:
 
     `operands`: query, key, value, bounds and lengths of rows, dropout.
     """
-    operator = name_of(NAMES[0])
+    operator = resolve(PRIVATE[0])
     right = 0 if causal and window is not None else window
     debugs = False
     context: Tensor = operator(*operands, causal, debugs, window_size_left=window, window_size_right=right)[0]
@@ -67,42 +67,42 @@ def flash_attention(*operands: Any, window: int | None, causal: bool) -> Tensor:
 
 def attention_operators() -> tuple[Any, Any, Any, Any]:
     """Return torch's operators of flash attention and its gradient, and of memory-efficient attention and its."""
-    return name_of(NAMES[0]), name_of(NAMES[7]), name_of(NAMES[6]), name_of(NAMES[8])
+    return resolve(PRIVATE[0]), resolve(PRIVATE[7]), resolve(PRIVATE[6]), resolve(PRIVATE[8])
 
 
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, **options: Any) -> Tensor:
     """Return the context of torch's memory-efficient attention on rectangles [R, N, L, D]."""
-    context: Tensor = name_of(NAMES[6])(q, k, v, bias, True, **options)[0]
+    context: Tensor = resolve(PRIVATE[6])(q, k, v, bias, True, **options)[0]
     return context
 
 
 def softmax_backward(gradient: Tensor, weights: Tensor) -> Tensor:
     """Return the gradient by the scores, where `weights` are their softmax over the last dimension."""
-    found: Tensor = name_of(NAMES[1])(gradient, weights, -1, weights.dtype)
+    found: Tensor = resolve(PRIVATE[1])(gradient, weights, -1, weights.dtype)
     return found
 
 
 def add_to_each(tensors: Sequence[Tensor], others: Sequence[Tensor], factor: float) -> None:
     """Add factor * others[i] to tensors[i], in place, with few kernels."""
-    name_of(NAMES[2])(tensors, others, alpha=factor)
+    resolve(PRIVATE[2])(tensors, others, alpha=factor)
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
     """Return all tensors in nested containers."""
-    return [leaf for leaf in name_of(NAMES[3])(tree) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in resolve(PRIVATE[3])(tree) if isinstance(leaf, Tensor)]
 
 
 def dispatch_mode() -> Any:
     """Return the class of contexts that see every operation."""
-    return name_of(NAMES[4])
+    return resolve(PRIVATE[4])
 
 
 def fake_tensors() -> Any:
     """Return the module of tensors that have a device and no numbers."""
-    return name_of(NAMES[9])
+    return resolve(PRIVATE[9])
 
 
-def uncompiled(mode: type) -> type:
+def skip_compiler(mode: type) -> type:
     """Let a dispatch mode be used without importing torch's compiler, as in `without_compiler`."""
     plain = vars(mode)["__torch_dispatch__"]
     plain = getattr(plain, "__wrapped__", plain)
@@ -115,7 +115,7 @@ def nccl_backends() -> list[Any]:
     if not (dist.is_initialized() and dist.is_nccl_available()):
         return []
     try:
-        known = list(name_of(NAMES[5]).pg_map)  # another thread may add one
+        known = list(resolve(PRIVATE[5]).pg_map)  # another thread may add one
         groups = [group for group in known if dist.get_backend(group) == "nccl"]
         found = [group._get_backend(torch.device("cuda")) for group in groups]
         for backend in found:
@@ -127,41 +127,41 @@ def nccl_backends() -> list[Any]:
 
 def mark_dynamic(tensor: Tensor) -> None:
     """Tell the compiler that the first dimension varies."""
-    name_of(COMPILING[0])(tensor, 0)
+    resolve(COMPILER_NAMES[0])(tensor, 0)
 
 
-def sizes_apart() -> AbstractContextManager[None]:
+def distinct_sizes() -> AbstractContextManager[None]:
     """Return a context in which the compiler does not treat two sizes as the same just because they are equal now."""
-    name_of(COMPILING[3])
-    patch: AbstractContextManager[None] = name_of(COMPILING[2])(use_duck_shape=False)
+    resolve(COMPILER_NAMES[3])
+    patch: AbstractContextManager[None] = resolve(COMPILER_NAMES[2])(use_duck_shape=False)
     return patch
 
 
 def limit_graphs(most: int) -> None:
     """Limit the graphs of one function in this process; before torch 2.12, `torch.compile` has no option for it."""
-    name_of(COMPILING[4])
-    name_of("_dynamo.config").recompile_limit = most
+    resolve(COMPILER_NAMES[4])
+    resolve("_dynamo.config").recompile_limit = most
 
 
 def without_compiler() -> None:
     """Let optimizers be made and used without importing torch's compiler.
 
-    Torch wraps `WRAPPED` so that their first call imports the compiler, only to keep it from tracing them: 1.4 s a
-    start, and the 440 MB of Triton's library. No compiled code calls them here. A release of torch that wraps them
-    otherwise imports the compiler again, and a test fails.
+    Torch wraps `WRAPPED_METHODS` so that their first call imports the compiler, only to keep it from tracing them:
+    1.4 s a start, and the 440 MB of Triton's library. No compiled code calls them here. A release of torch that wraps
+    them otherwise imports the compiler again, and a test fails.
     """
-    for name in WRAPPED:
+    for name in WRAPPED_METHODS:
         plain = getattr(getattr(torch.optim.Optimizer, name, None), "__wrapped__", None)
         if plain is not None:
             vars(plain).setdefault("__dynamo_disable", plain)
 
 
-def forget_graphs() -> None:
+def discard_graphs() -> None:
     """Discard what was compiled in this process, and reset its count."""
     torch.compiler.reset()
-    name_of(COMPILING[1]).clear()
+    resolve(COMPILER_NAMES[1]).clear()
 
 
 def graphs_compiled() -> int:
     """Return how many graphs this process has compiled."""
-    return int(name_of(COMPILING[1])["stats"]["unique_graphs"])
+    return int(resolve(COMPILER_NAMES[1])["stats"]["unique_graphs"])

@@ -162,33 +162,33 @@ class TwoStreamEncoder(nn.Module):
         """
         recurrence = self.recurrence if memory is not None and batch.rows else None
         memory = memory or ()
-        self._check(batch, memory, recurrence)
+        self._ensure_fits_memory(batch, memory, recurrence)
         content_TH: Tensor = self.embeddings(batch)
         query_MH = (
-            None if batch.order is None else self.dropout(self._first_query(batch), _target_keys(batch))
+            None if batch.order is None else self.dropout(self._initial_queries(batch), _target_keys(batch))
         )
-        sights = self._sights(batch, memory[0].shape[1] if memory else 0)
-        table_PH = self._table(batch, memory).to(content_TH.dtype)
+        sights = self._scopes(batch, memory[0].shape[1] if memory else 0)
+        table_PH = self._distance_table(batch, memory).to(content_TH.dtype)
         streams, carried = [Streams(content_TH, query_MH, ())], []
         for depth in range(len(self.layers)):
             before = memory[depth] if memory else None
             if recurrence is not None:
-                carried.append(_carry(recurrence, before, sights[0].rows.pad(content_TH)))
+                carried.append(_next_memory(recurrence, before, sights[0].rows.pad(content_TH)))
             content_TH, query_MH = self._layer(depth, content_TH, query_MH, before, table_PH, sights)
             streams.append(Streams(content_TH, query_MH, tuple(carried)))
         return streams
 
-    def _first_query(self, batch: Batch) -> Tensor:
+    def _initial_queries(self, batch: Batch) -> Tensor:
         mask_1H: Tensor = self.mask().view(1, -1)
         return mask_1H.expand(batch.target_positions.numel(), -1)
 
-    def _table(self, batch: Batch, memory: Memory) -> Tensor:
+    def _distance_table(self, batch: Batch, memory: Memory) -> Tensor:
         first, last = reach(batch, memory[0].shape[1] if memory else 0)
         device = batch.tokens.device
         table_PH = sinusoids(first, last, self.embeddings.word.embedding_dim, device)
         return self.dropout(table_PH, table_keys(first, last + 1, device))  # type: ignore[no-any-return]
 
-    def _sights(self, batch: Batch, carried: int) -> tuple[AttentionScope, AttentionScope | None]:
+    def _scopes(self, batch: Batch, carried: int) -> tuple[AttentionScope, AttentionScope | None]:
         rows = Rows.of(batch)
         content = AttentionScope(batch, rows, rows, carried)
         if batch.order is None:
@@ -213,7 +213,7 @@ class TwoStreamEncoder(nn.Module):
         streams: tuple[Tensor, Tensor | None] = self.layers[depth](*inputs)
         return streams
 
-    def _check(self, batch: Batch, memory: Memory, recurrence: Recurrence | None) -> None:
+    def _ensure_fits_memory(self, batch: Batch, memory: Memory, recurrence: Recurrence | None) -> None:
         if batch.causal:
             raise ModelError(
                 "XLNet's streams see tokens in their factorisation order, not in the order of the text",
@@ -225,14 +225,14 @@ class TwoStreamEncoder(nn.Module):
                 f"{len(self.layers)} layers and the batch has {batch.rows} rows",
                 remedy="pass the memory returned for the previous segment of the same rows, or pass None",
             )
-        if recurrence is not None and _shortest(batch) < recurrence.reuse:
+        if recurrence is not None and _shortest_row(batch) < recurrence.reuse:
             raise ModelError(
                 f"a row has fewer than the {recurrence.reuse} tokens (`reuse`) that join the memory",
                 remedy="give rows of one length, at least `reuse`, or use a model without memory",
             )
 
 
-def _shortest(batch: Batch) -> int:
+def _shortest_row(batch: Batch) -> int:
     """Return the number of tokens in the shortest row, from the host's copy."""
     return int(np.diff(batch.on_host.cu_seqlens.numpy()).min())
 
@@ -242,7 +242,7 @@ def _target_keys(batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def _carry(recurrence: Recurrence, before: Tensor | None, content_RLH: Tensor) -> Tensor:
+def _next_memory(recurrence: Recurrence, before: Tensor | None, content_RLH: Tensor) -> Tensor:
     fresh = content_RLH[:, : recurrence.reuse]
     joined = fresh if before is None else torch.cat([before, fresh], dim=1)
     return joined[:, -recurrence.length :].detach().clone()

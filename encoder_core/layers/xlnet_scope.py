@@ -40,20 +40,20 @@ class AttentionScope:
     carried: int
 
     @property
-    def _of_content(self) -> bool:
+    def _serves_content_stream(self) -> bool:
         return self.rows is self.tokens
 
-    def _of_queries(self, x: Shaped[Tensor, " tokens"]) -> Shaped[Tensor, " queries"]:
+    def _select_queries(self, x: Shaped[Tensor, " tokens"]) -> Shaped[Tensor, " queries"]:
         return x if self.rows.at is None else x.index_select(0, self.rows.at)
 
     @cached_property
     def distance(self) -> Int[Tensor, "#rows queries keys"]:
         """[R or 1, Q, K] int64, row of the distance table from key to query."""
         keys_K = torch.arange(-self.carried, self.tokens.max_length, device=self.batch.tokens.device)
-        if self._of_content:
+        if self._serves_content_stream:
             queries_RQ = keys_K[None, self.carried :]
         else:
-            queries_RQ = self.rows.pad(self._of_queries(self.batch.positions))
+            queries_RQ = self.rows.pad(self._select_queries(self.batch.positions))
         distance = queries_RQ[:, :, None] - keys_K
         if self.batch.reversed_rows is not None:
             distance = torch.where(self.batch.reversed_rows[:, None, None], -distance, distance)
@@ -69,8 +69,8 @@ class AttentionScope:
         if order is None:
             return present
         keys = self.tokens.pad(order)[:, None, :]
-        queries = self.rows.pad(self._of_queries(order))[:, :, None]
-        in_order = keys <= queries if self._of_content else keys < queries
+        queries = self.rows.pad(self._select_queries(order))[:, :, None]
+        in_order = keys <= queries if self._serves_content_stream else keys < queries
         return present & F.pad(in_order, (self.carried, 0), value=True)
 
     @cached_property
@@ -83,7 +83,7 @@ class AttentionScope:
         if segments is None:
             return None
         keys = F.pad(self.tokens.pad(segments), (self.carried, 0))
-        return self.rows.pad(self._of_queries(segments))[:, :, None] != keys[:, None, :]
+        return self.rows.pad(self._select_queries(segments))[:, :, None] != keys[:, None, :]
 
     @cached_property
     def segments(self) -> tuple[Int[Tensor, "queries segments"], Int[Tensor, "all_keys segments"]]:
@@ -91,7 +91,7 @@ class AttentionScope:
         segments = self.batch.segments
         assert segments is not None
         count = int(segments.max()) + 1
-        queries, keys = self._of_queries(segments), self._of_keys(segments, 0)
+        queries, keys = self._select_queries(segments), self._with_memory_keys(segments, 0)
         return F.one_hot(queries.long(), count), F.one_hot(keys.long(), count)
 
     @cached_property
@@ -99,15 +99,15 @@ class AttentionScope:
         """Fields of `kernels.fused_attention.Layout` for the fused kernel; none has Q times K elements."""
         batch, order, segments = self.batch, self.batch.order, self.batch.segments
         backwards = batch.reversed_rows
-        ranks = None if order is None else self._of_queries(order) + int(self._of_content)
+        ranks = None if order is None else self._select_queries(order) + int(self._serves_content_stream)
         return {
             "carried": self.carried,
             "center": -reach(batch, self.carried)[0],
             "signs": None if backwards is None else 1 - 2 * backwards.int(),
             "ranks_q": ranks,
-            "ranks_k": None if order is None else self._of_keys(order, _MEMORY_RANK),
-            "segments_q": None if segments is None else self._of_queries(segments),
-            "segments_k": None if segments is None else self._of_keys(segments, 0),
+            "ranks_k": None if order is None else self._with_memory_keys(order, _MEMORY_RANK),
+            "segments_q": None if segments is None else self._select_queries(segments),
+            "segments_k": None if segments is None else self._with_memory_keys(segments, 0),
         }
 
     def relative_rows(self, dtype: torch.dtype) -> tuple[RelativeRow, ...]:
@@ -116,28 +116,28 @@ class AttentionScope:
         Reversed rows read the second half of a table that has both directions.
         """
         if dtype not in self._relative_rows:
-            self._relative_rows[dtype] = tuple(self._each_row(dtype))
+            self._relative_rows[dtype] = tuple(self._build_rows(dtype))
         return self._relative_rows[dtype]
 
     @cached_property
     def _relative_rows(self) -> dict[torch.dtype, tuple[RelativeRow, ...]]:
         return {}
 
-    def _each_row(self, dtype: torch.dtype) -> Iterator[RelativeRow]:
+    def _build_rows(self, dtype: torch.dtype) -> Iterator[RelativeRow]:
         first, last = reach(self.batch, self.carried)
         ahead, backwards = max(self.batch.max_length - 1, 0), self.batch.reversed_rows
         second = [False] * self.tokens.count if backwards is None else backwards.tolist()
-        positions = None if self._of_content else self._of_queries(self.batch.positions)
+        positions = None if self._serves_content_stream else self._select_queries(self.batch.positions)
         for row, (queries, keys) in enumerate(zip(self.rows.bounds, self._keys.bounds, strict=True)):
             yield RelativeRow(
                 slice(*queries),
                 slice(*keys),
                 origin=ahead + (last - first + 1 if second[row] else 0),
                 at=None if positions is None else positions[slice(*queries)],
-                hidden=None if self.batch.order is None else self._hidden(row, queries, dtype),
+                hidden=None if self.batch.order is None else self._hidden_key_scores(row, queries, dtype),
             )
 
-    def _hidden(
+    def _hidden_key_scores(
         self, row: int, queries: tuple[int, int], dtype: torch.dtype
     ) -> Float[Tensor, "queries keys"]:
         """Return, for one row, 0 where its queries see its keys and `UNSEEN` elsewhere."""
@@ -149,11 +149,11 @@ class AttentionScope:
     @cached_property
     def blind(self) -> Bool[Tensor, " queries"] | None:
         """[M] bool, queries that see no key; None if there cannot be any."""
-        if self._of_content or self.carried:
+        if self._serves_content_stream or self.carried:
             return None
         return ~self.rows.unpad(self.visible.any(-1).expand(-1, self.rows.max_length))
 
-    def _of_keys(self, x: Int[Tensor, " tokens"], of_memory: int) -> Int[Tensor, " keys"]:
+    def _with_memory_keys(self, x: Int[Tensor, " tokens"], of_memory: int) -> Int[Tensor, " keys"]:
         return self.flat_keys(F.pad(self.tokens.pad(x), (self.carried, 0), value=of_memory))
 
     def flat_keys(self, x: Shaped[Tensor, "rows keys ..."]) -> Shaped[Tensor, "all_keys ..."]:

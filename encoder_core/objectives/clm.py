@@ -45,7 +45,7 @@ class NextTokens(HeadTerm, of=ClmConfig):
         if batch.causal:
             hidden_MH, ids_M = before_targets(states, batch), batch.target_ids
         else:
-            hidden_MH, ids_M = states.at_targets[:0], batch.target_ids[:0]
+            hidden_MH, ids_M = states.target_states[:0], batch.target_ids[:0]
         at_M = torch.arange(len(ids_M), device=ids_M.device)
         found = self.head(hidden_MH, at_M, ids_M)
         return TermSums(found.loss_sum, len(ids_M), {"correct": found.correct})
@@ -54,4 +54,4 @@ class NextTokens(HeadTerm, of=ClmConfig):
 def before_targets(states: States, batch: Batch) -> Float[Tensor, "targets hidden"]:
     """Return the last layer's output at the token before each target. A row's first token is never a target."""
     before_M: Int[Tensor, " targets"] = batch.target_positions - 1
-    return states.everywhere.index_select(0, before_M)
+    return states.all_states.index_select(0, before_M)

@@ -9,7 +9,7 @@ from typing import assert_never
 from torch import nn
 
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import DetectorConfig, ModelConfig, families_that
+from encoder_core.families.catalogue import DetectorConfig, ModelConfig, family_names_where
 from encoder_core.families.interchange import Heads
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.objectives.contrastive import DetectionWithVectors, MultitaskWithVectors, contrastive_model
@@ -125,7 +125,7 @@ def network(config: ModelConfig, heads: Heads) -> nn.Module:
             return masked_language_model_with_pairs(config, "nsp")
         case "rtd":
             if not isinstance(config, DetectorConfig):
-                suited = families_that(lambda family: issubclass(family, DetectorConfig))
+                suited = family_names_where(lambda family: issubclass(family, DetectorConfig))
                 raise ModelError(
                     f"{config.family} has no detection head",
                     remedy=f"use a model of family {suited}",

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from encoder_core.batch import Batch, twice
+from encoder_core.batch import Batch, with_rows_duplicated
 from encoder_core.families.catalogue import ModelConfig, build_encoder
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.attention import Attend, automatic
@@ -143,21 +143,21 @@ class ContrastiveModel(CoupledObjective):
 
 
 _PART_BITS = 21  # three parts make a fingerprint of 63 bits; fp32 is exact up to 24
-_SHIFTS = (0, _PART_BITS, 2 * _PART_BITS)
+_PART_SHIFTS = (0, _PART_BITS, 2 * _PART_BITS)
 
 
 def with_fingerprints(vectors_nGD: Tensor, batch: Batch) -> Float[Tensor, "examples texts width_plus_3"]:
     """Return the vectors, each followed by its text's fingerprint in three whole numbers."""
-    parts = [(batch.fingerprints >> shift) % (1 << _PART_BITS) for shift in _SHIFTS]
-    parts_nG3 = torch.stack(parts, -1).to(vectors_nGD.dtype).view(*vectors_nGD.shape[:2], len(_SHIFTS))
+    parts = [(batch.fingerprints >> shift) % (1 << _PART_BITS) for shift in _PART_SHIFTS]
+    parts_nG3 = torch.stack(parts, -1).to(vectors_nGD.dtype).view(*vectors_nGD.shape[:2], len(_PART_SHIFTS))
     return torch.cat([vectors_nGD, parts_nG3], -1)
 
 
 def _fingerprints_of(with_fingerprints_NGX: Tensor) -> Int[Tensor, "all texts"]:
     """Return the fingerprints that `with_fingerprints` put behind the vectors."""
-    parts = with_fingerprints_NGX[..., -len(_SHIFTS) :].long().unbind(-1)
+    parts = with_fingerprints_NGX[..., -len(_PART_SHIFTS) :].long().unbind(-1)
     return sum(
-        (part << shift for part, shift in zip(parts, _SHIFTS, strict=True)), torch.zeros_like(parts[0])
+        (part << shift for part, shift in zip(parts, _PART_SHIFTS, strict=True)), torch.zeros_like(parts[0])
     )
 
 
@@ -205,12 +205,12 @@ class WithVectors(CoupledObjective):
         """Return the sums of the other terms."""
 
     @abstractmethod
-    def counts_of_others(self, batch: Batch) -> dict[str, int]:
+    def other_target_counts(self, batch: Batch) -> dict[str, int]:
         """Return how many summands each of the other terms has."""
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
         """Return how many summands each term has for this batch; terms of the vectors have one a row."""
-        return self.counts_of_others(batch) | dict.fromkeys(self.vectors.terms, batch.rows)
+        return self.other_target_counts(batch) | dict.fromkeys(self.vectors.terms, batch.rows)
 
     def forward(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> LossSums:
         """Return the vectors as memory (in evaluation also the other terms); with `memory` from `couple`, all terms'
@@ -221,11 +221,11 @@ class WithVectors(CoupledObjective):
             compared, others = self.vectors.losses(own_R2D, memory), self.others(batch)
             return LossSums(others.terms + compared.terms, others.metrics | compared.metrics)
         others = LossSums(()) if self.training else self.others(batch)
-        return replace(others, memory=(with_fingerprints(own_R2D, twice(batch)),))
+        return replace(others, memory=(with_fingerprints(own_R2D, with_rows_duplicated(batch)),))
 
     def embed(self, batch: Batch) -> Float[Tensor, "rows 2 width"]:
         """Return vectors of each row's text, read twice."""
-        return self.vectors.embed(twice(batch))
+        return self.vectors.embed(with_rows_duplicated(batch))
 
     def couple(self, own: Tensor, everyone: AllExamples) -> tuple[Tensor, ...]:
         return self.vectors.couple(own, everyone)
@@ -244,7 +244,7 @@ class MultitaskWithVectors(WithVectors, MultitaskModel):
     def others(self, batch: Batch) -> LossSums:
         return MultitaskModel.forward(self, batch)
 
-    def counts_of_others(self, batch: Batch) -> dict[str, int]:
+    def other_target_counts(self, batch: Batch) -> dict[str, int]:
         return MultitaskModel.target_counts(self, batch)
 
 
@@ -258,5 +258,5 @@ class DetectionWithVectors(WithVectors, ReplacedTokenDetection):
     def others(self, batch: Batch) -> LossSums:
         return ReplacedTokenDetection.forward(self, batch)
 
-    def counts_of_others(self, batch: Batch) -> dict[str, int]:
+    def other_target_counts(self, batch: Batch) -> dict[str, int]:
         return ReplacedTokenDetection.target_counts(self, batch)

@@ -33,7 +33,7 @@ class DiffusedTokens(HeadTerm, of=DiffusionConfig):
         return 0 if counts is None else int(counts.sum())
 
     def sums(self, states: States, batch: Batch) -> TermSums:
-        hidden_MH = states.at_targets
+        hidden_MH = states.target_states
         at_M = torch.arange(len(hidden_MH), device=hidden_MH.device)
         found = self.head(hidden_MH, at_M, batch.target_ids, weights_M=_weights(batch))
         metrics = {

@@ -72,12 +72,12 @@ class Distillation(HeadTerm, of=DistilConfig):
     def sums(self, states: States, batch: Batch) -> TermSums:
         assert self._head is not None, "the module has introduced its terms to each other"
         head, asked = self._head, self._student_batch(batch)
-        own = LogitFactors(head.features(states.predicting(asked)), head.decoder.weight, head.decoder.bias)
-        scores = [said.scores for said in self.taught(states, batch)]
+        own = LogitFactors(head.features(states.states_for(asked)), head.decoder.weight, head.decoder.bias)
+        scores = [said.scores for said in self.teacher_outputs(states, batch)]
         found = linear_distillation(own, scores, self._config.temperature)
         return TermSums(found.loss_sum, asked.target_ids.numel(), {"correct": found.agreeing})
 
-    def taught(self, states: States, batch: Batch) -> list[TeacherOutputs]:
+    def teacher_outputs(self, states: States, batch: Batch) -> list[TeacherOutputs]:
         """Return what each teacher returns, computed once for all terms of a batch."""
         if states not in self._taught:
             assert self._teachers.networks, "a module that distils has been given its teachers"
@@ -94,12 +94,12 @@ class Distillation(HeadTerm, of=DistilConfig):
 
 def _with_all_targets(batch: Batch) -> Batch:
     """Return the batch with every token as a target at which something may be learned, also in its copy on the host."""
-    at_T = batch.of_kept(torch.arange(len(batch.tokens), device=batch.tokens.device))
+    at_T = batch.select_learnable(torch.arange(len(batch.tokens), device=batch.tokens.device))
     host = None if batch.host is None else _with_all_targets(batch.host)
-    return replace(batch, target_positions=at_T, target_ids=batch.of_kept(batch.tokens), host=host)
+    return replace(batch, target_positions=at_T, target_ids=batch.select_learnable(batch.tokens), host=host)
 
 
-class StatesAlike(HeadTerm, of=CosineConfig):
+class LastStateDistillation(HeadTerm, of=CosineConfig):
     """Sums of the cosine loss over all tokens, as the mean over teachers."""
 
     def __init__(self, config: CosineConfig, shared: Shared) -> None:
@@ -116,13 +116,13 @@ class StatesAlike(HeadTerm, of=CosineConfig):
 
     def sums(self, states: States, batch: Batch) -> TermSums:
         assert self._distillation is not None
-        taught = self._distillation.taught(states, batch)
-        own = batch.of_kept(states.everywhere)
-        distances = [cosine_distances(own, batch.of_kept(said.last)) for said in taught]
+        teacher_outputs = self._distillation.teacher_outputs(states, batch)
+        own = batch.select_learnable(states.all_states)
+        distances = [cosine_distances(own, batch.select_learnable(said.last)) for said in teacher_outputs]
         return TermSums(sum(distances[1:], start=distances[0]) / len(distances), batch.learned)
 
 
-class LayersAlike(HeadTerm, of=HiddenConfig):
+class LayerDistillation(HeadTerm, of=HiddenConfig):
     """Sums of the loss on layers over all tokens."""
 
     def __init__(self, config: HiddenConfig, shared: Shared) -> None:
@@ -143,11 +143,11 @@ class LayersAlike(HeadTerm, of=HiddenConfig):
 
     def sums(self, states: States, batch: Batch) -> TermSums:
         assert self._distillation is not None
-        theirs = self._distillation.taught(states, batch)[0].layers
+        theirs = self._distillation.teacher_outputs(states, batch)[0].layers
         wide = torch.promote_types(theirs[0].dtype, torch.float32)
         loss_sum = torch.zeros((), dtype=wide, device=batch.tokens.device)
         for own_TH, teacher_TH in zip(
-            map(batch.of_kept, states.layers), map(batch.of_kept, theirs), strict=True
+            map(batch.select_learnable, states.layers), map(batch.select_learnable, theirs), strict=True
         ):
             projected_TH = own_TH if self._projection is None else self._projection(own_TH)
             squares = F.mse_loss(projected_TH.to(wide), teacher_TH.to(wide), reduction="sum")

@@ -29,8 +29,8 @@ from torch.autograd.function import once_differentiable
 
 from encoder_core.objectives.losses import AllExamples
 
-CHUNK = 2**21  # similarities at a time: 8 MiB in fp32
-_NO_PARTNER = -1
+CHUNK_SIMILARITIES = 2**21  # similarities at a time: 8 MiB in fp32
+_NO_PARTNER_TEXT = -1
 
 
 @dataclass(frozen=True)
@@ -70,22 +70,22 @@ def info_nce(
     with_partners_NG2 = _with_partners(texts_NG)
     every, own = _Texts(all_NGD, with_partners_NG2), _Texts(own_nGD, with_partners_NG2[at_n])
     queries, candidates, asked = own.at(0), every.at(slice(1, None)), every.at(0)
-    ranked = _rank(queries, candidates, at_n * negatives, temperature)
+    ranked = _compare(queries, candidates, at_n * negatives, temperature)
     loss_n, log_sum_N = ranked.loss, everyone.gather(ranked.log_sum)
     # Gradients pull each query and its positive together, and push queries and all candidates apart.
-    by_query_nD = _pull(queries, candidates, ranked.log_sum[:, None], at_n * negatives, temperature)
+    by_query_nD = _gradient(queries, candidates, ranked.log_sum[:, None], at_n * negatives, temperature)
     # For each candidate, the query whose positive it is; -1 for negatives.
     of_n = torch.full((len(at_n), negatives), -1, device=at_n.device)
     of_n[:, 0] = at_n
-    by_candidate_nGD = _pull(
+    by_candidate_nGD = _gradient(
         own.at(slice(1, None)), asked, log_sum_N[None], of_n.flatten(), temperature
     ).view_as(own_nGD[:, 1:])
     if bidirectional:
         positives, found = own.at(1), every.at(1)
-        back = _rank(positives, asked, at_n, temperature)
+        back = _compare(positives, asked, at_n, temperature)
         loss_n = (loss_n + back.loss) / 2
-        by_query_nD += _pull(queries, found, everyone.gather(back.log_sum)[None], at_n, temperature)
-        by_candidate_nGD[:, 0] += _pull(positives, asked, back.log_sum[:, None], at_n, temperature)
+        by_query_nD += _gradient(queries, found, everyone.gather(back.log_sum)[None], at_n, temperature)
+        by_candidate_nGD[:, 0] += _gradient(positives, asked, back.log_sum[:, None], at_n, temperature)
         by_query_nD, by_candidate_nGD = by_query_nD / 2, by_candidate_nGD / 2
     gradient_nGD = torch.cat([by_query_nD[:, None], by_candidate_nGD], dim=1)
     return Contrast(loss_n, ranked.correct, ranked.positive, ranked.negative, gradient_nGD)
@@ -105,7 +105,7 @@ class _Texts:
     def similarities(
         self, chunk: slice, columns: "_Texts", own_k: Tensor
     ) -> tuple[Tensor, Bool[Tensor, "c C"]]:
-        """Return the similarities of some rows with all columns, and which pairs are left out. `own_k`: see `_pull`."""
+        """Return some rows' similarities with all columns, and which pairs are left out. `own_k`: see `_gradient`."""
         of_c2, of_C2, own_c = self.numbers[chunk, None], columns.numbers, own_k[chunk, None]
         left_out_cC = of_c2[..., 0] == of_C2[:, 0]
         left_out_cC |= of_c2[..., 0] == of_C2[:, 1]
@@ -117,13 +117,13 @@ class _Texts:
 
 def _with_partners(texts_NG: Int[Tensor, "all texts"]) -> Int[Tensor, "all texts 2"]:
     """Return the numbers of all texts, each with its partner's: only a query and its positive have one."""
-    partners_NG = torch.full_like(texts_NG, _NO_PARTNER)
+    partners_NG = torch.full_like(texts_NG, _NO_PARTNER_TEXT)
     partners_NG[:, :2] = texts_NG[:, :2].flip(1)
     return torch.stack([texts_NG, partners_NG], dim=-1)
 
 
 @dataclass(frozen=True)
-class _Ranked:
+class _Comparison:
     """The comparison of rows with all columns, [k] each. `log_sum`: of the exponentials of similarity / temperature."""
 
     log_sum: Tensor
@@ -133,7 +133,7 @@ class _Ranked:
     negative: Tensor
 
 
-def _rank(rows: _Texts, columns: _Texts, own_k: Tensor, temperature: float) -> _Ranked:
+def _compare(rows: _Texts, columns: _Texts, own_k: Tensor, temperature: float) -> _Comparison:
     """Compare rows with all columns; `own_k` is the column that is the positive of each row."""
     count, of_rows = len(columns.vectors), rows.vectors
     log_sum, loss, positive, negative = (of_rows.new_empty(len(of_rows)) for _ in range(4))
@@ -148,10 +148,10 @@ def _rank(rows: _Texts, columns: _Texts, own_k: Tensor, temperature: float) -> _
         correct[chunk] = similarity_cC.argmax(1) == own_k[chunk]
         log_sum[chunk] = similarity_cC.div_(temperature).logsumexp(1)
         loss[chunk] = log_sum[chunk] - positive[chunk] / temperature
-    return _Ranked(log_sum, loss, correct, positive, negative)
+    return _Comparison(log_sum, loss, correct, positive, negative)
 
 
-def _pull(
+def _gradient(
     rows: _Texts, columns: _Texts, log_sum: Tensor, own_k: Tensor, temperature: float
 ) -> Float[Tensor, "rows width"]:
     """Return [k, D], the gradient by the rows of a sum of losses: ((p - 1 at a row's own column) columns) /
@@ -174,7 +174,7 @@ def _pull(
 
 
 def _chunks(rows: int, columns: int) -> Iterator[slice]:
-    size = max(1, CHUNK // max(1, columns))
+    size = max(1, CHUNK_SIMILARITIES // max(1, columns))
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
 

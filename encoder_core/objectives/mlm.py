@@ -26,14 +26,14 @@ class MaskedTokens(HeadTerm, of=MlmConfig):
     def sums(self, states: States, batch: Batch) -> TermSums:
         if batch.causal:
             return self._empty_sums(states, batch)
-        hidden_MH = states.at_targets
+        hidden_MH = states.target_states
         at_M = torch.arange(len(hidden_MH), device=hidden_MH.device)
         keys_M = None if states.temperature is None else batch.keys.index_select(0, batch.target_positions)
         found = self.head(hidden_MH, at_M, batch.target_ids, states.temperature, keys_M)
         return TermSums(found.loss_sum, self.targets(batch), {"correct": found.correct}, found.sampled)
 
     def _empty_sums(self, states: States, batch: Batch) -> TermSums:
-        found = self.head(states.everywhere[:0], batch.target_positions[:0], batch.target_ids[:0])
+        found = self.head(states.all_states[:0], batch.target_positions[:0], batch.target_ids[:0])
         return TermSums(found.loss_sum, 0, {"correct": found.correct})
 
 

@@ -72,7 +72,7 @@ class MultitaskModel(ObjectiveModule):
         before them.
         """
         states = self.states(batch)
-        return self.head.logits(before_targets(states, batch) if batch.causal else states.at_targets)
+        return self.head.logits(before_targets(states, batch) if batch.causal else states.target_states)
 
     def _runs_whole(self, causal: bool) -> bool:
         reading = [term.reads for term in self.terms if term.causal == causal]

@@ -7,7 +7,7 @@ the shapes of both:
 
 | parameter                                      | fresh values | AdamW's rate | Muon's rate                          |
 |------------------------------------------------|--------------|--------------|--------------------------------------|
-| matrix from a width to a width                 | k^-1/2       | 1 / k        | k^-1/2 if both grow alike (`_moved`) |
+| matrix from a width to a width                 | k^-1/2       | 1 / k        | k^-1/2 if both grow alike           |
 | matrix from a width to a fixed number (labels) | 1 / k        | 1 / k        | -                                    |
 | embedding, bias, norm                          | 1            | 1            | -                                    |
 | norm before a decoder tied to embeddings       | 1 / k        | 1 / k        | -                                    |
@@ -74,7 +74,7 @@ def mup_scales(model: ModelConfig, terms: Mapping[str, TermConfig]) -> dict[str,
     if model.mup is None:
         return {}
     with on_meta():
-        own, base = _fans(compose(model, terms)), _fans(compose(mup_base(model), terms))
+        own, base = _scaled_fans(compose(model, terms)), _scaled_fans(compose(mup_base(model), terms))
     if own.keys() != base.keys():
         raise ModelError(
             f"the model and its base of width {model.mup.hidden} differ in more than width: only one of them has "
@@ -89,10 +89,10 @@ def _scale(own: _Fans, base: _Fans) -> Scale:
     if own.outputs is None or base.outputs is None:
         return Scale(1 / k, 1 / k, 1 / k)
     to_fixed = own.outputs == base.outputs
-    return Scale(1 / k if to_fixed else k**-0.5, 1 / k, _moved(own) / _moved(base))
+    return Scale(1 / k if to_fixed else k**-0.5, 1 / k, _muon_rate_factor(own) / _muon_rate_factor(base))
 
 
-def _moved(fans: _Fans) -> float:
+def _muon_rate_factor(fans: _Fans) -> float:
     """Return what Muon's rate is to be proportional to, for a matrix to move outputs as much at any width.
 
     The spectral norm of an update is to grow as sqrt(outputs / inputs) (condition 1); Muon's is `rms_scale` times
@@ -102,7 +102,7 @@ def _moved(fans: _Fans) -> float:
     return math.sqrt(fans.outputs / fans.inputs) / rms_scale(fans.outputs, fans.inputs)
 
 
-def _fans(model: nn.Module) -> dict[str, _Fans]:
+def _scaled_fans(model: nn.Module) -> dict[str, _Fans]:
     """Return the parameters that muP scales, by name."""
     names = {id(p): name for name, p in model.named_parameters()}
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
@@ -121,10 +121,10 @@ def _scaled_parameters(module: nn.Module, embeddings: set[int]) -> Iterator[tupl
             fans = _Fans(module.decoder.in_features, None)
             yield from ((parameter, fans) for parameter in module.decoder_norm.parameters())
     elif isinstance(module, nn.Linear | nn.Conv1d) and id(module.weight) not in embeddings:
-        yield module.weight, _of_matrix(module)
+        yield module.weight, _matrix_fans(module)
 
 
-def _of_matrix(module: nn.Linear | nn.Conv1d) -> _Fans:
+def _matrix_fans(module: nn.Linear | nn.Conv1d) -> _Fans:
     match module:
         case JoinedLinear():
             return _Fans(module.in_features, module.joined.times * module.joined.rows[0])

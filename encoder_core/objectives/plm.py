@@ -5,7 +5,7 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError, TrainingError
-from encoder_core.families.catalogue import ModelConfig, build_encoder, families_that
+from encoder_core.families.catalogue import ModelConfig, build_encoder, family_names_where
 from encoder_core.heads.prediction import PermutationHead
 from encoder_core.layers.xlnet_encoder import Memory, Streams, TwoStreamEncoder
 from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
@@ -65,6 +65,6 @@ def permuted_language_model(
     if not isinstance(encoder, TwoStreamEncoder):
         raise ModelError(
             f"{config.family} does not predict permuted tokens",
-            remedy=f"use a model of family {families_that(lambda family: family.permutes)}",
+            remedy=f"use a model of family {family_names_where(lambda family: family.permutes)}",
         )
     return PermutedLanguageModel(encoder, PermutationHead(encoder.embeddings.word), weight)

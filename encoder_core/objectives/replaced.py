@@ -52,7 +52,7 @@ class Discriminator(nn.Module):
         return scores_T
 
     def forward(self, batch: Batch, replaced_T: Bool[Tensor, " tokens"]) -> DetectionSums:
-        return detection_sums(batch.of_kept(self.logits(batch)), batch.of_kept(replaced_T))
+        return detection_sums(batch.select_learnable(self.logits(batch)), batch.select_learnable(replaced_T))
 
 
 class ReplacedTokenDetection(ObjectiveModule):

@@ -66,6 +66,6 @@ class SpanBoundary(HeadTerm, of=SboConfig):
 
     def sums(self, states: States, batch: Batch) -> TermSums:
         wanted = boundary_targets(batch)
-        left_BH, right_BH = (states.everywhere.index_select(0, side) for side in (wanted.left, wanted.right))
+        left_BH, right_BH = (states.all_states.index_select(0, side) for side in (wanted.left, wanted.right))
         found = self.head(left_BH, right_BH, wanted.place, wanted.ids)
         return TermSums(found.loss_sum, wanted.ids.numel(), {"correct": found.correct})

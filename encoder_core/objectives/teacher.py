@@ -108,7 +108,7 @@ class Teacher(nn.Module):
         return TeacherOutputs(states_TH, scores, tuple(kept[number] for number in layers))
 
 
-def teacher_of(config: ModelConfig, weights: Mapping[str, Tensor]) -> Teacher:
+def build_teacher(config: ModelConfig, weights: Mapping[str, Tensor]) -> Teacher:
     """Return a teacher with these weights, which are not copied.
 
     Raises:

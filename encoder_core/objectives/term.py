@@ -47,14 +47,14 @@ class States:
         self.temperature = temperature
 
     @cached_property
-    def everywhere(self) -> Float[Tensor, "tokens hidden"]:
+    def all_states(self) -> Float[Tensor, "tokens hidden"]:
         """The last layer's output."""
         if self._layered:
             return self.layers[-1]
         if self._decoder is None:
             last_TH: Tensor = self._encoder(self._batch)
             return last_TH
-        return self._last_two[1]
+        return self._last_two_states[1]
 
     @cached_property
     def layers(self) -> tuple[Float[Tensor, "tokens hidden"], ...]:
@@ -69,34 +69,34 @@ class States:
         are not the targets.
         """
         if self._whole or not isinstance(self._encoder, DisentangledEncoder):
-            return self.everywhere.index_select(0, at_N)
+            return self.all_states.index_select(0, at_N)
         if self._decoder is None:
             return self._encoder.at(at_N, self._batch, most)
-        before_TH = self._before_last
+        before_TH = self._last_layer_input
         queries_NH = before_TH.index_select(0, at_N)
-        return self._encoder.look_again(queries_NH, at_N, before_TH, self._batch, most=most)
+        return self._encoder.rerun_last_layer(queries_NH, at_N, before_TH, self._batch, most=most)
 
     @cached_property
-    def at_targets(self) -> Float[Tensor, "targets hidden"]:
+    def target_states(self) -> Float[Tensor, "targets hidden"]:
         """The states from which hidden tokens are predicted: the last layer's output at the targets, or the mask
         decoder's.
         """
-        return self.predicting(self._batch)
+        return self.states_for(self._batch)
 
-    def predicting(self, batch: Batch) -> Float[Tensor, "targets hidden"]:
+    def states_for(self, batch: Batch) -> Float[Tensor, "targets hidden"]:
         """Return the same for the targets of `batch`, which has the rows of this batch."""
         if self._decoder is None:
             return self.at(batch.target_positions)
         assert isinstance(self._encoder, DisentangledEncoder)  # only this family has the decoder
-        return self._decoder.decode(self._encoder, self._before_last, batch)
+        return self._decoder.decode(self._encoder, self._last_layer_input, batch)
 
     @cached_property
-    def _before_last(self) -> Tensor:
+    def _last_layer_input(self) -> Tensor:
         assert isinstance(self._encoder, DisentangledEncoder)
-        return self._last_two[0] if self._whole else self._encoder.before_last(self._batch)
+        return self._last_two_states[0] if self._whole else self._encoder.last_layer_input(self._batch)
 
     @cached_property
-    def _last_two(self) -> tuple[Tensor, Tensor]:
+    def _last_two_states(self) -> tuple[Tensor, Tensor]:
         if self._layered:
             return self.layers[-2], self.layers[-1]
         *_, before_TH, last_TH = self._encoder.states(self._batch)

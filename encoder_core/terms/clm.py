@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from encoder_core.families.catalogue import is_enhanced
 from encoder_core.families.deberta import DebertaV2Config
-from encoder_core.terms.term import HeadConfig, Refusal, Setting, without_decoder
+from encoder_core.terms.term import HeadConfig, Refusal, Setting, refuse_decoder_family
 
-_BESIDE = ("clm", "mlm")
+_COMBINABLE_TERMS = ("clm", "mlm")
 
 
 class ClmConfig(HeadConfig):
@@ -24,7 +24,7 @@ class ClmConfig(HeadConfig):
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse other terms than mlm, layers that see later tokens in any case, and rows without running text."""
-        others = [name for name in setting.terms if name not in _BESIDE]
+        others = [name for name in setting.terms if name not in _COMBINABLE_TERMS]
         if others:
             yield Refusal(
                 ("objective",),
@@ -32,7 +32,7 @@ class ClmConfig(HeadConfig):
                 "the whole row",
                 f"leave {others[0]} out, and train it in a run that starts from this one",
             )
-        yield from without_decoder(self.name, setting)
+        yield from refuse_decoder_family(self.name, setting)
         if setting.model.permutes:
             yield Refusal(
                 ("objective",),

@@ -8,16 +8,16 @@ from pydantic import Field, PositiveInt, field_validator
 
 from encoder_core.terms.term import (
     AroundConfig,
-    LateWeight,
+    DefaultWeightTerm,
     Refusal,
     RowFacts,
     Setting,
     SmallObjective,
-    without_decoder,
+    refuse_decoder_family,
 )
 
 
-class ContrastiveConfig(LateWeight, AroundConfig):
+class ContrastiveConfig(DefaultWeightTerm, AroundConfig):
     """How a text's vector is computed, and how vectors are compared.
 
     Attributes:
@@ -52,7 +52,7 @@ class ContrastiveConfig(LateWeight, AroundConfig):
         is one.
         """
         others = setting.terms.keys() - {self.name}
-        yield from without_decoder(self.name, setting)
+        yield from refuse_decoder_family(self.name, setting)
         if "plm" in others:
             yield Refusal(
                 ("objective",),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from encoder_core.terms.term import HeadConfig, LateWeight, Refusal, Setting, without_decoder
+from encoder_core.terms.term import DefaultWeightTerm, HeadConfig, Refusal, Setting, refuse_decoder_family
 
 
 class TokenPrediction(HeadConfig):
@@ -15,7 +15,7 @@ class TokenPrediction(HeadConfig):
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse families without masks, families with a decoder, and rows without masks."""
         rows = setting.rows
-        yield from without_decoder(self.name, setting)
+        yield from refuse_decoder_family(self.name, setting)
         if setting.model.permutes:
             yield Refusal(
                 ("objective",),
@@ -37,7 +37,7 @@ class TokenPrediction(HeadConfig):
             )
 
 
-class MlmConfig(LateWeight, TokenPrediction):
+class MlmConfig(DefaultWeightTerm, TokenPrediction):
     """Masked language modelling (BERT, section 3.1). Which tokens are masked is a setting of the data service."""
 
     name = "mlm"

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from encoder_core.terms.term import LateWeight, ModuleConfig, Refusal, Setting
+from encoder_core.terms.term import DefaultWeightTerm, ModuleConfig, Refusal, Setting
 
 
-class PlmConfig(LateWeight, ModuleConfig):
+class PlmConfig(DefaultWeightTerm, ModuleConfig):
     """Permuted language modelling. The prediction order is a setting of the data service."""
 
     name = "plm"

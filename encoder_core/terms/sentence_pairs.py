@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.sizes import linear_weights
-from encoder_core.terms.term import HeadConfig, Refusal, Setting, without_mlm
+from encoder_core.terms.term import HeadConfig, Refusal, Setting, require_mlm
 
 
 class PairConfig(HeadConfig):
@@ -17,11 +17,11 @@ class PairConfig(HeadConfig):
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse objectives without mlm, and rows without the label of this term."""
-        yield from without_mlm(self.name, setting, "one label a row does not suffice to learn words")
-        yield from self._of_rows(setting)
+        yield from require_mlm(self.name, setting, "one label a row does not suffice to learn words")
+        yield from self._row_refusals(setting)
 
     @abstractmethod
-    def _of_rows(self, setting: Setting) -> Iterator[Refusal]: ...
+    def _row_refusals(self, setting: Setting) -> Iterator[Refusal]: ...
 
 
 class NspConfig(PairConfig):
@@ -29,7 +29,7 @@ class NspConfig(PairConfig):
 
     name = "nsp"
 
-    def _of_rows(self, setting: Setting) -> Iterator[Refusal]:
+    def _row_refusals(self, setting: Setting) -> Iterator[Refusal]:
         if "sop" in setting.terms:
             yield Refusal(
                 ("objective", "sop"),
@@ -51,7 +51,7 @@ class SopConfig(PairConfig):
 
     name = "sop"
 
-    def _of_rows(self, setting: Setting) -> Iterator[Refusal]:
+    def _row_refusals(self, setting: Setting) -> Iterator[Refusal]:
         if setting.rows is not None and setting.rows.label != "order" and "nsp" not in setting.terms:
             yield Refusal(
                 ("objective", "sop"),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.sizes import MAX_TARGETS, POSITION_WIDTH, linear_weights, norm_weights
-from encoder_core.terms.term import HeadConfig, Refusal, Setting, without_mlm
+from encoder_core.terms.term import HeadConfig, Refusal, Setting, require_mlm
 
 
 class SboConfig(HeadConfig):
@@ -25,7 +25,7 @@ class SboConfig(HeadConfig):
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse objectives without masked spans."""
-        yield from without_mlm(self.name, setting, "it predicts the tokens that mlm masks")
+        yield from require_mlm(self.name, setting, "it predicts the tokens that mlm masks")
         if "mlm" in setting.terms and setting.rows is not None and setting.rows.unit != "span":
             yield Refusal(
                 ("objective", "sbo"),

@@ -25,7 +25,7 @@ class WeightSchedule(BaseModel):
     steps: PositiveInt
 
     @model_validator(mode="after")
-    def _weighs_something(self) -> "WeightSchedule":
+    def _check_weight_positive(self) -> "WeightSchedule":
         if not self.start and not self.end:
             raise ValueError("the weight would be 0 in every step; leave the term out")
         return self
@@ -116,7 +116,7 @@ class Refusal:
     remedy: str
 
 
-def without_decoder(name: str, setting: Setting) -> Iterator[Refusal]:
+def refuse_decoder_family(name: str, setting: Setting) -> Iterator[Refusal]:
     """Refuse a family with a decoder for the term `name`, which trains an encoder alone."""
     if setting.model.decodes:
         family = setting.model.family
@@ -127,7 +127,7 @@ def without_decoder(name: str, setting: Setting) -> Iterator[Refusal]:
         )
 
 
-def without_mlm(name: str, setting: Setting, why: str) -> Iterator[Refusal]:
+def require_mlm(name: str, setting: Setting, why: str) -> Iterator[Refusal]:
     """Refuse an objective without mlm for the term `name`, which needs it. `why`: the reason, as a clause."""
     if "mlm" not in setting.terms:
         others = [other for other in setting.terms if other != name]
@@ -179,7 +179,7 @@ class TermConfig(BaseModel, ABC):
         return self
 
 
-class LateWeight(TermConfig):
+class DefaultWeightTerm(TermConfig):
     """A term whose first version had no weight. A weight of 1 is not written, so that recipes, fingerprints and the
     keys of evaluations stay the same.
     """
@@ -235,7 +235,7 @@ class BottleneckConfig(HeadConfig):
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse objectives without mlm, or with a generator."""
-        yield from without_mlm(self.name, setting, "the vector is made of a text that mlm hides a part of")
+        yield from require_mlm(self.name, setting, "the vector is made of a text that mlm hides a part of")
         if "rtd" in setting.terms:
             yield Refusal(
                 ("objective", self.name),

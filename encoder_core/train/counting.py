@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from encoder_core.batch import Batch
 from encoder_core.layers.initialise import on_meta
 from encoder_core.layers.planned import as_on_a_gpu, collect_flops, formulas
-from encoder_core.layers.torch_internals import dispatch_mode, fake_tensors, tensors_in, uncompiled
+from encoder_core.layers.torch_internals import dispatch_mode, fake_tensors, skip_compiler, tensors_in
 from encoder_core.objectives.losses import CoupledObjective, LossSums, ObjectiveModule
 from encoder_core.train.exchange import RankExamples
 from encoder_core.train.zero_memory import Device, PassBytes
 
 
 @dataclass(frozen=True)
-class Counted:
+class PassCost:
     """The passes of one microbatch.
 
     Attributes:
@@ -51,7 +51,7 @@ class Counted:
         return max(self.bytes, key=lambda group: group.peak)
 
 
-def count(build: Callable[[], ObjectiveModule], batch: Batch, dtype: torch.dtype, device: Device) -> Counted:
+def count(build: Callable[[], ObjectiveModule], batch: Batch, dtype: torch.dtype, device: Device) -> PassCost:
     """Count the passes of the module that `build` returns, in training and in precision `dtype`, on a device of this
     kind, which need not be there.
 
@@ -79,7 +79,7 @@ def _precision(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def passes(module: ObjectiveModule, batch: Batch) -> Counted:
+def passes(module: ObjectiveModule, batch: Batch) -> PassCost:
     """Run the passes of one microbatch, and return what they computed and kept. Gradients are discarded."""
     with _Meter() as first, torch.no_grad():
         memory = _couple_alone(module, batch) if isinstance(module, CoupledObjective) else ()
@@ -89,7 +89,7 @@ def passes(module: ObjectiveModule, batch: Batch) -> Counted:
         while found[-1].memory and _sizes(found[-1].memory) != _sizes(memory):  # until XLNet's memory is full
             memory = found[-1].memory
             found = [_run_pass(module, batch, memory)]
-    return Counted(
+    return PassCost(
         forward=sum(one.forward for one in found),
         model=sum(one.both for one in found),
         first_pass=first.flops,
@@ -98,16 +98,16 @@ def passes(module: ObjectiveModule, batch: Batch) -> Counted:
 
 
 @dataclass(frozen=True)
-class _Passed:
+class _GroupPass:
     forward: int
     both: int
     bytes: PassBytes
     memory: tuple[Tensor, ...]
 
 
-def _group_passes(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, ...]) -> list[_Passed]:
+def _group_passes(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, ...]) -> list[_GroupPass]:
     """Run the passes of each update group, with what the previous one returned."""
-    found: list[_Passed] = []
+    found: list[_GroupPass] = []
     for _ in module.update_groups():
         found.append(_run_pass(module, batch, found[-1].memory if found else memory))
     return found
@@ -122,7 +122,7 @@ def _sizes(memory: Iterable[Tensor]) -> list[torch.Size]:
     return [tensor.shape for tensor in memory]
 
 
-def _run_pass(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, ...]) -> _Passed:
+def _run_pass(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, ...]) -> _GroupPass:
     known = [*module.parameters(), *memory]
     apart = {id(tensor.untyped_storage()) for tensor in known}
     saved: dict[int, torch.UntypedStorage] = {}
@@ -139,7 +139,7 @@ def _run_pass(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, ...])
         forward, kept = meter.flops, sum(storage.nbytes() for storage in saved.values())
         saved.clear()  # from here on only the graph keeps saved storages
         torch.autograd.backward([term.loss_sum for term in losses.terms])
-    return _Passed(forward, meter.flops, PassBytes(kept, meter.peak), losses.memory)
+    return _GroupPass(forward, meter.flops, PassBytes(kept, meter.peak), losses.memory)
 
 
 @contextmanager
@@ -158,7 +158,7 @@ def _discarded_gradients(module: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-@uncompiled
+@skip_compiler
 class _Meter(dispatch_mode()):  # type: ignore[misc]
     """Counts FLOPs, and the bytes of storages that are made inside the block and alive, and the most at a time.
 
@@ -212,7 +212,7 @@ class _Meter(dispatch_mode()):  # type: ignore[misc]
         self.alive -= size
 
 
-@uncompiled
+@skip_compiler
 class _RealIntegers(dispatch_mode()):  # type: ignore[misc]
     """Computes what depends on no fake tensor and on no uninitialised memory, such as the bounds of rows."""
 

@@ -16,7 +16,7 @@ from encoder_core.errors import library_changed
 Layout = Literal["whole", "parts", "bf16", "shards"]
 """Layout of state. `whole`: stage 0. `parts`: stages 1 and 2. `bf16`: stage 1 in bf16. `shards`: stage 3."""
 
-ENGINE = (
+ENGINE_NAMES = (
     "basic_optimizer",
     "optimizer",
     "global_rank",
@@ -24,8 +24,8 @@ ENGINE = (
     "module",
     "buffered_allreduce_fallback",
 )
-ORDERED = ("reduce_ready_partitions_and_remove_grads", "independent_gradient_partition_epilogue")
-OPTIMIZER: dict[Layout, tuple[str, ...]] = {
+REDUCERS = ("reduce_ready_partitions_and_remove_grads", "independent_gradient_partition_epilogue")
+OPTIMIZER_NAMES: dict[Layout, tuple[str, ...]] = {
     "whole": (),
     "parts": (
         "optimizer",
@@ -34,7 +34,7 @@ OPTIMIZER: dict[Layout, tuple[str, ...]] = {
         "bit16_groups_flat",
         "update_lp_params",
         "_global_grad_norm",
-        *ORDERED,
+        *REDUCERS,
     ),
     "bf16": (
         "optimizer",
@@ -54,16 +54,16 @@ OPTIMIZER: dict[Layout, tuple[str, ...]] = {
         "_reassign_or_swap_out_partitioned_parameters",
         "_gradient_averaging_world_size",
         "_global_grad_norm",
-        *ORDERED,
+        *REDUCERS,
     ),
 }
-PARAMETER: dict[Layout, tuple[str, ...]] = {
+PARAMETER_NAMES: dict[Layout, tuple[str, ...]] = {
     "whole": (),
     "parts": ("_hp_mapping",),
     "bf16": ("_hp_mapping",),
     "shards": ("ds_id", "ds_tensor", "ds_numel", "all_gather"),
 }
-MAPPING = ("param_group_index", "lp_fragment_address", "hp_fragment_address")
+MAPPING_NAMES = ("param_group_index", "lp_fragment_address", "hp_fragment_address")
 
 
 class FlatPart(NamedTuple):
@@ -85,7 +85,7 @@ def layout(stage: int, precision: str) -> Layout:
     return "bf16" if (stage, precision) == (1, "bf16") else "parts"
 
 
-def name_of(owner: Any, name: str) -> Any:
+def resolve(owner: Any, name: str) -> Any:
     """Return the attribute `name`.
 
     Raises:
@@ -103,53 +103,53 @@ def ensure_names(engine: Any, trained: Sequence[nn.Parameter], kind: Layout) -> 
     Raises:
         LibraryChanged: one of them does not exist any more.
     """
-    for name in ENGINE:
-        name_of(engine, name)
-    for name in OPTIMIZER[kind]:
-        name_of(engine.optimizer, name)
+    for name in ENGINE_NAMES:
+        resolve(engine, name)
+    for name in OPTIMIZER_NAMES[kind]:
+        resolve(engine.optimizer, name)
     for parameter in trained:
-        for name in PARAMETER[kind]:
-            name_of(parameter, name)
+        for name in PARAMETER_NAMES[kind]:
+            resolve(parameter, name)
         mapping = getattr(parameter, "_hp_mapping", None) if kind in ("parts", "bf16") else None
         if mapping is not None:
-            for name in MAPPING:
-                name_of(mapping, name)
+            for name in MAPPING_NAMES:
+                resolve(mapping, name)
 
 
 def replace_method(owner: Any, name: str, by: Callable[..., Any]) -> Callable[..., Any]:
     """Replace a method with `by`; return the former method."""
-    before: Callable[..., Any] = name_of(owner, name)
+    before: Callable[..., Any] = resolve(owner, name)
     setattr(owner, name, by)
     return before
 
 
-def without_needless_starts(deepspeed: Any) -> None:
+def skip_unused_setup(deepspeed: Any) -> None:
     """Prevent work at the start that training does not need. Call it directly after the import."""
     # On a CPU DeepSpeed would compile a shared-memory reduction at every first start, for inference only. Training
     # reduces through gloo, so it is declared absent, and no machine needs a compiler. On a GPU DeepSpeed does not have
     # the operator, and asking for the table of operators would try every one.
     if deepspeed.accelerator.get_accelerator().device_name() == "cpu":
-        operators = name_of(deepspeed.ops, "__compatible_ops__")
+        operators = resolve(deepspeed.ops, "__compatible_ops__")
         if "deepspeed_shm_comm" not in operators:
             raise library_changed("deepspeed", "ops.__compatible_ops__['deepspeed_shm_comm']")
         operators["deepspeed_shm_comm"] = False
     # DeepSpeed imports its Muon at construction, and torch compiles kernels that are never used: 1.4 s for each start.
-    compiler = name_of(name_of(deepspeed, "runtime"), "compiler")
-    plain = name_of(compiler, "dummy_decorator")
+    compiler = resolve(resolve(deepspeed, "runtime"), "compiler")
+    plain = resolve(compiler, "dummy_decorator")
     replace_method(compiler, "compile", lambda: plain)
 
 
-def count_anew(deepspeed: Any) -> None:
+def reset_parameter_numbers(deepspeed: Any) -> None:
     """Reset what stage 3 counts over all engines of a process. Ranks compare the numbers of their parameters and
     modules, and a process that has had an engine before trains beside one that has not.
     """
-    init = name_of(name_of(deepspeed, "zero"), "Init")
+    init = resolve(resolve(deepspeed, "zero"), "Init")
     for counter in ("param_id", "num_persisted_parameters", "num_persisted_elements"):
-        name_of(init, counter)
+        resolve(init, counter)
         setattr(init, counter, 0)
-    offload = name_of(name_of(deepspeed.runtime.zero, "parameter_offload"), "DeepSpeedZeRoOffload")
+    offload = resolve(resolve(deepspeed.runtime.zero, "parameter_offload"), "DeepSpeedZeRoOffload")
     # The number of modules is the default of an argument, a list that all calls share.
-    match name_of(offload, "_register_deepspeed_module").__defaults__:
+    match resolve(offload, "_register_deepspeed_module").__defaults__:
         case ([int()] as count,):
             count[0] = 0
         case _:
@@ -166,12 +166,12 @@ def sum_gradients(optimizer: Any) -> None:
 
 def gradient_norm(optimizer: Any) -> float:
     """Return the gradient norm of the current step, before clipping."""
-    return float(name_of(optimizer, "_global_grad_norm"))
+    return float(resolve(optimizer, "_global_grad_norm"))
 
 
 def fp32_sums(optimizer: Any) -> list[tuple[Tensor, Sequence[nn.Parameter]]]:
     """Stage 1 in bf16: return the sums of gradients of each parameter group, and its parameters in order."""
-    flats, groups = name_of(optimizer, "fp32_groups_gradients_flat"), name_of(optimizer, "bf16_groups")
+    flats, groups = resolve(optimizer, "fp32_groups_gradients_flat"), resolve(optimizer, "bf16_groups")
     return list(zip(flats, groups, strict=True))
 
 
@@ -181,7 +181,7 @@ def flat_tensors(optimizer: Any, kind: Layout) -> list[tuple[Tensor, list[nn.Par
     The order is the same on all ranks.
     """
     groups = {"parts": "bit16_groups", "bf16": "bf16_groups", "shards": "fp16_groups"}[kind]
-    return list(zip(_flats(optimizer, kind), name_of(optimizer, groups), strict=True))
+    return list(zip(_flats(optimizer, kind), resolve(optimizer, groups), strict=True))
 
 
 def _flats(optimizer: Any, kind: Layout) -> list[Tensor]:
@@ -190,44 +190,44 @@ def _flats(optimizer: Any, kind: Layout) -> list[Tensor]:
         "bf16": "fp32_groups_flat_partition",
         "shards": "fp32_partitioned_groups_flat",
     }
-    found: list[Tensor] = name_of(optimizer, names[kind])
+    found: list[Tensor] = resolve(optimizer, names[kind])
     return found
 
 
 def working_flats(optimizer: Any, kind: Layout) -> list[Tensor]:
     """Stages 1 and 2: return the tensors that hold the working weights of each parameter group."""
-    found: list[Tensor] = name_of(optimizer, "bf16_groups_flat" if kind == "bf16" else "bit16_groups_flat")
+    found: list[Tensor] = resolve(optimizer, "bf16_groups_flat" if kind == "bf16" else "bit16_groups_flat")
     return found
 
 
-def place_of(optimizer: Any, parameter: nn.Parameter, kind: Layout, rank: int) -> FlatPart | None:
+def owned_part(optimizer: Any, parameter: nn.Parameter, kind: Layout, rank: int) -> FlatPart | None:
     """Return the part of a trained parameter that this rank owns, or None."""
     flats = _flats(optimizer, kind)
     if kind == "shards":
-        group, offset, _ = name_of(optimizer, "grad_position")[name_of(optimizer, "get_param_id")(parameter)]
+        group, offset, _ = resolve(optimizer, "grad_position")[resolve(optimizer, "get_param_id")(parameter)]
         share, size = shard_of(parameter)
         start = rank * share.numel()
         length = min(share.numel(), size - start)
         return FlatPart(flats[group], start, length, offset) if length > 0 else None
-    mapping = name_of(parameter, "_hp_mapping")
+    mapping = resolve(parameter, "_hp_mapping")
     if mapping is None:  # no part of the parameter lies in this rank's partition
         return None
-    source, target = name_of(mapping, "lp_fragment_address"), name_of(mapping, "hp_fragment_address")
-    return FlatPart(flats[name_of(mapping, "param_group_index")], source.start, source.numel, target.start)
+    source, target = resolve(mapping, "lp_fragment_address"), resolve(mapping, "hp_fragment_address")
+    return FlatPart(flats[resolve(mapping, "param_group_index")], source.start, source.numel, target.start)
 
 
 def shard_of(parameter: nn.Parameter) -> tuple[Tensor, int]:
     """Stage 3: return this rank's share of the working weight (the last shares are padded) and the parameter's size."""
-    return name_of(parameter, "ds_tensor"), name_of(parameter, "ds_numel")
+    return resolve(parameter, "ds_tensor"), resolve(parameter, "ds_numel")
 
 
 def publish(optimizer: Any, kind: Layout) -> None:
     """Rebuild the working copies on all ranks after master weights have changed."""
     if kind in ("parts", "bf16"):
-        name_of(optimizer, "update_lp_params")()
+        resolve(optimizer, "update_lp_params")()
     elif kind == "shards":
         for group in range(len(_flats(optimizer, kind))):
-            name_of(optimizer, "_reassign_or_swap_out_partitioned_parameters")(group)
-        persistent = name_of(optimizer, "persistent_parameters")
+            resolve(optimizer, "_reassign_or_swap_out_partitioned_parameters")(group)
+        persistent = resolve(optimizer, "persistent_parameters")
         if persistent:
-            name_of(persistent[0], "all_gather")(persistent)
+            resolve(persistent[0], "all_gather")(persistent)

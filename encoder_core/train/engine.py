@@ -44,7 +44,7 @@ from encoder_core.optim.updates import UPDATE_GROUP, WHOLE, set_update
 from encoder_core.train import deepspeed_internals, zero_state
 from encoder_core.train.deepspeed_internals import Layout
 from encoder_core.train.groups import abort_groups, leaving
-from encoder_core.train.overlap import OneOrder, OverlappedSums
+from encoder_core.train.overlap import GradientSequencer, OverlappedSums
 from encoder_core.train.settings import EngineConfig
 from encoder_core.train.timing import Stopwatch
 from encoder_core.train.weight_check import Replicated
@@ -56,7 +56,7 @@ for _name in ("mlflow", "triton"):
     if sys.modules.get(_name, sys) is None:
         del sys.modules[_name]
 
-deepspeed_internals.without_needless_starts(deepspeed)
+deepspeed_internals.skip_unused_setup(deepspeed)
 torch_internals.without_compiler()
 # DeepSpeed calls collectives by deprecated names, and makes torch forget that it has warned: at ZeRO 3 every rank
 # would print some warnings in each step.
@@ -125,7 +125,9 @@ class Engine:
         self._guard_updates()
         if config.stage == 3:
             deepspeed_internals.sum_gradients(self._engine.optimizer)
-        self._order = OneOrder(self._engine.optimizer, list(model.parameters())) if config.stage > 1 else None
+        self._order = (
+            GradientSequencer(self._engine.optimizer, list(model.parameters())) if config.stage > 1 else None
+        )
         self._overlapped = self._overlap() if self.world > 1 and config.sums_apart else None
         self.forwards = Stopwatch(self.device)
         self.replicated = self._replicated_weights()
@@ -295,7 +297,7 @@ def leave_groups(*, broken: bool = False) -> None:
     """Leave all process groups of this process, so that it can join others. Close the engine before. A process that
     has joined none stays as it is. `broken`: whether some ranks may have left a collective, or never come to it.
     """
-    deepspeed_internals.count_anew(deepspeed)
+    deepspeed_internals.reset_parameter_numbers(deepspeed)
     if broken:
         abort_groups()
     with leaving():

@@ -18,7 +18,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from encoder_core.objectives.losses import AllExamples
-from encoder_core.train.groups import ensure_whole
+from encoder_core.train.groups import ensure_not_aborted
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Control:
         """Return the rows of all ranks, in rank order. Integers up to 2**53 are exact. Raises GroupsAborted if sums
         with other ranks were aborted, since the row may come from them.
         """
-        ensure_whole()
+        ensure_not_aborted()
         mine = torch.tensor(row, dtype=torch.float64)
         if self.group is None:
             return mine[None]

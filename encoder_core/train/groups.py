@@ -2,7 +2,7 @@
 
 If a rank dies, gloo raises on the others. NCCL does not: its kernels wait on the GPU, and so does everything that waits
 for the GPU, until the communicators are aborted. What a kernel leaves behind then is garbage. So `abort_groups` may be
-called from a thread that does not wait, and `ensure_whole` stands before every exchange of figures between ranks:
+called from a thread that does not wait, and `ensure_not_aborted` stands before every exchange of figures between ranks:
 nothing computed from garbage is recorded, compared or saved.
 """
 
@@ -21,13 +21,13 @@ class GroupsAborted(RuntimeError):
     """The error of a rank that must leave its groups, because its sums with other ranks have been aborted."""
 
 
-def ensure_whole() -> None:
+def ensure_not_aborted() -> None:
     """Raise GroupsAborted if this process has aborted its groups."""
     if _aborted.is_set():
         raise GroupsAborted("the sums with other ranks were aborted")
 
 
-def times_left() -> int:
+def leave_count() -> int:
     """Return how often this process has left its groups."""
     return _left
 
@@ -36,7 +36,7 @@ def abort_groups(left: int | None = None) -> None:
     """End all NCCL collectives of this process. Whoever waits for them goes on, and raises at the next collective or
     exchange of figures. May be called from any thread, and again. Ranks on CPUs need it only to raise sooner.
 
-    `left`: `times_left` when the groups to be aborted were joined, or before; nothing happens if they have been left.
+    `left`: `leave_count` when the groups to be aborted were joined, or before; nothing happens if they have been left.
 
     Raises LibraryChanged if torch lacks a private name that we use.
     """

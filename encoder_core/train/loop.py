@@ -13,19 +13,19 @@ from torch import Tensor, nn
 from encoder_core.layers.attention import set_local_rotary_base, set_rotary_base
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.exchange import Control, Signals, exchange
-from encoder_core.train.metrics import Copied, StepReport, evaluate
-from encoder_core.train.rehearsal import ran_out
+from encoder_core.train.metrics import CopyReport, StepReport, evaluate
+from encoder_core.train.rehearsal import is_out_of_memory
 from encoder_core.train.settings import Pace
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories, Microbatch, RankBatch, accumulate
-from encoder_core.train.weight_check import Digest, ensure_same, ensure_same_digests, halves, whole
-from encoder_core.train.xlnet_memory import Carried, carry, recall
+from encoder_core.train.weight_check import Digest, ensure_same, ensure_same_digests, join64, split64
+from encoder_core.train.xlnet_memory import StoredMemory, recompute_memory, stored_memory
 
 _PACE_COLUMNS = 3  # columns of a rank's row that hold its `Pace`; digests follow
 
-HANDED_OVER = "handing over"
+HANDING_OVER = "handing over"
 """The activity of ranks that have left the last state in memory for other ranks, who go on at once."""
-SETTERS: Mapping[str, Callable[[nn.Module, float], None]] = {
+LAYER_SETTERS: Mapping[str, Callable[[nn.Module, float], None]] = {
     "rope_base": set_rotary_base,
     "local_rope_base": set_local_rotary_base,
 }
@@ -54,7 +54,7 @@ def gather_step_results(
     equally many digests.
     """
     names = sorted(sums)
-    row = [*(sums[name] for name in names), pace.data, pace.forward, pace.tokens, *halves(digests)]
+    row = [*(sums[name] for name in names), pace.data, pace.forward, pace.tokens, *split64(digests)]
     table = control.table(row)
     totals, rest = table[:, : len(names)].sum(dim=0).tolist(), table[:, len(names) :].tolist()
     return StepResults(
@@ -63,12 +63,12 @@ def gather_step_results(
             Pace(data, forward, int(tokens))
             for data, forward, tokens in (row[:_PACE_COLUMNS] for row in rest)
         ),
-        digests=tuple(whole(row[_PACE_COLUMNS:]) for row in rest),
+        digests=tuple(join64(row[_PACE_COLUMNS:]) for row in rest),
     )
 
 
 @dataclass(frozen=True)
-class Fetched:
+class StepData:
     """The data of a rank for one step.
 
     Attributes:
@@ -94,7 +94,7 @@ class Fetched:
 class Data(Protocol):
     """The source of the steps' data."""
 
-    def fetch(self, step: int) -> Fetched: ...
+    def fetch(self, step: int) -> StepData: ...
 
     def heldout(self, step: int) -> Iterator[Microbatch]:
         """Yield this rank's held-out microbatches after `step` steps: equally many on every rank, with the same rows
@@ -114,7 +114,7 @@ class Checkpointer(Protocol):
     def ready(self) -> bool: ...
     def begin(self, engine: Engine, state: TrainState) -> None: ...
     def commit(self) -> None: ...
-    def finish(self, engine: Engine, state: TrainState, carried: Carried) -> None: ...
+    def finish(self, engine: Engine, state: TrainState, carried: StoredMemory) -> None: ...
 
 
 class StateCopies(Protocol):
@@ -126,7 +126,7 @@ class StateCopies(Protocol):
         """
         ...
 
-    def keep(self, engine: Engine, state: TrainState, carried: Carried, since: float) -> int | None:
+    def keep(self, engine: Engine, state: TrainState, carried: StoredMemory, since: float) -> int | None:
         """Copy the state; return the bytes of this rank's part, None if there is no memory for it. All ranks call it at
         the same step, after their weights have been compared. `since`: time at which training began to wait for it, by
         `time.monotonic`.
@@ -157,7 +157,7 @@ class Microbatches(Protocol):
         """Make microbatches smaller from `step` on, since some rank's part does not fit. Called on all ranks."""
         ...
 
-    def gave_out(self, step: int, error: RuntimeError) -> Exception:
+    def out_of_memory_error(self, step: int, error: RuntimeError) -> Exception:
         """Return the error to raise if memory ran out in the middle of `step` on this rank."""
         ...
 
@@ -182,7 +182,7 @@ class TrainPlan:
     Attributes:
         weights: weights, in a step, of the loss terms whose weight changes during the run. Held-out losses use the
             terms' own weights.
-        layers: settings of layers in a step, by names of `SETTERS`, if they change during the run. An evaluation
+        layers: settings of layers in a step, by names of `LAYER_SETTERS`, if they change during the run. An evaluation
             after a step uses that step's settings.
     """
 
@@ -198,13 +198,13 @@ class TrainPlan:
         return self.evaluate_every is not None and (step % self.evaluate_every == 0 or step == self.steps)
 
     @property
-    def evaluates_first(self) -> bool:
+    def evaluates_before_training(self) -> bool:
         """Whether a run is evaluated before its first step, which measures what it starts from, such as a published
         model.
         """
         return self.evaluate_every is not None
 
-    def compares_in(self, step: int) -> bool:
+    def compares_weights_in(self, step: int) -> bool:
         """Return whether all ranks compare their weights before the update of `step`."""
         return self.compare_every is not None and step % self.compare_every == 0
 
@@ -235,8 +235,8 @@ class Trainer:
             CorruptReplica: weights differ between ranks. Nothing of the step is committed.
             Exception: memory ran out in the middle of a step; the error is that of `microbatches`.
         """
-        carried = Carried()
-        if state.step == 0 and self.plan.evaluates_first:
+        carried = StoredMemory()
+        if state.step == 0 and self.plan.evaluates_before_training:
             self._apply_layer_settings(0)
             self._evaluate(0)
         while state.step < self.plan.steps:
@@ -285,34 +285,34 @@ class Trainer:
         self._save_the_last(state, carried)
         return state
 
-    def _hand_over(self, state: TrainState, coming: Fetched) -> bool:
+    def _hand_over(self, state: TrainState, coming: StepData) -> bool:
         """Leave the last state in memory for other ranks. Return whether all ranks had the memory. Collective."""
         made = self._copy(state, coming, time.monotonic()) is not None
         everywhere = bool(self.control.table([made]).all())
         if everywhere:
-            self.journal.doing(state.step, HANDED_OVER)
+            self.journal.doing(state.step, HANDING_OVER)
         return everywhere
 
-    def _save_the_last(self, state: TrainState, carried: Carried) -> None:
+    def _save_the_last(self, state: TrainState, carried: StoredMemory) -> None:
         self.journal.doing(state.step, "saving")
         ensure_same(self.engine.replicated, self.control, state.step)
         self.checkpointer.finish(self.engine, state, carried)
 
     def _run_groups(
-        self, state: TrainState, fetched: Fetched, signals: Signals
+        self, state: TrainState, fetched: StepData, signals: Signals
     ) -> tuple[dict[str, float], dict[str, Update], list[Tensor]]:
         """Recompute memory at fixed steps, then compute gradients and updates of each group; see `_update`."""
         try:
             if fetched.before is not None:
-                recall(self.engine, fetched.before, self.memories)
+                recompute_memory(self.engine, fetched.before, self.memories)
             return self._update(state, fetched, signals)
         except RuntimeError as error:
-            if self.microbatches is None or not ran_out(error):
+            if self.microbatches is None or not is_out_of_memory(error):
                 raise
-            raise self.microbatches.gave_out(state.step, error) from error
+            raise self.microbatches.out_of_memory_error(state.step, error) from error
 
     def _update(
-        self, state: TrainState, fetched: Fetched, signals: Signals
+        self, state: TrainState, fetched: StepData, signals: Signals
     ) -> tuple[dict[str, float], dict[str, Update], list[Tensor]]:
         """Return, for each group, this rank's sums, the update, and the digest of the weights before it."""
         self.engine.forwards.take()
@@ -340,17 +340,17 @@ class Trainer:
     def _apply_layer_settings(self, step: int) -> None:
         """Apply the settings of layers in `step`."""
         for name, value in self.plan.layers(step).items():
-            SETTERS[name](self.engine.objective, value)
+            LAYER_SETTERS[name](self.engine.objective, value)
 
-    def _keep(self, state: TrainState, coming: Fetched, *, due: bool) -> Copied | None:
+    def _keep(self, state: TrainState, coming: StepData, *, due: bool) -> CopyReport | None:
         """Copy `state` to memory if it is due. Return what was copied; None if the run makes no copies."""
         if self.copies is None or not due:
-            return Copied() if self.copies is not None else None
+            return CopyReport() if self.copies is not None else None
         since = time.monotonic()
         size = self._copy(state, coming, since)
-        return Copied(time.monotonic() - since, size or 0)
+        return CopyReport(time.monotonic() - since, size or 0)
 
-    def _copy(self, state: TrainState, coming: Fetched, since: float) -> int | None:
+    def _copy(self, state: TrainState, coming: StepData, since: float) -> int | None:
         """Copy `state` to memory, as `StateCopies.keep`, with the memory that the next step needs. Weights that differ
         must not be copied."""
         assert self.copies is not None
@@ -376,15 +376,15 @@ class Trainer:
 
     def _digests(self, step: int) -> list[Tensor]:
         """Return the digest of the weights that gradients were computed with, if this step compares them."""
-        if self.control.world == 1 or not self.plan.compares_in(step):
+        if self.control.world == 1 or not self.plan.compares_weights_in(step):
             return []
         return [self.engine.replicated.digest()]
 
-    def _carried_memory(self, coming: Fetched) -> Carried:
+    def _carried_memory(self, coming: StepData) -> StoredMemory:
         """Return the memory that the next step would have used; it goes into the checkpoint."""
-        return carry(self.memories, coming.work.total) if coming.before is None else Carried()
+        return stored_memory(self.memories, coming.work.total) if coming.before is None else StoredMemory()
 
-    def _exchange(self, state: TrainState, fetched: Fetched) -> Signals:
+    def _exchange(self, state: TrainState, fetched: StepData) -> Signals:
         return exchange(
             self.control,
             stop=self.stop_requested(),

@@ -24,7 +24,7 @@ TARGETS = "_targets"
 WEIGHTED = "_weighted"
 
 _FIGURES = (TERM_LOSS, *TERM_FIGURES)
-_IN_FIGURES = {WEIGHTED.strip("_"), *(name for one in _FIGURES for name in (one.part, one.whole))}
+_SUMS_IN_FIGURES = {WEIGHTED.strip("_"), *(name for one in _FIGURES for name in (one.part, one.whole))}
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
@@ -44,21 +44,21 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
                 figures[term + figure.suffix] = part / max(1.0, whole)
     for name, value in sums.items():
         term = max((term for term in terms if name.startswith(f"{term}_")), key=len, default="")
-        if term and name.removeprefix(f"{term}_") not in _IN_FIGURES:
+        if term and name.removeprefix(f"{term}_") not in _SUMS_IN_FIGURES:
             figures[name] = value / max(1.0, sums[term + TARGETS])
     return figures
 
 
-_APART = {"mlm": "clm", "clm": "mlm"}
+_ALTERNATE_TERMS = {"mlm": "clm", "clm": "mlm"}
 
 
 def _has_targets_elsewhere(term: str, sums: Mapping[str, float]) -> bool:
     """Return whether the term that is trained in other steps has targets in this one."""
-    return bool(sums.get(f"{_APART.get(term)}{TARGETS}"))
+    return bool(sums.get(f"{_ALTERNATE_TERMS.get(term)}{TARGETS}"))
 
 
 @dataclass(frozen=True)
-class Copied:
+class CopyReport:
     """A copy of a rank's state in memory. `seconds`: for how long training waited for it."""
 
     seconds: float = 0.0
@@ -78,7 +78,7 @@ class StepReport:
     updates: Mapping[str, Update]
     seconds: float
     paces: tuple[Pace, ...] = ()
-    copied: Copied | None = None
+    copied: CopyReport | None = None
 
     @property
     def applied(self) -> dict[str, bool]:

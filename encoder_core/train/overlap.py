@@ -25,7 +25,7 @@ from jaxtyping import Float32
 from torch import Tensor, nn
 
 from encoder_core.errors import library_changed
-from encoder_core.train.deepspeed_internals import ORDERED, replace_method
+from encoder_core.train.deepspeed_internals import REDUCERS, replace_method
 
 
 @dataclass
@@ -66,13 +66,13 @@ class OverlappedSums:
         self._dtype = dtype
         self._active, self._next = False, 0
         place = {id(p): number for number, p in enumerate(order)}
-        cut = [each for flat, parameters in sums for each in _cut(flat, parameters, bucket)]
+        cut = [each for flat, parameters in sums for each in _cut_buckets(flat, parameters, bucket)]
         # A bucket is complete when its first parameter in the forward order is; buckets are in order of completion.
         self._buckets = sorted(cut, key=lambda each: -min(place[id(p)] for p in each.parameters))
         for each in self._buckets:
             for p in each.parameters:
                 if p.requires_grad:
-                    p.register_post_accumulate_grad_hook(partial(self._came, each))  # type: ignore[no-untyped-call]
+                    p.register_post_accumulate_grad_hook(partial(self._receive_gradient, each))  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """Announce that the next backward pass is the last of an update group."""
@@ -101,7 +101,7 @@ class OverlappedSums:
         if self._active:
             raise library_changed("deepspeed", "buffered_allreduce_fallback was not called: it")
 
-    def _came(self, bucket: _Bucket, _: Tensor) -> None:
+    def _receive_gradient(self, bucket: _Bucket, _: Tensor) -> None:
         """Count a gradient that has been added to the sum of `bucket`."""
         if self._active:
             bucket.waiting -= 1
@@ -117,7 +117,7 @@ class OverlappedSums:
         bucket.work = dist.all_reduce(bucket.sent, async_op=True)
 
 
-def _cut(flat: Tensor, parameters: Sequence[nn.Parameter], least: int) -> list[_Bucket]:
+def _cut_buckets(flat: Tensor, parameters: Sequence[nn.Parameter], least: int) -> list[_Bucket]:
     """Return ranges of whole parameters, each of at least `least` numbers except the last one, which includes the
     padding.
     """
@@ -133,7 +133,7 @@ def _cut(flat: Tensor, parameters: Sequence[nn.Parameter], least: int) -> list[_
     return found
 
 
-class OneOrder:
+class GradientSequencer:
     """Passes gradients to DeepSpeed's optimizer of ZeRO 2 or 3 in a fixed order; early ones wait.
 
     Args:
@@ -146,14 +146,14 @@ class OneOrder:
         self._next, self._early = 0, dict[int, tuple[Any, ...]]()
         hooked = [parameter for parameter in order if parameter.requires_grad]
         for parameter in hooked:
-            parameter.register_hook(partial(self._reach, id(parameter)))  # type: ignore[no-untyped-call]
+            parameter.register_hook(partial(self._note_reached, id(parameter)))  # type: ignore[no-untyped-call]
         self._hooked = frozenset(map(id, hooked))
         self._unreached, self._handed, self._ended = set(self._hooked), 0, False
-        reduce, end = ORDERED
-        self._reduce = replace_method(optimizer, reduce, self._came)
+        reduce, end = REDUCERS
+        self._reduce = replace_method(optimizer, reduce, self._receive_gradient)
         self._end = replace_method(optimizer, end, self._finish)
 
-    def _came(self, parameter: nn.Parameter, *group: int) -> None:
+    def _receive_gradient(self, parameter: nn.Parameter, *group: int) -> None:
         """Accept the gradient of `parameter`; stage 2 also passes its group."""
         if id(parameter) in self._unreached:
             parameter.grad = None
@@ -178,7 +178,7 @@ class OneOrder:
         self._next, self._ended = 0, True
         self._end()
 
-    def _reach(self, parameter: int, _: Tensor) -> None:
+    def _note_reached(self, parameter: int, _: Tensor) -> None:
         """Note that the backward pass has reached a parameter, independently of DeepSpeed: just before it gets its
         gradient."""
         self._unreached.discard(parameter)
@@ -194,7 +194,7 @@ class OneOrder:
             LibraryChanged: DeepSpeed did not use the replaced methods for all gradients.
         """
         if not self._ended:
-            raise library_changed("deepspeed", f"{ORDERED[1]} was not called after a backward pass: it")
+            raise library_changed("deepspeed", f"{REDUCERS[1]} was not called after a backward pass: it")
         reached = len(self._hooked) - len(self._unreached)
         if self._handed != reached:
-            raise library_changed("deepspeed", f"{ORDERED[0]} had {self._handed} of {reached} gradients: it")
+            raise library_changed("deepspeed", f"{REDUCERS[0]} had {self._handed} of {reached} gradients: it")

@@ -34,7 +34,7 @@ from encoder_core.train.settings import EngineConfig
 from encoder_core.train.step import Microbatch
 
 
-def ran_out(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Return whether `error` says that a device, or the host, has run out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
@@ -57,13 +57,13 @@ class Rehearsal:
         """Return whether a step's `microbatches` fit. The largest is rehearsed unless one of its size has fitted
         before.
         """
-        sizes = {_tokens(each, memories.get(each.index, ())): each for each in microbatches}
+        sizes = {_microbatch_size(each, memories.get(each.index, ())): each for each in microbatches}
         size = max(sizes, default=0)
         if size <= self.proven:
             return True
         if not self._fits(sizes[size], memories.get(sizes[size].index, ())):
             # Not in the `except` block, where the error still holds its frames' tensors.
-            _release(self.engine.device)
+            _release_memory(self.engine.device)
             return False
         self.proven = size
         return True
@@ -74,7 +74,7 @@ class Rehearsal:
             self._passes(microbatch, memory)
             del reserved
         except RuntimeError as error:
-            if not ran_out(error):
+            if not is_out_of_memory(error):
                 raise
             return False
         return True
@@ -102,12 +102,12 @@ class Rehearsal:
             torch.autograd.grad(loss, trained, allow_unused=True)
 
 
-def _tokens(microbatch: Microbatch, memory: tuple[Tensor, ...]) -> int:
+def _microbatch_size(microbatch: Microbatch, memory: tuple[Tensor, ...]) -> int:
     """Return the size of a microbatch. `memory` counts by its numbers, because XLNet's keys are longer with it."""
     return microbatch.batch.tokens.numel() + sum(tensor.numel() for tensor in memory)
 
 
-def _release(device: torch.device) -> None:
+def _release_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -115,11 +115,11 @@ def _release(device: torch.device) -> None:
 
 _MICROBATCHES = 2
 # Elements of a bucket. DeepSpeed's stage 3 reduces smaller and larger parameters in different ways; both occur.
-_BUCKET = 3
+_PROBE_BUCKET_ELEMENTS = 3
 _SUM_TOLERANCE = 0.01  # error of sums in bf16 over many ranks; a mean would be wrong by the number of ranks
 
 
-class _Ones(nn.Module):
+class _UnitGradientNetwork(nn.Module):
     """A network whose gradient by every number is 1."""
 
     def __init__(self) -> None:
@@ -130,29 +130,29 @@ class _Ones(nn.Module):
         return self.small.float().sum() + self.large.float().sum()
 
 
-_measured: dict[EngineConfig, int] = {}  # largest number of ranks whose sums this process found right
+_verified_ranks: dict[EngineConfig, int] = {}  # largest number of ranks whose sums this process found right
 
 
-def measured_sums(config: EngineConfig) -> int:
+def verified_rank_count(config: EngineConfig) -> int:
     """Return with how many ranks this process has ensured sums; 0 if it never has."""
-    return _measured.get(config, 0)
+    return _verified_ranks.get(config, 0)
 
 
-def sums_are_known(measured: Sequence[int]) -> bool:
+def sums_are_verified(measured: Sequence[int]) -> bool:
     """Return whether a group need not ensure sums, since all of its processes have (`measured`: by rank, with how many
     ranks), and if they are several, some of them over several: libraries do not change while a process lives."""
     return min(measured) > 0 and max(measured) >= min(len(measured), 2)
 
 
-def ensure_sums(config: EngineConfig) -> float:
+def verify_gradient_sums(config: EngineConfig) -> float:
     """Take the step, and return the relative error of the gradient's norm. Collective; draws no random numbers.
 
     Raises:
         LibraryChanged: the norm is not that of the sum over ranks and microbatches.
     """
-    model = _Ones()
+    model = _UnitGradientNetwork()
     threshold = 0 if config.stage == 3 else None
-    probed = replace(config, clip=None, bucket=_BUCKET, persistence_threshold=threshold)
+    probed = replace(config, clip=None, bucket=_PROBE_BUCKET_ELEMENTS, persistence_threshold=threshold)
     engine = Engine(model, AdamW(parameter_groups(model, 0.0), AdamWConfig(lr=1.0)), probed)
     with closing(engine):
         engine.begin(WHOLE)
@@ -168,5 +168,5 @@ def ensure_sums(config: EngineConfig) -> float:
             f"ZeRO {config.stage} in {config.precision}: the sum of known gradients of {engine.world} ranks has the "
             f"norm {found:g} in place of {expected:g}. How it",
         )
-    _measured[config] = max(measured_sums(config), engine.world)
+    _verified_ranks[config] = max(verified_rank_count(config), engine.world)
     return float(error)

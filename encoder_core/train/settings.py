@@ -70,7 +70,7 @@ MEMORY = "memory"
 
 
 @dataclass(frozen=True)
-class Refresh:
+class MemoryRefresh:
     """When memory is recomputed, and from how many steps: a function of the step, the same in every run of a recipe.
 
     Attributes:

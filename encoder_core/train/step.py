@@ -74,7 +74,7 @@ class RankBatch:
         return Microbatch(self.total, idle_batch(device))
 
 
-NONE_SET: Mapping[str, float] = {}
+NO_WEIGHTS: Mapping[str, float] = {}
 
 Memories = MutableMapping[int, tuple[Tensor, ...]]
 """For each logical microbatch, the memory that the module returned for it and needs with its next rows."""
@@ -87,7 +87,7 @@ def accumulate(
     seed: int,
     memories: Memories,
     update_group: str = WHOLE,
-    weights: Mapping[str, float] = NONE_SET,
+    weights: Mapping[str, float] = NO_WEIGHTS,
 ) -> dict[str, float]:
     """Accumulate the gradient of one update group of a step; return this rank's sums (not means) of losses and metrics.
 
@@ -142,7 +142,7 @@ class Sums:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor | float] = {}
 
-    def add(self, losses: LossSums, weights: Mapping[str, float] = NONE_SET) -> None:
+    def add(self, losses: LossSums, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
         """Add the losses of a microbatch. `weights`: see `accumulate`."""
         for name, value in losses.metrics.items():
             self._add(name, value.detach().double())

@@ -22,7 +22,7 @@ class Stopwatch:
 
     def __enter__(self) -> None:
         if self._cuda:
-            self._events.append((_event(), _event()))
+            self._events.append((_cuda_event(), _cuda_event()))
             self._events[-1][0].record()
         else:
             self._started = time.perf_counter()
@@ -43,5 +43,5 @@ class Stopwatch:
         return seconds
 
 
-def _event() -> torch.cuda.Event:
+def _cuda_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from encoder_core.train.exchange import Control
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_HALF = 1 << 32
+_INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_TWO_32 = 1 << 32
 
 Digest = tuple[int, ...]
 
@@ -86,8 +86,8 @@ def ensure_same(replicated: Replicated, control: Control, step: int) -> None:
         CorruptReplica: the bits of the weights differ between ranks; raised on all ranks.
     """
     if control.world > 1 and replicated.buffers:
-        table = control.table(halves([replicated.digest()]))
-        ensure_same_digests([whole(row) for row in table.tolist()], replicated, control, step)
+        table = control.table(split64([replicated.digest()]))
+        ensure_same_digests([join64(row) for row in table.tolist()], replicated, control, step)
 
 
 def ensure_same_digests(
@@ -99,10 +99,10 @@ def ensure_same_digests(
         CorruptReplica: the digests differ; raised on all ranks.
     """
     if len(set(digests)) > 1:
-        raise CorruptReplica(step, deviating(digests), _first_difference(replicated, control))
+        raise CorruptReplica(step, deviating_ranks(digests), _first_difference(replicated, control))
 
 
-def deviating(digests: Sequence[Digest]) -> tuple[int, ...]:
+def deviating_ranks(digests: Sequence[Digest]) -> tuple[int, ...]:
     """Return the ranks whose digest differs from that of more than half of all; empty if there is no such majority."""
     (common, count), *_ = Counter(digests).most_common(1)
     if 2 * count <= len(digests):
@@ -110,27 +110,27 @@ def deviating(digests: Sequence[Digest]) -> tuple[int, ...]:
     return tuple(rank for rank, digest in enumerate(digests) if digest != common)
 
 
-def halves(digests: Sequence[Int64[Tensor, " n"]]) -> list[float]:
+def split64(digests: Sequence[Int64[Tensor, " n"]]) -> list[float]:
     """Return each 64-bit integer as two halves, because the gather carries float64."""
     values = torch.cat([digest.cpu() for digest in digests]).tolist() if digests else []
-    return [half for value in values for half in divmod(value, _HALF)]
+    return [half for value in values for half in divmod(value, _TWO_32)]
 
 
-def whole(row: Sequence[float]) -> Digest:
+def join64(row: Sequence[float]) -> Digest:
     """Return one rank's halves as a digest to compare."""
     return tuple(int(half) for half in row)
 
 
 def _first_difference(replicated: Replicated, control: Control) -> str | None:
     sums = sums_of_bits(tensor for _, tensor in replicated.named)
-    table = control.table(halves([sums])).view(control.world, -1, 2)
+    table = control.table(split64([sums])).view(control.world, -1, 2)
     differs = (table != table[0]).any(dim=2).any(dim=0).tolist()
     return next((name for (name, _), other in zip(replicated.named, differs, strict=True) if other), None)
 
 
 def _sum_of_bits(flat: Tensor) -> Int64[Tensor, ""]:
     """Sum eight bytes at a time where they lie on eight-byte boundaries, single elements at the ends."""
-    per_word, integers = 8 // flat.element_size(), _INTEGERS[flat.element_size()]
+    per_word, integers = 8 // flat.element_size(), _INTEGER_DTYPES[flat.element_size()]
     head = min(flat.numel(), -flat.storage_offset() % per_word)
     stop = flat.numel() - (flat.numel() - head) % per_word
     pieces = ((flat[:head], integers), (flat[head:stop], torch.int64), (flat[stop:], integers))

@@ -25,7 +25,7 @@ from encoder_core.train.zero_state import Fragment, Read
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def recall(engine: Engine, before: Sequence[RankBatch], memories: Memories) -> None:
+def recompute_memory(engine: Engine, before: Sequence[RankBatch], memories: Memories) -> None:
     """Discard all memory and recompute it from the steps `before`, in order, with the current weights and without
     dropout. Collective.
     """
@@ -49,7 +49,7 @@ def _without_targets(batch: Batch) -> Batch:
 
 
 @dataclass(frozen=True)
-class Carried:
+class StoredMemory:
     """Memory in the form of a checkpoint.
 
     Attributes:
@@ -61,7 +61,7 @@ class Carried:
     shapes: Shapes = field(default_factory=dict)
 
 
-def carry(memories: Memories, microbatches: int) -> Carried:
+def stored_memory(memories: Memories, microbatches: int) -> StoredMemory:
     """Return the memory of a batch of `microbatches` logical microbatches with equally many rows."""
     fragments: list[Fragment] = []
     shapes: dict[str, tuple[int, ...]] = {}
@@ -70,7 +70,7 @@ def carry(memories: Memories, microbatches: int) -> Carried:
             flat = tensor.detach().cpu().float().flatten()
             fragments.append(Fragment(_name(layer), index * len(flat), {MEMORY: flat}))
             shapes[_name(layer)] = (microbatches * tensor.shape[0], *tensor.shape[1:])
-    return Carried(tuple(fragments), shapes)
+    return StoredMemory(tuple(fragments), shapes)
 
 
 def restore(

@@ -18,7 +18,7 @@ Stage = Literal[0, 1, 2, 3]
 STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
 
 # Elements of gathered parameters that ZeRO 3 keeps for their next use (DeepSpeed's default).
-LIVE = 1_000_000_000
+MAX_LIVE_ELEMENTS = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _kept_at_stage_3(parameters: int, ranks: int, precision: Precision, *, singl
     state = 2 if precision == "bf16" else 4
     return [
         _part("weights", state, parameters, ranks),
-        _part("gathered weights, up to 1e9 of them", state, min(parameters, LIVE), 1),
+        _part("gathered weights, up to 1e9 of them", state, min(parameters, MAX_LIVE_ELEMENTS), 1),
         *_with_moments("master weights", 4, parameters, ranks=ranks, single=single),
         _part("summed gradients, fp32", 4, parameters, ranks),
     ]
@@ -164,16 +164,16 @@ class MicrobatchMemory:
         """
         first, second, last = self.rows
         few, twice, many = counts
-        saved = _on_line(first, few.saved, last, many.saved, rows)
-        growing = _on_line(first, few.beside, second, twice.beside, rows)
-        least = _on_line(first, few.beside, last, many.beside, rows)
+        saved = _interpolate(first, few.saved, last, many.saved, rows)
+        growing = _interpolate(first, few.beside, second, twice.beside, rows)
+        least = _interpolate(first, few.beside, last, many.beside, rows)
         return [
             MemoryPart("activations", "what autograd keeps, counted", saved),
             MemoryPart("beside them, at most", "counted", max(least, min(growing, many.beside))),
         ]
 
 
-def _on_line(x0: int, y0: int, x1: int, y1: int, x: int) -> int:
+def _interpolate(x0: int, y0: int, x1: int, y1: int, x: int) -> int:
     """Return y at `x` on the line through two points."""
     return y1 if x0 == x1 else y0 + (y1 - y0) * (x - x0) // (x1 - x0)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from encoder_core.optim.adamw import MOMENTS
 from encoder_core.optim.groups import hidden_matrices
 from encoder_core.optim.muon import MOMENTUM
-from encoder_core.train.deepspeed_internals import Layout, place_of, shard_of, working_flats
+from encoder_core.train.deepspeed_internals import Layout, owned_part, shard_of, working_flats
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def owned_ranges(
         yield from _unsharded(optimizer, named, rank, world)
         return
     for name, p, kinds in named:
-        place = place_of(optimizer, p, layout, rank)
+        place = owned_part(optimizer, p, layout, rank)
         if place is not None:
             yield OwnedRange(
                 name=name,

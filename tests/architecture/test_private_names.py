@@ -24,7 +24,11 @@ ALONE = {  # one name of its library, in one place
 COMMON = {"optimizer", "module", "all_gather", "world_size", "global_rank", "basic_optimizer", "ds_id"}
 DEEPSPEEDS = {
     name
-    for names in (*internals.OPTIMIZER.values(), *internals.PARAMETER.values(), internals.MAPPING)
+    for names in (
+        *internals.OPTIMIZER_NAMES.values(),
+        *internals.PARAMETER_NAMES.values(),
+        internals.MAPPING_NAMES,
+    )
     for name in names
 } | {"buffered_allreduce_fallback", "__compatible_ops__", "dummy_decorator"}
 

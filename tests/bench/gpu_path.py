@@ -37,8 +37,8 @@ def as_on_a_gpu(module: nn.Module, record: Callable[[str], None]) -> Iterator[No
             across, flash = import_module("encoder_core.layers.cross_attention"), _flash(record)
             stack.enter_context(patch.object(across, "attend_across", lambda *given: flash(*given[:5])))
         cross_entropy = import_module("encoder_core.heads.cross_entropy")
-        if hasattr(cross_entropy, "MULTIPLES"):
-            stack.enter_context(patch.dict(cross_entropy.MULTIPLES, cpu=64))
+        if hasattr(cross_entropy, "VOCAB_MULTIPLES"):
+            stack.enter_context(patch.dict(cross_entropy.VOCAB_MULTIPLES, cpu=64))
         if "softmax_loss" in _kernels():
             stack.enter_context(patch.object(cross_entropy, "_takes", lambda features: True))
         if "residual_norm" in _kernels():

@@ -50,7 +50,7 @@ VOCABULARY, ROWS, LENGTH = 512, 4, 32
 
 
 @dataclass(frozen=True)
-class Counted:
+class PassCost:
     """Of one step: operations that are kernels, and places where a GPU is waited for."""
 
     forward: int
@@ -96,7 +96,7 @@ def with_layers(recipe: Recipe, layers: int) -> Recipe:
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"layers": layers})})
 
 
-def counted(recipe: Recipe) -> Counted:
+def counted(recipe: Recipe) -> PassCost:
     """One microbatch, and the update by its gradient."""
     module = built(recipe).train()
     batch = batch_of(recipe)
@@ -118,7 +118,7 @@ def counted(recipe: Recipe) -> Counted:
             optimizer.step()  # the first one makes the moments
             with update:
                 optimizer.step()
-    return Counted(forward.count, backward.count, update.count, forward.waits + backward.waits)
+    return PassCost(forward.count, backward.count, update.count, forward.waits + backward.waits)
 
 
 def built(recipe: Recipe) -> ObjectiveModule:

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from encoder_core.train.engine import leave_groups
 from encoder_core.train.exchange import Control
-from encoder_core.train.groups import abort_groups, times_left
+from encoder_core.train.groups import abort_groups, leave_count
 
 DEATHS = 4
 LIMIT_S = 180.0  # for one round, imports included
@@ -62,7 +62,7 @@ def carry_out(request: Request) -> None:
             await_file(folder / f"gone {turn - 1}")
         gone, last, right = folder / f"gone {turn}", turn == DEATHS, list[bool]()
         if stays and not last:
-            threading.Thread(target=_watch, args=(gone, times_left()), daemon=True).start()
+            threading.Thread(target=_watch, args=(gone, leave_count()), daemon=True).start()
         with nullcontext() if last else suppress(RuntimeError):
             _sum_up(request, turn, turn % 2 if stays else 1 - turn % 2, right)
         leave_groups(broken=not last)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from encoder_core.train.engine import Engine
-from encoder_core.train.rehearsal import Rehearsal, ran_out
+from encoder_core.train.rehearsal import Rehearsal, is_out_of_memory
 from launcher.runtime.capacity.devices import usable
 from launcher.runtime.capacity.memory_fit import Bill, rows_that_fit
 from tests.gpu.machine import GPU, RECIPES, Figure
@@ -90,7 +90,7 @@ def _run_short(engine: Engine, large: Steps, few: Steps) -> None:
     assert Rehearsal(engine, 0).fits(few.work(engine, 5).microbatches, {})
     with torch.enable_grad(), pytest.raises(RuntimeError) as raised:
         engine.objective(work.microbatches[0].batch)
-    assert ran_out(raised.value)
+    assert is_out_of_memory(raised.value)
     del raised
     _release()
 

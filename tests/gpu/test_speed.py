@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from encoder_core.layers.pieces import Pieces
-from encoder_core.layers.torch_internals import forget_graphs
+from encoder_core.layers.torch_internals import discard_graphs
 from encoder_core.trials.compile_trial import try_compilation
 from encoder_core.trials.trial_network import Subject
 from launcher.runtime.capacity.workload import full_rows, microbatch_flops, phase_targets
@@ -48,7 +48,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize("name", RECIPES)
 def test_compiled_layers_have_pythons_gradients(name: str, turn: str, caches: Path, figure: Figure) -> None:
     """Compiled without caches, and then with those of the cold turn, in seconds instead of minutes."""
-    forget_graphs()
+    discard_graphs()
     recipe = recipe_of(name)
     subject = subject_of(recipe, recipe.model)
     few = Subject(subject.networks, subject.dtype, DEVICE, min(subject.rows, 16), subject.length)

@@ -7,7 +7,7 @@ import torch
 
 from encoder_core.layers.kernel_choice import prefer
 from encoder_core.layers.pieces import Pieces
-from encoder_core.layers.torch_internals import forget_graphs
+from encoder_core.layers.torch_internals import discard_graphs
 from encoder_core.train.engine import Engine
 from encoder_core.train.step import RankBatch, accumulate
 from encoder_core.trials.compile_trial import try_compilation
@@ -32,7 +32,7 @@ def choose_kernels(recipe: Recipe) -> None:
 
 def compiled_pieces(recipe: Recipe, rows: int, length: int) -> Pieces:
     """Compile layers as a run does: before training, for rows of its shape. Raises RuntimeError: it failed."""
-    forget_graphs()
+    discard_graphs()
     pieces, networks = Pieces(), subject_of(recipe, recipe.model).networks
     subject = Subject(networks, torch.bfloat16, DEVICE, rows, length)
     found = try_compilation(subject, pieces, compared=False)

@@ -20,7 +20,7 @@ from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import CLASSLESS
+from encoder_core.families.catalogue import CLASSLESS_TYPES
 from launcher.after.export.data_cards import DATA_CARDS
 from launcher.after.export.export import export_run
 from launcher.after.export.sentence_transformer import MODULES
@@ -156,7 +156,7 @@ def _digest_of(path: Path) -> str:
 
 def check_class(folder: Path, name: str) -> None:
     """Raise ModelError if transformers has no class for the model in `folder`. `name`: its name for the message."""
-    if (folder / CONFIG).is_file() and _object_in(folder / CONFIG).get("model_type") in CLASSLESS:
+    if (folder / CONFIG).is_file() and _object_in(folder / CONFIG).get("model_type") in CLASSLESS_TYPES:
         raise ModelError(
             f"{name}: transformers, which is needed for this, has no class for this model",
             remedy="use it with what needs none: `maskfleet diagnose`, `maskfleet fill`, a recipe's `start:`, or "

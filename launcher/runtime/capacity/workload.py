@@ -15,7 +15,7 @@ from encoder_core.families.catalogue import ModelConfig, language_table
 from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.teacher import Teacher
-from encoder_core.train.counting import Counted, count
+from encoder_core.train.counting import PassCost, count
 from encoder_core.train.settings import Precision
 from encoder_core.train.zero_memory import Device
 from launcher.runtime.recipe.network import objective_module
@@ -85,7 +85,7 @@ def targets_per_row(recipe: Recipe, length: int) -> int:
 
 def counted(
     recipe: Recipe, shape: Shape, device: Device = "cuda", *, checkpointing: bool | None = None
-) -> Counted:
+) -> PassCost:
     """Return the passes of a microbatch of `shape` on a device of this kind. The recipe's vocabulary is known.
 
     `checkpointing`: whether layers are computed again in the backward pass; None: as the recipe says.
@@ -96,7 +96,7 @@ def counted(
     )
 
 
-def microbatch_flops(recipe: Recipe, shape: Shape) -> Counted:
+def microbatch_flops(recipe: Recipe, shape: Shape) -> PassCost:
     """Return the passes of a microbatch of which nothing is computed again: their FLOPs are the model's."""
     return counted(recipe, shape, checkpointing=False)
 
@@ -117,7 +117,7 @@ def counted_passes(
     device: Device = "cuda",
     *,
     checkpointing: bool = False,
-) -> Counted:
+) -> PassCost:
     """Count the passes of a microbatch of `shape` on a device of this kind. The model's vocabulary is known."""
 
     def build() -> ObjectiveModule:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from encoder_core.train.engine import leave_groups
-from encoder_core.train.rehearsal import ensure_sums
+from encoder_core.train.rehearsal import verify_gradient_sums
 from encoder_core.train.settings import EngineConfig
 from launcher.runtime.preflight.collective import loaded_versions
 from launcher.runtime.rank.build import engine_config
@@ -41,5 +41,5 @@ def _rehearse(config: EngineConfig) -> None:
     os.environ.update(_ALONE)
     alone = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
-    ensure_sums(config)
+    verify_gradient_sums(config)
     leave_groups()

@@ -30,8 +30,8 @@ from encoder_core.errors import ModelError, TrainingError
 from encoder_core.layers.torch_internals import nccl_backends
 from encoder_core.train.engine import leave_groups
 from encoder_core.train.exchange import Control
-from encoder_core.train.groups import abort_groups, groups_failed, times_left
-from encoder_core.train.loop import HANDED_OVER
+from encoder_core.train.groups import abort_groups, groups_failed, leave_count
+from encoder_core.train.loop import HANDING_OVER
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import PEER_GONE, RecipeError, RunError
 from launcher.runtime.cluster.assignment import Assignment
@@ -94,7 +94,7 @@ class RankLink:
 
     def __init__(self, rank: int, save_multiple: int) -> None:
         self.rank, self._save_multiple = rank, save_multiple
-        self.peer_gone, self._left = False, times_left()
+        self.peer_gone, self._left = False, leave_count()
         self._where = (0, "starting", 0)
         self._resumed: int | None = None
         self._stop, self._pause, self._hand_over = (threading.Event() for _ in range(3))
@@ -136,7 +136,7 @@ class RankLink:
     @property
     def handed_over(self) -> bool:
         """Whether the rank has left its last state in memory alone."""
-        return self._where[1] == HANDED_OVER
+        return self._where[1] == HANDING_OVER
 
     @property
     def ending(self) -> bool:

@@ -13,7 +13,7 @@ from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.mup import mup_scales
-from encoder_core.objectives.teacher import teacher_of
+from encoder_core.objectives.teacher import build_teacher
 from encoder_core.optim.adamw import AdamW, StableAdamW
 from encoder_core.optim.groups import hidden_matrices, parameter_groups
 from encoder_core.optim.lamb import Lamb
@@ -49,7 +49,7 @@ def teach(model: nn.Module, run: Run, tokenizer: Tokenizer, peers: Peers = _ALON
         found.extend(read_teachers(run, tokenizer))
 
     gather_or_raise(peers, read)
-    hold_teachers(model, [teacher_of(teacher.config, teacher.weights) for teacher in found])
+    hold_teachers(model, [build_teacher(teacher.config, teacher.weights) for teacher in found])
     return found
 
 

@@ -19,7 +19,7 @@ from data_service.store.base import Store
 from data_service.store.errors import StoreError
 from encoder_core.train.engine import Engine
 from encoder_core.train.state import TrainState
-from encoder_core.train.xlnet_memory import Carried
+from encoder_core.train.xlnet_memory import StoredMemory
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.rank.resume import ResumePoint
 from launcher.runtime.recipe.schema import Checkpointing
@@ -98,14 +98,14 @@ class RunCheckpointer:
 
     def begin(self, engine: Engine, state: TrainState) -> None:
         """Copy the state and start uploading the copy. Training waits only for the copy."""
-        self._begin(engine, state, Carried())
+        self._begin(engine, state, StoredMemory())
 
     def commit(self) -> None:
         """Commit the uploaded checkpoint. Collective. Metrics are flushed first, so that the records of all steps of a
         checkpoint exist when it does. If the store is slow, the commit does not wait for them and they follow."""
         self._commit(since=self._clock())
 
-    def finish(self, engine: Engine, state: TrainState, carried: Carried) -> None:
+    def finish(self, engine: Engine, state: TrainState, carried: StoredMemory) -> None:
         """Commit `state`, with the memory that the next step needs (`carried`), unless it is committed already, and
         wait for it.
 
@@ -139,7 +139,7 @@ class RunCheckpointer:
             remedy="repair the cause and run the same command again: it resumes from the last commit",
         )
 
-    def _begin(self, engine: Engine, state: TrainState, carried: Carried) -> None:
+    def _begin(self, engine: Engine, state: TrainState, carried: StoredMemory) -> None:
         self._begun_at, self._overdue = self._clock(), False
         fragments = chain(engine.fragments(), carried.fragments)
         whole = state.to_json() | self._extra.state()

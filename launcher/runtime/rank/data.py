@@ -14,8 +14,8 @@ from data_service.stream.positions import Positions, Range
 from data_service.stream.stream import StepLayout
 from encoder_core.batch import Batch
 from encoder_core.train.collate import idle_batch, to_batch
-from encoder_core.train.loop import Fetched
-from encoder_core.train.settings import Refresh
+from encoder_core.train.loop import StepData
+from encoder_core.train.settings import MemoryRefresh
 from encoder_core.train.step import Microbatch, RankBatch
 from launcher.runtime.run.streams import StreamLength
 
@@ -86,7 +86,7 @@ class RankData:
         share: RankShard,
         device: torch.device,
         count: Callable[[Batch], dict[str, int]],
-        refresh: Refresh | None = None,
+        refresh: MemoryRefresh | None = None,
     ) -> None:
         self._streams, self._positions, self._heldout = streams, positions, heldout
         self._share, self._device, self._count, self._refresh = share, device, count, refresh
@@ -96,7 +96,7 @@ class RankData:
         # Held-out microbatches, by the first phase with the same stream.
         self._evaluation: dict[int, list[Microbatch]] = {}
 
-    def fetch(self, step: int) -> Fetched:
+    def fetch(self, step: int) -> StepData:
         """Return this rank's microbatches of `step`, and request those of the next steps."""
         before = self._memory_steps(step)
         needed = (*(before or ()), step)
@@ -110,7 +110,7 @@ class RankData:
         remember = None if before is None else tuple(self._rank_batch(number) for number in before)
         self._forget_rows(step)
         counts = _add(self._count(m.batch.on_host) for m in work.microbatches)
-        return Fetched(
+        return StepData(
             work=work,
             counts=counts or self._count(idle_batch(self._device)),
             tokens=read.tokens,

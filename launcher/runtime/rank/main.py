@@ -25,7 +25,7 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 from encoder_core.train.groups import aborted_on_error
 from encoder_core.train.loop import Trainer
-from encoder_core.train.rehearsal import ensure_sums, measured_sums, sums_are_known
+from encoder_core.train.rehearsal import sums_are_verified, verified_rank_count, verify_gradient_sums
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories
 from encoder_core.train.weight_check import CorruptReplica
@@ -175,9 +175,9 @@ def _build(
     teachers = teach(model, run, tokenizer, peers)
     begin = None if good else initial_weights(run, tokenizer, model, peers, teachers)
     config = engine_config(run.recipe)
-    measured = peers.all_gather(measured_sums(config))
-    if not sums_are_known([ranks for ranks in measured if isinstance(ranks, int)]):
-        ensure_sums(config)
+    measured = peers.all_gather(verified_rank_count(config))
+    if not sums_are_verified([ranks for ranks in measured if isinstance(ranks, int)]):
+        verify_gradient_sums(config)
     engine = Engine(model, build_optimizer(run.recipe, model), config)
     return model, engine, begin
 

@@ -10,7 +10,7 @@ from checkpoints.memory import Keeper, MemoryWriter
 from checkpoints.memory_slots import Common
 from encoder_core.train.engine import Engine
 from encoder_core.train.state import TrainState
-from encoder_core.train.xlnet_memory import Carried
+from encoder_core.train.xlnet_memory import StoredMemory
 from launcher.runtime.policies.recovery import COPIES_SHARE, Recovery
 from launcher.runtime.rank.checkpointing import ExtraState
 from launcher.runtime.rank.journal import RankJournal
@@ -75,7 +75,7 @@ class MemoryCopies:
             return time.monotonic() - self._ended_at >= self._took / COPIES_SHARE
         return self._last is None or step - self._last >= int(every)
 
-    def keep(self, engine: Engine, state: TrainState, carried: Carried, since: float) -> int | None:
+    def keep(self, engine: Engine, state: TrainState, carried: StoredMemory, since: float) -> int | None:
         """Copy the state; return the bytes of this rank's part, None if the machine has no memory for it. `since`: time
         by the clock at which training began to wait for this copy."""
         assert self._writer is not None
@@ -104,7 +104,7 @@ class MemoryCopies:
         if self._writer is not None:
             self._writer.close()
 
-    def _common(self, engine: Engine, state: TrainState, carried: Carried) -> Common | None:
+    def _common(self, engine: Engine, state: TrainState, carried: StoredMemory) -> Common | None:
         if not self._first:
             return None
         segments, records = self._journal.pending()

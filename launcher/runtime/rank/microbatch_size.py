@@ -206,7 +206,7 @@ class RankMicrobatches:
         self.data.cut(phase, rows)
         self._record(step, before)
 
-    def gave_out(self, step: int, error: RuntimeError) -> Exception:
+    def out_of_memory_error(self, step: int, error: RuntimeError) -> Exception:
         before, rows = self.data.rows(step), self.limits.halve(self.positions.phase_of(step))
         self.limits.keep()
         return SmallerMicrobatch(f"{_shrink_text(step, before, rows)}: {error}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from data_service.printable import visible
 from data_service.samples.lanes import Lanes
-from encoder_core.families.catalogue import families_that
+from encoder_core.families.catalogue import family_names_where
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.pre_norm import PreNormConfig
 from launcher.runtime.recipe.phase_parts import FallingRate, PhaseMlm
@@ -37,7 +37,7 @@ class PhaseKey:
         put: function of a recipe and a phase's value that returns the recipe with this value in place of its own.
         refusal: function that returns why a recipe cannot have the key, and the remedy; None if it can.
         in_layers: whether the value is a number that training sets in the layers, by the function under `name` in
-            `encoder_core.train.loop.SETTERS`.
+            `encoder_core.train.loop.LAYER_SETTERS`.
         curves: function that yields titles and values of curves below the timeline, for a list with the phase of each
             step.
     """
@@ -193,7 +193,7 @@ def _with_rope_base(recipe: Recipe, base: float) -> Recipe:
     return recipe.model_copy(update={"model": recipe.model.with_rope_base(base)})
 
 
-_TURNED = families_that(lambda family: issubclass(family, PreNormConfig))
+_TURNED = family_names_where(lambda family: issubclass(family, PreNormConfig))
 
 
 def _no_rotation(recipe: Recipe) -> tuple[str, str] | None:

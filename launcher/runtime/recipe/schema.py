@@ -24,7 +24,7 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.optim.settings import AdamWConfig, LambConfig, MuonConfig, StableAdamWConfig
 from encoder_core.terms.term import Weight
-from encoder_core.train.settings import Precision, Refresh
+from encoder_core.train.settings import MemoryRefresh, Precision
 from launcher.runtime.policies.elastic import Trainers
 from launcher.runtime.policies.recovery import Recovery
 from launcher.runtime.policies.spikes import Spikes
@@ -364,12 +364,12 @@ class Recipe(RecipePart):
         return (phase.microbatch or self.microbatch) == "auto"
 
     @property
-    def memory_refresh(self) -> Refresh | None:
+    def memory_refresh(self) -> MemoryRefresh | None:
         """The steps at which the model's memory is recomputed; None if it has no memory."""
         cache = self.model.recurrence
         if cache is None or self.objective.plm is None:
             return None
-        return Refresh(cache.refresh_steps, -(-cache.length // cache.reuse))
+        return MemoryRefresh(cache.refresh_steps, -(-cache.length // cache.reuse))
 
     def to_data(self) -> dict[str, object]:
         """Return the recipe as plain data, including defaults, in the order of the fields."""

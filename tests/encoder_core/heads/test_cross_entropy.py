@@ -48,7 +48,7 @@ def test_a_vocabulary_that_is_rounded_up_changes_nothing(
     torch.manual_seed(3)
     expected = linear_cross_entropy(features, weight, bias, ids, temperature=0.7, keys=keys)
     wanted = torch.autograd.grad(expected.loss_sum, tensors)
-    monkeypatch.setitem(cross_entropy.MULTIPLES, "cpu", multiple)
+    monkeypatch.setitem(cross_entropy.VOCAB_MULTIPLES, "cpu", multiple)
     torch.manual_seed(3)
     found = linear_cross_entropy(features, weight, bias, ids, temperature=0.7, keys=keys)
     torch.testing.assert_close(found.loss_sum, expected.loss_sum, rtol=1e-12, atol=0)
@@ -108,7 +108,7 @@ def test_evaluation_computes_no_gradient() -> None:
 def test_samples_follow_the_tempered_softmax(
     temperature: float, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cross_entropy, "GROUP", group)
+    monkeypatch.setattr(cross_entropy, "GROUP_IDS", group)
     draws = 40_000
     tensors, _ = inputs(1)
     features, weight, bias = (x.detach() for x in tensors)
@@ -171,7 +171,7 @@ def test_the_kernel_gives_what_the_formula_gives(
     """Loss, accuracy, drawn ids and gradients, interpreted; as on a GPU, with a vocabulary that is rounded up."""
     pytest.importorskip("triton", reason="Triton is not installed")
     monkeypatch.setitem(sizes.CHUNKS, "cpu", chunk)
-    monkeypatch.setitem(cross_entropy.MULTIPLES, "cpu", 64)
+    monkeypatch.setitem(cross_entropy.VOCAB_MULTIPLES, "cpu", 64)
     monkeypatch.setattr(cross_entropy, "_takes", lambda features: True)
     draws = torch.Generator().manual_seed(vocab)
     shapes = [(3, 6), (vocab, 6), (vocab,)][: 3 if biased else 2]

@@ -16,7 +16,7 @@ from encoder_core import random_draws
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.dropout import dropout
 from encoder_core.layers.pieces import Pieces
-from encoder_core.layers.torch_internals import forget_graphs, mark_dynamic
+from encoder_core.layers.torch_internals import discard_graphs, mark_dynamic
 from encoder_core.random_draws import numbers16
 from encoder_core.trials.compile_trial import try_compilation
 from encoder_core.trials.trial_network import Subject
@@ -53,13 +53,13 @@ ENDS = (0, -1, 2**63 - 1, -(2**63))
 @pytest.fixture(autouse=True)
 def sources() -> Iterator[list[str]]:
     """Of kernels. No test leaves anything compiled. The checks of shapes, which only tests have, cannot be compiled."""
-    forget_graphs()
+    discard_graphs()
     jaxtyping.config.update("jaxtyping_disable", True)
     with gpu_code() as found:
         yield found
     jaxtyping.config.update("jaxtyping_disable", False)
     torch.compiler.set_stance("default")
-    forget_graphs()
+    discard_graphs()
 
 
 def random_keys(count: int) -> list[int]:

@@ -104,7 +104,7 @@ def test_each_torch_compiles_many_graphs_of_a_piece(
     """torch 2.13's compiler takes both limits, 2.12's one, 2.11's none; the limit is 8 unless it is told."""
     if not set(known) <= signature(torch.compile).parameters.keys():
         pytest.skip("this torch is older")
-    monkeypatch.setattr(pieces_module, "_KNOWN", frozenset(known))
+    monkeypatch.setattr(pieces_module, "_SUPPORTED_LIMITS", frozenset(known))
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     with torch._dynamo.config.patch(recompile_limit=8):
         pieces = Pieces("eager")

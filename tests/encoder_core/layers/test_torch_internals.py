@@ -15,9 +15,9 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("path", internals.NAMES)
+@pytest.mark.parametrize("path", internals.PRIVATE)
 def test_names_are_there(path: str) -> None:
-    assert internals.name_of(path) is not None
+    assert internals.resolve(path) is not None
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -73,7 +73,7 @@ def _after(network: MultitaskModel, prefix: Tensor) -> Tensor:
         none,
         causal=True,
     )
-    last = network.states(row).everywhere[-1:]
+    last = network.states(row).all_states[-1:]
     return F.log_softmax(network.head.logits(last), -1)[0]
 
 

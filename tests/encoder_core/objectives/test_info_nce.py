@@ -95,7 +95,7 @@ def test_any_part_of_any_batch(
     losses, gradient, gathered = by_autograd(every, drawn, temperature, bidirectional)
     at = torch.tensor(draws.sample(range(examples), draws.randint(0, examples)), dtype=torch.int64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CHUNK", chunk)
+        patch.setattr(module, "CHUNK_SIMILARITIES", chunk)
         found = info_nce(
             every[at],
             every,

@@ -45,7 +45,7 @@ def built(model: ModelConfig) -> MultitaskModel:
 def literal(network: MultitaskModel, model: ModelConfig, batch: Batch) -> tuple[Tensor, int]:
     """Sum of losses and number of right predictions, in fp64: every query by itself, over the keys that it sees."""
     decoder: Any = network.shallow_decoder
-    states_TH = network.states(batch).everywhere
+    states_TH = network.states(batch).all_states
     text = batch.tokens.tolist()
     for at, token in zip(batch.target_positions.tolist(), batch.target_ids.tolist(), strict=True):
         text[at] = token

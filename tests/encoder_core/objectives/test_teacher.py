@@ -24,10 +24,10 @@ from encoder_core.objectives.network import masked_language_model
 from encoder_core.objectives.teacher import (
     FrozenNetworks,
     Teacher,
+    build_teacher,
     every_other_layer,
     frozen_weights,
     student_names,
-    teacher_of,
 )
 from tests.support.models.parity import make_batch
 
@@ -59,7 +59,7 @@ def trained(config: ModelConfig) -> MultitaskModel:
 
 
 def taught(config: ModelConfig, model: nn.Module) -> Teacher:
-    return teacher_of(config, {name: p.detach() for name, p in model.named_parameters()}).eval()
+    return build_teacher(config, {name: p.detach() for name, p in model.named_parameters()}).eval()
 
 
 @pytest.mark.long

@@ -14,11 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.layers.kernel_choice import only, preferred
-from encoder_core.layers.planned import pairs_in_sight
+from encoder_core.layers.planned import visible_pairs
 from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.teacher import Teacher
-from encoder_core.train.counting import Counted, count, passes
+from encoder_core.train.counting import PassCost, count, passes
 from encoder_core.train.zero_memory import Device
 from launcher.runtime.capacity.workload import Shape, counted_passes
 from launcher.runtime.recipe.network import objective_module
@@ -123,7 +123,7 @@ def test_flops_are_those_of_torchs_counter(name: str) -> None:
     assert 0 < found.forward < found.model == counter.get_total_flops()
 
 
-def counted(network: Network, shape: Shape = SHAPE, *, checkpointing: bool = False) -> Counted:
+def counted(network: Network, shape: Shape = SHAPE, *, checkpointing: bool = False) -> PassCost:
     return counted_passes(network.model, network.objective, shape, "bf16", checkpointing=checkpointing)
 
 
@@ -168,7 +168,7 @@ def test_pairs_in_sight_are_those_of_a_mask(length: int, window: int | None, cau
     ahead = at[:, None] - at
     seen = ahead >= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
     seen &= ahead.abs() <= (length if window is None else window)
-    assert pairs_in_sight(length, window, causal=causal) == int(seen.sum())
+    assert visible_pairs(length, window, causal=causal) == int(seen.sum())
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -182,7 +182,7 @@ def test_a_window_counts_the_pairs_in_sight_by_every_kernel(dropout: float) -> N
     )
     wide = replace(network, model=network.model.model_copy(update={"local_attention": 1024}))
     shape = Shape(2, 200, 20)
-    out_of_sight = 200**2 - pairs_in_sight(200, 16, causal=False)
+    out_of_sight = 200**2 - visible_pairs(200, 16, causal=False)
     found = counted(wide, shape).model - counted(network, shape).model
     assert found == 3 * 2 * 2 * 2 * shape.rows * 32 * out_of_sight
 

@@ -16,7 +16,7 @@ from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.info_nce import CHUNK
+from encoder_core.objectives.info_nce import CHUNK_SIMILARITIES
 from encoder_core.terms.contrastive import ContrastiveConfig
 from tests.support.ranks import contrastive
 from tests.support.ranks.contrastive import EXAMPLES, Case, Outcome
@@ -166,5 +166,5 @@ def test_memory_is_flat_in_the_batch() -> None:
     print(f"128 pairs in one microbatch: {whole / 1e6:.0f} MB")
     vectors = 4096 * 2 * contrastive.WIDE.hidden * 4
     assert peaks[512] < 1.15 * peaks[64]
-    assert peaks[4096] < 1.15 * peaks[64] + 8 * vectors + 4 * 4 * CHUNK
+    assert peaks[4096] < 1.15 * peaks[64] + 8 * vectors + 4 * 4 * CHUNK_SIMILARITIES
     assert whole > 4 * peaks[64]

@@ -49,7 +49,7 @@ def test_a_mean_where_the_sum_is_meant_is_an_error(old_stays: bool) -> None:
 @pytest.mark.long
 def test_methods_that_are_replaced_and_never_called_are_errors() -> None:
     cases = [(1, "bf16", "buffered_allreduce_fallback")]
-    cases += [(s, p, name) for s in (2, 3) for p in ("fp32", "bf16") for name in internals.ORDERED]
+    cases += [(s, p, name) for s in (2, 3) for p in ("fp32", "bf16") for name in internals.REDUCERS]
     for ranks in run_ranks(renamed.idle, 2, cases):
         for (_, _, name), problem in zip(cases, ranks, strict=True):
             assert name in problem

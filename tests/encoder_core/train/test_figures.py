@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from encoder_core.train.engine import Update
 from encoder_core.train.exchange import Signals
-from encoder_core.train.metrics import Copied, StepReport, means
+from encoder_core.train.metrics import CopyReport, StepReport, means
 from encoder_core.train.state import TrainState
 
 ELECTRA = {
@@ -73,7 +73,7 @@ def test_two_updates_report_a_norm_each_and_that_of_all_gradients() -> None:
 def test_copies_in_memory_are_recorded_only_by_runs_that_make_them() -> None:
     plain = report({"all": Update(True, 1.5)})
     assert "copy_seconds" not in plain.record()
-    for copied in (Copied(), Copied(0.25, 4096)):
+    for copied in (CopyReport(), CopyReport(0.25, 4096)):
         record = replace(plain, copied=copied).record()
         assert (record["copy_seconds"], record["copy_bytes"]) == (copied.seconds, copied.bytes)
 

@@ -16,9 +16,9 @@ from encoder_core.train.groups import (
     GroupsAborted,
     abort_groups,
     aborted_on_error,
-    ensure_whole,
+    ensure_not_aborted,
     groups_failed,
-    times_left,
+    leave_count,
 )
 
 WAITS_S = 20.0
@@ -67,24 +67,24 @@ def test_figures_are_not_exchanged_after_an_abort_until_the_groups_are_left() ->
 
 
 def test_groups_that_were_left_meanwhile_are_not_aborted() -> None:
-    before = times_left()
+    before = leave_count()
     leave_groups()
     join()
     abort_groups(before)
-    ensure_whole()
-    abort_groups(times_left())
+    ensure_not_aborted()
+    abort_groups(leave_count())
     with pytest.raises(GroupsAborted):
-        ensure_whole()
+        ensure_not_aborted()
 
 
 def test_only_an_error_aborts() -> None:
     with aborted_on_error():
         pass
-    ensure_whole()
+    ensure_not_aborted()
     with pytest.raises(KeyboardInterrupt), aborted_on_error():
         raise KeyboardInterrupt
     with pytest.raises(GroupsAborted):
-        ensure_whole()
+        ensure_not_aborted()
 
 
 def test_all_communicators_are_aborted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

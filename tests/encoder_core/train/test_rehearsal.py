@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from encoder_core.train.rehearsal import Rehearsal, ran_out, sums_are_known
+from encoder_core.train.rehearsal import Rehearsal, is_out_of_memory, sums_are_verified
 from encoder_core.train.step import Microbatch
 from tests.support.models.small_networks import NETWORKS, Network, build, full_rows
 
@@ -66,8 +66,8 @@ def test_what_ran_out_is_asked_again_and_other_errors_pass() -> None:
 def test_the_hosts_own_error_is_one_of_memory() -> None:
     with pytest.raises(RuntimeError) as found:
         torch.empty(1 << 60, dtype=torch.uint8)
-    assert ran_out(found.value)
-    assert not ran_out(ValueError("something else"))
+    assert is_out_of_memory(found.value)
+    assert not is_out_of_memory(ValueError("something else"))
 
 
 @pytest.mark.parametrize(
@@ -82,4 +82,4 @@ def test_the_hosts_own_error_is_one_of_memory() -> None:
     ],
 )
 def test_sums_are_ensured_anew_unless_every_process_has(measured: tuple[int, ...], known: bool) -> None:
-    assert sums_are_known(measured) == known
+    assert sums_are_verified(measured) == known

@@ -6,7 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoder_core.train.weight_check import CorruptReplica, Replicated, deviating, halves, sums_of_bits, whole
+from encoder_core.train.weight_check import (
+    CorruptReplica,
+    Replicated,
+    deviating_ranks,
+    join64,
+    split64,
+    sums_of_bits,
+)
 
 INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
@@ -50,8 +57,8 @@ def test_tensors_that_change_places_show() -> None:
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5))
 def test_halves_carry_64_bits_through_float64(values: list[int]) -> None:
-    row = halves([torch.tensor(values, dtype=torch.int64)])
-    carried = whole(torch.tensor(row, dtype=torch.float64).tolist())
+    row = split64([torch.tensor(values, dtype=torch.int64)])
+    carried = join64(torch.tensor(row, dtype=torch.float64).tolist())
     pairs = zip(carried[::2], carried[1::2], strict=True)
     assert [(high << 32) + low for high, low in pairs] == values
 
@@ -68,7 +75,7 @@ def test_halves_carry_64_bits_through_float64(values: list[int]) -> None:
     ],
 )
 def test_the_majority_is_right(digests: list[tuple[int, ...]], ranks: tuple[int, ...]) -> None:
-    assert deviating(digests) == ranks
+    assert deviating_ranks(digests) == ranks
 
 
 def test_the_error_says_who_and_what() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from encoder_core.train.settings import MEMORY, Refresh
+from encoder_core.train.settings import MEMORY, MemoryRefresh
 from tests.support.ranks import xlnet_memory as small
 from tests.support.ranks.forked import run_ranks
 from tests.support.ranks.xlnet_memory import Checkpoint, Job, Setting, Trace
@@ -111,7 +111,7 @@ def same(a: Checkpoint, b: Checkpoint) -> None:
 
 
 def test_when_memory_is_recomputed() -> None:
-    refresh = Refresh(every=10, steps=2)
+    refresh = MemoryRefresh(every=10, steps=2)
     expected = {0: [], 1: None, 9: None, 10: [8, 9], 20: [18, 19]}
     for step, before in expected.items():
         found = refresh.before(step, 0)

@@ -19,7 +19,7 @@ from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.network import masked_language_model
-from encoder_core.objectives.teacher import frozen_weights, teacher_of
+from encoder_core.objectives.teacher import build_teacher, frozen_weights
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
@@ -92,7 +92,7 @@ def joint(case: Case) -> ObjectiveModule:
     initialise(model, std=0.1)
     networks = [teacher_network(number) for number in range(case.teachers)]
     weights = [{name: p.detach() for name, p in made.named_parameters()} for made in networks]
-    hold_teachers(model, [teacher_of(*known) for known in zip(TEACHERS, weights, strict=False)])
+    hold_teachers(model, [build_teacher(*known) for known in zip(TEACHERS, weights, strict=False)])
     return model
 
 

@@ -11,7 +11,7 @@ from deepspeed.runtime.zero import stage3
 
 from encoder_core.errors import LibraryChanged
 from encoder_core.train import deepspeed_internals as internals
-from encoder_core.train.rehearsal import ensure_sums
+from encoder_core.train.rehearsal import verify_gradient_sums
 from encoder_core.train.settings import EngineConfig
 
 DIVISOR = "_gradient_averaging_world_size"
@@ -24,9 +24,9 @@ def cases() -> list[Case]:
     found: list[Case] = []
     for stage, precision in ((0, "fp32"), *((s, p) for s in (1, 2, 3) for p in ("fp32", "bf16"))):
         kind = internals.layout(stage, precision)
-        names = {"engine": internals.ENGINE, "optimizer": internals.OPTIMIZER[kind]}
-        names["parameter"] = internals.PARAMETER[kind]
-        names["mapping"] = internals.MAPPING if kind in ("parts", "bf16") else ()
+        names = {"engine": internals.ENGINE_NAMES, "optimizer": internals.OPTIMIZER_NAMES[kind]}
+        names["parameter"] = internals.PARAMETER_NAMES[kind]
+        names["mapping"] = internals.MAPPING_NAMES if kind in ("parts", "bf16") else ()
         found += [(stage, precision, owner, name) for owner, those in names.items() for name in those]
     return found
 
@@ -85,7 +85,7 @@ def each(rank: int, world: int, given: list[Case]) -> list[str]:
 
 def _outcome(stage: int, precision: str) -> str:
     try:
-        return f"{ensure_sums(EngineConfig(stage, precision, None)):.0e}"  # type: ignore[arg-type]
+        return f"{verify_gradient_sums(EngineConfig(stage, precision, None)):.0e}"  # type: ignore[arg-type]
     except LibraryChanged as error:
         return error.problem
 

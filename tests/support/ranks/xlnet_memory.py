@@ -16,12 +16,12 @@ from encoder_core.optim.settings import AdamWConfig
 from encoder_core.optim.updates import set_update
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
-from encoder_core.train.loop import Fetched, Trainer, TrainPlan
+from encoder_core.train.loop import StepData, Trainer, TrainPlan
 from encoder_core.train.metrics import StepReport
-from encoder_core.train.settings import MEMORY, Precision, Refresh
+from encoder_core.train.settings import MEMORY, MemoryRefresh, Precision
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories, Microbatch, RankBatch, seed_draws
-from encoder_core.train.xlnet_memory import Carried, restore
+from encoder_core.train.xlnet_memory import StoredMemory, restore
 from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import KINDS
 from tests.support.ranks.fragments import Piece, Whole, pieces, whole
@@ -33,7 +33,7 @@ LENGTH, VOCAB = 14, 61
 CONFIG = XlnetConfig(
     layers=2, hidden=32, heads=2, feed_forward=48, max_length=LENGTH, vocab=VOCAB, reuse=6, memory=8, memory_refresh=3
 )  # fmt: skip
-REFRESH = Refresh(every=3, steps=2)
+REFRESH = MemoryRefresh(every=3, steps=2)
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,10 @@ class Lanes:
     def __init__(self, control: Control, model: PermutedLanguageModel) -> None:
         self._control, self._model = control, model
 
-    def fetch(self, step: int) -> Fetched:
+    def fetch(self, step: int) -> StepData:
         work = self._work(step)
         before = REFRESH.before(step, 0)
-        return Fetched(
+        return StepData(
             work=work,
             counts={"plm": sum(m.batch.target_ids.numel() for m in work.microbatches)},
             tokens=sum(m.batch.tokens.numel() for m in work.microbatches),
@@ -223,7 +223,7 @@ class Keeper:
     def commit(self) -> None:
         raise AssertionError
 
-    def finish(self, engine: Engine, state: TrainState, carried: Carried) -> None:
+    def finish(self, engine: Engine, state: TrainState, carried: StoredMemory) -> None:
         self._fragments = pieces((*engine.fragments(), *carried.fragments))
         self._shapes = {**engine.shapes, **carried.shapes}
 

@@ -17,7 +17,7 @@ from data_service.store.errors import AccessDenied, CredentialsExpired, OutOfSpa
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.train.engine import leave_groups
 from encoder_core.train.exchange import Control
-from encoder_core.train.groups import GroupsAborted, ensure_whole
+from encoder_core.train.groups import GroupsAborted, ensure_not_aborted
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import RecipeError, RunError
 from launcher.runtime.cluster import worker
@@ -205,7 +205,7 @@ def test_a_late_order_frees_nobody_from_the_next_group() -> None:
     link = RankLink(0, save_multiple=1)
     leave_groups()
     link.talk(Orders(abort=True))
-    ensure_whole()
+    ensure_not_aborted()
 
 
 def test_a_group_sums_once_its_nodes_are_fit_and_a_wrong_sum_makes_them_unfit(

@@ -17,7 +17,7 @@ from data_service.store.base import Store
 from data_service.store.errors import TRANSIENT, CredentialsExpired, OutOfSpace, StoreError, StoreUnavailable
 from data_service.store.open import open_store
 from encoder_core.train.state import TrainState
-from encoder_core.train.xlnet_memory import Carried
+from encoder_core.train.xlnet_memory import StoredMemory
 from encoder_core.train.zero_state import Fragment
 from launcher.runtime.run.record import BEGAN
 from tests.support.ranks.checkpointers import Engine, Silent, keeper_of
@@ -79,7 +79,7 @@ def test_a_long_last_upload_shows_progress_on_every_rank(store: Store) -> None:
         if peers.rank:
             engine.fragments = lambda: iter(list[Fragment]())  # type: ignore[method-assign]
         keeper = keeper_of(mine, attempt, link, peers=peers)  # type: ignore[arg-type]
-        keeper.finish(engine, state_at(3), Carried())  # type: ignore[arg-type]
+        keeper.finish(engine, state_at(3), StoredMemory())  # type: ignore[arg-type]
 
     on_threads(2, work)
     assert list_committed(store) == [CheckpointName(1, 3)]
@@ -99,7 +99,7 @@ def test_so_does_the_wait_for_a_save_that_was_under_way(store: Store) -> None:
     link = _Hearing(lambda done: heard.set() if done >= 1_000_000 else None)
     keeper = keeper_of(_Uploading(store, slow), attempt, link)  # type: ignore[arg-type]
     keeper.begin(Engine(), state_at(3))  # type: ignore[arg-type]
-    keeper.finish(Engine(), state_at(4), Carried())  # type: ignore[arg-type]
+    keeper.finish(Engine(), state_at(4), StoredMemory())  # type: ignore[arg-type]
     assert list_committed(store) == [CheckpointName(1, 4), CheckpointName(1, 3)]
     assert store.size(BEGAN) is not None
 
@@ -134,7 +134,7 @@ def test_a_last_save_that_fails_says_whether_it_may_be_only_the_store(
         keeper.commit()
         failing = True
         with pytest.raises(SaveFailed if transient else CheckpointError) as caught:
-            keeper.finish(engine, state_at(9), Carried())  # type: ignore[arg-type]
+            keeper.finish(engine, state_at(9), StoredMemory())  # type: ignore[arg-type]
         if isinstance(caught.value, SaveFailed):
             assert (caught.value.step, caught.value.last) == (9, 3)
             assert re.search(r"\bsince step 3\b", caught.value.problem)
@@ -161,5 +161,5 @@ def test_a_store_that_fails_after_a_commit_costs_no_rank(store: Store) -> None:
     for step in (3, 6):
         keeper.begin(Engine(), state_at(step))  # type: ignore[arg-type]
         keeper.commit()
-    keeper.finish(Engine(), state_at(6), Carried())  # type: ignore[arg-type]
+    keeper.finish(Engine(), state_at(6), StoredMemory())  # type: ignore[arg-type]
     assert list_committed(store) == [CheckpointName(1, 6), CheckpointName(1, 3)]

@@ -24,7 +24,7 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 from encoder_core.train.settings import MEMORY
 from encoder_core.train.state import TrainState
-from encoder_core.train.xlnet_memory import Carried
+from encoder_core.train.xlnet_memory import StoredMemory
 from encoder_core.train.zero_state import Fragment
 from launcher.runtime.run.record import BEGAN
 from tests.support.ranks.checkpointers import Engine, Silent, keeper_of
@@ -84,7 +84,7 @@ class _Run:
         if not self._running:
             return
         lane = Fragment(_REMEMBERED, 0, {MEMORY: random_state(0)["scale"]["master"]})
-        carried = Carried((lane,), {_REMEMBERED: (1,)}) if self._state.step % _GRID else Carried()
+        carried = StoredMemory((lane,), {_REMEMBERED: (1,)}) if self._state.step % _GRID else StoredMemory()
         self._keeper.finish(self._engine, self._state, carried)  # type: ignore[arg-type]
         self.expected = self._state.step or None
         self._running = False

@@ -12,7 +12,7 @@ from checkpoints.gather import Alone
 from checkpoints.listing import list_committed
 from checkpoints.memory_slots import Slot
 from encoder_core.train.state import TrainState
-from encoder_core.train.xlnet_memory import Carried
+from encoder_core.train.xlnet_memory import StoredMemory
 from encoder_core.train.zero_state import Fragment
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.rank.memory_copies import MemoryCopies
@@ -75,7 +75,7 @@ def made(inputs: Path, tmp_path: Path) -> tuple[MemoryCopies, Node, Line]:
 
 def copy(copies: MemoryCopies, step: int) -> int | None:
     engine: Any = Engine()
-    return copies.keep(engine, TrainState(step=step), Carried((), {}), time.monotonic())
+    return copies.keep(engine, TrainState(step=step), StoredMemory((), {}), time.monotonic())
 
 
 def test_a_machine_without_memory_is_on_record_once(

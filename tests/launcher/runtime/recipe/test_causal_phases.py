@@ -6,7 +6,7 @@ import pytest
 
 from data_service.samples.masking import MlmMasking
 from data_service.samples.next_token import NextToken
-from encoder_core.layers.planned import pairs_in_sight
+from encoder_core.layers.planned import visible_pairs
 from launcher.errors import RecipeError
 from launcher.runtime.capacity.workload import microbatch_flops, microbatch_shape
 from launcher.runtime.recipe.load import load, loads
@@ -57,16 +57,16 @@ def test_only_pairs_in_sight_count_in_causal_phases() -> None:
         microbatch_flops(during(recipe, phase), replace(shape, targets_per_row=20)).model
         for phase, shape in zip(BOTH.phases, shapes, strict=False)
     )
-    hidden = LENGTH**2 - pairs_in_sight(LENGTH, None, causal=True)
+    hidden = LENGTH**2 - visible_pairs(LENGTH, None, causal=True)
     assert masked - causal == 3 * 2 * 2 * hidden * shapes[0].rows * model.hidden * model.layers
-    assert pairs_in_sight(LENGTH, None, causal=True) == LENGTH * (LENGTH + 1) // 2
+    assert visible_pairs(LENGTH, None, causal=True) == LENGTH * (LENGTH + 1) // 2
 
 
 @pytest.mark.parametrize("window", [1, 7, 127, 200])
 def test_pairs_in_a_causal_window_are_counted_one_by_one(window: int) -> None:
     places = range(LENGTH)
     seen = sum(0 <= query - key <= window for query in places for key in places)
-    assert pairs_in_sight(LENGTH, window, causal=True) == seen
+    assert visible_pairs(LENGTH, window, causal=True) == seen
 
 
 REFUSED = {

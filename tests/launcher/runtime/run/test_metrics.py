@@ -5,7 +5,7 @@ import pytest
 from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS
 from encoder_core.train.engine import Update
 from encoder_core.train.exchange import Signals
-from encoder_core.train.metrics import Copied, StepReport
+from encoder_core.train.metrics import CopyReport, StepReport
 from encoder_core.train.state import TrainState
 from launcher.runtime.cluster.gauges import DESCRIPTIONS
 from launcher.runtime.run.log import evaluation_record
@@ -23,7 +23,7 @@ TERMS = {"mlm_weighted": 300.0, "mlm_loss": 300.0, "mlm_correct": 30.0, "mlm_tar
 def report(*groups: str) -> StepReport:
     signals = Signals(False, False, False, True, False, 0.1, 1000, 7, {"mlm": 150.0})
     updates = {group: Update(True, 3.0) for group in groups}
-    return StepReport(TrainState(), (), signals, TERMS, 1e-3, updates, 0.5, copied=Copied(0.05, 4096))
+    return StepReport(TrainState(), (), signals, TERMS, 1e-3, updates, 0.5, copied=CopyReport(0.05, 4096))
 
 
 def test_users_dashboards_find_every_figure_under_its_name() -> None:
