@@ -29,47 +29,47 @@ from launcher.signals import heeded
 if TYPE_CHECKING:
     import psutil  # else where it is used: commands that only look need not wait for it
 
-SAVES = ("train", "demo", "evaluate")  # commands that answer signals themselves
-_BUILDS = ("build", "prepare", "append")  # commands of `corpus` that start a Ray
+SAVING_COMMANDS = ("train", "demo", "evaluate")  # commands that answer signals themselves
+_CORPUS_COMMANDS = ("build", "prepare", "append")  # commands of `corpus` that start a Ray
 _AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 _GRACE_S = 15.0  # time limit for a driver that has nothing to save to end by itself
-_AT_ONCE_S = 3.0  # after a second Ctrl-C
+_SECOND_SIGNAL_S = 3.0  # after a second Ctrl-C
 _KILL_S = 10.0  # time limit for killed processes to be gone
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # options of prctl(2)
 
-_saves = mmap.mmap(-1, 2)  # shared by parent and driver: it saves when asked to end now; it ever did
+_save_flags = mmap.mmap(-1, 2)  # shared by parent and driver: it saves when asked to end now; it ever did
 
 
-def is_looked_after(arguments: Sequence[str]) -> bool:
+def is_supervised(arguments: Sequence[str]) -> bool:
     """Return whether the command starts a Ray, so that its process tree is looked after."""
     if {"-h", "--help"} & set(arguments):
         return False
     match arguments:
         case ["corpus", name, *_]:
-            return name in _BUILDS
+            return name in _CORPUS_COMMANDS
         case [name, *_]:
-            return name in SAVES
+            return name in SAVING_COMMANDS
     return False
 
 
-def look_after(work: Callable[[], None]) -> int:
+def supervise(work: Callable[[], None]) -> int:
     """Run `work` in a child process, the driver. Return the exit code of the command."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
     os.environ.pop(processes.COMMAND_VARIABLE, None)  # that a command which started this one has set
     name = processes.command_name()
-    _sweep()
+    _end_orphans()
     os.environ[processes.COMMAND_VARIABLE] = name
     try:
         parent, driver = os.getpid(), os.fork()
         if driver == 0:
             _be_driver(work, parent)
-        return _verdict(*_await(driver))
+        return _exit_code(*_wait_for_driver(driver))
     finally:
         _kill_all(name)
         processes.remove_ray_sessions(name)
 
 
-def looked_after_by() -> int:
+def supervisor_process() -> int:
     """Return the process that stands for the command: the one that people signal, and whose death ends it."""
     return int(processes.command_name().partition("-")[0])
 
@@ -77,11 +77,11 @@ def looked_after_by() -> int:
 @contextmanager
 def saving() -> Iterator[None]:
     """Give the driver time to save after a request to end, inside the `with` block."""
-    _saves[0] = _saves[1] = 1
+    _save_flags[0] = _save_flags[1] = 1
     try:
         yield
     finally:
-        _saves[0] = 0
+        _save_flags[0] = 0
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def output_into(path: Path) -> Iterator[None]:
 def screen(number: int = 1) -> IO[str]:
     """Return a stream to the original standard output (2: error). It works while that is redirected (`output_into`),
     and drops the text if the terminal is gone."""
-    stream: IO[str] = _Lasting(os.fdopen(os.dup(number), "w", buffering=1))  # type: ignore[assignment]
+    stream: IO[str] = _ForgivingStream(os.fdopen(os.dup(number), "w", buffering=1))  # type: ignore[assignment]
     return stream
 
 
@@ -122,8 +122,8 @@ def _be_driver(work: Callable[[], None], parent: int) -> None:
         if os.getppid() != parent:  # it died before it could be told of
             os._exit(code)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {*heeded(), signal.SIGCHLD})
-        if sys.argv[1] in SAVES:  # goes on though its terminal is gone
-            sys.stdout, sys.stderr = _Lasting(sys.stdout), _Lasting(sys.stderr)
+        if sys.argv[1] in SAVING_COMMANDS:  # goes on though its terminal is gone
+            sys.stdout, sys.stderr = _ForgivingStream(sys.stdout), _ForgivingStream(sys.stderr)
         logging.getLogger().addHandler(logging.NullHandler())  # what is for people is said by other means
         work()
         code = FINISHED
@@ -140,7 +140,7 @@ def _be_driver(work: Callable[[], None], parent: int) -> None:
         os._exit(code)  # without what libraries do at exit: the parent ends what is left
 
 
-def _await(driver: int) -> tuple[int, bool]:
+def _wait_for_driver(driver: int) -> tuple[int, bool]:
     """Pass signals on until the driver has ended. Return its wait status, and whether it was asked to end.
 
     A driver that is saving gets all the time it needs; another gets a short time and is then killed.
@@ -150,8 +150,8 @@ def _await(driver: int) -> tuple[int, bool]:
         found, status = os.waitpid(driver, os.WNOHANG)
         if found:
             return status, asked
-        patience = _AT_ONCE_S if interrupts > 1 else _GRACE_S
-        if not asked or (_saves[0] and interrupts < 2):
+        patience = _SECOND_SIGNAL_S if interrupts > 1 else _GRACE_S
+        if not asked or (_save_flags[0] and interrupts < 2):
             idle_since = time.monotonic()
         elif time.monotonic() - idle_since > patience:
             os.kill(driver, signal.SIGKILL)
@@ -164,19 +164,19 @@ def _await(driver: int) -> tuple[int, bool]:
         os.kill(driver, heard.si_signo)  # it is not reaped yet, so the pid is its own
 
 
-def _verdict(status: int, asked: bool) -> int:
+def _exit_code(status: int, asked: bool) -> int:
     """Return the command's exit code. Prints what happened if the driver could not."""
     code = os.waitstatus_to_exitcode(status)
     if code in CODES:
         return code
     if not asked:
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
-        stands = "; the run stands at its last checkpoint" if sys.argv[1] in SAVES[:2] else ""
+        stands = "; the run stands at its last checkpoint" if sys.argv[1] in SAVING_COMMANDS[:2] else ""
         _say(f"the process that did the work {how}{stands}")
-    if sys.argv[1] not in SAVES[:2]:
+    if sys.argv[1] not in SAVING_COMMANDS[:2]:
         _say("the same command goes on: what is stored stays")
         return REPEAT
-    lost = "; what was done since the last checkpoint is lost" if _saves[1] else ": no step was made"
+    lost = "; what was done since the last checkpoint is lost" if _save_flags[1] else ": no step was made"
     _say(f"the same command goes on{lost}")
     return REPEAT
 
@@ -199,7 +199,7 @@ def _kill_all(name: str) -> None:
 
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
-        named = (process for process, owner in _named() if owner == name)
+        named = (process for process, owner in _command_processes() if owner == name)
         left = {*psutil.Process().children(recursive=True), *named}
         for process in left:
             _kill(process)
@@ -218,11 +218,11 @@ def _kill(process: "psutil.Process") -> None:
         process.kill()
 
 
-def _sweep() -> None:
+def _end_orphans() -> None:
     """End processes that earlier commands of this container left behind, and whose parents were killed."""
     import psutil
 
-    for process, owner in _named():
+    for process, owner in _command_processes():
         if not processes.may_be_running(owner):
             _kill(process)
     for process in psutil.process_iter():
@@ -250,7 +250,7 @@ def _is_orphaned_agent(process: "psutil.Process") -> bool:
     return False
 
 
-def _named() -> Iterator[tuple["psutil.Process", str]]:
+def _command_processes() -> Iterator[tuple["psutil.Process", str]]:
     """Yield the other processes that carry a command's name, with the name."""
     import psutil
 
@@ -265,7 +265,7 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-class _Lasting:
+class _ForgivingStream:
     """A stream that drops the text after its terminal was closed or its reader has ended."""
 
     def __init__(self, stream: object) -> None:

@@ -19,11 +19,11 @@ CODES = (FINISHED, MISTAKE, STOPPED, REPEAT)
 SAVE_SECONDS = 120  # between the request to stop and the kill: time for a checkpoint
 JOIN_SECONDS = 900  # time limit for all nodes of a job to join its Ray cluster; images may have to be pulled
 
-_MAY_PASS = (*TRANSIENT, OutOfSpace, Superseded, TryAgain, RayLost)
+_RETRYABLE = (*TRANSIENT, OutOfSpace, Superseded, TryAgain, RayLost)
 
 
 def code_of(error: BaseException) -> int:
     """Return the exit code of a start that ended by raising `error`: a mistake only where repeating cannot help."""
-    if isinstance(error, DataError | ModelError) and not isinstance(error, _MAY_PASS):
+    if isinstance(error, DataError | ModelError) and not isinstance(error, _RETRYABLE):
         return MISTAKE
     return REPEAT

@@ -62,7 +62,7 @@ __all__ = [
     "train",
 ]
 
-_WHERE = {
+_EXPORTED_FROM = {
     "Ending": "launcher.runtime.cluster.train_subprocess",
     "ModelError": "encoder_core.errors",
     "Run": "launcher.app.api.run",
@@ -73,7 +73,7 @@ _WHERE = {
     "train": "launcher.runtime.cluster.train_subprocess",
 }
 _PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")
-_HOMES = (
+_PACKAGE_FOLDERS = (
     Path(__file__).resolve().parents[1:3]
 )  # where they lie: beside this folder, or in a checkout one above
 
@@ -82,7 +82,7 @@ class InTheWay(ImportError):
     """Python finds something else under the name of a package of Maskfleet's."""
 
 
-def _other(name: str) -> Path | None:
+def _shadowing_path(name: str) -> Path | None:
     """The file or folder that Python takes for our package `name`; None if it is ours, or there is none."""
     loaded = sys.modules.get(name)
     spec = find_spec(name) if loaded is None else loaded.__spec__
@@ -92,12 +92,12 @@ def _other(name: str) -> Path | None:
         return None
     found = Path(spec.origin).resolve()
     found = found.parent if found.name == "__init__.py" else found
-    return None if found.parent in _HOMES else found
+    return None if found.parent in _PACKAGE_FOLDERS else found
 
 
-def _refuse_others() -> None:
+def _refuse_shadowing() -> None:
     for name in _PACKAGES:
-        if (other := _other(name)) is not None:
+        if (other := _shadowing_path(name)) is not None:
             raise InTheWay(
                 f"{other} is in the way: Python takes it for Maskfleet's own package {name!r}. Start Python in another "
                 "folder, or rename that one. (The command `maskfleet` works here; `python -P` does not look into the "
@@ -105,13 +105,13 @@ def _refuse_others() -> None:
             )
 
 
-def _pass_others_over() -> None:
+def _skip_shadowing() -> None:
     """Takes every folder that holds one off the path: of this process, and of those it starts."""
-    while others := [other for name in _PACKAGES if (other := _other(name)) is not None]:
+    while others := [other for name in _PACKAGES if (other := _shadowing_path(name)) is not None]:
         holding = {other.parent for other in others}
         kept = [entry for entry in sys.path if Path(entry).resolve() not in holding]
         if len(kept) == len(sys.path):
-            return _refuse_others()  # found by other means than the path
+            return _refuse_shadowing()  # found by other means than the path
         sys.path[:] = kept
         if "PYTHONPATH" in os.environ:
             entries = os.environ["PYTHONPATH"].split(os.pathsep)
@@ -119,13 +119,13 @@ def _pass_others_over() -> None:
 
 
 if _is_command():
-    _pass_others_over()
+    _skip_shadowing()
 else:
-    _refuse_others()
+    _refuse_shadowing()
 
 
 def __getattr__(name: str) -> object:
     """Imports what is asked for: `import maskfleet` itself waits for nothing."""
-    if name not in _WHERE:
+    if name not in _EXPORTED_FROM:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_WHERE[name]), name)
+    return getattr(import_module(_EXPORTED_FROM[name]), name)

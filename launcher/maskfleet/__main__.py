@@ -5,7 +5,7 @@ import sys
 
 from data_service.errors import EnvironmentUnusable
 from data_service.limits import ensure_threads
-from launcher.command import SAVES, is_looked_after, look_after
+from launcher.command import SAVING_COMMANDS, is_supervised, supervise
 from launcher.exit_codes import MISTAKE, REPEAT
 from launcher.signals import answering, as_python_has_them, ended_when_asked, heeded
 
@@ -16,10 +16,10 @@ def main() -> None:
     except EnvironmentUnusable as error:
         print(f"error: {error.problem}\nremedy: {error.remedy}", file=sys.stderr)
         sys.exit(MISTAKE)
-    if is_looked_after(sys.argv[1:]):
+    if is_supervised(sys.argv[1:]):
         signal.pthread_sigmask(signal.SIG_BLOCK, {*heeded(), signal.SIGCHLD})  # from here on none is lost
         as_python_has_them()
-        sys.exit(look_after(_run if sys.argv[1] in SAVES else _build))
+        sys.exit(supervise(_run if sys.argv[1] in SAVING_COMMANDS else _build))
     with ended_when_asked():
         _run()
 

@@ -13,7 +13,7 @@ from checkpoints.attempt import Attempt, newest_attempt
 from data_service.corpus.corpus import open_corpus
 from data_service.corpus.remove import documents_by_number, remove_documents
 from data_service.store.open import open_store
-from launcher.after.certificate.examine import certificate_of, certify, examine
+from launcher.after.certificate.examine import certify, examine, read_certificate
 from launcher.errors import RunChanged
 from launcher.observe.inspect.document_selection import removed_documents
 from launcher.observe.inspect.exposure import find_exposures
@@ -68,7 +68,7 @@ def test_a_run_under_way(folder: Path) -> None:
 
     ensure_certified(killed)
     take_out(folder, seed=4)
-    assert examine(killed, certificate_of(killed)).problems == []  # that was not its state
+    assert examine(killed, read_certificate(killed)).problems == []  # that was not its state
     now = datetime(2026, 5, 1, tzinfo=UTC)
     forked = fork(open_run(calm), f"{folder}/forked", 12, (), keep_position=False, now=now)
     assert (forked.restarted, forked.run.record.data_begins) == ((), 0)

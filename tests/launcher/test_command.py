@@ -40,7 +40,7 @@ console._run = work
 console.main()
 """
 WAITS = "time.sleep(600)"
-SAVES = """
+SAVING_COMMANDS = """
     asked = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
     signal.signal(signal.SIGHUP, lambda *_: asked.append(1))
@@ -110,7 +110,7 @@ def test_every_end_of_the_driver_is_one_of_four(does: str, code: int, mark: str)
 
 @pytest.mark.long
 def test_a_signal_to_the_group_lets_the_driver_save(mark: str) -> None:
-    process = start(SAVES, mark)
+    process = start(SAVING_COMMANDS, mark)
     until(process, "ready")
     until(process, "listening")
     os.killpg(process.pid, random.choice([signal.SIGTERM, signal.SIGHUP]))
@@ -132,7 +132,9 @@ def test_a_driver_that_has_nothing_to_save_is_given_a_little_time_only(mark: str
 @pytest.mark.long
 def test_a_second_ctrl_c_does_not_wait(mark: str) -> None:
     process = start(
-        "signal.signal(signal.SIGINT, signal.SIG_IGN); " + SAVES.strip().replace("\n    ", "\n    "), mark
+        "signal.signal(signal.SIGINT, signal.SIG_IGN); "
+        + SAVING_COMMANDS.strip().replace("\n    ", "\n    "),
+        mark,
     )
     until(process, "ready")
     until(process, "listening")
@@ -267,7 +269,7 @@ def test_what_is_ignored_at_the_start_stays_so(mark: str) -> None:
 def test_any_signal_at_any_moment(seed: int, mark: str) -> None:
     """From the moment on at which the command has begun to listen, which takes it some hundredths of a second."""
     draw = random.Random(seed)
-    process = start(draw.choice([WAITS, SAVES, "time.sleep(0.2)"]), mark)
+    process = start(draw.choice([WAITS, SAVING_COMMANDS, "time.sleep(0.2)"]), mark)
     while not listens(psutil.Process(process.pid)):
         assert process.poll() is None
     time.sleep(draw.uniform(0, 0.8))

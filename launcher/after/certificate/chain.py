@@ -50,7 +50,7 @@ class Certificate(_Strict, frozen=True):
         return {link.what: link.sha256 for link in self.chain}
 
 
-def extended(former: Certificate | None, found: Mapping[str, Digests]) -> Certificate:
+def extend_chain(former: Certificate | None, found: Mapping[str, Digests]) -> Certificate:
     """Return the certificate of what was found, which continues `former`, an earlier one of the run. What is no longer
     there gets a link without digests."""
     chain = list(former.chain) if former else []

@@ -22,7 +22,7 @@ from launcher.after.certificate.chain import (
     Digests,
     decode,
     encode,
-    extended,
+    extend_chain,
     sha256,
 )
 from launcher.after.certificate.signature import SIGNATURE, check_signature
@@ -30,9 +30,9 @@ from launcher.progress import BYTES, work
 from launcher.runtime.preflight.releases import torch_change
 from launcher.runtime.run.segments import EVENTS, METRICS, DamagedPack, Pack, read, segment_prefix, stored
 
-_NEVER_CHANGED = (f"{METRICS}/", f"{EVENTS}/", "attempts/", ROOT, "removals/", "tokenizers/")
-_NOT_CERTIFIED = (CERTIFICATE, SIGNATURE, "attempts/stop.json", "tensorboard/")
-_APART = (".heartbeat", ".jsonl")  # the latter are segments of logs, hashed as such
+_IMMUTABLE = (f"{METRICS}/", f"{EVENTS}/", "attempts/", ROOT, "removals/", "tokenizers/")
+_UNCERTIFIED_PREFIXES = (CERTIFICATE, SIGNATURE, "attempts/stop.json", "tensorboard/")
+_UNHASHED_ENDINGS = (".heartbeat", ".jsonl")  # the latter are segments of logs, hashed as such
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Examination:
     notes: list[str] = field(default_factory=list)
 
 
-def certificate_of(uri: str, key: Any = None) -> Certificate | None:
+def read_certificate(uri: str, key: Any = None) -> Certificate | None:
     """Return the certificate of the run at `uri`; None if it has none. `key`: what `read_key` gives, the public key
     that must have signed it.
 
@@ -65,11 +65,11 @@ def certificate_of(uri: str, key: Any = None) -> Certificate | None:
 def certify(uri: str, key: Any = None) -> tuple[Certificate | None, Examination]:
     """Compare the run at `uri` with its certificate, and continue that; with problems nothing is written, and None is
     returned. Settings and derived files may have changed. `key` signs the certificate. Raises as `examine`."""
-    store, former = open_store(uri), certificate_of(uri)
+    store, former = open_store(uri), read_certificate(uri)
     found = examine(uri, former, may_change=True)
     if found.problems:
         return None, found
-    certificate = extended(former, found.contents)
+    certificate = extend_chain(former, found.contents)
     data = encode(certificate)
     store.delete(SIGNATURE)  # it would be of another certificate
     store.put(CERTIFICATE, data)
@@ -84,7 +84,7 @@ def examine(uri: str, certificate: Certificate | None, *, may_change: bool = Fal
     Args:
         may_change: whether other settings and derived files than the certificate's are notes, not problems.
 
-    Raises StoreError: the run cannot be read. CertificateError: as `certificate_of`.
+    Raises StoreError: the run cannot be read. CertificateError: as `read_certificate`.
     """
     store = open_store(uri)
     found = Examination(_hash_objects(store))
@@ -99,7 +99,7 @@ def examine(uri: str, certificate: Certificate | None, *, may_change: bool = Fal
             deleted.add(mark)
             continue
         changes = [(f"{store.uri.rstrip('/')}/{what}", change) for change in _changes(what, then, now)]
-        if may_change and not what.startswith(_NEVER_CHANGED):
+        if may_change and not what.startswith(_IMMUTABLE):
             found.notes += [f"{place}: {change}" for place, change in changes]
         else:
             found.problems += changes
@@ -143,7 +143,7 @@ def _hash_objects(store: Store) -> dict[str, Digests]:
     sizes = {
         entry.key: entry.size
         for entry in store.list()
-        if not entry.key.startswith(_NOT_CERTIFIED) and not entry.key.endswith(_APART)
+        if not entry.key.startswith(_UNCERTIFIED_PREFIXES) and not entry.key.endswith(_UNHASHED_ENDINGS)
     }
     with work("reading the run", sum(sizes.values()), BYTES) as now:
         hashed = list(

@@ -15,7 +15,7 @@ from data_service.store.errors import KeyMissing
 from encoder_core.errors import UserError as ModelError
 from launcher.after.diagnose.isotropy import anisotropy, heldout_sentences
 from launcher.after.diagnose.measures import held_out
-from launcher.after.diagnose.own_data import SAMPLED_BY, OwnData, hash_of, own_data
+from launcher.after.diagnose.own_data import SAMPLED_BY, OwnData, digest_of_json, own_data
 from launcher.after.diagnose.states import Checkpoint, read_checkpoint
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.evaluations import (
@@ -89,7 +89,7 @@ def _cell(checkpoint: Checkpoint, task: EvaluationTask, own: OwnData | None) -> 
     else:  # corpora, and how they are cut and masked
         inputs, last = run.record.inputs, recipe.phases[-1].length
         cut = [recipe.input.model_dump(mode="json"), recipe.objective.model_dump(mode="json"), last]
-        data = hash_of([inputs.corpora, inputs.tokenizer, cut])
+        data = digest_of_json([inputs.corpora, inputs.tokenizer, cut])
     seed = recipe.seed if task.heldout else SAMPLED_BY
     return DiagnosticCell(weights=checkpoint.frozen.digest, task=task, data=data, seed=seed)
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from checkpoints.layout import CheckpointName
     from launcher.runtime.recipe.schema import Recipe
 
-_SHARE = 4  # one of so many of a node's cores is used
+_CORES_PER_EVALUATOR_CORE = 4  # one of so many of a node's cores is used
 
 
 class EvaluatorProcess:
@@ -44,7 +44,7 @@ class EvaluatorProcess:
         from launcher.runtime.run.record import open_run
 
         began = time.monotonic()
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // _SHARE))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // _CORES_PER_EVALUATOR_CORE))
         run = replace(open_run(uri), recipe=recipe)
         outcome = evaluate_commit(run, mark, recipe.evaluation.tasks)
         return asdict(outcome) | {"seconds": time.monotonic() - began}

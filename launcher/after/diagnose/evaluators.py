@@ -30,7 +30,7 @@ END_S = 300.0
 """Time limit, in seconds, of the wait for the last commit's evaluation at the end of training."""
 
 _POLL_S = 5.0
-_TRIES = 2  # how often one commit is tried
+_MAX_TRIES = 2  # how often one commit is tried
 _RECORD_S = 5.0  # time limit for writing the last events
 
 Note = Callable[[str], None]
@@ -55,7 +55,7 @@ class CommitEvaluation:
         self._told: set[str] = set()
         self._actor: Any = None
         self._last, self._closed = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._live, name="evaluation", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="evaluation", daemon=True)
         self._thread.start()
 
     def finish(self, asked: threading.Event, patience_s: float = END_S) -> None:
@@ -75,10 +75,10 @@ class CommitEvaluation:
         """Stop at once, even during an evaluation."""
         self._closed.set()
         self._last.set()
-        self._drop()
+        self._end_process()
         self._log.close(_RECORD_S)
 
-    def _live(self) -> None:
+    def _run_thread(self) -> None:
         """Evaluate commits until the end. Errors here never stop training."""
         last = False
         while not last and not self._closed.is_set():
@@ -86,16 +86,16 @@ class CommitEvaluation:
                 self._last.is_set()
             )  # read before the search: commits made before `finish` are then evaluated, too
             try:
-                while not self._closed.is_set() and lost() is None and (mark := self._newest()):
-                    self._try(mark)
+                while not self._closed.is_set() and lost() is None and (mark := self._newest_pending()):
+                    self._try_commit(mark)
             except StoreError as error:
-                self._complain("store", f"evaluation waits for the run's store: {error.problem}")
+                self._warn_once("store", f"evaluation waits for the run's store: {error.problem}")
             except Exception as error:
-                self._complain("failed", f"evaluation failed: {type(error).__name__}: {str(error)[:300]}")
-                self._drop()
+                self._warn_once("failed", f"evaluation failed: {type(error).__name__}: {str(error)[:300]}")
+                self._end_process()
             self._last.wait(self._poll_s)
 
-    def _newest(self) -> CheckpointName | None:
+    def _newest_pending(self) -> CheckpointName | None:
         """Return the newest commit that is not dealt with, and pass over those before it; None if there is none. Those
         that were there before the first look are of earlier commands, except the newest."""
         marks = sorted(list_committed(self._run.store))
@@ -106,18 +106,18 @@ class CommitEvaluation:
             self._skip(waiting[:-1], "a newer one had been committed by the time that one could be evaluated")
         return waiting[-1] if waiting else None
 
-    def _try(self, mark: CheckpointName) -> None:
+    def _try_commit(self, mark: CheckpointName) -> None:
         self._tries[mark] += 1
         try:
             outcome = self._evaluate(mark)
         except RayError as error:
-            self._drop()
-            self._failed(mark, "the evaluator", _line(error))
-            if self._tries[mark] >= _TRIES:
-                self._done(mark)
+            self._end_process()
+            self._report_failure(mark, "the evaluator", _error_line(error))
+            if self._tries[mark] >= _MAX_TRIES:
+                self._mark_done(mark)
             return
         if outcome is not None:
-            self._done(mark)
+            self._mark_done(mark)
             self._record(mark, outcome)
 
     def _evaluate(self, mark: CheckpointName) -> dict[str, Any] | None:
@@ -136,12 +136,12 @@ class CommitEvaluation:
             self._skip([mark], "it was deleted before it could be read")
             return
         for task, reason in outcome["failed"].items():
-            self._failed(mark, task, reason)
+            self._report_failure(mark, task, reason)
         if outcome["computed"]:
             about = {"seconds": round(outcome["seconds"], 2), "failed": len(outcome["failed"])}
             self._log.event("evaluated", step=mark.step, of=mark.attempt, tasks=outcome["computed"], **about)
 
-    def _failed(self, mark: CheckpointName, what: str, reason: str) -> None:
+    def _report_failure(self, mark: CheckpointName, what: str, reason: str) -> None:
         """Record and show a failure. A failure that repeats itself with later commits is told once."""
         if self._closed.is_set() or f"{what}: {reason}" in self._told:
             return
@@ -151,19 +151,19 @@ class CommitEvaluation:
 
     def _skip(self, marks: list[CheckpointName], reason: str) -> None:
         for mark in marks:
-            self._done(mark)
+            self._mark_done(mark)
         self._log.event("evaluation_skipped", steps=[mark.step for mark in marks], reason=reason)
 
-    def _done(self, mark: CheckpointName) -> None:
+    def _mark_done(self, mark: CheckpointName) -> None:
         assert self._over is not None  # there was a look before
         self._over.add(mark)
 
-    def _complain(self, subject: str, text: str) -> None:
+    def _warn_once(self, subject: str, text: str) -> None:
         if subject not in self._told:
             self._told.add(subject)
             self._note(f"{text}; training goes on")
 
-    def _drop(self) -> None:
+    def _end_process(self) -> None:
         """End the evaluator's process."""
         actor, self._actor = self._actor, None
         if actor is not None and lost() is None:
@@ -179,7 +179,7 @@ def _start(*, idle: bool) -> Any:
     return ray.remote(EvaluatorProcess).options(**options).remote(idle=idle)
 
 
-def _line(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     cause = getattr(error, "cause", None) or error
     text = str(cause).strip().splitlines()
     return f"{type(cause).__name__}: {text[0][:300] if text else ''}"
@@ -205,13 +205,13 @@ def evaluating(run: Run, note: Note, asked: threading.Event, patience_s: float =
     beside = CommitEvaluation(run, note)
     try:
         yield
-        if _complete(run) and not asked.is_set():
+        if _is_complete(run) and not asked.is_set():
             beside.finish(asked, patience_s)
     finally:
         beside.close()
 
 
-def _complete(run: Run) -> bool:
+def _is_complete(run: Run) -> bool:
     try:
         marks = list_committed(run.store)
     except StoreError:  # nothing can be waited for

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.stream.sources import Corpora
-from launcher.after.diagnose.states import Frozen, Row, pooled_states, rows_of_tokens
+from launcher.after.diagnose.states import FrozenEncoder, Row, pooled_states, rows_of_tokens
 from launcher.errors import RunError
 from launcher.runtime.recipe.evaluation import Pooling
 from launcher.runtime.run.evaluations import Figure, Form
@@ -25,7 +25,7 @@ from launcher.runtime.run.streams import heldout_spec
 
 Floats = NDArray[np.float64]
 
-_NULL = 1e-9  # share of the largest variance: a direction with less has none
+_NULL_VARIANCE_SHARE = 1e-9  # share of the largest variance: a direction with less has none
 
 
 def mean_cosine(points: NDArray[np.floating]) -> float:
@@ -54,7 +54,7 @@ def iso_score(points: NDArray[np.floating]) -> float:
     dimensions = points.shape[1]
     if len(points) < 2 or dimensions < 2:
         return math.nan
-    variances, _ = _principal(points.astype(np.float64))  # steps 1 to 3: covariance after PCA
+    variances, _ = _principal_axes(points.astype(np.float64))  # steps 1 to 3: covariance after PCA
     length = float(np.linalg.norm(variances))
     if length == 0:
         return math.nan
@@ -95,8 +95,8 @@ class Whitening:
     def fit(cls, points: NDArray[np.floating]) -> "Whitening":
         """Fit a whitening to one or more vectors, [N, n]."""
         cloud = points.astype(np.float64)
-        variances, directions = _principal(cloud)
-        some = variances > _NULL * variances.max(initial=0.0)
+        variances, directions = _principal_axes(cloud)
+        some = variances > _NULL_VARIANCE_SHARE * variances.max(initial=0.0)
         return cls(cloud.mean(0), directions[:, some] / np.sqrt(variances[some]))
 
     def __call__(self, points: NDArray[np.floating]) -> Floats:
@@ -105,27 +105,27 @@ class Whitening:
         return white
 
 
-def _principal(cloud: Floats) -> tuple[Floats, Floats]:
+def _principal_axes(cloud: Floats) -> tuple[Floats, Floats]:
     """Return the variances along the principal directions, [n], and the directions as columns, [n, n]."""
     centred = cloud - cloud.mean(0)
     variances, directions = np.linalg.eigh(centred.T @ centred / max(len(cloud) - 1, 1))
     return np.maximum(variances, 0.0), directions
 
 
-_LEAST = 4  # texts: two to fit the whitening on, two to compare
-_SHORTEST = 4  # tokens of a sentence that is one
-_PLENTY = 4  # times as many sentences as asked for, to choose from
+_MIN_TEXTS = 4  # texts: two to fit the whitening on, two to compare
+_MIN_TOKENS = 4  # tokens of a sentence that is one
+_OVERSAMPLING = 4  # times as many sentences as asked for, to choose from
 
 
-def anisotropy(frozen: Frozen, rows: Sequence[Row], poolings: Sequence[Pooling]) -> list[Figure]:
+def anisotropy(frozen: FrozenEncoder, rows: Sequence[Row], poolings: Sequence[Pooling]) -> list[Figure]:
     """Return `cosine`, `iso_score` and `effective_rank` of each layer, pooling and form, on every second row.
 
     Raises RunError for fewer than four rows.
     """
-    if len(rows) < _LEAST:
+    if len(rows) < _MIN_TEXTS:
         raise RunError(
             f"{len(rows)} texts are too few to compare",
-            remedy=f"give {_LEAST} at least; thousands are better",
+            remedy=f"give {_MIN_TEXTS} at least; thousands are better",
         )
     pooled = pooled_states(frozen, rows, poolings)
     return [
@@ -133,11 +133,11 @@ def anisotropy(frozen: Frozen, rows: Sequence[Row], poolings: Sequence[Pooling])
         for pooling in poolings
         for layer, points in enumerate(pooled[pooling])
         for form, cloud in _forms(points).items()
-        for figure in _measured(cloud, layer, pooling, form)
+        for figure in _figures_of_cloud(cloud, layer, pooling, form)
     ]
 
 
-def heldout_sentences(run: Run, frozen: Frozen, count: int) -> list[Row]:
+def heldout_sentences(run: Run, frozen: FrozenEncoder, count: int) -> list[Row]:
     """Return up to `count` sentences of the run's held-out text, as rows, from all over it; the same ones every time.
 
     Raises CorpusError, StoreError if the text cannot be read.
@@ -149,8 +149,8 @@ def heldout_sentences(run: Run, frozen: Frozen, count: int) -> list[Row]:
     for place in draw.permutation(len(places)):
         block = corpora.read(*places[place])
         sentences = np.split(block.tokens, block.sentences[1:-1])
-        found += [tokens for tokens in sentences if len(tokens) >= _SHORTEST]
-        if len(found) >= _PLENTY * count:
+        found += [tokens for tokens in sentences if len(tokens) >= _MIN_TOKENS]
+        if len(found) >= _OVERSAMPLING * count:
             break
     return rows_of_tokens(frozen, [found[index] for index in draw.permutation(len(found))[:count]])
 
@@ -161,7 +161,7 @@ def _forms(points: NDArray[np.float32]) -> dict[Form, NDArray[np.floating]]:
     return {"raw": measured, "whitened": Whitening.fit(fitted)(measured)}
 
 
-def _measured(cloud: NDArray[np.floating], layer: int, pooling: Pooling, form: Form) -> list[Figure]:
+def _figures_of_cloud(cloud: NDArray[np.floating], layer: int, pooling: Pooling, form: Form) -> list[Figure]:
     values = {
         "cosine": mean_cosine(cloud),
         "iso_score": iso_score(cloud),

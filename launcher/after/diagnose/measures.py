@@ -25,7 +25,7 @@ from encoder_core.train.collate import to_batch
 from encoder_core.train.metrics import means, sum_losses
 from encoder_core.train.step import Microbatch
 from launcher.after.diagnose.isotropy import Whitening
-from launcher.after.diagnose.states import Checkpoint, Frozen, pooled_states, rows_of_texts
+from launcher.after.diagnose.states import Checkpoint, FrozenEncoder, pooled_states, rows_of_texts
 from launcher.after.tasks.examples import Sentences
 from launcher.errors import EVALUATE, RunError, optional
 from launcher.runtime.rank.build import teach
@@ -49,14 +49,14 @@ class Splits:
 
 
 @dataclass(frozen=True)
-class _Fitted:
+class _ProbeScores:
     """The best penalty's probe: accuracies on dev and on test."""
 
     dev: float
     test: float
 
 
-def linear_probe(frozen: Frozen, splits: Splits, pooling: Pooling = "mean") -> list[Figure]:
+def linear_probe(frozen: FrozenEncoder, splits: Splits, pooling: Pooling = "mean") -> list[Figure]:
     """Return the accuracies of linear probes on the test split.
 
     `accuracy`: on the states of each layer, and on those of all layers concatenated (no layer). `best_accuracy`: on the
@@ -67,10 +67,10 @@ def linear_probe(frozen: Frozen, splits: Splits, pooling: Pooling = "mean") -> l
 
     Raises RunError if a split is empty, or train has a single class; MissingPackage if scikit-learn is not installed.
     """
-    _check(splits)
+    _check_splits(splits)
     train, dev, test = (_features(frozen, part, pooling) for part in (splits.train, splits.dev, splits.test))
-    layers = [_probe((train[layer], dev[layer], test[layer]), splits) for layer in range(len(train))]
-    whole = _probe((_joined(train), _joined(dev), _joined(test)), splits)
+    layers = [_fit_probe((train[layer], dev[layer], test[layer]), splits) for layer in range(len(train))]
+    whole = _fit_probe((_concatenated(train), _concatenated(dev), _concatenated(test)), splits)
     best = max(range(len(layers)), key=lambda layer: layers[layer].dev)
     common = int(np.bincount(splits.train.labels.astype(np.int64)).argmax())
     return [
@@ -85,7 +85,7 @@ def linear_probe(frozen: Frozen, splits: Splits, pooling: Pooling = "mean") -> l
     ]
 
 
-def _check(splits: Splits) -> None:
+def _check_splits(splits: Splits) -> None:
     for name in ("train", "dev", "test"):
         if not len(getattr(splits, name)):
             raise RunError(f"the probe's {name} split is empty", remedy="give a task with examples in it")
@@ -95,7 +95,7 @@ def _check(splits: Splits) -> None:
         )
 
 
-def _features(frozen: Frozen, sentences: Sentences, pooling: Pooling) -> NDArray[np.float32]:
+def _features(frozen: FrozenEncoder, sentences: Sentences, pooling: Pooling) -> NDArray[np.float32]:
     """Return the features of N examples for D layers, [D, N, F]. F is the hidden size, or twice that for pairs."""
     first = pooled_states(frozen, rows_of_texts(frozen, sentences.first), (pooling,))[pooling]
     if sentences.second is None:
@@ -104,12 +104,12 @@ def _features(frozen: Frozen, sentences: Sentences, pooling: Pooling) -> NDArray
     return np.concatenate([np.abs(first - second), first * second], axis=2)
 
 
-def _joined(features: NDArray[np.float32]) -> NDArray[np.float32]:
+def _concatenated(features: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the features of all layers concatenated: [D, N, F] to [N, D * F]."""
     return features.transpose(1, 0, 2).reshape(features.shape[1], -1)
 
 
-def _probe(parts: tuple[NDArray[np.float32], ...], splits: Splits) -> _Fitted:
+def _fit_probe(parts: tuple[NDArray[np.float32], ...], splits: Splits) -> _ProbeScores:
     """Fit a logistic regression with each penalty, and return the accuracies of the one that is best on dev."""
     scaler = optional("sklearn.preprocessing", _PROBE, EVALUATE).StandardScaler().fit(parts[0])
     train, dev, test = (scaler.transform(part) for part in parts)
@@ -119,10 +119,10 @@ def _probe(parts: tuple[NDArray[np.float32], ...], splits: Splits) -> _Fitted:
         for penalty in _PENALTIES
     ]
     best = max(fits, key=lambda fit: fit.score(dev, splits.dev.labels))
-    return _Fitted(best.score(dev, splits.dev.labels), best.score(test, splits.test.labels))
+    return _ProbeScores(best.score(dev, splits.dev.labels), best.score(test, splits.test.labels))
 
 
-def similarity(frozen: Frozen, pairs: Sentences, poolings: Sequence[Pooling]) -> list[Figure]:
+def similarity(frozen: FrozenEncoder, pairs: Sentences, poolings: Sequence[Pooling]) -> list[Figure]:
     """Return `spearman`, the rank correlation of cosines with the scores of `pairs`, for each layer, pooling and form.
 
     The whitened form follows Su et al. (2021): the whitening is fitted on the same texts, without their scores.
@@ -166,7 +166,7 @@ def _spearman(vectors: NDArray[np.floating], pairs: Sentences) -> float:
 
 
 _MIN_ROW_TOKENS = 32  # tokens of a row
-_MOST_ROWS = 64  # rows that are measured at a time
+_BATCH_ROWS = 64  # rows that are measured at a time
 
 
 def held_out(checkpoint: Checkpoint, rows: int) -> list[Figure]:
@@ -209,7 +209,7 @@ def _lengths(spec: StreamSpec) -> list[int]:
 def _evaluate(checkpoint: Checkpoint, spec: StreamSpec, rows: int) -> Mapping[str, float]:
     run = checkpoint.run
     stream = Stream(spec, cache=run.store.at("cache"))
-    last, size = min(rows, stream.samples_per_epoch), min(run.recipe.phase_microbatches[-1], _MOST_ROWS)
+    last, size = min(rows, stream.samples_per_epoch), min(run.recipe.phase_microbatches[-1], _BATCH_ROWS)
     microbatches = (
         Microbatch(
             index, to_batch(stream.read(0, first, min(first + size, last)), torch.device("cpu"), first)

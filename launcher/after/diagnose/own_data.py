@@ -12,8 +12,8 @@ import numpy as np
 
 from launcher.after.diagnose.isotropy import anisotropy
 from launcher.after.diagnose.measures import Splits, linear_probe, similarity
-from launcher.after.diagnose.states import Frozen, rows_of_texts
-from launcher.after.tasks.examples import Sentences, digest, taken
+from launcher.after.diagnose.states import FrozenEncoder, rows_of_texts
+from launcher.after.tasks.examples import Sentences, digest, select
 from launcher.after.tasks.measurable import named_task, splits_of
 from launcher.after.tasks.task import Task
 from launcher.runtime.recipe.evaluation import EvaluationTask
@@ -21,7 +21,7 @@ from launcher.runtime.run.evaluations import Figure
 
 SAMPLED_BY = 0
 """The seed of samples of a task's examples: the same ones for every run and checkpoint."""
-_APART = 10  # one in so many examples of train, to choose the penalty by where dev is what is measured
+_PENALTY_FOLD = 10  # one in so many examples of train, to choose the penalty by where dev is what is measured
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class OwnData:
     @property
     def digest(self) -> str:
         """SHA-256 of the data on which the figures depend, beside the model and the task's settings."""
-        return hash_of([digest(part) for part in self.data])
+        return digest_of_json([digest(part) for part in self.data])
 
-    def figures(self, frozen: Frozen) -> list[Figure]:
+    def figures(self, frozen: FrozenEncoder) -> list[Figure]:
         """Return the figures of a model. Raises the errors of the measures."""
         measure = self.measure
         if measure.probe:
@@ -63,23 +63,23 @@ def own_data(measure: EvaluationTask) -> OwnData | None:
     if measure.similarity:
         return OwnData(measure, task, (examples[0],))
     if measure.anisotropy:
-        return OwnData(measure, task, (at_most(examples[0], measure.anisotropy.texts),))
+        return OwnData(measure, task, (subsample(examples[0], measure.anisotropy.texts),))
     assert measure.probe  # the last that has a task
-    train, *others = (at_most(part, measure.probe.examples) for part in examples)
+    train, *others = (subsample(part, measure.probe.examples) for part in examples)
     if len(others) == 2:
         return OwnData(measure, task, (train, *others))
     order = np.random.default_rng(SAMPLED_BY).permutation(len(train))
-    apart = -(-len(train) // _APART)
-    return OwnData(measure, task, (taken(train, order[apart:]), taken(train, order[:apart]), *others))
+    apart = -(-len(train) // _PENALTY_FOLD)
+    return OwnData(measure, task, (select(train, order[apart:]), select(train, order[:apart]), *others))
 
 
-def hash_of(content: object) -> str:
+def digest_of_json(content: object) -> str:
     """Return the SHA-256 of plain data."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def at_most(examples: Sentences, count: int) -> Sentences:
+def subsample(examples: Sentences, count: int) -> Sentences:
     """Return `count` of the examples, the same ones at every call; all examples if there are fewer."""
     if len(examples) <= count:
         return examples
-    return taken(examples, np.sort(np.random.default_rng(SAMPLED_BY).permutation(len(examples))[:count]))
+    return select(examples, np.sort(np.random.default_rng(SAMPLED_BY).permutation(len(examples))[:count]))

@@ -38,7 +38,7 @@ from launcher.runtime.run.record import RECORD, Run, open_run, select_checkpoint
 
 
 @dataclass(frozen=True)
-class Frozen:
+class FrozenEncoder:
     """An encoder in evaluation mode, with the form of its input rows.
 
     Attributes:
@@ -70,10 +70,10 @@ class Checkpoint:
     run: Run
     step: int
     objective: ObjectiveModule
-    frozen: Frozen
+    frozen: FrozenEncoder
 
 
-def open_frozen(source: str, step: int | None = None) -> Frozen:
+def open_frozen(source: str, step: int | None = None) -> FrozenEncoder:
     """Return the encoder of a run's checkpoint (`step`; None: the newest good one), or of a folder in the
     transformers format.
 
@@ -89,7 +89,7 @@ def open_frozen(source: str, step: int | None = None) -> Frozen:
         return frozen_folder(pretrained)
 
 
-def frozen_folder(pretrained: LocalModel) -> Frozen:
+def frozen_folder(pretrained: LocalModel) -> FrozenEncoder:
     """Return the encoder in a transformers folder, without its heads. Raises as `open_frozen`."""
     config = read_folder_config(pretrained.folder)
     own = config.decodes or config.permutes  # whose class has no other heads
@@ -100,7 +100,9 @@ def frozen_folder(pretrained: LocalModel) -> Frozen:
             parameter.copy_(tensors[ENCODER + name])
     tokenizer = load_tokenizer(str(pretrained.folder))
     last = config.class_token_last
-    return Frozen(pretrained.name, encoder.eval(), tokenizer, config.max_length, last, pretrained.digest)
+    return FrozenEncoder(
+        pretrained.name, encoder.eval(), tokenizer, config.max_length, last, pretrained.digest
+    )
 
 
 def open_checkpoint(run: Run, step: int | None = None) -> Checkpoint:
@@ -112,7 +114,7 @@ def read_checkpoint(run: Run, manifest: CheckpointManifest) -> Checkpoint:
     """Return the checkpoint of a manifest, after verifying every byte. Raises DamagedCheckpoint, StoreError."""
     tokenizer = run.tokenizer()
     module = build_model(recipe_after(run.recipe, manifest.step), tokenizer)
-    digest = hashlib.sha256(_identity(run, manifest.step, tokenizer))
+    digest = hashlib.sha256(_model_identity(run, manifest.step, tokenizer))
     with Reader(run.store, manifest) as reader, torch.no_grad():
         for name, parameter in sorted(module.named_parameters()):
             weights = reader.read_full(name)
@@ -128,11 +130,11 @@ def _checkpoint(
     module.eval()
     last = run.recipe.model.class_token_last
     name = f"{run.uri} at step {step:,}"
-    frozen = Frozen(name, task_encoder(module), tokenizer, _length(run), last, digest)
+    frozen = FrozenEncoder(name, task_encoder(module), tokenizer, _length(run), last, digest)
     return Checkpoint(run, step, module, frozen)
 
 
-def _identity(run: Run, step: int, tokenizer: Tokenizer) -> bytes:
+def _model_identity(run: Run, step: int, tokenizer: Tokenizer) -> bytes:
     """Return what decides a hidden state beside weights."""
     model = recipe_after(run.recipe, step).model
     config = model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
@@ -150,16 +152,16 @@ Row = NDArray[np.int64]
 Pooled = Mapping[Pooling, NDArray[np.float32]]
 """By pooling: [D, N, H]."""
 
-_TOKENS = 8192  # tokens of a forward pass
+_BATCH_TOKENS = 8192  # tokens of a forward pass
 _CLASS_SEGMENT = 2  # XLNet's, of the class token alone
 
 
-def rows_of_texts(frozen: Frozen, texts: Sequence[str]) -> list[Row]:
+def rows_of_texts(frozen: FrozenEncoder, texts: Sequence[str]) -> list[Row]:
     """Return each text as a row with its special tokens; what is longer than the model takes is cut."""
     return rows_of_tokens(frozen, frozen.tokenizer.encode_batch(texts))
 
 
-def rows_of_tokens(frozen: Frozen, texts: Sequence[NDArray[np.generic]]) -> list[Row]:
+def rows_of_tokens(frozen: FrozenEncoder, texts: Sequence[NDArray[np.generic]]) -> list[Row]:
     """Return the same for texts that are token ids already."""
     cls, sep = frozen.tokenizer.special.cls, frozen.tokenizer.special.sep
     cut = [text[: frozen.length - 2].astype(np.int64) for text in texts]
@@ -167,7 +169,7 @@ def rows_of_tokens(frozen: Frozen, texts: Sequence[NDArray[np.generic]]) -> list
 
 
 @torch.no_grad()
-def pooled_states(frozen: Frozen, rows: Sequence[Row], poolings: Sequence[Pooling]) -> Pooled:
+def pooled_states(frozen: FrozenEncoder, rows: Sequence[Row], poolings: Sequence[Pooling]) -> Pooled:
     """Return the pooled states of every layer, in the order of `rows`. The rows that share a forward pass depend only
     on `rows`."""
     found = {pooling: list[Tensor]() for pooling in poolings}
@@ -192,7 +194,7 @@ def _groups(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
     """Yield groups of consecutive rows for one forward pass each."""
     first = tokens = 0
     for index, row in enumerate(rows):
-        if tokens and tokens + len(row) > _TOKENS:
+        if tokens and tokens + len(row) > _BATCH_TOKENS:
             yield rows[first:index]
             first, tokens = index, 0
         tokens += len(row)
@@ -200,7 +202,7 @@ def _groups(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
         yield rows[first:]
 
 
-def _batch(frozen: Frozen, rows: Sequence[Row]) -> Batch:
+def _batch(frozen: FrozenEncoder, rows: Sequence[Row]) -> Batch:
     batch = untargeted(torch.from_numpy(np.concatenate(rows)), [len(row) for row in rows])
     segments = torch.zeros_like(batch.tokens)
     if frozen.class_token_last:
@@ -209,7 +211,7 @@ def _batch(frozen: Frozen, rows: Sequence[Row]) -> Batch:
 
 
 def _pool(
-    frozen: Frozen, states_DTH: Float[Tensor, "depths tokens hidden"], batch: Batch, pooling: Pooling
+    frozen: FrozenEncoder, states_DTH: Float[Tensor, "depths tokens hidden"], batch: Batch, pooling: Pooling
 ) -> Float[Tensor, "depths rows hidden"]:
     ends, lengths = batch.cu_seqlens.long(), batch.cu_seqlens.diff()
     match pooling:

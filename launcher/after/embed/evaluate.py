@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import PositiveInt
 
-from launcher.after.embed.model import counting, library, load_model, say_what_is_cut
+from launcher.after.embed.model import library, load_model, show_progress, warn_of_truncation
 from launcher.after.embed.retrieval import measure_retrieval
 from launcher.after.embed.settings import Encoding
 from launcher.after.finetune.pretrained import LocalModel
@@ -45,10 +45,10 @@ def measure(
 
     Raises TaskError if the examples are of another kind, or all scores are equal; MissingPackage.
     """
-    say_what_is_cut(model, _texts(examples), task.name)
+    warn_of_truncation(model, _texts(examples), task.name)
     match examples:
         case Sentences() if examples.second is not None and examples.labels.dtype == np.float64:
-            with counting(model, f"measuring {task.name}", 2 * len(examples)):
+            with show_progress(model, f"measuring {task.name}", 2 * len(examples)):
                 found = _similarity(model, task, examples, batch)
         case Retrieval():
             if not examples.queries:

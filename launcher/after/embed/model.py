@@ -17,8 +17,8 @@ from data_service.tokenizers.files import DECISIVE_FILES, check_folder, library_
 from encoder_core.errors import ModelError
 from launcher.after.embed.settings import Encoding
 from launcher.after.export.sentence_transformer import MODULES, SETTINGS, their_pooling
-from launcher.after.finetune.model import most_tokens
-from launcher.after.finetune.pretrained import LocalModel, check_class, modules_in
+from launcher.after.finetune.model import max_row_tokens
+from launcher.after.finetune.pretrained import LocalModel, check_class, read_modules
 from launcher.errors import EVALUATE, optional, reason
 from launcher.progress import work
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 QUERY, DOCUMENT = "query", "document"
 """Names of the prompts that retrieval uses, where the model has them."""
 _LOG = logging.getLogger(__name__)
-_KNOWN = ("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "Dropout", "WeightedLayerPooling")
-_WEIGHTS_IN = ("Transformer", "Dense", "LayerNorm", "WeightedLayerPooling")
-_LOOKED_AT = 10_000  # texts, of which it is said how many are cut
+_LOADABLE = ("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "Dropout", "WeightedLayerPooling")
+_WEIGHTED_MODULES = ("Transformer", "Dense", "LayerNorm", "WeightedLayerPooling")
+_CHECKED_TEXTS = 10_000  # texts, of which it is said how many are cut
 
 
 def library(part: str) -> Any:
@@ -51,13 +51,13 @@ def load_model(pretrained: LocalModel, encoding: Encoding) -> "SentenceTransform
     folder = pretrained.folder
     check_class(folder, pretrained.name)
     modules = _known_modules(folder)
-    _check_files(folder, [path for path, kind in modules if kind in _WEIGHTS_IN] or [""])
+    _check_files(folder, [path for path, kind in modules if kind in _WEIGHTED_MODULES] or [""])
     st, stored = optional("sentence_transformers", "maskfleet embed", EVALUATE), _stored_settings(folder)
     try:
         with library_errors(str(folder), "no model that can be read"):
-            stack = _modules_of(folder, st) if modules else [_transformer(folder)]
+            stack = _load_modules(folder, st) if modules else [_transformer(folder)]
         model: SentenceTransformer = st.SentenceTransformer(
-            modules=_with(stack, encoding, folder),
+            modules=_replace_modules(stack, encoding, folder),
             similarity_fn_name="cosine",
             prompts={**(stored.get("prompts") or {}), **encoding.prompts},
             default_prompt_name=stored.get("default_prompt_name"),
@@ -77,12 +77,12 @@ def load_model(pretrained: LocalModel, encoding: Encoding) -> "SentenceTransform
 def _known_modules(folder: Path) -> list[tuple[str, str]]:
     """Return folder and kind of each module in modules.json; an empty list for a plain transformers folder."""
     modules = []
-    for place, kind in modules_in(folder):
+    for place, kind in read_modules(folder):
         package, _, name = kind.rpartition(".")
-        if not package.startswith("sentence_transformers.") or name not in _KNOWN:
+        if not package.startswith("sentence_transformers.") or name not in _LOADABLE:
             raise ModelError(
                 f"{folder / MODULES} names {kind}, which is not loaded here",
-                remedy=f"give a model made of {', '.join(_KNOWN)}",
+                remedy=f"give a model made of {', '.join(_LOADABLE)}",
             )
         modules.append((place, name))
     if (folder / MODULES).is_file() and (not modules or modules[0][1] != "Transformer"):
@@ -112,7 +112,7 @@ def _check_files(folder: Path, places: Iterable[str]) -> None:
             raise ModelError(f"{path} is not JSON: {error}", remedy="fetch the file again") from error
 
 
-def _modules_of(folder: Path, st: Any) -> list[Any]:
+def _load_modules(folder: Path, st: Any) -> list[Any]:
     options = {"use_safetensors": True}
     return list(st.SentenceTransformer(str(folder), local_files_only=True, model_kwargs=options))
 
@@ -125,7 +125,7 @@ def _transformer(folder: Path) -> Any:
     )
 
 
-def _with(stack: Sequence[Any], encoding: Encoding, folder: Path) -> list[Any]:
+def _replace_modules(stack: Sequence[Any], encoding: Encoding, folder: Path) -> list[Any]:
     """Return the modules of `stack` with the pooling and normalisation of `encoding` in place of their own."""
     modules, kind = library("modules"), stack[0].model.config.model_type
     pools = [module for module in stack if isinstance(module, modules.Pooling)]
@@ -157,7 +157,7 @@ def _stored_settings(folder: Path) -> dict[str, Any]:
 
 
 def _set_length(model: "SentenceTransformer", pretrained: LocalModel, wanted: int | None) -> None:
-    limit = most_tokens(model.tokenizer, model[0].model)
+    limit = max_row_tokens(model.tokenizer, model[0].model)
     if wanted is not None and limit is not None and wanted > limit:
         raise ModelError(
             f"max_length is {wanted}, and {pretrained.name} has {limit} positions",
@@ -173,9 +173,9 @@ def _set_length(model: "SentenceTransformer", pretrained: LocalModel, wanted: in
     model.max_seq_length = min(known) if known else None
 
 
-def say_what_is_cut(model: "SentenceTransformer", texts: Iterable[str], what: str) -> int:
+def warn_of_truncation(model: "SentenceTransformer", texts: Iterable[str], what: str) -> int:
     """Return how many of the first 10,000 texts are longer than the model's length, with a warning if any is."""
-    length, looked_at = model.max_seq_length, list(islice(texts, _LOOKED_AT))
+    length, looked_at = model.max_seq_length, list(islice(texts, _CHECKED_TEXTS))
     if length is None or not looked_at:
         return 0
     rows = model.tokenizer(looked_at, truncation=False, padding=False, verbose=False)["input_ids"]
@@ -192,7 +192,7 @@ def say_what_is_cut(model: "SentenceTransformer", texts: Iterable[str], what: st
 
 
 @contextmanager
-def counting(model: "SentenceTransformer", what: str, texts: int) -> Iterator[None]:
+def show_progress(model: "SentenceTransformer", what: str, texts: int) -> Iterator[None]:
     """Show `what` is done, inside the `with` block, and how many of its texts have a vector."""
     with work(what, texts, "texts") as now:
         counter = model.register_forward_hook(

@@ -18,7 +18,7 @@ from data_service.ingest.inputs import InputListing
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.tasks import plan_splits
 from data_service.store.open import open_file
-from launcher.after.embed.model import DOCUMENT, QUERY, say_what_is_cut
+from launcher.after.embed.model import DOCUMENT, QUERY, warn_of_truncation
 from launcher.after.embed.settings import MiningSettings
 from launcher.errors import EVALUATE, TaskError, optional
 from launcher.progress import work
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _USE = "maskfleet embed negatives"
-_LEAST_MARGIN = 1e-6  # sentence-transformers takes a margin of 0 for none
-_RANKS = 1000  # texts nearest to a query, among which negatives are looked for
+_MIN_MARGIN = 1e-6  # sentence-transformers takes a margin of 0 for none
+_SEARCHED_RANKS = 1000  # texts nearest to a query, among which negatives are looked for
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def with_negatives(
     put before texts. Raises TaskError if no example has as many.
     """
     pairs = list(dict.fromkeys((example.query, example.positive) for example in examples))
-    say_what_is_cut(model, [positive for _, positive in pairs], "positives")
+    warn_of_truncation(model, [positive for _, positive in pairs], "positives")
     columns = {"query": [query for query, _ in pairs], "positive": [positive for _, positive in pairs]}
     prompts = {name: name if name in model.prompts else None for name in (QUERY, DOCUMENT)}
     mine = optional("sentence_transformers.util", _USE, EVALUATE).mine_hard_negatives
@@ -94,9 +94,9 @@ def with_negatives(
         mined = mine(
             optional("datasets", _USE, EVALUATE).Dataset.from_dict(columns),
             model,
-            relative_margin=max(1 - settings.share, _LEAST_MARGIN),
+            relative_margin=max(1 - settings.share, _MIN_MARGIN),
             num_negatives=settings.negatives,
-            range_max=min(len(set(columns["positive"])), _RANKS),
+            range_max=min(len(set(columns["positive"])), _SEARCHED_RANKS),
             sampling_strategy="top",
             query_prompt_name=prompts[QUERY],
             corpus_prompt_name=prompts[DOCUMENT],

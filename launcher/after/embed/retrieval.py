@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.after.embed.model import DOCUMENT, QUERY, counting
+from launcher.after.embed.model import DOCUMENT, QUERY, show_progress
 from launcher.after.tasks.examples import Retrieval
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def unit_vectors(
     model: "SentenceTransformer", texts: list[str], prompt: str, batch: int
 ) -> NDArray[np.float32]:
     """Return a vector of length 1 for each text, [texts, W]."""
-    with counting(model, f"reading {prompt}s", len(texts)):
+    with show_progress(model, f"reading {prompt}s", len(texts)):
         vectors: NDArray[np.float32] = model.encode(
             texts,
             batch_size=batch,

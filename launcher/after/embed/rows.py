@@ -43,10 +43,10 @@ def read_source(source: RowSource, root: str | None) -> TextColumns:
             classes, a score is no number or out of range, or there is no row.
         InputError, StoreError: if data are damaged, or a store does not answer.
     """
-    return _of_tasks(source, root) if source.tasks else _of_files(source, root or ".")
+    return _read_tasks(source, root) if source.tasks else _read_files(source, root or ".")
 
 
-def _of_tasks(source: RowSource, root: str | None) -> TextColumns:
+def _read_tasks(source: RowSource, root: str | None) -> TextColumns:
     tasks = [load_task(name, root) for name in source.tasks]
     return rows_of_pairs([(task, task.read(source.split)) for task in tasks])
 
@@ -73,11 +73,11 @@ def rows_of_pairs(parts: Sequence[tuple[Task, Examples]]) -> TextColumns:
             )
         first += examples.first
         second += examples.second
-        labels += _as_trained(task, examples, classes)
+        labels += _training_labels(task, examples, classes)
     return TextColumns({"first": first, "second": second}, labels, classes)
 
 
-def _as_trained(task: Task, examples: Sentences, classes: tuple[str, ...]) -> list[int] | list[float]:
+def _training_labels(task: Task, examples: Sentences, classes: tuple[str, ...]) -> list[int] | list[float]:
     if classes:
         return [classes.index(task.labels[int(label)]) for label in examples.labels]
     scores = np.asarray(examples.labels, dtype=np.float64)
@@ -85,7 +85,7 @@ def _as_trained(task: Task, examples: Sentences, classes: tuple[str, ...]) -> li
     return [float(score) for score in (scores - low) / max(high - low, 1e-12)]
 
 
-def _of_files(source: RowSource, root: str) -> TextColumns:
+def _read_files(source: RowSource, root: str) -> TextColumns:
     texts: dict[str, list[str]] = {str(column): [] for column in source.texts}
     labels: list[Any] = []
     ignored = 0

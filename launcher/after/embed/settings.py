@@ -141,7 +141,7 @@ class RowSource(_Settings):
     prompts: tuple[str | None, ...] = ()
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_columns(self) -> Self:
         if bool(self.tasks) == bool(self.files):
             raise ValueError("give either tasks or files")
         if self.tasks and (self.texts or self.label is not None or self.classes or self.where or self.ignore):
@@ -203,7 +203,7 @@ class EmbedTraining(Encoding):
         return self._root
 
     @model_validator(mode="after")
-    def _goes_together(self) -> Self:
+    def _check_combination(self) -> Self:
         if isinstance(self.loss, Softmax) and self.matryoshka is not None:
             raise ValueError("matryoshka does not go with softmax: its classifier has one width")
         if isinstance(self.loss, MultipleNegatives) and self.batch < 2:

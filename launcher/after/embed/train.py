@@ -10,7 +10,7 @@ import torch
 
 from data_service.processes import temporary_folder
 from encoder_core.errors import ModelError
-from launcher.after.embed.model import library, load_model, say_what_is_cut
+from launcher.after.embed.model import library, load_model, warn_of_truncation
 from launcher.after.embed.rows import TextColumns, read_source
 from launcher.after.embed.settings import (
     Angle,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _LOSS_LINES = 20  # lines with losses in a training
 _USE = "maskfleet embed"
-_SHOWN = {
+_LABELS = {
     "loss": "loss",
     "learning_rate": "lr",
     "eval_dev_spearman_cosine": "dev spearman",
@@ -70,7 +70,7 @@ def train_embeddings(pretrained: LocalModel, training: EmbedTraining) -> Trained
     dev = read_source(training.dev, training.root) if training.dev is not None else None
     check_rows(training.loss, train, dev)
     model = load_model(pretrained, training)
-    say_what_is_cut(model, (text for column in train.texts.values() for text in column), "train")
+    warn_of_truncation(model, (text for column in train.texts.values() for text in column), "train")
     transformers = optional("transformers", _USE, EVALUATE)
     model.model_card_data.generate_widget_examples = False  # the model card is ours
     transformers.set_seed(training.seed)  # the head of softmax is drawn now
@@ -78,11 +78,11 @@ def train_embeddings(pretrained: LocalModel, training: EmbedTraining) -> Trained
     with temporary_folder("embed") as place, work("training", unit="steps") as now:
         trainer = optional("sentence_transformers", _USE, EVALUATE).SentenceTransformerTrainer(
             model=model,
-            args=_arguments(training, train, evaluator, place),
+            args=_training_arguments(training, train, evaluator, place),
             train_dataset=_dataset(train),
             loss=_loss(model, training, len(train.classes)),
             evaluator=evaluator,
-            callbacks=[_records(now)],
+            callbacks=[_progress_callback(now)],
         )
         trainer.remove_callback(transformers.PrinterCallback)  # prints every record
         trainer.train()
@@ -165,7 +165,7 @@ def _dataset(rows: TextColumns) -> Any:
     return optional("datasets", _USE, EVALUATE).Dataset.from_dict(columns)
 
 
-def _arguments(training: EmbedTraining, train: TextColumns, evaluator: object, place: Path) -> Any:
+def _training_arguments(training: EmbedTraining, train: TextColumns, evaluator: object, place: Path) -> Any:
     optional("accelerate", _USE, EVALUATE)
     when = "epoch" if training.every is None else "steps"
     steps = -(-len(train) // training.batch) * training.epochs
@@ -234,7 +234,7 @@ def _evaluator(dev: TextColumns, training: EmbedTraining, source: RowSource) -> 
     return evaluator
 
 
-def _records(now: Work) -> Any:
+def _progress_callback(now: Work) -> Any:
     """Return the trainer's callback that shows the progress and the figures."""
     transformers = optional("transformers", _USE, EVALUATE)
 
@@ -243,7 +243,7 @@ def _records(now: Work) -> Any:
             now.at(state.global_step, state.max_steps)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
-            figures = {_SHOWN[name]: value for name, value in (logs or {}).items() if name in _SHOWN}
+            figures = {_LABELS[name]: value for name, value in (logs or {}).items() if name in _LABELS}
             if figures:
                 said = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
                 _LOG.info("step %s of %s: %s", f"{state.global_step:,}", f"{state.max_steps:,}", said)

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from launcher.after.finetune.pretrained import LocalModel
     from launcher.after.tasks.task import Task
 
-RULES = 3
+RULES_VERSION = 3
 """The version of what our code does with a cell, part of its key. Raise it with every change after which some cell
 gives another result."""
-_VERSIONED = ("maskfleet", "torch", "transformers", "sentence-transformers", "scikit-learn", "numpy")
+_VERSIONED_PACKAGES = ("maskfleet", "torch", "transformers", "sentence-transformers", "scikit-learn", "numpy")
 
 
 class _Record(BaseModel):
@@ -59,7 +59,7 @@ class Cell(_Record):
     @property
     def key(self) -> str:
         """Hash of all fields except names, 32 hexadecimal digits."""
-        return name_of([RULES, self.weights, self.measure, self.data, self.settings, self.seed])
+        return name_of([RULES_VERSION, self.weights, self.measure, self.data, self.settings, self.seed])
 
     @property
     def name(self) -> str:
@@ -159,7 +159,7 @@ def keep_result(
     store: Store, work: CellWork, measured: CellFigures, searched: dict[str, bool] | None
 ) -> None:
     """Store a cell's result. Raises StoreError."""
-    versions = {name: metadata.version(name) for name in _VERSIONED if _is_installed(name)}
+    versions = {name: metadata.version(name) for name in _VERSIONED_PACKAGES if _is_installed(name)}
     result = Result(cell=work.cell, measured=measured, searched=searched, versions=versions)
     store.put(_path(work.cell.key), result.model_dump_json(indent=1).encode() + b"\n")
 

@@ -30,7 +30,7 @@ from launcher.runtime.cluster.rank_placement import seeing
 from launcher.runtime.cluster.rank_process import given_gpus
 from launcher.runtime.preflight.network import refusal
 
-_DEATHS = 3  # processes that die of one cell: more often than machines do by chance
+_MAX_DEATHS = 3  # processes that die of one cell: more often than machines do by chance
 _POLL_S = 2.0  # interval at which it is looked whether Ray lives
 _STOP_S = 5.0  # time limit for cancelled cells to end
 _ANSWER_S = 10.0  # time limit for a cluster's head to take a connection
@@ -63,7 +63,7 @@ class CellFailure:
 
 
 @dataclass(frozen=True)
-class Ended:
+class CellOutcome:
     """The end of a cell: its figures, or why it has none."""
 
     work: CellWork
@@ -72,7 +72,7 @@ class Ended:
 
 def compute(
     works: Sequence[CellWork], models: Mapping[str, LocalModel], share: CellResources
-) -> Iterator[Ended]:
+) -> Iterator[CellOutcome]:
     """Compute cells on the Ray cluster, and yield each as it ends, in any order. `models`: by digest.
 
     Raises:
@@ -81,7 +81,7 @@ def compute(
     """
     with _ray_for_cells(share, len(works)) as (remote, settled):
         task = ray.remote(num_cpus=settled.cpus, num_gpus=settled.gpus, max_retries=0)(_compute)
-        sent = {digest: [ray.put(_packed(model))] if remote else None for digest, model in models.items()}
+        sent = {digest: [ray.put(_pack_files(model))] if remote else None for digest, model in models.items()}
         node, deaths = ray.get_runtime_context().get_node_id(), Counter[str]()
         running: dict[ray.ObjectRef, CellWork] = {}
 
@@ -93,18 +93,18 @@ def compute(
             for work in works:
                 start(work)
             while running:
-                for reference in _done(running):
+                for reference in _wait_for_done(running):
                     work = running.pop(reference)
                     outcome = _outcome(reference, work, deaths)
                     if outcome is None:
                         start(work)
                     else:
-                        yield Ended(work, outcome)
+                        yield CellOutcome(work, outcome)
         finally:
             _stop(list(running))
 
 
-def _done(running: Mapping["ray.ObjectRef", CellWork]) -> list["ray.ObjectRef"]:
+def _wait_for_done(running: Mapping["ray.ObjectRef", CellWork]) -> list["ray.ObjectRef"]:
     if (part := lost()) is not None:
         raise TryAgain(f"Ray's {part} has died", remedy="run the same command again")
     return list(ray.wait(list(running), timeout=_POLL_S)[0])
@@ -121,7 +121,7 @@ def _outcome(
         raise TryAgain("Ray's raylet has died", remedy="run the same command again") from error
     except ray.exceptions.RayError as error:
         deaths[work.cell.key] += 1
-        if (gone(error) or is_worker_death(error)) and deaths[work.cell.key] < _DEATHS:
+        if (gone(error) or is_worker_death(error)) and deaths[work.cell.key] < _MAX_DEATHS:
             return None
         return CellFailure(
             f"{work.cell.name}: {deaths[work.cell.key]} processes died while they computed it; the last: "
@@ -152,7 +152,7 @@ def _compute(
     place = logs().parent / "maskfleet-models"
     try:
         if sent is not None and ray.get_runtime_context().get_node_id() != node:
-            pretrained = _unpacked(pretrained, ray.get(sent[0]), place)
+            pretrained = _unpack_model(pretrained, ray.get(sent[0]), place)
         return work.measure.compute(pretrained, work.cell.seed, place)
     except Exception as error:
         return failure_of(work, error)
@@ -169,11 +169,11 @@ def failure_of(work: CellWork, error: Exception) -> CellFailure:
     return CellFailure(f"{name}: {type(error).__name__}: {line}", remedy, trace=trace)
 
 
-def _packed(model: LocalModel) -> dict[str, bytes]:
+def _pack_files(model: LocalModel) -> dict[str, bytes]:
     return {path.relative_to(model.folder).as_posix(): path.read_bytes() for path in files_of(model.folder)}
 
 
-def _unpacked(model: LocalModel, files: Mapping[str, bytes], place: Path) -> LocalModel:
+def _unpack_model(model: LocalModel, files: Mapping[str, bytes], place: Path) -> LocalModel:
     """Write the model into a folder below `place`, unless another process of this machine has, and return it."""
     folder = place / model.digest
     if not folder.exists():

@@ -21,15 +21,15 @@ from launcher.after.diagnose.states import frozen_folder
 from launcher.after.embed.evaluate import CellSettings, embed_cell
 from launcher.after.evaluate.cells import CellFigures, Measure
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
-from launcher.after.finetune.run import finetune, first_finetuned
-from launcher.after.finetune.settings import MACHINE, WORDS, Diverged, FinetuneSettings, candidates
+from launcher.after.finetune.run import finetune, finetune_predecessor
+from launcher.after.finetune.settings import MACHINE_SETTINGS, WORDS, Diverged, FinetuneSettings, candidates
 from launcher.after.tasks.task import Task, load_task, task_digest
 from launcher.errors import TaskError
 from launcher.runtime.recipe.document import RecipeDocument, override, validate
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.evaluations import VERSION, Figure
 
-_VECTORS = ("similarity", "retrieval")
+_VECTOR_TASKS = ("similarity", "retrieval")
 
 
 def measures(tasks: Sequence[Task], assignments: Sequence[str]) -> list[Measure]:
@@ -45,17 +45,17 @@ def measures(tasks: Sequence[Task], assignments: Sequence[str]) -> list[Measure]
 
 def _measures(task: Task, assignments: Sequence[str]) -> Iterable[Measure]:
     data = task_digest(task)
-    if task.kind in _VECTORS:
-        own = _known(assignments, CellSettings.model_fields, FinetuneSettings.model_fields)
+    if task.kind in _VECTOR_TASKS:
+        own = _relevant(assignments, CellSettings.model_fields, FinetuneSettings.model_fields)
         chosen = validate(CellSettings, override(RecipeDocument({}, task.name, {}, words=WORDS), own))
-        compute = partial(_vectors, task=task, data=data, chosen=chosen)
+        compute = partial(_vector_cell, task=task, data=data, chosen=chosen)
         yield Measure("embed", task.name, task, data, chosen.model_dump(mode="json"), compute)
         return
-    own = _known(assignments, FinetuneSettings.model_fields, CellSettings.model_fields)
-    given, before = override(RecipeDocument(dict(task.finetune), task.name, {}), own).data, _before(task)
+    own = _relevant(assignments, FinetuneSettings.model_fields, CellSettings.model_fields)
+    given, before = override(RecipeDocument(dict(task.finetune), task.name, {}), own).data, _predecessor(task)
     for settings in candidates(given, {}):
         plain = {**settings.model_dump(mode="json"), "after": before}
-        compute = partial(_finetuned, task=task, data=data, chosen=settings, before=before)
+        compute = partial(_finetune_cell, task=task, data=data, chosen=settings, before=before)
         yield Measure("finetune", task.name, task, data, plain, compute, seeded=True)
 
 
@@ -66,17 +66,17 @@ def frozen_measures(tasks: Sequence[EvaluationTask]) -> list[Measure]:
 
 
 def _frozen_measure(wanted: EvaluationTask) -> Measure:
-    own = _own(wanted)
+    own = _read_own_data(wanted)
     (chosen,) = wanted.model_dump(mode="json").values()
     # Figures do not depend on where the task's data are.
     settings = {name: value for name, value in chosen.items() if name not in ("task", "data")}
-    compute = partial(_frozen_figures, wanted=wanted, data=own.digest)
+    compute = partial(_frozen_cell, wanted=wanted, data=own.digest)
     return Measure(
         wanted.measure, wanted.name, own.task, own.digest, {**settings, "version": VERSION}, compute
     )
 
 
-def _finetuned(
+def _finetune_cell(
     pretrained: LocalModel,
     seed: int,
     place: Path,
@@ -96,7 +96,7 @@ def _finetuned(
     """
     _check_digest(task_digest(task), data, f"{task.name} at {task.root}")
     try:
-        first = shared_first(pretrained, task, chosen, before, place) if before else None
+        first = open_predecessor(pretrained, task, chosen, before, place) if before else None
         outcome = finetune(pretrained, task, chosen, seed, intermediate=first)
     except Diverged as error:
         return CellFigures(metrics=dict.fromkeys(task.metrics), details={"diverged": error.problem})
@@ -104,20 +104,20 @@ def _finetuned(
     return CellFigures(metrics=_finite(outcome.metrics), details=details)
 
 
-def _vectors(
+def _vector_cell(
     pretrained: LocalModel, seed: int, place: Path, *, task: Task, data: str, chosen: CellSettings
 ) -> CellFigures:
-    """Return the task's metrics. Raises the errors of `embed_cell`, and TaskError as `_finetuned`."""
+    """Return the task's metrics. Raises the errors of `embed_cell`, and TaskError as `_finetune_cell`."""
     _check_digest(task_digest(task), data, f"{task.name} at {task.root}")
     return CellFigures(metrics=_finite(embed_cell(pretrained, task, chosen)))
 
 
-def _frozen_figures(
+def _frozen_cell(
     pretrained: LocalModel, seed: int, place: Path, *, wanted: EvaluationTask, data: str
 ) -> CellFigures:
     """Return the figures of all layers together, or of the last layer; the details hold every figure. Raises the errors
-    of the measures, and TaskError as `_finetuned`."""
-    own = _own(wanted)
+    of the measures, and TaskError as `_finetune_cell`."""
+    own = _read_own_data(wanted)
     _check_digest(own.digest, data, wanted.name)
     figures = own.figures(frozen_folder(pretrained))
     details: dict[str, object] = {"figures": [figure.model_dump(exclude_none=True) for figure in figures]}
@@ -138,7 +138,7 @@ def headline(figures: Sequence[Figure]) -> dict[str, float | None]:
     return found
 
 
-def _own(task: EvaluationTask) -> OwnData:
+def _read_own_data(task: EvaluationTask) -> OwnData:
     own = own_data(task)
     if own is None:
         raise TaskError(
@@ -161,14 +161,14 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
-def _known(assignments: Sequence[str], ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
+def _relevant(assignments: Sequence[str], ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
     """Return the assignments without those that only the other kind of cell has. Unknown settings are kept, so that
     validation rejects them."""
     only_theirs = set(theirs) - set(ours)
     return [text for text in assignments if text.partition("=")[0].partition(".")[0] not in only_theirs]
 
 
-def _before(task: Task) -> dict[str, object]:
+def _predecessor(task: Task) -> dict[str, object]:
     """Return what decides the model that `task` starts after another."""
     if task.after is None:
         return {}
@@ -176,7 +176,7 @@ def _before(task: Task) -> dict[str, object]:
     return {"task": task_digest(first), "finetune": dict(first.finetune)}
 
 
-def shared_first(
+def open_predecessor(
     pretrained: LocalModel, task: Task, chosen: FinetuneSettings, before: Mapping[str, object], place: Path
 ) -> LocalModel:
     """Return the model that `task` starts after, in a folder below `place`. The first process that needs it trains
@@ -186,15 +186,15 @@ def shared_first(
         before: digest and settings of the task that comes first.
         place: folder that the cells on this machine share.
 
-    Raises the errors of `first_finetuned`, and OSError if `place` cannot be written.
+    Raises the errors of `finetune_predecessor`, and OSError if `place` cannot be written.
     """
-    of_machine = chosen.model_dump(mode="json", include=MACHINE)
+    of_machine = chosen.model_dump(mode="json", include=MACHINE_SETTINGS)
     text = json.dumps([pretrained.digest, dict(before), of_machine], sort_keys=True)
     folder = place / f"first-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
     place.mkdir(parents=True, exist_ok=True)
     with locked(Path(f"{folder}.lock")):
         if not folder.is_dir():
             fresh = Path(tempfile.mkdtemp(prefix=".", dir=place))
-            first_finetuned(pretrained, task, chosen, fresh)
+            finetune_predecessor(pretrained, task, chosen, fresh)
             os.rename(fresh, folder)
     return LocalModel(f"{pretrained.name} after {task.after}", None, folder, folder_digest(folder))

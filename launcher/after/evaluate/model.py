@@ -48,16 +48,16 @@ def opened(sources: Sequence[str], steps: Sequence[int] | None) -> Iterator[list
         yield [
             model
             for source in sources
-            for model in (_of_run(source, steps, stack) if source in runs else [_of_folder(source, stack)])
+            for model in (_open_run(source, steps, stack) if source in runs else [_open_dir(source, stack)])
         ]
 
 
-def _of_folder(source: str, stack: ExitStack) -> Model:
+def _open_dir(source: str, stack: ExitStack) -> Model:
     found = stack.enter_context(open_pretrained(source))
     return Model(source, None, found.digest, stack, found)
 
 
-def _of_run(source: str, steps: Sequence[int] | None, stack: ExitStack) -> Iterator[Model]:
+def _open_run(source: str, steps: Sequence[int] | None, stack: ExitStack) -> Iterator[Model]:
     run = open_run(source)
     newest = {
         mark.step: mark for mark in reversed(list_committed(run.store))

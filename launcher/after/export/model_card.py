@@ -15,7 +15,7 @@ from data_service.errors import CorpusError
 from data_service.printable import one_line
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
-from launcher.after.certificate.examine import certificate_of
+from launcher.after.certificate.examine import read_certificate
 from launcher.after.export.data_cards import cards_of
 from launcher.errors import CertificateError
 from launcher.output import human_count
@@ -132,7 +132,7 @@ def _source(run: Run, name: str) -> str:
 def _certificate(run: Run, manifest: CheckpointManifest) -> str:
     """Return what the card says of the run's certificate. Raises StoreError."""
     try:
-        found = certificate_of(run.uri)
+        found = read_certificate(run.uri)
     except CertificateError as error:
         return f"The run's certificate cannot be read: {one_line(error.problem)}"
     if found is None:

@@ -13,7 +13,7 @@ from data_service.errors import TokenizerError
 from data_service.tokenizers.load import load_tokenizer
 from encoder_core.errors import ModelError
 from launcher.after.fill.masked_text import MASK, read_masks
-from launcher.after.finetune.model import load_weights, quiet
+from launcher.after.finetune.model import load_weights, silence
 from launcher.errors import EVALUATE, optional
 
 
@@ -33,7 +33,7 @@ class TextWriter:
             raise ModelError(f"{folder} holds no decoder", remedy="give a BART")
         self._longest = config.max_length
         self._transformers = optional("transformers", "writing a text", EVALUATE)
-        with quiet(self._transformers):
+        with silence(self._transformers):
             self._model, lacking = load_weights("AutoModelForSeq2SeqLM", folder)
         if lacking:
             raise ModelError(

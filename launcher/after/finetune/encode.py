@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from launcher.after.finetune.answers import ContextWindow, answer_texts, best_threshold, find_answers
 from launcher.after.finetune.model import Head
 from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch
-from launcher.after.tasks.examples import Answer, Examples, Questions, Sentences, Tagged, taken
+from launcher.after.tasks.examples import Answer, Examples, Questions, Sentences, Tagged, select
 from launcher.after.tasks.metrics import score
 from launcher.after.tasks.task import Task
 from launcher.errors import EVALUATE, optional, reason
 
 IGNORED = -100
 """The label of positions that the loss ignores."""
-_LEAST_CONTEXT = 8  # tokens of a context in a window
+_MIN_CONTEXT_TOKENS = 8  # tokens of a context in a window
 _INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 Outputs = NDArray[np.float32]
 
@@ -65,14 +65,14 @@ class Encoder:
         """Return the rows. Raises TaskMismatch if a text cannot be cut, or a question leaves no room for a context."""
         match examples:
             case Sentences():
-                return EncodedSentences(self.task, examples, self._sentences(examples))
+                return EncodedSentences(self.task, examples, self._encode_sentences(examples))
             case Tagged():
-                return self._tagged(examples)
+                return self._encode_words(examples)
             case Questions():
-                return self._questions(examples)
+                return self._encode_questions(examples)
         raise AssertionError(f"{self.task.kind} is refused by head_of")
 
-    def _sentences(self, examples: Sentences) -> Any:
+    def _encode_sentences(self, examples: Sentences) -> Any:
         second = None if examples.second is None else list(examples.second)
         cut = "only_first" if second is None else self.task.truncation
         labels = examples.labels.astype(np.int64 if self.task.labels else np.float32)
@@ -81,18 +81,18 @@ class Encoder:
                 list(examples.first), second, truncation=cut, max_length=self.max_length, verbose=False
             )
         except Exception as error:  # the library has no error class for a text that is too short to cut
-            raise self._uncut(cut, reason(error)) from error
+            raise self._too_long(cut, reason(error)) from error
         if max(map(len, encoded["input_ids"])) > self.max_length:
-            raise self._uncut(cut, "the text that is kept whole is longer")
+            raise self._too_long(cut, "the text that is kept whole is longer")
         return _dataset(encoded, labels=labels)
 
-    def _uncut(self, cut: str, why: str) -> TaskMismatch:
+    def _too_long(self, cut: str, why: str) -> TaskMismatch:
         return TaskMismatch(
             f"texts cannot be cut to max_length {self.max_length:,} with truncation {cut}: {why}",
             remedy="set the task's truncation to longest_first",
         )
 
-    def _tagged(self, examples: Tagged) -> "EncodedWords":
+    def _encode_words(self, examples: Tagged) -> "EncodedWords":
         texts = [[self._readable(word) for word in words] for words in examples.words]
         encoded = self._windows([" ".join(words) for words in texts], None)
         ends = [np.array(list(accumulate(len(word) + 1 for word in words)), np.int64) - 1 for words in texts]
@@ -115,8 +115,8 @@ class Encoder:
         kept = "".join(one for one in word if not unicodedata.category(one).startswith("C"))
         return kept if kept.strip() else self.tokenizer.unk_token or self.tokenizer.mask_token
 
-    def _questions(self, examples: Questions) -> "EncodedQuestions":
-        questions = [self._short(question.strip()) for question in examples.questions]
+    def _encode_questions(self, examples: Questions) -> "EncodedQuestions":
+        questions = [self._shortened_question(question.strip()) for question in examples.questions]
         encoded = self._windows(questions, list(examples.contexts))
         windows, spans = [], []
         for row, example in enumerate(encoded["overflow_to_sample_mapping"]):
@@ -131,7 +131,7 @@ class Encoder:
     def _windows(self, first: list[str], second: list[str] | None) -> Any:
         around = self.tokenizer.num_special_tokens_to_add(pair=second is not None)
         room = self.max_length - around - (0 if second is None else self.settings.max_query)
-        if room < _LEAST_CONTEXT:
+        if room < _MIN_CONTEXT_TOKENS:
             raise TaskMismatch(
                 f"max_length {self.max_length} leaves room for {max(room, 0)} tokens of a text",
                 remedy="raise max_length, or lower max_query",
@@ -147,7 +147,7 @@ class Encoder:
             verbose=False,
         )
 
-    def _short(self, question: str) -> str:
+    def _shortened_question(self, question: str) -> str:
         """Return the text of the question's first `max_query` tokens, less those that its tokens alone add."""
         encoded = self.tokenizer(
             question, add_special_tokens=False, return_offsets_mapping=True, verbose=False
@@ -273,16 +273,18 @@ class EncodedQuestions:
         if self.task.no_answer and threshold is None:
             always = answer_texts(found, questions.contexts, np.inf)
             margins = [one.margin for one in found]
-            threshold = best_threshold(margins, self._each(always), self._each([""] * len(always)))
+            threshold = best_threshold(
+                margins, self._score_each(always), self._score_each([""] * len(always))
+            )
         texts = answer_texts(found, questions.contexts, np.inf if threshold is None else threshold)
         metrics = score(self.task, questions, dict(zip(questions.ids, texts, strict=True)))
         return Scores(metrics, threshold)
 
-    def _each(self, texts: Sequence[str]) -> list[float]:
+    def _score_each(self, texts: Sequence[str]) -> list[float]:
         """Return the main metric of each question alone. Their mean is the metric of all questions."""
         main = self.task.model_copy(update={"metrics": self.task.metrics[:1]})
         found: list[float] = []
         for index, text in enumerate(texts):
-            one = taken(self.examples, [index])
+            one = select(self.examples, [index])
             found += score(main, one, {one.ids[0]: text}).values()
         return found

@@ -18,7 +18,7 @@ from launcher.errors import EVALUATE, optional, reason
 
 Head = Literal["SequenceClassification", "TokenClassification", "QuestionAnswering"]
 _USE = "fine-tuning"
-_ANY_LENGTH = 1 << 20  # tokens; tokenizers without a maximal length report more than this
+_UNLIMITED_TOKENS = 1 << 20  # tokens; tokenizers without a maximal length report more than this
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|albert_layer_groups|attentions|layer_norm[12]|ffns)\.(\d+)\.")
 _LOADING = {"local_files_only": True, "trust_remote_code": False}
 
@@ -54,7 +54,7 @@ def open_model(folder: Path, head: Head, labels: tuple[str, ...]) -> Any:
 
     Raises TaskMismatch if transformers cannot load it, it has a decoder, or weights of the encoder are missing.
     """
-    config = _configured(optional("transformers", _USE, EVALUATE), folder, head, labels)
+    config = _load_config(optional("transformers", _USE, EVALUATE), folder, head, labels)
     model, lacking = load_weights(f"AutoModelFor{head}", folder, config=config)
     _check_encoder(model, lacking, folder)
     _draw_head(model, float(getattr(config, "initializer_range", 0.02)))
@@ -83,7 +83,7 @@ def load_weights(auto_class: str, folder: Path, **options: Any) -> tuple[Any, li
     return model, [*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])]
 
 
-def _configured(transformers: Any, folder: Path, head: Head, labels: tuple[str, ...]) -> Any:
+def _load_config(transformers: Any, folder: Path, head: Head, labels: tuple[str, ...]) -> Any:
     try:
         config = transformers.AutoConfig.from_pretrained(str(folder), **_LOADING)
     except Exception as error:  # whatever it is: see `reason`
@@ -146,7 +146,7 @@ def check_fit(tokenizer: Any, model: Any, folder: Path, wanted: int | None) -> i
             f"{config.vocab_size:,}, its largest token type {types} of {rows}",
             remedy="use the tokenizer that the model was pretrained with",
         )
-    longest = most_tokens(tokenizer, model)
+    longest = max_row_tokens(tokenizer, model)
     if wanted is not None and longest is not None and wanted > longest:
         raise TaskMismatch(
             f"max_length {wanted:,} is more than the {longest:,} tokens that the model in {folder} takes",
@@ -155,7 +155,7 @@ def check_fit(tokenizer: Any, model: Any, folder: Path, wanted: int | None) -> i
     return wanted or longest or 512
 
 
-def most_tokens(tokenizer: Any, model: Any) -> int | None:
+def max_row_tokens(tokenizer: Any, model: Any) -> int | None:
     """Return the length of the longest row that the model has positions for and its tokenizer allows; None if neither
     has a limit. Raises TaskMismatch if the tokenizer's limit is not a number above 0."""
     stated = tokenizer.model_max_length
@@ -164,7 +164,7 @@ def most_tokens(tokenizer: Any, model: Any) -> int | None:
             f"the tokenizer's model_max_length is {stated!r}, no number of tokens",
             remedy="correct it in tokenizer_config.json",
         )
-    lengths = [int(stated)] if stated < _ANY_LENGTH else []
+    lengths = [int(stated)] if stated < _UNLIMITED_TOKENS else []
     positions = getattr(model.config, "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 0:
         lengths.append(positions - _first_position(model))
@@ -203,7 +203,7 @@ def layered_groups(model: Any, settings: FinetuneSettings) -> list[dict[str, Any
 
 
 @contextmanager
-def quiet(transformers: Any) -> Iterator[None]:
+def silence(transformers: Any) -> Iterator[None]:
     """Suppress transformers' progress bars, and its warnings about new heads, which are intended."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -28,7 +28,7 @@ from launcher.errors import RunError
 from launcher.runtime.run.record import RECORD, open_run
 
 _READ = (".json", ".safetensors", ".txt", ".model")  # endings of the files that are read; never a pickle
-_TOLD = (
+_ORIGIN_RECORDS = (
     RECORD_OF_EXPORT,
     "results.json",
     DATA_CARDS,
@@ -102,7 +102,7 @@ def _plain_folder(source: str, step: int | None, store: Store, place: Path) -> P
     return place
 
 
-def modules_in(folder: Path) -> list[tuple[str, str]]:
+def read_modules(folder: Path) -> list[tuple[str, str]]:
     """Return folder and kind of each module of a SentenceTransformer (such as `1_Pooling`), as modules.json lists them;
     none for another model.
 
@@ -123,14 +123,14 @@ def modules_in(folder: Path) -> list[tuple[str, str]]:
 
 def _module_folders(folder: Path) -> list[str]:
     """Return the folders with the modules that are not in `folder` itself."""
-    return sorted({place for place, _ in modules_in(folder) if place})
+    return sorted({place for place, _ in read_modules(folder) if place})
 
 
 def files_of(folder: Path) -> list[Path]:
     """Return the files that a model in `folder` is loaded from, those of a SentenceTransformer's modules included."""
     places = [folder, *(folder / module for module in _module_folders(folder))]
     found = [path for place in places for path in place.glob("*") if path.suffix in _READ and path.is_file()]
-    return sorted(path for path in found if path.name not in _TOLD)
+    return sorted(path for path in found if path.name not in _ORIGIN_RECORDS)
 
 
 def folder_digest(folder: Path) -> str:
@@ -144,7 +144,7 @@ def folder_digest(folder: Path) -> str:
 
 def _digest_of(path: Path) -> str:
     if path.name == CONFIG:  # predictions do not depend on the library that wrote it
-        fields = _object_in(path)
+        fields = _read_object(path)
         kept = {
             name: value
             for name, value in fields.items()
@@ -156,7 +156,7 @@ def _digest_of(path: Path) -> str:
 
 def check_class(folder: Path, name: str) -> None:
     """Raise ModelError if transformers has no class for the model in `folder`. `name`: its name for the message."""
-    if (folder / CONFIG).is_file() and _object_in(folder / CONFIG).get("model_type") in CLASSLESS_TYPES:
+    if (folder / CONFIG).is_file() and _read_object(folder / CONFIG).get("model_type") in CLASSLESS_TYPES:
         raise ModelError(
             f"{name}: transformers, which is needed for this, has no class for this model",
             remedy="use it with what needs none: `maskfleet diagnose`, `maskfleet fill`, a recipe's `start:`, or "
@@ -164,7 +164,7 @@ def check_class(folder: Path, name: str) -> None:
         )
 
 
-def _object_in(path: Path) -> dict[str, object]:
+def _read_object(path: Path) -> dict[str, object]:
     try:
         fields = parse_json(path.read_bytes())
     except ValueError as error:

@@ -10,10 +10,10 @@ from typing import Any
 
 from data_service.processes import temporary_folder
 from launcher.after.finetune.encode import Encoded, Encoder, Scores, head_of
-from launcher.after.finetune.model import check_fit, layered_groups, open_model, open_tokenizer, quiet
+from launcher.after.finetune.model import check_fit, layered_groups, open_model, open_tokenizer, silence
 from launcher.after.finetune.pretrained import LocalModel, check_class, folder_digest
 from launcher.after.finetune.settings import (
-    MACHINE,
+    MACHINE_SETTINGS,
     Diverged,
     Epoch,
     FinetuneOutcome,
@@ -31,7 +31,7 @@ from launcher.progress import Work, work
 _LOG = logging.getLogger("launcher.after.finetune")
 _USE = "fine-tuning"
 _EVALUATION_ROWS = 64  # rows of a batch without training
-_FIRST_SEED = 0  # seed of the model that a task starts `after`: one for all its seeds, as in the papers
+_PREDECESSOR_SEED = 0  # seed of the model that a task starts `after`: one for all its seeds, as in the papers
 
 
 def finetune(
@@ -44,7 +44,7 @@ def finetune(
     intermediate: LocalModel | None = None,
 ) -> FinetuneOutcome:
     """Fine-tune a model for a task. A task that starts after another begins with the encoder of `intermediate`, the
-    model of that task; without it, this function makes it, as `first_finetuned` does.
+    model of that task; without it, this function makes it, as `finetune_predecessor` does.
 
     `out`: empty folder for the chosen model; None: the model is not written.
 
@@ -60,18 +60,18 @@ def finetune(
     with ExitStack() as stack:
         start = pretrained
         if task.after is not None:
-            start = intermediate or first_finetuned(
+            start = intermediate or finetune_predecessor(
                 pretrained, task, settings, stack.enter_context(temporary_folder("first"))
             )
         transformers = optional("transformers", _USE, EVALUATE)
-        stack.enter_context(quiet(transformers))
+        stack.enter_context(silence(transformers))
         transformers.set_seed(seed)
         model, tokenizer = open_model(start.folder, head, tuple(task.labels)), open_tokenizer(start.folder)
         longest = check_fit(tokenizer, model, start.folder, settings.max_length)
         last = model.config.model_type == "xlnet" and head == "SequenceClassification"
         tokenizer.padding_side = "left" if last else "right"  # XLNet's summary is the last token
         encoder = Encoder(task, tokenizer, settings, longest)
-        splits = {name: _encoded(encoder, name, read) for name, read in examples.items()}
+        splits = {name: _encode(encoder, name, read) for name, read in examples.items()}
         scratch = stack.enter_context(temporary_folder("finetune"))
         outcome = _train(model, encoder, splits, seed, scratch)
         if out is not None:
@@ -80,7 +80,7 @@ def finetune(
         return outcome
 
 
-def _encoded(encoder: Encoder, name: str, examples: Examples) -> Encoded:
+def _encode(encoder: Encoder, name: str, examples: Examples) -> Encoded:
     with work(f"splitting {name} into tokens"):
         return encoder.encode(examples)
 
@@ -97,7 +97,7 @@ def read_splits(task: Task) -> dict[str, Examples]:
     return found
 
 
-def first_finetuned(
+def finetune_predecessor(
     pretrained: LocalModel, task: Task, settings: FinetuneSettings, folder: Path
 ) -> LocalModel:
     """Fine-tune on the task that `task` starts after, with the defaults of that task and seed 0, and return the model,
@@ -112,8 +112,8 @@ def first_finetuned(
             f"{task.name} starts after {before.name}, and that after {before.after}",
             remedy="leave out `after` in one of them",
         )
-    first = candidates(before.finetune, settings.model_dump(include=MACHINE))[0]
-    finetune(pretrained, before, first, _FIRST_SEED, folder)
+    first = candidates(before.finetune, settings.model_dump(include=MACHINE_SETTINGS))[0]
+    finetune(pretrained, before, first, _PREDECESSOR_SEED, folder)
     return LocalModel(f"{pretrained.name} after {before.name}", None, folder, folder_digest(folder))
 
 
@@ -128,9 +128,9 @@ def _train(
     each = math.ceil(len(splits["train"].dataset) / encoder.settings.batch)
     last = trainer.state.global_step
     best = last if encoder.settings.keep == "last" else trainer.state.best_global_step or last
-    dev = _measured(trainer, splits["dev"])
+    dev = _measure(trainer, splits["dev"])
     others = {
-        name: _measured(trainer, split, dev.threshold).metrics
+        name: _measure(trainer, split, dev.threshold).metrics
         for name, split in splits.items()
         if name not in ("train", "dev")
     }
@@ -153,11 +153,11 @@ def _trainer(model: Any, encoder: Encoder, splits: Mapping[str, Encoded], seed: 
     patience = [] if settings.patience is None else [transformers.EarlyStoppingCallback(settings.patience)]
     trainer = transformers.Trainer(
         model=model,
-        args=_arguments(encoder, seed, scratch),
+        args=_training_arguments(encoder, seed, scratch),
         train_dataset=splits["train"].dataset,
         eval_dataset=splits["dev"].dataset,
         data_collator=collators[encoder.head](encoder.tokenizer),
-        compute_metrics=lambda found: _scored(splits["dev"], found.predictions).metrics,
+        compute_metrics=lambda found: _score_outputs(splits["dev"], found.predictions).metrics,
         optimizers=(optimizer, None),
         callbacks=patience,
     )
@@ -168,7 +168,7 @@ def _trainer(model: Any, encoder: Encoder, splits: Mapping[str, Encoded], seed: 
     return trainer
 
 
-def _arguments(encoder: Encoder, seed: int, scratch: Path) -> Any:
+def _training_arguments(encoder: Encoder, seed: int, scratch: Path) -> Any:
     optional("accelerate", _USE, EVALUATE)
     transformers, settings = optional("transformers", _USE, EVALUATE), encoder.settings
     rows, best = settings.microbatch or settings.batch, settings.keep == "best"
@@ -206,12 +206,12 @@ def _arguments(encoder: Encoder, seed: int, scratch: Path) -> Any:
     return arguments
 
 
-def _measured(trainer: Any, split: Encoded, threshold: float | None = None) -> Scores:
+def _measure(trainer: Any, split: Encoded, threshold: float | None = None) -> Scores:
     trainer.compute_metrics = None
-    return _scored(split, trainer.predict(split.dataset).predictions, threshold)
+    return _score_outputs(split, trainer.predict(split.dataset).predictions, threshold)
 
 
-def _scored(split: Encoded, outputs: Any, threshold: float | None = None) -> Scores:
+def _score_outputs(split: Encoded, outputs: Any, threshold: float | None = None) -> Scores:
     """Return the metrics of the Trainer's outputs, of which a model may add some behind its logits. Raises Diverged."""
     numpy = optional("numpy", _USE)
     wanted = 2 if "start_positions" in split.dataset.column_names else 1

@@ -11,9 +11,9 @@ from launcher.errors import OptionError, RunError
 from launcher.runtime.recipe.document import DocumentWords, RecipeDocument, validate
 
 WORDS = DocumentWords("fine-tuning", "maskfleet tasks show sst2", OptionError)
-MACHINE = {"microbatch", "precision"}
+MACHINE_SETTINGS = {"microbatch", "precision"}
 """Settings that depend on the machine. The fine-tuning on an intermediate task (`after`) uses the same values."""
-_RETIRED = ("reinit_layers", "freeze", "pooling", "layers", "dropout", "task_dropout", "threads")
+_RETIRED_SETTINGS = ("reinit_layers", "freeze", "pooling", "layers", "dropout", "task_dropout", "threads")
 
 
 class FinetuneSettings(BaseModel):
@@ -61,7 +61,7 @@ class FinetuneSettings(BaseModel):
     precision: Literal["fp32", "bf16"] = "fp32"
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _check_combination(self) -> Self:
         if not all(0 <= beta < 1 for beta in self.adam_betas):
             raise ValueError(f"adam_betas {self.adam_betas} are not both at least 0 and below 1")
         if self.microbatch is not None and self.batch % self.microbatch:
@@ -80,7 +80,7 @@ def candidates(defaults: Mapping[str, object], chosen: Mapping[str, object]) -> 
     Raises OptionError if a key is no setting, or a value is not allowed.
     """
     given = {**defaults, **chosen}
-    if retired := [name for name in given if name in _RETIRED]:
+    if retired := [name for name in given if name in _RETIRED_SETTINGS]:
         raise OptionError(
             f"the fine-tuning setting {retired[0]!r} was retired with version 0.3.0",
             remedy="leave it out; `maskfleet checkpoints export` writes what any program of transformers fine-tunes",

@@ -122,12 +122,12 @@ def digest(examples: Examples) -> str:
     return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def taken(examples: Rows, chosen: Sequence[int] | NDArray[np.int64]) -> Rows:
+def select(examples: Rows, chosen: Sequence[int] | NDArray[np.int64]) -> Rows:
     """Return the examples at these indices, in that order."""
-    return type(examples)(**{name: _taken(column, chosen) for name, column in vars(examples).items()})
+    return type(examples)(**{name: _select_column(column, chosen) for name, column in vars(examples).items()})
 
 
-def _taken(column: Any, chosen: Sequence[int] | NDArray[np.int64]) -> Any:
+def _select_column(column: Any, chosen: Sequence[int] | NDArray[np.int64]) -> Any:
     if column is None or isinstance(column, np.ndarray):
         return column if column is None else column[chosen]
     return tuple(column[index] for index in chosen)
@@ -138,7 +138,7 @@ def division(examples: Examples, shares: Shares, split: str) -> Examples:
     assert not isinstance(examples, Retrieval), "refused with the task"
     bounds = {"dev": (0.0, shares.dev), "test": (shares.dev, shares.dev + shares.test)}
     start, stop = bounds.get(split, (shares.dev + shares.test, 1.0))
-    return taken(
+    return select(
         examples,
         [index for index, text in enumerate(_texts(examples)) if start <= _position(text) < stop],
     )

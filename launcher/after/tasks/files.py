@@ -16,8 +16,8 @@ from launcher.after.tasks.schema import Description, Format
 from launcher.errors import TaskError
 
 _BYTE_ORDER_MARK = "\ufeff"
-_PACKED: dict[str, Compression] = {"": "", ".gz": "gz", ".zst": "zst"}
-_LONGEST_FIELD = 1 << 30  # characters; the csv module has 128 Ki
+_CODECS: dict[str, Compression] = {"": "", ".gz": "gz", ".zst": "zst"}
+_MAX_FIELD_CHARACTERS = 1 << 30  # characters; the csv module has 128 Ki
 _READ_AHEAD_BYTES = 64 * 1024  # bytes of a Parquet file that are read at a time
 _BATCH_ROWS = 1024  # rows of a Parquet file that are in memory at a time
 _FORMATS: dict[str, Format] = {
@@ -52,9 +52,9 @@ class TaskFolder:
             whole = os.path.abspath(path if os.path.isabs(path) else os.path.expanduser(whole))
         base, _, name = whole.rpartition("/")
         store = open_store(base or "/")
-        for ending, kind in _PACKED.items():
+        for ending, kind in _CODECS.items():
             if (entry := store.entry(name + ending)) is not None:
-                packed = kind or next((_PACKED[end] for end in (".gz", ".zst") if name.endswith(end)), "")
+                packed = kind or next((_CODECS[end] for end in (".gz", ".zst") if name.endswith(end)), "")
                 return InputFile(store.uri, entry.key, entry.size, "txt", packed, entry.version)
         raise TaskError(
             f"{whole} is not there; the task {self.task} needs this file",
@@ -271,7 +271,7 @@ def _cells(layout: RowFormat, file: InputFile) -> Iterator[tuple[int, list[str]]
         lines = enumerate(read_lines(file, layout.encoding), 1)
         yield from ((number, line.split(delimiter)) for number, line in lines if line)
         return
-    csv.field_size_limit(_LONGEST_FIELD)  # holds for the whole process
+    csv.field_size_limit(_MAX_FIELD_CHARACTERS)  # holds for the whole process
     rows = csv.reader(
         (f"{line}\n" for line in read_lines(file, layout.encoding)), delimiter=delimiter, strict=True
     )

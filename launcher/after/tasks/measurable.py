@@ -14,7 +14,7 @@ from launcher.errors import EVALUATE, RecipeError, RunError, TaskError, optional
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.recipe.parts import RecipeIssue
 
-_KINDS: dict[str, tuple[tuple[Kind, ...], str, str]] = {
+_MEASURABLE_KINDS: dict[str, tuple[tuple[Kind, ...], str, str]] = {
     "probe": (
         ("classification", "pair_classification"),
         "which no linear probe measures",
@@ -32,7 +32,7 @@ def named_task(measure: EvaluationTask) -> Task | None:
     if named is None or named.task is None:
         return None
     task = load_task(named.task, named.data)
-    kinds, why, remedy = _KINDS[measure.measure]
+    kinds, why, remedy = _MEASURABLE_KINDS[measure.measure]
     if task.kind not in kinds:
         raise RunError(f"{task.name} is a task of {task.kind}, {why}", remedy=remedy)
     return task

@@ -218,7 +218,7 @@ def read_questions(task: Description, files: Sequence[File], folder: TaskFolder)
                     remedy="give each question a different id: predictions are keyed by the id",
                 )
             seen[question.id] = question.place
-            placed = _placed(task, question)
+            placed = _with_located_answers(task, question)
             if placed is None:
                 broken += 1
             else:
@@ -233,7 +233,7 @@ def read_questions(task: Description, files: Sequence[File], folder: TaskFolder)
     )
 
 
-def _placed(task: Description, question: _Question) -> _Question | None:
+def _with_located_answers(task: Description, question: _Question) -> _Question | None:
     """Return the question with answers that are where they say; None if it is left out."""
     if not question.answers and not task.no_answer:
         raise TaskError(
@@ -241,7 +241,7 @@ def _placed(task: Description, question: _Question) -> _Question | None:
             remedy="set `no_answer: true` in the task if contexts may not answer their questions",
         )
     nearest = task.misplaced_answers == "nearest"
-    answers = [_located(answer, question.context, nearest=nearest) for answer in question.answers]
+    answers = [_locate_answer(answer, question.context, nearest=nearest) for answer in question.answers]
     if None not in answers:
         kept = tuple(answer for answer in answers if answer is not None)
         return _Question(question.place, question.id, question.question, question.context, kept)
@@ -255,7 +255,7 @@ def _placed(task: Description, question: _Question) -> _Question | None:
     )
 
 
-def _located(answer: Answer, context: str, *, nearest: bool) -> Answer | None:
+def _locate_answer(answer: Answer, context: str, *, nearest: bool) -> Answer | None:
     text, start = answer.text, answer.start
     if text and start >= 0 and context.startswith(text, start):
         return answer

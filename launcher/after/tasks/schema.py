@@ -223,7 +223,7 @@ def _paths(file: File) -> tuple[str, ...]:
             return (file,)
 
 
-def impossible(task: Description) -> list[RecipeIssue]:
+def contradictions(task: Description) -> list[RecipeIssue]:
     """Return the contradictions in a task whose single values are valid."""
     return [*_kind(task), *_labels(task), *_splits(task), *_fields(task), *_files(task)]
 
@@ -242,11 +242,11 @@ def _kind(task: Description) -> Iterator[RecipeIssue]:
             yield RecipeIssue(("metrics", index), what, "use macro_f1")
     if task.after == task.name:
         yield RecipeIssue(("after",), "a task cannot start from itself", "leave after out")
-    for name in [name for name, wrong in _misplaced(task).items() if wrong]:
+    for name in [name for name, wrong in _unused_settings(task).items() if wrong]:
         yield RecipeIssue((name,), f"{kind} has no {name}", f"leave {name} out")
 
 
-def _misplaced(task: Description) -> dict[str, bool]:
+def _unused_settings(task: Description) -> dict[str, bool]:
     """Return which settings the task has that its kind has no use for."""
     return {
         "no_answer": task.no_answer and task.kind != "span",
@@ -324,14 +324,14 @@ def _needed(task: Description) -> tuple[str, ...]:
 def _files(task: Description) -> Iterator[RecipeIssue]:
     for split, given in task.files.items():
         for index, file in enumerate(task.sources(split)):
-            if reason := _unfit(task, file):
+            if reason := _file_problem(task, file):
                 path = ("files", split, index) if isinstance(given, list) else ("files", split)
                 yield RecipeIssue(path, *reason)
         if not task.sources(split):
             yield RecipeIssue(("files", split), "no file", "name one, or leave the split out")
 
 
-def _unfit(task: Description, file: File) -> tuple[str, str] | None:
+def _file_problem(task: Description, file: File) -> tuple[str, str] | None:
     """Return the problem of a file and its remedy; None if the file fits the task."""
     if isinstance(file, Judged) != (task.kind == "retrieval"):
         remedy = "write {corpus, queries, qrels} for retrieval, and paths for other kinds"

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from data_service.store.open import parent_folder
 from launcher.after.tasks.schema import Name, Setting, TaskPart
-from launcher.after.tasks.task import Task, bundled_tasks, bundled_texts, load_task, read_yaml, unknown
+from launcher.after.tasks.task import Task, bundled_tasks, bundled_texts, load_task, read_yaml, unknown_name
 from launcher.errors import TaskError
 from launcher.runtime.recipe.document import DocumentWords, parse, validate
 from launcher.runtime.recipe.evaluation import EvaluationTask
@@ -56,7 +56,7 @@ class Suite(TaskPart):
     frozen: tuple[EvaluationTask, ...] = ()
 
     @model_validator(mode="after")
-    def _some(self) -> Self:
+    def _check_not_empty(self) -> Self:
         if not self.tasks and not self.frozen:
             raise ValueError("a suite needs tasks, or frozen measures")
         return self
@@ -137,7 +137,7 @@ def read_suite(name_or_path: str) -> Suite | None:
     if name_or_path in tasks:
         return None
     if not name_or_path.endswith((".yaml", ".yml")):
-        raise unknown(name_or_path, suites=suites, tasks=tasks)
+        raise unknown_name(name_or_path, suites=suites, tasks=tasks)
     document = parse(read_yaml(name_or_path), name_or_path, WORDS)
     return validate(Suite, document) if {"tasks", "frozen"} & document.data.keys() else None
 

@@ -18,7 +18,7 @@ from data_service.store.open import open_file, parent_folder
 from launcher.after.tasks.examples import Examples, digest, division
 from launcher.after.tasks.files import TaskFolder
 from launcher.after.tasks.read import read_questions, read_retrieval, read_sentences, read_tagged
-from launcher.after.tasks.schema import Description, impossible
+from launcher.after.tasks.schema import Description, contradictions
 from launcher.errors import TaskError
 from launcher.runtime.recipe.document import DocumentWords, parse, validate
 
@@ -112,11 +112,11 @@ def load_task(name_or_path: str, data: str | None = None) -> Task:
     if name_or_path in known:
         return loads(known[name_or_path], name_or_path, data)
     if not name_or_path.endswith((".yaml", ".yml")):
-        raise unknown(name_or_path, tasks=known)
+        raise unknown_name(name_or_path, tasks=known)
     return loads(read_yaml(name_or_path), name_or_path, parent_folder(name_or_path) if data is None else data)
 
 
-def unknown(name: str, **known: Collection[str]) -> TaskError:
+def unknown_name(name: str, **known: Collection[str]) -> TaskError:
     """Return the error for a name that is none of the `known` ones, given by what they name: `tasks`, `suites`."""
     close = difflib.get_close_matches(
         name, [one for names in known.values() for one in names], n=1, cutoff=0.5
@@ -134,7 +134,7 @@ def loads(text: str, name: str, root: str | None) -> Task:
     TaskError if the text has a mistake."""
     document = parse(text, name, WORDS)
     task = validate(Task, document)
-    if problems := impossible(task):
+    if problems := contradictions(task):
         raise TaskError(
             "\n".join(f"{document.where(problem.path)}: {problem.what}" for problem in problems),
             remedy="; ".join(dict.fromkeys(problem.remedy for problem in problems)),

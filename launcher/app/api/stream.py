@@ -174,12 +174,12 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
         """Return this rank's logical microbatches of `step` as the run's own ranks get them: NumPy arrays, rows end
         to end.
         """
-        return self._opened().microbatches(step, self.rank, self.world)
+        return self._open_data().microbatches(step, self.rank, self.world)
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_data": None}
 
-    def _opened(self) -> RunData:
+    def _open_data(self) -> RunData:
         if self._data is None or self._data[0] != os.getpid():
             self._data = os.getpid(), RunData(open_run(self.uri))
         return self._data[1]
@@ -187,18 +187,18 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
     def _item(self, step: int) -> dict[str, Tensor]:
         parts = self.microbatches(step)
         rows = join_rows(parts) if len(parts) > 1 else parts[0] if parts else None
-        return {"step": torch.tensor(step)} | _padded(rows, self._opened().pad)
+        return {"step": torch.tensor(step)} | _padded(rows, self._open_data().pad)
 
 
 def _padded(rows: Samples | None, pad: int) -> dict[str, Tensor]:
     """Return ragged rows as padded rectangles."""
     batch = idle_batch(_CPU) if rows is None else to_batch(rows, _CPU)
-    lay = partial(_lay, batch)
+    lay = partial(_as_rectangle, batch)
     labels = torch.full_like(batch.tokens, IGNORED)
     labels[batch.target_positions] = batch.target_ids
-    found = {"labels": lay(labels, IGNORED), **_read(batch, pad)}
+    found = {"labels": lay(labels, IGNORED), **_encoder_inputs(batch, pad)}
     if batch.corrupted is not None:
-        return found | _read(batch.corrupted, pad) | {"corrupted": torch.tensor(True)}
+        return found | _encoder_inputs(batch.corrupted, pad) | {"corrupted": torch.tensor(True)}
     if rows is None:
         return found
     if batch.segments is not None:
@@ -222,7 +222,7 @@ def _padded(rows: Samples | None, pad: int) -> dict[str, Tensor]:
     return found | {name: values for name, values in singles.items() if values is not None}
 
 
-def _lay(batch: Batch, values: Tensor, filler: int) -> Tensor:
+def _as_rectangle(batch: Batch, values: Tensor, filler: int) -> Tensor:
     """Return [R, L] int64, the values of the batch's tokens. `values`: [T]."""
     row = torch.repeat_interleave(torch.arange(batch.rows), batch.cu_seqlens.diff().long())
     laid = torch.full((batch.rows, batch.max_length), filler, dtype=torch.int64)
@@ -230,9 +230,9 @@ def _lay(batch: Batch, values: Tensor, filler: int) -> Tensor:
     return laid
 
 
-def _read(batch: Batch, pad: int) -> dict[str, Tensor]:
+def _encoder_inputs(batch: Batch, pad: int) -> dict[str, Tensor]:
     """Return what an encoder reads."""
     return {
-        "input_ids": _lay(batch, batch.tokens, pad),
-        "attention_mask": _lay(batch, torch.ones_like(batch.tokens), 0),
+        "input_ids": _as_rectangle(batch, batch.tokens, pad),
+        "attention_mask": _as_rectangle(batch, torch.ones_like(batch.tokens), 0),
     }

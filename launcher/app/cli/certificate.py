@@ -51,10 +51,10 @@ def verify(run: RunArgument, public_key: PublicKeyOption = None, as_json: JsonOp
     Example: `maskfleet runs verify s3://bucket/runs/base --public-key public.pem`
     """
     require_run(run)
-    from launcher.after.certificate.examine import certificate_of, examine
+    from launcher.after.certificate.examine import examine, read_certificate
     from launcher.after.certificate.signature import read_key
 
-    known = certificate_of(run, None if public_key is None else read_key(public_key, "public"))
+    known = read_certificate(run, None if public_key is None else read_key(public_key, "public"))
     if known is None:
         typer.echo("no certificate: maskfleet runs certify RUN writes one", err=True)
         raise typer.Exit(1)

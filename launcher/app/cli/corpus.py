@@ -48,7 +48,7 @@ from launcher.app.cli.options import (
     TokenizerRules,
     TokenizerRulesOption,
     print_json,
-    reading,
+    reading_settings,
     settings,
 )
 
@@ -109,7 +109,7 @@ def build(
     options = settings(
         BuildOptions,
         called={"heldout_fraction": "--heldout", "pairs": "--texts pairs", "words": "--segmenter"},
-        **reading(text_field, encoding, delimiter),
+        **reading_settings(text_field, encoding, delimiter),
         pairs=_pairs(texts, negatives, query_field, positive_field, negatives_field),
         words=_words(segmenter, dictionary, user_words, words_field, lexicon),
         provenance=None if provenance is None else read_provenance(provenance),

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from data_service.ingest.append import AppendReport
     from data_service.ingest.options import BuildOptions
 
-_OWN = "Default: as the corpus was built."
+_DEFAULT = "Default: as the corpus was built."
 _OwnEncoding = Annotated[
-    str | None, typer.Option("--encoding", help=f"Of .txt, JSON lines, CSV and TSV. {_OWN}")
+    str | None, typer.Option("--encoding", help=f"Of .txt, JSON lines, CSV and TSV. {_DEFAULT}")
 ]
 _OwnBadBytes = Annotated[
-    BadBytes | None, typer.Option("--on-bad-bytes", help=f"Text not in its encoding. {_OWN}")
+    BadBytes | None, typer.Option("--on-bad-bytes", help=f"Text not in its encoding. {_DEFAULT}")
 ]
 
 
@@ -49,10 +49,10 @@ def append(
     inputs: InputsArgument,
     out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI of its own for the grown corpus.")],
     text_field: Annotated[
-        str | None, typer.Option("--text-field", help=f"Field or column that holds the text. {_OWN}")
+        str | None, typer.Option("--text-field", help=f"Field or column that holds the text. {_DEFAULT}")
     ] = None,
     txt_documents: Annotated[
-        TxtDocuments | None, typer.Option("--txt-documents", help=f"Documents in .txt. {_OWN}")
+        TxtDocuments | None, typer.Option("--txt-documents", help=f"Documents in .txt. {_DEFAULT}")
     ] = None,
     encoding: _OwnEncoding = None,
     delimiter: DelimiterOption = None,

@@ -22,7 +22,7 @@ from data_service.stream.statistics import CorpusStats, Radius
 from launcher.output import human_bytes
 from launcher.progress import BYTES, Work, work
 
-_BAR = 40  # characters of the longest bar
+_BAR_CHARACTERS = 40  # characters of the longest bar
 
 
 def stats_tables(stats: CorpusStats) -> Iterator[Table]:
@@ -53,7 +53,7 @@ def stats_tables(stats: CorpusStats) -> Iterator[Table]:
     lengths = Table("tokens", "documents", "", box=None, pad_edge=False)
     most = max(stats.document_lengths.values(), default=1)
     for shortest, count in stats.document_lengths.items():
-        lengths.add_row(f"{shortest:,}+", f"{count:,}", "█" * max(1, round(_BAR * count / most)))
+        lengths.add_row(f"{shortest:,}+", f"{count:,}", "█" * max(1, round(_BAR_CHARACTERS * count / most)))
     yield lengths
 
 

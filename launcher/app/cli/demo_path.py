@@ -51,7 +51,7 @@ from launcher.runtime.run.log import token_loss
 from launcher.runtime.run.record import RECORD, Run, open_run
 
 _MIN_DOCUMENT_CHARACTERS = 200  # characters: below this a module's documentation is no text to learn from
-_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "pydoc_data"}
+_SKIP_DIRS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "pydoc_data"}
 
 Node = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -86,7 +86,7 @@ def _documents() -> Iterator[tuple[str, str]]:
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
-        if not _SKIPPED.intersection(relative.parts):
+        if not _SKIP_DIRS.intersection(relative.parts):
             yield str(relative), "\n\n".join(_docstrings(path))
 
 
@@ -111,8 +111,8 @@ def _is_new(paragraph: str, seen: set[bytes]) -> bool:
 
 
 _VOCABULARY = 2048
-_SAMPLE = 50_000_000  # bytes of text to learn the tokenizer from
-_STAGES = 8
+_TOKENIZER_SAMPLE_BYTES = 50_000_000  # bytes of text to learn the tokenizer from
+_STAGE_COUNT = 8
 _COMPRESSION_RATIO = 4  # bytes of text that a byte of a compressed file may be
 _SENTENCES = (
     "Return <mask> if the object is an instance of the class.",
@@ -205,7 +205,7 @@ class Demo:
     def _train_tokenizer(self, inputs: list[str]) -> None:
         with self._timed(f"tokenizer: byte-level BPE of at most {_VOCABULARY:,} ids"):
             uri = str(self.out / "tokenizer")
-            texts = sample_texts(inputs, self._options(inputs), _SAMPLE)
+            texts = sample_texts(inputs, self._options(inputs), _TOKENIZER_SAMPLE_BYTES)
             tokenizer = train_tokenizer("byte_bpe", texts, _VOCABULARY, at_most=True)
             if (self.out / "tokenizer").exists() and load_tokenizer(uri).hash != tokenizer.hash:
                 raise TokenizerError(
@@ -298,7 +298,7 @@ class Demo:
     @contextmanager
     def _timed(self, title: str) -> Iterator[None]:
         self._stage += 1
-        self.console.print(f"\n[bold]\\[{self._stage}/{_STAGES}][/] {title}", highlight=False)
+        self.console.print(f"\n[bold]\\[{self._stage}/{_STAGE_COUNT}][/] {title}", highlight=False)
         started = time.monotonic()
         yield
         self._say(f"took {human_duration(time.monotonic() - started)}")

@@ -14,7 +14,7 @@ from launcher.app.cli.options import (
     print_json,
     require_model,
 )
-from launcher.app.cli.repeatable import repeatable, told
+from launcher.app.cli.repeatable import repeatable, show_logs
 from launcher.progress import work
 
 group = typer.Typer(no_args_is_help=True, help="Train and measure sentence embeddings (Sentence-BERT).")
@@ -68,8 +68,8 @@ def train(
         from launcher.after.embed.train import train_embeddings
         from launcher.after.finetune.pretrained import open_pretrained
 
-        _only_errors_of_libraries()
-    with repeatable(), told("launcher.after.embed"):
+        _silence_library_warnings()
+    with repeatable(), show_logs("launcher.after.embed"):
         replaceable_files(open_store(out))  # raises here, before hours of training
         with open_pretrained(model, step) as pretrained:
             trained = train_embeddings(pretrained, training)
@@ -116,10 +116,10 @@ def evaluate(
         from launcher.after.embed.evaluate import CellSettings, embed_cell
         from launcher.after.finetune.pretrained import open_pretrained
 
-        _only_errors_of_libraries()
+        _silence_library_warnings()
     cell = checked(CellSettings, split=split, pooling=pooling, max_length=max_length, batch=batch)
     table = Table("task", "split", "metric", "x 100", box=None, pad_edge=False)
-    with repeatable(), told("launcher.after.embed"), open_pretrained(model, step) as pretrained:
+    with repeatable(), show_logs("launcher.after.embed"), open_pretrained(model, step) as pretrained:
         for task in chosen:
             where = cell.split or ("dev" if "dev" in task.splits else "test")
             metrics = embed_cell(pretrained, task, cell)
@@ -178,8 +178,8 @@ def negatives(
         )
         from launcher.after.finetune.pretrained import open_pretrained
 
-        _only_errors_of_libraries()
-    with repeatable(), told("launcher.after.embed"):
+        _silence_library_warnings()
+    with repeatable(), show_logs("launcher.after.embed"):
         require_no_file(out)
         examples = read_examples(listing, options)
         with open_pretrained(model, step) as pretrained:
@@ -198,7 +198,7 @@ def show_settings(
     typer.echo(bundled_text(name), nl=False)
 
 
-def _only_errors_of_libraries() -> None:
+def _silence_library_warnings() -> None:
     from launcher.errors import EVALUATE, optional
 
     optional("sentence_transformers", "maskfleet embed", EVALUATE)

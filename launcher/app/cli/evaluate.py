@@ -109,14 +109,14 @@ def evaluate(
         cells = [result.cell for result in found.values()]
         known = _names(suite, data)
         _print_table(
-            table([cell for cell in cells if _is_asked(cell, checkpoints, wanted, known)], found), as_json
+            table([cell for cell in cells if _is_selected(cell, checkpoints, wanted, known)], found), as_json
         )
         return
     measures = _measures(suite, data, tasks, assignments)
-    rows, failures = _evaluated(store, checkpoints, wanted, measures, seeds, (cpus, gpus))
+    rows, failures = _evaluate_missing(store, checkpoints, wanted, measures, seeds, (cpus, gpus))
     _print_table(rows, as_json)
     _keep_for_reports(checkpoints, rows)
-    _end(failures)
+    _exit_with_failures(failures)
 
 
 def _steps(given: list[str] | None) -> list[int] | None:
@@ -154,13 +154,13 @@ def _measures(
     from launcher.after.evaluate.measures import frozen_measures, measures
     from launcher.after.tasks.suite import load_frozen, load_suite
 
-    places = _everywhere(suite), None if data is None else _everywhere(data)
+    places = _absolute_place(suite), None if data is None else _absolute_place(data)
     tasks, frozen = load_suite(*places), load_frozen(*places)
     learnt = measures([task for task in tasks if not names or task.name in names], assignments or ())
     return learnt + frozen_measures([task for task in frozen if not names or task.name in names])
 
 
-def _everywhere(place: str) -> str:
+def _absolute_place(place: str) -> str:
     """Return a local path as an absolute one, so that processes in other folders find it."""
     from pathlib import Path
 
@@ -170,11 +170,11 @@ def _everywhere(place: str) -> str:
 def _names(suite: str, data: str | None) -> list[str]:
     from launcher.after.tasks.suite import load_frozen, load_suite
 
-    places = _everywhere(suite), None if data is None else _everywhere(data)
+    places = _absolute_place(suite), None if data is None else _absolute_place(data)
     return [task.name for task in load_suite(*places)] + [task.name for task in load_frozen(*places)]
 
 
-def _is_asked(cell: "Cell", sources: list[str], steps: list[int] | None, names: list[str]) -> bool:
+def _is_selected(cell: "Cell", sources: list[str], steps: list[int] | None, names: list[str]) -> bool:
     return (
         cell.source in sources
         and (not steps or cell.step is None or cell.step in steps)
@@ -182,7 +182,7 @@ def _is_asked(cell: "Cell", sources: list[str], steps: list[int] | None, names: 
     )
 
 
-def _evaluated(
+def _evaluate_missing(
     store: "Store",
     sources: list[str],
     steps: list[int] | None,
@@ -222,19 +222,19 @@ def _keep_for_reports(sources: list[str], table: "list[TableRow]") -> None:
     """Store the rows about each run where `maskfleet report` finds them. This comes after the table is printed."""
     from data_service.store.errors import StoreError
     from data_service.store.open import open_store
-    from launcher.observe.inspect.report.task_table import keep_rows
+    from launcher.observe.inspect.report.task_table import store_rows
     from launcher.runtime.run.record import RECORD
 
     for source in sources if table else ():
         try:
             store = open_store(source)
             if store.size(RECORD) is not None:
-                keep_rows(store, [row for row in table if row.checkpoint == source])
+                store_rows(store, [row for row in table if row.checkpoint == source])
         except StoreError as error:
             _say(f"the report of {source} will be without this table: {error.problem}")
 
 
-def _end(failures: "Sequence[CellFailure]") -> None:
+def _exit_with_failures(failures: "Sequence[CellFailure]") -> None:
     """Print what has no result, and end with the exit code for it."""
     from launcher.exit_codes import MISTAKE, REPEAT
 

@@ -120,13 +120,13 @@ def with_job_options(command: Callable[Concatenate[JobOptions, P], None]) -> Cal
     both.sort(key=lambda one: one.default is not Parameter.empty)
 
     @wraps(command)
-    def spread(*args: P.args, **values: P.kwargs) -> None:
+    def call_with_options(*args: P.args, **values: P.kwargs) -> None:
         options = JobOptions(**{one.name: values.pop(one.name) for one in shared})  # type: ignore[arg-type]
         command(options, *args, **values)
 
-    spread.__signature__ = Signature(both)  # type: ignore[attr-defined]
-    spread.__annotations__ = {one.name: one.annotation for one in both}
-    return spread
+    call_with_options.__signature__ = Signature(both)  # type: ignore[attr-defined]
+    call_with_options.__annotations__ = {one.name: one.annotation for one in both}
+    return call_with_options
 
 
 def register(app: typer.Typer) -> None:
@@ -188,7 +188,7 @@ def slurm(
         container=container,
         setup=tuple(setup or ()),
     )
-    job = backend.seen_by_all(job)
+    job = backend.require_shared_folder(job)
     options.deliver(backend.render(job), lambda: f"submitted job {backend.submit(job)}")
 
 

@@ -39,7 +39,7 @@ from launcher.app.cli import (
     tokenizer,
     train,
 )
-from launcher.command import SAVES, is_looked_after, screen
+from launcher.command import SAVING_COMMANDS, is_supervised, screen
 from launcher.exit_codes import code_of
 from launcher.output import watched_output
 from launcher.progress import shown
@@ -58,7 +58,7 @@ A run goes through four commands, each of which may be repeated safely:
 """
 
 
-class _Hinting(TyperGroup):
+class _HintingGroup(TyperGroup):
     """A group whose errors say where a misplaced subcommand or setting belongs."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -87,7 +87,7 @@ class _Hinting(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Hinting,
+    cls=_HintingGroup,
     help=_HELP,
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -140,7 +140,7 @@ def main() -> None:
     _print_warnings()
     command = typer.main.get_command(app)
     try:
-        with shown(_words(command, sys.argv[1:])), watched_output():
+        with shown(_command_words(command, sys.argv[1:])), watched_output():
             _run(command)
     except (DataError, ModelError) as error:
         console = Console(stderr=True, soft_wrap=True)
@@ -160,9 +160,9 @@ def main() -> None:
 
 def _run(command: Callable[[], object]) -> None:
     """Run the command. Raises EnvironmentUnusable if a limit or TMPDIR explains what failed."""
-    if is_looked_after(sys.argv[1:]):
+    if is_supervised(sys.argv[1:]):
         temporary_root()
-        if sys.argv[1] in SAVES:  # a build may do without a Ray
+        if sys.argv[1] in SAVING_COMMANDS:  # a build may do without a Ray
             ensure_limits()
     try:
         command()
@@ -174,7 +174,7 @@ def _run(command: Callable[[], object]) -> None:
         raise
 
 
-def _words(command: Any, given: list[str]) -> str:
+def _command_words(command: Any, given: list[str]) -> str:
     """Return the words in `given` that name the command."""
     found = []
     for word in given:

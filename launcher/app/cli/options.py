@@ -164,7 +164,7 @@ def settings(model: type[M], *, called: dict[str, str] | None = None, **values: 
     raise OptionError("; ".join(wrong), remedy="give another value; --help says what the option means")
 
 
-def reading(text_field: str, encoding: str, delimiter: str | None) -> dict[str, Any]:
+def reading_settings(text_field: str, encoding: str, delimiter: str | None) -> dict[str, Any]:
     """Return the settings of a build that say where the text of a file is."""
     return {"text_field": text_field, "encoding": encoding, "delimiter": delimiter_character(delimiter)}
 

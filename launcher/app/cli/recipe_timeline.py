@@ -13,9 +13,9 @@ from launcher.runtime.recipe.timeline import Stretch, changing_weights, phase_at
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _COLUMNS = 72  # columns of the picture
-_HEIGHT = 6  # lines of the learning rate's
+_RATE_ROWS = 6  # lines of the learning rate's
 _CURVES = {"one_minus_sqrt": "1 - sqrt", "inverse_sqrt": "1 / sqrt"}
-_LOW = 2  # lines of the batch's, which changes less
+_BATCH_ROWS = 2  # lines of the batch's, which changes less
 
 
 def print_timeline(recipe: Recipe) -> None:
@@ -26,9 +26,9 @@ def print_timeline(recipe: Recipe) -> None:
     rates = [rate(step) for step in steps]
     tokens = [_batch_tokens(recipe, step) for step in steps]
     lines = ["", f"learning rate, up to {max(rates):.3g}"]
-    lines += plot(rates, _HEIGHT)
+    lines += plot(rates, _RATE_ROWS)
     lines += ["", f"tokens of a step, up to {human_count(max(tokens))}"]
-    lines += plot(tokens, _LOW)
+    lines += plot(tokens, _BATCH_ROWS)
     for title, values in _more_curves(recipe, steps):
         lines += ["", title, *plot(values, 1)]
     last = f"{recipe.total_steps - 1:,}"

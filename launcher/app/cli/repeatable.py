@@ -20,7 +20,7 @@ def repeatable() -> Iterator[None]:
 
 
 @contextmanager
-def told(*names: str) -> Iterator[None]:
+def show_logs(*names: str) -> Iterator[None]:
     """Send messages of these loggers to standard error inside the block."""
     from launcher.command import screen
 

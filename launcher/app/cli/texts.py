@@ -27,7 +27,7 @@ from launcher.progress import BYTES, work
 from launcher.runtime.recipe.document import DocumentWords, parse, validate
 
 _MODEL = TypeVar("_MODEL", bound=BaseModel)
-_SMALL_BYTES = 64 << 20  # bytes
+_SMALL_INPUT_BYTES = 64 << 20  # bytes
 _SPLIT_BYTES = 256 << 10  # bytes of text for which a split is worth opening
 _SHOWN_SHARE = 0.00005  # share of the characters below which a harmless loss would read 0.00%
 
@@ -40,7 +40,7 @@ def list_texts(inputs: Sequence[str], encoding: str = UTF_8) -> InputListing:
     """
     listing = list_inputs(list(inputs), encoding)
     if listing.left_out:
-        _tell(f"Files not read: {len(listing.left_out):,}", listing.left_out)
+        _print_warning(f"Files not read: {len(listing.left_out):,}", listing.left_out)
     return listing
 
 
@@ -84,7 +84,7 @@ def sample_texts(
         first = with_lines(
             [skipped_record(bad) for bad in skipped[:LISTED]], [bad.place.file for bad in skipped]
         )
-        _tell(f"Bad records left out: {len(skipped):,}", first)
+        _print_warning(f"Bad records left out: {len(skipped):,}", first)
     if warning := odd_text_warning(odd, documents):
         typer.echo(warning, err=True)
 
@@ -113,7 +113,7 @@ def print_loss(loss: TextLoss | None) -> None:
             typer.echo(f"{warning}{one_line(describe_loss(loss, kind))}", err=kind in much)
 
 
-def _tell(title: str, items: Sequence[object]) -> None:
+def _print_warning(title: str, items: Sequence[object]) -> None:
     more = [f"and {len(items) - LISTED:,} more"] if len(items) > LISTED else []
     for line in [title, *(f"  {one_line(str(item))}" for item in items[:LISTED]), *more]:
         typer.echo(line, err=True)
@@ -131,7 +131,7 @@ def automatic_workers(inputs: Sequence[str] | InputListing) -> int:
     """
     listing = inputs if isinstance(inputs, InputListing) else list_inputs(list(inputs))
     size = sum(file.size for file in listing.files)
-    return 1 if size < _SMALL_BYTES else len(os.sched_getaffinity(0))
+    return 1 if size < _SMALL_INPUT_BYTES else len(os.sched_getaffinity(0))
 
 
 def read_terms(path: Path) -> list[str]:

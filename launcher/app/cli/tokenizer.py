@@ -23,7 +23,7 @@ from launcher.app.cli.options import (
     TokenizerRules,
     TokenizerRulesOption,
     print_json,
-    reading,
+    reading_settings,
     settings,
 )
 
@@ -107,7 +107,7 @@ def train(
     _check_free(out, replace)
     options = settings(
         BuildOptions,
-        **reading(text_field, encoding, delimiter),
+        **reading_settings(text_field, encoding, delimiter),
         on_bad_bytes=on_bad_bytes.value,
         on_bad_records=on_bad_records.value,
     )
@@ -180,7 +180,7 @@ def check(
 
     options = settings(
         BuildOptions,
-        **reading(text_field, encoding, delimiter),
+        **reading_settings(text_field, encoding, delimiter),
         on_bad_bytes=on_bad_bytes.value,
         on_bad_records=on_bad_records.value,
     )

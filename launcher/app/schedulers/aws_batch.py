@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, NonNegativeInt
 
 from data_service.processes import temporary_root
-from launcher.app.schedulers.job import Launch, Printable, Size, Word, checked, needs_object_storage
+from launcher.app.schedulers.job import Launch, Printable, Size, Word, needs_object_storage, run_command
 from launcher.app.schedulers.job import render as fill
 from launcher.errors import LaunchError
 from launcher.exit_codes import JOIN_SECONDS, SAVE_SECONDS
@@ -19,7 +19,7 @@ from launcher.exit_codes import JOIN_SECONDS, SAVE_SECONDS
 if TYPE_CHECKING:  # it imports torch, and options are looked at first
     from launcher.runtime.recipe.schema import Recipe
 
-MOST_ATTEMPTS = 10  # AWS's own limit
+MAX_ATTEMPTS = 10  # AWS's own limit
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class BatchJob(Launch):
     reads: tuple[Printable, ...] = ()
     efa: NonNegativeInt = 0
     disk: Size = Size(200 << 30)
-    attempts: Annotated[int, Field(ge=1, le=MOST_ATTEMPTS)] = MOST_ATTEMPTS
+    attempts: Annotated[int, Field(ge=1, le=MAX_ATTEMPTS)] = MAX_ATTEMPTS
 
     @property
     def places(self) -> list[BucketPrefix]:
@@ -120,9 +120,9 @@ def submit(job: BatchJob) -> str:
             "--template-file",
             str(template),
         ]
-        checked([*deploy, "--capabilities", "CAPABILITY_IAM", "--no-fail-on-empty-changeset"])
+        run_command([*deploy, "--capabilities", "CAPABILITY_IAM", "--no-fail-on-empty-changeset"])
     names = ["--job-name", job.name, "--job-queue", job.name, "--job-definition", job.name]
-    return checked(["aws", "batch", "submit-job", *names, "--query", "jobId", "--output", "text"]).strip()
+    return run_command(["aws", "batch", "submit-job", *names, "--query", "jobId", "--output", "text"]).strip()
 
 
 def _place(uri: str, *, writes: bool) -> BucketPrefix:

@@ -33,7 +33,7 @@ from data_service.store.open import is_writable_object_store
 from launcher.errors import LaunchError
 
 
-def checked(command: list[str], stdin: str | None = None) -> str:
+def run_command(command: list[str], stdin: str | None = None) -> str:
     """Run a command and return its output.
 
     Raises:
@@ -100,7 +100,7 @@ def _printable(text: str) -> str:
     return text
 
 
-def spelt(pattern: str, takes: str) -> AfterValidator:
+def matches(pattern: str, takes: str) -> AfterValidator:
     """Return a check that `text` matches `pattern`; its message says in words what a value may be."""
 
     def check(text: str) -> str:
@@ -113,10 +113,10 @@ def spelt(pattern: str, takes: str) -> AfterValidator:
 
 Printable = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
 Word = Annotated[  # needs no quoting anywhere
-    str, spelt(r"[A-Za-z0-9][A-Za-z0-9._:/@=,+-]*", "letters, digits and ._:/@=,+- after the first")
+    str, matches(r"[A-Za-z0-9][A-Za-z0-9._:/@=,+-]*", "letters, digits and ._:/@=,+- after the first")
 ]
 Variable = Annotated[
-    str, spelt(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable alone, as in --env HF_TOKEN")
+    str, matches(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable alone, as in --env HF_TOKEN")
 ]
 
 
@@ -202,7 +202,9 @@ class Launch(TrainingJob):
         environment: names of variables that the job gets; the scheduler knows their values.
     """
 
-    name: Annotated[str, spelt(_JOB_NAME, "up to 40 small letters, digits and inner hyphens, a letter first")]
+    name: Annotated[
+        str, matches(_JOB_NAME, "up to 40 small letters, digits and inner hyphens, a letter first")
+    ]
     gpus: NonNegativeInt
     cpus: PositiveInt
     memory: Size

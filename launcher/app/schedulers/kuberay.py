@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from launcher.app.schedulers.job import Launch, Size, Word, checked, needs_object_storage
+from launcher.app.schedulers.job import Launch, Size, Word, needs_object_storage, run_command
 from launcher.app.schedulers.job import render as fill
 from launcher.exit_codes import SAVE_SECONDS
 
@@ -68,4 +68,4 @@ def submit(job: KubeRayJob) -> str:
     Raises:
         LaunchError: the run is not in object storage, kubectl is missing, or it fails, as for a name that exists.
     """
-    return checked(["kubectl", "create", "--output=name", "--filename=-"], stdin=render(job)).strip()
+    return run_command(["kubectl", "create", "--output=name", "--filename=-"], stdin=render(job)).strip()

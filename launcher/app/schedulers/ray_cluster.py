@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from data_service.processes import temporary_root
-from launcher.app.schedulers.job import Launch, Size, TrainingJob, Word, checked, needs_object_storage
+from launcher.app.schedulers.job import Launch, Size, TrainingJob, Word, needs_object_storage, run_command
 from launcher.app.schedulers.job import render as fill
 from launcher.exit_codes import SAVE_SECONDS
 
@@ -72,9 +72,9 @@ def submit(job: RayCluster) -> str:
     with tempfile.TemporaryDirectory(prefix="maskfleet-launch-", dir=temporary_root()) as folder:
         cluster = Path(folder) / "cluster.yaml"
         cluster.write_text(render(job), "utf-8")
-        checked(["ray", "get-auth-token", "--generate"])  # its answer is the token: it goes nowhere
-        checked(["ray", "up", "--yes", "--no-config-cache", str(cluster)])
-        return checked(["ray", "exec", str(cluster), shlex.join(submission(job, _DASHBOARD))])
+        run_command(["ray", "get-auth-token", "--generate"])  # its answer is the token: it goes nowhere
+        run_command(["ray", "up", "--yes", "--no-config-cache", str(cluster)])
+        return run_command(["ray", "exec", str(cluster), shlex.join(submission(job, _DASHBOARD))])
 
 
 def submit_to(job: TrainingJob, address: str) -> str:
@@ -83,4 +83,4 @@ def submit_to(job: TrainingJob, address: str) -> str:
     Raises:
         LaunchError: the run is not in object storage, or `ray` is missing or fails.
     """
-    return checked(submission(needs_object_storage(job), address))
+    return run_command(submission(needs_object_storage(job), address))

@@ -9,20 +9,20 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from launcher.app.schedulers.job import Launch, Printable, Word, checked, spelt
+from launcher.app.schedulers.job import Launch, Printable, Word, matches, run_command
 from launcher.app.schedulers.job import render as fill
 from launcher.errors import LaunchError
 from launcher.exit_codes import JOIN_SECONDS, SAVE_SECONDS
 
-LogPath = Annotated[str, spelt(r"[A-Za-z0-9._:/@=,+%-]+", "letters, digits and ._:/@=,+%-")]
+LogPath = Annotated[str, matches(r"[A-Za-z0-9._:/@=,+%-]+", "letters, digits and ._:/@=,+%-")]
 Time = Annotated[
     str,
-    spelt(
+    matches(
         r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}",
         "minutes, HH:MM:SS, D-HH or D-HH:MM:SS, as 24:00:00 and 2-12",
     ),
 ]
-_OURS = {
+_OWN_OPTIONS = {
     "job-name": "--name",
     "nodes": "--nodes",
     "cpus-per-task": "--cpus-per-node",
@@ -37,31 +37,31 @@ _OURS = {
     "export": "--env",
 }
 """Options of `sbatch`, each with the option of ours that sets it."""
-_FIXED = {
+_SCRIPT_OPTIONS = {
     "array", "error", "gpus", "mem-per-cpu", "mem-per-gpu", "no-requeue", "ntasks", "ntasks-per-node", "open-mode",
     "parsable", "requeue", "signal", "wrap",
 }  # fmt: skip
 """Options of `sbatch` that the script sets itself and relies on."""
 
 
-def _further(text: str) -> str:
+def _check_directive(text: str) -> str:
     name = text.removeprefix("--").partition("=")[0]
-    if name in _OURS:
-        raise ValueError(f"{_OURS[name]} sets this option")
-    if name in _FIXED:
+    if name in _OWN_OPTIONS:
+        raise ValueError(f"{_OWN_OPTIONS[name]} sets this option")
+    if name in _SCRIPT_OPTIONS:
         raise ValueError("the script sets this option itself and relies on its value")
     return text
 
 
 Directive = Annotated[
     str,
-    spelt(
+    matches(
         r"--[a-z][a-z0-9-]*(=[A-Za-z0-9._:/@=,+*%&|!()\[\]-]+)?",
         "a long option of sbatch, as --exclusive or --gres=shard:2, without spaces and quotes",
     ),
-    AfterValidator(_further),
+    AfterValidator(_check_directive),
 ]
-NODES_OWN = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 """Folders that are local to each machine."""
 
 
@@ -102,13 +102,13 @@ class SlurmJob(Launch):
         return [(option, value) for option, value in options.items() if value is not None]
 
 
-def seen_by_all(job: SlurmJob) -> SlurmJob:
+def require_shared_folder(job: SlurmJob) -> SlurmJob:
     """Return `job` if all its nodes see the run's folder.
 
     Raises:
         LaunchError: the job has several nodes, and the run lies in a folder that is local to each.
     """
-    if job.nodes == 1 or "://" in job.run or not any(Path(job.run).is_relative_to(own) for own in NODES_OWN):
+    if job.nodes == 1 or "://" in job.run or not any(Path(job.run).is_relative_to(own) for own in NODE_LOCAL):
         return job
     raise LaunchError(
         f"{job.run} lies in a folder that is local to each node, and the job has {job.nodes} nodes",
@@ -127,4 +127,4 @@ def submit(job: SlurmJob) -> str:
     Raises:
         LaunchError: `sbatch` is missing or fails.
     """
-    return checked(["sbatch", "--parsable"], stdin=render(job)).split(";")[0].strip()
+    return run_command(["sbatch", "--parsable"], stdin=render(job)).split(";")[0].strip()

@@ -91,7 +91,7 @@ def find_exposures(
     gone = LeftOutDocuments(run, selection)
     found, left_out = list[Exposure](), Counter[DocumentName]()
     committed = finder.of(sample_positions(run, streams, lost.ranges))
-    for each in chain(committed, _undone(run, streams, lost.gone_back, finder)):
+    for each in chain(committed, _undone_exposures(run, streams, lost.gone_back, finder)):
         if gone.at(each.document, each.phase, each.step, each.undone):
             left_out[each.document] += 1
         else:
@@ -131,7 +131,7 @@ class _Finder:
                 self._report(len(part))
 
 
-def _undone(
+def _undone_exposures(
     run: Run, streams: Sequence[Stream], gone_back: Sequence[Rewind], finder: _Finder
 ) -> Iterator[Exposure]:
     """Yield the exposures of steps that were taken before a rewind: with the data that were skipped then."""

@@ -26,7 +26,7 @@ from data_service.processes import temporary_root
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.service.ray_internals import joins_cluster
 from data_service.store.errors import TRANSIENT, StoreError
-from launcher.command import looked_after_by, output_into
+from launcher.command import output_into, supervisor_process
 from launcher.errors import RunError, TryAgain
 from launcher.exit_codes import FINISHED, JOIN_SECONDS, REPEAT, code_of
 from launcher.runtime.cluster.assignment import Assignment
@@ -103,11 +103,11 @@ def supervise(
         EnvironmentUnusable: as `temporary_root`.
         RunError: if the run cannot continue; the message says why.
     """
-    startup = Startup.of_command(looked_after_by())
+    startup = Startup.of_command(supervisor_process())
     startup.done("command")
     temporary_root()  # Ray needs it: said before anything is claimed
     _await_cluster(stopping, display)
-    owner = Owner.for_process(looked_after_by(), time.time())
+    owner = Owner.for_process(supervisor_process(), time.time())
     attempt = await_claim(run.store, owner, stopping.asked, display.note)
     if attempt is None:
         return RunOutcome(stopping.code, 0, stopping.reason)

@@ -24,7 +24,7 @@ PROBLEMS = frozenset(
 )
 """The kinds of events that a page highlights."""
 
-_UNNAMED = ("reason", "cause", "what", "changes", "problems")  # fields whose content needs no name
+_UNLABELLED_FIELDS = ("reason", "cause", "what", "changes", "problems")  # fields whose content needs no name
 _MAX_CHARACTERS = 300
 
 
@@ -37,7 +37,7 @@ def describe_event(event: Record) -> str:
         for name, value in event.items()
         if name not in ("time", "kind", "attempt", "step") and value not in (None, "", [])
     }
-    words = [fields.pop(name) for name in _UNNAMED if name in fields]
+    words = [fields.pop(name) for name in _UNLABELLED_FIELDS if name in fields]
     words += [f"{name.replace('_', ' ')} {value}" for name, value in fields.items()]
     return one_line(f"{kind}{step}{': ' if words else ''}{', '.join(words)}")[:_MAX_CHARACTERS]
 

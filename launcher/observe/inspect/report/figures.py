@@ -12,8 +12,8 @@ from launcher.runtime.run.step_table import Record
 
 Floats = NDArray[np.float64]
 
-_BEGINS = ("start", "resume")
-_ENDS = ("end",)
+_START_KINDS = ("start", "resume")
+_END_KINDS = ("end",)
 _CAUSES = {
     "stop": "asked to stop",
     "death": "ranks died",
@@ -143,9 +143,9 @@ def _median(known: Floats | None) -> float | None:
 
 def interruptions(history: History) -> list[Interruption]:
     """Return the interruptions between attempts, and the last one if the run has not resumed."""
-    kinds = (*_BEGINS, *_CAUSES, *_ENDS)
+    kinds = (*_START_KINDS, *_CAUSES, *_END_KINDS)
     events = [event for event in history.events if event["kind"] in kinds or event["attempt"]]
-    begins = [index for index, event in enumerate(events) if event["kind"] in _BEGINS]
+    begins = [index for index, event in enumerate(events) if event["kind"] in _START_KINDS]
     attempts = [events[begin:end] for begin, end in zip(begins, [*begins[1:], None], strict=False)]
     found = (_interruption(*pair) for pair in zip(attempts, [*attempts[1:], []], strict=False))
     return [gap for gap in found if gap is not None]
@@ -155,7 +155,7 @@ def _interruption(attempt: Sequence[Record], following: Sequence[Record]) -> Int
     """Return the interruption of an attempt, given its events and those of the next one; None if it was not
     interrupted."""
     last = _last_cause(attempt)
-    if (last is not None and last["kind"] in _ENDS) or (last is None and not following):
+    if (last is not None and last["kind"] in _END_KINDS) or (last is None and not following):
         return None
     time = float((last or attempt[-1])["time"])
     resumed = int(following[0]["step"]) if following else None
@@ -175,7 +175,7 @@ def _interruption(attempt: Sequence[Record], following: Sequence[Record]) -> Int
 def _last_cause(attempt: Sequence[Record]) -> Record | None:
     """Return the event that says most about an attempt's end. Deaths follow from other events, so one is returned only
     if there is no other event."""
-    causes = [event for event in attempt if event["kind"] in (*_CAUSES, *_ENDS)]
+    causes = [event for event in attempt if event["kind"] in (*_CAUSES, *_END_KINDS)]
     first_hand = [event for event in causes if event["kind"] != "death"] or causes
     return first_hand[-1] if first_hand else None
 

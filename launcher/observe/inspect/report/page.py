@@ -13,7 +13,7 @@ from launcher.observe.inspect.report.curves import charts
 from launcher.observe.inspect.report.evaluations import evaluations
 from launcher.observe.inspect.report.figures import Figures, Interruption, interruptions, mean, measure
 from launcher.observe.inspect.report.style import badge, document, header, table, text, tiles
-from launcher.observe.inspect.report.task_table import TableRow, heads, kept_rows, lines, searched_note
+from launcher.observe.inspect.report.task_table import TableRow, heads, lines, searched_note, stored_rows
 from launcher.observe.inspect.status import RunStatus, facts, status_by
 from launcher.output import human_count, human_duration, write_file
 from launcher.runtime.run.evaluations import Evaluated, evaluated
@@ -76,7 +76,7 @@ def draw_page(run: Outline, baselines: dict[str, float], now: datetime, head: st
         total_steps=run.total_steps,
         recipe=run.recipe,
         facts=run.facts(),
-        evaluated=kept_rows(run.store),
+        evaluated=stored_rows(run.store),
         baselines=baselines,
         beside=tuple(evaluated(run.store)),
         status=status_by(run, history, now.timestamp(), brief=True),

@@ -8,9 +8,9 @@ from launcher.observe.inspect.report.style import table
 from launcher.output import human_duration
 from launcher.runtime.run.step_table import Record
 
-_DAMAGE_SHOWN = 12
-_EVENTS_SHOWN = 200
-_REPEATED = frozenset({"preflight", "unfit"})
+_MAX_DAMAGE_ROWS = 12
+_MAX_EVENT_ROWS = 200
+_REPEATED_KINDS = frozenset({"preflight", "unfit"})
 
 
 def events(of_run: Sequence[Record]) -> str:
@@ -19,10 +19,10 @@ def events(of_run: Sequence[Record]) -> str:
     for number, event in enumerate(of_run):
         if event["kind"] not in ROUTINE or event.get("problems"):
             words = describe_event(event)
-            shown.setdefault((words, None if event["kind"] in _REPEATED else number), event)
+            shown.setdefault((words, None if event["kind"] in _REPEATED_KINDS else number), event)
     if not shown:
         return ""
-    newest = list(shown.items())[: -_EVENTS_SHOWN - 1 : -1]
+    newest = list(shown.items())[: -_MAX_EVENT_ROWS - 1 : -1]
     rows = [
         (moment(float(event["time"])), str(event["attempt"] or "-"), words) for (words, _), event in newest
     ]
@@ -56,6 +56,6 @@ def damage(lines: Sequence[str]) -> str:
     if not lines:
         return ""
     different = list(dict.fromkeys(lines))  # an object may have been read for each of its fields
-    first = [(line,) for line in different[:_DAMAGE_SHOWN]]
+    first = [(line,) for line in different[:_MAX_DAMAGE_ROWS]]
     count = f"{len(different):,} records or objects could not be read; the page is made without them."
     return f'<h2>Damaged records</h2><p class="soft">{count}</p>' + table(("what",), first, 1)

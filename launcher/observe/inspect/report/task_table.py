@@ -16,7 +16,7 @@ from data_service.printable import one_line
 from data_service.store.base import Store
 from launcher.runtime.run.sealed import Sealed, name_of, read, read_all, seal
 
-ROWS = "tables/"
+TABLE_PREFIX = "tables/"
 
 
 class TableRow(Sealed):
@@ -57,7 +57,7 @@ class TableRow(Sealed):
     @property
     def path(self) -> str:
         """The key of the row in the run's store: a hash of checkpoint, measure, task and data."""
-        return f"{ROWS}{name_of([self.weights, self.step, self.measure, self.task, self.data])}.json"
+        return f"{TABLE_PREFIX}{name_of([self.weights, self.step, self.measure, self.task, self.data])}.json"
 
 
 def averages(table: Sequence[TableRow]) -> list[tuple[str, int | None, float]]:
@@ -73,7 +73,7 @@ def averages(table: Sequence[TableRow]) -> list[tuple[str, int | None, float]]:
     return found
 
 
-def keep_rows(store: Store, rows: Sequence[TableRow]) -> None:
+def store_rows(store: Store, rows: Sequence[TableRow]) -> None:
     """Store rows with the run at `store`, for its report, as `tables/<digest>.json`.
 
     A row replaces an earlier one about the same weights, step, measure, task and data. Raises StoreError; RunError if a
@@ -84,10 +84,10 @@ def keep_rows(store: Store, rows: Sequence[TableRow]) -> None:
         store.put(row.path, seal(row))
 
 
-def kept_rows(store: Store) -> list[TableRow]:
+def stored_rows(store: Store) -> list[TableRow]:
     """Return the rows that are stored with a run, by step, then by task. Objects that are not rows are left out. Raises
     StoreError."""
-    found = read_all(store, [entry.key for entry in store.list(ROWS)], TableRow)
+    found = read_all(store, [entry.key for entry in store.list(TABLE_PREFIX)], TableRow)
     return sorted(found, key=lambda row: (row.step or 0, row.task, row.data))
 
 
@@ -96,7 +96,7 @@ _HEADS = (
     *("searched", ""),
 )
 _SEARCHED = _HEADS.index("searched")
-_NUMBERS = ("step", "median", "lowest", "highest", "seeds")
+_NUMBER_COLUMNS = ("step", "median", "lowest", "highest", "seeds")
 
 
 def terminal_table(rows: Sequence[TableRow]) -> Table:
@@ -104,7 +104,7 @@ def terminal_table(rows: Sequence[TableRow]) -> Table:
     multiplied by 100, as in papers."""
     table = Table(box=None, pad_edge=False)
     for head in heads(rows):
-        table.add_column(head, justify="right" if head in _NUMBERS else "left")
+        table.add_column(head, justify="right" if head in _NUMBER_COLUMNS else "left")
     for line in lines(rows):
         table.add_row(*(Text(one_line(text)) for text in line))
     return table
@@ -118,22 +118,22 @@ def lines(rows: Sequence[TableRow]) -> list[tuple[str, ...]]:
     found = [_line(row, rows) for row in rows]
     for checkpoint, step, average in averages(rows):
         found.append((checkpoint, _step(step), "average", "", f"{100 * average:.2f}", *[""] * 6))
-    return found if _some_searched(rows) else [line[:_SEARCHED] + line[_SEARCHED + 1 :] for line in found]
+    return found if _is_any_searched(rows) else [line[:_SEARCHED] + line[_SEARCHED + 1 :] for line in found]
 
 
 def heads(rows: Sequence[TableRow]) -> tuple[str, ...]:
     """Return the heads of the columns of `lines`."""
-    return _HEADS if _some_searched(rows) else _HEADS[:_SEARCHED] + _HEADS[_SEARCHED + 1 :]
+    return _HEADS if _is_any_searched(rows) else _HEADS[:_SEARCHED] + _HEADS[_SEARCHED + 1 :]
 
 
 def searched_note(rows: Sequence[TableRow]) -> str | None:
     """Return a sentence if no corpora were searched for any task's texts; None if some were, or nothing is known."""
-    if _some_searched(rows) or not any(row.searched for row in rows):
+    if _is_any_searched(rows) or not any(row.searched for row in rows):
         return None
     return "The models' corpora were not searched for the texts of these tasks."
 
 
-def _some_searched(rows: Sequence[TableRow]) -> bool:
+def _is_any_searched(rows: Sequence[TableRow]) -> bool:
     return any(any((row.searched or {}).values()) for row in rows)
 
 
@@ -150,12 +150,12 @@ def _line(row: TableRow, rows: Sequence[TableRow]) -> tuple[str, ...]:
         _figure(row.highest),
         str(len(row.values)),
         _settings(row.settings, row.choices),
-        _searched(row.searched),
+        _searched_text(row.searched),
         f"{row.missing} of {row.cells} cells missing" if row.missing else "",
     )
 
 
-def _searched(splits: Mapping[str, bool] | None) -> str:
+def _searched_text(splits: Mapping[str, bool] | None) -> str:
     """Return what is said of whether the model's corpora were searched for the task's texts."""
     if not splits:
         return ""

@@ -17,7 +17,7 @@ from data_service.errors import UserError
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from launcher.after.certificate.chain import CERTIFICATE, CHUNK_BYTES, decode
-from launcher.after.certificate.examine import Examination, certificate_of, certify, examine
+from launcher.after.certificate.examine import Examination, certify, examine, read_certificate
 from launcher.after.certificate.signature import SIGNATURE, read_key
 from launcher.after.export.export import export_run
 from launcher.app.cli.main import app
@@ -58,7 +58,7 @@ def run(root: Path, tmp_path: Path) -> str:
 
 
 def verified(run: str) -> Examination:
-    return examine(run, certificate_of(run))
+    return examine(run, read_certificate(run))
 
 
 def sound(run: str) -> Examination:
@@ -173,7 +173,7 @@ def test_segments_may_be_packed(run: str) -> None:
 def test_settings_may_change_and_a_new_certificate_says_so(run: str) -> None:
     operate(run, "logging.flush_seconds=5")
     assert "recipe.yaml" in named(run)
-    before = certificate_of(run)
+    before = read_certificate(run)
     statement, found = certify(run)
     assert statement is not None
     assert before is not None
@@ -193,7 +193,7 @@ def test_what_must_not_change_is_not_certified_again(run: str) -> None:
 
 
 def test_an_export_names_the_certificate(run: str, tmp_path: Path) -> None:
-    statement = certificate_of(run)
+    statement = read_certificate(run)
     assert statement is not None
     export_run(open_run(run), None, str(tmp_path / "model"))
     assert statement.digest in (tmp_path / "model" / "README.md").read_text()
@@ -215,7 +215,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_signature_holds_for_its_key_and_its_bytes_alone(run: str, keys: Path) -> None:
     mine, other = (read_key(keys / f"{name}.public.pem", "public") for name in ("mine", "other"))
     written, _ = certify(run, read_key(keys / "mine.pem", "private"))
-    assert certificate_of(run, mine) == written == certificate_of(run)
+    assert read_certificate(run, mine) == written == read_certificate(run)
     options = ("-in", f"{run}/{CERTIFICATE}", "-sigfile", f"{run}/{SIGNATURE}")
     check = (
         "openssl",
@@ -229,7 +229,7 @@ def test_a_signature_holds_for_its_key_and_its_bytes_alone(run: str, keys: Path)
     )
     subprocess.run(check, check=True)
     with pytest.raises(CertificateError):
-        certificate_of(run, other)
+        read_certificate(run, other)
     draw = random.Random(7)
     for path in (Path(run, SIGNATURE), Path(run, CERTIFICATE)) * 20:
         before = path.read_bytes()
@@ -237,11 +237,11 @@ def test_a_signature_holds_for_its_key_and_its_bytes_alone(run: str, keys: Path)
         changed[draw.randrange(len(before))] ^= 1 << draw.randrange(8)
         path.write_bytes(changed)
         with pytest.raises(CertificateError):
-            certificate_of(run, mine)
+            read_certificate(run, mine)
         path.write_bytes(before)
     certify(run)
     with pytest.raises(CertificateError):  # the new certificate is not signed
-        certificate_of(run, mine)
+        read_certificate(run, mine)
 
 
 def test_a_certificate_that_was_changed_is_refused_without_a_key(run: str) -> None:

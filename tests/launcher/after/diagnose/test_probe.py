@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from launcher.after.diagnose.measures import Splits, linear_probe
-from launcher.after.diagnose.own_data import at_most
-from launcher.after.diagnose.states import Frozen, open_frozen
+from launcher.after.diagnose.own_data import subsample
+from launcher.after.diagnose.states import FrozenEncoder, open_frozen
 from launcher.after.tasks.examples import Sentences
 from launcher.errors import RunError
 from launcher.runtime.run.evaluations import Figure, named
@@ -37,7 +37,7 @@ def splits(*, told: bool, seed: int = 5) -> Splits:
 
 
 @pytest.fixture(scope="module", params=["bert", "xlnet"])
-def frozen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Frozen:
+def frozen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FrozenEncoder:
     folder: Path = tmp_path_factory.mktemp(request.param)
     export(FAMILIES[request.param], folder)
     return open_frozen(str(folder))
@@ -50,7 +50,7 @@ def value(figures: list[Figure], measure: str, layer: int | None = None) -> floa
 
 
 @pytest.mark.long
-def test_a_word_is_found_and_noise_is_not(frozen: Frozen) -> None:
+def test_a_word_is_found_and_noise_is_not(frozen: FrozenEncoder) -> None:
     found, noise = (linear_probe(frozen, splits(told=told)) for told in (True, False))
     assert [figure.layer for figure in named(found, "accuracy")] == [None, 0, 1, 2]
     assert value(found, "accuracy") > 0.85
@@ -60,12 +60,12 @@ def test_a_word_is_found_and_noise_is_not(frozen: Frozen) -> None:
 
 
 @pytest.mark.long
-def test_it_is_deterministic(frozen: Frozen) -> None:
+def test_it_is_deterministic(frozen: FrozenEncoder) -> None:
     assert linear_probe(frozen, splits(told=True)) == linear_probe(frozen, splits(told=True))
 
 
 @pytest.mark.long
-def test_two_texts_are_told_apart_by_what_differs(frozen: Frozen) -> None:
+def test_two_texts_are_told_apart_by_what_differs(frozen: FrozenEncoder) -> None:
     """Whether both texts are the same."""
     draw = random.Random(1)
 
@@ -81,7 +81,7 @@ def test_two_texts_are_told_apart_by_what_differs(frozen: Frozen) -> None:
     assert value(found, "accuracy") > 0.85
 
 
-def test_splits_that_cannot_be_are_refused(frozen: Frozen) -> None:
+def test_splits_that_cannot_be_are_refused(frozen: FrozenEncoder) -> None:
     good = splits(told=True)
     with pytest.raises(RunError, match=r"\bdev\b.*\bempty\b"):
         linear_probe(frozen, replace(good, dev=Sentences((), None, np.zeros(0, dtype=np.int64))))
@@ -91,10 +91,10 @@ def test_splits_that_cannot_be_are_refused(frozen: Frozen) -> None:
 
 def test_a_sample_of_examples_is_the_same_every_time() -> None:
     examples = sentences(random.Random(2), 50, told=True)
-    once, again = at_most(examples, 20), at_most(examples, 20)
+    once, again = subsample(examples, 20), subsample(examples, 20)
     assert once.first == again.first
     assert len(once) == 20
     order = [examples.first.index(text) for text in once.first]
     assert order == sorted(order)
     assert [once.labels[0], once.labels[-1]] == [examples.labels[order[0]], examples.labels[order[-1]]]
-    assert at_most(examples, 50) is examples
+    assert subsample(examples, 50) is examples

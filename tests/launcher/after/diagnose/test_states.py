@@ -9,7 +9,13 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.after.diagnose.states import Frozen, open_checkpoint, open_frozen, pooled_states, rows_of_texts
+from launcher.after.diagnose.states import (
+    FrozenEncoder,
+    open_checkpoint,
+    open_frozen,
+    pooled_states,
+    rows_of_texts,
+)
 from launcher.after.export.export import export_run
 from launcher.runtime.recipe.evaluation import Pooling
 from launcher.runtime.run.record import open_run
@@ -21,7 +27,7 @@ TEXTS = ["every rank reads its rows", "a", "the loss falls while nothing is lost
 POOLINGS: tuple[Pooling, ...] = ("cls", "mean", "max")
 
 
-def theirs(folder: Path, rows: list[np.ndarray], frozen: Frozen) -> dict[Pooling, np.ndarray]:
+def theirs(folder: Path, rows: list[np.ndarray], frozen: FrozenEncoder) -> dict[Pooling, np.ndarray]:
     """[D, N, H] by pooling, one row at a time."""
     model = transformers.AutoModel.from_pretrained(folder).eval()
     found: dict[Pooling, list[np.ndarray]] = {"cls": [], "mean": [], "max": []}
@@ -59,7 +65,7 @@ def test_a_folder_s_states_are_those_of_transformers(name: str, tmp_path: Path) 
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
+def small(tmp_path_factory: pytest.TempPathFactory) -> FrozenEncoder:
     folder = tmp_path_factory.mktemp("bert")
     export(FAMILIES["bert"], folder)
     return open_frozen(str(folder))
@@ -68,7 +74,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
 @pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(texts=st.lists(st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join), min_size=1, max_size=8))
-def test_a_text_s_states_do_not_depend_on_the_others(small: Frozen, texts: list[str]) -> None:
+def test_a_text_s_states_do_not_depend_on_the_others(small: FrozenEncoder, texts: list[str]) -> None:
     together = pooled_states(small, rows_of_texts(small, texts), POOLINGS)
     for place, text in enumerate(texts):
         alone = pooled_states(small, rows_of_texts(small, [text]), POOLINGS)

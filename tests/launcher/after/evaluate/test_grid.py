@@ -99,11 +99,11 @@ def test_deaths_are_repeated_and_failures_are_named(pretrained: LocalModel, tmp_
 def test_models_reach_other_machines_as_their_files(
     pretrained: LocalModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = grid._packed(pretrained)
-    there = grid._unpacked(replace(pretrained, folder=Path("/nowhere")), packed, tmp_path / "place")
+    packed = grid._pack_files(pretrained)
+    there = grid._unpack_model(replace(pretrained, folder=Path("/nowhere")), packed, tmp_path / "place")
     assert folder_digest(there.folder) == pretrained.digest
     assert (
-        grid._unpacked(there, {}, tmp_path / "place") == there
+        grid._unpack_model(there, {}, tmp_path / "place") == there
     )  # another process of the machine has them already
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_service.store.open import open_store
 from launcher.after.evaluate.cells import Cell, CellFigures, Result, find_results, table
 from launcher.observe.inspect.report.page import ReportSubject, render
-from launcher.observe.inspect.report.task_table import averages, keep_rows, kept_rows, lines
+from launcher.observe.inspect.report.task_table import averages, lines, store_rows, stored_rows
 from launcher.runtime.run.history import read_history
 
 LRS, SEEDS = (1e-5, 2e-5, 5e-5), range(4)
@@ -152,9 +152,9 @@ def test_rows_are_kept_with_the_run_and_its_page_shows_them(tmp_path: Path) -> N
 
     store = open_store(tmp_path)
     for found in (rows(0.8, step=200), rows(0.5), rows(0.6)):
-        keep_rows(store, found)
+        store_rows(store, found)
     store.put("tables/broken.json", b"{")
-    assert kept_rows(store) == rows(0.6) + rows(0.8, step=200)
+    assert stored_rows(store) == rows(0.6) + rows(0.8, step=200)
     subject = ReportSubject("base", "runs/base", "today", 100, "", {}, {})
     history = read_history(open_store(tmp_path))
     page = render(replace(subject, evaluated=rows(0.625)), history, datetime.now(UTC))

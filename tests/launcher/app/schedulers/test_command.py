@@ -17,7 +17,7 @@ KUBERAY = ("--image", "registry/maskfleet:1")
 @pytest.fixture(autouse=True)
 def shared_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """What pytest gives lies in /tmp, which the nodes of a job do not share."""
-    monkeypatch.setattr("launcher.app.schedulers.slurm.NODES_OWN", ("/var/tmp",))
+    monkeypatch.setattr("launcher.app.schedulers.slurm.NODE_LOCAL", ("/var/tmp",))
 
 
 def launch(*arguments: str) -> str:
@@ -85,7 +85,7 @@ def test_a_job_for_a_running_cluster(fresh_run: str) -> None:
 
 
 def test_a_run_on_a_nodes_own_disk_is_for_one_node(fresh_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.app.schedulers.slurm.NODES_OWN", (str(Path(fresh_run).parent),))
+    monkeypatch.setattr("launcher.app.schedulers.slurm.NODE_LOCAL", (str(Path(fresh_run).parent),))
     with pytest.raises(LaunchError, match="2 nodes"):
         launch("slurm", fresh_run, *NODES)
     assert launch("slurm", fresh_run, *NODES, "--nodes", "1").startswith("#!/bin/bash\n")

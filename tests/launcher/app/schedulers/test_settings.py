@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from launcher.app.schedulers import job as templates
-from launcher.app.schedulers.job import Launch, TrainingJob, checked, job_name, needs_object_storage
+from launcher.app.schedulers.job import Launch, TrainingJob, job_name, needs_object_storage, run_command
 from launcher.errors import LaunchError
 
 ROOT = Path(__file__).parents[4]
@@ -78,12 +78,12 @@ def test_the_words_of_the_command(gpus: dict[str, object]) -> None:
 
 def test_a_tool_that_is_not_installed() -> None:
     with pytest.raises(LaunchError, match="no-such-scheduler"):
-        checked(["no-such-scheduler"])
+        run_command(["no-such-scheduler"])
 
 
 def test_a_tool_that_fails_says_why() -> None:
     with pytest.raises(LaunchError, match="code 3: quota exceeded"):
-        checked(["bash", "-c", "echo quota exceeded >&2; exit 3"])
+        run_command(["bash", "-c", "echo quota exceeded >&2; exit 3"])
 
 
 def test_every_template_is_installed_with_the_package() -> None:

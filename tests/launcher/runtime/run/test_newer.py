@@ -23,7 +23,7 @@ from data_service.store.local import LocalStore
 from launcher.after.evaluate.cells import Cell, table
 from launcher.errors import RunError
 from launcher.observe.inspect.kept_baselines import Baselines
-from launcher.observe.inspect.report.task_table import keep_rows
+from launcher.observe.inspect.report.task_table import store_rows
 from launcher.observe.sinks.publish import Publisher
 from launcher.runtime.cluster.deaths import read_deaths
 from launcher.runtime.recipe.evaluation import AnisotropySettings, EvaluationTask
@@ -140,7 +140,7 @@ def _measure(store: LocalStore, fingerprint: str) -> None:
     write_result(store, DiagnosticResult(cell=measured, figures=(), seconds=1.0))
     names = {"source": "runs/base", "step": 100, "weights": "w", "task": "sst2", "data": "d"}
     cell = Cell.model_validate(names | {"measure": "finetune", "settings": {"lr": 1e-5}, "seed": 0})
-    keep_rows(store, table([cell], {}))
+    store_rows(store, table([cell], {}))
     counted = Baselines(targets=1, unigram=1.0, bigram=1.0, counted=1, fingerprint=fingerprint)
     store.put(counted.path, seal(counted))
 
