@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_UNLIMITED = 10_000  # columns if the output is not a screen: tables are as wide as they need
+_UNLIMITED_COLUMNS = 10_000  # columns if the output is not a screen: tables are as wide as they need
 
 
 def human_count(value: float) -> str:
@@ -113,7 +113,7 @@ def console() -> "Console":
 
     found = Console()
     if not found.is_terminal and "COLUMNS" not in os.environ:
-        found = Console(width=_UNLIMITED)
+        found = Console(width=_UNLIMITED_COLUMNS)
     return found
 
 
@@ -129,7 +129,7 @@ def watched_output() -> Iterator[None]:
     """Raise OutputError, inside the `with` block, if standard output cannot be written. If its reader has ended,
     BrokenPipeError is raised as usual, which the command line treats as a normal end.
     """
-    before, watched = sys.stdout, _Watched(sys.stdout)
+    before, watched = sys.stdout, _CheckedOutput(sys.stdout)
     sys.stdout = watched
     try:
         yield
@@ -139,7 +139,7 @@ def watched_output() -> Iterator[None]:
             watched.flush()
 
 
-class _Watched:
+class _CheckedOutput:
     """Standard output whose failures are told as ours: the first one again with everything that is written later."""
 
     def __init__(self, stream: IO[str]) -> None:
@@ -150,15 +150,15 @@ class _Watched:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        with self._told():
+        with self._as_output_error():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        with self._told():
+        with self._as_output_error():
             self._stream.flush()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _as_output_error(self) -> Iterator[None]:
         try:
             if self.failure is not None:
                 raise self.failure
@@ -166,14 +166,14 @@ class _Watched:
         except OSError as error:
             if self.failure is None:
                 self.failure = error
-                _drop_the_rest(self._stream)
+                _discard_buffer(self._stream)
             if error.errno == errno.EPIPE:
                 raise
             problem = f"standard output takes no more: {error.strerror or error}"
             raise OutputError(problem, remedy=_remedy(error.errno)) from error
 
 
-def _drop_the_rest(stream: IO[str]) -> None:
+def _discard_buffer(stream: IO[str]) -> None:
     """Drop the buffered output, so that the interpreter does not report the error again at its end."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -23,10 +23,10 @@ from launcher.output import human_bytes, human_count, human_duration
 BYTES = "B"
 """A unit that is shown as KiB, MiB, ..."""
 _FIRST_S, _EVERY_S, _SELDOM_S = 3.0, 10.0, 60.0  # lines of a log
-_SHARE = 60  # a line is due after this part of the command's age, within these bounds
+_AGE_DIVISOR = 60  # a line is due after this part of the command's age, within these bounds
 _DRAW_S, _DRAW_FIRST_S = 0.25, 1.0  # a terminal's line
-_WIDTH = 80  # width of a terminal that does not say its own
-_EXACT = 100_000  # larger counts are shortened
+_DEFAULT_COLUMNS = 80  # width of a terminal that does not say its own
+_MAX_EXACT = 100_000  # larger counts are shortened
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class Work:
 
 
 def _count(value: float) -> str:
-    return f"{value:,.0f}" if value < _EXACT else human_count(value)
+    return f"{value:,.0f}" if value < _MAX_EXACT else human_count(value)
 
 
 class _Screen:
@@ -124,7 +124,7 @@ class _Screen:
         silent = now - self._said
         if not current.told and current.age(now) >= _FIRST_S and silent >= _FIRST_S:
             return True
-        return silent >= min(_SELDOM_S, max(_EVERY_S, (now - self._began) / _SHARE))
+        return silent >= min(_SELDOM_S, max(_EVERY_S, (now - self._began) / _AGE_DIVISOR))
 
     def others_write(self, text: str, now: float) -> None:
         """Clear the progress line before `text` goes to standard output or error."""
@@ -198,7 +198,7 @@ def shown(name: str) -> Iterator[None]:
     columns = (lambda: _width(descriptor)) if os.isatty(descriptor) else None
     screen = _screen = _Screen(lambda data: os.write(descriptor, data), columns, time.monotonic())
     streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Heard(sys.stdout), _Heard(sys.stderr)
+    sys.stdout, sys.stderr = _ObservedStream(sys.stdout), _ObservedStream(sys.stderr)
     thread = threading.Thread(target=_show, args=(screen, ended), name="progress", daemon=True)
     try:
         with work(name):
@@ -215,18 +215,18 @@ def shown(name: str) -> Iterator[None]:
 
 def _width(terminal: int) -> int:
     try:
-        return os.get_terminal_size(terminal).columns or _WIDTH
+        return os.get_terminal_size(terminal).columns or _DEFAULT_COLUMNS
     except OSError:
-        return _WIDTH
+        return _DEFAULT_COLUMNS
 
 
-def _forget() -> None:
+def _reset_in_fork() -> None:
     """A forked process has no thread that shows, and is not the command."""
     global _screen
     _screen = None
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_reset_in_fork)
 
 
 def _show(screen: _Screen, ended: threading.Event) -> None:
@@ -234,7 +234,7 @@ def _show(screen: _Screen, ended: threading.Event) -> None:
         screen.tick(_works[-1] if _works and not _silenced else None, time.monotonic())
 
 
-class _Heard:
+class _ObservedStream:
     """Standard output or error: the screen hears what is written."""
 
     def __init__(self, stream: IO[str]) -> None:

@@ -21,12 +21,12 @@ from types import FrameType
 
 HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STAYS = "what is stored is whole, and nothing is half-written"
-_HEARD_S = 2.0  # time limit for Python to hear of a signal: a library's own loop may last for minutes
-_OUT_S = 30.0  # time limit for temporary files to be removed, and a Ray of its own to end
+_HANDLER_S = 2.0  # time limit for Python to hear of a signal: a library's own loop may last for minutes
+_CLEANUP_S = 30.0  # time limit for temporary files to be removed, and a Ray of its own to end
 _NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C"}
 
 
-class _Asked(SystemExit):
+class _SignalExit(SystemExit):
     """The exception with which a signal ends the command."""
 
 
@@ -81,11 +81,11 @@ def ended_when_asked() -> Iterator[None]:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=_be_nobody)
+    os.register_at_fork(after_in_child=_reset_in_fork)
     sys.unraisablehook = _keep_what_is_lost
     for number in heeded():
         signal.signal(number, _end)
-    threading.Thread(target=_insist, args=(reading,), name="signals", daemon=True).start()
+    threading.Thread(target=_end_if_stuck, args=(reading,), name="signals", daemon=True).start()
     try:
         yield
     except BaseException:
@@ -97,29 +97,29 @@ def ended_when_asked() -> Iterator[None]:
 def _end(number: int, frame: FrameType | None) -> None:
     if _answer.asked is None:
         _answer.asked = number
-        raise _Asked
+        raise _SignalExit
 
 
 def _keep_what_is_lost(unraisable: "sys.UnraisableHookArgs") -> None:
     """Keep a signal that comes while an object is finalised, which Python would only print."""
-    if isinstance(unraisable.exc_value, _Asked):
+    if isinstance(unraisable.exc_value, _SignalExit):
         _answer.lost = True
     else:
         sys.__unraisablehook__(unraisable)
 
 
-def _insist(reading: int) -> None:
+def _end_if_stuck(reading: int) -> None:
     """End the process after a signal, whatever the main thread does. This runs on a separate thread."""
     while True:
         number = os.read(reading, 1)[0]
         if signal.getsignal(number) is _end:
-            _see_to(number, reading)
+            _await_exit(number, reading)
 
 
-def _see_to(number: int, reading: int) -> None:
+def _await_exit(number: int, reading: int) -> None:
     """Returns if the signal is to be raised once more, which it was."""
     waited, interrupts = 0.0, int(number == signal.SIGINT)
-    while waited < (_HEARD_S if _answer.asked is None else _OUT_S) and interrupts < 2:
+    while waited < (_HANDLER_S if _answer.asked is None else _CLEANUP_S) and interrupts < 2:
         if _answer.lost:
             _answer.lost, _answer.asked = False, None
             signal.raise_signal(number)
@@ -131,7 +131,7 @@ def _see_to(number: int, reading: int) -> None:
     os._exit(_answer.said(number))
 
 
-def _be_nobody() -> None:
+def _reset_in_fork() -> None:
     """Reset the handling of signals in a forked process, which is not the command."""
     signal.set_wakeup_fd(-1)
     for number in heeded():

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 State = Literal["never started", "running", "finished", "stopped", "failed", "dead"]
 _RECENT_STEPS = 100  # number of newest steps whose median is the present rate
 _BRIEF_SEGMENTS = 16  # number of newest segments of metrics that are read for a line of a table
-_ENDS: dict[str, State] = {"stop": "stopped", "end": "finished", "failed": "failed"}
+_END_STATES: dict[str, State] = {"stop": "stopped", "end": "finished", "failed": "failed"}
 
 
 @dataclass(frozen=True)
@@ -182,10 +182,10 @@ def _state(
         return "never started", None
     if found.state != "ended":
         return found.state, None
-    last = next((event for event in reversed(events) if event["kind"] in _ENDS), None)
+    last = next((event for event in reversed(events) if event["kind"] in _END_STATES), None)
     if last is None or float(last["time"]) < found.owner.claimed:
         return ("finished" if step >= run.total_steps else "stopped"), None
-    return _ENDS[last["kind"]], last.get("reason")
+    return _END_STATES[last["kind"]], last.get("reason")
 
 
 def _stop_request(found: Presence | None, events: Sequence[Record]) -> str | None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from checkpoints.attempt import newest_attempt
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
-from launcher.observe.sinks.publish import UNUSABLE
+from launcher.observe.sinks.publish import UNUSABLE_CODE
 from launcher.observe.sinks.sink import PublishRequest
 from launcher.runtime.recipe.identity import flatten
 from launcher.runtime.recipe.schema import Recipe
@@ -54,7 +54,7 @@ class SinkProcess:
         """Wait at most `patience_s` seconds for the process to end, then kill it with all its children."""
         self._thread.join(patience_s)
         if self._process is not None and self._process.poll() is None:
-            self._complain(
+            self._warn_once(
                 "it did not end in time; the next start publishes what is missing", *self._unfinished
             )
             with suppress(ProcessLookupError):
@@ -68,19 +68,19 @@ class SinkProcess:
     def _run(self) -> None:
         while not self._ending.is_set():
             try:
-                code = self._live()
+                code = self._run_process()
             except OSError as error:
-                self._complain(str(error), *self._request.sinks)
+                self._warn_once(str(error), *self._request.sinks)
                 return
-            if code == UNUSABLE:
+            if code == UNUSABLE_CODE:
                 return
             if code != 0:
-                self._complain(f"their process ended with code {code}", *self._unfinished)
+                self._warn_once(f"their process ended with code {code}", *self._unfinished)
             later = {"began": time.time(), "attempts": sys.maxsize}  # what was posted is not posted again
             self._request = self._request.model_copy(update=later)
             self._ending.wait(self._restart_s)
 
-    def _live(self) -> int:
+    def _run_process(self) -> int:
         self._process = process = subprocess.Popen(
             [sys.executable, "-P", "-m", "launcher.observe.sinks"],
             stdin=subprocess.PIPE,
@@ -100,10 +100,10 @@ class SinkProcess:
             if report["problem"] is None:
                 self._finished.add(report["sink"])
             else:
-                self._complain(report["problem"].replace("\n", " "), report["sink"])
+                self._warn_once(report["problem"].replace("\n", " "), report["sink"])
         return process.wait()
 
-    def _complain(self, reason: str, *sinks: str) -> None:
+    def _warn_once(self, reason: str, *sinks: str) -> None:
         new = [name for name in sinks if name not in self._noted]
         self._noted.update(new)
         if new:

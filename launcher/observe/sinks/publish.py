@@ -42,13 +42,13 @@ SINKS: dict[str, type[Sink]] = {
     "webhook": EventPoster,
 }
 """The sinks by name."""
-UNUSABLE = 3
+UNUSABLE_CODE = 3
 """The exit code if no sink can be used, so that another process would not help."""
 _ORPHAN_PUBLISH_S = 60.0  # seconds to publish the remaining records after the driver died
 _REOPEN_S = 60.0  # seconds until a sink that failed is opened again
 _LISTED_EVENTS = 100  # number of newest events in a summary
 _MAX_REASON_CHARACTERS = 300
-_ENDS = {"end": "finished", "failed": "failed"}
+_END_STATES = {"end": "finished", "failed": "failed"}
 
 Note = Callable[[str], None]
 
@@ -134,7 +134,7 @@ def summarise(events: Sequence[Record], new: Sequence[Record] = ()) -> EventSumm
         counts[event["kind"]] = counts.get(event["kind"], 0) + 1
     lines = (f"{moment(float(event['time']))}  {describe_event(event)}" for event in events[-_LISTED_EVENTS:])
     last = events[-1]["kind"] if events else None
-    return EventSummary(new, counts, "\n".join(lines), _ENDS.get(str(last)))
+    return EventSummary(new, counts, "\n".join(lines), _END_STATES.get(str(last)))
 
 
 def identity(store: Store, name: str) -> str:
@@ -196,7 +196,7 @@ def main() -> int:
         thread.start()
     for thread in threads:
         thread.join()
-    return 0 if ending.is_set() else UNUSABLE
+    return 0 if ending.is_set() else UNUSABLE_CODE
 
 
 def _follow_driver(ending: threading.Event) -> None:

@@ -61,15 +61,15 @@ class _CachedReads:
             yield entry
 
     def get(self, key: str) -> bytes:
-        name = self._keep(key)
+        name = self._copy_object(key)
         return self._store.get(key) if name is None else self._kept.get(name)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        name = self._keep(key)
+        name = self._copy_object(key)
         found = self._store if name is None else self._kept
         return found.get_range(name or key, start, length)
 
-    def _keep(self, key: str) -> str | None:
+    def _copy_object(self, key: str) -> str | None:
         """Return the name of the copy, which is made now if there is none; None if no listing shows the object."""
         if key not in self._versions:
             return None
@@ -130,7 +130,7 @@ class LivePage:
         while True:
             with self._changed:
                 self._began = self._clock()
-            html, error = self._try()
+            html, error = self._draw_once()
             with self._changed:
                 now = self._clock()
                 seconds, self._began = now - self._began, None
@@ -145,7 +145,7 @@ class LivePage:
                     self._running = False
                     return
 
-    def _try(self) -> tuple[str | None, str | None]:
+    def _draw_once(self) -> tuple[str | None, str | None]:
         try:
             return self._draw(), None
         except UserError as error:

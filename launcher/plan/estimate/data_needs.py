@@ -18,13 +18,13 @@ from launcher.runtime.capacity.devices import TOKEN_BYTES
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import tokens_per_step
 
-WHOLE_PATH = 0.044e-6  # CPU seconds a token, S3 to microbatches, rows of 512, masked by token
-BY_TOKEN = 1 / 114e6  # the part of it that is cutting and masking
-SENTENCE = 25  # tokens of a sentence: assumed, for the boundaries that are read with the tokens
-BOUNDARY = 8  # bytes of a boundary, at most
-_IMAGINED = 4e9  # tokens of an epoch, and
+TOKEN_CPU_S = 0.044e-6  # CPU seconds a token, S3 to microbatches, rows of 512, masked by token
+MASKING_CPU_S = 1 / 114e6  # the part of it that is cutting and masking
+SENTENCE_TOKENS = 25  # tokens of a sentence: assumed, for the boundaries that are read with the tokens
+BOUNDARY_BYTES = 8  # bytes of a boundary, at most
+_EPOCH_TOKENS = 4e9  # tokens of an epoch, and
 _EPOCH_BATCHES = 64  # batches at least: enough for what one batch draws on
-SPARE = 2.0  # workers for each that would be busy all the time: ours
+SPARE_WORKERS = 2.0  # workers for each that would be busy all the time: ours
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class DataNeeds:
 
 def data_needs(recipe: Recipe, vocabulary: int, tokens: float) -> DataNeeds:
     """Return what the data service must provide so that the run trains on `tokens` tokens a second."""
-    cpu = WHOLE_PATH - BY_TOKEN + 1 / _masked_a_second(recipe)
+    cpu = TOKEN_CPU_S - MASKING_CPU_S + 1 / _masked_a_second(recipe)
     size = 2 if vocabulary <= 1 << 16 else 4
     return DataNeeds(
         tokens,
         cpu * 1e6,
-        max(1, math.ceil(SPARE * tokens * cpu)),
-        tokens * (size + BOUNDARY / SENTENCE),
+        max(1, math.ceil(SPARE_WORKERS * tokens * cpu)),
+        tokens * (size + BOUNDARY_BYTES / SENTENCE_TOKENS),
         tokens / BLOCK_TOKENS,
     )
 
@@ -84,7 +84,7 @@ def shuffle_radius(recipe: Recipe) -> Radius | None:
         return None
     largest = max(recipe.phases, key=tokens_per_step)
     rows = max(1, tokens_per_step(largest) // largest.length)
-    each = max(_IMAGINED, _EPOCH_BATCHES * tokens_per_step(largest)) / len(recipe.corpus.sources)
+    each = max(_EPOCH_TOKENS, _EPOCH_BATCHES * tokens_per_step(largest)) / len(recipe.corpus.sources)
     return expected_radius(
         [each] * len(recipe.corpus.sources),
         batch=rows,

@@ -17,8 +17,8 @@ from launcher.plan.estimate.throughput import PhaseTime, phase_time
 from launcher.plan.estimate.utilisation import assumed, given
 from launcher.runtime.capacity.devices import (
     COPY_RATE,
-    RESTART,
-    SAVE_FIXED,
+    RESTART_S,
+    SAVE_PAUSE_S,
     STORE_RATE,
     Cluster,
     usable,
@@ -157,7 +157,7 @@ class Estimate:
     @property
     def fullest(self) -> PhaseTime:
         """The phase whose microbatch needs the most memory."""
-        return max(self.phases, key=_fullness)
+        return max(self.phases, key=_memory_order)
 
     @property
     def as_configured(self) -> MemoryFit | None:
@@ -208,7 +208,7 @@ def estimate(
         cluster=cluster,
         parameters=count,
         phases=phases,
-        fits=tuple(_fits(recipe, cluster, count, max(phases, key=_fullness))),
+        fits=tuple(_fits(recipe, cluster, count, max(phases, key=_memory_order))),
         data=data_needs(recipe, recipe.model.vocabulary, fastest),
         radius=shuffle_radius(recipe),
         checkpoints=saved,
@@ -217,7 +217,7 @@ def estimate(
     )
 
 
-def _fullness(phase: PhaseTime) -> tuple[int, int, int]:
+def _memory_order(phase: PhaseTime) -> tuple[int, int, int]:
     """Return the order of phases by memory: tokens of a microbatch, then the length of its rows, then their targets."""
     return phase.shape.tokens, phase.length, phase.shape.targets_per_row
 
@@ -244,9 +244,9 @@ def _checkpoints(recipe: Recipe, cluster: Cluster, count: int, step: float) -> C
     size = state_bytes(recipe, count)
     of_node = size / cluster.nodes
     saving = Saving(
-        blocked=SAVE_FIXED + size / cluster.ranks / COPY_RATE,
+        blocked=SAVE_PAUSE_S + size / cluster.ranks / COPY_RATE,
         behind=of_node / STORE_RATE,
-        restart=RESTART + of_node / STORE_RATE,
+        restart=RESTART_S + of_node / STORE_RATE,
     )
     mtbf = cluster.mtbf / cluster.nodes
     best, chosen = best_interval(saving, mtbf), _interval(recipe, step)

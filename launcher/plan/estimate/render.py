@@ -12,12 +12,12 @@ from launcher.plan.estimate.data_needs import trained_tokens
 from launcher.plan.estimate.estimate import Estimate, goodput
 from launcher.plan.estimate.throughput import PhaseTime, network_bytes
 from launcher.runtime.capacity.devices import (
-    CONTEXT,
+    CONTEXT_BYTES,
     COPY_RATE,
-    FRAGMENTED,
+    FRAGMENTED_SHARE,
     LINK_SHARE,
-    RESTART,
-    SAVE_FIXED,
+    RESTART_S,
+    SAVE_PAUSE_S,
     STORE_RATE,
     usable,
 )
@@ -119,7 +119,7 @@ def _updating(e: Estimate, phase: PhaseTime) -> Iterator[tuple[str, str, str]]:
 def _memory(e: Estimate) -> list[str]:
     """Return the table of GiB by stage and microbatch."""
     left = usable(e.cluster.gpu.memory)
-    whole = f"{human_bytes(e.cluster.gpu.memory)} x {1 - FRAGMENTED:.2f} - {human_bytes(CONTEXT)}"
+    whole = f"{human_bytes(e.cluster.gpu.memory)} x {1 - FRAGMENTED_SHARE:.2f} - {human_bytes(CONTEXT_BYTES)}"
     rows = sorted({fit.rows for fit in e.fits})
     lines = [
         f"Memory of a GPU in GiB, rows of {e.fullest.length}; * does not fit",
@@ -212,7 +212,7 @@ def _checkpoints(e: Estimate) -> list[str]:
         _line("size", _state(e), size),
         _line(
             "training waits, d",
-            f"{SAVE_FIXED} s + {size} / {ranks} ranks / {COPY_RATE / 1e9:.0f} GB/s (assumed)",
+            f"{SAVE_PAUSE_S} s + {size} / {ranks} ranks / {COPY_RATE / 1e9:.0f} GB/s (assumed)",
             f"{c.saving.blocked:.3f} s",
         ),
         _line(
@@ -222,7 +222,7 @@ def _checkpoints(e: Estimate) -> list[str]:
         ),
         _line(
             "failure to next step",
-            f"{RESTART:.0f} s (assumed) + loading at the same rate",
+            f"{RESTART_S:.0f} s (assumed) + loading at the same rate",
             f"{c.saving.restart:.1f} s",
         ),
         _line(

@@ -39,17 +39,17 @@ class KnownRun:
 _PLAIN = frozenset({"bert", "roberta", "albert", "electra", "xlm", "bart"})
 _RELATIVE = frozenset({"deberta", "deberta_v2", "xlnet"})
 _PRE_NORM = frozenset({"modernbert", "eurobert", "neobert"})
-_OURS = "tests/bench/RESULTS-gpu.md"
+_OWN_RESULTS = "tests/bench/RESULTS-gpu.md"
 KNOWN = (
     KnownRun(_PLAIN, 256, 128, "V100", 0.03, "ELECTRA-small, 4 days on a V100, its authors' code in fp32"),
-    KnownRun(_PLAIN, 768, 512, "H200", 0.301, f"RoBERTa base, {_OURS}"),
-    KnownRun(_PLAIN, 1024, 128, "H200", 0.404, f"BERT-large, {_OURS}"),
-    KnownRun(_PLAIN, 1024, 512, "H200", 0.361, f"BERT-large, {_OURS}"),
+    KnownRun(_PLAIN, 768, 512, "H200", 0.301, f"RoBERTa base, {_OWN_RESULTS}"),
+    KnownRun(_PLAIN, 1024, 128, "H200", 0.404, f"BERT-large, {_OWN_RESULTS}"),
+    KnownRun(_PLAIN, 1024, 512, "H200", 0.361, f"BERT-large, {_OWN_RESULTS}"),
     KnownRun(_PLAIN, 1024, 128, "V100", 0.51, "BERT-Large, DeepSpeed: 272 rows/s"),
     KnownRun(_PLAIN, 1024, 512, "V100", 0.42, "BERT-Large, DeepSpeed: 52 rows/s"),
     KnownRun(_PLAIN, 1024, 128, "A100", 0.45, "BERT-Large, NVIDIA: 580 rows/s"),
-    KnownRun(_RELATIVE, 768, 512, "H200", 0.122, f"DeBERTa v3 base, {_OURS}"),
-    KnownRun(_PRE_NORM, 768, 1024, "H200", 0.264, f"ModernBERT base, {_OURS}"),
+    KnownRun(_RELATIVE, 768, 512, "H200", 0.122, f"DeBERTa v3 base, {_OWN_RESULTS}"),
+    KnownRun(_PRE_NORM, 768, 1024, "H200", 0.264, f"ModernBERT base, {_OWN_RESULTS}"),
 )
 
 
@@ -78,12 +78,12 @@ def given(text: str) -> AssumedUtilisation:
     try:
         share = float(text)
     except ValueError:
-        return _recorded(text)
+        return _recorded_share(text)
     check_share(share)
     return AssumedUtilisation(share, "given")
 
 
-def _recorded(uri: str) -> AssumedUtilisation:
+def _recorded_share(uri: str) -> AssumedUtilisation:
     shares = read_history(open_store(uri)).steps.newest(_NEWEST_STEPS).column("mfu")
     shares = shares[np.isfinite(shares)]
     if not len(shares):

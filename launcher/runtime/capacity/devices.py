@@ -116,17 +116,17 @@ class Cluster:
         return self.gpu.link if self.nodes == 1 else min(self.gpu.link, self.gpu.network)
 
 
-CONTEXT = 1 * GIB  # bytes of a GPU's memory that CUDA, cuBLAS and NCCL take: a guess
-FRAGMENTED = 0.05  # share of a GPU's memory that the allocator cannot use: a guess
+CONTEXT_BYTES = 1 * GIB  # bytes of a GPU's memory that CUDA, cuBLAS and NCCL take: a guess
+FRAGMENTED_SHARE = 0.05  # share of a GPU's memory that the allocator cannot use: a guess
 LINK_SHARE = 0.8  # share of a link's rate that a collective reaches: a guess
 # Bytes per second from a GPU to its host while training waits: PCIe 4.0 x16 reaches about twice that; a guess.
 COPY_RATE = 10e9
 STORE_RATE = 1e9  # bytes/s from one node to object storage: a guess; 10 Gbit/s of its network
-SAVE_FIXED = (
+SAVE_PAUSE_S = (
     0.2  # s that training waits for any save: its collectives, and steps slowed by the upload; a guess
 )
 # Seconds from a failure to the next step, without loading: Ray's restart took 10-26 s on 2 cores; NCCL on top.
-RESTART = 60.0
+RESTART_S = 60.0
 MTBF_HOURS = 54 * 24 * 2048 / 419
 """Mean time between failures of a node, in hours: Llama 3 405B had 419 interruptions in 54 days on 2,048 nodes of 8
 H100. Spot machines last far less."""
@@ -137,7 +137,7 @@ TOKEN_BYTES = 4.4
 
 def usable(memory: int) -> int:
     """Return the bytes that training can use of a GPU's `memory`, after the assumed losses."""
-    return int(memory * (1 - FRAGMENTED)) - CONTEXT
+    return int(memory * (1 - FRAGMENTED_SHARE)) - CONTEXT_BYTES
 
 
 @dataclass(frozen=True)

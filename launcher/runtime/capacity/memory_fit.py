@@ -71,7 +71,7 @@ CPU_TOKENS = 8192
 256, rows of 128: 3.9k tokens/s with 1 row, 5.5k with 16, 6.0k with 64, 5.4k with 128; with 2 layers of 768, rows of
 512: 0.8k with 1 row, 1.0k from 4 on."""
 
-_TURNS = 2  # iterations of the search for the rows of a microbatch that fit
+_ITERATIONS = 2  # iterations of the search for the rows of a microbatch that fit
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def rows_that_fit(bill: Bill, room: int) -> list[int]:
 
 def _rows_that_fit(bill: Bill, phase: RecipePhase, room: int) -> int:
     most, texts = _most_useful_rows(bill, phase), bill.recipe.input.texts
-    for _ in range(_TURNS):  # each turn starts nearer to the number of rows that fit
+    for _ in range(_ITERATIONS):  # each turn starts nearer to the number of rows that fit
         added = bill.microbatches(phase, most)
         found = _largest_that_fits(most, lambda rows: memory.total(added.parts(rows * texts)) <= room)  # noqa: B023
         most = min(most, 2 * found)

@@ -49,7 +49,7 @@ from launcher.runtime.policies.watchdog import Observer, culprits
 from launcher.runtime.run.record import Run
 
 _POLL_S = 0.25
-_ASK_S = 0.5  # interval at which it is looked for places while ranks wait for some
+_PLACES_POLL_S = 0.5  # interval at which it is looked for places while ranks wait for some
 _ROOM_INTERVAL_S = 5.0  # interval at which it is looked whether ranks should move or make room for more
 _STACKS_S = 5.0  # time limit for the tracebacks of the ranks that still answer
 _END_S = 30.0  # time that ranks have to end once they are done
@@ -140,7 +140,7 @@ class ControlLoop:
 
     def next_group(self) -> GroupStart | None:
         """Wait until a group of ranks may start, and return how; None if no further group may."""
-        while not self._over():
+        while not self._is_over():
             _ensure_ray()
             if self._stopping.asked.is_set() and not self._in_memory:
                 return None
@@ -156,13 +156,13 @@ class ControlLoop:
             if self._stopping.asked.is_set():  # nobody can save what is in memory
                 self.end.finished = None
                 return None
-            time.sleep(_ASK_S)  # machines that come do not announce themselves
+            time.sleep(_PLACES_POLL_S)  # machines that come do not announce themselves
         return None
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         """Return whether no further group may start."""
         end = self.end
-        if end.fatal is not None or self._taken_over() or end.unsaved is not None:
+        if end.fatal is not None or self._is_taken_over() or end.unsaved is not None:
             return True
         return end.finished is not None and not (self._pauses and end.finished < self._steps)
 
@@ -201,7 +201,7 @@ class ControlLoop:
             hand_over=self._hands_over,
         )
         self._take_news(group.talk())
-        if self._taken_over():
+        if self._is_taken_over():
             kill([beat.place for beat in self.group.beats.values()])
             return True
         self._observer.look(self.group.beats)
@@ -315,7 +315,7 @@ class ControlLoop:
                     self.end.unsaved = reason
                 case UnfitNodes() as unfit:
                     if not excused:
-                        self._leave_out(unfit)
+                        self._exclude_nodes(unfit)
                     excused = True
                 case WentBack():
                     excused = True
@@ -328,10 +328,10 @@ class ControlLoop:
                 case outcome:
                     assert_never(outcome)
         began = self.group.attempt is not None or self.group.errors or failed
-        if began and not excused and not self._over():
+        if began and not excused and not self._is_over():
             self._judge(failed)
 
-    def _leave_out(self, unfit: UnfitNodes) -> None:
+    def _exclude_nodes(self, unfit: UnfitNodes) -> None:
         """Exclude the nodes that the preflight found unfit. If too few nodes are left, the run ends."""
         bad = frozenset(preflight["node"] for preflight in unfit.preflights)
         if self._world.leave_out(staying(draining()), bad):
@@ -341,7 +341,7 @@ class ControlLoop:
         for preflight in unfit.preflights:
             self._log.event("unfit", **preflight)
 
-    def _taken_over(self) -> bool:
+    def _is_taken_over(self) -> bool:
         if self._claim.taken:
             self._take_over("a newer start has taken the run over: this one ends")
         return self.end.taken_over
@@ -372,7 +372,7 @@ class ControlLoop:
                 self._economise(decision.frugal)
             case _:
                 assert_never(decision)
-        if not self._taken_over():
+        if not self._is_taken_over():
             self._log.deaths(self._deaths.failures)
 
     def _economise(self, frugal: bool) -> None:

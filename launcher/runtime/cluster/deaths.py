@@ -20,7 +20,7 @@ from launcher.errors import RunError
 from launcher.runtime.policies.failures import Failure, Restart, Stop, decide
 
 KEY = "attempts/deaths.json"
-KEPT = 32  # number of newest failures that are stored; the policy uses fewer
+NEWEST = 32  # number of newest failures that are stored; the policy uses fewer
 _ERROR_CHARACTERS = 500  # characters of an error
 
 
@@ -46,7 +46,7 @@ class Deaths:
 
     def add(self, failure: Failure) -> None:
         """Add the failure of a group of ranks."""
-        self.failures = [*self.failures, failure][-KEPT:]
+        self.failures = [*self.failures, failure][-NEWEST:]
         self._reached = failure.step
 
     def resumed(self, step: int) -> int:
@@ -82,7 +82,7 @@ def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
 
 def write_deaths(store: Store, failures: Sequence[Failure]) -> None:
     """Replace the record by the newest `failures`. Raises StoreError."""
-    newest = (replace(one, error=one.error and one.error[:_ERROR_CHARACTERS]) for one in failures[-KEPT:])
+    newest = (replace(one, error=one.error and one.error[:_ERROR_CHARACTERS]) for one in failures[-NEWEST:])
     store.put(KEY, _DeathsRecord(failures=tuple(newest)).model_dump_json().encode())
 
 
@@ -95,7 +95,7 @@ def of_command(attempt: Attempt, *, committed: int, now: float, note: Callable[[
     store = attempt.store
     failures = read_deaths(store, note)
     if attempt.number > 1 and Attempt(store, attempt.number - 1).end_time() is None:
-        failures.append(_silent(committed, now))
+        failures.append(_silent_death(committed, now))
         write_deaths(store, failures)
     return failures
 
@@ -109,14 +109,14 @@ def count_start(attempt: Attempt, error: Exception, *, committed: int, note: Cal
     with suppress(StoreError):
         line = f"{type(error).__name__}: {getattr(error, 'problem', error)}"
         failures = read_deaths(attempt.store, note)
-        deaths = Deaths([*failures, _silent(committed, time.time(), line)][-KEPT:])
+        deaths = Deaths([*failures, _silent_death(committed, time.time(), line)][-NEWEST:])
         decision = deaths.decide(nodes=1)
         write_deaths(attempt.store, deaths.failures)
         if isinstance(decision, Stop):
             raise RunError(decision.reason, remedy=decision.remedy) from error
 
 
-def _silent(committed: int, now: float, error: str | None = None) -> Failure:
+def _silent_death(committed: int, now: float, error: str | None = None) -> Failure:
     return Failure(
         time=now,
         step=committed,

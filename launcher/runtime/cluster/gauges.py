@@ -20,7 +20,7 @@ DESCRIPTIONS = {
     "goodput": "Share of the time since this command began that was spent in steps that count.",
     "restarts": "Times that the ranks were started again by this command.",
 }
-_BY = {"loss": "term", "heldout_loss": "term", "figure": "figure"}
+_LABELS = {"loss": "term", "heldout_loss": "term", "figure": "figure"}
 
 
 class Gauges:
@@ -32,7 +32,7 @@ class Gauges:
         self._useful = 0.0  # seconds of steps that were done for the first time
         self._reached = 0
         self._gauges = {
-            name: make_gauge(name, text, {"run": run}, *((_BY[name],) if name in _BY else ()))
+            name: make_gauge(name, text, {"run": run}, *((_LABELS[name],) if name in _LABELS else ()))
             for name, text in DESCRIPTIONS.items()
         }
 

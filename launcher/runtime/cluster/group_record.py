@@ -56,7 +56,7 @@ class Group:
         kind = "silent" if cause is None else self.errors[cause].kind
         places = {rank: beat.place.node for rank, beat in self.beats.items()}
         errors = {rank: raised.text for rank, raised in self.errors.items()}
-        mute = self._mute(failed)
+        mute = self._silent_ranks(failed)
         node = where_it_began(places, errors, mute if cause is None else failed, self.blamed)
         return Failure(
             time=now,
@@ -70,7 +70,7 @@ class Group:
 
     def cause(self, failed: Sequence[int]) -> int | None:
         """Return the rank whose error ended the group; None if a process died without an error."""
-        if self.hung or self._mute(failed):
+        if self.hung or self._silent_ranks(failed):
             return None
         told = (rank for rank, raised in self.errors.items() if raised.kind != "silent")
         return next(told, None)
@@ -81,17 +81,17 @@ class Group:
         if cause is not None:
             raised = self.errors[cause]
             verb = "was failed by the store" if raised.kind == "transient" else "raised"
-            return f"{self._named([cause])} {verb} at step {self.step:,}: {raised.text}"
+            return f"{self._named_ranks([cause])} {verb} at step {self.step:,}: {raised.text}"
         if self.hung:
             return f"the ranks were stuck at step {self.step:,}, and killed"
-        who = self._mute(failed) or [rank for rank in self.beats if rank not in self.errors]
-        return f"{self._named(who)} died at step {self.step:,} without a word (killed, or its machine lost)"
+        who = self._silent_ranks(failed) or [rank for rank in self.beats if rank not in self.errors]
+        return f"{self._named_ranks(who)} died at step {self.step:,} without a word (killed, or its machine lost)"
 
-    def _mute(self, failed: Sequence[int]) -> list[int]:
+    def _silent_ranks(self, failed: Sequence[int]) -> list[int]:
         """Return those of the `failed` ranks that reported no error."""
         return [rank for rank in failed if rank not in self.errors]
 
-    def _named(self, ranks: Sequence[int]) -> str:
+    def _named_ranks(self, ranks: Sequence[int]) -> str:
         known = {str(self.beats[rank].place) for rank in ranks if rank in self.beats}
         where = f" on {', '.join(sorted(known))}" if known else ""
         if not ranks or len(ranks) == len(self.beats) > 1:

@@ -81,7 +81,7 @@ class MemoryKeeper:
         second, all ranks have completed their first, and sets of attempts before are not needed. `partner`: the keeper
         that is to copy the set."""
         if attempt <= self._dropped:
-            _drop(_opened(place) or [])
+            _drop(_open_slots(place) or [])
             return
         known = self._hold(rank, place)
         if known is None:
@@ -100,7 +100,7 @@ class MemoryKeeper:
         known = self._ranks.get(rank)
         if known is not None and known.place == place:
             return known
-        slots = _opened(place)
+        slots = _open_slots(place)
         if slots is None:
             return None
         self._ranks[rank] = _Rank(place, slots, [*known.before, *known.slots] if known is not None else [])
@@ -167,7 +167,7 @@ class MemoryKeeper:
                 target = self._target(kept, used)
             except OSError:
                 return False
-            if _fetched(source, descriptor, identity, target=target, used=used):
+            if _fetch(source, descriptor, identity, target=target, used=used):
                 kept.insert(0, target)
         return True
 
@@ -188,7 +188,7 @@ class MemoryKeeper:
         return known[descriptor]
 
 
-def _fetched(source: Any, descriptor: int, identity: tuple[int, bytes], *, target: Slot, used: int) -> bool:
+def _fetch(source: Any, descriptor: int, identity: tuple[int, bytes], *, target: Slot, used: int) -> bool:
     """Copy the `used` bytes of a slot of the keeper `source` to `target`. Return whether they are of the set with this
     identity; if not, `target` is closed. Raises RayError, GetTimeoutError and KeyError, then too."""
     whole = False
@@ -206,7 +206,7 @@ def _fetched(source: Any, descriptor: int, identity: tuple[int, bytes], *, targe
     return whole
 
 
-def _opened(place: Place) -> list[Slot] | None:
+def _open_slots(place: Place) -> list[Slot] | None:
     """Return the slots at `place`; None if their process has ended."""
     pid, files = place
     try:
@@ -238,12 +238,12 @@ def ensure_keepers(known: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, 
     asked = {node: known[node].ping.remote() for node in nodes if node in known}
     calls = list(asked.values())
     answered = set(ray.wait(calls, num_returns=len(calls), timeout=_ALIVE_S)[0]) if calls else set()
-    dead = {node for node, call in asked.items() if call in answered and not _fine(call)}
+    dead = {node for node, call in asked.items() if call in answered and not _is_alive(call)}
     # One that does not answer is still starting, or its machine is busy.
     return {node: known[node] if node in asked and node not in dead else _start(node) for node in nodes}
 
 
-def _fine(call: Any) -> bool:
+def _is_alive(call: Any) -> bool:
     try:
         ray.get(call)
     except RayError:

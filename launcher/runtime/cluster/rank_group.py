@@ -26,8 +26,8 @@ from launcher.runtime.policies.elastic import GroupStart
 from launcher.runtime.policies.watchdog import beat_interval
 from launcher.runtime.rank.startup import Startup
 
-SEATED_S = 180.0  # time limit for all processes to start: imports from a cold disk take long
-_OTHERS_S = 5.0  # time that the other ranks have to leave or to report their errors, once one has failed
+READY_S = 180.0  # time limit for all processes to start: imports from a cold disk take long
+_LEAVE_S = 5.0  # time that the other ranks have to leave or to report their errors, once one has failed
 _LAST_NEWS_S = 1.0  # time limit for answers that are on their way when a group ends
 
 
@@ -56,8 +56,8 @@ class RankGroup:
 
     def __exit__(self, *error: object) -> None:
         if lost() is None:  # else nobody is there to be asked, and the ranks die with their node
-            ended = _ended(self._calls, 0.0)
-            self._pool.release({rank: _fine(call) for rank, call in enumerate(self._calls) if call in ended})
+            ended = _done_calls(self._calls, 0.0)
+            self._pool.release({rank: _is_ok(call) for rank, call in enumerate(self._calls) if call in ended})
 
     @property
     def done(self) -> bool:
@@ -98,13 +98,13 @@ class RankGroup:
             place.actor.join.remote(number, seat, assignment)
             for place, seat in zip(places, taken, strict=True)
         ]
-        yield from self._all(calls, poll_s, float("inf"))
+        yield from self._await(calls, poll_s, float("inf"))
 
     def train(self, attempt: int, poll_s: float) -> Waiting:
         """Have the ranks, which have joined, train as this attempt. Yield as `join` does."""
         self.ends = {}
         calls = [place.actor.train.remote(attempt) for place in self._places]
-        yield from self._all(calls, poll_s, float("inf"))
+        yield from self._await(calls, poll_s, float("inf"))
 
     def talk(self) -> list[tuple[int, News]]:
         """Send `orders` to the ranks that do not have them, and ask those for news that have not been asked for a
@@ -137,7 +137,7 @@ class RankGroup:
         """Return the seats of the ranks, and bring `places` into their order: that of the last group if processes of it
         stayed. An empty list if a rank has `failed`, or a process that stayed does not see the GPUs of its seat."""
         asked = [place.actor.placement.remote() for place in places]
-        found = yield from self._all(asked, poll_s, SEATED_S)
+        found = yield from self._await(asked, poll_s, READY_S)
         if self.failed:
             return []
         anew = all(place.placement is None for place in places)
@@ -145,7 +145,7 @@ class RankGroup:
             place.placement = place.placement or placement
         if anew:
             places[:] = self._pool.sort(ordered(found))
-        ports = yield from self._all([place.actor.free_port.remote() for place in places], poll_s, SEATED_S)
+        ports = yield from self._await([place.actor.free_port.remote() for place in places], poll_s, READY_S)
         if self.failed:
             return []
         taken = seats([place.placement for place in places if place.placement is not None], ports[0])
@@ -156,7 +156,7 @@ class RankGroup:
             place.seat = seat
         return taken
 
-    def _all(self, calls: list[Any], poll_s: float, patience_s: float) -> Generator[None, None, list[Any]]:
+    def _await(self, calls: list[Any], poll_s: float, patience_s: float) -> Generator[None, None, list[Any]]:
         """Return the results of one call to each actor; an empty list if one has `failed`."""
         self._calls = calls
         deadline, left = time.monotonic() + patience_s, calls
@@ -166,11 +166,11 @@ class RankGroup:
                 return []
             ray.wait(left, num_returns=1, timeout=poll_s)
             done, left = ray.wait(left, num_returns=len(left), timeout=0)
-            if not all(map(_fine, done)):
+            if not all(map(_is_ok, done)):
                 self._free_the_others()
-                done = [*done, *_ended(left, _OTHERS_S + self._interval)]
+                done = [*done, *_done_calls(left, _LEAVE_S + self._interval)]
                 over = set(done)
-                self.failed = [rank for rank, call in enumerate(calls) if call in over and not _fine(call)]
+                self.failed = [rank for rank, call in enumerate(calls) if call in over and not _is_ok(call)]
             self._note_ends(done)
             yield
         return [] if self.failed else ray.get(calls)
@@ -192,12 +192,12 @@ class RankGroup:
         self.ends |= {rank: end for _, rank, end in sorted(ends, key=lambda one: one[:2])}
 
 
-def _ended(calls: Sequence[Any], patience_s: float) -> set[Any]:
+def _done_calls(calls: Sequence[Any], patience_s: float) -> set[Any]:
     """Return the calls that are over after at most `patience_s` seconds."""
     return set(ray.wait(list(calls), num_returns=len(calls), timeout=patience_s)[0]) if calls else set()
 
 
-def _fine(call: Any) -> bool:
+def _is_ok(call: Any) -> bool:
     """Return whether a call that is over has returned, and its process can train again. If not, its process died, or
     its rank failed."""
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from launcher.errors import RunError
 
-_KINDS = ("GPU-", "MIG-")  # beginnings of ids; other names of GPUs are numbers
+_ID_PREFIXES = ("GPU-", "MIG-")  # beginnings of ids; other names of GPUs are numbers
 _MIG = "MIG-"
 
 
@@ -78,10 +78,10 @@ class Seat:
             "MASTER_ADDR": self.master[0],
             "MASTER_PORT": self.master[1],
         }
-        gpus = self._of_gpus() if self.gpus else seeing(())
+        gpus = self._gpu_variables() if self.gpus else seeing(())
         return {name: str(value) for name, value in found.items()} | gpus
 
-    def _of_gpus(self) -> dict[str, str]:
+    def _gpu_variables(self) -> dict[str, str]:
         # With expandable segments, rows of many lengths do not fragment the GPU's memory.
         allocator = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         found = seeing(self.visible) | {"PYTORCH_ALLOC_CONF": allocator}
@@ -136,10 +136,10 @@ def _gpus_of(placements: Sequence[Placement]) -> tuple[str, ...]:
 
 
 def _kind(gpu: str) -> str | None:
-    """Return how CUDA reads the name of a GPU: as a number, or as one of `_KINDS`; None if it cannot read it."""
+    """Return how CUDA reads the name of a GPU: as a number, or as one of `_ID_PREFIXES`; None if it cannot read it."""
     if gpu.isdecimal():
         return "number"
-    return next((kind for kind in _KINDS if gpu.startswith(kind)), None)
+    return next((kind for kind in _ID_PREFIXES if gpu.startswith(kind)), None)
 
 
 def ordered(placements: Sequence[Placement]) -> list[int]:

@@ -101,10 +101,10 @@ class RankPool:
     def __exit__(self, *error: object) -> None:
         if lost() is not None:  # nobody is there to be asked, and they die with their node
             return
-        self._shed()
+        self._drop_reserves()
         self._clear()
 
-    def _shed(self) -> None:
+    def _drop_reserves(self) -> None:
         """End the keepers, and what they hold, and the spare processes."""
         for actor in (*(spare.actor for spare in self._spares), *self._keepers.values()):
             _kill(actor)
@@ -117,18 +117,18 @@ class RankPool:
         Ranks that stayed keep their order; a process that replaces another takes its rank."""
         self._frugal = start.frugal
         if start.frugal:
-            self._shed()
+            self._drop_reserves()
         avoided = start.without | draining()
         stayed = [place for place in self._places if place.actor is not None and place.node not in avoided]
         if not stayed:
             self._clear()
         kept = stayed[: start.ranks]
         self._vacate(kept)
-        kept += yield from self._returned(start.ranks - len(kept), avoided)
+        kept += yield from self._reused_places(start.ranks - len(kept), avoided)
         self._vacant = [place for place in self._vacant if place not in kept]
         if len(kept) < start.ranks:
             kept += self._reserve(start.ranks - len(kept), start.without)
-            placed = yield from _placed(self._groups[-1], poll_s)
+            placed = yield from _is_reserved(self._groups[-1], poll_s)
         else:
             placed = True
         self._places = sorted(kept, key=lambda place: place.number)
@@ -197,13 +197,13 @@ class RankPool:
                 place.actor = None
         self._vacant = [*self._vacant, *left]
 
-    def _returned(self, count: int, avoided: Container[str]) -> Generator[None, None, list[Place]]:
+    def _reused_places(self, count: int, avoided: Container[str]) -> Generator[None, None, list[Place]]:
         """Return at most `count` of the vacant places that Ray holds on nodes that may have ranks. When a node is lost,
         Ray moves its places to others as soon as they have room, which is awaited for a moment."""
         deadline = time.monotonic() + _MOVED_S
         while True:
             alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-            now = {place: node for place, node in self._held() if node in alive}
+            now = {place: node for place, node in self._vacant_places() if node in alive}
             found = [place for place, node in now.items() if node not in avoided][:count]
             moving = len(now) < len(self._vacant)
             if len(found) == count or not moving or time.monotonic() > deadline:
@@ -215,7 +215,7 @@ class RankPool:
                 place.placement = place.seat = None
         return found
 
-    def _held(self) -> list[tuple[Place, str]]:
+    def _vacant_places(self) -> list[tuple[Place, str]]:
         """Return the vacant places with the nodes on which Ray holds them, "" if on none."""
         groups = {id(place.group): place.group for place in self._vacant}
         tables = {key: placement_group_table(group)["bundles_to_node_id"] for key, group in groups.items()}
@@ -238,7 +238,7 @@ class RankPool:
         """Give the place a process: a spare one of its node, which takes over the GPUs of the process before, which
         the placement group still reserves; or else a new one."""
         before = place.placement
-        while before is not None and (spare := self._take(before.node)) is not None:
+        while before is not None and (spare := self._take_spare(before.node)) is not None:
             with suppress(RayError):
                 there: Placement = ray.get(spare.loaded, timeout=_ALIVE_S)
                 ray.get(spare.actor.placement.remote(), timeout=_ALIVE_S)
@@ -250,7 +250,7 @@ class RankPool:
         place.actor, place.origin = self._process(self._each, strategy), "new"
         place.placement = place.seat = None
 
-    def _take(self, node: str) -> _Spare | None:
+    def _take_spare(self, node: str) -> _Spare | None:
         """Return a spare process of `node` that has loaded its libraries; None if there is none."""
         for spare in self._spares:
             if spare.node == node and ray.wait([spare.loaded], timeout=0)[0]:
@@ -280,7 +280,7 @@ class RankPool:
         self._groups, self._places, self._vacant = [], [], []
 
 
-def _placed(group: Any, poll_s: float) -> Generator[None, None, bool]:
+def _is_reserved(group: Any, poll_s: float) -> Generator[None, None, bool]:
     """Return whether Ray finds all places of a placement group in time."""
     deadline = time.monotonic() + _PLACED_S
     while time.monotonic() < deadline:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TALKS = {"talks": 1}
 """Ray's groups of threads of the actor, besides the thread on which a rank trains."""
 _SET_NAME = 15  # an option of prctl(2)
-_TOO_EARLY = ("torch", "deepspeed")
+_CUDA_LIBRARIES = ("torch", "deepspeed")
 
 
 def given_gpus() -> tuple[str, ...]:
@@ -48,7 +48,7 @@ class RankProcess:
         `ranks`: number of ranks on this node."""
         os.environ["DS_ACCELERATOR"] = "cuda" if gpus else "cpu"
         self._loaded = True
-        with _importing():
+        with _without_gc():
             import launcher.runtime.cluster.worker  # noqa: F401
         from launcher.runtime.cluster.spare_process import prepare
 
@@ -78,7 +78,7 @@ class RankProcess:
             return RankEnd(Fatal(error.problem, error.remedy), stays=False)
         os.environ.update(seat.environment())
         self._loaded = True
-        with _importing():
+        with _without_gc():
             from launcher.runtime.cluster.worker import Rank
         if self._rank is not None:  # that group ended before its ranks trained
             self._rank.leave(broken=True)
@@ -111,7 +111,7 @@ def _name_thread(name: str) -> None:
 
 
 @contextmanager
-def _importing() -> Iterator[None]:
+def _without_gc() -> Iterator[None]:
     """What is imported stays: to look through it for garbage is a tenth of the time of the imports."""
     gc.disable()
     try:
@@ -121,7 +121,7 @@ def _importing() -> Iterator[None]:
 
 
 def _ensure_not_loaded() -> None:
-    for library in _TOO_EARLY:
+    for library in _CUDA_LIBRARIES:
         if library in sys.modules:
             raise SeatError(
                 f"{importer(library)} has imported {library} into a rank's process before the rank has its GPU",
@@ -136,12 +136,12 @@ def importer(library: str) -> str:
     names = list(sys.modules)
     place = names.index(library)
     for name in names[place + 1 :] + names[place::-1]:
-        if not _of(name, library) and any(_named_by(value, library) for value in _names(name)):
+        if not _is_module_of(name, library) and any(_named_by(value, library) for value in _names(name)):
             return name
     return "a function"
 
 
-def _of(name: str | None, library: str) -> bool:
+def _is_module_of(name: str | None, library: str) -> bool:
     return name is not None and (name == library or name.startswith(f"{library}."))
 
 
@@ -151,5 +151,5 @@ def _names(module: str) -> list[object]:
 
 def _named_by(value: object, library: str) -> bool:
     if isinstance(value, ModuleType):
-        return _of(value.__name__, library)
-    return isinstance(value, type | FunctionType) and _of(value.__module__, library)
+        return _is_module_of(value.__name__, library)
+    return isinstance(value, type | FunctionType) and _is_module_of(value.__module__, library)

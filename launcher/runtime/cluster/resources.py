@@ -15,7 +15,7 @@ from launcher.runtime.recipe.schema import Recipe
 TRAINER_CPUS = 0.25  # ranks reserve little: on a small machine data tasks must still find a place beside them
 # Where the number of ranks follows the machine's cores, each core holds a rank and a data task.
 ELASTIC_CPUS = 0.75
-MOST_DATA_WORKERS = 4  # data workers for each rank
+MAX_DATA_WORKERS = 4  # data workers for each rank
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def data_workers(recipe: Recipe, cores: float, ranks: int) -> int:
     """Return how many data tasks run at a time in a cluster of `cores` CPUs: half of the CPUs, or fewer if the ranks
     need fewer."""
     asked = recipe.data_service.workers
-    return asked if asked != "auto" else max(1, min(int(cores) // 2, MOST_DATA_WORKERS * ranks))
+    return asked if asked != "auto" else max(1, min(int(cores) // 2, MAX_DATA_WORKERS * ranks))
 
 
 def cores_of(nodes: Iterable[Mapping[str, Any]]) -> float:

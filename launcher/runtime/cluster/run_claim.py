@@ -15,8 +15,8 @@ from data_service.store.errors import TRANSIENT, StoreError
 
 _log = logging.getLogger(__name__)
 
-LOOK_S = 10.0  # interval at which it is looked for a successor
-_AGAIN_S = 1.0  # interval at which an attempt is claimed while the store does not answer
+SUCCESSOR_POLL_S = 10.0  # interval at which it is looked for a successor
+_CLAIM_POLL_S = 1.0  # interval at which an attempt is claimed while the store does not answer
 _CLOSE_S = 0.5  # time limit for the last heartbeat
 
 
@@ -30,7 +30,7 @@ class RunClaim:
         look_s: seconds between two looks for a newer attempt of another start.
     """
 
-    def __init__(self, first: Attempt, owner: Owner, look_s: float = LOOK_S) -> None:
+    def __init__(self, first: Attempt, owner: Owner, look_s: float = SUCCESSOR_POLL_S) -> None:
         self._newest, self._owner, self._look_s = first, owner, look_s
         self._unused = True  # no group has used the newest attempt yet
         self._taken, self._closed = threading.Event(), threading.Event()
@@ -69,7 +69,7 @@ class RunClaim:
                     note(f"the ranks wait for the store: {error.problem}")
                 waits = True
             yield None
-            self._closed.wait(_AGAIN_S)
+            self._closed.wait(_CLAIM_POLL_S)
 
     def next(self) -> Attempt:
         """Claim the attempt of the next group of ranks.

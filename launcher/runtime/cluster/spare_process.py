@@ -20,7 +20,7 @@ from launcher.runtime.rank.main import threads_of
 from launcher.runtime.run.kept_tokenizer import kept_once
 from launcher.runtime.run.record import open_run
 
-_ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+_SINGLE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 
 
 def prepare(run_uri: str, *, gpus: bool, ranks: int) -> None:
@@ -38,7 +38,7 @@ def prepare(run_uri: str, *, gpus: bool, ranks: int) -> None:
 
 
 def _rehearse(config: EngineConfig) -> None:
-    os.environ.update(_ALONE)
+    os.environ.update(_SINGLE_RANK)
     alone = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
     verify_gradient_sums(config)

@@ -48,7 +48,7 @@ class Stopping:
 
     def __enter__(self) -> "Stopping":
         self._before = {number: signal.getsignal(number) for number in heeded()}
-        self._heeding = threading.Thread(target=self._heed, name="signals", daemon=True)
+        self._heeding = threading.Thread(target=self._request_by_signal, name="signals", daemon=True)
         self._heeding.start()
         self.listen()
         return self
@@ -94,9 +94,9 @@ class Stopping:
         self._signalled = True
         self._signals.put(signal.Signals(number))
 
-    def _heed(self) -> None:
+    def _request_by_signal(self) -> None:
         while (number := self._signals.get()) is not None:
-            self._ask(_WORDS.get(number, number.name), REPEAT)
+            self._request_stop(_WORDS.get(number, number.name), REPEAT)
 
     def _look(self, attempt: Attempt, over: threading.Event) -> None:
         """Look for a request in the store until one comes or `over` is set. Errors of the store are ignored: training
@@ -107,9 +107,9 @@ class Stopping:
             except StoreError:
                 continue
             if request is not None:
-                self._ask(f"stop requested by {request.by}", STOPPED)
+                self._request_stop(f"stop requested by {request.by}", STOPPED)
 
-    def _ask(self, reason: str, code: int) -> None:
+    def _request_stop(self, reason: str, code: int) -> None:
         with self._asking:
             if self.asked.is_set():
                 return

@@ -71,7 +71,7 @@ class Companions:
 
 _UNCOUNTED = (*TRANSIENT, Superseded, RunIsActive)  # errors that say nothing against the run
 _CONNECT_S = 60.0  # time limit for the head of a cluster to answer
-_TRY_S = 2.0  # time limit of one connection to it
+_CONNECTION_S = 2.0  # time limit of one connection to it
 _SHUTDOWN_S = 5.0  # time limit for Ray to disconnect
 
 
@@ -116,7 +116,7 @@ def supervise(
         with RunClaim(attempt, owner) as claim, stopping.requests(attempt):
             newest = _newest(run)
             if newest is not None and newest.step >= run.recipe.total_steps:
-                _evaluate_the_last(run, display, stopping, companions)
+                _evaluate_last_commit(run, display, stopping, companions)
                 return RunOutcome(FINISHED, newest.step)
             startup.done("claim")
             start = _Start(run, display, log, stopping, companions, startup, newest)
@@ -132,7 +132,7 @@ def supervise(
             end_newest_attempt(run.store, owner, time.time())
 
 
-def _evaluate_the_last(run: Run, display: Display, stopping: Stopping, companions: Companions) -> None:
+def _evaluate_last_commit(run: Run, display: Display, stopping: Stopping, companions: Companions) -> None:
     """Evaluate the last commit of a complete run, if the command that completed the run did not evaluate it."""
     if companions.pending(run):
         with (
@@ -227,7 +227,7 @@ def _await_cluster(stopping: Stopping, display: Display) -> None:
     address = os.environ.get("RAY_ADDRESS", "")
     deadline, told = time.monotonic() + _CONNECT_S, False
     while not stopping.asked.is_set():
-        refused = refusal(address, _TRY_S)
+        refused = refusal(address, _CONNECTION_S)
         if refused is None:
             return
         if time.monotonic() > deadline:

@@ -67,15 +67,15 @@ def _train(run: Run, watch: Watch, log: OperatorLog, *, companions: Companions, 
             watch.note("ended at once, without saving: what was done since the last checkpoint is lost")
             return RunOutcome(REPEAT, 0, stopping.reason)
         except (DataError, ModelError) as error:
-            return _failed(run, error, watch, log)
+            return _record_user_error(run, error, watch, log)
         except Exception as error:
-            return _broke(run, error, watch, log)
+            return _record_bug(run, error, watch, log)
     reason = {"reason": outcome.reason} if outcome.reason else {}
     log.event("end" if outcome.code == FINISHED else "stop", step=outcome.step, **reason)
     return outcome
 
 
-def _again(run: Run) -> str:
+def _resume_advice(run: Run) -> str:
     """Return, as text for the operator, what the same command will do if it is given again."""
     with suppress(StoreError):
         if not list_committed(run.store):
@@ -83,7 +83,7 @@ def _again(run: Run) -> str:
     return "the same command continues from the last checkpoint"
 
 
-def _failed(run: Run, error: DataError | ModelError, watch: Watch, log: OperatorLog) -> RunOutcome:
+def _record_user_error(run: Run, error: DataError | ModelError, watch: Watch, log: OperatorLog) -> RunOutcome:
     """Record and show an error that is meant for users. An error because another start took the run over is no failure
     and is not recorded."""
     if not isinstance(error, RunIsActive | Superseded):
@@ -91,11 +91,11 @@ def _failed(run: Run, error: DataError | ModelError, watch: Watch, log: Operator
     if code_of(error) == MISTAKE:
         raise error
     watch.note(f"{error.problem}\n  {error.remedy}")
-    watch.note(_again(run))
+    watch.note(_resume_advice(run))
     return RunOutcome(REPEAT, 0)
 
 
-def _broke(run: Run, error: Exception, watch: Watch, log: OperatorLog) -> RunOutcome:
+def _record_bug(run: Run, error: Exception, watch: Watch, log: OperatorLog) -> RunOutcome:
     """Record and show an unexpected error of Ray or of our own code. The operator sees one line; the event holds the
     traceback."""
     line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
@@ -105,5 +105,5 @@ def _broke(run: Run, error: Exception, watch: Watch, log: OperatorLog) -> RunOut
         trace="".join(traceback.format_exception(error))[-_REASON_CHARACTERS:],
     )
     watch.note(f"the driver failed: {line[:300]}")
-    watch.note(_again(run))
+    watch.note(_resume_advice(run))
     return RunOutcome(REPEAT, 0)

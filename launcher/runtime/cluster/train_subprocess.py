@@ -14,8 +14,8 @@ from data_service.store.open import open_store
 from launcher.exit_codes import FINISHED, MISTAKE, STOPPED
 
 How = Literal["finished", "stopped", "mistake", "again"]
-_HOW: dict[int, How] = {FINISHED: "finished", STOPPED: "stopped", MISTAKE: "mistake"}
-_KEPT_LINES = 200  # lines of what was said
+_OUTCOME_OF_CODE: dict[int, How] = {FINISHED: "finished", STOPPED: "stopped", MISTAKE: "mistake"}
+_MAX_LINES = 200  # lines of what was said
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ def train(
     )
     code, said = _follow(process, show)
     step = max((mark.step for mark in list_committed(open_store(uri))), default=0)
-    return Ending(code, _HOW.get(code, "again"), step, said)
+    return Ending(code, _OUTCOME_OF_CODE.get(code, "again"), step, said)
 
 
 def _follow(process: "subprocess.Popen[str]", show: bool) -> tuple[int, str]:
     """Return the process's exit code and the last lines of its output."""
-    said: deque[str] = deque(maxlen=_KEPT_LINES)
+    said: deque[str] = deque(maxlen=_MAX_LINES)
     assert process.stdout is not None
     while True:
         try:

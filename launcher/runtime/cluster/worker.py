@@ -74,10 +74,10 @@ from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.record import open_run
 
 _LISTENS_S, _LOOK_S = 60.0, 0.01
-_LATER = 1.5  # torch's time limit of a collective, in the watchdog's limit, which must come first: it names the ranks
+_TIMEOUT_RATIO = 1.5  # torch's limit of a collective over the watchdog's, which comes first to name the ranks
 _WAITING_RECORDS = 4096  # most records that wait for a driver which is stopped; the oldest are not shown
 _ERROR_LENGTH = 500  # number of characters of an error by which failures are compared
-_MISTAKES = (
+_USER_ERRORS = (
     RecipeError, RunError, NoGoodCheckpoint, NewerFormat, InputError, CorpusError, PlanError, TokenizerError,
     ModelError, TrainingError,
 )  # fmt: skip
@@ -159,11 +159,11 @@ class RankLink:
 
     def news(self, stack: str | None = None) -> News:
         """Return the news since the last call. `stack`: as in `News`."""
-        lists = (_taken(self._records), _taken(self._notes), _taken(self._events))
+        lists = (_drain(self._records), _drain(self._notes), _drain(self._events))
         return News(*self._where, self._place, self._resumed, *lists, stack=stack)
 
 
-def _taken(waiting: deque[Any]) -> list[Any]:
+def _drain(waiting: deque[Any]) -> list[Any]:
     taken = []
     with suppress(IndexError):  # a talk and the rank's end may both take
         while True:
@@ -283,7 +283,7 @@ def _connect(seat: Seat, limits: Watchdog) -> None:
         init_method="env://",
         rank=seat.rank,
         world_size=seat.world,
-        timeout=timedelta(seconds=_LATER * max(limits.step, limits.other)),
+        timeout=timedelta(seconds=_TIMEOUT_RATIO * max(limits.step, limits.other)),
     )
     nccl_backends()  # raises now if they cannot be aborted later
 
@@ -304,14 +304,14 @@ def outcome_of(error: BaseException, link: RankLink) -> Outcome:
         case Unfit():
             return UnfitNodes([report.event() for report in error.reports], *problem(error.reports))
         case _ if link.peer_gone:
-            return _raised(error, link)
+            return _describe_failure(error, link)
         case Superseded():
             return TakenOver(error.problem)
         case CheckpointError() | StoreError() if link.ending:  # the last commit stands
             return Unsaved(error.problem)
         case CorruptBlock():  # perhaps only on this machine; if the data are damaged, the failure repeats itself
-            return _raised(error, link)
-        case _ if isinstance(error, _MISTAKES):
+            return _describe_failure(error, link)
+        case _ if isinstance(error, _USER_ERRORS):
             return Fatal(error.problem, error.remedy)
         case Rewound():
             if link.rank == 0:
@@ -321,10 +321,10 @@ def outcome_of(error: BaseException, link: RankLink) -> Outcome:
             link.note(str(error))
             return WentBack()
         case _:
-            return _raised(error, link)
+            return _describe_failure(error, link)
 
 
-def _raised(error: BaseException, link: RankLink) -> Raised:
+def _describe_failure(error: BaseException, link: RankLink) -> Raised:
     """Return a failure, for the failure policy. CorruptReplica is raised by all ranks, though most of them are intact,
     so it names the ranks at fault."""
     blamed = error.ranks if isinstance(error, CorruptReplica) else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.runtime.policies.elastic import Sizing, cause, exclude_nodes, grows, places, start
 
-_REMIND_S = 60.0  # interval of the lines that tell the operator what a start waits for
+_REMINDER_S = 60.0  # interval of the lines that tell the operator what a start waits for
 
 Nodes = Sequence[Mapping[str, Any]]
 """Nodes, as `ray.nodes()` returns them."""
@@ -66,16 +66,16 @@ class WorldSizeTracker:
 
     def news(self) -> str | None:
         """Return the line for the operator after a call of `start`; None if there is nothing new. That ranks start is
-        told once, that they cannot start is told every `_REMIND_S` seconds."""
+        told once, that they cannot start is told every `_REMINDER_S` seconds."""
         now = self._clock()
         if self._granted is not None and self._failed is None:
             known, self._starting = self._starting == self._granted, self._granted
             return None if known else f"starting {self._granted} rank{'s' if self._granted > 1 else ''}"
-        if self._told is not None and now - self._told < _REMIND_S:
+        if self._told is not None and now - self._told < _REMINDER_S:
             return None
         self._told = now
         if self._granted is None:
-            return f"waiting for machines: places for {self._found} ranks, {self._aim()} wanted"
+            return f"waiting for machines: places for {self._found} ranks, {self._target_text()} wanted"
         return f"Ray could not start {self._failed} ranks: a node has just left the cluster, or other jobs fill it"
 
     def entered(self, world: int) -> Change | None:
@@ -107,7 +107,7 @@ class WorldSizeTracker:
             self._found, self._changed = found, self._clock()
         return found
 
-    def _aim(self) -> str:
+    def _target_text(self) -> str:
         return (
             str(min(self._wanted, self._sizing.most))
             if self._asked_in_time()

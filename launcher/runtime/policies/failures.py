@@ -27,8 +27,8 @@ NODE_FAILURES = 3  # failures among the latest ones in which one node was the fi
 NODE_LATEST = 6  # newest failures by which a node is judged
 NODE_HOURS = 12.0  # age above which a failure no longer counts against its node
 
-_MENDED = "after mending, the same command resumes the run"
-_TRACES = f"see the tracebacks in events/stacks/ of the run; {_MENDED}"
+_RESUME_ADVICE = "after mending, the same command resumes the run"
+_TRACES_ADVICE = f"see the tracebacks in events/stacks/ of the run; {_RESUME_ADVICE}"
 
 Kind = Literal["raised", "silent", "transient"]
 """"raised": a rank raised an error. "silent": a rank died without an error (killed, frozen, its machine lost).
@@ -116,11 +116,11 @@ def _stop_if_repeated(counted: Sequence[Failure]) -> Stop | None:
     same = telling[-SAME_ERROR:]
     if len(same) == SAME_ERROR and same[-1].error and all(_same_error(failure, same[-1]) for failure in same):
         reason = f"step {same[-1].step} failed {SAME_ERROR} times in the same way: {same[-1].error}"
-        return Stop(reason, _TRACES)
+        return Stop(reason, _TRACES_ADVICE)
     row = telling[-FRUITLESS:]
     if len(row) == FRUITLESS and not any(failure.worked for failure in row):
         reason = f"the ranks failed {FRUITLESS} times in a row before finishing a step, at last with {row[-1].error}"
-        return Stop(reason, _TRACES)
+        return Stop(reason, _TRACES_ADVICE)
     return None
 
 
@@ -137,7 +137,9 @@ def _stop_if_barren(counted: Sequence[Failure]) -> Stop | None:
         return None
     reason = f"the ranks died {BARREN} times in a row without a checkpoint newer than that of step {row[-1].committed}"
     reason += f", at last by {row[-1].error}" if row[-1].error else ""
-    return Stop(reason, f"see the events of the run, and save more often (checkpoint.every); {_MENDED}")
+    return Stop(
+        reason, f"see the events of the run, and save more often (checkpoint.every); {_RESUME_ADVICE}"
+    )
 
 
 def _only_one(nodes: set[str]) -> str | None:

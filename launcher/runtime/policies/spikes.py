@@ -24,8 +24,8 @@ from checkpoints.listing import Rewind
 from launcher.runtime.policies.failures import Stop
 
 LOSS = "loss"
-_SIGMA = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
-_LEAST_SPREAD = (
+_MAD_TO_SIGMA = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
+_MIN_SPREAD_SHARE = (
     0.01  # smallest spread, as a share of the median: losses that hardly vary must not make trifles spikes
 )
 
@@ -94,8 +94,8 @@ def bound(values: Sequence[float], window: int, spreads: float | None) -> float:
         return math.inf
     recent = values[-window:]
     middle = median(recent)
-    spread = _SIGMA * median(abs(value - middle) for value in recent)
-    return middle + spreads * max(spread, _LEAST_SPREAD * abs(middle))
+    spread = _MAD_TO_SIGMA * median(abs(value - middle) for value in recent)
+    return middle + spreads * max(spread, _MIN_SPREAD_SHARE * abs(middle))
 
 
 def largest(settings: Spikes, recent: SpikeHistory, phase: int, name: str) -> float:
@@ -172,19 +172,19 @@ def decide(
         reason = (
             f"{what}, and no checkpoint is {settings.patience} or more steps older, so the run cannot go back"
         )
-        return Verdict(None, Stop(reason, _HOPELESS))
+        return Verdict(None, Stop(reason, _HOPELESS_ADVICE))
     times = _in_a_row(settings, began, gone_back)
     if times >= settings.most_rewinds:
         reason = f"{what}, after going back {times} times in a row"
-        return Verdict(to, Stop(reason, _STUBBORN.format(step=to.step)))
+        return Verdict(to, Stop(reason, _REPEATED_ADVICE.format(step=to.step)))
     return Verdict(to, None)
 
 
-_HOPELESS = (
+_HOPELESS_ADVICE = (
     "start a new run with a lower learning rate or a longer warm-up, or look at the data with `maskfleet show`; "
     "`spikes` in the recipe says what counts as bad"
 )
-_STUBBORN = (
+_REPEATED_ADVICE = (
     "look for the cause: learning rate, precision, data (`maskfleet show`), a machine that computes wrongly. The same "
     "command continues from step {step:,} and leaves out the data read since; a fork of that step can change settings"
 )

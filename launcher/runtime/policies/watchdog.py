@@ -22,16 +22,16 @@ FIRST_SUMS = {"nccl": "in the first NCCL sum", "gloo": "in the first gloo sum"}
 """The activity of a rank during the trial sums before training (`launcher.runtime.preflight.collective`), by the
 library that sums."""
 _STAGES = {"starting": 0, "loading": 1}  # the first activities of a rank, in this order
-_GAP_S = 1.0  # most seconds that count between two checks
+_MAX_GAP_S = 1.0  # most seconds that count between two checks
 
 
 BEAT_S = 0.25
-BEATS = 500  # most heartbeats a second of all ranks together: they take the driver two fifths of a core
+BEATS_PER_S = 500  # most heartbeats a second of all ranks together: they take the driver two fifths of a core
 
 
 def beat_interval(ranks: int) -> float:
     """Return the seconds between two heartbeats of one of so many ranks."""
-    return max(BEAT_S, ranks / BEATS)
+    return max(BEAT_S, ranks / BEATS_PER_S)
 
 
 class Watchdog(BaseModel):
@@ -138,7 +138,7 @@ class Observer:
     def look(self, beats: Mapping[int, Beat]) -> None:
         """Take in the latest heartbeat of every rank."""
         now = self._clock()
-        watched = 0.0 if self._looked is None else min(now - self._looked, _GAP_S)
+        watched = 0.0 if self._looked is None else min(now - self._looked, _MAX_GAP_S)
         self._looked = now
         known = self._seen
         self._seen = {

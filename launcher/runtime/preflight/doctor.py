@@ -33,7 +33,7 @@ from launcher.runtime.preflight.releases import unfit_triton, untested_torch
 
 _PINS = Path(__file__).parents[3] / "infra" / "constraints.txt"
 _INSTALL = "install with infra/constraints.txt"
-_MATTERS = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "boto3", "pydantic", "safetensors")
+_PINNED_PACKAGES = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "boto3", "pydantic", "safetensors")
 
 
 def examine(uris: list[str], *, imports: bool = False) -> Iterator[Finding]:
@@ -67,7 +67,7 @@ def _versions() -> Iterator[Finding]:
     pins: dict[str, str] = {}
     if _PINS.is_file():
         pins = dict(line.split("==", 1) for line in _PINS.read_text().splitlines() if "==" in line)
-    for name in _MATTERS:
+    for name in _PINNED_PACKAGES:
         installed = metadata.version(name)
         pinned = pins.get(name, installed)
         if name == "torch":

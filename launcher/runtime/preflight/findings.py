@@ -12,13 +12,13 @@ Verdict = Literal["ok", "warning", "failure"]
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _LEAST_FILES, _GOOD_FILES = 1024, 8192  # the latter is the least that Ray recommends
-_DOCKERS_SHM = 64 * _MIB  # bytes of /dev/shm in a container by default
+_DOCKER_SHM_BYTES = 64 * _MIB  # bytes of /dev/shm in a container by default
 _SKEW_WARNING, _SKEW_FAILURE = 5.0, 300.0  # seconds; S3 refuses requests of a clock that is 15 minutes off
-_SLOW_LINK = 100e6  # bytes a second between nodes: 1 Gbit/s, less overhead
+_SLOW_LINK_BYTES_S = 100e6  # bytes a second between nodes: 1 Gbit/s, less overhead
 # Share of the hardware's rate that a link must reach: 64 MiB reach about half of NVLink, a TCP stream a third of
 # 100 Gbit/s.
-_OF_HARDWARE = 0.2
-_SHARE_OF_MEDIAN = 0.25  # share of the other links' median speed that a link must reach
+_HARDWARE_SHARE = 0.2
+_MEDIAN_SHARE = 0.25  # share of the other links' median speed that a link must reach
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def shared_memory(total: int, free: int, gpus: int) -> Finding:
     it."""
     found = f"{human_bytes(free)} free of {human_bytes(total)}"
     remedy = "in a container: --shm-size=8g, or an emptyDir of medium Memory on /dev/shm"
-    if gpus > 1 and total <= _DOCKERS_SHM:
+    if gpus > 1 and total <= _DOCKER_SHM_BYTES:
         return Finding("/dev/shm", "failure", found, f"NCCL needs more: {remedy}")
     if free < _GIB:
         return Finding("/dev/shm", "warning", found, f"Ray falls back to slow disk: {remedy}")
@@ -279,10 +279,10 @@ def _link_speed_finding(rank: int, found: Sequence[RankSums], nodes: Sequence[st
         if place != rank and one.speed is not None and (nodes[place - 1] != nodes[place]) == crosses
     ]
     usual = median(others) if len(others) > 1 and (crosses or hardware is not None) else 0.0
-    if usual * _SHARE_OF_MEDIAN > speed:
+    if usual * _MEDIAN_SHARE > speed:
         text += f"; others {human_bytes(usual)}/s"
     if speed >= max(
-        (hardware or 0.0) * _OF_HARDWARE, usual * _SHARE_OF_MEDIAN, _SLOW_LINK if crosses else 0.0
+        (hardware or 0.0) * _HARDWARE_SHARE, usual * _MEDIAN_SHARE, _SLOW_LINK_BYTES_S if crosses else 0.0
     ):
         return Finding(what, "ok", text)
     remedy = (

@@ -193,7 +193,7 @@ def skew(store: Store) -> float | None:
 _PATIENCE_S = 2.0  # time limit for a store that fails; that of training is longer
 _DEADLINE_S = 2.5  # time limit for all checks together
 _MIB = 1 << 20
-_MOST_FILES = 65_536
+_MAX_OPEN_FILES = 65_536
 
 Check = Callable[[], list[Finding]]
 
@@ -262,10 +262,10 @@ def _result(what: str, future: "Future[list[Finding]]", deadline: float) -> list
 
 
 def raise_open_files() -> None:
-    """Raise this process's limit on open files as far as allowed, up to `_MOST_FILES`. Ray does the same when it
+    """Raise this process's limit on open files as far as allowed, up to `_MAX_OPEN_FILES`. Ray does the same when it
     starts, so a low limit that can be raised needs no warning."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(ValueError, OSError):  # if the limit cannot be raised, the check reports it
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -17,9 +17,9 @@ import psutil
 from launcher.runtime.preflight.findings import Finding
 
 _NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
-_OUTSIDE = {socket.AF_INET: "8.8.8.8", socket.AF_INET6: "2001:4860:4860::8888"}
+_INTERNET_HOSTS = {socket.AF_INET: "8.8.8.8", socket.AF_INET6: "2001:4860:4860::8888"}
 _MEGABIT, _GIGABIT = 1e6 / 8, 1e9 / 8
-_RANKS = {
+_RANK_VARIABLES = {
     # Our watchdog ends stuck ranks, after it has asked for their tracebacks and found the node at fault. torch's own
     # monitor would abort a rank after 8 minutes, sooner than `watchdog.step` and without a message; it only remains
     # for ranks that nobody watches.
@@ -75,7 +75,7 @@ def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 def variables(address: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that make gloo and NCCL use the network of `address`, under which Ray knows this
     node. Those that `environment` already has are left out: a user's own value wins."""
-    found = dict(_RANKS)
+    found = dict(_RANK_VARIABLES)
     name = interface_of(address)
     if name is not None:
         # NCCL reads a name as a prefix unless `=` stands before it, and the part after a colon as a port: so it gets
@@ -119,7 +119,7 @@ def _text(path: Path) -> str:
 def address_here() -> str:
     """Return this machine's address on its route to the internet, which Ray takes by default; 127.0.0.1 if there is no
     route. Nothing is sent."""
-    for family, outside in _OUTSIDE.items():
+    for family, outside in _INTERNET_HOSTS.items():
         with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
             probe.connect((outside, 53))
             return str(probe.getsockname()[0])

@@ -87,7 +87,7 @@ def _is_private(path: Path) -> bool:
     return found.st_uid == os.getuid() and closed and not stat.S_ISLNK(found.st_mode)
 
 
-_LONGEST_S = 900.0  # time limit of the process that compiles
+_COMPILE_S = 900.0  # time limit of the process that compiles
 
 
 class CompilationRecord(BaseModel):
@@ -187,7 +187,7 @@ def _compile(
     pieces, apart, ticks = Pieces(), None, count(1)
     if kept == "nowhere":
         # The ranks that wait for this one show no progress meanwhile.
-        patience_s = min(_LONGEST_S, run.recipe.watchdog.other / 2)
+        patience_s = min(_COMPILE_S, run.recipe.watchdog.other / 2)
         apart = try_apart(
             subject, patience_s, lambda: link.beat(0, "compiling", next(ticks)) if link else None
         )

@@ -19,8 +19,8 @@ from encoder_core.train.settings import MemoryRefresh
 from encoder_core.train.step import Microbatch, RankBatch
 from launcher.runtime.run.streams import StreamLength
 
-AHEAD = 2  # number of steps whose rows are read before they are needed
-ANNOUNCED = 64  # steps announced to the data service in advance, again when half of them are done
+STEPS_AHEAD = 2  # number of steps whose rows are read before they are needed
+ANNOUNCED_STEPS = 64  # steps announced to the data service in advance, again when half of them are done
 
 
 class SampleStream(StreamLength, Protocol):
@@ -100,7 +100,7 @@ class RankData:
         """Return this rank's microbatches of `step`, and request those of the next steps."""
         before = self._memory_steps(step)
         needed = (*(before or ()), step)
-        for number in (*needed, *range(step + 1, min(step + AHEAD + 1, self._positions.steps))):
+        for number in (*needed, *range(step + 1, min(step + STEPS_AHEAD + 1, self._positions.steps))):
             if number not in self._rows:
                 self._rows[number] = self._pool.submit(self._read_step, number)
         asked = time.monotonic()
@@ -178,7 +178,7 @@ class RankData:
     def _read_step(self, step: int) -> "_ReadStep":
         """Read this rank's rows of `step`. This runs on the pool's only thread, so that each stream has a single reader
         and the preparation of rows delays no step."""
-        if self._announced_at is None or step - self._announced_at >= ANNOUNCED // 2:
+        if self._announced_at is None or step - self._announced_at >= ANNOUNCED_STEPS // 2:
             self._announce(step)
         mine, _ = self._share.deal(self._positions.ranges(step))
         rows, samples = self.rows(step), [self._read(ranges) for _, ranges in mine]
@@ -196,7 +196,7 @@ class RankData:
         in it."""
         self._announced_at = step
         coming = [
-            self._positions.ranges(n) for n in range(step, min(step + ANNOUNCED, self._positions.steps))
+            self._positions.ranges(n) for n in range(step, min(step + ANNOUNCED_STEPS, self._positions.steps))
         ]
         for phase, stream in enumerate(self._streams):
             steps = [ranges for ranges in coming if ranges and ranges[0].phase == phase]

@@ -13,7 +13,7 @@ SCHEME = "hf://"
 _NAME = re.compile(r"hf://(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 _FILES = ("config.json", *_WEIGHTS, *TOKENIZER_FILES)
-_PICKLED = (PICKLE, "pytorch_model-*.bin", PICKLE_INDEX)
+_PICKLED_FILES = (PICKLE, "pytorch_model-*.bin", PICKLE_INDEX)
 _PATIENCE_S = 20.0  # time limit for an answer of the Hub
 
 
@@ -67,4 +67,4 @@ def _is_wanted(file: str, files: list[str]) -> bool:
         return False
     beside = [other.rpartition("/")[2] for other in files if other.rpartition("/")[0] == part]
     pickled = not any(fnmatchcase(other, pattern) for other in beside for pattern in _WEIGHTS)
-    return any(fnmatchcase(name, pattern) for pattern in (*_FILES, *(_PICKLED if pickled else ())))
+    return any(fnmatchcase(name, pattern) for pattern in (*_FILES, *(_PICKLED_FILES if pickled else ())))

@@ -76,7 +76,7 @@ def peak(device: torch.device, precision: str) -> float | None:
     return gpu.peak if precision == "bf16" else gpu.peak_fp32
 
 
-_SLOW = {"data": "gets its data so late that steps take", "compute": "is slow: computing takes it"}
+_SLOW_TEXTS = {"data": "gets its data so late that steps take", "compute": "is slow: computing takes it"}
 
 
 Ending = Literal["save", "hand over"]
@@ -158,7 +158,7 @@ class RankJournal:
         for slow in found:
             host = self.hosts[slow.rank]
             self.event("straggler", step=report.before.step, host=host, **asdict(slow))
-            self.note(f"rank {slow.rank} on {host} {_SLOW[slow.doing]} {slow.ratio:.1f} times as long")
+            self.note(f"rank {slow.rank} on {host} {_SLOW_TEXTS[slow.doing]} {slow.ratio:.1f} times as long")
 
     def event(self, kind: str, **fields: object) -> None:
         if self.journal is not None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from data_service.processes import age_s
 
-_SHOWN_S = 0.05  # shorter parts are not shown
+_MIN_SHOWN_S = 0.05  # shorter parts are not shown
 
 
 class Startup:
@@ -61,5 +61,5 @@ class Startup:
     def spell(self) -> str:
         """Return the parts as text for the operator: `8.3 s (Ray 2.1, model 1.4, ...)`."""
         parts = self.before | self.seconds
-        shown = ", ".join(f"{part} {time:.1f}" for part, time in parts.items() if time >= _SHOWN_S)
+        shown = ", ".join(f"{part} {time:.1f}" for part, time in parts.items() if time >= _MIN_SHOWN_S)
         return f"{sum(parts.values()):.1f} s ({shown})"

@@ -28,7 +28,7 @@ M = TypeVar("M", bound=BaseModel)
 
 _MISSING = object()
 # What PyYAML raises: its own errors, and those of its conversions of dates, numbers and tags.
-_BROKEN = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
+_YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
 
 
 class _Events(Composer, SafeConstructor, Resolver):
@@ -125,7 +125,7 @@ def parse(text: str, name: str, words: DocumentWords = RECIPE, *, ours: bool = F
             # Before the document is constructed, because merge keys change its nodes.
             _collect_lines(node, (), lines, name, words)
         data = None if node is None else loader.construct_document(node)
-    except _BROKEN as error:
+    except _YAML_ERRORS as error:
         raise words.error(
             f"{name} is not valid YAML: {_one_line(error)}", remedy="fix the YAML there"
         ) from error
@@ -227,7 +227,7 @@ def parse_assignment(text: str) -> tuple[Path, object]:
     path = tuple(int(part) if part.isdigit() else part for part in key.strip().split("."))
     try:
         return path, _Events(bounded_events(value)).get_single_data()
-    except _BROKEN as error:
+    except _YAML_ERRORS as error:
         raise RecipeError(
             f"--set {text!r}: the value is not valid YAML: {_one_line(error)}",
             remedy="quote it for the shell and YAML",

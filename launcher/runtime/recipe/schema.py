@@ -109,7 +109,7 @@ class Mixing(RecipePart):
     translations: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @model_serializer(mode="wrap")
-    def _asked_for(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _leave_out_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         return {name: value for name, value in serialize(self).items() if name != "translations" or value}
 
 
@@ -278,7 +278,7 @@ class RecipeEvaluation(RecipePart):
     tasks: Tasks = ()
 
     @model_serializer(mode="wrap")
-    def _asked_for(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _leave_out_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         return {name: value for name, value in serialize(self).items() if name != "tasks" or value}
 
 

@@ -17,7 +17,7 @@ from launcher.runtime.recipe.corpora import corpora_of, path_of
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.log import operator_event
 
-MOST = 0.01
+MAX_OVERLAP_SHARE = 0.01
 """Share of a source's held-out tokens that may be training text of another: texts that occur everywhere."""
 ReportBlocks = Callable[[int, int], None]
 
@@ -46,14 +46,14 @@ def refuse_leaks(recipe: Recipe, report: ReportBlocks = lambda more, total: None
     `report` is called with the number of blocks just read, and of all of the pair.
 
     Raises:
-        CorpusError: more than `MOST` of a source's held-out text is training text of another.
+        CorpusError: more than `MAX_OVERLAP_SHARE` of a source's held-out text is training text of another.
         CorruptBlock, StoreError: a corpus cannot be read.
     """
     lines, corpora = list[str](), corpora_of(recipe)
     for one, other in unlike(recipe):
         held, trained = (open_corpus(corpora[name].uri) for name in (one, other))
         found = find_overlap(held, trained, report)
-        if found.share > MOST:
+        if found.share > MAX_OVERLAP_SHARE:
             raise _leak_error(recipe, one, other, found)
         lines.append(
             f"held out of {one}, trained on in {other}: {found.found:,} of {found.documents:,} documents"

@@ -29,8 +29,8 @@ OPERATOR = 0  # the number, in place of an attempt's, of events between attempts
 
 _DRAIN_S = 2.0  # longest wait of a commit for the records of its steps
 _CLOSE_S = 20.0  # longest wait for all records at the end of training
-_MOST_WAITING = 32 << 20  # bytes of unwritten metrics, and as many of events: 70,000 steps
-_LARGEST_SEGMENT = 4 << 20  # bytes of one segment
+_MAX_WAITING_BYTES = 32 << 20  # bytes of unwritten metrics, and as many of events: 70,000 steps
+_MAX_SEGMENT_BYTES = 4 << 20  # bytes of one segment
 
 
 def evaluation_record(step: int, figures: Mapping[str, float]) -> dict[str, object]:
@@ -68,7 +68,7 @@ class RunLog:
         attempt: int,
         flush_seconds: float,
         note: Callable[[str], None] = lambda text: None,
-        most_waiting: int = _MOST_WAITING,
+        most_waiting: int = _MAX_WAITING_BYTES,
         again_s: float = 1.0,
     ) -> None:
         self._metrics = _Segments(store, METRICS, attempt, most_waiting, note)
@@ -206,7 +206,7 @@ class _Segments:
         with self._changed:
             if self._sealed is None and self._pending:
                 lines, size = [], 0
-                while self._pending and size < _LARGEST_SEGMENT:
+                while self._pending and size < _MAX_SEGMENT_BYTES:
                     lines.append(self._pending.popleft())
                     size += len(lines[-1])
                 self._bytes -= size

@@ -16,8 +16,8 @@ from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 from launcher.errors import RunError
 from launcher.runtime.run.segments import (
+    MAX_PACK_BYTES,
     METRICS,
-    MOST_BYTES,
     Pack,
     SegmentRange,
     pack,
@@ -28,8 +28,8 @@ from launcher.runtime.run.segments import (
 
 _log = logging.getLogger(__name__)
 
-MOST_SEGMENTS = 512  # most segments of a pack: four hours, at one segment every 30 seconds
-_LOOK_EVERY = 16  # new segments after which a full pack is looked for: a few large segments fill one, too
+MAX_SEGMENTS = 512  # most segments of a pack: four hours, at one segment every 30 seconds
+_CHECK_SEGMENTS = 16  # new segments after which a full pack is looked for: a few large segments fill one, too
 _READERS = 8
 
 
@@ -72,7 +72,7 @@ class Packer:
     def _wait_for_segments(self) -> bool:
         """Wait for enough new segments. Return False if the packer was closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._written - self._looked >= _LOOK_EVERY)
+            self._changed.wait_for(lambda: self._closed or self._written - self._looked >= _CHECK_SEGMENTS)
             return not self._closed
 
     def _pack_older(self) -> None:
@@ -93,7 +93,7 @@ class Packer:
             _log.warning("segments of attempt %d are not packed yet: %s", attempt, error.problem)
 
 
-def pack_once(store: Store, attempt: int, *, over: bool, most_segments: int = MOST_SEGMENTS) -> bool:
+def pack_once(store: Store, attempt: int, *, over: bool, most_segments: int = MAX_SEGMENTS) -> bool:
     """Make one pack of an attempt's metrics, and return whether there was anything to pack.
 
     Args:
@@ -141,7 +141,7 @@ def _choose_segments(free: list[SegmentRange], most_segments: int) -> tuple[list
             chosen, size = [], 0
         chosen.append(stretch)
         size += stretch.size
-        if len(chosen) > 1 and (len(chosen) == most_segments or size >= MOST_BYTES):
+        if len(chosen) > 1 and (len(chosen) == most_segments or size >= MAX_PACK_BYTES):
             return chosen, True
     return chosen, False
 

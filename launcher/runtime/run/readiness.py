@@ -26,8 +26,10 @@ from launcher.runtime.recipe.timeline import step_batches, tokens_before
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import heldout_spec, stream_spec
 
-COUNTED = 50_000_000  # largest number of tokens of text that is counted row by row: it takes a second or two
-FULL = 0.85  # smallest share of text in a row: a row ends early if the next sentence does not fit
+MAX_COUNTED = (
+    50_000_000  # largest number of tokens of text that is counted row by row: it takes a second or two
+)
+MIN_ROW_FILL = 0.85  # smallest share of text in a row: a row ends early if the next sentence does not fit
 
 
 def check_mixture(run: Run, tokenizer: Tokenizer) -> None:
@@ -47,7 +49,7 @@ def check_mixture(run: Run, tokenizer: Tokenizer) -> None:
         name: int(load_manifest(open_store(source.uri)).train.tokens.sum())
         for name, source in recipe.corpus.sources.items()
     }
-    if sum(sizes.values()) <= COUNTED:
+    if sum(sizes.values()) <= MAX_COUNTED:
         Stream(stream_spec(run, tokenizer, len(recipe.phases) - 1))
     elif isinstance(recipe.input, Packed) and recipe.input.packing != "doc_sentences":
         _check_readings(run, tokenizer, sizes)
@@ -56,7 +58,7 @@ def check_mixture(run: Run, tokenizer: Tokenizer) -> None:
 def _check_readings(run: Run, tokenizer: Tokenizer, sizes: dict[str, int]) -> None:
     recipe, read, step = run.recipe, dict.fromkeys(sizes, 0.0), 0
     for number, phase in enumerate(recipe.phases):
-        tokens = FULL * (tokens_before(recipe, step + phase.steps) - tokens_before(recipe, step))
+        tokens = MIN_ROW_FILL * (tokens_before(recipe, step + phase.steps) - tokens_before(recipe, step))
         step += phase.steps
         spec = stream_spec(run, tokenizer, number)
         shares = dict(zip(sizes, stage_weights(spec, spec.stages[-1], list(sizes.values())), strict=True))
@@ -73,7 +75,7 @@ def _check_readings(run: Run, tokenizer: Tokenizer, sizes: dict[str, int]) -> No
 
 
 PLENTY = 16  # batches; a corpus with so many tokens is not counted row by row: an epoch is surely longer
-MOST_EPOCHS = 200  # above this `init` warns; the published recipes read their text 40 to 100 times
+MAX_EPOCHS = 200  # above this `init` warns; the published recipes read their text 40 to 100 times
 SPARE_VOCABULARY = 1.5  # embedding rows for each id of the tokenizer; above this `init` warns
 
 
@@ -138,7 +140,7 @@ def warnings(run: Run) -> list[str]:
     found: list[str] = []
     text = _training_tokens(run)
     epochs = _readings(run)
-    if epochs > MOST_EPOCHS:
+    if epochs > MAX_EPOCHS:
         found.append(
             f"the run reads its text about {epochs:,.0f} times ({text:,} tokens): give more text, or "
             "fewer steps (phases.N.steps)"

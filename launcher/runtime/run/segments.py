@@ -48,7 +48,7 @@ PACKED = ".parquet"
 _SEGMENT_END = ".jsonl"
 
 _READERS = 16  # concurrent gets: segments are small, so on S3 latency limits a single reader
-_AT_ONCE = 64  # most segments held in host memory at a time
+_HELD_SEGMENTS = 64  # most segments held in host memory at a time
 _RELISTINGS = 20  # most listings of an attempt whose segments are packed while they are read
 _KEY = re.compile(r"\w+/a(\d{6,12})/(\d{8,12})(?:\.jsonl|-(\d{8,12})\.parquet)")
 
@@ -143,7 +143,7 @@ def _contents(store: Store, stretches: list[SegmentRange]) -> Iterator[tuple[Seg
         yield from ((stretch, _get(store, stretch)) for stretch in stretches)
         return
     with ThreadPoolExecutor(_READERS) as pool:
-        while batch := list(islice(remaining, _AT_ONCE)):
+        while batch := list(islice(remaining, _HELD_SEGMENTS)):
             yield from zip(batch, pool.map(lambda stretch: _get(store, stretch), batch), strict=True)
 
 
@@ -151,9 +151,9 @@ def _get(store: Store, stretch: SegmentRange) -> bytes | None:
     return None if stretch.packed else store.get(stretch.key)
 
 
-MOST_BYTES = 8 << 20  # number of bytes of segments that fill a pack
+MAX_PACK_BYTES = 8 << 20  # number of bytes of segments that fill a pack
 _SEGMENT, _STEP_LINE, _OTHER_LINE = "in-segment", "step-line", "other-line"  # no field's name has a hyphen
-_ABOUT = "maskfleet"  # key in the file's metadata of a digest and what it covers
+_METADATA_KEY = "maskfleet"  # key in the file's metadata of a digest and what it covers
 
 
 class DamagedPack(RunError):
@@ -184,7 +184,7 @@ def pack(first: int, segments: list[bytes], names: list[str]) -> bytes:
     settings = {"write_statistics": False, "write_page_checksum": True, "store_schema": False}
     with pq.ParquetWriter(file, table.schema, compression="zstd", use_dictionary=False, **settings) as writer:
         writer.write_table(table)
-        writer.add_key_value_metadata({_ABOUT: sealed(_ABOUT, about)})
+        writer.add_key_value_metadata({_METADATA_KEY: sealed(_METADATA_KEY, about)})
     return bytes(file.getvalue())
 
 
@@ -212,7 +212,7 @@ class Pack:
         self._metadata: pa.FileMetaData | None = None
         with self._damage_named():
             file = self._open()
-            body = unsealed(_ABOUT, (file.metadata.metadata or {})[_ABOUT.encode()])
+            body = unsealed(_METADATA_KEY, (file.metadata.metadata or {})[_METADATA_KEY.encode()])
             if body is None:
                 raise ValueError("what it says of itself does not match its digest")
             about = json.loads(body)

@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 Record = dict[str, Any]
 
 _FIELD = re.compile(r"\w{1,100}", re.ASCII)
-_MOST_FIELDS = 256  # largest number of columns: a damaged line must not make a million
+_MAX_FIELDS = 256  # largest number of columns: a damaged line must not make a million
 
 
 class NotARecord(ValueError):
@@ -86,7 +86,7 @@ class TableBuilder:
             if isinstance(value, int | float):
                 values = self._columns.get(name)
                 if values is None:
-                    if len(self._columns) == _MOST_FIELDS or not _FIELD.fullmatch(name):
+                    if len(self._columns) == _MAX_FIELDS or not _FIELD.fullmatch(name):
                         continue
                     values = self._columns[name] = array("d")
                 _pad(values, row)

@@ -20,7 +20,7 @@ _RECORD_NAME = "sentence_transformer"
 _ENCODER = "sentence_bert_config.json"
 _TOKENIZER = "tokenizer_config.json"
 _NO_LENGTH = 1 << 30  # lengths above this mean "no limit", for which transformers writes a huge number
-_BESIDE = (
+_COPIED_FILES = (
     SETTINGS,
     _ENCODER,
     "sentence_roberta_config.json",
@@ -70,7 +70,7 @@ def prompts_in(files: dict[str, bytes]) -> dict[str, str]:
 def _modules_in(folder: Store) -> dict[str, bytes]:
     if folder.size(MODULES) is None:
         return {}
-    found = {name: folder.get(name) for name in (MODULES, *_BESIDE) if folder.size(name) is not None}
+    found = {name: folder.get(name) for name in (MODULES, *_COPIED_FILES) if folder.size(name) is not None}
     try:
         paths = [str(module["path"]) for module in parse_json(found[MODULES])]
     except (ValueError, TypeError, KeyError) as error:

@@ -17,7 +17,7 @@ from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.stream.positions import PhaseBatches, Positions, Range
 from data_service.stream.stream import StepLayout
-from launcher.runtime.rank.data import ANNOUNCED, RankShard
+from launcher.runtime.rank.data import ANNOUNCED_STEPS, RankShard
 
 ROOT = Path(__file__).parents[3]
 NODE = 8  # ranks of a machine, which pull a slab once
@@ -67,7 +67,7 @@ class Host:
         for step in steps:
             ranges = self._positions.ranges(step)
             for client, share in zip(self._clients, self._shares, strict=True):
-                if step % (ANNOUNCED // 2) == 0:
+                if step % (ANNOUNCED_STEPS // 2) == 0:
                     self._announce(client, share, step)
                 for _, part in share.deal(ranges)[0]:
                     for r in part:
@@ -82,7 +82,7 @@ class Host:
 
     def _announce(self, client: FeedClient, share: RankShard, step: int) -> None:
         coming = [
-            self._positions.ranges(n) for n in range(step, min(step + ANNOUNCED, self._positions.steps))
+            self._positions.ranges(n) for n in range(step, min(step + ANNOUNCED_STEPS, self._positions.steps))
         ]
         mine: list[Range] = [r for ranges in coming for _, part in share.deal(ranges)[0] for r in part]
         first = coming[0][0]

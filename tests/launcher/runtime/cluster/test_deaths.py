@@ -6,7 +6,7 @@ import pytest
 
 from checkpoints.attempt import claim, newest_attempt
 from data_service.store.local import LocalStore
-from launcher.runtime.cluster.deaths import KEPT, KEY, Deaths, of_command, read_deaths, write_deaths
+from launcher.runtime.cluster.deaths import KEY, NEWEST, Deaths, of_command, read_deaths, write_deaths
 from launcher.runtime.policies.failures import BARREN, Failure, Restart, Stop
 
 
@@ -29,7 +29,7 @@ def silence(text: str) -> None:
 def test_the_newest_come_back_as_they_were(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     assert read_deaths(store, silence) == []
-    failures = [failure(step, error="é" * 3 if step % 2 else None) for step in range(KEPT + 5)]
+    failures = [failure(step, error="é" * 3 if step % 2 else None) for step in range(NEWEST + 5)]
     write_deaths(store, failures)
     assert read_deaths(store, silence) == failures[5:]
     write_deaths(store, [failure(1, error="x" * 100_000)])

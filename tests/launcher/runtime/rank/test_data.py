@@ -8,7 +8,7 @@ import torch
 
 from data_service.stream.positions import PhaseBatches, Positions, Range
 from data_service.stream.stream import StepLayout, Stream
-from launcher.runtime.rank.data import ANNOUNCED, RankData, RankShard
+from launcher.runtime.rank.data import ANNOUNCED_STEPS, RankData, RankShard
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 
 STEPS, MICROBATCH = 150, 4
@@ -81,10 +81,10 @@ def test_ranks_together_announce_every_row_once(uri: str, world: int, batch: str
     if batch == "tokens":
         phase = PhaseBatches(STEPS, 20 * 25, count, stream.token_axis())
     skips = [Range(0, 0, 57, 93)]
-    expected = [r for step in range(ANNOUNCED) for r in Positions([phase], skips).ranges(step)]
+    expected = [r for step in range(ANNOUNCED_STEPS) for r in Positions([phase], skips).ranges(step)]
     ranks = [told(uri, rank, world, phase, skips) for rank in range(world)]
     found = [(e, n) for rank in ranks for e, start, stop in rank.ranges for n in range(start, stop)]
     assert sorted(found) == sorted((r.epoch, n) for r in expected for n in range(r.start, r.stop))
     assert len({rank.steps for rank in ranks}) == 1, "all lay their windows alike"
     rows = sum(r.stop - r.start for r in expected)
-    assert ranks[0].steps == StepLayout(round(rows / ANNOUNCED), 0, 0)
+    assert ranks[0].steps == StepLayout(round(rows / ANNOUNCED_STEPS), 0, 0)

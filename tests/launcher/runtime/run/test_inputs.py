@@ -24,7 +24,7 @@ def test_a_source_that_would_be_read_too_often_is_refused(
 ) -> None:
     """By its rows where these are soon counted, else by the tokens of full rows; the limit that is named is enough."""
     if not counted:
-        monkeypatch.setattr("launcher.runtime.run.readiness.COUNTED", 0)
+        monkeypatch.setattr("launcher.runtime.run.readiness.MAX_COUNTED", 0)
     small_runs.prepare_corpus(tmp_path)
     phase = (
         "{steps: 20, length: 32, batch: {sequences: 12}, mixture: {weights: {text: 1}, most_readings: %s}}"

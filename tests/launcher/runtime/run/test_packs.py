@@ -206,7 +206,7 @@ def test_a_new_attempt_packs_the_older_ones_and_in_the_long_run_itself(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.runtime.run.packing._LOOK_EVERY", 2)
-    monkeypatch.setattr("launcher.runtime.run.packing.MOST_BYTES", 500)
+    monkeypatch.setattr("launcher.runtime.run.packing.MAX_PACK_BYTES", 500)
     write_all(store, 1, 4)
     write_all(store, 2, 1)
     write_all(store, 3, 3)
