@@ -27,17 +27,17 @@ from launcher.progress import others_write
 from launcher.signals import heeded
 
 if TYPE_CHECKING:
-    import psutil  # else where it is used: commands that only look need not wait for it
+    import psutil  # imported where it is used: it is slow to import
 
-SAVING_COMMANDS = ("train", "demo", "evaluate")  # commands that answer signals themselves
+SAVING_COMMANDS = ("train", "demo", "evaluate")  # commands with signal handlers of their own
 _CORPUS_COMMANDS = ("build", "prepare", "append")  # commands of `corpus` that start a Ray
 _AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 _GRACE_S = 15.0  # time limit for a driver that has nothing to save to end by itself
-_SECOND_SIGNAL_S = 3.0  # after a second Ctrl-C
+_SECOND_SIGNAL_S = 3.0  # time limit for the driver to end after a second Ctrl-C
 _KILL_S = 10.0  # time limit for killed processes to be gone
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # options of prctl(2)
 
-_save_flags = mmap.mmap(-1, 2)  # shared by parent and driver: it saves when asked to end now; it ever did
+_save_flags = mmap.mmap(-1, 2)  # shared flags: the driver is saving; it ever was
 
 
 def is_supervised(arguments: Sequence[str]) -> bool:
@@ -119,25 +119,25 @@ def _be_driver(work: Callable[[], None], parent: int) -> None:
     try:
         os.setsid()
         _prctl(_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before it could be told of
+        if os.getppid() != parent:  # the parent died before prctl took effect
             os._exit(code)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {*heeded(), signal.SIGCHLD})
-        if sys.argv[1] in SAVING_COMMANDS:  # goes on though its terminal is gone
+        if sys.argv[1] in SAVING_COMMANDS:  # these commands go on after their terminal has closed
             sys.stdout, sys.stderr = _ForgivingStream(sys.stdout), _ForgivingStream(sys.stderr)
-        logging.getLogger().addHandler(logging.NullHandler())  # what is for people is said by other means
+        logging.getLogger().addHandler(logging.NullHandler())  # messages for people have their own channel
         work()
         code = FINISHED
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else MISTAKE if end.code else FINISHED
     except KeyboardInterrupt:
-        pass  # before anybody listened: nothing was done
+        pass  # Ctrl-C came before a handler was installed, so nothing was done
     except BaseException as error:
         _say(f"the command failed: {type(error).__name__}: {error}")
     finally:
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(code)  # without what libraries do at exit: the parent ends what is left
+        os._exit(code)  # skips exit handlers; the parent kills the rest
 
 
 def _wait_for_driver(driver: int) -> tuple[int, bool]:
@@ -156,12 +156,12 @@ def _wait_for_driver(driver: int) -> tuple[int, bool]:
         elif time.monotonic() - idle_since > patience:
             os.kill(driver, signal.SIGKILL)
         heard = signal.sigtimedwait({*asking, signal.SIGCHLD}, 0.5)
-        if heard is None or heard.si_signo not in asking:  # after SIGCONT it has no number
+        if heard is None or heard.si_signo not in asking:  # after SIGCONT the signal number is missing
             _reap(driver)
             continue
         asked = True
         interrupts += heard.si_signo == signal.SIGINT
-        os.kill(driver, heard.si_signo)  # it is not reaped yet, so the pid is its own
+        os.kill(driver, heard.si_signo)  # the driver is not reaped yet, so its pid is valid
 
 
 def _exit_code(status: int, asked: bool) -> int:

@@ -72,7 +72,7 @@ def optional(package: str, use: str, extra: str | None = None) -> ModuleType:
         if error.name not in (
             package,
             package.partition(".")[0],
-        ):  # it is there, and something that it needs is not
+        ):  # the package is installed, but one of its dependencies is missing
             raise
         problem = f"{use} needs {package}, which is not installed"
         wanted = package if extra is None else f"'maskfleet[{extra}]'"

@@ -11,9 +11,9 @@ from encoder_core.errors import UserError as ModelError
 from launcher.errors import TryAgain
 
 FINISHED = 0
-MISTAKE = 2  # in what the command was given, or a failure that repetition has shown it cannot cure
-STOPPED = 3  # somebody wants the run to stand still: schedulers leave it
-REPEAT = 75  # anything else: run the same command again to go on
+MISTAKE = 2  # a user's mistake, or a failure that recurred after restarts
+STOPPED = 3  # the operator stopped the run: schedulers must not start it again
+REPEAT = 75  # any other end: the same command, run again, continues
 CODES = (FINISHED, MISTAKE, STOPPED, REPEAT)
 
 SAVE_SECONDS = 120  # between the request to stop and the kill: time for a checkpoint

@@ -26,7 +26,7 @@ _FIRST_S, _EVERY_S, _SELDOM_S = 3.0, 10.0, 60.0  # lines of a log
 _AGE_DIVISOR = 60  # a line is due after this part of the command's age, within these bounds
 _DRAW_S, _DRAW_FIRST_S = 0.25, 1.0  # a terminal's line
 _DEFAULT_COLUMNS = 80  # width of a terminal that does not say its own
-_MAX_EXACT = 100_000  # larger counts are shortened
+_MAX_EXACT = 100_000  # counts above this are abbreviated
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ class _Screen:
         self._write, self._columns = write, columns
         self._began = self._said = now
         self._drawn = False
-        self._at_line_start = True  # assumed: what others wrote before ended its line
+        self._at_line_start = True  # assumption: earlier output ended with a newline
         self._lock = threading.RLock()
 
     def tick(self, current: Work | None, now: float) -> None:
@@ -143,11 +143,11 @@ class _Screen:
         self._drawn = True
 
     def _put(self, data: bytes) -> None:
-        with suppress(OSError):  # whoever read it has gone
+        with suppress(OSError):  # the reader of the pipe has gone
             self._write(data)
 
 
-_works: list[Work] = []  # what has begun and not ended, the innermost last
+_works: list[Work] = []  # works in progress, the innermost last
 _screen: _Screen | None = None
 _silenced = 0
 

@@ -32,15 +32,15 @@ class _SignalExit(SystemExit):
 
 @dataclass
 class _Answer:
-    code: int | None = None  # in place of 128 + the signal's number
+    code: int | None = None  # exit code; None: 128 + the signal's number
     stays: str = STAYS
     asked: int | None = None  # the signal that is being answered
-    lost: bool = False  # it was raised where Python lets nothing through
+    lost: bool = False  # the exception was raised where Python discards exceptions
 
     def said(self, number: int) -> int:
         """Print the line about the signal. Return the exit code."""
         name = _NAMES.get(number) or signal.Signals(number).name
-        with suppress(OSError):  # by one call of the system: the stream may be locked by what was interrupted
+        with suppress(OSError):  # one system call: interrupted code may hold sys.stderr's lock
             os.write(2, f"ended, as {name} asked: {self.stays}\n".encode())
         return 128 + number if self.code is None else self.code
 
@@ -68,7 +68,7 @@ def answering(code: int, stays: str) -> Iterator[None]:
     _answer.code, _answer.stays = code, stays
     yield
     _answer.code, _answer.stays = (
-        before  # not where it is left by raising: that may be the answer, or is the end
+        before  # no `finally`: the exception that leaves the block ends the command with its code
     )
 
 
@@ -117,7 +117,7 @@ def _end_if_stuck(reading: int) -> None:
 
 
 def _await_exit(number: int, reading: int) -> None:
-    """Returns if the signal is to be raised once more, which it was."""
+    """End the process unless the main thread does in time. Return if the signal was lost, and has been raised again."""
     waited, interrupts = 0.0, int(number == signal.SIGINT)
     while waited < (_HANDLER_S if _answer.asked is None else _CLEANUP_S) and interrupts < 2:
         if _answer.lost:

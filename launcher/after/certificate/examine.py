@@ -32,7 +32,7 @@ from launcher.runtime.run.segments import EVENTS, METRICS, DamagedPack, Pack, re
 
 _IMMUTABLE = (f"{METRICS}/", f"{EVENTS}/", "attempts/", ROOT, "removals/", "tokenizers/")
 _UNCERTIFIED_PREFIXES = (CERTIFICATE, SIGNATURE, "attempts/stop.json", "tensorboard/")
-_UNHASHED_ENDINGS = (".heartbeat", ".jsonl")  # the latter are segments of logs, hashed as such
+_UNHASHED_ENDINGS = (".heartbeat", ".jsonl")  # segments of logs are hashed separately
 
 
 @dataclass
@@ -71,7 +71,7 @@ def certify(uri: str, key: Any = None) -> tuple[Certificate | None, Examination]
         return None, found
     certificate = extend_chain(former, found.contents)
     data = encode(certificate)
-    store.delete(SIGNATURE)  # it would be of another certificate
+    store.delete(SIGNATURE)  # the old signature does not cover the new certificate
     store.put(CERTIFICATE, data)
     if key is not None:
         store.put(SIGNATURE, key.sign(data))

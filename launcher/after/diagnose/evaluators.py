@@ -49,7 +49,7 @@ class CommitEvaluation:
         self._run, self._note, self._poll_s, self._idle = run, note, poll_s, idle
         self._log = OperatorLog(run.store, note)
         self._over: set[CheckpointName] | None = (
-            None  # dealt with, or older than the first look; None before it
+            None  # commits that are done or too old; None before the first look
         )
         self._tries = Counter[CheckpointName]()
         self._told: set[str] = set()

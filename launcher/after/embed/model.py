@@ -30,7 +30,7 @@ QUERY, DOCUMENT = "query", "document"
 _LOG = logging.getLogger(__name__)
 _LOADABLE = ("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "Dropout", "WeightedLayerPooling")
 _WEIGHTED_MODULES = ("Transformer", "Dense", "LayerNorm", "WeightedLayerPooling")
-_CHECKED_TEXTS = 10_000  # texts, of which it is said how many are cut
+_CHECKED_TEXTS = 10_000  # number of texts that are checked for truncation
 
 
 def library(part: str) -> Any:
@@ -65,7 +65,7 @@ def load_model(pretrained: LocalModel, encoding: Encoding) -> "SentenceTransform
         )
     except ModelError:
         raise
-    except Exception as error:  # whatever it is: see `reason`
+    except Exception as error:  # any error of the library; see `reason`
         raise ModelError(
             f"{pretrained.name} cannot be loaded: {reason(error)}",
             remedy="give a folder that `save_pretrained` wrote whole",

@@ -31,7 +31,7 @@ from launcher.runtime.cluster.rank_process import given_gpus
 from launcher.runtime.preflight.network import refusal
 
 _MAX_DEATHS = 3  # processes that die of one cell: more often than machines do by chance
-_POLL_S = 2.0  # interval at which it is looked whether Ray lives
+_POLL_S = 2.0  # interval of checking that Ray is alive
 _STOP_S = 5.0  # time limit for cancelled cells to end
 _ANSWER_S = 10.0  # time limit for a cluster's head to take a connection
 _OBJECT_STORE_BYTES = 256 << 20  # object store of a Ray started here; its tasks read the driver's folders
@@ -186,7 +186,7 @@ def _unpack_model(model: LocalModel, files: Mapping[str, bytes], place: Path) ->
             os.rename(fresh, folder)
         except OSError:
             shutil.rmtree(fresh)
-            if not folder.is_dir():  # else somebody was faster
+            if not folder.is_dir():  # another process may have created it first
                 raise
     return replace(model, folder=folder)
 

@@ -31,7 +31,7 @@ def open_tokenizer(folder: Path) -> Any:
     try:
         with library_errors(str(folder)):
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **_LOADING)
-    except Exception as error:  # whatever it is: see `reason`
+    except Exception as error:  # any error of the library; see `reason`
         raise TaskMismatch(
             f"{folder} has no tokenizer that transformers reads: {reason(error)}",
             remedy="put tokenizer.json and tokenizer_config.json of the model beside its weights",
@@ -75,7 +75,7 @@ def load_weights(auto_class: str, folder: Path, **options: Any) -> tuple[Any, li
             **_LOADING,
             **options,
         )
-    except Exception as error:  # whatever it is: see `reason`
+    except Exception as error:  # any error of the library; see `reason`
         raise TaskMismatch(
             f"transformers cannot load {folder} as {auto_class}: {reason(error)}",
             remedy="give a folder with model.safetensors of a model that transformers has for this",
@@ -86,7 +86,7 @@ def load_weights(auto_class: str, folder: Path, **options: Any) -> tuple[Any, li
 def _load_config(transformers: Any, folder: Path, head: Head, labels: tuple[str, ...]) -> Any:
     try:
         config = transformers.AutoConfig.from_pretrained(str(folder), **_LOADING)
-    except Exception as error:  # whatever it is: see `reason`
+    except Exception as error:  # any error of the library; see `reason`
         raise TaskMismatch(
             f"{folder} has no configuration that transformers reads: {reason(error)}",
             remedy="give a folder that `save_pretrained` or `maskfleet checkpoints export` wrote",

@@ -12,10 +12,10 @@ from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import Stretch, changing_weights, phase_at, step_batches, timeline
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
-_COLUMNS = 72  # columns of the picture
-_RATE_ROWS = 6  # lines of the learning rate's
+_COLUMNS = 72  # width of the plots in terminal columns
+_RATE_ROWS = 6  # height of the learning rate's plot in lines
 _CURVES = {"one_minus_sqrt": "1 - sqrt", "inverse_sqrt": "1 / sqrt"}
-_BATCH_ROWS = 2  # lines of the batch's, which changes less
+_BATCH_ROWS = 2  # height of the batch's plot in lines
 
 
 def print_timeline(recipe: Recipe) -> None:

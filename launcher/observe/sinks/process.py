@@ -76,7 +76,7 @@ class SinkProcess:
                 return
             if code != 0:
                 self._warn_once(f"their process ended with code {code}", *self._unfinished)
-            later = {"began": time.time(), "attempts": sys.maxsize}  # what was posted is not posted again
+            later = {"began": time.time(), "attempts": sys.maxsize}  # a new process must not post old events
             self._request = self._request.model_copy(update=later)
             self._ending.wait(self._restart_s)
 

@@ -21,7 +21,7 @@ class Assignment:
     feed: FeedHandle
     recipe: Recipe
     save_multiple: int  # a pause is only allowed after a multiple of so many steps
-    removals: CorpusStates  # what the run is to go on without, which it records where it resumes
+    removals: CorpusStates  # removed documents; recorded at the step from which the run resumes
     before: Mapping[str, float]  # seconds that each part of the start has taken so far, by the part's name
     # The keeper of states in memory on each node, by the node's id; empty without copies.
     keepers: Mapping[str, Any]

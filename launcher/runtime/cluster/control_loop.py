@@ -49,8 +49,8 @@ from launcher.runtime.policies.watchdog import Observer, culprits
 from launcher.runtime.run.record import Run
 
 _POLL_S = 0.25
-_PLACES_POLL_S = 0.5  # interval at which it is looked for places while ranks wait for some
-_ROOM_INTERVAL_S = 5.0  # interval at which it is looked whether ranks should move or make room for more
+_PLACES_POLL_S = 0.5  # interval of looking for places while ranks wait for them
+_ROOM_INTERVAL_S = 5.0  # interval of checking whether ranks should move, or more ranks could train
 _STACKS_S = 5.0  # time limit for the tracebacks of the ranks that still answer
 _END_S = 30.0  # time that ranks have to end once they are done
 NOT_SAVED = "the steps done since the last checkpoint are lost"
@@ -119,7 +119,7 @@ class ControlLoop:
         self.group, self._number, self._starts = Group(), 0, 0
         self._pauses = False  # whether the present group was told to end early
         self._hands_over = False  # whether the next one takes over at once, so that nothing need be saved
-        self._in_memory = False  # the last state, which the last group did not save
+        self._in_memory = False  # whether the last state is in memory only: the last group did not save it
         self._frugal = False  # whether ranks must do with as little memory as they can
         self._looked = time.monotonic()
         self.end = LoopEnd()

@@ -47,7 +47,7 @@ class RankGroup:
         self._start, self._pool = start, pool
         self._places: list[Place] = []
         self._calls: list[Any] = []  # the last call to each rank
-        self._talks: dict[Any, int] = {}  # the talks without an answer so far, and with whom
+        self._talks: dict[Any, int] = {}  # calls of `talk` without an answer so far, and their ranks
         self._told: dict[int, tuple[Orders, float]] = {}  # the last orders to each rank, and when
         self._interval = beat_interval(start.ranks)
 
@@ -55,7 +55,7 @@ class RankGroup:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if lost() is None:  # else nobody is there to be asked, and the ranks die with their node
+        if lost() is None:  # without Ray nobody answers, and the ranks die with their node
             ended = _done_calls(self._calls, 0.0)
             self._pool.release({rank: _is_ok(call) for rank, call in enumerate(self._calls) if call in ended})
 

@@ -15,8 +15,8 @@ from data_service.store.errors import TRANSIENT, StoreError
 
 _log = logging.getLogger(__name__)
 
-SUCCESSOR_POLL_S = 10.0  # interval at which it is looked for a successor
-_CLAIM_POLL_S = 1.0  # interval at which an attempt is claimed while the store does not answer
+SUCCESSOR_POLL_S = 10.0  # interval of checking for a newer claim of the run
+_CLAIM_POLL_S = 1.0  # interval of claiming again while the store does not answer
 _CLOSE_S = 0.5  # time limit for the last heartbeat
 
 

@@ -105,7 +105,7 @@ def supervise(
     """
     startup = Startup.of_command(supervisor_process())
     startup.done("command")
-    temporary_root()  # Ray needs it: said before anything is claimed
+    temporary_root()  # Ray needs a temporary folder: check before the run is claimed
     _await_cluster(stopping, display)
     owner = Owner.for_process(supervisor_process(), time.time())
     attempt = await_claim(run.store, owner, stopping.asked, display.note)
@@ -128,7 +128,7 @@ def supervise(
     finally:
         with suppress(
             StoreError
-        ):  # without it, the next start finds the process gone, or waits for the lease
+        ):  # if this fails, the next start sees that the process is gone, or waits for the lease
             end_newest_attempt(run.store, owner, time.time())
 
 

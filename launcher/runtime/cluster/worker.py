@@ -189,7 +189,7 @@ class Rank:
     """
 
     def __init__(self, group: int, seat: Seat, assignment: Assignment, began: float) -> None:
-        gc.freeze()  # what is imported stays, and need not be looked at when a group ends
+        gc.freeze()  # imported objects stay: no need to scan them
         self.group, self._seat, self._assignment = group, seat, assignment
         self._startup = Startup(assignment.before, began, assignment.processes)
         self._startup.done("imports")
@@ -210,7 +210,7 @@ class Rank:
 
     def leave(self, broken: bool) -> None:
         """Leave the process groups, as `_leave`."""
-        self._membership = None  # it holds the groups: the others wait until these are left
+        self._membership = None  # it holds the process groups that are left below
         _leave(broken)
 
     def _ended(self, work: Callable[[], Joined | Finished]) -> RankEnd:
@@ -224,7 +224,7 @@ class Rank:
             broken, outcome = True, outcome_of(error, self.link)
             spared = isinstance(error, Exception) and isinstance(outcome, Raised) and outcome.kind == "silent"
             stays = spared or isinstance(outcome, Unsaved)
-            traceback.clear_frames(error.__traceback__)  # they hold the groups, too
+            traceback.clear_frames(error.__traceback__)  # the traceback holds the groups, too
         try:
             self.leave(broken)
         except RuntimeError:  # the GPU has failed
@@ -334,7 +334,7 @@ def _describe_failure(error: BaseException, link: RankLink) -> Raised:
 
 
 def _kind_of(error: BaseException, link: RankLink) -> Kind:
-    if link.peer_gone:  # what the rank then computed is garbage, and so may be its error
+    if link.peer_gone:  # after a peer died, this error may be a consequence
         return "silent"
     if isinstance(error, TRANSIENT):
         return "transient"

@@ -124,7 +124,7 @@ class RankData:
         """Set the rows of a microbatch of `phase` from the next fetch on. Call this on all ranks at the same step."""
         cut = (*self._share.rows[:phase], rows, *self._share.rows[phase + 1 :])
         for read in self._rows.values():
-            wait([read])  # the pool's thread must not read with old and new numbers
+            wait([read])  # no read may mix old and new numbers of rows
         self._rows.clear()
         self._share, self._announced_at = replace(self._share, rows=cut), None
 
