@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import CLASSLESS, FAMILIES, Interchange, ModelConfig, interchange
+from encoder_core.families.catalogue import CLASSLESS_TYPES, FAMILIES, Interchange, ModelConfig, interchange
 from encoder_core.families.interchange import Heads
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.tiny import tiny
@@ -59,7 +59,7 @@ CASES = {
 
 def test_only_the_families_without_a_class_are_left_out() -> None:
     left_out = {family.name for family in FAMILIES} - {name for name, _ in CASES.values()}
-    assert len(left_out) == len(CLASSLESS)
+    assert len(left_out) == len(CLASSLESS_TYPES)
 
 
 @pytest.mark.parametrize("case", CASES)
