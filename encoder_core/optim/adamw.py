@@ -94,7 +94,7 @@ def decayed_direction(
     first, second = own["exp_avg"], own["exp_avg_sq"]
     beta1, beta2 = group["betas"]
     gradient = p.grad
-    assert gradient is not None  # `due` keeps only those with one
+    assert gradient is not None  # `due` keeps only tensors with a gradient
     first.mul_(beta1).add_(gradient, alpha=1 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     corrected = group["bias_correction"]
@@ -143,5 +143,5 @@ class StableAdamW(ShardedOptimizer):
     def _surprise(self, group: dict[str, Any], p: Tensor) -> Tensor:
         """Return g / max(sqrt(v), eps) as a new tensor shaped like `p`."""
         expected = self.state[p]["exp_avg_sq"] / (1 - group["betas"][1] ** update_count(group))
-        assert p.grad is not None  # `due` keeps only those with one
+        assert p.grad is not None  # `due` keeps only tensors with a gradient
         return torch.div(p.grad, expected.sqrt_().clamp_(min=group["eps"]), out=expected)

@@ -262,7 +262,7 @@ class Muon(ShardedOptimizer):
         update_count(group)
         for p in params:
             gradient = p.grad
-            assert gradient is not None  # `due` keeps only those with one
+            assert gradient is not None  # `due` keeps only tensors with a gradient
             if MOMENTUM not in self.state[p]:
                 self.state[p][MOMENTUM] = torch.zeros_like(p)
             self.state[p][MOMENTUM].mul_(group["momentum"]).add_(gradient)

@@ -17,7 +17,7 @@ from launcher.errors import TaskError
 
 _BYTE_ORDER_MARK = "\ufeff"
 _CODECS: dict[str, Compression] = {"": "", ".gz": "gz", ".zst": "zst"}
-_MAX_FIELD_CHARACTERS = 1 << 30  # characters; the csv module has 128 Ki
+_MAX_FIELD_CHARACTERS = 1 << 30  # the csv module's default is 128 Ki characters
 _READ_AHEAD_BYTES = 64 * 1024  # bytes of a Parquet file that are read at a time
 _BATCH_ROWS = 1024  # rows of a Parquet file that are in memory at a time
 _FORMATS: dict[str, Format] = {

@@ -172,7 +172,7 @@ def with_sums(
     ]
 
 
-_reports: list[tuple[PreflightSubject, NodeReport]] = []  # the newest that this process made, alone
+_reports: list[tuple[PreflightSubject, NodeReport]] = []  # at most one entry: this process's newest report
 
 
 def _earlier_report(subject: PreflightSubject, node: str) -> NodeReport | None:

@@ -11,7 +11,7 @@ from launcher.output import human_bytes
 Verdict = Literal["ok", "warning", "failure"]
 
 _MIB, _GIB = 1 << 20, 1 << 30
-_LEAST_FILES, _GOOD_FILES = 1024, 8192  # the latter is the least that Ray recommends
+_LEAST_FILES, _GOOD_FILES = 1024, 8192  # open files: the minimum, and the least that Ray recommends
 _DOCKER_SHM_BYTES = 64 * _MIB  # bytes of /dev/shm in a container by default
 _SKEW_WARNING, _SKEW_FAILURE = 5.0, 300.0  # seconds; S3 refuses requests of a clock that is 15 minutes off
 _SLOW_LINK_BYTES_S = 100e6  # bytes a second between nodes: 1 Gbit/s, less overhead
