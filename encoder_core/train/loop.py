@@ -4,7 +4,7 @@ Each step ends with one gather: sums of losses, the speed of every rank, and dig
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from encoder_core.layers.attention import set_local_rotary_base, set_rotary_base
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.exchange import Control, Signals, exchange
-from encoder_core.train.metrics import CopyReport, StepReport, evaluate
+from encoder_core.train.metrics import CopyReport, StepReport, evaluate_texts
 from encoder_core.train.rehearsal import is_out_of_memory
 from encoder_core.train.settings import Pace
 from encoder_core.train.state import TrainState
@@ -96,9 +96,10 @@ class Data(Protocol):
 
     def fetch(self, step: int) -> StepData: ...
 
-    def heldout(self, step: int) -> Iterator[Microbatch]:
-        """Yield this rank's held-out microbatches after `step` steps: equally many on every rank, with the same rows
-        and masks at every call. The objective of the last step has targets in them.
+    def heldout(self, step: int) -> Mapping[str, Iterable[Microbatch]]:
+        """Return this rank's held-out microbatches after `step` steps, by the prefix of their figures (the run's own
+        text has none): equally many on every rank, with the same rows and masks at every call. The objective of the
+        last step has targets in them.
         """
         ...
 
@@ -363,16 +364,15 @@ class Trainer:
         self.journal.doing(step, "training")
 
     def _evaluate(self, step: int) -> None:
-        figures = evaluate(self.engine, self.control, self._heldout(step), self.plan.seed)
-        self.journal.evaluation(step, figures)
-        self.journal.doing(step, "training")
-
-    def _heldout(self, step: int) -> Iterator[Microbatch]:
-        """Yield held-out microbatches, and report progress after each."""
-        self.journal.doing(step, "evaluating")
-        for done, microbatch in enumerate(self.data.heldout(step), start=1):
-            yield microbatch
+        def progress(done: int) -> None:
             self.journal.doing(step, "evaluating", done)
+
+        progress(0)
+        texts = self.data.heldout(step)
+        self.journal.evaluation(
+            step, evaluate_texts(self.engine, self.control, texts, self.plan.seed, progress)
+        )
+        self.journal.doing(step, "training")
 
     def _digests(self, step: int) -> list[Tensor]:
         """Return the digest of the weights that gradients were computed with, if this step compares them."""

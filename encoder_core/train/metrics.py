@@ -4,8 +4,9 @@ Held-out rows have the same masks and draws every time, for any world size.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -135,6 +136,33 @@ def evaluate(
     engine.training(False)
     totals = gather_sums(control, sum_losses(engine, engine.objective, microbatches, seed))
     return means(totals) | {name: n for name, n in totals.items() if name.endswith(TARGETS)}
+
+
+def evaluate_texts(
+    engine: Engine,
+    control: Control,
+    texts: Mapping[str, Iterable[Microbatch]],
+    seed: int,
+    progress: Callable[[int], None],
+) -> dict[str, float]:
+    """Return the figures of `evaluate` on each text, their names after the text's prefix.
+
+    `progress` gets the number of microbatches done, over all texts.
+    """
+    figures: dict[str, float] = {}
+    numbers = count(1)
+    for prefix, microbatches in texts.items():
+        found = evaluate(engine, control, _reported(microbatches, numbers, progress), seed)
+        figures |= {f"{prefix}{name}": figure for name, figure in found.items()}
+    return figures
+
+
+def _reported(
+    microbatches: Iterable[Microbatch], numbers: Iterator[int], progress: Callable[[int], None]
+) -> Iterator[Microbatch]:
+    for microbatch in microbatches:
+        yield microbatch
+        progress(next(numbers))
 
 
 @torch.no_grad()

@@ -83,6 +83,8 @@ def _write_readers_own(folder: Path) -> None:
     (folder / "news-zh").mkdir()
     news = ("".join(words) for words in made_up_documents(120))
     (folder / "news-zh/news.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in news))
+    (folder / "old-text").mkdir()
+    write_text(folder / "old-text/old.jsonl", documents=200, seed=8)
     (folder / "terms.txt").write_text("checkpointing\nmicrobatches\n")
     letters = "".join(f'{number};"{draw.choice(words)}: für Köln;\n"\r\n' for number in range(60))
     (folder / "letters.csv").write_text(f"Nummer;Inhalt\r\n{letters}", encoding="cp1252", newline="")

@@ -47,7 +47,7 @@ from launcher.runtime.cluster.stop_requests import Stopping
 from launcher.runtime.preflight.network import refusal
 from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.record import Run
-from launcher.runtime.run.streams import heldout_specs, stream_spec
+from launcher.runtime.run.streams import before_specs, heldout_specs, stream_spec
 
 Note = Callable[[str], None]
 """Shows a line to the operator."""
@@ -315,6 +315,7 @@ def open_streams_ahead(run: Run, feed: FeedHandle) -> None:
     with suppress(UserError):
         tokenizer = run.tokenizer()
         specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
-        told = [spec.model_dump_json() for spec in (*specs, *heldout_specs(run, tokenizer))]
+        evaluated = (*heldout_specs(run, tokenizer), *before_specs(run, tokenizer))
+        told = [spec.model_dump_json() for spec in (*specs, *evaluated)]
         for spec in dict.fromkeys(told):
             feed.open.remote(spec)

@@ -2,7 +2,7 @@
 
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields, replace
 from typing import Protocol
@@ -31,6 +31,11 @@ class SampleStream(StreamLength, Protocol):
     def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepLayout | None = None) -> None: ...
 
     def close(self) -> None: ...
+
+
+HeldOutText = tuple[Sequence[SampleStream], int]
+"""The held-out streams for the steps of each phase, and how many of their rows to evaluate. Phases may share a
+stream."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,7 @@ class RankData:
     Args:
         streams: the stream of each phase.
         positions: map from steps to samples.
-        heldout: the held-out streams for the steps of each phase, and how many of their rows to evaluate. Phases may
-            share a stream.
+        heldout: the held-out texts, by the prefix of their figures.
         share: this rank's share of the microbatches.
         device: device to which batches are copied.
         count: function from a batch to its number of targets for each loss term.
@@ -82,7 +86,7 @@ class RankData:
         self,
         streams: Sequence[SampleStream],
         positions: Positions,
-        heldout: tuple[Sequence[SampleStream], int],
+        heldout: Mapping[str, HeldOutText],
         share: RankShard,
         device: torch.device,
         count: Callable[[Batch], dict[str, int]],
@@ -93,8 +97,8 @@ class RankData:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="data")
         self._rows: dict[int, Future[_ReadStep]] = {}  # reads under way, by step
         self._announced_at: int | None = None
-        # Held-out microbatches, by the first phase with the same stream.
-        self._evaluation: dict[int, list[Microbatch]] = {}
+        # Held-out microbatches, by prefix and the first phase with the same stream.
+        self._evaluation: dict[tuple[str, int], list[Microbatch]] = {}
 
     def fetch(self, step: int) -> StepData:
         """Return this rank's microbatches of `step`, and request those of the next steps."""
@@ -140,19 +144,24 @@ class RankData:
         """Return the number of rows of a full microbatch of `step`."""
         return self._share.rows[self._positions.phase_of(step)]
 
-    def heldout(self, step: int) -> Iterator[Microbatch]:
-        """Return this rank's held-out microbatches after `step` steps, for the phase of the last of them, with the same
-        rows and masks at every call. A rank with fewer rows adds empty batches, so that all ranks make the same number
-        of passes."""
-        streams, _ = self._heldout
-        number = streams.index(streams[self._positions.phase_of(max(0, step - 1))])
-        if number not in self._evaluation:
-            self._evaluation[number] = self._read_heldout(streams[number])
-        return iter(self._evaluation[number])
+    def heldout(self, step: int) -> dict[str, Iterator[Microbatch]]:
+        """Return this rank's held-out microbatches after `step` steps, for the phase of the last of them, by the prefix
+        of their figures. Rows and masks are the same at every call. A rank with fewer rows adds empty batches, so that
+        all ranks make the same number of passes."""
+        phase = self._positions.phase_of(max(0, step - 1))
+        return {prefix: iter(self._heldout_rows(prefix, phase)) for prefix in self._heldout}
+
+    def _heldout_rows(self, prefix: str, phase: int) -> list[Microbatch]:
+        streams, rows = self._heldout[prefix]
+        number = streams.index(streams[phase])
+        if (prefix, number) not in self._evaluation:
+            self._evaluation[prefix, number] = self._read_heldout(streams[number], rows)
+        return self._evaluation[prefix, number]
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for stream in (*self._streams, *dict.fromkeys(self._heldout[0])):
+        heldout = (stream for streams, _ in self._heldout.values() for stream in streams)
+        for stream in (*self._streams, *dict.fromkeys(heldout)):
             stream.close()
 
     def _memory_steps(self, step: int) -> range | None:
@@ -207,8 +216,7 @@ class RankData:
         parts = [self._streams[r.phase].read(r.epoch, r.start, r.stop) for r in ranges]
         return parts[0] if len(parts) == 1 else join_rows(parts)
 
-    def _read_heldout(self, stream: SampleStream) -> list[Microbatch]:
-        _, rows = self._heldout
+    def _read_heldout(self, stream: SampleStream, rows: int) -> list[Microbatch]:
         # Held-out rows have the length of the last phase.
         mine, count = self._share.deal([Range(len(self._streams) - 1, 0, 0, rows)])
         found = [

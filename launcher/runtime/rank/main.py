@@ -46,7 +46,7 @@ from launcher.runtime.rank.build import (
 )
 from launcher.runtime.rank.checkpointing import RunCheckpointer
 from launcher.runtime.rank.compilation import CompilationRecord, record_compilation, settle_compilation
-from launcher.runtime.rank.data import RankData, RankShard, SampleStream
+from launcher.runtime.rank.data import HeldOutText, RankData, RankShard, SampleStream
 from launcher.runtime.rank.initial_weights import InitialWeights, initial_weights
 from launcher.runtime.rank.journal import Link, RankJournal, Utilisation, utilisation
 from launcher.runtime.rank.kernels import record_kernels, settle_kernels
@@ -64,8 +64,16 @@ from launcher.runtime.rank.spike_guard import SpikeGuard
 from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.kept_tokenizer import kept_once
 from launcher.runtime.run.log import RunLog
+from launcher.runtime.run.metrics import BEFORE
 from launcher.runtime.run.record import Run
-from launcher.runtime.run.streams import Lost, heldout_specs, read_lost, sample_positions, stream_spec
+from launcher.runtime.run.streams import (
+    Lost,
+    before_specs,
+    heldout_specs,
+    read_lost,
+    sample_positions,
+    stream_spec,
+)
 
 OpenStream = Callable[[StreamSpec], SampleStream]
 
@@ -234,10 +242,15 @@ def _data(
     return data, positions, share
 
 
-def _heldout(run: Run, tokenizer: Tokenizer, open_stream: OpenStream) -> tuple[list[SampleStream], int]:
+def _heldout(run: Run, tokenizer: Tokenizer, open_stream: OpenStream) -> dict[str, HeldOutText]:
+    """Return the held-out texts, by the prefix of their figures."""
+    texts = {"": heldout_specs(run, tokenizer), BEFORE: before_specs(run, tokenizer)}
+    return {prefix: _heldout_text(run, specs, open_stream) for prefix, specs in texts.items() if specs}
+
+
+def _heldout_text(run: Run, specs: Sequence[StreamSpec], open_stream: OpenStream) -> HeldOutText:
     """Return the held-out streams of the phases, of which those alike are one, and how many of their rows are
     evaluated."""
-    specs = heldout_specs(run, tokenizer)
     opened = {
         spec.fingerprint: open_stream(spec) for spec in {spec.fingerprint: spec for spec in specs}.values()
     }

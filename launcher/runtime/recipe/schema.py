@@ -263,23 +263,32 @@ class Checkpointing(RecipePart):
     keep_every: EverySteps | None = None
 
 
+class EvaluationText(RecipePart):
+    """A corpus of the run's tokenizer, whose held-out text is evaluated and never trained on."""
+
+    uri: str = Field(min_length=1)
+
+
 class RecipeEvaluation(RecipePart):
     """The evaluation of a run while it trains.
 
     Attributes:
         every: interval between measurements of the held-out loss.
         samples: number of held-out rows, the same ones every time.
+        before: text of the kind that the start was trained on; each evaluation measures the same losses on as many of
+            its rows. If it is not given, it is left out of the YAML.
         tasks: measures of every commit, taken beside training (`launcher.after.diagnose`). If empty, it is left out of
             the YAML.
     """
 
     every: EverySteps
     samples: PositiveInt
+    before: EvaluationText | None = None
     tasks: Tasks = ()
 
     @model_serializer(mode="wrap")
     def _leave_out_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {name: value for name, value in serialize(self).items() if name != "tasks" or value}
+        return {name: value for name, value in serialize(self).items() if value}
 
 
 class Logging(RecipePart):

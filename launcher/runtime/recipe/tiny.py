@@ -80,7 +80,7 @@ def tiny(recipe: Recipe) -> Recipe:
             "activation_checkpointing": False,
             "data_service": DataService(workers=1, memory=ByteSize(256 << 20)),
             "checkpoint": Checkpointing(every=Every(steps=quarter.steps), keep_last=2),
-            "evaluation": RecipeEvaluation(every=quarter, samples=16 * ROWS),
+            "evaluation": RecipeEvaluation(every=quarter, samples=16 * ROWS, before=recipe.evaluation.before),
         }
     )
     assert not impossible(small), "shrinking never makes a combination impossible"

@@ -271,7 +271,9 @@ def absolute(recipe: Recipe) -> Recipe:
         if (file := getattr(recipe, name)) is not None
     }
     tasks = tuple(map(_with_absolute_paths, recipe.evaluation.tasks))
-    evaluation = recipe.evaluation.model_copy(update={"tasks": tasks})
+    before = recipe.evaluation.before
+    before = None if before is None else before.model_copy(update={"uri": _absolute(before.uri)})
+    evaluation = recipe.evaluation.model_copy(update={"tasks": tasks, "before": before})
     return recipe.model_copy(
         update={
             "corpus": corpus,

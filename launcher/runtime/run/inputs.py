@@ -184,6 +184,7 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
     _check_grown(recipe, manifests)
     _check_weights(recipe, [manifests[name] for name in recipe.corpus.sources])
     _check_units(recipe, manifests)
+    _check_before(recipe, tokenizer)
     return Inputs(
         corpora=corpora,
         tokenizer=tokenizer.hash,
@@ -248,7 +249,7 @@ def unigram_probabilities(recipe: Recipe) -> NDArray[np.float64]:
     return np.asarray(counts / counts.sum(), dtype=np.float64)
 
 
-def _check_corpus(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_hash: str) -> None:
+def _check_text(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_hash: str) -> None:
     if manifest.tokenizer_hash != tokenizer_hash:
         raise TokenizerError(
             f"{uri} was built with another tokenizer ({manifest.tokenizer_hash[:12]}) than "
@@ -261,6 +262,10 @@ def _check_corpus(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_
             f"{uri} has no held-out text, which evaluation needs",
             remedy="build the corpus again, in another folder: text is then held out however little there is",
         )
+
+
+def _check_corpus(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_hash: str) -> None:
+    _check_text(manifest, uri, recipe, tokenizer_hash)
     stated = recipe.corpus.heldout.fraction
     if manifest.heldout_fraction != stated:
         raise CorpusError(
@@ -268,6 +273,15 @@ def _check_corpus(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_
             f"corpus.heldout.fraction is {stated:g}",
             remedy=f"set corpus.heldout.fraction to {manifest.heldout_fraction:g}, or build the corpus again",
         )
+
+
+def _check_before(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """Refuse an `evaluation.before` that rows like those of the run cannot be made of. It is no input of the run."""
+    if recipe.evaluation.before is not None:
+        uri = recipe.evaluation.before.uri
+        manifest = load_manifest(open_store(uri))
+        _check_text(manifest, uri, recipe, tokenizer.hash)
+        check_languages(manifest, uri, recipe.input, "before", 0)
 
 
 def _check_sentences(manifest: CorpusManifest, uri: str, recipe: Recipe) -> None:

@@ -157,6 +157,8 @@ HELD_OUT = (
 """The figures of an evaluation, besides those of its terms."""
 
 LOSS = "loss"
+BEFORE = "before_"
+"""The prefix of an evaluation's figures on the text of `evaluation.before`."""
 UNSHOWN = (
     "step",
     "tokens",
@@ -208,6 +210,7 @@ def term_losses(record: Mapping[str, Any]) -> dict[str, float]:
     terms. Losses that are not finite are left out."""
     suffix = TERM_LOSS.suffix
     named = {name.removesuffix(suffix): value for name, value in record.items() if name.endswith(suffix)}
+    named.pop(BEFORE + LOSS, None)
     named = named or {LOSS: record.get(LOSS)}
     return {name: float(value) for name, value in named.items() if value is not None and math.isfinite(value)}
 

@@ -11,10 +11,13 @@ from checkpoints.gather import Alone, Peers, first_or_raise
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import Rewind, Span, read_rewinds, skipped_ranges
 from checkpoints.newest import newest_good
+from data_service.corpus.manifest_file import load_manifest
+from data_service.corpus.removals import load_removals
 from data_service.samples.lanes import Lanes
 from data_service.samples.similar_words import SimilarSource
 from data_service.samples.spec import Annealing, SourceSpec, Stage, StreamSpec, WindowSize
 from data_service.samples.texts import RepeatedSentences, TextPairs
+from data_service.store.open import open_store
 from data_service.stream.positions import Axis, PhaseBatches, Positions, Range, SampleAxis
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import language_table
@@ -160,6 +163,27 @@ def heldout_spec(run: Run, tokenizer: Tokenizer, phase: int = -1) -> StreamSpec:
 def heldout_specs(run: Run, tokenizer: Tokenizer) -> list[StreamSpec]:
     """Return the spec of the held-out samples for the steps of each phase; phases alike have equal ones."""
     return [heldout_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
+
+
+def before_specs(run: Run, tokenizer: Tokenizer) -> list[StreamSpec]:
+    """Return the same of the text that `evaluation.before` names; empty without it. The corpus is taken as it is now.
+
+    Raises:
+        CorpusError: there is no corpus, or it is damaged.
+        StoreError: its store cannot be read.
+    """
+    before = run.recipe.evaluation.before
+    if before is None:
+        return []
+    store = open_store(before.uri)
+    manifest = load_manifest(store)
+    source = SourceSpec(
+        name="before",
+        uri=before.uri,
+        manifest_fingerprint=manifest.fingerprint,
+        removals=load_removals(store, manifest).digest,
+    )
+    return [spec.model_copy(update={"sources": (source,)}) for spec in heldout_specs(run, tokenizer)]
 
 
 def sample_positions(run: Run, streams: Sequence[StreamLength], skips: Sequence[Range]) -> Positions:

@@ -10,7 +10,7 @@ from launcher.observe.inspect.report.chart import Chart, ChartMark, Floats, Leve
 from launcher.observe.inspect.report.figures import Interruption, values
 from launcher.output import human_count
 from launcher.runtime.run.history import History
-from launcher.runtime.run.metrics import TOKEN_TERMS, shown_on, spell_figure
+from launcher.runtime.run.metrics import BEFORE, TOKEN_TERMS, shown_on, spell_figure
 from launcher.runtime.run.step_table import Record
 
 _TOKEN_LOSSES = tuple(term + TERM_LOSS.suffix for term in TOKEN_TERMS)
@@ -30,7 +30,7 @@ def charts(history: History, gaps: Sequence[Interruption], baselines: Mapping[st
     for name in losses:
         counted = levels if name in _TOKEN_LOSSES else ()
         yield chart(TERM_LOSS.title(name), TERM_LOSS.unit, both(name), levels=counted)
-    evaluated = {name for record in history.evaluations for name in record}
+    evaluated = {name for record in history.evaluations for name in record if not name.startswith(BEFORE)}
     for figure in TERM_FIGURES:
         for name in _names(evaluated, figure):
             spell = partial(spell_figure, figure)
@@ -67,12 +67,16 @@ def _chart(
     )
 
 
-def _train_and_heldout(history: History, name: str) -> tuple[Series, Series]:
-    """Return a field's curve in training and in evaluations."""
+def _train_and_heldout(history: History, name: str) -> tuple[Series, ...]:
+    """Return a field's curve in training and in evaluations, and on the text of `evaluation.before` if it is known."""
     steps = history.steps
     trained = steps.column(name) if name in steps.fields else None
-    at, held_out = (_column(history.evaluations, field) for field in ("step", name))
-    return _series("training", steps.numbers, trained, 1), _series("held out", at, held_out, 2, dots=True)
+    at, held_out, before = (_column(history.evaluations, field) for field in ("step", name, BEFORE + name))
+    curves = (
+        _series("training", steps.numbers, trained, 1),
+        _series("held out", at, held_out, 2, dots=True),
+    )
+    return (*curves, _series("before", at, before, 3, dots=True)) if np.isfinite(before).any() else curves
 
 
 def _series(name: str, x: Floats, y: Floats | None, tone: int, *, dots: bool = False) -> Series:

@@ -136,7 +136,7 @@ def test_the_stream_is_what_the_runs_ranks_get(run: maskfleet.Run, uri: str, wor
     for rank in range(world):
         streams = [Local(stream_spec(opened, tokenizer, phase)) for phase in range(2)]
         share = RankShard(rank, world, opened.recipe.phase_microbatches)
-        heldout = ([Local(heldout_spec(opened, tokenizer))] * 2, 4)
+        heldout = {"": ([Local(heldout_spec(opened, tokenizer))] * 2, 4)}
         steps = sample_positions(opened, streams, ())
         data = RankData(streams, steps, heldout, share, torch.device("cpu"), lambda batch: {})
         mine = run.stream(rank, world)

@@ -35,7 +35,9 @@ def told(uri: str, rank: int, world: int, phase: PhaseBatches, skips: list[Range
     stream = Told(spec_of(source_of(uri)))
     positions = Positions([phase], skips)
     share = RankShard(rank, world, (MICROBATCH,))
-    data = RankData([stream], positions, ([stream], 4), share, torch.device("cpu"), lambda batch: {"mlm": 1})
+    data = RankData(
+        [stream], positions, {"": ([stream], 4)}, share, torch.device("cpu"), lambda batch: {"mlm": 1}
+    )
     with closing(data):
         data.fetch(0)
     return stream
@@ -50,7 +52,12 @@ def test_each_phase_has_a_microbatch_of_its_own(uri: str, world: int) -> None:
     for rank in range(world):
         share, device = RankShard(rank, world, (4, 3)), torch.device("cpu")
         data = RankData(
-            streams[:2], positions, ([streams[2]] * 2, 7), share, device, lambda batch: {"mlm": 1}
+            streams[:2],
+            positions,
+            {"": ([streams[2]] * 2, 7), "before_": ([streams[2]] * 2, 2)},
+            share,
+            device,
+            lambda batch: {"mlm": 1},
         )
         with closing(data):
             for step in range(4):
@@ -60,14 +67,16 @@ def test_each_phase_has_a_microbatch_of_its_own(uri: str, world: int) -> None:
                     assert part.batch.numbers is not None
                     assert part.batch.numbers[0] == part.index * data.rows(step)
                     found.setdefault(step, []).append(len(part.batch.cu_seqlens) - 1)
-            heldout = [len(part.batch.cu_seqlens) - 1 for part in data.heldout(4)]
-            found.setdefault(-1, []).extend(rows for rows in heldout if rows)
+            for at, prefix in ((-1, ""), (-2, "before_")):
+                heldout = [len(part.batch.cu_seqlens) - 1 for part in data.heldout(4)[prefix]]
+                found.setdefault(at, []).extend(rows for rows in heldout if rows)
     assert {step: sorted(rows) for step, rows in found.items()} == {
         0: [4, 4],
         1: [4, 4],
         2: [2, 3, 3],
         3: [2, 3, 3],
         -1: [1, 3, 3],
+        -2: [2],
     }
 
 
