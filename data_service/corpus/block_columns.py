@@ -20,7 +20,7 @@ from data_service.errors import damaged
 from data_service.store.base import Store, digest, read_verified
 from data_service.store.errors import KeyMissing, Truncated
 
-MANY = 1 << 16  # blocks of a corpus from which on its tables are stored as columns
+MANY = 1 << 16  # blocks; tables of at least so many are stored as columns
 FOLDER = "blocks/"
 
 

@@ -28,7 +28,7 @@ Part = Literal["train", "heldout"]
 
 ReportBytes = Callable[[int, int], None]
 _SHARDS_AT_ONCE = 4  # shards verified at the same time; each needs memory for one block
-_FOLDERS = ("train/", "heldout/", "tokenizer/", "provenance/", FOLDER)
+_CORPUS_FOLDERS = ("train/", "heldout/", "tokenizer/", "provenance/", FOLDER)
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,14 @@ def verify_files(
     def tell(read: int) -> None:
         report(read, total)
 
-    blocks = {**_by_shard(manifest.train), **_by_shard(manifest.heldout)}
+    blocks = {**_blocks_by_shard(manifest.train), **_blocks_by_shard(manifest.heldout)}
     with ThreadPoolExecutor(_SHARDS_AT_ONCE) as threads:
         shards = threads.map(
             lambda key: list(_verify_shard(store, manifest, key, blocks[key], tell)), manifest.shard_sizes
         )
         damage = [found for shard in shards for found in shard]
     damage += [
-        *_verify_others(store, manifest),
+        *_verify_tokenizer_and_sidecars(store, manifest),
         *_verify_removals(store, manifest),
         *_find_unlisted_files(store, manifest),
     ]
@@ -136,7 +136,7 @@ class _ShardBlocks(NamedTuple):
     blocks: NDArray[np.int64]
 
 
-def _by_shard(table: BlockTable) -> dict[str, _ShardBlocks]:
+def _blocks_by_shard(table: BlockTable) -> dict[str, _ShardBlocks]:
     """Return the blocks of each of a table's shards, by key."""
     order = np.lexsort((table.offset, table.shard))
     bounds = np.searchsorted(table.shard[order], np.arange(len(table.shards) + 1))
@@ -174,7 +174,7 @@ def _verify_gap(store: Store, key: str, start: int, stop: int) -> Iterator[Damag
         yield Damage(key, f"bytes {start} to {stop}, which lie outside any block, are not zero")
 
 
-def _verify_others(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
+def _verify_tokenizer_and_sidecars(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
     """Check the files of the tokenizer, and the sidecars."""
     sidecars = {key: file.digest for key, file in manifest.provenance.items()}
     for key, expected in (manifest.tokenizer_files | sidecars).items():
@@ -198,7 +198,7 @@ def _find_unlisted_files(store: Store, manifest: CorpusManifest) -> Iterator[Dam
     tables = (table.columns for table in (manifest.train, manifest.heldout))
     columns = {stored.key for stored in tables if isinstance(stored, StoredColumns)}
     known = {*manifest.shard_sizes, *manifest.tokenizer_files, *manifest.provenance, *columns}
-    for folder in _FOLDERS:
+    for folder in _CORPUS_FOLDERS:
         for entry in store.list(folder):
             if entry.key not in known:
                 yield Damage(entry.key, "is not in the manifest")

@@ -43,8 +43,8 @@ from data_service.store.errors import KeyMissing
 from data_service.tokenizers.loss import TextLoss
 
 VERSION = 6
-# A manifest is of the first version that knows all of it: 6 the loss of text, 5 held-out clusters, 4 tables of blocks
-# stored apart, 3 parts of a merged corpus, 2 provenance or an origin, 1 none of them.
+# A manifest has the lowest version that knows all its fields. Version 2 added provenance and origin, 3 the parts of a
+# merged corpus, 4 tables of blocks that are stored apart, 5 held-out clusters, 6 the loss of text.
 _FORMAT = "maskfleet-corpus"
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
@@ -309,6 +309,6 @@ def claim_place(store: Store, wanted: Mapping[str, object]) -> None:
         raise CorpusError(f"{store.uri} holds a corpus already", remedy="choose another place")
     if not store.put_if_absent(CONFIGURATION, described) and store.get(CONFIGURATION) != described:
         raise CorpusError(
-            f"{store.uri} holds a half-built corpus, or one that is being merged of others",
+            f"{store.uri} holds a corpus that a build or a merge has not finished",
             remedy="choose another place, or delete that folder",
         )

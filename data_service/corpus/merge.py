@@ -204,7 +204,7 @@ def refuse_unlike(sources: Sequence[Corpus]) -> None:
         ]
         if unlike:
             raise CorpusError(
-                f"{sources[0].store.uri} and {source.store.uri} do not go together: {'; '.join(unlike)}",
+                f"{sources[0].store.uri} and {source.store.uri} cannot be merged: {'; '.join(unlike)}",
                 remedy="build one with the other's tokenizer and options, and with --heldout-like, or name both as "
                 "sources of a run",
             )

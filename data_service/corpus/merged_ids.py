@@ -34,7 +34,7 @@ class EqualIds(CorpusError):
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _EqualIdPair:
     """Two documents with one id: (part, split, number in the split of the part) of each."""
 
     first: tuple[int, Part, int]
@@ -58,7 +58,7 @@ def refuse_equal_ids(
     """
     with temporary_folder("ids") as folder:
         _write_hashes(sources, copies, folder, report)
-        pairs = chain.from_iterable(_pairs(path) for path in sorted(folder.iterdir()))
+        pairs = chain.from_iterable(_find_pairs(path) for path in sorted(folder.iterdir()))
         found = list(islice(pairs, _LISTED_IDS))
         more = sum(1 for _ in pairs)
     if found:
@@ -77,7 +77,7 @@ def _write_hashes(
         ranges = [files.enter_context((folder / f"{n:03d}").open("wb")) for n in range(_HASH_RANGES)]
         for part, source in enumerate(sources):
             for heldout, split in enumerate(PARTS):
-                for numbers, ids in _ids_of(source, split) if source.manifest.provenance else ():
+                for numbers, ids in _read_ids(source, split) if source.manifest.provenance else ():
                     report(1)
                     known = np.array([each is not None for each in ids], dtype=np.bool_)
                     known &= ~np.isin(numbers + before[split], copies[split].documents)
@@ -92,7 +92,7 @@ def _write_hashes(
                 before[split] += int(source.table(split).documents.sum())
 
 
-def _ids_of(source: Corpus, split: Part) -> Iterator[tuple[NDArray[np.int64], list[str | None]]]:
+def _read_ids(source: Corpus, split: Part) -> Iterator[tuple[NDArray[np.int64], list[str | None]]]:
     """Yield the numbers in the split, and the ids, of each shard's documents."""
     table = source.table(split)
     starts = np.cumsum(table.documents) - table.documents
@@ -113,7 +113,7 @@ def _id_records(ids: Sequence[str]) -> NDArray[np.void]:
     return records
 
 
-def _pairs(path: Path) -> Iterator[_Pair]:
+def _find_pairs(path: Path) -> Iterator[_EqualIdPair]:
     """Yield the first document with each id that two corpora have, and the first with it in another corpus."""
     records = np.fromfile(path, dtype=_RECORD)
     if not len(records):
@@ -125,14 +125,14 @@ def _pairs(path: Path) -> Iterator[_Pair]:
     other = np.flatnonzero(records["part"] != records["part"][firsts])
     _, at = np.unique(firsts[other], return_index=True)
     for second in other[at].tolist():
-        yield _Pair(_place(records[firsts[second]]), _place(records[second]))
+        yield _EqualIdPair(_record_place(records[firsts[second]]), _record_place(records[second]))
 
 
-def _place(record: np.void) -> tuple[int, Part, int]:
+def _record_place(record: np.void) -> tuple[int, Part, int]:
     return int(record["part"]), PARTS[int(record["heldout"])], int(record["document"])
 
 
-def _equal_ids_error(sources: Sequence[Corpus], pairs: Sequence[_Pair], count: int) -> EqualIds:
+def _equal_ids_error(sources: Sequence[Corpus], pairs: Sequence[_EqualIdPair], count: int) -> EqualIds:
     lines = [_pair_text(sources, pair) for pair in pairs]
     more = [f"and {count - len(pairs):,} more"] if count > len(pairs) else []
     later = sorted({pair.second[0] for pair in pairs})
@@ -143,15 +143,15 @@ def _equal_ids_error(sources: Sequence[Corpus], pairs: Sequence[_Pair], count: i
     )
 
 
-def _pair_text(sources: Sequence[Corpus], pair: _Pair) -> str:
+def _pair_text(sources: Sequence[Corpus], pair: _EqualIdPair) -> str:
     places = [
         f"{split}:{number} of {sources[part].store.uri}" for part, split, number in (pair.first, pair.second)
     ]
     part, split, number = pair.first
-    return f"  {_id_of(sources[part], split, number)!r}: {' and '.join(places)}"
+    return f"  {_find_id(sources[part], split, number)!r}: {' and '.join(places)}"
 
 
-def _id_of(source: Corpus, split: Part, number: int) -> str | None:
+def _find_id(source: Corpus, split: Part, number: int) -> str | None:
     """Return the id of document `number` of a split."""
     table = source.table(split)
     ends = np.cumsum(table.documents)

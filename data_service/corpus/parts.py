@@ -15,7 +15,7 @@ from data_service.store.base import Entry, Store
 from data_service.store.errors import BadUri
 from data_service.store.open import open_store
 
-_PLACE = re.compile(r"(provenance/)?parts/(\d+)/(.+)", re.DOTALL)
+_PART_KEY = re.compile(r"(provenance/)?parts/(\d+)/(.+)", re.DOTALL)
 
 
 def key_in_part(part: int, key: str) -> str:
@@ -100,7 +100,7 @@ class PartsStore:
 
     def _place(self, key: str) -> tuple[Store, str]:
         """Return the store that holds the object `key`, and its key there."""
-        found = _PLACE.fullmatch(key)
+        found = _PART_KEY.fullmatch(key)
         if found is None or int(found[2]) >= len(self._parts):
             return self._own, key
         return self._parts[int(found[2])], f"{found[1] or ''}{found[3]}"

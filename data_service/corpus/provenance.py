@@ -17,7 +17,7 @@ LACKING_REMEDY = (
     "documents lack it (may_lack)"
 )
 Patterns = Annotated[tuple[str, ...], Field(min_length=1)]
-_Name = Field(default=None, min_length=1)
+_FIELD_NAME = Field(default=None, min_length=1)
 
 
 def matches_one(value: str | None, patterns: Sequence[str]) -> bool:
@@ -59,11 +59,11 @@ class InputConstants(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     inputs: str = "*"
-    source: str | None = _Name
-    url: str | None = _Name
-    licence: str | None = _Name
-    language: str | None = _Name
-    date: str | None = _Name
+    source: str | None = _FIELD_NAME
+    url: str | None = _FIELD_NAME
+    licence: str | None = _FIELD_NAME
+    language: str | None = _FIELD_NAME
+    date: str | None = _FIELD_NAME
 
     def get(self, field: ProvenanceField) -> str | None:
         """Return the value of a field; None if there is none. An id is never the same for several documents."""
@@ -84,12 +84,12 @@ class ProvenanceOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: str | None = _Name
-    source: str | None = _Name
-    url: str | None = _Name
-    licence: str | None = _Name
-    language: str | None = _Name
-    date: str | None = _Name
+    id: str | None = _FIELD_NAME
+    source: str | None = _FIELD_NAME
+    url: str | None = _FIELD_NAME
+    licence: str | None = _FIELD_NAME
+    language: str | None = _FIELD_NAME
+    date: str | None = _FIELD_NAME
     constants: tuple[InputConstants, ...] = ()
     may_lack: tuple[ProvenanceField, ...] = ()
     only: dict[ProvenanceField, Patterns] = {}
@@ -140,7 +140,7 @@ class ProvenanceOptions(BaseModel):
         found: dict[str, str | None] = {}
         for field in self.recorded:
             name: str | None = getattr(self, field)
-            value = None if name is None else _text(record.get(name), name)
+            value = None if name is None else _field_text(record.get(name), name)
             if value is None:
                 value = next((there for one in constants if (there := one.get(field)) is not None), None)
             if value is None and field not in self.may_lack:
@@ -160,7 +160,7 @@ def _missing_field_text(field: str, name: str | None, record: Mapping[str, objec
     return f"no {field}: field {name!r} {there}"
 
 
-def _text(value: object, name: str) -> str | None:
+def _field_text(value: object, name: str) -> str | None:
     """Return a field's value as text; None if it is empty."""
     match value:
         case None:

@@ -18,7 +18,7 @@ from data_service.store.base import Store, read_verified
 from data_service.types import LEVELS, Block, Level
 
 _HEADER = 512
-# Version 1.0, as numpy.save writes a one-dimensional array. NumPy's own parser uses `ast`, which before CPython 3.11.8
+# The header of a one-dimensional array by numpy.save. NumPy's own parser uses `ast`, which before CPython 3.11.8
 # may fail at random where blocks are read in several threads (python/cpython issue 106905).
 _NPY_HEADER = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '([|<][iu]\d)', 'fortran_order': False, 'shape': \((\d+),\), \} *\n",

@@ -177,7 +177,7 @@ def remove_documents(
         longer = append_removal(corpus.store, corpus.manifest, chain, removal)
         if longer is not None:
             number = len(longer.removals)
-            # Left by killed commands.
+            # Killed commands may have left unfinished writes there.
             corpus.store.remove_leftovers(REMOVALS.rstrip("/"), before=removal_key(number))
             return RemovalReport(number, new, already)
 

@@ -134,7 +134,7 @@ def read_origins(
         StoreError: the store cannot be read.
     """
     first = corpus.table(split).first_blocks[shard]
-    for batch in _read(corpus, shard, filters=where).to_batches(ROWS):
+    for batch in _read_sidecar(corpus, shard, filters=where).to_batches(ROWS):
         columns = batch.to_pydict()
         known = zip(*(columns[name] for name in FIELDS), strict=True)
         numbers = zip(columns["block"], columns["document"], columns["start"], columns["tokens"], strict=True)
@@ -177,7 +177,7 @@ def find_documents(corpus: Corpus, **wanted: str) -> Iterator[FoundDocument]:
         StoreError: the store cannot be read.
     """
     require_provenance(corpus)
-    yield from _find(corpus, [(name, "==", value) for name, value in wanted.items()])
+    yield from _find_where(corpus, [(name, "==", value) for name, value in wanted.items()])
 
 
 def find_ids(
@@ -191,10 +191,10 @@ def find_ids(
     import pyarrow.compute as pc
 
     require_provenance(corpus)
-    yield from _find(corpus, pc.field("id").isin(pa.array(sorted(ids), pa.string())), report)
+    yield from _find_where(corpus, pc.field("id").isin(pa.array(sorted(ids), pa.string())), report)
 
 
-def _find(
+def _find_where(
     corpus: Corpus, where: Conditions, report: Callable[[int, int], None] = lambda done, total: None
 ) -> Iterator[FoundDocument]:
     """Yield the documents of both splits that meet the conditions, in order. Many sidecars are requested at once."""
@@ -217,7 +217,7 @@ def read_ids(corpus: Corpus, shard: str) -> tuple[NDArray[np.int64], NDArray[np.
 
     Raises as `read_origins`.
     """
-    table = _read(corpus, shard, columns=["block", "document", "id"])
+    table = _read_sidecar(corpus, shard, columns=["block", "document", "id"])
     numbers = (table.column(name).to_numpy().astype(np.int64) for name in ("block", "document"))
     return *numbers, table.column("id").to_pylist()
 
@@ -236,7 +236,7 @@ def count_by(corpus: Corpus, field: ProvenanceField) -> dict[str | None, dict[Pa
     found: dict[str | None, dict[Part, Share]] = {}
     for split in PARTS:
         for shard in corpus.table(split).shards:
-            table = _read(corpus, shard, columns=[field, "tokens"])
+            table = _read_sidecar(corpus, shard, columns=[field, "tokens"])
             counts = table.group_by(field).aggregate([("tokens", "count"), ("tokens", "sum")]).to_pydict()
             columns = (counts[field], counts["tokens_count"], counts["tokens_sum"])
             for value, documents, tokens in zip(*columns, strict=True):
@@ -245,7 +245,7 @@ def count_by(corpus: Corpus, field: ProvenanceField) -> dict[str | None, dict[Pa
     return dict(sorted(found.items(), key=lambda item: (-item[1]["train"].tokens, item[0] or "")))
 
 
-def _read(
+def _read_sidecar(
     corpus: Corpus, shard: str, columns: list[str] | None = None, filters: "Conditions | None" = None
 ) -> "pa.Table":
     """Return the sidecar of a shard, verified."""

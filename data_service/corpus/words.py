@@ -103,8 +103,8 @@ class Segmentation(BaseModel):
         return words if self.lexicon is None else (*words, "phrase", "entity")
 
 
-_UNSPACED = "".join(f"{chr(first)}-{chr(last)}" for first, last in LETTERS_WITHOUT_SPACES)
-_RUN = re.compile(rf"[^\W_{_UNSPACED}]{{2,}}")
+_UNSPACED_LETTERS = "".join(f"{chr(first)}-{chr(last)}" for first, last in LETTERS_WITHOUT_SPACES)
+_LETTER_RUN = re.compile(rf"[^\W_{_UNSPACED_LETTERS}]{{2,}}")
 
 
 class WordList:
@@ -142,7 +142,7 @@ def uncut(text: str) -> bytearray:
     """Return [len(text) + 1]: 1 where no word may begin, inside a run of letters or between a character and its
     mark."""
     inside = bytearray(len(text) + 1)
-    for run in _RUN.finditer(text):
+    for run in _LETTER_RUN.finditer(text):
         inside[run.start() + 1 : run.end()] = b"\1" * (run.end() - run.start() - 1)
     if not text.isascii():
         for at, character in enumerate(text):
@@ -151,8 +151,8 @@ def uncut(text: str) -> bytearray:
     return inside
 
 
-_OWN_VERSION = "1"  # version of the rules in this module
-_Sizes = Callable[[str], Iterable[int]]
+_RULES_VERSION = "1"  # version of the rules in this module
+_WordSizes = Callable[[str], Iterable[int]]
 """A function that returns the number of characters of each word of a sentence, in order. They add up to its length."""
 
 
@@ -163,9 +163,9 @@ def resolve(options: WordOptions) -> tuple[Segmentation, dict[str, bytes]]:
         InputError: a file is missing or has the wrong content, or jieba is not installed.
         StoreError: a file cannot be read.
     """
-    files = {name: _read(uri) for name, uri in options.files().items()}
+    files = {name: _read_word_file(uri) for name, uri in options.files().items()}
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    version = str(_jieba().__version__) if options.segmenter == "jieba" else _OWN_VERSION
+    version = str(_import_jieba().__version__) if options.segmenter == "jieba" else _RULES_VERSION
     found = Segmentation(segmenter=options.segmenter, version=version, field=options.input_field, **hashes)
     UnitFinder(found, files)  # raises if a file has the wrong content
     return found, files
@@ -185,7 +185,7 @@ class UnitFinder:
         self._sizes = _word_sizes(segmentation, files)
         self._lists: dict[Level, WordList] = {}
         if "lexicon" in files:
-            entries = _lexicon(files["lexicon"])
+            entries = _parse_lexicon(files["lexicon"])
             entities = [text for text, kind in entries.items() if kind == "entity"]
             self._lists = {"phrase": WordList(entries), "entity": WordList(entities)}
 
@@ -205,7 +205,7 @@ class UnitFinder:
             sizes = np.array([n for sentence in sentences for n in self._sizes(sentence)], dtype=np.int64)
             starts[0, np.cumsum(sizes) - sizes] = True
         for level, words in self._lists.items():
-            starts[LEVELS.index(level)] = _with_entries(sentences, words)
+            starts[LEVELS.index(level)] = _entry_starts(sentences, words)
         return starts[[LEVELS.index(level) for level in self.levels]]
 
 
@@ -256,7 +256,7 @@ def spelt_words(text: str, words: Sequence[str]) -> bytes:
     return bytes(found)
 
 
-def _with_entries(sentences: Sequence[str], words: WordList) -> NDArray[np.bool_]:
+def _entry_starts(sentences: Sequence[str], words: WordList) -> NDArray[np.bool_]:
     """Return [characters] bool: which characters begin an entry of the list or lie outside all entries."""
     starts = np.ones(sum(map(len, sentences)), dtype=np.bool_)
     offset = 0
@@ -267,13 +267,13 @@ def _with_entries(sentences: Sequence[str], words: WordList) -> NDArray[np.bool_
     return starts
 
 
-def _word_sizes(segmentation: Segmentation, files: Mapping[str, bytes]) -> _Sizes | None:
+def _word_sizes(segmentation: Segmentation, files: Mapping[str, bytes]) -> _WordSizes | None:
     match segmentation.segmenter:
         case "jieba":
             cut = _jieba_tokenizer(segmentation, files).cut
             return lambda sentence: map(len, cut(sentence))
         case "longest_match":
-            return partial(_longest_sizes, WordList(_words(files["dictionary"], "dictionary")))
+            return partial(_longest_sizes, WordList(_parse_words(files["dictionary"], "dictionary")))
         case "field" | None:
             return None
         case other:
@@ -289,7 +289,7 @@ def _longest_sizes(words: WordList, sentence: str) -> list[int]:
     return np.diff(bounds).tolist()
 
 
-def _jieba() -> Any:
+def _import_jieba() -> Any:
     try:
         return import_module("jieba")
     except ModuleNotFoundError as error:
@@ -304,13 +304,13 @@ def _jieba_tokenizer(segmentation: Segmentation, files: Mapping[str, bytes]) -> 
 
     We load it, because jieba would read a cache in the temporary folder, which anyone may write.
     """
-    jieba = _jieba()
+    jieba = _import_jieba()
     if str(jieba.__version__) != segmentation.version:
         raise InputError(
             f"this machine has jieba {jieba.__version__}, but the build began with jieba {segmentation.version}",
             remedy="install the same version on all machines",
         )
-    import_module("jieba.finalseg").Force_Split_Words.clear()  # words of an earlier dictionary
+    import_module("jieba.finalseg").Force_Split_Words.clear()  # forgets the words of an earlier dictionary
     tokenizer = jieba.Tokenizer()
     own = files.get("dictionary")
     try:
@@ -327,7 +327,7 @@ def _jieba_tokenizer(segmentation: Segmentation, files: Mapping[str, bytes]) -> 
     return tokenizer
 
 
-def _lines(content: bytes, what: str) -> list[tuple[int, str]]:
+def _numbered_lines(content: bytes, what: str) -> list[tuple[int, str]]:
     """Return (number, text) of the lines that are not blank."""
     try:
         lines = content.decode("utf-8-sig").split("\n")
@@ -336,17 +336,17 @@ def _lines(content: bytes, what: str) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
-def _words(content: bytes, what: str) -> list[str]:
+def _parse_words(content: bytes, what: str) -> list[str]:
     """Return the first word of each line. The rest of a line, such as a frequency, is ignored."""
-    found = [line.split()[0] for _, line in _lines(content, what)]
+    found = [line.split()[0] for _, line in _numbered_lines(content, what)]
     if not found:
         raise InputError(f"the file of {what} holds no words", remedy="give a file with one word a line")
     return found
 
 
-def _lexicon(content: bytes) -> dict[str, Literal["phrase", "entity"]]:
+def _parse_lexicon(content: bytes) -> dict[str, Literal["phrase", "entity"]]:
     entries: dict[str, Literal["phrase", "entity"]] = {}
-    for number, line in _lines(content, "lexicon"):
+    for number, line in _numbered_lines(content, "lexicon"):
         text, tab, kind = line.rstrip("\r").partition("\t")
         text = text.strip()
         match kind.strip():
@@ -365,7 +365,7 @@ def _lexicon(content: bytes) -> dict[str, Literal["phrase", "entity"]]:
     return entries
 
 
-def _read(uri: str) -> bytes:
+def _read_word_file(uri: str) -> bytes:
     store, name = open_file(uri)
     try:
         return store.get(name)

@@ -84,7 +84,7 @@ def append_documents(
     place = store.at(ADDED).uri
     complete = store.size(MANIFEST) is not None
     if complete:
-        _refuse_other(store, source)
+        _refuse_other_corpus(store, source)
     else:
         claim_place(store, {"append": source.manifest.digest})
         if not any(store.size(f"{ADDED}/{key}") is not None for key in (MANIFEST, CONFIGURATION)):
@@ -102,10 +102,10 @@ def append_documents(
             store.delete(CONFIGURATION)
             raise
     store.delete(CONFIGURATION)
-    return _report(open_corpus(output), new)
+    return _append_report(open_corpus(output), new)
 
 
-def _refuse_other(store: Store, source: Corpus) -> None:
+def _refuse_other_corpus(store: Store, source: Corpus) -> None:
     """Raise CorpusError if the corpus at `store` is not `source`, grown by a part that lies in it."""
     parts = open_corpus(store.uri).manifest.parts
     built = store.size(f"{ADDED}/{MANIFEST}") is not None
@@ -116,7 +116,7 @@ def _refuse_other(store: Store, source: Corpus) -> None:
         )
 
 
-def _report(grown: Corpus, new: Corpus) -> AppendReport:
+def _append_report(grown: Corpus, new: Corpus) -> AppendReport:
     sizes = {split: int(new.table(split).documents.sum()) for split in SPLITS}
     totals = {split: int(grown.table(split).documents.sum()) for split in SPLITS}
     copies = removed = 0

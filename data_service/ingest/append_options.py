@@ -12,7 +12,7 @@ from data_service.errors import CorpusError
 from data_service.ingest.heldout import heldout_like
 from data_service.ingest.options import BuildOptions
 
-_MAY_DIFFER = {
+_FREE_OPTIONS = {
     "text_field",
     "txt_documents",
     "encoding",
@@ -39,7 +39,7 @@ def options_like(
             another one.
         InputError, StoreError: a file of words cannot be read.
     """
-    assert others.keys() <= _MAY_DIFFER, "no other setting may differ"
+    assert others.keys() <= _FREE_OPTIONS, "no other setting may differ"
     origin = _first_part(corpus).manifest
     if "provenance" in others and not origin.provenance:
         raise CorpusError(
@@ -47,7 +47,7 @@ def options_like(
             remedy="leave --provenance out, or build a corpus of all text anew with it",
         )
     kept = {name: value for name, value in origin.options.items() if name in BuildOptions.model_fields}
-    words = _words(corpus, origin, word_files)
+    words = _word_options(corpus, origin, word_files)
     return BuildOptions.model_validate(
         kept
         | heldout_like(corpus.manifest)
@@ -62,7 +62,7 @@ def _first_part(corpus: Corpus) -> Corpus:
     return open_part(corpus, 0) if corpus.manifest.parts else corpus
 
 
-def _words(corpus: Corpus, origin: CorpusManifest, files: Mapping[str, str]) -> WordOptions | None:
+def _word_options(corpus: Corpus, origin: CorpusManifest, files: Mapping[str, str]) -> WordOptions | None:
     """Return the options of words with which the corpus was built; None if it stores none."""
     known = origin.words
     recorded = {} if known is None else known.model_dump(exclude_none=True)

@@ -106,7 +106,7 @@ def encode_examples(
     for example in examples:
         parts = [next(encoded).tokens for _ in example]
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
-        tokens = _join(parts)
+        tokens = _join_tokens(parts)
         found.append(
             EncodedDocument(tokens, lengths) if lengths.all() else EncodedDocument(tokens[:0], lengths[:0])
         )
@@ -132,14 +132,14 @@ class BlockBuilder:
         found = [document.begins for document in documents if document.begins is not None]
         begins = np.concatenate(found, axis=1) if found else ()
         return Block(
-            tokens=_join([document.tokens for document in documents]),
+            tokens=_join_tokens([document.tokens for document in documents]),
             sentences=_boundaries(np.concatenate([document.lengths for document in documents])),
             documents=_boundaries(np.array([len(document.lengths) for document in documents])),
             units={level: np.packbits(bits) for level, bits in zip(self._levels, begins, strict=True)},
         )
 
 
-def _join(parts: list[Tokens]) -> Tokens:
+def _join_tokens(parts: list[Tokens]) -> Tokens:
     return np.concatenate(parts)  # type: ignore[return-value]
 
 

@@ -83,7 +83,7 @@ from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.loss import TextLoss, refuse_loss
 from data_service.tokenizers.tokenizer import Tokenizer
 
-_FIRST_SPLITS = 4
+_TRIAL_SPLITS = 4
 
 
 def build_corpus(
@@ -161,7 +161,7 @@ def _build(
     except InputError:
         store.delete(CONFIGURATION)  # the user's correction may change the configuration
         raise
-    with _pool(listing, options) as pool:
+    with _make_pool(listing, options) as pool:
         passes = Passes(BuildLayout(store.uri, identity(wanted)), listing.files, options, pool, progress)
         scanned = passes.scan()
         heldout, kept = passes.choose_heldout(scanned)
@@ -196,7 +196,7 @@ def _refuse_other_text(
 ) -> None:
     """Read inputs whose files were written again after the corpus was completed. Raises CorpusError: their text
     differs."""
-    with _pool(listing, options) as pool:
+    with _make_pool(listing, options) as pool:
         passes = Passes(BuildLayout(store.uri, identity(wanted)), listing.files, options, pool, progress)
         scanned = passes.scan()
     try:
@@ -206,7 +206,7 @@ def _refuse_other_text(
         raise
 
 
-def _pool(listing: InputListing, options: BuildOptions) -> Pool:
+def _make_pool(listing: InputListing, options: BuildOptions) -> Pool:
     return Pool(options.workers, options.split_bytes if streamed_files(listing.files, options) else 0)
 
 
@@ -246,7 +246,7 @@ class Passes:
             scanned = self._run(StageTasks("reading", tasks, scan, ScanReceipt))
             if not any(split.documents for split in scanned):
                 remove_scaffolding(self.layout.open(), self._progress)
-                raise _no_text(scanned)
+                raise _no_text_error(scanned)
         return scanned
 
     def choose_heldout(self, scanned: list[ScanReceipt]) -> tuple[HeldoutRule, list[KeptDocuments]]:
@@ -331,8 +331,8 @@ class Passes:
             )
             for i, split in enumerate(self.splits)
         ]
-        if len(tasks) > _FIRST_SPLITS:
-            first = tasks[:: -(-len(tasks) // _FIRST_SPLITS)]
+        if len(tasks) > _TRIAL_SPLITS:
+            first = tasks[:: -(-len(tasks) // _TRIAL_SPLITS)]
             self._refuse_loss(self._run(StageTasks("writing", first, write, WriteReceipt)))
         written = self._run(StageTasks("writing", tasks, write, WriteReceipt))
         self._refuse_loss(written)
@@ -384,7 +384,7 @@ class Passes:
             raise
 
 
-def _no_text(scanned: list[ScanReceipt]) -> InputError:
+def _no_text_error(scanned: list[ScanReceipt]) -> InputError:
     skipped = [record for split in scanned for record in split.first_skipped]
     first = (
         f"; the first of {sum(split.skipped for split in scanned):,} bad records: {skipped[0]}"

@@ -40,11 +40,11 @@ from data_service.store.base import Store, digest, parallel_map
 from data_service.tokenizers.loss import TextLoss
 from data_service.tokenizers.tokenizer import Tokenizer
 
-RULES = 3  # goes up whenever the same inputs and options would give other bytes than before
+RULES = 3  # version of the rules: grows when the same inputs and options would give other bytes
 
 VERSIONS = "input_versions"
 CONTENT = "input_content"
-_UNDECIDED = ("inputs", VERSIONS, CONTENT)
+_ENTRIES_WITHOUT_EFFECT = ("inputs", VERSIONS, CONTENT)
 
 Configuration = Mapping[str, object]
 
@@ -87,7 +87,7 @@ def _hash_of_list(items: Iterable[object]) -> str:
 
 def identity(wanted: Configuration) -> str:
     """Return a short hash of the entries that decide the output."""
-    decisive = {key: value for key, value in wanted.items() if key not in _UNDECIDED}
+    decisive = {key: value for key, value in wanted.items() if key not in _ENTRIES_WITHOUT_EFFECT}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -152,7 +152,7 @@ def refuse_unmatched(listing: InputListing, options: BuildOptions) -> None:
 
 
 def _refuse_difference(store: Store, there: Configuration, wanted: Configuration, what: str) -> None:
-    lines = differences(there, wanted, _UNDECIDED)
+    lines = differences(there, wanted, _ENTRIES_WITHOUT_EFFECT)
     if lines:
         raise CorpusError(
             "\n".join([f"{store.uri} holds {what} that was built in another way:", *lines]),
@@ -206,28 +206,28 @@ def assemble(
         heldout_fraction=fraction,
         train=joined_table(_shards("train", train)),
         heldout=joined_table(_shards("heldout", heldout)),
-        unigram=_unigram(layout, len(written), tokenizer.vocab_size, progress),
+        unigram=_sum_unigram_counts(layout, len(written), tokenizer.vocab_size, progress),
         shard_sizes={key: shard.size for key, shard in shards.items()},
         shard_digests={key: shard.digest for key, shard in shards.items()},
-        counts=_counts(scanned, written) | {"ignored_files": len(listing.left_out)},
+        counts=_build_counts(scanned, written) | {"ignored_files": len(listing.left_out)},
         options={**options, CONTENT: content(scanned)},
         document_lengths=tuple(sum(part.lengths[k] for part in train) for k in range(LENGTHS)),
         tokenizer_files={f"{TOKENIZER}/{name}": digest(files[name]) for name in sorted(files)},
         heldout_rule=None if as_asked else heldout_rule,
-        skipped=_skipped(scanned, listing),
+        skipped=_skipped_texts(scanned, listing),
         left_out=tuple(str(item) for item in listing.left_out[:LISTED]),
         provenance=_sidecars("train", train) | _sidecars("heldout", heldout),
-        origin=_origin(origin, train),
+        origin=_joined_origin(origin, train),
         loss=TextLoss.total(part.loss for part in written),
     )
 
 
-def _skipped(scanned: list[ScanReceipt], listing: InputListing) -> tuple[str, ...]:
+def _skipped_texts(scanned: list[ScanReceipt], listing: InputListing) -> tuple[str, ...]:
     first = [record for split in scanned for record in split.first_skipped][:LISTED]
     return tuple(str(record) for record in with_lines(first, listing.files))
 
 
-def _origin(inputs: Origin, train: list[PartSummary]) -> Origin | None:
+def _joined_origin(inputs: Origin, train: list[PartSummary]) -> Origin | None:
     found = inputs.model_copy(update={"values": joined(part.values for part in train)})
     return found if found.values or found.prepared else None
 
@@ -244,7 +244,7 @@ def _sidecars(part: str, summaries: list[PartSummary]) -> dict[str, StoredFile]:
     }
 
 
-def _unigram(
+def _sum_unigram_counts(
     layout: BuildLayout, splits: int, vocab_size: int, progress: ReportProgress
 ) -> NDArray[np.int64]:
     total = np.zeros(vocab_size, dtype=np.int64)
@@ -255,7 +255,7 @@ def _unigram(
     return total
 
 
-def _counts(scanned: list[ScanReceipt], written: list[WriteReceipt]) -> dict[str, int]:
+def _build_counts(scanned: list[ScanReceipt], written: list[WriteReceipt]) -> dict[str, int]:
     encoded_by = sum((Counter(one.encoded_by) for one in written), Counter[str]())
     few = {
         "odd": sum(one.odd for one in scanned),

@@ -122,7 +122,7 @@ def cut_hashes(starts: list[tuple[str, list[int]]], documents: int) -> Iterator[
     `starts`: for each split the key of its sorted hashes and their `bucket_starts`.
     """
     for first, stop in partitions(documents, PARTITION_DOCUMENTS):
-        yield tuple(_slice(key, buckets[first], buckets[stop]) for key, buckets in starts)
+        yield tuple(_bucket_slice(key, buckets[first], buckets[stop]) for key, buckets in starts)
 
 
 def partitions(documents: int, most: int) -> list[tuple[int, int]]:
@@ -131,7 +131,7 @@ def partitions(documents: int, most: int) -> list[tuple[int, int]]:
     return list(pairwise(BUCKETS * i // count for i in range(count + 1)))
 
 
-def _slice(key: str, begin: int, end: int) -> Slice | None:
+def _bucket_slice(key: str, begin: int, end: int) -> Slice | None:
     if begin == end:
         return None
     return Slice(key, begin * RECORD.itemsize, (end - begin) * RECORD.itemsize)
@@ -175,7 +175,7 @@ def compare(task: CompareTask) -> CompareReceipt:
         size=int(kept["size"].sum(dtype=np.int64)),
         held_documents=len(held),
         held_size=int(held["size"].sum(dtype=np.int64)),
-        candidates=_smallest(kept, task.clusters),
+        candidates=_heldout_candidates(kept, task.clusters),
     )
     write_receipt(store, task.receipt, compared)
     return compared
@@ -198,7 +198,7 @@ def count_documents(compared: list[CompareReceipt]) -> DocumentFigures:
     )
 
 
-def _smallest(kept: NDArray[np.void], clusters: bool) -> list[tuple[int, int]]:
+def _heldout_candidates(kept: NDArray[np.void], clusters: bool) -> list[tuple[int, int]]:
     """Return (low word, bytes) of the documents with the smallest low words, which would be held out first; with
     clusters, of all documents of a low word together."""
     low = kept["low"].astype(np.uint64)

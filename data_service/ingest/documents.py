@@ -28,17 +28,17 @@ def read_records(split: Split, options: BuildOptions) -> Iterator[Text | BadReco
             The message names the file and the place.
         StoreError: a file cannot be read.
     """
-    for piece in _fetched_ahead(split.pieces):
+    for piece in _prefetch_small_files(split.pieces):
         yield from _read_piece(piece, options)
 
 
-def _fetched_ahead(pieces: Sequence[FilePiece]) -> Iterator[FilePiece]:
+def _prefetch_small_files(pieces: Sequence[FilePiece]) -> Iterator[FilePiece]:
     """Yield the pieces in order. Small files of an object store are fetched before they are read, many at a time: one
     after another, a hundred thousand of them would take as many times the store's latency."""
     if len(pieces) == 1:
         yield from pieces
         return
-    for piece, data in zip(pieces, parallel_map(_fetch_small, pieces), strict=True):
+    for piece, data in zip(pieces, parallel_map(_fetch_if_small, pieces), strict=True):
         if data is None:
             yield piece
             continue
@@ -46,12 +46,12 @@ def _fetched_ahead(pieces: Sequence[FilePiece]) -> Iterator[FilePiece]:
             yield piece
 
 
-def _fetch_small(piece: FilePiece) -> bytes | None:
+def _fetch_if_small(piece: FilePiece) -> bytes | None:
     """Return the bytes of a file that is worth fetching ahead; None for any other."""
-    return fetch(piece.file) if piece.file.size <= SMALL and _is_far(piece.file) else None
+    return fetch(piece.file) if piece.file.size <= SMALL and _is_remote(piece.file) else None
 
 
-def _is_far(file: InputFile) -> bool:
+def _is_remote(file: InputFile) -> bool:
     return "://" in file.root
 
 

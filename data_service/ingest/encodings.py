@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 UTF_8 = "utf-8"
 # Longer marks first: that of UTF-32 begins with that of UTF-16.
-_MARKS = (
+_BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF8, UTF_8),
@@ -19,15 +19,15 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 MARK_LENGTH = 4
-_NO_TEXT = {"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape", "utf-7", "mbcs", "oem"}
+_NOT_TEXT = {"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape", "utf-7", "mbcs", "oem"}
 _CHUNK_BYTES = 1 << 20
-# Each sequence of bytes that is not UTF-8 is decoded to one `_STAND_IN`, by which its record is recognised as bad.
+# Each sequence of bytes that is not UTF-8 is decoded to one `_BAD_BYTE_MARK`, by which its record is recognised as bad.
 _BAD_BYTE = "maskfleet.bad_byte"
-_STAND_IN = "\udcff"  # the surrogate to which `surrogateescape` decodes 0xff
+_BAD_BYTE_MARK = "\udcff"  # the surrogate to which `surrogateescape` decodes 0xff
 
-_GUESSED_FROM = 64 * 1024
+_GUESS_BYTES = 64 * 1024
 _EXCERPT_CHARACTERS = 30
-_CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r") | {127})
+_CONTROL_BYTES = bytes(set(range(32)) - set(b"\t\n\v\f\r") | {127})
 _C1_CONTROLS = re.compile(b"\xc2[\x80-\x9f]")  # U+0080 to U+009F in UTF-8
 _ODD_SHARE = 0.01
 _FEWEST_BYTES_PER_TOKEN = 1.2
@@ -44,14 +44,14 @@ def encoding_name(name: str) -> str:
         "".encode(name)
     except (LookupError, UnicodeError) as error:
         raise ValueError(f"{name!r} is not an encoding of text that Python knows") from error
-    if info.name in _NO_TEXT or info.name.replace("-", "_") in _NO_TEXT:
+    if info.name in _NOT_TEXT or info.name.replace("-", "_") in _NOT_TEXT:
         raise ValueError(f"{name!r} is not an encoding of files")
     return UTF_8 if info.name in ("utf-8", "utf-8-sig", "ascii") else info.name
 
 
 def marked_encoding(head: bytes) -> str | None:
     """Return the encoding that a file's byte order mark names; None if it has no mark. `head`: its first bytes."""
-    return next((name for mark, name in _MARKS if head.startswith(mark)), None)
+    return next((name for mark, name in _BYTE_ORDER_MARKS if head.startswith(mark)), None)
 
 
 def without_mark(raw: bytes, offset: int) -> tuple[bytes, int]:
@@ -109,12 +109,12 @@ class Utf8Stream(ReadableStream):
         return text.encode(errors="surrogateescape")
 
 
-def _stand_in(error: UnicodeError) -> tuple[str, int]:
+def _replace_bad_bytes(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeDecodeError)
-    return _STAND_IN, error.end
+    return _BAD_BYTE_MARK, error.end
 
 
-codecs.register_error(_BAD_BYTE, _stand_in)
+codecs.register_error(_BAD_BYTE, _replace_bad_bytes)
 
 
 def encoding_remedy(data: bytes, say: str) -> str | None:
@@ -128,7 +128,7 @@ def encoding_remedy(data: bytes, say: str) -> str | None:
     # Lines of ASCII tell no encoding; a 0 byte may mean UTF-16, which cannot be cut at b"\n".
     if b"\0" not in data:
         data = b"\n".join(line for line in data.split(b"\n") if not line.isascii())
-    data = data[:_GUESSED_FROM]
+    data = data[:_GUESS_BYTES]
     best = charset_normalizer.from_bytes(data).best()
     if best is None or best.encoding in ("utf_8", "ascii"):
         return None
@@ -144,7 +144,7 @@ def encoding_remedy(data: bytes, say: str) -> str | None:
 def is_odd(text: str) -> bool:
     """Return whether more than one character in a hundred is a control character or U+FFFD, as in a wrong encoding."""
     data = text.encode(errors="replace")
-    odd = len(data) - len(data.translate(None, _CONTROLS))
+    odd = len(data) - len(data.translate(None, _CONTROL_BYTES))
     if len(data) != len(text):
         odd += text.count("\ufffd") + len(_C1_CONTROLS.findall(data))
     return odd > _ODD_SHARE * len(text)

@@ -25,11 +25,11 @@ from data_service.store.open import open_store
 
 _CHUNK_BYTES = 4 * MIB
 _REQUEST_BYTES = 64 * 1024  # smallest number of bytes for which a request is made
-_BUFFER = 1 << 20
-_ARROW_WINDOW, _WIDEST_WINDOW = 128 * MIB, 2048 * MIB
-_FRAME_HEADER, _INPUT_BYTES = 18, 4096  # bytes; 4096 compressed bytes may expand to 128 MiB
-_NARROWER = "compress it again without --long or --ultra, or with --long=27"
-_XZ_MEMORY = 256 * MIB  # limit for decompression; `xz -9` needs 65 MiB
+_BUFFER_BYTES = 1 << 20
+_ARROW_WINDOW_BYTES, _MAX_WINDOW_BYTES = 128 * MIB, 2048 * MIB
+_FRAME_HEADER_BYTES, _INPUT_BYTES = 18, 4096  # bytes; 4096 compressed bytes may expand to 128 MiB
+_NARROWER_WINDOW_REMEDY = "compress it again without --long or --ultra, or with --long=27"
+_XZ_MEMORY_BYTES = 256 * MIB  # limit for decompression; `xz -9` needs 65 MiB
 
 
 SMALL = 256 * 1024  # bytes of a file that is fetched as a whole, ahead of the one that is read
@@ -139,7 +139,7 @@ def open_text(file: InputFile, *, start: int = 0, needed: int = _CHUNK_BYTES) ->
     if file.compression == "" and (marked_encoding(head) or file.encoding) == UTF_8:
         raw.seek(0)
         return raw
-    return cast(BinaryIO, io.BufferedReader(Utf8Stream(raw, head, file.encoding), buffer_size=_BUFFER))
+    return cast(BinaryIO, io.BufferedReader(Utf8Stream(raw, head, file.encoding), buffer_size=_BUFFER_BYTES))
 
 
 def open_bytes(file: InputFile) -> BinaryIO:
@@ -155,12 +155,12 @@ def unpacked(raw: BinaryIO, file: InputFile) -> BinaryIO:
         case "gz":
             plain: io.RawIOBase = _Gzip(raw, file)
         case "zst":
-            plain = _zstd(raw, file)
+            plain = _open_zstd(raw, file)
         case "bz2" | "xz":
-            plain = _Joined(raw, file)
+            plain = _JoinedStreams(raw, file)
         case other:
             assert_never(other)
-    return cast(BinaryIO, io.BufferedReader(plain, buffer_size=_BUFFER))
+    return cast(BinaryIO, io.BufferedReader(plain, buffer_size=_BUFFER_BYTES))
 
 
 def utf8_text(raw: BinaryIO, declared: str) -> BinaryIO:
@@ -169,7 +169,7 @@ def utf8_text(raw: BinaryIO, declared: str) -> BinaryIO:
     `declared`: its encoding, unless a byte order mark names another.
     """
     head = raw.read(MARK_LENGTH)
-    return cast(BinaryIO, io.BufferedReader(Utf8Stream(raw, head, declared), buffer_size=_BUFFER))
+    return cast(BinaryIO, io.BufferedReader(Utf8Stream(raw, head, declared), buffer_size=_BUFFER_BYTES))
 
 
 @lru_cache(maxsize=1024)
@@ -196,21 +196,21 @@ class _Gzip(ReadableStream):
             raise _damaged(self._file, str(error)) from error
 
 
-def _zstd(raw: BinaryIO, file: InputFile) -> io.RawIOBase:
+def _open_zstd(raw: BinaryIO, file: InputFile) -> io.RawIOBase:
     """Return a stream for the window that the first frame needs. Raises InputError: half of the free memory is less."""
     try:
-        head = cast(io.BufferedReader, raw).peek(_FRAME_HEADER)
-        window = zstandard.get_frame_parameters(head[:_FRAME_HEADER]).window_size
+        head = cast(io.BufferedReader, raw).peek(_FRAME_HEADER_BYTES)
+        window = zstandard.get_frame_parameters(head[:_FRAME_HEADER_BYTES]).window_size
     except zstandard.ZstdError:  # Arrow's reader will raise the error for this file
         window = 0
-    if not _ARROW_WINDOW < window <= _WIDEST_WINDOW:
+    if not _ARROW_WINDOW_BYTES < window <= _MAX_WINDOW_BYTES:
         return _Zstd(raw, file)
     import psutil  # imported here because few files have such a window
 
     if window > (free := psutil.virtual_memory().available) // 2:
         raise InputError(
             f"{file.uri} needs a window of {window // MIB:,} MiB to be decompressed, but only {free // MIB:,} are free",
-            remedy=f"free memory or use fewer --workers; or {_NARROWER}",
+            remedy=f"free memory or use fewer --workers; or {_NARROWER_WINDOW_REMEDY}",
         )
     return _WideZstd(raw, file)
 
@@ -228,7 +228,7 @@ class _WideZstd(ReadableStream):
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
         try:
             while not self._ready and (packed := self._ahead or self._raw.read(_INPUT_BYTES)):
-                wide = zstandard.ZstdDecompressor(max_window_size=_WIDEST_WINDOW)
+                wide = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
                 self._frame = self._frame or wide.decompressobj()
                 self._ready, self._ahead = memoryview(self._frame.decompress(packed)), self._frame.unused_data
                 self._frame = None if self._frame.eof else self._frame
@@ -249,7 +249,7 @@ class _Zstd(ReadableStream):
     """
 
     def __init__(self, raw: BinaryIO, file: InputFile) -> None:
-        import pyarrow as pa  # a library as large as all others together: only for compressed files
+        import pyarrow as pa  # imported late, because it is as large as all other libraries together
 
         self._plain = pa.CompressedInputStream(raw, "zstd")
         self._file = file
@@ -261,18 +261,18 @@ class _Zstd(ReadableStream):
             if "too much memory" in str(error):
                 raise InputError(
                     f"{self._file.uri} needs a window of more than 128 MiB to be decompressed",
-                    remedy=_NARROWER,
+                    remedy=_NARROWER_WINDOW_REMEDY,
                 ) from error
             raise _damaged(self._file, str(error)) from error
 
 
 _DECOMPRESSORS: dict[Compression, Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]] = {
     "bz2": bz2.BZ2Decompressor,
-    "xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_XZ_MEMORY),
+    "xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES),
 }
 
 
-class _Joined(ReadableStream):
+class _JoinedStreams(ReadableStream):
     """A stream of bz2 or xz data: one compressed stream after another, as in Wikipedia's multistream dumps.
 
     xz allows zeros between streams. Whatever else is no stream is an error, as is an end within one.
@@ -290,7 +290,7 @@ class _Joined(ReadableStream):
         except (OSError, EOFError, lzma.LZMAError) as error:
             if "emory usage limit" in str(error):
                 raise InputError(
-                    f"{self._file.uri} needs more than {_XZ_MEMORY // MIB} MiB to be decompressed",
+                    f"{self._file.uri} needs more than {_XZ_MEMORY_BYTES // MIB} MiB to be decompressed",
                     remedy="compress it again with a smaller dictionary: xz -9 or less",
                 ) from error
             raise _damaged(self._file, str(error)) from error
@@ -305,7 +305,7 @@ class _Joined(ReadableStream):
                 if not (packed := self._behind_stream()):
                     return b""
                 self._plain = _DECOMPRESSORS[self._file.compression]()
-            elif self._plain.needs_input and not (packed := self._raw.read(_BUFFER)):
+            elif self._plain.needs_input and not (packed := self._raw.read(_BUFFER_BYTES)):
                 raise EOFError("it ends too early")
             if data := self._plain.decompress(packed, size):
                 return data
@@ -313,7 +313,7 @@ class _Joined(ReadableStream):
     def _behind_stream(self) -> bytes:
         """Return the first bytes behind a finished stream and padding; none at the end."""
         ahead = self._plain.unused_data
-        while not (rest := ahead.lstrip(self._padding)) and (ahead := self._raw.read(_BUFFER)):
+        while not (rest := ahead.lstrip(self._padding)) and (ahead := self._raw.read(_BUFFER_BYTES)):
             pass
         return rest
 

@@ -38,13 +38,13 @@ from data_service.ingest.tasks import FilePiece
 
 _SKIP = 1 << 20
 _LINE_SEARCH_BYTES = 64 * 1024  # bytes before a piece that are searched first for the line's beginning
-# A line may be this many times its document: escapes take six bytes, other fields the rest.
+# A line may have this many bytes per byte of its document: escapes take six, other fields the rest.
 LINE_PER_DOCUMENT = 8
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _OTHER_DELIMITERS = ";\t,|"  # tried if the usual delimiter does not give the columns
 _QUOTES = "quote fields as RFC 4180 says (pandas' to_csv does), or convert the file to JSON lines"
 _TOO_LONG = '"a line too long"to be held\n'  # invalid CSV at every place in a row, so that the row is bad
-_ROW_PER_DOCUMENT = 8  # a line may be this many times its document: other fields, doubled marks
+_ROW_PER_DOCUMENT = 8  # bytes of a row per byte of its document, for other fields and doubled quotation marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,7 @@ def _loads(text: str) -> object:
 
 
 def _one_a_line(text: str) -> str:
-    if text.strip() in ("{", "["):  # the first line of a file that is one value
+    if text.strip() in ("{", "["):  # the first line of a file that holds one JSON value
         return "make it JSON lines, one object a line, for example with `jq -c`"
     return "correct the line or remove it"
 

@@ -21,13 +21,13 @@ from data_service.errors import InputError
 from data_service.ingest.scan import folded_text, is_blank, spaced_text
 from data_service.ingest.sentences import split_sentences
 
-ENOUGH = 128 * 1024  # bytes of text that are worth evaluating on
+ENOUGH = 128 * 1024  # bytes of held-out text that are enough for an evaluation
 MOST = 0.05  # largest share of a small text that is held out, unless a larger one is requested
 DOCUMENTS = 8  # smallest number of long documents that can represent the corpus
 MANY = 64  # held-out documents from which on texts with unknown words are divided by their tokens
 CANDIDATES = 1024  # number of documents with the smallest hashes that are kept
 SHORTEST, LONGEST = 64, 4096  # bounds of a stretch's mean size, in bytes
-STRETCHES = 16  # about the least number of held-out stretches
+STRETCHES = 16  # approximate smallest number of held-out stretches
 _CUT_CHARACTERS = 16  # characters whose hash decides where text without sentence ends is cut
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
 _BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*+\n)++)")
@@ -127,7 +127,9 @@ def by_documents(documents: DocumentFigures, fraction: float) -> HeldoutRule | N
             return HeldoutRule("document", low + 1) if count < documents.count else None
     if documents.count <= CANDIDATES:
         return None
-    return HeldoutRule("document", bound(wanted / documents.size))  # very many, very short documents
+    return HeldoutRule(
+        "document", bound(wanted / documents.size)
+    )  # the documents are very many and very short
 
 
 def by_queries(documents: DocumentFigures, fraction: float) -> HeldoutRule:
@@ -258,7 +260,7 @@ def _pieces(text: str, most: int) -> Iterator[str]:
 def _window_hashes(codes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return a hash of each run of `_CUT_CHARACTERS` neighbouring characters; empty if there are fewer characters."""
     mixed = np.zeros(max(0, len(codes) - _CUT_CHARACTERS + 1), dtype=np.uint64)
-    for offset in range(_CUT_CHARACTERS):  # a polynomial, as of Rabin and Karp
+    for offset in range(_CUT_CHARACTERS):  # a polynomial hash (Rabin and Karp)
         mixed = mixed * np.uint64(_GOLDEN_RATIO) + codes[offset : offset + len(mixed)]
     mixed ^= mixed >> np.uint64(32)
     return mixed * np.uint64(_GOLDEN_RATIO)

@@ -74,17 +74,17 @@ def find_overlap(
     """
     total = len(held.manifest.heldout) + len(trained.manifest.train)
     index = HeldoutIndex()
-    for block in _blocks(held, "heldout"):
+    for block in _read_blocks(held, "heldout"):
         index.add(block)
         report(1, total)
     index.close()
-    for block in _blocks(trained, "train"):
+    for block in _read_blocks(trained, "train"):
         index.look_up(block)
         report(1, total)
     return index.overlap()
 
 
-def _blocks(corpus: Corpus, split: str) -> Iterator[Block]:
+def _read_blocks(corpus: Corpus, split: str) -> Iterator[Block]:
     """Yield the blocks of a split. Removed documents hold ids that no text has."""
     table: BlockTable = corpus.manifest.train if split == "train" else corpus.manifest.heldout
     removed: RemovedDocuments = load_removals(corpus.store, corpus.manifest).of(split)
@@ -105,14 +105,14 @@ class HeldoutIndex:
 
     def add(self, block: Block) -> None:
         """Add the documents of a block that were not removed."""
-        sums = _sums(block.tokens)
+        sums = _prefix_sums(block.tokens)
         for start, stop in pairwise(block.sentences[block.documents].tolist()):
             number, self._seen = self._seen, self._seen + 1
             if block.removed is not None and block.removed[start]:
                 continue
             last = max(0, stop - start - SPAN)
             places = start + np.unique(np.linspace(0, last, RUNS if last else 1).astype(np.int64))
-            self._hashes.append(_hashes(sums, places, np.minimum(places + SPAN, stop)))
+            self._hashes.append(_run_hashes(sums, places, np.minimum(places + SPAN, stop)))
             self._owners += [len(self._sizes)] * len(places)
             self._sizes.append(stop - start)
             self._numbers.append(number)
@@ -127,12 +127,12 @@ class HeldoutIndex:
 
     def look_up(self, block: Block) -> None:
         """Look for the runs in a block of training text: in all its runs, and in documents shorter than a run."""
-        sums = _sums(block.tokens)
+        sums = _prefix_sums(block.tokens)
         edges = block.sentences[block.documents]
         short = np.flatnonzero(np.diff(edges) < SPAN)
-        self._mark(_hashes(sums, edges[short], edges[short + 1]))
+        self._mark(_run_hashes(sums, edges[short], edges[short + 1]))
         if len(block.tokens) >= SPAN:
-            self._mark(_hashes(sums, slice(0, -SPAN), slice(SPAN, None)))
+            self._mark(_run_hashes(sums, slice(0, -SPAN), slice(SPAN, None)))
 
     def _mark(self, hashes: Hashes) -> None:
         likely = hashes[self._filter[hashes >> np.uint64(64 - _FILTER_BITS)]]
@@ -156,7 +156,7 @@ class HeldoutIndex:
         )
 
 
-def _sums(tokens: Tokens) -> Hashes:
+def _prefix_sums(tokens: Tokens) -> Hashes:
     """Return [T + 1], sums of the tokens before each place, each times a power of a factor."""
     factors, _ = _powers(1 << max(1, len(tokens)).bit_length())
     mixed = (tokens.astype(np.uint64) + np.uint64(1)) * _MIX_FACTOR
@@ -165,7 +165,7 @@ def _sums(tokens: Tokens) -> Hashes:
     return np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(mixed)))
 
 
-def _hashes(sums: Hashes, starts: NDArray[np.int64] | slice, stops: NDArray[np.int64] | slice) -> Hashes:
+def _run_hashes(sums: Hashes, starts: NDArray[np.int64] | slice, stops: NDArray[np.int64] | slice) -> Hashes:
     """Return [R] hashes of the runs [start, stop), which do not depend on their places."""
     _, inverses = _powers(1 << max(1, len(sums) - 1).bit_length())
     found = sums[stops] - sums[starts]

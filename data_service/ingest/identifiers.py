@@ -78,28 +78,28 @@ def find_twice(task: IdTask) -> IdReceipt:
     parts = [np.frombuffer(data, RECORD) for data in parallel_map(partial(read_slice, store), task.hashes)]
     records = np.concatenate(parts)
     split = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    repeated = _repeated(records)
+    repeated = _repeated_records(records)
     records, split = records[repeated], split[repeated]
     kept = np.ones(len(records), dtype=np.bool_)
     for number in np.unique(split).tolist():
         drops = read_drops(store, task.kept[number].drops)
         here = np.flatnonzero(split == number)
         kept[here] = [ordinal not in drops for ordinal in records["ordinal"][here].tolist()]
-    found = IdReceipt(source=task.sources[0], files={}, twice=_first_two(records[kept], split[kept]))
+    found = IdReceipt(source=task.sources[0], files={}, twice=_first_equal_pair(records[kept], split[kept]))
     write_receipt(store, task.receipt, found)
     return found
 
 
-def _first_two(records: NDArray[np.void], split: NDArray[np.int64]) -> list[tuple[int, int]]:
+def _first_equal_pair(records: NDArray[np.void], split: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Return (split, document) of the first document whose id another one has, and of the next with that id."""
-    at = _repeated(records)
+    at = _repeated_records(records)
     places = zip(split[at].tolist(), records["ordinal"][at].tolist(), strict=True)
     ids = records[["high", "low"]][at].tolist()
     groups = groupby(zip(ids, places, strict=True), key=itemgetter(0))
     return min((sorted(place for _, place in group)[:2] for _, group in groups), default=[])
 
 
-def _repeated(records: NDArray[np.void]) -> NDArray[np.int64]:
+def _repeated_records(records: NDArray[np.void]) -> NDArray[np.int64]:
     """Return the places of the records whose hashes occur more than once, sorted by hash."""
     order = np.lexsort((records["low"], records["high"]))
     same = same_as_before(records[order])
@@ -113,7 +113,7 @@ def refuse_twice(found: Iterable[IdReceipt], splits: Sequence[Split], options: B
     twice = min((receipt.twice for receipt in found if receipt.twice), default=None)
     if twice is None:
         return
-    first, second = (_document(splits[split], ordinal, options) for split, ordinal in twice)
+    first, second = (_read_document(splits[split], ordinal, options) for split, ordinal in twice)
     known = "" if first.provenance is None else first.provenance.id
     raise InputError(
         f"{second.place}: the id {known!r} is that of another document, {first.place}",
@@ -121,7 +121,7 @@ def refuse_twice(found: Iterable[IdReceipt], splits: Sequence[Split], options: B
     )
 
 
-def _document(split: Split, number: int, options: BuildOptions) -> Text:
+def _read_document(split: Split, number: int, options: BuildOptions) -> Text:
     if split.streamed is not None:
         split = Split((PieceReader().read(split.streamed, options),))
     documents = (document for document in read_documents(split, options) if not document.blank)

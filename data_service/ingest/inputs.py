@@ -123,7 +123,7 @@ def _by_folder(keys: Iterable[str]) -> dict[str, set[str]]:
 def _is_corpus(store: Store, folder: str, names: dict[str, set[str]]) -> bool:
     build, _, configuration = CONFIGURATION.rpartition("/")
     whole = MANIFEST in names[folder] and f"{folder}{TOKENIZER}/" in names
-    if whole and f"{folder}train/" not in names:  # a merged corpus has no shards
+    if whole and f"{folder}train/" not in names:  # a merged corpus has no shards of its own
         whole = store.get(folder + MANIFEST).startswith(MANIFEST_BEGINS)
     return whole or configuration in names.get(f"{folder}{build}/", ())
 

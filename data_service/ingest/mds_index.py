@@ -12,9 +12,9 @@ from data_service.store.base import Store
 
 INDEX = "index.json"
 _SUFFIX = ".mds"
-_PACKED = "a packed shard that lies there unpacked, too"
-_OF_INDEX = "the index of MDS shards"
-_NOT_IN_INDEX = "not one of the shards that index.json names"
+_PACKED_REASON = "a packed shard that lies there unpacked, too"
+_INDEX_REASON = "the index of MDS shards"
+_NOT_IN_INDEX_REASON = "not one of the shards that index.json names"
 
 
 class _ShardFile(BaseModel):
@@ -57,10 +57,10 @@ def beside_shards(
     below = {key[len(folder) :]: size for key, size in sizes.items() if key.startswith(folder)}
     shards = {name for name in below if _SUFFIX in name.rpartition("/")[2]}
     place = f"{store.uri.rstrip('/')}/{folder}"
-    index = _read(store, folder + INDEX, place, surely=bool(shards & names)) if shards else None
+    index = _read_index(store, folder + INDEX, place, surely=bool(shards & names)) if shards else None
     if index is None:
         return
-    yield INDEX, _OF_INDEX
+    yield INDEX, _INDEX_REASON
     known: set[str] = set()
     for shard in index.shards:
         forms = [form for form in (shard.raw_data, shard.zip_data) if form is not None]
@@ -71,7 +71,7 @@ def beside_shards(
                 remedy="copy the data set again, whole, or name its folders, each with an index of its own",
             )
         known |= {form.basename for form in there}
-        yield from ((form.basename, _PACKED) for form in there[1:])
+        yield from ((form.basename, _PACKED_REASON) for form in there[1:])
         if (size := below[there[0].basename]) != there[0].bytes:
             raise InputError(
                 f"{place}{there[0].basename} has {size:,} bytes, but {INDEX} says {there[0].bytes:,}",
@@ -79,10 +79,10 @@ def beside_shards(
             )
     folders = {"", *(name.rpartition("/")[0] for name in known)}
     strangers = (name for name in sorted(shards - known) if name.rpartition("/")[0] in folders)
-    yield from ((name, _NOT_IN_INDEX) for name in strangers)
+    yield from ((name, _NOT_IN_INDEX_REASON) for name in strangers)
 
 
-def _read(store: Store, key: str, place: str, *, surely: bool) -> _Index | None:
+def _read_index(store: Store, key: str, place: str, *, surely: bool) -> _Index | None:
     """Return an index; None if the file is something else and, being above the shards, not `surely` one."""
     try:
         return _Index.model_validate_json(store.get(key))

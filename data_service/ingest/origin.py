@@ -61,13 +61,13 @@ def read_origin(files: Sequence[InputFile]) -> Origin:
     unprepared = len(folders.pop("", ()))
     prepared = list[PreparedInput]()
     for folder, its in folders.items():
-        found = _read(folder, its)
+        found = _read_preparation(folder, its)
         unprepared += len(its) if found is None else 0
         prepared += [] if found is None else [found]
     return Origin(prepared=prepared, unprepared=unprepared)
 
 
-def _read(folder: str, files: Sequence[InputFile]) -> PreparedInput | None:
+def _read_preparation(folder: str, files: Sequence[InputFile]) -> PreparedInput | None:
     """Return what the statistics in `folder` say; None if there are none."""
     place = f"{folder}/{STATISTICS}"
     try:
@@ -81,7 +81,7 @@ def _read(folder: str, files: Sequence[InputFile]) -> PreparedInput | None:
             f"{place} does not hold the statistics of prepared documents: {error.errors()[0]['msg']}",
             remedy="prepare the documents again, or move the file away, so that nothing is said of them",
         ) from error
-    _refuse_others(files, said.parts, place)
+    _refuse_foreign_files(files, said.parts, place)
     return PreparedInput(
         uri=folder,
         digest=hashlib.sha256(data).hexdigest(),
@@ -89,14 +89,14 @@ def _read(folder: str, files: Sequence[InputFile]) -> PreparedInput | None:
         all_files=sum(key.startswith(PREPARED_DOCUMENTS) for key in said.parts),
         documents_read=said.documents_read,
         documents_kept=said.documents_kept,
-        sources=dict(_sources(said)),
+        sources=dict(_prepared_sources(said)),
         stages=said.stages,
         settings=said.preparation.stages,
         searched=said.searched,
     )
 
 
-def _sources(said: _Statistics) -> Iterable[tuple[str, PreparedSource]]:
+def _prepared_sources(said: _Statistics) -> Iterable[tuple[str, PreparedSource]]:
     for source in said.preparation.inputs:
         counts = said.sources.get(source.source)
         yield (
@@ -105,7 +105,7 @@ def _sources(said: _Statistics) -> Iterable[tuple[str, PreparedSource]]:
         )
 
 
-def _refuse_others(files: Sequence[InputFile], parts: dict[str, _PreparedPart], place: str) -> None:
+def _refuse_foreign_files(files: Sequence[InputFile], parts: dict[str, _PreparedPart], place: str) -> None:
     """Raise InputError if a file is not a part of the preparation."""
     for file in files:
         name = file.uri.rpartition("/")[2]

@@ -75,7 +75,7 @@ def _connect(workers: int, piece_bytes: int) -> None:
 
 @contextmanager
 def _answers_kept() -> Iterator[None]:
-    """Ray answers SIGTERM by an end of its own: whoever started this has an answer to it."""
+    """Keep the handler of SIGTERM, which Ray would replace within the block by one that ends this process."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if threading.current_thread() is threading.main_thread():

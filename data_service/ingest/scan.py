@@ -30,11 +30,11 @@ from data_service.types import Tokens
 BUCKETS = 256
 DIGEST_BYTES = 16
 
-_REPLACED_CHARACTERS = 16  # largest number of distinct non-ASCII characters for one replace() each
+_REPLACED_CHARACTERS = 16  # Up to so many distinct non-ASCII characters are removed by one replace() each.
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 _ASCII = bytes(range(128))
 _ASCII_LOWER = bytes(range(256)).lower()
-_ASCII_REST = bytes(code for code in _ASCII if not chr(code).isalnum())
+_ASCII_NON_ALPHANUMERIC = bytes(code for code in _ASCII if not chr(code).isalnum())
 
 # A document's hash as two big-endian words, its number in its split, and the bytes of its text. 24 bytes, sorted by
 # hash in a file.
@@ -51,14 +51,14 @@ def hash_texts(texts: Sequence[str], known: bytes = b"") -> bytes:
     `known`: the hash that the texts had before. It saves the folding, which costs more than the rest: texts with equal
     first halves have equal second halves.
     """
-    return _half(_joined(texts)) + (known[8:] or _half(folded_text(texts[0])))
+    return _hash_half(_join_texts(texts)) + (known[8:] or _hash_half(folded_text(texts[0])))
 
 
-def _joined(texts: Sequence[str]) -> str:
+def _join_texts(texts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else json.dumps(texts)
 
 
-def _half(text: str) -> bytes:
+def _hash_half(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
@@ -73,7 +73,7 @@ def hash_document(document: Text, options: BuildOptions, known: bytes = b"") -> 
     """
     texts = [options.encoded_text(text) for text in document.texts]
     if document.cluster is not None and document.cluster.name is not None:
-        return _half(_joined(texts)) + _half(f"cluster {document.cluster.name}")
+        return _hash_half(_join_texts(texts)) + _hash_half(f"cluster {document.cluster.name}")
     return hash_texts(texts, known)
 
 
@@ -114,13 +114,13 @@ def folded_text(text: str) -> str:
     if not text.isascii():
         others = set(text.encode().translate(None, _ASCII).decode())
         if len(others) > _REPLACED_CHARACTERS:
-            return _fold(text) or spaced_text(text)
+            return _fold_characters(text) or spaced_text(text)
         for character in others:  # many times faster than to look at every character
-            plain = plain.replace(character, _fold(character))
-    return plain.encode().translate(_ASCII_LOWER, _ASCII_REST).decode() or spaced_text(text)
+            plain = plain.replace(character, _fold_characters(character))
+    return plain.encode().translate(_ASCII_LOWER, _ASCII_NON_ALPHANUMERIC).decode() or spaced_text(text)
 
 
-def _fold(text: str) -> str:
+def _fold_characters(text: str) -> str:
     lowered = unicodedata.normalize("NFKD", text).lower().casefold()
     return _NOT_ALPHANUMERIC.sub("", unicodedata.normalize("NFKD", lowered))
 
@@ -159,7 +159,7 @@ def bucket_starts(records: NDArray[np.void]) -> list[int]:
     return [0, *inner.tolist(), len(records)]
 
 
-_SKIPPED = "+skipped"
+_SKIPPED_SUFFIX = "+skipped"
 
 
 class ScanTask(SplitTask):
@@ -184,7 +184,7 @@ class ScanTask(SplitTask):
         If bad records are to be refused, the receipt of a scan that skipped some does not count.
         """
         refused = self.options.on_bad_records == "error"
-        return (self.source,) if refused else (self.source, self.source + _SKIPPED)
+        return (self.source,) if refused else (self.source, self.source + _SKIPPED_SUFFIX)
 
 
 class ScanReceipt(TaskReceipt):
@@ -260,7 +260,7 @@ def scan(task: ScanTask) -> ScanReceipt:
         of_ids = sorted_records(ids, sizes)
         id_buckets = _store_sorted(store, task.layout.ids(task.index), of_ids, files)
     scanned = ScanReceipt(
-        source=task.source + (_SKIPPED if skipped else ""),
+        source=task.source + (_SKIPPED_SUFFIX if skipped else ""),
         files=files,
         documents=len(records),
         empty=empty,

@@ -72,7 +72,7 @@ def is_abbreviation(word: str, language: Language) -> bool:
 
 # Unicode 16, PropList.txt: Sentence_Terminal. In general and supplemental punctuation, and ASCII:
 _LATIN_MARKS = r"!.?\u2024\u203C\u203D\u2047-\u2049\u2E2E\u2E3C\u2E53\u2E54\u2E60\u2E61"
-# ... and everywhere else, but for the full-width full stop.
+# Sentence_Terminal in all other blocks, without the full-width full stop:
 _OTHER_MARKS = (
     r"\u0589\u061D-\u061F\u06D4\u0700-\u0702\u07F9\u0837\u0839\u083D\u083E\u0964\u0965\u104A\u104B"
     r"\u1362\u1367\u1368\u166E\u1735\u1736\u17D4\u17D5\u1803\u1809\u1944\u1945\u1AA8-\u1AAB"

@@ -42,7 +42,7 @@ def with_lines(records: Sequence[SkippedRecord], files: Iterable[InputFile]) -> 
     for record in records:
         if record.unit == "byte":
             by_uri.setdefault(record.uri, []).append(record.number)
-    lines = {file.uri: _lines_at(file, by_uri[file.uri]) for file in files if file.uri in by_uri}
+    lines = {file.uri: _line_numbers(file, by_uri[file.uri]) for file in files if file.uri in by_uri}
     return [
         record.model_copy(update={"unit": "line", "number": lines[record.uri][record.number]})
         if record.uri in lines and record.unit == "byte"
@@ -51,7 +51,7 @@ def with_lines(records: Sequence[SkippedRecord], files: Iterable[InputFile]) -> 
     ]
 
 
-def _lines_at(file: InputFile, offsets: Iterable[int]) -> dict[int, int]:
+def _line_numbers(file: InputFile, offsets: Iterable[int]) -> dict[int, int]:
     """Return the number of the line, from 1, that holds each byte."""
     lines: dict[int, int] = {}
     position, line = 0, 1

@@ -22,7 +22,7 @@ from data_service.ingest.options import MIB, BuildOptions
 from data_service.ingest.tars import BLOCK, cut_short, most_held, read_header
 from data_service.ingest.tasks import BuildTask, FilePiece, TaskReceipt, write_receipt
 
-_TAIL = BLOCK
+_TAIL_BYTES = BLOCK
 _SEPARATORS: dict[Format, Callable[[bytes], bool]] = {
     "txt": bytes.isspace,
     "mediawiki": lambda line: line.rstrip().endswith(PAGE_END),
@@ -63,7 +63,7 @@ def measure(task: MeasureTask) -> MeasuredFile:
         InputError: the data is damaged or truncated.
         StoreError: the file cannot be read.
     """
-    with _open(task.file) as stream:
+    with _open_text(task.file) as stream:
         size, tail = _size_and_tail(stream)
     if task.file.format == "mediawiki":
         refuse_cut(task.file, tail)
@@ -108,7 +108,7 @@ class PieceReader:
 
     def _open(self, file: InputFile) -> None:
         self._stream.close()
-        self._file, self._stream = file, _open(file)
+        self._file, self._stream = file, _open_text(file)
         self._position = self._sought = self._separator = 0
 
     def _seek(self, bound: int, options: BuildOptions, kept: list[bytes] | None) -> None:
@@ -165,7 +165,7 @@ class PieceReader:
 
     def _take(self, length: int, kept: list[bytes] | None) -> None:
         if kept is None:
-            self._position += _pass_over(self._stream, length)
+            self._position += _skip_bytes(self._stream, length)
         elif length > 0:
             kept.append(self._stream.read(length))
             self._position += len(kept[-1])
@@ -179,7 +179,7 @@ class PieceReader:
             )
 
 
-def _open(file: InputFile) -> BinaryIO:
+def _open_text(file: InputFile) -> BinaryIO:
     return open_bytes(file) if file.format == "tar" else open_text(file)
 
 
@@ -188,11 +188,11 @@ def _size_and_tail(stream: BinaryIO) -> tuple[int, bytes]:
     buffer, size, tail = memoryview(bytearray(MIB)), 0, b""
     while count := stream.readinto(buffer):  # type: ignore[attr-defined]
         size += count
-        tail = (tail + bytes(buffer[max(0, count - _TAIL) : count]))[-_TAIL:]
+        tail = (tail + bytes(buffer[max(0, count - _TAIL_BYTES) : count]))[-_TAIL_BYTES:]
     return size, tail
 
 
-def _pass_over(stream: BinaryIO, length: int) -> int:
+def _skip_bytes(stream: BinaryIO, length: int) -> int:
     """Read at most `length` bytes and drop them; return their number."""
     buffer = memoryview(bytearray(MIB))
     passed = 0

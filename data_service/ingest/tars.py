@@ -40,17 +40,17 @@ from data_service.ingest.records import (
 from data_service.ingest.tasks import FilePiece
 
 BLOCK = tarfile.BLOCKSIZE
-_LONG_HEADER = 1 << 20
-_NESTED_ARCHIVES = 3  # greatest depth of archives in archives
+_MAX_HEADER_BYTES = 1 << 20
+_MAX_NESTING = 3  # greatest depth of archives in archives
 _CHUNK_BYTES = 1 << 20
-_PREFIXES = (
+_EXTENDED_HEADER_TYPES = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
     tarfile.SOLARIS_XHDTYPE,
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
-_FETCH = "fetch or write the archive again; no document of it was used"
+_REFETCH = "fetch or write the archive again; no document of it was used"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,10 @@ def read_tar(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadReco
     """
     if piece.text is not None:
         archive = _Archive(piece.file, io.BytesIO(piece.text), piece.text_start, held=most_held(options))
-        yield from _texts(archive, options, 0)
+        yield from _archive_texts(archive, options, 0)
         return
     with open_bytes(piece.file) as stream:
-        yield from _texts(_Archive(piece.file, stream, 0, held=None), options, 0)
+        yield from _archive_texts(_Archive(piece.file, stream, 0, held=None), options, 0)
 
 
 class _Archive:
@@ -143,8 +143,8 @@ def read_header(stream: BinaryIO, file: InputFile, position: int) -> tuple[int, 
         except tarfile.HeaderError as error:
             raise _damaged(file, position + skipped + len(raw), str(error)) from error
         raw += block
-        if info.type not in _PREFIXES:
-            return skipped, _member(info, known, raw)
+        if info.type not in _EXTENDED_HEADER_TYPES:
+            return skipped, _to_member(info, known, raw)
         payload = _header_payload(stream, file, info, position + skipped + len(raw))
         raw += payload
         known |= _header_fields(info, payload[: info.size])
@@ -152,7 +152,7 @@ def read_header(stream: BinaryIO, file: InputFile, position: int) -> tuple[int, 
 
 def _header_payload(stream: BinaryIO, file: InputFile, info: tarfile.TarInfo, position: int) -> bytes:
     size = -(-info.size // BLOCK) * BLOCK
-    payload = stream.read(size) if 0 <= info.size <= _LONG_HEADER else b""
+    payload = stream.read(size) if 0 <= info.size <= _MAX_HEADER_BYTES else b""
     if len(payload) < size or info.size < 0:
         raise _damaged(file, position, "an extended header is too long or cut short")
     return payload
@@ -173,7 +173,7 @@ def _header_fields(info: tarfile.TarInfo, payload: bytes) -> dict[str, str]:
     return known
 
 
-def _member(info: tarfile.TarInfo, known: dict[str, str], raw: bytes) -> Member:
+def _to_member(info: tarfile.TarInfo, known: dict[str, str], raw: bytes) -> Member:
     name = known.get("path", info.name)
     size = int(known["size"]) if known.get("size", "").isdigit() else info.size
     holes = info.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in known)
@@ -197,7 +197,7 @@ class _Content(ReadableStream):
         if not data and self._left and len(view):
             raise InputError(
                 f"{self._file.uri}/{self._member.name}: the archive is cut short: {self._left:,} bytes are missing",
-                remedy=_FETCH,
+                remedy=_REFETCH,
             )
         self._left -= len(data)
         view[: len(data)] = data
@@ -211,7 +211,7 @@ class _Content(ReadableStream):
         self._stream.read(self._padding)
 
 
-def _texts(archive: _Archive, options: BuildOptions, depth: int) -> Iterator[Text | BadRecord]:
+def _archive_texts(archive: _Archive, options: BuildOptions, depth: int) -> Iterator[Text | BadRecord]:
     for member, begins, content in archive.members():
         if member.kind == "folder":
             continue
@@ -219,7 +219,7 @@ def _texts(archive: _Archive, options: BuildOptions, depth: int) -> Iterator[Tex
             archive.file, key=f"{archive.file.key}/{member.name}", size=member.size, version="", inside=True
         )
         place = Numbered(file, "byte", begins)
-        kind, hidden = _kind(member.name), HIDDEN.match(member.name)
+        kind, hidden = _member_kind(member.name), HIDDEN.match(member.name)
         if member.kind != "file" or hidden or kind is None:
             reason = "no_file" if member.kind != "file" else "hidden_file" if hidden else "no_text_file"
             yield accept(options, no_document, reason, {}, options, place)
@@ -227,10 +227,10 @@ def _texts(archive: _Archive, options: BuildOptions, depth: int) -> Iterator[Tex
             yield accept(options, refuse, too_long(place, most_held(options)))
         else:
             inner = replace(file, format=kind[0], compression=kind[1])
-            yield from _of_member(inner, begins, content, options, depth)
+            yield from _member_texts(inner, begins, content, options, depth)
 
 
-def _kind(name: str) -> tuple[Format, Compression] | None:
+def _member_kind(name: str) -> tuple[Format, Compression] | None:
     """Return format and compression of a member that is read: text, JSON or an archive; None for others."""
     found = kind_of(name)
     if found is not None and found[0] in ("txt", "tar", "jsonl"):
@@ -239,21 +239,21 @@ def _kind(name: str) -> tuple[Format, Compression] | None:
     return ("tar", "xz") if name.lower().endswith("_data.xz") else None
 
 
-def _of_member(
+def _member_texts(
     file: InputFile, begins: int, content: BinaryIO, options: BuildOptions, depth: int
 ) -> Iterator[Text | BadRecord]:
     if file.format == "tar":
-        if depth == _NESTED_ARCHIVES:
+        if depth == _MAX_NESTING:
             raise InputError(
-                f"{file.uri}: archives lie more than {_NESTED_ARCHIVES} deep in others", remedy="unpack it"
+                f"{file.uri}: archives lie more than {_MAX_NESTING} deep in others", remedy="unpack it"
             )
-        yield from _texts(_Archive(file, unpacked(content, file), 0, held=None), options, depth + 1)
+        yield from _archive_texts(_Archive(file, unpacked(content, file), 0, held=None), options, depth + 1)
         return
     limit = options.max_document_bytes
     text = utf8_text(unpacked(content, file), file.encoding)
     place = Numbered(file, "byte", begins)
     if file.format == "jsonl":
-        yield from _of_json(text, place, options)
+        yield from _json_texts(text, place, options)
         return
     refuse_fields(file, options)
     if options.txt_documents == "file":
@@ -277,11 +277,11 @@ def refuse_fields(file: InputFile, options: BuildOptions) -> None:
         )
 
 
-def _of_json(text: BinaryIO, place: Numbered, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def _json_texts(text: BinaryIO, place: Numbered, options: BuildOptions) -> Iterator[Text | BadRecord]:
     """Yield the documents of a member of JSON: a value a line, or one value, as webdataset has them."""
     most = most_held(options)
     whole = text.read(most + 1)
-    value = _one_value(place.file, whole)
+    value = _parse_whole_json(place.file, whole)
     if len(whole) > most:
         yield accept(options, refuse, too_long(place, most))
     elif isinstance(value, dict) and options.fields[0] not in with_nested(value, options):
@@ -294,7 +294,7 @@ def _of_json(text: BinaryIO, place: Numbered, options: BuildOptions) -> Iterator
                 yield accept(options, json_document, line, at, options)
 
 
-def _one_value(file: InputFile, whole: bytes) -> object:
+def _parse_whole_json(file: InputFile, whole: bytes) -> object:
     if file.key.lower().removesuffix(f".{file.compression}").endswith(".json"):
         with suppress(ValueError, RecursionError):
             return json.loads(whole)
@@ -304,11 +304,11 @@ def _one_value(file: InputFile, whole: bytes) -> object:
 def cut_short(file: InputFile) -> InputError:
     """Return the error for an archive that ends too early."""
     return InputError(
-        f"{file.uri}: the archive is cut short: it does not end with an empty block", remedy=_FETCH
+        f"{file.uri}: the archive is cut short: it does not end with an empty block", remedy=_REFETCH
     )
 
 
 def _damaged(file: InputFile, position: int, reason: str) -> InputError:
     return InputError(
-        f"{file.uri}: no tar archive, or damaged or cut short at byte {position:,}: {reason}", remedy=_FETCH
+        f"{file.uri}: no tar archive, or damaged or cut short at byte {position:,}: {reason}", remedy=_REFETCH
     )

@@ -136,7 +136,9 @@ def _codec(label: str) -> str | None:
 
 
 def _decode_page(page: bytes, codec: str) -> str:
-    if codec == "cp1252":  # many servers' default, even for UTF-8; text in cp1252 is hardly ever valid UTF-8
+    if (
+        codec == "cp1252"
+    ):  # Many servers declare it even for UTF-8, and text in cp1252 is hardly ever valid UTF-8.
         with suppress(UnicodeDecodeError):
             return page.decode()
     return page.decode(codec, errors=_AS_BROWSERS)

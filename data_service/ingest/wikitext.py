@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-_UNREAD = (
+_UNREAD_TAGS = (
     *(
         "table",
         "ref",
@@ -28,8 +28,8 @@ _UNREAD = (
     ),
     *("hiero", "inputbox", "categorytree", "templatedata", "style", "script"),
 )
-_BLOCKS = ("br", "p", "div", "li", "ul", "ol", "dl", "dt", "dd", "hr", "blockquote", "poem", "center")
-_INLINE = (
+_BLOCK_TAGS = ("br", "p", "div", "li", "ul", "ol", "dl", "dt", "dd", "hr", "blockquote", "poem", "center")
+_INLINE_TAGS = (
     *(
         "b",
         "i",
@@ -76,11 +76,11 @@ _INLINE = (
         "source",
         "syntaxhighlight",
     ),
-    *("nowiki", "h1", "h2", "h3", "h4", "h5", "h6", "caption", "tr", "td", "th", *_UNREAD),
+    *("nowiki", "h1", "h2", "h3", "h4", "h5", "h6", "caption", "tr", "td", "th", *_UNREAD_TAGS),
 )
-_OPENING = re.compile(rf"<!--|<({'|'.join(_UNREAD)})\b[^<>]*>", re.IGNORECASE)
-_BLOCK = re.compile(rf"</?(?:{'|'.join(_BLOCKS)})\b[^<>]*>", re.IGNORECASE)
-_TAG = re.compile(rf"</?(?:{'|'.join(_INLINE)})\b[^<>]*>", re.IGNORECASE)
+_UNREAD_TAG_START = re.compile(rf"<!--|<({'|'.join(_UNREAD_TAGS)})\b[^<>]*>", re.IGNORECASE)
+_BLOCK = re.compile(rf"</?(?:{'|'.join(_BLOCK_TAGS)})\b[^<>]*>", re.IGNORECASE)
+_TAG = re.compile(rf"</?(?:{'|'.join(_INLINE_TAGS)})\b[^<>]*>", re.IGNORECASE)
 _TEMPLATE = re.compile(r"\{\{+|\}\}+")
 _TABLE = re.compile(r"^[ \t:]*(\{\|)|^[ \t]*(\|\})", re.MULTILINE)
 _LIST = re.compile(r"^[*#:;]+", re.MULTILINE)
@@ -90,9 +90,9 @@ _NESTED_LINKS = 16  # greatest depth of links in links, such as in captions of p
 _SWITCH = re.compile(r"__[^\Wa-z]{3,40}?__")  # switches such as __TOC__
 _QUOTES = re.compile(r"'{2,}")  # italics and bold face
 # Parentheses in which a template stood, also those of Chinese and Japanese.
-_EMPTIED = re.compile(" ?[(\uff08][\\s,;:\u3001\uff0c\uff1b]*[)\uff09]")
+_EMPTY_PARENTHESES = re.compile(" ?[(\uff08][\\s,;:\u3001\uff0c\uff1b]*[)\uff09]")
 _SPACES = re.compile(r"[^\S\n]+")
-_BLANK = re.compile(r"\n{3,}")
+_BLANK_LINES = re.compile(r"\n{3,}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -113,10 +113,10 @@ def plain_text(source: str, hidden: frozenset[str]) -> str:
         code = parse(_only_links(source), skip_style_tags=True)
     except ParserError as error:
         raise ValueError(f"mwparserfromhell cannot read its wikitext: {error}") from error
-    text = _EMPTIED.sub("", "".join(_words(code, hidden)))
+    text = _EMPTY_PARENTHESES.sub("", "".join(_visible_parts(code, hidden)))
     lines = (_SPACES.sub(" ", line).strip() for line in text.split("\n"))
     kept = (line if any(map(str.isalnum, line)) else "" for line in lines)
-    return _BLANK.sub("\n\n", "\n".join(kept)).strip()
+    return _BLANK_LINES.sub("\n\n", "\n".join(kept)).strip()
 
 
 def _only_links(source: str) -> str:
@@ -133,7 +133,7 @@ def _outside_tags(text: str) -> Iterator[str]:
     """Yield what stands outside of comments and of the tags that are not read."""
     lowered, at = text.lower() if len(text.lower()) == len(text) else text, 0
     unclosed: set[str] = set()  # end tags that do not occur in the rest of the text
-    for opening in _OPENING.finditer(text):
+    for opening in _UNREAD_TAG_START.finditer(text):
         if opening.start() < at or opening[0].endswith("/>"):
             continue
         end = "-->" if opening[1] is None else f"</{opening[1].lower()}>"
@@ -164,7 +164,7 @@ def _outside_templates(text: str) -> Iterator[str]:
             if count - closed > 1:
                 open_at.append((start, count - closed))
             cuts.append((start + max(0, count - closed), run.end() - left))
-    yield from _between(text, cuts)
+    yield from _outside_ranges(text, cuts)
 
 
 def _outside_tables(text: str) -> Iterator[str]:
@@ -176,10 +176,10 @@ def _outside_tables(text: str) -> Iterator[str]:
             open_at.append(mark.start())
         elif open_at:
             cuts.append((open_at.pop(), mark.end()))
-    yield from _between(text, cuts)
+    yield from _outside_ranges(text, cuts)
 
 
-def _between(text: str, cuts: list[tuple[int, int]]) -> Iterator[str]:
+def _outside_ranges(text: str, cuts: list[tuple[int, int]]) -> Iterator[str]:
     """Yield the text outside of ranges, which may lie in one another."""
     at = 0
     for start, stop in sorted(cuts):
@@ -216,7 +216,7 @@ def _escape_brackets(brackets: str) -> str:
     return "".join(f"&#{ord(each)};" for each in brackets)
 
 
-def _words(code: Any, hidden: frozenset[str]) -> Iterator[str]:
+def _visible_parts(code: Any, hidden: frozenset[str]) -> Iterator[str]:
     """Yield the visible parts of parsed wikitext, in order."""
     from mwparserfromhell import nodes
 
@@ -228,15 +228,15 @@ def _words(code: Any, hidden: frozenset[str]) -> Iterator[str]:
                 yield _SURROGATE.sub("\ufffd", node.normalize())
             case nodes.Wikilink():
                 if not _is_hidden(str(node.title), hidden):
-                    yield from _words(node.title if node.text is None else node.text, hidden)
+                    yield from _visible_parts(node.title if node.text is None else node.text, hidden)
             case nodes.ExternalLink():
                 if not node.brackets:
                     yield str(node.url)
                 elif node.title is not None:
-                    yield from _words(node.title, hidden)
+                    yield from _visible_parts(node.title, hidden)
             case nodes.Heading():
                 yield "\n"
-                yield from _words(node.title, hidden)
+                yield from _visible_parts(node.title, hidden)
                 yield "\n"
 
 

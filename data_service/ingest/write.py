@@ -200,8 +200,8 @@ def write(task: WriteTask) -> WriteReceipt:
         StoreError: a shard cannot be stored. OutOfSpace also if the local temporary folder is full.
     """
     store = task.layout.open()
-    tokenizer = _tokenizer(store.at(TOKENIZER).uri, task.tokenizer_hash)
-    finder = _finder(task.layout, task.words) if task.words is not None else None
+    tokenizer = _load_tokenizer(store.at(TOKENIZER).uri, task.tokenizer_hash)
+    finder = _load_finder(task.layout, task.words) if task.words is not None else None
     levels = () if finder is None else finder.levels
     # Shards are written to a local file before they are stored.
     with temporary_folder("build") as folder, report_full_disk(folder):
@@ -212,7 +212,7 @@ def write(task: WriteTask) -> WriteReceipt:
                 Path(folder, "heldout.tar"), name, tokenizer.vocab_size, block_tokens, levels
             ) as heldout,
         ):
-            filled = _fill(task, tokenizer, finder, (train, heldout))
+            filled = _fill_parts(task, tokenizer, finder, (train, heldout))
             summaries = (train.finish(), heldout.finish())
             files = _store_parts(store, task, (train, heldout), summaries)
     written = WriteReceipt(
@@ -232,7 +232,7 @@ def write(task: WriteTask) -> WriteReceipt:
 
 
 @dataclass
-class _Filled:
+class _FillCounts:
     """What was counted of the documents that were put into the parts. See `WriteReceipt`."""
 
     encoder: TextEncoder
@@ -241,13 +241,13 @@ class _Filled:
     moved: int = 0
 
 
-def _fill(
+def _fill_parts(
     task: WriteTask, tokenizer: Tokenizer, finder: UnitFinder | None, parts: tuple[PartWriter, PartWriter]
-) -> _Filled:
+) -> _FillCounts:
     """Put every kept document, or each of its stretches, into its part; return what was counted."""
-    filled = _Filled(TextEncoder(tokenizer, task.split.size), LossMeter(tokenizer))
-    for batch in _batches(_pieces(task)):
-        encoded = _encode(task, filled, finder, batch)
+    filled = _FillCounts(TextEncoder(tokenizer, task.split.size), LossMeter(tokenizer))
+    for batch in _batches(_read_pieces(task)):
+        encoded = _encode_pieces(task, filled, finder, batch)
         for piece, document in zip(batch, encoded, strict=True):
             heldout = piece.heldout
             if not len(document.tokens):
@@ -264,7 +264,7 @@ def _fill(
     return filled
 
 
-def _pieces(task: WriteTask) -> Iterator[_Piece]:
+def _read_pieces(task: WriteTask) -> Iterator[_Piece]:
     for document, digest in read_kept(task, task.kept):
         if document.others:
             heldout = task.heldout.holds_out(low_word(digest))
@@ -278,8 +278,8 @@ def _pieces(task: WriteTask) -> Iterator[_Piece]:
             words = words[size:]
 
 
-def _encode(
-    task: WriteTask, filled: _Filled, finder: UnitFinder | None, batch: list[_Piece]
+def _encode_pieces(
+    task: WriteTask, filled: _FillCounts, finder: UnitFinder | None, batch: list[_Piece]
 ) -> list[EncodedDocument]:
     encoded = task.options.encoded_text
     if task.options.pairs is not None:
@@ -331,7 +331,7 @@ def _store_parts(
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(uri: str, expected: str) -> Tokenizer:
+def _load_tokenizer(uri: str, expected: str) -> Tokenizer:
     """Return the corpus's copy of its tokenizer. A worker process loads it once.
 
     Raises CorpusError: it is another tokenizer than at the beginning of the build.
@@ -346,7 +346,7 @@ def _tokenizer(uri: str, expected: str) -> Tokenizer:
 
 
 @lru_cache(maxsize=1)
-def _finder(layout: BuildLayout, words: Segmentation) -> UnitFinder:
+def _load_finder(layout: BuildLayout, words: Segmentation) -> UnitFinder:
     """Return the finder of units. A worker process loads its dictionaries once; the build has checked them."""
     store = layout.open()
     names = words.model_dump(include={"dictionary", "user_words", "lexicon"}, exclude_none=True)

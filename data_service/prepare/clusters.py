@@ -22,8 +22,8 @@ from data_service.prepare.layout import PrepareLayout
 from data_service.prepare.near_duplicates import JoinReceipt, NumberType, SignedDocuments
 from data_service.store.base import Store, digest
 
-_CHUNK_ROWS = 1 << 20  # pairs, or documents, that are looked at together
-_GROUP_DOCUMENTS = 4_000_000  # documents whose clusters are looked at together
+_CHUNK_ROWS = 1 << 20  # pairs, or documents, that are processed at a time
+_GROUP_DOCUMENTS = 4_000_000  # documents whose clusters are formed at a time
 _TASK_MEMBERS = 2_000_000  # members that are named by one task, which takes about 500 MB
 _MEMBER = np.dtype([("first", "<u8"), ("number", "<u8"), ("size", "<i8")])
 Numbers = NDArray[np.unsignedinteger[Any]]
@@ -105,7 +105,7 @@ def link(task: LinkTask, progress: Callable[[int], None]) -> LinkReceipt:
     weights = _read_weights(store, task.signed)
     files, parts = dict[str, int](), list[MemberPart]()
     for chunks in pairwise([*task.groups, len(task.signed.chunks)]):
-        for members in _members(parents, weights, starts[chunks[0]], starts[chunks[1]]):
+        for members in _cluster_members(parents, weights, starts[chunks[0]], starts[chunks[1]]):
             key, data = task.layout.members(task.kind, len(parts)), members.tobytes()
             store.put(key, data)
             files[key] = len(data)
@@ -165,17 +165,17 @@ def _read_weights(store: Store, signed: SignedDocuments) -> NDArray[np.uint32] |
     return weights
 
 
-def _members(
+def _cluster_members(
     roots: Numbers, weights: NDArray[np.uint32] | None, first: int, stop: int
 ) -> Iterator[NDArray[np.void]]:
     """Yield the members of all clusters whose first document is in [first, stop), about `_TASK_MEMBERS` at a time."""
     sizes = np.zeros(stop - first, dtype=np.int64)
-    for numbers in _with_roots_in(roots, first, stop):
-        np.add.at(sizes, roots[numbers].astype(np.int64) - first, _weights_of(weights, numbers))
+    for numbers in _documents_with_roots_in(roots, first, stop):
+        np.add.at(sizes, roots[numbers].astype(np.int64) - first, _document_weights(weights, numbers))
     held, count = list[NDArray[np.void]](), 0
-    for numbers in _with_roots_in(roots, first, stop):
+    for numbers in _documents_with_roots_in(roots, first, stop):
         of_cluster = sizes[roots[numbers].astype(np.int64) - first]
-        numbers = numbers[of_cluster > _weights_of(weights, numbers)]
+        numbers = numbers[of_cluster > _document_weights(weights, numbers)]
         members = np.empty(len(numbers), dtype=_MEMBER)
         members["first"], members["number"] = roots[numbers], numbers
         members["size"] = sizes[roots[numbers].astype(np.int64) - first]
@@ -187,14 +187,14 @@ def _members(
         yield np.concatenate(held)
 
 
-def _with_roots_in(roots: Numbers, first: int, stop: int) -> Iterator[NDArray[np.int64]]:
+def _documents_with_roots_in(roots: Numbers, first: int, stop: int) -> Iterator[NDArray[np.int64]]:
     """Yield the numbers of documents whose root is in [first, stop), a piece at a time. No root is above them."""
     for start in range(first, len(roots), _CHUNK_ROWS):
         piece = roots[start : start + _CHUNK_ROWS]
         yield start + np.flatnonzero((piece >= first) & (piece < stop))
 
 
-def _weights_of(weights: NDArray[np.uint32] | None, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+def _document_weights(weights: NDArray[np.uint32] | None, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return how many documents each stands for."""
     return np.ones(len(numbers), dtype=np.int64) if weights is None else weights[numbers].astype(np.int64)
 
@@ -235,7 +235,7 @@ def name(task: NameTask) -> CompareHashesReceipt:
     store, starts = task.layout.open(), np.array(task.signed.starts)
     members = np.frombuffer(store.get(task.members.key), dtype=_MEMBER)
     firsts, place = np.unique(members["first"], return_inverse=True)
-    names = _names(store, task, firsts.astype(np.int64))
+    names = _cluster_names(store, task, firsts.astype(np.int64))
     numbers = members["number"].astype(np.int64)
     chunk = np.searchsorted(starts, numbers, side="right") - 1
     copies = members["first"] != members["number"]
@@ -262,7 +262,7 @@ def name(task: NameTask) -> CompareHashesReceipt:
     return receipt
 
 
-def _names(store: Store, task: NameTask, firsts: NDArray[np.int64]) -> list[str]:
+def _cluster_names(store: Store, task: NameTask, firsts: NDArray[np.int64]) -> list[str]:
     """Return the ids of the documents by which clusters are named, in ascending order."""
     starts = task.signed.starts
     found = list[str]()

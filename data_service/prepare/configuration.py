@@ -14,7 +14,7 @@ from data_service.ingest.options import MIB, BuildOptions, differences
 from data_service.prepare.stages import NearDuplicates, Stage
 from data_service.store.base import Store
 
-RULES = 2  # goes up whenever the same inputs and settings would give other bytes than before
+RULES = 2  # version of the rules: grows when the same inputs and settings would give other bytes
 FieldName = Literal["id", "url", "licence", "language", "date"]
 Constant = Literal["url", "licence", "language", "date"]
 

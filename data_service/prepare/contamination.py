@@ -28,9 +28,9 @@ from data_service.prepare.model_file import check_hash
 from data_service.prepare.shingles import runs, units_of, units_of_lines
 
 WORDS, LEAST, MOST_TEXTS = 13, 8, 10
-_REMEDY = "make it with `maskfleet tasks ngrams`"
+_INDEX_REMEDY = "make it with `maskfleet tasks ngrams`"
 _LISTED_TEXTS = 3  # texts that the detail of a dropped document names
-_TITLE = np.frombuffer(b"maskfleet ngrams 1", dtype=np.uint8)
+_INDEX_TITLE = np.frombuffer(b"maskfleet ngrams 1", dtype=np.uint8)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def dump_index(index: NgramIndex) -> bytes:
     file = io.BytesIO()
     np.savez(
         file,
-        title=_TITLE,
+        title=_INDEX_TITLE,
         splits=np.frombuffer(said, dtype=np.uint8),
         spans=index.spans.astype("<i8"),
         keys=index.keys.astype("<u8"),
@@ -166,17 +166,17 @@ def load_index(path: str) -> NgramIndex:
             found = {name: stored[name] for name in ("title", "splits", "spans", "keys", "texts")}
         splits = TypeAdapter(tuple[IndexedSplit, ...]).validate_json(found["splits"].tobytes())
     except OSError as error:
-        raise PrepareError(f"{path} cannot be read: {error}", remedy=_REMEDY) from error
+        raise PrepareError(f"{path} cannot be read: {error}", remedy=_INDEX_REMEDY) from error
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile, ValidationError) as error:
-        raise _no_index(path) from error
+        raise _no_index_error(path) from error
     keys, texts = found["keys"], found["texts"]
-    if not np.array_equal(found["title"], _TITLE) or not len(keys) or len(keys) != len(texts):
-        raise _no_index(path)
+    if not np.array_equal(found["title"], _INDEX_TITLE) or not len(keys) or len(keys) != len(texts):
+        raise _no_index_error(path)
     return NgramIndex(splits, found["spans"], keys, texts)
 
 
-def _no_index(path: str) -> PrepareError:
-    return PrepareError(f"{path} is no index of evaluation texts", remedy=_REMEDY)
+def _no_index_error(path: str) -> PrepareError:
+    return PrepareError(f"{path} is no index of evaluation texts", remedy=_INDEX_REMEDY)
 
 
 class Decontaminate(BaseModel):

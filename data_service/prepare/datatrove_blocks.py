@@ -19,7 +19,7 @@ from data_service.prepare.quality import QUICK
 from data_service.prepare.words import splitter_of
 
 TESTED = ("0.10.1", "0.11")  # tested versions: from the first to below the second
-_TRIAL = "The bank of the river is where they met, and that is what it has to be. " * 8
+_TRIAL_TEXT = "The bank of the river is where they met, and that is what it has to be. " * 8
 
 
 class GopherQuality(BaseModel):
@@ -127,9 +127,9 @@ def open_block(stage: Filter) -> Callable[[Document], Document | Drop]:
     """
     _check_version(stage.stage)
     try:
-        _silence()
-        decide = _filter(stage)
-        decide(Document("trial", _TRIAL, "trial", url="https://example.org/page"))
+        _silence_datatrove()
+        decide = _make_filter(stage)
+        decide(Document("trial", _TRIAL_TEXT, "trial", url="https://example.org/page"))
     except (ImportError, LookupError, OSError, ValueError) as error:
         said = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise PrepareError(
@@ -139,7 +139,7 @@ def open_block(stage: Filter) -> Callable[[Document], Document | Drop]:
     return decide
 
 
-def _silence() -> None:
+def _silence_datatrove() -> None:
     from loguru import logger
 
     logger.disable("datatrove")  # loguru would print on standard error what datatrove unpacks
@@ -152,22 +152,22 @@ def _check_version(stage: str) -> None:
         raise PrepareError(
             f"stage {stage} needs datatrove, which is not installed", remedy=INSTALL
         ) from error
-    first, below = (_numbers(bound) for bound in TESTED)
-    if not first <= _numbers(found) < below:
+    first, below = (_version_numbers(bound) for bound in TESTED)
+    if not first <= _version_numbers(found) < below:
         raise LibraryChanged(
             f"stage {stage} was tested with datatrove {TESTED[0]} to below {TESTED[1]}, and {found} is installed",
             remedy=INSTALL,
         )
 
 
-def _numbers(name: str) -> tuple[int, ...]:
+def _version_numbers(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in name.split(".")[:3] if part.isdigit())
 
 
-def _filter(stage: Filter) -> Callable[[Document], Document | Drop]:
-    block = _block(stage)
+def _make_filter(stage: Filter) -> Callable[[Document], Document | Drop]:
+    block = _make_block(stage)
     if isinstance(stage, UrlFilter):
-        return partial(_by_url, block)
+        return partial(_decide_by_url, block)
     check = QUICK[stage.stage](block, splitter_of(stage.language))
 
     def decide(document: Document) -> Document | Drop:
@@ -186,7 +186,7 @@ def _filter(stage: Filter) -> Callable[[Document], Document | Drop]:
     return decide
 
 
-def _by_url(block: Any, document: Document) -> Document | Drop:
+def _decide_by_url(block: Any, document: Document) -> Document | Drop:
     from datatrove.data import Document as Theirs
 
     if document.url is None:
@@ -202,7 +202,7 @@ def _unwanted_page(stage: C4Quality, text: str) -> str:
     return "curly_bracket" if stage.filter_curly_bracket and "{" in text else ""
 
 
-def _block(stage: Filter) -> Any:
+def _make_block(stage: Filter) -> Any:
     from datatrove.pipeline import filters
 
     settings = stage.model_dump(exclude={"stage"}, exclude_none=True)

@@ -29,7 +29,7 @@ _RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("weigh
 Slices = tuple[
     tuple[str, int, int], tuple[str, int, int]
 ]  # (key, start, length) of records, and of their ids
-_CLUSTERS = pa.schema([("ordinal", pa.uint32()), ("weight", pa.int64()), ("copy_of", pa.string())])
+_CLUSTERS_SCHEMA = pa.schema([("ordinal", pa.uint32()), ("weight", pa.int64()), ("copy_of", pa.string())])
 
 
 class Hashes:
@@ -146,7 +146,7 @@ def plan_compare(layout: PrepareLayout, kind: str, chunks: Sequence[HashedChunk]
 def compare(task: CompareHashesTask) -> CompareHashesReceipt:
     """Write which documents of the partition are copies of an earlier one; return the receipt."""
     store = task.layout.open()
-    read = list(parallel_map(partial(_read, store), task.slices))
+    read = list(parallel_map(partial(_read_slices, store), task.slices))
     parts = [np.frombuffer(records, dtype=_RECORD) for records, _ in read]
     records, names = np.concatenate(parts), b"".join(ids for _, ids in read)
     chunk = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
@@ -207,7 +207,7 @@ def clusters_table(
         copy_of: id of the document that stays; None for that document itself.
     """
     columns = [pa.array(ordinals), pa.array(weights, pa.int64()), pa.array(copy_of, pa.string())]
-    return pa.table(columns, schema=_CLUSTERS)
+    return pa.table(columns, schema=_CLUSTERS_SCHEMA)
 
 
 def by_chunk(table: pa.Table, chunk: NDArray[np.uint32], count: int) -> tuple[bytes, list[int]]:
@@ -218,13 +218,13 @@ def by_chunk(table: pa.Table, chunk: NDArray[np.uint32], count: int) -> tuple[by
     for start, stop in pairwise(edges):
         sink = pa.BufferOutputStream()
         if stop > start:
-            with pa.ipc.new_stream(sink, _CLUSTERS) as writer:
+            with pa.ipc.new_stream(sink, _CLUSTERS_SCHEMA) as writer:
                 writer.write_table(table.slice(start, stop - start).combine_chunks())
         streams.append(sink.getvalue().to_pybytes())
     return b"".join(streams), [0, *accumulate(map(len, streams))]
 
 
-def _read(store: Store, wanted: Slices | None) -> tuple[bytes, bytes]:
+def _read_slices(store: Store, wanted: Slices | None) -> tuple[bytes, bytes]:
     if wanted is None:
         return b"", b""
     records, ids = wanted

@@ -30,7 +30,7 @@ from data_service.prepare.paragraphs import (
 from data_service.store.base import Store, digest, parallel_map
 
 _PARTITION_RECORDS = 4_000_000  # records; about 200 MB while they are added up
-_TABLE = pa.schema(
+_TABLE_SCHEMA = pa.schema(
     [
         pa.field("paragraph", pa.string(), nullable=False),
         pa.field("documents", pa.int64(), nullable=False),
@@ -163,4 +163,4 @@ def cuts_of(task: CountTask, counted: Sequence[CountReceipt]) -> list[ParagraphC
 def table_of(listed: Sequence[ListedParagraph]) -> bytes:
     """Return the table of the most frequent paragraphs as Parquet, the most frequent first."""
     ordered = sorted(listed, key=lambda each: (-each.documents, each.paragraph))
-    return parquet_bytes(pa.Table.from_pylist([each.model_dump() for each in ordered], schema=_TABLE))
+    return parquet_bytes(pa.Table.from_pylist([each.model_dump() for each in ordered], schema=_TABLE_SCHEMA))

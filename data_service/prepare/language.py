@@ -10,8 +10,8 @@ from data_service.ingest.warc import INSTALL
 from data_service.prepare.documents import Document, Drop
 from data_service.prepare.model_file import check_hash
 
-_LABEL = "__label__"
-_READ_CHARACTERS = 20_000  # characters at a document's beginning from which its language is detected
+_LABEL_PREFIX = "__label__"
+_DETECTION_CHARACTERS = 20_000  # characters at a document's beginning from which its language is detected
 
 
 class Language(BaseModel):
@@ -52,10 +52,10 @@ def open_language(stage: Language) -> Callable[[Document], Document | Drop]:
         ) from error
 
     def decide(document: Document) -> Document | Drop:
-        labels, shares = model.predict(" ".join(document.text[:_READ_CHARACTERS].split()), k=1)
+        labels, shares = model.predict(" ".join(document.text[:_DETECTION_CHARACTERS].split()), k=1)
         if not len(labels):
             return Drop("no_language")
-        found, share = labels[0].removeprefix(_LABEL), min(1.0, float(shares[0]))
+        found, share = labels[0].removeprefix(_LABEL_PREFIX), min(1.0, float(shares[0]))
         if share < stage.least:
             return Drop("unsure", f"{found} {share:.3f}")
         if stage.languages and found not in stage.languages:

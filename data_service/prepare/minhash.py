@@ -20,7 +20,7 @@ from data_service.prepare.shingles import shingles
 HASHES = 128
 SKETCH = HASHES // 8  # size of a sketch in bytes: one bit of each hash
 _TARGET_RECALL = 0.99  # share of pairs with the requested similarity that the bands must find
-_DEVIATIONS = 2.5  # standard deviations by which a pair's equal bits may be below their expected number
+_MAX_DEVIATIONS = 2.5  # standard deviations by which a pair's equal bits may be below their expected number
 _CHUNK_SHINGLES = 256  # shingles that are hashed at a time: the products stay in a core's cache
 _MIX_FACTOR = np.uint32(0x9E3779B1)
 
@@ -45,7 +45,7 @@ def bands_for(similarity: float) -> Bands:
     rows = max(fits, default=1)
     equal = (1 + similarity) / 2
     spread = math.sqrt(equal * (1 - equal) * HASHES)
-    return Bands(HASHES // rows, rows, math.ceil(equal * HASHES - _DEVIATIONS * spread))
+    return Bands(HASHES // rows, rows, math.ceil(equal * HASHES - _MAX_DEVIATIONS * spread))
 
 
 @dataclass(frozen=True)

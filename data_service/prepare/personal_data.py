@@ -16,18 +16,18 @@ from pydantic import BaseModel, ConfigDict
 from data_service.prepare.documents import Document
 
 OUTLINE_NUMBER = 30
-_CONTEXT = 80  # characters before an address that are looked at
-_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_CONTEXT_CHARACTERS = 80  # characters before an address that are looked at
+_DOMAIN_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _EMAIL = re.compile(
     r"(?<![A-Za-z0-9_.+%-])([A-Za-z0-9_.+%-][A-Za-z0-9!$%'*+^_`{|}~.-]{0,63})@"
-    rf"(?:{_LABEL}\.)+(?:xn--[A-Za-z0-9-]{{1,58}}[A-Za-z0-9]|[A-Za-z]{{2,63}})(?!-?[A-Za-z0-9_]|\.[A-Za-z0-9])"
+    rf"(?:{_DOMAIN_LABEL}\.)+(?:xn--[A-Za-z0-9-]{{1,58}}[A-Za-z0-9]|[A-Za-z]{{2,63}})(?!-?[A-Za-z0-9_]|\.[A-Za-z0-9])"
 )
 _BEFORE_NAME = re.compile(r"(?:.*\.\.)?[-.+%]*")  # punctuation of the sentence before an address
 _IP = re.compile(
     r"(?<![A-Za-z0-9_])(?<![0-9]\.)(?:(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![A-Za-z0-9_]|\.[0-9])"
     r"|[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:.]*+(?![A-Za-z0-9_]))"  # all public IPv6 addresses are in 2000::/3
 )
-_NUMBERED = re.compile(
+_NUMBERING_BEFORE = re.compile(
     r"(?:(?:\b(?:version|ver|v|release|revision|rev|build|firmware|(?:sub)?section|sec|sect|chapter|chap|clause|article"
     r"|art|paragraph|para|appendix|annex|figure|fig|table|item|step|rule|part)s?|§)[.:]?\s*\(?"
     r"(?:[0-9]+(?:\.[0-9]+)+\s*(?:,|;|&|and|or|to|[-\u2013])\s*)*|[A-Za-z]\w*[-/])\Z",
@@ -82,10 +82,10 @@ def _is_number(found: re.Match[str], *, version: int) -> bool:
     """Return whether four numbers with dots are that of a version, a section or a heading; of version 6, whether they
     are the end of a longer row of groups."""
     text, start = found.string, found.start()
-    context = text[max(0, start - _CONTEXT) : start]
+    context = text[max(0, start - _CONTEXT_CHARACTERS) : start]
     if version == 6:
         return _GROUP_BEFORE.search(context) is not None
-    if _NUMBERED.search(context):
+    if _NUMBERING_BEFORE.search(context):
         return True
     begins_line = not text[text.rfind("\n", 0, start) + 1 : start].strip(" \t#>*-")
     before_word = re.compile(r"\.?[ \t]+[^\W\d_]").match(text, found.end())

@@ -96,7 +96,7 @@ def prepare(preparation: Preparation, output: str, workers: int, progress: Repor
             # Frees the place for corrected settings; this preparation's receipts stay.
             store.delete(PREPARATION)
             raise
-        _remove_strangers(store, statistics)
+        _remove_foreign_parts(store, statistics)
         save(store, STATISTICS, statistics)
     remove_scaffolding(store, progress)
     return statistics
@@ -155,7 +155,7 @@ class _Passes:
         searched = searched_splits(self._preparation.stages)
         statistics = gather(wanted, labels, sources, receipts, searched, tables)
         if not statistics.documents_kept:
-            raise _nothing_left(statistics)
+            raise _nothing_left_error(statistics)
         return statistics
 
     def _store_listed(self, number: int, receipts: list[PassReceipt]) -> dict[str, StoredFile]:
@@ -225,7 +225,7 @@ class _Passes:
         first = min((receipt.first_copy for receipt in compared if receipt.first_copy), default=None)
         if first is None:
             return
-        (name, place), (_, other) = (_find(tasks[chunk], ordinal) for chunk, ordinal in first)
+        (name, place), (_, other) = (_find_document(tasks[chunk], ordinal) for chunk, ordinal in first)
         raise InputError(
             f"{equal:,} documents have the id of an earlier one; the first is {name!r}: {other}, and again {place}",
             remedy="name a field of ids under which each document has its own, or leave `id` out of `fields`: then "
@@ -253,7 +253,7 @@ def plan_passes(preparation: Preparation) -> list[Pass]:
     return [*passes, Pass(len(passes), tuple(stages), None, None)]
 
 
-def _find(task: ReadTask, ordinal: int) -> tuple[str, str]:
+def _find_document(task: ReadTask, ordinal: int) -> tuple[str, str]:
     """Return the id of a chunk's document, and its place."""
     if task.split.streamed:
         task = task.handed(PieceReader().read(task.split.streamed, task.options))
@@ -261,7 +261,7 @@ def _find(task: ReadTask, ordinal: int) -> tuple[str, str]:
     return found.id, str(place)
 
 
-def _nothing_left(statistics: Statistics) -> PrepareError:
+def _nothing_left_error(statistics: Statistics) -> PrepareError:
     lines = [
         f"  {stage.stage} dropped {sum(stage.dropped.values()):,} of {stage.entered:,}: "
         + ", ".join(f"{reason} {count:,}" for reason, count in stage.dropped.items())
@@ -274,7 +274,7 @@ def _nothing_left(statistics: Statistics) -> PrepareError:
     )
 
 
-def _remove_strangers(store: Store, statistics: Statistics) -> None:
+def _remove_foreign_parts(store: Store, statistics: Statistics) -> None:
     """Delete parts that an abandoned preparation of other settings left."""
     there = [
         entry.key for prefix in (PREPARED_DOCUMENTS, DROPPED, PARAGRAPHS) for entry in store.list(prefix)

@@ -18,7 +18,7 @@ from data_service.prepare.words import Splitter, Words
 
 Decision = tuple[str, str]  # the reason to drop a text ("" to keep it), and the text without dropped lines
 _LINE_BREAKS = re.compile("\n+")
-_SPACE = mixed(np.array([32], dtype=np.uint64))  # the hash of a space
+_SPACE_HASH = mixed(np.array([32], dtype=np.uint64))  # the hash of a space
 
 
 def gopher_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
@@ -65,18 +65,18 @@ def gopher_repetition(block: Any, splitter: Splitter) -> Callable[[str], Decisio
             ("para", block.paragraph_exp.split(text.strip()), block.dup_para_frac, block.dup_para_char_frac),
             ("line", _LINE_BREAKS.split(text), block.dup_line_frac, block.dup_line_char_frac),
         ):
-            repeated, characters = _duplicates(parts)
+            repeated, characters = _count_duplicates(parts)
             if most and repeated / len(parts) > most:
                 return f"dup_{kind}_frac"
             if most_characters and characters / len(text) > most_characters:
                 return f"dup_{kind}_char_frac"
         words = splitter.split(text)
-        return _common_run(block, words, len(text)) or _repeated_runs(block, words, len(text))
+        return _common_run_reason(block, words, len(text)) or _repeated_runs_reason(block, words, len(text))
 
     return lambda text: (reason(text), text)
 
 
-def _duplicates(parts: Sequence[str]) -> tuple[int, int]:
+def _count_duplicates(parts: Sequence[str]) -> tuple[int, int]:
     from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
 
     if len(set(parts)) == len(parts):
@@ -85,17 +85,17 @@ def _duplicates(parts: Sequence[str]) -> tuple[int, int]:
     return repeated, characters
 
 
-def _common_run(block: Any, words: Words, size: int) -> str:
+def _common_run_reason(block: Any, words: Words, size: int) -> str:
     """Return the reason to drop a text of `size` characters for its most common run of words, if there is one."""
     from datatrove.pipeline.filters.gopher_repetition_filter import find_top_duplicate, get_n_grams
 
     hashes, powers, lengths = (words.rows[name].copy() for name in ("hash", "power", "length"))
-    hashes += powers * _SPACE  # the hash of the word and a space
+    hashes += powers * _SPACE_HASH  # the hash of the word and a space
     powers *= np.uint64(FACTOR)
     ends = np.cumsum(lengths + 1)
     found, span = hashes, 1
     for count, most in block.top_n_grams:
-        found, span = _extended_runs(found, hashes, powers, count - span), count
+        found, span = _extend_runs(found, hashes, powers, count - span), count
         if not len(found):
             continue
         characters = ends[count - 1 :] - np.append(0, ends[:-count]) - 1
@@ -109,14 +109,14 @@ def _common_run(block: Any, words: Words, size: int) -> str:
     return ""
 
 
-def _repeated_runs(block: Any, words: Words, size: int) -> str:
+def _repeated_runs_reason(block: Any, words: Words, size: int) -> str:
     """Return the reason to drop a text of `size` characters for runs of words that stand twice, if there is one."""
     from datatrove.pipeline.filters.gopher_repetition_filter import find_all_duplicate
 
     hashes, powers, lengths = (words.rows[name].copy() for name in ("hash", "power", "length"))
     found, span = hashes, 1
     for count, most in block.dup_n_grams:
-        found, span = _extended_runs(found, hashes, powers, count - span), count
+        found, span = _extend_runs(found, hashes, powers, count - span), count
         ordered = np.sort(found)
         if not (ordered[1:] == ordered[:-1]).any():
             continue
@@ -132,7 +132,7 @@ def _repeated_runs(block: Any, words: Words, size: int) -> str:
     return ""
 
 
-def _extended_runs(
+def _extend_runs(
     runs: NDArray[np.uint64], hashes: NDArray[np.uint64], powers: NDArray[np.uint64], more: int
 ) -> NDArray[np.uint64]:
     """Return the hashes of runs that have `more` words more at their beginning."""
@@ -207,7 +207,7 @@ def fineweb_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]
         if sum(len(line) <= short for line in lines) / len(lines) > block.short_line_threshold:
             return "short_line_ratio"
         breaks = text.count("\n")
-        if _duplicates(lines)[1] / (len(text) - breaks) > block.char_duplicates_ratio:
+        if _count_duplicates(lines)[1] / (len(text) - breaks) > block.char_duplicates_ratio:
             return "char_dup_ratio"
         if breaks / len(splitter.split(text).rows) > block.new_line_ratio:
             return "list_ratio"

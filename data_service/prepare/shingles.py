@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
 
 LONGEST = 32  # largest number of letters in a unit
-_BEGINS, _CONTINUES = np.uint8(2), np.uint8(1)
+_BEGINS_UNIT, _CONTINUES_UNIT = np.uint8(2), np.uint8(1)
 FACTOR = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
 _MIX_FACTOR = np.uint64(0xD6E8FEB86659FD93)  # a multiplier of Pelle Evensen's rrmxmx and many other hashes
 _MIX_SHIFT_BITS = np.uint64(32)
@@ -37,7 +37,7 @@ def shingles(text: str, words: int) -> NDArray[np.uint64]:
 
 def units_of(text: str) -> NDArray[np.uint64]:
     """Return [U] hashes of a text's units."""
-    return np.concatenate([_units(piece) for piece in _pieces(text)])
+    return np.concatenate([_hash_piece_units(piece) for piece in _folded_pieces(text)])
 
 
 def units_of_lines(text: str) -> tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]:
@@ -51,10 +51,10 @@ def units_of_lines(text: str) -> tuple[list[str], NDArray[np.uint64], NDArray[np
 
 
 def _has_units(text: str) -> bool:
-    return bool(_kinds()[_codes("".join(_pieces(text)))].any())
+    return bool(_character_kinds()[_code_points("".join(_folded_pieces(text)))].any())
 
 
-def _codes(text: str) -> NDArray[np.uint32]:
+def _code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
 
 
@@ -70,7 +70,7 @@ def runs(units: NDArray[np.uint64], span: int) -> NDArray[np.uint64]:
     return found
 
 
-def _pieces(text: str) -> list[str]:
+def _folded_pieces(text: str) -> list[str]:
     """Return the text with case and forms folded, in pieces that end at a space if there is one in a million
     characters."""
     plain = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text.casefold())
@@ -83,13 +83,13 @@ def _pieces(text: str) -> list[str]:
     return [*pieces, plain[start:]]
 
 
-def _units(text: str) -> NDArray[np.uint64]:
+def _hash_piece_units(text: str) -> NDArray[np.uint64]:
     """Return [U] hashes of the units of a text."""
-    codes = _codes(text)
-    kinds = _kinds()[codes]
+    codes = _code_points(text)
+    kinds = _character_kinds()[codes]
     inside = kinds != 0
     before = np.append(False, inside[:-1])
-    starts = inside & (~before | (kinds == _BEGINS))
+    starts = inside & (~before | (kinds == _BEGINS_UNIT))
     places = np.flatnonzero(inside)
     if not len(places):
         spaces = np.fromiter(map(str.isspace, text), dtype=np.bool_, count=len(text))
@@ -118,12 +118,12 @@ def _powers() -> NDArray[np.uint64]:
 
 
 @lru_cache(maxsize=1)
-def _kinds() -> NDArray[np.uint8]:
+def _character_kinds() -> NDArray[np.uint8]:
     """Return [0x110000] uint8: for each character, whether it begins a unit, continues one, or belongs to none."""
     kinds = np.array(
         [unicodedata.category(chr(code))[0] in "LNM" for code in range(0x110000)], dtype=np.uint8
     )
     for start, stop in LETTERS_WITHOUT_SPACES:
-        kinds[start : stop + 1] *= _BEGINS
+        kinds[start : stop + 1] *= _BEGINS_UNIT
     kinds.flags.writeable = False
     return kinds

@@ -126,7 +126,7 @@ class Signatures:
             records = np.empty(len(order), dtype=RECORD)
             records["key"], records["ordinal"] = keys[order, band], ordinals[order]
             records["sketch"] = sketches[order]
-            heads.append(_starts(keys[order, band]).tobytes())
+            heads.append(_bucket_starts(keys[order, band]).tobytes())
             tables.append(records.tobytes())
         weights = np.asarray(self._weights, dtype=_NUMBER)
         numbers = [
@@ -147,7 +147,7 @@ class Signatures:
         )
 
 
-def _starts(keys: NDArray[np.uint64]) -> NDArray[np.uint32]:
+def _bucket_starts(keys: NDArray[np.uint64]) -> NDArray[np.uint32]:
     """Return [BUCKETS + 1], the numbers at which the sorted hashes of each first byte begin, and the end."""
     firsts = np.arange(1, BUCKETS, dtype=np.uint64) << np.uint64(56)
     return np.array([0, *np.searchsorted(keys, firsts).tolist(), len(keys)], dtype=_NUMBER)

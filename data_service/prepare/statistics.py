@@ -76,7 +76,7 @@ def gather(
     were searched for; `tables`: further objects of the output.
     """
     by_source = {
-        name: _of_source([[p[i] for i, s in enumerate(sources) if s == name] for p in passes])
+        name: _source_counts([[p[i] for i, s in enumerate(sources) if s == name] for p in passes])
         for name in dict.fromkeys(sources)
     }
     receipts = [receipt for of_pass in passes for receipt in of_pass]
@@ -94,8 +94,8 @@ def gather(
         text_bytes_kept=sum(counts.text_bytes_kept for counts in by_source.values()),
         stages=stages,
         sources=by_source,
-        languages=_most(receipt.counts.languages for receipt in passes[-1]),
-        licences=_most(receipt.counts.licences for receipt in passes[-1]),
+        languages=_most_frequent(receipt.counts.languages for receipt in passes[-1]),
+        licences=_most_frequent(receipt.counts.licences for receipt in passes[-1]),
         lengths_read=_sum(receipt.counts.lengths_read for receipt in passes[0]),
         lengths_kept=_sum(receipt.counts.lengths_left for receipt in passes[-1]),
         parts=dict(sorted(parts.items())),
@@ -133,7 +133,7 @@ def _stage_counts(
     return stages
 
 
-def _of_source(passes: Sequence[Sequence[PassReceipt]]) -> SourceCounts:
+def _source_counts(passes: Sequence[Sequence[PassReceipt]]) -> SourceCounts:
     first = [receipt.counts for receipt in passes[0]]
     last = [receipt.counts for receipt in passes[-1]]
     dropped: dict[str, dict[str, int]] = {}
@@ -162,7 +162,7 @@ def _sum(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
     return dict(sorted(total.items()))
 
 
-def _most(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def _most_frequent(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     ordered = by_count(_sum(counts))
     rest = sum(count for _, count in ordered[VALUES:])
     return dict(ordered[:VALUES]) | ({REST: rest} if rest else {})

@@ -27,7 +27,7 @@ from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block, Tokens
 
 _DRAWS_PER_ROW = 3  # whether B is random, where A ends, where B begins
-_BEGINS, _FIXED, _REMOVED = np.uint8(1), np.uint8(2), np.uint8(4)
+_WORD_START_BIT, _FIXED_BIT, _REMOVED_BIT = np.uint8(1), np.uint8(2), np.uint8(4)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Reading:
             backward: whether rows are read backward, too.
         """
         end = special.sep if special.eod is None else special.eod
-        text = _with_ends(block.tokens, block.sentences[block.documents[1:]], end)
+        text = _insert_end_tokens(block.tokens, block.sentences[block.documents[1:]], end)
         document = np.repeat(np.arange(len(block.documents) - 1), np.diff(block.documents))
         bounds = np.append(block.sentences[:-1] + document, len(text))
         fixed = fixed_positions(text, (*never, end))
@@ -109,16 +109,16 @@ class Reading:
             begins[:-1] = _word_starts(block, text, starts_word)
             for places in (bounds, fixed, fixed + 1):
                 begins[places] = True
-        flags = begins[:-1] * _BEGINS
-        flags[fixed] |= _FIXED
+        flags = begins[:-1] * _WORD_START_BIT
+        flags[fixed] |= _FIXED_BIT
         if block.removed is not None:
             removed = np.insert(block.removed, block.sentences[block.documents[1:]], False)
-            flags |= removed * _REMOVED
+            flags |= removed * _REMOVED_BIT
         holes = block.removed is not None
         if not backward:
             return cls(len(text), text, bounds, flags, holes)
         # Where text is read backward, a word's last piece begins the word.
-        mirrored = (begins[1:] * _BEGINS) | (flags & (_FIXED | _REMOVED))
+        mirrored = (begins[1:] * _WORD_START_BIT) | (flags & (_FIXED_BIT | _REMOVED_BIT))
         return cls(
             len(text),
             np.concatenate([text, text[::-1]]),
@@ -130,23 +130,23 @@ class Reading:
     def lay_out(self, rows: LaneRows, start: int, stop: int, special: SpecialIds, key: Key) -> LaneText:
         """Return the tokens of rows `start` to `stop`. `key`: key of the draws of this block in this epoch."""
         firsts, sizes, seconds, backward = self.parts(rows, start, stop, key)
-        places = _places(firsts, sizes, seconds, rows)
+        places = _token_places(firsts, sizes, seconds, rows)
         between = rows.reuse + sizes
         tokens, flags = self.tokens[places], self.flags[places]
         tokens[:, -1] = special.cls
         for columns in (between, rows.length - 2):
             tokens[np.arange(len(tokens)), columns] = special.sep
-        flags[:, [0, rows.reuse]] |= _BEGINS
-        flags[np.arange(len(flags)), between + 1] |= _BEGINS
-        flags[:, -2:] = _BEGINS | _FIXED
-        flags[np.arange(len(flags)), between] = _BEGINS | _FIXED
+        flags[:, [0, rows.reuse]] |= _WORD_START_BIT
+        flags[np.arange(len(flags)), between + 1] |= _WORD_START_BIT
+        flags[:, -2:] = _WORD_START_BIT | _FIXED_BIT
+        flags[np.arange(len(flags)), between] = _WORD_START_BIT | _FIXED_BIT
         return LaneText(
             tokens,
-            (flags & _BEGINS).view(np.bool_),
-            (flags & _FIXED) > 0,
+            (flags & _WORD_START_BIT).view(np.bool_),
+            (flags & _FIXED_BIT) > 0,
             (between + 1).astype(np.int32),
             backward if rows.directions == 2 else None,
-            (flags & _REMOVED) > 0 if self.holes else None,
+            (flags & _REMOVED_BIT) > 0 if self.holes else None,
         )
 
     def parts(
@@ -229,7 +229,7 @@ def _word_starts(block: Block, text: Tokens, starts_word: NDArray[np.bool_]) -> 
     return np.insert(stored, ends, True)
 
 
-def _with_ends(tokens: Tokens, ends: NDArray[np.int64], end: int) -> Tokens:
+def _insert_end_tokens(tokens: Tokens, ends: NDArray[np.int64], end: int) -> Tokens:
     """Return `tokens` with an `end` before each offset in `ends`."""
     is_end = np.zeros(len(tokens) + len(ends), dtype=np.bool_)
     is_end[ends + np.arange(len(ends))] = True
@@ -238,7 +238,7 @@ def _with_ends(tokens: Tokens, ends: NDArray[np.int64], end: int) -> Tokens:
     return text
 
 
-def _places(
+def _token_places(
     firsts: NDArray[np.int64], sizes: NDArray[np.int64], seconds: NDArray[np.int64], rows: LaneRows
 ) -> NDArray[np.int64]:
     """Return [N, length] int64, the offset in the reading of each token of the rows; any number for `<sep>` and
@@ -275,11 +275,11 @@ def permuted_rows(
     for first in range(start, stop, size):
         text = reading.lay_out(rows, first, min(first + size, stop), special, key)
         targets, order = _choose_targets(text, rows.reuse, first, config, key)
-        parts.append(_samples(text, targets, order))
+        parts.append(_to_samples(text, targets, order))
     return join_rows(parts)
 
 
-def _samples(text: LaneText, targets: NDArray[np.bool_], order: NDArray[np.int32]) -> Samples:
+def _to_samples(text: LaneText, targets: NDArray[np.bool_], order: NDArray[np.int32]) -> Samples:
     count, length = text.tokens.shape
     tokens, positions = text.tokens.ravel(), np.flatnonzero(targets)
     return Samples(
@@ -302,9 +302,9 @@ def _choose_targets(
     `first_row`: number of the first row in its block.
     """
     count, length = text.tokens.shape
-    of_ngrams = _draws(key, "ngrams", first_row, count, config.predict)
+    of_ngrams = _row_draws(key, "ngrams", first_row, count, config.predict)
     # One draw a token: its upper half selects single targets, its lower half is its place in the order.
-    of_tokens = _draws(key, "tokens", first_row, count, length)
+    of_tokens = _row_draws(key, "tokens", first_row, count, length)
     selects, places = (of_tokens >> np.uint64(32)).astype(np.uint32), of_tokens.astype(np.uint32)
     first_goal, second_goal = config.goals
     targets = np.concatenate(
@@ -327,7 +327,7 @@ def _choose_targets(
     return targets, factorisation_order(targets | text.functional, places, reuse, config.permutation)
 
 
-def _draws(key: Key, purpose: str, first_row: int, count: int, per_row: int) -> NDArray[np.uint64]:
+def _row_draws(key: Key, purpose: str, first_row: int, count: int, per_row: int) -> NDArray[np.uint64]:
     """Return [count, per_row] uint64 draws: those of `count` rows from `first_row` on. Each row has fixed draws."""
     draws = draws64(stream_key(key.hex(), purpose), per_row * first_row, per_row * (first_row + count))
     return draws.reshape(count, per_row)

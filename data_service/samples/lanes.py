@@ -85,7 +85,7 @@ class LaneRows:
 def lane_rows(block: Block, lanes: Lanes, length: int) -> LaneRows:
     """Return the rows of a block, each of exactly `length` tokens."""
     ends = block.sentences[block.documents[1:]]
-    directions = _directions(lanes)
+    directions = _direction_count(lanes)
     rows = count_lane_rows(np.array([len(block.tokens)]), np.array([len(ends)]), lanes, length)
     return LaneRows(
         windows=int(rows[0]) // directions,
@@ -103,7 +103,7 @@ def count_lane_rows(
     """Return [B] int64, the number of rows of blocks with these numbers of tokens and documents."""
     text = tokens + documents
     fitting = (text - (length - EDGE_TOKENS)) // lanes.reuse + 1
-    rows: NDArray[np.int64] = np.maximum(fitting, 0) * _directions(lanes)
+    rows: NDArray[np.int64] = np.maximum(fitting, 0) * _direction_count(lanes)
     return rows
 
 
@@ -123,12 +123,12 @@ def check_lanes(lanes: Lanes, permuted: PermutedPrediction, length: int, count: 
             f"{permuted.predict} targets do not fit into a row of {lanes.reuse} and {room} tokens of text",
             remedy=f"set predict to about {min(2 * lanes.reuse, 2 * room) // 6}, one token in six",
         )
-    if count is not None and count % _directions(lanes):
+    if count is not None and count % _direction_count(lanes):
         raise PlanError(
             f"{count} lanes cannot be read half forward and half backward",
             remedy="make the batch an even number of sequences, or set input.both_directions: false",
         )
 
 
-def _directions(lanes: Lanes) -> int:
+def _direction_count(lanes: Lanes) -> int:
     return 2 if lanes.both_directions else 1

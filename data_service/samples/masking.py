@@ -175,7 +175,7 @@ class NoMasking(Undrawn):
 
 
 MaskingUnit = Literal["token", "whole_word", "ngram", "span", "phrase", "entity"]
-_LONGEST_NGRAM, _LONGEST_SPAN, _SPAN_P = 3, 10, 0.2
+_NGRAM_WORDS, _SPAN_WORDS, _SPAN_P = 3, 10, 0.2
 
 
 class MlmMasking(FixedRateMasking):
@@ -226,7 +226,7 @@ class MlmMasking(FixedRateMasking):
             raise ValueError("ngram_weights are for unit ngram, in place of longest")
         if self.replace.of_words and self.level is None:
             named = " and ".join(self.replace.of_words)
-            raise ValueError(f"{named} words stand in place of words; choose another unit than {self.unit}")
+            raise ValueError(f"{named} words replace whole words; choose another unit than {self.unit}")
         if self.count == "drawn" and self.unit != "token":
             raise ValueError(f"count drawn draws single tokens; choose another count with unit {self.unit}")
         return self
@@ -307,7 +307,7 @@ def mask_rows(found: MaskableRows, masking: MlmMasking) -> Samples:
     counts = budgets(masking, wanted, maskable, slots.first_row, purpose(key, "counts"))
     # Each target needs a draw; slots are fewer only in rows of almost nothing but separators.
     counts = np.minimum(counts, slots.counts)
-    chosen = np.flatnonzero(_select(rows, units, counts=counts, slots=slots, masking=masking, key=key))
+    chosen = np.flatnonzero(_select_units(rows, units, counts=counts, slots=slots, masking=masking, key=key))
     text = units.text(chosen)
     exact = sizes is None and masking.count != "drawn"
     per_row = counts if exact else np.diff(np.searchsorted(text, rows.edges))
@@ -321,12 +321,12 @@ def mask_rows(found: MaskableRows, masking: MlmMasking) -> Samples:
             target_ids, sizes[chosen], draws, masking.replace, vocabulary, similar
         )
     else:
-        leaders = _leaders(positions) if masking.unit == "span" else None
+        leaders = _run_leaders(positions) if masking.unit == "span" else None
         rows.tokens[positions] = replaced(target_ids, draws, leaders, masking.replace, vocabulary)
     return Samples(rows.tokens, rows.offsets, positions, target_ids)
 
 
-def _select(
+def _select_units(
     rows: LaidOut, units: Units, counts: NDArray[np.int64], slots: Slots, masking: MlmMasking, key: Key
 ) -> NDArray[np.bool_]:
     """Return [U] bool, whether the tokens of each unit are targets."""
@@ -336,7 +336,7 @@ def _select(
                 return select_drawn(units, counts, slots, purpose(key, "drawn"))
             return select(units, counts, slots, purpose(key, "targets"))
         case "ngram":
-            weights, longest = masking.ngram_weights, masking.longest or _LONGEST_NGRAM
+            weights, longest = masking.ngram_weights, masking.longest or _NGRAM_WORDS
             lengths = ngram_lengths(longest) if weights is None else Lengths.weighted(np.array(weights))
             ngrams = Stretches(lengths, overlap=False)
             return select_stretches(
@@ -348,7 +348,7 @@ def _select(
                 key=purpose(key, "ngrams"),
             )
         case "span":
-            lengths = span_lengths(masking.span_p or _SPAN_P, masking.longest or _LONGEST_SPAN)
+            lengths = span_lengths(masking.span_p or _SPAN_P, masking.longest or _SPAN_WORDS)
             spans = Stretches(lengths, overlap=True)
             return select_stretches(
                 units,
@@ -370,7 +370,7 @@ def _row_draws(per_row: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np
     return words[shift + np.arange(len(shift))]
 
 
-def _leaders(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+def _run_leaders(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return [M] int64, for each of the sorted targets the number of the first target of its run of neighbours."""
     starts = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
     return np.repeat(starts, np.diff(np.append(starts, len(positions))))

@@ -229,7 +229,7 @@ def cut_rows(
     starts = sentences[documents]  # token offsets of the documents, and the end
     match packing:
         case "contiguous":
-            edges = _even_edges(starts, room)
+            edges = _contiguous_edges(starts, room)
         case "full_sentences":
             edges = _greedy_edges(no_longer_than(sentences, room), starts, room, cross_documents=True)
         case "doc_sentences":
@@ -254,7 +254,7 @@ def contiguous_rows(
     return -(-(tokens + documents - 1) // (length - EDGE_TOKENS))
 
 
-def _even_edges(starts: NDArray[np.int64], room: int) -> NDArray[np.int64]:
+def _contiguous_edges(starts: NDArray[np.int64], room: int) -> NDArray[np.int64]:
     """Return the edges of rows of `room` tokens, separators included. A separator at an edge is left out."""
     places = starts + np.arange(len(starts))  # places of the documents' first tokens, separators included
     end = int(places[-1]) - 1

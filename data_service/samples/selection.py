@@ -131,15 +131,15 @@ def select(units: Units, budgets: NDArray[np.int64], slots: Slots, key: Key) -> 
     word fits.
     """
     chosen = np.zeros(int(units.edges[-1]), dtype=np.bool_)
-    drawn, counts = _draw(units, slots, key)
+    drawn, counts = _draw_units(units, slots, key)
     order = np.arange(len(drawn), dtype=np.int32)
     latest = np.empty(len(chosen), dtype=np.int32)
     latest[drawn[::-1]] = order[::-1]  # reversed, so that each unit's first draw is assigned last
     first = latest[drawn] == order
     if units.sizes is None:
-        left = _take_first(chosen, drawn, counts, first, budgets)
+        left = _select_first(chosen, drawn, counts, first, budgets)
     else:
-        left = _take_fitting(
+        left = _select_fitting(
             chosen, drawn[first], np.repeat(np.arange(len(counts)), counts)[first], units.sizes, budgets
         )
     finish(chosen, units, left, slots.first_row, key)
@@ -149,13 +149,13 @@ def select(units: Units, budgets: NDArray[np.int64], slots: Slots, key: Key) -> 
 def select_drawn(units: Units, draws: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np.bool_]:
     """Return [U] bool, whether each unit is drawn if `draws` [N] units of each row are drawn with replacement."""
     chosen = np.zeros(int(units.edges[-1]), dtype=np.bool_)
-    drawn, counts = _draw(units, slots, key)
+    drawn, counts = _draw_units(units, slots, key)
     before = np.cumsum(counts) - counts
     chosen[drawn[np.arange(len(drawn)) - np.repeat(before, counts) < np.repeat(draws, counts)]] = True
     return chosen
 
 
-def _draw(units: Units, slots: Slots, key: Key) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _draw_units(units: Units, slots: Slots, key: Key) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return units drawn with replacement, row after row, and their number in each row (0 if a row has no unit)."""
     counts, available = slots.counts, np.diff(units.edges)
     draws = draws32(key, int(slots.edges[0]), int(slots.edges[-1]))
@@ -167,7 +167,7 @@ def _draw(units: Units, slots: Slots, key: Key) -> tuple[NDArray[np.int64], NDAr
     return drawn, counts
 
 
-def _take_first(
+def _select_first(
     chosen: NDArray[np.bool_],
     drawn: NDArray[np.int64],
     counts: NDArray[np.int64],
@@ -184,7 +184,7 @@ def _take_first(
     return lacking
 
 
-def _take_fitting(
+def _select_fitting(
     chosen: NDArray[np.bool_],
     drawn: NDArray[np.int64],
     row: NDArray[np.int64],
@@ -224,12 +224,12 @@ def finish(
         fits = ~chosen[rest] & (units.sizes[rest] <= left[rows][number])
         rows = rows[np.bincount(number[fits], minlength=len(rows)) > 0]
     for row in rows:
-        _finish_row(
+        _select_remaining_in_row(
             chosen, units, row=int(row), left=int(left[row]), row_in_block=first_row + int(row), key=key
         )
 
 
-def _finish_row(
+def _select_remaining_in_row(
     chosen: NDArray[np.bool_], units: Units, row: int, left: int, row_in_block: int, key: Key
 ) -> None:
     start, stop = int(units.edges[row]), int(units.edges[row + 1])

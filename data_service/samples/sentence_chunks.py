@@ -18,7 +18,7 @@ from data_service.types import Block
 
 PAIR_EDGES = 3  # special tokens of a row of two segments
 _DRAW_RANGE = 1 << 32
-_BITS = 64
+_WORD_BITS = 64
 
 Numbers = NDArray[np.int64]
 Ends = tuple[Numbers, Numbers]
@@ -136,7 +136,7 @@ def truncated(first: Ends, second: Ends, room: int, key: Key) -> tuple[Ends, End
     turns = excess - at_once
     lost = np.stack([turns // 2, turns - turns // 2], axis=1)
     lost[np.arange(len(lost)), (difference <= 0).astype(np.int64)] += at_once
-    fronts = _heads(key, lost.ravel()).reshape(lost.shape)
+    fronts = _count_heads(key, lost.ravel()).reshape(lost.shape)
     backs = lost - fronts
     return (
         (first[0] + fronts[:, 0], first[1] - backs[:, 0]),
@@ -144,13 +144,13 @@ def truncated(first: Ends, second: Ends, room: int, key: Key) -> tuple[Ends, End
     )
 
 
-def _heads(key: Key, tosses: Numbers) -> Numbers:
+def _count_heads(key: Key, tosses: Numbers) -> Numbers:
     """Return [N], the number of heads in `tosses` [N] tosses of a coin."""
-    words = -(-tosses // _BITS)
+    words = -(-tosses // _WORD_BITS)
     ends = np.cumsum(words)
     bits = draws64(stream_key(key.hex(), "truncation"), 0, int(ends[-1]) if len(ends) else 0)
-    partial = tosses % _BITS
-    kept = np.uint64(_BITS) - partial[partial > 0].astype(np.uint64)
+    partial = tosses % _WORD_BITS
+    kept = np.uint64(_WORD_BITS) - partial[partial > 0].astype(np.uint64)
     bits[ends[partial > 0] - 1] >>= kept
     up_to = np.append(0, np.cumsum(np.bitwise_count(bits), dtype=np.int64))
     heads: Numbers = up_to[ends] - up_to[ends - words]

@@ -85,13 +85,13 @@ class WordsOfSize:
         listed = list(pairs)
         ids = np.array([pair.ids for pair in listed], dtype=np.uint32)
         similar = np.array([pair.similar or pair.ids for pair in listed], dtype=np.uint32)
-        hashes, first = np.unique(_hashes(ids), return_index=True)
+        hashes, first = np.unique(_hash_words(ids), return_index=True)
         has_similar = np.array([bool(pair.similar) for pair in listed], dtype=np.bool_)
         return cls(hashes, ids[first], similar[first], has_similar[first])
 
     def find(self, words: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Return [N], the number of each of `words` [N, s] in the table; -1 if it is not in it."""
-        places = np.searchsorted(self.hashes, _hashes(words))
+        places = np.searchsorted(self.hashes, _hash_words(words))
         places = np.minimum(places, len(self.hashes) - 1)
         return np.where((self.ids[places] == words).all(axis=1), places, -1)
 
@@ -220,7 +220,7 @@ def _parse_line(line: str, vocab_size: int) -> SimilarPair:
     return SimilarPair(ids, similar, *fields[2:])
 
 
-def _hashes(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
+def _hash_words(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
     """Return [N] uint64, the hash of each of `words` [N, s]."""
     found = np.zeros(len(words), dtype=np.uint64)
     for column in words.T:
@@ -229,7 +229,7 @@ def _hashes(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
     return found
 
 
-_DRAWS = 1 << 32
+_DRAW_RANGE = 1 << 32
 
 
 def replaced_words(
@@ -255,18 +255,18 @@ def replaced_words(
     starts = np.cumsum(sizes) - sizes
     action = draws[starts] >> np.uint64(32)
     bounds = np.cumsum([replace.mask, replace.similar, replace.random])
-    masked, similar, random = (action < round(bound * _DRAWS) for bound in bounds)
+    masked, similar, random = (action < round(bound * _DRAW_RANGE) for bound in bounds)
     similar, random = similar & ~masked, random & ~similar & ~masked
     ids = target_ids.copy()
     ids[np.repeat(masked, sizes)] = vocabulary.mask
     for size in np.unique(sizes[similar | random]).tolist():
         words = np.flatnonzero((sizes == size) & (similar | random))
         places = starts[words][:, None] + np.arange(size)
-        ids[places] = _other_words(ids[places], similar[words], draws[places], vocabulary, table)
+        ids[places] = _choose_replacements(ids[places], similar[words], draws[places], vocabulary, table)
     return ids
 
 
-def _other_words(
+def _choose_replacements(
     words: NDArray[np.unsignedinteger],
     similar: NDArray[np.bool_],
     draws: NDArray[np.uint64],

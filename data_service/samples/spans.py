@@ -91,7 +91,7 @@ def select_stretches(
         stretches: kind of stretches to choose.
         key: key of the draws.
     """
-    rounds = _Rounds(units, separators, budgets, stretches)
+    rounds = _StretchSelection(units, separators, budgets, stretches)
     words = draws64(key, int(slots.edges[0]), int(slots.edges[-1]))
     slot, end = slots.edges[:-1] - slots.edges[0], slots.edges[1:] - slots.edges[0]
     active = np.flatnonzero((budgets > 0) & (np.diff(units.edges) > 0))
@@ -104,7 +104,7 @@ def select_stretches(
     return chosen
 
 
-class _Rounds:
+class _StretchSelection:
     """The words chosen so far, and the tokens that each row may still take.
 
     `chosen` and `sizes` extend past the last word by the length of one stretch, so that stretches can be handled as a
@@ -120,7 +120,7 @@ class _Rounds:
         width = min(stretches.lengths.longest, int(self._available.max(initial=1)))
         self._steps = np.arange(width)
         self._sizes = np.append(units.sizes, np.zeros(width, dtype=np.int64))
-        self._ends = _ends(units.starts, units.sizes, units.edges, separators)
+        self._ends = _stretch_bounds(units.starts, units.sizes, units.edges, separators)
         self._stretches = stretches
         self.chosen = np.zeros(len(self._sizes), dtype=np.bool_)
         self.left = budgets.copy()
@@ -141,7 +141,7 @@ class _Rounds:
         self.left[rows] -= (sizes * taken).sum(1)
 
 
-def _ends(
+def _stretch_bounds(
     starts: NDArray[np.int64],
     sizes: NDArray[np.int64],
     edges: NDArray[np.int64],

@@ -121,7 +121,7 @@ class Stage(_Config):
         numbers = [weight for weight in self.weights if weight is not None]
         if len(numbers) < len(self.weights):
             if sum(numbers) >= 1:
-                raise ValueError("beside weights of None the others add up to less than 1")
+                raise ValueError("if a weight is None, the other weights must add up to less than 1")
         elif self.temperature is not None and self.weights:
             raise ValueError("a stage has a temperature for sources without a weight")
         return self
@@ -273,7 +273,7 @@ class StreamSpec(_Config):
     @model_validator(mode="after")
     def _rates_can_change(self) -> Self:
         if self.annealing is not None and not isinstance(self.masking, MlmMasking):
-            raise ValueError("only masks of kind mlm can have a rate that changes")
+            raise ValueError("a rate that changes needs masking of kind mlm")
         return self
 
     @model_validator(mode="after")
@@ -281,13 +281,15 @@ class StreamSpec(_Config):
         if not self.stages:
             return self
         if self.lanes is not None or self.one_source is not None:
-            raise ValueError("stages go with rows that stand alone, in batches that mix the sources")
+            raise ValueError(
+                "stages need rows that are independent of each other, in batches that mix the sources"
+            )
         if self.stages[-1].length != self.length:
-            raise ValueError("the last stage is the stream's own, and has rows of its length")
+            raise ValueError("the rows of the last stage must have the stream's length")
         for stage in self.stages:
             reads = any(weight is None or weight > 0 for weight in stage.weights)
             if stage.weights and (len(stage.weights) != len(self.sources) or not reads):
-                raise ValueError("a stage has a weight for each source, or none, and not only zeros")
+                raise ValueError("a stage needs a weight for each source, not all 0, or no weights")
         return self
 
     @model_serializer(mode="wrap")

@@ -54,13 +54,13 @@ class SampleFinder:
         for (source, block), together in by_block.items():
             if block >= len(self._corpora.tables[source]):
                 continue
-            cuts = _Cuts(self._corpora, source, block)
+            cuts = _BlockCuts(self._corpora, source, block)
             for place in together:
                 for epoch in epochs:
                     for row in self._rows(place, epoch, cuts):
                         yield place, epoch, self._sample(source, epoch, row)
 
-    def _rows(self, place: TextPlace, epoch: int, cuts: "_Cuts") -> Iterator[int]:
+    def _rows(self, place: TextPlace, epoch: int, cuts: "_BlockCuts") -> Iterator[int]:
         """Yield the rows of the source's line that the epoch takes and that hold a token of the place."""
         start = self._plan.rows_before(place.source, epoch, 0)
         stop = start + self._plan.epoch_layout.quotas[place.source]
@@ -95,7 +95,7 @@ class SampleFinder:
         return positions
 
 
-class _Cuts:
+class _BlockCuts:
     """The text of the rows of one block. The block is read once."""
 
     def __init__(self, corpora: Corpora, source: int, block: int) -> None:

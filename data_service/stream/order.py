@@ -92,7 +92,7 @@ class _Feistel:
         self._keys = round_keys
         halves = np.arange(int(self._masks[0]) + 1, dtype=np.uint64) if tabulated else np.empty(0, np.uint64)
         self._tables = [
-            (_mix(halves, key) & self._masks[index % 2]).astype(np.int64) if tabulated else None
+            (_hash_with_key(halves, key) & self._masks[index % 2]).astype(np.int64) if tabulated else None
             for index, key in enumerate(round_keys)
         ]
 
@@ -114,11 +114,11 @@ class _Feistel:
         if table is not None:
             # Indices are always in range: "clip" only avoids numpy's check.
             return table.take(half, mode="clip")
-        mixed = _mix(half.astype(np.uint64), self._keys[index]) & self._masks[index % 2]
+        mixed = _hash_with_key(half.astype(np.uint64), self._keys[index]) & self._masks[index % 2]
         return mixed.astype(np.int64)
 
 
-def _mix(values: NDArray[np.uint64], round_key: np.uint64) -> NDArray[np.uint64]:
+def _hash_with_key(values: NDArray[np.uint64], round_key: np.uint64) -> NDArray[np.uint64]:
     """Return a hash of `values`: Stafford's 64-bit finaliser, variant 13 (SplitMix64's).
 
     On average an input bit flips half of the output bits.
@@ -160,7 +160,7 @@ class LaneOrder:
         return rows
 
 
-_GOLDEN = (3 - 5**0.5) / 2  # 0.38, the number whose multiples stay farthest from whole numbers
+_GOLDEN_FRACTION = (3 - 5**0.5) / 2  # 0.38, the number whose multiples stay farthest from whole numbers
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class SpreadOrder:
 def _stride(stretches: int) -> int:
     """Return the number nearest to `_GOLDEN * stretches` that is coprime to `stretches`."""
     coprime = (n for n in range(1, stretches + 1) if gcd(n, stretches) == 1)
-    return min(coprime, key=lambda n: abs(n - _GOLDEN * stretches))
+    return min(coprime, key=lambda n: abs(n - _GOLDEN_FRACTION * stretches))
 
 
 @dataclass(frozen=True)

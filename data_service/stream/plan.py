@@ -37,7 +37,7 @@ from data_service.stream.counts import RowCounts
 from data_service.stream.mixture import least_weight, quotas, source_quotas, unread, weights_of
 from data_service.stream.order import LaneOrder, Permutation, SourceOrder, SpreadOrder
 
-_CACHED_LINES = 2  # readings of a source whose order of blocks is cached
+_CACHED_READINGS = 2  # readings of a source whose order of blocks is cached
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class RowLine:
         self.structures = spec.input.structures
         self._counts = counts.reshape(-1, self.structures)
         self._starts = np.append(0, np.cumsum(self._counts.sum(axis=0)))
-        self._lines: RecentResults[int, SourceLine] = RecentResults(_CACHED_LINES)
+        self._lines: RecentResults[int, SourceLine] = RecentResults(_CACHED_READINGS)
 
     @property
     def round(self) -> int:
@@ -138,7 +138,7 @@ _BYTES_PER_ORDER = 4
 _BYTES_PER_ROW = 16  # the row's beginning, its second segment's beginning, and its label
 _BYTES_PER_TEXT = 4  # the text's beginning
 _BYTES_PER_FORM = 8  # the beginning of a row's corrupted form
-_WORD = 1 << 32
+_WORD_RANGE = 1 << 32
 _GOLDEN = 0x9E3779B9  # 2**32 divided by the golden ratio: multiples spread evenly over a 32-bit word
 
 
@@ -172,7 +172,7 @@ class EpochLayout:
 
     def before(self, source: int, window: int) -> int:
         """Return the number of samples of a source that precede a window."""
-        shift = (source * _GOLDEN % _WORD) * self.windows // _WORD if self.staggered else 0
+        shift = (source * _GOLDEN % _WORD_RANGE) * self.windows // _WORD_RANGE if self.staggered else 0
         return (self.quotas[source] // self.granule * window + shift) // self.windows * self.granule
 
     def window_of(self, sample: int) -> int:
@@ -277,7 +277,7 @@ class StreamPlan:
             spec, totals, sum(int(table.tokens.sum()) for table in tables), share
         )
         self.notes = (
-            _check_all_read(spec, totals, self.epoch_layout.samples_per_epoch) if share is None else ()
+            _unread_remarks(spec, totals, self.epoch_layout.samples_per_epoch) if share is None else ()
         )
         """Remarks on this plan for people to read."""
 
@@ -335,7 +335,7 @@ def _epoch_layout(
     if share is not None:
         counted = share.quotas
     elif spec.one_source is None:
-        counted = quotas(spec.sources, _weights(spec, totals), totals, granule)
+        counted = quotas(spec.sources, _source_weights(spec, totals), totals, granule)
     else:
         counted = source_quotas(spec.sources, totals, spec.one_source, spec.temperature, spec.translations)
     rows = sum(counted)
@@ -351,7 +351,7 @@ def _epoch_layout(
     return EpochLayout(counted, windows, window_bytes, granule, staggered=spec.one_source is not None)
 
 
-def _weights(spec: StreamSpec, totals: tuple[int, ...]) -> list[float] | None:
+def _source_weights(spec: StreamSpec, totals: tuple[int, ...]) -> list[float] | None:
     return weights_of(spec.sources, totals, spec.temperature, spec.translations)
 
 
@@ -368,12 +368,12 @@ def _row_bytes(spec: StreamSpec, tokens: int) -> float:
     return size + tokens * _BYTES_PER_ORDER if isinstance(spec.input, Lanes) else size
 
 
-def _check_all_read(spec: StreamSpec, totals: tuple[int, ...], rows: int) -> tuple[str, ...]:
+def _unread_remarks(spec: StreamSpec, totals: tuple[int, ...], rows: int) -> tuple[str, ...]:
     """Return remarks on sources of an evaluation that are never read because of their weight.
 
     Raises PlanError: there is such a source in training.
     """
-    weights = _weights(spec, totals) or []
+    weights = _source_weights(spec, totals) or []
     notes: list[str] = []
     if spec.one_source is not None:  # checked by `source_quotas`
         return ()

@@ -100,7 +100,7 @@ def learn_similar_words(
     for corpus in corpora:
         corpus.require_tokenizer(tokenizer)
     text = _Sentences(corpora, tokenizer, options.most_tokens, 1 + options.epochs, report)
-    model = _word2vec()(
+    model = _import_word2vec()(
         vector_size=options.size,
         window=options.window,
         min_count=options.least,
@@ -115,10 +115,10 @@ def learn_similar_words(
             remedy="give more text, or a smaller --least",
         )
     model.train(text, total_examples=model.corpus_count, epochs=model.epochs)
-    return _pairs(model.wv, tokenizer, options.neighbours), tokenizer
+    return _nearest_words(model.wv, tokenizer, options.neighbours), tokenizer
 
 
-def _word2vec() -> Any:
+def _import_word2vec() -> Any:
     try:
         return import_module("gensim.models.word2vec").Word2Vec
     except ModuleNotFoundError as error:
@@ -175,7 +175,7 @@ class _Sentences:
             yield [word for word in words[first:last] if word]
 
 
-def _pairs(vectors: Any, tokenizer: Tokenizer, neighbours: int) -> list[SimilarPair]:
+def _nearest_words(vectors: Any, tokenizer: Tokenizer, neighbours: int) -> list[SimilarPair]:
     """Return each word with its similar word, if it has one.
 
     That is the nearest word with as many characters and tokens among its `neighbours` nearest words.

@@ -41,10 +41,11 @@ class Corpora:
         opened = zip(roots, manifests, strict=True)
         self._stores = [with_parts(store, manifest, opener) for store, manifest in opened]
         for source, manifest in zip(spec.sources, manifests, strict=True):
-            _check(spec, source, manifest)
-        self.tables = tuple(_split(spec, manifest) for manifest in manifests)
+            _check_source(spec, source, manifest)
+        self.tables = tuple(_split_table(spec, manifest) for manifest in manifests)
         self._removed = [
-            _removed(spec, *source) for source in zip(spec.sources, self._stores, manifests, strict=True)
+            _removed_documents(spec, *source)
+            for source in zip(spec.sources, self._stores, manifests, strict=True)
         ]
         self._counts = [manifest.unigram for manifest in manifests]
         self._levels = [manifest.words.levels if manifest.words else () for manifest in manifests]
@@ -155,7 +156,7 @@ def check_languages(manifest: CorpusManifest, uri: str, rows: Input, name: str, 
         return
     if manifest.pairs is not None and languages < 2:
         raise CorpusError(
-            f"{uri} is a corpus of pairs, and of source {name} the two languages are not told",
+            f"{uri} is a corpus of pairs, but source {name} does not name its two languages",
             remedy=f"set corpus.sources.{name}.languages to the query's and the positive's, as in [en, fr]",
         )
     if manifest.pairs is None and languages > 1:
@@ -194,7 +195,7 @@ def check_kind(manifest: CorpusManifest, uri: str, rows: Input) -> None:
         )
 
 
-def _check(spec: StreamSpec, source: SourceSpec, manifest: CorpusManifest) -> None:
+def _check_source(spec: StreamSpec, source: SourceSpec, manifest: CorpusManifest) -> None:
     if manifest.fingerprint != source.manifest_fingerprint:
         raise CorpusError(
             f"source {source.name}: the corpus at {source.uri} has fingerprint {manifest.fingerprint[:12]}, "
@@ -211,11 +212,11 @@ def _check(spec: StreamSpec, source: SourceSpec, manifest: CorpusManifest) -> No
         )
 
 
-def _split(spec: StreamSpec, manifest: CorpusManifest) -> BlockTable:
+def _split_table(spec: StreamSpec, manifest: CorpusManifest) -> BlockTable:
     return manifest.train if spec.split == "train" else manifest.heldout
 
 
-def _removed(
+def _removed_documents(
     spec: StreamSpec, source: SourceSpec, store: Store, manifest: CorpusManifest
 ) -> RemovedDocuments | None:
     """Return the documents of a source that the spec leaves out; None if there are none."""

@@ -27,10 +27,10 @@ from data_service.tokenizers.loss import TextLoss
 from data_service.tokenizers.specials import SpecialIds
 
 NEAR = 4  # greatest distance of neighbours, in rows: 2,000 tokens at length 512, longer than most articles
-_BATCHES = 16  # batches that are examined, spread over an epoch
+_EXAMINED_BATCHES = 16  # batches that are examined, spread over an epoch
 _BLOCK_STRIDE_ROWS = 1 << 32  # exceeds the number of rows of every block
 # Bytes of a stored boundary; mean tokens of a sentence and of a document of English prose.
-_BOUNDARY, _SENTENCE, _DOCUMENT = 8, 24, 600
+_BOUNDARY_BYTES, _SENTENCE_TOKENS, _DOCUMENT_TOKENS = 8, 24, 600
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ def radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -> Radius
             f"a batch of {batch:,} rows is larger than an epoch of {samples:,}",
             remedy=f"use a batch of {samples:,} rows or less, or more text",
         )
-    starts = np.unique(np.linspace(0, samples // batch - 1, _BATCHES, dtype=np.int64)) * batch
+    starts = np.unique(np.linspace(0, samples // batch - 1, _EXAMINED_BATCHES, dtype=np.int64)) * batch
     windows = {plan.epoch_layout.window_of(start) for start in starts.tolist()}
-    reads = _sum(_reads(plan, tables, window) for window in windows)
+    reads = _sum_reads(_window_reads(plan, tables, window) for window in windows)
     share = batch / sum(plan.epoch_layout.size(window) for window in windows)
-    found = [_in_batch(plan, start, start + batch) for start in starts.tolist()]
+    found = [_batch_figures(plan, start, start + batch) for start in starts.tolist()]
     return Radius(
         rows=batch,
         amplification=reads.fetched / reads.used,
@@ -87,9 +87,9 @@ def radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -> Radius
     )
 
 
-def _in_batch(plan: StreamPlan, start: int, stop: int) -> dict[str, float]:
+def _batch_figures(plan: StreamPlan, start: int, stop: int) -> dict[str, float]:
     """Return the figures of samples `start` to `stop` of epoch 0."""
-    parts = [_rows(plan, *span) for span in plan.epoch_layout.spans(start, stop)]
+    parts = [_sample_rows(plan, *span) for span in plan.epoch_layout.spans(start, stop)]
     blocks, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
     _, numbers, sizes = np.unique(blocks, axis=0, return_inverse=True, return_counts=True)
     texts = plan.spec.input  # in lanes of both directions, two rows hold the same text
@@ -105,7 +105,7 @@ def _in_batch(plan: StreamPlan, start: int, stop: int) -> dict[str, float]:
     }
 
 
-def _rows(
+def _sample_rows(
     plan: StreamPlan, window: int, first: int, last: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return for samples `first` to `last` of a window [N, 3] their source, block and reading, and [N] their row."""
@@ -118,7 +118,7 @@ def _rows(
     return places[:, :3], rows
 
 
-class _Reads(NamedTuple):
+class _WindowReads(NamedTuple):
     """The reads of windows: bytes fetched, bytes whose rows are used, and number of reads."""
 
     fetched: float
@@ -126,16 +126,16 @@ class _Reads(NamedTuple):
     number: int
 
 
-def _reads(plan: StreamPlan, tables: Sequence[BlockTable], window: int) -> _Reads:
+def _window_reads(plan: StreamPlan, tables: Sequence[BlockTable], window: int) -> _WindowReads:
     pieces = plan.window(0, window).pieces
     lengths = [float(tables[piece.source].length[piece.block]) for piece in pieces]
     used = [length * len(p) / plan.rows(p) for length, p in zip(lengths, pieces, strict=True)]
-    return _Reads(sum(lengths), sum(used), len(pieces))
+    return _WindowReads(sum(lengths), sum(used), len(pieces))
 
 
-def _sum(reads: Iterable[_Reads]) -> _Reads:
+def _sum_reads(reads: Iterable[_WindowReads]) -> _WindowReads:
     fetched, used, number = zip(*reads, strict=True)
-    return _Reads(sum(fetched), sum(used), sum(number))
+    return _WindowReads(sum(fetched), sum(used), sum(number))
 
 
 def expected_radius(
@@ -176,8 +176,8 @@ def corpus_radius(
 
 def _imaginary_table(blocks: int, tokens: int) -> BlockTable:
     """Return a table of blocks that do not exist, with sentences and documents as long as in English prose."""
-    sentences, documents = tokens // _SENTENCE, max(1, tokens // _DOCUMENT)
-    size = 2 * tokens + _BOUNDARY * (sentences + documents)
+    sentences, documents = tokens // _SENTENCE_TOKENS, max(1, tokens // _DOCUMENT_TOKENS)
+    size = 2 * tokens + _BOUNDARY_BYTES * (sentences + documents)
     row = (0, 0, size, tokens, sentences, documents)
     return block_table([row] * max(1, blocks), ["0" * 32] * max(1, blocks), ["imagined"])
 
@@ -244,7 +244,7 @@ def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusSta
         counts=manifest.counts,
         unigram_entropy=float(-(shares * np.log(shares)).sum()),
         document_lengths={1 << k: count for k, count in enumerate(manifest.document_lengths) if count},
-        radius=_radius(manifest, batch, length),
+        radius=_radius_if_large_enough(manifest, batch, length),
         heldout_rule=manifest.heldout_rule,
         loss=manifest.loss,
         skipped=manifest.skipped,
@@ -252,7 +252,7 @@ def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusSta
     )
 
 
-def _radius(manifest: CorpusManifest, batch: int, length: int) -> Radius | None:
+def _radius_if_large_enough(manifest: CorpusManifest, batch: int, length: int) -> Radius | None:
     pairs = manifest.pairs is not None
     try:
         return corpus_radius([manifest.train], batch=batch, length=length, spread=True, pairs=pairs)

@@ -17,7 +17,7 @@ from data_service.samples.spec import StreamSpec
 from data_service.stream.counts import RowCounts, RowLengths
 from data_service.stream.plan import BlockRows, RowLine, StreamPlan
 
-_WINDOWS_KEPT = 4
+_CACHED_WINDOWS = 4
 
 
 class LineTokens:
@@ -33,7 +33,7 @@ class LineTokens:
         self._line, self._lengths, self._structures = line, lengths, line.structures
         self._first_row = np.append(0, np.cumsum(counts))
         # Tokens before each block and way of cutting it.
-        self._up_to = np.append(0, np.cumsum(_sums(lengths, self._first_row)))
+        self._up_to = np.append(0, np.cumsum(_sums_between(lengths, self._first_row)))
         by_structure = np.diff(self._up_to).reshape(-1, self._structures).sum(axis=0)
         self._readings = np.append(0, np.cumsum(by_structure))  # tokens before each reading of a round
 
@@ -54,7 +54,7 @@ class LineTokens:
 
     def row_at(self, token: int) -> int:
         """Return the number of the line's first row that begins at `token` or after it."""
-        return _last(lambda row: row == 0 or self.before(row - 1) < token)
+        return _last_true(lambda row: row == 0 or self.before(row - 1) < token)
 
     def of(self, piece: BlockRows) -> NDArray[np.unsignedinteger]:
         """Return [N], the number of tokens of each row of a piece."""
@@ -80,7 +80,7 @@ class TokenAxis:
         self._plan = plan
         self._lines = line_tokens(plan.spec, plan.lines, counts, lengths)
         self._begin = sum(map(LineTokens.before, self._lines, plan.begins))
-        self._kept: RecentResults[tuple[int, int], NDArray[np.int64]] = RecentResults(_WINDOWS_KEPT)
+        self._kept: RecentResults[tuple[int, int], NDArray[np.int64]] = RecentResults(_CACHED_WINDOWS)
 
     def unit(self, epoch: int, sample: int) -> int:
         """Return the number of tokens before a sample, from the start of epoch 0.
@@ -97,9 +97,9 @@ class TokenAxis:
 
     def locate(self, unit: int) -> tuple[int, int]:
         """Return (epoch, sample) of the first sample that begins at token `unit` or after it."""
-        epoch = _last(lambda e: self._tokens_before(e, 0) <= unit)
+        epoch = _last_true(lambda e: self._tokens_before(e, 0) <= unit)
         windows = self._plan.epoch_layout.windows
-        window = _last(lambda w: w < windows and self._tokens_before(epoch, w) <= unit)
+        window = _last_true(lambda w: w < windows and self._tokens_before(epoch, w) <= unit)
         within = self._token_edges_in(epoch, window)
         sample = int(np.searchsorted(within[:-1], unit - self._tokens_before(epoch, window)))
         sample += self._plan.epoch_layout.start(window)
@@ -136,17 +136,17 @@ def line_tokens(
                 remedy="delete the cache of row lengths, which is not that of this corpus, and start again",
             )
     return tuple(
-        LineTokens(line, rows, _narrow(measured, spec.length))
+        LineTokens(line, rows, _as_uint16_if_small(measured, spec.length))
         for line, rows, measured in zip(lines, counts, lengths, strict=True)
     )
 
 
-def _narrow(lengths: RowLengths, most: int) -> NDArray[np.uint16] | RowLengths:
+def _as_uint16_if_small(lengths: RowLengths, most: int) -> NDArray[np.uint16] | RowLengths:
     """Return the lengths as uint16 if `most`, which none exceeds, fits into it; else unchanged."""
     return lengths.astype(np.uint16) if most < 1 << 16 else lengths
 
 
-def _sums(lengths: RowLengths, edges: NDArray[np.int64]) -> NDArray[np.int64]:
+def _sums_between(lengths: RowLengths, edges: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return [E] int64, the sum of `lengths` between each two neighbours of the ascending `edges` [E + 1]."""
     filled = np.flatnonzero(np.diff(edges))
     sums = np.zeros(len(edges) - 1, dtype=np.int64)
@@ -155,7 +155,7 @@ def _sums(lengths: RowLengths, edges: NDArray[np.int64]) -> NDArray[np.int64]:
     return sums
 
 
-def _last(holds: Callable[[int], bool]) -> int:
+def _last_true(holds: Callable[[int], bool]) -> int:
     """Return the last number for which `holds` is true. It must be true from 0 to that number and false after it."""
     low, high = 0, 1
     while holds(high):

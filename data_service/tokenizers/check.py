@@ -60,7 +60,7 @@ def check_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> TokenizerRepo
         lines += len(of_text)
         survived = (len(of_text),) * 2
         if tokenizer.decode(placed.ids) != text:
-            survived = _surviving(tokenizer, of_text)
+            survived = _count_round_trips(tokenizer, of_text)
         exact, stable = exact + survived[0], stable + survived[1]
     if not counts.any() or not lines:
         raise TokenizerError("no text to check the tokenizer on", remedy="give a sample with text in it")
@@ -85,7 +85,7 @@ def measure_loss(tokenizer: Tokenizer, texts: Iterable[str]) -> TextLoss:
     return meter.total()
 
 
-def _surviving(tokenizer: Tokenizer, lines: Sequence[str]) -> tuple[int, int]:
+def _count_round_trips(tokenizer: Tokenizer, lines: Sequence[str]) -> tuple[int, int]:
     """Return how many lines come back exactly, and of how many the decoded text has the same ids."""
     encoded = tokenizer.encode_batch(lines)
     decoded = [tokenizer.decode(ids) for ids in encoded]

@@ -71,8 +71,8 @@ def companion_files(definition: Definition, pieces: Sequence[str], names: Specia
         config |= {"tokenize_chinese_chars": normalizer["handle_chinese_chars"]}
     special_map = {"bos_token": names.cls, "eos_token": names.sep, **roles}
     return {
-        CONFIG: _json(config),
-        SPECIAL_TOKENS: _json(special_map),
+        CONFIG: _json_bytes(config),
+        SPECIAL_TOKENS: _json_bytes(special_map),
         **_vocabulary_files(definition, pieces),
     }
 
@@ -98,7 +98,7 @@ def _vocabulary_files(definition: Definition, pieces: Sequence[str]) -> dict[str
     return {}
 
 
-def _json(content: Definition) -> bytes:
+def _json_bytes(content: Definition) -> bytes:
     return (json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode()
 
 
@@ -131,7 +131,7 @@ def json_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, An
 MOST_IDS = 1 << 22  # largest vocabulary, because arrays hold all ids; published ones have up to 300,000
 MOST_CHARACTERS = 1000  # longest word of WordPiece, whose time grows with the length's cube; BERT has 100
 MOST_GROWTH = 4096  # largest factor by which all rules together may lengthen a text
-_READ_ONLY = (KeyboardInterrupt, SystemExit, TokenizerError)
+_PASSED_ERRORS = (KeyboardInterrupt, SystemExit, TokenizerError)
 
 
 def parse_definition(definition: str, where: str) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def library_errors(where: str, what: str = "not a tokenizer definition") -> Iter
     """
     try:
         yield
-    except _READ_ONLY:
+    except _PASSED_ERRORS:
         raise
     except BaseException as error:
         raise unreadable(where, str(error).strip(), what) from error
@@ -180,7 +180,7 @@ def unreadable(where: str, reason: str, what: str = "not a tokenizer definition"
 
 def _exceeded_limits(parsed: dict[str, Any]) -> Iterator[str]:
     model = parsed["model"]
-    highest = max((number for number in _ids(parsed) if isinstance(number, int)), default=0)
+    highest = max((number for number in _definition_ids(parsed) if isinstance(number, int)), default=0)
     if highest >= MOST_IDS:
         yield f"a piece has the id {highest:,}, but at most {MOST_IDS:,} ids are allowed"
     longest = model.get("max_input_chars_per_word")
@@ -193,7 +193,7 @@ def _exceeded_limits(parsed: dict[str, Any]) -> Iterator[str]:
         yield f"its rules can make a text {growth:,} times as long, but at most {MOST_GROWTH:,} times is allowed"
 
 
-def _ids(parsed: dict[str, Any]) -> Iterator[object]:
+def _definition_ids(parsed: dict[str, Any]) -> Iterator[object]:
     vocabulary = parsed["model"].get("vocab")
     if isinstance(vocabulary, dict):
         yield from vocabulary.values()

@@ -50,12 +50,12 @@ PROBES = (
 )
 """Texts in which classes and files have been seen to differ."""
 _PROBED_PIECES = 256
-_PICKLE = (
+_PICKLE_STARTS = (
     b"\x80"  # first byte of every pickle since protocol 2, but of no UTF-8 text and no SentencePiece model
 )
 
 
-_saved: WeakValueDictionary[str, Tokenizer] = WeakValueDictionary()
+_saved_tokenizers: WeakValueDictionary[str, Tokenizer] = WeakValueDictionary()
 
 
 def load_tokenizer(uri: str, rules: TokenizerRules = "file") -> Tokenizer:
@@ -71,7 +71,7 @@ def load_tokenizer(uri: str, rules: TokenizerRules = "file") -> Tokenizer:
 
 def read_files(folder: Store) -> dict[str, bytes]:
     """Return the contents of the files in `folder` that describe a tokenizer. Raises StoreError: it cannot be read."""
-    found = {name: _get(folder, name) for name in (*TOKENIZER_FILES, MODEL_CONFIG)}
+    found = {name: _get_if_present(folder, name) for name in (*TOKENIZER_FILES, MODEL_CONFIG)}
     return {name: content for name, content in found.items() if content is not None}
 
 
@@ -97,13 +97,13 @@ def save_tokenizer(tokenizer: Tokenizer, uri: str) -> None:
         store.put(name, files[name])
     if all(entry.key in files for entry in islice(store.list(), len(files) + 1)):
         store.remove_leftovers("", before=DEFINITION)
-    _saved[store.uri] = tokenizer
+    _saved_tokenizers[store.uri] = tokenizer
 
 
 def load_saved(uri: str) -> Tokenizer:
     """Return the tokenizer in a folder, without reading it if this process saved it there. Raises as
     `load_tokenizer`."""
-    return _saved.get(uri) or load_tokenizer(uri)
+    return _saved_tokenizers.get(uri) or load_tokenizer(uri)
 
 
 def from_files(
@@ -125,7 +125,7 @@ def from_files(
             the named class do not agree; or the class's rules are asked for or needed, and are not known.
     """
     for name, content in files.items():
-        if content.startswith(_PICKLE):
+        if content.startswith(_PICKLE_STARTS):
             raise TokenizerError(
                 f"{where}: {name} is a pickle, which could run code when read",
                 remedy="save the tokenizer with transformers' save_pretrained and give that folder",
@@ -184,7 +184,7 @@ def _refuse_disagreement(by_file: str, by_class: str, named: str, where: str) ->
             )
 
 
-def _get(store: Store, name: str) -> bytes | None:
+def _get_if_present(store: Store, name: str) -> bytes | None:
     try:
         return store.get(name)
     except KeyMissing:

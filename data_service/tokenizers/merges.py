@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 END = -1
 """Symbol behind the last symbol of each word."""
-_JOINED = -2  # symbol of a place that was merged into the one before it
+_MERGED_SYMBOL = -2  # symbol of a place that was merged into the one before it
 _FOLLOWED_SYMBOLS = 1 << 22  # most symbols of a text in which all pairs are counted, not only frequent ones
 _FLOOR_DIVISOR = 8
 _LOW_32_BITS = (1 << 32) - 1
 
 _Places = NDArray[np.int64]
-_NOWHERE: _Places = np.zeros(0, np.int64)
+_NO_PLACES: _Places = np.zeros(0, np.int64)
 
 
 def learn_merges(
@@ -42,7 +42,7 @@ def learn_merges(
         pieces: pieces by id; no two are equal.
         prefix: what a piece that does not begin a word begins with. It is left out inside a merged piece.
     """
-    learner = _Learner(symbols, counts, pieces, prefix)
+    learner = _MergeLearner(symbols, counts, pieces, prefix)
     floor = 1
     if len(symbols) > _FOLLOWED_SYMBOLS:
         floor = max((count for _, count, _ in learner.pairs(1)), default=1) // _FLOOR_DIVISOR
@@ -51,7 +51,7 @@ def learn_merges(
     return learner.pieces, [(learner.pieces[a], learner.pieces[b]) for a, b in learner.merges]
 
 
-class _Learner:
+class _MergeLearner:
     def __init__(
         self, symbols: NDArray[np.int32], counts: NDArray[np.int64], pieces: Sequence[str], prefix: str
     ) -> None:
@@ -73,7 +73,7 @@ class _Learner:
         places = np.flatnonzero(self._symbols >= 0)
         right = self._symbols[self._next[places]]
         places, right = places[right >= 0], right[right >= 0]
-        return _group_places(_keys(self._symbols[places], right), places, self._weights[places], floor)
+        return _group_places(_pair_keys(self._symbols[places], right), places, self._weights[places], floor)
 
     def learn(self, vocab_size: int, floor: int, min_frequency: int) -> bool:
         """Merge all pairs that occur `floor` times or more. Return whether nothing is left to learn."""
@@ -91,7 +91,7 @@ class _Learner:
                 break
             else:
                 self._merge(pair, self._places[entry], floor)
-                self._places[entry] = _NOWHERE
+                self._places[entry] = _NO_PLACES
         return len(self.pieces) >= vocab_size or floor <= max(min_frequency, 1)
 
     def _push(self, pair: int, places: _Places) -> None:
@@ -105,18 +105,18 @@ class _Learner:
         second = self._next[first]
         after = self._next[second]
         right = self._symbols[after]  # read before `_symbols` is changed, since merges go from left to right
-        self._symbols[first], self._symbols[second] = merged, _JOINED
+        self._symbols[first], self._symbols[second] = merged, _MERGED_SYMBOL
         self._next[first], self._previous[after] = after, first
         before = self._previous[first]
         left = self._symbols[before]
         weights = self._weights[first]
         begins, ends = left >= 0, right >= 0
         added = _group_places(
-            np.concatenate([_keys(left[begins], merged), _keys(merged, right[ends])]),
+            np.concatenate([_pair_keys(left[begins], merged), _pair_keys(merged, right[ends])]),
             np.concatenate([before[begins], first[ends]]),
             both := np.concatenate([weights[begins], weights[ends]]),
         )
-        removed = np.concatenate([_keys(left[begins], a), _keys(b, right[ends])])
+        removed = np.concatenate([_pair_keys(left[begins], a), _pair_keys(b, right[ends])])
         self._count(list(added), _group_places(removed, removed, both), floor)
 
     def _count(
@@ -160,7 +160,7 @@ class _Learner:
         return kept
 
 
-def _keys(left: NDArray[np.int32] | int, right: NDArray[np.int32] | int) -> NDArray[np.int64]:
+def _pair_keys(left: NDArray[np.int32] | int, right: NDArray[np.int32] | int) -> NDArray[np.int64]:
     return np.asarray(left, np.int64) << 32 | np.asarray(right, np.int64)
 
 

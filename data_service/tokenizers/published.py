@@ -124,13 +124,13 @@ def read_published(files: Mapping[str, bytes], where: str) -> tokenizers.Tokeniz
     if "vocab.txt" in files:
         folder.refuse_unknown()
         family = folder.declared or "bert"
-        model = _word_pieces(folder, family)
-        return _with_special_tokens(_codec(model, folder, family), folder, family)
+        model = _wordpiece_model(folder, family)
+        return _with_special_tokens(_make_codec(model, folder, family), folder, family)
     if "vocab.json" in files and "merges.txt" in files:
         folder.refuse_unknown()
-        model, brackets = _byte_pieces(folder)
+        model, brackets = _byte_bpe_model(folder)
         family = folder.declared or ("deberta" if brackets else "roberta")
-        return _with_special_tokens(_codec(model, folder, family), folder, family)
+        return _with_special_tokens(_make_codec(model, folder, family), folder, family)
     name = next((name for name in MODEL_FILES if name in files), None)
     if name is None:
         return None
@@ -139,8 +139,8 @@ def read_published(files: Mapping[str, bytes], where: str) -> tokenizers.Tokeniz
     found = folder.declared or ("deberta-v2" if name == "spm.model" else None)
     if found is None:
         return convert_model(proto, mask=None)
-    codec = _codec(
-        _spm_pieces(proto, folder, found),
+    codec = _make_codec(
+        _sentencepiece_model(proto, folder, found),
         folder,
         found,
         proto.normalizer_spec.precompiled_charsmap,
@@ -182,14 +182,14 @@ def class_definition(
     if family is None or follows or family == "esm" or (family == "llama" and '"ByteLevel"' in text):
         return None
     with library_errors(where):
-        model = _class_model(family, definition["model"], _unknown(folder, family))
+        model = _class_model(family, definition["model"], _unknown_piece(folder, family))
         if model is None:
             raise TokenizerError(
                 f"{where}: {folder.named} makes no vocabulary of the kind {definition['model'].get('type')}, which "
                 f"{DEFINITION} holds",
                 remedy=f"follow {DEFINITION}: --tokenizer-rules file; or correct tokenizer_class in {CONFIG}",
             )
-        made = json.loads(_codec(model, folder, family, _character_map(definition)).to_str())
+        made = json.loads(_make_codec(model, folder, family, _character_map(definition)).to_str())
     changed = {part: made[part] for part in ("model", "normalizer", "pre_tokenizer", "decoder")}
     return folder.named, json.dumps(definition | changed)
 
@@ -215,10 +215,10 @@ def _class_model(family: Family, model: Definition, unknown: str) -> models.Mode
             if not isinstance(vocabulary, list):
                 return None
             scored = [(piece, float(score)) for piece, score in vocabulary]
-            return _unigram(family, scored, unknown, int(family == "deberta-v2"))
+            return _unigram_model(family, scored, unknown, int(family == "deberta-v2"))
 
 
-def _unigram(
+def _unigram_model(
     family: Family, scored: list[tuple[str, float]], unknown: str, unknown_id: int
 ) -> models.Unigram:
     """Return the model of scored pieces. `unknown_id`: the id of text without a piece if the class does not say it."""
@@ -228,7 +228,7 @@ def _unigram(
     return models.Unigram(scored, unk_id=_UNKNOWN_IDS.get(family, unknown_id), byte_fallback=False)
 
 
-def _unknown(folder: _Folder, family: Family) -> str:
+def _unknown_piece(folder: _Folder, family: Family) -> str:
     return token_name(folder.config.get("unk_token")) or names_of(family).unk
 
 
@@ -241,7 +241,7 @@ def _character_map(definition: Definition) -> bytes:
     return b""
 
 
-def _codec(
+def _make_codec(
     model: models.Model, folder: _Folder, family: Family, characters: bytes = b""
 ) -> tokenizers.Tokenizer:
     """Return the tokenizer of a model by the rules of a family. `characters`: SentencePiece's character map."""
@@ -254,11 +254,11 @@ def _codec(
     return codec
 
 
-def _word_pieces(folder: _Folder, family: Family) -> models.Model:
+def _wordpiece_model(folder: _Folder, family: Family) -> models.Model:
     # The library's own reader drops white space at the end of a line, a carriage return too.
     lines = folder.text("vocab.txt").removesuffix("\n").split("\n")
     ids = {line.rstrip(): i for i, line in enumerate(lines)}
-    unknown = _unknown(folder, family)
+    unknown = _unknown_piece(folder, family)
     if unknown not in ids:
         raise TokenizerError(
             f"{folder.where}: vocab.txt has no {unknown}",
@@ -269,7 +269,7 @@ def _word_pieces(folder: _Folder, family: Family) -> models.Model:
     return models.WordPiece(ids, unk_token=unknown)
 
 
-def _byte_pieces(folder: _Folder) -> tuple[models.Model, bool]:
+def _byte_bpe_model(folder: _Folder) -> tuple[models.Model, bool]:
     """Return the model, and whether its special pieces are in brackets."""
     vocabulary = json_file(folder.files, "vocab.json", folder.where)
     lines = (line.rstrip() for line in folder.text("merges.txt").split("\n"))
@@ -284,7 +284,7 @@ def _byte_pieces(folder: _Folder) -> tuple[models.Model, bool]:
     return models.BPE(vocabulary, pairs), "[CLS]" in vocabulary
 
 
-def _spm_pieces(proto: "ModelProto", folder: _Folder, family: Family) -> models.Model:
+def _sentencepiece_model(proto: "ModelProto", folder: _Folder, family: Family) -> models.Model:
     """Return the model of pieces; with fairseq's special pieces first where the class puts them there."""
     if family == "llama":
         return piece_model(proto, byte_fallback=True)
@@ -313,7 +313,7 @@ def _spm_pieces(proto: "ModelProto", folder: _Folder, family: Family) -> models.
             scored += [(sentinel, 0.0) for sentinel in T5_SENTINELS]
         case _:
             pass
-    return _unigram(family, scored, _unknown(folder, family), proto.trainer_spec.unk_id)
+    return _unigram_model(family, scored, _unknown_piece(folder, family), proto.trainer_spec.unk_id)
 
 
 def _with_special_tokens(

@@ -38,11 +38,11 @@ _MEMORY_CHECK_CHARACTERS = 1 << 22  # characters encoded between two checks of t
 _CACHE_BYTES = 1 << 27
 
 _LIBRARIES: dict[Kind, str] = {"byte_bpe": "fastokens", "wordpiece": "splintr-rs", "unigram": "splintr-rs"}
-_FORMS = ("NFC", "NFKC", "NFD", "NFKD")
+_UNICODE_FORMS = ("NFC", "NFKC", "NFD", "NFKD")
 # Classes of characters.
 _REMOVED, _SEPARATOR, _LETTER, _WORD, _DIFFERING, _UNTRIED = range(6)
-_CONTEXTS = ("a{0}a", "a {0} a", "ab{0}de {0} {0}{0} x{0}1{0}. {0}")
-_EFFECTS = {(1, 2): _REMOVED, (2, 2): _SEPARATOR, (1, 3): _LETTER, (3, 3): _WORD}
+_TRIAL_CONTEXTS = ("a{0}a", "a {0} a", "ab{0}de {0} {0}{0} x{0}1{0}. {0}")
+_CLASS_BY_TOKEN_COUNTS = {(1, 2): _REMOVED, (2, 2): _SEPARATOR, (1, 3): _LETTER, (3, 3): _WORD}
 """Class of a character by the number of words of the first two contexts."""
 
 _Ids = NDArray[np.uint32]
@@ -80,7 +80,8 @@ class TextEncoder:
         placed = self._tokenizer.encode_placed([texts[number] for number in chosen])
         defined = dict(zip(chosen, placed, strict=True))
         if any(
-            tokens is not None and not _agree(defined[n], tokens) for n, tokens in enumerate(found[:tried])
+            tokens is not None and not _same_tokens(defined[n], tokens)
+            for n, tokens in enumerate(found[:tried])
         ):
             assert self._quick is not None
             self._reason, self._quick = f" ({self._quick.name} differs)", None
@@ -104,7 +105,7 @@ def _quick_encoder(tokenizer: Tokenizer) -> "_QuickEncoder":
     return _QuickEncoder(tokenizer)
 
 
-def _agree(defined: PlacedTokens, quick: PlacedTokens) -> bool:
+def _same_tokens(defined: PlacedTokens, quick: PlacedTokens) -> bool:
     """Return whether the tokens are the same, at the same places; or, where `quick` has those of words, between the
     word before and the word behind.
     """
@@ -158,8 +159,8 @@ class _QuickEncoder:
         if ids is None:
             return None
         if self._pieces.widths is not None:
-            return _by_bytes(text, ids, self._pieces, self._tokenizer.id_dtype)
-        return _by_words(classes, ids, self._pieces, self._tokenizer.id_dtype)
+            return _place_by_bytes(text, ids, self._pieces, self._tokenizer.id_dtype)
+        return _place_by_words(classes, ids, self._pieces, self._tokenizer.id_dtype)
 
     def _ids(self, text: str) -> _Ids | None:
         self._characters += len(text)
@@ -176,10 +177,10 @@ class _QuickEncoder:
 
     def _try(self, codes: NDArray[np.integer[Any]]) -> None:
         """Find the classes of characters."""
-        contexts = [context.format(chr(code)) for code in codes.tolist() for context in _CONTEXTS]
+        contexts = [context.format(chr(code)) for code in codes.tolist() for context in _TRIAL_CONTEXTS]
         defined = self._tokenizer.encode_batch(contexts)
         for place, code in enumerate(codes.tolist()):
-            of_code = slice(place * len(_CONTEXTS), (place + 1) * len(_CONTEXTS))
+            of_code = slice(place * len(_TRIAL_CONTEXTS), (place + 1) * len(_TRIAL_CONTEXTS))
             quick = map(self._ids, contexts[of_code])
             same = all(
                 q is not None and np.array_equal(q, d) for q, d in zip(quick, defined[of_code], strict=True)
@@ -191,7 +192,7 @@ class _QuickEncoder:
         if begins is None:
             return _LETTER
         alone, spaced = (int(begins[ids].sum()) for ids in contexts[:2])
-        return _EFFECTS.get((alone, spaced), _DIFFERING)
+        return _CLASS_BY_TOKEN_COUNTS.get((alone, spaced), _DIFFERING)
 
 
 def _resident_bytes() -> int:
@@ -224,7 +225,7 @@ def _piece_rules(tokenizer: Tokenizer, definition: dict[str, Any]) -> _PieceRule
     normalizer, splitter = definition["normalizer"] or {}, definition["pre_tokenizer"] or {}
     if tokenizer.kind == "byte_bpe":
         form = normalizer.get("type")
-        if form not in (None, *_FORMS):
+        if form not in (None, *_UNICODE_FORMS):
             raise _Unsuited(f"texts are changed by {form}")
         widths = [
             len(piece.encode() if own else piece) for piece, own in zip(tokenizer.pieces, added, strict=True)
@@ -245,7 +246,7 @@ def _piece_rules(tokenizer: Tokenizer, definition: dict[str, Any]) -> _PieceRule
     return _PieceRules(None, np.array(begins, dtype=np.bool_), added, tokenizer.special.unk, bool(spaces))
 
 
-def _by_bytes(text: str, ids: _Ids, pieces: _PieceRules, dtype: np.dtype[Any]) -> PlacedTokens | None:
+def _place_by_bytes(text: str, ids: _Ids, pieces: _PieceRules, dtype: np.dtype[Any]) -> PlacedTokens | None:
     """Place tokens by the bytes of their pieces; None if these are not as many as the text's."""
     assert pieces.widths is not None
     plain = text.encode()
@@ -263,7 +264,7 @@ def _by_bytes(text: str, ids: _Ids, pieces: _PieceRules, dtype: np.dtype[Any]) -
     return PlacedTokens(ids.astype(dtype), starts, ends)
 
 
-def _by_words(
+def _place_by_words(
     classes: NDArray[np.uint8], ids: _Ids, pieces: _PieceRules, dtype: np.dtype[Any]
 ) -> PlacedTokens | None:
     """Give tokens the places of their words; None if the text has not as many words as the tokens begin."""

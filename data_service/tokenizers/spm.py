@@ -17,8 +17,8 @@ from data_service.tokenizers.words import SPACE
 if TYPE_CHECKING:  # at run time imported only to parse a model: most folders hold a tokenizer.json
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
-_UNIGRAM, _BPE = 1, 2  # TrainerSpec.ModelType
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # ModelProto.SentencePiece.Type
+_UNIGRAM_TYPE, _BPE_TYPE = 1, 2  # TrainerSpec.ModelType
+_NORMAL_PIECE, _CONTROL_PIECE, _USER_PIECE = 1, 3, 4  # ModelProto.SentencePiece.Type
 
 
 def parse_model(model: bytes, where: str) -> "ModelProto":
@@ -34,7 +34,7 @@ def parse_model(model: bytes, where: str) -> "ModelProto":
             f"{where}: not a SentencePiece model: {error}",
             remedy="give the .model file that SentencePiece wrote",
         ) from error
-    if not proto.pieces or proto.trainer_spec.model_type not in (_UNIGRAM, _BPE):
+    if not proto.pieces or proto.trainer_spec.model_type not in (_UNIGRAM_TYPE, _BPE_TYPE):
         raise TokenizerError(
             f"{where}: not a unigram or BPE SentencePiece model ({len(proto.pieces)} pieces)",
             remedy="train it with model_type unigram or bpe",
@@ -47,7 +47,7 @@ def append_pieces(proto: "ModelProto", scored: Iterable[tuple[str, float]]) -> b
     extended = type(proto)()
     extended.CopyFrom(proto)
     for piece, score in scored:
-        extended.pieces.add(piece=piece, score=score, type=_NORMAL)
+        extended.pieces.add(piece=piece, score=score, type=_NORMAL_PIECE)
     extended.trainer_spec.vocab_size = len(extended.pieces)
     content: bytes = extended.SerializeToString(deterministic=True)
     return content
@@ -66,22 +66,22 @@ def convert_model(
     tokenizer = tokenizers.Tokenizer(piece_model(proto, byte_fallback=proto.trainer_spec.byte_fallback))
     tokenizer.normalizer = _normalizer(proto, mapping)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-        replacement=SPACE, prepend_scheme=_prefix(proto), split=True
+        replacement=SPACE, prepend_scheme=_space_prefix(proto), split=True
     )
     tokenizer.decoder = decoders.Sequence(
         [
             decoders.ByteFallback(),
-            decoders.Metaspace(replacement=SPACE, prepend_scheme=_prefix(proto)),
+            decoders.Metaspace(replacement=SPACE, prepend_scheme=_space_prefix(proto)),
             decoders.Fuse(),
         ]
     )
     tokenizer.add_tokens(
-        [_added(piece.piece, special=False) for piece in proto.pieces if piece.type == _USER_DEFINED]
+        [_added_token(piece.piece, special=False) for piece in proto.pieces if piece.type == _USER_PIECE]
     )
-    controls = [piece.piece for piece in proto.pieces if piece.type == _CONTROL]
+    controls = [piece.piece for piece in proto.pieces if piece.type == _CONTROL_PIECE]
     unknown = proto.pieces[proto.trainer_spec.unk_id].piece
     tokenizer.add_special_tokens(
-        [_added(name, special=True, lstrip=name == mask) for name in [unknown, *controls]]
+        [_added_token(name, special=True, lstrip=name == mask) for name in [unknown, *controls]]
     )
     return tokenizer
 
@@ -90,15 +90,15 @@ def marked_pieces(proto: "ModelProto") -> list[AddedToken]:
     """Return the pieces that are found in text before all others: control pieces, which are special, and user's
     symbols."""
     return [
-        _added(piece.piece, special=piece.type == _CONTROL)
+        _added_token(piece.piece, special=piece.type == _CONTROL_PIECE)
         for piece in proto.pieces
-        if piece.type in (_CONTROL, _USER_DEFINED)
+        if piece.type in (_CONTROL_PIECE, _USER_PIECE)
     ]
 
 
 def piece_model(proto: "ModelProto", *, byte_fallback: bool) -> models.Unigram | models.BPE:
     """Return the model of pieces and scores. `byte_fallback`: whether byte pieces spell characters without a piece."""
-    if proto.trainer_spec.model_type == _UNIGRAM:
+    if proto.trainer_spec.model_type == _UNIGRAM_TYPE:
         scored = [(piece.piece, piece.score) for piece in proto.pieces]
         return models.Unigram(scored, unk_id=proto.trainer_spec.unk_id, byte_fallback=byte_fallback)
     return models.BPE(
@@ -112,7 +112,7 @@ def piece_model(proto: "ModelProto", *, byte_fallback: bool) -> models.Unigram |
 
 def _merges(proto: "ModelProto") -> list[tuple[str, str]]:
     """Return every pair of pieces that merges into a piece, ordered by the score of the result, best first."""
-    ids = {piece.piece: i for i, piece in enumerate(proto.pieces) if piece.type == _NORMAL}
+    ids = {piece.piece: i for i, piece in enumerate(proto.pieces) if piece.type == _NORMAL_PIECE}
     ranked = sorted(ids, key=lambda piece: (-proto.pieces[ids[piece]].score, ids[piece]))
     return [
         (piece[:cut], piece[cut:])
@@ -131,9 +131,9 @@ def _normalizer(proto: "ModelProto", mapping: normalizers.Normalizer | None) -> 
     return normalizers.Sequence(steps)
 
 
-def _prefix(proto: "ModelProto") -> str:
+def _space_prefix(proto: "ModelProto") -> str:
     return "always" if proto.normalizer_spec.add_dummy_prefix else "never"
 
 
-def _added(piece: str, *, special: bool, lstrip: bool = False) -> AddedToken:
+def _added_token(piece: str, *, special: bool, lstrip: bool = False) -> AddedToken:
     return AddedToken(piece, special=special, normalized=False, lstrip=lstrip)

@@ -28,8 +28,8 @@ from data_service.tokenizers.specials import END_OF_DOCUMENT, SpecialIds, Specia
 from data_service.tokenizers.words import RULES, word_starts
 from data_service.types import Tokens
 
-_UNSPLIT = "it cannot split a text"
-_RARE = "\U0010fffe"  # a character that no vocabulary has
+_UNSPLIT_REASON = "it cannot split a text"
+_UNUSED_CHARACTER = "\U0010fffe"  # a character that no vocabulary has
 
 Kind = Literal["byte_bpe", "wordpiece", "unigram", "bpe", "wordlevel"]
 
@@ -114,9 +114,9 @@ class Tokenizer:
         self._text = json.dumps(self._definition, ensure_ascii=False)
         with library_errors(where):
             self._codec = tokenizers.Tokenizer.from_str(self._text)
-        self.kind: Kind = _kind(self._codec, self._definition, where)
+        self.kind: Kind = _detect_kind(self._codec, self._definition, where)
         vocabulary = self._codec.get_vocab(with_added_tokens=True)
-        self.pieces = _pieces(vocabulary)
+        self.pieces = _pieces_by_id(vocabulary)
         self.names: SpecialNames = resolve_names(vocabulary, configured or {}, where=where)
         roles = {role: vocabulary[name] for role, name in self.names.by_role().items()}
         self.special = SpecialIds(**roles, eod=vocabulary.get(END_OF_DOCUMENT))
@@ -124,7 +124,7 @@ class Tokenizer:
         self._dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
         with library_errors(where):
             self._encoder = self._text_only_encoder()
-        self.encode(_RARE)  # raises for a model without a piece for unknown characters
+        self.encode(_UNUSED_CHARACTER)  # raises for a model without a piece for unknown characters
 
     def __reduce__(self) -> tuple[object, ...]:
         configured = {f"{role}_token": name for role, name in self.names.by_role().items()}
@@ -165,7 +165,7 @@ class Tokenizer:
         `cls`, `sep`, `pad` and `mask` never occur in the result. It uses all cores unless the environment variable
         TOKENIZERS_PARALLELISM is "false".
         """
-        with library_errors(self._where, _UNSPLIT):
+        with library_errors(self._where, _UNSPLIT_REASON):
             encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
 
@@ -174,7 +174,7 @@ class Tokenizer:
 
         `by_word` is for `quick.TextEncoder`, which may give the places of words; here they are those of tokens.
         """
-        with library_errors(self._where, _UNSPLIT):
+        with library_errors(self._where, _UNSPLIT_REASON):
             encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
         return [self._to_placed_tokens(encoding) for encoding in encodings]
 
@@ -200,7 +200,7 @@ class Tokenizer:
     def normalized(self, text: str) -> str:
         """Return the text that reaches the vocabulary, before it is split into words."""
         normalizer = self._encoder.normalizer
-        with library_errors(self._where, _UNSPLIT):
+        with library_errors(self._where, _UNSPLIT_REASON):
             return text if normalizer is None else str(normalizer.normalize_str(text))
 
     def encode(self, text: str) -> Tokens:
@@ -285,7 +285,7 @@ def _without_truncation(definition: Definition) -> Definition:
     return definition | {"truncation": None, "padding": None}
 
 
-def _kind(codec: tokenizers.Tokenizer, definition: Definition, where: str) -> Kind:
+def _detect_kind(codec: tokenizers.Tokenizer, definition: Definition, where: str) -> Kind:
     match type(codec.model).__name__:
         case "WordPiece":
             return "wordpiece"
@@ -303,7 +303,7 @@ def _kind(codec: tokenizers.Tokenizer, definition: Definition, where: str) -> Ki
             )
 
 
-def _pieces(vocabulary: Mapping[str, int]) -> tuple[str, ...]:
+def _pieces_by_id(vocabulary: Mapping[str, int]) -> tuple[str, ...]:
     pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
     for piece, token_id in vocabulary.items():
         pieces[token_id] = piece

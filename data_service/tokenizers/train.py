@@ -139,7 +139,8 @@ def _splitter(kind: Kind, options: TokenizerOptions) -> PieceSplitter:
             return LineWords(_mapping(options), options.lowercase)
         case "wordlevel":
             raise TokenizerError(
-                "a list of words is not learnt here", remedy="make it with the library `tokenizers`"
+                "a tokenizer of kind wordlevel cannot be trained here",
+                remedy="make it with the library `tokenizers`",
             )
 
 

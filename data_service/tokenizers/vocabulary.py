@@ -59,7 +59,7 @@ def extend_tokenizer(tokenizer: Tokenizer, terms: Iterable[str]) -> Extension:
         raise TokenizerError("no terms to add", remedy="give a file with one word a line")
     definition: Definition = json.loads(tokenizer.save_files()[DEFINITION])
     codec = tokenizers.Tokenizer.from_str(json.dumps(definition))
-    words = {term: _words(codec, tokenizer, term) for term in wanted}
+    words = {term: _pieces_for_term(codec, tokenizer, term) for term in wanted}
     known = tuple(term for term in wanted if all(_is_id(tokenizer, form) for form in words[term].values()))
     vocabulary = set(tokenizer.pieces)
     pieces = dict.fromkeys(word for forms in words.values() for word in forms if word not in vocabulary)
@@ -69,7 +69,7 @@ def extend_tokenizer(tokenizer: Tokenizer, terms: Iterable[str]) -> Extension:
     return Extension(extended, tuple(added), known)
 
 
-def _words(codec: tokenizers.Tokenizer, tokenizer: Tokenizer, term: str) -> dict[str, str]:
+def _pieces_for_term(codec: tokenizers.Tokenizer, tokenizer: Tokenizer, term: str) -> dict[str, str]:
     """Return the pieces needed for a term, one for each form in which the model sees it, each with the form's text."""
     forms = (term, f" {term}") if tokenizer.kind == "byte_bpe" else (term,)
     found: dict[str, str] = {}
@@ -102,7 +102,7 @@ def _rebuild(old: Tokenizer, definition: Definition, added: Sequence[str]) -> To
         model["vocab"] += [
             [piece, 0.0] for piece in old.pieces[len(model["vocab"]) :]
         ]  # added tokens, in the order of their ids
-        model["vocab"] += _scored(model["vocab"], old, added)
+        model["vocab"] += _score_pieces(model["vocab"], old, added)
         files |= _model_files(old, model["vocab"])
     else:
         model["vocab"] |= {piece: i for i, piece in enumerate([*old.pieces, *added]) if piece}
@@ -111,7 +111,7 @@ def _rebuild(old: Tokenizer, definition: Definition, added: Sequence[str]) -> To
     return from_files(files | {DEFINITION: json.dumps(definition).encode()}, where="the extended tokenizer")
 
 
-def _scored(vocab: list[list[Any]], old: Tokenizer, added: Sequence[str]) -> list[list[Any]]:
+def _score_pieces(vocab: list[list[Any]], old: Tokenizer, added: Sequence[str]) -> list[list[Any]]:
     """Return [piece, score] of the new pieces. Each scores just above the best split of its word by earlier pieces."""
     lowest = min(score for _, score in vocab)
     scores = {piece: score for i, (piece, score) in enumerate(vocab) if not old.special_mask[i]}
@@ -151,7 +151,7 @@ def _verify(extended: Tokenizer, words: dict[str, dict[str, str]]) -> None:
             )
 
 
-_CONTINUES = "##"
+_CONTINUATION = "##"
 _BYTE_LEVEL = decoders.ByteLevel()
 
 
@@ -179,7 +179,7 @@ def origins(old: Tokenizer, new: Tokenizer) -> Origins:
 
     Raises TokenizerError: the two tokenizers write words in different ways, or have no piece in common.
     """
-    if _spelling_of(old) != _spelling_of(new):
+    if _spelling(old) != _spelling(new):
         raise _unrelated_error(f"a {old.kind} and a {new.kind} tokenizer write words in different ways")
     same = _map_old_ids(old, new)
     if not same.keys() - _special_ids(new):
@@ -195,7 +195,7 @@ def origins(old: Tokenizer, new: Tokenizer) -> Origins:
     )
 
 
-def _spelling_of(tokenizer: Tokenizer) -> str:
+def _spelling(tokenizer: Tokenizer) -> str:
     return "sentencepiece" if tokenizer.kind in ("unigram", "bpe") else tokenizer.kind
 
 
@@ -243,7 +243,7 @@ class _Splitter:
                 # Part of a character is no text: its bytes are split as they stand.
                 return self._by_model(piece) if "\ufffd" in text else self._tokenizer.encode(text).tolist()
             case "wordpiece":
-                continues = piece.startswith(_CONTINUES)
+                continues = piece.startswith(_CONTINUATION)
                 return self._by_wordpiece(piece) if continues else self._tokenizer.encode(piece).tolist()
 
     def _by_model(self, piece: str) -> list[int]:
@@ -255,12 +255,12 @@ class _Splitter:
 
         The result is empty if a part of the piece is not known.
         """
-        rest, found = piece.removeprefix(_CONTINUES), list[int]()
+        rest, found = piece.removeprefix(_CONTINUATION), list[int]()
         while rest:
-            known = (n for n in range(len(rest), 0, -1) if _CONTINUES + rest[:n] in self._ids)
+            known = (n for n in range(len(rest), 0, -1) if _CONTINUATION + rest[:n] in self._ids)
             length = next(known, 0)
             if not length:
                 return []
-            found.append(self._ids[_CONTINUES + rest[:length]])
+            found.append(self._ids[_CONTINUATION + rest[:length]])
             rest = rest[length:]
         return found

@@ -53,7 +53,7 @@ def _encode_long(encoder: Tokenizer | TextEncoder, text: str, window: int) -> tu
     current = encode(0, window + overlap)
     for middle in range(window, len(text), window):
         following = encode(middle - overlap, middle + window + overlap)
-        joint = _joint(current, following, middle, overlap)
+        joint = _find_joint(current, following, middle, overlap)
         if joint is None:
             counted_from = current.starts[first] if first < len(current) else middle
             current, following = encode(begin, middle), encode(middle, middle + window + overlap)
@@ -65,7 +65,7 @@ def _encode_long(encoder: Tokenizer | TextEncoder, text: str, window: int) -> tu
     return PlacedTokens.joined([*parts, current.part(first, len(current))]), cuts
 
 
-def _joint(left: PlacedTokens, right: PlacedTokens, middle: int, overlap: int) -> tuple[int, int] | None:
+def _find_joint(left: PlacedTokens, right: PlacedTokens, middle: int, overlap: int) -> tuple[int, int] | None:
     """Return the numbers, in two overlapping windows, of the token nearest to character `middle` around which both have
     the same tokens; None if there is none. The tokens at the edges of the windows may be cut and count for nothing.
     """

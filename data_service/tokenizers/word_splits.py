@@ -13,12 +13,12 @@ from typing import Protocol
 from tokenizers import normalizers, pre_tokenizers
 
 RUN_CHARACTERS = 1000  # longest run of non-spaces in training text; the trainers' time grows with its square
-_SKIPPED = "\u2585"  # SentencePiece silently skips lines that contain this character, a block
+_SKIPPED_CHARACTER = "\u2585"  # SentencePiece silently skips lines that contain this character, a block
 _WINDOW_CHARACTERS = 1 << 20  # largest number of characters that are split at a time
-_PARTS = re.compile(rf"\s*+\S{{1,{RUN_CHARACTERS}}}+|\s++")
+_BOUNDED_RUN = re.compile(rf"\s*+\S{{1,{RUN_CHARACTERS}}}+|\s++")
 # For Python \x1c to \x1f are white space, too.
-_WHITE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-_BEFORE_WORD = re.compile(rf"[ \n](?=[^{_WHITE}\x1c-\x1f])")
+_WHITE_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_BEFORE_WORD = re.compile(rf"[ \n](?=[^{_WHITE_SPACE}\x1c-\x1f])")
 
 
 class PieceSplitter(Protocol):
@@ -42,12 +42,12 @@ def split_text(text: str, splitter: PieceSplitter) -> Iterator[tuple[list[str], 
         pieces = splitter.pieces(window)
         longest = max(map(len, pieces), default=0)
         if longest > RUN_CHARACTERS:
-            pieces = [piece for part in _PARTS.findall(window) for piece in splitter.pieces(part)]
+            pieces = [piece for part in _BOUNDED_RUN.findall(window) for piece in splitter.pieces(part)]
         yield pieces, longest
         start = stop
 
 
-class _Classes(dict[int, str]):
+class _ClassCache(dict[int, str]):
     """The class of each character, found when it is first met."""
 
     def __init__(self, classify: Callable[[str], str]) -> None:
@@ -63,13 +63,13 @@ class ByteWords:
     the text, and lacks the one that it begins with. What a text begins with follows a space in place of nothing.
     """
 
-    _SPLIT = re.compile(rf" (?=\n?[^{_WHITE}])").split
+    _SPLIT = re.compile(rf" (?=\n?[^{_WHITE_SPACE}])").split
     _WORDS = re.compile(
         r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\t-\r A-Za-z0-9]+|[\t-\r ]+(?![^\t-\r ])|[\t-\r ]+"
     )
 
     def __init__(self) -> None:
-        self._classes = _Classes(self._classify)
+        self._classes = _ClassCache(self._classify)
         self._split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
 
     def pieces(self, text: str) -> list[str]:
@@ -105,7 +105,7 @@ class BertWords:
 
     def __init__(self, normalizer: normalizers.Normalizer, lowercase: bool) -> None:
         self._normalised = _normalised_by(normalizer, lowercase)
-        self._classes = _Classes(self._classify)
+        self._classes = _ClassCache(self._classify)
         self._split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
 
     def pieces(self, text: str) -> list[str]:
@@ -133,7 +133,7 @@ class LineWords:
         return self._WORDS.findall(text) if "\x1f" in text else text.split()
 
     def words(self, piece: str) -> list[str]:
-        return self._WORDS.findall(self._normalised(piece).replace(_SKIPPED, " "))
+        return self._WORDS.findall(self._normalised(piece).replace(_SKIPPED_CHARACTER, " "))
 
 
 def _normalised_by(normalizer: normalizers.Normalizer, lowercase: bool) -> Callable[[str], str]:

@@ -27,9 +27,9 @@ _LATIN_OR_PUNCTUATION = frozenset(string.ascii_letters + string.digits + string.
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 # GPT-2's byte alphabet: bytes that print as themselves, the others as the letters from U+0100 on, in order.
-_PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-BYTES_BY_LETTER = {chr(byte): byte for byte in _PRINTED} | {
-    chr(0x100 + i): byte for i, byte in enumerate(sorted(set(range(0x100)) - set(_PRINTED)))
+_PRINTED_BYTES = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+BYTES_BY_LETTER = {chr(byte): byte for byte in _PRINTED_BYTES} | {
+    chr(0x100 + i): byte for i, byte in enumerate(sorted(set(range(0x100)) - set(_PRINTED_BYTES)))
 }
 _BYTE_WHITESPACE = tuple(chr(0x100 + ord(space)) for space in " \t\n\r\v\f")
 
@@ -44,7 +44,7 @@ LETTERS_WITHOUT_SPACES = (
 )
 # fmt: on
 # Unicode blocks of these letters, by which the first bytes of a character are judged.
-_BLOCKS = (
+_UNSPACED_BLOCKS = (
     (0x0E00, 0x109F),
     (0x1780, 0x17FF),
     (0x3040, 0x30FF),
@@ -72,28 +72,28 @@ def word_starts(
     All: a piece that begins with a letter of a script without spaces, from `rules` 2 on.
     """
     begins = {
-        "byte_bpe": _byte_bpe,
-        "wordpiece": _wordpiece,
-        "wordlevel": _wordpiece,
-        "unigram": _sentencepiece,
-        "bpe": _sentencepiece,
+        "byte_bpe": _starts_word_byte_bpe,
+        "wordpiece": _starts_word_wordpiece,
+        "wordlevel": _starts_word_wordpiece,
+        "unigram": _starts_word_sentencepiece,
+        "bpe": _starts_word_sentencepiece,
     }[kind]
     starts = np.array([begins(piece, rules > 1) for piece in pieces], dtype=np.bool_) | special
     starts.flags.writeable = False
     return starts
 
 
-def _byte_bpe(piece: str, unspaced: bool) -> bool:
+def _starts_word_byte_bpe(piece: str, unspaced: bool) -> bool:
     first = bytes(BYTES_BY_LETTER.get(character, 0) for character in piece[:4])
     return piece.startswith(_BYTE_WHITESPACE) or (unspaced and _begins_unspaced(first))
 
 
-def _wordpiece(piece: str, unspaced: bool) -> bool:
+def _starts_word_wordpiece(piece: str, unspaced: bool) -> bool:
     rest = piece.removeprefix("##")
     return bool(piece) and (rest == piece or (unspaced and _begins_unspaced(rest[:1].encode())))
 
 
-def _sentencepiece(piece: str, unspaced: bool) -> bool:
+def _starts_word_sentencepiece(piece: str, unspaced: bool) -> bool:
     if piece.startswith(SPACE) or piece in _PUNCTUATION:
         return True
     if byte := _BYTE_PIECE.fullmatch(piece):
@@ -107,12 +107,12 @@ def _begins_unspaced(content: bytes) -> bool:
         return False
     length = 3 if content[0] < 0xF0 else 4
     first = content[:length]
-    low, high = (_code(first.ljust(length, filler)) for filler in (b"\x80", b"\xbf"))
-    ranges = LETTERS_WITHOUT_SPACES if low == high else _BLOCKS
+    low, high = (_code_point(first.ljust(length, filler)) for filler in (b"\x80", b"\xbf"))
+    ranges = LETTERS_WITHOUT_SPACES if low == high else _UNSPACED_BLOCKS
     return any(start <= low and high <= stop for start, stop in ranges)
 
 
-def _code(character: bytes) -> int:
+def _code_point(character: bytes) -> int:
     """Return the code point of a character from its three or four UTF-8 bytes."""
     code = character[0] & (0x0F if len(character) == 3 else 0x07)
     for byte in character[1:]:

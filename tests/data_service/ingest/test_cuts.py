@@ -103,7 +103,7 @@ def test_small_files_of_a_far_store_are_fetched_many_at_a_time(
     options = BuildOptions(txt_documents="blank_line", on_bad_records="skip")
     split = Split(tuple(FilePiece(file, 0, file.size) for file in files))
     near = [record.text for record in read_records(split, options) if isinstance(record, Text)]
-    monkeypatch.setattr("data_service.ingest.documents._is_far", lambda file: True)
+    monkeypatch.setattr("data_service.ingest.documents._is_remote", lambda file: True)
     asked: list[str] = []
     together, most, lock = 0, 0, threading.Lock()
     real = LocalStore.get_range

@@ -162,7 +162,7 @@ def test_corpora_that_do_not_hold_what_the_recipe_says_are_refused(root: Path) -
     }
     for sources, message in (
         (text, "is a corpus of running text"),
-        (pairs, "the two languages are not told"),
+        (pairs, "does not name its two languages"),
     ):
         wanted = recipe(root, f"corpus.sources={json.dumps(sources)}", "mixing.translations=null")
         with pytest.raises(CorpusError, match=message):
