@@ -24,8 +24,9 @@ from typing import Literal
 Kernel = Literal["flash", "flash3", "fused", "blocked", "padded", "written"]
 """Names of kernels. `written`: the formula in torch's elementary operations, which supports all tensors everywhere."""
 
-Place = Literal["attention", "norm", "loss"]
-"""Names of places. `norm`: dropout, residual and norm. `loss`: softmax and cross-entropy over the vocabulary."""
+Place = Literal["attention", "norm", "loss", "update"]
+"""Names of places. `norm`: dropout, residual and norm. `loss`: softmax and cross-entropy over the vocabulary. `update`:
+StableAdamW's, which is no part of a network, but is tried and picked in the same way."""
 
 Asked = dict[tuple[Place, bool], dict[Kernel, None]]
 """Possible kernels by (place, with dropout), in the order in which layers named them."""

@@ -8,6 +8,7 @@ Both store two moments for each parameter. Checkpoints store them under the name
 
 import math
 from collections.abc import Iterable, MutableMapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer
 
+from encoder_core.layers.gpu_attention import triton_is_there
+from encoder_core.layers.kernel_choice import pick
 from encoder_core.layers.torch_internals import add_to_each
 from encoder_core.optim.settings import AdamWConfig, StableAdamWConfig
 from encoder_core.optim.shards import ShardedOptimizer
@@ -128,10 +131,29 @@ class StableAdamW(ShardedOptimizer):
         """
         for group in self.param_groups:
             params = due(group)
-            if params:
+            if params and _picks_fused(params):
+                self._update_fused(group, params)
+            elif params:
                 directions = [decayed_direction(self.state, group, p) for p in params]
                 self._multiply(directions, params, self._rate_shares(group, params))
                 add_to_each(params, directions, -group["lr"])
+
+    def _update_fused(self, group: dict[str, Any], params: Sequence[Tensor]) -> None:
+        from encoder_core.kernels import stable_adamw as kernels
+
+        update_count(group)
+        squares = torch.zeros(len(self._shapes), dtype=torch.float64, device=params[0].device)
+        for p in params:
+            if p not in self._layouts:
+                ranges = [
+                    (s.start, s.stop, s.parameter, prod(self._shapes[s.parameter])) for s in self._ranges(p)
+                ]
+                self._layouts[p] = kernels.blocks_of(ranges, p.device)
+            assert p.grad is not None  # `due` keeps only those with one
+            kernels.update_moments(p.grad, moments(self.state, p), self._layouts[p], squares, group)
+        self._add_up(squares)
+        for p in params:
+            kernels.update_weights(p, self.state[p], self._layouts[p], squares, group)
 
     def _rate_shares(self, group: dict[str, Any], params: Sequence[Tensor]) -> Tensor:
         """Return [parameters] float32: 1 / max(1, rms), from the updated moments."""
@@ -145,3 +167,16 @@ class StableAdamW(ShardedOptimizer):
         expected = self.state[p]["exp_avg_sq"] / (1 - group["betas"][1] ** update_count(group))
         assert p.grad is not None  # `due` keeps only tensors with a gradient
         return torch.div(p.grad, expected.sqrt_().clamp_(min=group["eps"]), out=expected)
+
+
+def _picks_fused(params: Sequence[Tensor]) -> bool:
+    return all(map(_takes, params)) and pick(["fused", "written"], dropped=False, place="update") == "fused"
+
+
+def _takes(p: Tensor) -> bool:
+    """Return whether StableAdamW's kernels support a tensor and its gradient."""
+    both = (p, p.grad)
+    return triton_is_there() and all(
+        x is not None and x.device.type == "cuda" and x.dtype == torch.float32 and x.is_contiguous()
+        for x in both
+    )

@@ -45,6 +45,9 @@ class ShardedOptimizer(Optimizer):
             p: (ShardSegment(i, 0, 0, p.numel()),) for i, p in enumerate(whole)
         }
         self._shapes: Sequence[tuple[int, ...]] = [tuple(p.shape) for p in whole]
+        self._layouts: dict[
+            Tensor, Any
+        ] = {}  # what a kernel needs to know of a tensor's ranges, once it was used
         self._sharded = False
         self._ranks: dist.ProcessGroup | None = None
 
@@ -64,6 +67,7 @@ class ShardedOptimizer(Optimizer):
             ranks: process group that shares the parameters; None for the default group.
         """
         self._segments, self._shapes, self._ranks = segments, shapes, ranks
+        self._layouts = {}
         self._sharded = True
 
     def _ranges(self, p: Tensor) -> Sequence[ShardSegment]:
@@ -93,9 +97,13 @@ class ShardedOptimizer(Optimizer):
             for p, tensor in zip(params, tensors, strict=True):
                 for segment in self._ranges(p):
                     row[segment.parameter] += _square_sum(segment.of(tensor))
-        if self._sharded:
-            dist.all_reduce(table, group=self._ranks)
+        self._add_up(table)
         return table
+
+    def _add_up(self, table: Tensor) -> None:
+        """Add up a table over the ranks, in place, if sharded. A process without process groups is the only rank."""
+        if self._sharded and dist.is_initialized():
+            dist.all_reduce(table, group=self._ranks)
 
     def _multiply(self, tensors: Sequence[Tensor], params: Sequence[Tensor], factors: Tensor) -> None:
         """Multiply each parameter's range of tensors laid out as `params` by its factor in `factors`, [parameters]."""

@@ -3,7 +3,8 @@
 A network of the family, two layers deep, computes loss and gradients of the same rows with each kernel, at one place
 at a time, and with the written formula everywhere else. The gradients are compared with those of the written formula
 in fp64. The error of the written formula in the run's precision decides how large a kernel's error may be. Right
-kernels may be timed, on rows of the run's shape.
+kernels may be timed, on rows of the run's shape. StableAdamW's kernels are compared on drawn gradients, by weights and
+moments.
 
 After each kernel, torch's settings must be as before. After a kernel that is not right, the written formula must
 still give the same result. Otherwise nothing more is tried in this process.
@@ -16,14 +17,19 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.kernel_choice import asked, only
+from encoder_core.optim.adamw import StableAdamW
+from encoder_core.optim.settings import StableAdamWConfig
+from encoder_core.optim.shards import ShardSegment
+from encoder_core.optim.updates import set_update
 from encoder_core.trials.kernel_trial import SAID, Candidate, TriedKernel, Unit
 from encoder_core.trials.trial_network import (
     Subject,
@@ -42,6 +48,7 @@ _ROW_TOKENS = (1, 33, 130, 7, 64)
 _ERROR_RATIO = 4.0  # how many times the written formula's own error a kernel may have
 _ACCEPTED_ERROR = 1e-6  # an error that is always accepted
 _TIMED, _WARM = 5, 2
+_UPDATED = (1, 700, 5000, 2048, 33)  # sizes of parameters that are updated: less than a block, one, and more
 _DRAW_BY_DEVICE: tuple[Candidate, ...] = (("attention", "flash"), ("attention", "padded"))
 
 
@@ -74,6 +81,10 @@ def _attempts(subject: Subject, *, timed: bool) -> Iterator["_Attempt"]:
             trial = _Trial(subject, network, dropped)
             for place, kernel in trial.possible():
                 yield _Attempt(trial, Unit(number, dropped, place, kernel), timed)
+    if subject.stable:
+        update = _UpdateTrial(subject)
+        for place, kernel in update.possible():
+            yield _Attempt(update, Unit(0, False, place, kernel), timed=False)
 
 
 def _has_dropout(network: ModelConfig) -> bool:
@@ -97,8 +108,7 @@ class _Trial:
     def possible(self) -> list[Candidate]:
         """Return the kernels that layers ask for in one forward pass with the written formula."""
         with asked() as seen, torch.no_grad(), only("written"):
-            for batch in self._batches:
-                compute(self._module, batch, backward=False)
+            self._ask()
         return [
             (place, kernel)
             for (place, dropped), kernels in seen.items()
@@ -106,15 +116,23 @@ class _Trial:
             for kernel in kernels
         ]
 
+    def _ask(self) -> None:
+        for batch in self._batches:
+            compute(self._module, batch, backward=False)
+
+    def _outcome(self, *, exact: bool = False) -> dict[str, Tensor]:
+        """Return what is compared, by name. `exact`: computed in fp64."""
+        return gradients(deepcopy(self._module).double() if exact else self._module, *self._batches)
+
     @cached_property
     def _exact(self) -> dict[str, Tensor]:
         with only("written"):
-            return gradients(deepcopy(self._module).double(), *self._batches)
+            return self._outcome(exact=True)
 
     @cached_property
     def _written(self) -> dict[str, Tensor]:
         with only("written"):
-            return gradients(self._module, *self._batches)
+            return self._outcome()
 
     @cached_property
     def bound(self) -> float:
@@ -124,13 +142,13 @@ class _Trial:
         """Return the relative error of the gradients with this kernel."""
         place, kernel = candidate
         with only(kernel, place):
-            return relative_error(gradients(self._module, *self._batches), self._exact)
+            return relative_error(self._outcome(), self._exact)
 
     def harm(self) -> str:
         """Return what has changed, in words; empty if the written formula still gives the same result."""
         try:
             with only("written"):
-                again = gradients(self._module, *self._batches)
+                again = self._outcome()
             same = again.keys() == self._written.keys() and relative_error(again, self._written) <= self.bound
         except BaseException as failed:  # any error of a device that can no longer be used
             return f"afterwards the written formula failed: {said(failed)}"
@@ -149,6 +167,32 @@ class _Trial:
                 seconds.append(time.perf_counter() - began)
         self._module.zero_grad(set_to_none=True)
         return statistics.median(seconds[_WARM:])
+
+
+class _UpdateTrial(_Trial):
+    """A trial of two updates by StableAdamW of a flat tensor in fp32, of which the second is clipped."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject, self._dropped = subject, False
+
+    def _ask(self) -> None:
+        self._outcome()
+
+    def _outcome(self, *, exact: bool = False) -> dict[str, Tensor]:
+        draws, edges = torch.Generator().manual_seed(1), [0, *accumulate(_UPDATED)]
+        dtype = torch.float64 if exact else torch.float32
+        start, *given = (torch.randn(edges[-1], generator=draws) for _ in range(3))
+        # Small weights that decay fast: what an update adds is not rounded away.
+        flat = nn.Parameter((0.01 * start).to(self.subject.device, dtype))
+        ranges = [ShardSegment(number, 0, *ends) for number, ends in enumerate(pairwise(edges))]
+        optimizer = StableAdamW([flat], StableAdamWConfig(lr=0.1, weight_decay=10.0))
+        optimizer.shard({flat: ranges}, [(size,) for size in _UPDATED])
+        for count, gradient in enumerate(given, start=1):
+            flat.grad = (gradient * 10.0**count).to(flat)
+            set_update(optimizer, lr=0.1, count=count)
+            optimizer.step()
+        found = {"weight": flat.detach(), **optimizer.state[flat]}
+        return {f"{kind} {its.parameter}": its.of(x).double() for kind, x in found.items() for its in ranges}
 
 
 def _as_causal(batch: Batch) -> Batch:
@@ -191,7 +235,7 @@ class _Attempt:
         ]
         harm = ", ".join(changes) or ("" if found.right else self.trial.harm())
         if harm:
-            wrong = [found.failure] if found.failure else [] if found.right else ["its gradients are wrong"]
+            wrong = [found.failure] if found.failure else [] if found.right else ["its results are wrong"]
             found = replace(found, failure="; ".join([*wrong, harm])[:SAID])
         return found, harm
 

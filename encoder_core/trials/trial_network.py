@@ -36,6 +36,7 @@ class Subject:
         dtype: dtype of weights and activations.
         rows, length: number of rows in a microbatch, and tokens in a row.
         causal: whether the run has causal rows; then kernels are tried on such rows, too.
+        stable: whether its optimizer is StableAdamW; then the kernels of its update are tried, too.
     """
 
     networks: tuple[ModelConfig, ...]
@@ -44,23 +45,18 @@ class Subject:
     rows: int
     length: int
     causal: bool = False
+    stable: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "networks": _NETWORKS.dump_python(self.networks, mode="json"),
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "device": str(self.device),
-            "rows": self.rows,
-            "length": self.length,
-            "causal": self.causal,
-        }
+        networks, dtype = _NETWORKS.dump_python(self.networks, mode="json"), str(self.dtype)
+        apart = {"networks": networks, "dtype": dtype.removeprefix("torch."), "device": str(self.device)}
+        return vars(self) | apart
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "Subject":
-        networks = _NETWORKS.validate_python(told["networks"])
-        dtype = getattr(torch, told["dtype"])
-        device = torch.device(told["device"])
-        return cls(networks, dtype, device, told["rows"], told["length"], told["causal"])
+        networks, dtype = _NETWORKS.validate_python(told["networks"]), getattr(torch, told["dtype"])
+        apart = {"networks": networks, "dtype": dtype, "device": torch.device(told["device"])}
+        return cls(**{**told, **apart})
 
 
 def settings() -> dict[str, Any]:

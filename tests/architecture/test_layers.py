@@ -48,13 +48,13 @@ DRAWN = {
         tokenizers -> store
     """,
     "encoder_core": """
-        trials -> families layers objectives
+        trials -> families layers objectives optim
         train -> layers objectives optim
         objectives -> families heads layers optim terms
         terms -> families layers
         heads -> kernels layers
         families -> layers
-        optim -> layers
+        optim -> kernels layers
         layers -> kernels
     """,
     "checkpoints": "",

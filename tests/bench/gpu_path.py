@@ -108,6 +108,7 @@ _LAUNCHED = {
     "fused_attention": ("fused", ("forward", "queries", "keys")),
     "residual_norm": ("norm", ("forward", "backward")),
     "softmax_loss": ("loss", ("sums", "gradient")),
+    "stable_adamw": ("update", ("moments", "squares", "weights")),
 }
 
 
@@ -126,7 +127,7 @@ def launched(record: Callable[[str], None]) -> Iterator[None]:
                 stack.enter_context(patch.object(module, f"{part}_kernel", _Kernel(f"{said} {part}", record)))
             if name == "fused_attention":
                 stack.enter_context(patch.object(module, "generation_of", lambda device: 9))
-        prefer(Preference((), (), {"norm": ("fused", "written"), "loss": ("fused", "written")}))
+        prefer(Preference((), (), dict.fromkeys(("norm", "loss", "update"), ("fused", "written"))))
         stack.callback(prefer, None)
         yield
 

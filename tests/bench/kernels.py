@@ -56,6 +56,8 @@ NORMS: dict[str, dict[str, Any]] = {
 }
 """Of a residual sum: as in post-norm encoders, ModernBERT and EuroBERT."""
 LOSSES = {"loss": True, "loss without bias": False}
+UPDATE = "StableAdamW"
+"""Of flat tensors in fp32. It is on no record: nothing of a recipe is compiled in."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 WIDTHS = (32, 64, 80, 96, 128)
 STATES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
@@ -206,6 +208,8 @@ def widths_of(form: str) -> tuple[int, ...]:
     """Those of heads, of recipes' states, or recipes' vocabularies."""
     if form in FORMS:
         return WIDTHS
+    if form == UPDATE:
+        return (2048,)
     return VOCABULARIES if form in LOSSES else NORM_WIDTHS.get(form, (768, 1152, 2304))
 
 
@@ -220,6 +224,8 @@ def launches(architecture: int, dtype: str, width: int, form: str, cuts: Any = N
             _attention(form, width, DTYPES[dtype], cuts)
         elif form in NORMS:
             _norm(width, DTYPES[dtype], **NORMS[form])
+        elif form == UPDATE:
+            _update()
         else:
             _loss(width, DTYPES[dtype], biased=LOSSES[form])
     for kernel, tile, made in found:
@@ -278,6 +284,17 @@ def _loss(vocab: int, dtype: torch.dtype, *, biased: bool) -> None:
 
     logits, ids = torch.zeros(2, vocab, dtype=dtype), torch.zeros(2, dtype=torch.int64)
     to_gradient(logits, ids, softmax_sums(logits, ids), biased=biased)
+
+
+def _update() -> None:
+    from encoder_core.kernels.stable_adamw import blocks_of, update_moments, update_weights
+
+    flat, squares = torch.zeros(9), torch.zeros(1, dtype=torch.float64)
+    state = {"exp_avg": torch.zeros(9), "exp_avg_sq": torch.zeros(9)}
+    group = {"betas": (0.9, 0.98), "eps": 1e-6, "step": 3, "lr": 1e-3, "weight_decay": 0.1}
+    blocks = blocks_of([(0, 9, 0, 9)], flat.device)
+    update_moments(flat, state, blocks, squares, group)
+    update_weights(flat, state, blocks, squares, group)
 
 
 @cache

@@ -52,16 +52,7 @@ class TrialRecord(_TrialObject):
     @classmethod
     def of(cls, tried: TriedKernel) -> "TrialRecord":
         finite = tried.error if tried.error is not None and tried.error < float("inf") else None
-        return cls(
-            kernel=tried.kernel,
-            dropped=tried.dropped,
-            right=tried.right,
-            error=finite,
-            bound=tried.bound,
-            seconds=tried.seconds,
-            failure=tried.failure,
-            place=tried.place,
-        )
+        return cls(**{name: getattr(tried, name) for name in cls.model_fields} | {"error": finite})
 
 
 class KernelVerdict(_TrialObject):
@@ -115,9 +106,8 @@ def subject_of(recipe: Recipe, config: ModelConfig) -> Subject:
         if torch.cuda.is_available()
         else torch.device("cpu")
     )
-    return Subject(
-        networks, _DTYPES[recipe.precision], device, rows, length, recipe.objective.clm is not None
-    )
+    causal, stable = recipe.objective.clm is not None, recipe.optimizer.stableadamw is not None
+    return Subject(networks, _DTYPES[recipe.precision], device, rows, length, causal, stable)
 
 
 def examine_kernels(

@@ -66,11 +66,12 @@ def settle_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: Link) -> 
 
 def _name(gpu: str, subject: Subject) -> str:
     """Return a hash of everything that a verdict depends on."""
+    marks = [name for name in ("causal", "stable") if getattr(subject, name)]
     what = {
         "gpu": gpu,
         "installed": installed(),
         "networks": [network.model_dump(mode="json") for network in subject.networks],
-        "rows": [str(subject.dtype), subject.rows, subject.length, *(["causal"] if subject.causal else [])],
+        "rows": [str(subject.dtype), subject.rows, subject.length, *marks],
     }
     return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=10).hexdigest()
 
@@ -131,7 +132,5 @@ def _used(verdict: KernelVerdict, one: TrialRecord) -> str:
 
 def _verdict_text(one: TrialRecord) -> str:
     where = " with dropout" if one.dropped else ""
-    why = (
-        one.failure or f"its gradients are {one.error or float('inf'):.1e} off, the limit is {one.bound:.1e}"
-    )
+    why = one.failure or f"its results are {one.error or float('inf'):.1e} off, the limit is {one.bound:.1e}"
     return f"the kernel `{one.kernel}`{where}: {why}"

@@ -5,6 +5,7 @@
 
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -22,6 +23,7 @@ from kernels import (
     NORMS,
     SHARED,
     STATES,
+    UPDATE,
     VOCABULARIES,
     WIDTHS,
     Compiled,
@@ -186,6 +188,24 @@ def test_kernels_of_norms_and_losses_compile_without_spills_and_round(tmp_path: 
     kind = {"bf16": "bf16", "fp16": "f16"}[dtype]
     assert f"cvt.rn.{kind}" in code.read_text()
     assert "cvt.rz" not in code.read_text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+def test_kernels_of_stable_adamw_compile_without_spills_and_round_as_they_are_written(
+    tmp_path: Path, sm: int
+) -> None:
+    """Every product and sum by itself but for the multiply-adds: two of each element in both kernels."""
+    found = compiled(tmp_path, "--sm", str(sm), "--dtype", "fp32", "--form", UPDATE)
+    assert [one.kernel for one in found] == ["moments", "squares", "weights"]
+    assert [one for one in found if one.faults] == []
+    for name in ("moments", "weights"):
+        (path,) = tmp_path.glob(f"cache/*/{name}_kernel.ptx")
+        code = path.read_text()
+        each = 2048 // (32 * 8)  # elements of a thread
+        assert code.count("fma.rn.f32") == 2 * each
+        assert code.count("sqrt.rn.f32") == code.count("div.rn.f32") == each
+        assert re.search(r"\b(?:approx|full|ftz)\.", code) is None
 
 
 def test_widths_and_vocabularies_are_those_of_our_recipes() -> None:

@@ -24,6 +24,7 @@ from tests.support.ranks.chosen_gradients import (
     Model,
     gradients,
     run,
+    run_fused,
     shapes_of,
 )
 from tests.support.ranks.forked import run_ranks
@@ -154,6 +155,16 @@ def test_steps_at_every_stage_equal_the_reference(world: int, cases: list[Case],
     ranks = run_ranks(run, world, cases, 0, steps)
     for i, case in enumerate(cases):
         assert error(whole(rank[i] for rank in ranks), expected(case, steps)) <= 1e-6, case
+
+
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.long), 3])
+def test_stable_adamws_kernels_equal_the_reference_too(world: int) -> None:
+    """Over partitions that cut parameters, and ranks that hold nothing of some."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    cases = [case for case in CASES if case.optimizer == "stableadamw"]
+    ranks = run_ranks(run_fused, world, cases, 0, FEW)
+    for i, case in enumerate(cases):
+        assert error(whole(rank[i] for rank in ranks), expected(case, FEW)) <= 1e-6, case
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads import cross_entropy
 from encoder_core.layers import attention, deberta_attention
 from encoder_core.layers.kernel_choice import Kernel, Preference, pick, prefer
+from encoder_core.optim import adamw
 from encoder_core.trials.kernel_attempts import serve
 from encoder_core.trials.kernel_trial import TriedKernel, Unit, merged, preference
 from encoder_core.trials.trial_network import Subject, settings
@@ -46,10 +47,14 @@ def tried_with(
 
 
 def reported(
-    network: ModelConfig, dtype: torch.dtype = torch.float32, skipped: dict[Kernel, str] | None = None
+    network: ModelConfig,
+    dtype: torch.dtype = torch.float32,
+    skipped: dict[Kernel, str] | None = None,
+    *,
+    stable: bool = False,
 ) -> Reports:
     """In this process, whose kernels a test may replace."""
-    subject = Subject((network,), dtype, torch.device("cpu"), rows=2, length=24)
+    subject = Subject((network,), dtype, torch.device("cpu"), rows=2, length=24, stable=stable)
     reports = Reports()
     out = [["attention", kernel, why] for kernel, why in (skipped or {}).items()]
     request = {
@@ -179,6 +184,27 @@ def test_the_losss_kernel_is_used_once_it_is_right(monkeypatch: pytest.MonkeyPat
     assert [one.kernel for one in found] == ["fused", "written"]
     assert [one.right for one in found] == [factor == 1.0, True]
     assert preference(found).elsewhere == {"loss": ("fused", "written") if factor == 1.0 else ("written",)}
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.001])
+def test_stable_adamws_kernels_are_used_once_they_are_right(
+    monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    """Where the run's optimizer is another, they are not tried."""
+    kernels = pytest.importorskip("encoder_core.kernels.stable_adamw", reason="Triton is not installed")
+    right = kernels.update_weights
+
+    def update_weights(*given: Any) -> None:
+        right(*given[:-1], given[-1] | {"lr": given[-1]["lr"] * factor})
+
+    monkeypatch.setattr(adamw, "_takes", lambda p: True)
+    monkeypatch.setattr(kernels, "update_weights", update_weights)
+    network = BertConfig(**SHAPE | {"layers": 1}, dropout=0.0, attention_dropout=0.0)
+    found = [one for one in reported(network, stable=True).found if one.place == "update"]
+    assert [one.kernel for one in found] == ["fused", "written"]
+    assert [one.right for one in found] == [factor == 1.0, True]
+    assert preference(found).elsewhere == {"update": ("fused", "written") if factor == 1.0 else ("written",)}
+    assert not [one for one in reported(network).found if one.place == "update"]
 
 
 def test_a_kernel_elsewhere_must_be_right_with_dropout_and_without() -> None:

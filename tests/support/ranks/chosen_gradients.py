@@ -6,11 +6,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
+from encoder_core.layers.kernel_choice import only
 from encoder_core.layers.parameters import IntoHeads, JoinedLinear
+from encoder_core.optim import adamw
 from encoder_core.optim.adamw import StableAdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.lamb import Lamb
@@ -139,6 +142,12 @@ def run(
     return [
         _run(case, world, range(first, stop), states[i] if states else None) for i, case in enumerate(cases)
     ]
+
+
+def run_fused(*given: Any) -> list[list[Piece]]:
+    """`run` with StableAdamW's kernels, interpreted."""
+    with patch.object(adamw, "_takes", lambda p: True), only("fused", "update"):
+        return run(*given)
 
 
 def _run(case: Case, world: int, steps: range, state: Whole | None) -> list[Piece]:
