@@ -24,6 +24,8 @@ from torch import Tensor
 BLOCK = 2048  # elements of a block; constant, so that a trial compiles the kernels that a run uses
 _SUMMED = 1024  # blocks that the second kernel adds at a time
 _OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
+State = Mapping[str, Tensor]
+Group = Mapping[str, Any]
 
 
 class Blocks(NamedTuple):
@@ -94,11 +96,7 @@ def weights_kernel(
 
 
 def update_moments(
-    gradient: Float[Tensor, "..."],
-    state: Mapping[str, Tensor],
-    blocks: Blocks,
-    squares: Float[Tensor, " parameters"],
-    group: Mapping[str, Any],
+    gradient: Tensor, state: State, blocks: Blocks, squares: Float[Tensor, " parameters"], group: Group
 ) -> None:
     """Update `exp_avg` and `exp_avg_sq` in place, contiguous fp32 as the gradient. Write the sum of squares of each
     range into `squares`, float64. `group`: `betas`, `eps` and the update's number, `step`.
@@ -113,11 +111,7 @@ def update_moments(
 
 
 def update_weights(
-    weight: Float[Tensor, "..."],
-    state: Mapping[str, Tensor],
-    blocks: Blocks,
-    squares: Float[Tensor, " parameters"],
-    group: Mapping[str, Any],
+    weight: Tensor, state: State, blocks: Blocks, squares: Float[Tensor, " parameters"], group: Group
 ) -> None:
     """Update contiguous fp32 weights in place, with the sums of squares over whole parameters."""
     bias1, bias2 = (1 - beta ** group["step"] for beta in group["betas"])

@@ -9,10 +9,11 @@ Only a kernel knows about rows. All kernels have the signature `Attend`:
 | `fused`        | CUDA, with dropout; fp32 in a window | our Triton kernels, no padding                   |
 | `blocked`      | CPU, with dropout or a window        | row by row in cache-sized pieces                 |
 | `padded_sdpa`  | everything else                      | rows padded to a rectangle, torch's fused kernel |
+| the same       | full rows, where a trial prefers it  | by cuDNN's attention alone                       |
 | `written`      | if a trial found all others wrong    | the formula on the same rectangle                |
 | `reference`    | tests                                | the formula, row by row                          |
 
-`automatic` chooses among the first six (`kernel_choice.py`). Flash attention draws its dropout from the device's
+`automatic` chooses among all but `reference` (`kernel_choice.py`). Flash attention draws its dropout from the device's
 generator; `fused` draws it by token (`random_draws.py`). So flash attention is used with dropout only where there is no
 Triton. torch's fused CPU kernel supports no dropout and falls back to one that writes every score to memory three
 times, which is why `blocked` exists. It supports no window either: with a mask it computes every score of a row.
@@ -37,11 +38,13 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from encoder_core.layers.cpu_attention import blocked_attention
 from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.gpu_attention import (
     activate,
+    cudnn_takes,
     flash3_takes,
     flash_takes,
     fused_attention,
@@ -85,9 +88,7 @@ def automatic(
     dropout: float,
     window: int | None = None,
 ) -> Heads:
-    """Compute attention with the best kernel for these tensors. A batch without tokens, as an idle rank has, computes
-    nothing.
-    """
+    """Compute attention with the best kernel. A batch without tokens, as an idle rank has, computes nothing."""
     if not len(q_TND):
         return sum(for_each_query(q_TND, k_TND, v_TND), q_TND)
     kernel = pick(_possible_kernels(q_TND, rows, dropout, window), dropped=dropout > 0.0)
@@ -97,6 +98,9 @@ def automatic(
             return fused(q_TND, k_TND, v_TND, rows, dropout, window)
         case "flash" | "flash3":
             return varlen_flash(q_TND, k_TND, v_TND, rows, dropout, window)
+        case "cudnn":
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                return padded_sdpa(q_TND, k_TND, v_TND, rows, dropout, window)
         case "blocked":
             return blocked(q_TND, k_TND, v_TND, rows, dropout, window)
         case "padded":
@@ -115,7 +119,8 @@ def _possible_kernels(q_TND: Heads, rows: Rows, dropout: float, window: int | No
     if dropout > 0.0 or (special and not flash):
         return [*ours, *flash, "padded", "written"]
     third: list[Kernel] = ["flash3"] if flash3_takes(q_TND.device, *kind[1:], dropout) else []
-    return [*flash, *third, "padded", *ours, "written"]
+    whole: list[Kernel] = ["cudnn"] if cudnn_takes(q_TND, rows, dropout) else []
+    return [*flash, *third, *whole, "padded", *ours, "written"]
 
 
 def varlen_flash(
@@ -175,9 +180,7 @@ def padded_sdpa(
     dropout: float,
     window: int | None = None,
 ) -> Heads:
-    """Compute torch's fused attention on a padded rectangle, without a mask if all rows are equally long and no
-    window cuts them.
-    """
+    """Compute torch's fused attention on a padded rectangle, without a mask if rows are full and no window cuts."""
     return _in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window)
 
 

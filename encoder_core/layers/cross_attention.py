@@ -58,8 +58,8 @@ def attend_across(
             return _in_rectangles(q_TND, k_SND, v_SND, rows, others, dropout, by_torch=by_torch)
         case "fused":
             return fused_across(q_TND, k_SND, v_SND, rows, others, dropout)
-        case "flash3":
-            raise AssertionError("FlashAttention-3 is not among the possible kernels")
+        case "flash3" | "cudnn":
+            raise AssertionError(f"{kernel} is not among the possible kernels")
         case _ as never:
             assert_never(never)
 

@@ -133,6 +133,18 @@ def flash3_takes(device: torch.device, dtype: torch.dtype, width: int, dropout: 
     return half and width % 8 == 0 and width <= 256 and torch.cuda.get_device_capability(device)[0] == _HOPPER
 
 
+def cudnn_takes(q_TND: Float[Tensor, "tokens heads width"], rows: Rows, dropout: float) -> bool:
+    """Return whether torch's cuDNN attention supports such rows. They must be full: for others torch's wrapper
+    (`nn/attention/varlen.py`) has cuDNN switched off up to 2.13. In its deterministic mode torch refuses, because the
+    backward pass sums in no fixed order.
+    """
+    if q_TND.device.type != "cuda" or dropout > 0.0 or not rows.full:
+        return False
+    q_RNLD = rows.pad(q_TND).transpose(1, 2)
+    given = torch.backends.cuda.SDPAParams(q_RNLD, q_RNLD, q_RNLD, None, dropout, rows.causal, False)
+    return torch.backends.cuda.can_use_cudnn_attention(given)
+
+
 def activate(wanted: bool) -> None:
     """Switch torch's flash attention to version 3 if `wanted`, else back to its own. Does nothing if the package is
     missing.

@@ -102,8 +102,9 @@ class _Trial:
             lengths = [max(lengths)] * len(lengths)
         self._network = smaller(network, longest, min(*lengths, subject.length))
         self._module = built(self._network, subject).train(dropped)
-        batch = random_batch(self._network, lengths, subject.device)
-        self._batches = [batch, *([_as_causal(batch)] if subject.causal else [])]
+        shapes = (lengths, [max(lengths)] * 2)  # some kernels support full rows only
+        batches = [random_batch(self._network, shape, subject.device) for shape in shapes]
+        self._batches = batches + ([_as_causal(batch) for batch in batches] if subject.causal else [])
 
     def possible(self) -> list[Candidate]:
         """Return the kernels that layers ask for in one forward pass with the written formula."""

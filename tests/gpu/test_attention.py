@@ -1,5 +1,6 @@
 """The fused attention kernels: compared with the formula in fp64, repeated, timed, and at high offsets."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -9,7 +10,10 @@ import torch
 from torch import Tensor
 
 from encoder_core.kernels.fused_attention import Layout
+from encoder_core.layers.attention import Attend, automatic, reference
 from encoder_core.layers.dropout import dropout, inverse_rate, threshold_of
+from encoder_core.layers.kernel_choice import asked, only
+from encoder_core.layers.rows import Rows
 from encoder_core.random_draws import head_keys, numbers16, uniforms
 from launcher.runtime.preflight.kernels import examine_kernels, gpu_here, subject_of
 from launcher.runtime.recipe.load import load
@@ -203,3 +207,36 @@ def test_times_of_a_form(form: str, dtype: str, figure: Figure) -> None:
     figure("forward, of two products", flops / ahead / 1e12, "TFLOP/s")
     figure("backward", 1e3 * (both - ahead), "ms")
     figure("backward, of five products", 2.5 * flops / (both - ahead) / 1e12, "TFLOP/s")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_without_dropout_in_turns(causal: bool, figure: Figure) -> None:
+    """Full rows by every kernel that is there, against the formula in fp64; forward and backward, timed twice."""
+    lengths, heads, width = ((512,) * 32, 12, 64) if GPU else ((16,) * 2, 1, 16)
+    dtype = torch.bfloat16 if GPU else torch.float32
+    at = torch.cat([torch.arange(length) for length in lengths]).to(DEVICE)
+    edges = torch.tensor([0, *lengths]).cumsum(0).int().to(DEVICE)
+    rows = Rows(edges, at, max(lengths), causal=causal)
+    draws = torch.Generator().manual_seed(5)
+    drawn = torch.randn(3, len(at), heads, width, generator=draws)
+    qkv = tuple(x.to(DEVICE, dtype).requires_grad_() for x in drawn.unbind())
+    gradient = torch.randn(len(at), heads, width, generator=draws).to(DEVICE, dtype)
+
+    def both(by: Attend, given: Sequence[Tensor] = qkv) -> dict[str, Tensor]:
+        q, k, v = given
+        context = by(q, k, v, rows, 0.0)
+        found = (context, *torch.autograd.grad(context, given, gradient.to(context)))
+        return dict(zip("oqkv", found, strict=True))
+
+    exact = both(reference, [x.detach().double().requires_grad_() for x in qkv])
+    with asked() as seen:
+        both(automatic)
+    usable = [kernel for kernel in seen["attention", False] if kernel != "written"]
+    for turn in range(2):
+        for kernel in usable:
+            with only(kernel):
+                found, again = both(automatic), both(automatic)
+                assert error(found, exact)[0] <= MAX_ERROR[dtype], kernel
+                figure(f"{kernel}, turn {turn}", 1e3 * seconds_of(lambda: both(automatic)), "ms")
+            same = all(torch.equal(found[name], again[name]) for name in found)
+            figure(f"{kernel}, bits repeat", float(same), "")

@@ -127,7 +127,7 @@ def test_the_kernels_update_is_the_written_one() -> None:
         for count in range(1, STEPS + 1):
             flat.grad = torch.randn(flat.shape, generator=draws) * (30 if count == STEPS else 1)
             set_update(optimizer, lr=0.01, count=count)
-            with only(kernel, "update"):  # type: ignore[arg-type]
+            with only(kernel, "update"):
                 optimizer.step()
         outcomes.append([x[:-PADDING] for x in (flat.detach(), *optimizer.state[flat].values())])
     for found, expected in zip(*outcomes, strict=True):
@@ -141,7 +141,7 @@ def modernbert() -> StableAdamW:
         module = objective_module(known(recipe.model), recipe.objective)
     optimizer = build_optimizer(recipe, module)
     assert isinstance(optimizer, StableAdamW)
-    ranges, first = {}, 0
+    ranges, first = dict[torch.Tensor, list[ShardSegment]](), 0
     for group in optimizer.param_groups:
         edges = [0, *accumulate(range(first + 1, first + 1 + len(group["params"])))]
         flat = nn.Parameter(torch.ones(edges[-1]))
