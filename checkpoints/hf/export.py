@@ -177,8 +177,6 @@ def export_pair(
     tokenizer_files: Mapping[str, bytes],
     out: Store,
     sharing: Sharing = "shared",
-    *,
-    notes: Mapping[Part, Mapping[str, str]] | None = None,
 ) -> None:
     """Export a pair of networks to `generator/` and `discriminator/` below the root of `out`, both or none.
 
@@ -188,21 +186,32 @@ def export_pair(
         tokenizer_files: content of the tokenizer's files, by name.
         out: store whose root gets the two folders.
         sharing: how the networks share their embeddings.
-        notes: further files of each network, as for `export_model`.
 
     Raises as `export_model`.
     """
+    with publish_on_exit(out) as folder:
+        write_pair(folder, read_parameter, config, tokenizer_files, sharing)
+
+
+def write_pair(
+    folder: Path,
+    read_parameter: ReadParameter,
+    config: DetectorConfig,
+    tokenizer_files: Mapping[str, bytes],
+    sharing: Sharing,
+    *,
+    notes: Mapping[str, Mapping[str, str]] | None = None,
+) -> None:
+    """Write the files of both networks into folders below the local `folder`. `notes`: further files of each network,
+    as for `write_model`, by its folder's name. Other arguments as for `export_pair`."""
     notes = notes or {}
     networks: dict[Part, tuple[ModelConfig, Heads]] = {
         "generator": (config.generator, "mlm"),
         "discriminator": (config, "rtd"),
     }
-    with publish_on_exit(out) as folder:
-        for part, (network, heads) in networks.items():
-            read = _reader(read_parameter, part, sharing)
-            write_model(
-                folder / part, read, network, tokenizer_files, heads, notes=notes.get(part, _NO_NOTES)
-            )
+    for part, (network, heads) in networks.items():
+        read = _reader(read_parameter, part, sharing)
+        write_model(folder / part, read, network, tokenizer_files, heads, notes=notes.get(part, _NO_NOTES))
 
 
 def _reader(read_parameter: ReadParameter, part: Part, sharing: Sharing) -> ReadParameter:

@@ -28,6 +28,7 @@ DRAWN = {
     """,
     "launcher.after": """
         evaluate -> diagnose embed export finetune tasks
+        onnx -> diagnose embed export finetune
         diagnose -> finetune tasks
         embed -> export finetune tasks
         export -> certificate

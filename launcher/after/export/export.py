@@ -4,18 +4,17 @@ The folder of an encoder of text vectors, and of one that such a folder was cont
 `SentenceTransformer`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from checkpoints.hf.export import MODEL_CARD, export_pair, publish_on_exit, write_model
+from checkpoints.hf.export import MODEL_CARD, publish_on_exit, write_model, write_pair
 from checkpoints.hf.folder import replaceable_files
 from checkpoints.layout import CheckpointManifest
 from checkpoints.load import Reader
 from data_service.store.open import open_store
 from encoder_core.families.catalogue import DetectorConfig, Interchange, ModelConfig, interchange
 from encoder_core.families.interchange import Heads
-from encoder_core.objectives.replaced import Part
 from encoder_core.terms.contrastive import ContrastiveConfig
 from launcher.after.export.data_cards import DATA_CARDS, dump_cards
 from launcher.after.export.model_card import ExportedNetwork, Facts, facts_of, render
@@ -44,12 +43,20 @@ class Exported:
     left_out: tuple[str, ...]
 
 
-def export_run(run: Run, step: int | None, out: str, *, licence: str | None = None) -> Exported:
+def export_run(
+    run: Run,
+    step: int | None,
+    out: str,
+    *,
+    licence: str | None = None,
+    complete: Callable[[Path], object] = lambda folder: None,
+) -> Exported:
     """Export the checkpoint of `step` (None: the newest good one) to the URI `out`, with a model card.
 
-    `licence`: licence of the model for the card. Files of an earlier export in `out` are replaced.
+    `licence`: licence of the model for the card. `complete` adds files to the local folder of each network before all
+    are published. Files of an earlier export in `out` are replaced.
 
-    Raises:
+    Raises what `complete` raises, and:
         RunError: if there is no such checkpoint.
         CheckpointError: if the checkpoint is damaged, or `out` holds something else.
         StoreError: if a store cannot be read or written.
@@ -69,22 +76,20 @@ def export_run(run: Run, step: int | None, out: str, *, licence: str | None = No
     with (
         work("reading the checkpoint, writing the model and comparing"),
         Reader(run.store, manifest) as reader,
+        publish_on_exit(target) as folder,
     ):
         if objective.rtd is not None and isinstance(config, DetectorConfig):
-            pair: dict[Part, Mapping[str, str]] = {
-                part: notes[part] for part in ("generator", "discriminator")
-            }
-            export_pair(reader.read_full, config, files, target, objective.rtd.embeddings, notes=pair)
-        elif objective.contrastive is not None and networks["."].architecture is not None:
-            with publish_on_exit(target) as folder:
-                heads = exported_heads(config, objective)
-                write_model(folder, reader.read_full, config, files, heads, notes=notes["."])
-                _write_vectors(folder, objective.contrastive, config, prompts_in(modules))
+            sharing = objective.rtd.embeddings
+            write_pair(folder, reader.read_full, config, files, sharing, notes=notes)
         else:
             heads = exported_heads(config, objective)
-            with publish_on_exit(target) as folder:
-                write_model(folder, reader.read_full, config, files, heads, notes=notes["."])
+            write_model(folder, reader.read_full, config, files, heads, notes=notes["."])
+            if objective.contrastive is not None and networks["."].architecture is not None:
+                _write_vectors(folder, objective.contrastive, config, prompts_in(modules))
+            else:
                 write_modules(folder, modules)
+        for part in networks:
+            complete(folder / part)
     return _described(manifest, networks)
 
 

@@ -1,6 +1,7 @@
 """`maskfleet checkpoints`: list, verify, export."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,7 @@ from launcher.app.cli.options import (
     print_json,
     require_run,
 )
+from launcher.errors import OptionError
 
 if TYPE_CHECKING:
     from checkpoints.verify import ReportBytes, Verification
@@ -90,6 +92,12 @@ def export(
     out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI for the exported model.")],
     step: StepOption = None,
     licence: LicenceOption = None,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Add onnx/model.onnx, for servers; needs maskfleet[onnx].")
+    ] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Add onnx/model_quantized.onnx, with weights in 8 bits, to --onnx.")
+    ] = False,
 ) -> None:
     """Write the model as `transformers` loads it: safetensors, config.json, the tokenizer's files and a model card.
 
@@ -99,13 +107,26 @@ def export(
     Example: `maskfleet checkpoints export s3://bucket/runs/base --out base-hf/`
     """
     require_run(run)
+    if int8 and not onnx:
+        raise OptionError("--int8 needs --onnx", remedy="add --onnx; the graph in 8 bits is made of it")
     from launcher.after.export.export import export_run
+    from launcher.after.onnx.graph import OnnxGraph, check_installed, write_graph
     from launcher.runtime.run.record import open_run
 
-    exported = export_run(open_run(run), step, out, licence=licence)
+    graphs: list[OnnxGraph] = []
+    if onnx:
+        check_installed()
+
+    def complete(folder: Path) -> None:
+        if onnx:
+            graphs.append(write_graph(folder, int8=int8))
+
+    exported = export_run(open_run(run), step, out, licence=licence, complete=complete)
     typer.echo(f"exported step {exported.step:,} to {out}")
     for folder, architecture in exported.models.items():
         known = f"for transformers' {architecture}" if architecture else "transformers has no class for it"
         typer.echo(f"  {folder}  {known}")
+    for graph in graphs:
+        typer.echo(f"  {graph}")
     if exported.left_out:
         typer.echo(f"  left out, since an export has no place for it: {', '.join(exported.left_out)}")

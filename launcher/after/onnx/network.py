@@ -1,0 +1,117 @@
+"""An exported folder's network in transformers' classes, with the inputs and outputs that servers know it by.
+
+Shapes: R rows, L places in each, padded; H hidden.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from checkpoints.hf.folder import CONFIG
+from checkpoints.hf.load import json_object, read_folder_config, weights_for
+from encoder_core.families.catalogue import ModelConfig, interchange, language_table
+from encoder_core.families.eurobert import EuroBertConfig
+from encoder_core.families.neobert import NeoBertConfig
+from launcher.after.embed.model import load_model
+from launcher.after.embed.settings import Encoding
+from launcher.after.export.sentence_transformer import MODULES
+from launcher.after.finetune.model import load_weights
+from launcher.after.finetune.pretrained import LocalModel
+from launcher.errors import optional
+
+USE, EXTRA = "an ONNX graph", "onnx"
+_HEADS = ("ForMaskedLM", "ForPreTraining", "XLMWithLMHeadModel")
+"""Endings of the classes whose scores belong to each place. XLNet's belong to a place that its token does not see."""
+Inputs = dict[str, Tensor]
+"""By name, each [R, L] int64."""
+
+
+class ServedNetwork(nn.Module):
+    """A network that is called with a graph's inputs and returns its outputs, in the order of their names.
+
+    Attributes:
+        inputs: `input_ids`, `attention_mask`; `token_type_ids` if the model has several; `langs`, an XLM's languages.
+        outputs: `last_hidden_state` [R, L, H]; then `sentence_embedding` [R, width] of a SentenceTransformer, or
+            `logits` [R, L, vocabulary] of a language-model head, [R, L] of a detection head.
+    """
+
+    def __init__(self, model: nn.Module, config: ModelConfig, pooling: tuple[nn.Module, ...]) -> None:
+        super().__init__()
+        self.model, self.pooling = model, nn.ModuleList(pooling)
+        typed = config.takes_token_types or (config.segments or 0) > 1
+        self.inputs = ("input_ids", "attention_mask", *["token_type_ids"] * typed)
+        self.inputs += ("langs",) if language_table(config) else ()
+        # XLNet's class computes 1.0 - mask, which torch's exporter cannot write for integers.
+        self.floating_mask = config.permutes
+        self.headed = type(model).__name__.endswith(_HEADS)
+        own = ("sentence_embedding",) if pooling else ("logits",) if self.headed else ()
+        self.outputs = ("last_hidden_state", *own)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+        langs: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        mask = attention_mask.float() if self.floating_mask else attention_mask
+        given = {
+            "input_ids": input_ids,
+            "attention_mask": mask,
+            "token_type_ids": token_type_ids,
+            "langs": langs,
+        }
+        inputs = {name: given[name] for name in self.inputs}
+        if not self.headed:
+            states = self.model(**inputs).last_hidden_state
+            return (states, *self._vector(states, attention_mask))
+        found = self.model(**inputs, output_hidden_states=True)
+        scores = "prediction_logits" if "prediction_logits" in found else "logits"
+        return found.hidden_states[-1], found[scores]
+
+    def _vector(self, states_RLH: Tensor, mask_RL: Tensor) -> tuple[Tensor, ...]:
+        features: dict[str, Any] = {"token_embeddings": states_RLH, "attention_mask": mask_RL}
+        for module in self.pooling:
+            features = module(features)
+        return (features["sentence_embedding"],) if self.pooling else ()
+
+
+def open_network(folder: Path) -> ServedNetwork:
+    """Return the network in the transformers folder `folder`, on the CPU in fp32, in evaluation mode.
+
+    It has the head of a masked language model or of a detector, the pooling of a SentenceTransformer, or neither: then
+    the encoder is alone, as a BART's or an XLNet's. A NeoBERT's encoder, for which transformers has no class, is that
+    of a EuroBERT with the same weights.
+
+    Raises:
+        ModelError: transformers cannot load it.
+        MissingPackage: transformers, or for a SentenceTransformer that library, is not installed.
+    """
+    config = read_folder_config(folder)
+    model, pooling = _model(folder, config)
+    return ServedNetwork(model, config, pooling).eval()
+
+
+def _model(folder: Path, config: ModelConfig) -> tuple[nn.Module, tuple[nn.Module, ...]]:
+    if isinstance(config, NeoBertConfig):
+        return _as_eurobert(folder, config), ()
+    if (folder / MODULES).is_file():
+        encoder, *rest = load_model(LocalModel(str(folder), None, folder, ""), Encoding())
+        return encoder.model, tuple(rest)
+    named = json_object((folder / CONFIG).read_bytes(), str(folder / CONFIG)).get("architectures") or [""]
+    if not config.decodes and str(named[0]).endswith(_HEADS):
+        return load_weights(str(named[0]), folder)[0], ()
+    encoder = load_weights("AutoModel", folder)[0]
+    return (encoder.get_encoder() if config.decodes else encoder), ()
+
+
+def _as_eurobert(folder: Path, config: NeoBertConfig) -> nn.Module:
+    """Return the same encoder as transformers' EuroBertModel: both have RMSNorms, rotary halves and SwiGLU."""
+    transformers = optional("transformers", USE, EXTRA)
+    like = EuroBertConfig(**config.model_dump(include=EuroBertConfig.model_fields.keys() - {"family"}))
+    their, weights = interchange(like, "none"), weights_for(config, folder)
+    made: nn.Module = transformers.EuroBertModel(transformers.EuroBertConfig(**their.fields))
+    names = their.table.names(their.layers).items()
+    made.load_state_dict({theirs.removeprefix("model."): weights[ours] for ours, theirs in names})
+    return made

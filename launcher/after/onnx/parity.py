@@ -1,0 +1,167 @@
+"""Whether a graph computes what its network computes: random padded rows through both.
+
+Shapes: R rows, L places in each, padded; T tokens, without padding; H hidden.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from checkpoints.hf.load import read_folder_config
+from encoder_core.batch import untargeted
+from encoder_core.errors import ModelError
+from encoder_core.families.catalogue import ModelConfig, language_table
+from launcher.after.diagnose.states import frozen_folder, layer_states
+from launcher.after.finetune.pretrained import LocalModel
+from launcher.after.onnx.network import EXTRA, USE, Inputs, ServedNetwork
+from launcher.errors import optional
+
+TOLERANCE = 1e-4
+"""Largest difference that is taken for rounding, relative to the largest number of the output."""
+_BATCHES, _ROWS, _LENGTH = (
+    6,
+    4,
+    300,
+)  # rows of a batch and their tokens at most: more than local attention sees
+Outputs = Mapping[str, NDArray[np.float32]]
+"""By name; where an output has places, only those of tokens: [T, ...]."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Random rows, as a graph takes them.
+
+    Attributes:
+        inputs: by name, each [R, L] int64.
+        lengths: number of tokens of each of the R rows.
+    """
+
+    inputs: Inputs
+    lengths: tuple[int, ...]
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """[R, L], true where a token is."""
+        return self.inputs["attention_mask"].numpy().astype(bool)
+
+
+def samples(config: ModelConfig, names: Sequence[str], count: int, seed: int = 0) -> Iterator[Sample]:
+    """Yield `count` batches with the inputs `names`: 1 to 4 rows of 1 to 300 tokens or the model's most, padded on the
+    side where its tokenizer pads, and some by more than they need."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    most = min(config.max_length, _LENGTH)
+    for index in range(count):
+        rows = int(draw(1, _ROWS + 1))
+        lengths = draw(1, (most if index % 2 else min(most, 16)) + 1, rows)
+        places = min(most, int(lengths.max()) + int(draw(0, 3)))
+        mask = torch.arange(places) < lengths[:, None]
+        mask = mask.flip(1) if config.class_token_last else mask
+        ids = (config.pad_id + draw(1, config.vocabulary, rows, places)) % config.vocabulary  # no padding
+        values = {
+            "input_ids": torch.where(mask, ids, config.pad_id),
+            "attention_mask": mask.long(),
+            "token_type_ids": draw(0, 2, rows, places) * mask,
+            "langs": draw(0, max(1, len(language_table(config))), rows, places),
+        }
+        yield Sample({name: values[name] for name in names}, tuple(lengths.tolist()))
+
+
+class Session:
+    """A graph in onnxruntime, on the CPU, on one thread. Raises MissingPackage if that is not installed."""
+
+    def __init__(self, path: Path) -> None:
+        library = optional("onnxruntime", USE, EXTRA)
+        options = library.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        self._session: Any = library.InferenceSession(str(path), options, ["CPUExecutionProvider"])
+        self.outputs = [output.name for output in self._session.get_outputs()]
+
+    def __call__(self, sample: Sample) -> Outputs:
+        found = self._session.run(None, {name: tensor.numpy() for name, tensor in sample.inputs.items()})
+        return _of_tokens(dict(zip(self.outputs, found, strict=True)), sample)
+
+
+@torch.no_grad()
+def in_torch(network: ServedNetwork, sample: Sample) -> Outputs:
+    """Return what the traced network computes in PyTorch."""
+    found = [output.numpy() for output in network(**sample.inputs)]
+    return _of_tokens(dict(zip(network.outputs, found, strict=True)), sample)
+
+
+def _of_tokens(outputs: Outputs, sample: Sample) -> Outputs:
+    vector = "sentence_embedding"
+    return {name: output if name == vector else output[sample.mask] for name, output in outputs.items()}
+
+
+class OwnEncoder:
+    """Our encoder with the weights of a folder, for the states that a graph must have. Raises as `frozen_folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._encoder = frozen_folder(LocalModel(str(folder), None, folder, "")).encoder
+
+    @torch.no_grad()
+    def __call__(self, sample: Sample) -> NDArray[np.float32]:
+        """Return the last states, [T, H]."""
+        mask = torch.from_numpy(sample.mask)
+        batch = untargeted(sample.inputs["input_ids"][mask], sample.lengths)
+        types, languages = (sample.inputs.get(name) for name in ("token_type_ids", "langs"))
+        segments = torch.zeros_like(batch.tokens) if types is None else types[mask]
+        batch = replace(batch, segments=segments, languages=None if languages is None else languages[mask])
+        states: NDArray[np.float32] = layer_states(self._encoder, batch)[-1].numpy()
+        return states
+
+
+def check(folder: Path, session: Session, network: ServedNetwork) -> float:
+    """Return the largest relative difference between a graph and PyTorch: of the states from our own encoder, of all
+    outputs from the class of transformers.
+
+    Raises:
+        ModelError: it exceeds TOLERANCE or is no number, or the graph fails on some shape.
+    """
+    config, own, worst = read_folder_config(folder), OwnEncoder(folder), 0.0
+    for sample in samples(config, network.inputs, _BATCHES):
+        try:
+            found = session(sample)
+        except Exception as error:  # onnxruntime has no type of its own for what a graph cannot compute
+            raise _bad(f"fails on {list(sample.mask.shape)} tokens: {error}") from error
+        for name, wanted in (*in_torch(network, sample).items(), ("last_hidden_state", own(sample))):
+            difference = relative_difference(found[name], wanted)
+            if not difference <= TOLERANCE:
+                raise _bad(f"differs from PyTorch's {name} by {difference:.1e} of its largest number")
+            worst = max(worst, difference)
+    return worst
+
+
+def relative_difference(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    """Return the largest difference, relative to the largest number that is wanted; NaN where either has one."""
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+def mean_cosine(folder: Path, session: Session, network: ServedNetwork) -> float:
+    """Return the mean cosine between a quantised graph's vectors and PyTorch's: of texts where the graph has such, else
+    of tokens."""
+    vector = "sentence_embedding" if "sentence_embedding" in network.outputs else "last_hidden_state"
+    cosines: list[float] = []
+    for sample in samples(read_folder_config(folder), network.inputs, _BATCHES):
+        found, wanted = session(sample)[vector], in_torch(network, sample)[vector]
+        lengths = np.linalg.norm(found, axis=-1) * np.linalg.norm(wanted, axis=-1)
+        cosines += ((found * wanted).sum(-1) / lengths).tolist()
+    return float(np.mean(cosines))
+
+
+def _bad(what: str) -> ModelError:
+    return ModelError(
+        f"the ONNX graph that torch's exporter made {what}",
+        remedy="export without --onnx; or install what Maskfleet was tested with: pip install -c infra/constraints.txt "
+        "'maskfleet[onnx]'",
+    )
