@@ -13,7 +13,7 @@ logarithms.
 import json
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +28,7 @@ from data_service.samples.samples import Samples, slice_rows
 from data_service.stream.stream import Stream
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch
+from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.optim.updates import set_update
 from encoder_core.train.collate import to_batch
 from launcher.app.cli.options import InputsArgument
@@ -149,33 +150,48 @@ def read(made: Run, steps: int, rows: int) -> Data:
     )
     samples = stream.read(0, 0, steps * rows)
     return Data(
-        tuple(_batch(samples, step * rows, rows) for step in range(steps)),
-        tuple(_batch(heldout.read(0, 0, _EVALUATED), start, 64) for start in range(0, _EVALUATED, 64)),
+        tuple(
+            batch_of(slice_rows(samples, step * rows, (step + 1) * rows), step * rows)
+            for step in range(steps)
+        ),
+        tuple(batch_of(heldout.read(0, at, at + 64), at) for at in range(0, _EVALUATED, 64)),
         tokenizer,
     )
 
 
-def _batch(samples: Samples, start: int, rows: int) -> Batch:
-    return to_batch(slice_rows(samples, start, start + rows), _CPU, start)
+def batch_of(samples: Samples, first: int) -> Batch:
+    """`first`: number of the first row, which its draws belong to."""
+    return to_batch(samples, _CPU, first)
 
 
 def loss_of(recipe: Recipe, data: Data) -> float:
     """Train by the recipe; the held-out loss in nats, or infinity if the loss was not finite on the way."""
     model = build_model(recipe, data.tokenizer)
+    return heldout_loss(model, data.heldout) if train(recipe, model, data.steps) else math.inf
+
+
+def train(recipe: Recipe, model: ObjectiveModule, steps: Sequence[Batch]) -> bool:
+    """Train `model` by the recipe; whether the loss stayed finite."""
     optimizer, rates, clip = build_optimizer(recipe, model), schedule(recipe), recipe.optimizer.settings.clip
-    for step, batch in enumerate(data.steps):
+    model.train()
+    for step, batch in enumerate(steps):
         (term,) = model(batch).terms
         loss = term.loss_sum / term.targets
         if not loss.isfinite():
-            return math.inf
+            return False
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
         set_update(optimizer, lr=rates(step), count=step + 1)
         optimizer.step()
         optimizer.zero_grad()
+    return True
+
+
+def heldout_loss(model: ObjectiveModule, batches: Sequence[Batch]) -> float:
+    """The mean loss in nats over all targets."""
     model.eval()
     with torch.no_grad():
-        terms = [model(batch).terms[0] for batch in data.heldout]
+        terms = [model(batch).terms[0] for batch in batches]
     mean: float = float(sum(term.loss_sum for term in terms)) / sum(term.targets for term in terms)
     return mean
 

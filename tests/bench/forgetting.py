@@ -1,0 +1,188 @@
+"""What a model forgets while it is continued: python tests/bench/forgetting.py --old TEXT --new TEXT --out DIR.
+
+A small RoBERTa of two layers learns the old text. Then it is continued on the new one, at several rates, with several
+shares of old text mixed in, and from several seeds. A trial ends with the losses on the same held-out rows of both
+texts, as `evaluation.before` states them. Weights, optimizer and rows are a run's; the loop is that of `mup.py`.
+"""
+
+import json
+import statistics
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from compare import maskfleet
+from mup import batch_of, heldout_loss, train
+from program import note, run
+
+from data_service.stream.stream import Stream
+from encoder_core.batch import Batch
+from encoder_core.objectives.losses import ObjectiveModule
+from launcher.runtime.rank.build import build_model
+from launcher.runtime.recipe.load import load, reload
+from launcher.runtime.recipe.tiny import tiny
+from launcher.runtime.run.create import create_run
+from launcher.runtime.run.record import Run
+from launcher.runtime.run.streams import before_specs, heldout_spec, stream_spec
+
+RATES, SHARES, SEEDS = (1e-4, 3e-4, 1e-3), (0.0, 0.05, 0.25), (1, 2, 3)
+_HIDDEN, _LENGTH, _ROWS, _EVALUATED, _HELDOUT, _VOCABULARY = 64, 64, 16, 256, 0.1, 2048
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Held-out losses in nats, on the new text and on the old."""
+
+    new: float
+    old: float
+
+
+def prepare(root: Path, old: Path, new: Path) -> None:
+    """Corpora of both texts with the old one's tokenizer; what is there already stays."""
+    if (root / "ready").exists():
+        return
+    tokenizer = str(root / "tokenizer")
+    size = ("--kind", "byte_bpe", "--vocab-size", str(_VOCABULARY), "--replace")
+    maskfleet("tokenizer", "train", str(old), *size, "--out", tokenizer)
+    for name, text in (("old", old), ("new", new)):
+        held = ("--heldout", str(_HELDOUT), "--out", str(root / name))
+        maskfleet("corpus", "build", str(text), "--tokenizer", tokenizer, *held)
+    (root / "ready").touch()
+
+
+def make_run(root: Path, *, shares: dict[str, float], rate: float, steps: int, seed: int) -> Run:
+    """A run of the small model on texts with these shares of the rows."""
+    weighed = {name: share for name, share in shares.items() if share}
+    settings: dict[str, object] = {
+        "seed": seed,
+        "corpus": {
+            "sources": {
+                name: {"uri": f"{root}/{name}", "weight": share if len(weighed) > 1 else "auto"}
+                for name, share in weighed.items()
+            },
+            "heldout": {"fraction": _HELDOUT},
+        },
+        "tokenizer.uri": f"{root}/tokenizer",
+        "model.hidden": _HIDDEN,
+        "model.heads": 2,
+        "model.feed_forward": 4 * _HIDDEN,
+        "model.max_length": _LENGTH,
+        "phases": [{"steps": steps, "length": _LENGTH, "batch": {"sequences": _ROWS}}],
+        "microbatch": _ROWS,
+        "optimizer": {"adamw": {"lr": rate, "betas": [0.9, 0.98], "clip": 1.0, "bias_correction": True}},
+        "schedule": {"warmup": steps // 10, "decay": "linear"},
+        "evaluation": {"every": {"steps": steps}, "samples": _EVALUATED, "before": {"uri": f"{root}/old"}},
+    }
+    recipe = reload(tiny(load("roberta-base")), tuple(f"{k}={json.dumps(v)}" for k, v in settings.items()))
+    return create_run(recipe, f"{root}/runs/{datetime.now(UTC):%d%H%M%S%f}", datetime.now(UTC))
+
+
+def trained(made: Run, start: ObjectiveModule | None) -> ObjectiveModule:
+    """The run's model at its end, from the weights of `start`."""
+    model = build_model(made.recipe, made.tokenizer())
+    if start is not None:
+        model.load_state_dict(start.state_dict())
+    train(made.recipe, model, rows_of(made))
+    return model
+
+
+def rows_of(made: Run) -> list[Batch]:
+    """The batches of all steps; the text is read again from its beginning, with other masks, where it ends."""
+    stream = Stream(stream_spec(made, made.tokenizer(), 0))
+    steps, each = made.recipe.total_steps, stream.samples_per_epoch // _ROWS
+    return [
+        batch_of(stream.read(step // each, at * _ROWS, (at + 1) * _ROWS), at * _ROWS)
+        for step in range(steps)
+        for at in [step % each]
+    ]
+
+
+def measured(made: Run, model: ObjectiveModule) -> Losses:
+    tokenizer = made.tokenizer()
+    found = []
+    for spec in (heldout_spec(made, tokenizer), before_specs(made, tokenizer)[0]):
+        stream = Stream(spec)
+        count = min(_EVALUATED, stream.samples_per_epoch)
+        starts = range(0, count, 64)
+        found.append(
+            heldout_loss(
+                model, [batch_of(stream.read(0, start, min(start + 64, count)), start) for start in starts]
+            )
+        )
+    return Losses(*found)
+
+
+def bench(root: Path, *, learning: int, steps: int, seeds: tuple[int, ...]) -> dict[str, list[Losses]]:
+    """The losses of each trial's seeds, by its name; those before it is continued are called `before`."""
+    found: dict[str, list[Losses]] = {}
+    for seed in seeds:
+        first = make_run(root, shares={"old": 1.0}, rate=2e-3, steps=learning, seed=seed)
+        start = _kept_weights(root / f"start-{seed}-{learning}.pt", first)
+        for rate in RATES:
+            for share in SHARES:
+                name = f"{rate:g}-{share:g}"
+                made = make_run(
+                    root, shares={"new": 1 - share, "old": share}, rate=rate, steps=steps, seed=seed
+                )
+                if rate == RATES[0] and share == SHARES[0]:
+                    found.setdefault("before", []).append(measured(made, start))
+                found.setdefault(name, []).append(measured(made, trained(made, start)))
+                note(f"seed {seed}, rate {rate:g}, {share:.0%} old: {found[name][-1]}")
+    return found
+
+
+def _kept_weights(path: Path, first: Run) -> ObjectiveModule:
+    """The model that learned the old text, which is kept at `path`."""
+    if path.exists():
+        model = build_model(first.recipe, first.tokenizer())
+        model.load_state_dict(torch.load(path, weights_only=True))
+        return model
+    model = trained(first, None)
+    torch.save(model.state_dict(), path)
+    return model
+
+
+def render(found: dict[str, list[Losses]]) -> str:
+    """A table in Markdown: means over the seeds, and how far they lie apart."""
+    lines = [
+        "| rate | old text mixed in | new text, nats | old text, nats | forgotten |",
+        "|--:|--:|--:|--:|--:|",
+    ]
+    before = found["before"]
+    lines.append(
+        f"| before | | {_spelt([one.new for one in before])} | {_spelt([one.old for one in before])} | |"
+    )
+    for rate in RATES:
+        for share in SHARES:
+            its = found[f"{rate:g}-{share:g}"]
+            rises = [after.old - first.old for after, first in zip(its, before, strict=True)]
+            cells = (_spelt([one.new for one in its]), _spelt([one.old for one in its]), _spelt(rises, "+"))
+            lines.append(f"| {rate:g} | {share:.0%} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _spelt(values: list[float], sign: str = "") -> str:
+    half = (max(values) - min(values)) / 2
+    return f"{statistics.mean(values):{sign}.3f} ± {half:.3f}"
+
+
+def main(
+    old: Annotated[Path, typer.Option(help="Text that the model knows.")],
+    new: Annotated[Path, typer.Option(help="Text on which it is continued.")],
+    out: Annotated[Path, typer.Option(help="Folder for corpora and runs; made text and models stay.")],
+    learning: Annotated[int, typer.Option(min=10, help="Steps on the old text.")] = 1500,
+    steps: Annotated[int, typer.Option(min=10, help="Steps of a trial.")] = 200,
+    seeds: Annotated[int, typer.Option(min=1)] = len(SEEDS),
+) -> None:
+    """Losses on new and old text by rate and by share of old text."""
+    root = out.absolute()
+    root.mkdir(parents=True, exist_ok=True)
+    prepare(root, old, new)
+    typer.echo(render(bench(root, learning=learning, steps=steps, seeds=SEEDS[:seeds])))
+
+
+if __name__ == "__main__":
+    run(main)
