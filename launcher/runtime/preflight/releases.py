@@ -58,5 +58,5 @@ def torch_change(before: str, now: str) -> str:
     if {old.rpartition(".")[0], new.rpartition(".")[0]} <= SAME_BITS:
         meaning = "both computed the same bits on a CPU; compiled layers and GPUs may round otherwise"
     else:
-        meaning = "they were not compared, so its steps may round otherwise"
+        meaning = "they are not known to round alike, so its steps may differ"
     return f"torch {new} goes on where torch {old} stopped: {meaning}"
