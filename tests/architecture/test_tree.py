@@ -85,6 +85,8 @@ LAST_RESORTS = (
     "launcher/after/evaluate/grid.py",  # what a cell dies of is its outcome
     "launcher/after/finetune/encode.py",
     "launcher/after/finetune/model.py",
+    "launcher/after/onnx/graph.py",  # torch's exporter passes on whatever it meets in a model's code
+    "launcher/after/onnx/parity.py",  # onnxruntime has no type of its own for what a graph cannot compute
     "launcher/runtime/run/recording.py",
     "launcher/observe/sinks/publish.py",
     "launcher/observe/watch/live.py",
