@@ -15,6 +15,7 @@ from checkpoints.errors import CheckpointError
 from checkpoints.layout import ITEM, CheckpointManifest, StoredRange, elements
 from checkpoints.verify import read_chunk
 from data_service.store.base import Store
+from encoder_core.optim.average import AVERAGE
 
 _CACHED = 16  # chunks (64 MiB): a chunk read for a small parameter also holds its neighbours
 _THREADS = 8
@@ -23,7 +24,8 @@ _THREADS = 8
 def ensure_kinds(manifest: CheckpointManifest, own_kinds: Mapping[str, Sequence[str]], uri: str) -> None:
     """Raise CheckpointError if the checkpoint's optimizer state is that of another optimizer than the run uses.
 
-    For example, AdamW's moments cannot initialise Muon's momentum.
+    For example, AdamW's moments cannot initialise Muon's momentum. An average of the weights is not the optimizer's: a
+    run may begin one, or leave it.
 
     Args:
         manifest: manifest of the checkpoint.
@@ -33,7 +35,7 @@ def ensure_kinds(manifest: CheckpointManifest, own_kinds: Mapping[str, Sequence[
     differing = [
         name
         for name in sorted(manifest.shapes)
-        if set(manifest.own_kinds.get(name, ())) != set(own_kinds.get(name, ()))
+        if set(manifest.own_kinds.get(name, ())) ^ set(own_kinds.get(name, ())) - {AVERAGE}
     ]
     if differing:
         name, *others = differing

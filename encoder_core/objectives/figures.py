@@ -31,6 +31,8 @@ class TermFigure:
 
 
 TERM_LOSS = TermFigure("loss", "loss", "nats per target")
+AVERAGED = "average_"
+"""Prefix of the figures of held-out rows that the average of the weights gives."""
 DETECTION = (
     TermFigure("precision", "found", "of the tokens called replaced", whole="flagged", share=True),
     TermFigure("recall", "found", "of the tokens replaced", whole="replaced", share=True),

@@ -62,6 +62,20 @@ class StableAdamWConfig(BaseModel):
     clip: float | None = Field(default=None, gt=0.0)
 
 
+class AverageConfig(BaseModel):
+    """An average of the weights, kept beside them.
+
+    Attributes:
+        ema: decay of an exponential moving average, which begins at the run's first weights: after each update
+            average = ema average + (1 - ema) weight. In float32 the average follows a weight to within about
+            1e-7 / (1 - ema) of its size.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ema: float = Field(gt=0.0, le=0.99999)
+
+
 class LambConfig(BaseModel):
     """Settings of LAMB; the defaults are ALBERT's (google-research/albert, lamb_optimizer.py).
 

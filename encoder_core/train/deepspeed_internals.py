@@ -52,6 +52,7 @@ OPTIMIZER_NAMES: dict[Layout, tuple[str, ...]] = {
         "get_param_id",
         "persistent_parameters",
         "_reassign_or_swap_out_partitioned_parameters",
+        "_partition_all_parameters",
         "_gradient_averaging_world_size",
         "_global_grad_norm",
         *REDUCERS,
@@ -226,6 +227,8 @@ def publish(optimizer: Any, kind: Layout) -> None:
     if kind in ("parts", "bf16"):
         resolve(optimizer, "update_lp_params")()
     elif kind == "shards":
+        # Weights that the last pass gathered for the next one would stay as they were.
+        resolve(optimizer, "_partition_all_parameters")()
         for group in range(len(_flats(optimizer, kind))):
             resolve(optimizer, "_reassign_or_swap_out_partitioned_parameters")(group)
         persistent = resolve(optimizer, "persistent_parameters")

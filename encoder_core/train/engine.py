@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -38,6 +38,7 @@ from encoder_core.errors import TrainingError
 from encoder_core.layers import torch_internals
 from encoder_core.layers.pieces import PieceWise
 from encoder_core.objectives.teacher import frozen_weights
+from encoder_core.optim.average import AVERAGE, WeightAverage
 from encoder_core.optim.muon import Muon
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
 from encoder_core.optim.updates import UPDATE_GROUP, WHOLE, set_update
@@ -48,7 +49,7 @@ from encoder_core.train.overlap import GradientSequencer, OverlappedSums
 from encoder_core.train.settings import EngineConfig
 from encoder_core.train.timing import Stopwatch
 from encoder_core.train.weight_check import Replicated
-from encoder_core.train.zero_state import KINDS, Fragment, NamedParameter
+from encoder_core.train.zero_state import Fragment, NamedParameter, OwnedRange
 
 with suppress(ModuleNotFoundError):  # some releases of DeepSpeed lack this module
     import_module("deepspeed.ops.triton_ops")  # imported now, while Triton is hidden
@@ -81,16 +82,25 @@ class Engine:
 
     Attributes:
         update_groups: names of the update groups, in order.
-        own_kinds: kinds of state, by parameter name, for parameters whose kinds differ from `zero_state.KINDS`.
+        own_kinds: kinds of state, by parameter name, for parameters whose kinds differ from `zero_state.kinds`.
         objective: the model.
+        average: average of the weights; None if none is kept.
         forwards: stopwatch of forward passes.
         replicated: weights that must be equal on all ranks.
+
+    `decay`: that of an average of the weights to keep; None for none.
 
     Raises:
         TrainingError: the precision is bf16 at stage 0, where DeepSpeed has no fp32 gradient sums.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        config: EngineConfig,
+        decay: float | None = None,
+    ) -> None:
         if config.precision == "bf16" and config.stage == 0:
             raise TrainingError(
                 "precision bf16 with zero 0 is not supported: DeepSpeed would keep no fp32 gradient sums there",
@@ -98,7 +108,9 @@ class Engine:
             )
         self.names = {id(p): name for name, p in model.named_parameters()}
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        self.own_kinds = zero_state.own_kinds(model, muon=isinstance(optimizer, Muon))
+        averaged = decay is not None
+        self.own_kinds = zero_state.own_kinds(model, muon=isinstance(optimizer, Muon), averaged=averaged)
+        self._kinds = zero_state.kinds(averaged=averaged)
         self.config = config
         self.objective = model
         self._movable: dict[str, list[nn.Parameter]] = {}
@@ -133,6 +145,7 @@ class Engine:
         self.replicated = self._replicated_weights()
         if isinstance(optimizer, ShardedOptimizer) and config.stage > 0:
             self._describe_partitions(optimizer)
+        self.average = None if decay is None else WeightAverage(decay, self._flats(), optimizer.state)
 
     def close(self) -> None:
         """Release the hooks and the state that DeepSpeed holds. The engine cannot be used afterwards."""
@@ -182,11 +195,15 @@ class Engine:
         """
         set_update(self._engine.basic_optimizer, lr=lr, count=count, update_group=update_group)
         self._largest_norm = largest_norm
-        if self.config.stage == 0:
-            return self._update_unsharded()
+        update = self._update_unsharded() if self.config.stage == 0 else self._update_sharded()
+        if update.applied and self.average is not None:
+            self.average.follow(update_group)
+        return update
+
+    def _update_sharded(self) -> Update:
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm() or 0.0)
-        return Update(bool(self._engine.was_step_applied()) and norm <= largest_norm, norm)
+        return Update(bool(self._engine.was_step_applied()) and norm <= self._largest_norm, norm)
 
     def _update_unsharded(self) -> Update:
         """Update at stage 0. DeepSpeed would apply NaN and reports no norm, so both are checked here on the reduced
@@ -267,17 +284,53 @@ class Engine:
         """Overwrite every owned range with `read(name, kind, start, stop)`, then rebuild the working weights.
 
         `fill` names the kinds to restore: only "master" to start from weights, `zero_state.ALL_KINDS` to resume. Each
-        parameter takes those of its own kinds.
+        parameter takes those of its own kinds. An average that is not restored begins at the weights.
         """
         kinds, alone, mine = tuple(fill), (0, 1), (self.rank, self.world)
-        # Every rank holds trained parameters whole at stage 0, frozen ones at stages 0 to 2.
-        for owned in zero_state.owned_ranges(*self._trained(), *(alone if self.config.stage == 0 else mine)):
+        for owned in self._held():
             owned.restore(kinds, read)
+        if self.average is not None and AVERAGE not in kinds:
+            self.average.begin()
+        # Every rank holds frozen parameters whole at stages 0 to 2.
         for frozen_range in zero_state.frozen_ranges(
             *self._untrained(), *(alone if self.config.stage < 3 else mine)
         ):
             frozen_range.restore(kinds, read)
         deepspeed_internals.publish(self._engine.optimizer, self.layout)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Let the model compute with the average of its weights, which must be kept. Collective.
+
+        Afterwards it has its weights back, bit for bit. An error leaves the average in their place: to put it back
+        takes all ranks, and a rank with an error ends.
+        """
+        self._swap()
+        yield
+        self._swap()
+
+    def _swap(self) -> None:
+        """Exchange master weights and average, and rebuild the working weights."""
+        assert self.average is not None
+        self.average.swap()
+        deepspeed_internals.publish(self._engine.optimizer, self.layout)
+
+    def _held(self, params: Iterable[nn.Parameter] | None = None) -> Iterator[OwnedRange]:
+        """Yield the ranges that this rank holds of trained parameters, of `params` only if given: at stage 0 all of
+        them, whole.
+        """
+        optimizer, layout, named = self._trained()
+        chosen = None if params is None else {id(p) for p in params}
+        its = [one for one in named if chosen is None or id(one.weight) in chosen]
+        place = (0, 1) if self.config.stage == 0 else (self.rank, self.world)
+        return zero_state.owned_ranges(optimizer, layout, its, *place)
+
+    def _flats(self) -> dict[str, list[Tensor]]:
+        """Return the tensors of master weights that this rank holds, by update group."""
+        return {
+            group: list({id(owned.flat): owned.flat for owned in self._held(params)}.values())
+            for group, params in self._movable.items()
+        }
 
     def _trained(self) -> tuple[Any, Layout, list[NamedParameter]]:
         """Return the arguments of `owned_ranges` except the ranks."""
@@ -290,7 +343,7 @@ class Engine:
 
     def _named(self) -> list[NamedParameter]:
         names = [(self.names[id(p)], p) for p in self._engine.module.parameters()]
-        return [NamedParameter(name, p, self.own_kinds.get(name, KINDS)) for name, p in names]
+        return [NamedParameter(name, p, self.own_kinds.get(name, self._kinds)) for name, p in names]
 
 
 def leave_groups(*, broken: bool = False) -> None:

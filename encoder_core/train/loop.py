@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from encoder_core.layers.attention import set_local_rotary_base, set_rotary_base
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.exchange import Control, Signals, exchange
-from encoder_core.train.metrics import CopyReport, StepReport, evaluate_texts
+from encoder_core.train.metrics import CopyReport, StepReport, evaluate_all
 from encoder_core.train.rehearsal import is_out_of_memory
 from encoder_core.train.settings import Pace
 from encoder_core.train.state import TrainState
@@ -368,10 +368,10 @@ class Trainer:
             self.journal.doing(step, "evaluating", done)
 
         progress(0)
-        texts = self.data.heldout(step)
-        self.journal.evaluation(
-            step, evaluate_texts(self.engine, self.control, texts, self.plan.seed, progress)
+        figures = evaluate_all(
+            self.engine, self.control, lambda: self.data.heldout(step), self.plan.seed, progress
         )
+        self.journal.evaluation(step, figures)
         self.journal.doing(step, "training")
 
     def _digests(self, step: int) -> list[Tensor]:

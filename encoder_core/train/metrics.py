@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS
+from encoder_core.objectives.figures import AVERAGED, TERM_FIGURES, TERM_LOSS
 from encoder_core.objectives.losses import CoupledObjective, LossSums
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.exchange import Control, RankExamples, Signals
@@ -123,6 +123,27 @@ class StepReport:
 
 # Takes the place of an update group in the seed of an evaluation's draws, at step 0.
 EVALUATION = "evaluation"
+
+
+def evaluate_all(
+    engine: Engine,
+    control: Control,
+    heldout: Callable[[], Mapping[str, Iterable[Microbatch]]],
+    seed: int,
+    progress: Callable[[int], None],
+) -> dict[str, float]:
+    """Return the figures of `evaluate_texts`, and if an average of the weights is kept, those of its terms with the
+    prefix `AVERAGED`. `heldout`: returns the texts.
+    """
+    texts = heldout()
+    figures = evaluate_texts(engine, control, texts, seed, progress)
+    if engine.average is None:
+        return figures
+    with engine.averaged():
+        found = evaluate_texts(engine, control, heldout(), seed, progress)
+    sums = {f"{prefix}loss" for prefix in texts}
+    terms = (name for name in found if name not in sums and not name.endswith(TARGETS))
+    return figures | {f"{AVERAGED}{name}": found[name] for name in terms}
 
 
 def evaluate(

@@ -82,6 +82,11 @@ def frozen(parameters: int, precision: Precision) -> MemoryPart:
     return _part("weights of frozen networks", 2 if precision == "bf16" else 4, parameters, 1)
 
 
+def averaged(parameters: int, ranks: int, stage: Stage) -> MemoryPart:
+    """Return the memory of an average of the weights, which is sharded as master weights are."""
+    return _part("average of the weights, fp32", 4, parameters, ranks if stage else 1)
+
+
 def _kept_at_stage_3(parameters: int, ranks: int, precision: Precision, *, single: int) -> list[MemoryPart]:
     state = 2 if precision == "bf16" else 4
     return [

@@ -19,6 +19,7 @@ from jaxtyping import Float32
 from torch import Tensor, nn
 
 from encoder_core.optim.adamw import MOMENTS
+from encoder_core.optim.average import AVERAGE
 from encoder_core.optim.groups import hidden_matrices
 from encoder_core.optim.muon import MOMENTUM
 from encoder_core.train.deepspeed_internals import Layout, owned_part, shard_of, working_flats
@@ -34,8 +35,8 @@ class Fragment:
         name: name of the parameter in `named_parameters`.
         start: index of the first element in the flattened parameter.
         tensors: 1-D float32 tensors of equal length, one for each kind of state: "master" (the weight that the
-            optimizer updates) and its moments ("exp_avg" and "exp_avg_sq", or "momentum"); for memory only "memory".
-            They may share storage with the trainer.
+            optimizer updates), its moments ("exp_avg" and "exp_avg_sq", or "momentum") and, if the run keeps one, its
+            "average"; for memory only "memory". They may share storage with the trainer.
     """
 
     name: str
@@ -46,15 +47,23 @@ class Fragment:
 MASTER = "master"
 KINDS = (MASTER, *MOMENTS)
 """Kinds of state of a parameter with every optimizer, except Muon's hidden matrices."""
-ALL_KINDS = (*KINDS, MOMENTUM)
+ALL_KINDS = (*KINDS, MOMENTUM, AVERAGE)
 
 
-def own_kinds(model: nn.Module, *, muon: bool) -> dict[str, tuple[str, ...]]:
-    """Return the kinds of state, by name, of parameters whose kinds differ from `KINDS`, including frozen ones.
+def kinds(*, averaged: bool) -> tuple[str, ...]:
+    """Return the kinds of state of parameters that are not in `own_kinds`. `averaged`: whether the run keeps an average
+    of its weights.
+    """
+    return (*KINDS, AVERAGE) if averaged else KINDS
+
+
+def own_kinds(model: nn.Module, *, muon: bool, averaged: bool = False) -> dict[str, tuple[str, ...]]:
+    """Return the kinds of state, by name, of parameters whose kinds differ from `kinds`, including frozen ones.
 
     With `muon` these are the hidden matrices.
     """
-    return dict.fromkeys(hidden_matrices(model), (MASTER, MOMENTUM)) if muon else {}
+    own = (MASTER, MOMENTUM, AVERAGE) if averaged else (MASTER, MOMENTUM)
+    return dict.fromkeys(hidden_matrices(model), own) if muon else {}
 
 
 Read = Callable[[str, str, int, int], Tensor]
@@ -120,9 +129,10 @@ class FrozenRange:
     offset: int
 
     def fragment(self) -> Fragment:
-        """Return a copy of the weight, and zeros for the moments."""
-        state = {kind: torch.zeros(self.length) for kind in self.kinds}
-        return Fragment(self.name, self.start, state | {MASTER: self._view().float()})
+        """Return a copy of the weight, which is its own average, and zeros for the moments."""
+        weight = self._view().float()
+        state = {k: weight if k in (MASTER, AVERAGE) else torch.zeros(self.length) for k in self.kinds}
+        return Fragment(self.name, self.start, state)
 
     def restore(self, kinds: Sequence[str], read: Read) -> None:
         if MASTER in kinds:

@@ -34,6 +34,7 @@ SETTINGS = (
     "spikes.threshold=null",
     "trainers=2",
     "recovery={spares: 1, memory_every: 1}",
+    "average.ema=0.99",
 )
 _PAIR = "layers: 2, hidden: 32, heads: 2, feed_forward: 64, max_length: 64"
 FAMILIES = {

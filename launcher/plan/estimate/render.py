@@ -201,7 +201,7 @@ def _shuffle(radius: Radius | None) -> Iterator[str]:
 def _state(e: Estimate) -> str:
     single = sum(prod(shape) for shape in momentum_matrices(e.recipe))
     less = f" - 4 B x {single:,} of one moment" if single else ""
-    return f"12 B x {e.parameters:,}{less}"
+    return f"{16 if e.recipe.average else 12} B x {e.parameters:,}{less}"
 
 
 def _checkpoints(e: Estimate) -> list[str]:

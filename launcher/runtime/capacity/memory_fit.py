@@ -50,6 +50,8 @@ def kept(
         single=single,
         largest=largest_parameter(recipe),
     )
+    if recipe.average is not None:
+        parts.append(memory.averaged(count, ranks, stage))
     taught = teacher_parameters(recipe)
     if taught:
         parts.append(memory.frozen(taught, recipe.precision))

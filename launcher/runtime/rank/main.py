@@ -21,6 +21,7 @@ from data_service.stream.positions import Positions
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.pieces import Pieces, compile_layers
 from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.optim.average import AVERAGE
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 from encoder_core.train.groups import aborted_on_error
@@ -186,7 +187,8 @@ def _build(
     measured = peers.all_gather(verified_rank_count(config))
     if not sums_are_verified([ranks for ranks in measured if isinstance(ranks, int)]):
         verify_gradient_sums(config)
-    engine = Engine(model, build_optimizer(run.recipe, model), config)
+    average = run.recipe.average
+    engine = Engine(model, build_optimizer(run.recipe, model), config, average.ema if average else None)
     return model, engine, begin
 
 
@@ -194,7 +196,7 @@ def _load(
     run: Run, engine: Engine, good: ResumePoint | None, begin: InitialWeights | None, link: Link
 ) -> TrainState:
     """Load the checkpoint or the initial weights into `engine`, and return the trainer's state. Each range that is read
-    counts as progress in the heartbeats."""
+    counts as progress in the heartbeats. Where nothing holds an average of the weights, it begins at them."""
     if good is not None:
         ensure_kinds(good.manifest, engine.own_kinds, run.uri)
         step, reads = good.manifest.step, count(1)
@@ -204,7 +206,7 @@ def _load(
                 link.beat(step, "loading", next(reads))
                 return reader.read(name, kind, start, stop)
 
-            engine.restore(ALL_KINDS, read)
+            engine.restore([kind for kind in ALL_KINDS if kind != AVERAGE or good.averaged], read)
         return TrainState.from_json(good.manifest.state)
     if begin is not None:
         with closing(begin):
@@ -389,5 +391,7 @@ def _record_origin(
     for damage in good.passed_over:
         journal.event("damaged_checkpoint", what=damage)
         journal.note(f"passed over a damaged checkpoint: {damage}")
+    if run.recipe.average is not None and not good.averaged:
+        journal.note(f"the average of the weights begins at step {state.step:,}: the checkpoint has none")
     if good.memory is not None and control.rank == 0:
         journal.restore(missing_records(run, good.manifest.attempt, good.memory))

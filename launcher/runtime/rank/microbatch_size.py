@@ -171,9 +171,11 @@ def _stored_limits(run: Run, key: str) -> tuple[int | None, ...]:
 
 def _name(recipe: Recipe, rooms: Sequence[JsonValue]) -> str:
     """Return a hash of everything that the limits depend on."""
-    fields = {"model", "input", "objective", "phases", "optimizer", "precision", "zero", "reduce_dtype"}
+    fields = {"model", "input", "objective", "phases", "optimizer", "average", "precision", "zero"}
     what = {
-        "recipe": recipe.model_dump(mode="json", include=fields | {"activation_checkpointing"}),
+        "recipe": recipe.model_dump(
+            mode="json", include=fields | {"reduce_dtype", "activation_checkpointing"}
+        ),
         "ranks": list(rooms),
         "installed": installed(),
     }

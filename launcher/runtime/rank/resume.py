@@ -17,6 +17,7 @@ from checkpoints.load import Reader
 from checkpoints.memory import Keeper, MemoryReader, ReadBytes, SetOffer, manifest_of, newest_sets
 from checkpoints.memory_slots import Common, SlotDescription
 from checkpoints.newest import newest_good
+from encoder_core.optim.average import AVERAGE
 from launcher.errors import RunError
 from launcher.runtime.rank.journal import Link
 from launcher.runtime.run.record import BEGAN, Run
@@ -60,6 +61,11 @@ class ResumePoint:
     passed_over: tuple[str, ...] = ()
     memory: Common | None = None
     close: Callable[[], None] = lambda: None
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the state holds an average of the weights."""
+        return AVERAGE in self.manifest.kinds
 
 
 def resume_point(run: Run, peers: Peers, link: Link, memory: Memory | None) -> ResumePoint | None:

@@ -39,6 +39,7 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("phases.*", "identity"),
     ("optimizer.*", "identity"),
     ("schedule.*", "identity"),
+    ("average.*", "identity"),
     ("precision", "identity"),
     ("deterministic", "identity"),
     ("zero", "operational"),

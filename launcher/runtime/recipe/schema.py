@@ -22,7 +22,7 @@ from pydantic.types import ByteSize
 from data_service.samples.spec import Input
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.optim.schedules import ScheduleConfig
-from encoder_core.optim.settings import AdamWConfig, LambConfig, MuonConfig, StableAdamWConfig
+from encoder_core.optim.settings import AdamWConfig, AverageConfig, LambConfig, MuonConfig, StableAdamWConfig
 from encoder_core.terms.term import Weight
 from encoder_core.train.settings import MemoryRefresh, Precision
 from launcher.runtime.policies.elastic import Trainers
@@ -307,7 +307,8 @@ class Logging(RecipePart):
 
 
 class Recipe(RecipePart):
-    """A recipe. library/roberta-base.yaml explains every key."""
+    """A recipe. library/roberta-base.yaml explains every key. If no `average` is kept, it is left out of the YAML, and
+    of the run's identity."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: int = Field(ge=0, lt=2**63)
@@ -323,6 +324,7 @@ class Recipe(RecipePart):
     phases: tuple[RecipePhase, ...] = Field(min_length=1)
     optimizer: Optimizer
     schedule: ScheduleConfig
+    average: AverageConfig | None = None
     precision: Precision
     deterministic: bool = False
     zero: Literal[0, 1, 2, 3] = 1
@@ -342,6 +344,10 @@ class Recipe(RecipePart):
     stragglers: Stragglers = Stragglers()
     recovery: Recovery = Recovery()
     events: Events = Events()
+
+    @model_serializer(mode="wrap")
+    def _asked_for(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {name: value for name, value in serialize(self).items() if name != "average" or value}
 
     @property
     def total_steps(self) -> int:

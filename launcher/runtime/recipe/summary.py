@@ -72,8 +72,10 @@ def largest_parameter(recipe: Recipe) -> int:
 
 
 def state_bytes(recipe: Recipe, count: int) -> int:
-    """Return the bytes of a checkpoint of `count` parameters: the fp32 weight and moments of each."""
-    return 12 * count - 4 * sum(prod(shape) for shape in momentum_matrices(recipe))
+    """Return the bytes of a checkpoint of `count` parameters: fp32 weight, moments and, if one is kept, average."""
+    return (16 if recipe.average else 12) * count - 4 * sum(
+        prod(shape) for shape in momentum_matrices(recipe)
+    )
 
 
 def discriminator_parameters(recipe: Recipe) -> int | None:

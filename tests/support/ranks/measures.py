@@ -47,7 +47,9 @@ class Wide(nn.Module):
         return LossSums((Term("mlm", x.float().sum(), 1),))
 
 
-def state_bytes(rank: int, world: int, setting: Setting, larger: int, muon: bool = False) -> int:
+def state_bytes(
+    rank: int, world: int, setting: Setting, larger: int, muon: bool = False, decay: float | None = None
+) -> int:
     """Bytes of the storages that a step adds and that are there between microbatches, at most.
 
     Those of less than a matrix over the ranks, and those of `larger` bytes and more, are left out. Once a process:
@@ -62,6 +64,7 @@ def state_bytes(rank: int, world: int, setting: Setting, larger: int, muon: bool
         model,
         Muon(groups, MuonConfig(lr=1e-3)) if muon else AdamW(groups, AdamWConfig(lr=1e-3)),
         EngineConfig(*setting, clip=None, persistence_threshold=0 if setting[0] == 3 else None),
+        decay,
     )
     most = 0
     for count in (1, 2):  # moments come with the first update

@@ -42,6 +42,7 @@ class Setting:
     clip: float | None = 1.0
     reduce_dtype: Precision = "fp32"
     bucket: int = BUCKET
+    decay: float | None = None
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,7 @@ def engine_of(model: nn.Module, setting: Setting) -> Engine:
         clip=setting.clip,
         reduce_dtype=setting.reduce_dtype,
         bucket=setting.bucket,
+        decay=setting.decay,
     )
 
 
@@ -175,10 +177,12 @@ def small_engine(
     clip: float | None = None,
     reduce_dtype: Precision = "fp32",
     bucket: int = BUCKET,
+    decay: float | None = None,
 ) -> Engine:
     """An engine for a small model: many buckets, and at stage 3 even the smallest parameter is sharded."""
     threshold = 0 if stage == 3 else None
-    return Engine(model, optimizer, EngineConfig(stage, precision, clip, threshold, reduce_dtype, bucket))
+    config = EngineConfig(stage, precision, clip, threshold, reduce_dtype, bucket)
+    return Engine(model, optimizer, config, decay)
 
 
 def step_of(

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS, TermFigure
+from encoder_core.objectives.figures import AVERAGED, TERM_FIGURES, TERM_LOSS, TermFigure
 from launcher.observe.inspect.report.chart import Chart, ChartMark, Floats, Level, Series
 from launcher.observe.inspect.report.figures import Interruption, values
 from launcher.output import human_count
@@ -24,17 +24,17 @@ def charts(history: History, gaps: Sequence[Interruption], baselines: Mapping[st
     chart = partial(_chart, steps.numbers, marks=_marks(gaps, history.events))
     levels = tuple(Level(name, value) for name, value in baselines.items())
     losses = _names(steps.fields, TERM_LOSS)
-    both = partial(_train_and_heldout, history)
+    curves = partial(_curves_of, history)
     if len(losses) > 1:
-        yield chart("Loss", "weighted sum of all terms, nats", both("loss"))
+        yield chart("Loss", "weighted sum of all terms, nats", curves("loss"))
     for name in losses:
         counted = levels if name in _TOKEN_LOSSES else ()
-        yield chart(TERM_LOSS.title(name), TERM_LOSS.unit, both(name), levels=counted)
+        yield chart(TERM_LOSS.title(name), TERM_LOSS.unit, curves(name), levels=counted)
     evaluated = {name for record in history.evaluations for name in record if not name.startswith(BEFORE)}
     for figure in TERM_FIGURES:
         for name in _names(evaluated, figure):
             spell = partial(spell_figure, figure)
-            yield chart(figure.title(name), figure.unit, both(name), zero=figure.share, format=spell)
+            yield chart(figure.title(name), figure.unit, curves(name), zero=figure.share, format=spell)
     for metric in shown_on("curve"):
         trained = _series(metric.title.lower(), steps.numbers, values(metric, steps), metric.tone)
         yield chart(metric.title, metric.unit, (trained,), zero=True, format=metric.spell)
@@ -67,16 +67,21 @@ def _chart(
     )
 
 
-def _train_and_heldout(history: History, name: str) -> tuple[Series, ...]:
-    """Return a field's curve in training and in evaluations, and on the text of `evaluation.before` if it is known."""
+def _curves_of(history: History, name: str) -> tuple[Series, ...]:
+    """Return a field's curve in training and in evaluations, and those on the text of `evaluation.before` and of the
+    average of the weights, if they are known."""
     steps = history.steps
     trained = steps.column(name) if name in steps.fields else None
-    at, held_out, before = (_column(history.evaluations, field) for field in ("step", name, BEFORE + name))
-    curves = (
+    at, held_out, before, averaged = (
+        _column(history.evaluations, field) for field in ("step", name, BEFORE + name, AVERAGED + name)
+    )
+    curves = [
         _series("training", steps.numbers, trained, 1),
         _series("held out", at, held_out, 2, dots=True),
-    )
-    return (*curves, _series("before", at, before, 3, dots=True)) if np.isfinite(before).any() else curves
+    ]
+    further = (("before", before, 3), ("average of the weights", averaged, 4))
+    known = (one for one in further if np.isfinite(one[1]).any())
+    return (*curves, *(_series(title, at, values, tone, dots=True) for title, values, tone in known))
 
 
 def _series(name: str, x: Floats, y: Floats | None, tone: int, *, dots: bool = False) -> Series:
@@ -106,4 +111,4 @@ def _marks(gaps: Sequence[Interruption], events: Sequence[Record]) -> tuple[Char
 
 
 def _names(fields: Iterable[str], figure: TermFigure) -> list[str]:
-    return sorted(name for name in fields if name.endswith(figure.suffix))
+    return sorted(name for name in fields if name.endswith(figure.suffix) and not name.startswith(AVERAGED))

@@ -232,6 +232,18 @@ def test_every_term_has_its_curves() -> None:
     assert "2.00 nat" in text
 
 
+def test_figures_of_an_average_of_the_weights_are_drawn_beside_theirs() -> None:
+    figures = {"loss": 4.5, "mlm_loss": 4.5, "mlm_accuracy": 0.2}
+    averaged = {"average_mlm_loss": 4.25, "average_mlm_accuracy": 0.25}
+    steps = StepHistory.of([step(number, **figures) for number in range(10)])
+    evaluated = ({"kind": "evaluation", "step": 5} | figures | averaged,)
+    drawn = {chart.title: chart.series for chart in charts(History(steps, evaluated, (), 0, 0.0), (), {})}
+    for title, value in (("MLM loss", 4.25), ("MLM accuracy", 0.25)):
+        assert [len(series.x) for series in drawn[title]] == [10, 1, 1]
+        assert drawn[title][2].y.tolist() == [value]
+    assert not [title for title in drawn if "AVERAGE" in title]
+
+
 def test_skipped_steps_leave_gaps_not_errors() -> None:
     steps = StepHistory.of([step(0), step(1, loss=None, grad_norm=None, skipped=True), step(2)])
     html = render(SUBJECT, History(steps, (), (), 0, 0.0), NOW)

@@ -1,0 +1,66 @@
+"""An exponential moving average of weights, kept beside them (averaging: Polyak & Juditsky 1992).
+
+After each update that was applied: average = d average + (1 - d) weight. d is the decay as float32, and both products
+and the sum are rounded to float32, one after the other. An element's average depends on nothing but that element's
+weights, so it has the same bits however weights are sharded. A fused operation (`lerp`, `add` with a factor) would
+round differently at the ends of a tensor, which are elsewhere at each ZeRO stage.
+"""
+
+from collections.abc import Mapping, MutableMapping, Sequence
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+AVERAGE = "average"
+"""Name of the average in the optimizer's state of a tensor. Checkpoints store it under this name."""
+_ELEMENTS = 1 << 22  # elements of a temporary tensor: 16 MiB, and on a GPU few launches for a large model
+
+
+class WeightAverage:
+    """The average of the fp32 weights that a rank holds. It lies in the optimizer's state, beside the moments.
+
+    Args:
+        decay: d, between 0 and 1.
+        weights: tensors of weights (under ZeRO flat partitions), by the update group that changes them.
+        state: the optimizer's state, by tensor.
+    """
+
+    def __init__(
+        self,
+        decay: float,
+        weights: Mapping[str, Sequence[Tensor]],
+        state: MutableMapping[Tensor, dict[str, Tensor]],
+    ) -> None:
+        self._decay = float(torch.tensor(decay, dtype=torch.float32))
+        self._weights, self._state = weights, state
+        self.begin()
+
+    def begin(self) -> None:
+        """Set the average to the weights."""
+        for weights in self._weights.values():
+            for weight in weights:
+                self._state[weight][AVERAGE] = weight.detach().clone()
+
+    def follow(self, update_group: str) -> None:
+        """Take in the weights after an update of `update_group`."""
+        for weight in self._weights[update_group]:
+            for average, new in self._pieces(weight):
+                average.mul_(self._decay).add_(new * (1.0 - self._decay))
+
+    def swap(self) -> None:
+        """Exchange weights and average, bit for bit."""
+        for weights in self._weights.values():
+            for weight in weights:
+                for average, new in self._pieces(weight):
+                    kept = new.clone()
+                    new.copy_(average)
+                    average.copy_(kept)
+
+    def _pieces(
+        self, weight: Tensor
+    ) -> Sequence[tuple[Float32[Tensor, " elements"], Float32[Tensor, " elements"]]]:
+        """Return the average and the weights in a tensor, as views of at most `_ELEMENTS` elements."""
+        both = (self._state[weight][AVERAGE], weight.detach())
+        average, new = (torch.split(tensor.view(-1), _ELEMENTS) for tensor in both)
+        return list(zip(average, new, strict=True))
