@@ -6,19 +6,23 @@ The folder of an encoder of text vectors, and of one that such a folder was cont
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from checkpoints.hf.export import MODEL_CARD, publish_on_exit, write_model, write_pair
+from checkpoints.hf.export import MODEL_CARD, ReadParameter, publish_on_exit, write_model, write_pair
 from checkpoints.hf.folder import replaceable_files
 from checkpoints.layout import CheckpointManifest
 from checkpoints.load import Reader
 from data_service.store.open import open_store
 from encoder_core.families.catalogue import DetectorConfig, Interchange, ModelConfig, interchange
 from encoder_core.families.interchange import Heads
+from encoder_core.optim.average import AVERAGE
 from encoder_core.terms.contrastive import ContrastiveConfig
+from encoder_core.train.zero_state import MASTER
 from launcher.after.export.data_cards import DATA_CARDS, dump_cards
 from launcher.after.export.model_card import ExportedNetwork, Facts, facts_of, render
 from launcher.after.export.sentence_transformer import write_sentence_transformer
+from launcher.errors import RunError
 from launcher.progress import work
 from launcher.runtime.recipe.corpora import corpora_of
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
@@ -49,41 +53,75 @@ def export_run(
     out: str,
     *,
     licence: str | None = None,
+    average: bool = False,
     complete: Callable[[Path], object] = lambda folder: None,
 ) -> Exported:
     """Export the checkpoint of `step` (None: the newest good one) to the URI `out`, with a model card.
 
-    `licence`: licence of the model for the card. `complete` adds files to the local folder of each network before all
-    are published. Files of an earlier export in `out` are replaced.
+    `licence`: licence of the model for the card. `average`: whether to export the average of the weights that the run
+    keeps, in their place. `complete` adds files to the local folder of each network before all are published. Files of
+    an earlier export in `out` are replaced.
 
     Raises what `complete` raises, and:
-        RunError: if there is no such checkpoint.
+        RunError: if there is no such checkpoint, or it holds no average.
         CheckpointError: if the checkpoint is damaged, or `out` holds something else.
         StoreError: if a store cannot be read or written.
         ModelError: if transformers has no such model, or the export does not read back.
     """
-    target = open_store(out)
-    replaceable_files(target)  # known before the checkpoint is read
+    replaceable_files(open_store(out))  # known before the checkpoint is read
     manifest = select_checkpoint(run, step)
+    if average and AVERAGE not in manifest.kinds:
+        raise RunError(
+            f"the checkpoint of step {manifest.step} of {run.uri} holds no average of the weights",
+            remedy="a run keeps one with average.ema in its recipe; `maskfleet checkpoints average` makes the mean of "
+            "checkpoints",
+        )
+    made = (
+        "The weights are their exponential moving average over the updates (`average.ema`)."
+        if average
+        else ""
+    )
+    facts = facts_of(run, [manifest], made)
+    with Reader(run.store, manifest) as reader:
+        read = partial(reader.read_full, kind=AVERAGE if average else MASTER)
+        return export_weights(facts, manifest, read, out, licence=licence, complete=complete)
+
+
+def export_weights(
+    facts: Facts,
+    manifest: CheckpointManifest,
+    read: ReadParameter,
+    out: str,
+    *,
+    licence: str | None,
+    complete: Callable[[Path], object],
+) -> Exported:
+    """Export weights of the model that a run has at a checkpoint, as `export_run` does.
+
+    Args:
+        facts: the facts for the card.
+        manifest: the checkpoint's manifest.
+        read: function that returns a whole parameter by its name in the run's module.
+    """
+    run, target = facts.run, open_store(out)
     tokenizer = run.tokenizer()
     files = tokenizer.save_files()
     trained = recipe_after(run.recipe, manifest.step).model
     config = trained.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     objective = run.recipe.objective
     networks = _networks(manifest, config, objective, causal=causal_after(run.recipe, manifest.step))
-    facts, modules = facts_of(run, manifest), kept_modules(run.store)
+    modules = kept_modules(run.store)
     notes = {part: _notes(facts, network, licence) for part, network in networks.items()}
     with (
         work("reading the checkpoint, writing the model and comparing"),
-        Reader(run.store, manifest) as reader,
         publish_on_exit(target) as folder,
     ):
         if objective.rtd is not None and isinstance(config, DetectorConfig):
             sharing = objective.rtd.embeddings
-            write_pair(folder, reader.read_full, config, files, sharing, notes=notes)
+            write_pair(folder, read, config, files, sharing, notes=notes)
         else:
             heads = exported_heads(config, objective)
-            write_model(folder, reader.read_full, config, files, heads, notes=notes["."])
+            write_model(folder, read, config, files, heads, notes=notes["."])
             if objective.contrastive is not None and networks["."].architecture is not None:
                 _write_vectors(folder, objective.contrastive, config, prompts_in(modules))
             else:

@@ -1,7 +1,7 @@
 """The model card of an export: what somebody who finds the folder must know, taken from the run's own records."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -15,6 +15,7 @@ from data_service.errors import CorpusError
 from data_service.printable import one_line
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
+from encoder_core.objectives.figures import AVERAGED
 from launcher.after.certificate.examine import read_certificate
 from launcher.after.export.data_cards import cards_of
 from launcher.errors import CertificateError
@@ -73,6 +74,7 @@ class Facts:
         data: for each source, a row of the table of sources.
         cards: sources of whose text something is recorded, with the data cards of their corpora.
         certificate: sentence about the run's certificate.
+        made: sentence that says what the weights are; empty if they are the checkpoint's own.
     """
 
     run: Run
@@ -81,17 +83,27 @@ class Facts:
     data: tuple[str, ...]
     cards: tuple[tuple[str, DataCard], ...]
     certificate: str
+    made: str
 
 
-def facts_of(run: Run, manifest: CheckpointManifest) -> Facts:
-    """Return the facts about a checkpoint. The card says so if a corpus no longer exists. Raises StoreError,
-    CheckpointError if the run's own records cannot be read."""
-    records = read_history(run.store).evaluations if _of_the_history(run, manifest) else ()
+def facts_of(run: Run, manifests: Sequence[CheckpointManifest], made: str) -> Facts:
+    """Return the facts about weights that are made of these checkpoints, the oldest first; `made` says how, and is
+    empty for those of one checkpoint. The card says so if a corpus no longer exists. Raises StoreError, CheckpointError
+    if the run's own records cannot be read."""
+    manifest = manifests[-1]
+    known = len(manifests) == 1 and _of_the_history(run, manifest)  # no mean was ever evaluated
+    records = read_history(run.store).evaluations if known else ()
     before = [record for record in records if record["step"] <= manifest.step]
     data = tuple(_source(run, name) for name in corpora_of(run.recipe))
-    newest = before[-1] if before else None
+    newest = (_of_average(before[-1]) if made else before[-1]) if before else None
     cards = tuple((name, card) for name, card in cards_of(run).items() if card is not None and card.says)
-    return Facts(run, manifest.step, newest, data, cards, _certificate(run, manifest))
+    return Facts(run, manifest.step, newest, data, cards, _certificate(run, manifests), made)
+
+
+def _of_average(record: Record) -> Record:
+    """Return the figures of an evaluation that the average of the weights gave, under the names of the weights'."""
+    own = {name.removeprefix(AVERAGED): value for name, value in record.items() if name.startswith(AVERAGED)}
+    return {"step": record["step"], **own}
 
 
 def render(facts: Facts, network: ExportedNetwork, licence: str | None) -> str:
@@ -129,7 +141,7 @@ def _source(run: Run, name: str) -> str:
     return f"| {name} | {one_line(source.uri)} | {size} | {weight} | {run.record.inputs.corpora[name][:12]} |"
 
 
-def _certificate(run: Run, manifest: CheckpointManifest) -> str:
+def _certificate(run: Run, manifests: Sequence[CheckpointManifest]) -> str:
     """Return what the card says of the run's certificate. Raises StoreError."""
     try:
         found = read_certificate(run.uri)
@@ -137,8 +149,9 @@ def _certificate(run: Run, manifest: CheckpointManifest) -> str:
         return f"The run's certificate cannot be read: {one_line(error.problem)}"
     if found is None:
         return "The run has no certificate."
-    covers = "covers" if manifest.mark.manifest in found.newest else "does not cover"
-    return f"The run's certificate, {found.digest}, {covers} this checkpoint."
+    covered = all(manifest.mark.manifest in found.newest for manifest in manifests)
+    what = "this checkpoint" if len(manifests) == 1 else "all these checkpoints"
+    return f"The run's certificate, {found.digest}, {'covers' if covered else 'does not cover'} {what}."
 
 
 def _front_matter(recipe: Recipe, network: ExportedNetwork, licence: str | None) -> str:
@@ -178,6 +191,8 @@ def _what(facts: Facts, network: ExportedNetwork) -> Iterator[str]:
         f"{kind(recipe)}{part}, pretrained with Maskfleet up to step {facts.step:,} of {recipe.total_steps:,}. "
         f"transformers {loads}.\n"
     )
+    if facts.made:
+        yield f"{facts.made}\n"
     if network.left_out:
         yield f"Trained with it and not exported: {', '.join(network.left_out)}.\n"
     if network.causal:

@@ -1,4 +1,4 @@
-"""`maskfleet checkpoints`: list, verify, export."""
+"""`maskfleet checkpoints`: list, verify, export, average."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +18,11 @@ from launcher.errors import OptionError
 
 if TYPE_CHECKING:
     from checkpoints.verify import ReportBytes, Verification
+    from launcher.after.export.export import Exported
 
-group = typer.Typer(no_args_is_help=True, help="List, verify and export a run's checkpoints.")
+OutOption = Annotated[str, typer.Option("--out", help="Folder or s3:// URI for the exported model.")]
+
+group = typer.Typer(no_args_is_help=True, help="List, verify, export and average a run's checkpoints.")
 
 
 def register(app: typer.Typer) -> None:
@@ -89,8 +92,11 @@ def _verified(report: "Verification") -> dict[str, object]:
 @group.command()
 def export(
     run: RunArgument,
-    out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI for the exported model.")],
+    out: OutOption,
     step: StepOption = None,
+    average: Annotated[
+        bool, typer.Option("--average", help="The average of the weights that the run keeps (average.ema).")
+    ] = False,
     licence: LicenceOption = None,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Add onnx/model.onnx, for servers; needs maskfleet[onnx].")
@@ -121,12 +127,53 @@ def export(
         if onnx:
             graphs.append(write_graph(folder, int8=int8))
 
-    exported = export_run(open_run(run), step, out, licence=licence, complete=complete)
-    typer.echo(f"exported step {exported.step:,} to {out}")
+    exported = export_run(open_run(run), step, out, licence=licence, average=average, complete=complete)
+    _say(exported, f"{'the average at ' if average else ''}step {exported.step:,}", out)
+    for graph in graphs:
+        typer.echo(f"  {graph}")
+
+
+@group.command()
+def average(
+    run: RunArgument,
+    out: OutOption,
+    last: Annotated[int | None, typer.Option("--last", min=2, help="The newest so many checkpoints.")] = None,
+    steps: Annotated[
+        str | None, typer.Option("--steps", metavar="N,N,...", help="The checkpoints of these steps.")
+    ] = None,
+    licence: LicenceOption = None,
+) -> None:
+    """Export the mean of the weights of several checkpoints, computed in float64.
+
+    The folder is like that of `export`, so a new run can begin with it (`--set start=FOLDER`). Its mean.json names the
+    checkpoints with their digests.
+
+    Example: `maskfleet checkpoints average runs/base --last 5 --out base-mean/`
+    """
+    if (last is None) == (steps is None):
+        raise typer.BadParameter("give --last or --steps, exactly one of the two", param_hint="--last")
+    numbers = _numbers(steps) if steps is not None else []
+    require_run(run)
+    from launcher.after.export.mean import checkpoints_of, export_mean, newest_checkpoints
+    from launcher.runtime.run.record import open_run
+
+    opened = open_run(run)
+    chosen = checkpoints_of(opened, numbers) if last is None else newest_checkpoints(opened, last)
+    exported = export_mean(opened, chosen, out, licence=licence)
+    _say(exported, f"the mean of steps {', '.join(f'{manifest.step:,}' for manifest in chosen)}", out)
+
+
+def _numbers(steps: str) -> list[int]:
+    parts = steps.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise typer.BadParameter(f"{steps!r} is not a list of steps, as in 8000,9000", param_hint="--steps")
+    return [int(part) for part in parts]
+
+
+def _say(exported: "Exported", what: str, out: str) -> None:
+    typer.echo(f"exported {what} to {out}")
     for folder, architecture in exported.models.items():
         known = f"for transformers' {architecture}" if architecture else "transformers has no class for it"
         typer.echo(f"  {folder}  {known}")
-    for graph in graphs:
-        typer.echo(f"  {graph}")
     if exported.left_out:
         typer.echo(f"  left out, since an export has no place for it: {', '.join(exported.left_out)}")

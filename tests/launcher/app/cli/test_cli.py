@@ -28,7 +28,7 @@ COMMANDS = [
     "tokenizer train", "tokenizer check", "tokenizer extend",
     "corpus build", "corpus verify", "corpus stats", "corpus show",
     "recipe list", "recipe show", "recipe check", "recipe diff", "recipe from", "init", "train", "show", "report",
-    "checkpoints list", "checkpoints verify", "checkpoints export", "estimate", "doctor", "demo",
+    "checkpoints list", "checkpoints verify", "checkpoints export", "checkpoints average", "estimate", "doctor", "demo",
     "launch slurm", "launch kuberay", "launch aws-batch", "launch ray", "launch ray-job",
 ]  # fmt: skip
 
