@@ -31,6 +31,8 @@ _SWITCHES = {
     "lasttoken": "pooling_mode_lasttoken",
 }
 _CLASS_TOKEN_LAST = ("xlnet",)  # model types
+# How config.json names the width of the model: most of them, XLNet, XLM, DistilBERT.
+_WIDTH_FIELDS = ("hidden_size", "d_model", "emb_dim", "dim")
 _LIBRARY = "sentence_transformers.models"
 
 
@@ -66,7 +68,7 @@ def write_sentence_transformer(
     Raises ModelError if there is no such pooling, or config.json lacks the model's width.
     """
     fields = json.loads((folder / CONFIG).read_bytes())
-    width = fields.get("hidden_size", fields.get("d_model"))
+    width = next((fields[name] for name in _WIDTH_FIELDS if name in fields), None)
     if not isinstance(width, int):
         raise ModelError(f"{folder / CONFIG} has no hidden_size", remedy="give the folder of an encoder")
     mode = their_pooling(pooling, str(fields.get("model_type")))

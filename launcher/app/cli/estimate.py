@@ -68,6 +68,10 @@ def estimate(
     hours = MTBF_HOURS if mtbf_hours is None else mtbf_hours
     cluster = Cluster(nodes, gpus_per_node, find_gpu(gpu), hours * 3600)
     size = None if text is None else text_size(text)
+    if mfu is not None:
+        from launcher.plan.estimate.utilisation import given
+
+        given(mfu)  # a wrong share is told before torch is loaded
     wanted = load_recipe(recipe, assignments, tiny)
     _print_estimated(wanted, cluster, mfu, size, as_json=as_json)
 

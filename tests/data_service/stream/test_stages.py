@@ -290,9 +290,9 @@ def test_a_stage_that_leaves_nothing_to_sources_by_size_is_refused(
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"length": 12}, "rows of its length"),
+        ({"length": 12}, "the stream.s length"),
         ({"stages": (STAGE.model_copy(update={"weights": (1.0,)}),)}, "a weight for each source"),
-        ({"one_source": 4}, "rows that stand alone"),
+        ({"one_source": 4}, "independent of each other"),
     ],
 )
 def test_what_does_not_go_with_stages_is_refused(settings: dict[str, object], problem: str) -> None:

@@ -31,7 +31,7 @@ class Node:
                 return make(body, description, left=left)
 
             mock.patch.object(Slot, "fits", fit).start()
-            mock.patch.object(Slot, "make", made).start()
+            mock.patch.object(Slot, "create", made).start()
 
     def completed(self, rank: int, count: int, slots: Sequence[Slot]) -> None: ...
     def drop(self) -> None: ...

@@ -42,6 +42,7 @@ for line in sys.stdin:
 """
 # A command line of each command that is right. Braces: places that are there, or `new`, or `gone`.
 RIGHT = {
+    "checkpoints average": "{run} --out {new} --last 2",
     "checkpoints export": "{run} --out {new} --step 3",
     "checkpoints list": "{run}",
     "checkpoints verify": "{run}",
