@@ -57,8 +57,8 @@ def estimate(
     from launcher.errors import OptionError
 
     if nodes is None or gpus_per_node is None or gpu is None:
-        given = {"--nodes": nodes, "--gpus-per-node": gpus_per_node, "--gpu": gpu}
-        missing = [option for option, value in given.items() if value is None]
+        needed = {"--nodes": nodes, "--gpus-per-node": gpus_per_node, "--gpu": gpu}
+        missing = [option for option, value in needed.items() if value is None]
         raise OptionError(
             f"the cluster is incomplete without {' and '.join(missing)}",
             remedy="give --nodes, --gpus-per-node and --gpu",
