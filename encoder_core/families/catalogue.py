@@ -117,6 +117,16 @@ def interchange(config: ModelConfig, heads: Heads = "mlm") -> Interchange:
     return Interchange(its.architecture, its.table, described, config.distinct_layers)
 
 
+def like_in_transformers(config: ModelConfig) -> ModelConfig:
+    """Return the configuration of the same encoder, with the same weights, in a family that transformers has a class
+    for: `config` itself unless its family has none.
+    """
+    if not isinstance(config, NeoBertConfig):
+        return config
+    # Both have RMSNorms before each block, rotary halves and SwiGLU.
+    return EuroBertConfig(**config.model_dump(include=EuroBertConfig.model_fields.keys() - {"family"}))
+
+
 def _written(config: ModelConfig, heads: Heads) -> Written:
     if heads == "none":
         its = _written(config, config.main_heads)

@@ -45,9 +45,8 @@ class ShardedOptimizer(Optimizer):
             p: (ShardSegment(i, 0, 0, p.numel()),) for i, p in enumerate(whole)
         }
         self._shapes: Sequence[tuple[int, ...]] = [tuple(p.shape) for p in whole]
-        self._layouts: dict[
-            Tensor, Any
-        ] = {}  # what a kernel needs to know of a tensor's ranges, once it was used
+        # What a kernel needs to know of a tensor's ranges, once it was used.
+        self._layouts: dict[Tensor, Any] = {}
         self._sharded = False
         self._ranks: dist.ProcessGroup | None = None
 

@@ -7,7 +7,7 @@ texts, as `evaluation.before` states them. Weights, optimizer and rows are a run
 
 import json
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -100,38 +100,44 @@ def rows_of(made: Run) -> list[Batch]:
     ]
 
 
-def measured(made: Run, model: ObjectiveModule) -> Losses:
-    tokenizer = made.tokenizer()
-    found = []
-    for spec in (heldout_spec(made, tokenizer), before_specs(made, tokenizer)[0]):
-        stream = Stream(spec)
-        count = min(_EVALUATED, stream.samples_per_epoch)
-        starts = range(0, count, 64)
-        found.append(
-            heldout_loss(
-                model, [batch_of(stream.read(0, start, min(start + 64, count)), start) for start in starts]
-            )
-        )
-    return Losses(*found)
+def measured(plain: Run, model: ObjectiveModule) -> Losses:
+    """`plain`: a run on the new text alone. Held-out rows of a run with old text in it would be of both."""
+    tokenizer = plain.tokenizer()
+    specs = heldout_spec(plain, tokenizer), before_specs(plain, tokenizer)[0]
+    return Losses(*(heldout_loss(model, _heldout(Stream(spec))) for spec in specs))
+
+
+def _heldout(stream: Stream) -> list[Batch]:
+    count = min(_EVALUATED, stream.samples_per_epoch)
+    return [batch_of(stream.read(0, at, min(at + 64, count)), at) for at in range(0, count, 64)]
 
 
 def bench(root: Path, *, learning: int, steps: int, seeds: tuple[int, ...]) -> dict[str, list[Losses]]:
-    """The losses of each trial's seeds, by its name; those before it is continued are called `before`."""
+    """The losses of each trial's seeds, by its name; those before it is continued are called `before`.
+
+    What `root` holds of an earlier bench is read back.
+    """
     found: dict[str, list[Losses]] = {}
     for seed in seeds:
         first = make_run(root, shares={"old": 1.0}, rate=2e-3, steps=learning, seed=seed)
         start = _kept_weights(root / f"start-{seed}-{learning}.pt", first)
-        for rate in RATES:
-            for share in SHARES:
-                name = f"{rate:g}-{share:g}"
-                made = make_run(
-                    root, shares={"new": 1 - share, "old": share}, rate=rate, steps=steps, seed=seed
-                )
-                if rate == RATES[0] and share == SHARES[0]:
-                    found.setdefault("before", []).append(measured(made, start))
-                found.setdefault(name, []).append(measured(made, trained(made, start)))
-                note(f"seed {seed}, rate {rate:g}, {share:.0%} old: {found[name][-1]}")
+        plain = make_run(root, shares={"new": 1.0}, rate=RATES[0], steps=steps, seed=seed)
+        trials = {f"{rate:g}-{share:g}": (rate, share) for rate in RATES for share in SHARES}
+        for name in ("before", *trials):
+            kept = root / f"losses-{name}-{seed}-{learning}-{steps}.json"
+            if not kept.exists():
+                model = start if name == "before" else _continued(root, start, *trials[name], steps, seed)
+                kept.write_text(json.dumps(asdict(measured(plain, model))))
+                note(f"seed {seed}, {name}: {kept.read_text()}")
+            found.setdefault(name, []).append(Losses(**json.loads(kept.read_text())))
     return found
+
+
+def _continued(
+    root: Path, start: ObjectiveModule, rate: float, share: float, steps: int, seed: int
+) -> ObjectiveModule:
+    shares = {"new": 1 - share, "old": share}
+    return trained(make_run(root, shares=shares, rate=rate, steps=steps, seed=seed), start)
 
 
 def _kept_weights(path: Path, first: Run) -> ObjectiveModule:

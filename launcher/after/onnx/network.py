@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 from checkpoints.hf.folder import CONFIG
 from checkpoints.hf.load import json_object, read_folder_config, weights_for
-from encoder_core.families.catalogue import ModelConfig, interchange, language_table
-from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.families.neobert import NeoBertConfig
+from encoder_core.families.catalogue import ModelConfig, interchange, language_table, like_in_transformers
 from launcher.after.embed.model import load_model
 from launcher.after.embed.settings import Encoding
 from launcher.after.export.sentence_transformer import MODULES
@@ -81,8 +79,8 @@ def open_network(folder: Path) -> ServedNetwork:
     """Return the network in the transformers folder `folder`, on the CPU in fp32, in evaluation mode.
 
     It has the head of a masked language model or of a detector, the pooling of a SentenceTransformer, or neither: then
-    the encoder is alone, as a BART's or an XLNet's. A NeoBERT's encoder, for which transformers has no class, is that
-    of a EuroBERT with the same weights.
+    the encoder is alone, as a BART's or an XLNet's. One of a family without a class in
+    transformers is in the class of `like_in_transformers`.
 
     Raises:
         ModelError: transformers cannot load it.
@@ -94,8 +92,9 @@ def open_network(folder: Path) -> ServedNetwork:
 
 
 def _model(folder: Path, config: ModelConfig) -> tuple[nn.Module, tuple[nn.Module, ...]]:
-    if isinstance(config, NeoBertConfig):
-        return _as_eurobert(folder, config), ()
+    like = like_in_transformers(config)
+    if like is not config:
+        return _in_class_of(like, config, folder), ()
     if (folder / MODULES).is_file():
         encoder, *rest = load_model(LocalModel(str(folder), None, folder, ""), Encoding())
         return encoder.model, tuple(rest)
@@ -106,12 +105,13 @@ def _model(folder: Path, config: ModelConfig) -> tuple[nn.Module, tuple[nn.Modul
     return (encoder.get_encoder() if config.decodes else encoder), ()
 
 
-def _as_eurobert(folder: Path, config: NeoBertConfig) -> nn.Module:
-    """Return the same encoder as transformers' EuroBertModel: both have RMSNorms, rotary halves and SwiGLU."""
+def _in_class_of(like: ModelConfig, config: ModelConfig, folder: Path) -> nn.Module:
+    """Return the encoder in `folder` as transformers' class of `like`, an encoder with the same weights."""
     transformers = optional("transformers", USE, EXTRA)
-    like = EuroBertConfig(**config.model_dump(include=EuroBertConfig.model_fields.keys() - {"family"}))
     their, weights = interchange(like, "none"), weights_for(config, folder)
-    made: nn.Module = transformers.EuroBertModel(transformers.EuroBertConfig(**their.fields))
+    made: nn.Module = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**their.fields))
     names = their.table.names(their.layers).items()
-    made.load_state_dict({theirs.removeprefix("model."): weights[ours] for ours, theirs in names})
+    made.load_state_dict(
+        {theirs.removeprefix(f"{made.base_model_prefix}."): weights[ours] for ours, theirs in names}
+    )
     return made

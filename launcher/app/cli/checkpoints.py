@@ -19,6 +19,7 @@ from launcher.errors import OptionError
 if TYPE_CHECKING:
     from checkpoints.verify import ReportBytes, Verification
     from launcher.after.export.export import Exported
+    from launcher.after.onnx.graph import OnnxGraph
 
 OutOption = Annotated[str, typer.Option("--out", help="Folder or s3:// URI for the exported model.")]
 
@@ -116,15 +117,18 @@ def export(
     if int8 and not onnx:
         raise OptionError("--int8 needs --onnx", remedy="add --onnx; the graph in 8 bits is made of it")
     from launcher.after.export.export import export_run
-    from launcher.after.onnx.graph import OnnxGraph, check_installed, write_graph
     from launcher.runtime.run.record import open_run
 
     graphs: list[OnnxGraph] = []
     if onnx:
+        from launcher.after.onnx.graph import check_installed
+
         check_installed()
 
     def complete(folder: Path) -> None:
         if onnx:
+            from launcher.after.onnx.graph import write_graph
+
             graphs.append(write_graph(folder, int8=int8))
 
     exported = export_run(open_run(run), step, out, licence=licence, average=average, complete=complete)
