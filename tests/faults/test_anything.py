@@ -194,15 +194,15 @@ def survive(
     draws = Draws(f"{seed} {family} {zero}", scale, store=proxy is not None)
     phases = f"phases=[{{steps: {steps}, length: 32, batch: {{sequences: 12}}}}]"
     settings = (*SETTINGS, *FAMILIES[family], phases, f"zero={zero}")
-    calm = small_runs.new_run(folder, f"calm-{family}-{zero}", *settings)
+    name = f"{family}-{zero}-{steps}"
+    calm = small_runs.new_run(folder, f"calm-{name}", *settings)
     finish(calm, 2, timeout=600)
     for number in range(1, count + 1):
         if len(struck) >= count:
             break
-        name = f"{family}-{zero}-{number}"
-        uri = small_runs.new_run(root or folder, name, *settings)
+        uri = small_runs.new_run(root or folder, f"{name}-{number}", *settings)
         faults = draws.faults(min(count - len(struck), MOST), steps)
-        run = Disturbed(uri, f"{name} with --seed {seed}", steps, EVERY, faults, proxy)
+        run = Disturbed(uri, f"{name}-{number} with --seed {seed}", steps, EVERY, faults, proxy)
         try:
             run.run()
         finally:
