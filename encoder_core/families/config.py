@@ -90,6 +90,7 @@ class EncoderConfig(BaseModel, ABC):
         permutes: whether tokens are predicted in a random order, without masks.
         context_norm: whether the detection head has a norm of its own.
         class_token_last: whether the classification token ends a text; else it begins it.
+        convolves: whether a convolution shows each token its neighbours.
         takes_token_types: whether transformers' class accepts them for any number of `segments`.
         layers, hidden, heads, feed_forward: depth, width, attention heads, inner width.
         max_length: number of tokens in the longest row, including special tokens.
@@ -130,6 +131,10 @@ class EncoderConfig(BaseModel, ABC):
     initializer_range: float = Field(default=0.02, gt=0)
     initializer: Initializer = "truncated_normal"
     mup: Mup | None = None
+
+    @property
+    def convolves(self) -> bool:
+        return False
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from encoder_core.families.catalogue import is_enhanced
-from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.terms.term import HeadConfig, Refusal, Setting, refuse_decoder_family
 
 _COMBINABLE_TERMS = ("clm", "mlm")
@@ -40,10 +39,10 @@ class ClmConfig(HeadConfig):
                 "random order",
                 f"use plm for {setting.model.family}, and clm for another family",
             )
-        if isinstance(setting.model, DebertaV2Config) and setting.model.convolution is not None:
+        if setting.model.convolves:
             yield Refusal(
                 ("model", "convolution"),
-                "DeBERTa's convolution shows each token the next one, which clm predicts",
+                "the convolution shows each token the next one, which clm predicts",
                 "set model.convolution to null, or train mlm",
             )
         if is_enhanced(setting.model):

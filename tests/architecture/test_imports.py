@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.data.raw_text import DOCUMENTS, tokenizer_folder
+from tests.support.models.exports import SERVED
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("encoder_core", "data_service", "checkpoints", "launcher")
@@ -62,6 +64,14 @@ def loaded_with(modules: list[str]) -> set[str]:
     command = [sys.executable, "-c", code, json.dumps(modules)]
     result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     return set(json.loads(result.stdout.splitlines()[-1]))
+
+
+def test_families_are_named_in_their_own_room_alone() -> None:
+    """Others ask a configuration's properties, so that a new family is its file and a line of the catalogue."""
+    classes = {type(family.config).__name__ for family in SERVED.values()}
+    named = re.compile(rf"\b({'|'.join(classes)})\b")
+    others = [path for path in sources(*PACKAGES) if path.parent != ROOT / "encoder_core/families"]
+    assert [str(path) for path in others if named.search(path.read_text("utf-8"))] == []
 
 
 def test_the_data_service_never_loads_torch() -> None:

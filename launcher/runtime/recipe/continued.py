@@ -20,7 +20,6 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import holds_tokenizer
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig, language_table
-from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.optim.settings import AdamWConfig, Decayed
 from encoder_core.terms.replaced import ReplacedTokenConfig
 from launcher.errors import RunError
@@ -52,9 +51,9 @@ _PAIR_REASONS = {
     "# layers; heads that the folder lacks begin fresh. The run's `start` event names what was read, made and left",
     "objective": "the folder holds a discriminator, told by the names of its weights: it is trained on as one",
 }
-_VERSION_3 = (
-    "the folder holds no discriminator's head, so this is a DeBERTa v2. A DeBERTa v3 whose heads were left out looks\n"
-    "# the same: for one, take `objective` from deberta-v3-base"
+_HEADLESS = (
+    "the folder holds no discriminator's head, so this is no pair. A discriminator whose head was left out looks the\n"
+    "# same: for one, take `objective` from {}"
 )
 
 
@@ -127,8 +126,8 @@ def commented(recipe: Recipe) -> str:
 def _reasons(recipe: Recipe) -> dict[str, str]:
     if recipe.objective.rtd is not None:
         return _REASONS | _PAIR_REASONS
-    if isinstance(recipe.model, DebertaV2Config) and recipe.model.convolution is None:
-        return _REASONS | {"objective": _VERSION_3}
+    if recipe.model.pair_recipe is not None and not recipe.model.convolves:
+        return _REASONS | {"objective": _HEADLESS.format(recipe.model.pair_recipe)}
     return _REASONS
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from data_service.printable import visible
 from data_service.samples.lanes import Lanes
 from encoder_core.families.catalogue import family_names_where
-from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.pre_norm import PreNormConfig
 from launcher.runtime.recipe.phase_parts import FallingRate, PhaseMlm
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
@@ -194,6 +193,7 @@ def _with_rope_base(recipe: Recipe, base: float) -> Recipe:
 
 
 _TURNED = family_names_where(lambda family: issubclass(family, PreNormConfig))
+_WINDOWED = family_names_where(lambda family: "local_rope_base" in family.model_fields)
 
 
 def _no_rotation(recipe: Recipe) -> tuple[str, str] | None:
@@ -207,21 +207,23 @@ def _no_rotation(recipe: Recipe) -> tuple[str, str] | None:
 
 def _local_rope_base(recipe: Recipe) -> float | None:
     """Return the rotary base of layers that see a window; None: the model has no such layers."""
-    return recipe.model.local_rope_base if isinstance(recipe.model, ModernBertConfig) else None
+    model = recipe.model
+    layers = range(model.layers) if isinstance(model, PreNormConfig) else ()
+    return next((model.rope_base(layer) for layer in layers if model.window(layer) is not None), None)
 
 
 def _with_local_rope_base(recipe: Recipe, base: float) -> Recipe:
-    if not isinstance(recipe.model, ModernBertConfig):
+    if _local_rope_base(recipe) is None:
         return recipe  # the recipe is refused elsewhere
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"local_rope_base": base})})
 
 
 def _no_local_rotation(recipe: Recipe) -> tuple[str, str] | None:
-    if isinstance(recipe.model, ModernBertConfig):
+    if _local_rope_base(recipe) is not None:
         return None
     return (
-        f"a model of family {recipe.model.family} has no rotary positions of local layers",
-        "leave it out, or train modernbert",
+        f"this model of family {recipe.model.family} has no local layers with rotary positions",
+        f"leave it out, or train a family that has such layers: {_WINDOWED}",
     )
 
 

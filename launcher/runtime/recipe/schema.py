@@ -170,7 +170,7 @@ class RecipePhase(Choice):
             one that was read before (`maskfleet corpus append`).
         rope_base: base of the rotary positions in layers that see the whole row (ModernBERT's global layers, all of
             EuroBERT's).
-        local_rope_base: base of the rotary positions in layers that see a window (ModernBERT's local layers).
+        local_rope_base: base of the rotary positions in layers that see a window.
     """
 
     steps: PositiveInt

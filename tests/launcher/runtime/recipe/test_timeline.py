@@ -106,7 +106,7 @@ def test_the_phase_of_a_step() -> None:
             "phases.1.mlm.rate.start",
         ),
         ("steps: 9, rope_base: 1.0e+4", "family roberta has no rotary positions", "leave it out"),
-        ("steps: 9, local_rope_base: 1.0e+4", "no rotary positions of local layers", "leave it out"),
+        ("steps: 9, local_rope_base: 1.0e+4", "no local layers", "leave it out"),
         ("steps: 9, mlm: {rate: 0.9}", "less than or equal to 0.8", "phases.1.mlm.rate"),
         (f"steps: 9, batch: {RISE % (128, 5)}", "to rise from 128 to 64", "start with less than 64"),
         (f"steps: 9, batch: {RISE % (0, 5)}", "greater than 0", "phases.1.batch.warmup.start"),
@@ -302,6 +302,20 @@ def test_the_base_of_rotary_positions_is_the_phases_or_the_models(own: list[floa
     for steps, expected in enumerate([literal[0], *literal]):
         made = recipe_after(recipe, steps).model
         assert made == base.model.model_copy(update={"global_rope_base": expected})
+
+
+@pytest.mark.parametrize("model", ["modernbert", "ultrabert"])
+def test_the_base_of_local_layers_is_the_phases_where_there_are_such(model: str) -> None:
+    own = {"ultrabert": ("model.local_attention=128", "model.head_width=64"), "modernbert": ()}[model]
+    name = {"ultrabert": "eurobert-210m", "modernbert": "modernbert-base"}[model]
+    phases = "phases=[{steps: 9, length: 128, batch: {sequences: 64}, local_rope_base: 70}]"
+    recipe = load(name, (phases, "microbatch=4", "schedule.warmup=0", *own))
+    assert layer_settings(recipe, recipe.phases[0])["local_rope_base"] == 70.0
+    made = recipe_after(recipe, 3).model
+    assert made == recipe.model.model_copy(update={"local_rope_base": 70.0})
+    if model == "ultrabert":
+        with pytest.raises(RecipeError, match="no local layers"):
+            load(name, ("phases.0.local_rope_base=70",))
 
 
 def test_families_without_rotary_positions_have_no_base() -> None:
