@@ -15,12 +15,14 @@ from data_service.tokenizers.specials import Style
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 from encoder_core.families.albert import AlbertConfig
+from encoder_core.families.bart import BartConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.neobert import NeoBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
@@ -29,7 +31,7 @@ from encoder_core.terms.replaced import ReplacedTokenConfig
 from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
 from encoder_core.terms.span_boundary import SboConfig
 from launcher.runtime.recipe.network import objective_module
-from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective, exported_heads
+from launcher.runtime.recipe.objective import DenoiseTerm, MlmTerm, PlmTerm, RecipeObjective, exported_heads
 from tests.support.data.made_up import WORDS
 
 LENGTH = 24
@@ -94,6 +96,14 @@ FAMILIES: Mapping[str, Family] = {
         _PAIR,
     ),
 }
+
+SERVED: Mapping[str, Family] = {
+    **FAMILIES,
+    "distilbert": Family(BertConfig(**SHAPE, token_types=0), RecipeObjective(mlm=MLM), "wordpiece", "bert"),
+    "neobert": Family(NeoBertConfig(**SHAPE), RecipeObjective(mlm=MLM), "wordpiece", "bert"),
+    "bart": Family(BartConfig(**SHAPE), RecipeObjective(denoise=DenoiseTerm()), "byte_bpe", "roberta"),
+}
+"""What an ONNX graph is made of: these, and what is exported otherwise."""
 
 
 @cache

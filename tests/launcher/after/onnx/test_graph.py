@@ -12,9 +12,6 @@ import torch
 from checkpoints.hf.load import load_pretrained, read_folder_config
 from encoder_core.batch import untargeted
 from encoder_core.errors import ModelError
-from encoder_core.families.bart import BartConfig
-from encoder_core.families.bert import BertConfig
-from encoder_core.families.neobert import NeoBertConfig
 from encoder_core.objectives.compose import network
 from launcher.after.export.sentence_transformer import write_sentence_transformer
 from launcher.after.onnx.graph import GRAPH, INT8_GRAPH, OPSET, write_graph
@@ -28,30 +25,24 @@ from launcher.after.onnx.parity import (
     samples,
 )
 from launcher.errors import MissingPackage
-from launcher.runtime.recipe.objective import DenoiseTerm, RecipeObjective, exported_heads
+from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
 from launcher.runtime.run.record import open_run
 from tests.support.checks.command import exit_code, maskfleet
-from tests.support.models.exports import FAMILIES, MLM, SHAPE, Family, export
+from tests.support.models.exports import MLM, SERVED, Family, export
 from tests.support.runs.starts import BERT, Setting, trained
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 
-CASES: dict[str, Family] = {
-    **FAMILIES,
-    "distilbert": Family(BertConfig(**SHAPE, token_types=0), RecipeObjective(mlm=MLM), "wordpiece", "bert"),
-    "neobert": Family(NeoBertConfig(**SHAPE), RecipeObjective(mlm=MLM), "wordpiece", "bert"),
-    "bart": Family(BartConfig(**SHAPE), RecipeObjective(denoise=DenoiseTerm()), "byte_bpe", "roberta"),
-}
 BATCHES, WIDER = 200, 3
 
 
 @pytest.mark.long
 @pytest.mark.default_cases(2)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SERVED)
 def test_a_graph_computes_what_our_network_does(name: str, tmp_path: Path) -> None:
-    family = CASES[name]
+    family = SERVED[name]
     export(family, tmp_path)
     folder = tmp_path / family.folders[-1]
     made = write_graph(folder, int8=True)
@@ -122,7 +113,7 @@ def _wider(sample: Sample, pad: int, *, left: bool) -> Sample:
 @pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False), ("weighted_mean", True)])
 def test_a_sentence_transformer_has_its_vectors(tmp_path: Path, pooling: str, normalize: bool) -> None:
     library = pytest.importorskip("sentence_transformers")
-    export(CASES["roberta"], tmp_path)
+    export(SERVED["roberta"], tmp_path)
     write_sentence_transformer(tmp_path, pooling=pooling, normalize=normalize, max_length=24)
     assert write_graph(tmp_path).outputs == ("last_hidden_state", "sentence_embedding")
     model = library.SentenceTransformer(str(tmp_path), device="cpu")
