@@ -42,19 +42,14 @@ class Joined:
     """How several matrices are interleaved in one of shape [times * sum(rows), columns].
 
     It repeats `times` times: `rows` rows of each matrix in turn. A matrix with `rows` r is then [times * r, columns].
-    `split` and `join` are inverses.
     """
 
     rows: tuple[int, ...]
     times: int = 1
 
-    def split(self, whole: Float[Tensor, "all columns"]) -> list[Tensor]:
-        blocks = whole.view(self.times, sum(self.rows), -1)
-        return [part.flatten(0, 1) for part in torch.split(blocks, list(self.rows), 1)]
-
-    def join(self, parts: Sequence[Tensor]) -> Float[Tensor, "all columns"]:
-        blocks = [part.view(self.times, len(part) // self.times, -1) for part in parts]
-        return torch.cat(blocks, 1).flatten(0, 1)
+    def views(self, whole: Float[Tensor, "all columns"]) -> Sequence[Float[Tensor, "times rows columns"]]:
+        """Return a view of each matrix."""
+        return torch.split(whole.view(self.times, sum(self.rows), -1), list(self.rows), 1)
 
 
 class JoinedLinear(nn.Linear):

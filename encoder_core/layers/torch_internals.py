@@ -24,6 +24,7 @@ PRIVATE = (
     "ops.aten._flash_attention_backward",
     "ops.aten._scaled_dot_product_efficient_attention_backward",
     "_subclasses.fake_tensor",
+    "_foreach_copy_",
 )
 COMPILER_NAMES = (
     "_dynamo.mark_dynamic",
@@ -85,6 +86,11 @@ def softmax_backward(gradient: Tensor, weights: Tensor) -> Tensor:
 def add_to_each(tensors: Sequence[Tensor], others: Sequence[Tensor], factor: float) -> None:
     """Add factor * others[i] to tensors[i], in place, with few kernels."""
     resolve(PRIVATE[2])(tensors, others, alpha=factor)
+
+
+def copy_to_each(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    """Copy others[i] to tensors[i], with few kernels."""
+    resolve(PRIVATE[10])(tensors, others)
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

@@ -23,10 +23,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Float
 from torch import Tensor
 
 from encoder_core.errors import TrainingError
 from encoder_core.layers.parameters import Joined
+from encoder_core.layers.torch_internals import copy_to_each
 from encoder_core.optim.adamw import update_adamw
 from encoder_core.optim.settings import MuonConfig
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
@@ -49,15 +51,18 @@ def working_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def orthogonalise(matrix: Tensor) -> Tensor:
-    """Return approximately U V^T, [rows, columns], in the dtype of `matrix`, which is not changed."""
-    wide = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix  # the smaller Gram matrix
-    x = wide / (wide.norm() + _TINY)
+def orthogonalise(matrices: Float[Tensor, "matrices rows columns"]) -> Float[Tensor, "matrices rows columns"]:
+    """Return approximately U V^T of each matrix, contiguous and in the same dtype. `matrices` are not changed.
+
+    All of them together take the launches that one takes.
+    """
+    transposed = matrices.shape[1] > matrices.shape[2]
+    wide = matrices.mT if transposed else matrices  # the smaller Gram matrices
+    x = wide / (torch.linalg.vector_norm(wide, dim=(1, 2), keepdim=True) + _TINY)
     for _ in range(STEPS):
         gram = x @ x.mT
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=_CUBIC, alpha=_QUINTIC), x, beta=_LINEAR)
-    whole: Tensor = x.mT if wide is not matrix else x
-    return whole
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=_CUBIC, alpha=_QUINTIC), x, beta=_LINEAR)
+    return x.mT.contiguous() if transposed else x
 
 
 def rms_scale(rows: int, columns: int) -> float:
@@ -79,14 +84,19 @@ def parts_of(shape: Sequence[int], joined: Joined | None) -> list[tuple[int, int
     return [(rows, columns)] if joined is None else [(joined.times * part, columns) for part in joined.rows]
 
 
-def update_of(matrix: Tensor, joined: Joined | None = None) -> Tensor:
-    """Return a momentum as Muon applies it, [rows, columns]: orthogonalised and scaled.
+def orthogonalise_each(momenta: Iterable[tuple[Float[Tensor, "rows columns"], Joined | None]]) -> None:
+    """Replace momenta by what Muon applies, orthogonalised and scaled; those of one shape together.
 
-    If `joined`, each matrix in it is treated by itself: singular vectors of the whole would mix its parts.
+    Each matrix in a joined one is treated by itself: singular vectors of the whole would mix its parts.
     """
-    if joined is not None:
-        return joined.join([update_of(part) for part in joined.split(matrix)])
-    return orthogonalise(matrix) * rms_scale(*matrix.shape)
+    parts: dict[torch.Size, list[Tensor]] = {}
+    for whole, joined in momenta:
+        for part in (joined or Joined((len(whole),))).views(whole):
+            parts.setdefault(part.shape, []).append(part)
+    for shape, its in parts.items():
+        found = orthogonalise(torch.stack(its).flatten(1, 2))
+        found.mul_(rms_scale(*found.shape[1:]))
+        copy_to_each(its, found.view(-1, *shape).unbind())
 
 
 def flops(shape: tuple[int, int]) -> int:
@@ -96,8 +106,11 @@ def flops(shape: tuple[int, int]) -> int:
     return STEPS * (4 * short * short * long + 2 * short**3)
 
 
-Round = tuple[int | None, ...]
-"""For each rank, the number of the matrix that it gathers; None for a rank without one."""
+ROUND_ELEMENTS = 2**27
+"""How many elements of whole matrices a rank has at a time, unless one alone has more."""
+
+Round = tuple[tuple[int, ...], ...]
+"""For each rank, the numbers of the matrices that it gathers."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +128,7 @@ class MatrixExchange:
     ranks: dist.ProcessGroup | None = None
 
     def rounds(self, work: Mapping[int, int]) -> list[Round]:
-        """Return rounds of all matrices in `work`, one a rank in each round. `work` is the cost of each matrix.
+        """Return rounds of all matrices in `work`, which is the cost of each matrix.
 
         The largest come first, so that ranks seldom wait for each other.
         """
@@ -127,50 +140,74 @@ class MatrixExchange:
             owner = min(able, key=lambda rank: load[rank])
             owned[owner].append(matrix)
             load[owner] += cost
-        return list(zip_longest(*(sorted(its, key=lambda matrix: -work[matrix]) for its in owned.values())))
+        ordered = (sorted(its, key=lambda matrix: -work[matrix]) for its in owned.values())
+        return list(zip_longest(*map(self._chunks, ordered), fillvalue=()))
 
-    def gather(self, matrices: Round, mine: Mapping[int, Tensor]) -> Tensor:
-        """Return this rank's matrix of the round, whole and flat; empty if it has none. Collective unless
-        `stays(matrices)`.
+    def gather(self, matrices: Round, mine: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Return this rank's matrices of the round, whole and flat; those that lie whole here are views of `mine`.
+        Collective, unless all matrices lie whole on their ranks.
 
         `mine`: this rank's range of each matrix of the round.
         """
-        own, nothing = matrices[self.rank], next(iter(mine.values())).new_empty(0)
-        if self.stays(matrices):
-            return nothing if own is None else mine[own]
-        sent = [nothing if matrix is None else mine[matrix] for matrix in matrices]
-        return self._exchange(sent, self._held(own, matrices))
+        own, moved = matrices[self.rank], self._moved(matrices)
+        wholes = {matrix: mine[matrix] for matrix in own}
+        if any(moved):
+            its = moved[self.rank]
+            lengths = [[self.table[matrix][rank] for matrix in its] for rank in range(len(matrices))]
+            sent = [[mine[matrix] for matrix in theirs] for theirs in moved]
+            received = self._exchange(sent, lengths, nothing := next(iter(mine.values()))[:0])
+            joined = torch.cat([nothing, *(part for parts in zip(*received, strict=True) for part in parts)])
+            sizes = [sum(self.table[matrix]) for matrix in its]
+            wholes |= zip(its, torch.split(joined, sizes), strict=True)
+        return wholes
 
-    def scatter(self, matrices: Round, whole: Tensor) -> dict[int, Tensor]:
-        """Return this rank's ranges of all matrices of the round; the inverse of `gather`. Collective unless
-        `stays(matrices)`.
+    def scatter(self, matrices: Round, wholes: Mapping[int, Tensor], mine: Mapping[int, Tensor]) -> None:
+        """Write whole matrices, changed since `gather`, into each rank's `mine`. Collective as `gather` is."""
+        moved = self._moved(matrices)
+        if any(moved):
+            cut = [torch.split(wholes[matrix], list(self.table[matrix])) for matrix in moved[self.rank]]
+            lengths = [[self.table[matrix][self.rank] for matrix in its] for its in moved]
+            sent = [[parts[rank] for parts in cut] for rank in range(len(matrices))]
+            received = self._exchange(sent, lengths, next(iter(mine.values()))[:0])
+            ranges = [mine[matrix] for its in moved for matrix in its]
+            copy_to_each(ranges, [part for its in received for part in its])
 
-        `whole`: this rank's matrix, flat.
-        """
-        own = matrices[self.rank]
-        if self.stays(matrices):
-            return {} if own is None else {own: whole}
-        lengths = [0 if matrix is None else self.table[matrix][self.rank] for matrix in matrices]
-        parts = torch.split(self._exchange(torch.split(whole, self._held(own, matrices)), lengths), lengths)
-        return {matrix: part for matrix, part in zip(matrices, parts, strict=True) if matrix is not None}
+    def _chunks(self, matrices: Sequence[int]) -> list[tuple[int, ...]]:
+        """Cut a rank's matrices into those of each round."""
+        chunks: list[tuple[int, ...]] = []
+        free = 0
+        for matrix in matrices:
+            size = sum(self.table[matrix])
+            if size > free:
+                chunks.append(())
+                free = ROUND_ELEMENTS
+            chunks[-1] += (matrix,)
+            free -= size
+        return chunks
 
-    def stays(self, matrices: Round) -> bool:
-        """Return whether each matrix of the round is already whole on its rank, so that nothing is sent."""
-        return all(
-            matrix is None or self.table[matrix][rank] == sum(self.table[matrix])
-            for rank, matrix in enumerate(matrices)
+    def _moved(self, matrices: Round) -> Round:
+        """Return the matrices of a round that do not lie whole on the ranks that gather them."""
+        return tuple(
+            tuple(matrix for matrix in its if self.table[matrix][rank] < sum(self.table[matrix]))
+            for rank, its in enumerate(matrices)
         )
 
-    def _held(self, matrix: int | None, matrices: Round) -> list[int]:
-        """Return how much of a matrix each rank holds."""
-        return [0] * len(matrices) if matrix is None else list(self.table[matrix])
+    def _exchange(
+        self, sent: Sequence[Sequence[Tensor]], lengths: list[list[int]], nothing: Tensor
+    ) -> list[Sequence[Tensor]]:
+        """Send the tensors `sent[r]` to each rank r. Return the tensors that each rank sent, `lengths[r]` long.
 
-    def _exchange(self, sent: Sequence[Tensor], lengths: list[int]) -> Tensor:
-        """Send `sent[r]` to each rank r; return what each rank sent, `lengths[r]` elements of it, end to end."""
-        joined = torch.cat(tuple(sent))
-        received = joined.new_empty(sum(lengths))
-        dist.all_to_all_single(received, joined, lengths, [len(part) for part in sent], group=self.ranks)
-        return received
+        `nothing` is an empty tensor, for ranks that send none.
+        """
+        totals = [sum(its) for its in lengths]
+        joined = torch.cat([nothing, *(part for its in sent for part in its)])
+        received = joined.new_empty(sum(totals))
+        dist.all_to_all_single(
+            received, joined, totals, [sum(map(len, its)) for its in sent], group=self.ranks
+        )
+        return [
+            torch.split(part, its) for part, its in zip(torch.split(received, totals), lengths, strict=True)
+        ]
 
 
 def meet(
@@ -251,48 +288,39 @@ class Muon(ShardedOptimizer):
         Raises:
             TrainingError: the update's number was not set, or a flat tensor was not described by `shard`.
         """
+        matrices: dict[Tensor, dict[str, Any]] = {}
         for group in self.param_groups:
             params = due(group)
             if params and group[MATRICES]:
-                self._update_matrices(group, params)
+                update_count(group)
+                matrices |= dict.fromkeys(params, group)
             elif params:
                 update_adamw(self.state, group, params)
+        self._update_matrices(matrices)
 
-    def _update_matrices(self, group: dict[str, Any], params: Sequence[Tensor]) -> None:
-        update_count(group)
-        for p in params:
-            gradient = p.grad
-            assert gradient is not None  # `due` keeps only tensors with a gradient
-            if MOMENTUM not in self.state[p]:
-                self.state[p][MOMENTUM] = torch.zeros_like(p)
-            self.state[p][MOMENTUM].mul_(group["momentum"]).add_(gradient)
-            p.mul_(1 - group["lr"] * group["weight_decay"])
-        # Unsharded tensors are one matrix each, so rounds are planned over the ranges of all tensors together.
-        ranges = {segment.parameter: (segment, p) for p in params for segment in self._ranges(p)}
-        work = {number: sum(map(flops, parts_of(self._shapes[number], group[JOINED]))) for number in ranges}
+    def _update_matrices(self, groups: Mapping[Tensor, dict[str, Any]]) -> None:
+        """Update tensors, given with the group of each. All are orthogonalised together, whatever their groups."""
+        directions = {p: self._direction(group, p) for p, group in groups.items()}
+        ranges = {s.parameter: s.of(directions[p]) for p in groups for s in self._ranges(p)}
+        joined = {s.parameter: group[JOINED] for p, group in groups.items() for s in self._ranges(p)}
+        work = {number: sum(map(flops, parts_of(self._shapes[number], joined[number]))) for number in ranges}
         for matrices in self._exchange.rounds(work):
-            self._update_round(group, matrices, ranges)
+            wholes = self._exchange.gather(matrices, ranges)
+            orthogonalise_each(
+                (flat.view(rows_and_columns(self._shapes[number])), joined[number])
+                for number, flat in wholes.items()
+            )
+            self._exchange.scatter(matrices, wholes, ranges)
+        for p, group in groups.items():
+            p.mul_(1 - group["lr"] * group["weight_decay"]).add_(directions[p], alpha=-group["lr"])
 
-    def _update_round(
-        self, group: dict[str, Any], matrices: Round, ranges: Mapping[int, tuple[ShardSegment, Tensor]]
-    ) -> None:
-        """Gather, orthogonalise and scatter one parameter a rank. No more than that is in memory at a time."""
-        mine = {n: self._direction(group, *ranges[n]) for n in matrices if n is not None}
-        found = self._exchange.gather(matrices, mine)
-        own = matrices[self._exchange.rank]
-        if own is not None:
-            whole = found.view(rows_and_columns(self._shapes[own]))
-            found = update_of(whole, group[JOINED]).reshape(-1)
-        for number, part in self._exchange.scatter(matrices, found).items():
-            segment, p = ranges[number]
-            segment.of(p).add_(part, alpha=-group["lr"])
-
-    def _direction(self, group: dict[str, Any], segment: ShardSegment, p: Tensor) -> Tensor:
-        """Return this rank's range of G + mu B, flat, as input of Newton-Schulz.
+    def _direction(self, group: dict[str, Any], p: Tensor) -> Tensor:
+        """Update the momentum of `p`, and return G + mu B of its shape, as input of Newton-Schulz.
 
         It is rounded before it is sent; the published code rounds the same numbers after gathering them.
         """
-        assert p.grad is not None
-        momentum = segment.of(self.state[p][MOMENTUM])
-        direction = segment.of(p.grad).add(momentum, alpha=group["momentum"])
-        return direction.to(working_dtype(p.device))
+        assert p.grad is not None  # `due` keeps only tensors with a gradient
+        if MOMENTUM not in self.state[p]:
+            self.state[p][MOMENTUM] = torch.zeros_like(p)
+        momentum = self.state[p][MOMENTUM].mul_(group["momentum"]).add_(p.grad)
+        return p.grad.add(momentum, alpha=group["momentum"]).to(working_dtype(p.device))

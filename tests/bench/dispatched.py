@@ -18,7 +18,8 @@ _WAITING = {
     *("equal", "is_nonzero", "bincount"),
 }
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-_NOTHING = _EMPTY | {"detach", "_pin_memory", "is_pinned", "device", "promote_types"}
+_NOTHING = _EMPTY | {"detach", "_pin_memory", "is_pinned", "device", "promote_types", "_unsafe_view"}
+_NOTHING |= {"_record_function_enter_new", "_record_function_exit"}
 
 
 class Dispatched(TorchDispatchMode):

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from encoder_core.layers.kernel_choice import Kernel, only
-from encoder_core.optim import adamw
+from encoder_core.optim import adamw, muon
 from encoder_core.optim.adamw import StableAdamW
-from encoder_core.optim.settings import StableAdamWConfig
+from encoder_core.optim.muon import Muon
+from encoder_core.optim.settings import MuonConfig, StableAdamWConfig
 from encoder_core.optim.shards import ShardSegment
 from encoder_core.optim.updates import set_update
 from launcher.runtime.recipe.load import load
@@ -87,3 +88,34 @@ def test_times_of_an_update_in_turns(figure: Figure) -> None:
         for kernel in kernels:
             seconds = seconds_of(lambda kernel=kernel: _step(optimizer, kernel, 2))  # type: ignore[misc]
             figure(f"StableAdamW of {flat.numel():,} numbers, {kernel}, turn {turn}", 1e3 * seconds, "ms")
+
+
+def _orthogonalised(round_elements: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Muon, list[nn.Parameter]]:
+    """BERT base's matrices after a few updates; on a CPU those of a narrow one."""
+    monkeypatch.setattr(muon, "ROUND_ELEMENTS", round_elements)
+    hidden = 768 if GPU else 24
+    generator = torch.Generator(DEVICE).manual_seed(3)
+    shapes = 12 * [*4 * [(hidden, hidden)], (4 * hidden, hidden), (hidden, 4 * hidden)]
+    weights = [nn.Parameter(torch.randn(shape, generator=generator, device=DEVICE)) for shape in shapes]
+    optimizer = Muon([{"params": weights, "matrices": True}], MuonConfig(lr=_RATE))
+    for count in range(1, _STEPS + 1):
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator, device=DEVICE)
+        set_update(optimizer, lr=_RATE, count=count)
+        optimizer.step()
+    return optimizer, weights
+
+
+def test_muon_of_all_matrices_together_is_muon_of_each(
+    figure: Figure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iterates of a GPU are bfloat16, so updates agree to a percent of their length."""
+    (_, alone), (_, together), (_, again) = (_orthogonalised(n, monkeypatch) for n in (1, 2**27, 2**27))
+    for one, other, repeated in zip(alone, together, again, strict=True):
+        assert torch.equal(other, repeated)
+        step = _STEPS * _RATE * 0.2 * one.numel() ** 0.5  # by the root mean square of an update
+        assert float((one - other).detach().norm()) <= (0.02 if GPU else 1e-5) * step
+    for turn in range(2):
+        for name, elements in (("each matrix alone", 1), ("all together", 2**27)):
+            optimizer, _ = _orthogonalised(elements, monkeypatch)
+            figure(f"Muon of BERT base, {name}, turn {turn}", 1e3 * seconds_of(optimizer.step), "ms")

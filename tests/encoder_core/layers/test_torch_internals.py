@@ -11,6 +11,7 @@ from encoder_core.layers import torch_internals as internals
 
 CALLS = {
     "_softmax_backward_data": lambda: internals.softmax_backward(torch.ones(1, 1), torch.ones(1, 1)),
+    "_foreach_copy_": lambda: internals.copy_to_each([torch.ones(1)], [torch.ones(1)]),
     "_foreach_add_": lambda: internals.add_to_each([torch.ones(1)], [torch.ones(1)], 1.0),
 }
 

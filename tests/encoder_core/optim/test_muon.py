@@ -1,12 +1,16 @@
 """Muon unsharded: torch's own of the same update, and which parameters it moves. With DeepSpeed: test_whole_zero.py."""
 
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from dispatched import Dispatched
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from encoder_core.families.deberta import DebertaConfig
 from encoder_core.families.modernbert import ModernBertConfig
@@ -17,10 +21,12 @@ from encoder_core.layers.deberta_attention import FusedProjections
 from encoder_core.layers.encoder import GatedFeedForward
 from encoder_core.objectives.network import masked_language_model
 from encoder_core.objectives.plm import permuted_language_model
+from encoder_core.optim import muon
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import hidden_matrices, parameter_groups
 from encoder_core.optim.muon import MatrixExchange, Muon
 from encoder_core.optim.settings import AdamWConfig, MuonConfig
+from encoder_core.optim.shards import ShardSegment
 from encoder_core.optim.updates import set_update
 
 SMALL: dict[str, Any] = {
@@ -153,14 +159,16 @@ def test_groups_keep_matrices_apart_only_if_asked() -> None:
 @given(st.data())
 def test_each_matrix_is_made_whole_once_where_much_of_it_lies(data: st.DataObject) -> None:
     world = data.draw(st.integers(1, 5))
-    held = st.lists(st.integers(0, 9), min_size=world, max_size=world).filter(any)
+    sizes = st.one_of(st.integers(0, 9), st.integers(0, muon.ROUND_ELEMENTS))
+    held = st.lists(sizes, min_size=world, max_size=world).filter(any)
     table = dict(enumerate(data.draw(st.lists(held, max_size=12))))
     work = {matrix: data.draw(st.integers(1, 5)) for matrix in table}
     rounds = MatrixExchange(table).rounds(work)
-    owners = {matrix: rank for one in rounds for rank, matrix in enumerate(one) if matrix is not None}
-    assert sum(matrix is not None for one in rounds for matrix in one) == len(table)
-    assert owners.keys() == table.keys()
-    assert all(2 * table[matrix][rank] >= max(table[matrix]) for matrix, rank in owners.items())
+    owners = [(matrix, rank) for one in rounds for rank, its in enumerate(one) for matrix in its]
+    assert sorted(matrix for matrix, _ in owners) == list(table)
+    assert all(2 * table[matrix][rank] >= max(table[matrix]) for matrix, rank in owners)
+    for its in (its for one in rounds for its in one):
+        assert len(its) <= 1 or sum(sum(table[matrix]) for matrix in its) <= muon.ROUND_ELEMENTS
 
 
 @given(st.integers(1, 8), st.lists(st.integers(1, 6), min_size=1, max_size=40))
@@ -168,5 +176,45 @@ def test_work_is_dealt_out_evenly_where_all_hold_alike(world: int, costs: list[i
     """As at stage 3: nobody has more to do than the mean and one matrix."""
     work = dict(enumerate(costs))
     rounds = MatrixExchange({matrix: [3] * world for matrix in work}).rounds(work)
-    load = [sum(work[at] for one in rounds if (at := one[rank]) is not None) for rank in range(world)]
+    load = [sum(work[matrix] for one in rounds for matrix in one[rank]) for rank in range(world)]
     assert max(load) <= sum(costs) / world + max(costs)
+
+
+def _flat_muon(layers: int) -> Muon:
+    """Updates ModernBERT's matrices, which lie end to end as in ZeRO's flat tensors: one for each way to join them."""
+    model = masked_language_model(ModernBertConfig(**SMALL | {"layers": layers}))
+    groups = [group for group in parameter_groups(model, 0.1, matrices=True) if group["matrices"]]
+    shapes = [tuple(p.shape) for group in groups for p in group["params"]]
+    segments, number = dict[Tensor, list[ShardSegment]](), 0
+    for group in groups:
+        parameters = group["params"]
+        flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
+        flat.grad = torch.randn(flat.shape)
+        edges = pairwise([0, *accumulate(p.numel() for p in parameters)])
+        segments[flat] = [ShardSegment(number + i, 0, *its) for i, its in enumerate(edges)]
+        number += len(parameters)
+        group["params"] = [flat]
+    optimizer = Muon(groups, MuonConfig(lr=RATE))
+    optimizer.shard(segments, shapes)
+    return optimizer
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """The only rank of its group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_any_number_of_layers_is_updated_by_as_many_operations() -> None:
+    counts = []
+    for layers in (1, 22):
+        optimizer = _flat_muon(layers)
+        for number in (1, 2):  # the first update makes the momenta
+            set_update(optimizer, lr=RATE, count=number)
+            with Dispatched() as found:
+                optimizer.step()
+        counts.append(found.count)
+    assert counts[0] == counts[1] <= 80, found.kernels

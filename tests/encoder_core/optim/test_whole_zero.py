@@ -25,6 +25,7 @@ from tests.support.ranks.chosen_gradients import (
     gradients,
     run,
     run_fused,
+    run_in_rounds,
     shapes_of,
 )
 from tests.support.ranks.forked import run_ranks
@@ -163,6 +164,14 @@ def test_stable_adamws_kernels_equal_the_reference_too(world: int) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     cases = [case for case in CASES if case.optimizer == "stableadamw"]
     ranks = run_ranks(run_fused, world, cases, 0, FEW)
+    for i, case in enumerate(cases):
+        assert error(whole(rank[i] for rank in ranks), expected(case, FEW)) <= 1e-6, case
+
+
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.long), 3])
+def test_muon_in_several_rounds_equals_the_reference_too(world: int) -> None:
+    cases = [case for case in CASES if case.optimizer == "muon"]
+    ranks = run_ranks(run_in_rounds, world, cases, 0, FEW)
     for i, case in enumerate(cases):
         assert error(whole(rank[i] for rank in ranks), expected(case, FEW)) <= 1e-6, case
 

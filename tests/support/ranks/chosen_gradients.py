@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from encoder_core.layers.kernel_choice import only
 from encoder_core.layers.parameters import IntoHeads, JoinedLinear
-from encoder_core.optim import adamw
+from encoder_core.optim import adamw, muon
 from encoder_core.optim.adamw import StableAdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.lamb import Lamb
@@ -147,6 +147,12 @@ def run(
 def run_fused(*given: Any) -> list[list[Piece]]:
     """`run` with StableAdamW's kernels, interpreted."""
     with patch.object(adamw, "_takes", lambda p: True), only("fused", "update"):
+        return run(*given)
+
+
+def run_in_rounds(*given: Any) -> list[list[Piece]]:
+    """`run` with memory for one of Muon's larger matrices, or few small ones, at a time."""
+    with patch.object(muon, "ROUND_ELEMENTS", 300):
         return run(*given)
 
 

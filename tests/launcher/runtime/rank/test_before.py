@@ -48,9 +48,10 @@ def before_of(record: Any) -> dict[str, float]:
     }
 
 
-def test_both_texts_are_measured_and_drawn(place: Path) -> None:
+@pytest.mark.parametrize("world", [1, 2])
+def test_both_texts_are_measured_and_drawn(place: Path, world: int) -> None:
     old, own = (
-        finish(new_run(place, name, *SETTINGS, evaluating({"uri": f"{place}/{corpus}"})), 1)
+        finish(new_run(place, f"{name}-{world}", *SETTINGS, evaluating({"uri": f"{place}/{corpus}"})), world)
         for name, corpus in (("with-old", "old"), ("with-own", "corpus"))
     )
     assert losses(old) == losses(own), "what is evaluated changes nothing in training"
