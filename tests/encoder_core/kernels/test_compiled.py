@@ -47,13 +47,13 @@ TESTED = yaml.safe_load((ROOT / "tests/bench/tested.yaml").read_text())
 BROUGHT = {release["triton"] for release in TESTED["torch"]}  # Tritons, by the torches that are admitted
 HALF = ("bf16", "fp16")
 OTHERS = (64, 128)  # widths of heads on record for Tritons that are not the pinned one
-NEWEST = "3.9.0"  # has on record, so far, bf16 at these widths alone
+NEWEST = {"3.8.0", "3.9.0"}  # have on record, so far, bf16 at these widths alone
 NEWEST_WIDTHS = {
     **dict.fromkeys(FORMS, 64),
     **dict.fromkeys(("LayerNorm", "LayerNorm without bias", "RMSNorm"), 768),
     **dict.fromkeys(LOSSES, 30_528),
 }
-FEW = 1 / 40  # of a launch's instructions may spill registers
+FEW, HARDLY_ANY = 1 / 40, 1 / 100  # shares of a launch's instructions that may spill registers
 
 
 def compiled(folder: Path, *options: str, tritons: Path | None = None) -> list[Compiled]:
@@ -111,10 +111,10 @@ def test_every_other_triton_has_the_launches_that_train() -> None:
 
     pinned = launches(PINS["triton"])
     assert pinned
-    for version in BROUGHT - {PINS["triton"], NEWEST}:
+    for version in BROUGHT - {PINS["triton"], *NEWEST}:
         assert launches(version) == pinned
     newest = {one for one in pinned if one[1] == "bf16" and NEWEST_WIDTHS.get(str(one[3])) == one[2]}
-    assert launches(NEWEST) >= newest
+    assert all(launches(version) >= newest for version in NEWEST)
 
 
 def timed(one: Compiled) -> bool:
@@ -127,14 +127,14 @@ GROUPS = [pytest.param(found, id="-".join(map(str, name))) for name, found in gr
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_launch_fits_its_gpu(group: list[Compiled]) -> None:
-    """In shared memory, and in registers. Of the launches in half precision that no GPU has timed, a few spill, by few
-    of their instructions. In fp32, in which nothing trains on GPUs, many do."""
+    """In shared memory, and in registers. Of the launches in half precision that no GPU has timed, none spills by
+    more than few of its instructions, and nine in ten by hardly any. In fp32, in which nothing trains on GPUs, many do."""
     for one in group:
         assert one.shared <= SHARED[one.sm], f"{one}"
         assert one.programs >= 1
     half = [one for one in group if one.dtype in HALF and one.triton in BROUGHT and not timed(one)]
     assert [one for one in half if one.spills > FEW * one.instructions] == []
-    assert 10 * sum(one.spills > 0 for one in half) <= len(half)
+    assert 10 * sum(one.spills > HARDLY_ANY * one.instructions for one in half) <= len(half)
 
 
 def test_plain_scores_are_multiplied_by_warp_groups_forward_and_backward() -> None:
