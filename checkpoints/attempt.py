@@ -243,7 +243,7 @@ def claim(
     if isinstance(found, Attempt):
         return found
     left = max(lease_s - found.silence_s, 0)
-    raise found.active_error(f"stop it there; if it is dead already, try again in {left:.0f} s")
+    raise found.active_error(f"stop that process there; if it is dead already, try again in {left:.0f} s")
 
 
 def try_claim(

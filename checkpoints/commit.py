@@ -11,23 +11,23 @@ from checkpoints.attempt import Attempt
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, Superseded
 from checkpoints.layout import (
     CheckpointManifest,
-    File,
     LineageSegment,
+    RankFile,
     StoredRange,
-    Strict,
-    decode,
-    encode,
-    problems,
-    summary,
+    StrictRecord,
+    decode_manifest,
+    encode_manifest,
+    find_problems,
+    summarize_problems,
 )
 from data_service.store.base import Store
-from data_service.store.errors import TRANSIENT, StoreError
+from data_service.store.errors import TRANSIENT_ERRORS, StoreError
 
 _RECORDED_LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy")
 
 
 @dataclass(frozen=True)
-class Committed:
+class CommittedSave:
     """The outcome of a save that was committed.
 
     Attributes:
@@ -45,7 +45,7 @@ class Committed:
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedSave:
     """The outcome of a save that was not committed. Earlier checkpoints are unchanged.
 
     Attributes:
@@ -59,14 +59,14 @@ class Failed:
     transient: bool = False
 
 
-Outcome = Committed | Failed
+Outcome = CommittedSave | FailedSave
 
 
-class RankReceipt(Strict):
-    """One rank's report of what it stored: its file and the ranges in it, and seconds as in `Committed`."""
+class RankReceipt(StrictRecord):
+    """One rank's report of what it stored: its file and the ranges in it, and seconds as in `CommittedSave`."""
 
     step: int
-    file: File
+    file: RankFile
     pieces: tuple[StoredRange, ...]
     blocked_s: float
     background_s: float
@@ -95,7 +95,7 @@ class Commit:
     now: float
 
     def decide(self, answers: Sequence[JsonValue]) -> JsonValue:
-        """Return the decision on the ranks' answers (each a `RankReceipt` or an error) as JSON for `outcome_of`.
+        """Return the decision on the ranks' answers (each a `RankReceipt` or an error), for `outcome_from_verdict`.
 
         Only rank 0 calls this. If nothing is wrong, the manifest is written.
         """
@@ -111,7 +111,7 @@ class Commit:
             return {"superseded": [error.problem, error.remedy]}
         except (StoreError, DamagedCheckpoint) as error:
             reason = f"rank 0, writing the manifest: {error.problem}"
-            return _failure_json(reason, transient=isinstance(error, TRANSIENT))
+            return _failure_json(reason, transient=isinstance(error, TRANSIENT_ERRORS))
         if wrong:
             return _failure_json(wrong, transient=False)
         return {
@@ -150,10 +150,10 @@ class Commit:
     def _publish(self, manifest: CheckpointManifest) -> str | None:
         """Write the manifest, which commits the checkpoint. Return None, or the reason if another manifest is there."""
         self.attempt.ensure_current()
-        key = manifest.mark.manifest
-        if self.store.put_if_absent(key, encode(manifest)):
+        key = manifest.name.manifest
+        if self.store.put_if_absent(key, encode_manifest(manifest)):
             return None
-        there = decode(self.store.get(key), f"{self.store.uri}/{key}")
+        there = decode_manifest(self.store.get(key), f"{self.store.uri}/{key}")
         if there.model_copy(update={"created": self.now}) == manifest:
             return None  # The manifest there is ours: an earlier request wrote it, but its answer was lost.
         return f"{self.store.uri}/{key} exists already, and differs"
@@ -163,15 +163,15 @@ def _incompleteness(manifest: CheckpointManifest, receipts: list[RankReceipt]) -
     steps = sorted({receipt.step for receipt in receipts})
     if steps != [manifest.step]:
         return f"the ranks saved different steps: {steps}"
-    found = problems(manifest)
-    return f"incomplete: {summary(found)}" if found else None
+    found = find_problems(manifest)
+    return f"incomplete: {summarize_problems(found)}" if found else None
 
 
 def _failure_json(reason: str, *, transient: bool) -> JsonValue:
     return {"failed": reason, "transient": transient}
 
 
-def outcome_of(step: int, verdict: JsonValue) -> Outcome:
+def outcome_from_verdict(step: int, verdict: JsonValue) -> Outcome:
     match verdict:
         case {
             "committed": int(size),
@@ -179,9 +179,9 @@ def outcome_of(step: int, verdict: JsonValue) -> Outcome:
             "background_s": float(background),
             "attempt": int(n),
         }:
-            return Committed(step, n, size, blocked, background)
+            return CommittedSave(step, n, size, blocked, background)
         case {"failed": str(reason), "transient": bool(transient)}:
-            return Failed(step, reason, transient)
+            return FailedSave(step, reason, transient)
         case {"superseded": [str(problem), str(remedy)]}:
             raise Superseded(problem, remedy=remedy)
         case _:

@@ -27,7 +27,7 @@ class Peers(Protocol):
         """Return every rank's value, in rank order, on rank 0, and an empty list on the others."""
         ...
 
-    def from_first(self, value: JsonValue) -> JsonValue:
+    def broadcast(self, value: JsonValue) -> JsonValue:
         """Return rank 0's value on all ranks. The other ranks' values are ignored."""
         ...
 
@@ -45,7 +45,7 @@ class Alone:
     def gather_to_first(self, value: JsonValue) -> list[JsonValue]:
         return [value]
 
-    def from_first(self, value: JsonValue) -> JsonValue:
+    def broadcast(self, value: JsonValue) -> JsonValue:
         return value
 
 
@@ -58,9 +58,9 @@ def gather_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> list[JsonVal
     return [_unwrap(rank, answer) for rank, answer in enumerate(peers.all_gather(_try_call(work)))]
 
 
-def first_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> JsonValue:
+def broadcast_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> JsonValue:
     """Call `work` on rank 0; return its result on all ranks. Raises as `gather_or_raise`."""
-    return _unwrap(0, peers.from_first(_try_call(work) if peers.rank == 0 else None))
+    return _unwrap(0, peers.broadcast(_try_call(work) if peers.rank == 0 else None))
 
 
 def _try_call(work: Callable[[], JsonValue]) -> JsonValue:

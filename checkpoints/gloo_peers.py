@@ -47,7 +47,7 @@ class GlooPeers:
         dist.gather(_pad(mine, int(longest)), texts if first else None, group=self._group, group_dst=0)
         return [_decode(t[: int(length)]) for t, length in zip(texts, lengths, strict=True)] if first else []
 
-    def from_first(self, value: JsonValue) -> JsonValue:
+    def broadcast(self, value: JsonValue) -> JsonValue:
         mine = _encode(value)
         length = torch.tensor([mine.numel()])
         dist.broadcast(length, group=self._group, group_src=0)

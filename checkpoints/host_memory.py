@@ -60,10 +60,10 @@ def _cgroup_folders(process: Path) -> Iterator[tuple[Path, _CgroupFiles]]:
     """Yield the folders of the process's control groups and of those above them. A container may see its own group as
     the root, under a path that does not exist there. There are none if the kernel does not tell."""
     try:
-        told, mounts = (process / "cgroup").read_text(), (process / "mounts").read_text()
+        cgroups, mounts = (process / "cgroup").read_text(), (process / "mounts").read_text()
     except OSError:
         return
-    paths = dict(line.split(":", 2)[1:] for line in told.splitlines())
+    paths = dict(line.split(":", 2)[1:] for line in cgroups.splitlines())
     for line in mounts.splitlines():
         _, point, kind, options, *_ = line.split()
         files = {"cgroup": _CGROUP_V1, "cgroup2": _CGROUP_V2}.get(kind)

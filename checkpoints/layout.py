@@ -19,16 +19,16 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
 
 from checkpoints.errors import DamagedCheckpoint, NewerFormat
-from data_service.formats import REMEDY, is_newer, newer
+from data_service.formats import NEWER_REMEDY, is_newer, newer_text
 from data_service.store.base import digest
 from encoder_core.train.settings import MEMORY
 
-ROOT = "checkpoints/"
-CHUNK = 4 << 20
+CHECKPOINTS_FOLDER = "checkpoints/"
+CHUNK_BYTES = 4 << 20
 _COUNT_BOUND = 1 << 62  # exclusive upper bound of every count in a manifest
 _LISTED_PROBLEMS = 5  # problems that a message lists
-_LARGEST_CHUNK = 64 << 20  # bytes; a reader holds several chunks in memory
-ITEM = 4  # bytes of a float32, the only element type
+_MAX_CHUNK_BYTES = 64 << 20  # bytes; a reader holds several chunks in memory
+F32_BYTES = 4  # bytes of a float32, the only element type
 
 
 @dataclass(frozen=True, order=True)
@@ -42,7 +42,7 @@ class CheckpointName:
 
     @property
     def folder(self) -> str:
-        return f"{ROOT}step-{self.step:08d}-a{self.attempt:06d}/"
+        return f"{CHECKPOINTS_FOLDER}step-{self.step:08d}-a{self.attempt:06d}/"
 
     @property
     def manifest(self) -> str:
@@ -52,13 +52,13 @@ class CheckpointName:
         return f"{self.folder}rank-{rank:05d}.safetensors"
 
     @classmethod
-    def of(cls, key: str) -> "CheckpointName | None":
+    def from_key(cls, key: str) -> "CheckpointName | None":
         """Return the checkpoint in whose folder `key` lies; None if it lies in no checkpoint's folder."""
-        found = re.match(rf"{ROOT}step-(\d+)-a(\d+)/", key)
+        found = re.match(rf"{CHECKPOINTS_FOLDER}step-(\d+)-a(\d+)/", key)
         return cls(attempt=int(found[2]), step=int(found[1])) if found else None
 
 
-class Strict(BaseModel):
+class StrictRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -66,7 +66,7 @@ Count = Annotated[int, Field(ge=0, lt=_COUNT_BOUND)]
 Shape = Annotated[tuple[Count, ...], Field(max_length=64)]  # torch allows 64 dimensions
 
 
-class File(Strict):
+class RankFile(StrictRecord):
     """One rank's file.
 
     Attributes:
@@ -78,11 +78,11 @@ class File(Strict):
 
     key: str
     size: Count
-    chunk: Annotated[int, Field(gt=0, le=_LARGEST_CHUNK)]
+    chunk: Annotated[int, Field(gt=0, le=_MAX_CHUNK_BYTES)]
     hashes: tuple[str, ...]
 
 
-class StoredRange(Strict):
+class StoredRange(StrictRecord):
     """Elements [start, stop) of the flattened tensor `name`, in one file.
 
     Attributes:
@@ -97,7 +97,7 @@ class StoredRange(Strict):
     offsets: dict[str, Count]
 
 
-class LineageSegment(Strict):
+class LineageSegment(StrictRecord):
     """Steps [start, stop) of the run, which `attempt` trained."""
 
     attempt: Count
@@ -105,7 +105,7 @@ class LineageSegment(Strict):
     stop: Count
 
 
-class CheckpointManifest(Strict):
+class CheckpointManifest(StrictRecord):
     """The manifest of a complete checkpoint: the training state after `step` steps.
 
     Attributes:
@@ -134,7 +134,7 @@ class CheckpointManifest(Strict):
     kinds: tuple[str, ...]
     own_kinds: dict[str, tuple[str, ...]] = {}
     memory: dict[str, Shape] = {}
-    files: tuple[File, ...]
+    files: tuple[RankFile, ...]
     pieces: tuple[StoredRange, ...]
     state: dict[str, JsonValue]
     lineage: tuple[LineageSegment, ...]
@@ -142,7 +142,7 @@ class CheckpointManifest(Strict):
     created: FiniteFloat
 
     @property
-    def mark(self) -> CheckpointName:
+    def name(self) -> CheckpointName:
         return CheckpointName(self.attempt, self.step)
 
     @property
@@ -164,7 +164,7 @@ class CheckpointManifest(Strict):
         return (MEMORY,) if name in self.memory else self.own_kinds.get(name, self.kinds)
 
     @cached_property
-    def pieces_of(self) -> dict[str, list[StoredRange]]:
+    def pieces_by_name(self) -> dict[str, list[StoredRange]]:
         """The pieces of each tensor, by its name, sorted by `start`."""
         found: dict[str, list[StoredRange]] = {name: [] for name in self.tensors}
         for piece in self.pieces:
@@ -174,31 +174,31 @@ class CheckpointManifest(Strict):
         return found
 
 
-def encode(manifest: CheckpointManifest) -> bytes:
+def encode_manifest(manifest: CheckpointManifest) -> bytes:
     """Return the manifest as it is stored: JSON in which a digest precedes the manifest that it was computed from."""
-    return sealed("manifest", manifest.model_dump_json().encode())
+    return add_digest("manifest", manifest.model_dump_json().encode())
 
 
-def decode(data: bytes, where: str) -> CheckpointManifest:
+def decode_manifest(data: bytes, where: str) -> CheckpointManifest:
     """Return the manifest in `data`, the bytes of the object at `where`, after checking that it makes sense.
 
     Raises:
         NewerFormat: a newer version of Maskfleet wrote the manifest.
-        DamagedCheckpoint: the bytes do not match their digest, or the manifest has `problems`.
+        DamagedCheckpoint: the bytes do not match their digest, or the manifest has `find_problems`.
     """
-    body = unsealed("manifest", data)
+    body = strip_digest("manifest", data)
     reason = "does not match its own digest"
     if body is not None:
         try:
             manifest = CheckpointManifest.model_validate_json(body)
         except ValidationError as error:
             refuse_newer(body, where, error)
-            reason = first_problem(error)
+            reason = first_validation_error(error)
         else:
-            wrong = problems(manifest)
+            wrong = find_problems(manifest)
             if not wrong:
                 return manifest
-            reason = summary(wrong)
+            reason = summarize_problems(wrong)
     raise DamagedCheckpoint(
         f"{where} cannot be read: {reason}",
         remedy="an earlier checkpoint is used instead; to use this one, restore the file from a copy",
@@ -208,37 +208,37 @@ def decode(data: bytes, where: str) -> CheckpointManifest:
 def refuse_newer(body: bytes, where: str, error: ValidationError) -> None:
     """Raise NewerFormat if `error` arose because a newer version wrote `body`, the intact content of `where`."""
     if is_newer(body, known=1, error=error):
-        raise NewerFormat(newer(where), remedy=REMEDY)
+        raise NewerFormat(newer_text(where), remedy=NEWER_REMEDY)
 
 
-def first_problem(error: ValidationError) -> str:
+def first_validation_error(error: ValidationError) -> str:
     """Return the first problem that pydantic found, after the name of its field."""
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
-def summary(wrong: Sequence[str]) -> str:
+def summarize_problems(wrong: Sequence[str]) -> str:
     """Return the first five problems, and the number of further ones, as text."""
     more = f" and {len(wrong) - _LISTED_PROBLEMS} more" if len(wrong) > _LISTED_PROBLEMS else ""
     return f"{'; '.join(wrong[:_LISTED_PROBLEMS])}{more}"
 
 
-def sealed(what: str, body: bytes) -> bytes:
+def add_digest(what: str, body: bytes) -> bytes:
     """Return `body` (JSON) as a JSON object that holds its digest and, under the name `what`, `body` itself."""
     return b'{"digest":"' + digest(body).encode() + b'","' + what.encode() + b'":' + body + b"}"
 
 
-def unsealed(what: str, data: bytes) -> bytes | None:
-    """Return the `body` that `sealed` was given; None if the bytes do not match their digest."""
-    body = data[len(sealed(what, b"")) - 1 : -1]
-    return body if data == sealed(what, body) else None
+def strip_digest(what: str, data: bytes) -> bytes | None:
+    """Return the `body` that `add_digest` was given; None if the bytes do not match their digest."""
+    body = data[len(add_digest(what, b"")) - 1 : -1]
+    return body if data == add_digest(what, body) else None
 
 
-def elements(shape: tuple[int, ...]) -> int:
+def element_count(shape: tuple[int, ...]) -> int:
     return prod(shape)
 
 
-def problems(manifest: CheckpointManifest) -> list[str]:
+def find_problems(manifest: CheckpointManifest) -> list[str]:
     """Return the problems of a manifest; empty for a good one.
 
     The lineage and the files must make sense. The pieces must cover every element of every parameter and memory exactly
@@ -246,11 +246,11 @@ def problems(manifest: CheckpointManifest) -> list[str]:
     """
     found = [*_history_problems(manifest), *_name_problems(manifest)]
     for rank, file in enumerate(manifest.files):
-        found += _file_problems(file, manifest.mark.file(rank))
+        found += _file_problems(file, manifest.name.file(rank))
     return [*found, *_piece_problems(manifest), *_coverage_problems(manifest)]
 
 
-def uncovered(manifest: CheckpointManifest) -> list[str]:
+def problems_besides_files(manifest: CheckpointManifest) -> list[str]:
     """Return the problems of a manifest apart from its files, for one whose elements lie elsewhere."""
     return [*_history_problems(manifest), *_name_problems(manifest), *_coverage_problems(manifest)]
 
@@ -281,7 +281,7 @@ def _name_problems(manifest: CheckpointManifest) -> Iterator[str]:
             yield f"{name} has the shape {list(shape)}, which is too large"
 
 
-def _file_problems(file: File, key: str) -> Iterator[str]:
+def _file_problems(file: RankFile, key: str) -> Iterator[str]:
     if file.key != key:
         yield f"a file has the key {file.key!r}, but it should be {key}"
     chunks = -(-file.size // file.chunk)
@@ -299,7 +299,7 @@ def _piece_problems(manifest: CheckpointManifest) -> Iterator[str]:
             yield f"{piece.name} lies in file {piece.file} of {len(places)}"
             continue
         for kind, offset in piece.offsets.items():
-            end = offset + (piece.stop - piece.start) * ITEM
+            end = offset + (piece.stop - piece.start) * F32_BYTES
             places[piece.file].append((offset, end, f"{kind} of {piece.name} from {piece.start}"))
     for file, held in zip(manifest.files, places, strict=True):
         held.sort()
@@ -322,7 +322,7 @@ def _coverage_problems(manifest: CheckpointManifest) -> Iterator[str]:
             whose = "it should have" if piece.name in manifest.own_kinds else "others have"
             yield f"{piece.name} has {sorted(piece.offsets)}, {whose} {sorted(kinds)} as kinds of state"
     for name, pieces in by_name.items():
-        size = elements(manifest.tensors[name])
+        size = element_count(manifest.tensors[name])
         yield from _gaps(name, size, sorted(pieces, key=lambda piece: piece.start))
 
 

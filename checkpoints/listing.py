@@ -16,32 +16,32 @@ from pydantic import TypeAdapter, ValidationError
 from checkpoints.attempt import Attempt
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, NewerFormat
 from checkpoints.layout import (
-    ROOT,
+    CHECKPOINTS_FOLDER,
     CheckpointManifest,
     CheckpointName,
     LineageSegment,
-    Strict,
-    decode,
-    first_problem,
+    StrictRecord,
+    add_digest,
+    decode_manifest,
+    first_validation_error,
     refuse_newer,
-    sealed,
-    unsealed,
+    strip_digest,
 )
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 
-_REWIND_PREFIX = f"{ROOT}rewind-"
+_REWIND_PREFIX = f"{CHECKPOINTS_FOLDER}rewind-"
 _RECORD_KIND = "rewind"
 SKIPS_KEY = "skips"
 """Key under which a manifest's state holds the skipped ranges of data."""
 
-Span = tuple[int, int, int, int]
+SampleSpan = tuple[int, int, int, int]
 """A range of samples: (phase, epoch, start, stop)."""
 
-_SPANS_TYPE = TypeAdapter(tuple[Span, ...])
+_SPANS_TYPE = TypeAdapter(tuple[SampleSpan, ...])
 
 
-class Rewind(Strict):
+class Rewind(StrictRecord):
     """The record of a rewind: the run returned to an earlier checkpoint.
 
     Attributes:
@@ -58,7 +58,7 @@ class Rewind(Strict):
     began: int
     reached: int
     cause: str
-    skips: tuple[Span, ...]
+    skips: tuple[SampleSpan, ...]
 
 
 def record_rewind(store: Store, rewind: Rewind, attempt: Attempt) -> None:
@@ -70,7 +70,7 @@ def record_rewind(store: Store, rewind: Rewind, attempt: Attempt) -> None:
     """
     attempt.ensure_current()
     key = f"{_REWIND_PREFIX}a{rewind.attempt:06d}.json"
-    data = sealed(_RECORD_KIND, rewind.model_dump_json().encode())
+    data = add_digest(_RECORD_KIND, rewind.model_dump_json().encode())
     if not store.put_if_absent(key, data) and store.get(key) != data:
         raise CheckpointError(
             f"attempt {rewind.attempt} has already recorded a rewind, which differs: {store.uri}/{key}",
@@ -89,14 +89,14 @@ def read_rewinds(store: Store) -> list[Rewind]:
 
 def _read_rewind(store: Store, key: str) -> Rewind:
     data = store.get(key)
-    body = unsealed(_RECORD_KIND, data)
+    body = strip_digest(_RECORD_KIND, data)
     if body is None:
         raise _damaged_record(store, key, "it does not match its own digest")
     try:
         return Rewind.model_validate_json(body)
     except ValidationError as error:
         refuse_newer(body, f"{store.uri}/{key}", error)
-        raise _damaged_record(store, key, first_problem(error)) from error
+        raise _damaged_record(store, key, first_validation_error(error)) from error
 
 
 def _damaged_record(store: Store, key: str, reason: str) -> DamagedCheckpoint:
@@ -107,27 +107,27 @@ def _damaged_record(store: Store, key: str, reason: str) -> DamagedCheckpoint:
     )
 
 
-def is_abandoned(mark: CheckpointName, gone_back: Sequence[Rewind]) -> bool:
+def is_abandoned(name: CheckpointName, rewinds: Sequence[Rewind]) -> bool:
     """Return whether a rewind has abandoned this checkpoint: the run returned to an earlier one."""
     return any(
-        mark.attempt <= rewind.attempt and (rewind.to is None or mark > rewind.to) for rewind in gone_back
+        name.attempt <= rewind.attempt and (rewind.to is None or name > rewind.to) for rewind in rewinds
     )
 
 
-def skipped_ranges(manifest: CheckpointManifest | None, gone_back: Sequence[Rewind]) -> tuple[Span, ...]:
+def skipped_ranges(manifest: CheckpointManifest | None, rewinds: Sequence[Rewind]) -> tuple[SampleSpan, ...]:
     """Return the ranges of data that a run skips if it continues from the checkpoint of `manifest`, or from step 0 if
     None.
 
     Raises DamagedCheckpoint: the manifest's list of skipped ranges cannot be read.
     """
     made_by = manifest.attempt if manifest else 0
-    if gone_back and gone_back[-1].attempt >= made_by:
-        return gone_back[-1].skips
+    if rewinds and rewinds[-1].attempt >= made_by:
+        return rewinds[-1].skips
     try:
         return _SPANS_TYPE.validate_python(manifest.state.get(SKIPS_KEY, []) if manifest else [])
     except ValidationError as error:
         raise DamagedCheckpoint(
-            f"the list of skipped data in a checkpoint of attempt {made_by} cannot be read: {first_problem(error)}",
+            f"the skipped data in a checkpoint of attempt {made_by} cannot be read: {first_validation_error(error)}",
             remedy="restore its manifest from a copy, or move it away so that an earlier checkpoint is used",
         ) from error
 
@@ -137,16 +137,16 @@ class CheckpointFolder:
     """The stored objects of one checkpoint, committed or not.
 
     Attributes:
-        mark: name of the checkpoint.
+        name: name of the checkpoint.
         sizes: size in bytes of each object, by key.
     """
 
-    mark: CheckpointName
+    name: CheckpointName
     sizes: dict[str, int]
 
     @property
     def committed(self) -> bool:
-        return self.mark.manifest in self.sizes
+        return self.name.manifest in self.sizes
 
 
 @dataclass(frozen=True)
@@ -174,33 +174,33 @@ class CheckpointRow:
 def list_folders(store: Store) -> list[CheckpointFolder]:
     """Return the folders of all checkpoints, committed or not, newest first, from one listing of the store."""
     sizes: dict[CheckpointName, dict[str, int]] = {}
-    for entry in store.list(ROOT):
-        mark = CheckpointName.of(entry.key)
-        if mark is not None:
-            sizes.setdefault(mark, {})[entry.key] = entry.size
-    return [CheckpointFolder(mark, sizes[mark]) for mark in sorted(sizes, reverse=True)]
+    for entry in store.list(CHECKPOINTS_FOLDER):
+        name = CheckpointName.from_key(entry.key)
+        if name is not None:
+            sizes.setdefault(name, {})[entry.key] = entry.size
+    return [CheckpointFolder(name, sizes[name]) for name in sorted(sizes, reverse=True)]
 
 
 def list_committed(store: Store) -> list[CheckpointName]:
     """Return the checkpoints that have a manifest, newest first, without those that a rewind abandoned."""
-    gone_back = read_rewinds(store)
-    marks = [folder.mark for folder in list_folders(store) if folder.committed]
-    return [mark for mark in marks if not is_abandoned(mark, gone_back)]
+    rewinds = read_rewinds(store)
+    names = [folder.name for folder in list_folders(store) if folder.committed]
+    return [name for name in names if not is_abandoned(name, rewinds)]
 
 
-def read_manifest(store: Store, mark: CheckpointName) -> CheckpointManifest:
-    """Return the manifest of the checkpoint `mark`.
+def read_manifest(store: Store, name: CheckpointName) -> CheckpointManifest:
+    """Return the manifest of the checkpoint `name`.
 
     Raises:
         DamagedCheckpoint: the manifest is missing, damaged, or that of another checkpoint.
         NewerFormat: a newer version of Maskfleet wrote it.
     """
-    where = f"{store.uri}/{mark.manifest}"
+    where = f"{store.uri}/{name.manifest}"
     try:
-        manifest = decode(store.get(mark.manifest), where)
+        manifest = decode_manifest(store.get(name.manifest), where)
     except KeyMissing as error:
         raise DamagedCheckpoint(f"{where} is missing", remedy="use another checkpoint") from error
-    if manifest.mark != mark:
+    if manifest.name != name:
         raise DamagedCheckpoint(
             f"{where} belongs to another folder: it is the manifest of step {manifest.step}, attempt "
             f"{manifest.attempt}",
@@ -212,19 +212,19 @@ def read_manifest(store: Store, mark: CheckpointName) -> CheckpointManifest:
 def checkpoint_rows(store: Store) -> list[CheckpointRow]:
     """Return a row for each committed checkpoint of the run, newest first."""
     found = []
-    gone_back = read_rewinds(store)
+    rewinds = read_rewinds(store)
     lineage: tuple[LineageSegment, ...] | None = None
     for folder in list_folders(store):
         if not folder.committed:
             continue
-        mark, size = folder.mark, sum(folder.sizes.values())
+        name, size = folder.name, sum(folder.sizes.values())
         try:
-            manifest = read_manifest(store, mark)
+            manifest = read_manifest(store, name)
         except (DamagedCheckpoint, NewerFormat) as error:
             found.append(
                 CheckpointRow(
-                    step=mark.step,
-                    attempt=mark.attempt,
+                    step=name.step,
+                    attempt=name.attempt,
                     bytes=size,
                     created=None,
                     world_size=None,
@@ -233,14 +233,14 @@ def checkpoint_rows(store: Store) -> list[CheckpointRow]:
                 )
             )
             continue
-        abandoned = is_abandoned(mark, gone_back)
+        abandoned = is_abandoned(name, rewinds)
         if not abandoned:
             lineage = lineage or manifest.lineage
-            abandoned = not is_on_lineage(lineage, mark)
+            abandoned = not is_on_lineage(lineage, name)
         found.append(
             CheckpointRow(
-                step=mark.step,
-                attempt=mark.attempt,
+                step=name.step,
+                attempt=name.attempt,
                 bytes=size,
                 created=manifest.created,
                 world_size=manifest.world_size,
@@ -251,10 +251,10 @@ def checkpoint_rows(store: Store) -> list[CheckpointRow]:
     return found
 
 
-def is_on_lineage(lineage: tuple[LineageSegment, ...], mark: CheckpointName) -> bool:
+def is_on_lineage(lineage: tuple[LineageSegment, ...], name: CheckpointName) -> bool:
     """Return whether the checkpoint is part of the history `lineage`.
 
     Both ends of a segment count. Only at the run's first step does an attempt commit at the step where it began; then
     its segment has no steps.
     """
-    return any(part.attempt == mark.attempt and part.start <= mark.step <= part.stop for part in lineage)
+    return any(part.attempt == name.attempt and part.start <= name.step <= part.stop for part in lineage)

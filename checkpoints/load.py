@@ -12,13 +12,13 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from checkpoints.errors import CheckpointError
-from checkpoints.layout import ITEM, CheckpointManifest, StoredRange, elements
+from checkpoints.layout import F32_BYTES, CheckpointManifest, StoredRange, element_count
 from checkpoints.verify import read_chunk
 from data_service.store.base import Store
 from encoder_core.optim.average import AVERAGE
 
-_CACHED = 16  # chunks (64 MiB): a chunk read for a small parameter also holds its neighbours
-_THREADS = 8
+_CACHED_CHUNKS = 16  # chunks (64 MiB): a chunk read for a small parameter also holds its neighbours
+_READ_THREADS = 8
 
 
 def ensure_kinds(manifest: CheckpointManifest, own_kinds: Mapping[str, Sequence[str]], uri: str) -> None:
@@ -56,7 +56,7 @@ class Reader:
     def __init__(self, store: Store, manifest: CheckpointManifest) -> None:
         self.manifest = manifest
         self._store = store
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="checkpoint reader")
+        self._pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="checkpoint reader")
         self._cache: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -73,7 +73,7 @@ class Reader:
     def read_full(self, name: str, kind: str = "master") -> Float32[Tensor, "..."]:
         """Return a whole parameter in its own shape, float32 on the CPU. Raises as `read`."""
         shape = self._shape(name)
-        return self.read(name, kind, 0, elements(shape)).view(shape)
+        return self.read(name, kind, 0, element_count(shape)).view(shape)
 
     def read(self, name: str, kind: str, start: int, stop: int) -> Float32[Tensor, " length"]:
         """Return elements [start, stop) of the flattened parameter or memory, float32 on the CPU.
@@ -83,7 +83,7 @@ class Reader:
             DamagedCheckpoint: stored bytes do not match their hashes.
             StoreError: the store does not answer.
         """
-        size, kinds = elements(self._shape(name)), self.manifest.kinds_of(name)
+        size, kinds = element_count(self._shape(name)), self.manifest.kinds_of(name)
         if not 0 <= start <= stop <= size or kind not in kinds:
             where = f"the checkpoint of step {self.manifest.step} in {self._store.uri}"
             held = f"elements 0 to {size} of {', '.join(kinds)}"
@@ -108,20 +108,20 @@ class Reader:
 
     def _parts(self, name: str, kind: str, start: int, stop: int) -> Iterator["_ChunkSlice"]:
         """Yield the range in parts, cut where pieces and chunks end."""
-        pieces = self.manifest.pieces_of[name]
+        pieces = self.manifest.pieces_by_name[name]
         first = bisect_right(pieces, start, key=lambda piece: piece.start) - 1
         for piece in pieces[max(first, 0) :]:
             if piece.start >= stop:
                 return
             begin, end = max(start, piece.start), min(stop, piece.stop)
-            yield from self._chunks(piece, kind, begin, end, (begin - start) * ITEM)
+            yield from self._chunks(piece, kind, begin, end, (begin - start) * F32_BYTES)
 
     def _chunks(
         self, piece: StoredRange, kind: str, begin: int, end: int, to: int
     ) -> Iterator["_ChunkSlice"]:
         chunk = self.manifest.files[piece.file].chunk
-        position = piece.offsets[kind] + (begin - piece.start) * ITEM
-        left = (end - begin) * ITEM
+        position = piece.offsets[kind] + (begin - piece.start) * F32_BYTES
+        left = (end - begin) * F32_BYTES
         while left:
             index, inside = divmod(position, chunk)
             length = min(left, chunk - inside)
@@ -140,7 +140,7 @@ class Reader:
         data = read_chunk(self._store, self.manifest.files[file], index)
         with self._lock:
             self._cache[file, index] = data
-            while len(self._cache) > _CACHED:
+            while len(self._cache) > _CACHED_CHUNKS:
                 self._cache.popitem(last=False)
         return data
 

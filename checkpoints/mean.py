@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from checkpoints.layout import elements
+from checkpoints.layout import element_count
 from checkpoints.load import Reader
 from encoder_core.train.zero_state import MASTER
 
-_ELEMENTS = 1 << 20  # elements of a range that is read at a time
+_RANGE_ELEMENTS = 1 << 20  # elements of a range that is read at a time
 
 
 class MeanReader:
@@ -26,9 +26,9 @@ class MeanReader:
     def read_full(self, name: str) -> Float32[Tensor, "..."]:
         """Return the mean of a whole parameter in its own shape, on the CPU. Raises as `Reader.read`."""
         shape = self._readers[0].manifest.shapes[name]
-        mean = torch.empty(elements(shape), dtype=torch.float32)
-        for start in range(0, len(mean), _ELEMENTS):
-            part = mean[start : start + _ELEMENTS]
+        mean = torch.empty(element_count(shape), dtype=torch.float32)
+        for start in range(0, len(mean), _RANGE_ELEMENTS):
+            part = mean[start : start + _RANGE_ELEMENTS]
             total = torch.zeros(len(part), dtype=torch.float64)
             for reader in self._readers:
                 total += reader.read(name, MASTER, start, start + len(part))

@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from checkpoints.layout import ITEM, CheckpointManifest, StoredRange, uncovered
-from checkpoints.memory_slots import HEADER_BYTES, Common, Slot, SlotDescription
+from checkpoints.layout import F32_BYTES, CheckpointManifest, StoredRange, problems_besides_files
+from checkpoints.memory_slots import HEADER_BYTES, CommonDescription, Slot, SlotDescription
 from encoder_core.train.zero_state import Fragment
 
 _KEEPER_TIMEOUT_S = 60.0  # longest time that a live keeper takes to copy a set
@@ -67,27 +67,27 @@ class MemoryWriter:
         self._rank, self._world = rank, world
         self._slots: list[Slot] = []
         self._count = 0
-        self._copied_at = time.monotonic()  # the latest time at which no set waited for its copy
+        self._copied_at = time.monotonic()  # last time at which every set had been copied
         self.failure: str | None = None
 
     @property
-    def refused(self) -> bool:
+    def copy_refused(self) -> bool:
         """Whether the node that is to have copies of the sets had no memory for the newest."""
-        return any(slot.refused for slot in self._slots)
+        return any(slot.copy_refused for slot in self._slots)
 
     @property
     def ready(self) -> bool:
         """Whether the next set can be written: another node has a copy of the newest, if one is to have it. A keeper
         that takes longer than `_KEEPER_TIMEOUT_S` seconds has died; if not, it notices that its copy is torn."""
         now = time.monotonic()
-        if any(slot.dropped for slot in self._slots):
+        if any(slot.sets_dropped for slot in self._slots):
             self.failure = "another rank's machine has no memory for copies of the state"
             self.close()
         if not any(slot.awaits_copy for slot in self._slots):
             self._copied_at = now
         return self.failure is None and (self._copied_at == now or now - self._copied_at > _KEEPER_TIMEOUT_S)
 
-    def write(self, step: int, fragments: Iterable[Fragment], common: Common | None) -> int | None:
+    def write(self, step: int, fragments: Iterable[Fragment], common: CommonDescription | None) -> int | None:
         """Copy this rank's fragments of the state after `step` steps; return their bytes. The caller may change them
         afterwards.
 
@@ -95,8 +95,8 @@ class MemoryWriter:
         and None is returned.
         """
         held = list(fragments)
-        pieces, body = _layout(held, self._rank)
-        told = SlotDescription(
+        pieces, body = _plan_body(held, self._rank)
+        record = SlotDescription(
             recipe=self._recipe,
             attempt=self._attempt,
             step=step,
@@ -105,7 +105,7 @@ class MemoryWriter:
             pieces=pieces,
             common=common,
         )
-        description = told.model_dump_json().encode()
+        description = record.model_dump_json().encode()
         try:
             slot = self._slot_for(body, len(description))
         except OSError as error:
@@ -114,7 +114,7 @@ class MemoryWriter:
             self._keeper.drop()
             return None
         slot.begin_set()
-        _copy(held, slot, body)
+        _copy_fragments(held, slot, body)
         slot.complete_set(step, body, description, alone=self._keeper.shares)
         self._count += 1
         self._keeper.completed(self._rank, self._count, self._slots)
@@ -138,14 +138,14 @@ class MemoryWriter:
         return self._slots[self._count % 2]
 
 
-def _layout(fragments: Sequence[Fragment], rank: int) -> tuple[tuple[StoredRange, ...], int]:
+def _plan_body(fragments: Sequence[Fragment], rank: int) -> tuple[tuple[StoredRange, ...], int]:
     """Return the ranges of tensors laid end to end in a body, and the body's bytes."""
     pieces, end = [], 0
     for fragment in fragments:
         offsets, length = {}, 0
         for kind, tensor in fragment.tensors.items():
             length = tensor.numel()
-            offsets[kind], end = end, end + length * ITEM
+            offsets[kind], end = end, end + length * F32_BYTES
         if length:
             stop = fragment.start + length
             pieces.append(
@@ -154,10 +154,10 @@ def _layout(fragments: Sequence[Fragment], rank: int) -> tuple[tuple[StoredRange
     return tuple(pieces), end
 
 
-def _copy(fragments: Sequence[Fragment], slot: Slot, body: int) -> None:
+def _copy_fragments(fragments: Sequence[Fragment], slot: Slot, body: int) -> None:
     """Copy the tensors to a slot's body. On a GPU, training waits for its copies."""
     target: Float32[Tensor, " elements"]
-    target = torch.frombuffer(slot.data, dtype=torch.float32, offset=HEADER_BYTES, count=body // ITEM)
+    target = torch.frombuffer(slot.data, dtype=torch.float32, offset=HEADER_BYTES, count=body // F32_BYTES)
     end, on_gpu = 0, False
     for fragment in fragments:
         for tensor in fragment.tensors.values():
@@ -180,9 +180,9 @@ def newest_sets(offers: Iterable[SetOffer], recipe: str) -> list[SetOffer] | Non
     such step. Sets of another recipe are passed over."""
     found: dict[tuple[int, int, int], dict[int, SetOffer]] = {}
     for offer in offers:
-        told = offer.description
-        if told.recipe == recipe:
-            found.setdefault((told.attempt, told.step, told.world), {}).setdefault(told.rank, offer)
+        state = offer.description
+        if state.recipe == recipe:
+            found.setdefault((state.attempt, state.step, state.world), {}).setdefault(state.rank, offer)
     for (_, _, world), sets in sorted(found.items(), reverse=True):
         whole = [sets[rank] for rank in sorted(sets)]
         if len(whole) == world and _covers_all_elements([offer.description for offer in whole]):
@@ -191,10 +191,10 @@ def newest_sets(offers: Iterable[SetOffer], recipe: str) -> list[SetOffer] | Non
 
 
 def _covers_all_elements(sets: Sequence[SlotDescription]) -> bool:
-    return sets[0].common is not None and not uncovered(manifest_of(sets))
+    return sets[0].common is not None and not problems_besides_files(manifest_from_sets(sets))
 
 
-def manifest_of(sets: Sequence[SlotDescription]) -> CheckpointManifest:
+def manifest_from_sets(sets: Sequence[SlotDescription]) -> CheckpointManifest:
     """Return the manifest of a checkpoint in memory, which names no files: a piece's `file` is the rank whose set holds
     it, and offsets are those in the set's body."""
     first = sets[0]
@@ -232,10 +232,10 @@ class MemoryReader:
     def read(self, name: str, kind: str, start: int, stop: int) -> Float32[Tensor, " length"]:
         """Return elements [start, stop) of the flattened parameter or memory, float32 on the CPU."""
         result = torch.empty(stop - start, dtype=torch.float32)
-        for piece in self.manifest.pieces_of[name]:
+        for piece in self.manifest.pieces_by_name[name]:
             begin, end = max(start, piece.start), min(stop, piece.stop)
             if begin < end:
-                at = piece.offsets[kind] + (begin - piece.start) * ITEM
-                data = self._parts[piece.file](at, at + (end - begin) * ITEM)
+                at = piece.offsets[kind] + (begin - piece.start) * F32_BYTES
+                data = self._parts[piece.file](at, at + (end - begin) * F32_BYTES)
                 result[begin - start : end - start] = torch.frombuffer(data, dtype=torch.float32)
         return result

@@ -39,7 +39,7 @@ a rank. Ray does so when 5 % are left."""
 _COPY_AWAITED, _COPY_REFUSED, _SETS_DROPPED = 1, 2, 3  # values of the number at `_COPY_STATE_AT`
 
 
-class Common(BaseModel):
+class CommonDescription(BaseModel):
     """The part of a set's description that is the same on all ranks; rank 0's set has it.
 
     Attributes:
@@ -79,7 +79,7 @@ class SlotDescription(BaseModel):
     rank: Count
     world: Count
     pieces: tuple[StoredRange, ...]
-    common: Common | None = None
+    common: CommonDescription | None = None
 
 
 class Slot:
@@ -88,7 +88,7 @@ class Slot:
     Attributes:
         descriptor: of the file, in this process.
         size: bytes of the file.
-        inode: number of the file, by which it is told from another one under the same descriptor, earlier or later.
+        inode: number of the file, which distinguishes it from another one under the same descriptor, earlier or later.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -149,7 +149,7 @@ class Slot:
         self._write_number(_COPY_STATE_AT, _COPY_AWAITED if alone else 0)
 
     @property
-    def refused(self) -> bool:
+    def copy_refused(self) -> bool:
         """Whether the node that is to have a copy of the set has no memory for it."""
         return self._read_number(_COPY_STATE_AT) == _COPY_REFUSED
 
@@ -157,7 +157,7 @@ class Slot:
         self._write_number(_COPY_STATE_AT, _COPY_REFUSED)
 
     @property
-    def dropped(self) -> bool:
+    def sets_dropped(self) -> bool:
         """Whether the keepers have dropped all sets, because some machine has no memory for them."""
         return self._read_number(_COPY_STATE_AT) == _SETS_DROPPED
 
@@ -218,7 +218,7 @@ def _reserve(descriptor: int, size: int, left: int) -> None:
         if available - part < FREE_SHARE * total + left:
             raise OSError(
                 errno.ENOMEM,
-                f"a set takes {size:,} bytes, of which {start:,} are reserved; {available:,} of the {total:,} bytes of "
-                f"memory are left, of which copies leave {FREE_SHARE:.0%} and {left:,} bytes for saves",
+                f"a copy of the state takes {size:,} bytes, of which {start:,} are reserved; {available:,} of {total:,}"
+                f" bytes of memory are left, of which copies leave {FREE_SHARE:.0%} and {left:,} bytes for saves",
             )
         os.posix_fallocate(descriptor, start, part)

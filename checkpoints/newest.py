@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pydantic import JsonValue, TypeAdapter
 
 from checkpoints.errors import DamagedCheckpoint, NoGoodCheckpoint
-from checkpoints.gather import Peers, first_or_raise, gather_or_raise
+from checkpoints.gather import Peers, broadcast_or_raise, gather_or_raise
 from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import list_committed, read_manifest
 from checkpoints.verify import verify_files
 from data_service.store.base import Store
 
-_MARKS_TYPE = TypeAdapter(list[tuple[int, int]])
+_NAMES_TYPE = TypeAdapter(list[tuple[int, int]])
 _PROBLEMS_TYPE = TypeAdapter(list[list[str]])
 
 
@@ -40,11 +40,11 @@ def newest_good(store: Store, peers: Peers, *, full: bool = True) -> GoodCheckpo
             not continue from an older one.
         StoreError: the store did not answer on some rank. All ranks raise it, so none is left waiting.
     """
-    marks = first_or_raise(peers, lambda: _list_marks(store))
+    names = broadcast_or_raise(peers, lambda: _list_names(store))
     passed_over: list[str] = []
-    for attempt, step in _MARKS_TYPE.validate_python(marks):
-        mark = CheckpointName(attempt, step)
-        manifest, wrong = _read_manifest_once(store, mark, peers)
+    for attempt, step in _NAMES_TYPE.validate_python(names):
+        name = CheckpointName(attempt, step)
+        manifest, wrong = _read_manifest_once(store, name, peers)
         if manifest is not None:
             wrong = _verify_on_all_ranks(store, manifest, peers, full)
             if not wrong:
@@ -58,22 +58,22 @@ def newest_good(store: Store, peers: Peers, *, full: bool = True) -> GoodCheckpo
     )
 
 
-def _list_marks(store: Store) -> JsonValue:
-    return [[mark.attempt, mark.step] for mark in list_committed(store)]
+def _list_names(store: Store) -> JsonValue:
+    return [[name.attempt, name.step] for name in list_committed(store)]
 
 
 def _read_manifest_once(
-    store: Store, mark: CheckpointName, peers: Peers
+    store: Store, name: CheckpointName, peers: Peers
 ) -> tuple[CheckpointManifest | None, list[str]]:
     """Read the manifest on rank 0; return it on all ranks, or None and its problems."""
 
     def read() -> JsonValue:
         try:
-            return read_manifest(store, mark).model_dump(mode="json")
+            return read_manifest(store, name).model_dump(mode="json")
         except DamagedCheckpoint as error:
             return error.problem
 
-    answer = first_or_raise(peers, read)
+    answer = broadcast_or_raise(peers, read)
     return (None, [answer]) if isinstance(answer, str) else (CheckpointManifest.model_validate(answer), [])
 
 

@@ -48,8 +48,8 @@ class TidyReport:
     proven: frozenset[CheckpointName] = frozenset()
 
 
-def expired(
-    marks: Sequence[CheckpointName],
+def expired_checkpoints(
+    names: Sequence[CheckpointName],
     lineage: tuple[LineageSegment, ...],
     *,
     keep_last: int,
@@ -68,16 +68,16 @@ def expired(
 
     Checkpoints that are not on the lineage were abandoned when the run continued from an earlier one.
     """
-    history = sorted((mark for mark in marks if is_on_lineage(lineage, mark)), reverse=True)
+    history = sorted((name for name in names if is_on_lineage(lineage, name)), reverse=True)
     kept = set(history[: max(keep_last, 1)])
     if keep_every:
         # `history` is newest first, so the lowest step of each interval is set last and stays.
-        first_of = {mark.step // keep_every: mark for mark in history}
-        kept |= {mark for multiple, mark in first_of.items() if multiple > 0}
+        first_of = {name.step // keep_every: name for name in history}
+        kept |= {name for multiple, name in first_of.items() if multiple > 0}
     if way_back is not None:
-        young = sum(mark.step > way_back for mark in history)
+        young = sum(name.step > way_back for name in history)
         kept |= set(history[: young + 1])
-    return sorted(set(marks) - kept)
+    return sorted(set(names) - kept)
 
 
 def tidy(
@@ -89,7 +89,7 @@ def tidy(
     way_back: int | None = None,
     proven: frozenset[CheckpointName] = frozenset(),
 ) -> TidyReport:
-    """Delete expired checkpoints, then `sweep`. One rank calls this, after a commit.
+    """Delete expired checkpoints, then `delete_orphans`. One rank calls this, after a commit.
 
     Nothing is deleted unless the newest checkpoint has all its files and one of the newest `keep_last` has been
     verified. If none of these is in `proven`, the newest checkpoint is read back now.
@@ -97,7 +97,7 @@ def tidy(
     Args:
         store: the run's store.
         attempt: this attempt.
-        keep_last, keep_every, way_back: the rule, as in `expired`.
+        keep_last, keep_every, way_back: the rule, as in `expired_checkpoints`.
         proven: checkpoints that this attempt has verified, from the previous call.
 
     Raises:
@@ -105,41 +105,43 @@ def tidy(
         DamagedCheckpoint: the record of a rewind cannot be read; nothing is deleted.
         StoreError: the store does not answer; a later call continues the deletion.
     """
-    found, gone_back = list_folders(store), read_rewinds(store)
-    marks = [folder.mark for folder in found if folder.committed]
-    counting = [mark for mark in marks if not is_abandoned(mark, gone_back)]
+    found, rewinds = list_folders(store), read_rewinds(store)
+    names = [folder.name for folder in found if folder.committed]
+    counting = [name for name in names if not is_abandoned(name, rewinds)]
     newest = _read_newest_manifest(store, counting[0]) if counting else None
     if newest is None:
         return TidyReport((), 0, proven)
-    gone = expired(marks, newest.lineage, keep_last=keep_last, keep_every=keep_every, way_back=way_back)
-    gone = [mark for mark in gone if not _is_newer(store, mark)]
-    proven = proven.intersection(marks)
+    gone = expired_checkpoints(
+        names, newest.lineage, keep_last=keep_last, keep_every=keep_every, way_back=way_back
+    )
+    gone = [name for name in gone if not _has_newer_format(store, name)]
+    proven = proven.intersection(names)
     if gone and proven.isdisjoint(_fallback_checkpoints(counting, gone, keep_last)):
         if not _is_good(store, newest, full=True):
             return TidyReport((), 0, proven)
-        proven |= {newest.mark}
+        proven |= {newest.name}
     for folder in reversed(found):
-        if folder.mark in gone:
+        if folder.name in gone:
             attempt.ensure_current()
-            store.delete(folder.mark.manifest)
-            _delete(store, folder.sizes)
-    return TidyReport(tuple(gone), sweep(store, attempt), proven.difference(gone))
+            store.delete(folder.name.manifest)
+            _delete_keys(store, folder.sizes)
+    return TidyReport(tuple(gone), delete_orphans(store, attempt), proven.difference(gone))
 
 
-def _read_newest_manifest(store: Store, mark: CheckpointName) -> CheckpointManifest | None:
+def _read_newest_manifest(store: Store, name: CheckpointName) -> CheckpointManifest | None:
     """Return the manifest of the newest checkpoint; None, with a warning, if it is damaged or files are missing."""
     try:
-        newest = read_manifest(store, mark)
+        newest = read_manifest(store, name)
     except (DamagedCheckpoint, NewerFormat) as error:
         _log.warning(_NOTHING_DELETED, error.problem)
         return None
     return newest if _is_good(store, newest, full=False) else None
 
 
-def _is_newer(store: Store, mark: CheckpointName) -> bool:
+def _has_newer_format(store: Store, name: CheckpointName) -> bool:
     """Return whether a newer version of Maskfleet wrote the checkpoint. It is not deleted, as we cannot read it."""
     try:
-        read_manifest(store, mark)
+        read_manifest(store, name)
     except NewerFormat:
         return True
     except DamagedCheckpoint:
@@ -155,34 +157,34 @@ def _is_good(store: Store, manifest: CheckpointManifest, *, full: bool) -> bool:
 
 
 def _fallback_checkpoints(
-    marks: Sequence[CheckpointName], gone: Sequence[CheckpointName], keep_last: int
+    names: Sequence[CheckpointName], gone: Sequence[CheckpointName], keep_last: int
 ) -> list[CheckpointName]:
-    """Return those of `marks`, newest first, from which the run would continue if newer ones were damaged."""
-    return [mark for mark in marks if mark not in gone][: max(keep_last, 1)]
+    """Return those of `names`, newest first, from which the run would continue if newer ones were damaged."""
+    return [name for name in names if name not in gone][: max(keep_last, 1)]
 
 
-def sweep(store: Store, attempt: Attempt) -> int:
+def delete_orphans(store: Store, attempt: Attempt) -> int:
     """Delete files of saves that were never committed and of interrupted deletions; return their number. Remains of
     writes that are older than this attempt go, too, from the whole run.
 
     Files of steps after this attempt's newest commit are kept, because this attempt may still be writing them.
     """
     found = list_folders(store)
-    own = [folder.mark.step for folder in found if folder.committed and folder.mark.attempt == attempt.number]
+    own = [folder.name.step for folder in found if folder.committed and folder.name.attempt == attempt.number]
     reached = max(own, default=-1)
     over = [folder for folder in found if not folder.committed and _is_orphan(folder, attempt, reached)]
     attempt.ensure_current()
     for folder in over:
-        _delete(store, folder.sizes)
-    store.remove_leftovers("", before=attempt.key)  # those from before its claim are earlier attempts'
+        _delete_keys(store, folder.sizes)
+    store.remove_leftovers("", before=attempt.key)  # writes begun before our claim are other attempts'
     return sum(len(folder.sizes) for folder in over)
 
 
 def _is_orphan(folder: CheckpointFolder, attempt: Attempt, reached: int) -> bool:
-    writer = folder.mark.attempt
-    return writer < attempt.number or (writer == attempt.number and folder.mark.step < reached)
+    writer = folder.name.attempt
+    return writer < attempt.number or (writer == attempt.number and folder.name.step < reached)
 
 
-def _delete(store: Store, keys: Iterable[str]) -> None:
+def _delete_keys(store: Store, keys: Iterable[str]) -> None:
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
         list(pool.map(store.delete, keys))

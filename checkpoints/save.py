@@ -29,12 +29,19 @@ from pydantic import JsonValue, TypeAdapter
 from torch import Tensor
 
 from checkpoints.attempt import Attempt
-from checkpoints.commit import Commit, Committed, Outcome, RankReceipt, outcome_of
+from checkpoints.commit import Commit, CommittedSave, Outcome, RankReceipt, outcome_from_verdict
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Peers
-from checkpoints.layout import CHUNK, ITEM, CheckpointManifest, CheckpointName, File, StoredRange
+from checkpoints.layout import (
+    CHUNK_BYTES,
+    F32_BYTES,
+    CheckpointManifest,
+    CheckpointName,
+    RankFile,
+    StoredRange,
+)
 from data_service.store.base import Store, chunk_digests
-from data_service.store.errors import TRANSIENT, StoreError
+from data_service.store.errors import TRANSIENT_ERRORS, StoreError
 from encoder_core.train.zero_state import Fragment
 
 
@@ -56,35 +63,37 @@ class Snapshot:
     def buffers(self) -> list[memoryview]:
         return [memoryview(self.header), self.body.numpy().data]
 
-    def describe(self, key: str) -> File:
+    def describe(self, key: str) -> RankFile:
         """Hash the snapshot; return the description of the file `key` that holds it. Takes seconds for gigabytes."""
         size = len(self.header) + self.body.numel()
-        return File(key=key, size=size, chunk=CHUNK, hashes=chunk_digests(self.buffers, CHUNK))
+        return RankFile(
+            key=key, size=size, chunk=CHUNK_BYTES, hashes=chunk_digests(self.buffers, CHUNK_BYTES)
+        )
 
 
-def take(fragments: Iterable[Fragment], reuse: UInt8[Tensor, " bytes"] | None = None) -> Snapshot:
+def take_snapshot(fragments: Iterable[Fragment], reuse: UInt8[Tensor, " bytes"] | None = None) -> Snapshot:
     """Copy the fragments into the layout of one file. `reuse`: the body of an earlier snapshot, used again if it fits.
 
     Raises:
         CheckpointError: the tensors of a fragment are not one-dimensional float32 tensors of the same length.
     """
-    held = [fragment for fragment in fragments if _length(fragment)]
+    held = [fragment for fragment in fragments if _fragment_length(fragment)]
     tensors = [(fragment, kind, tensor) for fragment in held for kind, tensor in fragment.tensors.items()]
-    header, starts = _header(tensors)
-    size = sum(tensor.numel() for _, _, tensor in tensors) * ITEM
+    header, starts = _file_header(tensors)
+    size = sum(tensor.numel() for _, _, tensor in tensors) * F32_BYTES
     pinned = any(tensor.is_cuda for _, _, tensor in tensors)
     fits = reuse is not None and reuse.numel() == size
     body = reuse if reuse is not None and fits else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
     for (_, _, tensor), start in zip(tensors, starts, strict=True):
-        body[start : start + tensor.numel() * ITEM].view(torch.float32).copy_(
+        body[start : start + tensor.numel() * F32_BYTES].view(torch.float32).copy_(
             tensor.detach(), non_blocking=pinned
         )
     if pinned:
         torch.cuda.synchronize()
-    return Snapshot(header, body, _pieces(tensors, starts, len(header)))
+    return Snapshot(header, body, _stored_ranges(tensors, starts, len(header)))
 
 
-def _length(fragment: Fragment) -> int:
+def _fragment_length(fragment: Fragment) -> int:
     lengths = {tensor.numel() for tensor in fragment.tensors.values()}
     plain = all(tensor.dtype == torch.float32 and tensor.dim() == 1 for tensor in fragment.tensors.values())
     if len(lengths) != 1 or not plain:
@@ -97,11 +106,11 @@ def _length(fragment: Fragment) -> int:
     return lengths.pop()
 
 
-def _header(tensors: list[tuple[Fragment, str, Tensor]]) -> tuple[bytes, list[int]]:
+def _file_header(tensors: list[tuple[Fragment, str, Tensor]]) -> tuple[bytes, list[int]]:
     """Return the file's bytes before its body, and the byte of the body at which each tensor starts."""
     entries, starts, end = {}, [], 0
     for fragment, kind, tensor in tensors:
-        start, end = end, end + tensor.numel() * ITEM
+        start, end = end, end + tensor.numel() * F32_BYTES
         starts.append(start)
         name = f"{fragment.name}:{kind}:{fragment.start}"
         entries[name] = {"dtype": "F32", "shape": [tensor.numel()], "data_offsets": [start, end]}
@@ -110,7 +119,7 @@ def _header(tensors: list[tuple[Fragment, str, Tensor]]) -> tuple[bytes, list[in
     return struct.pack("<Q", len(text)) + text, starts
 
 
-def _pieces(
+def _stored_ranges(
     tensors: list[tuple[Fragment, str, Tensor]], starts: list[int], shift: int
 ) -> tuple[StoredRange, ...]:
     offsets: dict[tuple[str, int], dict[str, int]] = {}
@@ -127,12 +136,12 @@ def _pieces(
 
 _log = logging.getLogger(__name__)
 
-_MOMENT_S = 1.0
-_ANSWERS = TypeAdapter(list[tuple[bool, int]])
+_PROGRESS_INTERVAL_S = 1.0
+_ANSWERS_TYPE = TypeAdapter(list[tuple[bool, int]])
 
 
 @dataclass(frozen=True)
-class _Underway:
+class _PendingSave:
     step: int
     snapshot: Snapshot
     shapes: dict[str, tuple[int, ...]]
@@ -174,7 +183,7 @@ class Saver:
         self._begun_at = resumed.step if resumed else 0
         self._last = resumed.step if resumed is not None and not resumed.in_memory else stored
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._underway: _Underway | None = None
+        self._pending: _PendingSave | None = None
         self._memory: Snapshot | None = None
         self._sent = 0
 
@@ -185,12 +194,12 @@ class Saver:
         return self._last
 
     @property
-    def underway(self) -> int | None:
+    def pending_step(self) -> int | None:
         """The step that is being saved: begun and not yet committed; None if no save is under way."""
-        return self._underway.step if self._underway else None
+        return self._pending.step if self._pending else None
 
     @property
-    def sent(self) -> int:
+    def sent_bytes(self) -> int:
         """Bytes that this rank has uploaded so far of its newest save."""
         return self._sent
 
@@ -216,24 +225,24 @@ class Saver:
         Raises:
             CheckpointError: a save is under way, `step` is not greater than `last_step`, or a fragment is malformed.
         """
-        if self._underway is not None:
+        if self._pending is not None:
             raise CheckpointError(
-                f"cannot save step {step} while step {self._underway.step} is being saved",
+                f"cannot save step {step} while step {self._pending.step} is being saved",
                 remedy="commit the save under way first",
             )
         if self._last is not None and step <= self._last:
             raise CheckpointError(
-                f"step {step} is not after step {self._last}, which is saved already",
-                remedy="save only steps after `last_step`",
+                f"cannot save step {step}: the newest checkpoint is of step {self._last} already",
+                remedy="call `begin` only with steps after `last_step`",
             )
         text = json.dumps(state, allow_nan=False)
         started = time.perf_counter()
-        snapshot = take(fragments, self._memory.body if self._memory else None)
+        snapshot = take_snapshot(fragments, self._memory.body if self._memory else None)
         self._memory = snapshot
         blocked = time.perf_counter() - started
         self._sent = 0
         upload = self._worker.submit(self._upload, step, snapshot, blocked)
-        self._underway = _Underway(
+        self._pending = _PendingSave(
             step=step,
             snapshot=snapshot,
             shapes=dict(shapes),
@@ -246,12 +255,12 @@ class Saver:
 
     def ready(self) -> bool:
         """Return whether a save is under way and this rank's part of it has ended, with or without an error."""
-        return self._underway is not None and self._underway.upload.done()
+        return self._pending is not None and self._pending.upload.done()
 
     def wait(self) -> None:
         """Wait until this rank's part of the save under way, if any, has ended."""
-        if self._underway is not None:
-            self._underway.upload.exception()
+        if self._pending is not None:
+            self._pending.upload.exception()
 
     def wait_for_all(self, progress: Callable[[int], None]) -> None:
         """Wait until the upload of the save under way has ended on every rank. All ranks call this.
@@ -260,16 +269,16 @@ class Saver:
         `progress` is called with the number of bytes that all ranks together have uploaded.
         """
         while True:
-            self._wait_a_moment()
-            answers = self._peers.all_gather([self._underway is None or self.ready(), self.sent])
-            ready, sent = zip(*_ANSWERS.validate_python(answers), strict=True)
+            self._wait_for_upload()
+            answers = self._peers.all_gather([self._pending is None or self.ready(), self.sent_bytes])
+            ready, sent = zip(*_ANSWERS_TYPE.validate_python(answers), strict=True)
             progress(sum(sent))
             if all(ready):
                 return
 
-    def _wait_a_moment(self) -> None:
-        if self._underway is not None:
-            wait([self._underway.upload], timeout=_MOMENT_S)
+    def _wait_for_upload(self) -> None:
+        if self._pending is not None:
+            wait([self._pending.upload], timeout=_PROGRESS_INTERVAL_S)
 
     def commit(self) -> Outcome:
         """Finish the save under way. All ranks call this; it waits for ranks that are not ready.
@@ -278,13 +287,13 @@ class Saver:
             Superseded: a newer attempt has been claimed. All ranks raise it, and this attempt must end.
             CheckpointError: no save is under way.
         """
-        if self._underway is None:
+        if self._pending is None:
             raise CheckpointError("no save is under way", remedy="call `begin` before `commit`")
-        underway, self._underway = self._underway, None
-        answers = self._peers.gather_to_first(self._answer(underway.upload))
-        verdict = self._commit(underway).decide(answers) if self._peers.rank == 0 else None
-        outcome = outcome_of(underway.step, self._peers.from_first(verdict))
-        if isinstance(outcome, Committed):
+        pending, self._pending = self._pending, None
+        answers = self._peers.gather_to_first(self._answer(pending.upload))
+        verdict = self._commit(pending).decide(answers) if self._peers.rank == 0 else None
+        outcome = outcome_from_verdict(pending.step, self._peers.broadcast(verdict))
+        if isinstance(outcome, CommittedSave):
             self._last = outcome.step
         return outcome
 
@@ -310,18 +319,18 @@ class Saver:
             return upload.result().model_dump(mode="json")
         _log.error("rank %d could not save", self._peers.rank, exc_info=error)
         text = error.problem if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
-        return {"error": f"rank {self._peers.rank}: {text}", "transient": isinstance(error, TRANSIENT)}
+        return {"error": f"rank {self._peers.rank}: {text}", "transient": isinstance(error, TRANSIENT_ERRORS)}
 
-    def _commit(self, underway: _Underway) -> Commit:
+    def _commit(self, pending: _PendingSave) -> Commit:
         return Commit(
             store=self._store,
             attempt=self._attempt,
             past=self._past,
             begun_at=self._begun_at,
-            step=underway.step,
-            shapes=underway.shapes,
-            own_kinds=underway.own_kinds,
-            memory=underway.memory,
-            state=json.loads(underway.state),
+            step=pending.step,
+            shapes=pending.shapes,
+            own_kinds=pending.own_kinds,
+            memory=pending.memory,
+            state=json.loads(pending.state),
             now=self._clock(),
         )

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, NewerFormat
-from checkpoints.layout import CheckpointManifest, CheckpointName, File, LineageSegment, encode, problems
+from checkpoints.layout import (
+    CheckpointManifest,
+    CheckpointName,
+    LineageSegment,
+    RankFile,
+    encode_manifest,
+    find_problems,
+)
 from checkpoints.listing import list_committed, read_manifest
 from data_service.processes import temporary_root
 from data_service.store.base import Store, read_verified
@@ -20,7 +27,7 @@ from data_service.store.errors import KeyMissing, OutOfSpace, Truncated
 _REQUESTS_AT_ONCE = 8  # requests at once: object stores answer one in tens of milliseconds
 
 
-def read_chunk(store: Store, file: File, index: int) -> bytes:
+def read_chunk(store: Store, file: RankFile, index: int) -> bytes:
     """Return chunk `index` of a file: its bytes from index * file.chunk on.
 
     Raises:
@@ -43,9 +50,9 @@ def read_chunk(store: Store, file: File, index: int) -> bytes:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of verifying the checkpoint `mark`; `problems` is empty for a good one."""
+    """The result of verifying the checkpoint `name`; `problems` is empty for a good one."""
 
-    mark: CheckpointName
+    name: CheckpointName
     problems: tuple[str, ...]
 
 
@@ -67,34 +74,34 @@ def verify_all(
         begin: function that is called before each checkpoint with its step and its size in bytes. It returns the
             function to report progress to.
     """
-    for mark in list_committed(store):
+    for name in list_committed(store):
         try:
-            manifest = read_manifest(store, mark)
-            report = begin(mark.step, sum(file.size for file in manifest.files))
+            manifest = read_manifest(store, name)
+            report = begin(name.step, sum(file.size for file in manifest.files))
             found = verify(store, manifest, full=full, report=report)
         except (DamagedCheckpoint, NewerFormat) as error:
             found = [error.problem]
-        yield Verification(mark, tuple(found))
+        yield Verification(name, tuple(found))
 
 
 def verify(
     store: Store, manifest: CheckpointManifest, *, full: bool = True, report: ReportBytes = _ignore
 ) -> list[str]:
     """Return the problems of a checkpoint; empty for a good one. Unless `full`, only the files' sizes are checked."""
-    wrong = problems(manifest)
+    wrong = find_problems(manifest)
     return wrong + verify_files(store, manifest, manifest.files, full=full, report=report)
 
 
 def verify_files(
     store: Store,
     manifest: CheckpointManifest,
-    files: Sequence[File],
+    files: Sequence[RankFile],
     *,
     full: bool,
     report: ReportBytes = _ignore,
 ) -> list[str]:
     """Return the problems of some of the checkpoint's files. Each problem names its file."""
-    sizes = {entry.key: entry.size for entry in store.list(manifest.mark.folder)}
+    sizes = {entry.key: entry.size for entry in store.list(manifest.name.folder)}
     wrong = []
     for file in files:
         where = f"{store.uri}/{file.key}"
@@ -107,7 +114,7 @@ def verify_files(
     return wrong
 
 
-def _damaged_chunks(store: Store, file: File, report: ReportBytes) -> list[str]:
+def _damaged_chunks(store: Store, file: RankFile, report: ReportBytes) -> list[str]:
     def check(index: int) -> str | None:
         try:
             read_chunk(store, file, index)
@@ -145,9 +152,9 @@ def copy_checkpoint(
         OutOfSpace: the temporary folder or a store is full.
         StoreError: a store does not answer.
     """
-    mark = CheckpointName(COPIED_ATTEMPT, manifest.step)
+    name = CheckpointName(COPIED_ATTEMPT, manifest.step)
     files = tuple(
-        file.model_copy(update={"key": mark.file(rank)}) for rank, file in enumerate(manifest.files)
+        file.model_copy(update={"key": name.file(rank)}) for rank, file in enumerate(manifest.files)
     )
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
         list(
@@ -166,17 +173,17 @@ def copy_checkpoint(
             f"the copy in {target.uri} does not match what was written: {'; '.join(wrong)}",
             remedy="copy it again",
         )
-    if target.put_if_absent(mark.manifest, encode(copied)):
+    if target.put_if_absent(name.manifest, encode_manifest(copied)):
         return copied
-    if read_manifest(target, mark).model_copy(update={"created": now}) != copied:
+    if read_manifest(target, name).model_copy(update={"created": now}) != copied:
         raise CheckpointError(
-            f"{target.uri}/{mark.manifest} exists already and is another checkpoint",
+            f"{target.uri}/{name.manifest} exists already and is another checkpoint",
             remedy="copy to another place",
         )
     return copied
 
 
-def _copy_file(source: Store, file: File, target: Store, to: File) -> None:
+def _copy_file(source: Store, file: RankFile, target: Store, to: RankFile) -> None:
     """Copy one file by way of a local one, because it may be larger than this machine's memory."""
     with tempfile.NamedTemporaryFile(prefix="maskfleet-copy-", dir=temporary_root()) as local:
         for index in range(len(file.hashes)):

@@ -35,7 +35,7 @@ class CorpusError(UserError):
     """A built corpus that cannot be used as requested: it is absent, too small, or does not match."""
 
 
-def damaged(place: str, reason: str) -> CorpusError:
+def damaged_corpus(place: str, reason: str) -> CorpusError:
     """Return the error for the file of a corpus at `place`, whose content is not what was written."""
     return CorpusError(
         f"{place} is damaged: {reason}", remedy="restore the file from a copy, or build the corpus again"
@@ -89,6 +89,6 @@ def library_changed(library: str, what: str) -> LibraryChanged:
     except PackageNotFoundError:
         seen, tested = "of an unknown version", []
     return LibraryChanged(
-        f"{library} {seen}: {what} is not what Maskfleet uses; tested: {', '.join(tested) or 'see pyproject.toml'}",
+        f"{library} {seen}: {what} is missing or has changed; tested: {', '.join(tested) or 'see pyproject.toml'}",
         remedy="install the versions that were tested: pip install -c infra/constraints.txt .",
     )

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 _ENVELOPE_PATTERN = re.compile(
     rb'\{"format":"([a-z-]+)","version":(\d+),"sha256":"([0-9a-f]{64})","content":(.*)\}\n', re.DOTALL
 )
-REMEDY = "use that version of maskfleet, or a newer one; nothing was changed"
+NEWER_REMEDY = "use that version of maskfleet, or a newer one; nothing was changed"
 
 
 def parse_json(data: bytes | str) -> Any:
@@ -26,7 +26,7 @@ def parse_json(data: bytes | str) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def newer(where: str) -> str:
+def newer_text(where: str) -> str:
     """Return the message for an object at `where` that a newer version has written."""
     return f"{where} was written by a newer version of maskfleet"
 
@@ -53,7 +53,7 @@ def is_newer(data: bytes, known: int, error: ValidationError | None = None) -> b
     return isinstance(content, dict) and unknown
 
 
-class Enveloped(NamedTuple):
+class Envelope(NamedTuple):
     """Content with its version. `digest`: sha256 (hex) of the exact bytes of `body`, so a flipped byte is found even if
     the JSON can still be parsed."""
 
@@ -68,11 +68,11 @@ def envelope(kind: str, version: int, body: bytes) -> bytes:
     return head.encode() + body + b"}\n"
 
 
-def open_envelope(kind: str, data: bytes) -> Enveloped:
+def open_envelope(kind: str, data: bytes) -> Envelope:
     """Return what `envelope` packed. Raises ValueError: the bytes are damaged, or of another kind."""
     found = _ENVELOPE_PATTERN.fullmatch(data)
     if found is None or found[1] != kind.encode():
         raise ValueError(f"its beginning or end is not that of a file of format {kind}")
     if hashlib.sha256(found[4]).hexdigest() != found[3].decode():
         raise ValueError("its bytes do not match its own hash")
-    return Enveloped(int(found[2]), found[3].decode(), found[4])
+    return Envelope(int(found[2]), found[3].decode(), found[4])

@@ -42,7 +42,7 @@ def draws32(key: Key, start: int, stop: int) -> NDArray[np.uint32]:
     return halves[start - 2 * first_word : stop - 2 * first_word]
 
 
-def scale(draws: NDArray[np.uint32], bounds: NDArray[np.int64] | int) -> NDArray[np.int64]:
+def scale_draws(draws: NDArray[np.uint32], bounds: NDArray[np.int64] | int) -> NDArray[np.int64]:
     """Return uniform integers below `bounds` from 32-bit draws, by multiply and shift (bias at most bounds / 2**32)."""
     wide = draws.astype(np.uint64)
     wide *= np.asarray(bounds).astype(np.uint64)

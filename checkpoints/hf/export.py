@@ -210,11 +210,11 @@ def write_pair(
         "discriminator": (config, "rtd"),
     }
     for part, (network, heads) in networks.items():
-        read = _reader(read_parameter, part, sharing)
+        read = _part_reader(read_parameter, part, sharing)
         write_model(folder / part, read, network, tokenizer_files, heads, notes=notes.get(part, _NO_NOTES))
 
 
-def _reader(read_parameter: ReadParameter, part: Part, sharing: Sharing) -> ReadParameter:
+def _part_reader(read_parameter: ReadParameter, part: Part, sharing: Sharing) -> ReadParameter:
     """Return a function that reads the parameters of one network by its own names, as it needs them when used alone."""
 
     def read(name: str) -> Tensor:

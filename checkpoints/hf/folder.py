@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from checkpoints.errors import ExportError
-from data_service.formats import is_newer, newer, parse_json
+from data_service.formats import is_newer, newer_text, parse_json
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
@@ -26,7 +26,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 GENERATOR_CONFIG, GENERATOR_PICKLE = "generator_config.json", "pytorch_model.generator.bin"
-"""Names of a generator's files that lie beside its discriminator's, as DeBERTa v3 is published."""
+"""Names of a generator's files that lie next to its discriminator's, as DeBERTa v3 is published."""
 EXPORT_RECORD = "maskfleet_export.json"
 NETWORKS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "discriminator")
 """Names of the folders of two networks that were trained as a pair."""
@@ -102,7 +102,7 @@ def _recorded_files(out: Store) -> dict[str, str]:
         return ExportRecord.model_validate_json(data).files
     except ValidationError as error:
         if is_newer(data, known=1, error=error):
-            raise ExportError(newer(f"{out.uri.rstrip('/')}/{EXPORT_RECORD}"), remedy=_REMEDY) from error
+            raise ExportError(newer_text(f"{out.uri.rstrip('/')}/{EXPORT_RECORD}"), remedy=_REMEDY) from error
         raise ExportError(
             f"{out.uri.rstrip('/')}/{EXPORT_RECORD} is damaged, so it is not known which files an export wrote there",
             remedy=_REMEDY,
@@ -140,8 +140,8 @@ def pickled_networks(store: Store) -> list[str]:
 
 
 def holds_generator(store: Store) -> bool:
-    """Return whether a generator lies beside the network at the root of `store`. Raises StoreError: the store cannot be
-    read."""
+    """Return whether a generator lies next to the network at the root of `store`. Raises StoreError: the store cannot
+    be read."""
     return all(store.size(name) is not None for name in (CONFIG, GENERATOR_CONFIG, GENERATOR_PICKLE))
 
 
@@ -172,7 +172,7 @@ def local_configs(store: Store) -> Iterator[Path]:
 
 
 @contextmanager
-def naming(folder: Path, where: str) -> Iterator[None]:
+def name_as(folder: Path, where: str) -> Iterator[None]:
     """Let the ModelErrors inside the `with` block name the place `where`, not its copy in `folder`."""
     try:
         yield

@@ -1,8 +1,8 @@
-"""Which networks of a pair a folder holds, told by names of files and parameters. No weight is read, no pickle opened.
+"""Which networks of a pair a folder holds, by names of files and parameters. No weight is read, no pickle opened.
 
 A config.json cannot tell: that of DeBERTa v3, a discriminator, has the fields and values of a DeBERTa v2 without
-convolution. The head of replaced token detection can, which the published files of version 3 hold beside the other.
-Some of them have their generator beside them.
+convolution. The head of replaced token detection can, which the published files of version 3 hold next to the other.
+Some of them have their generator next to them.
 """
 
 from typing import Any
@@ -51,7 +51,7 @@ def _pickled_names(store: Store) -> bytes:
 
 
 def generator_fields(store: Store) -> dict[str, Any]:
-    """Return the fields of the config.json of the generator that lies beside the network at the root of `store`. What
+    """Return the fields of the config.json of the generator that lies next to the network at the root of `store`. What
     its file does not say, for instance the type of the model, is as in the discriminator's.
 
     Raises:

@@ -129,11 +129,11 @@ def config_from_fields(fields: dict[str, Any], where: str) -> ModelConfig:
     try:
         return read_config(fields)
     except ValidationError as error:
-        told = "; ".join(
+        text = "; ".join(
             f"{'.'.join(map(str, its['loc'])) or 'it'} is {its['input']!r:.80}: {its['msg']}"
             for its in error.errors()
         )
-        raise ModelError(f"{where} does not describe a model: {told}", remedy="correct this file") from error
+        raise ModelError(f"{where} does not describe a model: {text}", remedy="correct this file") from error
 
 
 def json_object(data: bytes, where: str) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def _refusal_reason(report: BinaryIO, code: int) -> str:
     report.seek(max(0, report.seek(0, os.SEEK_END) - _QUOTED_REPORT_BYTES))
     line = report.read().rpartition(b"\n")[2]
     try:
-        said = json.loads(line)["refused"]
+        reason = json.loads(line)["refused"]
     except (ValueError, KeyError, TypeError):
-        said = f"the process that read it ended with {code}"
-    return "".join(letter for letter in str(said)[:300] if letter.isprintable())
+        reason = f"the process that read it ended with {code}"
+    return "".join(letter for letter in str(reason)[:300] if letter.isprintable())

@@ -26,7 +26,7 @@ from torch import Tensor
 
 _INPUT_DESCRIPTOR, _OUTPUT_DESCRIPTOR, _REPORT_DESCRIPTOR = 0, 1, 2
 _MIB = 1 << 20
-_EXTRA_BYTES = 512 * _MIB  # memory allowed beyond twice the file's size
+_EXTRA_MEMORY_BYTES = 512 * _MIB  # memory allowed beyond twice the file's size
 _SET_PDEATHSIG, _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER_MODE = 1, 38, 22, 2  # options of prctl(2)
 _BPF_LD, _BPF_JEQ, _BPF_RET = (0x20, 0x15, 0x06)  # instructions of a seccomp filter (classic BPF)
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1  # results of a filter: allow the call; let it fail with EPERM
@@ -104,7 +104,7 @@ def _confine(size: int) -> None:
         held = int(statm.read().split()[0]) * pages
     seconds = int(sum(os.times()[:2])) + 60 + size // (10 * _MIB)
     limits = {
-        resource.RLIMIT_AS: held + 2 * size + _EXTRA_BYTES,
+        resource.RLIMIT_AS: held + 2 * size + _EXTRA_MEMORY_BYTES,
         resource.RLIMIT_FSIZE: 2 * size + 64 * _MIB,
         resource.RLIMIT_CPU: seconds,
         resource.RLIMIT_CORE: 0,

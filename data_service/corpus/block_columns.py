@@ -1,6 +1,6 @@
 """The block tables of a large corpus: binary columns in one object a split, each read when it is first used.
 
-    blocks/train-<digest>.bin     the columns of `COLUMNS`, one after another, little-endian
+    blocks/train-<digest>.bin     the columns of `DTYPES`, one after another, little-endian
 
 The manifest holds the object's key and the digest of each column, so a column is verified by itself. A worker needs
 the places of blocks, a feed their counts. As JSON, two million blocks take 1.4 GB while they are parsed; here they
@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
-from data_service.corpus.manifest import COLUMNS, BlockTable
-from data_service.errors import damaged
+from data_service.corpus.manifest import DTYPES, BlockTable
+from data_service.errors import damaged_corpus
 from data_service.store.base import Store, digest, read_verified
 from data_service.store.errors import KeyMissing, Truncated
 
-MANY = 1 << 16  # blocks; tables of at least so many are stored as columns
-FOLDER = "blocks/"
+MIN_BLOCKS = 1 << 16  # blocks; tables of at least so many are stored as columns
+COLUMNS_FOLDER = "blocks/"
 
 
 class StoredTable(BaseModel):
@@ -44,7 +44,7 @@ class StoredTable(BaseModel):
     @property
     def size(self) -> int:
         """Number of bytes of the object."""
-        return self.blocks * sum(np.dtype(kind).itemsize for kind in COLUMNS.values())
+        return self.blocks * sum(np.dtype(kind).itemsize for kind in DTYPES.values())
 
 
 def describe(table: BlockTable, split: str) -> StoredTable:
@@ -52,22 +52,25 @@ def describe(table: BlockTable, split: str) -> StoredTable:
     digests = {name: digest(column.data.cast("B")) for name, column in _arrays(table).items()}
     name = digest("".join(digests.values()).encode())
     return StoredTable(
-        shards=list(table.shards), blocks=len(table), key=f"{FOLDER}{split}-{name}.bin", digests=digests
+        shards=list(table.shards),
+        blocks=len(table),
+        key=f"{COLUMNS_FOLDER}{split}-{name}.bin",
+        digests=digests,
     )
 
 
-def write_columns(store: Store, table: BlockTable, said: StoredTable) -> None:
+def write_columns(store: Store, table: BlockTable, stored: StoredTable) -> None:
     """Write the object that holds the columns of `table`. `store`: the store at the corpus root."""
-    store.put_buffers(said.key, [memoryview(column.data).cast("B") for column in _arrays(table).values()])
+    store.put_buffers(stored.key, [memoryview(column.data).cast("B") for column in _arrays(table).values()])
 
 
 def _arrays(table: BlockTable) -> dict[str, NDArray[Any]]:
-    return {name: np.ascontiguousarray(table.columns[name], dtype=kind) for name, kind in COLUMNS.items()}
+    return {name: np.ascontiguousarray(table.columns[name], dtype=kind) for name, kind in DTYPES.items()}
 
 
-def open_table(store: Store, said: StoredTable) -> BlockTable:
+def open_table(store: Store, stored: StoredTable) -> BlockTable:
     """Return the table whose columns are stored at the corpus root `store`. Nothing is read yet."""
-    return BlockTable(said.blocks, tuple(said.shards), StoredColumns(store, said))
+    return BlockTable(stored.blocks, tuple(stored.shards), StoredColumns(store, stored))
 
 
 class StoredColumns(Mapping[str, NDArray[Any]]):
@@ -78,15 +81,15 @@ class StoredColumns(Mapping[str, NDArray[Any]]):
         StoreError: the store cannot be read.
     """
 
-    def __init__(self, store: Store, said: StoredTable) -> None:
-        self._store, self._said = store, said
+    def __init__(self, store: Store, stored: StoredTable) -> None:
+        self._store, self._stored = store, stored
         self._kept: dict[str, NDArray[Any]] = {}
         self._lock = threading.Lock()
 
     @property
     def key(self) -> str:
         """Key of the object that holds the columns."""
-        return self._said.key
+        return self._stored.key
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         column = self._kept.get(name)
@@ -98,32 +101,32 @@ class StoredColumns(Mapping[str, NDArray[Any]]):
         return column
 
     def __iter__(self) -> Iterator[str]:
-        return iter(COLUMNS)
+        return iter(DTYPES)
 
     def __len__(self) -> int:
-        return len(COLUMNS)
+        return len(DTYPES)
 
     def _read(self, name: str) -> NDArray[Any]:
-        said, sizes = self._said, {key: np.dtype(kind).itemsize for key, kind in COLUMNS.items()}
-        names = list(COLUMNS)
-        start = said.blocks * sum(sizes[before] for before in names[: names.index(name)])
-        length = said.blocks * sizes[name]
-        place = f"{self._store.uri.rstrip('/')}/{said.key}"
-        mismatch = damaged(
+        stored, sizes = self._stored, {key: np.dtype(kind).itemsize for key, kind in DTYPES.items()}
+        names = list(DTYPES)
+        start = stored.blocks * sum(sizes[before] for before in names[: names.index(name)])
+        length = stored.blocks * sizes[name]
+        place = f"{self._store.uri.rstrip('/')}/{stored.key}"
+        mismatch = damaged_corpus(
             place, f"column {name}, bytes {start} to {start + length}, does not match its hash"
         )
         try:
             data = read_verified(
                 self._store,
-                said.key,
+                stored.key,
                 start=start,
                 length=length,
-                expected=said.digests[name],
+                expected=stored.digests[name],
                 otherwise=mismatch,
             )
         except (KeyMissing, Truncated) as error:
-            raise damaged(place, error.problem) from error
-        column: NDArray[Any] = np.frombuffer(data, dtype=COLUMNS[name])
-        if name == "shard" and len(column) and not 0 <= column.min() <= column.max() < len(said.shards):
-            raise damaged(place, f"a block names shard {column.max()} of {len(said.shards)}")
+            raise damaged_corpus(place, error.problem) from error
+        column: NDArray[Any] = np.frombuffer(data, dtype=DTYPES[name])
+        if name == "shard" and len(column) and not 0 <= column.min() <= column.max() < len(stored.shards):
+            raise damaged_corpus(place, f"a block names shard {column.max()} of {len(stored.shards)}")
         return column

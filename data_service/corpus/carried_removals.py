@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from data_service.corpus.corpus import Corpus, Part
+from data_service.corpus.corpus import Corpus, SplitName
 from data_service.corpus.removals import Removal, RemovalChain, RemovedDocuments, load_removals
 
-SPLITS: tuple[Part, ...] = ("train", "heldout")
+SPLITS: tuple[SplitName, ...] = ("train", "heldout")
 
 
 def carried_removals(sources: Sequence[Corpus]) -> Iterator[Removal]:
@@ -31,9 +31,9 @@ def carried_removals(sources: Sequence[Corpus]) -> Iterator[Removal]:
 
 def begins_with(chain: RemovalChain, carried: Sequence[Removal]) -> bool:
     """Return whether the first removals of a chain are these, which are in no chain."""
-    return list(map(_facts, chain.removals[: len(carried)])) == list(map(_facts, carried))
+    return list(map(_fields, chain.removals[: len(carried)])) == list(map(_fields, carried))
 
 
-def _facts(removal: Removal) -> tuple[object, ...]:
+def _fields(removal: Removal) -> tuple[object, ...]:
     documents = (removal.train.documents.tolist(), removal.heldout.documents.tolist())
     return removal.by, removal.at, removal.reason, documents

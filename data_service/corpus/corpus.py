@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.block_columns import FOLDER, StoredColumns
+from data_service.corpus.block_columns import COLUMNS_FOLDER, StoredColumns
 from data_service.corpus.manifest import MANIFEST, TOKENIZER, BlockTable, CorpusManifest, PairTexts
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.parts import with_parts
@@ -23,12 +23,12 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 
-Part = Literal["train", "heldout"]
+SplitName = Literal["train", "heldout"]
 
 
 ReportBytes = Callable[[int, int], None]
 _SHARDS_AT_ONCE = 4  # shards verified at the same time; each needs memory for one block
-_CORPUS_FOLDERS = ("train/", "heldout/", "tokenizer/", "provenance/", FOLDER)
+_CORPUS_FOLDERS = ("train/", "heldout/", "tokenizer/", "provenance/", COLUMNS_FOLDER)
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ def verify_files(
     """
     total = sum(manifest.shard_sizes.values()) + sum(file.size for file in manifest.provenance.values())
 
-    def tell(read: int) -> None:
+    def note(read: int) -> None:
         report(read, total)
 
     blocks = {**_blocks_by_shard(manifest.train), **_blocks_by_shard(manifest.heldout)}
     with ThreadPoolExecutor(_SHARDS_AT_ONCE) as threads:
         shards = threads.map(
-            lambda key: list(_verify_shard(store, manifest, key, blocks[key], tell)), manifest.shard_sizes
+            lambda key: list(_verify_shard(store, manifest, key, blocks[key], note)), manifest.shard_sizes
         )
         damage = [found for shard in shards for found in shard]
     damage += [
@@ -97,11 +97,7 @@ def verify_files(
 
 
 def _verify_shard(
-    store: Store,
-    manifest: CorpusManifest,
-    key: str,
-    listed: "_ShardBlocks",
-    tell: Callable[[int], None],
+    store: Store, manifest: CorpusManifest, key: str, listed: "_ShardBlocks", note: Callable[[int], None]
 ) -> Iterator[Damage]:
     size, expected = store.size(key), manifest.shard_sizes[key]
     if size is None:
@@ -121,7 +117,7 @@ def _verify_shard(
         yield from problems
         sound = sound and not problems
         position = start + int(table.length[index])
-        tell(int(table.length[index]))
+        note(int(table.length[index]))
     problems = list(_verify_gap(store, key, position, min(size, expected)))
     yield from problems
     whole.update(bytes(max(0, expected - position)))
@@ -211,7 +207,7 @@ class Corpus:
     store: Store
     manifest: CorpusManifest
 
-    def table(self, split: Part) -> BlockTable:
+    def table(self, split: SplitName) -> BlockTable:
         """Return the table of the training or the held-out split's blocks."""
         return self.manifest.train if split == "train" else self.manifest.heldout
 
@@ -260,7 +256,7 @@ def open_part(corpus: Corpus, number: int) -> Corpus:
     found = open_corpus(part.uri)
     if found.manifest.digest != part.digest:
         raise CorpusError(
-            f"{part.uri} is another corpus than the one that belongs to {corpus.store.uri}",
+            f"{part.uri} is not the corpus that was merged into {corpus.store.uri}",
             remedy="restore it from a copy, or merge the corpora again",
         )
     return found
@@ -302,7 +298,7 @@ class ShownDocument:
     removal: int | None = None
 
 
-def show_documents(uri: str, split: Part, index: int, count: int = 1) -> list[ShownDocument]:
+def show_documents(uri: str, split: SplitName, index: int, count: int = 1) -> list[ShownDocument]:
     """Return `count` documents of a split from number `index` on, in the order of its blocks; fewer at its end.
 
     Raises:
@@ -322,7 +318,7 @@ def show_documents(uri: str, split: Part, index: int, count: int = 1) -> list[Sh
     return shown
 
 
-def place_document(corpus: Corpus, split: Part, index: int) -> tuple[int, int, int]:
+def locate_document(corpus: Corpus, split: SplitName, index: int) -> tuple[int, int, int]:
     """Return (block, start, stop): the block that holds document `index` of a split, and the document's tokens in it.
 
     Documents are numbered in the order of the split's blocks, as for `show_documents`.
@@ -337,7 +333,7 @@ def place_document(corpus: Corpus, split: Part, index: int) -> tuple[int, int, i
     return number, int(start), int(stop)
 
 
-def _find_document(corpus: Corpus, split: Part, index: int) -> tuple[int, int]:
+def _find_document(corpus: Corpus, split: SplitName, index: int) -> tuple[int, int]:
     """Return the block of document `index` of a split, and the document's number in it. Raises CorpusError: there is no
     such document."""
     table = corpus.table(split)
@@ -353,7 +349,7 @@ def _find_document(corpus: Corpus, split: Part, index: int) -> tuple[int, int]:
 
 
 def _show_block(
-    corpus: Corpus, split: Part, index: int, wanted: range, tokenizer: Tokenizer, removals: RemovalChain
+    corpus: Corpus, split: SplitName, index: int, wanted: range, tokenizer: Tokenizer, removals: RemovalChain
 ) -> Iterator[ShownDocument]:
     """Yield the documents of a block whose numbers in it are `wanted`, as far as there are so many."""
     table = corpus.table(split)

@@ -1,5 +1,6 @@
-"""The data card of a corpus: what its text is, whence, under which licences, what was filtered, what it was searched
-for and what was removed. It is made from the manifest, so it cannot be out of date.
+"""The data card of a corpus: its text, where that is from, its licences, what was filtered, searched for and removed.
+
+It is made from the manifest, so it cannot be out of date.
 """
 
 import json
@@ -15,8 +16,8 @@ from data_service.corpus.removals import load_removals
 from data_service.printable import one_line, without_secrets
 from data_service.tokenizers.loss import KINDS, TextLoss, describe_loss
 
-_LISTED_VALUES = 50  # largest number of a field's values in its table
-_LISTED_PATTERNS = 20  # patterns of inputs that are listed
+_LISTED_VALUES = 50  # values of a field that a table lists
+_LISTED_PATTERNS = 20  # input patterns that a card lists
 
 
 class _CardObject(BaseModel):
@@ -83,7 +84,7 @@ class DataCard(_CardObject):
     removals: list[CardRemoval]
 
     @property
-    def says(self) -> bool:
+    def has_facts(self) -> bool:
         """Whether anything is known beyond the inputs."""
         return bool(self.removals) or any(part.origin is not None for part in self.built)
 
@@ -94,9 +95,9 @@ class DataCard(_CardObject):
         return [split for split in first if all(split in other for other in others)]
 
 
-def card_of(corpus: Corpus) -> DataCard:
+def make_card(corpus: Corpus) -> DataCard:
     """Return the card of a corpus. Raises CorpusError, StoreError: its manifest, that of a part or a list of removals
-    cannot be read, or a part was built anew."""
+    cannot be read, or a part was rebuilt."""
     manifest, store = corpus.manifest, corpus.store
     chain = load_removals(store, manifest)
     removals = [
@@ -115,14 +116,14 @@ def card_of(corpus: Corpus) -> DataCard:
         fingerprint=manifest.fingerprint,
         digest=manifest.digest,
         tokenizer=manifest.tokenizer_hash,
-        train=_amount(manifest, "train"),
-        heldout=_amount(manifest, "heldout"),
+        train=_split_amount(manifest, "train"),
+        heldout=_split_amount(manifest, "heldout"),
         built=list(_built_parts(corpus)),
         removals=removals,
     )
 
 
-def _amount(manifest: CorpusManifest, split: str) -> Amount:
+def _split_amount(manifest: CorpusManifest, split: str) -> Amount:
     table = getattr(manifest, split)
     return Amount(documents=int(table.documents.sum()), tokens=int(table.tokens.sum()))
 
@@ -140,23 +141,23 @@ def _built_parts(corpus: Corpus) -> Iterator[BuiltPart]:
         uri=corpus.store.uri,
         digest=manifest.digest,
         inputs=[str(one) for one in patterns] if isinstance(patterns, list) else [],
-        input_files=_number(options.get("input_files")),
-        input_bytes=_number(options.get("input_bytes")),
+        input_files=_int_or_zero(options.get("input_files")),
+        input_bytes=_int_or_zero(options.get("input_bytes")),
         counts=manifest.counts,
         origin=manifest.origin,
         loss=manifest.loss,
     )
 
 
-def _number(value: object) -> int:
+def _int_or_zero(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def render(card: DataCard, title: str, level: int = 1) -> str:
+def render_markdown(card: DataCard, title: str, level: int = 1) -> str:
     """Return the card as Markdown. `level`: of its heading; its sections are one below."""
     head = "#" * level
     lines = [
-        f"{head} {_cell(title)}\n",
+        f"{head} {_escaped(title)}\n",
         *_corpus_lines(card),
         *(line for part in card.built for line in _part_lines(part, f"{head}#", named=len(card.built) > 1)),
         *_removal_lines(card, f"{head}#"),
@@ -179,25 +180,25 @@ def _corpus_lines(card: DataCard) -> Iterator[str]:
 def _search_text(splits: Sequence[IndexedSplit]) -> str:
     if not splits:
         return "The text was not searched for texts of evaluation sets, or not all of it."
-    named = ", ".join(f"{_cell(one.split)} ({one.looked_up:,} of {one.texts:,} texts)" for one in splits)
+    named = ", ".join(f"{_escaped(one.split)} ({one.looked_up:,} of {one.texts:,} texts)" for one in splits)
     return (
         f"No document of it holds a text of these evaluation sets, as far as runs of words show it: {named}."
     )
 
 
 def _part_lines(part: BuiltPart, head: str, *, named: bool) -> Iterator[str]:
-    yield f"{head} {f'Built at {_cell(part.uri)}' if named else 'Inputs'}\n"
-    files = ", ".join(f"`{_cell(one)}`" for one in part.inputs[:_LISTED_PATTERNS])
+    yield f"{head} {f'Built at {_escaped(part.uri)}' if named else 'Inputs'}\n"
+    files = ", ".join(f"`{_escaped(one)}`" for one in part.inputs[:_LISTED_PATTERNS])
     more = f" and {len(part.inputs) - _LISTED_PATTERNS:,} more" if len(part.inputs) > _LISTED_PATTERNS else ""
     yield f"{part.input_files:,} files, {part.input_bytes:,} bytes: {files}{more}.\n"
     counts = [(name.replace("_", " "), count) for name, count in part.counts.items() if count]
     yield from _table(("at the build", ""), counts)
     if part.loss is not None:
         lost = [describe_loss(part.loss, kind) for kind in KINDS if kind in part.loss.lost]
-        said = [f"{_cell(one)}." for one in lost] or ["The tokenizer loses no character of it."]
-        yield "\n\n".join(said) + "\n"
+        sentences = [f"{_escaped(one)}." for one in lost] or ["The tokenizer loses no character of it."]
+        yield "\n\n".join(sentences) + "\n"
     if part.origin is None:
-        yield "Nothing is recorded of whence the documents are.\n"
+        yield "It is not recorded where the documents are from.\n"
         return
     for field, values in part.origin.values.items():
         yield f"{head}# Training text by {field}\n"
@@ -212,7 +213,7 @@ def _part_lines(part: BuiltPart, head: str, *, named: bool) -> Iterator[str]:
 
 
 def _preparation_lines(prepared: PreparedInput, head: str) -> Iterator[str]:
-    yield f"{head} Prepared at {_cell(prepared.uri)}\n"
+    yield f"{head} Prepared at {_escaped(prepared.uri)}\n"
     partly = "" if prepared.files == prepared.all_files else f", of which {prepared.files:,} files were read"
     yield (
         f"{prepared.documents_kept:,} of {prepared.documents_read:,} documents were kept, in {prepared.all_files:,} "
@@ -266,11 +267,11 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> Iterato
         return
     yield f"| {' | '.join(heads)} |"
     yield f"|{'---|' * len(heads)}"
-    yield from (f"| {' | '.join(map(_cell, row))} |" for row in rows[:-1])
-    yield f"| {' | '.join(map(_cell, rows[-1]))} |\n"
+    yield from (f"| {' | '.join(map(_escaped, row))} |" for row in rows[:-1])
+    yield f"| {' | '.join(map(_escaped, rows[-1]))} |\n"
 
 
-def _cell(value: str | int) -> str:
+def _escaped(value: str | int) -> str:
     """Return a value as text that cannot end a cell or begin markup."""
     if isinstance(value, int):
         return f"{value:,}"

@@ -77,7 +77,7 @@ def shard_key(part: str, split: int) -> str:
     return f"{part}/{shard_stem(split)}.tar"
 
 
-def sidecar_of(shard: str) -> str:
+def sidecar_key(shard: str) -> str:
     """Return the key of the sidecar of the shard at key `shard`."""
     return f"provenance/{shard.removesuffix('.tar')}.parquet"
 
@@ -99,10 +99,10 @@ class CorpusPart:
 
 
 MANIFEST = "manifest.json"
-MANIFEST_BEGINS = b'{"format":"maskfleet-corpus",'
+MANIFEST_START = b'{"format":"maskfleet-corpus",'
 
 
-COLUMNS: dict[str, str] = {
+DTYPES: dict[str, str] = {
     "shard": "<i4",
     "offset": "<i8",
     "length": "<i8",
@@ -121,9 +121,9 @@ class Digests(Sequence[str]):
         self.raw = raw
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> "Digests":
+    def from_texts(cls, texts: Sequence[str]) -> "Digests":
         """Return the digests written as 32 hexadecimal digits each."""
-        return cls(np.frombuffer(bytes.fromhex("".join(texts)), dtype=COLUMNS["digest"]))
+        return cls(np.frombuffer(bytes.fromhex("".join(texts)), dtype=DTYPES["digest"]))
 
     def __len__(self) -> int:
         return len(self.raw)
@@ -143,7 +143,7 @@ class BlockTable:
     Attributes:
         blocks: B.
         shards: keys of the shards, relative to the corpus root.
-        columns: the columns by name, as in `COLUMNS`. Those of a large corpus are read when they are first used
+        columns: the columns by name, as in `DTYPES`. Those of a large corpus are read when they are first used
             (`data_service.corpus.block_columns`).
     """
 
@@ -232,7 +232,7 @@ class HeldoutRule:
     clusters: str = ""
 
     @classmethod
-    def of_share(cls, fraction: float) -> Self:
+    def from_fraction(cls, fraction: float) -> Self:
         """Return the rule that holds out exactly a share of the documents."""
         return cls("document", math.ceil(fraction * (1 << 64)))
 
@@ -288,7 +288,7 @@ class CorpusManifest:
         of an example in a corpus of pairs; None in a corpus of plain text. words: segmentation that decided where
         stored units begin; None if no units are stored. provenance: sizes and hashes of the sidecars that say where
         documents come from, by key; empty in a corpus that was built without. parts: corpora in which the shards lie,
-        if the corpus was merged (`parts.py`). origin: whence the text is, and how it was prepared; None if
+        if the corpus was merged (`parts.py`). origin: where the text is from, and how it was prepared; None if
         neither provenance nor outputs of `corpus prepare` say it, and in a merged corpus, whose parts have it. loss:
         what the tokenizer loses of the text; None in a corpus that was built before it was measured. digest:
         sha256 (hex) of the manifest's whole content, so also of counts, options and sidecars, which `fingerprint` does
@@ -322,7 +322,7 @@ class CorpusManifest:
     @property
     def rule(self) -> HeldoutRule:
         """The rule by which text was held out, without `by_tokens`, which follows from the amount of text."""
-        return replace(self.heldout_rule or HeldoutRule.of_share(self.heldout_fraction), by_tokens=False)
+        return replace(self.heldout_rule or HeldoutRule.from_fraction(self.heldout_fraction), by_tokens=False)
 
     @property
     def keeps_lines(self) -> bool:
@@ -379,7 +379,7 @@ def block_table(
     """Return a table from rows of (shard, offset, length, tokens, sentences, documents), in block order."""
     numbers = np.array(rows, dtype=np.int64).reshape(-1, 6).T
     columns: dict[str, NDArray[Any]] = {
-        name: np.ascontiguousarray(column, dtype=COLUMNS[name])
-        for name, column in zip(COLUMNS, numbers, strict=False)
+        name: np.ascontiguousarray(column, dtype=DTYPES[name])
+        for name, column in zip(DTYPES, numbers, strict=False)
     }
-    return BlockTable(len(rows), tuple(shards), columns | {"digest": Digests.of(digest).raw})
+    return BlockTable(len(rows), tuple(shards), columns | {"digest": Digests.from_texts(digest).raw})

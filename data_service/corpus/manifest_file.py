@@ -20,10 +20,10 @@ from pydantic import (
     model_validator,
 )
 
-from data_service.corpus.block_columns import MANY, StoredTable, describe, open_table, write_columns
+from data_service.corpus.block_columns import MIN_BLOCKS, StoredTable, describe, open_table, write_columns
 from data_service.corpus.manifest import (
-    COLUMNS,
     CONFIGURATION,
+    DTYPES,
     MANIFEST,
     BlockTable,
     CorpusManifest,
@@ -32,17 +32,17 @@ from data_service.corpus.manifest import (
     HeldoutRule,
     PairTexts,
     StoredFile,
-    sidecar_of,
+    sidecar_key,
 )
 from data_service.corpus.origin import Origin
 from data_service.corpus.words import Segmentation
-from data_service.errors import CorpusError, damaged
-from data_service.formats import REMEDY, envelope, newer, open_envelope
+from data_service.errors import CorpusError, damaged_corpus
+from data_service.formats import NEWER_REMEDY, envelope, newer_text, open_envelope
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.tokenizers.loss import TextLoss
 
-VERSION = 6
+NEWEST_VERSION = 6
 # A manifest has the lowest version that knows all its fields. Version 2 added provenance and origin, 3 the parts of a
 # merged corpus, 4 tables of blocks that are stored apart, 5 held-out clusters, 6 the loss of text.
 _FORMAT = "maskfleet-corpus"
@@ -115,7 +115,7 @@ class _ManifestContent(_ManifestObject):
         shards = {*self.train.shards, *self.heldout.shards}
         if shards != set(self.shard_sizes) or shards != set(self.shard_digests):
             raise ValueError("the shards with sizes and hashes are not the shards that hold the blocks")
-        if self.provenance and set(self.provenance) != {sidecar_of(shard) for shard in shards}:
+        if self.provenance and set(self.provenance) != {sidecar_key(shard) for shard in shards}:
             raise ValueError("the sidecars are not those of the shards")
         for table in (self.train, self.heldout):
             if isinstance(table, StoredTable):
@@ -128,7 +128,7 @@ class _ManifestContent(_ManifestObject):
 
 def dump_manifest(manifest: CorpusManifest) -> bytes:
     """Return the bytes of manifest.json. The same manifest always gives the same bytes."""
-    apart = _has_many(manifest)
+    apart = _stores_columns_apart(manifest)
     content: dict[str, object] = {
         "tokenizer_hash": manifest.tokenizer_hash,
         "vocab_size": manifest.vocab_size,
@@ -177,13 +177,13 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
     try:
         stored = open_envelope(_FORMAT, data)
     except ValueError as error:
-        raise damaged(place, str(error)) from error
-    if stored.version > VERSION:
-        raise CorpusError(newer(place), remedy=REMEDY)
+        raise damaged_corpus(place, str(error)) from error
+    if stored.version > NEWEST_VERSION:
+        raise CorpusError(newer_text(place), remedy=NEWER_REMEDY)
     try:
         content = _ManifestContent.model_validate_json(stored.body)
     except ValidationError as error:
-        raise damaged(place, str(error.errors()[0]["msg"])) from error
+        raise damaged_corpus(place, str(error.errors()[0]["msg"])) from error
     apart = [isinstance(table, StoredTable) for table in (content.train, content.heldout)]
     used = {
         "parts": content.parts,
@@ -192,14 +192,14 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
         "loss": content.loss,
     }
     if stored.version != _version(used, content.heldout_rule) or any(apart) != bool(content.fingerprint):
-        raise damaged(place, f"its content is not that of version {stored.version}")
+        raise damaged_corpus(place, f"its content is not that of version {stored.version}")
     return replace(_to_manifest(content, store), digest=stored.digest)
 
 
 def _version(content: Mapping[str, object], rule: HeldoutRule | None) -> int:
     """Return the version of a manifest with this content: the first that knows all of it."""
     if content.get("loss"):
-        return VERSION
+        return NEWEST_VERSION
     if rule is not None and rule.clusters:
         return 5
     if content.get("fingerprint"):
@@ -212,7 +212,7 @@ def _version(content: Mapping[str, object], rule: HeldoutRule | None) -> int:
 def save_manifest(store: Store, manifest: CorpusManifest) -> None:
     """Write the manifest at the store's root. From then on the corpus exists. The tables of many blocks are written
     apart, before it."""
-    if _has_many(manifest):
+    if _stores_columns_apart(manifest):
         for split, table in (("train", manifest.train), ("heldout", manifest.heldout)):
             write_columns(store, table, describe(table, split))
     store.put(MANIFEST, dump_manifest(manifest))
@@ -223,9 +223,9 @@ def with_digest(manifest: CorpusManifest) -> CorpusManifest:
     return replace(manifest, digest=open_envelope(_FORMAT, dump_manifest(manifest)).digest)
 
 
-def _has_many(manifest: CorpusManifest) -> bool:
+def _stores_columns_apart(manifest: CorpusManifest) -> bool:
     """Return whether the tables of blocks are stored apart."""
-    return len(manifest.train) + len(manifest.heldout) >= MANY
+    return len(manifest.train) + len(manifest.heldout) >= MIN_BLOCKS
 
 
 def load_manifest(store: Store) -> CorpusManifest:
@@ -238,11 +238,11 @@ def load_manifest(store: Store) -> CorpusManifest:
     try:
         data = store.get(MANIFEST)
     except KeyMissing as error:
-        raise no_corpus(store.uri) from error
+        raise no_corpus_error(store.uri) from error
     return parse_manifest(data, store)
 
 
-def no_corpus(uri: str) -> CorpusError:
+def no_corpus_error(uri: str) -> CorpusError:
     return CorpusError(
         f"no corpus at {uri}: it has no {MANIFEST}",
         remedy="check the URI; if a build was interrupted, run the same `maskfleet corpus build` again",
@@ -266,9 +266,9 @@ def _to_table(table: _InlineTable | StoredTable, store: Store) -> BlockTable:
     if isinstance(table, StoredTable):
         return open_table(store, table)
     columns: dict[str, NDArray[Any]] = {
-        name: np.array(getattr(table, name), dtype=kind) for name, kind in COLUMNS.items() if name != "digest"
+        name: np.array(getattr(table, name), dtype=kind) for name, kind in DTYPES.items() if name != "digest"
     }
-    columns["digest"] = Digests.of(table.digest).raw
+    columns["digest"] = Digests.from_texts(table.digest).raw
     return BlockTable(len(table.shard), tuple(table.shards), columns)
 
 
@@ -299,7 +299,7 @@ def _to_manifest(content: _ManifestContent, store: Store) -> CorpusManifest:
     )
 
 
-def claim_place(store: Store, wanted: Mapping[str, object]) -> None:
+def claim_output(store: Store, wanted: Mapping[str, object]) -> None:
     """Reserve the output for the corpus that `wanted` describes. Files of the same command, interrupted, are accepted.
 
     Raises CorpusError: the output holds a corpus, complete or not, or something else is being made there.

@@ -26,22 +26,22 @@ from numpy.typing import NDArray
 from data_service.corpus.carried_removals import SPLITS, begins_with, carried_removals
 from data_service.corpus.corpus import Corpus, open_corpus
 from data_service.corpus.manifest import (
-    COLUMNS,
     CONFIGURATION,
+    DTYPES,
     MANIFEST,
     BlockTable,
     CorpusManifest,
     CorpusPart,
     HeldoutRule,
     StoredFile,
-    sidecar_of,
+    sidecar_key,
 )
-from data_service.corpus.manifest_file import claim_place, save_manifest, with_digest
+from data_service.corpus.manifest_file import claim_output, save_manifest, with_digest
 from data_service.corpus.merged_ids import EqualIds, refuse_equal_ids
 from data_service.corpus.parts import key_in_part
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import (
-    REMOVALS,
+    REMOVALS_FOLDER,
     Removal,
     RemovalChain,
     RemovedDocuments,
@@ -58,7 +58,7 @@ from data_service.types import Block
 ReportBlocks = Callable[[int, int], None]
 """A function that is called with the number of blocks and sidecars just read, and of all."""
 
-COPIES = "copies of documents of earlier parts"
+COPIES_REASON = "copies of documents of earlier parts"
 """The reason of the removal that leaves copies out."""
 
 _HASH_RANGES = 256  # one range for each first byte of a hash
@@ -103,11 +103,11 @@ def merge_corpora(
         CorruptBlock, StoreError: a block cannot be read, or a store cannot be used.
     """
     sources = [open_corpus(uri) for uri in uris]
-    refuse_unlike(sources)
+    refuse_incompatible(sources)
     store = open_store(output)
-    if (known := _known_report(sources, store)) is not None:
+    if (known := _complete_merge_report(sources, store)) is not None:
         return known
-    claim_place(store, {"merge": [source.manifest.digest for source in sources]})
+    claim_output(store, {"merge": [source.manifest.digest for source in sources]})
     try:
         return join_corpora(sources, store, by=by, at=at, report=report)
     except EqualIds:
@@ -115,9 +115,9 @@ def merge_corpora(
         raise
 
 
-def _known_report(sources: Sequence[Corpus], store: Store) -> MergeReport | None:
+def _complete_merge_report(sources: Sequence[Corpus], store: Store) -> MergeReport | None:
     """Return the report of this merge if it is complete in `store`; None if it is not, or if documents were removed
-    from a source since. What a killed merge left beside it goes.
+    from a source since. Remains of a killed merge are deleted.
     """
     if store.size(MANIFEST) is None:
         return None
@@ -127,7 +127,7 @@ def _known_report(sources: Sequence[Corpus], store: Store) -> MergeReport | None
         return None
     store.delete(CONFIGURATION)
     store.remove_leftovers("", before=MANIFEST)
-    return _report(merged, chain, len(carried))
+    return _merge_report(merged, chain, len(carried))
 
 
 def join_corpora(
@@ -142,7 +142,7 @@ def join_corpora(
 
     Raises as `merge_corpora`, and EqualIds: documents of two corpora have one id.
     """
-    store.delete_many([entry.key for entry in store.list(REMOVALS)])
+    store.delete_many([entry.key for entry in store.list(REMOVALS_FOLDER)])
     manifest = with_digest(_merged_manifest(sources))
     sidecars = sum(len(source.manifest.provenance) for source in sources)
     total = sidecars + sum(len(source.table(split)) for source in sources for split in SPLITS)
@@ -151,11 +151,11 @@ def join_corpora(
     chain, carried = RemovalChain(), [*carried_removals(sources)]
     for removal in carried:
         chain = _append(store, manifest, chain, removal)
-    train, heldout = chain.of("train"), chain.of("heldout")
+    train, heldout = chain.for_split("train"), chain.for_split("heldout")
     new = Removal(
         by,
         at,
-        COPIES,
+        COPIES_REASON,
         train=_unknown_documents(copies["train"], train),
         heldout=_unknown_documents(copies["heldout"], heldout),
     )
@@ -166,20 +166,20 @@ def join_corpora(
     save_manifest(store, manifest)
     store.delete(CONFIGURATION)
     store.remove_leftovers("", before=None)
-    return _report(manifest, chain, len(carried))
+    return _merge_report(manifest, chain, len(carried))
 
 
-def _report(manifest: CorpusManifest, chain: RemovalChain, carried: int) -> MergeReport:
+def _merge_report(manifest: CorpusManifest, chain: RemovalChain, carried: int) -> MergeReport:
     """Return the report of a merge whose first `carried` removals are those of its parts."""
     before, copies = chain.removals[:carried], chain.removals[carried : carried + 1]
     return MergeReport(
         documents=sum(int(table.documents.sum()) for table in (manifest.train, manifest.heldout)),
-        copies=sum(len(one.train) + len(one.heldout) for one in copies if one.reason == COPIES),
+        copies=sum(len(one.train) + len(one.heldout) for one in copies if one.reason == COPIES_REASON),
         removed=sum(len(one.train) + len(one.heldout) for one in before),
     )
 
 
-def refuse_unlike(sources: Sequence[Corpus]) -> None:
+def refuse_incompatible(sources: Sequence[Corpus]) -> None:
     """Raise CorpusError if there are not several corpora, or they differ in what one corpus has only one of."""
     if len({source.manifest.digest for source in sources}) < max(2, len(sources)):
         raise CorpusError(
@@ -228,7 +228,7 @@ def _merged_manifest(sources: Sequence[Corpus]) -> CorpusManifest:
         sizes |= {moved[key]: size for key, size in manifest.shard_sizes.items()}
         digests |= {moved[key]: digest for key, digest in manifest.shard_digests.items()}
         if manifest.provenance:
-            sidecars |= {sidecar_of(moved[key]): manifest.provenance[sidecar_of(key)] for key in moved}
+            sidecars |= {sidecar_key(moved[key]): manifest.provenance[sidecar_key(key)] for key in moved}
         for split in SPLITS:
             table = source.table(split)
             tables[split].append(replace(table, shards=tuple(moved[key] for key in table.shards)))
@@ -286,7 +286,7 @@ def _joined_table(tables: Sequence[BlockTable]) -> BlockTable:
     shards = np.cumsum([0, *(len(table.shards) for table in tables)])
 
     columns: dict[str, NDArray[Any]] = {
-        name: np.concatenate([table.columns[name] for table in tables]) for name in COLUMNS
+        name: np.concatenate([table.columns[name] for table in tables]) for name in DTYPES
     }
     columns["shard"] = np.concatenate(
         [table.shard + np.int32(n) for table, n in zip(tables, shards, strict=False)]
@@ -307,7 +307,7 @@ def _append(store: Store, manifest: CorpusManifest, chain: RemovalChain, removal
 def _unknown_documents(documents: RemovedDocuments, known: RemovedDocuments) -> RemovedDocuments:
     """Return those of the documents that are not known."""
     new = ~np.isin(documents.documents, known.documents)
-    return documents.chosen(new)
+    return documents.select(new)
 
 
 def _find_copies(sources: Sequence[Corpus], report: ReportBlocks) -> dict[str, RemovedDocuments]:
@@ -339,7 +339,7 @@ def _write_hashes(sources: Sequence[Corpus], folder: Path, report: ReportBlocks)
                     return read_block(source.store, table, index)
 
                 for block in parallel_map(read, range(len(table))):
-                    records = _records(block, pairs=source.manifest.pairs is not None)
+                    records = _document_records(block, pairs=source.manifest.pairs is not None)
                     records["part"], records["heldout"], records["block"] = part, number, first[split]
                     records["document"] += before[split]
                     first[split] += 1
@@ -350,7 +350,7 @@ def _write_hashes(sources: Sequence[Corpus], folder: Path, report: ReportBlocks)
                     report(1, total)
 
 
-def _records(block: Block, *, pairs: bool) -> NDArray[np.void]:
+def _document_records(block: Block, *, pairs: bool) -> NDArray[np.void]:
     """Return a record of each document of a block: the hash of its tokens, its number in the block, and its place.
 
     In a corpus of pairs the hash covers the ends of the texts, too.

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.corpus import Corpus, Part
+from data_service.corpus.corpus import Corpus, SplitName
 from data_service.corpus.removals import RemovedDocuments
-from data_service.corpus.sidecar import PARTS, Conditions, read_ids, read_origins
+from data_service.corpus.sidecar import SPLITS, Conditions, read_ids, read_origins
 from data_service.errors import CorpusError
 from data_service.processes import temporary_folder
 from data_service.store.base import parallel_map
@@ -37,8 +37,8 @@ class EqualIds(CorpusError):
 class _EqualIdPair:
     """Two documents with one id: (part, split, number in the split of the part) of each."""
 
-    first: tuple[int, Part, int]
-    second: tuple[int, Part, int]
+    first: tuple[int, SplitName, int]
+    second: tuple[int, SplitName, int]
 
 
 def refuse_equal_ids(
@@ -72,11 +72,11 @@ def _write_hashes(
     report: Callable[[int], None],
 ) -> None:
     """Write a record of every document with an id to the file of its hash's range."""
-    before = dict.fromkeys(PARTS, 0)  # number of documents in earlier corpora, by split
+    before = dict.fromkeys(SPLITS, 0)  # number of documents in earlier corpora, by split
     with ExitStack() as files:
         ranges = [files.enter_context((folder / f"{n:03d}").open("wb")) for n in range(_HASH_RANGES)]
         for part, source in enumerate(sources):
-            for heldout, split in enumerate(PARTS):
+            for heldout, split in enumerate(SPLITS):
                 for numbers, ids in _read_ids(source, split) if source.manifest.provenance else ():
                     report(1)
                     known = np.array([each is not None for each in ids], dtype=np.bool_)
@@ -92,7 +92,7 @@ def _write_hashes(
                 before[split] += int(source.table(split).documents.sum())
 
 
-def _read_ids(source: Corpus, split: Part) -> Iterator[tuple[NDArray[np.int64], list[str | None]]]:
+def _read_ids(source: Corpus, split: SplitName) -> Iterator[tuple[NDArray[np.int64], list[str | None]]]:
     """Yield the numbers in the split, and the ids, of each shard's documents."""
     table = source.table(split)
     starts = np.cumsum(table.documents) - table.documents
@@ -128,8 +128,8 @@ def _find_pairs(path: Path) -> Iterator[_EqualIdPair]:
         yield _EqualIdPair(_record_place(records[firsts[second]]), _record_place(records[second]))
 
 
-def _record_place(record: np.void) -> tuple[int, Part, int]:
-    return int(record["part"]), PARTS[int(record["heldout"])], int(record["document"])
+def _record_place(record: np.void) -> tuple[int, SplitName, int]:
+    return int(record["part"]), SPLITS[int(record["heldout"])], int(record["document"])
 
 
 def _equal_ids_error(sources: Sequence[Corpus], pairs: Sequence[_EqualIdPair], count: int) -> EqualIds:
@@ -137,7 +137,7 @@ def _equal_ids_error(sources: Sequence[Corpus], pairs: Sequence[_EqualIdPair], c
     more = [f"and {count - len(pairs):,} more"] if count > len(pairs) else []
     later = sorted({pair.second[0] for pair in pairs})
     return EqualIds(
-        "\n".join([f"{count:,} ids are each of documents of two corpora:", *lines, *more]),
+        "\n".join([f"{count:,} ids name different documents in two corpora:", *lines, *more]),
         remedy=f"give the documents of {', '.join(sources[part].store.uri for part in later)} ids of their own, or "
         "leave them out of its input; only copies of a text may share an id",
     )
@@ -151,7 +151,7 @@ def _pair_text(sources: Sequence[Corpus], pair: _EqualIdPair) -> str:
     return f"  {_find_id(sources[part], split, number)!r}: {' and '.join(places)}"
 
 
-def _find_id(source: Corpus, split: Part, number: int) -> str | None:
+def _find_id(source: Corpus, split: SplitName, number: int) -> str | None:
     """Return the id of document `number` of a split."""
     table = source.table(split)
     ends = np.cumsum(table.documents)

@@ -1,4 +1,4 @@
-"""What a corpus states of its text: whence it is, how it was prepared, and for which evaluation sets it was searched.
+"""What a corpus states of its text: where it is from, how it was prepared, which evaluation sets it was searched for.
 
 A part of the manifest, made from the inputs of the build: of outputs of `corpus prepare` it holds what their statistics
 say, of documents with provenance how many there are of each source, licence and language.
@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from data_service.corpus.provenance import Provenance, ProvenanceField
 
-COUNTED: tuple[ProvenanceField, ...] = ("source", "licence", "language")
-REST = "(others)"
-VALUES = 1000  # values of a field that are counted by name; the rest is counted together
+COUNTED_FIELDS: tuple[ProvenanceField, ...] = ("source", "licence", "language")
+OTHERS = "(others)"
+MAX_VALUES = 1000  # values of a field that are counted by name; the rest is counted together
 
 
 class _Frozen(BaseModel):
@@ -93,7 +93,7 @@ class PreparedInput(_Frozen):
 
 
 ValueCounts = dict[ProvenanceField, dict[str, tuple[int, int]]]
-"""Numbers of documents and of tokens by value, for each of the fields in `COUNTED` that is recorded."""
+"""Numbers of documents and of tokens by value, for each of the fields in `COUNTED_FIELDS` that is recorded."""
 
 
 class Origin(_Frozen):
@@ -132,7 +132,7 @@ class ValueCounter:
 
     def add(self, known: Provenance, tokens: int) -> None:
         """Count a document of so many tokens."""
-        for field in COUNTED:
+        for field in COUNTED_FIELDS:
             value = getattr(known, field) or ""
             of_field = self._counts.setdefault(field, {})
             documents, before = of_field.get(value, (0, 0))
@@ -140,12 +140,12 @@ class ValueCounter:
 
     def counts(self) -> ValueCounts:
         """Return the counts without fields of which nothing is recorded."""
-        return joined([self._counts])
+        return join_value_counts([self._counts])
 
 
-def joined(parts: Iterable[Mapping[ProvenanceField, Mapping[str, Sequence[int]]]]) -> ValueCounts:
+def join_value_counts(parts: Iterable[Mapping[ProvenanceField, Mapping[str, Sequence[int]]]]) -> ValueCounts:
     """Return the sums of counts: of each field the values with most tokens by name, the rest together."""
-    sums: dict[ProvenanceField, dict[str, list[int]]] = {field: {} for field in COUNTED}
+    sums: dict[ProvenanceField, dict[str, list[int]]] = {field: {} for field in COUNTED_FIELDS}
     for part in parts:
         for field, values in part.items():
             for value, (documents, tokens) in values.items():
@@ -156,7 +156,7 @@ def joined(parts: Iterable[Mapping[ProvenanceField, Mapping[str, Sequence[int]]]
 
 
 def _most_frequent(values: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
-    ordered = sorted(values.items(), key=lambda item: (item[0] == REST, -item[1][1], item[0]))
-    rest = [sum(column) for column in zip(*(counts for _, counts in ordered[VALUES:]), strict=True)]
-    most = {value: (counts[0], counts[1]) for value, counts in ordered[:VALUES]}
-    return most | ({REST: (rest[0], rest[1])} if rest else {})
+    ordered = sorted(values.items(), key=lambda item: (item[0] == OTHERS, -item[1][1], item[0]))
+    rest = [sum(column) for column in zip(*(counts for _, counts in ordered[MAX_VALUES:]), strict=True)]
+    most = {value: (counts[0], counts[1]) for value, counts in ordered[:MAX_VALUES]}
+    return most | ({OTHERS: (rest[0], rest[1])} if rest else {})

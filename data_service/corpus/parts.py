@@ -109,5 +109,5 @@ class PartsStore:
         """Return the corpus's own store. Raises BadUri: `key` lies in a part, which is not to be changed."""
         store, _ = self._place(key)
         if store is not self._own:
-            raise BadUri.at(f"{self.uri}/{key}", "it lies in another corpus, which is only read here")
+            raise BadUri.at(f"{self.uri}/{key}", "the parts of a merged corpus are only read")
         return self._own

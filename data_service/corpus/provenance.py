@@ -1,5 +1,5 @@
-"""What is known of a document beside its text: id, source, URL, licence, language and date, and which fields of an
-input say so. Training never reads it: it lies beside the shards (`sidecar.py`).
+"""What is known of a document besides its text: id, source, URL, licence, language and date, and which fields of an
+input say so. Training never reads it: it lies next to the shards (`sidecar.py`).
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 ProvenanceField = Literal["id", "source", "url", "licence", "language", "date"]
-FIELDS: tuple[ProvenanceField, ...] = get_args(ProvenanceField)
+PROVENANCE_FIELDS: tuple[ProvenanceField, ...] = get_args(ProvenanceField)
 
 LACKING_REMEDY = (
     "correct the record; or, in the file of --provenance, name the right field, give a constant for the input, or let "
@@ -41,7 +41,7 @@ class Provenance(NamedTuple):
     @property
     def shown(self) -> str:
         """What is known, for people: `id 17, licence MIT`."""
-        known = zip(FIELDS, self, strict=True)
+        known = zip(PROVENANCE_FIELDS, self, strict=True)
         return ", ".join(f"{name} {value}" for name, value in known if value is not None)
 
 
@@ -98,7 +98,7 @@ class ProvenanceOptions(BaseModel):
     def _records_what_it_names(self) -> Self:
         if not self.recorded:
             raise ValueError(
-                f"nothing is recorded: name a field or a constant for one of {', '.join(FIELDS)}"
+                f"nothing is recorded: name a field or a constant for one of {', '.join(PROVENANCE_FIELDS)}"
             )
         other = [field for field in self.may_lack if field not in self.recorded]
         if other:
@@ -112,14 +112,14 @@ class ProvenanceOptions(BaseModel):
         """What is recorded of every document."""
         return tuple(
             field
-            for field in FIELDS
+            for field in PROVENANCE_FIELDS
             if getattr(self, field) is not None or any(one.get(field) is not None for one in self.constants)
         )
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the fields of a record that are read."""
-        names = (getattr(self, field) for field in FIELDS)
+        names = (getattr(self, field) for field in PROVENANCE_FIELDS)
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
     def unmatched(self, uris: list[str]) -> list[str]:
@@ -169,7 +169,7 @@ def _field_text(value: object, name: str) -> str | None:
             try:
                 text = value.decode()
             except UnicodeDecodeError as error:
-                raise ValueError(f"field {name!r} is not UTF-8 (byte {error.start})") from error
+                raise ValueError(f"field {name!r} is not UTF-8 (at byte {error.start})") from error
         case str():
             text = value
         case int() if not isinstance(value, bool):

@@ -17,7 +17,7 @@ from data_service.errors import CorruptBlock
 from data_service.store.base import Store, read_verified
 from data_service.types import LEVELS, Block, Level
 
-_HEADER = 512
+_TAR_HEADER_BYTES = 512
 # The header of a one-dimensional array by numpy.save. NumPy's own parser uses `ast`, which before CPython 3.11.8
 # may fail at random where blocks are read in several threads (python/cpython issue 106905).
 _NPY_HEADER = re.compile(
@@ -25,7 +25,7 @@ _NPY_HEADER = re.compile(
     re.DOTALL,
 )
 _TOKENS, _SENTENCES, _DOCUMENTS = "tokens.npy", "sentences.npy", "documents.npy"
-MEMBERS: Mapping[Level, str] = {"word": "words.npy", "phrase": "phrases.npy", "entity": "entities.npy"}
+UNIT_MEMBERS: Mapping[Level, str] = {"word": "words.npy", "phrase": "phrases.npy", "entity": "entities.npy"}
 """Names of a block's tar members that say where units of each level begin. They exist if the build stored them."""
 
 
@@ -70,7 +70,7 @@ def parse_block(data: bytes, place: str) -> Block:
         CorruptBlock: the bytes are not a block.
     """
     try:
-        members = {name.partition(".")[2]: _parse_npy(body) for name, body in _members(memoryview(data))}
+        members = {name.partition(".")[2]: _parse_npy(body) for name, body in _tar_members(memoryview(data))}
         tokens, sentences, documents = members[_TOKENS], members[_SENTENCES], members[_DOCUMENTS]
     except (tarfile.HeaderError, ValueError, KeyError) as error:
         raise _corrupt(place, f"it is not a block ({error!r})") from error
@@ -80,21 +80,21 @@ def parse_block(data: bytes, place: str) -> Block:
         or documents.dtype != np.int64
     ):
         raise _corrupt(place, f"its arrays have types {tokens.dtype}, {sentences.dtype}, {documents.dtype}")
-    if not (_cuts(sentences, len(tokens)) and _cuts(documents, len(sentences) - 1)):
+    if not (_are_boundaries(sentences, len(tokens)) and _are_boundaries(documents, len(sentences) - 1)):
         raise _corrupt(place, "its boundaries of sentences or documents do not fit its tokens")
-    units = {level: members[MEMBERS[level]] for level in LEVELS if MEMBERS[level] in members}
+    units = {level: members[UNIT_MEMBERS[level]] for level in LEVELS if UNIT_MEMBERS[level] in members}
     if any(bits.dtype != np.uint8 or len(bits) != -(-len(tokens) // 8) for bits in units.values()):
         raise _corrupt(place, "its table of units does not have one bit for each token")
     return Block(tokens, sentences, documents, units)
 
 
-def _members(data: memoryview) -> Iterator[tuple[str, memoryview]]:
+def _tar_members(data: memoryview) -> Iterator[tuple[str, memoryview]]:
     start = 0
     while start < len(data):
-        member = tarfile.TarInfo.frombuf(bytes(data[start : start + _HEADER]), "utf-8", "strict")
-        start += _HEADER
+        member = tarfile.TarInfo.frombuf(bytes(data[start : start + _TAR_HEADER_BYTES]), "utf-8", "strict")
+        start += _TAR_HEADER_BYTES
         yield member.name, data[start : start + member.size]
-        start += -(-member.size // _HEADER) * _HEADER
+        start += -(-member.size // _TAR_HEADER_BYTES) * _TAR_HEADER_BYTES
 
 
 def _parse_npy(body: memoryview) -> NDArray[Any]:
@@ -105,7 +105,7 @@ def _parse_npy(body: memoryview) -> NDArray[Any]:
     return np.frombuffer(body, dtype=np.dtype(kind.decode()), count=int(count), offset=header.end())
 
 
-def _cuts(boundaries: NDArray[np.int64], end: int) -> bool:
+def _are_boundaries(boundaries: NDArray[np.int64], end: int) -> bool:
     """Return whether `boundaries` cut the range from 0 to `end` into pieces of which none is empty."""
     if len(boundaries) == 0 or boundaries[0] != 0 or boundaries[-1] != end:
         return False

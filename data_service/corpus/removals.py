@@ -1,6 +1,6 @@
 """Removals: documents that were taken out of a corpus after it was built. Manifest and shards keep their bytes.
 
-Each removal is one file beside the manifest, `removals/000001.json` and so on. It names its documents and their tokens,
+Each removal is a file next to the manifest: `removals/000001.json` and so on. It names its documents and their tokens,
 and the digest of the removal before it, so the list cannot be edited or reordered unnoticed. `removals/head.json` says
 how many there are, so that a lost last file is found, too. Files are only ever added: the digest of a removal names the
 state of the corpus after it for ever, and a run that was made in that state keeps it.
@@ -26,15 +26,15 @@ from pydantic import (
 
 from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.errors import CorpusError
-from data_service.formats import REMEDY, envelope, newer, open_envelope
+from data_service.formats import NEWER_REMEDY, envelope, newer_text, open_envelope
 from data_service.store.base import Store, parallel_map
 from data_service.store.errors import KeyMissing
 from data_service.types import Block
 
-REMOVALS = "removals/"
-HEAD = f"{REMOVALS}head.json"
+REMOVALS_FOLDER = "removals/"
+HEAD_KEY = f"{REMOVALS_FOLDER}head.json"
 _VERSION = 1
-_NAME = re.compile(rf"{REMOVALS}(\d{{6}})\.json")
+_REMOVAL_KEY = re.compile(rf"{REMOVALS_FOLDER}(\d{{6}})\.json")
 _FORMAT = "maskfleet-removal"
 _RESTORE = (
     "restore the file from a copy of the corpus; what was removed is not read only while the list is whole"
@@ -57,7 +57,7 @@ class RemovedDocuments:
     stop: NDArray[np.int64]
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[int, int, int, int]]) -> Self:
+    def from_rows(cls, rows: Sequence[tuple[int, int, int, int]]) -> Self:
         """Return a table of rows of (document, block, start, stop), in any order."""
         columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, 4).T
         return cls(*(np.ascontiguousarray(column) for column in columns))
@@ -70,7 +70,7 @@ class RemovedDocuments:
         """Number of the documents' tokens."""
         return int((self.stop - self.start).sum())
 
-    def chosen(self, which: NDArray[np.bool_]) -> Self:
+    def select(self, which: NDArray[np.bool_]) -> Self:
         """Return some of the documents. `which`: [D]."""
         return type(self)(*(column[which] for column in vars(self).values()))
 
@@ -80,7 +80,7 @@ class RemovedDocuments:
         return np.stack([self.start[low:high], self.stop[low:high]], axis=1)
 
 
-def without(block: Block, stretches: NDArray[np.int64], hole: int) -> Block:
+def blank_out(block: Block, stretches: NDArray[np.int64], hole: int) -> Block:
     """Return a block with the id `hole` in place of removed text. All other tokens keep their places.
 
     `stretches`: [K, 2], as `RemovedDocuments.stretches` returns them.
@@ -128,7 +128,7 @@ class RemovalChain:
         """Digest that names the state: that of the last removal; empty if nothing was removed."""
         return self.removals[-1].digest if self.removals else ""
 
-    def of(self, split: str) -> RemovedDocuments:
+    def for_split(self, split: str) -> RemovedDocuments:
         """Return all removed documents of a split, `train` or `heldout`."""
         parts: list[RemovedDocuments] = [getattr(removal, split) for removal in self.removals]
         columns = [
@@ -195,7 +195,7 @@ class _Head(_RemovalObject):
 
 def removal_key(number: int) -> str:
     """Return the key of removal `number`, counted from 1."""
-    return f"{REMOVALS}{number:06d}.json"
+    return f"{REMOVALS_FOLDER}{number:06d}.json"
 
 
 def dump_removal(removal: Removal, corpus: str) -> bytes:
@@ -222,10 +222,10 @@ def load_removals(store: Store, manifest: CorpusManifest) -> RemovalChain:
         StoreError: the store cannot be read.
     """
     head = _load_head(store)  # read before the removals are listed, whose number may grow meanwhile
-    keys = [entry.key for entry in store.list(REMOVALS)]
-    numbered = [key for key in keys if key != HEAD]
+    keys = [entry.key for entry in store.list(REMOVALS_FOLDER)]
+    numbered = [key for key in keys if key != HEAD_KEY]
     for number, key in enumerate(numbered, 1):
-        if _NAME.fullmatch(key) is None:
+        if _REMOVAL_KEY.fullmatch(key) is None:
             _damaged(store, key, "it is no removal, and does not belong into this folder")
         if key != removal_key(number):
             _damaged(store, removal_key(number), f"it is missing, but {key} is there")
@@ -241,7 +241,7 @@ def load_removals(store: Store, manifest: CorpusManifest) -> RemovalChain:
     return chain
 
 
-def removals_at(store: Store, manifest: CorpusManifest, digest: str) -> RemovalChain:
+def load_removals_up_to(store: Store, manifest: CorpusManifest, digest: str) -> RemovalChain:
     """Return the removals from a corpus up to the state named `digest`; later ones are left out.
 
     Raises:
@@ -251,8 +251,8 @@ def removals_at(store: Store, manifest: CorpusManifest, digest: str) -> RemovalC
     found = load_removals(store, manifest).up_to(digest) if digest else RemovalChain()
     if found is None:
         raise CorpusError(
-            f"{store.uri}: no removal has the digest {digest[:12]}, up to which this run leaves documents out",
-            remedy=f"restore {REMOVALS} from a copy of the corpus; without it the run would read removed documents",
+            f"{store.uri}: the removal {digest[:12]} is missing, by which this run left documents out",
+            remedy=f"restore {REMOVALS_FOLDER} from a copy of the corpus, or the run would read removed documents",
         )
     return found
 
@@ -264,7 +264,7 @@ def parse_removal(data: bytes, store: Store, key: str, manifest: CorpusManifest)
     except ValueError as error:
         _damaged(store, key, str(error), error)
     if stored.version > _VERSION:
-        raise CorpusError(newer(store.at(key).uri), remedy=REMEDY)
+        raise CorpusError(newer_text(store.at(key).uri), remedy=NEWER_REMEDY)
     try:
         content = _RemovalContent.model_validate_json(stored.body)
     except ValidationError as error:
@@ -297,17 +297,17 @@ def append_removal(
         return None
     written = parse_removal(data, store, removal_key(number), manifest)
     longer = RemovalChain((*chain.removals, written))
-    store.put(HEAD, json.dumps({"count": number, "digest": longer.digest}).encode())
+    store.put(HEAD_KEY, json.dumps({"count": number, "digest": longer.digest}).encode())
     return longer
 
 
 def _load_head(store: Store) -> _Head | None:
     try:
-        return _Head.model_validate_json(store.get(HEAD))
+        return _Head.model_validate_json(store.get(HEAD_KEY))
     except KeyMissing:
         return None
     except ValidationError as error:
-        _damaged(store, HEAD, str(error.errors()[0]["msg"]), error)
+        _damaged(store, HEAD_KEY, str(error.errors()[0]["msg"]), error)
 
 
 def _check_head(store: Store, head: _Head, chain: RemovalChain) -> None:
@@ -315,7 +315,7 @@ def _check_head(store: Store, head: _Head, chain: RemovalChain) -> None:
     if head.count > len(chain.removals):
         _damaged(store, removal_key(len(chain.removals) + 1), f"it is missing; there were {head.count}")
     if chain.removals[head.count - 1].digest != head.digest:
-        _damaged(store, removal_key(head.count), f"{HEAD} names another digest: the list was edited")
+        _damaged(store, removal_key(head.count), f"{HEAD_KEY} names another digest: the list was edited")
 
 
 def _has_documents(removed: RemovedDocuments, table: BlockTable) -> bool:

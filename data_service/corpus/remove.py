@@ -7,12 +7,12 @@ from functools import partial
 
 import numpy as np
 
-from data_service.corpus.corpus import Corpus, Part, open_part
+from data_service.corpus.corpus import Corpus, SplitName, open_part
 from data_service.corpus.manifest import BlockTable
 from data_service.corpus.parts import key_in_part
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import (
-    REMOVALS,
+    REMOVALS_FOLDER,
     Removal,
     RemovalChain,
     RemovedDocuments,
@@ -20,15 +20,15 @@ from data_service.corpus.removals import (
     load_removals,
     removal_key,
 )
-from data_service.corpus.sidecar import PARTS, find_ids
+from data_service.corpus.sidecar import SPLITS, find_ids
 from data_service.errors import CorpusError
 from data_service.store.base import parallel_map
 
 ReportDone = Callable[[int, int], None]
 """A function that is called with the number of shards or blocks just read and the number of all that are to be read."""
 
-_LISTED_DOCUMENTS = 20  # unknown documents that an error names
-_NUMBER = re.compile(r"(?:(train|heldout):)?([0-9]{1,18})")
+_MAX_LISTED_DOCUMENTS = 20  # unknown documents that an error names
+_DOCUMENT_NUMBER = re.compile(r"(?:(train|heldout):)?([0-9]{1,18})")
 _Row = tuple[int, int, int, int]
 
 
@@ -73,7 +73,7 @@ def documents_by_id(
         StoreError: the store cannot be read.
     """
     wanted = set(ids)
-    rows: dict[Part, list[_Row]] = {part: [] for part in PARTS}
+    rows: dict[SplitName, list[_Row]] = {part: [] for part in SPLITS}
     missing = set(wanted)
     for found in find_ids(corpus, wanted, report):
         at = found.origin
@@ -81,7 +81,7 @@ def documents_by_id(
         missing.discard(at.provenance.id or "")
     if missing:
         raise _unknown_documents_error(corpus, "no document with the id", sorted(missing))
-    return _documents(rows)
+    return _to_split_documents(rows)
 
 
 def documents_by_number(
@@ -93,52 +93,52 @@ def documents_by_number(
         CorpusError: a name is not such a number, or the corpus has no such document.
         CorruptBlock, StoreError: a block cannot be read.
     """
-    wanted: dict[Part, set[int]] = {part: set() for part in PARTS}
+    wanted: dict[SplitName, set[int]] = {part: set() for part in SPLITS}
     unknown = []
     for name in names:
-        found = _NUMBER.fullmatch(name)
-        split: Part = "heldout" if found and found[1] == "heldout" else "train"
+        found = _DOCUMENT_NUMBER.fullmatch(name)
+        split: SplitName = "heldout" if found and found[1] == "heldout" else "train"
         if found is None or int(found[2]) >= int(corpus.table(split).documents.sum()):
             unknown.append(name)
         else:
             wanted[split].add(int(found[2]))
     if unknown:
         raise _unknown_documents_error(corpus, "no document with the number", unknown)
-    blocks = [one for part in PARTS if wanted[part] for one in _by_block(corpus, part, wanted[part])]
-    rows: dict[Part, list[_Row]] = {part: [] for part in PARTS}
-    for one, placed in zip(blocks, parallel_map(partial(_place, corpus), blocks), strict=True):
+    blocks = [one for part in SPLITS if wanted[part] for one in _group_by_block(corpus, part, wanted[part])]
+    rows: dict[SplitName, list[_Row]] = {part: [] for part in SPLITS}
+    for one, placed in zip(blocks, parallel_map(partial(_locate_documents, corpus), blocks), strict=True):
         rows[one.split] += placed
         report(1, len(blocks))
-    return _documents(rows)
+    return _to_split_documents(rows)
 
 
-def documents_of_parts(corpus: Corpus) -> SplitDocuments:
+def removed_from_parts(corpus: Corpus) -> SplitDocuments:
     """Return the documents of a merged corpus that were removed from its parts, before the merge or since.
 
     Raises:
         CorpusError: a part is gone, is another corpus than was merged, or its list of removals is damaged.
         StoreError: a store cannot be read.
     """
-    rows: dict[Part, list[_Row]] = {part: [] for part in PARTS}
+    rows: dict[SplitName, list[_Row]] = {part: [] for part in SPLITS}
     for number in range(len(corpus.manifest.parts)):
         source = open_part(corpus, number)
         chain = load_removals(source.store, source.manifest)
-        for split in PARTS:
-            block, document = _first_of(corpus.table(split), key_in_part(number, ""))
-            gone = chain.of(split)
+        for split in SPLITS:
+            block, document = _first_block_and_document(corpus.table(split), key_in_part(number, ""))
+            gone = chain.for_split(split)
             columns = (gone.documents + document, gone.block + block, gone.start, gone.stop)
             rows[split] += zip(*(column.tolist() for column in columns), strict=True)
-    return _documents(rows)
+    return _to_split_documents(rows)
 
 
-def still_read(corpus: Corpus) -> SplitDocuments:
+def unremoved_here(corpus: Corpus) -> SplitDocuments:
     """Return the documents that were removed from parts of a merged corpus, but not from itself. Raises as
-    `documents_of_parts`."""
+    `removed_from_parts`."""
     chain = load_removals(corpus.store, corpus.manifest)
-    return _partition(documents_of_parts(corpus), chain)[0]
+    return _partition(removed_from_parts(corpus), chain)[0]
 
 
-def _first_of(table: BlockTable, prefix: str) -> tuple[int, int]:
+def _first_block_and_document(table: BlockTable, prefix: str) -> tuple[int, int]:
     """Return the first block whose shard's key begins with `prefix`, and the number of its first document."""
     of_part = np.array([key.startswith(prefix) for key in table.shards], dtype=np.bool_)
     found = np.flatnonzero(of_part[table.shard]) if len(table.shards) else np.zeros(0, dtype=np.int64)
@@ -178,44 +178,46 @@ def remove_documents(
         if longer is not None:
             number = len(longer.removals)
             # Killed commands may have left unfinished writes there.
-            corpus.store.remove_leftovers(REMOVALS.rstrip("/"), before=removal_key(number))
+            corpus.store.remove_leftovers(REMOVALS_FOLDER.rstrip("/"), before=removal_key(number))
             return RemovalReport(number, new, already)
 
 
 def _partition(documents: SplitDocuments, chain: RemovalChain) -> tuple[SplitDocuments, SplitDocuments]:
     """Return the documents that are not removed, and those that are."""
     kept, removed = {}, {}
-    for split in PARTS:
+    for split in SPLITS:
         given: RemovedDocuments = getattr(documents, split)
-        gone = np.isin(given.documents, chain.of(split).documents)
-        kept[split], removed[split] = given.chosen(~gone), given.chosen(gone)
+        gone = np.isin(given.documents, chain.for_split(split).documents)
+        kept[split], removed[split] = given.select(~gone), given.select(gone)
     return SplitDocuments(**kept), SplitDocuments(**removed)
 
 
-def _documents(rows: dict[Part, list[_Row]]) -> SplitDocuments:
-    return SplitDocuments(RemovedDocuments.of(rows["train"]), RemovedDocuments.of(rows["heldout"]))
+def _to_split_documents(rows: dict[SplitName, list[_Row]]) -> SplitDocuments:
+    return SplitDocuments(
+        RemovedDocuments.from_rows(rows["train"]), RemovedDocuments.from_rows(rows["heldout"])
+    )
 
 
 @dataclass(frozen=True)
-class _InBlock:
+class _BlockDocuments:
     """Documents of one block of a split, by their numbers in the split. `first`: number of the block's first one."""
 
-    split: Part
+    split: SplitName
     block: int
     first: int
     numbers: list[int]
 
 
-def _by_block(corpus: Corpus, split: Part, wanted: set[int]) -> Iterator[_InBlock]:
+def _group_by_block(corpus: Corpus, split: SplitName, wanted: set[int]) -> Iterator[_BlockDocuments]:
     """Yield the documents of each block that holds some of those wanted."""
     documents = corpus.table(split).documents
     ends, numbers = np.cumsum(documents), np.array(sorted(wanted), dtype=np.int64)
     blocks, starts = np.unique(np.searchsorted(ends, numbers, side="right"), return_index=True)
     for block, there in zip(blocks.tolist(), np.split(numbers, starts[1:]), strict=True):
-        yield _InBlock(split, block, int(ends[block] - documents[block]), there.tolist())
+        yield _BlockDocuments(split, block, int(ends[block] - documents[block]), there.tolist())
 
 
-def _place(corpus: Corpus, wanted: _InBlock) -> list[_Row]:
+def _locate_documents(corpus: Corpus, wanted: _BlockDocuments) -> list[_Row]:
     """Return a row for each of the documents."""
     block = read_block(corpus.store, corpus.table(wanted.split), wanted.block)
     edges = block.sentences[block.documents]
@@ -224,8 +226,8 @@ def _place(corpus: Corpus, wanted: _InBlock) -> list[_Row]:
 
 
 def _unknown_documents_error(corpus: Corpus, what: str, names: Sequence[str]) -> CorpusError:
-    more = f" and {len(names) - _LISTED_DOCUMENTS:,} more" if len(names) > _LISTED_DOCUMENTS else ""
+    more = f" and {len(names) - _MAX_LISTED_DOCUMENTS:,} more" if len(names) > _MAX_LISTED_DOCUMENTS else ""
     return CorpusError(
-        f"{corpus.store.uri}: {what} {', '.join(map(repr, names[:_LISTED_DOCUMENTS]))}{more}",
+        f"{corpus.store.uri}: {what} {', '.join(map(repr, names[:_MAX_LISTED_DOCUMENTS]))}{more}",
         remedy="nothing was removed; `maskfleet corpus find` and `corpus show` say what is there",
     )

@@ -1,4 +1,4 @@
-"""Sidecars: a Parquet file beside each shard that says where its documents come from, one row a document.
+"""Sidecars: a Parquet file next to each shard that says where its documents come from, one row a document.
 
 Rows are in the order of the shard. A document of which stretches are held out has a row for each stretch, on both
 sides. Only this module knows the files; nothing that streams training data imports it.
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.corpus import Corpus, Part
-from data_service.corpus.manifest import StoredFile, sidecar_of
+from data_service.corpus.corpus import Corpus, SplitName
+from data_service.corpus.manifest import StoredFile, sidecar_key
 from data_service.corpus.origin import ValueCounter
-from data_service.corpus.provenance import FIELDS, Provenance, ProvenanceField
-from data_service.errors import CorpusError, damaged
+from data_service.corpus.provenance import PROVENANCE_FIELDS, Provenance, ProvenanceField
+from data_service.errors import CorpusError, damaged_corpus
 from data_service.store.base import digest, parallel_map
 from data_service.store.errors import KeyMissing
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:  # at run time pyarrow is imported only to read or write a sid
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-PARTS: tuple[Part, ...] = ("train", "heldout")
+SPLITS: tuple[SplitName, ...] = ("train", "heldout")
 Conditions: TypeAlias = "list[tuple[str, str, object]] | pc.Expression"
-ROWS = 1 << 14  # rows of a row group, the unit of reading and of the writer's memory
+ROW_GROUP_ROWS = 1 << 14  # rows of a row group, the unit of reading and of the writer's memory
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SidecarWriter:
         """Append a row. Rows must come in the order of the shard. Raises OSError: the disk is full."""
         self._rows.append(row)
         self.counter.add(row.provenance, row.tokens)
-        if len(self._rows) == ROWS:
+        if len(self._rows) == ROW_GROUP_ROWS:
             self._flush()
 
     def finish(self) -> StoredFile | None:
@@ -93,7 +93,7 @@ class SidecarWriter:
         numbers = {"block": pa.int32(), "document": pa.int32(), "start": pa.int64(), "tokens": pa.int64()}
         schema = pa.schema(
             [pa.field(name, kind, nullable=False) for name, kind in numbers.items()]
-            + [pa.field(name, pa.string()) for name in FIELDS]
+            + [pa.field(name, pa.string()) for name in PROVENANCE_FIELDS]
         )
         rows, self._rows = self._rows, []
         columns: list[Sequence[object]] = [
@@ -101,11 +101,10 @@ class SidecarWriter:
             [row.document for row in rows],
             [row.start for row in rows],
             [row.tokens for row in rows],
-            *([row.provenance[index] for row in rows] for index in range(len(FIELDS))),
+            *([row.provenance[index] for row in rows] for index in range(len(PROVENANCE_FIELDS))),
         ]
         batch = pa.record_batch(
-            [pa.array(values, kind.type) for values, kind in zip(columns, schema, strict=True)],
-            schema=schema,
+            [pa.array(values, kind.type) for values, kind in zip(columns, schema, strict=True)], schema=schema
         )
         if self._writer is None:
             self._file = self.path.open("wb")
@@ -123,7 +122,7 @@ def require_provenance(corpus: Corpus) -> None:
 
 
 def read_origins(
-    corpus: Corpus, split: Part, shard: str, where: "Conditions | None" = None
+    corpus: Corpus, split: SplitName, shard: str, where: "Conditions | None" = None
 ) -> Iterator[DocumentOrigin]:
     """Yield the documents of a shard, in order, with the numbers of their blocks in the split.
 
@@ -134,15 +133,17 @@ def read_origins(
         StoreError: the store cannot be read.
     """
     first = corpus.table(split).first_blocks[shard]
-    for batch in _read_sidecar(corpus, shard, filters=where).to_batches(ROWS):
+    for batch in _read_sidecar(corpus, shard, filters=where).to_batches(ROW_GROUP_ROWS):
         columns = batch.to_pydict()
-        known = zip(*(columns[name] for name in FIELDS), strict=True)
+        known = zip(*(columns[name] for name in PROVENANCE_FIELDS), strict=True)
         numbers = zip(columns["block"], columns["document"], columns["start"], columns["tokens"], strict=True)
         for (block, document, start, tokens), values in zip(numbers, known, strict=True):
             yield DocumentOrigin(first + block, document, start, tokens, Provenance(*values), shard)
 
 
-def origins_of(corpus: Corpus, split: Part, block: int, stretches: Sequence[range]) -> list[DocumentOrigin]:
+def origins_of(
+    corpus: Corpus, split: SplitName, block: int, stretches: Sequence[range]
+) -> list[DocumentOrigin]:
     """Return the documents that have tokens in one of a block's stretches. Raises as `read_origins`."""
     table = corpus.table(split)
     number = block - table.first_blocks[table.key(block)]
@@ -158,7 +159,7 @@ def origins_of(corpus: Corpus, split: Part, block: int, stretches: Sequence[rang
 class FoundDocument:
     """A document that was looked for. `number`: its number in its split, as `show_documents` counts."""
 
-    split: Part
+    split: SplitName
     number: int
     origin: DocumentOrigin
 
@@ -199,11 +200,11 @@ def _find_where(
 ) -> Iterator[FoundDocument]:
     """Yield the documents of both splits that meet the conditions, in order. Many sidecars are requested at once."""
     total = len(corpus.manifest.provenance)
-    for split in PARTS:
+    for split in SPLITS:
         table = corpus.table(split)
         before = table.documents.cumsum() - table.documents
 
-        def read(shard: str, split: Part = split) -> list[DocumentOrigin]:
+        def read(shard: str, split: SplitName = split) -> list[DocumentOrigin]:
             return list(read_origins(corpus, split, shard, where))
 
         for rows in parallel_map(read, table.shards):
@@ -223,24 +224,24 @@ def read_ids(corpus: Corpus, shard: str) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 @dataclass
-class Share:
+class TextCount:
     """A part of a corpus: numbers of documents and tokens."""
 
     documents: int = 0
     tokens: int = 0
 
 
-def count_by(corpus: Corpus, field: ProvenanceField) -> dict[str | None, dict[Part, Share]]:
+def count_by(corpus: Corpus, field: ProvenanceField) -> dict[str | None, dict[SplitName, TextCount]]:
     """Return how much of each split has each value of a field, the most tokens first. Raises as `find_documents`."""
     require_provenance(corpus)
-    found: dict[str | None, dict[Part, Share]] = {}
-    for split in PARTS:
+    found: dict[str | None, dict[SplitName, TextCount]] = {}
+    for split in SPLITS:
         for shard in corpus.table(split).shards:
             table = _read_sidecar(corpus, shard, columns=[field, "tokens"])
             counts = table.group_by(field).aggregate([("tokens", "count"), ("tokens", "sum")]).to_pydict()
             columns = (counts[field], counts["tokens_count"], counts["tokens_sum"])
             for value, documents, tokens in zip(*columns, strict=True):
-                share = found.setdefault(value, {part: Share() for part in PARTS})[split]
+                share = found.setdefault(value, {part: TextCount() for part in SPLITS})[split]
                 share.documents, share.tokens = share.documents + documents, share.tokens + tokens
     return dict(sorted(found.items(), key=lambda item: (-item[1]["train"].tokens, item[0] or "")))
 
@@ -252,12 +253,12 @@ def _read_sidecar(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    key = sidecar_of(shard)
+    key = sidecar_key(shard)
     place = f"{corpus.store.uri.rstrip('/')}/{key}"
     try:
         data = corpus.store.get(key)
     except KeyMissing as error:
-        raise damaged(place, "it is missing") from error
+        raise damaged_corpus(place, "it is missing") from error
     if digest(data) != corpus.manifest.provenance[key].digest:
-        raise damaged(place, "its bytes do not match the manifest's hash")
+        raise damaged_corpus(place, "its bytes do not match the manifest's hash")
     return pq.read_table(pa.BufferReader(data), columns=columns, filters=filters, use_threads=False)

@@ -119,7 +119,7 @@ class WordList:
 
     def find(self, text: str) -> list[tuple[int, int]]:
         """Return (start, end) of the entries in `text`, from left to right, the longest at each place."""
-        inside = uncut(text)
+        inside = forbidden_word_starts(text)
         found: list[tuple[int, int]] = []
         at = 0
         while at < len(text):
@@ -138,7 +138,7 @@ class WordList:
         return 0
 
 
-def uncut(text: str) -> bytearray:
+def forbidden_word_starts(text: str) -> bytearray:
     """Return [len(text) + 1]: 1 where no word may begin, inside a run of letters or between a character and its
     mark."""
     inside = bytearray(len(text) + 1)
@@ -156,7 +156,7 @@ _WordSizes = Callable[[str], Iterable[int]]
 """A function that returns the number of characters of each word of a sentence, in order. They add up to its length."""
 
 
-def resolve(options: WordOptions) -> tuple[Segmentation, dict[str, bytes]]:
+def resolve_segmentation(options: WordOptions) -> tuple[Segmentation, dict[str, bytes]]:
     """Return the segmentation that the options describe now, and the content of the files that they name.
 
     Raises:
@@ -233,7 +233,7 @@ def units_of_tokens(
     return found
 
 
-def spelt_words(text: str, words: Sequence[str]) -> bytes:
+def mark_word_starts(text: str, words: Sequence[str]) -> bytes:
     """Return for each character of `text` that is not white space 1 if one of `words` begins there, else 0.
 
     Raises ValueError: the joined words differ from the text, white space ignored. The message says where.
@@ -282,7 +282,7 @@ def _word_sizes(segmentation: Segmentation, files: Mapping[str, bytes]) -> _Word
 
 def _longest_sizes(words: WordList, sentence: str) -> list[int]:
     """Return the sizes of a sentence's words: entries of the list, runs of letters, and other single characters."""
-    inside = uncut(sentence)
+    inside = forbidden_word_starts(sentence)
     for start, stop in words.find(sentence):
         inside[start + 1 : stop] = b"\1" * (stop - start - 1)
     bounds = [at for at in range(len(sentence)) if not inside[at]] + [len(sentence)]

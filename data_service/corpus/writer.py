@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_service.corpus.reader import MEMBERS
+from data_service.corpus.reader import UNIT_MEMBERS
 from data_service.corpus.written import WrittenBlock, WrittenShard
 from data_service.store.base import digest
 from data_service.types import Block
@@ -45,7 +45,7 @@ class ShardWriter:
         end = self._offset + 1024  # two zero blocks end an archive
         self._append(bytes(-(-end // _RECORD_BYTES) * _RECORD_BYTES - self._offset))
         self._file.close()
-        return WrittenShard.of(self._offset, self._hash.hexdigest(), self._blocks)
+        return WrittenShard.from_blocks(self._offset, self._hash.hexdigest(), self._blocks)
 
     def close(self) -> None:
         """Close the file, finished or not."""
@@ -63,7 +63,7 @@ def _tar_sample(key: str, block: Block) -> memoryview:
         "tokens.npy": block.tokens,
         "sentences.npy": block.sentences,
         "documents.npy": block.documents,
-    } | {MEMBERS[level]: bits for level, bits in block.units.items()}
+    } | {UNIT_MEMBERS[level]: bits for level, bits in block.units.items()}
     sample = io.BytesIO()
     for name in sorted(arrays):
         content = io.BytesIO()

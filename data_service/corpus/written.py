@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.manifest import COLUMNS, BlockTable
+from data_service.corpus.manifest import DTYPES, BlockTable
 
 _COUNTS = ("offset", "length", "tokens", "sentences", "documents")
 
@@ -49,7 +49,7 @@ class WrittenShard:
     packed: str
 
     @classmethod
-    def of(cls, size: int, digest: str, blocks: Sequence[WrittenBlock]) -> "WrittenShard":
+    def from_blocks(cls, size: int, digest: str, blocks: Sequence[WrittenBlock]) -> "WrittenShard":
         """Return the shard of these blocks, in order."""
         table = np.zeros(len(blocks), dtype=_COUNTS_DTYPE)
         for name in _COUNTS:
@@ -77,7 +77,7 @@ def joined_table(shards: Mapping[str, WrittenShard]) -> BlockTable:
     tables = [shard.table for shard in shards.values()]
     rows = np.concatenate([np.zeros(0, dtype=_COUNTS_DTYPE), *tables])
     columns: dict[str, NDArray[Any]] = {
-        name: np.ascontiguousarray(rows[name], dtype=COLUMNS[name]) for name in (*_COUNTS, "digest")
+        name: np.ascontiguousarray(rows[name], dtype=DTYPES[name]) for name in (*_COUNTS, "digest")
     }
-    columns["shard"] = np.repeat(np.arange(len(tables), dtype=COLUMNS["shard"]), list(map(len, tables)))
-    return BlockTable(len(rows), tuple(shards), {name: columns[name] for name in COLUMNS})
+    columns["shard"] = np.repeat(np.arange(len(tables), dtype=DTYPES["shard"]), list(map(len, tables)))
+    return BlockTable(len(rows), tuple(shards), {name: columns[name] for name in DTYPES})

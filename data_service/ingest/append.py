@@ -13,13 +13,8 @@ from dataclasses import dataclass
 from data_service.corpus.carried_removals import SPLITS
 from data_service.corpus.corpus import Corpus, open_corpus
 from data_service.corpus.manifest import CONFIGURATION, MANIFEST, TOKENIZER
-from data_service.corpus.manifest_file import claim_place
-from data_service.corpus.merge import (
-    COPIES,
-    ReportBlocks,
-    join_corpora,
-    parts_of,
-)
+from data_service.corpus.manifest_file import claim_output
+from data_service.corpus.merge import COPIES_REASON, ReportBlocks, join_corpora, parts_of
 from data_service.corpus.merged_ids import EqualIds
 from data_service.corpus.removals import load_removals
 from data_service.errors import CorpusError
@@ -29,7 +24,7 @@ from data_service.ingest.pool import ReportProgress, remove_objects
 from data_service.store.base import Store
 from data_service.store.open import open_store
 
-ADDED = "added"
+ADDED_FOLDER = "added"
 """Folder of the new part, below the grown corpus."""
 
 
@@ -70,7 +65,7 @@ def append_documents(
         corpus: URI of the corpus that grows. It must stay where it is.
         inputs: as for `build_corpus`.
         output: folder or s3:// prefix of its own. It must stay where it is, too, if it grows further.
-        options: what `data_service.ingest.append_options.options_like` returns.
+        options: what `data_service.ingest.append_options.options_from_corpus` returns.
         by: user and host, for the removal of copies.
         at: seconds since 1970.
         progress: function that is called as the new part is built.
@@ -81,15 +76,15 @@ def append_documents(
         InputError, CorpusError, StoreError: as `build_corpus` and `merge_corpora`.
     """
     source, store = open_corpus(corpus), open_store(output)
-    place = store.at(ADDED).uri
+    place = store.at(ADDED_FOLDER).uri
     complete = store.size(MANIFEST) is not None
     if complete:
         _refuse_other_corpus(store, source)
     else:
-        claim_place(store, {"append": source.manifest.digest})
-        if not any(store.size(f"{ADDED}/{key}") is not None for key in (MANIFEST, CONFIGURATION)):
+        claim_output(store, {"append": source.manifest.digest})
+        if not any(store.size(f"{ADDED_FOLDER}/{key}") is not None for key in (MANIFEST, CONFIGURATION)):
             # What is left of a part whose deletion was interrupted.
-            remove_objects(store, f"{ADDED}/", progress)
+            remove_objects(store, f"{ADDED_FOLDER}/", progress)
     build_corpus(list(inputs), place, f"{corpus.rstrip('/')}/{TOKENIZER}", options, progress)
     new = open_corpus(place)
     if not complete:
@@ -97,8 +92,8 @@ def append_documents(
             join_corpora([source, new], store, by=by, at=at, report=report)
         except EqualIds:
             # The manifest goes first: without it the rest is no corpus.
-            remove_objects(store, f"{ADDED}/{MANIFEST}", progress)
-            remove_objects(store, f"{ADDED}/", progress)
+            remove_objects(store, f"{ADDED_FOLDER}/{MANIFEST}", progress)
+            remove_objects(store, f"{ADDED_FOLDER}/", progress)
             store.delete(CONFIGURATION)
             raise
     store.delete(CONFIGURATION)
@@ -108,10 +103,10 @@ def append_documents(
 def _refuse_other_corpus(store: Store, source: Corpus) -> None:
     """Raise CorpusError if the corpus at `store` is not `source`, grown by a part that lies in it."""
     parts = open_corpus(store.uri).manifest.parts
-    built = store.size(f"{ADDED}/{MANIFEST}") is not None
-    if not built or parts != (*parts_of(source), *parts_of(open_corpus(store.at(ADDED).uri))):
+    built = store.size(f"{ADDED_FOLDER}/{MANIFEST}") is not None
+    if not built or parts != (*parts_of(source), *parts_of(open_corpus(store.at(ADDED_FOLDER).uri))):
         raise CorpusError(
-            f"{store.uri} holds a corpus, but not {source.store.uri} grown by an append",
+            f"{store.uri} holds a corpus that is not an extension of {source.store.uri}",
             remedy="choose another place",
         )
 
@@ -123,6 +118,6 @@ def _append_report(grown: Corpus, new: Corpus) -> AppendReport:
     for removal in load_removals(grown.store, grown.manifest).removals:
         for split in SPLITS:
             gone = (removal.train if split == "train" else removal.heldout).documents
-            own = int((gone >= totals[split] - sizes[split]).sum()) if removal.reason == COPIES else 0
+            own = int((gone >= totals[split] - sizes[split]).sum()) if removal.reason == COPIES_REASON else 0
             copies, removed = copies + own, removed + len(gone) - own
     return AppendReport(sum(sizes.values()), copies, sum(totals.values()), removed)

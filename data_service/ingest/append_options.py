@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from data_service.corpus.corpus import Corpus, open_part
 from data_service.corpus.manifest import CorpusManifest
-from data_service.corpus.words import WordOptions, resolve
+from data_service.corpus.words import WordOptions, resolve_segmentation
 from data_service.errors import CorpusError
 from data_service.ingest.heldout import heldout_like
 from data_service.ingest.options import BuildOptions
@@ -24,7 +24,7 @@ _FREE_OPTIONS = {
 """Settings in whose place others may be given: they say how the new input is written, or what may be lost of it."""
 
 
-def options_like(
+def options_from_corpus(
     corpus: Corpus, *, workers: int, on_bad_records: str, word_files: Mapping[str, str], **others: object
 ) -> BuildOptions:
     """Return the options by which new documents for `corpus` are built.
@@ -43,8 +43,8 @@ def options_like(
     origin = _first_part(corpus).manifest
     if "provenance" in others and not origin.provenance:
         raise CorpusError(
-            f"{corpus.store.uri} was built without provenance, so it is not known of all documents",
-            remedy="leave --provenance out, or build a corpus of all text anew with it",
+            f"{corpus.store.uri} was built without provenance, so appended documents cannot have it",
+            remedy="leave --provenance out, or build a new corpus of all text with it",
         )
     kept = {name: value for name, value in origin.options.items() if name in BuildOptions.model_fields}
     words = _word_options(corpus, origin, word_files)
@@ -77,7 +77,7 @@ def _word_options(corpus: Corpus, origin: CorpusManifest, files: Mapping[str, st
         return None
     field = {} if known.field is None else {"field": known.field}
     options = WordOptions.model_validate({"segmenter": known.segmenter, **field, **files})
-    found, _ = resolve(options)
+    found, _ = resolve_segmentation(options)
     if found != known:
         raise CorpusError(
             f"{corpus.store.uri} was built with other words: {recorded}, but now {found.model_dump(exclude_none=True)}",

@@ -21,7 +21,7 @@ from data_service.tokenizers.tokenizer import PlacedTokens, Tokenizer
 from data_service.tokenizers.whole_text import encode_whole
 from data_service.types import Block, Level, Tokens
 
-BATCH = 256 * 1024  # characters encoded at once: enough for speed, little beside a block
+BATCH = 256 * 1024  # characters encoded per call: enough for speed, few compared with a block
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def encode_documents(
         tokenizer: tokenizer to encode with, or an encoder by it.
         texts: texts of the documents.
         finder: finder of units; None not to look for units.
-        given: words of each document, as `spelt_words` returns them, if the input holds words.
+        given: words of each document, as `mark_word_starts` returns them, if the input holds words.
         language: as for `sentence_bounds`.
         meter: meter that counts what the tokenizer loses of the texts; None not to count.
     """

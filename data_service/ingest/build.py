@@ -25,15 +25,15 @@ from data_service.corpus.manifest import (
     PairTexts,
 )
 from data_service.corpus.manifest_file import save_manifest
-from data_service.corpus.words import Segmentation, resolve
+from data_service.corpus.words import Segmentation, resolve_segmentation
 from data_service.errors import CorpusError, InputError, TokenizerError
 from data_service.ingest.configuration import (
-    VERSIONS,
+    FILE_VERSIONS,
     Configuration,
-    assemble,
-    claim,
+    assemble_manifest,
+    claim_output,
     configuration,
-    identity,
+    identity_hash,
     refuse_other_text,
     refuse_skipped,
     refuse_unmatched,
@@ -43,22 +43,22 @@ from data_service.ingest.deduplicate import (
     DivideReceipt,
     DivideTask,
     KeptDocuments,
-    compare,
+    compare_partition,
     count_documents,
-    divide,
+    divide_split,
     drop_slices,
     plan_partitions,
 )
-from data_service.ingest.documents import not_together
+from data_service.ingest.documents import first_mismatched_files
 from data_service.ingest.heldout import (
-    MANY,
+    MIN_BY_TOKENS,
     DocumentFigures,
-    by_documents,
-    by_queries,
-    by_stretches,
-    is_usual,
+    document_rule,
+    is_default_rule,
+    query_rule,
+    stretch_rule,
 )
-from data_service.ingest.identifiers import IdReceipt, find_twice, plan_ids, refuse_twice
+from data_service.ingest.identifiers import IdReceipt, find_repeated_ids, plan_ids, refuse_repeated_ids
 from data_service.ingest.inputs import InputFile, InputListing, list_inputs, refuse_own_output
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.origin import read_origin
@@ -72,10 +72,10 @@ from data_service.ingest.pool import (
     remove_scaffolding,
     run_stage,
 )
-from data_service.ingest.scan import ScanReceipt, ScanTask, hash_of, scan
-from data_service.ingest.streamed import MeasuredFile, MeasureTask, measure
+from data_service.ingest.scan import ScanReceipt, ScanTask, hash_parts, scan_split
+from data_service.ingest.streamed import MeasuredFile, MeasureTask, measure_file
 from data_service.ingest.tasks import plan_splits, streamed_files
-from data_service.ingest.write import WriteReceipt, WriteTask, write
+from data_service.ingest.write import WriteReceipt, WriteTask, write_split
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
@@ -113,12 +113,12 @@ def build_corpus(
     refuse_own_output(store, listing)
     refuse_unmatched(listing, options)
     encoder = load_tokenizer(tokenizer, options.tokenizer_rules)
-    words, word_files = resolve(options.words) if options.words is not None else (None, {})
+    words, word_files = resolve_segmentation(options.words) if options.words is not None else (None, {})
     wanted = configuration(inputs, listing, encoder.hash, options, words)
-    manifest = claim(store, wanted)
+    manifest = claim_output(store, wanted)
     if manifest is not None:
         refuse_skipped(store, manifest, options)
-        if manifest.options.get(VERSIONS) != wanted[VERSIONS]:
+        if manifest.options.get(FILE_VERSIONS) != wanted[FILE_VERSIONS]:
             _refuse_other_text(
                 store, listing, manifest=manifest, wanted=wanted, options=options, progress=progress
             )
@@ -138,7 +138,7 @@ def build_corpus(
             )
         except KeyMissing:
             # Somebody else may have finished the same build meanwhile and taken down the scaffolding.
-            manifest = claim(store, wanted)
+            manifest = claim_output(store, wanted)
             if manifest is None:
                 raise
     remove_scaffolding(store, progress)
@@ -162,14 +162,14 @@ def _build(
         store.delete(CONFIGURATION)  # the user's correction may change the configuration
         raise
     with _make_pool(listing, options) as pool:
-        passes = Passes(BuildLayout(store.uri, identity(wanted)), listing.files, options, pool, progress)
+        passes = Passes(BuildLayout(store.uri, identity_hash(wanted)), listing.files, options, pool, progress)
         scanned = passes.scan()
         heldout, kept = passes.choose_heldout(scanned)
         save_tokenizer(tokenizer, store.at(TOKENIZER).uri)
         for name, content in word_files.items():
             store.put(passes.layout.words(name), content)
         written = passes.write(kept, heldout, tokenizer.hash, words)
-    manifest = assemble(
+    manifest = assemble_manifest(
         passes.layout,
         options=wanted,
         tokenizer=tokenizer,
@@ -197,7 +197,7 @@ def _refuse_other_text(
     """Read inputs whose files were written again after the corpus was completed. Raises CorpusError: their text
     differs."""
     with _make_pool(listing, options) as pool:
-        passes = Passes(BuildLayout(store.uri, identity(wanted)), listing.files, options, pool, progress)
+        passes = Passes(BuildLayout(store.uri, identity_hash(wanted)), listing.files, options, pool, progress)
         scanned = passes.scan()
     try:
         refuse_other_text(store, manifest, passes.splits, scanned)
@@ -236,14 +236,14 @@ class Passes:
         sizes = self._measure(streamed_files(files, options))
         if sizes:  # the decompressed sizes decide where splits begin
             lengths = (f"{size} {uri}" for uri, size in sorted(sizes.items()))
-            self.layout = BuildLayout(layout.output, hash_of([layout.build, *lengths])[:16])
+            self.layout = BuildLayout(layout.output, hash_parts([layout.build, *lengths])[:16])
         self.splits = plan_splits(files, options, sizes)
 
     def scan(self) -> list[ScanReceipt]:
         """Run the first pass; return its receipts."""
         tasks = [ScanTask(self.layout, i, split, self._options) for i, split in enumerate(self.splits)]
-        with self._free_after_mistakes():
-            scanned = self._run(StageTasks("reading", tasks, scan, ScanReceipt))
+        with self._release_after_mistakes():
+            scanned = self._run(StageTasks("reading", tasks, scan_split, ScanReceipt))
             if not any(split.documents for split in scanned):
                 remove_scaffolding(self.layout.open(), self._progress)
                 raise _no_text_error(scanned)
@@ -255,31 +255,30 @@ class Passes:
         Stretches are looked for only if whole documents are too few or too long.
         """
         fraction = self._options.heldout_fraction
-        with self._free_after_mistakes():
+        with self._release_after_mistakes():
             clusters = self._clusters(scanned)
         tasks = plan_partitions(self.layout, scanned, fraction, clusters=bool(clusters))
-        compared = self._run(StageTasks("comparing", tasks, compare, CompareReceipt))
+        compared = self._run(StageTasks("comparing", tasks, compare_partition, CompareReceipt))
         dropped = [part.digest for part in compared]
         kept = [
             KeptDocuments(
                 drop_slices(self.layout, i, compared),
                 split.digest,
-                hash_of([split.digest, *dropped]),
+                hash_parts([split.digest, *dropped]),
                 clusters=bool(clusters),
             )
             for i, split in enumerate(scanned)
         ]
         found = count_documents(compared)
-        with self._free_after_mistakes():
+        with self._release_after_mistakes():
             if self._options.has_ids:
                 of_ids = plan_ids(self.layout, scanned, kept)
-                compared_ids = self._run(StageTasks("comparing ids", of_ids, find_twice, IdReceipt))
-                refuse_twice(compared_ids, self.splits, self._options)
-            rule = (
-                by_documents(found, fraction) if self._options.heldout_rule is None else self._as_given(found)
-            )
+                compared_ids = self._run(StageTasks("comparing ids", of_ids, find_repeated_ids, IdReceipt))
+                refuse_repeated_ids(compared_ids, self.splits, self._options)
+            given = self._options.heldout_rule is not None
+            rule = self._requested_rule(found) if given else document_rule(found, fraction)
             if rule is None and self._options.pairs is not None:
-                rule = by_queries(found, fraction)
+                rule = query_rule(found, fraction)
             rule = rule or self._stretches(kept, found)
             return replace(rule, clusters=clusters), kept
 
@@ -292,19 +291,19 @@ class Passes:
         named = {name for split in scanned for name in split.clusters}
         if len(named) > 1:
             files = dict.fromkeys(piece.file for split in self.splits for piece in split.pieces)
-            one, other = not_together(files)
+            one, other = first_mismatched_files(files)
             raise InputError(
                 f"{one.uri} and {other.uri} were not prepared together: near duplicates that both hold are not known",
                 remedy="prepare all inputs together, with `keep: all`, or build a corpus of each",
             )
         return next(iter(named), "")
 
-    def _as_given(self, found: DocumentFigures) -> HeldoutRule:
+    def _requested_rule(self, found: DocumentFigures) -> HeldoutRule:
         """Return the rule that the options give. The requested share divides unknown words as it always does."""
         given = self._options.heldout_rule
         assert given is not None
-        usual = is_usual(given, self._options.heldout_fraction)
-        by_tokens = given.by_tokens or found.held_count >= MANY
+        usual = is_default_rule(given, self._options.heldout_fraction)
+        by_tokens = given.by_tokens or found.held_count >= MIN_BY_TOKENS
         return replace(given, by_tokens=by_tokens) if usual else given
 
     def write(
@@ -333,13 +332,13 @@ class Passes:
         ]
         if len(tasks) > _TRIAL_SPLITS:
             first = tasks[:: -(-len(tasks) // _TRIAL_SPLITS)]
-            self._refuse_loss(self._run(StageTasks("writing", first, write, WriteReceipt)))
-        written = self._run(StageTasks("writing", tasks, write, WriteReceipt))
+            self._refuse_loss(self._run(StageTasks("writing", first, write_split, WriteReceipt)))
+        written = self._run(StageTasks("writing", tasks, write_split, WriteReceipt))
         self._refuse_loss(written)
         return written
 
     def _refuse_loss(self, written: Sequence[WriteReceipt]) -> None:
-        with self._free_after_mistakes():
+        with self._release_after_mistakes():
             loss = TextLoss.total(part.loss for part in written)
             what = f"the tokenizer does not fit the text of {self.layout.output}"
             refuse_loss(
@@ -351,8 +350,8 @@ class Passes:
         if not files:
             return {}
         tasks = [MeasureTask(self.layout, index, file) for index, file in enumerate(files)]
-        with self._free_after_mistakes():
-            measured = self._run(StageTasks("measuring", tasks, measure, MeasuredFile))
+        with self._release_after_mistakes():
+            measured = self._run(StageTasks("measuring", tasks, measure_file, MeasuredFile))
         return {file.uri: result.plain_size for file, result in zip(files, measured, strict=True)}
 
     def _stretches(self, kept: list[KeptDocuments], found: DocumentFigures) -> HeldoutRule:
@@ -362,16 +361,16 @@ class Passes:
         ]
         candidates: Counter[int] = Counter()
         clustered: set[int] = set()
-        for divided in self._run(StageTasks("dividing", tasks, divide, DivideReceipt)):
+        for divided in self._run(StageTasks("dividing", tasks, divide_split, DivideReceipt)):
             candidates.update(dict(divided.candidates))
             clustered.update(divided.clustered)
-        return by_stretches(candidates, found.size, self._options.heldout_fraction, clustered)
+        return stretch_rule(candidates, found.size, self._options.heldout_fraction, clustered)
 
     def _run(self, work: StageTasks[T, R]) -> list[R]:
         return run_stage(work, self.layout.open(), self._pool, self._progress)
 
     @contextmanager
-    def _free_after_mistakes(self) -> Iterator[None]:
+    def _release_after_mistakes(self) -> Iterator[None]:
         """Free the output for another build after a mistake of the user, whose correction may make it another one.
 
         The receipts of scans stay: if bad records are skipped, or a file is corrected without a change of its size,

@@ -20,31 +20,31 @@ from data_service.corpus.manifest import (
     HeldoutRule,
     StoredFile,
     shard_key,
-    sidecar_of,
+    sidecar_key,
 )
 from data_service.corpus.manifest_file import load_manifest
-from data_service.corpus.origin import Origin, joined
+from data_service.corpus.origin import Origin, join_value_counts
 from data_service.corpus.words import Segmentation
 from data_service.corpus.written import WrittenShard, joined_table
 from data_service.errors import CorpusError, InputError
-from data_service.ingest.heldout import is_usual
+from data_service.ingest.heldout import is_default_rule
 from data_service.ingest.inputs import InputListing
-from data_service.ingest.options import BuildOptions, differences
+from data_service.ingest.options import BuildOptions, differing_entries
 from data_service.ingest.pool import Progress, ReportProgress
 from data_service.ingest.records import NOT_CHOSEN
 from data_service.ingest.scan import ScanReceipt
-from data_service.ingest.skipped import LISTED, with_lines
+from data_service.ingest.skipped import MAX_LISTED_RECORDS, with_line_numbers
 from data_service.ingest.tasks import Split
-from data_service.ingest.write import LENGTHS, PartSummary, WriteReceipt
+from data_service.ingest.write import LENGTH_BINS, PartSummary, WriteReceipt
 from data_service.store.base import Store, digest, parallel_map
 from data_service.tokenizers.loss import TextLoss
 from data_service.tokenizers.tokenizer import Tokenizer
 
-RULES = 3  # version of the rules: grows when the same inputs and options would give other bytes
+RULES_VERSION = 3  # version of the rules: grows when the same inputs and options would give other bytes
 
-VERSIONS = "input_versions"
-CONTENT = "input_content"
-_ENTRIES_WITHOUT_EFFECT = ("inputs", VERSIONS, CONTENT)
+FILE_VERSIONS = "input_versions"
+SPLIT_HASHES = "input_content"
+_ENTRIES_WITHOUT_EFFECT = ("inputs", FILE_VERSIONS, SPLIT_HASHES)
 
 Configuration = Mapping[str, object]
 
@@ -63,12 +63,12 @@ def configuration(
     holds hashes of the text that it was built from (`input_content`, see `refuse_other_text`).
     """
     return {
-        "rules": RULES,
+        "rules": RULES_VERSION,
         "inputs": patterns,
         "input_files": len(listing.files),
         "input_bytes": sum(file.size for file in listing.files),
         "input_listing": _hash_of_list([file.uri, file.size] for file in listing.files),
-        VERSIONS: _hash_of_list(file.version for file in listing.files),
+        FILE_VERSIONS: _hash_of_list(file.version for file in listing.files),
         "tokenizer": tokenizer_hash,
         **options.identity(),
         **({} if words is None else {"words": words.model_dump(mode="json", exclude_none=True)}),
@@ -85,13 +85,13 @@ def _hash_of_list(items: Iterable[object]) -> str:
     return content.hexdigest()
 
 
-def identity(wanted: Configuration) -> str:
+def identity_hash(wanted: Configuration) -> str:
     """Return a short hash of the entries that decide the output."""
     decisive = {key: value for key, value in wanted.items() if key not in _ENTRIES_WITHOUT_EFFECT}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def claim(store: Store, wanted: Configuration) -> CorpusManifest | None:
+def claim_output(store: Store, wanted: Configuration) -> CorpusManifest | None:
     """Reserve the output for this build. Return the manifest if the same build is complete there already, else None.
 
     Raises:
@@ -106,7 +106,7 @@ def claim(store: Store, wanted: Configuration) -> CorpusManifest | None:
     return None
 
 
-def content(scanned: Sequence[ScanReceipt]) -> list[str]:
+def hash_splits(scanned: Sequence[ScanReceipt]) -> list[str]:
     """Return a short hash of the text of each split."""
     return [split.digest[:16] for split in scanned]
 
@@ -115,7 +115,7 @@ def refuse_other_text(
     store: Store, manifest: CorpusManifest, splits: Sequence[Split], scanned: Sequence[ScanReceipt]
 ) -> None:
     """Raise CorpusError if the complete corpus was built from other text than was scanned now."""
-    now, there = content(scanned), manifest.options.get(CONTENT)
+    now, there = hash_splits(scanned), manifest.options.get(SPLIT_HASHES)
     then = there if isinstance(there, list) and len(there) == len(now) else [None] * len(now)
     changed = [split for split, digest, before in zip(splits, now, then, strict=True) if digest != before]
     if not changed:
@@ -152,7 +152,7 @@ def refuse_unmatched(listing: InputListing, options: BuildOptions) -> None:
 
 
 def _refuse_difference(store: Store, there: Configuration, wanted: Configuration, what: str) -> None:
-    lines = differences(there, wanted, _ENTRIES_WITHOUT_EFFECT)
+    lines = differing_entries(there, wanted, _ENTRIES_WITHOUT_EFFECT)
     if lines:
         raise CorpusError(
             "\n".join([f"{store.uri} holds {what} that was built in another way:", *lines]),
@@ -160,7 +160,7 @@ def _refuse_difference(store: Store, there: Configuration, wanted: Configuration
         )
 
 
-def assemble(
+def assemble_manifest(
     layout: BuildLayout,
     *,
     options: Configuration,
@@ -195,9 +195,9 @@ def assemble(
     # The manifest: the tables of blocks, the shards' digests, and the record of how the corpus was built.
     fraction = float(str(options["heldout_fraction"]))
     # The usual rule is stored without `by_tokens`, because the amount of text decides it.
-    if is_usual(heldout_rule, fraction):
+    if is_default_rule(heldout_rule, fraction):
         heldout_rule = replace(heldout_rule, by_tokens=False)
-    as_asked = is_usual(heldout_rule, fraction) and not heldout_rule.clusters
+    as_asked = is_default_rule(heldout_rule, fraction) and not heldout_rule.clusters
     shards = _shards("train", train) | _shards("heldout", heldout)
     files = tokenizer.save_files()
     return CorpusManifest(
@@ -210,12 +210,12 @@ def assemble(
         shard_sizes={key: shard.size for key, shard in shards.items()},
         shard_digests={key: shard.digest for key, shard in shards.items()},
         counts=_build_counts(scanned, written) | {"ignored_files": len(listing.left_out)},
-        options={**options, CONTENT: content(scanned)},
-        document_lengths=tuple(sum(part.lengths[k] for part in train) for k in range(LENGTHS)),
+        options={**options, SPLIT_HASHES: hash_splits(scanned)},
+        document_lengths=tuple(sum(part.lengths[k] for part in train) for k in range(LENGTH_BINS)),
         tokenizer_files={f"{TOKENIZER}/{name}": digest(files[name]) for name in sorted(files)},
         heldout_rule=None if as_asked else heldout_rule,
         skipped=_skipped_texts(scanned, listing),
-        left_out=tuple(str(item) for item in listing.left_out[:LISTED]),
+        left_out=tuple(str(item) for item in listing.left_out[:MAX_LISTED_RECORDS]),
         provenance=_sidecars("train", train) | _sidecars("heldout", heldout),
         origin=_joined_origin(origin, train),
         loss=TextLoss.total(part.loss for part in written),
@@ -223,12 +223,12 @@ def assemble(
 
 
 def _skipped_texts(scanned: list[ScanReceipt], listing: InputListing) -> tuple[str, ...]:
-    first = [record for split in scanned for record in split.first_skipped][:LISTED]
-    return tuple(str(record) for record in with_lines(first, listing.files))
+    first = [record for split in scanned for record in split.first_skipped][:MAX_LISTED_RECORDS]
+    return tuple(str(record) for record in with_line_numbers(first, listing.files))
 
 
 def _joined_origin(inputs: Origin, train: list[PartSummary]) -> Origin | None:
-    found = inputs.model_copy(update={"values": joined(part.values for part in train)})
+    found = inputs.model_copy(update={"values": join_value_counts(part.values for part in train)})
     return found if found.values or found.prepared else None
 
 
@@ -238,7 +238,7 @@ def _shards(part: str, summaries: list[PartSummary]) -> dict[str, WrittenShard]:
 
 def _sidecars(part: str, summaries: list[PartSummary]) -> dict[str, StoredFile]:
     return {
-        sidecar_of(shard_key(part, i)): summary.sidecar
+        sidecar_key(shard_key(part, i)): summary.sidecar
         for i, summary in enumerate(summaries)
         if summary.sidecar
     }

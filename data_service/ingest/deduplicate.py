@@ -22,22 +22,22 @@ from data_service.ingest.documents import read_documents
 from data_service.ingest.heldout import (
     CANDIDATES,
     DocumentFigures,
-    bound,
-    candidates_below,
+    candidate_bound,
+    hash_bound,
     stretch_length,
     stretches,
 )
 from data_service.ingest.records import Text
 from data_service.ingest.scan import (
-    BUCKETS,
     DIGEST_BYTES,
+    HASH_BUCKETS,
     RECORD,
     ScanReceipt,
+    collapse_spaces,
+    digested_bytes,
     digests_in_order,
     hash_document,
-    hash_of,
-    read_bytes,
-    spaced_text,
+    hash_parts,
 )
 from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, write_receipt
 from data_service.store.base import Store, parallel_map
@@ -108,7 +108,7 @@ def plan_partitions(
 ) -> list[CompareTask]:
     """Cut the hash space into partitions that hold about `PARTITION_DOCUMENTS` documents each."""
     documents = sum(split.documents for split in scanned)
-    source = hash_of(split.digest for split in scanned)
+    source = hash_parts(split.digest for split in scanned)
     starts = [(layout.hashes(number), split.buckets) for number, split in enumerate(scanned)]
     return [
         CompareTask(layout, index, part, heldout_fraction, source, clusters)
@@ -121,14 +121,14 @@ def cut_hashes(starts: list[tuple[str, list[int]]], documents: int) -> Iterator[
 
     `starts`: for each split the key of its sorted hashes and their `bucket_starts`.
     """
-    for first, stop in partitions(documents, PARTITION_DOCUMENTS):
+    for first, stop in partition_ranges(documents, PARTITION_DOCUMENTS):
         yield tuple(_bucket_slice(key, buckets[first], buckets[stop]) for key, buckets in starts)
 
 
-def partitions(documents: int, most: int) -> list[tuple[int, int]]:
+def partition_ranges(documents: int, most: int) -> list[tuple[int, int]]:
     """Return the ranges of first bytes of hashes, each of about `most` documents."""
-    count = min(BUCKETS, max(1, -(-documents // most)))
-    return list(pairwise(BUCKETS * i // count for i in range(count + 1)))
+    count = min(HASH_BUCKETS, max(1, -(-documents // most)))
+    return list(pairwise(HASH_BUCKETS * i // count for i in range(count + 1)))
 
 
 def _bucket_slice(key: str, begin: int, end: int) -> Slice | None:
@@ -137,7 +137,7 @@ def _bucket_slice(key: str, begin: int, end: int) -> Slice | None:
     return Slice(key, begin * RECORD.itemsize, (end - begin) * RECORD.itemsize)
 
 
-def compare(task: CompareTask) -> CompareReceipt:
+def compare_partition(task: CompareTask) -> CompareReceipt:
     """Write the numbers of the partition's documents that are copies of an earlier document; return the receipt."""
     store = task.layout.open()
     parts = [
@@ -152,7 +152,7 @@ def compare(task: CompareTask) -> CompareReceipt:
         same = records["high"][order][1:] == records["high"][order][:-1]
     else:
         order = np.lexsort((*place, records["low"], records["high"]))
-        same = same_as_before(records[order])
+        same = equals_previous(records[order])
     is_later = np.append(np.zeros(min(1, len(order)), dtype=np.bool_), same)
     later, kept = order[is_later], records[order[~is_later]]
     if len(kept):  # copies may differ in line ends: the size of the shortest counts
@@ -165,12 +165,12 @@ def compare(task: CompareTask) -> CompareReceipt:
         key = task.layout.drops(task.index)
         store.put(key, ordinals.tobytes())
         files[key] = ordinals.nbytes
-    held = kept[kept["low"].astype(np.uint64) < np.uint64(bound(task.heldout_fraction))]
+    held = kept[kept["low"].astype(np.uint64) < np.uint64(hash_bound(task.heldout_fraction))]
     compared = CompareReceipt(
         source=task.source,
         files=files,
         starts=starts,
-        digest=hash_of([str(starts), ordinals.tobytes().hex()]),
+        digest=hash_parts([str(starts), ordinals.tobytes().hex()]),
         documents=len(kept),
         size=int(kept["size"].sum(dtype=np.int64)),
         held_documents=len(held),
@@ -222,7 +222,7 @@ def drop_slices(layout: BuildLayout, split: int, compared: list[CompareReceipt])
     )
 
 
-def same_as_before(records: NDArray[np.void]) -> NDArray[np.bool_]:
+def equals_previous(records: NDArray[np.void]) -> NDArray[np.bool_]:
     """Return [N - 1] bool: whether the hash of each sorted record but the first is that of the record before it."""
     high, low = records["high"], records["low"]
     same: NDArray[np.bool_] = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
@@ -250,7 +250,7 @@ def read_kept(task: SplitTask, kept: KeptDocuments) -> Iterator[tuple[Text, byte
         InputError: the text changed since the first pass; else as `read_documents`.
     """
     store = task.layout.open()
-    drops, digests = read_drops(store, kept.drops), b"" if kept.clusters else _read_digests(store, task)
+    drops, digests = read_dropped(store, kept.drops), b"" if kept.clusters else _read_digests(store, task)
     seen = hashlib.sha256()
     ordinal = 0
     for document in read_documents(task.split, task.options):
@@ -258,7 +258,7 @@ def read_kept(task: SplitTask, kept: KeptDocuments) -> Iterator[tuple[Text, byte
             continue
         known = digests[DIGEST_BYTES * ordinal : DIGEST_BYTES * (ordinal + 1)]
         digest = hash_document(document, task.options, known)
-        seen.update(read_bytes(digest, document))
+        seen.update(digested_bytes(digest, document))
         if ordinal not in drops:
             yield document, digest
         ordinal += 1
@@ -279,7 +279,7 @@ def _read_digests(store: Store, task: SplitTask) -> bytes:
     return digests_in_order(np.frombuffer(found, dtype=RECORD))
 
 
-def read_drops(store: Store, slices: tuple[Slice, ...]) -> set[int]:
+def read_dropped(store: Store, slices: tuple[Slice, ...]) -> set[int]:
     """Return the numbers of the documents that are left out as copies."""
     ordinals = (np.frombuffer(store.get_range(s.key, s.start, s.length), dtype=ORDINAL) for s in slices)
     return {ordinal for part in ordinals for ordinal in part.tolist()}
@@ -318,23 +318,20 @@ class DivideReceipt(TaskReceipt):
     clustered: list[int] = Field(default_factory=list)
 
 
-def divide(task: DivideTask) -> DivideReceipt:
+def divide_split(task: DivideTask) -> DivideReceipt:
     """Read the split and find its stretches; return the receipt. Raises as `read_kept`."""
     fraction = task.options.heldout_fraction
-    length, below = stretch_length(task.size, fraction), candidates_below(task.size, fraction)
+    length, below = stretch_length(task.size, fraction), candidate_bound(task.size, fraction)
     sizes: Counter[int] = Counter()
     clustered: set[int] = set()
     for document, _ in read_kept(task, task.kept):
         alone = document.cluster is None or document.cluster.name is None
         for stretch, end in stretches(document.text, length):
             if end is not None and end < below:
-                sizes[end] += len(spaced_text(stretch).encode())
+                sizes[end] += len(collapse_spaces(stretch).encode())
                 clustered.update(() if alone else (end,))
     divided = DivideReceipt(
-        source=task.kept.source,
-        files={},
-        candidates=sorted(sizes.items()),
-        clustered=sorted(clustered),
+        source=task.kept.source, files={}, candidates=sorted(sizes.items()), clustered=sorted(clustered)
     )
     write_receipt(task.layout.open(), task.receipt, divided)
     return divided

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import assert_never
 
 from data_service.errors import InputError
-from data_service.ingest.files import SMALL, fetch, held
+from data_service.ingest.files import SMALL_FILE_BYTES, fetch, serve_from_memory
 from data_service.ingest.formats import read_delimited, read_jsonl, read_txt
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.mds import read_mds
@@ -42,13 +42,13 @@ def _prefetch_small_files(pieces: Sequence[FilePiece]) -> Iterator[FilePiece]:
         if data is None:
             yield piece
             continue
-        with held(piece.file, data):
+        with serve_from_memory(piece.file, data):
             yield piece
 
 
 def _fetch_if_small(piece: FilePiece) -> bytes | None:
     """Return the bytes of a file that is worth fetching ahead; None for any other."""
-    return fetch(piece.file) if piece.file.size <= SMALL and _is_remote(piece.file) else None
+    return fetch(piece.file) if piece.file.size <= SMALL_FILE_BYTES and _is_remote(piece.file) else None
 
 
 def _is_remote(file: InputFile) -> bool:
@@ -96,7 +96,7 @@ def _refuse_pairs(piece: FilePiece, options: BuildOptions) -> None:
         )
 
 
-def not_together(files: Iterable[InputFile]) -> tuple[InputFile, InputFile]:
+def first_mismatched_files(files: Iterable[InputFile]) -> tuple[InputFile, InputFile]:
     """Return the first two files of which one names other clusters than the other, or none. There are two such."""
     from data_service.ingest.tables import clusters_digest
 

@@ -18,19 +18,19 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-MARK_LENGTH = 4
+MAX_MARK_BYTES = 4
 _NOT_TEXT = {"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape", "utf-7", "mbcs", "oem"}
 _CHUNK_BYTES = 1 << 20
 # Each sequence of bytes that is not UTF-8 is decoded to one `_BAD_BYTE_MARK`, by which its record is recognised as bad.
-_BAD_BYTE = "maskfleet.bad_byte"
+_BAD_BYTE_HANDLER = "maskfleet.bad_byte"
 _BAD_BYTE_MARK = "\udcff"  # the surrogate to which `surrogateescape` decodes 0xff
 
 _GUESS_BYTES = 64 * 1024
 _EXCERPT_CHARACTERS = 30
 _CONTROL_BYTES = bytes(set(range(32)) - set(b"\t\n\v\f\r") | {127})
 _C1_CONTROLS = re.compile(b"\xc2[\x80-\x9f]")  # U+0080 to U+009F in UTF-8
-_ODD_SHARE = 0.01
-_FEWEST_BYTES_PER_TOKEN = 1.2
+_MAX_ODD_SHARE = 0.01
+_MIN_BYTES_PER_TOKEN = 1.2
 
 
 def encoding_name(name: str) -> str:
@@ -78,7 +78,7 @@ class Utf8Stream(ReadableStream):
         encoding = marked_encoding(head) or declared
         self._raw, self._ready = raw, head
         self._decoder = (
-            None if encoding == UTF_8 else codecs.getincrementaldecoder(encoding)(errors=_BAD_BYTE)
+            None if encoding == UTF_8 else codecs.getincrementaldecoder(encoding)(errors=_BAD_BYTE_HANDLER)
         )
         self._first = True
         if self._decoder is not None:
@@ -114,7 +114,7 @@ def _replace_bad_bytes(error: UnicodeError) -> tuple[str, int]:
     return _BAD_BYTE_MARK, error.end
 
 
-codecs.register_error(_BAD_BYTE, _replace_bad_bytes)
+codecs.register_error(_BAD_BYTE_HANDLER, _replace_bad_bytes)
 
 
 def encoding_remedy(data: bytes, say: str) -> str | None:
@@ -132,7 +132,7 @@ def encoding_remedy(data: bytes, say: str) -> str | None:
     best = charset_normalizer.from_bytes(data).best()
     if best is None or best.encoding in ("utf_8", "ascii"):
         return None
-    # Windows' encoding of Western Europe holds all of Latin-1, and quotes and dashes beside.
+    # Windows' cp1252 has all characters of Latin-1, and quotes and dashes besides.
     name = "cp1252" if "cp1252" in best.could_be_from_charset else best.encoding
     text = data.decode(name, errors="replace")
     beyond = next((i for i, character in enumerate(text) if character > "\x7f"), 0)
@@ -141,20 +141,20 @@ def encoding_remedy(data: bytes, say: str) -> str | None:
     return f"it looks like {name} and then reads {shown!r}: if that is right, {say.format(name)}"
 
 
-def is_odd(text: str) -> bool:
+def is_garbled(text: str) -> bool:
     """Return whether more than one character in a hundred is a control character or U+FFFD, as in a wrong encoding."""
     data = text.encode(errors="replace")
     odd = len(data) - len(data.translate(None, _CONTROL_BYTES))
     if len(data) != len(text):
         odd += text.count("\ufffd") + len(_C1_CONTROLS.findall(data))
-    return odd > _ODD_SHARE * len(text)
+    return odd > _MAX_ODD_SHARE * len(text)
 
 
 def odd_text_warning(odd: int, documents: int, text_bytes: int = 0, tokens: int = 0) -> str | None:
     """Return a warning if text may be in the wrong encoding; None if not.
 
-    It may be if there are `odd` documents (`is_odd`), or if nearly every byte is a token, because a vocabulary that was
-    learnt from text in the wrong encoding has a token for every byte of it.
+    It may be if there are `odd` documents (`is_garbled`), or if nearly every byte is a token, because a vocabulary that
+    was learnt from text in the wrong encoding has a token for every byte of it.
     """
     remedy = "another encoding may be right: --encoding"
     if odd:
@@ -162,7 +162,7 @@ def odd_text_warning(odd: int, documents: int, text_bytes: int = 0, tokens: int 
             f"warning: {odd:,} of {documents:,} documents look like no text: one character in a hundred or more is a "
             f"NUL, another control character or U+FFFD; {remedy}"
         )
-    if tokens and text_bytes and text_bytes / tokens < _FEWEST_BYTES_PER_TOKEN:
+    if tokens and text_bytes and text_bytes / tokens < _MIN_BYTES_PER_TOKEN:
         return (
             f"warning: {text_bytes / tokens:.2f} bytes of text a token, nearly every byte is a token of its own: the "
             f"tokenizer does not fit this text; or {remedy}"

@@ -17,7 +17,7 @@ from typing import BinaryIO, assert_never, cast, overload
 import zstandard
 
 from data_service.errors import InputError
-from data_service.ingest.encodings import MARK_LENGTH, UTF_8, ReadableStream, Utf8Stream, marked_encoding
+from data_service.ingest.encodings import MAX_MARK_BYTES, UTF_8, ReadableStream, Utf8Stream, marked_encoding
 from data_service.ingest.inputs import Compression, InputFile
 from data_service.ingest.options import MIB
 from data_service.store.base import Store
@@ -32,7 +32,7 @@ _NARROWER_WINDOW_REMEDY = "compress it again without --long or --ultra, or with 
 _XZ_MEMORY_BYTES = 256 * MIB  # limit for decompression; `xz -9` needs 65 MiB
 
 
-SMALL = 256 * 1024  # bytes of a file that is fetched as a whole, ahead of the one that is read
+SMALL_FILE_BYTES = 256 * 1024  # bytes of a file that is fetched as a whole, ahead of the one that is read
 _fetched: dict[InputFile, bytes] = {}
 
 
@@ -42,7 +42,7 @@ def fetch(file: InputFile) -> bytes:
 
 
 @contextmanager
-def held(file: InputFile, data: bytes) -> Iterator[None]:
+def serve_from_memory(file: InputFile, data: bytes) -> Iterator[None]:
     """Within the block, `file` is read from `data`, all of its bytes."""
     _fetched[file] = data
     try:
@@ -53,7 +53,7 @@ def held(file: InputFile, data: bytes) -> Iterator[None]:
 
 class _RangedFile(ReadableStream):
     """A seekable read-only file on a stored object. Every read is one ranged get, which the store retries; of a file
-    that was fetched before (`held`) there is none."""
+    that was fetched before (`serve_from_memory`) there is none."""
 
     def __init__(self, file: InputFile) -> None:
         self._held = _fetched.get(file)
@@ -135,7 +135,7 @@ def open_text(file: InputFile, *, start: int = 0, needed: int = _CHUNK_BYTES) ->
     if start:
         return open_ranged(file, start=start, chunk=min(_CHUNK_BYTES, max(_REQUEST_BYTES, needed)))
     raw = open_bytes(file)
-    head = raw.read(MARK_LENGTH)
+    head = raw.read(MAX_MARK_BYTES)
     if file.compression == "" and (marked_encoding(head) or file.encoding) == UTF_8:
         raw.seek(0)
         return raw
@@ -144,10 +144,10 @@ def open_text(file: InputFile, *, start: int = 0, needed: int = _CHUNK_BYTES) ->
 
 def open_bytes(file: InputFile) -> BinaryIO:
     """Return a stream of the file's bytes, decompressed. Raises as `open_text`."""
-    return unpacked(open_ranged(file), file)
+    return decompress(open_ranged(file), file)
 
 
-def unpacked(raw: BinaryIO, file: InputFile) -> BinaryIO:
+def decompress(raw: BinaryIO, file: InputFile) -> BinaryIO:
     """Return a stream of `raw`, the stored bytes of a file, decompressed. Raises as `open_text`."""
     match file.compression:
         case "":
@@ -168,7 +168,7 @@ def utf8_text(raw: BinaryIO, declared: str) -> BinaryIO:
 
     `declared`: its encoding, unless a byte order mark names another.
     """
-    head = raw.read(MARK_LENGTH)
+    head = raw.read(MAX_MARK_BYTES)
     return cast(BinaryIO, io.BufferedReader(Utf8Stream(raw, head, declared), buffer_size=_BUFFER_BYTES))
 
 
@@ -180,8 +180,8 @@ def is_stored_plainly(file: InputFile) -> bool:
     """
     if file.compression or file.encoding != UTF_8:
         return False
-    with open_ranged(file, chunk=MARK_LENGTH) as stream:
-        return marked_encoding(stream.read(MARK_LENGTH)) in (None, UTF_8)
+    with open_ranged(file, chunk=MAX_MARK_BYTES) as stream:
+        return marked_encoding(stream.read(MAX_MARK_BYTES)) in (None, UTF_8)
 
 
 class _Gzip(ReadableStream):

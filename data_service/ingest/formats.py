@@ -21,30 +21,30 @@ from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import (
     BadRecord,
-    Numbered,
+    NumberedPlace,
     RecordPlace,
     Text,
     Unit,
-    accept,
-    decode,
+    decode_text,
+    flatten_named_fields,
     guessed_remedy,
-    refuse,
+    raise_bad_record,
     text_of_record,
     too_long,
-    with_nested,
+    try_read,
     with_provenance,
 )
 from data_service.ingest.tasks import FilePiece
 
-_SKIP = 1 << 20
+_SKIP_BYTES = 1 << 20
 _LINE_SEARCH_BYTES = 64 * 1024  # bytes before a piece that are searched first for the line's beginning
 # A line may have this many bytes per byte of its document: escapes take six, other fields the rest.
-LINE_PER_DOCUMENT = 8
+LINE_BYTES_RATIO = 8
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _OTHER_DELIMITERS = ";\t,|"  # tried if the usual delimiter does not give the columns
 _QUOTES = "quote fields as RFC 4180 says (pandas' to_csv does), or convert the file to JSON lines"
 _TOO_LONG = '"a line too long"to be held\n'  # invalid CSV at every place in a row, so that the row is bad
-_ROW_PER_DOCUMENT = 8  # bytes of a row per byte of its document, for other fields and doubled quotation marks
+_ROW_BYTES_RATIO = 8  # bytes of a row per byte of its document, for other fields and doubled quotation marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class LinePlace:
     def __str__(self) -> str:
         newlines, left = 0, self.offset
         with open_text(self.file) as stream:
-            while left > 0 and (data := stream.read(min(_SKIP, left))):
+            while left > 0 and (data := stream.read(min(_SKIP_BYTES, left))):
                 newlines += data.count(b"\n")
                 left -= len(data)
         return f"{self.file.uri}, line {newlines + 1}"
@@ -94,13 +94,13 @@ def read_lines(stream: BinaryIO, offset: int, limit: int) -> Iterator[InputLine]
             offset += skip_line(stream)
 
 
-def ends_within(stream: BinaryIO, most: int) -> int:
+def bounded_line_length(stream: BinaryIO, most: int) -> int:
     """Read to the end of the line at the stream's position; return its length, or 0 if it has more than `most` bytes.
 
     No more is read than that, so a piece inside a long line costs no more than any other.
     """
     length = 0
-    while length < most and (data := stream.readline(min(_SKIP, most - length))):
+    while length < most and (data := stream.readline(min(_SKIP_BYTES, most - length))):
         length += len(data)
         if data.endswith(b"\n"):
             return length
@@ -110,7 +110,7 @@ def ends_within(stream: BinaryIO, most: int) -> int:
 def skip_line(stream: BinaryIO) -> int:
     """Read to the end of the current line without storing it; return the number of bytes skipped."""
     skipped = 0
-    while data := stream.readline(_SKIP):
+    while data := stream.readline(_SKIP_BYTES):
         skipped += len(data)
         if data.endswith(b"\n"):
             break
@@ -137,26 +137,26 @@ def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadReco
     else:
         with open_text(piece.file) as stream:
             data = stream.read(options.max_document_bytes + 1)
-        yield accept(options, text_document, data, 0, Numbered(piece.file), options)
+        yield try_read(options, text_document, data, 0, NumberedPlace(piece.file), options)
 
 
 def _read_separated(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     """Yield the documents whose first line begins inside the piece. Their ends may lie behind the piece."""
     file, limit, cut = piece.file, options.max_document_bytes, piece.text is None and piece.start > 0
-    start = _line_above(piece) if cut else piece.text_start
+    start = _previous_line_start(piece) if cut else piece.text_start
     if start is None:
         return
     with open_piece(piece, start) as stream:
         lines = read_lines(stream, start, limit)
-        if cut and not next(lines).data.isspace() and not _pass_run(lines, piece.stop):
+        if cut and not next(lines).data.isspace() and not _skip_earlier_document(lines, piece.stop):
             return
-        for first, data in separate(lines, limit):
+        for first, data in split_at_blank_lines(lines, limit):
             if not piece.holds(first):
                 return
-            yield accept(options, text_document, data, first, LinePlace(file, first), options)
+            yield try_read(options, text_document, data, first, LinePlace(file, first), options)
 
 
-def _line_above(piece: FilePiece) -> int | None:
+def _previous_line_start(piece: FilePiece) -> int | None:
     """Return the first byte of the line before the first one that begins inside the piece; None if none begins there.
 
     Whether a line begins a document is known from the line above it. Of a long line only the piece that holds its end
@@ -166,12 +166,12 @@ def _line_above(piece: FilePiece) -> int | None:
     if near is not None:
         return near
     with open_piece(piece, piece.start - 1) as stream:
-        if not ends_within(stream, piece.stop - piece.start):
+        if not bounded_line_length(stream, piece.stop - piece.start):
             return None
     return line_start(piece.file, piece.start - 1)
 
 
-def _pass_run(lines: Iterator[InputLine], stop: int) -> bool:
+def _skip_earlier_document(lines: Iterator[InputLine], stop: int) -> bool:
     """Read the lines of a document that began before the piece; return whether it ends before byte `stop`, behind which
     nothing is read."""
     for line in lines:
@@ -191,12 +191,12 @@ def text_document(data: bytes, offset: int, place: RecordPlace, options: BuildOp
     if len(data) > options.max_document_bytes:
         raise too_long(place, options.max_document_bytes)
     data, offset = without_mark(data, offset)
-    found = decode(data, options, place, offset)
+    found = decode_text(data, options, place, offset)
     found = found if options.metadata_fields is None else replace(found, place=place)
     return with_provenance(found, {}, options, place)
 
 
-def separate(lines: Iterator[InputLine], limit: int) -> Iterator[tuple[int, bytes]]:
+def split_at_blank_lines(lines: Iterator[InputLine], limit: int) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, bytes) of each run of lines that are not blank. Of longer runs little more than `limit` bytes."""
     run: list[bytes] = []
     first = size = 0
@@ -221,14 +221,14 @@ def read_jsonl(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRe
     A record is bad if its line is not UTF-8, neither a JSON object nor a string, without the field, or if that is not
     text; and if the document is too long.
     """
-    file, limit = piece.file, options.max_document_bytes * LINE_PER_DOCUMENT
+    file, limit = piece.file, options.max_document_bytes * LINE_BYTES_RATIO
     start = piece.text_start
     if piece.text is None:
         # The byte before the piece tells whether a line begins with the piece.
         start = max(0, piece.start - 1)
     with open_piece(piece, start) as stream:
         if start < piece.start:
-            above = ends_within(stream, piece.stop - piece.start)
+            above = bounded_line_length(stream, piece.stop - piece.start)
             if not above:
                 return
             start += above
@@ -236,7 +236,7 @@ def read_jsonl(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRe
             if not piece.holds(line.offset):
                 return
             if not line.data.isspace():
-                yield accept(options, json_document, line, LinePlace(file, line.offset), options)
+                yield try_read(options, json_document, line, LinePlace(file, line.offset), options)
 
 
 def json_document(line: InputLine, place: RecordPlace, options: BuildOptions) -> Text:
@@ -245,20 +245,20 @@ def json_document(line: InputLine, place: RecordPlace, options: BuildOptions) ->
     Raises:
         BadRecord: see `read_jsonl`.
     """
-    if len(line.data) > options.max_document_bytes * LINE_PER_DOCUMENT:
-        raise too_long(place, options.max_document_bytes * LINE_PER_DOCUMENT)
+    if len(line.data) > options.max_document_bytes * LINE_BYTES_RATIO:
+        raise too_long(place, options.max_document_bytes * LINE_BYTES_RATIO)
     data, offset = without_mark(line.data, line.offset)
-    raw = decode(data, options, place, offset)
+    raw = decode_text(data, options, place, offset)
     try:
-        record = _loads(raw.text)
+        record = _parse_json(raw.text)
     except (json.JSONDecodeError, RecursionError) as error:
-        remedy = _one_a_line(raw.text)
+        remedy = _one_per_line_hint(raw.text)
         if "\0" in raw.text and options.on_bad_records == "error":
             remedy = guessed_remedy(place.file, data, remedy)
         raise BadRecord(place, f"not JSON: {error}", remedy) from error
     if isinstance(record, str) and options.pairs is None:
         record = {options.text_field: record}
-    record = with_nested(record, options) if isinstance(record, dict) else record
+    record = flatten_named_fields(record, options) if isinstance(record, dict) else record
     if not isinstance(record, dict) or (options.pairs is None and options.text_field not in record):
         fields = (
             f"it has {', '.join(map(repr, record))}" if isinstance(record, dict) else "it is not an object"
@@ -275,7 +275,7 @@ def json_document(line: InputLine, place: RecordPlace, options: BuildOptions) ->
     return replace(found, replaced=found.replaced or raw.replaced)
 
 
-def _loads(text: str) -> object:
+def _parse_json(text: str) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -284,7 +284,7 @@ def _loads(text: str) -> object:
         return json.loads(text, parse_int=lambda digits: 0)
 
 
-def _one_a_line(text: str) -> str:
+def _one_per_line_hint(text: str) -> str:
     if text.strip() in ("{", "["):  # the first line of a file that holds one JSON value
         return "make it JSON lines, one object a line, for example with `jq -c`"
     return "correct the line or remove it"
@@ -304,21 +304,23 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | B
     """
     file = piece.file
     # The limit holds for the whole process, which reads no other CSV.
-    csv.field_size_limit(options.max_document_bytes * _ROW_PER_DOCUMENT)
-    rows, names = _rows(file, options)
+    csv.field_size_limit(options.max_document_bytes * _ROW_BYTES_RATIO)
+    rows, names = _open_rows(file, options)
     there = [name for name in options.further_fields if name in names]
-    columns = {name: _column(name, names, file) for name in (*options.fields, *there)}
+    columns = {name: _column_index(name, names, file) for name in (*options.fields, *there)}
     while True:
-        place = Numbered(file, "line", rows.line_num + 1)
+        place = NumberedPlace(file, "line", rows.line_num + 1)
         try:
             row = next(rows)
         except StopIteration:
             return
         except csv.Error as error:
-            yield accept(options, refuse, BadRecord(place, f"not {file.format.upper()}: {error}", _QUOTES))
+            yield try_read(
+                options, raise_bad_record, BadRecord(place, f"not {file.format.upper()}: {error}", _QUOTES)
+            )
             continue
         if row:  # a blank line is no row
-            yield accept(options, _document_of_row, row, len(names), columns, place, options)
+            yield try_read(options, _document_of_row, row, len(names), columns, place, options)
 
 
 def possible_delimiters(kind: str, given: str | None) -> tuple[str, ...]:
@@ -326,7 +328,7 @@ def possible_delimiters(kind: str, given: str | None) -> tuple[str, ...]:
     return (given,) if given else tuple(dict.fromkeys(_DELIMITERS[kind] + _OTHER_DELIMITERS))
 
 
-def _rows(file: InputFile, options: BuildOptions) -> tuple[Any, list[str]]:
+def _open_rows(file: InputFile, options: BuildOptions) -> tuple[Any, list[str]]:
     """Return the rows after the first, and the names of the columns.
 
     If no delimiter gives the requested columns, the one that gives the most columns is used.
@@ -334,7 +336,7 @@ def _rows(file: InputFile, options: BuildOptions) -> tuple[Any, list[str]]:
     best: tuple[Any, list[str]] | None = None
     problems: list[csv.Error] = []
     for delimiter in possible_delimiters(file.format, options.delimiter):
-        rows = csv.reader(_lines(file, options), delimiter=delimiter, strict=True)
+        rows = csv.reader(_decoded_lines(file, options), delimiter=delimiter, strict=True)
         try:
             names = [name.strip() for name in next(rows, [])]
         except csv.Error as error:  # with this delimiter the first line's quotes make no sense
@@ -351,7 +353,7 @@ def _rows(file: InputFile, options: BuildOptions) -> tuple[Any, list[str]]:
     return best
 
 
-def _column(wanted: str, names: list[str], file: InputFile) -> int:
+def _column_index(wanted: str, names: list[str], file: InputFile) -> int:
     if names.count(wanted) == 1:
         return names.index(wanted)
     first = ", ".join(name[:40] for name in names[:20]).encode(errors="surrogateescape")
@@ -368,12 +370,12 @@ def _column(wanted: str, names: list[str], file: InputFile) -> int:
     )
 
 
-def _lines(file: InputFile, options: BuildOptions) -> Iterator[str]:
+def _decoded_lines(file: InputFile, options: BuildOptions) -> Iterator[str]:
     """Yield lines with their ends.
 
     Bytes that are not UTF-8 become half surrogates, so that a file can be cut into rows before its text is checked.
     """
-    limit = options.max_document_bytes * _ROW_PER_DOCUMENT
+    limit = options.max_document_bytes * _ROW_BYTES_RATIO
     with open_text(file) as stream:
         for line in read_lines(stream, 0, limit):
             data, _ = without_mark(line.data, line.offset)
@@ -381,7 +383,7 @@ def _lines(file: InputFile, options: BuildOptions) -> Iterator[str]:
 
 
 def _document_of_row(
-    row: list[str], width: int, columns: Mapping[str, int], place: Numbered, options: BuildOptions
+    row: list[str], width: int, columns: Mapping[str, int], place: NumberedPlace, options: BuildOptions
 ) -> Text:
     if len(row) != width:
         raise BadRecord(place, f"{len(row)} fields, but the first line has {width}", _QUOTES)

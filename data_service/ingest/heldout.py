@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 from data_service.characters import code_points
 from data_service.corpus.manifest import CorpusManifest, HeldoutRule
 from data_service.errors import InputError
-from data_service.ingest.scan import folded_text, is_blank, spaced_text
+from data_service.ingest.scan import collapse_spaces, fold_text, is_blank
 from data_service.ingest.sentences import split_sentences
 
-ENOUGH = 128 * 1024  # bytes of held-out text that are enough for an evaluation
-MOST = 0.05  # largest share of a small text that is held out, unless a larger one is requested
-DOCUMENTS = 8  # smallest number of long documents that can represent the corpus
-MANY = 64  # held-out documents from which on texts with unknown words are divided by their tokens
+EVALUATION_BYTES = 128 * 1024  # bytes of held-out text that are enough for an evaluation
+MAX_SMALL_TEXT_SHARE = 0.05  # share of a small text held out at most, unless more is requested
+MIN_DOCUMENTS = 8  # smallest number of long documents that can represent the corpus
+MIN_BY_TOKENS = 64  # with so many held-out documents, texts with unknown words are divided by tokens
 CANDIDATES = 1024  # number of documents with the smallest hashes that are kept
-SHORTEST, LONGEST = 64, 4096  # bounds of a stretch's mean size, in bytes
-STRETCHES = 16  # approximate smallest number of held-out stretches
-_CUT_CHARACTERS = 16  # characters whose hash decides where text without sentence ends is cut
+MIN_STRETCH_BYTES, MAX_STRETCH_BYTES = 64, 4096  # bounds of a stretch's mean size, in bytes
+MIN_STRETCHES = 16  # approximate smallest number of held-out stretches
+_CUT_HASH_CHARACTERS = 16  # characters whose hash decides where text without sentence ends is cut
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
 _BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*+\n)++)")
 _LINES_BEFORE = re.compile(r"\A\s*\n")
@@ -55,8 +55,8 @@ class DocumentFigures:
 def heldout_like(manifest: CorpusManifest) -> dict[str, object]:
     """Return the options by which a corpus holds text out as that of `manifest` does."""
     rule = manifest.rule
-    if is_usual(rule, manifest.heldout_fraction):
-        rule = replace(rule, by_tokens=int(manifest.heldout.documents.sum()) >= MANY)
+    if is_default_rule(rule, manifest.heldout_fraction):
+        rule = replace(rule, by_tokens=int(manifest.heldout.documents.sum()) >= MIN_BY_TOKENS)
     return {"heldout_fraction": manifest.heldout_fraction, "heldout_rule": rule}
 
 
@@ -85,29 +85,29 @@ def low_word(digest: bytes) -> int:
     return int.from_bytes(digest[8:], "big")
 
 
-def bound(fraction: float) -> int:
+def hash_bound(fraction: float) -> int:
     """Return the number below which a share `fraction` of all low words lies."""
-    return HeldoutRule.of_share(fraction).below
+    return HeldoutRule.from_fraction(fraction).below
 
 
-def is_usual(rule: HeldoutRule, fraction: float) -> bool:
+def is_default_rule(rule: HeldoutRule, fraction: float) -> bool:
     """Return whether a rule holds out exactly the requested share of documents."""
-    return rule.unit == "document" and rule.below == bound(fraction)
+    return rule.unit == "document" and rule.below == hash_bound(fraction)
 
 
 def wanted_bytes(size: int, fraction: float) -> int:
     """Return how many of `size` bytes of text should be held out."""
-    return max(1, math.ceil(max(fraction * size, min(ENOUGH, MOST * size))))
+    return max(1, math.ceil(max(fraction * size, min(EVALUATION_BYTES, MAX_SMALL_TEXT_SHARE * size))))
 
 
-def by_documents(documents: DocumentFigures, fraction: float) -> HeldoutRule | None:
+def document_rule(documents: DocumentFigures, fraction: float) -> HeldoutRule | None:
     """Return the rule that holds out whole documents; None if they are too few or too long for that.
 
     The requested share is used if it gives between half and three times the wanted amount of text.
     """
-    asked = HeldoutRule("document", bound(fraction), by_tokens=documents.held_count >= MANY)
+    requested = HeldoutRule("document", hash_bound(fraction), by_tokens=documents.held_count >= MIN_BY_TOKENS)
     if fraction == 0:
-        return asked
+        return requested
     wanted = wanted_bytes(documents.size, fraction)
     most = max(3 * wanted, documents.size // 10)
     if (
@@ -115,7 +115,7 @@ def by_documents(documents: DocumentFigures, fraction: float) -> HeldoutRule | N
         and documents.held_size <= most
         and documents.held_count < documents.count
     ):
-        return asked
+        return requested
     taken = count = 0
     # Documents with the same low word of the hash are held out together.
     for low, alike in groupby(documents.candidates, key=lambda pair: pair[0]):
@@ -123,17 +123,17 @@ def by_documents(documents: DocumentFigures, fraction: float) -> HeldoutRule | N
         taken, count = taken + sum(sizes), count + len(sizes)
         if taken > most:
             return None
-        if taken >= wanted and (count >= DOCUMENTS or taken <= count * LONGEST):
+        if taken >= wanted and (count >= MIN_DOCUMENTS or taken <= count * MAX_STRETCH_BYTES):
             return HeldoutRule("document", low + 1) if count < documents.count else None
     if documents.count <= CANDIDATES:
         return None
     return HeldoutRule(
-        "document", bound(wanted / documents.size)
+        "document", hash_bound(wanted / documents.size)
     )  # the documents are very many and very short
 
 
-def by_queries(documents: DocumentFigures, fraction: float) -> HeldoutRule:
-    """Return the rule for a corpus of pairs if `by_documents` finds none. Parts of examples cannot be held out.
+def query_rule(documents: DocumentFigures, fraction: float) -> HeldoutRule:
+    """Return the rule for a corpus of pairs if `document_rule` finds none. Parts of examples cannot be held out.
 
     The rule holds out the queries with the smallest hashes, each with all its examples, until there is enough text or
     only one query is left to train on.
@@ -148,7 +148,7 @@ def by_queries(documents: DocumentFigures, fraction: float) -> HeldoutRule:
     ]
     if len(queries) < 2:
         raise InputError(
-            f"{documents.count:,} examples of one query are too few to hold any of them out for evaluation",
+            f"all {documents.count:,} examples have the same query, so none can be held out for evaluation",
             remedy="give examples of more queries",
         )
     taken = 0
@@ -161,16 +161,16 @@ def by_queries(documents: DocumentFigures, fraction: float) -> HeldoutRule:
 
 def stretch_length(size: int, fraction: float) -> int:
     """Return the mean length of a stretch in bytes, in a corpus of `size` bytes."""
-    return min(LONGEST, max(SHORTEST, wanted_bytes(size, fraction) // STRETCHES))
+    return min(MAX_STRETCH_BYTES, max(MIN_STRETCH_BYTES, wanted_bytes(size, fraction) // MIN_STRETCHES))
 
 
-def candidates_below(size: int, fraction: float) -> int:
+def candidate_bound(size: int, fraction: float) -> int:
     """Return the number below which low words of paragraphs are recorded. Those held out will be far smaller."""
     enough = max(4 * wanted_bytes(size, fraction), 4 * CANDIDATES * stretch_length(size, fraction))
-    return bound(min(1.0, enough / max(size, 1)))
+    return hash_bound(min(1.0, enough / max(size, 1)))
 
 
-def by_stretches(
+def stretch_rule(
     candidates: Mapping[int, int], size: int, fraction: float, never: Set[int] = frozenset()
 ) -> HeldoutRule:
     """Return the rule that holds out the stretches with the smallest low words, until there is enough text.
@@ -186,7 +186,7 @@ def by_stretches(
         InputError: there is so little text that none can be held out.
     """
     wanted, length = wanted_bytes(size, fraction), stretch_length(size, fraction)
-    most = min(2 * wanted, round(size * (1 - MOST)))
+    most = min(2 * wanted, round(size * (1 - MAX_SMALL_TEXT_SHARE)))
     taken, below, trained = 0, 0, list[int]()
     for low in sorted(candidates):
         if low in never or taken + candidates[low] > most:
@@ -215,52 +215,52 @@ def stretches(text: str, length: int) -> Iterator[tuple[str, int | None]]:
     trained on.
     """
     pieces: list[str] = []
-    for piece in _paragraphs(text, 4 * length):
+    for piece in _split_paragraphs(text, 4 * length):
         pieces.append(piece)
         if is_blank(piece):
             continue
-        plain = folded_text(piece).encode()
+        plain = fold_text(piece).encode()
         digest = hashlib.blake2b(plain, digest_size=16).digest()
-        if int.from_bytes(digest[:8], "big") < bound(min(1.0, len(plain) / length)):
+        if int.from_bytes(digest[:8], "big") < hash_bound(min(1.0, len(plain) / length)):
             yield "".join(pieces), low_word(digest)
             pieces = []
     if pieces:
         yield "".join(pieces), None
 
 
-def _paragraphs(text: str, most: int) -> Iterator[str]:
+def _split_paragraphs(text: str, most: int) -> Iterator[str]:
     """Yield the paragraphs of a text and the blank lines between them. Laid end to end they are the text.
 
     A paragraph of more than `most` characters is given sentence by sentence, and a longer sentence piece by piece.
     """
     for paragraph in _BLANK_LINES.split(text):
-        if len(spaced_text(paragraph)) <= most:
+        if len(collapse_spaces(paragraph)) <= most:
             yield paragraph
             continue
         for sentence in split_sentences(paragraph):
-            yield from [sentence] if len(sentence) <= most else _pieces(sentence, most)
+            yield from [sentence] if len(sentence) <= most else _split_pieces(sentence, most)
 
 
-def _pieces(text: str, most: int) -> Iterator[str]:
+def _split_pieces(text: str, most: int) -> Iterator[str]:
     """Yield pieces of text without sentence ends. A hash of the preceding characters decides where it is cut.
 
     It is cut before spaces if there are any.
     """
     codes = code_points(text).astype(np.uint64)
-    places = np.arange(_CUT_CHARACTERS, len(codes) + 1)  # a cut is before the character with this number
+    places = np.arange(_CUT_HASH_CHARACTERS, len(codes) + 1)  # a cut is before the character with this number
     spaces = np.append(codes == ord(" "), True)[places]
     allowed = spaces if np.count_nonzero(spaces) * 100 > len(spaces) else np.ones_like(spaces)
     rate = min(1.0, 4 * len(allowed) / (most * max(1, int(np.count_nonzero(allowed)))))
-    cuts = places[allowed & (_window_hashes(codes) < np.uint64(max(0, bound(rate) - 1)))]
+    cuts = places[allowed & (_window_hashes(codes) < np.uint64(max(0, hash_bound(rate) - 1)))]
     for start, stop in pairwise([0, *cuts.tolist(), len(text)]):
         if stop > start:
             yield text[start:stop]
 
 
 def _window_hashes(codes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a hash of each run of `_CUT_CHARACTERS` neighbouring characters; empty if there are fewer characters."""
-    mixed = np.zeros(max(0, len(codes) - _CUT_CHARACTERS + 1), dtype=np.uint64)
-    for offset in range(_CUT_CHARACTERS):  # a polynomial hash (Rabin and Karp)
+    """Return a hash of each run of `_CUT_HASH_CHARACTERS` characters; empty if there are fewer characters."""
+    mixed = np.zeros(max(0, len(codes) - _CUT_HASH_CHARACTERS + 1), dtype=np.uint64)
+    for offset in range(_CUT_HASH_CHARACTERS):  # a polynomial hash (Rabin and Karp)
         mixed = mixed * np.uint64(_GOLDEN_RATIO) + codes[offset : offset + len(mixed)]
     mixed ^= mixed >> np.uint64(32)
     return mixed * np.uint64(_GOLDEN_RATIO)

@@ -1,10 +1,10 @@
 """Finds held-out text of one corpus in the training text of another. Corpora with one rule hold the same text out on
 both sides; with different rules, text that both have may be held out here and trained on there.
 
-A held-out document counts as found if at least half of its runs are: `RUNS` runs of `SPAN` neighbouring tokens, evenly
-spread over it, or all of a shorter one. So a copy in which a few words differ is found, and one sentence that many
-texts share is none. All runs of the training text are looked up: a run's hash is a polynomial in its tokens, modulo
-2**64, and comes from sums over the block (Karp and Rabin, *Efficient Randomized Pattern-Matching Algorithms*, 1987).
+A held-out document counts as found if at least half of its runs of `RUN_TOKENS` tokens are: `RUNS_PER_DOCUMENT` evenly
+spread runs, or all runs of a short document. So a copy in which a few words differ is found, and a document that shares
+one common sentence is not. All runs of the training text are looked up: a run's hash is a polynomial in its tokens,
+modulo 2**64, and comes from sums over the block (Karp and Rabin 1987).
 """
 
 from collections.abc import Callable, Iterator
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from data_service.corpus.corpus import Corpus
 from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.corpus.reader import read_block
-from data_service.corpus.removals import RemovedDocuments, load_removals, without
+from data_service.corpus.removals import RemovedDocuments, blank_out, load_removals
 from data_service.store.base import parallel_map
 from data_service.types import Block, Tokens
 
-SPAN, RUNS = 32, 8
+RUN_TOKENS, RUNS_PER_DOCUMENT = 32, 8
 _FILTER_BITS = 22  # leading bits of a hash, which rule out nearly all runs of other text
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
 _MIX_FACTOR = np.uint64(0xD6E8FEB86659FD93)
@@ -52,7 +52,7 @@ class Overlap:
         return self.found_tokens / max(1, self.tokens)
 
 
-def keeps_apart(held: CorpusManifest, trained: CorpusManifest) -> bool:
+def rules_exclude_overlap(held: CorpusManifest, trained: CorpusManifest) -> bool:
     """Return whether the rules alone say that text held out of `held` is not trained on in `trained`."""
     one, other = held.rule, trained.rule
     whole = one.unit == other.unit == "document" and one.clusters == other.clusters
@@ -87,10 +87,10 @@ def find_overlap(
 def _read_blocks(corpus: Corpus, split: str) -> Iterator[Block]:
     """Yield the blocks of a split. Removed documents hold ids that no text has."""
     table: BlockTable = corpus.manifest.train if split == "train" else corpus.manifest.heldout
-    removed: RemovedDocuments = load_removals(corpus.store, corpus.manifest).of(split)
+    removed: RemovedDocuments = load_removals(corpus.store, corpus.manifest).for_split(split)
 
     def read(number: int) -> Block:
-        return without(read_block(corpus.store, table, number), removed.stretches(number), 0)
+        return blank_out(read_block(corpus.store, table, number), removed.stretches(number), 0)
 
     yield from parallel_map(read, range(len(table)))
 
@@ -110,9 +110,11 @@ class HeldoutIndex:
             number, self._seen = self._seen, self._seen + 1
             if block.removed is not None and block.removed[start]:
                 continue
-            last = max(0, stop - start - SPAN)
-            places = start + np.unique(np.linspace(0, last, RUNS if last else 1).astype(np.int64))
-            self._hashes.append(_run_hashes(sums, places, np.minimum(places + SPAN, stop)))
+            last = max(0, stop - start - RUN_TOKENS)
+            places = start + np.unique(
+                np.linspace(0, last, RUNS_PER_DOCUMENT if last else 1).astype(np.int64)
+            )
+            self._hashes.append(_run_hashes(sums, places, np.minimum(places + RUN_TOKENS, stop)))
             self._owners += [len(self._sizes)] * len(places)
             self._sizes.append(stop - start)
             self._numbers.append(number)
@@ -129,10 +131,10 @@ class HeldoutIndex:
         """Look for the runs in a block of training text: in all its runs, and in documents shorter than a run."""
         sums = _prefix_sums(block.tokens)
         edges = block.sentences[block.documents]
-        short = np.flatnonzero(np.diff(edges) < SPAN)
+        short = np.flatnonzero(np.diff(edges) < RUN_TOKENS)
         self._mark(_run_hashes(sums, edges[short], edges[short + 1]))
-        if len(block.tokens) >= SPAN:
-            self._mark(_run_hashes(sums, slice(0, -SPAN), slice(SPAN, None)))
+        if len(block.tokens) >= RUN_TOKENS:
+            self._mark(_run_hashes(sums, slice(0, -RUN_TOKENS), slice(RUN_TOKENS, None)))
 
     def _mark(self, hashes: Hashes) -> None:
         likely = hashes[self._filter[hashes >> np.uint64(64 - _FILTER_BITS)]]

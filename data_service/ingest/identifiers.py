@@ -17,14 +17,14 @@ from data_service.ingest.deduplicate import (
     KeptDocuments,
     Slice,
     cut_hashes,
-    read_drops,
+    equals_previous,
+    read_dropped,
     read_slice,
-    same_as_before,
 )
 from data_service.ingest.documents import read_documents
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import Text
-from data_service.ingest.scan import RECORD, ScanReceipt, hash_of
+from data_service.ingest.scan import RECORD, ScanReceipt, hash_parts
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import BuildTask, Split, TaskReceipt, write_receipt
 from data_service.store.base import parallel_map
@@ -52,7 +52,7 @@ class IdTask(BuildTask):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        return (hash_of(split.source for split in self.kept),)
+        return (hash_parts(split.source for split in self.kept),)
 
 
 class IdReceipt(TaskReceipt):
@@ -72,7 +72,7 @@ def plan_ids(
     ]
 
 
-def find_twice(task: IdTask) -> IdReceipt:
+def find_repeated_ids(task: IdTask) -> IdReceipt:
     """Compare the ids of a partition; return the receipt."""
     store = task.layout.open()
     parts = [np.frombuffer(data, RECORD) for data in parallel_map(partial(read_slice, store), task.hashes)]
@@ -82,7 +82,7 @@ def find_twice(task: IdTask) -> IdReceipt:
     records, split = records[repeated], split[repeated]
     kept = np.ones(len(records), dtype=np.bool_)
     for number in np.unique(split).tolist():
-        drops = read_drops(store, task.kept[number].drops)
+        drops = read_dropped(store, task.kept[number].drops)
         here = np.flatnonzero(split == number)
         kept[here] = [ordinal not in drops for ordinal in records["ordinal"][here].tolist()]
     found = IdReceipt(source=task.sources[0], files={}, twice=_first_equal_pair(records[kept], split[kept]))
@@ -102,13 +102,13 @@ def _first_equal_pair(records: NDArray[np.void], split: NDArray[np.int64]) -> li
 def _repeated_records(records: NDArray[np.void]) -> NDArray[np.int64]:
     """Return the places of the records whose hashes occur more than once, sorted by hash."""
     order = np.lexsort((records["low"], records["high"]))
-    same = same_as_before(records[order])
+    same = equals_previous(records[order])
     first = np.zeros(min(1, len(order)), dtype=np.bool_)
     repeated: NDArray[np.int64] = order[np.append(first, same) | np.append(same, first)]
     return repeated
 
 
-def refuse_twice(found: Iterable[IdReceipt], splits: Sequence[Split], options: BuildOptions) -> None:
+def refuse_repeated_ids(found: Iterable[IdReceipt], splits: Sequence[Split], options: BuildOptions) -> None:
     """Raise InputError, which names both places, if two documents share an id."""
     twice = min((receipt.twice for receipt in found if receipt.twice), default=None)
     if twice is None:

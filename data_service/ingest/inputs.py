@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from data_service.corpus.manifest import BUILD, CONFIGURATION, MANIFEST, MANIFEST_BEGINS, TOKENIZER
+from data_service.corpus.manifest import BUILD, CONFIGURATION, MANIFEST, MANIFEST_START, TOKENIZER
 from data_service.errors import InputError
 from data_service.ingest.encodings import UTF_8
-from data_service.ingest.mds_index import beside_shards
+from data_service.ingest.mds_index import find_unread_files
 from data_service.store.base import Entry, Store
 from data_service.store.open import open_store
 from data_service.tokenizers.files import CONFIG, DEFINITION, MODEL_FILES, SPECIAL_TOKENS, TOKENIZER_FILES
@@ -42,13 +42,13 @@ PREPARED_DOCUMENTS, STATISTICS, PREPARATION = "documents/", "statistics.json", f
 _HALF_PREPARED = "documents whose preparation is not complete"
 _NOT_KEPT = "dropped documents or statistics of a preparation"
 _DATASET_INFO, _STATE = "dataset_info.json", "state.json"
-_CACHE, _HIDDEN = "made by `map` or `filter` of the data beside it", "hidden: name it itself to read it"
+_CACHE, _HIDDEN = "made by `map` or `filter` of the data next to it", "hidden: name it itself to read it"
 # Matches a path up to its first hidden folder or file.
-HIDDEN = re.compile(r"(?:[^/]+/)*?(?:\.(?!\.?/)[^/]*|__MACOSX)(?:/|$)")
+HIDDEN_PATH = re.compile(r"(?:[^/]+/)*?(?:\.(?!\.?/)[^/]*|__MACOSX)(?:/|$)")
 
 
 @dataclass(frozen=True)
-class NotRead:
+class UnreadFile:
     """A file among the inputs that is not read, or a folder of such files, and the reason."""
 
     uri: str
@@ -58,7 +58,7 @@ class NotRead:
         return f"{self.uri} ({self.reason})"
 
 
-def not_text(store: Store, sizes: Mapping[str, int], *, with_hidden: bool = False) -> dict[str, NotRead]:
+def non_text(store: Store, sizes: Mapping[str, int], *, with_hidden: bool = False) -> dict[str, UnreadFile]:
     """Return the keys that are not text despite their names, with reasons; of corpora and hidden folders one for all.
 
     `sizes`: bytes of each object, by key. `with_hidden`: whether what is hidden is read.
@@ -68,10 +68,10 @@ def not_text(store: Store, sizes: Mapping[str, int], *, with_hidden: bool = Fals
         StoreError: its state.json cannot be read.
     """
     root = store.uri.rstrip("/")
-    begins = () if with_hidden else filter(None, map(HIDDEN.match, sizes))
-    left_out = {begin.string: NotRead(f"{root}/{begin[0]}", _HIDDEN) for begin in begins}
+    begins = () if with_hidden else filter(None, map(HIDDEN_PATH.match, sizes))
+    left_out = {begin.string: UnreadFile(f"{root}/{begin[0]}", _HIDDEN) for begin in begins}
     sizes = {key: size for key, size in sizes.items() if key not in left_out}
-    names = _by_folder(sizes)
+    names = _names_by_folder(sizes)
     corpora = {folder for folder in names if _is_corpus(store, folder, names)}
     corpora |= {match[1] for folder in names if (match := _RECEIPTS.match(folder))}
     prepared = {folder for folder in names if _is_prepared(folder, names)}
@@ -82,14 +82,14 @@ def not_text(store: Store, sizes: Mapping[str, int], *, with_hidden: bool = Fals
         corpus = next((corpus for corpus in corpora if folder.startswith(corpus)), None)
         if corpus is not None:
             reason = _HALF_PREPARED if corpus in half else _CORPUS
-            left_out.update((folder + name, NotRead(f"{root}/{corpus}", reason)) for name in found)
+            left_out.update((folder + name, UnreadFile(f"{root}/{corpus}", reason)) for name in found)
             continue
         output = next((one for one in prepared if folder.startswith(one)), None)
         if output is not None and not folder.startswith(output + PREPARED_DOCUMENTS):
-            left_out.update((folder + name, NotRead(f"{root}/{folder}{name}", _NOT_KEPT)) for name in found)
+            left_out |= {folder + name: UnreadFile(f"{root}/{folder}{name}", _NOT_KEPT) for name in found}
             continue
         for name, reason in _skipped_files(store, folder, found, sizes):
-            left_out[folder + name] = NotRead(f"{root}/{folder}{name}", reason)
+            left_out[folder + name] = UnreadFile(f"{root}/{folder}{name}", reason)
     return left_out
 
 
@@ -103,15 +103,15 @@ def _skipped_files(
     yield from ((name, _OTHER_XML) for name in found if _is_other_xml(name))
     yield from ((name, _DUMP_INDEX) for name in found if _INDEX.search(name))
     yield from _dataset_extras(store, folder, found)
-    yield from beside_shards(store, folder, found, sizes)
+    yield from find_unread_files(store, folder, found, sizes)
 
 
 def _is_other_xml(name: str) -> bool:
-    kind = kind_of(name)
+    kind = kind_from_name(name)
     return kind is not None and kind[0] == "mediawiki" and not _DUMP.search(name)
 
 
-def _by_folder(keys: Iterable[str]) -> dict[str, set[str]]:
+def _names_by_folder(keys: Iterable[str]) -> dict[str, set[str]]:
     """Return the names of the files in each folder, by folder. Folders end in a slash; the root is empty."""
     names: dict[str, set[str]] = {}
     for key in keys:
@@ -124,7 +124,7 @@ def _is_corpus(store: Store, folder: str, names: dict[str, set[str]]) -> bool:
     build, _, configuration = CONFIGURATION.rpartition("/")
     whole = MANIFEST in names[folder] and f"{folder}{TOKENIZER}/" in names
     if whole and f"{folder}train/" not in names:  # a merged corpus has no shards of its own
-        whole = store.get(folder + MANIFEST).startswith(MANIFEST_BEGINS)
+        whole = store.get(folder + MANIFEST).startswith(MANIFEST_START)
     return whole or configuration in names.get(f"{folder}{build}/", ())
 
 
@@ -140,7 +140,7 @@ def _half_prepared(names: dict[str, set[str]]) -> set[str]:
 
 
 def _dataset_extras(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason) of files beside a saved data set: descriptions, and caches of `map` and `filter`."""
+    """Yield (name, reason) of files next to a saved data set: descriptions, and caches of `map` and `filter`."""
     arrow = {name for name in found if name.endswith(".arrow")}
     if not arrow:
         return
@@ -149,7 +149,7 @@ def _dataset_extras(store: Store, folder: str, found: set[str]) -> Iterator[tupl
         yield from ((name, _CACHE) for name in arrow if name.startswith("cache-") and _STATE not in found)
     if _STATE in found:
         yield _STATE, _DESCRIPTION
-        data = _data_files(store, folder + _STATE)
+        data = _read_data_files(store, folder + _STATE)
         yield from ((name, _NOT_IN_STATE) for name in arrow - data)
         if missing := sorted(data - found):
             raise InputError(
@@ -158,7 +158,7 @@ def _dataset_extras(store: Store, folder: str, found: set[str]) -> Iterator[tupl
             )
 
 
-def _data_files(store: Store, key: str) -> set[str]:
+def _read_data_files(store: Store, key: str) -> set[str]:
     place = f"{store.uri.rstrip('/')}/{key}"
     try:
         state = json.loads(store.get(key))
@@ -179,7 +179,7 @@ def _data_files(store: Store, key: str) -> set[str]:
 Format = Literal["txt", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "mediawiki", "tar", "mds"]
 Compression = Literal["", "gz", "zst", "bz2", "xz"]
 
-_TEXTS: dict[str, Format] = {
+_FORMATS: dict[str, Format] = {
     ".txt": "txt",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -194,7 +194,7 @@ _TEXTS: dict[str, Format] = {
 _COMPRESSIONS: dict[str, Compression] = {"": "", ".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
 SUFFIXES: dict[str, tuple[Format, Compression]] = {
     ending + packed: (kind, compression)
-    for ending, kind in _TEXTS.items()
+    for ending, kind in _FORMATS.items()
     for packed, compression in _COMPRESSIONS.items()
 } | {
     ".parquet": ("parquet", ""),
@@ -206,7 +206,7 @@ SUFFIXES: dict[str, tuple[Format, Compression]] = {
     ".mds.gz": ("mds", "gz"),
     ".mds.bz2": ("mds", "bz2"),
 }
-KINDS = f"{', '.join(_TEXTS)} (all of them also with .gz, .zst, .bz2 or .xz), .parquet, .arrow, .mds"
+KINDS = f"{', '.join(_FORMATS)} (all of them also with .gz, .zst, .bz2 or .xz), .parquet, .arrow, .mds"
 _PART_OF_DUMP = re.compile(r"(?<=\.xml)-p\d+p\d+(?=\.|$)")  # "-p1p41242" in pages-articles1.xml-p1p41242.bz2
 _WILDCARD = re.compile(r"[*?\[]")
 _GLOB_TOKEN = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^]]+\])")
@@ -245,17 +245,17 @@ class InputListing:
     """The files to read, in input order, and the files among the inputs that are not read."""
 
     files: tuple[InputFile, ...]
-    left_out: tuple[NotRead, ...]
+    left_out: tuple[UnreadFile, ...]
 
 
 @dataclass(frozen=True)
-class _Found:
+class _PatternMatch:
     """A match of a pattern. `named`: whether the user named exactly this file."""
 
     store: Store
     entry: Entry
     named: bool
-    left_out: NotRead | None  # the reason if the file is known not to be text
+    left_out: UnreadFile | None  # the reason if the file is known not to be text
 
 
 def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
@@ -272,7 +272,7 @@ def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
             "no input given", remedy="name text files, folders or globs, local or in an object store"
         )
     files: dict[str, InputFile] = {}
-    left_out: dict[str, NotRead] = {}
+    left_out: dict[str, UnreadFile] = {}
     for pattern in patterns:
         listing = _list_pattern(pattern, encoding)
         if not listing.files:
@@ -287,10 +287,10 @@ def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
 
 def _list_pattern(pattern: str, encoding: str) -> InputListing:
     files: list[InputFile] = []
-    left_out: list[NotRead] = []
+    left_out: list[UnreadFile] = []
     roots: dict[str, str] = {}  # each folder's name, so that its files share one string
-    for found in _expand(pattern):
-        key, kind = found.entry.key, kind_of(found.entry.key)
+    for found in _expand_pattern(pattern):
+        key, kind = found.entry.key, kind_from_name(found.entry.key)
         if kind is not None and found.left_out is None:
             entry = found.entry
             root = roots.setdefault(found.store.uri, found.store.uri)
@@ -301,11 +301,11 @@ def _list_pattern(pattern: str, encoding: str) -> InputListing:
             )
         else:
             uri = f"{found.store.uri.rstrip('/')}/{key}"
-            left_out.append(found.left_out or NotRead(uri, UNKNOWN_KIND))
+            left_out.append(found.left_out or UnreadFile(uri, UNKNOWN_KIND))
     return InputListing(tuple(files), tuple(dict.fromkeys(left_out)))
 
 
-def _no_files_error(pattern: str, left_out: tuple[NotRead, ...]) -> InputError:
+def _no_files_error(pattern: str, left_out: tuple[UnreadFile, ...]) -> InputError:
     seen = "".join(f"\n  {item}" for item in left_out[:_LISTED_NAMES])
     more = f"\n  and {len(left_out) - _LISTED_NAMES:,} more" if len(left_out) > _LISTED_NAMES else ""
     return InputError(
@@ -314,23 +314,23 @@ def _no_files_error(pattern: str, left_out: tuple[NotRead, ...]) -> InputError:
     )
 
 
-def _expand(pattern: str) -> Iterator[_Found]:
+def _expand_pattern(pattern: str) -> Iterator[_PatternMatch]:
     """Yield all files that match `pattern`, with any suffix. Raises InputError: the pattern is not a valid glob."""
-    parent, name = _parent(pattern)
+    parent, name = _split_parent(pattern)
     entry = parent.entry(name) if name and parent is not None else None
     if parent is not None and entry is not None:
-        yield _Found(parent, entry, named=True, left_out=None)
+        yield _PatternMatch(parent, entry, named=True, left_out=None)
         return
     base, glob = _split_glob(pattern)
     store = open_store(base if base or not glob else "/" if pattern.startswith("/") else ".")
     wildcard = _WILDCARD.search(glob)
     entries = list(store.list(glob[: wildcard.start()] if wildcard else ""))
-    hidden = bool(HIDDEN.match(glob))
-    left_out = not_text(store, {entry.key: entry.size for entry in entries}, with_hidden=hidden)
-    matches = _matcher(glob, pattern) if glob else None
+    hidden = bool(HIDDEN_PATH.match(glob))
+    left_out = non_text(store, {entry.key: entry.size for entry in entries}, with_hidden=hidden)
+    matches = _glob_regex(glob, pattern) if glob else None
     for entry in entries:
         if matches is None or matches.fullmatch(entry.key):
-            yield _Found(store, entry, named=False, left_out=left_out.get(entry.key))
+            yield _PatternMatch(store, entry, named=False, left_out=left_out.get(entry.key))
 
 
 def _split_glob(pattern: str) -> tuple[str, str]:
@@ -349,7 +349,7 @@ def _is_folder(path: str) -> bool:
     return next(open_store(path).list(), None) is not None
 
 
-def _parent(path: str) -> tuple[Store | None, str]:
+def _split_parent(path: str) -> tuple[Store | None, str]:
     """Return the store of the folder above `path`, and the last part of the path; None if the path is a bare root."""
     base, slash, name = path.rpartition("/")
     if name in ("", ".", "..") or base.endswith(":/"):
@@ -357,13 +357,13 @@ def _parent(path: str) -> tuple[Store | None, str]:
     return open_store(base or ("/" if slash else ".")), name
 
 
-def kind_of(key: str) -> tuple[Format, Compression] | None:
+def kind_from_name(key: str) -> tuple[Format, Compression] | None:
     """Return format and compression of a file by its name; None if they are not known."""
     lowered = _PART_OF_DUMP.sub("", key.lower())
     return next((kind for suffix, kind in SUFFIXES.items() if lowered.endswith(suffix)), None)
 
 
-def _matcher(glob: str, pattern: str) -> re.Pattern[str]:
+def _glob_regex(glob: str, pattern: str) -> re.Pattern[str]:
     """Return a regular expression for a glob by the shell's rules.
 
     `*` and `?` match within a folder, `**/` matches any folders, `[...]` matches one character.

@@ -17,31 +17,31 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data_service.errors import InputError
 from data_service.ingest.files import open_bytes
-from data_service.ingest.formats import LINE_PER_DOCUMENT
+from data_service.ingest.formats import LINE_BYTES_RATIO
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import (
     BadRecord,
-    Numbered,
+    NumberedPlace,
     Text,
-    accept,
-    refuse,
+    raise_bad_record,
     text_of_record,
     too_long,
+    try_read,
 )
 from data_service.ingest.tasks import FilePiece
 
 _MAX_DESCRIPTION_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
-_TEXTS = ("str", "str_int", "str_float", "str_decimal", "bytes", "json")
-_NUMBERS = {"int": "int64"} | {
+_TEXT_ENCODINGS = ("str", "str_int", "str_float", "str_decimal", "bytes", "json")
+_NUMBER_DTYPES = {"int": "int64"} | {
     name: name
     for name in (
         *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
         *("float16", "float32", "float64"),
     )
 }
-_FETCH = "fetch or write the data set again; no document of it was used"
+_REFETCH = "fetch or write the data set again; no document of it was used"
 
 
 class _Description(BaseModel):
@@ -68,24 +68,24 @@ def read_mds(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadReco
     Raises:
         InputError: the shard is damaged, or a column is missing or holds neither texts nor numbers.
     """
-    file, most = piece.file, options.max_document_bytes * LINE_PER_DOCUMENT
+    file, most = piece.file, options.max_document_bytes * LINE_BYTES_RATIO
     with open_bytes(file) as stream:
         shard = _open_shard(stream, file)
         wanted = _wanted_columns(shard, file, options)
         for row in range(len(shard.offsets) - 1):
-            size, place = int(shard.offsets[row + 1] - shard.offsets[row]), Numbered(file, "row", row)
+            size, place = int(shard.offsets[row + 1] - shard.offsets[row]), NumberedPlace(file, "row", row)
             if size > most:
                 _read_exactly(stream, size, place, kept=False)
-                yield accept(options, refuse, too_long(place, most))
+                yield try_read(options, raise_bad_record, too_long(place, most))
                 continue
             values = _sample(_read_exactly(stream, size, place), shard, wanted, place)
-            yield accept(options, text_of_record, values, options, place)
+            yield try_read(options, text_of_record, values, options, place)
         if stream.read(1):
-            raise _damaged(Numbered(file), "bytes follow the last sample")
+            raise _damaged(NumberedPlace(file), "bytes follow the last sample")
 
 
 def _open_shard(stream: BinaryIO, file: InputFile) -> _MdsShard:
-    place = Numbered(file)
+    place = NumberedPlace(file)
     count = int.from_bytes(_read_exactly(stream, 4, place), "little")
     raw = _read_exactly(stream, 4 * (count + 1), place)
     offsets: NDArray[np.int64] = np.frombuffer(raw, dtype="<u4").astype(np.int64)
@@ -102,7 +102,7 @@ def _open_shard(stream: BinaryIO, file: InputFile) -> _MdsShard:
         raise _damaged(place, f"it does not describe its samples: {error}") from error
     if found.format != "mds" or found.version != 2:
         raise InputError(
-            f"{file.uri}: a shard of format {found.format} {found.version}, but mds 2 is read",
+            f"{file.uri}: the shard has format {found.format} {found.version}, but only mds 2 can be read",
             remedy="write the data set again with a present version of mosaicml-streaming",
         )
     return shard
@@ -116,7 +116,7 @@ def _wanted_columns(shard: _MdsShard, file: InputFile, options: BuildOptions) ->
         if name not in names and name in options.further_fields:
             continue
         encoding = shard.columns[names.index(name)][1] if names.count(name) == 1 else None
-        if encoding not in (*_TEXTS, *_NUMBERS):
+        if encoding not in (*_TEXT_ENCODINGS, *_NUMBER_DTYPES):
             held = f"is encoded as {encoding}" if encoding else "is missing"
             known = ", ".join(f"{name} ({kind})" for name, kind, _ in shard.columns)
             raise InputError(
@@ -127,7 +127,9 @@ def _wanted_columns(shard: _MdsShard, file: InputFile, options: BuildOptions) ->
     return wanted
 
 
-def _sample(raw: bytes, shard: _MdsShard, wanted: Mapping[int, str], place: Numbered) -> dict[str, object]:
+def _sample(
+    raw: bytes, shard: _MdsShard, wanted: Mapping[int, str], place: NumberedPlace
+) -> dict[str, object]:
     varying = sum(size is None for _, _, size in shard.columns)
     if len(raw) < 4 * varying:
         raise _damaged(place, "the sample is shorter than the sizes of its columns")
@@ -136,16 +138,16 @@ def _sample(raw: bytes, shard: _MdsShard, wanted: Mapping[int, str], place: Numb
     for number, (_, encoding, fixed) in enumerate(shard.columns):
         size = next(sizes) if fixed is None else fixed
         if number in wanted:
-            values[wanted[number]] = _value(raw[at : at + size], encoding, place)
+            values[wanted[number]] = _parse_value(raw[at : at + size], encoding, place)
         at += size
     if at != len(raw):
         raise _damaged(place, "its columns are not as long as the sample")
     return values
 
 
-def _value(raw: bytes, encoding: str, place: Numbered) -> object:
-    if encoding in _NUMBERS:
-        kind = np.dtype(_NUMBERS[encoding]).newbyteorder("<")
+def _parse_value(raw: bytes, encoding: str, place: NumberedPlace) -> object:
+    if encoding in _NUMBER_DTYPES:
+        kind = np.dtype(_NUMBER_DTYPES[encoding]).newbyteorder("<")
         if len(raw) != kind.itemsize:
             raise _damaged(place, f"a number of {len(raw)} bytes, but {encoding} has {kind.itemsize}")
         return np.frombuffer(raw, dtype=kind)[0].item()
@@ -157,7 +159,7 @@ def _value(raw: bytes, encoding: str, place: Numbered) -> object:
         raise _damaged(place, f"a column is not JSON: {error}") from error
 
 
-def _read_exactly(stream: BinaryIO, size: int, place: Numbered, *, kept: bool = True) -> bytes:
+def _read_exactly(stream: BinaryIO, size: int, place: NumberedPlace, *, kept: bool = True) -> bytes:
     """Return the next bytes, or nothing if they are not kept. Memory grows only with what is there."""
     parts: list[bytes] = []
     while size and (data := stream.read(min(size, _CHUNK_BYTES))):
@@ -169,5 +171,5 @@ def _read_exactly(stream: BinaryIO, size: int, place: Numbered, *, kept: bool = 
     return b"".join(parts)
 
 
-def _damaged(place: Numbered, reason: str) -> InputError:
-    return InputError(f"{place}: no shard of MosaicML Streaming, or a damaged one: {reason}", remedy=_FETCH)
+def _damaged(place: NumberedPlace, reason: str) -> InputError:
+    return InputError(f"{place}: no shard of MosaicML Streaming, or a damaged one: {reason}", remedy=_REFETCH)

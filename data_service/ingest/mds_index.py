@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from data_service.errors import InputError
 from data_service.store.base import Store
 
-INDEX = "index.json"
+INDEX_FILE = "index.json"
 _SUFFIX = ".mds"
 _PACKED_REASON = "a packed shard that lies there unpacked, too"
 _INDEX_REASON = "the index of MDS shards"
@@ -37,7 +37,7 @@ class _Index(BaseModel):
     shards: list[_Shard]
 
 
-def beside_shards(
+def find_unread_files(
     store: Store, folder: str, names: set[str], sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, str]]:
     """Yield (name, reason) of files that are not read in and below a folder with an index of MDS shards: the index,
@@ -52,29 +52,29 @@ def beside_shards(
         InputError: the index cannot be read, or a shard is missing or has another size.
         StoreError: the index cannot be read.
     """
-    if INDEX not in names:
+    if INDEX_FILE not in names:
         return
     below = {key[len(folder) :]: size for key, size in sizes.items() if key.startswith(folder)}
     shards = {name for name in below if _SUFFIX in name.rpartition("/")[2]}
     place = f"{store.uri.rstrip('/')}/{folder}"
-    index = _read_index(store, folder + INDEX, place, surely=bool(shards & names)) if shards else None
+    index = _read_index(store, folder + INDEX_FILE, place, surely=bool(shards & names)) if shards else None
     if index is None:
         return
-    yield INDEX, _INDEX_REASON
+    yield INDEX_FILE, _INDEX_REASON
     known: set[str] = set()
     for shard in index.shards:
         forms = [form for form in (shard.raw_data, shard.zip_data) if form is not None]
         there = [form for form in forms if form.basename in below]
         if not there:
             raise InputError(
-                f"{place}{forms[-1].basename}: the shard is missing, which {INDEX} names",
+                f"{place}{forms[-1].basename}: the shard is missing, which {INDEX_FILE} names",
                 remedy="copy the data set again, whole, or name its folders, each with an index of its own",
             )
         known |= {form.basename for form in there}
         yield from ((form.basename, _PACKED_REASON) for form in there[1:])
         if (size := below[there[0].basename]) != there[0].bytes:
             raise InputError(
-                f"{place}{there[0].basename} has {size:,} bytes, but {INDEX} says {there[0].bytes:,}",
+                f"{place}{there[0].basename} has {size:,} bytes, but {INDEX_FILE} says {there[0].bytes:,}",
                 remedy="copy the data set again, whole",
             )
     folders = {"", *(name.rpartition("/")[0] for name in known)}
@@ -90,6 +90,6 @@ def _read_index(store: Store, key: str, place: str, *, surely: bool) -> _Index |
         if not surely:
             return None
         raise InputError(
-            f"{place}{INDEX} is no index of MDS shards: {error.errors()[0]['msg']}",
+            f"{place}{INDEX_FILE} is no index of MDS shards: {error.errors()[0]['msg']}",
             remedy="copy the data set again, or name the shards themselves",
         ) from error

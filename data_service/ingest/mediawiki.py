@@ -18,32 +18,32 @@ from xml.parsers import expat
 
 from data_service.errors import InputError
 from data_service.ingest.files import is_stored_plainly, open_ranged, open_text
-from data_service.ingest.formats import InputLine, ends_within, open_piece, read_lines
+from data_service.ingest.formats import InputLine, bounded_line_length, open_piece, read_lines
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import (
     BadRecord,
-    Numbered,
+    NumberedPlace,
     Text,
-    accept,
-    decode,
+    decode_text,
     document,
     no_document,
-    refuse,
+    raise_bad_record,
     too_long,
+    try_read,
 )
 from data_service.ingest.tasks import FilePiece
 from data_service.ingest.warc import INSTALL
 from data_service.ingest.wikitext import plain_text
 
-END = b"</mediawiki>"
+DUMP_END = b"</mediawiki>"
 _PAGE, PAGE_END = b"<page>", b"</page>"
-_HEADER = 1 << 20  # bytes within which the first page begins
-_TAIL = 256
-_HIDDEN = {"6": ("file", "image"), "14": ("category",)}  # namespaces by number: their names in every wiki
+_HEADER_BYTES = 1 << 20  # bytes within which the first page begins
+_TAIL_BYTES = 256
+_HIDDEN_NAMESPACES = {"6": ("file", "image"), "14": ("category",)}  # by number: names in every wiki
 _NAMESPACE = re.compile(r'<namespace key="(6|14)"[^>]*>([^<]*)</namespace>')
-_FETCH = "fetch the dump again; no document of it was used"
-_WANTED = {
+_REFETCH = "fetch the dump again; no document of it was used"
+_READ_ELEMENTS = {
     "page/title",
     "page/ns",
     "page/id",
@@ -87,40 +87,40 @@ def read_dump(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRec
         InputError: the file is no dump, it is cut short, or the package that reads wikitext is missing.
     """
     require_packages(piece.file)
-    wiki, limit = wiki_of(piece.file), options.max_document_bytes
+    wiki, limit = read_wiki(piece.file), options.max_document_bytes
     start = piece.text_start if piece.text is not None else max(0, piece.start - 1)
     with open_piece(piece, start) as stream:
         if start < piece.start and piece.text is None:
-            above = ends_within(stream, piece.stop - piece.start)
+            above = bounded_line_length(stream, piece.stop - piece.start)
             if not above:
                 return
             start += above
         for offset, data in _pages(read_lines(stream, start, limit), piece, limit):
-            place = Numbered(piece.file, "byte", offset)
+            place = NumberedPlace(piece.file, "byte", offset)
             if len(data) > limit:
-                yield accept(options, refuse, too_long(place, limit))
+                yield try_read(options, raise_bad_record, too_long(place, limit))
             else:
-                yield accept(options, _document, data, wiki, options, place)
+                yield try_read(options, _page_document, data, wiki, options, place)
 
 
 @lru_cache(maxsize=64)
-def wiki_of(file: InputFile) -> Wiki:
+def read_wiki(file: InputFile) -> Wiki:
     """Return what the first lines of a dump say. Of a dump that is not packed, the last line is looked at, too.
 
     Raises:
         InputError: it is no dump, or cut short.
     """
-    head = _head(file)
+    head = _read_head(file)
     if "<mediawiki" not in head:
         raise InputError(
             f"{file.uri} is no dump of a MediaWiki: it does not begin with <mediawiki>",
             remedy="name dumps such as ...-pages-articles.xml.bz2, or other files by what they are",
         )
     if is_stored_plainly(file):
-        with open_ranged(file, start=max(0, file.size - _TAIL), chunk=_TAIL) as stream:
-            refuse_cut(file, stream.read())
+        with open_ranged(file, start=max(0, file.size - _TAIL_BYTES), chunk=_TAIL_BYTES) as stream:
+            refuse_truncated(file, stream.read())
     base = _text_between(head, "<base>", "</base>")
-    names = {name for known in _HIDDEN.values() for name in known}
+    names = {name for known in _HIDDEN_NAMESPACES.values() for name in known}
     names |= {html.unescape(name).lower() for _, name in _NAMESPACE.findall(head)}
     language = re.search(r'xml:lang="([^"]+)"', head)
     return Wiki(
@@ -131,19 +131,19 @@ def wiki_of(file: InputFile) -> Wiki:
     )
 
 
-def refuse_cut(file: InputFile, tail: bytes) -> None:
+def refuse_truncated(file: InputFile, tail: bytes) -> None:
     """Raise InputError if the last bytes of a dump are not those of a whole one."""
-    if not tail.rstrip().endswith(END):
+    if not tail.rstrip().endswith(DUMP_END):
         raise InputError(
-            f"{file.uri}: the dump is cut short: it does not end with </mediawiki>", remedy=_FETCH
+            f"{file.uri}: the dump is cut short: it does not end with </mediawiki>", remedy=_REFETCH
         )
 
 
-def _head(file: InputFile) -> str:
+def _read_head(file: InputFile) -> str:
     lines: list[bytes] = []
     with open_text(file) as stream:
-        for line in read_lines(stream, 0, _HEADER):
-            if line.offset > _HEADER or line.data.lstrip().startswith(_PAGE):
+        for line in read_lines(stream, 0, _HEADER_BYTES):
+            if line.offset > _HEADER_BYTES or line.data.lstrip().startswith(_PAGE):
                 break
             lines.append(line.data)
     return b"".join(lines).decode(errors="replace")
@@ -176,7 +176,7 @@ def _pages(lines: Iterator[InputLine], piece: FilePiece, limit: int) -> Iterator
                     return
             page, first, size = [], line.offset, 0
         if page is None:
-            closed = closed or words == END
+            closed = closed or words == DUMP_END
             continue
         if size <= limit:
             page.append(line.data)
@@ -193,13 +193,13 @@ def _pages(lines: Iterator[InputLine], piece: FilePiece, limit: int) -> Iterator
 def _truncated_error(file: InputFile, offset: int) -> InputError:
     return InputError(
         f"{file.uri}: damaged or cut short: what follows the page at byte {offset:,} is missing",
-        remedy=_FETCH,
+        remedy=_REFETCH,
     )
 
 
-def _document(data: bytes, wiki: Wiki, options: BuildOptions, place: Numbered) -> Text:
-    raw = decode(data, options, place, place.number)
-    found = _fields(raw.text, place)
+def _page_document(data: bytes, wiki: Wiki, options: BuildOptions, place: NumberedPlace) -> Text:
+    raw = decode_text(data, options, place, place.number)
+    found = _parse_page(raw.text, place)
     number, title = found.get("page/id", ""), found.get("page/title", "")
     values: dict[str, object] = {
         "id": f"{wiki.name}:{number}" if wiki.name else number,
@@ -208,7 +208,7 @@ def _document(data: bytes, wiki: Wiki, options: BuildOptions, place: Numbered) -
         "date": found.get("page/revision/timestamp"),
         "language": wiki.language,
     }
-    if (reason := _no_article(found)) is not None:
+    if (reason := _non_article_reason(found)) is not None:
         return no_document(reason, values, options, place)
     try:
         text = plain_text(found.get("page/revision/text", ""), wiki.hidden)
@@ -218,7 +218,7 @@ def _document(data: bytes, wiki: Wiki, options: BuildOptions, place: Numbered) -
     return replace(made, replaced=made.replaced or raw.replaced)
 
 
-def _no_article(found: dict[str, str]) -> str | None:
+def _non_article_reason(found: dict[str, str]) -> str | None:
     """Return why a page is no article; None if it is one."""
     if found.get("page/ns", "0").strip() != "0":
         return "other_namespace"
@@ -227,7 +227,7 @@ def _no_article(found: dict[str, str]) -> str | None:
     return "no_wikitext" if found.get("page/revision/model", "wikitext") != "wikitext" else None
 
 
-def _fields(page: str, place: Numbered) -> dict[str, str]:
+def _parse_page(page: str, place: NumberedPlace) -> dict[str, str]:
     """Return the texts of the wanted elements of a page, by path; of several revisions those of the last.
 
     Raises:
@@ -239,11 +239,11 @@ def _fields(page: str, place: Numbered) -> dict[str, str]:
     def begin(name: str, _: dict[str, str]) -> None:
         path.append(name)
         here = "/".join(path)
-        if here in _WANTED or here == "page/redirect":
+        if here in _READ_ELEMENTS or here == "page/redirect":
             found[here] = []
 
     def text(data: str) -> None:
-        if (here := "/".join(path)) in _WANTED:
+        if (here := "/".join(path)) in _READ_ELEMENTS:
             found[here].append(data)
 
     parser = expat.ParserCreate()

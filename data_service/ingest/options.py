@@ -108,7 +108,7 @@ class BuildOptions(BaseModel):
 
     def identity(self) -> dict[str, object]:
         """Return the options that decide the output as JSON values, without `words`, which
-        `data_service.corpus.words.resolve` covers.
+        `data_service.corpus.words.resolve_segmentation` covers.
         """
         without = {"workers", "on_bad_records", "words", "accept_loss", "tokenizer_rules"} | (
             {"pairs"} if self.pairs is None else set()
@@ -139,7 +139,7 @@ class BuildOptions(BaseModel):
 
     @property
     def metadata_fields(self) -> tuple[str, ...] | None:
-        """Fields that are read beside the text; None: only the text is wanted, as a corpus holds no more."""
+        """Fields that are read besides the text; None: only the text is wanted, as a corpus holds no more."""
         return None
 
     @property
@@ -160,7 +160,7 @@ class BuildOptions(BaseModel):
         return self.provenance is not None and self.provenance.id is not None
 
 
-def differences(
+def differing_entries(
     there: Mapping[str, object], wanted: Mapping[str, object], undecided: Sequence[str] = ()
 ) -> list[str]:
     """Return a line for each entry in which an output that is there differs from the one that is asked for.

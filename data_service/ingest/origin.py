@@ -75,30 +75,30 @@ def _read_preparation(folder: str, files: Sequence[InputFile]) -> PreparedInput 
     except KeyMissing:
         return None
     try:
-        said = _Statistics.model_validate_json(data)
+        statistics = _Statistics.model_validate_json(data)
     except ValidationError as error:
         raise InputError(
             f"{place} does not hold the statistics of prepared documents: {error.errors()[0]['msg']}",
-            remedy="prepare the documents again, or move the file away, so that nothing is said of them",
+            remedy="prepare the documents again, or move this file away: then nothing is recorded of their preparation",
         ) from error
-    _refuse_foreign_files(files, said.parts, place)
+    _refuse_foreign_files(files, statistics.parts, place)
     return PreparedInput(
         uri=folder,
         digest=hashlib.sha256(data).hexdigest(),
         files=len(files),
-        all_files=sum(key.startswith(PREPARED_DOCUMENTS) for key in said.parts),
-        documents_read=said.documents_read,
-        documents_kept=said.documents_kept,
-        sources=dict(_prepared_sources(said)),
-        stages=said.stages,
-        settings=said.preparation.stages,
-        searched=said.searched,
+        all_files=sum(key.startswith(PREPARED_DOCUMENTS) for key in statistics.parts),
+        documents_read=statistics.documents_read,
+        documents_kept=statistics.documents_kept,
+        sources=dict(_prepared_sources(statistics)),
+        stages=statistics.stages,
+        settings=statistics.preparation.stages,
+        searched=statistics.searched,
     )
 
 
-def _prepared_sources(said: _Statistics) -> Iterable[tuple[str, PreparedSource]]:
-    for source in said.preparation.inputs:
-        counts = said.sources.get(source.source)
+def _prepared_sources(statistics: _Statistics) -> Iterable[tuple[str, PreparedSource]]:
+    for source in statistics.preparation.inputs:
+        counts = statistics.sources.get(source.source)
         yield (
             source.source,
             PreparedSource(files=source.files, documents=counts.documents_kept if counts else 0),
@@ -112,6 +112,6 @@ def _refuse_foreign_files(files: Sequence[InputFile], parts: dict[str, _Prepared
         part = parts.get(PREPARED_DOCUMENTS + name)
         if part is None or part.size != file.size:
             raise InputError(
-                f"{file.uri} lies among prepared documents, but is not the file of {place}",
+                f"{file.uri} lies among prepared documents, but {place} does not list it",
                 remedy="move the file elsewhere, or prepare the documents again into a folder of their own",
             )

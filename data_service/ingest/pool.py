@@ -97,7 +97,7 @@ def _run_here(function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[
     reader = PieceReader()
     for index, task in enumerate(tasks):
         if isinstance(task, SplitTask) and task.split.streamed:
-            task = task.handed(reader.read(task.split.streamed, task.options))
+            task = task.with_piece(reader.read(task.split.streamed, task.options))
         yield index, function(task)
 
 

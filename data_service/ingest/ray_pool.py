@@ -33,10 +33,10 @@ from data_service.ingest.tasks import FilePiece, SplitTask
 from data_service.service.ray_internals import dead_processes, start_ray
 
 _RETRIES = 8
-_OBJECT_STORE = 128 << 20  # bytes; enough, because tasks return receipts of a few KB
+_OBJECT_STORE_BYTES = 128 << 20  # bytes; enough, because tasks return receipts of a few KB
 _WORKERS_PER_READER = 8  # one reader decompresses as fast as 2 to 4 workers hash, or 50 encode
-_DIED = (WorkerCrashedError, OutOfMemoryError, RayActorError, ObjectLostError)
-_CONTINUES = "run the same command again, which continues what is begun, or run it with --workers 1"
+_DEATH_ERRORS = (WorkerCrashedError, OutOfMemoryError, RayActorError, ObjectLostError)
+_REPEAT = "run the same command again, which continues what is begun, or run it with --workers 1"
 _CHECK_INTERVAL_S = 2.0  # seconds between two checks that Ray's own processes live
 _FULL_STORE_ERRORS = (ObjectStoreFullError, OutOfDiskError)
 
@@ -63,18 +63,18 @@ def ray_pool(workers: int, piece_bytes: int) -> Iterator["RayPool"]:
 
 def _connect(workers: int, piece_bytes: int) -> None:
     """Connect to Ray, or start it. Raises RayLost: Ray did not answer in time."""
-    memory = _OBJECT_STORE + piece_bytes * (workers + _reader_count(workers) + 1)
+    memory = _OBJECT_STORE_BYTES + piece_bytes * (workers + _reader_count(workers) + 1)
     try:
-        with _answers_kept():
+        with _keep_sigterm_handler():
             start_ray(num_cpus=workers, object_store_memory=memory)
     except UserError:
         raise
     except Exception as error:  # Ray raises plain Exception if a busy machine takes too long
-        raise RayLost(f"Ray did not start: {error}", remedy=_CONTINUES) from error
+        raise RayLost(f"Ray did not start: {error}", remedy=_REPEAT) from error
 
 
 @contextmanager
-def _answers_kept() -> Iterator[None]:
+def _keep_sigterm_handler() -> Iterator[None]:
     """Keep the handler of SIGTERM, which Ray would replace within the block by one that ends this process."""
     before = signal.getsignal(signal.SIGTERM)
     yield
@@ -101,8 +101,8 @@ class RayPool:
 
         Errors of `function` are raised unchanged.
         """
-        remote = ray.remote(max_retries=_RETRIES, num_cpus=1)(_alone)
-        waiting = _made_ahead(self._readers.supply(tasks), _reader_count(self._workers))
+        remote = ray.remote(max_retries=_RETRIES, num_cpus=1)(_run_single_threaded)
+        waiting = _buffered(self._readers.supply(tasks), _reader_count(self._workers))
         running: dict[ray.ObjectRef, int] = {}
         try:
             while True:
@@ -115,7 +115,7 @@ class RayPool:
                     yield running.pop(finished), _result(finished)
                 _ensure_ray()
         except RayError as error:
-            raise RayLost(f"Ray has failed: {type(error).__name__}: {error}", remedy=_CONTINUES) from error
+            raise RayLost(f"Ray has failed: {type(error).__name__}: {error}", remedy=_REPEAT) from error
         finally:
             if not dead_processes():  # without Ray's processes nothing can be cancelled
                 for reference in running:
@@ -125,7 +125,7 @@ class RayPool:
 def _ensure_ray() -> None:
     """Raise RayLost if a process of the Ray that was started here has died. Ray itself would notice much later."""
     if dead := dead_processes():
-        raise RayLost(f"Ray is lost: its {dead[0]} has died", remedy=_CONTINUES)
+        raise RayLost(f"Ray is lost: its {dead[0]} has died", remedy=_REPEAT)
 
 
 class _Readers:
@@ -144,7 +144,7 @@ class _Readers:
         files: dict[InputFile, list[int]] = {}
         alone: list[int] = []
         for index, task in enumerate(tasks):
-            piece = _streamed(task)
+            piece = _streamed_piece(task)
             (files.setdefault(piece.file, []) if piece else alone).append(index)
         shares = [chain.from_iterable(list(files.values())[i :: self._count]) for i in range(self._count)]
         queues = dict(enumerate([*shares, iter(alone)]))
@@ -163,7 +163,7 @@ class _Readers:
                 ray.kill(actor)
 
     def _read(self, number: int, task: Any) -> ray.ObjectRef | None:
-        piece = _streamed(task)
+        piece = _streamed_piece(task)
         if piece is None:
             return None
         if number not in self._actors:
@@ -172,7 +172,7 @@ class _Readers:
         return reference
 
 
-def _streamed(task: object) -> FilePiece | None:
+def _streamed_piece(task: object) -> FilePiece | None:
     return task.split.streamed if isinstance(task, SplitTask) else None
 
 
@@ -181,7 +181,7 @@ def _reader_count(workers: int) -> int:
     return -(-workers // _WORKERS_PER_READER)
 
 
-def _made_ahead(items: Iterator[T], count: int) -> Iterator[T]:
+def _buffered(items: Iterator[T], count: int) -> Iterator[T]:
     """Yield the items. Up to `count` of them are made before they are requested."""
     made = deque(islice(items, count))
     while made:
@@ -189,9 +189,9 @@ def _made_ahead(items: Iterator[T], count: int) -> Iterator[T]:
         yield made.popleft()
 
 
-def _alone(function: Callable[[Any], R], task: Any, piece: FilePiece | None) -> R:
+def _run_single_threaded(function: Callable[[Any], R], task: Any, piece: FilePiece | None) -> R:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker has one core
-    return function(task if piece is None else task.handed(piece))
+    return function(task if piece is None else task.with_piece(piece))
 
 
 def _result(reference: ray.ObjectRef) -> Any:
@@ -201,14 +201,14 @@ def _result(reference: ray.ObjectRef) -> Any:
         cause = error.cause
         while isinstance(cause, RayTaskError):  # a reader's error reaches the task that its text was for
             cause = cause.cause
-        if isinstance(cause, _DIED):
+        if isinstance(cause, _DEATH_ERRORS):
             raise _worker_death_error(cause) from error
         if isinstance(cause, _FULL_STORE_ERRORS):
             raise _disk_full_error(cause) from error
         if isinstance(cause, Exception):
             raise cause from error
         raise
-    except _DIED as error:
+    except _DEATH_ERRORS as error:
         raise _worker_death_error(error) from error
     except _FULL_STORE_ERRORS as error:
         raise _disk_full_error(error) from error

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Literal, ParamSpec, Protocol
 
 from data_service.corpus.provenance import LACKING_REMEDY, DuplicateCluster, Provenance
-from data_service.corpus.words import spelt_words
+from data_service.corpus.words import mark_word_starts
 from data_service.errors import InputError
 from data_service.ingest.encodings import UTF_8, encoding_remedy, without_mark
 from data_service.ingest.files import open_bytes
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions, PairFields
 
-_REPLACE = "put U+FFFD in place of each bad byte with --on-bad-bytes replace"
-_REMEDY = f"say its encoding with --encoding, or {_REPLACE}"
+_REPLACE_REMEDY = "put U+FFFD in place of each bad byte with --on-bad-bytes replace"
+_ENCODING_REMEDY = f"say its encoding with --encoding, or {_REPLACE_REMEDY}"
 _CONTEXT_BYTES = 32 * 1024  # bytes on each side of a bad byte from which the encoding is guessed
 _SKIP_REMEDY = "; or leave bad records out with --on-bad-records skip"
 _P = ParamSpec("_P")
@@ -37,7 +37,7 @@ class Text:
         text: text of the document; query of the example.
         replaced: whether bytes that were not UTF-8 were replaced by U+FFFD.
         others: positive and negatives of the example; empty for a document.
-        words: where the words of the input begin, as `spelt_words` returns it; empty if the input holds no words.
+        words: where the words of the input begin, as `mark_word_starts` returns it; empty if the input holds no words.
         provenance: where the document comes from, if the options ask for that.
         place: place of the record; None unless the options ask for other fields than the text.
         metadata: values of the options' `metadata_fields`, in their order; None where the record has none.
@@ -89,7 +89,7 @@ class RecordPlace(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered:
+class NumberedPlace:
     """The place of a record that is a line or a row of a file, or the whole file."""
 
     file: InputFile
@@ -112,7 +112,7 @@ class BadRecord(Exception):
         return InputError(f"{self.place}: {self.reason}", remedy=self.remedy + _SKIP_REMEDY)
 
 
-def accept(
+def try_read(
     options: BuildOptions, read: Callable[_P, Text], *args: _P.args, **kwargs: _P.kwargs
 ) -> Text | BadRecord:
     """Return the text that `read` makes of a record; a BadRecord if it is bad and bad records are to be skipped.
@@ -128,7 +128,7 @@ def accept(
         return bad
 
 
-def decode(raw: bytes, options: BuildOptions, place: RecordPlace, base: int | None = None) -> Text:
+def decode_text(raw: bytes, options: BuildOptions, place: RecordPlace, base: int | None = None) -> Text:
     """Return the text of `raw`, which begins at byte `base` of the (decompressed) file, or is a value of a table.
 
     Raises:
@@ -139,10 +139,10 @@ def decode(raw: bytes, options: BuildOptions, place: RecordPlace, base: int | No
     except UnicodeDecodeError as error:
         if options.on_bad_bytes == "replace":
             return Text(raw.decode(errors="replace"), True)
-        raise _bad_bytes(raw, error, options, place, base) from error
+        raise _bad_bytes_record(raw, error, options, place, base) from error
 
 
-def _bad_bytes(
+def _bad_bytes_record(
     raw: bytes, error: UnicodeDecodeError, options: BuildOptions, place: RecordPlace, base: int | None
 ) -> BadRecord:
     """Return the bad record for bytes that are not UTF-8.
@@ -154,12 +154,12 @@ def _bad_bytes(
     byte = (base or 0) + error.start
     if file.encoding != UTF_8:
         reason = f"byte {byte} of the text, as UTF-8, stands for bytes that are not {file.encoding}"
-        remedy = f"say the right encoding with --encoding, or {_REPLACE}"
+        remedy = f"say the right encoding with --encoding, or {_REPLACE_REMEDY}"
     else:
         reason = f"byte {byte}{of} is not UTF-8 (0x{raw[error.start]:02x}: {error.reason})"
-        remedy = _REMEDY
+        remedy = _ENCODING_REMEDY
     if file.format in ("parquet", "arrow"):
-        remedy = f"name a column of UTF-8 text with --text-field, or {_REPLACE}"
+        remedy = f"name a column of UTF-8 text with --text-field, or {_REPLACE_REMEDY}"
     elif options.on_bad_records == "error":
         remedy = guessed_remedy(
             file, raw[max(0, error.start - _CONTEXT_BYTES) :][: 2 * _CONTEXT_BYTES], remedy
@@ -183,7 +183,7 @@ def guessed_remedy(file: InputFile, raw: bytes, remedy: str, say: str = "give --
     return f"{found}; else {remedy}" if found else remedy
 
 
-def checked(text: str, options: BuildOptions, place: RecordPlace) -> Text:
+def check_text(text: str, options: BuildOptions, place: RecordPlace) -> Text:
     r"""Check text that was read as a string; return it.
 
     JSON can spell half a surrogate pair ("\ud800"), which is not a character and cannot be written as UTF-8.
@@ -197,7 +197,7 @@ def checked(text: str, options: BuildOptions, place: RecordPlace) -> Text:
     except UnicodeEncodeError as error:
         if options.on_bad_bytes == "error":
             reason = f"character {error.start} is half a surrogate pair, which is not text"
-            raise BadRecord(place, reason, _REMEDY) from error
+            raise BadRecord(place, reason, _ENCODING_REMEDY) from error
         text, replaced = text.encode(errors="surrogatepass").decode(errors="replace"), True
         size = len(text.encode())
     if size > options.max_document_bytes:
@@ -215,7 +215,7 @@ def too_long(place: RecordPlace, limit: int) -> BadRecord:
     )
 
 
-def with_nested(record: dict[str, object], options: BuildOptions) -> dict[str, object]:
+def flatten_named_fields(record: dict[str, object], options: BuildOptions) -> dict[str, object]:
     """Return a record with those fields inside others that the options name, such as `meta.text`, under that name."""
     found = dict(record)
     for name in (*options.fields, *options.further_fields):
@@ -234,13 +234,13 @@ def document(record: Mapping[str, object], options: BuildOptions, place: RecordP
         BadRecord: the text is not UTF-8 or too long, or the words are not those of the text.
     """
     value = record[options.text_field]
-    raw = decode(value, options, place) if isinstance(value, bytes) else Text(str(value), False)
-    found = checked(raw.text, options, place)
+    raw = decode_text(value, options, place) if isinstance(value, bytes) else Text(str(value), False)
+    found = check_text(raw.text, options, place)
     found = replace(found, replaced=found.replaced or raw.replaced)
     for name in options.word_fields:
         words = list(_word_texts(record.get(name), name, options, place))
         try:
-            found = replace(found, words=spelt_words(found.text, words))
+            found = replace(found, words=mark_word_starts(found.text, words))
         except ValueError as error:
             raise BadRecord(
                 place, f"field {name!r} does not hold the words of the text: {error}", _WORDS
@@ -249,16 +249,16 @@ def document(record: Mapping[str, object], options: BuildOptions, place: RecordP
 
 
 def no_document(reason: str, record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
-    """Return what stands for a record that is no document: a text that is empty, with the reason.
+    """Return the placeholder of a record that is no document: a text that is empty, with the reason.
 
     Raises:
-        BadRecord: a field beside the text is not text.
+        BadRecord: a field besides the text is not text.
     """
     return _with_metadata(Text("", False, absent=reason), record, options, place)
 
 
-def refuse(bad: BadRecord) -> Text:
-    """Raise a record that was found to be bad, for `accept`."""
+def raise_bad_record(bad: BadRecord) -> Text:
+    """Raise a record that was found to be bad, for `try_read`."""
     raise bad
 
 
@@ -267,7 +267,7 @@ def _with_metadata(
 ) -> Text:
     if options.metadata_fields is None:
         return found
-    values = (_metadata(record.get(name), name, place) for name in options.metadata_fields)
+    values = (_metadata_text(record.get(name), name, place) for name in options.metadata_fields)
     return replace(found, place=place, metadata=tuple(values))
 
 
@@ -291,8 +291,8 @@ def with_provenance(
     return replace(found, provenance=known, place=place)
 
 
-def _metadata(value: object, name: str, place: RecordPlace) -> str | None:
-    """Return a value beside the text as a string; None for an empty one."""
+def _metadata_text(value: object, name: str, place: RecordPlace) -> str | None:
+    """Return a value besides the text as a string; None for an empty one."""
     match value:
         case bytes():
             found = value.decode(errors="replace")
@@ -344,7 +344,7 @@ def example(
         BadRecord: there is not exactly one query and one positive, there are too few negatives, a value is not text, or
             the texts are too long.
     """
-    query, positive = (_only_text(record, name, options, place) for name in (pairs.query, pairs.positive))
+    query, positive = (_single_text(record, name, options, place) for name in (pairs.query, pairs.positive))
     names = pairs.negatives if pairs.count else ()
     negatives = [
         text for name in names for text in _texts(record.get(name), name, options, place) if not text.blank
@@ -368,7 +368,7 @@ def example(
     return with_provenance(made, record, options, place)
 
 
-def _only_text(record: Mapping[str, object], name: str, options: BuildOptions, place: RecordPlace) -> Text:
+def _single_text(record: Mapping[str, object], name: str, options: BuildOptions, place: RecordPlace) -> Text:
     if record.get(name) is None:
         there = "it is null" if name in record else f"it has {', '.join(map(repr, record))}"
         raise BadRecord(place, f"no field {name!r} ({there})", _FIELDS)
@@ -388,10 +388,10 @@ def _texts(value: object, name: str, options: BuildOptions, place: RecordPlace) 
         case None:
             return
         case str():
-            yield checked(value, options, place)
+            yield check_text(value, options, place)
         case bytes():
-            raw = decode(value, options, place)
-            yield replace(checked(raw.text, options, place), replaced=raw.replaced)
+            raw = decode_text(value, options, place)
+            yield replace(check_text(raw.text, options, place), replaced=raw.replaced)
         case list():
             for item in value:
                 yield from _texts(item, name, options, place)

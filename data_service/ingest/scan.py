@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from data_service.ingest.documents import read_records
-from data_service.ingest.encodings import is_odd
+from data_service.ingest.encodings import is_garbled
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import NOT_CHOSEN, BadRecord, Text
-from data_service.ingest.skipped import LISTED, SkippedRecord, skipped_record
+from data_service.ingest.skipped import MAX_LISTED_RECORDS, SkippedRecord, skipped_record
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 from data_service.store.base import Store
 from data_service.types import Tokens
 
-BUCKETS = 256
+HASH_BUCKETS = 256
 DIGEST_BYTES = 16
 
 _REPLACED_CHARACTERS = 16  # Up to so many distinct non-ASCII characters are removed by one replace() each.
@@ -42,7 +42,7 @@ RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("size",
 
 
 def hash_texts(texts: Sequence[str], known: bytes = b"") -> bytes:
-    """Return the hash of a document or an example, 16 bytes: blake2b, 8 bytes each, of its text and its `folded_text`.
+    """Return the hash of a document or an example, 16 bytes: blake2b, 8 bytes each, of its text and its `fold_text`.
 
     Documents with equal hashes count as equal. Documents with the same tokens have equal second halves, unless the
     unknown token is among them. Of an example the first half covers all texts, the second its query alone, so that all
@@ -51,7 +51,7 @@ def hash_texts(texts: Sequence[str], known: bytes = b"") -> bytes:
     `known`: the hash that the texts had before. It saves the folding, which costs more than the rest: texts with equal
     first halves have equal second halves.
     """
-    return _hash_half(_join_texts(texts)) + (known[8:] or _hash_half(folded_text(texts[0])))
+    return _hash_half(_join_texts(texts)) + (known[8:] or _hash_half(fold_text(texts[0])))
 
 
 def _join_texts(texts: Sequence[str]) -> str:
@@ -77,7 +77,7 @@ def hash_document(document: Text, options: BuildOptions, known: bytes = b"") -> 
     return hash_texts(texts, known)
 
 
-def read_bytes(digest: bytes, document: Text) -> bytes:
+def digested_bytes(digest: bytes, document: Text) -> bytes:
     """Return the bytes of a document that a split's digest covers: its hash, its words if the input holds words, and
     its provenance if that is recorded.
     """
@@ -101,23 +101,23 @@ def hash_tokens(tokens: Tokens) -> bytes:
     return hashlib.blake2b(tokens.astype("<u4").tobytes(), digest_size=16).digest()
 
 
-def spaced_text(text: str) -> str:
+def collapse_spaces(text: str) -> str:
     """Return a text with one space in place of all white space, and none at its ends."""
     return " ".join(text.split())
 
 
-def folded_text(text: str) -> str:
-    """Return the letters and digits of a text, with case, accents and Unicode forms folded; its `spaced_text` if there
-    are none.
+def fold_text(text: str) -> str:
+    """Return the letters and digits of a text, with case, accents and Unicode forms folded; without any, the text after
+    `collapse_spaces`.
     """
     plain = text
     if not text.isascii():
         others = set(text.encode().translate(None, _ASCII).decode())
         if len(others) > _REPLACED_CHARACTERS:
-            return _fold_characters(text) or spaced_text(text)
+            return _fold_characters(text) or collapse_spaces(text)
         for character in others:  # many times faster than to look at every character
             plain = plain.replace(character, _fold_characters(character))
-    return plain.encode().translate(_ASCII_LOWER, _ASCII_NON_ALPHANUMERIC).decode() or spaced_text(text)
+    return plain.encode().translate(_ASCII_LOWER, _ASCII_NON_ALPHANUMERIC).decode() or collapse_spaces(text)
 
 
 def _fold_characters(text: str) -> str:
@@ -125,7 +125,7 @@ def _fold_characters(text: str) -> str:
     return _NOT_ALPHANUMERIC.sub("", unicodedata.normalize("NFKD", lowered))
 
 
-def hash_of(parts: Iterable[str]) -> str:
+def hash_parts(parts: Iterable[str]) -> str:
     """Return the sha256 (hex) of a list of strings."""
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
 
@@ -135,7 +135,7 @@ def is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
-def sorted_records(digests: bytes | bytearray, sizes: Sequence[int]) -> NDArray[np.void]:
+def sort_records(digests: bytes | bytearray, sizes: Sequence[int]) -> NDArray[np.void]:
     """Return the records of a split's documents, sorted by hash, then by document. `digests`: joined hashes."""
     words = np.frombuffer(digests, dtype=">u8").reshape(-1, 2)
     order = np.lexsort((words[:, 1], words[:, 0]))
@@ -146,7 +146,7 @@ def sorted_records(digests: bytes | bytearray, sizes: Sequence[int]) -> NDArray[
 
 
 def digests_in_order(records: NDArray[np.void]) -> bytes:
-    """Return the joined hashes of a split's documents, in their order, from its `sorted_records`."""
+    """Return the joined hashes of a split's documents, in their order, from its `sort_records`."""
     words = np.empty((len(records), 2), dtype=">u8")
     words[records["ordinal"]] = np.stack((records["high"], records["low"]), axis=1)
     return words.tobytes()
@@ -154,7 +154,7 @@ def digests_in_order(records: NDArray[np.void]) -> bytes:
 
 def bucket_starts(records: NDArray[np.void]) -> list[int]:
     """Return [BUCKETS + 1], the numbers at which the records of each first byte of the hash begin, and the end."""
-    firsts = np.arange(1, BUCKETS, dtype=np.uint64) << np.uint64(56)
+    firsts = np.arange(1, HASH_BUCKETS, dtype=np.uint64) << np.uint64(56)
     inner = np.searchsorted(records["high"].astype(np.uint64), firsts)
     return [0, *inner.tolist(), len(records)]
 
@@ -175,7 +175,7 @@ class ScanTask(SplitTask):
         size.
         """
         bounds = [f"{p.start} {p.stop} {p.plain_size}" for p in self.split.pieces if p.plain_size]
-        return hash_of([*(f"{p.file.version} {p.file.uri}" for p in self.split.pieces), *bounds])
+        return hash_parts([*(f"{p.file.version} {p.file.uri}" for p in self.split.pieces), *bounds])
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -195,9 +195,9 @@ class ScanReceipt(TaskReceipt):
         empty: number of documents without text.
         not_chosen: number of documents of other licences or sources than are chosen.
         skipped: number of bad records.
-        first_skipped: the first `LISTED` bad records.
+        first_skipped: the first `MAX_LISTED_RECORDS` bad records.
         replaced: number of documents in which bad bytes were replaced by U+FFFD.
-        odd: number of documents that do not look like text (`is_odd`).
+        odd: number of documents that do not look like text (`is_garbled`).
         buckets: [BUCKETS + 1], number at which each first byte of the hash begins in the sorted hashes, and the end.
         id_buckets: the same of the hashes of the documents' ids; empty without ids.
         digest: hash of all hashes in reading order, and of the words that the input holds. The second pass compares
@@ -219,7 +219,7 @@ class ScanReceipt(TaskReceipt):
     clusters: list[str] = Field(default_factory=list)
 
 
-def scan(task: ScanTask) -> ScanReceipt:
+def scan_split(task: ScanTask) -> ScanReceipt:
     """Read the split and write the hashes of its documents; return the receipt. Needs 20 bytes of memory a document.
 
     Raises:
@@ -235,7 +235,7 @@ def scan(task: ScanTask) -> ScanReceipt:
     for document in read_records(task.split, task.options):
         if isinstance(document, BadRecord):
             skipped += 1
-            if len(first_skipped) < LISTED:
+            if len(first_skipped) < MAX_LISTED_RECORDS:
                 first_skipped.append(skipped_record(document))
             continue
         if document.blank:
@@ -243,21 +243,21 @@ def scan(task: ScanTask) -> ScanReceipt:
             not_chosen += document.absent == NOT_CHOSEN
             continue
         replaced += document.replaced
-        odd += any(map(is_odd, document.texts))
+        odd += any(map(is_garbled, document.texts))
         digest = hash_document(document, task.options)
         clusters.add("" if document.cluster is None else document.cluster.found)
         hashes += digest
-        seen.update(read_bytes(digest, document))
+        seen.update(digested_bytes(digest, document))
         if task.options.has_ids:
             ids += hash_id(document, task.index, len(sizes))
         sizes.append(document.size)
     # Store the hashes in order, with the places where each first byte begins.
-    records = sorted_records(hashes, sizes)
+    records = sort_records(hashes, sizes)
     files: dict[str, int] = {}
     buckets = _store_sorted(store, task.layout.hashes(task.index), records, files)
     id_buckets: list[int] = []
     if task.options.has_ids:
-        of_ids = sorted_records(ids, sizes)
+        of_ids = sort_records(ids, sizes)
         id_buckets = _store_sorted(store, task.layout.ids(task.index), of_ids, files)
     scanned = ScanReceipt(
         source=task.source + (_SKIPPED_SUFFIX if skipped else ""),
@@ -281,7 +281,7 @@ def scan(task: ScanTask) -> ScanReceipt:
 def _store_sorted(store: Store, key: str, records: NDArray[np.void], files: dict[str, int]) -> list[int]:
     """Store sorted records, if there are any, and add the object to `files`; return the `bucket_starts`."""
     if not len(records):
-        return [0] * (BUCKETS + 1)
+        return [0] * (HASH_BUCKETS + 1)
     store.put(key, records.tobytes())
     files[key] = records.nbytes
     return bucket_starts(records)

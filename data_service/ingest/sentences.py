@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001
-"""Cuts a document into sentences by rule: fast enough (tens of MB/s) to disappear beside the tokenizer.
+"""Cuts a document into sentences by rule: fast enough (tens of MB/s) to cost little next to the tokenizer.
 
 A newline is always a boundary. Within a line:
 
@@ -33,18 +33,18 @@ from data_service.characters import CharacterClasses
 
 Language = Literal["any", "zh", "ja", "de", "es", "fr", "it", "nl", "pt", "ru"]
 
-UNSPACED: tuple[Language, ...] = ("zh", "ja")
+UNSPACED_LANGUAGES: tuple[Language, ...] = ("zh", "ja")
 
 _UNSPACED_CLOSERS = "\"'”’»›)\\]}」』）】》〉〕"
-_GOES_ON = "，、；：,;:。．！？!?…" + _UNSPACED_CLOSERS
-_LATIN = "A-Za-z0-9"
+_NO_BOUNDARY_BEFORE = "，、；：,;:。．！？!?…" + _UNSPACED_CLOSERS
+_LATIN_ALPHANUMERIC = "A-Za-z0-9"
 _UNSPACED_BOUNDARY = re.compile(
-    rf"(?:[。！？｡]|…{{2}}|\.{{6}}|(?<![{_LATIN}])[!?]|[!?](?![{_LATIN}])|(?<!\d)．|．(?!\d))"
-    rf"[。！？｡!?…．]*+[{_UNSPACED_CLOSERS}]*+(?P<space>\s*+)(?=[^\s{_GOES_ON}])"
-    rf"|(?<=[{_LATIN}])\.[{_UNSPACED_CLOSERS}]*+(?P<latin>\s++)(?=[^\sa-z{_GOES_ON}])"
+    rf"(?:[。！？｡]|…{{2}}|\.{{6}}|(?<![{_LATIN_ALPHANUMERIC}])[!?]|[!?](?![{_LATIN_ALPHANUMERIC}])|(?<!\d)．|．(?!\d))"
+    rf"[。！？｡!?…．]*+[{_UNSPACED_CLOSERS}]*+(?P<space>\s*+)(?=[^\s{_NO_BOUNDARY_BEFORE}])"
+    rf"|(?<=[{_LATIN_ALPHANUMERIC}])\.[{_UNSPACED_CLOSERS}]*+(?P<latin>\s++)(?=[^\sa-z{_NO_BOUNDARY_BEFORE}])"
 )
 _ORDINAL = re.compile(r"\d{1,2}")
-_ABBREVIATIONS_OF: Mapping[Language, str] = {
+_ABBREVIATION_LISTS: Mapping[Language, str] = {
     "de": "abb abs art bd bzw ca dr evtl geb ggf hrsg inkl jh jhd kap max min mio mrd nr prof red s sog st str tab "
     "tel u usf usw vgl z zit",
     "es": "art av avda cap dr dra ej etc fig gral lic núm pág págs prof profa sr sra srta sta sto tel ud uds vol",
@@ -54,7 +54,7 @@ _ABBREVIATIONS_OF: Mapping[Language, str] = {
     "pt": "art av cap dr dra etc ex fig exmo núm pág págs prof profa sr sra srta tel vol",
     "ru": "акад г гг г-н г-жа др им кв млн млрд напр обл пер пл пр проф рис руб см ср ст стр т табл тел тыс ул ч",
 }
-_KNOWN_OF = {language: frozenset(words.split()) for language, words in _ABBREVIATIONS_OF.items()}
+_ABBREVIATION_SETS = {language: frozenset(words.split()) for language, words in _ABBREVIATION_LISTS.items()}
 
 
 def unspaced_boundaries(line: str) -> Iterator[tuple[int, int]]:
@@ -67,7 +67,7 @@ def is_abbreviation(word: str, language: Language) -> bool:
     """Return whether a full stop behind `word` ends no sentence in this language."""
     if language == "de" and _ORDINAL.fullmatch(word):
         return True
-    return word.lower() in _KNOWN_OF.get(language, ())
+    return word.lower() in _ABBREVIATION_SETS.get(language, ())
 
 
 # Unicode 16, PropList.txt: Sentence_Terminal. In general and supplemental punctuation, and ASCII:
@@ -90,24 +90,24 @@ _OTHER_MARKS = (
 _FULL_WIDTH_STOP = r"\uFF0E"
 SENTENCE_TERMINAL = re.compile(f"[{_LATIN_MARKS}{_OTHER_MARKS}{_FULL_WIDTH_STOP}]")
 
-_NARROW = _LATIN_MARKS + "…"
-_WIDE = _OTHER_MARKS + r"\u0F0D-\u0F12"  # the marks above, and Tibetan shads
-_MARKS = _NARROW + _WIDE + _FULL_WIDTH_STOP
+_SPACED_MARKS = _LATIN_MARKS + "…"
+_UNSPACED_MARKS = _OTHER_MARKS + r"\u0F0D-\u0F12"  # the marks above, and Tibetan shads
+_MARKS = _SPACED_MARKS + _UNSPACED_MARKS + _FULL_WIDTH_STOP
 # Letters of scripts whose clauses a space may end.
-_CLAUSE = r"\u0E01-\u0E2E\u0E30-\u0E3A\u0E40-\u0E45\u0E47-\u0E4E\u0E81-\u0EC5\u0EC8-\u0ECE"
+_CLAUSE_LETTERS = r"\u0E01-\u0E2E\u0E30-\u0E3A\u0E40-\u0E45\u0E47-\u0E4E\u0E81-\u0EC5\u0EC8-\u0ECE"
 _CLOSERS = "\"'”’»›)\\]}」』）"
 
 # One class of characters first, which the engine finds quickly, with one range for all marks beyond U+FFFF.
-_FIRST = re.sub(r"\\U[0-9A-F]{8}-?", "", _MARKS) + r"\U00010A56-\U0001DA88\u1361" + _CLAUSE
+_FIRST_CHARACTERS = re.sub(r"\\U[0-9A-F]{8}-?", "", _MARKS) + r"\U00010A56-\U0001DA88\u1361" + _CLAUSE_LETTERS
 _BOUNDARY = re.compile(
-    rf"[{_FIRST}](?:"
-    rf"(?<=[{_NARROW}])(?![{_MARKS}])[{_CLOSERS}]*+(?P<space>\s++)(?=\S)"
-    rf"|(?:(?<=[{_WIDE}])|(?<={_FULL_WIDTH_STOP})(?!\d)|(?<=\u1361\u1361))(?!\s*+[{_WIDE}{_FULL_WIDTH_STOP}]|[{_NARROW}])"
+    rf"[{_FIRST_CHARACTERS}](?:"
+    rf"(?<=[{_SPACED_MARKS}])(?![{_MARKS}])[{_CLOSERS}]*+(?P<space>\s++)(?=\S)"
+    rf"|(?:(?<=[{_UNSPACED_MARKS}])|(?<={_FULL_WIDTH_STOP})(?!\d)|(?<=\u1361\u1361))(?!\s*+[{_UNSPACED_MARKS}{_FULL_WIDTH_STOP}]|[{_SPACED_MARKS}])"
     rf"[{_CLOSERS}]*+(?P<wide>\s*+)(?=\S)"
-    rf"|(?<=[{_CLAUSE}])(?P<clause>\s++)(?=[\u0E01-\u0E2E\u0E40-\u0E44\u0E81-\u0EAE\u0EC0-\u0EC4]))"
+    rf"|(?<=[{_CLAUSE_LETTERS}])(?P<clause>\s++)(?=[\u0E01-\u0E2E\u0E40-\u0E44\u0E81-\u0EAE\u0EC0-\u0EC4]))"
 )
 _MARK = re.compile(f"[{_MARKS}]")
-_STOPS = ".\u2024"  # full stops, which may belong to an abbreviation
+_FULL_STOPS = ".\u2024"  # full stops, which may belong to an abbreviation
 _OPENERS = "\"'“‘«‹([{「『（"
 _CLOSING = frozenset(_CLOSERS.replace("\\", ""))
 _WORD_CHARACTERS = 16  # characters before a full stop that are examined; abbreviations are shorter
@@ -126,17 +126,17 @@ _CLASSES = {
     _SPACE: r"\s",
     _NEWLINE: r"\n",
     _LOWER: "[a-z]",
-    _NARROW_MARK: f"[{_NARROW}]",
+    _NARROW_MARK: f"[{_SPACED_MARKS}]",
     _CLOSER: f"[{_CLOSERS}]",
-    _UNSPACED_MARK: f"[{_WIDE}{_FULL_WIDTH_STOP}\u1361{_CLAUSE}]",
-    _STOP: f"[{_STOPS}]",
+    _UNSPACED_MARK: f"[{_UNSPACED_MARKS}{_FULL_WIDTH_STOP}\u1361{_CLAUSE_LETTERS}]",
+    _STOP: f"[{_FULL_STOPS}]",
     _PLAIN: "[A-Z0-9]",  # characters that may begin a sentence
 }
 _LAST_MARK = 0x1DA88
 
 
 @cache
-def _classes() -> CharacterClasses:
+def _character_classes() -> CharacterClasses:
     every = "".join(map(chr, range(_LAST_MARK + 1)))
     found = CharacterClasses()
     for bit, pattern in _CLASSES.items():
@@ -149,8 +149,8 @@ def sentence_bounds(text: str, language: Language = "any") -> NDArray[np.int64]:
 
     Between the two lies white space alone, or nothing. `language`: whose rules are used besides.
     """
-    classes = _classes().classify(text)
-    if language in UNSPACED or (classes & _UNSPACED_MARK).any():
+    classes = _character_classes().classify(text)
+    if language in UNSPACED_LANGUAGES or (classes & _UNSPACED_MARK).any():
         return np.array(list(_bounds_by_line(text, language)), dtype=np.int64).reshape(-1, 2)
     space = classes & _SPACE
     edges = np.flatnonzero(space[1:] != space[:-1]) + 1
@@ -231,7 +231,7 @@ def _bounds_by_line(text: str, language: Language) -> Iterator[tuple[int, int]]:
 
 def _boundaries(line: str, language: Language) -> Iterator[tuple[int, int]]:
     """Yield (end of a sentence, start of the next)."""
-    if language in UNSPACED:
+    if language in UNSPACED_LANGUAGES:
         yield from unspaced_boundaries(line)
         return
     for match in _BOUNDARY.finditer(line):
@@ -248,7 +248,7 @@ def _ends_sentence(text: str, mark: int, following: int, language: Language) -> 
     if first.islower():
         return False
     before = text[mark - 1] if mark else ""
-    if text[mark] not in _STOPS or _MARK.match(before):
+    if text[mark] not in _FULL_STOPS or _MARK.match(before):
         return True
     line = text[max(0, mark - _WORD_CHARACTERS) : mark].rpartition("\n")[2].lstrip()
     return _stop_ends(line[line.rfind(" ") + 1 :], language)

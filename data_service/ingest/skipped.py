@@ -8,7 +8,7 @@ from data_service.ingest.files import open_text
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.records import BadRecord, Unit
 
-LISTED = 100
+MAX_LISTED_RECORDS = 100
 _CHUNK_BYTES = 1 << 20
 
 
@@ -32,7 +32,7 @@ def skipped_record(bad: BadRecord) -> SkippedRecord:
     return SkippedRecord(uri=place.file.uri, unit=place.unit, number=place.number, reason=bad.reason)
 
 
-def with_lines(records: Sequence[SkippedRecord], files: Iterable[InputFile]) -> list[SkippedRecord]:
+def with_line_numbers(records: Sequence[SkippedRecord], files: Iterable[InputFile]) -> list[SkippedRecord]:
     """Return the records with line numbers instead of byte positions. Each file is read once, up to its last record.
 
     Raises:

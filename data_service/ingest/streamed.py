@@ -15,14 +15,14 @@ from typing import BinaryIO
 from data_service.corpus.manifest import BuildLayout
 from data_service.errors import InputError
 from data_service.ingest.files import open_bytes, open_text
-from data_service.ingest.formats import LINE_PER_DOCUMENT, skip_line
+from data_service.ingest.formats import LINE_BYTES_RATIO, skip_line
 from data_service.ingest.inputs import Format, InputFile
-from data_service.ingest.mediawiki import PAGE_END, refuse_cut
+from data_service.ingest.mediawiki import PAGE_END, refuse_truncated
 from data_service.ingest.options import MIB, BuildOptions
-from data_service.ingest.tars import BLOCK, cut_short, most_held, read_header
+from data_service.ingest.tars import BLOCK_BYTES, max_held, read_header, truncated_error
 from data_service.ingest.tasks import BuildTask, FilePiece, TaskReceipt, write_receipt
 
-_TAIL_BYTES = BLOCK
+_TAIL_BYTES = BLOCK_BYTES
 _SEPARATORS: dict[Format, Callable[[bytes], bool]] = {
     "txt": bytes.isspace,
     "mediawiki": lambda line: line.rstrip().endswith(PAGE_END),
@@ -56,7 +56,7 @@ class MeasuredFile(TaskReceipt):
     plain_size: int
 
 
-def measure(task: MeasureTask) -> MeasuredFile:
+def measure_file(task: MeasureTask) -> MeasuredFile:
     """Read the file once; return the size of its text.
 
     Raises:
@@ -66,9 +66,9 @@ def measure(task: MeasureTask) -> MeasuredFile:
     with _open_text(task.file) as stream:
         size, tail = _size_and_tail(stream)
     if task.file.format == "mediawiki":
-        refuse_cut(task.file, tail)
-    if task.file.format == "tar" and (len(tail) < BLOCK or tail.strip(b"\0")):
-        raise cut_short(task.file)
+        refuse_truncated(task.file, tail)
+    if task.file.format == "tar" and (len(tail) < BLOCK_BYTES or tail.strip(b"\0")):
+        raise truncated_error(task.file)
     measured = MeasuredFile(source=task.sources[0], files={}, plain_size=size)
     write_receipt(task.layout.open(), task.receipt, measured)
     return measured
@@ -116,12 +116,12 @@ class PieceReader:
         `kept`."""
         self._sought = bound
         if self._file is not None and self._file.format == "tar":
-            self._seek_member(self._file, bound, most_held(options), kept)
+            self._seek_member(self._file, bound, max_held(options), kept)
             return
         if bound <= self._separator:
             return
         self._take(bound - 1 - self._position, kept)
-        limit = options.max_document_bytes * LINE_PER_DOCUMENT
+        limit = options.max_document_bytes * LINE_BYTES_RATIO
         if self._position < bound:
             self._take_line(limit, kept)
         self._separator = self._position
@@ -142,7 +142,7 @@ class PieceReader:
             begins = self._position
             self._take(member.stored, kept if member.size <= most else None)
             if self._position != begins + member.stored:
-                raise cut_short(file)
+                raise truncated_error(file)
 
     def _take_run(self, limit: int, kept: list[bytes] | None, separates: Callable[[bytes], bool]) -> None:
         """Read lines up to and including one that separates documents. They belong to one document, or to none."""

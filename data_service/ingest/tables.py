@@ -19,16 +19,16 @@ from data_service.errors import InputError
 from data_service.ingest.files import open_ranged
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import BadRecord, Numbered, Text, accept, text_of_record
+from data_service.ingest.records import BadRecord, NumberedPlace, Text, text_of_record, try_read
 from data_service.ingest.tasks import FilePiece
 
-CLUSTER = "cluster"
-CLUSTERS = "maskfleet_clusters"
+CLUSTER_COLUMN = "cluster"
+CLUSTERS_KEY = "maskfleet_clusters"
 """Of documents that were prepared with clusters: the column with the cluster's name, and the entry in the file's
 metadata with the digest of all clusters."""
 
-_ROWS = 256
-_READ_AHEAD = 64 * 1024
+_BATCH_ROWS = 256
+_READ_AHEAD_BYTES = 64 * 1024
 _COLUMNS = (
     "name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
     "--negatives-field)"
@@ -49,38 +49,38 @@ def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | Bad
     """
     file = piece.file
     with (
-        _damage_named(file, "Parquet"),
-        pq.ParquetFile(open_ranged(file, chunk=_READ_AHEAD), pre_buffer=False) as table,
+        _name_damage(file, "Parquet"),
+        pq.ParquetFile(open_ranged(file, chunk=_READ_AHEAD_BYTES), pre_buffer=False) as table,
     ):
         columns = _columns(table.schema_arrow, file, options)
-        clusters = _clusters(table.schema_arrow, file, options)
+        clusters = _read_clusters_digest(table.schema_arrow, file, options)
         if clusters:
-            columns = list(dict.fromkeys([*columns, CLUSTER]))
+            columns = list(dict.fromkeys([*columns, CLUSTER_COLUMN]))
         first = 0
         for group in range(table.num_row_groups):
             rows = table.metadata.row_group(group).num_rows
-            if piece.start <= _group_start(table.metadata.row_group(group)) < piece.stop:
+            if piece.start <= _row_group_start(table.metadata.row_group(group)) < piece.stop:
                 row = first
                 for batch in table.iter_batches(
-                    _ROWS, row_groups=[group], columns=columns, use_threads=False
+                    _BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False
                 ):
                     yield from _read_rows(batch, row, file, options, clusters)
                     row += len(batch)
             first += rows
 
 
-def _clusters(schema: pa.Schema, file: InputFile, options: BuildOptions) -> str:
+def _read_clusters_digest(schema: pa.Schema, file: InputFile, options: BuildOptions) -> str:
     """Return the digest of the clusters that a file of prepared documents names; empty if it names none.
 
     Raises:
         InputError: the column with their names is gone.
     """
-    found: bytes | None = (schema.metadata or {}).get(CLUSTERS.encode())
+    found: bytes | None = (schema.metadata or {}).get(CLUSTERS_KEY.encode())
     if found is None or options.pairs is not None:
         return ""
-    if schema.names.count(CLUSTER) != 1:
+    if schema.names.count(CLUSTER_COLUMN) != 1:
         raise InputError(
-            f"{file.uri}: its documents were prepared with clusters, but it has no column {CLUSTER!r}",
+            f"{file.uri}: its documents were prepared with clusters, but it has no column {CLUSTER_COLUMN!r}",
             remedy="give the file as `corpus prepare` wrote it, or prepare the documents again",
         )
     return found.decode()
@@ -88,8 +88,8 @@ def _clusters(schema: pa.Schema, file: InputFile, options: BuildOptions) -> str:
 
 def clusters_digest(file: InputFile) -> bytes:
     """Return the digest of the clusters that a Parquet file of prepared documents names; empty if it names none."""
-    schema = pq.read_schema(open_ranged(file, chunk=_READ_AHEAD))
-    found: bytes = (schema.metadata or {}).get(CLUSTERS.encode(), b"")
+    schema = pq.read_schema(open_ranged(file, chunk=_READ_AHEAD_BYTES))
+    found: bytes = (schema.metadata or {}).get(CLUSTERS_KEY.encode(), b"")
     return found
 
 
@@ -100,14 +100,14 @@ def read_arrow(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRe
         InputError: the file is damaged, or a column is missing or not text.
     """
     file, row = piece.file, 0
-    with _damage_named(file, "Arrow"), open_ranged(file) as stream:
-        for batch in _batches(stream, file, options):
-            for start in range(0, len(batch), _ROWS):
-                yield from _read_rows(batch.slice(start, _ROWS), row + start, file, options)
+    with _name_damage(file, "Arrow"), open_ranged(file) as stream:
+        for batch in _read_batches(stream, file, options):
+            for start in range(0, len(batch), _BATCH_ROWS):
+                yield from _read_rows(batch.slice(start, _BATCH_ROWS), row + start, file, options)
             row += len(batch)
 
 
-def _batches(stream: BinaryIO, file: InputFile, options: BuildOptions) -> Iterator[pa.RecordBatch]:
+def _read_batches(stream: BinaryIO, file: InputFile, options: BuildOptions) -> Iterator[pa.RecordBatch]:
     """Yield batches of the columns that are read."""
     with_footer = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
     stream.seek(0)
@@ -130,12 +130,12 @@ def _read_rows(
     columns = {
         name: (_as_strings if name in beside else _as_bytes)(_values(batch, name)) for name in options.fields
     }
-    there = (name for name in options.further_fields if _type_of(batch.schema, name) is not None)
+    there = (name for name in options.further_fields if _column_type(batch.schema, name) is not None)
     columns |= {name: _as_strings(_values(batch, name)) for name in there}
-    names = batch.column(CLUSTER).cast(pa.string()).to_pylist() if clusters else []
+    names = batch.column(CLUSTER_COLUMN).cast(pa.string()).to_pylist() if clusters else []
     for index in range(len(batch)):
         values = {name: column[index] for name, column in columns.items()}
-        found = accept(options, _parse, values, Numbered(file, "row", row + index), options)
+        found = try_read(options, _parse_row, values, NumberedPlace(file, "row", row + index), options)
         if clusters and isinstance(found, Text):
             found = replace(found, cluster=DuplicateCluster(clusters, names[index]))
         yield found
@@ -167,7 +167,7 @@ def _as_strings(values: pa.Array) -> list[object]:
     return found
 
 
-def _parse(values: Mapping[str, object], place: Numbered, options: BuildOptions) -> Text:
+def _parse_row(values: Mapping[str, object], place: NumberedPlace, options: BuildOptions) -> Text:
     if options.pairs is None and not isinstance(values[options.text_field], bytes):
         raise BadRecord(place, f"column {options.text_field!r} is null", "drop the row from the file")
     return text_of_record(values, options, place)
@@ -182,7 +182,7 @@ def _plain_strings(values: pa.Array) -> pa.Array:
     return _plain_strings(values.storage) if isinstance(values, pa.ExtensionArray) else values
 
 
-def _group_start(group: pq.RowGroupMetaData) -> int:
+def _row_group_start(group: pq.RowGroupMetaData) -> int:
     column = group.column(0)
     return int(column.dictionary_page_offset or column.data_page_offset)
 
@@ -204,7 +204,7 @@ def _path(schema: pa.Schema, name: str) -> list[str]:
     return [name] if name in schema.names else name.split(".")
 
 
-def _type_of(schema: pa.Schema, name: str) -> pa.DataType | None:
+def _column_type(schema: pa.Schema, name: str) -> pa.DataType | None:
     """Return the type of a column, or of a field inside one; None if it is missing or there twice."""
     kind = pa.struct(list(schema))
     for part in _path(schema, name):
@@ -220,7 +220,7 @@ def _values(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _checked_type(schema: pa.Schema, file: InputFile, column: str) -> pa.DataType:
-    kind = _type_of(schema, column)
+    kind = _column_type(schema, column)
     if kind is None:
         raise InputError(
             f"{file.uri}: {'two columns' if column in schema.names else 'no column'} {column!r} "
@@ -235,10 +235,7 @@ def _check_column(schema: pa.Schema, file: InputFile, column: str, *, lists: boo
     if any_type:
         return
     if not (_is_text(kind) or (lists and _is_list(kind) and _is_text(kind.value_type))):
-        raise InputError(
-            f"{file.uri}: column {column!r} has type {kind}, not string",
-            remedy=_COLUMNS,
-        )
+        raise InputError(f"{file.uri}: column {column!r} has type {kind}, not string", remedy=_COLUMNS)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -254,7 +251,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 @contextmanager
-def _damage_named(file: InputFile, name: str) -> Iterator[None]:
+def _name_damage(file: InputFile, name: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

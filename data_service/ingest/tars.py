@@ -16,30 +16,30 @@ from typing import BinaryIO, cast
 
 from data_service.errors import InputError
 from data_service.ingest.encodings import ReadableStream
-from data_service.ingest.files import open_bytes, unpacked, utf8_text
+from data_service.ingest.files import decompress, open_bytes, utf8_text
 from data_service.ingest.formats import (
-    LINE_PER_DOCUMENT,
+    LINE_BYTES_RATIO,
     InputLine,
     json_document,
     read_lines,
-    separate,
+    split_at_blank_lines,
     text_document,
 )
-from data_service.ingest.inputs import HIDDEN, Compression, Format, InputFile, kind_of
+from data_service.ingest.inputs import HIDDEN_PATH, Compression, Format, InputFile, kind_from_name
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import (
     BadRecord,
-    Numbered,
+    NumberedPlace,
     Text,
-    accept,
+    flatten_named_fields,
     no_document,
-    refuse,
+    raise_bad_record,
     too_long,
-    with_nested,
+    try_read,
 )
 from data_service.ingest.tasks import FilePiece
 
-BLOCK = tarfile.BLOCKSIZE
+BLOCK_BYTES = tarfile.BLOCKSIZE
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_NESTING = 3  # greatest depth of archives in archives
 _CHUNK_BYTES = 1 << 20
@@ -72,12 +72,12 @@ class Member:
     @property
     def stored(self) -> int:
         """Bytes of the content as stored, padded."""
-        return -(-self.size // BLOCK) * BLOCK
+        return -(-self.size // BLOCK_BYTES) * BLOCK_BYTES
 
 
-def most_held(options: BuildOptions) -> int:
+def max_held(options: BuildOptions) -> int:
     """Return the number of bytes of a member beyond which its content is passed over."""
-    return options.max_document_bytes * LINE_PER_DOCUMENT
+    return options.max_document_bytes * LINE_BYTES_RATIO
 
 
 def read_tar(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
@@ -87,7 +87,7 @@ def read_tar(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadReco
         InputError: the archive, or one in it, is damaged or cut short.
     """
     if piece.text is not None:
-        archive = _Archive(piece.file, io.BytesIO(piece.text), piece.text_start, held=most_held(options))
+        archive = _Archive(piece.file, io.BytesIO(piece.text), piece.text_start, held=max_held(options))
         yield from _archive_texts(archive, options, 0)
         return
     with open_bytes(piece.file) as stream:
@@ -109,7 +109,7 @@ class _Archive:
         while True:
             skipped, member = read_header(self._stream, self.file, self._position)
             if member is None and self._held is None and not skipped:
-                raise cut_short(self.file)
+                raise truncated_error(self.file)
             if member is None:
                 return
             begins = self._position + skipped
@@ -118,7 +118,7 @@ class _Archive:
                 yield member, begins, None
                 continue
             content = _Content(self._stream, self.file, member)
-            yield member, begins, cast(BinaryIO, io.BufferedReader(content, buffer_size=BLOCK))
+            yield member, begins, cast(BinaryIO, io.BufferedReader(content, buffer_size=BLOCK_BYTES))
             content.finish()
 
 
@@ -132,11 +132,11 @@ def read_header(stream: BinaryIO, file: InputFile, position: int) -> tuple[int, 
     """
     skipped, raw, known = 0, b"", dict[str, str]()
     while True:
-        block = stream.read(BLOCK)
+        block = stream.read(BLOCK_BYTES)
         if not block and not raw:
             return skipped, None
-        if not raw and len(block) == BLOCK and not block.strip(b"\0"):
-            skipped += BLOCK
+        if not raw and len(block) == BLOCK_BYTES and not block.strip(b"\0"):
+            skipped += BLOCK_BYTES
             continue
         try:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
@@ -151,7 +151,7 @@ def read_header(stream: BinaryIO, file: InputFile, position: int) -> tuple[int, 
 
 
 def _header_payload(stream: BinaryIO, file: InputFile, info: tarfile.TarInfo, position: int) -> bytes:
-    size = -(-info.size // BLOCK) * BLOCK
+    size = -(-info.size // BLOCK_BYTES) * BLOCK_BYTES
     payload = stream.read(size) if 0 <= info.size <= _MAX_HEADER_BYTES else b""
     if len(payload) < size or info.size < 0:
         raise _damaged(file, position, "an extended header is too long or cut short")
@@ -218,13 +218,13 @@ def _archive_texts(archive: _Archive, options: BuildOptions, depth: int) -> Iter
         file = replace(
             archive.file, key=f"{archive.file.key}/{member.name}", size=member.size, version="", inside=True
         )
-        place = Numbered(file, "byte", begins)
-        kind, hidden = _member_kind(member.name), HIDDEN.match(member.name)
+        place = NumberedPlace(file, "byte", begins)
+        kind, hidden = _member_kind(member.name), HIDDEN_PATH.match(member.name)
         if member.kind != "file" or hidden or kind is None:
             reason = "no_file" if member.kind != "file" else "hidden_file" if hidden else "no_text_file"
-            yield accept(options, no_document, reason, {}, options, place)
-        elif content is None or member.size > most_held(options):
-            yield accept(options, refuse, too_long(place, most_held(options)))
+            yield try_read(options, no_document, reason, {}, options, place)
+        elif content is None or member.size > max_held(options):
+            yield try_read(options, raise_bad_record, too_long(place, max_held(options)))
         else:
             inner = replace(file, format=kind[0], compression=kind[1])
             yield from _member_texts(inner, begins, content, options, depth)
@@ -232,7 +232,7 @@ def _archive_texts(archive: _Archive, options: BuildOptions, depth: int) -> Iter
 
 def _member_kind(name: str) -> tuple[Format, Compression] | None:
     """Return format and compression of a member that is read: text, JSON or an archive; None for others."""
-    found = kind_of(name)
+    found = kind_from_name(name)
     if found is not None and found[0] in ("txt", "tar", "jsonl"):
         return found
     # OpenWebText's archives are called `..._data.xz`.
@@ -245,22 +245,22 @@ def _member_texts(
     if file.format == "tar":
         if depth == _MAX_NESTING:
             raise InputError(
-                f"{file.uri}: archives lie more than {_MAX_NESTING} deep in others", remedy="unpack it"
+                f"{file.uri}: archives in archives, more than {_MAX_NESTING} deep", remedy="unpack it"
             )
-        yield from _archive_texts(_Archive(file, unpacked(content, file), 0, held=None), options, depth + 1)
+        yield from _archive_texts(_Archive(file, decompress(content, file), 0, held=None), options, depth + 1)
         return
     limit = options.max_document_bytes
-    text = utf8_text(unpacked(content, file), file.encoding)
-    place = Numbered(file, "byte", begins)
+    text = utf8_text(decompress(content, file), file.encoding)
+    place = NumberedPlace(file, "byte", begins)
     if file.format == "jsonl":
         yield from _json_texts(text, place, options)
         return
     refuse_fields(file, options)
     if options.txt_documents == "file":
-        yield accept(options, text_document, text.read(limit + 1), 0, place, options)
+        yield try_read(options, text_document, text.read(limit + 1), 0, place, options)
         return
-    for first, data in separate(read_lines(text, 0, limit), limit):
-        yield accept(options, text_document, data, first, replace(place, number=begins + first), options)
+    for first, data in split_at_blank_lines(read_lines(text, 0, limit), limit):
+        yield try_read(options, text_document, data, first, replace(place, number=begins + first), options)
 
 
 def refuse_fields(file: InputFile, options: BuildOptions) -> None:
@@ -277,21 +277,21 @@ def refuse_fields(file: InputFile, options: BuildOptions) -> None:
         )
 
 
-def _json_texts(text: BinaryIO, place: Numbered, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def _json_texts(text: BinaryIO, place: NumberedPlace, options: BuildOptions) -> Iterator[Text | BadRecord]:
     """Yield the documents of a member of JSON: a value a line, or one value, as webdataset has them."""
-    most = most_held(options)
+    most = max_held(options)
     whole = text.read(most + 1)
     value = _parse_whole_json(place.file, whole)
     if len(whole) > most:
-        yield accept(options, refuse, too_long(place, most))
-    elif isinstance(value, dict) and options.fields[0] not in with_nested(value, options):
-        yield accept(options, no_document, "no_text_field", {}, options, place)
+        yield try_read(options, raise_bad_record, too_long(place, most))
+    elif isinstance(value, dict) and options.fields[0] not in flatten_named_fields(value, options):
+        yield try_read(options, no_document, "no_text_field", {}, options, place)
     else:
         lines = read_lines(io.BytesIO(whole), 0, most) if value is None else [InputLine(0, whole)]
         for line in lines:
             if not line.data.isspace():
                 at = replace(place, number=place.number + line.offset)
-                yield accept(options, json_document, line, at, options)
+                yield try_read(options, json_document, line, at, options)
 
 
 def _parse_whole_json(file: InputFile, whole: bytes) -> object:
@@ -301,7 +301,7 @@ def _parse_whole_json(file: InputFile, whole: bytes) -> object:
     return None
 
 
-def cut_short(file: InputFile) -> InputError:
+def truncated_error(file: InputFile) -> InputError:
     """Return the error for an archive that ends too early."""
     return InputError(
         f"{file.uri}: the archive is cut short: it does not end with an empty block", remedy=_REFETCH

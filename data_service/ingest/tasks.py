@@ -26,10 +26,10 @@ from data_service.store.errors import KeyMissing
 _COMPRESSION_RATIO = 3  # assumed bytes of text in a byte of a compressed or Parquet file
 _OPEN_COST_BYTES = 16 * 1024  # opening a file costs about as much as reading this many bytes
 _MIN_SPLIT_BYTES = 4 * MIB  # small corpora are cut into about 16 splits, but not into smaller ones
-_SPLITS = 16
+_MIN_SPLITS = 16
 _MAX_WHOLE_SPLITS = 4  # a compressed file of at most so many splits is read by one task, uncut
 # Formats in which records can only be found from the file's beginning.
-_UNCUT = ("csv", "tsv", "arrow", "warc", "mds")
+_UNCUT_FORMATS = ("csv", "tsv", "arrow", "warc", "mds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class Split:
 
 def streamed_files(files: tuple[InputFile, ...], options: BuildOptions) -> list[InputFile]:
     """Return the packed files that are too big for one task and whose documents a reader tells apart."""
-    most = _MAX_WHOLE_SPLITS * _target(files, options)
-    big = [file for file in files if _weight(file, file.size) > most and not _is_uncut(file, options)]
+    most = _MAX_WHOLE_SPLITS * _split_target(files, options)
+    big = [file for file in files if _text_bytes(file, file.size) > most and not _is_uncut(file, options)]
     return [file for file in big if file.format != "parquet" and _is_packed(file)]
 
 
@@ -94,12 +94,12 @@ def plan_splits(
 
     `plain_sizes`: bytes of text of the `streamed_files`, by URI. Files that are not in it are not cut.
     """
-    target, known = _target(files, options), plain_sizes or {}
+    target, known = _split_target(files, options), plain_sizes or {}
     splits: list[Split] = []
     pieces: list[FilePiece] = []
     filled = 0
     for piece in (piece for file in files for piece in _cut(file, target, options, known.get(file.uri, 0))):
-        weight = _weight(piece.file, piece.stop - piece.start)
+        weight = _text_bytes(piece.file, piece.stop - piece.start)
         alone = piece.plain_size or (pieces and pieces[-1].plain_size)
         if pieces and (alone or filled + weight > target):
             splits.append(Split(tuple(pieces)))
@@ -111,17 +111,17 @@ def plan_splits(
     return splits
 
 
-def _target(files: tuple[InputFile, ...], options: BuildOptions) -> int:
+def _split_target(files: tuple[InputFile, ...], options: BuildOptions) -> int:
     """Return the number of bytes of text that a split should have."""
-    total = sum(_weight(file, file.size) for file in files)
-    return min(options.split_bytes, max(_MIN_SPLIT_BYTES, total // _SPLITS))
+    total = sum(_text_bytes(file, file.size) for file in files)
+    return min(options.split_bytes, max(_MIN_SPLIT_BYTES, total // _MIN_SPLITS))
 
 
 def _cut(file: InputFile, target: int, options: BuildOptions, plain_size: int) -> list[FilePiece]:
     if plain_size:
         size, text, whole = plain_size, plain_size, False
     else:
-        size, text = file.size, _weight(file, file.size)
+        size, text = file.size, _text_bytes(file, file.size)
         cut = text > target and file.compression == "" and not _is_uncut(file, options)
         whole = not cut or (file.format != "parquet" and _is_packed(file))
     count = 1 if whole else max(1, -(-text // target))
@@ -130,14 +130,14 @@ def _cut(file: InputFile, target: int, options: BuildOptions, plain_size: int) -
 
 
 def _is_uncut(file: InputFile, options: BuildOptions) -> bool:
-    return file.format in _UNCUT or (file.format == "txt" and options.txt_documents == "file")
+    return file.format in _UNCUT_FORMATS or (file.format == "txt" and options.txt_documents == "file")
 
 
 def _is_packed(file: InputFile) -> bool:
     return file.format == "tar" or not is_stored_plainly(file)
 
 
-def _weight(file: InputFile, size: int) -> int:
+def _text_bytes(file: InputFile, size: int) -> int:
     expanded = size if file.compression == "" and file.format != "parquet" else size * _COMPRESSION_RATIO
     return expanded + _OPEN_COST_BYTES
 
@@ -175,7 +175,7 @@ class SplitTask(BuildTask):
     def input_bytes(self) -> int:
         return self.split.size
 
-    def handed(self, piece: FilePiece) -> Self:
+    def with_piece(self, piece: FilePiece) -> Self:
         """Return the same task with the text of its streamed piece."""
         return replace(self, split=Split((piece,)))
 
@@ -210,7 +210,7 @@ def find_receipts(store: Store, tasks: Sequence[BuildTask], kind: type[R]) -> li
     written = _sizes(store, [task.receipt for task in tasks])
 
     def read(task: BuildTask) -> R | None:
-        found = _read(store, task.receipt, kind) if task.receipt in written else None
+        found = _read_receipt(store, task.receipt, kind) if task.receipt in written else None
         return found if found is not None and found.source in task.sources else None
 
     receipts = list(parallel_map(read, tasks))
@@ -221,7 +221,7 @@ def find_receipts(store: Store, tasks: Sequence[BuildTask], kind: type[R]) -> li
     ]
 
 
-def _read(store: Store, key: str, kind: type[R]) -> R | None:
+def _read_receipt(store: Store, key: str, kind: type[R]) -> R | None:
     try:
         return kind.model_validate_json(store.get(key))
     except (KeyMissing, ValidationError):

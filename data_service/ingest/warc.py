@@ -11,25 +11,25 @@ from typing import Any, BinaryIO
 
 from data_service.errors import InputError
 from data_service.ingest.files import open_bytes
-from data_service.ingest.formats import LINE_PER_DOCUMENT
+from data_service.ingest.formats import LINE_BYTES_RATIO
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import BadRecord, Numbered, Text, accept, document, too_long
+from data_service.ingest.records import BadRecord, NumberedPlace, Text, document, too_long, try_read
 from data_service.ingest.tasks import FilePiece
-from data_service.ingest.web_encodings import page_text, uncoded
+from data_service.ingest.web_encodings import decode_content, page_text
 
 INSTALL = "pip install 'maskfleet[prepare]'"
-_HEADERS = {
+_HEADER_BY_FIELD = {
     "id": "WARC-Record-ID",
     "url": "WARC-Target-URI",
     "date": "WARC-Date",
     "language": "WARC-Identified-Content-Language",
 }
-_NEEDED = ("WARC-Type", "WARC-Record-ID", "Content-Length")
+_REQUIRED_HEADERS = ("WARC-Type", "WARC-Record-ID", "Content-Length")
 _END = b"\r\n\r\n"
 _NO_CODING = ("", "identity", "chunked")
 _READABLE = "fetch the page again, decoded or as gzip, and in UTF-8"
-_HTML = ("text/html", "application/xhtml+xml")
+_HTML_TYPES = ("text/html", "application/xhtml+xml")
 
 
 def require_packages(file: InputFile) -> None:
@@ -39,8 +39,7 @@ def require_packages(file: InputFile) -> None:
         import warcio  # noqa: F401
     except ImportError as error:
         raise InputError(
-            f"{file.uri}: a web archive is read by {error.name}, which is not installed",
-            remedy=INSTALL,
+            f"{file.uri}: a web archive is read by {error.name}, which is not installed", remedy=INSTALL
         ) from error
 
 
@@ -54,18 +53,18 @@ def read_warc(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRec
     require_packages(file)
     with open_bytes(file) as stream:
         for number, record in enumerate(_records(stream, file)):
-            place = Numbered(file, "record", number)
+            place = NumberedPlace(file, "record", number)
             _refuse_no_record(record, place)
             if _is_document(record):
-                yield accept(options, _document, record, options, place)
-            _refuse_cut(record, place)
+                yield try_read(options, _record_document, record, options, place)
+            _refuse_truncated(record, place)
 
 
 def _records(stream: BinaryIO, file: InputFile) -> Iterator[Any]:
     from warcio.archiveiterator import ArchiveIterator
     from warcio.exceptions import ArchiveLoadFailed
 
-    tail = _Tail(stream)
+    tail = _TailStream(stream)
     records = ArchiveIterator(tail)
     number = 0
     while True:
@@ -88,7 +87,7 @@ def _records(stream: BinaryIO, file: InputFile) -> Iterator[Any]:
         number += 1
 
 
-class _Tail:
+class _TailStream:
     """A stream that knows the last bytes that were read of it."""
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -107,28 +106,28 @@ def _is_document(record: Any) -> bool:
     if record.rec_type != "response" or record.http_headers is None:
         return False
     kind = (record.http_headers.get_header("Content-Type") or "").partition(";")[0].strip().lower()
-    return record.http_headers.get_statuscode() == "200" and kind in _HTML
+    return record.http_headers.get_statuscode() == "200" and kind in _HTML_TYPES
 
 
-def _document(record: Any, options: BuildOptions, place: Numbered) -> Text:
-    most = options.max_document_bytes * LINE_PER_DOCUMENT
+def _record_document(record: Any, options: BuildOptions, place: NumberedPlace) -> Text:
+    most = options.max_document_bytes * LINE_BYTES_RATIO
     values: dict[str, object] = {
-        name: record.rec_headers.get_header(header) for name, header in _HEADERS.items()
+        name: record.rec_headers.get_header(header) for name, header in _HEADER_BY_FIELD.items()
     }
     page = record.rec_type == "response"
     try:
-        data = _page(record, most) if page else record.raw_stream.read(most + 1)
+        data = _read_page(record, most) if page else record.raw_stream.read(most + 1)
         if len(data) > most:
             raise too_long(place, most)
         text = page_text(data, record.http_headers.get_header("Content-Type")) if page else None
     except ValueError as error:
         raise BadRecord(place, f"a page that cannot be read: {error}", _READABLE) from error
-    values[options.text_field] = _text_of(text or data, values["url"]) if page else data
+    values[options.text_field] = _extract_text(text or data, values["url"]) if page else data
     found = document(values, options, place)
     return replace(found, replaced=found.replaced or (page and "\ufffd" in found.text))
 
 
-def _page(record: Any, most: int) -> bytes:
+def _read_page(record: Any, most: int) -> bytes:
     """Return at most `most` + 1 bytes of a page without the codings of HTTP. Raises ValueError: one is not known."""
     from warcio.bufferedreaders import ChunkedDataReader
 
@@ -137,25 +136,25 @@ def _page(record: Any, most: int) -> bytes:
         values = (value for name, value in record.http_headers.headers if name.lower() == header)
         codings += (name.strip().lower() for name in ",".join(values).split(","))
     stream = ChunkedDataReader(record.raw_stream) if "chunked" in codings else record.raw_stream
-    return uncoded(stream.read(most + 1), [name for name in codings if name not in _NO_CODING], most)
+    return decode_content(stream.read(most + 1), [name for name in codings if name not in _NO_CODING], most)
 
 
-def _text_of(page: bytes | str, url: object) -> str:
+def _extract_text(page: bytes | str, url: object) -> str:
     from trafilatura import extract
 
     return extract(page, url=str(url) if url else None) or ""
 
 
-def _refuse_no_record(record: Any, place: Numbered) -> None:
+def _refuse_no_record(record: Any, place: NumberedPlace) -> None:
     """Raise InputError if a record lacks the headers that all have."""
-    if missing := [name for name in _NEEDED if record.rec_headers.get_header(name) is None]:
+    if missing := [name for name in _REQUIRED_HEADERS if record.rec_headers.get_header(name) is None]:
         raise InputError(
             f"{place}: no record of a web archive, or one cut short: {missing[0]} is missing",
             remedy="fetch the archive again, or name it by what it is; no document of it was used",
         )
 
 
-def _refuse_cut(record: Any, place: Numbered) -> None:
+def _refuse_truncated(record: Any, place: NumberedPlace) -> None:
     """Raise InputError if the file ends within the record."""
     while record.raw_stream.read(1 << 20):
         pass

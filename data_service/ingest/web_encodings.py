@@ -10,28 +10,28 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from data_service.ingest.encodings import UTF_8, encoding_name, is_odd
+from data_service.ingest.encodings import UTF_8, encoding_name, is_garbled
 
 # Arrow's names of HTTP's content codings.
-_CODINGS = dict.fromkeys(("gzip", "x-gzip", "deflate"), "gzip") | {"br": "brotli", "zstd": "zstd"}
-_MARKS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_BE, "utf-16-be"), (codecs.BOM_UTF16_LE, "utf-16-le"))
+_CODECS = dict.fromkeys(("gzip", "x-gzip", "deflate"), "gzip") | {"br": "brotli", "zstd": "zstd"}
+_BOMS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_BE, "utf-16-be"), (codecs.BOM_UTF16_LE, "utf-16-le"))
 _BEFORE_MARKUP = b"\xef\xbb\xbf\xff\xfe\0 \t\r\n\f"
 _HEAD_BYTES = 16 * 1024  # bytes of a page searched for its charset; by the standard 1,024 are enough
 _DECLARATION = re.compile(rb"<!--.*?(?:-->|$)|<(?:meta\b|\?xml\b)[^>]*", re.DOTALL | re.IGNORECASE)
 _CHARSET = re.compile(rb"""\b(?:charset|encoding)\s*=\s*["']?\s*([^\s"';,/>]+)""", re.IGNORECASE)
 _CONTENT = re.compile(rb"\bcontent\s*=", re.IGNORECASE)
 _PRAGMA = re.compile(rb"""\bhttp-equiv\s*=\s*["']?\s*content-type""", re.IGNORECASE)
-_NO_TEXT = "no-text"
-_AS_BROWSERS = "maskfleet.as_browsers"
+_NON_TEXT_CODEC = "no-text"
+_BROWSER_ERRORS = "maskfleet.as_browsers"
 _ISO_8859 = re.compile(r"(?:cs)?iso8859(\d+?)(?:19\d\d)?[ei]?")
 # The codec by which browsers read a page that names another one.
-_WIDER = {
+_BROWSER_CODECS = {
     **{"iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"},
     **{"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949"},
     **{"utf-16": "utf-16-le"},
 }
 # Labels without punctuation that Python does not know, one line for each codec.
-_LABELS = {
+_CODECS_BY_LABEL = {
     label: codec
     for codec, *labels in map(
         str.split,
@@ -57,7 +57,7 @@ _LABELS = {
 }
 
 
-def uncoded(data: bytes, codings: Sequence[str], most: int) -> bytes:
+def decode_content(data: bytes, codings: Sequence[str], most: int) -> bytes:
     """Return at most `most` + 1 bytes of a page that was sent in `codings`, in the order in which they were applied.
 
     A page that is not in its coding, because it was stored decoded or the coding is none, is returned as it is.
@@ -84,7 +84,7 @@ def _decompress(data: bytes, coding: str, most: int) -> bytes:
         return found
     import pyarrow as pa
 
-    return bytes(pa.CompressedInputStream(io.BytesIO(data), _CODINGS[coding]).read(most))
+    return bytes(pa.CompressedInputStream(io.BytesIO(data), _CODECS[coding]).read(most))
 
 
 def page_text(page: bytes, content_type: str) -> str | None:
@@ -96,19 +96,19 @@ def page_text(page: bytes, content_type: str) -> str | None:
     Raises:
         ValueError: it names a charset that stands for no text that is known.
     """
-    for mark, codec in _MARKS:
+    for mark, codec in _BOMS:
         if page.startswith(mark):
-            return page[len(mark) :].decode(codec, errors=_AS_BROWSERS)
-    for label in _labels(page, content_type):
-        named = _codec(label)
-        if named == _NO_TEXT:
+            return page[len(mark) :].decode(codec, errors=_BROWSER_ERRORS)
+    for label in _declared_charsets(page, content_type):
+        named = _codec_for_label(label)
+        if named == _NON_TEXT_CODEC:
             raise ValueError(f"charset {label!r} stands for no text that is known")
-        if named is not None and not is_odd(text := _decode_page(page, named)):
+        if named is not None and not is_garbled(text := _decode_page(page, named)):
             return text
     return None
 
 
-def _labels(page: bytes, content_type: str) -> Iterator[str]:
+def _declared_charsets(page: bytes, content_type: str) -> Iterator[str]:
     """Yield the charsets that a page's header and its own beginning name."""
     if found := _CHARSET.search(content_type.encode(errors="replace")):
         yield found[1].decode(errors="replace")
@@ -122,17 +122,17 @@ def _labels(page: bytes, content_type: str) -> Iterator[str]:
         return
 
 
-def _codec(label: str) -> str | None:
-    """Return Python's name of a charset; None if there is none of that label, `_NO_TEXT` if it is not one of text."""
+def _codec_for_label(label: str) -> str | None:
+    """Return Python's name of a charset; None if the label is unknown, `_NON_TEXT_CODEC` if it is not one of text."""
     label = re.sub(r"^(x-|cn-)+", "", label.strip().lower())
     plain = re.sub(r"[^a-z0-9]", "", label)
-    if plain in _LABELS:
-        return _LABELS[plain]
+    if plain in _CODECS_BY_LABEL:
+        return _CODECS_BY_LABEL[plain]
     try:
         name = encoding_name(_ISO_8859.sub(r"iso8859-\1", plain) if _ISO_8859.fullmatch(plain) else label)
     except ValueError:
         return None
-    return _WIDER.get(name, name)
+    return _BROWSER_CODECS.get(name, name)
 
 
 def _decode_page(page: bytes, codec: str) -> str:
@@ -141,10 +141,10 @@ def _decode_page(page: bytes, codec: str) -> str:
     ):  # Many servers declare it even for UTF-8, and text in cp1252 is hardly ever valid UTF-8.
         with suppress(UnicodeDecodeError):
             return page.decode()
-    return page.decode(codec, errors=_AS_BROWSERS)
+    return page.decode(codec, errors=_BROWSER_ERRORS)
 
 
-def _as_browsers(error: UnicodeError) -> tuple[str, int]:
+def _decode_as_browsers(error: UnicodeError) -> tuple[str, int]:
     """Return what browsers read where a codec reads nothing: rows that NEC and IBM added to the Japanese set, and the
     euro sign; else U+FFFD."""
     assert isinstance(error, UnicodeDecodeError)
@@ -159,4 +159,4 @@ def _as_browsers(error: UnicodeError) -> tuple[str, int]:
     return "\ufffd", error.end
 
 
-codecs.register_error(_AS_BROWSERS, _as_browsers)
+codecs.register_error(_BROWSER_ERRORS, _decode_as_browsers)

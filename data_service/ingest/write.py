@@ -19,7 +19,7 @@ from data_service.corpus.manifest import (
     StoredFile,
     shard_key,
     shard_stem,
-    sidecar_of,
+    sidecar_key,
 )
 from data_service.corpus.origin import ValueCounts
 from data_service.corpus.provenance import Provenance
@@ -31,7 +31,7 @@ from data_service.errors import CorpusError
 from data_service.ingest.blocks import BATCH, BlockBuilder, EncodedDocument, encode_documents, encode_examples
 from data_service.ingest.deduplicate import ORDINAL, KeptDocuments, read_kept
 from data_service.ingest.heldout import divide_document, low_word
-from data_service.ingest.scan import hash_of, hash_tokens
+from data_service.ingest.scan import hash_parts, hash_tokens
 from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
@@ -42,7 +42,7 @@ from data_service.tokenizers.quick import TextEncoder
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Level
 
-LENGTHS = 40  # bins of a histogram of documents' lengths in tokens, by powers of two
+LENGTH_BINS = 40  # bins of a histogram of documents' lengths in tokens, by powers of two
 
 
 class _Piece(NamedTuple):
@@ -98,7 +98,7 @@ class PartWriter:
         self.sidecar = SidecarWriter(path.with_suffix(".parquet"))
         self._blocks = self._documents = 0
         self._text_bytes = 0
-        self._lengths = [0] * LENGTHS
+        self._lengths = [0] * LENGTH_BINS
 
     def __enter__(self) -> "PartWriter":
         return self
@@ -166,7 +166,7 @@ class WriteTask(SplitTask):
 
     @property
     def source(self) -> str:
-        return hash_of([self.kept.source, repr(self.heldout)])
+        return hash_parts([self.kept.source, repr(self.heldout)])
 
 
 class WriteReceipt(TaskReceipt):
@@ -192,7 +192,7 @@ class WriteReceipt(TaskReceipt):
     encoded_by: dict[str, int]
 
 
-def write(task: WriteTask) -> WriteReceipt:
+def write_split(task: WriteTask) -> WriteReceipt:
     """Write a split's shards; return the receipt. Needs memory for two blocks and the text of a streamed piece.
 
     Raises:
@@ -322,7 +322,7 @@ def _store_parts(
             store.put_file(key, part.path)
             files[key] = summary.shard.size
         if summary.sidecar is not None:
-            key = sidecar_of(shard_key(name, task.index))
+            key = sidecar_key(shard_key(name, task.index))
             store.put_file(key, part.sidecar.path)
             files[key] = summary.sidecar.size
     key, unigram = task.layout.unigram(task.index), parts[0].unigram.tobytes()

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.ingest.scan import hash_of
+from data_service.ingest.scan import hash_parts
 from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
-from data_service.prepare.duplicates import CompareHashesReceipt, by_chunk, clusters_table
+from data_service.prepare.duplicates import CompareHashesReceipt, clusters_table, group_by_chunk
 from data_service.prepare.layout import PrepareLayout
-from data_service.prepare.near_duplicates import JoinReceipt, NumberType, SignedDocuments
+from data_service.prepare.near_duplicates import JoinReceipt, NumberDtype, SignedDocuments
 from data_service.store.base import Store, digest
 
 _CHUNK_ROWS = 1 << 20  # pairs, or documents, that are processed at a time
@@ -81,7 +81,7 @@ def plan_link(
             groups.append(number)
             filled = 0
         filled += chunk.documents
-    source = hash_of([signed.digest, *(receipt.digest for receipt in joined)])
+    source = hash_parts([signed.digest, *(receipt.digest for receipt in joined)])
     return LinkTask(layout, kind, signed, pairs, tuple(groups), source)
 
 
@@ -94,14 +94,14 @@ def link(task: LinkTask, progress: Callable[[int], None]) -> LinkReceipt:
     parents = np.arange(starts[-1], dtype=task.signed.dtype)
     for number, chunk in enumerate(task.signed.chunks):
         if chunk.documents > chunk.signatures:
-            unite(parents, chunk.read_copies(store).astype(np.int64) + starts[number])
+            unite_components(parents, chunk.read_copies(store).astype(np.int64) + starts[number])
     done = 0
     for key, size in task.pairs:
         for pairs in _read_pairs(store, key, size, task.signed.dtype):
-            unite(parents, pairs)
+            unite_components(parents, pairs)
         done += size
         progress(done)
-    flatten(parents)
+    flatten_trees(parents)
     weights = _read_weights(store, task.signed)
     files, parts = dict[str, int](), list[MemberPart]()
     for chunks in pairwise([*task.groups, len(task.signed.chunks)]):
@@ -115,7 +115,7 @@ def link(task: LinkTask, progress: Callable[[int], None]) -> LinkReceipt:
     return receipt
 
 
-def unite(parents: Numbers, pairs: NDArray[np.int64]) -> None:
+def unite_components(parents: Numbers, pairs: NDArray[np.int64]) -> None:
     """Join the components of each pair [P, 2] in `parents` [N]. A root is its own parent, and lower than its
     children."""
     one, other = pairs[:, 0], pairs[:, 1]
@@ -127,7 +127,7 @@ def unite(parents: Numbers, pairs: NDArray[np.int64]) -> None:
         np.minimum.at(parents, high, low.astype(parents.dtype))
 
 
-def flatten(parents: Numbers) -> None:
+def flatten_trees(parents: Numbers) -> None:
     """Make every document's root its parent."""
     for start in range(0, len(parents), _CHUNK_ROWS):
         stop = min(len(parents), start + _CHUNK_ROWS)
@@ -147,7 +147,7 @@ def _find_roots(parents: Numbers, numbers: NDArray[np.int64]) -> NDArray[np.int6
         places = roots.astype(np.int64)
 
 
-def _read_pairs(store: Store, key: str, size: int, dtype: NumberType) -> Iterator[NDArray[np.int64]]:
+def _read_pairs(store: Store, key: str, size: int, dtype: NumberDtype) -> Iterator[NDArray[np.int64]]:
     step = _CHUNK_ROWS * 2 * dtype.itemsize
     for start in range(0, size, step):
         data = store.get_range(key, start, min(step, size - start))
@@ -219,7 +219,7 @@ class NameTask(BuildTask):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        return (hash_of([self.signed.digest, self.members.digest]),)
+        return (hash_parts([self.signed.digest, self.members.digest]),)
 
 
 def plan_names(task: LinkTask, linked: LinkReceipt) -> list[NameTask]:
@@ -229,7 +229,7 @@ def plan_names(task: LinkTask, linked: LinkReceipt) -> list[NameTask]:
     ]
 
 
-def name(task: NameTask) -> CompareHashesReceipt:
+def name_members(task: NameTask) -> CompareHashesReceipt:
     """Write for each chunk which documents are near duplicates of which, and the sizes of clusters; return the
     receipt."""
     store, starts = task.layout.open(), np.array(task.signed.starts)
@@ -246,7 +246,7 @@ def name(task: NameTask) -> CompareHashesReceipt:
             names[one] if copy else None for one, copy in zip(place.tolist(), copies.tolist(), strict=True)
         ],
     )
-    written, offsets = by_chunk(table, chunk.astype(np.uint32), len(task.signed.chunks))
+    written, offsets = group_by_chunk(table, chunk.astype(np.uint32), len(task.signed.chunks))
     key = task.layout.clusters(task.kind, task.index)
     if written:
         store.put(key, written)

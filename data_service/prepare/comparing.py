@@ -6,21 +6,21 @@ from typing import assert_never
 
 from data_service.ingest.pool import Pool, Progress, R, ReportProgress, StageTasks, T, run_stage
 from data_service.ingest.tasks import find_receipts
-from data_service.prepare.clusters import LinkReceipt, LinkTask, link, name, plan_link, plan_names
+from data_service.prepare.clusters import LinkReceipt, LinkTask, link, name_members, plan_link, plan_names
 from data_service.prepare.duplicates import (
-    Clusters,
+    ChunkClusters,
     CompareHashesReceipt,
     HashedChunk,
-    clusters_of,
-    compare,
+    compare_hashes,
+    locate_clusters,
     plan_compare,
 )
-from data_service.prepare.frequent_paragraphs import CountReceipt, count, cuts_of, plan_counts
+from data_service.prepare.frequent_paragraphs import CountReceipt, count_range, locate_cuts, plan_counts
 from data_service.prepare.layout import PrepareLayout
-from data_service.prepare.minhash import bands_for
-from data_service.prepare.near_duplicates import JoinReceipt, join, plan_joins
+from data_service.prepare.minhash import choose_bands
+from data_service.prepare.near_duplicates import JoinReceipt, join_range, plan_joins
 from data_service.prepare.paragraphs import DuplicateParagraphs, ParagraphCuts
-from data_service.prepare.passes import IDS, PassReceipt, texts_of
+from data_service.prepare.passes import IDS_KIND, PassReceipt, texts_kind
 from data_service.prepare.signatures import SignedChunk
 from data_service.prepare.stages import ComparingStage, ExactDuplicates, NearDuplicates
 
@@ -40,14 +40,14 @@ class Runner:
 
 def compare_texts(
     runner: Runner, stage: ComparingStage, number: int, before: Sequence[PassReceipt]
-) -> Sequence[Clusters | ParagraphCuts]:
+) -> Sequence[ChunkClusters | ParagraphCuts]:
     """Compare the documents that pass `number` left; return for each chunk where it says what is a copy of what, or
     what is cut.
 
     Raises:
         StoreError: the store cannot be used.
     """
-    kind = texts_of(number)
+    kind = texts_kind(number)
     match stage:
         case ExactDuplicates():
             compared = _compare(runner, kind, [receipt.texts for receipt in before])
@@ -57,31 +57,31 @@ def compare_texts(
         case DuplicateParagraphs():
             hashed = [receipt.paragraphs for receipt in before if receipt.paragraphs is not None]
             tasks = plan_counts(runner.layout, kind, stage, hashed)
-            counted = runner.run(StageTasks("counting", tasks, count, CountReceipt))
-            return cuts_of(tasks[0], counted)
+            counted = runner.run(StageTasks("counting", tasks, count_range, CountReceipt))
+            return locate_cuts(tasks[0], counted)
         case other:
             assert_never(other)
-    return [clusters_of(chunk, runner.layout, kind, compared) for chunk in range(len(before))]
+    return [locate_clusters(chunk, runner.layout, kind, compared) for chunk in range(len(before))]
 
 
 def compare_ids(runner: Runner, read: Sequence[PassReceipt]) -> list[CompareHashesReceipt]:
     """Compare the ids of all documents read."""
-    return _compare(runner, IDS, [receipt.ids for receipt in read])
+    return _compare(runner, IDS_KIND, [receipt.ids for receipt in read])
 
 
 def _compare(runner: Runner, kind: str, chunks: Sequence[HashedChunk | None]) -> list[CompareHashesReceipt]:
     tasks = plan_compare(runner.layout, kind, [chunk for chunk in chunks if chunk is not None])
-    return runner.run(StageTasks("comparing", tasks, compare, CompareHashesReceipt))
+    return runner.run(StageTasks("comparing", tasks, compare_hashes, CompareHashesReceipt))
 
 
 def _find_near(
     runner: Runner, kind: str, stage: NearDuplicates, signed: Sequence[SignedChunk]
 ) -> list[CompareHashesReceipt]:
-    tasks = plan_joins(runner.layout, kind, signed, bands_for(stage.similarity))
-    joined = runner.run(StageTasks("matching", tasks, join, JoinReceipt))
+    tasks = plan_joins(runner.layout, kind, signed, choose_bands(stage.similarity))
+    joined = runner.run(StageTasks("matching", tasks, join_range, JoinReceipt))
     task = plan_link(runner.layout, kind, tasks[0].signed, joined)
     linked = _link(runner, task)
-    return runner.run(StageTasks("naming", plan_names(task, linked), name, CompareHashesReceipt))
+    return runner.run(StageTasks("naming", plan_names(task, linked), name_members, CompareHashesReceipt))
 
 
 def _link(runner: Runner, task: LinkTask) -> LinkReceipt:

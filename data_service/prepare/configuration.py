@@ -9,18 +9,18 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from data_service.errors import InputError, PrepareError
 from data_service.ingest import mediawiki, warc
 from data_service.ingest.encodings import UTF_8, encoding_name
-from data_service.ingest.inputs import PREPARATION, InputListing, NotRead, list_inputs, refuse_own_output
-from data_service.ingest.options import MIB, BuildOptions, differences
+from data_service.ingest.inputs import PREPARATION, InputListing, UnreadFile, list_inputs, refuse_own_output
+from data_service.ingest.options import MIB, BuildOptions, differing_entries
 from data_service.prepare.stages import NearDuplicates, Stage
 from data_service.store.base import Store
 
-RULES = 2  # version of the rules: grows when the same inputs and settings would give other bytes
+RULES_VERSION = 2  # version of the rules: grows when the same inputs and settings would give other bytes
 FieldName = Literal["id", "url", "licence", "language", "date"]
-Constant = Literal["url", "licence", "language", "date"]
+ConstantField = Literal["url", "licence", "language", "date"]
 
 
 class ReadOptions(BuildOptions):
-    """Options of reading: those of a corpus build, and the fields that are read beside the text."""
+    """Options of reading: those of a corpus build, and the fields that are read besides the text."""
 
     metadata: tuple[str, ...] = ()
 
@@ -37,7 +37,7 @@ class Input(BaseModel):
     """One source of documents.
 
     Attributes:
-        source: name of the source, which stands in every document.
+        source: name of the source, which every document records.
         files: files, folders and globs, local or s3://.
         text: field of a JSON line, or column of a table, that holds the text.
         fields: names of the fields that hold a document's id, URL, licence, language and date. Without a field of ids
@@ -52,7 +52,7 @@ class Input(BaseModel):
     files: tuple[str, ...] = Field(min_length=1)
     text: str = "text"
     fields: dict[FieldName, str] = Field(default_factory=dict)
-    constants: dict[Constant, str] = Field(default_factory=dict)
+    constants: dict[ConstantField, str] = Field(default_factory=dict)
     txt_documents: Literal["file", "blank_line"] = "file"
     encoding: str = UTF_8
     delimiter: str | None = Field(default=None, min_length=1, max_length=1)
@@ -138,16 +138,16 @@ def list_all(preparation: Preparation, store: Store) -> list[InputListing]:
     return listings
 
 
-def left_out(listings: list[InputListing]) -> list[NotRead]:
+def unread_files(listings: list[InputListing]) -> list[UnreadFile]:
     """Return the files among the inputs that are not read."""
     return [item for listing in listings for item in listing.left_out]
 
 
-def identity(preparation: Preparation, listings: list[InputListing]) -> dict[str, object]:
+def describe_identity(preparation: Preparation, listings: list[InputListing]) -> dict[str, object]:
     """Return what decides the output, as JSON values."""
     names = [[[file.uri, file.size] for file in listing.files] for listing in listings]
     return {
-        "rules": RULES,
+        "rules": RULES_VERSION,
         **preparation.model_dump(mode="json", exclude_none=True),
         "files": sum(len(listing.files) for listing in listings),
         "bytes": sum(file.size for listing in listings for file in listing.files),
@@ -160,7 +160,7 @@ def short_hash(wanted: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def claim(store: Store, wanted: dict[str, object]) -> None:
+def claim_output(store: Store, wanted: dict[str, object]) -> None:
     """Reserve the output for this preparation.
 
     Raises:
@@ -175,7 +175,7 @@ def claim(store: Store, wanted: dict[str, object]) -> None:
 
 def refuse_difference(store: Store, there: dict[str, object], wanted: dict[str, object], what: str) -> None:
     """Raise PrepareError if what is there was prepared in another way."""
-    lines = differences(there, wanted)
+    lines = differing_entries(there, wanted)
     if lines:
         raise PrepareError(
             "\n".join([f"{store.uri} holds {what} of another preparation:", *lines]),

@@ -2,8 +2,8 @@
 
 An index is made once, of the texts of the dev and test splits (`maskfleet tasks ngrams`), and is given to the stage as
 a file with its hash. It holds the hashes of all runs, sorted, so a document is looked up by binary search. Texts of 8
-to 12 units are looked up whole. Shorter ones are not: they occur by chance. A run that more than `MOST_TEXTS` texts of
-one split have is a template and not looked up; so a text may have no run left. The index says how many texts of each
+to 12 units are looked up whole. Shorter ones are not: they occur by chance. A run that more than `MAX_RUN_TEXTS` texts
+of one split have is a template and not looked up; so a text may have no run left. The index says how many texts of each
 split are looked up. Source of the method: Brown et al. 2020, "Language Models are Few-Shot Learners", appendix C.
 """
 
@@ -25,9 +25,9 @@ from data_service.corpus.origin import IndexedSplit
 from data_service.errors import PrepareError
 from data_service.prepare.documents import CutDocument, Document, Drop
 from data_service.prepare.model_file import check_hash
-from data_service.prepare.shingles import runs, units_of, units_of_lines
+from data_service.prepare.shingles import hash_runs, hash_units, hash_units_by_line
 
-WORDS, LEAST, MOST_TEXTS = 13, 8, 10
+RUN_WORDS, MIN_WORDS, MAX_RUN_TEXTS = 13, 8, 10
 _INDEX_REMEDY = "make it with `maskfleet tasks ngrams`"
 _LISTED_TEXTS = 3  # texts that the detail of a dropped document names
 _INDEX_TITLE = np.frombuffer(b"maskfleet ngrams 1", dtype=np.uint8)
@@ -61,7 +61,7 @@ class NgramIndex:
     def find(self, text: str) -> list[tuple[str, int]]:
         """Return (split, example) of the evaluation texts that `text` shares a run with, each once, in order."""
         found = set[int]()
-        for _, matched in self._matches(units_of(text)):
+        for _, matched in self._matches(hash_units(text)):
             found.update(self.texts[matched[matched >= 0]].tolist())
         return [(self.splits[one >> 32].split, one & 0xFFFFFFFF) for one in sorted(found)]
 
@@ -76,7 +76,7 @@ class NgramIndex:
     def _matches(self, units: NDArray[np.uint64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Yield each span and, for each run of it, its place in `keys`; -1 for a run that is not there."""
         for span in self.spans.tolist():
-            wanted = runs(units, span)
+            wanted = hash_runs(units, span)
             places = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
             yield span, np.where(self.keys[places] == wanted, places, -1)
 
@@ -100,7 +100,7 @@ def build_index(texts: Iterable[EvaluationText]) -> NgramIndex:
         spans |= used
     if not sum(split.looked_up for split in splits):
         raise PrepareError(
-            f"no text of {', '.join(by_split) or 'any split'} has {LEAST} words, so none can be looked up",
+            f"no text of {', '.join(by_split) or 'any split'} has {MIN_WORDS} words, so none can be looked up",
             remedy="name other tasks or files",
         )
     keys, texts_of = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -117,16 +117,16 @@ def _index_split(
     different = {text.text: text.number for text in reversed(texts)}
     keys, owners, spans = list[NDArray[np.uint64]](), list[NDArray[np.int64]](), set[int]()
     for place, text in enumerate(different):
-        units = units_of(text)
-        if len(units) >= LEAST:
-            span = min(WORDS, len(units))
+        units = hash_units(text)
+        if len(units) >= MIN_WORDS:
+            span = min(RUN_WORDS, len(units))
             spans.add(span)
-            keys.append(np.unique(runs(units, span)))
+            keys.append(np.unique(hash_runs(units, span)))
             owners.append(np.full(len(keys[-1]), place))
     every = np.concatenate(keys) if keys else np.empty(0, dtype=np.uint64)
     owner = np.concatenate(owners) if owners else np.empty(0, dtype=np.int64)
     _, inverse, counts = np.unique(every, return_inverse=True, return_counts=True)
-    rare = counts[inverse] <= MOST_TEXTS
+    rare = counts[inverse] <= MAX_RUN_TEXTS
     every, owner = every[rare], owner[rare]
     examples = np.array(list(different.values()), dtype=np.int64)
     described = IndexedSplit(
@@ -146,12 +146,12 @@ def digest_of_texts(texts: Iterable[str]) -> str:
 
 def dump_index(index: NgramIndex) -> bytes:
     """Return the bytes of an index. The same index always gives the same bytes."""
-    said = json.dumps([split.model_dump() for split in index.splits]).encode()
+    splits_json = json.dumps([split.model_dump() for split in index.splits]).encode()
     file = io.BytesIO()
     np.savez(
         file,
         title=_INDEX_TITLE,
-        splits=np.frombuffer(said, dtype=np.uint8),
+        splits=np.frombuffer(splits_json, dtype=np.uint8),
         spans=index.spans.astype("<i8"),
         keys=index.keys.astype("<u8"),
         texts=index.texts.astype("<i8"),
@@ -223,7 +223,7 @@ def _without_matches(text: str, index: NgramIndex) -> str:
 
     Empty if nothing is left, or if a run is left after all: lines that were apart can make one.
     """
-    lines, units, line_of = units_of_lines(text)
+    lines, units, line_of = hash_units_by_line(text)
     gone = set(line_of[index.covered(units)].tolist())
     rest = "\n".join(line for number, line in enumerate(lines) if number not in gone)
     return "" if not gone or not rest.strip() or index.find(rest) else rest

@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict
 
 
-class Counts(BaseModel):
+class PassCounts(BaseModel):
     """What became of a chunk's documents in a pass.
 
     Attributes:
@@ -15,7 +15,7 @@ class Counts(BaseModel):
         clustered: number of documents that a stage found near duplicates of and kept, by stage.
         cut: number of those of which it removed a part, by stage and reason.
         paragraphs_cut, characters_cut: numbers of paragraphs and of characters that were cut as frequent, by stage.
-        odd: number of documents read that do not look like text (`is_odd`).
+        odd: number of documents read that do not look like text (`is_garbled`).
         languages, licences: number of documents that left the last pass, by value; "" for none.
         lengths_read, lengths_left: number of documents with text that entered the first pass, and that left the last,
             by their characters: the largest power of two that is not above them.

@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from data_service.errors import LibraryChanged, PrepareError
 from data_service.ingest.warc import INSTALL
 from data_service.prepare.documents import Document, Drop
-from data_service.prepare.quality import QUICK
-from data_service.prepare.words import splitter_of
+from data_service.prepare.quality import FILTERS
+from data_service.prepare.words import get_splitter
 
-TESTED = ("0.10.1", "0.11")  # tested versions: from the first to below the second
+TESTED_VERSIONS = ("0.10.1", "0.11")  # tested versions: from the first to below the second
 _TRIAL_TEXT = "The bank of the river is where they met, and that is what it has to be. " * 8
 
 
@@ -60,7 +60,7 @@ class GopherRepetition(BaseModel):
 class C4Quality(BaseModel):
     """C4's rules: lines that are short or end in no punctuation go, and documents of too few sentences.
 
-    Documents with a curly bracket or "lorem ipsum" go wherever it stands, as the paper says (1910.10683, section 2.2).
+    Documents with a curly bracket or "lorem ipsum" anywhere are dropped, as the paper says (1910.10683, section 2.2).
     C4's own code and datatrove look for both only in lines that other rules kept.
     """
 
@@ -131,9 +131,9 @@ def open_block(stage: Filter) -> Callable[[Document], Document | Drop]:
         decide = _make_filter(stage)
         decide(Document("trial", _TRIAL_TEXT, "trial", url="https://example.org/page"))
     except (ImportError, LookupError, OSError, ValueError) as error:
-        said = next(iter(str(error).splitlines()), "") or type(error).__name__
+        message = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise PrepareError(
-            f"stage {stage.stage} cannot work: {said}",
+            f"stage {stage.stage} cannot work: {message}",
             remedy=f"{INSTALL}; if a language is meant, name one that datatrove has rules for, such as eng",
         ) from error
     return decide
@@ -152,10 +152,10 @@ def _check_version(stage: str) -> None:
         raise PrepareError(
             f"stage {stage} needs datatrove, which is not installed", remedy=INSTALL
         ) from error
-    first, below = (_version_numbers(bound) for bound in TESTED)
+    first, below = (_version_numbers(bound) for bound in TESTED_VERSIONS)
     if not first <= _version_numbers(found) < below:
         raise LibraryChanged(
-            f"stage {stage} was tested with datatrove {TESTED[0]} to below {TESTED[1]}, and {found} is installed",
+            f"stage {stage} was tested with datatrove {' to below '.join(TESTED_VERSIONS)}, and {found} is installed",
             remedy=INSTALL,
         )
 
@@ -168,7 +168,7 @@ def _make_filter(stage: Filter) -> Callable[[Document], Document | Drop]:
     block = _make_block(stage)
     if isinstance(stage, UrlFilter):
         return partial(_decide_by_url, block)
-    check = QUICK[stage.stage](block, splitter_of(stage.language))
+    check = FILTERS[stage.stage](block, get_splitter(stage.language))
 
     def decide(document: Document) -> Document | Drop:
         text = document.text

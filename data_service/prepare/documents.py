@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_service.ingest.tables import CLUSTER, CLUSTERS
+from data_service.ingest.tables import CLUSTER_COLUMN, CLUSTERS_KEY
 from data_service.store.base import Store, digest
 
 _GROUP_BYTES = 8 << 20  # bytes of text in a row group; `corpus build` cuts its work at row groups
@@ -85,7 +85,7 @@ class DroppedDocument:
     detail: str = ""
 
 
-KEPT = pa.schema(
+KEPT_SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
         pa.field("text", pa.string(), nullable=False),
@@ -101,15 +101,17 @@ def kept_schema(clusters: str) -> pa.Schema:
     `corpus build` finds in the file; empty if there are none.
     """
     if not clusters:
-        return KEPT
-    return KEPT.append(pa.field(CLUSTER, pa.string())).with_metadata({CLUSTERS: clusters})
+        return KEPT_SCHEMA
+    return KEPT_SCHEMA.append(pa.field(CLUSTER_COLUMN, pa.string())).with_metadata({CLUSTERS_KEY: clusters})
 
 
-DROPPED = pa.schema([pa.field(field.name, pa.string(), nullable=False) for field in fields(DroppedDocument)])
+DROPPED_SCHEMA = pa.schema(
+    [pa.field(field.name, pa.string(), nullable=False) for field in fields(DroppedDocument)]
+)
 
 
 class RowsWriter:
-    """Collects rows of a part: `Document`s with a schema of `kept_schema`, or `DroppedDocument`s with `DROPPED`."""
+    """Collects rows of a part: `Document`s (schema `kept_schema`) or `DroppedDocument`s (schema `DROPPED_SCHEMA`)."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema

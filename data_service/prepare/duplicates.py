@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data_service.ingest.deduplicate import partitions, same_as_before
-from data_service.ingest.scan import bucket_starts, hash_of
+from data_service.ingest.deduplicate import equals_previous, partition_ranges
+from data_service.ingest.scan import bucket_starts, hash_parts
 from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
 from data_service.prepare.layout import PrepareLayout
 from data_service.store.base import Store, digest, parallel_map
@@ -32,7 +32,7 @@ Slices = tuple[
 _CLUSTERS_SCHEMA = pa.schema([("ordinal", pa.uint32()), ("weight", pa.int64()), ("copy_of", pa.string())])
 
 
-class Hashes:
+class HashCollector:
     """The hashes of a chunk's documents."""
 
     def __init__(self) -> None:
@@ -136,14 +136,14 @@ class CompareHashesReceipt(TaskReceipt):
 def plan_compare(layout: PrepareLayout, kind: str, chunks: Sequence[HashedChunk]) -> list[CompareHashesTask]:
     """Cut the hash space into partitions of about `_PARTITION_DOCUMENTS` documents."""
     documents = sum(chunk.buckets[-1] for chunk in chunks)
-    source = hash_of(chunk.digest for chunk in chunks)
+    source = hash_parts(chunk.digest for chunk in chunks)
     return [
         CompareHashesTask(layout, kind, index, tuple(chunk.slices(first, stop) for chunk in chunks), source)
-        for index, (first, stop) in enumerate(partitions(documents, _PARTITION_DOCUMENTS))
+        for index, (first, stop) in enumerate(partition_ranges(documents, _PARTITION_DOCUMENTS))
     ]
 
 
-def compare(task: CompareHashesTask) -> CompareHashesReceipt:
+def compare_hashes(task: CompareHashesTask) -> CompareHashesReceipt:
     """Write which documents of the partition are copies of an earlier one; return the receipt."""
     store = task.layout.open()
     read = list(parallel_map(partial(_read_slices, store), task.slices))
@@ -159,7 +159,7 @@ def compare(task: CompareHashesTask) -> CompareHashesReceipt:
         for one, copy in zip(first.tolist(), copies.tolist(), strict=True)
     ]
     table = clusters_table(records["ordinal"][rows].astype(np.uint32), weights, copy_of)
-    data, offsets = by_chunk(table, chunk[rows], len(parts))
+    data, offsets = group_by_chunk(table, chunk[rows], len(parts))
     key = task.layout.clusters(task.kind, task.index)
     if data:
         store.put(key, data)
@@ -186,7 +186,7 @@ def _find_clusters(
     """Return, for each document that has a copy: its row, the row of the first of its cluster, the cluster's weight."""
     order = np.lexsort((records["ordinal"], chunk, records["low"], records["high"]))
     found = records[order]
-    begins = np.append(np.ones(min(1, len(order)), dtype=np.bool_), ~same_as_before(found))
+    begins = np.append(np.ones(min(1, len(order)), dtype=np.bool_), ~equals_previous(found))
     begin = np.flatnonzero(begins)
     if not len(begin):
         return order, order, order
@@ -210,7 +210,7 @@ def clusters_table(
     return pa.table(columns, schema=_CLUSTERS_SCHEMA)
 
 
-def by_chunk(table: pa.Table, chunk: NDArray[np.uint32], count: int) -> tuple[bytes, list[int]]:
+def group_by_chunk(table: pa.Table, chunk: NDArray[np.uint32], count: int) -> tuple[bytes, list[int]]:
     """Return one Arrow stream a chunk that has rows, joined; and [count + 1] at which byte each begins."""
     order = np.lexsort((table.column("ordinal").to_numpy(), chunk))
     table, edges = table.take(pa.array(order)), np.searchsorted(chunk[order], np.arange(count + 1)).tolist()
@@ -232,7 +232,7 @@ def _read_slices(store: Store, wanted: Slices | None) -> tuple[bytes, bytes]:
 
 
 @dataclass(frozen=True)
-class Clusters:
+class ChunkClusters:
     """What is known of a chunk's documents that have copies. `slices`: (key, start, length) of its tables; `digest`:
     of all partitions."""
 
@@ -256,9 +256,9 @@ class Clusters:
         return copies, weights
 
 
-def clusters_of(
+def locate_clusters(
     chunk: int, layout: PrepareLayout, kind: str, compared: Sequence[CompareHashesReceipt]
-) -> Clusters:
+) -> ChunkClusters:
     """Return where the clusters of a chunk's documents are stored."""
     slices = tuple(
         (
@@ -269,4 +269,4 @@ def clusters_of(
         for partition, receipt in enumerate(compared)
         if receipt.starts[chunk + 1] > receipt.starts[chunk]
     )
-    return Clusters(slices, hash_of(receipt.digest for receipt in compared))
+    return ChunkClusters(slices, hash_parts(receipt.digest for receipt in compared))

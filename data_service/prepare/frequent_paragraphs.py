@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data_service.ingest.scan import hash_of
+from data_service.ingest.scan import hash_parts
 from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
 from data_service.prepare.documents import parquet_bytes
 from data_service.prepare.layout import PrepareLayout
 from data_service.prepare.paragraphs import (
-    BITS,
+    INDEX_BITS,
     RECORD,
     DuplicateParagraphs,
     HashedParagraphs,
@@ -58,7 +58,7 @@ class CountTask(BuildTask):
     @property
     def input_bytes(self) -> int:
         records = sum(chunk.records for chunk in self.chunks)
-        return (records * RECORD.itemsize * (self.bits[1] - self.bits[0])) >> BITS
+        return (records * RECORD.itemsize * (self.bits[1] - self.bits[0])) >> INDEX_BITS
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -85,16 +85,16 @@ def plan_counts(
     layout: PrepareLayout, kind: str, stage: DuplicateParagraphs, chunks: Sequence[HashedParagraphs]
 ) -> list[CountTask]:
     """Cut the hashes into ranges of about `_PARTITION_RECORDS` records."""
-    source = hash_of(chunk.digest for chunk in chunks)
-    count = min(1 << BITS, max(1, -(-sum(chunk.records for chunk in chunks) // _PARTITION_RECORDS)))
-    edges = [(number << BITS) // count for number in range(count + 1)]
+    source = hash_parts(chunk.digest for chunk in chunks)
+    count = min(1 << INDEX_BITS, max(1, -(-sum(chunk.records for chunk in chunks) // _PARTITION_RECORDS)))
+    edges = [(number << INDEX_BITS) // count for number in range(count + 1)]
     return [
         CountTask(layout, kind, index, tuple(chunks), bits, stage, source)
         for index, bits in enumerate(pairwise(edges))
     ]
 
 
-def count(task: CountTask) -> CountReceipt:
+def count_range(task: CountTask) -> CountReceipt:
     """Write which paragraphs of each chunk are frequent; return the receipt."""
     store = task.layout.open()
     parts = list(parallel_map(partial(_read, store, task.bits), task.chunks))
@@ -138,13 +138,13 @@ def _read(store: Store, bits: tuple[int, int], chunk: HashedParagraphs) -> NDArr
     return chunk.read(store, *bits)
 
 
-def cuts_of(task: CountTask, counted: Sequence[CountReceipt]) -> list[ParagraphCuts]:
+def locate_cuts(task: CountTask, counted: Sequence[CountReceipt]) -> list[ParagraphCuts]:
     """Return for each chunk what is cut from its documents. `task`: any of those that gave the receipts."""
     every = sorted((-documents, key, chunk) for each in counted for key, documents, chunk in each.first)
     listed: list[list[tuple[int, int]]] = [[] for _ in task.chunks]
     for documents, key, chunk in every[: task.stage.listed]:
         listed[chunk].append((key, -documents))
-    total = hash_of(each.digest for each in counted)
+    total = hash_parts(each.digest for each in counted)
     return [
         ParagraphCuts(
             task.stage,
@@ -154,13 +154,13 @@ def cuts_of(task: CountTask, counted: Sequence[CountReceipt]) -> list[ParagraphC
                 if (length := each.starts[chunk + 1] - each.starts[chunk])
             ),
             tuple(listed[chunk]),
-            hash_of([total, str(listed[chunk])]),
+            hash_parts([total, str(listed[chunk])]),
         )
         for chunk in range(len(task.chunks))
     ]
 
 
-def table_of(listed: Sequence[ListedParagraph]) -> bytes:
+def write_table(listed: Sequence[ListedParagraph]) -> bytes:
     """Return the table of the most frequent paragraphs as Parquet, the most frequent first."""
     ordered = sorted(listed, key=lambda each: (-each.documents, each.paragraph))
     return parquet_bytes(pa.Table.from_pylist([each.model_dump() for each in ordered], schema=_TABLE_SCHEMA))

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from data_service.prepare.shingles import shingles
 
-HASHES = 128
-SKETCH = HASHES // 8  # size of a sketch in bytes: one bit of each hash
+HASH_COUNT = 128
+SKETCH_BYTES = HASH_COUNT // 8  # size of a sketch in bytes: one bit of each hash
 _TARGET_RECALL = 0.99  # share of pairs with the requested similarity that the bands must find
 _MAX_DEVIATIONS = 2.5  # standard deviations by which a pair's equal bits may be below their expected number
 _CHUNK_SHINGLES = 256  # shingles that are hashed at a time: the products stay in a core's cache
@@ -35,17 +35,17 @@ class Bands:
     least_equal: int
 
 
-def bands_for(similarity: float) -> Bands:
-    """Return the longest bands that find 99 % of all pairs of a Jaccard similarity, with `HASHES` minima at most."""
+def choose_bands(similarity: float) -> Bands:
+    """Return the longest bands that find 99 % of all pairs of a Jaccard similarity, of at most `HASH_COUNT` minima."""
     fits = [
         rows
-        for rows in range(1, HASHES + 1)
-        if 1 - (1 - similarity**rows) ** (HASHES // rows) >= _TARGET_RECALL
+        for rows in range(1, HASH_COUNT + 1)
+        if 1 - (1 - similarity**rows) ** (HASH_COUNT // rows) >= _TARGET_RECALL
     ]
     rows = max(fits, default=1)
     equal = (1 + similarity) / 2
-    spread = math.sqrt(equal * (1 - equal) * HASHES)
-    return Bands(HASHES // rows, rows, math.ceil(equal * HASHES - _MAX_DEVIATIONS * spread))
+    spread = math.sqrt(equal * (1 - equal) * HASH_COUNT)
+    return Bands(HASH_COUNT // rows, rows, math.ceil(equal * HASH_COUNT - _MAX_DEVIATIONS * spread))
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ class Signature:
         return np.packbits((self.minima * _MIX_FACTOR >> np.uint32(31)).astype(np.bool_))
 
 
-def sign(text: str, words: int) -> Signature:
+def sign_text(text: str, words: int) -> Signature:
     """Return the signature of a text, of its shingles of `words` units."""
     found = (shingles(text, words) >> np.uint64(32)).astype(np.uint32)
     masks, factors = _hash_functions()
-    minima = np.full(HASHES, np.uint32(2**32 - 1))
+    minima = np.full(HASH_COUNT, np.uint32(2**32 - 1))
     for start in range(0, len(found), _CHUNK_SHINGLES):
         part = found[start : start + _CHUNK_SHINGLES, None] ^ masks
         part *= factors
@@ -87,5 +87,5 @@ def sign(text: str, words: int) -> Signature:
 @lru_cache(maxsize=1)
 def _hash_functions() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Return ([HASHES] masks, [HASHES] odd factors) of the hash functions, which permute 32-bit numbers."""
-    drawn = np.random.Generator(np.random.Philox(key=29)).integers(0, 2**32, (2, HASHES), dtype=np.uint32)
+    drawn = np.random.Generator(np.random.Philox(key=29)).integers(0, 2**32, (2, HASH_COUNT), dtype=np.uint32)
     return drawn[0], drawn[1] | np.uint32(1)

@@ -2,9 +2,9 @@
 one band.
 
 Within a group of documents with the same band every document is compared with the first. Those that are similar to it
-by their sketches are linked to it; the others form a group of their own, up to `_GROUPS` times. So the work is linear
-in the documents, even if all share a band. Documents are ordered by chunk, then by place in it, and links depend on
-nothing else.
+by their sketches are linked to it; the others form a group of their own, up to `_MAX_GROUPS` times. So the work is
+linear in the documents, even if all share a band. Documents are ordered by chunk, then by place in it, and links depend
+on nothing else.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.ingest.deduplicate import partitions
-from data_service.ingest.scan import BUCKETS, hash_of
+from data_service.ingest.deduplicate import partition_ranges
+from data_service.ingest.scan import HASH_BUCKETS, hash_parts
 from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
 from data_service.prepare.layout import PrepareLayout
-from data_service.prepare.minhash import HASHES, Bands
+from data_service.prepare.minhash import HASH_COUNT, Bands
 from data_service.prepare.signatures import RECORD, SignedChunk
 from data_service.store.base import Store, digest, parallel_map
 
 _PARTITION_DOCUMENTS = 2_000_000  # documents; about 300 MB while they are compared
-_GROUPS = 16
-NumberType = np.dtype[np.unsignedinteger[Any]]
+_MAX_GROUPS = 16
+NumberDtype = np.dtype[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class SignedDocuments:
         return [0, *accumulate(chunk.documents for chunk in self.chunks)]
 
     @property
-    def dtype(self) -> NumberType:
+    def dtype(self) -> NumberDtype:
         """The type of documents' numbers."""
         return np.dtype("<u4" if self.starts[-1] < 2**32 else "<u8")
 
@@ -72,7 +72,7 @@ class JoinTask(BuildTask):
     @property
     def input_bytes(self) -> int:
         records = sum(chunk.signatures for chunk in self.signed.chunks)
-        return records * RECORD.itemsize * (self.buckets[1] - self.buckets[0]) // BUCKETS
+        return records * RECORD.itemsize * (self.buckets[1] - self.buckets[0]) // HASH_BUCKETS
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -90,8 +90,8 @@ def plan_joins(
     layout: PrepareLayout, kind: str, chunks: Sequence[SignedChunk], bands: Bands
 ) -> list[JoinTask]:
     """Cut each band's hashes into ranges of about `_PARTITION_DOCUMENTS` documents."""
-    signed = SignedDocuments(tuple(chunks), bands, hash_of([str(bands), *(one.digest for one in chunks)]))
-    ranges = partitions(sum(chunk.signatures for chunk in chunks), _PARTITION_DOCUMENTS)
+    signed = SignedDocuments(tuple(chunks), bands, hash_parts([str(bands), *(one.digest for one in chunks)]))
+    ranges = partition_ranges(sum(chunk.signatures for chunk in chunks), _PARTITION_DOCUMENTS)
     return [
         JoinTask(layout, kind, index, signed, band, buckets)
         for index, (band, buckets) in enumerate(
@@ -100,7 +100,7 @@ def plan_joins(
     ]
 
 
-def join(task: JoinTask) -> JoinReceipt:
+def join_range(task: JoinTask) -> JoinReceipt:
     """Write [P, 2] numbers of documents, the first of a group and one similar to it; return the receipt."""
     store, signed = task.layout.open(), task.signed
     read = list(parallel_map(partial(_read, store, task), signed.chunks))
@@ -134,7 +134,7 @@ def find_pairs(
     """
     found = [np.empty((0, 2), dtype=np.int64)]
     rows = np.arange(len(keys))
-    for _ in range(_GROUPS):
+    for _ in range(_MAX_GROUPS):
         begins = np.append(np.ones(min(1, len(rows)), dtype=np.bool_), keys[rows][1:] != keys[rows][:-1])
         sizes = np.diff(np.append(np.flatnonzero(begins), len(rows)))
         several = np.repeat(sizes > 1, sizes)
@@ -142,7 +142,7 @@ def find_pairs(
         if not len(rows):
             break
         unequal = np.bitwise_count(sketches[rows] ^ sketches[firsts]).sum(axis=1, dtype=np.int64)
-        similar = HASHES - unequal >= least_equal
+        similar = HASH_COUNT - unequal >= least_equal
         linked = similar & (rows != firsts)
         found.append(np.stack((numbers[firsts[linked]], numbers[rows[linked]]), axis=1))
         rows = rows[~similar]

@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
-from data_service.ingest.scan import folded_text, is_blank
+from data_service.ingest.scan import fold_text, is_blank
 from data_service.store.base import Store, digest
 
 RECORD = np.dtype([("key", "<u8"), ("documents", "<u4")])
-BITS = 12  # leading bits of a hash that index the table of records
+INDEX_BITS = 12  # leading bits of a hash that index the table of records
 _NUMBER = np.dtype("<u4")
-_TABLE_BYTES = ((1 << BITS) + 1) * _NUMBER.itemsize
+_TABLE_BYTES = ((1 << INDEX_BITS) + 1) * _NUMBER.itemsize
 _BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*\n)+)")
-SHOWN = 200  # characters of a paragraph that the table shows
+SHOWN_CHARACTERS = 200  # characters of a paragraph that the table shows
 
 
 class DuplicateParagraphs(BaseModel):
@@ -68,7 +68,7 @@ class DuplicateParagraphs(BaseModel):
         """Return the hash of a line or paragraph, 64 bits; None for one that is too short to be cut."""
         if is_blank(piece):
             return None
-        plain = folded_text(piece)
+        plain = fold_text(piece)
         if len(plain) < self.least_characters:
             return None
         return int.from_bytes(blake2b(plain.encode(), digest_size=8).digest(), "little")
@@ -124,7 +124,7 @@ class ParagraphHashes:
         keys, counts = np.unique(np.frombuffer(self._keys, dtype=np.uint64), return_counts=True)
         records = np.empty(len(keys), dtype=RECORD)
         records["key"], records["documents"] = keys, counts
-        edges = np.arange(1, 1 << BITS, dtype=np.uint64) << np.uint64(64 - BITS)
+        edges = np.arange(1, 1 << INDEX_BITS, dtype=np.uint64) << np.uint64(64 - INDEX_BITS)
         starts = np.array([0, *np.searchsorted(keys, edges).tolist(), len(keys)], dtype=_NUMBER)
         data = starts.tobytes() + records.tobytes() if len(keys) else b""
         if data:
@@ -157,15 +157,15 @@ class ParagraphCuts:
     listed: tuple[tuple[int, int], ...]
     digest: str
 
-    def open(self, store: Store) -> "Cutter":
+    def open(self, store: Store) -> "ParagraphCutter":
         """Return what cuts them. Raises StoreError."""
         read = (
             np.frombuffer(store.get_range(key, start, length), "<u8") for key, start, length in self.slices
         )
-        return Cutter(self.stage, (key for part in read for key in part.tolist()), dict(self.listed))
+        return ParagraphCutter(self.stage, (key for part in read for key in part.tolist()), dict(self.listed))
 
 
-class Cutter:
+class ParagraphCutter:
     """Cuts paragraphs from documents, and remembers the text of those that are listed.
 
     Attributes:
@@ -186,7 +186,9 @@ class Cutter:
                 continue
             paragraphs += 1
             if (documents := self._wanted.pop(key, None)) is not None:
-                self.listed.append(ListedParagraph(paragraph=piece.strip()[:SHOWN], documents=documents))
+                self.listed.append(
+                    ListedParagraph(paragraph=piece.strip()[:SHOWN_CHARACTERS], documents=documents)
+                )
         if not paragraphs:
             return text, 0, 0
         left = "".join(kept).strip("\n")

@@ -11,14 +11,14 @@ from typing import assert_never
 from pydantic import Field
 
 from data_service.ingest.documents import read_records
-from data_service.ingest.encodings import is_odd
+from data_service.ingest.encodings import is_garbled
 from data_service.ingest.records import BadRecord, RecordPlace, Text
-from data_service.ingest.scan import hash_of, spaced_text
+from data_service.ingest.scan import collapse_spaces, hash_parts
 from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, write_receipt
 from data_service.prepare.configuration import Input
-from data_service.prepare.counts import Counts, count_length
+from data_service.prepare.counts import PassCounts, count_length
 from data_service.prepare.documents import (
-    DROPPED,
+    DROPPED_SCHEMA,
     CutDocument,
     Document,
     Drop,
@@ -27,9 +27,9 @@ from data_service.prepare.documents import (
     kept_schema,
     read_part,
 )
-from data_service.prepare.duplicates import Clusters, HashedChunk, Hashes
+from data_service.prepare.duplicates import ChunkClusters, HashCollector, HashedChunk
 from data_service.prepare.layout import PrepareLayout
-from data_service.prepare.minhash import bands_for
+from data_service.prepare.minhash import choose_bands
 from data_service.prepare.paragraphs import (
     DuplicateParagraphs,
     HashedParagraphs,
@@ -37,7 +37,7 @@ from data_service.prepare.paragraphs import (
     ParagraphCuts,
     ParagraphHashes,
 )
-from data_service.prepare.signatures import Signatures, SignedChunk
+from data_service.prepare.signatures import SignatureCollector, SignedChunk
 from data_service.prepare.stages import (
     ComparingStage,
     DocumentStage,
@@ -47,11 +47,11 @@ from data_service.prepare.stages import (
 )
 from data_service.store.base import Store
 
-READ = "read"
-IDS = "ids"
+READ_STAGE = "read"
+IDS_KIND = "ids"
 
 
-def texts_of(number: int) -> str:
+def texts_kind(number: int) -> str:
     """Return the kind of hashes that pass `number` leaves of the texts that are compared after it."""
     return f"texts-{number}"
 
@@ -85,7 +85,7 @@ class PassReceipt(TaskReceipt):
         listed: frequent paragraphs that are listed, and that this chunk is the first to have.
     """
 
-    counts: Counts
+    counts: PassCounts
     digest: str
     parts: dict[str, str]
     ids: HashedChunk | None = None
@@ -110,7 +110,7 @@ class ReadTask(SplitTask):
     @property
     def sources(self) -> tuple[str, ...]:
         bounds = [f"{p.start} {p.stop} {p.plain_size}" for p in self.split.pieces if p.plain_size]
-        return (hash_of([*(f"{p.file.version} {p.file.uri}" for p in self.split.pieces), *bounds]),)
+        return (hash_parts([*(f"{p.file.version} {p.file.uri}" for p in self.split.pieces), *bounds]),)
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class LaterTask(BuildTask):
     run: Pass
     before: str
     size: int
-    found: Clusters | ParagraphCuts
+    found: ChunkClusters | ParagraphCuts
     compared: str
     reason: str | None
     named: str
@@ -146,7 +146,7 @@ class LaterTask(BuildTask):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        return (hash_of([self.before, self.found.digest]),)
+        return (hash_parts([self.before, self.found.digest]),)
 
 
 def read_chunk(task: ReadTask) -> PassReceipt:
@@ -156,8 +156,8 @@ def read_chunk(task: ReadTask) -> PassReceipt:
         InputError, StoreError: as `read_records`.
         PrepareError: a stage lacks a file or a package.
     """
-    sink = _Sink(task.layout, task.index, task.run)
-    ids = Hashes()
+    sink = _PassOutput(task.layout, task.index, task.run)
+    ids = HashCollector()
     for _, found in read_documents(task):
         sink.counts.entered += 1
         ids.add(found.id, found.id)
@@ -165,11 +165,11 @@ def read_chunk(task: ReadTask) -> PassReceipt:
             sink.drop(found)
         else:
             sink.counts.entered_bytes += len(found.text.encode())
-            sink.counts.odd += is_odd(found.text)
+            sink.counts.odd += is_garbled(found.text)
             count_length(sink.counts.lengths_read, found.text)
             sink.take(found)
     store = task.layout.open()
-    return sink.finish(store, task, ids.store(store, task.layout.hashed(IDS, task.index)))
+    return sink.finish(store, task, ids.store(store, task.layout.hashed(IDS_KIND, task.index)))
 
 
 def read_documents(task: ReadTask) -> Iterator[tuple[RecordPlace, Document | DroppedDocument]]:
@@ -180,17 +180,17 @@ def read_documents(task: ReadTask) -> Iterator[tuple[RecordPlace, Document | Dro
         place = record.place
         assert place is not None, "read with metadata_fields"
         if isinstance(record, BadRecord):
-            name = _place_name(place, task.entry)
-            yield place, DroppedDocument(name, task.entry.source, READ, "bad_record", record.reason)
+            name = _fallback_id(place, task.entry)
+            yield place, DroppedDocument(name, task.entry.source, READ_STAGE, "bad_record", record.reason)
             continue
-        found = _document(record, place, task.entry, numbers)
+        found = _to_document(record, place, task.entry, numbers)
         if record.blank:
-            yield place, DroppedDocument(found.id, found.source, READ, record.absent or "empty")
+            yield place, DroppedDocument(found.id, found.source, READ_STAGE, record.absent or "empty")
         else:
             yield place, found
 
 
-def _document(record: Text, place: RecordPlace, entry: Input, numbers: dict[str, int]) -> Document:
+def _to_document(record: Text, place: RecordPlace, entry: Input, numbers: dict[str, int]) -> Document:
     values = {name: record.metadata[number] for name, number in numbers.items()}
     constants: dict[str, str] = {str(name): value for name, value in entry.constants.items()}
 
@@ -198,7 +198,7 @@ def _document(record: Text, place: RecordPlace, entry: Input, numbers: dict[str,
         return values.get(name) or constants.get(name)
 
     return Document(
-        of("id") or _place_name(place, entry),
+        of("id") or _fallback_id(place, entry),
         record.text,
         entry.source,
         url=of("url"),
@@ -208,13 +208,13 @@ def _document(record: Text, place: RecordPlace, entry: Input, numbers: dict[str,
     )
 
 
-def _place_name(place: RecordPlace, entry: Input) -> str:
+def _fallback_id(place: RecordPlace, entry: Input) -> str:
     """Return the id of a document that has none: source, file and place in it."""
     name = f"{entry.source}/{place.file.key}"
     return f"{name}:{place.unit}-{place.number}" if place.unit else name
 
 
-def later_pass(task: LaterTask) -> PassReceipt:
+def run_later_pass(task: LaterTask) -> PassReceipt:
     """Take a chunk through a later pass; return the receipt.
 
     Raises:
@@ -222,7 +222,7 @@ def later_pass(task: LaterTask) -> PassReceipt:
         PrepareError: a stage lacks a file or a package.
     """
     store = task.layout.open()
-    sink = _Sink(task.layout, task.index, task.run, task.named)
+    sink = _PassOutput(task.layout, task.index, task.run, task.named)
     if isinstance(task.found, ParagraphCuts):
         listed = _cut_paragraphs(store, task, task.found, sink)
     else:
@@ -232,7 +232,7 @@ def later_pass(task: LaterTask) -> PassReceipt:
 
 
 def _cut_paragraphs(
-    store: Store, task: LaterTask, cuts: ParagraphCuts, sink: "_Sink"
+    store: Store, task: LaterTask, cuts: ParagraphCuts, sink: "_PassOutput"
 ) -> list[ListedParagraph]:
     """Cut frequent paragraphs from the documents; return those of the table."""
     cutter, label = cuts.open(store), task.compared
@@ -255,7 +255,7 @@ def _cut_paragraphs(
     return cutter.listed
 
 
-def _drop_copies(store: Store, task: LaterTask, clusters: Clusters, sink: "_Sink") -> None:
+def _drop_copies(store: Store, task: LaterTask, clusters: ChunkClusters, sink: "_PassOutput") -> None:
     """Drop the documents that are copies of others, or name their clusters."""
     copies, weights = clusters.read(store)
     for ordinal, found in enumerate(sink.entering(_documents_between(store, task))):
@@ -269,7 +269,7 @@ def _drop_copies(store: Store, task: LaterTask, clusters: Clusters, sink: "_Sink
             sink.take(replace(found, cluster_size=weights.get(ordinal, found.cluster_size)))
 
 
-def _in_cluster(found: Document, first: str | None, counts: Counts, task: LaterTask) -> Document:
+def _in_cluster(found: Document, first: str | None, counts: PassCounts, task: LaterTask) -> Document:
     """Return a document with the name of its cluster: the id of the first document, which may be itself."""
     counts.clustered[task.compared] = counts.clustered.get(task.compared, 0) + 1
     return replace(found, cluster=found.id if first is None else first)
@@ -281,15 +281,15 @@ def _documents_between(store: Store, task: LaterTask) -> Iterator[Document]:
     )
 
 
-class _Sink:
+class _PassOutput:
     """Takes a chunk's documents through the stages of a pass, and writes what becomes of them."""
 
     def __init__(self, layout: PrepareLayout, index: int, run: Pass, clusters: str = "") -> None:
-        self.counts = Counts()
+        self.counts = PassCounts()
         self._layout, self._index, self._run = layout, index, run
         self._filters = [(label, open_filter(stage)) for label, stage in run.stages]
-        self._kept, self._dropped = RowsWriter(kept_schema(clusters)), RowsWriter(DROPPED)
-        self._texts = _texts_for(run.comparing)
+        self._kept, self._dropped = RowsWriter(kept_schema(clusters)), RowsWriter(DROPPED_SCHEMA)
+        self._texts = _text_collector(run.comparing)
 
     def entering(self, documents: Iterable[Document]) -> Iterator[Document]:
         """Yield the documents, and count them."""
@@ -307,7 +307,7 @@ class _Sink:
                 )
                 return
             if isinstance(decided, CutDocument):
-                _count(self.counts.cut, label, decided.reason)
+                _count_reason(self.counts.cut, label, decided.reason)
                 decided = decided.document
             if decided.text is not document.text and decided.text != document.text:
                 self.counts.changed[label] = self.counts.changed.get(label, 0) + 1
@@ -315,8 +315,8 @@ class _Sink:
         self.counts.left += 1
         self.counts.left_bytes += len(document.text.encode())
         self._kept.add(document)
-        if isinstance(self._texts, Hashes):
-            self._texts.add(spaced_text(document.text), document.id, document.cluster_size)
+        if isinstance(self._texts, HashCollector):
+            self._texts.add(collapse_spaces(document.text), document.id, document.cluster_size)
         elif isinstance(self._texts, ParagraphHashes):
             self._texts.add(document.text)
         elif self._texts is not None:
@@ -330,7 +330,7 @@ class _Sink:
             count_length(self.counts.lengths_left, document.text)
 
     def drop(self, dropped: DroppedDocument) -> None:
-        _count(self.counts.dropped, dropped.stage, dropped.reason)
+        _count_reason(self.counts.dropped, dropped.stage, dropped.reason)
         self._dropped.add(dropped)
 
     def finish(
@@ -346,7 +346,7 @@ class _Sink:
         kept, dropped = self._kept.store(store, key), self._dropped.store(store, dropped_key)
         of_texts: HashedChunk | SignedChunk | HashedParagraphs | None = None
         if self._texts is not None:
-            of_texts = self._texts.store(store, self._layout.hashed(texts_of(number), self._index))
+            of_texts = self._texts.store(store, self._layout.hashed(texts_kind(number), self._index))
         parts = dict.fromkeys(dropped, self._dropped.digest)
         if last:
             parts |= dict.fromkeys(kept, self._kept.digest)
@@ -355,7 +355,7 @@ class _Sink:
             source=task.sources[0],
             files=kept | dropped | {name: size for found in hashed for name, size in found.files().items()},
             counts=self.counts,
-            digest=hash_of([self._kept.digest, self._dropped.digest, *(found.digest for found in hashed)]),
+            digest=hash_parts([self._kept.digest, self._dropped.digest, *(found.digest for found in hashed)]),
             parts=parts,
             ids=ids,
             texts=of_texts if isinstance(of_texts, HashedChunk) else None,
@@ -367,20 +367,22 @@ class _Sink:
         return receipt
 
 
-def _count(counts: dict[str, dict[str, int]], stage: str, reason: str) -> None:
+def _count_reason(counts: dict[str, dict[str, int]], stage: str, reason: str) -> None:
     of_stage = counts.setdefault(stage, {})
     of_stage[reason] = of_stage.get(reason, 0) + 1
 
 
-def _texts_for(comparing: ComparingStage | None) -> Hashes | Signatures | ParagraphHashes | None:
+def _text_collector(
+    comparing: ComparingStage | None,
+) -> HashCollector | SignatureCollector | ParagraphHashes | None:
     """Return what collects the texts for the stage that compares them."""
     match comparing:
         case None:
             return None
         case ExactDuplicates():
-            return Hashes()
+            return HashCollector()
         case NearDuplicates():
-            return Signatures(comparing.words, bands_for(comparing.similarity))
+            return SignatureCollector(comparing.words, choose_bands(comparing.similarity))
         case DuplicateParagraphs():
             return ParagraphHashes(comparing)
         case other:

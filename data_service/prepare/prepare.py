@@ -17,44 +17,36 @@ from itertools import islice
 from data_service.corpus.manifest import StoredFile
 from data_service.errors import InputError, PrepareError
 from data_service.ingest.inputs import PREPARATION, PREPARED_DOCUMENTS, STATISTICS, InputListing
-from data_service.ingest.pool import (
-    Pool,
-    Progress,
-    R,
-    ReportProgress,
-    StageTasks,
-    T,
-    remove_scaffolding,
-)
-from data_service.ingest.scan import hash_of
-from data_service.ingest.streamed import MeasuredFile, MeasureTask, PieceReader, measure
+from data_service.ingest.pool import Pool, Progress, R, ReportProgress, StageTasks, T, remove_scaffolding
+from data_service.ingest.scan import hash_parts
+from data_service.ingest.streamed import MeasuredFile, MeasureTask, PieceReader, measure_file
 from data_service.ingest.tasks import plan_splits, streamed_files
 from data_service.prepare.comparing import Runner, compare_ids, compare_texts
 from data_service.prepare.configuration import (
     Preparation,
     ReadOptions,
-    claim,
-    identity,
+    claim_output,
+    describe_identity,
     list_all,
     refuse_difference,
     short_hash,
 )
 from data_service.prepare.contamination import searched_splits
-from data_service.prepare.frequent_paragraphs import table_of
+from data_service.prepare.frequent_paragraphs import write_table
 from data_service.prepare.layout import DROPPED, PARAGRAPHS, PrepareLayout
 from data_service.prepare.paragraphs import ParagraphCuts
 from data_service.prepare.passes import (
-    READ,
+    READ_STAGE,
     LaterTask,
     Pass,
     PassReceipt,
     ReadTask,
-    later_pass,
     read_chunk,
     read_documents,
+    run_later_pass,
 )
-from data_service.prepare.stages import ComparingStage, DocumentStage, check_stage, stage_labels
-from data_service.prepare.statistics import Statistics, gather, save
+from data_service.prepare.stages import ComparingStage, DocumentStage, check_requirements, stage_labels
+from data_service.prepare.statistics import Statistics, gather_statistics, save_statistics
 from data_service.store.base import Store, digest
 from data_service.store.open import open_store
 
@@ -74,17 +66,17 @@ def prepare(preparation: Preparation, output: str, workers: int, progress: Repor
         StoreError: a store cannot be used.
     """
     for stage in preparation.stages:
-        check_stage(stage)
+        check_requirements(stage)
     store = open_store(output)
     listings = list_all(preparation, store)
-    wanted = identity(preparation, listings)
+    wanted = describe_identity(preparation, listings)
     if store.size(STATISTICS) is not None:
         statistics = load_statistics(store)
         refuse_difference(store, statistics.preparation, wanted, "documents")
         size = sum(part.size for part in statistics.parts.values())
         progress(Progress("already built", len(statistics.parts), len(statistics.parts), size, size))
     else:
-        claim(store, wanted)
+        claim_output(store, wanted)
         layout = PrepareLayout(store.uri, short_hash(wanted))
         options = [entry.options(preparation.chunk_bytes) for entry in preparation.inputs]
         streams = any(streamed_files(each.files, one) for each, one in zip(listings, options, strict=True))
@@ -97,7 +89,7 @@ def prepare(preparation: Preparation, output: str, workers: int, progress: Repor
             store.delete(PREPARATION)
             raise
         _remove_foreign_parts(store, statistics)
-        save(store, STATISTICS, statistics)
+        save_statistics(store, STATISTICS, statistics)
     remove_scaffolding(store, progress)
     return statistics
 
@@ -147,20 +139,20 @@ class _Passes:
         tables: dict[str, StoredFile] = {}
         for number, of_pass in enumerate(self._passes[1:], start=1):
             later = self._later_tasks(of_pass, receipts[number - 1])
-            receipts.append(self._run(StageTasks("filtering", later, later_pass, PassReceipt)))
+            receipts.append(self._run(StageTasks("filtering", later, run_later_pass, PassReceipt)))
             if isinstance(later[0].found, ParagraphCuts):
                 tables |= self._store_listed(number, receipts[number])
-        labels = [READ, *stage_labels(self._preparation.stages)]
+        labels = [READ_STAGE, *stage_labels(self._preparation.stages)]
         sources = [task.entry.source for task in tasks]
         searched = searched_splits(self._preparation.stages)
-        statistics = gather(wanted, labels, sources, receipts, searched, tables)
+        statistics = gather_statistics(wanted, labels, sources, receipts, searched, tables)
         if not statistics.documents_kept:
             raise _nothing_left_error(statistics)
         return statistics
 
     def _store_listed(self, number: int, receipts: list[PassReceipt]) -> dict[str, StoredFile]:
         """Store the table of the most frequent paragraphs that were cut; return it by key."""
-        data = table_of([each for receipt in receipts for each in receipt.listed])
+        data = write_table([each for receipt in receipts for each in receipt.listed])
         key = self._layout.listed(number)
         self._layout.open().put(key, data)
         return {key: StoredFile(len(data), digest(data))}
@@ -175,11 +167,11 @@ class _Passes:
         if not files:
             return {}
         tasks = [MeasureTask(self._layout, index, file) for index, file in enumerate(files)]
-        measured = self._run(StageTasks("measuring", tasks, measure, MeasuredFile))
+        measured = self._run(StageTasks("measuring", tasks, measure_file, MeasuredFile))
         sizes = {file.uri: found.plain_size for file, found in zip(files, measured, strict=True)}
         # Decompressed sizes decide where chunks begin.
         lengths = (f"{size} {uri}" for uri, size in sorted(sizes.items()))
-        self._layout = replace(self._layout, build=hash_of([self._layout.build, *lengths])[:16])
+        self._layout = replace(self._layout, build=hash_parts([self._layout.build, *lengths])[:16])
         return sizes
 
     def _read_tasks(self, sizes: dict[str, int]) -> list[ReadTask]:
@@ -256,7 +248,7 @@ def plan_passes(preparation: Preparation) -> list[Pass]:
 def _find_document(task: ReadTask, ordinal: int) -> tuple[str, str]:
     """Return the id of a chunk's document, and its place."""
     if task.split.streamed:
-        task = task.handed(PieceReader().read(task.split.streamed, task.options))
+        task = task.with_piece(PieceReader().read(task.split.streamed, task.options))
     place, found = next(islice(read_documents(task), ordinal, None))
     return found.id, str(place)
 

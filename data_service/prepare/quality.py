@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.prepare.shingles import FACTOR, mixed
-from data_service.prepare.words import Splitter, Words
+from data_service.prepare.shingles import HASH_FACTOR, mix_bits
+from data_service.prepare.words import Splitter, WordTable
 
 Decision = tuple[str, str]  # the reason to drop a text ("" to keep it), and the text without dropped lines
 _LINE_BREAKS = re.compile("\n+")
-_SPACE_HASH = mixed(np.array([32], dtype=np.uint64))  # the hash of a space
+_SPACE_HASH = mix_bits(np.array([32], dtype=np.uint64))  # the hash of a space
 
 
 def gopher_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
@@ -85,13 +85,13 @@ def _count_duplicates(parts: Sequence[str]) -> tuple[int, int]:
     return repeated, characters
 
 
-def _common_run_reason(block: Any, words: Words, size: int) -> str:
+def _common_run_reason(block: Any, words: WordTable, size: int) -> str:
     """Return the reason to drop a text of `size` characters for its most common run of words, if there is one."""
     from datatrove.pipeline.filters.gopher_repetition_filter import find_top_duplicate, get_n_grams
 
     hashes, powers, lengths = (words.rows[name].copy() for name in ("hash", "power", "length"))
     hashes += powers * _SPACE_HASH  # the hash of the word and a space
-    powers *= np.uint64(FACTOR)
+    powers *= np.uint64(HASH_FACTOR)
     ends = np.cumsum(lengths + 1)
     found, span = hashes, 1
     for count, most in block.top_n_grams:
@@ -109,7 +109,7 @@ def _common_run_reason(block: Any, words: Words, size: int) -> str:
     return ""
 
 
-def _repeated_runs_reason(block: Any, words: Words, size: int) -> str:
+def _repeated_runs_reason(block: Any, words: WordTable, size: int) -> str:
     """Return the reason to drop a text of `size` characters for runs of words that stand twice, if there is one."""
     from datatrove.pipeline.filters.gopher_repetition_filter import find_all_duplicate
 
@@ -216,4 +216,6 @@ def fineweb_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]
     return lambda text: (reason(text), text)
 
 
-QUICK = {check.__name__: check for check in (gopher_quality, gopher_repetition, c4_quality, fineweb_quality)}
+FILTERS = {
+    check.__name__: check for check in (gopher_quality, gopher_repetition, c4_quality, fineweb_quality)
+}

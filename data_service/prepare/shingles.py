@@ -1,8 +1,8 @@
 """Cuts a text into units, and hashes every run of a few neighbouring units: the shingles by which texts are compared.
 
 A unit is a run of letters, digits and marks. A letter of a script without spaces (`tokenizers/words.py`: Han, kana,
-Thai, Khmer ...) begins a unit, so there a unit is about a character. In a run of more than `LONGEST` letters every
-character is a unit, so that texts of scripts unknown here, or of none, are compared too. Case, Unicode forms,
+Thai, Khmer ...) begins a unit, so there a unit is about a character. In a run of more than `MAX_UNIT_LETTERS` letters
+every character is a unit, so that texts of scripts unknown here, or of none, are compared too. Case, Unicode forms,
 punctuation and white space make no difference. A text that has neither letters nor digits is compared by all its
 characters but white space.
 
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
 
-LONGEST = 32  # largest number of letters in a unit
+MAX_UNIT_LETTERS = 32  # largest number of letters in a unit
 _BEGINS_UNIT, _CONTINUES_UNIT = np.uint8(2), np.uint8(1)
-FACTOR = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
+HASH_FACTOR = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
 _MIX_FACTOR = np.uint64(0xD6E8FEB86659FD93)  # a multiplier of Pelle Evensen's rrmxmx and many other hashes
 _MIX_SHIFT_BITS = np.uint64(32)
 _CHUNK_CHARACTERS = 1 << 20  # characters that are hashed at a time
@@ -31,22 +31,22 @@ def shingles(text: str, words: int) -> NDArray[np.uint64]:
 
     A text of nothing but white space has none.
     """
-    units = units_of(text)
-    return runs(units, min(words, len(units)))
+    units = hash_units(text)
+    return hash_runs(units, min(words, len(units)))
 
 
-def units_of(text: str) -> NDArray[np.uint64]:
+def hash_units(text: str) -> NDArray[np.uint64]:
     """Return [U] hashes of a text's units."""
     return np.concatenate([_hash_piece_units(piece) for piece in _folded_pieces(text)])
 
 
-def units_of_lines(text: str) -> tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]:
+def hash_units_by_line(text: str) -> tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]:
     """Return the lines of a text, [U] hashes of their units, and [U] the line of each.
 
-    The units are those of `units_of`, unless a unit goes on where a piece of a million characters ends.
+    The units are those of `hash_units`, unless a unit goes on where a piece of a million characters ends.
     """
     lines = text.split("\n")
-    found = [units_of(line) if _has_units(line) else np.empty(0, dtype=np.uint64) for line in lines]
+    found = [hash_units(line) if _has_units(line) else np.empty(0, dtype=np.uint64) for line in lines]
     return lines, np.concatenate(found), np.repeat(np.arange(len(lines)), [len(units) for units in found])
 
 
@@ -58,7 +58,7 @@ def _code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
 
 
-def runs(units: NDArray[np.uint64], span: int) -> NDArray[np.uint64]:
+def hash_runs(units: NDArray[np.uint64], span: int) -> NDArray[np.uint64]:
     """Return [U - span + 1] hashes of all runs of `span` units; none if there are fewer units, or `span` is 0."""
     count = len(units) - span + 1 if span else 0
     if count <= 0:
@@ -93,18 +93,18 @@ def _hash_piece_units(text: str) -> NDArray[np.uint64]:
     places = np.flatnonzero(inside)
     if not len(places):
         spaces = np.fromiter(map(str.isspace, text), dtype=np.bool_, count=len(text))
-        return mixed(codes[~spaces].astype(np.uint64))
+        return mix_bits(codes[~spaces].astype(np.uint64))
     first = np.flatnonzero(starts[places])
     lengths = np.diff(np.append(first, len(places)))
-    if (lengths > LONGEST).any():
-        alone = np.repeat(lengths > LONGEST, lengths)
+    if (lengths > MAX_UNIT_LETTERS).any():
+        alone = np.repeat(lengths > MAX_UNIT_LETTERS, lengths)
         first = np.flatnonzero(starts[places] | alone)
         lengths = np.diff(np.append(first, len(places)))
     powers = _powers()[np.arange(len(places)) - np.repeat(first, lengths)]
-    return mixed(np.add.reduceat(mixed(codes[places].astype(np.uint64)) * powers, first))
+    return mix_bits(np.add.reduceat(mix_bits(codes[places].astype(np.uint64)) * powers, first))
 
 
-def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the hash of each number."""
     values = (values + np.uint64(1)) * _MIX_FACTOR
     values ^= values >> _MIX_SHIFT_BITS
@@ -113,8 +113,8 @@ def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @lru_cache(maxsize=1)
 def _powers() -> NDArray[np.uint64]:
-    """Return [LONGEST] powers of an odd number."""
-    return np.array([pow(FACTOR, i, 1 << 64) for i in range(LONGEST)], dtype=np.uint64)
+    """Return [MAX_UNIT_LETTERS] powers of an odd number."""
+    return np.array([pow(HASH_FACTOR, i, 1 << 64) for i in range(MAX_UNIT_LETTERS)], dtype=np.uint64)
 
 
 @lru_cache(maxsize=1)

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.ingest.scan import BUCKETS, hash_of
-from data_service.prepare.minhash import SKETCH, Bands, sign
+from data_service.ingest.scan import HASH_BUCKETS, hash_parts
+from data_service.prepare.minhash import SKETCH_BYTES, Bands, sign_text
 from data_service.store.base import Store, digest
 
 # The hash of a band, the document's number in its chunk, and its sketch.
-RECORD = np.dtype([("key", "<u8"), ("ordinal", "<u4"), ("sketch", "u1", SKETCH)])
+RECORD = np.dtype([("key", "<u8"), ("ordinal", "<u4"), ("sketch", "u1", SKETCH_BYTES)])
 _NUMBER = np.dtype("<u4")
-_TABLE_BYTES = (BUCKETS + 1) * _NUMBER.itemsize  # bytes of a band's table of starts
+_TABLE_BYTES = (HASH_BUCKETS + 1) * _NUMBER.itemsize  # bytes of a band's table of starts
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class SignedChunk:
         return np.frombuffer(store.get_range(self.key, start, count * _NUMBER.itemsize), dtype=_NUMBER)
 
 
-class Signatures:
+class SignatureCollector:
     """Collects the signatures of a chunk's documents: 400 bytes of memory a document, and 600 while they are stored."""
 
     def __init__(self, words: int, bands: Bands) -> None:
@@ -103,7 +103,7 @@ class Signatures:
 
     def add(self, text: str, name: str, weight: int = 1) -> None:
         """Add a document. `name`: its id."""
-        signature, ordinal = sign(text, self._words), len(self._weights)
+        signature, ordinal = sign_text(text, self._words), len(self._weights)
         first = self._first.setdefault(signature.digest(), ordinal)
         if first == ordinal:
             self._keys += signature.keys(self._bands).tobytes()
@@ -119,7 +119,7 @@ class Signatures:
         """Store everything; return what the receipt says of it."""
         ordinals = np.fromiter(self._first.values(), dtype=np.uint32, count=len(self._first))
         keys = np.frombuffer(self._keys, dtype=np.uint64).reshape(len(ordinals), self._bands.count)
-        sketches = np.frombuffer(self._sketches, dtype=np.uint8).reshape(len(ordinals), SKETCH)
+        sketches = np.frombuffer(self._sketches, dtype=np.uint8).reshape(len(ordinals), SKETCH_BYTES)
         heads, tables = list[bytes](), list[bytes]()
         for band in range(self._bands.count):
             order = np.argsort(keys[:, band], kind="stable")
@@ -142,12 +142,12 @@ class Signatures:
             signatures=len(ordinals),
             weighted=bool((weights > 1).any()),
             id_bytes=len(self._ids),
-            digest=hash_of([digest(part) for part in parts]),
+            digest=hash_parts([digest(part) for part in parts]),
             size=sum(map(len, parts)) if documents else 0,
         )
 
 
 def _bucket_starts(keys: NDArray[np.uint64]) -> NDArray[np.uint32]:
     """Return [BUCKETS + 1], the numbers at which the sorted hashes of each first byte begin, and the end."""
-    firsts = np.arange(1, BUCKETS, dtype=np.uint64) << np.uint64(56)
+    firsts = np.arange(1, HASH_BUCKETS, dtype=np.uint64) << np.uint64(56)
     return np.array([0, *np.searchsorted(keys, firsts).tolist(), len(keys)], dtype=_NUMBER)

@@ -9,14 +9,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Annotated, Literal, Self, assert_never
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from data_service.corpus.provenance import Patterns, matches_one
 from data_service.prepare.contamination import Decontaminate, open_decontaminate
@@ -183,7 +176,7 @@ def stage_labels(stages: tuple[Stage, ...]) -> tuple[str, ...]:
     return tuple(name if count == 1 else f"{name} {count}" for name, count in zip(names, counts, strict=True))
 
 
-def check_stage(stage: Stage) -> None:
+def check_requirements(stage: Stage) -> None:
     """Check, before any work, that what a stage needs is there.
 
     Raises:

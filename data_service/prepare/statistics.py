@@ -8,7 +8,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from data_service.corpus.manifest import StoredFile
-from data_service.corpus.origin import REST, VALUES, IndexedSplit, StageCounts, by_count
+from data_service.corpus.origin import MAX_VALUES, OTHERS, IndexedSplit, StageCounts, by_count
 from data_service.prepare.passes import PassReceipt
 from data_service.store.base import Store
 
@@ -62,7 +62,7 @@ class Statistics(BaseModel):
     searched: list[IndexedSplit] = []
 
 
-def gather(
+def gather_statistics(
     wanted: dict[str, object],
     labels: Sequence[str],
     sources: Sequence[str],
@@ -164,11 +164,11 @@ def _sum(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
 
 def _most_frequent(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     ordered = by_count(_sum(counts))
-    rest = sum(count for _, count in ordered[VALUES:])
-    return dict(ordered[:VALUES]) | ({REST: rest} if rest else {})
+    rest = sum(count for _, count in ordered[MAX_VALUES:])
+    return dict(ordered[:MAX_VALUES]) | ({OTHERS: rest} if rest else {})
 
 
-def save(store: Store, key: str, statistics: Statistics) -> None:
+def save_statistics(store: Store, key: str, statistics: Statistics) -> None:
     """Store the statistics."""
     store.put(
         key, (json.dumps(statistics.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n").encode()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.prepare.shingles import FACTOR, mixed
+from data_service.prepare.shingles import HASH_FACTOR, mix_bits
 
 _CACHE_CHARACTERS = 8 << 20  # characters of cached chunks, each of which counts `_CHUNK_CHARACTERS` more
 _CHUNK_CHARACTERS = 32
@@ -28,7 +28,7 @@ WORD = np.dtype("<u8,<u8,<i8,?,?,?,?", align=True)
 WORD.names = ("hash", "power", "length", "letters", "symbols", "ends", "mark")
 
 
-class Words:
+class WordTable:
     """The words of a text. `rows`: [W] WORD."""
 
     def __init__(self, rows: NDArray[np.void], texts: list[str], places: NDArray[np.int64]) -> None:
@@ -48,14 +48,14 @@ class Splitter:
     """Splits texts into words by the rules of a language, as datatrove names it."""
 
     def __init__(self, language: str) -> None:
-        self._language, self._spacy = language, _SpaCy.of(language)
+        self._language, self._spacy = language, _SpaCy.load(language)
         self._text: str | None = None
         self._forget()
         if self._spacy and self.split(_TRIAL).texts() != self._slow(_TRIAL):
             self._spacy = None
             self._forget()
 
-    def split(self, text: str) -> Words:
+    def split(self, text: str) -> WordTable:
         """Return the words of a text."""
         if text != self._text:
             chunks = self._spacy.chunks(text) if self._spacy else self._slow(text)
@@ -63,7 +63,7 @@ class Splitter:
             counts = self._ends[numbers] - (starts := self._ends[numbers - 1])
             before = np.cumsum(counts) - counts
             places = np.repeat(starts - before, counts) + np.arange(counts.sum())
-            self._words, self._text = Words(self._rows[places], self._texts, places), text
+            self._words, self._text = WordTable(self._rows[places], self._texts, places), text
         return self._words
 
     def _slow(self, text: str) -> list[str]:
@@ -139,7 +139,7 @@ class _SpaCy:
                     self._pairs.setdefault(one[-1] + other[0], []).append((one, other))
 
     @staticmethod
-    def of(language: str) -> "_SpaCy | None":
+    def load(language: str) -> "_SpaCy | None":
         """Return the tokenizer if spaCy splits the language, by rules that look at a chunk alone."""
         from datatrove.utils.word_tokenizers import SpaCyTokenizer, load_word_tokenizer
 
@@ -198,8 +198,8 @@ def _word_records(words: list[str], spacy: _SpaCy | None) -> NDArray[np.void]:
     rows["length"] = lengths = np.array([len(word) for word in words], dtype=np.int64)
     codes = np.frombuffer("".join(words).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     starts = np.cumsum(lengths) - lengths
-    powers = np.uint64(FACTOR) ** np.arange(lengths.max(initial=0) + 1, dtype=np.uint64)
-    hashes = mixed(codes.astype(np.uint64)) * powers[np.arange(len(codes)) - np.repeat(starts, lengths)]
+    powers = np.uint64(HASH_FACTOR) ** np.arange(lengths.max(initial=0) + 1, dtype=np.uint64)
+    hashes = mix_bits(codes.astype(np.uint64)) * powers[np.arange(len(codes)) - np.repeat(starts, lengths)]
     rows["hash"], rows["power"] = np.add.reduceat(hashes, starts) if words else 0, powers[lengths]
     rows["letters"] = [any(map(str.isalpha, word)) for word in words]
     rows["symbols"] = [PUNCTUATION_SET.issuperset(word) for word in words]
@@ -214,6 +214,6 @@ def _grown_table(table: NDArray[Any], size: int) -> NDArray[Any]:
 
 
 @lru_cache(maxsize=4)
-def splitter_of(language: str) -> Splitter:
+def get_splitter(language: str) -> Splitter:
     """Return the splitter of a language, which is one for all stages of a process."""
     return Splitter(language)

@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from data_service.rng import draws32
-from data_service.samples.masking import MaskableRows, RowMasking, purpose
-from data_service.samples.packing import EDGE_TOKENS, LaidOut
+from data_service.samples.masking import MaskableRows, RowMasking, purpose_key
+from data_service.samples.packing import EDGE_TOKENS, LaidOutRows
 from data_service.samples.samples import Samples
-from data_service.samples.selection import Slots, Units, ranges
-from data_service.samples.spans import Lengths
+from data_service.samples.selection import Slots, Units, expand_ranges
+from data_service.samples.spans import LengthDraws
 from data_service.types import Level, Tokens
 
 _DRAW_RANGE = 1 << 32
@@ -71,10 +71,10 @@ class Denoising(RowMasking):
         """Return the places of each row's draws: one for each token of its text."""
         return Slots(edges, first_row)
 
-    def expected(self, length: int, maskable: int) -> float:
+    def expected_targets(self, length: int, maskable: int) -> float:
         return length
 
-    def most(self, tokens: int) -> float:
+    def max_targets(self, tokens: int) -> float:
         return tokens
 
     def form(self, length: int) -> int:
@@ -83,7 +83,7 @@ class Denoising(RowMasking):
 
     def mask(self, rows: MaskableRows) -> Samples:
         laid_out = rows.rows
-        text = _Text.of(laid_out, rows.units)
+        text = _RowText.from_rows(laid_out, rows.units)
         targets = np.flatnonzero(text.learned)
         if self.permute_sentences:
             assert rows.sentences is not None  # ensured by `reads_sentences`
@@ -104,26 +104,26 @@ class Denoising(RowMasking):
     def _spans(self, rows: MaskableRows) -> "Spans":
         first, slots = rows.slots.first_row, rows.slots
         counts = np.diff(rows.units.edges)
-        uniform = draws32(purpose(rows.key, "budgets"), first, first + len(counts)) / _DRAW_RANGE
+        uniform = draws32(purpose_key(rows.key, "budgets"), first, first + len(counts)) / _DRAW_RANGE
         budgets = np.floor(self.rate * counts + uniform).astype(np.int64)
-        lengths = poisson_lengths(self.span_mean).of(_token_draws(rows, "lengths")) - 1
-        row, sizes = spans_within(budgets, lengths, slots.counts)
-        return Spans.laid_out(row, sizes, counts, _token_draws(rows, "places"), slots.counts)
+        lengths = poisson_lengths(self.span_mean).from_draws(_token_draws(rows, "lengths")) - 1
+        row, sizes = cut_spans_to_budget(budgets, lengths, slots.counts)
+        return Spans.from_sizes(row, sizes, counts, _token_draws(rows, "places"), slots.counts)
 
 
 def _token_draws(rows: MaskableRows, name: str) -> NDArray[np.uint32]:
     """Return [T] uniform 32-bit draws for one purpose, one for each token of the text."""
     edges = rows.slots.edges
-    return draws32(purpose(rows.key, name), int(edges[0]), int(edges[-1]))
+    return draws32(purpose_key(rows.key, name), int(edges[0]), int(edges[-1]))
 
 
-def poisson_lengths(mean: float) -> Lengths:
-    """Return the Poisson distribution of the number of units in a span, shifted by 1: `Lengths` begin with 1."""
-    return Lengths.weighted(np.cumprod(np.append(1.0, mean / np.arange(1, _SPAN_UNITS))))
+def poisson_lengths(mean: float) -> LengthDraws:
+    """Return the Poisson distribution of the number of units in a span, shifted by 1: `LengthDraws` begin with 1."""
+    return LengthDraws.weighted(np.cumprod(np.append(1.0, mean / np.arange(1, _SPAN_UNITS))))
 
 
 def sentence_order(
-    rows: LaidOut, sentences: NDArray[np.int64], draws: NDArray[np.uint32]
+    rows: LaidOutRows, sentences: NDArray[np.int64], draws: NDArray[np.uint32]
 ) -> NDArray[np.int64]:
     """Return [T] int64: for each place of the text the offset of the token that stands there once sentences are
     permuted, those of one document of one row among themselves.
@@ -139,10 +139,10 @@ def sentence_order(
     starts = starts[starts < total]
     part = np.searchsorted(parts, starts, side="right")
     order = np.lexsort((draws[starts], part))
-    return ranges(starts[order], np.diff(starts, append=total)[order])
+    return expand_ranges(starts[order], np.diff(starts, append=total)[order])
 
 
-def spans_within(
+def cut_spans_to_budget(
     budgets: NDArray[np.int64], lengths: NDArray[np.int64], drawn: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return [K] int64, the row of each span, and [K] int64, its number of units, which may be 0.
@@ -156,16 +156,16 @@ def spans_within(
         drawn: [N] int64, how many of them belong to each row.
     """
     row = np.repeat(np.arange(len(budgets)), drawn)
-    left = budgets[row] - _sum_before(lengths, drawn)
+    left = budgets[row] - _row_prefix_sums(lengths, drawn)
     used = left > 0
     row, sizes = row[used], np.minimum(lengths, left)[used]
     covered = np.bincount(row, weights=sizes, minlength=len(budgets)).astype(np.int64)
     room = covered - np.bincount(row[sizes > 0], minlength=len(budgets))
-    kept = (sizes > 0) | (_sum_before(sizes == 0, np.bincount(row, minlength=len(budgets))) < room[row])
+    kept = (sizes > 0) | (_row_prefix_sums(sizes == 0, np.bincount(row, minlength=len(budgets))) < room[row])
     return row[kept], sizes[kept]
 
 
-def _sum_before(
+def _row_prefix_sums(
     values: NDArray[np.int64] | NDArray[np.bool_], counts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return [D] int64, the sum of the values before each one in its row. `counts`: [N], number of values in each."""
@@ -190,7 +190,7 @@ class Spans:
     sizes: NDArray[np.int64]
 
     @classmethod
-    def laid_out(
+    def from_sizes(
         cls,
         rows: NDArray[np.int64],
         sizes: NDArray[np.int64],
@@ -215,14 +215,14 @@ class Spans:
         # Shuffles each row's beads: its spans and its single units.
         order = np.argsort((owner << 32) | mine, kind="stable")
         first = (np.cumsum(beads) - beads)[rows]
-        at = order[first + _sum_before(np.ones(len(rows), dtype=np.int64), per_row)]
+        at = order[first + _row_prefix_sums(np.ones(len(rows), dtype=np.int64), per_row)]
         units = np.ones(total, dtype=np.int64)
         units[at] = sizes
         return cls(rows, (np.cumsum(units) - units)[at], sizes)
 
 
 @dataclass(frozen=True)
-class _Text:
+class _RowText:
     """Rows with special tokens, before infilling.
 
     Attributes:
@@ -240,7 +240,7 @@ class _Text:
     learned: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, rows: LaidOut, units: Units) -> "_Text":
+    def from_rows(cls, rows: LaidOutRows, units: Units) -> "_RowText":
         places = rows.where(np.ones(int(rows.edges[-1]), dtype=np.bool_))
         every = np.arange(int(units.edges[-1]))
         inside, first = (np.zeros(len(rows.tokens), dtype=np.bool_) for _ in range(2))
@@ -250,12 +250,14 @@ class _Text:
         learned[places] = inside[places]
         return cls(rows.tokens, places, inside, first, learned)
 
-    def permuted(self, order: NDArray[np.int64]) -> "_Text":
+    def permuted(self, order: NDArray[np.int64]) -> "_RowText":
         """Return the rows with the text in another order; a unit's tokens stay together. Targets are left as they
         were."""
         origin = np.arange(len(self.tokens))
         origin[self.places] = self.places[order]
-        return _Text(self.tokens[origin], self.places, self.inside[origin], self.first[origin], self.learned)
+        return _RowText(
+            self.tokens[origin], self.places, self.inside[origin], self.first[origin], self.learned
+        )
 
     def infilled(
         self, spans: Spans, edges: NDArray[np.int64], offsets: NDArray[np.int64], mask: int
@@ -270,7 +272,7 @@ class _Text:
         """
         some = spans.sizes > 0
         hidden, opens = (np.zeros(int(edges[-1]), dtype=np.bool_) for _ in range(2))
-        hidden[ranges(spans.starts[some], spans.sizes[some])] = True
+        hidden[expand_ranges(spans.starts[some], spans.sizes[some])] = True
         opens[spans.starts[some]] = True
         unit = np.cumsum(self.first) - 1
         gone, opening = self.inside.copy(), self.first.copy()

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.rng import draws32
-from data_service.samples.masking import MaskableRows, RowMasking, purpose
+from data_service.samples.masking import MaskableRows, RowMasking, purpose_key
 from data_service.samples.samples import Samples
 from data_service.samples.selection import Slots
 
-LEAST_RATE = 1e-3
+MIN_RATE = 1e-3
 _DRAW_RANGE = 1 << 32
 
 
@@ -37,18 +37,18 @@ class DiffusionMasking(RowMasking):
         """Return the places of each row's draws: one for each token of its text."""
         return Slots(edges, first_row)
 
-    def expected(self, length: int, maskable: int) -> float:
-        return (1 + LEAST_RATE) / 2 * maskable
+    def expected_targets(self, length: int, maskable: int) -> float:
+        return (1 + MIN_RATE) / 2 * maskable
 
-    def most(self, tokens: int) -> float:
+    def max_targets(self, tokens: int) -> float:
         return tokens
 
     def mask(self, rows: MaskableRows) -> Samples:
         laid_out, units, slots = rows.rows, rows.units, rows.slots
         rates = row_rates(
-            draws32(purpose(rows.key, "rates"), slots.first_row, slots.first_row + len(slots.counts))
+            draws32(purpose_key(rows.key, "rates"), slots.first_row, slots.first_row + len(slots.counts))
         )
-        draws = draws32(purpose(rows.key, "hidden"), int(slots.edges[0]), int(slots.edges[-1]))
+        draws = draws32(purpose_key(rows.key, "hidden"), int(slots.edges[0]), int(slots.edges[-1]))
         hidden = draws < np.repeat(rates.astype(np.float64) * _DRAW_RANGE, slots.counts)
         maskable = units.text(np.arange(int(units.edges[-1])))
         text = maskable[hidden[maskable]]
@@ -60,6 +60,6 @@ class DiffusionMasking(RowMasking):
 
 
 def row_rates(draws: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """Return [N] float32, a rate for each of N uniform draws: uniform between `LEAST_RATE` and 1."""
+    """Return [N] float32, a rate for each of N uniform draws: uniform between `MIN_RATE` and 1."""
     uniform = (draws.astype(np.float64) + 0.5) / _DRAW_RANGE
-    return (LEAST_RATE + (1 - LEAST_RATE) * uniform).astype(np.float32)
+    return (MIN_RATE + (1 - MIN_RATE) * uniform).astype(np.float32)

@@ -18,7 +18,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.rng import Key, draws32, draws64, scale, stream_key
+from data_service.rng import Key, draws32, draws64, scale_draws, stream_key
 from data_service.samples.lanes import EDGE_TOKENS, LaneRows
 from data_service.samples.permutation_lm import PermutedPrediction, choose_targets, factorisation_order
 from data_service.samples.samples import Samples, join_rows
@@ -61,7 +61,7 @@ class LaneText:
 
 
 @dataclass(frozen=True)
-class Reading:
+class BlockReading:
     """A block's text, forward and, if rows are read backward, once more from its last token to its first.
 
     Attributes:
@@ -80,7 +80,7 @@ class Reading:
     holes: bool
 
     @classmethod
-    def of(
+    def from_block(
         cls,
         block: Block,
         special: SpecialIds,
@@ -181,10 +181,10 @@ class Reading:
         drawn, cut, place = draws.reshape(-1, _DRAWS_PER_ROW).T
         low = np.searchsorted(self.bounds, places, side="right")
         choices = np.searchsorted(self.bounds, places + room) - low
-        at_sentence = self.bounds[low + scale(cut, np.maximum(choices, 1))] - places
-        sizes = np.where(choices > 0, at_sentence, 1 + scale(cut, room - 1))
+        at_sentence = self.bounds[low + scale_draws(cut, np.maximum(choices, 1))] - places
+        sizes = np.where(choices > 0, at_sentence, 1 + scale_draws(cut, room - 1))
         # A random segment B begins where a sentence begins, early enough to fit.
-        anywhere = backward * self.size + scale(place, self.size - (room - sizes) + 1)
+        anywhere = backward * self.size + scale_draws(place, self.size - (room - sizes) + 1)
         elsewhere = self.bounds[np.searchsorted(self.bounds, anywhere, side="right") - 1]
         return sizes, np.where(drawn < round(random * (1 << 32)), elsewhere, places + sizes)
 
@@ -197,7 +197,7 @@ def lane_places(
 
     `key`: key of the draws of this block in this epoch.
     """
-    reading = Reading.of(block, special, (), None, backward=rows.directions == 2)
+    reading = BlockReading.from_block(block, special, (), None, backward=rows.directions == 2)
     firsts, sizes, seconds, backward = reading.parts(rows, 0, len(rows), key)
     ends = firsts + rows.reuse + sizes
     window = rows.length - EDGE_TOKENS
@@ -269,7 +269,7 @@ def permuted_rows(
 
     `key`: key of the draws of this block in this epoch. Other arguments as for `Reading.of`.
     """
-    reading = Reading.of(block, special, never, starts_word, backward=rows.directions == 2)
+    reading = BlockReading.from_block(block, special, never, starts_word, backward=rows.directions == 2)
     size = max(1, _CHUNK_TOKENS // rows.length)
     parts = []
     for first in range(start, stop, size):

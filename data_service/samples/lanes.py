@@ -23,7 +23,7 @@ from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.types import Block, Share
 
 EDGE_TOKENS = 3  # <sep> after A, <sep> and <cls> after B
-MOST_TOKENS = 1 << 16  # largest number of tokens in a row
+MAX_ROW_TOKENS = 1 << 16  # largest number of tokens in a row
 
 
 class Lanes(RowInput):
@@ -113,10 +113,10 @@ def check_lanes(lanes: Lanes, permuted: PermutedPrediction, length: int, count: 
     """
     room = length - EDGE_TOKENS - lanes.reuse
     first, second = permuted.goals
-    if room < 2 or length > MOST_TOKENS:
+    if room < 2 or length > MAX_ROW_TOKENS:
         raise PlanError(
             f"a row of {length} tokens cannot reuse {lanes.reuse} tokens and hold two segments",
-            remedy=f"set length to {lanes.reuse + EDGE_TOKENS + 2} to {MOST_TOKENS}, or change input.reuse",
+            remedy=f"set length to {lanes.reuse + EDGE_TOKENS + 2} to {MAX_ROW_TOKENS}, or change input.reuse",
         )
     if first > lanes.reuse or second > room:
         raise PlanError(

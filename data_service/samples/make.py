@@ -9,15 +9,9 @@ from numpy.typing import NDArray
 from data_service.rng import Key, stream_key
 from data_service.samples.lane_rows import lane_places, permuted_rows
 from data_service.samples.lanes import LaneRows, Lanes, lane_rows
-from data_service.samples.masking import (
-    NO_TABLES,
-    MaskableRows,
-    MaskingTables,
-    NoMasking,
-    RowMasking,
-)
+from data_service.samples.masking import NO_TABLES, MaskableRows, MaskingTables, NoMasking, RowMasking
 from data_service.samples.next_token import NextToken, next_tokens
-from data_service.samples.packing import LaidOut, Packed, RowCuts, Segments, lay_out, pack
+from data_service.samples.packing import LaidOutRows, Packed, RowCuts, Segments, lay_out, pack_block
 from data_service.samples.pairs import (
     OrderedPairs,
     Pairs,
@@ -32,15 +26,15 @@ from data_service.samples.pairs import (
     two_segments,
 )
 from data_service.samples.permutation_lm import PermutedPrediction
-from data_service.samples.samples import Samples, holes_of
+from data_service.samples.samples import Samples, row_holes
 from data_service.samples.selection import fixed_positions, token_units, word_units
 from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import (
     RepeatedSentences,
     TextPairs,
     TextRows,
-    pair_texts,
-    repeated_sentences,
+    pair_rows,
+    repeated_sentence_rows,
     text_rows,
 )
 from data_service.types import Block
@@ -56,17 +50,17 @@ def cut(block: Block, spec: StreamSpec, key: Key, source: int = 0) -> AnyRows:
     """
     match spec.input_of(source):
         case Packed() as packed:
-            return pack(block, packed.packing, spec.length)
+            return pack_block(block, packed.packing, spec.length)
         case SegmentPairs() | SentencePairs() | OrderedPairs() | TwoSegments() as pairs:
-            return RowCuts.paired(_segments(block, pairs, spec.length, key))
+            return RowCuts.paired(_draw_segments(block, pairs, spec.length, key))
         case Lanes() as lanes:
             return lane_rows(block, lanes, spec.length)
         case Translations():
             return translation_rows(block, spec.length)
         case TextPairs() as texts:
-            return pair_texts(block, texts.texts, spec.length)
+            return pair_rows(block, texts.texts, spec.length)
         case RepeatedSentences() as repeated:
-            return repeated_sentences(block, repeated.shortest, repeated.texts, spec.length)
+            return repeated_sentence_rows(block, repeated.shortest, repeated.texts, spec.length)
         case _ as never:
             assert_never(never)
 
@@ -188,17 +182,17 @@ def _masked_samples(
     if unigram is not None:
         vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
     maskable = MaskableRows(laid_out, units, slots, vocabulary, key, tables, rates, sentences)
-    return _with_labels(block, rows, start, laid_out, masking.mask(maskable))
+    return _add_labels(block, rows, start, laid_out, masking.mask(maskable))
 
 
 def _causal_samples(block: Block, rows: RowCuts, start: int, stop: int, spec: StreamSpec) -> Samples:
     text = rows.text(block, start, stop)
     laid_out = lay_out(text, rows, start, stop, spec.special)
     found = next_tokens(laid_out, fixed_positions(text, spec.never_masked))
-    return _with_labels(block, rows, start, laid_out, found)
+    return _add_labels(block, rows, start, laid_out, found)
 
 
-def _with_labels(block: Block, rows: RowCuts, start: int, laid_out: LaidOut, samples: Samples) -> Samples:
+def _add_labels(block: Block, rows: RowCuts, start: int, laid_out: LaidOutRows, samples: Samples) -> Samples:
     """Return `samples`, the rows from `start` on, with their segments and labels, and the holes that removed documents
     left."""
     stop = start + samples.rows
@@ -207,7 +201,7 @@ def _with_labels(block: Block, rows: RowCuts, start: int, laid_out: LaidOut, sam
         return samples
     removed = rows.take(block.removed, start, stop)
     lost = np.logical_and.reduceat(removed, laid_out.edges[:-1])
-    return replace(samples, holes=holes_of(laid_out.where(removed), laid_out.offsets, lost))
+    return replace(samples, holes=row_holes(laid_out.where(removed), laid_out.offsets, lost))
 
 
 def _in_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
@@ -239,7 +233,7 @@ def structure_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
     return stream_key("structure", spec.seed, copy, fingerprint, spec.split, block)
 
 
-def _segments(block: Block, pairs: Pairs, length: int, key: Key) -> Segments:
+def _draw_segments(block: Block, pairs: Pairs, length: int, key: Key) -> Segments:
     match pairs:
         case SegmentPairs():
             return segment_pairs(block, pairs, length, key)

@@ -23,12 +23,12 @@ from pydantic import (
 )
 
 from data_service.rng import Key, draws32, draws64, stream_key
-from data_service.samples.packing import LaidOut
-from data_service.samples.replacement import Replacement, Vocabulary, replaced
+from data_service.samples.packing import LaidOutRows
+from data_service.samples.replacement import Replacement, Vocabulary, replace_targets
 from data_service.samples.samples import Samples
-from data_service.samples.selection import Slots, Units, select, select_drawn
-from data_service.samples.similar_words import SimilarWords, replaced_words
-from data_service.samples.spans import Lengths, Stretches, ngram_lengths, select_stretches, span_lengths
+from data_service.samples.selection import Slots, Units, select_drawn, select_units
+from data_service.samples.similar_words import SimilarWords, replace_words
+from data_service.samples.spans import LengthDraws, StretchRule, ngram_lengths, select_stretches, span_lengths
 from data_service.types import Level
 
 _DRAW_RANGE = 1 << 32
@@ -70,7 +70,7 @@ class MaskableRows:
             masking does not ask for them.
     """
 
-    rows: LaidOut
+    rows: LaidOutRows
     units: Units
     slots: Slots
     vocabulary: Vocabulary
@@ -115,14 +115,14 @@ class RowMasking(BaseModel, ABC):
 
     @abstractmethod
     def slots(self, edges: NDArray[np.int64], first_row: int) -> Slots:
-        """Return the places of each row's draws. Arguments as for `Slots.of`."""
+        """Return the places of each row's draws. Arguments as for `Slots.for_rate`."""
 
     @abstractmethod
-    def expected(self, length: int, maskable: int) -> float:
+    def expected_targets(self, length: int, maskable: int) -> float:
         """Return the mean number of targets in a row of `length` tokens, of which `maskable` are not special."""
 
     @abstractmethod
-    def most(self, tokens: int) -> float:
+    def max_targets(self, tokens: int) -> float:
         """Return the largest number of targets in a row of `tokens` tokens."""
 
     @abstractmethod
@@ -140,16 +140,16 @@ class FixedRateMasking(RowMasking):
     rate: float = Field(gt=0, le=0.8)
 
     def slots(self, edges: NDArray[np.int64], first_row: int) -> Slots:
-        return Slots.of(edges, first_row, self.rate)
+        return Slots.for_rate(edges, first_row, self.rate)
 
-    def expected(self, length: int, maskable: int) -> float:
+    def expected_targets(self, length: int, maskable: int) -> float:
         return self.rate * maskable
 
-    def most(self, tokens: int) -> float:
+    def max_targets(self, tokens: int) -> float:
         return self.rate * tokens + 1
 
 
-class Undrawn(BaseModel):
+class DrawlessMasking(BaseModel):
     """A masking that draws nothing, so all epochs have the same rows."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -164,12 +164,12 @@ class Undrawn(BaseModel):
         return 0
 
 
-class NoMasking(Undrawn):
+class NoMasking(DrawlessMasking):
     """A masking without targets."""
 
     kind: Literal["none"] = "none"
 
-    def expected(self, length: int, maskable: int) -> float:
+    def expected_targets(self, length: int, maskable: int) -> float:
         """Return the number of targets in a row: 0."""
         return 0.0
 
@@ -219,16 +219,16 @@ class MlmMasking(FixedRateMasking):
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if self.longest is not None and self.unit not in ("ngram", "span"):
-            raise ValueError(f"longest is for n-grams and spans; leave it out with unit {self.unit}")
+            raise ValueError(f"longest needs unit ngram or span; leave it out with unit {self.unit}")
         if self.span_p is not None and self.unit != "span":
-            raise ValueError(f"span_p is for spans; leave it out with unit {self.unit}")
+            raise ValueError(f"span_p applies only to unit span; leave it out with unit {self.unit}")
         if self.ngram_weights is not None and (self.unit != "ngram" or self.longest is not None):
-            raise ValueError("ngram_weights are for unit ngram, in place of longest")
-        if self.replace.of_words and self.level is None:
-            named = " and ".join(self.replace.of_words)
+            raise ValueError("ngram_weights need unit ngram, and cannot be combined with longest")
+        if self.replace.word_shares and self.level is None:
+            named = " and ".join(self.replace.word_shares)
             raise ValueError(f"{named} words replace whole words; choose another unit than {self.unit}")
         if self.count == "drawn" and self.unit != "token":
-            raise ValueError(f"count drawn draws single tokens; choose another count with unit {self.unit}")
+            raise ValueError(f"count drawn needs unit token; choose another count with unit {self.unit}")
         return self
 
     @model_serializer(mode="wrap")
@@ -252,7 +252,7 @@ class MlmMasking(FixedRateMasking):
         """Return the epoch whose masks are used in `epoch`."""
         return epoch if self.copies == "dynamic" else epoch % self.copies
 
-    def expected(self, length: int, maskable: int) -> float:
+    def expected_targets(self, length: int, maskable: int) -> float:
         wanted = self.rate * (length if self.count_special else maskable)
         if self.count == "drawn":  # positions are drawn with replacement, and each counts once
             wanted = maskable * (1 - (1 - 1 / maskable) ** wanted)
@@ -260,15 +260,15 @@ class MlmMasking(FixedRateMasking):
             wanted = math.ceil(wanted)
         return wanted if self.max_predictions is None else min(wanted, self.max_predictions)
 
-    def most(self, tokens: int) -> float:
-        return min(super().most(tokens), self.max_predictions or tokens)
+    def max_targets(self, tokens: int) -> float:
+        return min(super().max_targets(tokens), self.max_predictions or tokens)
 
     def mask(self, rows: MaskableRows) -> Samples:
         assert self.replace.random_from == "vocabulary" or rows.tables.unigram is not None
         return mask_rows(rows, self)
 
 
-def budgets(
+def target_counts(
     masking: MlmMasking, wanted: NDArray[np.float64], maskable: NDArray[np.int64], first_row: int, key: Key
 ) -> NDArray[np.int64]:
     """Return [N] int64, the number of targets in each row.
@@ -304,7 +304,7 @@ def mask_rows(found: MaskableRows, masking: MlmMasking) -> Samples:
     maskable = np.diff(units.edges) if sizes is None else np.diff(np.append(0, np.cumsum(sizes))[units.edges])
     counted = np.diff(rows.offsets) if masking.count_special else maskable
     wanted = (masking.rate if found.rates is None else found.rates) * counted
-    counts = budgets(masking, wanted, maskable, slots.first_row, purpose(key, "counts"))
+    counts = target_counts(masking, wanted, maskable, slots.first_row, purpose_key(key, "counts"))
     # Each target needs a draw; slots are fewer only in rows of almost nothing but separators.
     counts = np.minimum(counts, slots.counts)
     chosen = np.flatnonzero(_select_units(rows, units, counts=counts, slots=slots, masking=masking, key=key))
@@ -313,50 +313,50 @@ def mask_rows(found: MaskableRows, masking: MlmMasking) -> Samples:
     per_row = counts if exact else np.diff(np.searchsorted(text, rows.edges))
     positions = rows.places(text, per_row)
     target_ids = rows.tokens[positions]
-    draws = _row_draws(per_row, slots, purpose(key, "replacements"))
+    draws = _row_draws(per_row, slots, purpose_key(key, "replacements"))
     if masking.replace.similar:
         assert similar is not None  # `Corpora` reads the table that the masking needs
         assert sizes is not None
-        rows.tokens[positions] = replaced_words(
+        rows.tokens[positions] = replace_words(
             target_ids, sizes[chosen], draws, masking.replace, vocabulary, similar
         )
     else:
         leaders = _run_leaders(positions) if masking.unit == "span" else None
-        rows.tokens[positions] = replaced(target_ids, draws, leaders, masking.replace, vocabulary)
+        rows.tokens[positions] = replace_targets(target_ids, draws, leaders, masking.replace, vocabulary)
     return Samples(rows.tokens, rows.offsets, positions, target_ids)
 
 
 def _select_units(
-    rows: LaidOut, units: Units, counts: NDArray[np.int64], slots: Slots, masking: MlmMasking, key: Key
+    rows: LaidOutRows, units: Units, counts: NDArray[np.int64], slots: Slots, masking: MlmMasking, key: Key
 ) -> NDArray[np.bool_]:
     """Return [U] bool, whether the tokens of each unit are targets."""
     match masking.unit:
         case "token" | "whole_word" | "phrase" | "entity":
             if masking.count == "drawn":
-                return select_drawn(units, counts, slots, purpose(key, "drawn"))
-            return select(units, counts, slots, purpose(key, "targets"))
+                return select_drawn(units, counts, slots, purpose_key(key, "drawn"))
+            return select_units(units, counts, slots, purpose_key(key, "targets"))
         case "ngram":
             weights, longest = masking.ngram_weights, masking.longest or _NGRAM_WORDS
-            lengths = ngram_lengths(longest) if weights is None else Lengths.weighted(np.array(weights))
-            ngrams = Stretches(lengths, overlap=False)
+            lengths = ngram_lengths(longest) if weights is None else LengthDraws.weighted(np.array(weights))
+            ngrams = StretchRule(lengths, overlap=False)
             return select_stretches(
                 units,
                 rows.separators,
                 budgets=counts,
                 slots=slots,
                 stretches=ngrams,
-                key=purpose(key, "ngrams"),
+                key=purpose_key(key, "ngrams"),
             )
         case "span":
             lengths = span_lengths(masking.span_p or _SPAN_P, masking.longest or _SPAN_WORDS)
-            spans = Stretches(lengths, overlap=True)
+            spans = StretchRule(lengths, overlap=True)
             return select_stretches(
                 units,
                 rows.separators,
                 budgets=counts,
                 slots=slots,
                 stretches=spans,
-                key=purpose(key, "spans"),
+                key=purpose_key(key, "spans"),
             )
         case _:
             assert_never(masking.unit)
@@ -376,6 +376,6 @@ def _run_leaders(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.repeat(starts, np.diff(np.append(starts, len(positions))))
 
 
-def purpose(key: Key, name: str) -> Key:
+def purpose_key(key: Key, name: str) -> Key:
     """Return the key of the draws for one purpose, from the key of a block's draws."""
     return stream_key(key.hex(), name)

@@ -14,28 +14,28 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.samples.masking import Undrawn
-from data_service.samples.packing import LaidOut
+from data_service.samples.masking import DrawlessMasking
+from data_service.samples.packing import LaidOutRows
 from data_service.samples.samples import Samples
 
 
-class NextToken(Undrawn):
+class NextToken(DrawlessMasking):
     """Next-token prediction (Radford et al., 2018, section 3.1), for encoders as in Gisserot-Boukhlef et al. (2025,
     arXiv 2507.00994).
     """
 
     kind: Literal["clm"] = "clm"
 
-    def expected(self, length: int, maskable: int) -> float:
+    def expected_targets(self, length: int, maskable: int) -> float:
         """Return the number of targets in a row of one stretch with `maskable` tokens that are not special."""
         return float(max(0, maskable - 1))
 
-    def most(self, tokens: int) -> float:
+    def max_targets(self, tokens: int) -> float:
         """Return the largest number of targets in a row of `tokens` tokens."""
         return float(tokens)
 
 
-def next_tokens(rows: LaidOut, fixed: NDArray[np.int64]) -> Samples:
+def next_tokens(rows: LaidOutRows, fixed: NDArray[np.int64]) -> Samples:
     """Return the rows with their targets. `fixed`: offsets in the text of tokens that are never targets."""
     follows = np.ones(int(rows.edges[-1]), dtype=np.bool_)
     for without in (rows.edges[:-1], rows.separators, fixed):

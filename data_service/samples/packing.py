@@ -28,7 +28,7 @@ V = TypeVar("V", bound=np.generic)
 class RowInput(BaseModel):
     """The settings under a recipe's `input`, which decide how documents become rows.
 
-    Each subclass is defined beside the code that cuts its rows.
+    Each subclass is defined next to the code that cuts its rows.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,7 +48,7 @@ class RowInput(BaseModel):
         """Number of texts in a row. Each is cut to the phase's length and has its own special tokens."""
         return 1
 
-    def once(self) -> Self:
+    def with_single_cut(self) -> Self:
         """Return the same settings with only one way of cutting the corpus."""
         return self
 
@@ -80,7 +80,7 @@ class Segments:
     labels: NDArray[np.int8] | None
 
     @classmethod
-    def of(
+    def from_ends(
         cls,
         first: tuple[NDArray[np.int64], NDArray[np.int64]],
         second: tuple[NDArray[np.int64], NDArray[np.int64]],
@@ -97,7 +97,7 @@ class Segments:
 
     def take(self, values: NDArray[V]) -> NDArray[V]:
         """Return the values of the tokens in the segments, in order. `values`: [T], one for each token of the block."""
-        return end_to_end(values, self.starts, self.sizes)
+        return concatenate_ranges(values, self.starts, self.sizes)
 
     def sentence_starts(self, block: Block) -> NDArray[np.int64]:
         """Return the offsets in the rows' text at which a sentence or a segment B begins.
@@ -115,7 +115,7 @@ class Segments:
         return np.concatenate([inside, before[1::2][paired]])
 
 
-def end_to_end(values: NDArray[V], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[V]:
+def concatenate_ranges(values: NDArray[V], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[V]:
     """Return stretches of `values`, such as a block's tokens, one after another.
 
     `starts`, `sizes`: first element and length of each stretch; arrays of the same shape, read row by row.
@@ -231,20 +231,20 @@ def cut_rows(
         case "contiguous":
             edges = _contiguous_edges(starts, room)
         case "full_sentences":
-            edges = _greedy_edges(no_longer_than(sentences, room), starts, room, cross_documents=True)
+            edges = _greedy_edges(cut_long_sentences(sentences, room), starts, room, cross_documents=True)
         case "doc_sentences":
-            edges = _greedy_edges(no_longer_than(sentences, room), starts, room, cross_documents=False)
+            edges = _greedy_edges(cut_long_sentences(sentences, room), starts, room, cross_documents=False)
         case _:
             assert_never(packing)
     return RowCuts(edges, np.setdiff1d(starts, edges, assume_unique=True))
 
 
-def pack(block: Block, packing: Packing, length: int) -> RowCuts:
+def pack_block(block: Block, packing: Packing, length: int) -> RowCuts:
     """Return where one block is cut into rows."""
     return cut_rows(block.sentences, block.documents, packing, length)
 
 
-def contiguous_rows(
+def count_contiguous_rows(
     tokens: NDArray[np.int64], documents: NDArray[np.int64], length: int
 ) -> NDArray[np.int64]:
     """Return [B] int64, the number of rows that `contiguous` packing cuts from blocks.
@@ -263,7 +263,7 @@ def _contiguous_edges(starts: NDArray[np.int64], room: int) -> NDArray[np.int64]
     return edges
 
 
-def no_longer_than(sentences: NDArray[np.int64], room: int) -> NDArray[np.int64]:
+def cut_long_sentences(sentences: NDArray[np.int64], room: int) -> NDArray[np.int64]:
     """Return sentence boundaries in which every sentence longer than `room` is cut after each `room` tokens."""
     lengths = np.diff(sentences)
     if lengths.max() <= room:
@@ -298,7 +298,7 @@ def _greedy_edges(
 
 
 @dataclass(frozen=True)
-class LaidOut:
+class LaidOutRows:
     """N rows with special tokens, T tokens in all, before masking.
 
     Attributes:
@@ -329,7 +329,7 @@ class LaidOut:
         return self.places(text, np.diff(np.searchsorted(text, self.edges)))
 
 
-def lay_out(text: Tokens, rows: RowCuts, start: int, stop: int, special: SpecialIds) -> LaidOut:
+def lay_out(text: Tokens, rows: RowCuts, start: int, stop: int, special: SpecialIds) -> LaidOutRows:
     """Return rows `start` to `stop`, whose text is `text`, with special tokens."""
     first, last = rows.edges[start], rows.edges[stop]
     edges = rows.edges[start : stop + 1] - first
@@ -352,4 +352,4 @@ def lay_out(text: Tokens, rows: RowCuts, start: int, stop: int, special: Special
     # The second of two separators begins a text.
     tokens[between[1:][separators[1:] == separators[:-1]]] = special.cls
     tokens[is_text] = text
-    return LaidOut(tokens, offsets, edges, separators)
+    return LaidOutRows(tokens, offsets, edges, separators)

@@ -31,21 +31,21 @@ from data_service.errors import CorpusError
 from data_service.rng import Key
 from data_service.samples.packing import EDGE_TOKENS, Packing, RowCuts, RowInput, Segments
 from data_service.samples.sentence_chunks import (
-    PAIR_EDGES,
+    PAIR_SPECIAL_TOKENS,
     Ends,
     Numbers,
     Sentences,
-    below,
-    document_targets,
-    elsewhere,
-    follow,
-    happens,
-    truncated,
+    draw_below,
+    draw_bernoulli,
+    draw_other_text,
+    draw_target_lengths,
+    follow_chunks,
+    truncate_pairs,
 )
 from data_service.types import Block, Share
 
 _SHORT_ROW_TOKENS = 5  # least target length of ELECTRA's short rows, special tokens included
-TEXTS = 2  # texts of a translation: query and positive, without negatives
+TRANSLATION_TEXTS = 2  # texts of a translation: query and positive, without negatives
 
 
 class DrawnRows(RowInput):
@@ -62,7 +62,7 @@ class DrawnRows(RowInput):
     def structures(self) -> int:
         return self.copies
 
-    def once(self) -> Self:
+    def with_single_cut(self) -> Self:
         return self.model_copy(update={"copies": 1})
 
 
@@ -98,14 +98,14 @@ def segment_pairs(block: Block, config: SegmentPairs, length: int, key: Key) -> 
     A ends at a random sentence. B is the rest of the chunk (label 0), or text of the missing length from elsewhere
     (label 1); then the rest goes to the next chunk. A chunk of one sentence always has a random B.
     """
-    room = length - PAIR_EDGES
-    sentences = Sentences.of(block)
+    room = length - PAIR_SPECIAL_TOKENS
+    sentences = Sentences.from_block(block)
     every = np.arange(len(sentences))
-    targets = document_targets(sentences, room, config.short, key)
+    targets = draw_target_lengths(sentences, room, config.short, key)
     end = sentences.fill(every, targets)
-    split = every + 1 + below(key, "split", every, np.maximum(end - every - 1, 1))
-    random = (split == end) | happens(key, "random", every, config.random)
-    first = follow(np.where(random, split, end))
+    split = every + 1 + draw_below(key, "split", every, np.maximum(end - every - 1, 1))
+    random = (split == end) | draw_bernoulli(key, "random", every, config.random)
+    first = follow_chunks(np.where(random, split, end))
     split, end, random = split[first], end[first], random[first]
     a = sentences.span(first, split)
     b = sentences.span(split, end)
@@ -124,11 +124,11 @@ def sentence_pairs(block: Block, config: SentencePairs, length: int, key: Key) -
 
     In the latter case the next sentence begins the next row. The last sentence of a document always has a random B.
     """
-    sentences = Sentences.of(block)
+    sentences = Sentences.from_block(block)
     every = np.arange(len(sentences))
     last = every + 1 == sentences.document_end(every)
-    random = last | happens(key, "random", every, config.random)
-    first = follow(every + np.where(random, 1, 2))
+    random = last | draw_bernoulli(key, "random", every, config.random)
+    first = follow_chunks(every + np.where(random, 1, 2))
     random = random[first]
     a = sentences.span(first, first + 1)
     b = sentences.span(first + 1, np.where(random, first + 1, first + 2))
@@ -138,7 +138,7 @@ def sentence_pairs(block: Block, config: SentencePairs, length: int, key: Key) -
         first=first,
         random=random,
         wanted=np.ones_like(first),
-        room=length - PAIR_EDGES,
+        room=length - PAIR_SPECIAL_TOKENS,
         key=key,
     )
 
@@ -155,9 +155,9 @@ def _pair_segments(
     """Return segments cut to `room`. If `random`, B is `wanted` tokens from elsewhere in place of the following
     text."""
     a, b = following
-    other = elsewhere(sentences, first, wanted, key)
+    other = draw_other_text(sentences, first, wanted, key)
     b = (np.where(random, other[0], b[0]), np.where(random, other[1], b[1]))
-    return Segments.of(*truncated(a, b, room, key), random.astype(np.int8))
+    return Segments.from_ends(*truncate_pairs(a, b, room, key), random.astype(np.int8))
 
 
 class OrderedPairs(DrawnRows):
@@ -183,27 +183,27 @@ def ordered_pairs(block: Block, config: OrderedPairs, length: int, key: Key) -> 
     chunk of one token is a row of one segment, with label 0. With `random` a chunk of one sentence gets a random
     second segment and label 1.
     """
-    room = length - PAIR_EDGES
-    sentences = Sentences.of(block, longest=room)
+    room = length - PAIR_SPECIAL_TOKENS
+    sentences = Sentences.from_block(block, longest=room)
     every = np.arange(len(sentences))
-    targets = document_targets(sentences, room, config.short, key)
+    targets = draw_target_lengths(sentences, room, config.short, key)
     end = np.minimum(sentences.fill(every, targets), sentences.fit(every, room))
-    first = follow(end)
+    first = follow_chunks(end)
     end = end[first]
     start, stop = sentences.span(first, end)
-    middle = _middles(sentences, first, end, key)
+    middle = _random_middles(sentences, first, end, key)
     random = (end == first + 1) & (config.lone_sentence == "random")
     middle = np.where(random, stop, middle)
-    swapped = (middle < stop) & happens(key, "swapped", first, config.swapped)
+    swapped = (middle < stop) & draw_bernoulli(key, "swapped", first, config.swapped)
     a, b = _halves(start, middle, stop, swapped)
     if random.any():
-        other = elsewhere(sentences, first, targets[first] - (stop - start), key)
+        other = draw_other_text(sentences, first, targets[first] - (stop - start), key)
         b = (np.where(random, other[0], b[0]), np.where(random, other[1], b[1]))
-        a, b = truncated(a, b, room, key)
-    return Segments.of(a, b, (swapped | random).astype(np.int8))
+        a, b = truncate_pairs(a, b, room, key)
+    return Segments.from_ends(a, b, (swapped | random).astype(np.int8))
 
 
-def _middles(sentences: Sentences, first: Numbers, end: Numbers, key: Key) -> Numbers:
+def _random_middles(sentences: Sentences, first: Numbers, end: Numbers, key: Key) -> Numbers:
     """Return [N], the token offsets at which chunks are cut in two.
 
     They are cut between sentences; a chunk of one sentence is cut between tokens, if it has at least two.
@@ -211,7 +211,7 @@ def _middles(sentences: Sentences, first: Numbers, end: Numbers, key: Key) -> Nu
     start, stop = sentences.span(first, end)
     lone = end == first + 1
     units = np.where(lone, stop - start, end - first)
-    cut = 1 + below(key, "split", first, np.maximum(units - 1, 1))
+    cut = 1 + draw_below(key, "split", first, np.maximum(units - 1, 1))
     return np.where(lone, start + cut, sentences.edges[np.minimum(first + cut, end)])
 
 
@@ -243,22 +243,22 @@ def two_segments(block: Block, config: TwoSegments, length: int, key: Key) -> Se
     The first sentence goes to A, and further ones while A stays shorter than half the target. The next sentence goes
     to A in half of the rows; the rest goes to B.
     """
-    sentences = Sentences.of(block, longest=length - PAIR_EDGES)
+    sentences = Sentences.from_block(block, longest=length - PAIR_SPECIAL_TOKENS)
     every = np.arange(len(sentences))
-    single = happens(key, "single", every, config.single)
-    short = happens(key, "short", every, config.short)
-    drawn = _SHORT_ROW_TOKENS + below(key, "short target", every, length - _SHORT_ROW_TOKENS + 1)
+    single = draw_bernoulli(key, "single", every, config.single)
+    short = draw_bernoulli(key, "short", every, config.short)
+    drawn = _SHORT_ROW_TOKENS + draw_below(key, "short target", every, length - _SHORT_ROW_TOKENS + 1)
     targets = np.where(short, drawn, length)
-    room = np.where(single, length - EDGE_TOKENS, length - PAIR_EDGES)
+    room = np.where(single, length - EDGE_TOKENS, length - PAIR_SPECIAL_TOKENS)
     end = np.minimum(sentences.fill(every, targets), sentences.fit(every, room))
-    first = follow(end)
+    first = follow_chunks(end)
     end, single = end[first], single[first]
-    half = (targets[first] - PAIR_EDGES) // 2
+    half = (targets[first] - PAIR_SPECIAL_TOKENS) // 2
     split = np.clip(np.searchsorted(sentences.edges, sentences.edges[first] + half) - 1, first + 1, end)
     a_tokens = sentences.edges[split] - sentences.edges[first]
-    over = (split < end) & (a_tokens < half) & happens(key, "over half", first, 0.5)
+    over = (split < end) & (a_tokens < half) & draw_bernoulli(key, "over half", first, 0.5)
     split = np.where(single, end, split + over)
-    return Segments.of(sentences.span(first, split), sentences.span(split, end))
+    return Segments.from_ends(sentences.span(first, split), sentences.span(split, end))
 
 
 Pairs = SegmentPairs | SentencePairs | OrderedPairs | TwoSegments
@@ -281,14 +281,14 @@ class Translations(RowInput):
 
 def translation_rows(block: Block, length: int) -> RowCuts:
     """Return a row for each document of a corpus of pairs. Raises CorpusError: a document has fewer than two texts."""
-    if np.diff(block.documents).min() < TEXTS:
+    if np.diff(block.documents).min() < TRANSLATION_TEXTS:
         raise CorpusError(
-            f"a document of a corpus of pairs has fewer than {TEXTS} texts",
+            f"a document of a corpus of pairs has fewer than {TRANSLATION_TEXTS} texts",
             remedy="build the corpus again with `maskfleet corpus build --texts pairs`",
         )
-    first = block.documents[:-1, None] + np.arange(TEXTS)
+    first = block.documents[:-1, None] + np.arange(TRANSLATION_TEXTS)
     starts = block.sentences[first]
-    sizes = _shortened_sizes(block.sentences[first + 1] - starts, length - TEXTS * EDGE_TOKENS)
+    sizes = _shortened_sizes(block.sentences[first + 1] - starts, length - TRANSLATION_TEXTS * EDGE_TOKENS)
     return RowCuts.restarted(Segments(starts, sizes, None))
 
 

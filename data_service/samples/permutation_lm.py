@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from data_service.rng import scale
+from data_service.rng import scale_draws
 
 
 class PermutedPrediction(BaseModel):
@@ -25,7 +25,7 @@ class PermutedPrediction(BaseModel):
         longest: largest n of an n-gram; n is drawn with probability proportional to 1 / n.
         unit: unit that n counts: whole words (the paper), or pieces from a word's start on (the official code).
         permutation: number of tokens that are permuted together; those of a later group follow them.
-        copies: "dynamic" draws anew every epoch; a number k draws k times and uses the draws in rotation.
+        copies: "dynamic" draws again in every epoch; a number k draws k times and uses the draws in rotation.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,7 +43,7 @@ class PermutedPrediction(BaseModel):
         """Return the epoch whose draws are used in `epoch`."""
         return epoch if self.copies == "dynamic" else epoch % self.copies
 
-    def expected(self, length: int, maskable: int) -> float:
+    def expected_targets(self, length: int, maskable: int) -> float:
         """Return the number of targets in a row."""
         return self.predict
 
@@ -92,9 +92,9 @@ def _ranks(ordered: NDArray[np.bool_], keys: NDArray[np.uint32], permutation: in
     return ranks
 
 
-_NONE = np.uint64(0xFFFFFFFFFFFFFFFF)
+_NO_DRAW = np.uint64(0xFFFFFFFFFFFFFFFF)
 _LOW_32_BITS = np.uint64(0xFFFFFFFF)
-_HIGH_SHIFT_BITS = np.uint64(32)
+_HALF_BITS = np.uint64(32)
 
 
 def choose_targets(
@@ -119,7 +119,7 @@ def choose_targets(
     most = int(missing.max(initial=0))
     if most:
         columns = np.arange(free.shape[1], dtype=np.uint64)
-        order = np.where(free, (keys.astype(np.uint64) << _HIGH_SHIFT_BITS) | columns, _NONE)
+        order = np.where(free, (keys.astype(np.uint64) << _HALF_BITS) | columns, _NO_DRAW)
         first = np.sort(np.partition(order, most - 1, axis=1)[:, :most], axis=1)
         rows, number = np.nonzero(np.arange(most) < missing[:, None])
         chosen[rows, (first[rows, number] & _LOW_32_BITS).view(np.int64)] = True
@@ -135,17 +135,17 @@ def choose_ngrams(
 ) -> NDArray[np.bool_]:
     """Return [N, P] bool, the targets in n-grams, at most `goal` in a row. Arguments as for `choose_targets`."""
     rows, width = begins.shape
-    units = _Units(begins, fixed)
-    likely = _thresholds(config.longest)
+    units = _RowUnits(begins, fixed)
+    likely = _ngram_thresholds(config.longest)
     row = np.arange(rows)
     at, left = row * (width + 1), np.full(rows, goal)
     marks = np.zeros(rows * (width + 1) + 1, dtype=np.int8)
     # Each turn of the loop draws one n-gram of every row.
     for of_turn in draws.T:
         word = of_turn[row]
-        n = np.minimum(1 + np.searchsorted(likely, word >> _HIGH_SHIFT_BITS, side="right"), left)
+        n = np.minimum(1 + np.searchsorted(likely, word >> _HALF_BITS, side="right"), left)
         context = n * config.context // config.chosen
-        passed = scale(word.astype(np.uint32), context)
+        passed = scale_draws(word.astype(np.uint32), context)
         end_of_row = row * (width + 1) + width
         start, stop = units.ngram(np.minimum(at + passed, end_of_row), n, left, config.unit == "whole_word")
         found = (start < stop) & (stop < end_of_row)
@@ -160,7 +160,7 @@ def choose_ngrams(
     return inside[:, :width] > 0
 
 
-class _Units:
+class _RowUnits:
     """The words and fixed tokens of rows, and an end after each row, which counts as fixed.
 
     Places are counted over all rows, each with its end.
@@ -174,8 +174,8 @@ class _Units:
         number = np.arange(len(self._places))
         barrier = is_fixed[self._places]
         last = len(number) - 1
-        self._next_word = _following(np.where(barrier, last, number))
-        self._next_fixed = _following(np.where(barrier, number, last))
+        self._next_word = _minimum_from_each(np.where(barrier, last, number))
+        self._next_fixed = _minimum_from_each(np.where(barrier, number, last))
 
     def ngram(
         self, at: NDArray[np.int64], n: NDArray[np.int64], most: NDArray[np.int64], whole_words: bool
@@ -196,13 +196,13 @@ class _Units:
         return start, stop
 
 
-def _following(units: NDArray[np.int64]) -> NDArray[np.int64]:
+def _minimum_from_each(units: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the smallest of each number and those after it."""
     smallest: NDArray[np.int64] = np.minimum.accumulate(units[::-1])[::-1]
     return smallest
 
 
-def _thresholds(longest: int) -> NDArray[np.uint64]:
+def _ngram_thresholds(longest: int) -> NDArray[np.uint64]:
     """Return [longest - 1] uint64 thresholds. A 32-bit draw at or above the k-th means an n-gram of more than k
     words."""
     shares = 1 / np.arange(1, longest + 1)

@@ -9,15 +9,9 @@ from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from data_service.rng import scale
+from data_service.rng import scale_draws
 from data_service.types import Share, Tokens
 
 _DRAW_RANGE = 1 << 32
@@ -47,7 +41,7 @@ class Replacement(BaseModel):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        shares = {"mask": self.mask, "random": self.random, "keep": self.keep, **self.of_words}
+        shares = {"mask": self.mask, "random": self.random, "keep": self.keep, **self.word_shares}
         if abs(sum(shares.values()) - 1) > 1e-9:
             raise ValueError(f"{' + '.join(shares)} is {sum(shares.values()):g}, it must be 1")
         if self.similar and self.random_from == "unigram":
@@ -62,7 +56,7 @@ class Replacement(BaseModel):
         return {name: value for name, value in serialize(self).items() if name not in _LATER_SHARES or value}
 
     @property
-    def of_words(self) -> dict[str, float]:
+    def word_shares(self) -> dict[str, float]:
         """Shares above 0 of rules that replace whole words. If there is one, all shares are of words."""
         return {name: share for name in _LATER_SHARES if (share := getattr(self, name))}
 
@@ -88,13 +82,13 @@ class Vocabulary:
         Frequencies are rounded to multiples of 2**-32.
         """
         if self.counts is None:
-            return self.ordinary[scale(draws, len(self.ordinary))]
+            return self.ordinary[scale_draws(draws, len(self.ordinary))]
         upper = np.cumsum(self.counts)
         edges = np.floor(upper[:-1] / upper[-1] * _DRAW_RANGE).astype(np.int64)
         return self.ordinary[np.searchsorted(edges, draws.astype(np.int64), side="right")]
 
 
-def replaced(
+def replace_targets(
     target_ids: Tokens,
     draws: NDArray[np.uint64],
     leaders: NDArray[np.int64] | None,

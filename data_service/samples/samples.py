@@ -96,7 +96,7 @@ _AXES: dict[str, ColumnAxis] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(Samples, include_extras=True).items()
 }
 _OFFSETS = ("offsets", "corrupted_offsets")
-_PLACES = ("target_positions", "holes")  # columns of indices in `tokens`, shifted when rows move
+_INDICES = ("target_positions", "holes")  # columns of indices in `tokens`, shifted when rows move
 
 
 def _columns(samples: Samples) -> dict[str, NDArray[Any]]:
@@ -105,17 +105,17 @@ def _columns(samples: Samples) -> dict[str, NDArray[Any]]:
     return {name: column for name, column in found.items() if column is not None}
 
 
-def _edges(samples: Samples, chosen: Sequence[int] | slice) -> dict[ColumnAxis, Edges]:
+def _axis_edges(samples: Samples, chosen: Sequence[int] | slice) -> dict[ColumnAxis, Edges]:
     """Return where the rows begin and end along each ragged axis: those that `chosen` takes of [N + 1] edges."""
     columns, offsets = _columns(samples), samples.offsets[chosen]
-    places = {_AXES[name]: np.searchsorted(columns[name], offsets) for name in _PLACES if name in columns}
+    places = {_AXES[name]: np.searchsorted(columns[name], offsets) for name in _INDICES if name in columns}
     return {_AXES[name]: columns[name][chosen] for name in _OFFSETS if name in columns} | places
 
 
 def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
     """Return rows `start` to `stop`. Their tokens are a view; target positions count from the first row and are
     copied."""
-    edges = _edges(samples, [start, stop])
+    edges = _axis_edges(samples, [start, stop])
     found: dict[str, Any] = {}
     for name, column in _columns(samples).items():
         if _AXES[name] is ColumnAxis.ROW:
@@ -125,12 +125,12 @@ def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
         else:
             first, last = edges[_AXES[name]]
             found[name] = (
-                column[first:last] - edges[ColumnAxis.TOKEN][0] if name in _PLACES else column[first:last]
+                column[first:last] - edges[ColumnAxis.TOKEN][0] if name in _INDICES else column[first:last]
             )
     return Samples(**found)
 
 
-def holes_of(
+def row_holes(
     places: NDArray[np.int64], offsets: NDArray[np.int64], lost: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
     """Return `Samples.holes` of rows at `offsets`: `places`, and all tokens of the rows that are `lost` [N]."""
@@ -155,20 +155,20 @@ def join_rows(parts: Sequence[Samples]) -> Samples:
             found[name] = np.append(0, np.cumsum(lengths))
         else:
             found[name] = np.concatenate(
-                [column + shift if name in _PLACES else column for column, shift in present]
+                [column + shift if name in _INDICES else column for column, shift in present]
             )
     return Samples(**found)
 
 
 def deal_rows(samples: Samples, parts: Iterable[NDArray[np.int64]]) -> list[Samples]:
     """Return for each of `parts`, [N] row numbers, the samples of these rows, in this order."""
-    edges = _edges(samples, slice(None))
+    edges = _axis_edges(samples, slice(None))
     return [_take_rows(samples, edges, part) for part in parts]
 
 
 def _take_rows(samples: Samples, edges: Mapping[ColumnAxis, Edges], rows: NDArray[np.int64]) -> Samples:
     """`edges`: [N + 1], where all rows begin and end along each ragged axis."""
-    taken = {axis: _ragged_take(all_edges, rows) for axis, all_edges in edges.items()}
+    taken = {axis: _ragged_indices(all_edges, rows) for axis, all_edges in edges.items()}
     moved = taken[ColumnAxis.TOKEN][1][:-1] - samples.offsets[rows]
     found: dict[str, Any] = {}
     for name, column in _columns(samples).items():
@@ -177,12 +177,12 @@ def _take_rows(samples: Samples, edges: Mapping[ColumnAxis, Edges], rows: NDArra
             continue
         where, offsets = taken[_AXES[name]]
         found[name] = offsets if name in _OFFSETS else column[where]
-        if name in _PLACES:
+        if name in _INDICES:
             found[name] += np.repeat(moved, np.diff(offsets))
     return Samples(**found)
 
 
-def _ragged_take(
+def _ragged_indices(
     edges: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64] | NDArray[np.int32], NDArray[np.int64]]:
     """Return the indices of all elements of `rows` in a ragged array, and the edges of these rows after the selection.

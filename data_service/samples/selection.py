@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.rng import Key, draws32, draws64, scale, stream_key
+from data_service.rng import Key, draws32, draws64, scale_draws, stream_key
 from data_service.types import Tokens
 
 
@@ -34,14 +34,14 @@ class Units:
     def text(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sorted text offsets of all tokens of the sorted units `chosen`."""
         starts = chosen if self.starts is None else self.starts[chosen]
-        return starts if self.sizes is None else ranges(starts, self.sizes[chosen])
+        return starts if self.sizes is None else expand_ranges(starts, self.sizes[chosen])
 
     def of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of the units in `rows`, row after row."""
-        return ranges(self.edges[rows], self.edges[rows + 1] - self.edges[rows])
+        return expand_ranges(self.edges[rows], self.edges[rows + 1] - self.edges[rows])
 
 
-def ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def expand_ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the integers of the ranges that begin at `starts` and have `sizes`, one range after another."""
     before = np.cumsum(sizes) - sizes
     return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
@@ -107,7 +107,7 @@ class Slots:
     first_row: int
 
     @classmethod
-    def of(cls, text_edges: NDArray[np.int64], first_row: int, rate: float) -> "Slots":
+    def for_rate(cls, text_edges: NDArray[np.int64], first_row: int, rate: float) -> "Slots":
         """Return slots for selecting a share `rate` (below 1) of the tokens of each row.
 
         `text_edges`: [N + 1], offsets in the block's text; row i lies from text_edges[i] to text_edges[i + 1].
@@ -123,7 +123,7 @@ class Slots:
         return np.diff(self.edges)
 
 
-def select(units: Units, budgets: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np.bool_]:
+def select_units(units: Units, budgets: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np.bool_]:
     """Return [U] bool, whether each unit is selected.
 
     Of single tokens, exactly `budgets` [N] are selected in each row. Words are taken in random order, and those that
@@ -142,7 +142,7 @@ def select(units: Units, budgets: NDArray[np.int64], slots: Slots, key: Key) -> 
         left = _select_fitting(
             chosen, drawn[first], np.repeat(np.arange(len(counts)), counts)[first], units.sizes, budgets
         )
-    finish(chosen, units, left, slots.first_row, key)
+    select_remaining(chosen, units, left, slots.first_row, key)
     return chosen
 
 
@@ -162,7 +162,7 @@ def _draw_units(units: Units, slots: Slots, key: Key) -> tuple[NDArray[np.int64]
     if not available.all():
         draws = draws[np.repeat(available > 0, counts)]
         counts = np.where(available > 0, counts, 0)
-    drawn = scale(draws, np.repeat(available, counts))
+    drawn = scale_draws(draws, np.repeat(available, counts))
     drawn += np.repeat(units.edges[:-1], counts)
     return drawn, counts
 
@@ -210,7 +210,7 @@ def _select_fitting(
     return left
 
 
-def finish(
+def select_remaining(
     chosen: NDArray[np.bool_], units: Units, left: NDArray[np.int64], first_row: int, key: Key
 ) -> None:
     """Select further units of each row in random order, as far as they fit into its `left` [N] tokens.

@@ -12,11 +12,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.rng import Key, draws32, draws64, scale, stream_key
-from data_service.samples.packing import no_longer_than
+from data_service.rng import Key, draws32, draws64, scale_draws, stream_key
+from data_service.samples.packing import cut_long_sentences
 from data_service.types import Block
 
-PAIR_EDGES = 3  # special tokens of a row of two segments
+PAIR_SPECIAL_TOKENS = 3  # special tokens of a row of two segments
 _DRAW_RANGE = 1 << 32
 _WORD_BITS = 64
 
@@ -40,12 +40,12 @@ class Sentences:
     document: Numbers
 
     @classmethod
-    def of(cls, block: Block, longest: int | None = None) -> Self:
+    def from_block(cls, block: Block, longest: int | None = None) -> Self:
         """Return the sentences of a block. Sentences of more than `longest` tokens are cut after each `longest`
         tokens."""
         edges, documents = block.sentences, block.documents
         if longest is not None:
-            edges = no_longer_than(block.sentences, longest)
+            edges = cut_long_sentences(block.sentences, longest)
             documents = np.searchsorted(edges, block.sentences[documents])
         return cls(edges, documents, np.repeat(np.arange(len(documents) - 1), np.diff(documents)))
 
@@ -76,7 +76,7 @@ class Sentences:
         return self.edges[first], self.edges[stop]
 
 
-def follow(following: Numbers) -> Numbers:
+def follow_chunks(following: Numbers) -> Numbers:
     """Return [N], the sentences at which chunks begin, from 0 on. `following`: the next such sentence after each."""
     table, found, at = following.tolist(), [], 0
     while at < len(table):
@@ -85,44 +85,44 @@ def follow(following: Numbers) -> Numbers:
     return np.array(found, dtype=np.int64)
 
 
-def below(key: Key, purpose: str, which: Numbers, bounds: Numbers | int) -> Numbers:
+def draw_below(key: Key, purpose: str, which: Numbers, bounds: Numbers | int) -> Numbers:
     """Return [N] draws, uniform over 0 to `bounds` - 1. `which`: [N], numbers of the draws in the stream."""
     draws = draws32(stream_key(key.hex(), purpose), 0, int(which.max(initial=-1)) + 1)
-    return scale(draws[which], bounds)
+    return scale_draws(draws[which], bounds)
 
 
-def happens(key: Key, purpose: str, which: Numbers, share: float) -> NDArray[np.bool_]:
+def draw_bernoulli(key: Key, purpose: str, which: Numbers, share: float) -> NDArray[np.bool_]:
     """Return [N] bool, each true with probability `share`."""
-    return below(key, purpose, which, _DRAW_RANGE) < round(share * _DRAW_RANGE)
+    return draw_below(key, purpose, which, _DRAW_RANGE) < round(share * _DRAW_RANGE)
 
 
-def document_targets(sentences: Sentences, room: int, short: float, key: Key) -> Numbers:
+def draw_target_lengths(sentences: Sentences, room: int, short: float, key: Key) -> Numbers:
     """Return [S], the number of tokens to which a chunk that begins at each sentence is filled.
 
     It is `room`, or in a share `short` of the documents a number uniform in 2 to `room`.
     """
     documents = np.arange(len(sentences.documents) - 1)
-    is_short = happens(key, "short document", documents, short)
-    targets = np.where(is_short, 2 + below(key, "short target", documents, room - 1), room)
+    is_short = draw_bernoulli(key, "short document", documents, short)
+    targets = np.where(is_short, 2 + draw_below(key, "short target", documents, room - 1), room)
     return targets[sentences.document]
 
 
-def elsewhere(sentences: Sentences, first: Numbers, tokens: Numbers, key: Key) -> Ends:
+def draw_other_text(sentences: Sentences, first: Numbers, tokens: Numbers, key: Key) -> Ends:
     """Return random text (start and end) for the second segments of chunks that begin at sentences `first`.
 
     It begins at a random sentence of a random other document, and continues until it has `tokens` tokens (at least one
     sentence) or the document ends. If the block has only one document, that one is used, as in google-research/bert.
     """
     own, others = sentences.document[first], len(sentences.documents) - 2
-    document = below(key, "other document", first, max(others, 1))
+    document = draw_below(key, "other document", first, max(others, 1))
     if others:
         document += document >= own
     begin = sentences.documents[document]
-    begin += below(key, "other sentence", first, sentences.documents[document + 1] - begin)
+    begin += draw_below(key, "other sentence", first, sentences.documents[document + 1] - begin)
     return sentences.span(begin, sentences.fill(begin, tokens))
 
 
-def truncated(first: Ends, second: Ends, room: int, key: Key) -> tuple[Ends, Ends]:
+def truncate_pairs(first: Ends, second: Ends, room: int, key: Key) -> tuple[Ends, Ends]:
     """Return pairs of segments shortened to at most `room` tokens.
 
     One token after another is removed from the segment that is currently longer (the second if they are equal), at a

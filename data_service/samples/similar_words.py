@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from data_service.errors import CorpusError
-from data_service.formats import REMEDY, newer
-from data_service.rng import scale
+from data_service.formats import NEWER_REMEDY, newer_text
+from data_service.rng import scale_draws
 from data_service.samples.replacement import Replacement, Vocabulary
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_file
 from data_service.types import Tokens
 
-LONGEST = 8  # largest number of tokens of a word in the table
+MAX_WORD_TOKENS = 8  # largest number of tokens of a word in the table
 
 _FORMAT = "maskfleet-similar-words"
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
@@ -80,7 +80,7 @@ class WordsOfSize:
     has_similar: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, pairs: Iterable[SimilarPair]) -> Self:
+    def from_pairs(cls, pairs: Iterable[SimilarPair]) -> Self:
         """Return a table of words of one size. Of two words with the same hash the first is kept."""
         listed = list(pairs)
         ids = np.array([pair.ids for pair in listed], dtype=np.uint32)
@@ -155,7 +155,7 @@ def parse_similar_words(content: bytes, where: str) -> SimilarWords:
         first, *lines = content.decode().removesuffix("\n").split("\n")
         header = _Header.model_validate_json(first)
         if header.format == _FORMAT and header.version > 1:
-            raise CorpusError(newer(where), remedy=REMEDY)
+            raise CorpusError(newer_text(where), remedy=NEWER_REMEDY)
         if (header.format, header.version) != (_FORMAT, 1):
             raise ValueError(f"it is of format {header.format}, version {header.version}")
         pairs = [_parse_line(line, header.vocab_size) for line in lines]
@@ -166,7 +166,9 @@ def parse_similar_words(content: bytes, where: str) -> SimilarWords:
             remedy="make it with `maskfleet corpus similar-words`, or restore it from a copy",
         ) from error
     by_size = groupby(sorted(pairs, key=lambda pair: len(pair.ids)), key=lambda pair: len(pair.ids))
-    return SimilarWords(header.tokenizer, {size: WordsOfSize.of(of_size) for size, of_size in by_size})
+    return SimilarWords(
+        header.tokenizer, {size: WordsOfSize.from_pairs(of_size) for size, of_size in by_size}
+    )
 
 
 def load_similar_words(source: SimilarSource | None, tokenizer_hash: str) -> SimilarWords:
@@ -232,7 +234,7 @@ def _hash_words(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
 _DRAW_RANGE = 1 << 32
 
 
-def replaced_words(
+def replace_words(
     target_ids: Tokens,
     sizes: NDArray[np.int64],
     draws: NDArray[np.uint64],
@@ -281,7 +283,7 @@ def _choose_replacements(
     known = table.by_size.get(words.shape[1])
     if known is None:
         return vocabulary.random(low.ravel()).reshape(words.shape)
-    found = known.ids[scale(low[:, 0], len(known.ids))]
+    found = known.ids[scale_draws(low[:, 0], len(known.ids))]
     number = known.find(words.astype(np.uint32))
     has = similar & (number >= 0) & known.has_similar[number]
     found[has] = known.similar[number[has]]

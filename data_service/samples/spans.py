@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.rng import Key, draws64, scale, stream_key
-from data_service.samples.selection import Slots, Units, finish
+from data_service.rng import Key, draws64, scale_draws, stream_key
+from data_service.samples.selection import Slots, Units, select_remaining
 
 _DRAW_RANGE = 1 << 32
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthDraws:
     """A distribution over 1 to L words.
 
     Attributes:
@@ -28,7 +28,7 @@ class Lengths:
     edges: NDArray[np.uint32]
 
     @classmethod
-    def weighted(cls, weights: NDArray[np.float64]) -> "Lengths":
+    def weighted(cls, weights: NDArray[np.float64]) -> "LengthDraws":
         """Return the distribution in which n words have probability proportional to weights[n - 1] (positive)."""
         # All machines round sums and one division alike, so that the same draws give the same lengths.
         upper = np.cumsum(weights)
@@ -38,24 +38,24 @@ class Lengths:
     def longest(self) -> int:
         return len(self.edges) + 1
 
-    def of(self, draws: NDArray[np.uint32]) -> NDArray[np.int64]:
+    def from_draws(self, draws: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Return [N] int64, the number of words for each of [N] uniform 32-bit draws."""
         return np.searchsorted(self.edges, draws, side="right") + 1
 
 
-def ngram_lengths(longest: int) -> Lengths:
+def ngram_lengths(longest: int) -> LengthDraws:
     """Return the distribution with p(n) proportional to 1 / n for n up to `longest` (Lan et al. 2019, section 3.1)."""
-    return Lengths.weighted(1 / np.arange(1, longest + 1))
+    return LengthDraws.weighted(1 / np.arange(1, longest + 1))
 
 
-def span_lengths(p: float, longest: int) -> Lengths:
+def span_lengths(p: float, longest: int) -> LengthDraws:
     """Return the distribution Geometric(p), truncated after `longest` and renormalised (Joshi et al. 2020, sec.
     3.1)."""
-    return Lengths.weighted(np.cumprod(np.append(p, np.full(longest - 1, 1 - p))))
+    return LengthDraws.weighted(np.cumprod(np.append(p, np.full(longest - 1, 1 - p))))
 
 
 @dataclass(frozen=True)
-class Stretches:
+class StretchRule:
     """The kind of stretches to choose.
 
     Attributes:
@@ -64,7 +64,7 @@ class Stretches:
             (n-grams). No stretch begins inside another.
     """
 
-    lengths: Lengths
+    lengths: LengthDraws
     overlap: bool
 
 
@@ -73,7 +73,7 @@ def select_stretches(
     separators: NDArray[np.int64],
     budgets: NDArray[np.int64],
     slots: Slots,
-    stretches: Stretches,
+    stretches: StretchRule,
     key: Key,
 ) -> NDArray[np.bool_]:
     """Return [U] bool, whether each word is selected.
@@ -100,7 +100,7 @@ def select_stretches(
         slot[active] += 1
         active = active[(rounds.left[active] > 0) & (slot[active] < end[active])]
     chosen = rounds.chosen[: int(units.edges[-1])]
-    finish(chosen, units, rounds.left, slots.first_row, stream_key(key.hex(), "rest"))
+    select_remaining(chosen, units, rounds.left, slots.first_row, stream_key(key.hex(), "rest"))
     return chosen
 
 
@@ -112,7 +112,7 @@ class _StretchSelection:
     """
 
     def __init__(
-        self, units: Units, separators: NDArray[np.int64], budgets: NDArray[np.int64], stretches: Stretches
+        self, units: Units, separators: NDArray[np.int64], budgets: NDArray[np.int64], stretches: StretchRule
     ) -> None:
         assert units.starts is not None  # words have starts and sizes
         assert units.sizes is not None
@@ -127,8 +127,10 @@ class _StretchSelection:
 
     def take(self, rows: NDArray[np.int64], draws: NDArray[np.uint64]) -> None:
         """Choose for each of `rows` the stretch of its draw, which may be empty."""
-        start = self._first[rows] + scale((draws >> np.uint64(32)).astype(np.uint32), self._available[rows])
-        stop = start + self._stretches.lengths.of(draws.astype(np.uint32))
+        start = self._first[rows] + scale_draws(
+            (draws >> np.uint64(32)).astype(np.uint32), self._available[rows]
+        )
+        stop = start + self._stretches.lengths.from_draws(draws.astype(np.uint32))
         stop = np.minimum(stop, self._ends[np.searchsorted(self._ends, start, side="right")])
         members = start[:, None] + self._steps
         inside = members < stop[:, None]

@@ -32,7 +32,7 @@ from data_service.samples.texts import RepeatedSentences, TextLayout, TextPairs,
 from data_service.tokenizers.specials import SpecialIds
 
 WINDOW_BATCHES = 16  # batches that are shuffled together
-_LATER = (
+_OMITTED_IF_UNSET = (
     "layout",
     "one_source",
     "temperature",
@@ -174,7 +174,7 @@ class WindowSize(_Config):
     stretches: PositiveInt = 1
 
     @classmethod
-    def of_batches(cls, rows: int, *, spread: bool) -> Self:
+    def from_batches(cls, rows: int, *, spread: bool) -> Self:
         """Return the size of a window for batches of `rows` rows. `spread`: whether neighbours in the text are
         spread."""
         return cls(samples=WINDOW_BATCHES * rows, stretches=WINDOW_BATCHES if spread else 1)
@@ -202,7 +202,7 @@ class StreamSpec(_Config):
         layout: place of the classification token in each text of a row of several.
         similar: table of similar words, if words are replaced by similar ones.
         stages: all phases up to the stream's own, which is the last: each source continues where the earlier phases
-            ended (`data_service.stream.stages`). Empty: each source begins anew.
+            ended (`data_service.stream.stages`). Empty: each source starts again.
         annealing: how the rate of masks changes from sample to sample; None: it does not.
         special: ids of the special tokens, by role.
         never_masked: ids that are neither targets nor random replacements: all special ones.
@@ -296,7 +296,7 @@ class StreamSpec(_Config):
     def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out newer fields that are not set, so that older specs keep their JSON and so their fingerprint."""
         fields = type(self).model_fields
-        unset = {name for name in _LATER if getattr(self, name) == fields[name].default}
+        unset = {name for name in _OMITTED_IF_UNSET if getattr(self, name) == fields[name].default}
         return {name: value for name, value in serialize(self).items() if name not in unset}
 
     @property

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt
 
 from data_service.errors import CorpusError
-from data_service.samples.packing import EDGE_TOKENS, RowInput, end_to_end
-from data_service.samples.samples import Samples, holes_of
+from data_service.samples.packing import EDGE_TOKENS, RowInput, concatenate_ranges
+from data_service.samples.samples import Samples, row_holes
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block, Tokens
 
@@ -83,7 +83,7 @@ class TextRows:
 
     def text(self, block: Block, start: int, stop: int) -> Tokens:
         """Return the tokens of rows `start` to `stop`, text after text, without special tokens."""
-        return end_to_end(block.tokens, self.starts[start:stop], self.sizes[start:stop])  # type: ignore[return-value]
+        return concatenate_ranges(block.tokens, self.starts[start:stop], self.sizes[start:stop])  # type: ignore[return-value]
 
     def stretches(self, row: int) -> tuple[range, ...]:
         """Return the range of the block's tokens that each text of a row holds."""
@@ -91,7 +91,7 @@ class TextRows:
         return tuple(range(start, start + size) for start, size in ends)
 
 
-def pair_texts(block: Block, texts: int, length: int) -> TextRows:
+def pair_rows(block: Block, texts: int, length: int) -> TextRows:
     """Return a row for each document of a corpus of pairs, with its first `texts` texts.
 
     Raises CorpusError: a document has fewer texts.
@@ -106,7 +106,7 @@ def pair_texts(block: Block, texts: int, length: int) -> TextRows:
     return TextRows(starts, np.minimum(block.sentences[first + 1] - starts, length - EDGE_TOKENS))
 
 
-def repeated_sentences(block: Block, shortest: int, texts: int, length: int) -> TextRows:
+def repeated_sentence_rows(block: Block, shortest: int, texts: int, length: int) -> TextRows:
     """Return a row for each sentence of at least `shortest` tokens, with the sentence `texts` times."""
     sizes = np.diff(block.sentences)
     long_enough = np.flatnonzero(sizes >= shortest)
@@ -133,9 +133,9 @@ def text_rows(
     begins = begins.reshape(sizes.shape)
     offsets, holes = np.append(begins[:, 0], ends[-1]), None
     if block.removed is not None:
-        removed = end_to_end(block.removed, rows.starts[start:stop], sizes)
+        removed = concatenate_ranges(block.removed, rows.starts[start:stop], sizes)
         lost = np.logical_and.reduceat(removed, np.append(0, np.cumsum(sizes.sum(axis=1))[:-1]))
-        holes = holes_of(np.flatnonzero(is_text)[removed], offsets, lost)
+        holes = row_holes(np.flatnonzero(is_text)[removed], offsets, lost)
     return Samples(
         tokens=tokens,
         offsets=offsets,

@@ -168,7 +168,7 @@ class FeedClient:
         """Return the layout with which a window is built; before that, the layout that we would request."""
         if window in self._held:
             return self._held[window].layout
-        return SlabLayout.of(
+        return SlabLayout.for_window(
             self._opened.epoch_layout, *window, rows=self._opened.slab_rows, steps=self._steps
         )
 

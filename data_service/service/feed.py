@@ -173,9 +173,9 @@ class Feed:
     ) -> dict[EpochWindow, Build]:
         """Return builds of the window `needed` and of those windows `ahead` for which there is room."""
         stream = self._stream(spec_json)
-        asked = {_window_key(spec_json, wanted.window) for wanted in (needed, *ahead)}
+        requested = {_window_key(spec_json, wanted.window) for wanted in (needed, *ahead)}
         for wanted in (needed, *ahead):
-            self._touch(stream, wanted, asked, must=wanted is needed)
+            self._touch(stream, wanted, requested, must=wanted is needed)
         self._gauges.update(len(self._builds) - self._unfinished())
         return {
             wanted.window: self._builds[key].build(wanted)
@@ -209,7 +209,7 @@ class Feed:
             window: window that was built.
             build: name of the build.
             most: 0 if the build was lost. If it failed, the number of failures in a row after which readers give up;
-                then counting begins anew.
+                then counting starts again.
 
         Returns:
             The number of failures in a row up to this build.
@@ -237,8 +237,8 @@ class Feed:
         rows = slab_rows(spec.row_length, self._config.slab_tokens)
         notes = plan.notes
         if memory < self._config.memory:
-            asked = f"data_service.memory asks for {self._config.memory >> 20} MiB"
-            notes += (f"{asked}, but only half of Ray's object stores can be used: {memory >> 20} MiB",)
+            requested = f"data_service.memory asks for {self._config.memory >> 20} MiB"
+            notes += (f"{requested}, but only half of Ray's object stores can be used: {memory >> 20} MiB",)
         return _Stream(spec_json, corpora, counts, plan, OpenStream(plan.epoch_layout, rows, held, notes))
 
     def _memory(self) -> int:
@@ -251,21 +251,21 @@ class Feed:
     def _cache(self) -> Store | None:
         return None if self._config.cache is None else open_store(self._config.cache)
 
-    def _touch(self, stream: _Stream, wanted: SlabRequest, asked: set[_WindowKey], *, must: bool) -> None:
+    def _touch(self, stream: _Stream, wanted: SlabRequest, requested: set[_WindowKey], *, must: bool) -> None:
         """Mark a window as requested now. Start its build if there is room, or in any case if `must`."""
         key = _window_key(stream.spec_json, wanted.window)
         if key not in self._builds:
-            if not self._make_room(stream, asked) and not must:
+            if not self._make_room(stream, requested) and not must:
                 return
             window = stream.plan.window(*wanted.window)
             slabs = submit_window(stream.spec_json, window, wanted.layout, self._config.cpus)
             self._builds[key] = _HeldBuild(wanted.layout, slabs)
         self._builds.move_to_end(key)
 
-    def _make_room(self, stream: _Stream, asked: set[_WindowKey]) -> bool:
+    def _make_room(self, stream: _Stream, requested: set[_WindowKey]) -> bool:
         """Drop the least recently requested windows until one more fits. Return whether its build may start."""
         size, memory = stream.plan.epoch_layout.window_bytes, self._memory()
-        for key in [key for key in self._builds if key not in asked]:
+        for key in [key for key in self._builds if key not in requested]:
             if self._fits(size, memory):
                 break
             del self._builds[key]

@@ -7,7 +7,7 @@ from data_service.stream.stream import SlabLayout
 EpochWindow = tuple[int, int]
 """(epoch, window)."""
 
-Span = tuple[EpochWindow, int, int]
+WindowSpan = tuple[EpochWindow, int, int]
 """(window, first, last): samples `first` to `last` of a window, counted from its first sample."""
 
 
@@ -48,9 +48,11 @@ class AnnouncedWindows:
         windows: current windows: those to fetch now or to hold.
     """
 
-    def __init__(self, spans: Iterable[Span], most: int, layout: Callable[[EpochWindow], SlabLayout]) -> None:
+    def __init__(
+        self, spans: Iterable[WindowSpan], most: int, layout: Callable[[EpochWindow], SlabLayout]
+    ) -> None:
         self.windows: dict[EpochWindow, AnnouncedWindow] = {}
-        self._spans: Iterator[Span] = iter(spans)
+        self._spans: Iterator[WindowSpan] = iter(spans)
         self._next = next(self._spans, None)
         self._most, self._layout = most, layout
 

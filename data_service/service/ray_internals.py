@@ -77,7 +77,7 @@ def _reduced_ray() -> Iterator[None]:
     # Ray's control process would keep records of the last 100,000 calls for a dashboard.
     if not joins_cluster():
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-        # Niceness of workers, added to the command's: with Ray's default of 15 ranks starve beside any other work.
+        # Niceness of workers, added to the command's: with Ray's default of 15 ranks starve if anything else runs.
         os.environ.setdefault(NICENESS_VARIABLE, "0")
     with without_unused_processes():
         yield

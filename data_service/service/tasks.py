@@ -10,7 +10,7 @@ import ray
 from data_service.errors import BuildFailed, UserError
 from data_service.samples.samples import Samples
 from data_service.samples.spec import StreamSpec
-from data_service.stream.counts import Counted, Found, Pass
+from data_service.stream.counts import Counted, Pass, PassResult
 from data_service.stream.plan import Window
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import SlabLayout, build_window
@@ -39,7 +39,7 @@ def submit_window(spec_json: str, window: Window, layout: SlabLayout, cpus: floa
 
 def run_pass(
     job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted, *, cpus: float
-) -> Found:
+) -> PassResult:
     """Run a pass over blocks of a source in Ray tasks. It is a `Runner`; `cpus`: cores that each task reserves.
 
     Raises:
@@ -49,12 +49,12 @@ def run_pass(
     task = _PASS_TASK.options(num_cpus=cpus, max_retries=0, scheduling_strategy="SPREAD")
     spec_json = corpora.spec.model_dump_json()
 
-    def start(part: range) -> "ray.ObjectRef[Found]":
+    def start(part: range) -> "ray.ObjectRef[PassResult]":
         return task.remote(job, spec_json, source, part.start, part.stop)
 
     parts = [blocks[first : first + _TASK_BLOCKS] for first in range(0, len(blocks), _TASK_BLOCKS)]
     coming = {start(part): part for part in parts}
-    found, deaths = dict[int, Found](), Counter[int]()
+    found, deaths = dict[int, PassResult](), Counter[int]()
     while coming:
         (done, *_), _ = ray.wait(list(coming))
         part = coming.pop(done)
@@ -146,7 +146,7 @@ def _build_slabs(spec_json: str, window: Window, layout: SlabLayout) -> list[Sam
     return slabs if len(slabs) > 1 else slabs[0]
 
 
-def _run_pass_part(job: Pass, spec_json: str, source: int, start: int, stop: int) -> Found:
+def _run_pass_part(job: Pass, spec_json: str, source: int, start: int, stop: int) -> PassResult:
     return job(_corpora(spec_json), source, start, stop)
 
 

@@ -61,8 +61,8 @@ class BucketStore(ABC, Generic[_C]):
     patience_s: float
     _connection: Connection[_C] = field(repr=False, compare=False)
 
-    _failures: ClassVar[tuple[type[Exception], ...]]
-    _single: ClassVar[int]  # size in bytes above which objects are uploaded in parts
+    _failure_types: ClassVar[tuple[type[Exception], ...]]
+    _single_upload_bytes: ClassVar[int]  # size in bytes above which objects are uploaded in parts
 
     @property
     @abstractmethod
@@ -117,12 +117,12 @@ class BucketStore(ABC, Generic[_C]):
 
     @staticmethod
     @abstractmethod
-    def _translated(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
-        """Return our error for one of `_failures` of a request about `uri`."""
+    def _translate_error(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
+        """Return our error for one of `_failure_types` of a request about `uri`."""
 
     def _upload(self, key: str, source: Buffers | LocalFile, sent: Callable[[int], None] | None) -> None:
         name, patience = self._name(key), Patience(self.patience_s)
-        if source.size > self._single:
+        if source.size > self._single_upload_bytes:
             self._put_parts(name, source, patience, call_both(patience.note_progress, sent))
             return
         self._call(name, partial(self._put_whole, name, source.read(0, source.size)))
@@ -137,7 +137,7 @@ class BucketStore(ABC, Generic[_C]):
     def _check_name(self, name: str, key: str) -> None:
         """Raise BadUri if the service has no objects of this name."""
 
-    def _full(self, name: str) -> str:
+    def _object_uri(self, name: str) -> str:
         return f"{self._service}://{self.bucket}/{name}"
 
     def _call(
@@ -154,15 +154,15 @@ class BucketStore(ABC, Generic[_C]):
         """
         patience = Patience(self.patience_s) if patience is None else patience
         outage = outage_of(f"{self._service}://{self.bucket}")
-        return call_with_retries(lambda: self._once(name, operation, signed=signed), patience, outage)
+        return call_with_retries(lambda: self._try_once(name, operation, signed=signed), patience, outage)
 
-    def _once(self, name: str, operation: Callable[[_C], _T], *, signed: bool = True) -> _T:
+    def _try_once(self, name: str, operation: Callable[[_C], _T], *, signed: bool = True) -> _T:
         client, known = None, _CREDENTIALS_ACCEPTED[self._service]
         try:
             client = self._connection.client()
             result = operation(client)
-        except self._failures as error:
-            ours = self._translated(error, self._full(name), valid_before=known.is_set())
+        except self._failure_types as error:
+            ours = self._translate_error(error, self._object_uri(name), valid_before=known.is_set())
             if isinstance(ours, CredentialsExpired | CredentialsMissing):
                 self._connection.forget(client)
             raise ours from error

@@ -45,9 +45,9 @@ class CloudStore(BucketStore[CloudClient]):
 
     scheme: Scheme
 
-    _failures = FAILURES
-    _single = SINGLE_UPLOAD_BYTES
-    _translated = staticmethod(translate_error)
+    _failure_types = FAILURES
+    _single_upload_bytes = SINGLE_UPLOAD_BYTES
+    _translate_error = staticmethod(translate_error)
 
     @property
     def _service(self) -> Scheme:
@@ -73,7 +73,9 @@ class CloudStore(BucketStore[CloudClient]):
                 # An earlier attempt of ours may have created the object, although its answer was lost.
                 stored = read_metadata_field(client, name, WRITER_FIELD)
                 if stored is None:  # deleted since
-                    raise StoreUnavailable.at(self._full(name), "deleted while it was created") from error
+                    raise StoreUnavailable.at(
+                        self._object_uri(name), "deleted while it was created"
+                    ) from error
                 return stored == writer
             return True
 
@@ -154,7 +156,7 @@ class CloudStore(BucketStore[CloudClient]):
 
     def _download(self, key: str, start: int, length: int | None) -> bytes:
         name, patience = self._name(key), Patience(self.patience_s)
-        download = CloudDownload(name, self._full(name), patience.note_progress, start, length)
+        download = CloudDownload(name, self._object_uri(name), patience.note_progress, start, length)
         return self._call(name, download.attempt, patience)
 
     def _put_whole(self, name: str, body: bytes, client: CloudClient) -> object:

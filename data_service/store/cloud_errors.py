@@ -72,7 +72,7 @@ class CloudFailure:
     reason: str
 
     @classmethod
-    def of(cls, error: Exception) -> "CloudFailure":
+    def from_error(cls, error: Exception) -> "CloudFailure":
         shown, _, source = str(error).partition("Debug source:")
         status, code, kind = (_STATUS_RE.search(shown), _CODE_RE.search(shown), _KIND_RE.search(source))
         return cls(
@@ -92,13 +92,13 @@ def _reason(error: Exception, shown: str, source: str) -> str:
         parts += [code[1], message[1] if message else ""]
     elif cause is not None and cause[1] not in shown:
         parts.append(cause[1])
-    said = one_line(without_secrets(": ".join(part for part in parts if part)))
-    return said[:_REASON_CHARACTERS] or type(error).__name__
+    text = one_line(without_secrets(": ".join(part for part in parts if part)))
+    return text[:_REASON_CHARACTERS] or type(error).__name__
 
 
 def is_beyond_end(error: Exception) -> bool:
     """Return whether a request failed because the range that it names begins behind the object's end."""
-    failure = CloudFailure.of(error)
+    failure = CloudFailure.from_error(error)
     return failure.status == 416 or failure.kind == "InvalidRangeRequest"
 
 
@@ -107,7 +107,7 @@ def translate_error(error: Exception, uri: str, *, valid_before: bool) -> StoreE
 
     `valid_before`: whether this process has had credentials that a server accepted.
     """
-    failure = CloudFailure.of(error)
+    failure = CloudFailure.from_error(error)
     if failure.kind.startswith(_TOKEN_KIND_PREFIX) or failure.kind in _MISSING_CREDENTIALS_KINDS:
         return _token_error(failure, uri, valid_before)
     if failure.kind == "MissingAccount":

@@ -39,7 +39,7 @@ def head(client: CloudClient, name: str) -> Any | None:
     except FileNotFoundError:
         return None
     except FAILURES as error:
-        if CloudFailure.of(error).status not in (400, 401, 403):
+        if CloudFailure.from_error(error).status not in (400, 401, 403):
             raise
         refused = error
     try:
@@ -131,7 +131,7 @@ class CloudDownload:
         self._pieces.clear()
 
     def _restart_read(self) -> ValueError:
-        """Forget the bytes read so far, so that the next attempt begins anew; return the error to raise."""
+        """Forget the bytes read so far, so that the next attempt starts again; return the error to raise."""
         self._begin_again()
         return ValueError(
             "the answer holds other bytes than were requested, or the object was replaced while it was read"

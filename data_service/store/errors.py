@@ -161,5 +161,5 @@ class BadUri(StoreError):
         )
 
 
-TRANSIENT = (StoreUnavailable, CredentialsExpired, CredentialsMissing)
+TRANSIENT_ERRORS = (StoreUnavailable, CredentialsExpired, CredentialsMissing)
 """Errors that may disappear by themselves. A caller that can wait should try again."""

@@ -181,7 +181,7 @@ class HubStore:
                 return b""
             self._hub.utils.hf_raise_for_status(answer)
             if headers and answer.status_code != 206:
-                raise OSError(f"asked for a range, it answered with code {answer.status_code}")
+                raise OSError(f"a request for a range was answered with code {answer.status_code}")
             content: bytes = answer.content
             return content
 

@@ -19,7 +19,7 @@ from random import SystemRandom
 from typing import TypeVar
 
 from data_service.printable import one_line, without_secrets
-from data_service.store.errors import TRANSIENT, CredentialsMissing, StoreError
+from data_service.store.errors import TRANSIENT_ERRORS, CredentialsMissing, StoreError
 
 _T = TypeVar("_T")
 PATIENCE_VARIABLE = "MASKFLEET_STORE_PATIENCE_S"
@@ -99,7 +99,7 @@ class Outage:
         self._uri = without_secrets(uri)
         self._lock = threading.Lock()
         self._began: float | None = None
-        self._said = False
+        self._announced = False
 
     def note_failure(self, error: StoreError, *, began: float, pause: float, patience_s: float) -> None:
         """Note that an attempt failed; announce the outage once, if it lasts.
@@ -112,18 +112,18 @@ class Outage:
         """
         with self._lock:
             self._began = began if self._began is None else self._began
-            if self._said or time.monotonic() + pause - self._began < ANNOUNCED_OUTAGE_S:
+            if self._announced or time.monotonic() + pause - self._began < ANNOUNCED_OUTAGE_S:
                 return
-            self._said = True
+            self._announced = True
         reason = one_line(error.problem)
         _log.warning("%s; trying again, for at most %.0f s without progress", reason, patience_s)
 
     def note_answer(self) -> None:
         """Note that the store answered, even if it refused. Announce the end of an announced outage."""
         with self._lock:
-            began, said = self._began, self._said
-            self._began, self._said = None, False
-        if said and began is not None:
+            began, announced = self._began, self._announced
+            self._began, self._announced = None, False
+        if announced and began is not None:
             _log.warning("%s answers again, after %.0f s", self._uri, time.monotonic() - began)
 
 
@@ -142,7 +142,7 @@ def call_with_retries(once: Callable[[], _T], patience: Patience, outage: Outage
         began = time.monotonic()
         try:
             result = once()
-        except TRANSIENT as error:
+        except TRANSIENT_ERRORS as error:
             pause = patience.pause_s(error)
             if pause is None:
                 raise

@@ -27,14 +27,7 @@ from data_service.store.bucket import BucketStore, Connection
 from data_service.store.errors import BadUri, KeyMissing, StoreError, StoreUnavailable
 from data_service.store.retries import Patience
 from data_service.store.s3_errors import FAILURES, error_code, translate_error
-from data_service.store.s3_transfer import (
-    MAX_DELETIONS,
-    Deletion,
-    Download,
-    Listing,
-    Upload,
-    head,
-)
+from data_service.store.s3_transfer import MAX_DELETIONS, Deletion, Download, Listing, Upload, head
 from data_service.store.upload_sources import PART_BYTES, WRITER_FIELD, Buffers, LocalFile
 
 if TYPE_CHECKING:
@@ -86,9 +79,9 @@ class S3Store(BucketStore["S3Client"]):
     patience_s: float = 120.0
     _connection: Connection["S3Client"] = field(default_factory=_Connection, repr=False, compare=False)
 
-    _failures = FAILURES
-    _single = 2 * PART_BYTES
-    _translated = staticmethod(translate_error)
+    _failure_types = FAILURES
+    _single_upload_bytes = 2 * PART_BYTES
+    _translate_error = staticmethod(translate_error)
 
     @property
     def _service(self) -> Literal["s3"]:
@@ -112,7 +105,9 @@ class S3Store(BucketStore["S3Client"]):
                 # An earlier attempt of ours may have created the object, although its answer was lost.
                 stored = head(client, self.bucket, name)
                 if stored is None:  # deleted since
-                    raise StoreUnavailable.at(self._full(name), "deleted while it was created") from error
+                    raise StoreUnavailable.at(
+                        self._object_uri(name), "deleted while it was created"
+                    ) from error
                 return stored["Metadata"].get(WRITER_FIELD) == writer
             return True
 
@@ -244,7 +239,7 @@ class S3Store(BucketStore["S3Client"]):
             self._call(name, upload.attempt, patience)
         except BaseException:
             with suppress(StoreError):
-                self._once(name, upload.abort)
+                self._try_once(name, upload.abort)
             raise
 
 

@@ -110,11 +110,11 @@ class Deletion:
         if refused:
             first = refused[0]
             status = _STATUS_BY_CODE.get(first["Code"], 503)
-            told = {
+            response = {
                 "Error": {"Code": first["Code"], "Message": f"{first['Key']}: {first.get('Message', '')}"},
                 "ResponseMetadata": {"HTTPStatusCode": status},
             }
-            raise ClientError(cast(Any, told), "DeleteObjects")
+            raise ClientError(cast(Any, response), "DeleteObjects")
 
 
 def head(client: "S3Client", bucket: str, name: str) -> "HeadObjectOutputTypeDef | None":
@@ -203,7 +203,7 @@ class Download:
         return total if self.length is None else self.length
 
     def _changed(self) -> ValueError:
-        """Forget the bytes read so far, so that the next attempt begins anew; return the error to raise."""
+        """Forget the bytes read so far, so that the next attempt starts again; return the error to raise."""
         self._version, self._here = None, 0
         self._pieces.clear()
         return ValueError(

@@ -55,11 +55,11 @@ def call_both(reached: Callable[[int], None], sent: Callable[[int], None] | None
     """Return a function that calls both `reached` and `sent`, the latter only with numbers that have grown."""
     most = 0
 
-    def tell(count: int) -> None:
+    def report(count: int) -> None:
         nonlocal most
         reached(count)
         if sent is not None and count > most:
             most = count
             sent(count)
 
-    return tell
+    return report

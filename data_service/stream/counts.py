@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from data_service.corpus.manifest import BlockTable
 from data_service.samples.lanes import Lanes, count_lane_rows
 from data_service.samples.make import AnyRows, cut, structure_key
-from data_service.samples.packing import Packed, contiguous_rows
+from data_service.samples.packing import Packed, count_contiguous_rows
 from data_service.samples.pairs import DrawnRows, Translations
 from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import TextPairs
@@ -36,10 +36,10 @@ RowCounts = NDArray[np.int64]
 RowLengths = NDArray[np.uint32]
 """[N] uint32, number of tokens, special ones included, of each row of a source, entry after entry."""
 
-Found: TypeAlias = NDArray[np.int64] | NDArray[np.uint32]
+PassResult: TypeAlias = NDArray[np.int64] | NDArray[np.uint32]
 """The result of a pass: row counts or row lengths."""
 
-Pass = Callable[[Corpora, int, int, int], Found]
+Pass = Callable[[Corpora, int, int, int], PassResult]
 """(corpora, source, start, stop) -> the result for blocks `start` to `stop`: `count_range` or `measure_range`."""
 
 Counted = Callable[[int], None]
@@ -51,12 +51,12 @@ class PassRunner(Protocol):
 
     def __call__(
         self, job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted
-    ) -> Found: ...
+    ) -> PassResult: ...
 
 
 _log = logging.getLogger(__name__)
 _PIECE_BLOCKS = 2048  # blocks whose counts are stored in one object: minutes of one core's work
-_DIGEST = 32  # bytes of a sha256
+_DIGEST_BYTES = 32  # bytes of a sha256
 
 
 def count_range(corpora: Corpora, source: int, start: int, stop: int) -> RowCounts:
@@ -79,7 +79,7 @@ def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator
             yield cut(block, spec, structure_key(spec, source, number, structure), source)
 
 
-def run_here(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> Found:
+def run_here(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> PassResult:
     """Run a pass in this process. It is a `PassRunner`."""
     found = job(corpora, source, blocks.start, blocks.stop)
     counted(len(blocks))
@@ -97,23 +97,25 @@ def count_rows(
 
     Args:
         corpora: corpora to count.
-        cache: store that keeps counts between runs; None to count anew.
+        cache: store that keeps counts between runs; None to count again.
         run: function that runs the pass over a source's blocks.
         counted: function that is called with the number of blocks just done, those with kept counts included.
     """
-    passing = _KeptPass(kind="rows", job=count_range, corpora=corpora, cache=cache, run=run, counted=counted)
+    passing = _CachedPass(
+        kind="rows", job=count_range, corpora=corpora, cache=cache, run=run, counted=counted
+    )
     found: list[RowCounts] = []
     for source, table in enumerate(corpora.tables):
-        known = _counted_ahead(corpora.spec, source, table)
-        found.append(passing.of(source).astype(np.int64, copy=False) if known is None else known)
+        known = _counts_from_manifest(corpora.spec, source, table)
+        found.append(passing.for_source(source).astype(np.int64, copy=False) if known is None else known)
     return tuple(found)
 
 
-def _counted_ahead(spec: StreamSpec, source: int, table: BlockTable) -> RowCounts | None:
+def _counts_from_manifest(spec: StreamSpec, source: int, table: BlockTable) -> RowCounts | None:
     """Return the row counts of a source if they follow from its manifest; None if its blocks must be read."""
     match spec.input_of(source):
         case Packed(packing="contiguous"):
-            return contiguous_rows(table.tokens, table.documents, spec.length)
+            return count_contiguous_rows(table.tokens, table.documents, spec.length)
         case TextPairs() | Translations():
             return table.documents
         case Lanes() as lanes:
@@ -126,15 +128,15 @@ def measure_rows(
     corpora: Corpora, cache: Store | None, run: PassRunner = run_here, counted: Counted = ignore
 ) -> tuple[RowLengths, ...]:
     """Return the row lengths of every source. Arguments as for `count_rows`."""
-    passing = _KeptPass(
+    passing = _CachedPass(
         kind="lengths", job=measure_range, corpora=corpora, cache=cache, run=run, counted=counted
     )
-    found = [passing.of(source) for source in range(len(corpora.tables))]
+    found = [passing.for_source(source) for source in range(len(corpora.tables))]
     return tuple(lengths.astype(np.uint32, copy=False) for lengths in found)
 
 
 @dataclass(frozen=True)
-class _KeptPass:
+class _CachedPass:
     """A pass whose results are kept in `cache`: first those of a source's pieces, then those of the whole source."""
 
     kind: str
@@ -144,8 +146,9 @@ class _KeptPass:
     run: PassRunner
     counted: Counted
 
-    def of(self, source: int) -> Found:
-        name, blocks = f"{self.kind}/{_name(self.corpora.spec, source)}", len(self.corpora.tables[source])
+    def for_source(self, source: int) -> PassResult:
+        name = f"{self.kind}/{_cache_key(self.corpora.spec, source)}"
+        blocks = len(self.corpora.tables[source])
         kept = self._load(f"{name}.npy")
         if kept is not None:
             self.counted(blocks)
@@ -153,14 +156,14 @@ class _KeptPass:
         starts = range(0, blocks, _PIECE_BLOCKS)
         pieces = {f"{name}/{start}.npy": range(start, min(start + _PIECE_BLOCKS, blocks)) for start in starts}
         found = [self._piece(key, source, piece) for key, piece in pieces.items()]
-        whole: Found = np.concatenate([self.job(self.corpora, source, 0, 0), *found])
+        whole: PassResult = np.concatenate([self.job(self.corpora, source, 0, 0), *found])
         self._keep(f"{name}.npy", whole)
         if self.cache is not None:
             for key in pieces:
                 self.cache.delete(key)
         return whole
 
-    def _piece(self, key: str, source: int, blocks: range) -> Found:
+    def _piece(self, key: str, source: int, blocks: range) -> PassResult:
         kept = self._load(key)
         if kept is not None:
             self.counted(len(blocks))
@@ -169,7 +172,7 @@ class _KeptPass:
         self._keep(key, found)
         return found
 
-    def _load(self, key: str) -> Found | None:
+    def _load(self, key: str) -> PassResult | None:
         """Return the result kept under `key`; None if there is none, or if it does not match its hash."""
         if self.cache is None:
             return None
@@ -177,17 +180,17 @@ class _KeptPass:
             data = memoryview(self.cache.get(key))
         except KeyMissing:
             return None
-        body, digest = data[:-_DIGEST], data[-_DIGEST:]
+        body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         if hashlib.sha256(body).digest() != digest:
             _log.warning(
                 "%s is damaged, or written by a version that stored no hash: counted again",
                 self.cache.at(key).uri,
             )
             return None
-        found: Found = np.load(io.BytesIO(body), allow_pickle=False)
+        found: PassResult = np.load(io.BytesIO(body), allow_pickle=False)
         return found
 
-    def _keep(self, key: str, found: Found) -> None:
+    def _keep(self, key: str, found: PassResult) -> None:
         """Store a result, followed by its sha256."""
         if self.cache is not None:
             buffer = io.BytesIO()
@@ -196,7 +199,7 @@ class _KeptPass:
             self.cache.put(key, buffer.getvalue())
 
 
-def _name(spec: StreamSpec, source: int) -> str:
+def _cache_key(spec: StreamSpec, source: int) -> str:
     """Return the key of a source's kept counts, a hash of everything on which its rows depend."""
     fingerprint = spec.sources[source].manifest_fingerprint
     cut_so = spec.input_of(source)

@@ -69,7 +69,7 @@ class SampleFinder:
         line = self._plan.lines[place.source]
         for reading in range(line.reading(start)[0], line.reading(stop - 1)[0] + 1):
             first = line.row_of(reading, place.block, 0)
-            for row in cuts.holding(place, reading):
+            for row in cuts.rows_holding(place, reading):
                 if start <= first + row < stop:
                     yield first + row
 
@@ -80,7 +80,8 @@ class SampleFinder:
         # The last window that begins at or before the row.
         window = bisect_right(windows, row, key=lambda number: plan.rows_before(source, epoch, number)) - 1
         others = sum(
-            layout.before(other, window + 1) - layout.before(other, window) for other in range(source)
+            layout.rows_before(other, window + 1) - layout.rows_before(other, window)
+            for other in range(source)
         )
         thing = others + row - plan.rows_before(source, epoch, window)
         positions = self._orders.get((epoch, window), lambda: self._positions(epoch, window))
@@ -89,7 +90,7 @@ class SampleFinder:
     def _positions(self, epoch: int, window: int) -> NDArray[np.int64]:
         """Return [N] int64, the position in a window of each of its rows, which are counted piece after piece."""
         order = self._plan.window(epoch, window).order
-        things = order.many(np.arange(order.size))
+        things = order.at_many(np.arange(order.size))
         positions = np.empty_like(things)
         positions[things] = np.arange(order.size)
         return positions
@@ -103,7 +104,7 @@ class _BlockCuts:
         self._block = corpora.read(source, block)
         self._found: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = {}
 
-    def holding(self, place: TextPlace, reading: int) -> list[int]:
+    def rows_holding(self, place: TextPlace, reading: int) -> list[int]:
         """Return the numbers of the block's rows that hold a token of the place, ascending, as cut in a reading."""
         rows, starts, stops = self._text_ranges(reading)
         # False for rows without text, too.

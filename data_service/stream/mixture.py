@@ -10,7 +10,7 @@ from data_service.samples.spec import SourceSpec
 _DIGITS = 28  # decimal digits of computations with temperatures: results are the same on every machine
 
 
-def weights_of(
+def source_weights(
     sources: Sequence[SourceSpec], sizes: Sequence[int], temperature: float, translations: float | None = None
 ) -> list[float] | None:
     """Return the sources' weights; None if each source is to be read once.
@@ -80,11 +80,11 @@ def fill_weights(
 ) -> list[float]:
     """Return `given` with a weight in place of each None.
 
-    The sources without a weight share out what the others, parts of 1, leave, as `weights_of` mixes them by themselves.
+    The given weights are parts of 1. The other sources share the rest as `source_weights` would mix them alone.
 
     Args:
         given: weight of each source; None: by size. At least one is None; the others add up to less than 1.
-        sources, sizes, temperature, translations: as for `weights_of`.
+        sources, sizes, temperature, translations: as for `source_weights`.
     """
     own = [size for size, weight in zip(sizes, given, strict=True) if weight is None]
     unweighted = [
@@ -92,7 +92,7 @@ def fill_weights(
         for source, weight in zip(sources, given, strict=True)
         if weight is None
     ]
-    drawn = weights_of(unweighted, own, temperature, translations) or own
+    drawn = source_weights(unweighted, own, temperature, translations) or own
     left, total = 1 - sum(weight for weight in given if weight is not None), sum(drawn)
     filled = iter([left * weight / total for weight in drawn])
     return [next(filled) if weight is None else weight for weight in given]
@@ -116,7 +116,7 @@ def quotas(
     """
     if weights is None and granule == 1:
         return tuple(rows)
-    steps = shares(weights or rows, sum(rows) // granule)
+    steps = round_shares(weights or rows, sum(rows) // granule)
     for source, share in zip(sources, steps, strict=True):
         if not share and granule > 1:
             raise PlanError(
@@ -151,11 +151,11 @@ def source_quotas(
                 f"source {source.name} ({source.uri}) has {count:,} rows, less than one batch of {batch:,}",
                 remedy=f"use a batch of {count:,} or less, leave the source out, or let batches mix their sources",
             )
-    weights = weights_of(sources, whole, temperature, translations)
+    weights = source_weights(sources, whole, temperature, translations)
     if weights is None:
         return tuple(count * batch for count in whole)
     total = int(min(count * sum(weights) / weight for count, weight in zip(whole, weights, strict=True)))
-    counts = [min(share, most) for share, most in zip(shares(weights, total), whole, strict=True)]
+    counts = [min(share, most) for share, most in zip(round_shares(weights, total), whole, strict=True)]
     for number, (source, count) in enumerate(zip(sources, counts, strict=True)):
         if not count:
             raise PlanError(
@@ -167,23 +167,23 @@ def source_quotas(
     return tuple(count * batch for count in counts)
 
 
-def unread(weights: Sequence[float], rows: int) -> dict[int, str]:
+def unread_sources(weights: Sequence[float], rows: int) -> dict[int, str]:
     """Return the sources that give no row to an epoch of `rows` rows, by number, each with an explanation."""
     total = sum(weights)
     return {
         source: f"of the {rows:,} rows of an epoch, its weight of {weights[source]:g} in {total:g} is "
         f"{rows * weights[source] / total:.2g} rows, so none is ever read"
-        for source, share in enumerate(shares(weights, rows))
+        for source, share in enumerate(round_shares(weights, rows))
         if not share
     }
 
 
-def least_weight(weights: Sequence[float], source: int, rows: int) -> float:
+def min_weight(weights: Sequence[float], source: int, rows: int) -> float:
     """Return the smallest weight with which a source gives a row of an epoch."""
     return (sum(weights) - weights[source]) / max(rows - 1, 1)
 
 
-def shares(weights: Sequence[float], total: int) -> list[int]:
+def round_shares(weights: Sequence[float], total: int) -> list[int]:
     """Return whole numbers that add up to `total`, in proportion to `weights`. The largest remainders round up."""
     exact = [total * weight / sum(weights) for weight in weights]
     counts = [int(share) for share in exact]

@@ -45,13 +45,13 @@ class Permutation:
     key: Key
 
     @classmethod
-    def of(cls, size: int, *name: int | str) -> "Permutation":
+    def from_name(cls, size: int, *name: int | str) -> "Permutation":
         return cls(size, stream_key(*name))
 
     def at(self, position: int) -> int:
-        return int(self.many(np.array([position]))[0])
+        return int(self.at_many(np.array([position]))[0])
 
-    def many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def at_many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return [N] int64 things at `positions`, each in [0, size). Raises IndexError for a position outside."""
         check_positions(positions, self.size)
         bits = max(2, (self.size - 1).bit_length())
@@ -60,10 +60,10 @@ class Permutation:
         )
         things = np.empty(len(positions), dtype=np.int64)
         for start in range(0, len(positions), _CHUNK_NUMBERS):
-            part = network.of(positions[start : start + _CHUNK_NUMBERS])
+            part = network.permute(positions[start : start + _CHUNK_NUMBERS])
             outside = np.flatnonzero(part >= self.size)
             while len(outside):
-                walked = network.of(part[outside])
+                walked = network.permute(part[outside])
                 part[outside] = walked
                 outside = outside[walked >= self.size]
             things[start : start + _CHUNK_NUMBERS] = part
@@ -96,7 +96,7 @@ class _Feistel:
             for index, key in enumerate(round_keys)
         ]
 
-    def of(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+    def permute(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the images of `values`."""
         low_bits, low_mask = int(self._low_bits), int(self._masks[1])
         high, low = values >> low_bits, values & low_mask
@@ -147,9 +147,9 @@ class LaneOrder:
     directions: int
 
     def at(self, position: int) -> int:
-        return int(self.many(np.array([position]))[0])
+        return int(self.at_many(np.array([position]))[0])
 
-    def many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def at_many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return [N] int64 rows at `positions`, each in [0, size). Raises IndexError for a position outside."""
         check_positions(positions, self.size)
         steps = self.size // self.lanes
@@ -181,9 +181,9 @@ class SpreadOrder:
     name: tuple[int | str, ...]
 
     def at(self, position: int) -> int:
-        return int(self.many(np.array([position]))[0])
+        return int(self.at_many(np.array([position]))[0])
 
-    def many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def at_many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return [N] int64 things at `positions`, each in [0, size). Raises IndexError for a position outside."""
         check_positions(positions, self.size)
         residues = self._residues()
@@ -193,8 +193,8 @@ class SpreadOrder:
         things = np.empty(len(positions), dtype=np.int64)
         for number in np.unique(stretch).tolist():
             here, residue = stretch == number, int(residues[number])
-            order = Permutation.of(int(sizes[number]), *self.name, residue)
-            things[here] = order.many(positions[here] - starts[number]) * self.stretches + residue
+            order = Permutation.from_name(int(sizes[number]), *self.name, residue)
+            things[here] = order.at_many(positions[here] - starts[number]) * self.stretches + residue
         return things
 
     def _residues(self) -> NDArray[np.int64]:
@@ -234,24 +234,24 @@ class SourceOrder:
         return sum(self.sizes)
 
     def at(self, position: int) -> int:
-        return int(self.many(np.array([position]))[0])
+        return int(self.at_many(np.array([position]))[0])
 
-    def many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def at_many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return [N] int64 rows at `positions`, each in [0, size). Raises IndexError for a position outside."""
         check_positions(positions, self.size)
         turn, row = np.divmod(positions, self.batch)
-        batches = Permutation.of(self.size // self.batch, "batches", *self.name).many(turn)
+        batches = Permutation.from_name(self.size // self.batch, "batches", *self.name).at_many(turn)
         ends = np.cumsum(self.sizes) // self.batch
         source = np.searchsorted(ends, batches, side="right")
         rows = np.empty(len(positions), dtype=np.int64)
         for number in np.unique(source).tolist():
             here, size = source == number, self.sizes[number]
             start = int(ends[number]) * self.batch - size
-            rows[here] = start + self._within(number).many(batches[here] * self.batch - start + row[here])
+            rows[here] = start + self._within(number).at_many(batches[here] * self.batch - start + row[here])
         return rows
 
     def _within(self, source: int) -> Permutation | SpreadOrder:
         """Return the order of one source's rows: random, with neighbours spread if there is more than one stretch."""
         size, name = self.sizes[source], ("source", source, *self.name)
         stretches = min(self.stretches, size // self.batch)
-        return SpreadOrder(size, stretches, name) if stretches > 1 else Permutation.of(size, *name)
+        return SpreadOrder(size, stretches, name) if stretches > 1 else Permutation.from_name(size, *name)

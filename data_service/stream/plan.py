@@ -34,7 +34,7 @@ from data_service.samples.masking import NoMasking, RowMasking
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.spec import StreamSpec
 from data_service.stream.counts import RowCounts
-from data_service.stream.mixture import least_weight, quotas, source_quotas, unread, weights_of
+from data_service.stream.mixture import min_weight, quotas, source_quotas, source_weights, unread_sources
 from data_service.stream.order import LaneOrder, Permutation, SourceOrder, SpreadOrder
 
 _CACHED_READINGS = 2  # readings of a source whose order of blocks is cached
@@ -129,7 +129,7 @@ class RowLine:
         reading = epoch if self._spec.one_source is None else structure
         fingerprint = self._spec.sources[self._source].manifest_fingerprint
         name = (self._spec.seed, reading, fingerprint, self._spec.split)
-        blocks = Permutation.of(len(counts), "blocks", *name).many(np.arange(len(counts)))
+        blocks = Permutation.from_name(len(counts), "blocks", *name).at_many(np.arange(len(counts)))
         return SourceLine(blocks, np.cumsum(counts[blocks]))
 
 
@@ -139,7 +139,7 @@ _BYTES_PER_ROW = 16  # the row's beginning, its second segment's beginning, and 
 _BYTES_PER_TEXT = 4  # the text's beginning
 _BYTES_PER_FORM = 8  # the beginning of a row's corrupted form
 _WORD_RANGE = 1 << 32
-_GOLDEN = 0x9E3779B9  # 2**32 divided by the golden ratio: multiples spread evenly over a 32-bit word
+_GOLDEN_RATIO_32 = 0x9E3779B9  # 2**32 / phi: multiples spread evenly over a 32-bit word
 
 
 @dataclass(frozen=True)
@@ -168,11 +168,13 @@ class EpochLayout:
 
     def start(self, window: int) -> int:
         """Return the number of a window's first sample. `start(windows)` is the end of the epoch."""
-        return sum(self.before(source, window) for source in range(len(self.quotas)))
+        return sum(self.rows_before(source, window) for source in range(len(self.quotas)))
 
-    def before(self, source: int, window: int) -> int:
+    def rows_before(self, source: int, window: int) -> int:
         """Return the number of samples of a source that precede a window."""
-        shift = (source * _GOLDEN % _WORD_RANGE) * self.windows // _WORD_RANGE if self.staggered else 0
+        shift = (
+            (source * _GOLDEN_RATIO_32 % _WORD_RANGE) * self.windows // _WORD_RANGE if self.staggered else 0
+        )
         return (self.quotas[source] // self.granule * window + shift) // self.windows * self.granule
 
     def window_of(self, sample: int) -> int:
@@ -306,7 +308,7 @@ class StreamPlan:
             return LaneOrder(size, self.spec.lanes, 2 if self.spec.input.both_directions else 1)
         if self.spec.window.stretches > 1:
             return SpreadOrder(size, self.spec.window.stretches, name)
-        return Permutation.of(size, *name)
+        return Permutation.from_name(size, *name)
 
     def origin(self, epoch: int, sample: int) -> RowOrigin:
         """Return the origin of sample `sample` of `epoch`."""
@@ -321,7 +323,7 @@ class StreamPlan:
     def rows_before(self, source: int, epoch: int, window: int) -> int:
         """Return the number of rows of a source's line that precede a window."""
         quota = self.epoch_layout.quotas[source]
-        return self.begins[source] + epoch * quota + self.epoch_layout.before(source, window)
+        return self.begins[source] + epoch * quota + self.epoch_layout.rows_before(source, window)
 
     def rows(self, piece: BlockRows) -> int:
         """Return the number of all rows of a piece's block, as it is cut in the piece's reading."""
@@ -352,7 +354,7 @@ def _epoch_layout(
 
 
 def _source_weights(spec: StreamSpec, totals: tuple[int, ...]) -> list[float] | None:
-    return weights_of(spec.sources, totals, spec.temperature, spec.translations)
+    return source_weights(spec.sources, totals, spec.temperature, spec.translations)
 
 
 def _row_bytes(spec: StreamSpec, tokens: int) -> float:
@@ -361,7 +363,9 @@ def _row_bytes(spec: StreamSpec, tokens: int) -> float:
     masking = spec.densest_masking
     if isinstance(masking, NoMasking):
         return _BYTES_PER_ROW + spec.input.texts * _BYTES_PER_TEXT + tokens * token
-    targets = float(masking.predict) if isinstance(masking, PermutedPrediction) else masking.most(tokens)
+    targets = (
+        float(masking.predict) if isinstance(masking, PermutedPrediction) else masking.max_targets(tokens)
+    )
     size = _BYTES_PER_ROW + tokens * token + targets * (token + _BYTES_PER_TARGET)
     if isinstance(masking, RowMasking) and masking.corrupts:
         size += tokens * token + _BYTES_PER_FORM
@@ -377,11 +381,11 @@ def _unread_remarks(spec: StreamSpec, totals: tuple[int, ...], rows: int) -> tup
     notes: list[str] = []
     if spec.one_source is not None:  # checked by `source_quotas`
         return ()
-    for number, why in unread(weights, rows).items():
+    for number, why in unread_sources(weights, rows).items():
         source = spec.sources[number]
         problem = f"source {source.name} ({source.uri}), {spec.split} split: {why}"
         if spec.split == "train":
-            least = least_weight(weights, number, rows)
+            least = min_weight(weights, number, rows)
             raise PlanError(
                 problem, remedy=f"raise its weight to {least:.2g} or more, or leave the source out"
             )

@@ -17,7 +17,7 @@ from data_service.errors import PlanError
 
 
 @dataclass(frozen=True)
-class Rise:
+class BatchRamp:
     """A batch-size warm-up: the batch grows evenly from `start`, in multiples of `granule`, for `steps` steps."""
 
     start: int
@@ -35,13 +35,13 @@ class StepBatches:
     """
 
     batch: int
-    rise: Rise | None = None
+    rise: BatchRamp | None = None
 
     def at(self, step: int) -> int:
         """Return the batch of a step, counted from 0 where the phase begins."""
         return self._levels[self._level(step)][1]
 
-    def before(self, step: int) -> int:
+    def units_before(self, step: int) -> int:
         """Return the number of samples or tokens in the first `step` steps together."""
         level = self._level(step)
         first, batch = self._levels[level]
@@ -72,7 +72,7 @@ class StepBatches:
 
 
 @dataclass(frozen=True)
-class Range:
+class SampleRange:
     """Samples `start` to `stop` of `epoch` of the stream of phase `phase`."""
 
     phase: int
@@ -81,7 +81,7 @@ class Range:
     stop: int
 
 
-class Axis(Protocol):
+class StreamAxis(Protocol):
     """A stream measured from the start of epoch 0, in samples or in tokens (units)."""
 
     def unit(self, epoch: int, sample: int) -> int:
@@ -124,13 +124,13 @@ class PhaseBatches:
     steps: int
     batch: int
     samples_per_epoch: int
-    axis: Axis
-    rise: Rise | None = None
+    axis: StreamAxis
+    rise: BatchRamp | None = None
     staged: bool = False
 
     @classmethod
-    def of_samples(
-        cls, steps: int, batch: int, samples_per_epoch: int, rise: Rise | None = None
+    def from_samples(
+        cls, steps: int, batch: int, samples_per_epoch: int, rise: BatchRamp | None = None
     ) -> "PhaseBatches":
         """Return a phase whose batches count samples."""
         return cls(steps, batch, samples_per_epoch, SampleAxis(samples_per_epoch), rise)
@@ -142,7 +142,7 @@ class PhaseBatches:
 
 
 @dataclass(frozen=True)
-class _Skip:
+class _SkippedUnits:
     """Units `start` to `stop` of the axis, which are skipped. The phase uses `used` units before them."""
 
     start: int
@@ -163,18 +163,20 @@ class Positions:
         PlanError: a batch of a phase is larger than its epoch.
     """
 
-    def __init__(self, phases: Sequence[PhaseBatches], skips: Sequence[Range] = (), begin: int = 0) -> None:
+    def __init__(
+        self, phases: Sequence[PhaseBatches], skips: Sequence[SampleRange] = (), begin: int = 0
+    ) -> None:
         self._phases = tuple(phases)
         self._ends = list(accumulate(phase.steps for phase in phases))
         self._begin = begin
         self._first_epochs: list[int] = []
-        self._skips: list[list[_Skip]] = []
+        self._skips: list[list[_SkippedUnits]] = []
         epoch = 0
         for number, phase in enumerate(self._phases):
-            _check_size(number, phase)
+            _check_batch_fits(number, phase)
             epoch = 0 if phase.staged else epoch
             self._first_epochs.append(epoch)
-            self._skips.append(_skips(phase, epoch, [skip for skip in skips if skip.phase == number]))
+            self._skips.append(_merge_skips(phase, epoch, [skip for skip in skips if skip.phase == number]))
             used = self._used(number, self._ends[number])
             if used > 0:
                 epoch = phase.axis.locate(self._unit(number, used - 1))[0] + 1
@@ -199,7 +201,7 @@ class Positions:
         """Return the first step that takes data in a step's phase. Raises IndexError as `phase_of`."""
         return self._first_step(self.phase_of(step))
 
-    def ranges(self, step: int) -> tuple[Range, ...]:
+    def ranges(self, step: int) -> tuple[SampleRange, ...]:
         """Return the samples of a step, in order: one range, or several if an epoch ends or a range is skipped in
         it."""
         number = self.phase_of(step)
@@ -207,13 +209,13 @@ class Positions:
         stretches = self._stretches(number, self._used(number, step), self._used(number, step + 1))
         return tuple(piece for start, stop in stretches for piece in _by_epoch(number, phase, start, stop))
 
-    def joined(self, start: int, stop: int) -> tuple[Range, ...]:
+    def joined(self, start: int, stop: int) -> tuple[SampleRange, ...]:
         """Return the samples of steps `start` to `stop`, in order; adjacent ranges are joined."""
-        found: list[Range] = []
+        found: list[SampleRange] = []
         for span in (span for step in range(start, stop) for span in self.ranges(step)):
             last = found[-1] if found else None
             if last and (last.phase, last.epoch, last.stop) == (span.phase, span.epoch, span.start):
-                found[-1] = Range(span.phase, span.epoch, last.start, span.stop)
+                found[-1] = SampleRange(span.phase, span.epoch, last.start, span.stop)
             else:
                 found.append(span)
         return tuple(found)
@@ -249,7 +251,7 @@ class Positions:
         """Return the number of units that the phase has used before `step`, from its first step that takes data on."""
         phase, begin = self._phases[number], self._first_step(number)
         start = self._ends[number] - phase.steps
-        return phase.batches.before(step - start) - phase.batches.before(begin - start)
+        return phase.batches.units_before(step - start) - phase.batches.units_before(begin - start)
 
     def _stretches(self, number: int, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield the stretches (start, stop) of the axis that hold the phase's used units `first` to `last`."""
@@ -270,7 +272,7 @@ class Positions:
         return phase.axis.unit(self._first_epochs[number], 0) + used
 
 
-def _check_size(number: int, phase: PhaseBatches) -> None:
+def _check_batch_fits(number: int, phase: PhaseBatches) -> None:
     units = phase.axis.unit(1, 0)
     if phase.batch > units:
         raise PlanError(
@@ -279,31 +281,31 @@ def _check_size(number: int, phase: PhaseBatches) -> None:
         )
 
 
-def _skips(phase: PhaseBatches, first_epoch: int, ranges: Sequence[Range]) -> list[_Skip]:
+def _merge_skips(phase: PhaseBatches, first_epoch: int, ranges: Sequence[SampleRange]) -> list[_SkippedUnits]:
     """Return the phase's skips as disjoint stretches of its axis, in order.
 
     Ranges before the phase's first epoch are ignored: a skip in an earlier phase may have changed its first epoch.
     """
     base = phase.axis.unit(first_epoch, 0)
-    skips: list[_Skip] = []
-    for start, stop in sorted(_units(phase.axis, skip) for skip in ranges if skip.epoch >= first_epoch):
+    skips: list[_SkippedUnits] = []
+    for start, stop in sorted(_range_units(phase.axis, skip) for skip in ranges if skip.epoch >= first_epoch):
         if skips and start <= skips[-1].stop:
-            skips[-1] = _Skip(skips[-1].start, max(stop, skips[-1].stop), skips[-1].used)
+            skips[-1] = _SkippedUnits(skips[-1].start, max(stop, skips[-1].stop), skips[-1].used)
         else:
             skipped = sum(skip.stop - skip.start for skip in skips)
-            skips.append(_Skip(start, stop, start - base - skipped))
+            skips.append(_SkippedUnits(start, stop, start - base - skipped))
     return skips
 
 
-def _units(axis: Axis, skip: Range) -> tuple[int, int]:
+def _range_units(axis: StreamAxis, skip: SampleRange) -> tuple[int, int]:
     return axis.unit(skip.epoch, skip.start), axis.unit(skip.epoch, skip.stop)
 
 
-def _by_epoch(number: int, phase: PhaseBatches, start: int, stop: int) -> Iterator[Range]:
+def _by_epoch(number: int, phase: PhaseBatches, start: int, stop: int) -> Iterator[SampleRange]:
     """Yield the samples that begin in units `start` to `stop`, cut where an epoch ends."""
     (epoch, sample), (last_epoch, last_sample) = phase.axis.locate(start), phase.axis.locate(stop)
     while (epoch, sample) < (last_epoch, last_sample):
         end = last_sample if epoch == last_epoch else phase.samples_per_epoch
         if sample < end:
-            yield Range(number, epoch, sample, end)
+            yield SampleRange(number, epoch, sample, end)
         epoch, sample = epoch + 1, 0

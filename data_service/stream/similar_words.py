@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from data_service.corpus.corpus import Corpus, open_corpus
 from data_service.corpus.reader import read_block
-from data_service.corpus.removals import load_removals, without
+from data_service.corpus.removals import blank_out, load_removals
 from data_service.errors import CorpusError, InputError
-from data_service.samples.similar_words import LONGEST, SimilarPair, dump_similar_words
+from data_service.samples.similar_words import MAX_WORD_TOKENS, SimilarPair, dump_similar_words
 from data_service.store.open import open_file
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Block
@@ -61,10 +61,7 @@ class WrittenTable(NamedTuple):
 
 
 def write_similar_words(
-    uris: list[str],
-    out: str,
-    options: SimilarWordOptions,
-    report: ReportBlocks = lambda done, total: None,
+    uris: list[str], out: str, options: SimilarWordOptions, report: ReportBlocks = lambda done, total: None
 ) -> WrittenTable:
     """Learn a table from corpora and write it to a path or URI.
 
@@ -79,8 +76,7 @@ def write_similar_words(
     pairs, tokenizer = learn_similar_words(uris, options, report)
     made = {**options.model_dump(), "corpora": [open_corpus(uri).manifest.fingerprint for uri in uris]}
     store.put(
-        name,
-        dump_similar_words(pairs, tokenizer=tokenizer.hash, vocab_size=tokenizer.vocab_size, made=made),
+        name, dump_similar_words(pairs, tokenizer=tokenizer.hash, vocab_size=tokenizer.vocab_size, made=made)
     )
     return WrittenTable(len(pairs), sum(bool(pair.similar) for pair in pairs))
 
@@ -131,16 +127,11 @@ def _import_word2vec() -> Any:
 class _Sentences:
     """The sentences of corpora as lists of words, which can be iterated repeatedly. A word is its ids joined by spaces.
 
-    Words of more than `LONGEST` tokens, or with special tokens, are left out, and so are documents that were removed.
+    Words of more than `MAX_WORD_TOKENS` tokens, or with special tokens, and removed documents are left out.
     """
 
     def __init__(
-        self,
-        corpora: list[Corpus],
-        tokenizer: Tokenizer,
-        most_tokens: int,
-        passes: int,
-        report: ReportBlocks,
+        self, corpora: list[Corpus], tokenizer: Tokenizer, most_tokens: int, passes: int, report: ReportBlocks
     ) -> None:
         self._corpora, self._tokenizer, self._most, self._report = corpora, tokenizer, most_tokens, report
         self._blocks = passes * sum(len(corpus.table("train")) for corpus in corpora)
@@ -149,18 +140,18 @@ class _Sentences:
     def __iter__(self) -> Iterator[list[str]]:
         for corpus in self._corpora:
             table, left = corpus.table("train"), self._most
-            removed = load_removals(corpus.store, corpus.manifest).of("train")
+            removed = load_removals(corpus.store, corpus.manifest).for_split("train")
             for index in range(len(table)):
                 if left <= 0:
                     break
                 block = read_block(corpus.store, table, index)
-                block = without(block, removed.stretches(index), self._tokenizer.special.pad)
+                block = blank_out(block, removed.stretches(index), self._tokenizer.special.pad)
                 left -= len(block.tokens)
                 self._read += 1
                 self._report(self._read, self._blocks)
-                yield from self._of_block(block)
+                yield from self._block_sentences(block)
 
-    def _of_block(self, block: Block) -> Iterator[list[str]]:
+    def _block_sentences(self, block: Block) -> Iterator[list[str]]:
         stored = block.begins("word")
         begins = self._tokenizer.word_starts[block.tokens] if stored is None else stored.copy()
         begins[block.sentences[:-1]] = True
@@ -168,7 +159,7 @@ class _Sentences:
         starts = np.append(np.flatnonzero(begins), len(ids))
         spoilt = np.add.reduceat(special, starts[:-1]) > 0
         words = [
-            "" if bad or stop - start > LONGEST else " ".join(map(str, ids[start:stop]))
+            "" if bad or stop - start > MAX_WORD_TOKENS else " ".join(map(str, ids[start:stop]))
             for bad, (start, stop) in zip(spoilt.tolist(), pairwise(starts.tolist()), strict=True)
         ]
         for first, last in pairwise(np.searchsorted(starts, block.sentences).tolist()):

@@ -11,7 +11,7 @@ from data_service.corpus.manifest import TOKENIZER, BlockTable, CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.parts import with_parts
 from data_service.corpus.reader import read_block
-from data_service.corpus.removals import RemovedDocuments, removals_at, without
+from data_service.corpus.removals import RemovedDocuments, blank_out, load_removals_up_to
 from data_service.errors import CorpusError
 from data_service.samples.masking import MaskingTables
 from data_service.samples.pairs import Translations
@@ -70,7 +70,7 @@ class Corpora:
         """Return one verified block, with the padding id in place of removed documents. Raises as
         `data_service.corpus.reader.read_block`."""
         found, removed = read_block(self._stores[source], self.tables[source], block), self._removed[source]
-        return found if removed is None else without(found, removed.stretches(block), self.spec.special.pad)
+        return found if removed is None else blank_out(found, removed.stretches(block), self.spec.special.pad)
 
     @property
     def masking_tables(self) -> MaskingTables:
@@ -224,4 +224,4 @@ def _removed_documents(
         return None
     # Padding takes the place of removed text, and must never be a target.
     assert spec.special.pad in spec.never_masked
-    return removals_at(store, manifest, source.removals).of(spec.split)
+    return load_removals_up_to(store, manifest, source.removals).for_split(spec.split)

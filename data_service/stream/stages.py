@@ -1,6 +1,6 @@
 """Stages: the place in each source at which a phase begins, and the rows that the phase takes from there.
 
-Without stages every phase begins anew, with another reading of each source. With stages (`StreamSpec.stages`) a
+Without stages every phase starts again, with another reading of each source. With stages (`StreamSpec.stages`) a
 source's line of blocks is continued from phase to phase: no text is repeated before all text has been read, whatever
 the lengths, batches and weights of the phases. For that, a stage takes from each source one unbroken stretch of its
 line, as long as the source's share of the stage. So windows, which mix rows of many places, end where the stage ends.
@@ -34,7 +34,7 @@ from data_service.stream.counts import (
     measure_rows,
     run_here,
 )
-from data_service.stream.mixture import fill_weights, shares, weights_of
+from data_service.stream.mixture import fill_weights, round_shares, source_weights
 from data_service.stream.plan import RowLine, StageShare, StreamPlan
 from data_service.stream.sources import Corpora
 from data_service.stream.token_axis import LineTokens, line_tokens
@@ -130,8 +130,8 @@ def stage_shares(spec: StreamSpec, rows: StagedRows) -> Iterator[StageShare]:
     for stage in spec.stages:
         begins = tuple(_map_row(rows, source, *at, stage.length) for source, at in enumerate(reached))
         weights = stage_weights(spec, stage, rows.text)
-        share = StageShare(begins, _quotas(stage, weights, begins, rows))
-        _check(spec, stage, weights, share, rows)
+        share = StageShare(begins, _stage_quotas(stage, weights, begins, rows))
+        _check_stage(spec, stage, weights, share, rows)
         yield share
         reached = [
             (stage.length, begin + stage.epochs * quota) if quota else at
@@ -148,22 +148,22 @@ def stage_weights(spec: StreamSpec, stage: Stage, text: Sequence[int]) -> tuple[
         )
     else:
         own = [weight for weight in stage.weights if weight is not None]
-        weights = own or weights_of(spec.sources, text, temperature, spec.translations) or text
+        weights = own or source_weights(spec.sources, text, temperature, spec.translations) or text
     return tuple(weight / sum(weights) for weight in weights)
 
 
-def _quotas(
+def _stage_quotas(
     stage: Stage, weights: Sequence[float], begins: Sequence[int], rows: StagedRows
 ) -> tuple[int, ...]:
     if stage.in_tokens:
-        parts = shares(weights, stage.units)
+        parts = round_shares(weights, stage.units)
         return tuple(
-            line.row_at(line.before(begin) + part) - begin
+            line.row_at(line.tokens_before(begin) + part) - begin
             for line, begin, part in zip(rows.tokens(stage.length), begins, parts, strict=True)
         )
     lines = rows.lines(stage.length)
     each = [weight * line.round / size for weight, line, size in zip(weights, lines, rows.text, strict=True)]
-    return tuple(shares(each, stage.units))
+    return tuple(round_shares(each, stage.units))
 
 
 def _map_row(rows: StagedRows, source: int, length: int, row: int, other: int) -> int:
@@ -185,7 +185,7 @@ def _map_row(rows: StagedRows, source: int, length: int, row: int, other: int) -
     return rows.lines(other)[source].row_of(epoch, block, behind)
 
 
-def _check(
+def _check_stage(
     spec: StreamSpec, stage: Stage, weights: Sequence[float], share: StageShare, rows: StagedRows
 ) -> None:
     for source, (weight, quota) in enumerate(zip(weights, share.quotas, strict=True)):
@@ -203,8 +203,8 @@ def _check(
             raise PlanError(
                 f"{name} has {rows.text[source]:,} tokens and would be read {_round_up(end):.2f} times by the end of "
                 f"{phase}, more than most_readings ({most:g}) allows",
-                remedy=f"{_remedy(weight, (most - before) / (end - before))}, give more text, shorten the phase, or "
-                f"set phases.{stage.phase}.mixture.most_readings to {_round_up(end):.2f} or more",
+                remedy=f"{_weight_remedy(weight, (most - before) / (end - before))}, give more text, shorten the phase "
+                f"or set phases.{stage.phase}.mixture.most_readings to {_round_up(end):.2f} or more",
             )
 
 
@@ -213,7 +213,7 @@ def _round_up(readings: float) -> float:
     return float(np.ceil(100 * readings) / 100)
 
 
-def _remedy(weight: float, part: float) -> str:
+def _weight_remedy(weight: float, part: float) -> str:
     """Return the remedy for a weight of which only `part` is allowed."""
     if part <= 0 or weight == 1:
         return "leave it out of this phase"

@@ -19,22 +19,22 @@ from data_service.corpus.manifest import BlockTable, CorpusManifest, HeldoutRule
 from data_service.errors import PlanError
 from data_service.samples.lanes import Lanes
 from data_service.samples.masking import MlmMasking, NoMasking
-from data_service.samples.packing import Packed, contiguous_rows
+from data_service.samples.packing import Packed, count_contiguous_rows
 from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.samples.texts import TextPairs
 from data_service.stream.plan import StreamPlan
 from data_service.tokenizers.loss import TextLoss
 from data_service.tokenizers.specials import SpecialIds
 
-NEAR = 4  # greatest distance of neighbours, in rows: 2,000 tokens at length 512, longer than most articles
+NEAR_ROWS = 4  # rows up to this distance are neighbours: 2,000 tokens at length 512, more than most articles
 _EXAMINED_BATCHES = 16  # batches that are examined, spread over an epoch
-_BLOCK_STRIDE_ROWS = 1 << 32  # exceeds the number of rows of every block
-# Bytes of a stored boundary; mean tokens of a sentence and of a document of English prose.
+_BLOCK_STRIDE_ROWS = 1 << 32  # numbers reserved for the rows of a block, which has fewer
+# Bytes that store a boundary; mean tokens of a sentence, and of a document, in English prose.
 _BOUNDARY_BYTES, _SENTENCE_TOKENS, _DOCUMENT_TOKENS = 8, 24, 600
 
 
 @dataclass(frozen=True)
-class Radius:
+class ShuffleRadius:
     """The radius of a shuffle: means over batches from all parts of an epoch.
 
     Attributes:
@@ -42,7 +42,7 @@ class Radius:
         regions: number of blocks that its rows come from.
         largest: share of its rows that come from the block with the most rows in it.
         continued: share of its rows whose continuation in the text is also in the batch.
-        near: share of its rows with another row of the batch at most `NEAR` rows away in the text.
+        near: share of its rows with another row of the batch at most `NEAR_ROWS` rows away in the text.
         uniform: value of `continued` if the batch were a uniform draw from an epoch.
         amplification: bytes read for each byte used; a block at a window's edge is read for both windows.
         read_bytes: bytes of one read, which is a block.
@@ -60,7 +60,7 @@ class Radius:
     reads: float
 
 
-def radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -> Radius:
+def shuffle_radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -> ShuffleRadius:
     """Return the radius of batches of `batch` rows in a plan. `tables`: the blocks of each source.
 
     Raises:
@@ -77,7 +77,7 @@ def radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -> Radius
     reads = _sum_reads(_window_reads(plan, tables, window) for window in windows)
     share = batch / sum(plan.epoch_layout.size(window) for window in windows)
     found = [_batch_figures(plan, start, start + batch) for start in starts.tolist()]
-    return Radius(
+    return ShuffleRadius(
         rows=batch,
         amplification=reads.fetched / reads.used,
         read_bytes=reads.fetched / reads.number,
@@ -96,7 +96,7 @@ def _batch_figures(plan: StreamPlan, start: int, stop: int) -> dict[str, float]:
     step = 2 if isinstance(texts, Lanes) and texts.both_directions else 1
     places = numbers * _BLOCK_STRIDE_ROWS + rows // step
     after = np.isin(places + 1, places)
-    near = [np.isin(places + away, places) for away in range(-NEAR, NEAR + 1) if away]
+    near = [np.isin(places + away, places) for away in range(-NEAR_ROWS, NEAR_ROWS + 1) if away]
     return {
         "regions": float(len(sizes)),
         "largest": float(sizes.max() / len(rows)),
@@ -110,7 +110,7 @@ def _sample_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return for samples `first` to `last` of a window [N, 3] their source, block and reading, and [N] their row."""
     made = plan.window(0, window)
-    things = made.order.many(np.arange(first, last))
+    things = made.order.at_many(np.arange(first, last))
     ends = np.cumsum([len(piece) for piece in made.pieces], dtype=np.int64)
     piece = np.searchsorted(ends, things, side="right")
     places = np.array([(p.source, p.block, p.epoch, p.stop) for p in made.pieces], dtype=np.int64)[piece]
@@ -140,7 +140,7 @@ def _sum_reads(reads: Iterable[_WindowReads]) -> _WindowReads:
 
 def expected_radius(
     tokens: Sequence[float], *, batch: int, length: int, spread: bool, block_tokens: int
-) -> Radius:
+) -> ShuffleRadius:
     """Return the radius for corpora that need not exist: each source has `tokens` tokens in blocks of
     `block_tokens`."""
     tables = [_imaginary_table(round(source / block_tokens), block_tokens) for source in tokens]
@@ -149,9 +149,9 @@ def expected_radius(
 
 def corpus_radius(
     tables: Sequence[BlockTable], *, batch: int, length: int, spread: bool, pairs: bool = False
-) -> Radius:
+) -> ShuffleRadius:
     """Return the radius of batches of full rows of corpora that are mixed by their tokens. Raises PlanError as
-    `radius`.
+    `shuffle_radius`.
 
     `tables`: the blocks of each corpus. `pairs`: whether they are corpora of pairs, whose examples are the rows.
     """
@@ -165,13 +165,13 @@ def corpus_radius(
         never_masked=(0, 1, 2, 3, 4),
         vocab_size=1 << 16,
         seed=0,
-        window=WindowSize.of_batches(batch, spread=spread),
+        window=WindowSize.from_batches(batch, spread=spread),
     )
     counts = tuple(
-        table.documents if pairs else contiguous_rows(table.tokens, table.documents, length)
+        table.documents if pairs else count_contiguous_rows(table.tokens, table.documents, length)
         for table in tables
     )
-    return radius(StreamPlan(spec, tuple(tables), counts), tables, batch)
+    return shuffle_radius(StreamPlan(spec, tuple(tables), counts), tables, batch)
 
 
 def _imaginary_table(blocks: int, tokens: int) -> BlockTable:
@@ -223,7 +223,7 @@ class CorpusStats:
     counts: dict[str, int]
     unigram_entropy: float
     document_lengths: dict[int, int]
-    radius: Radius | None
+    radius: ShuffleRadius | None
     heldout_rule: HeldoutRule | None
     loss: TextLoss | None
     skipped: tuple[str, ...]
@@ -252,7 +252,7 @@ def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusSta
     )
 
 
-def _radius_if_large_enough(manifest: CorpusManifest, batch: int, length: int) -> Radius | None:
+def _radius_if_large_enough(manifest: CorpusManifest, batch: int, length: int) -> ShuffleRadius | None:
     pairs = manifest.pairs is not None
     try:
         return corpus_radius([manifest.train], batch=batch, length=length, spread=True, pairs=pairs)

@@ -64,7 +64,7 @@ class SlabLayout(NamedTuple):
         return cls(size, size, 0, min(size, rows))
 
     @classmethod
-    def of(
+    def for_window(
         cls, epoch_layout: EpochLayout, epoch: int, window: int, *, rows: int, steps: StepLayout | None = None
     ) -> "SlabLayout":
         """Return a layout with slabs of about `rows` samples for a window that is read in `steps`.
@@ -125,15 +125,15 @@ def build_window(corpora: Corpora, window: Window, layout: SlabLayout) -> list[S
     Raises:
         CorruptBlock, StoreError: a block cannot be read.
     """
-    rows = window.order.many(np.arange(window.order.size))
-    rates = iter(_rates(corpora.spec, window, rows))
+    rows = window.order.at_many(np.arange(window.order.size))
+    rates = iter(_mask_rates(corpora.spec, window, rows))
     made = [_make(corpora, piece, block, next(rates)) for piece, block in _read_ahead(corpora, window.pieces)]
     joined = join_rows(made)
     del made
     return deal_rows(joined, (rows[layout.positions(slab)] for slab in range(layout.slabs)))
 
 
-def _rates(
+def _mask_rates(
     spec: StreamSpec, window: Window, rows: NDArray[np.int64]
 ) -> list[NDArray[np.float64]] | list[None]:
     """Return for each piece of a window the rates of its rows' masks; None if they do not change.
@@ -212,7 +212,7 @@ class Stream:
     Args:
         spec: samples to compute.
         opener: function that opens the store at a URI.
-        cache: store that keeps row counts between runs; None to count anew.
+        cache: store that keeps row counts between runs; None to count again.
         windows: number of windows to keep in memory.
 
     Raises:

@@ -37,7 +37,7 @@ class LineTokens:
         by_structure = np.diff(self._up_to).reshape(-1, self._structures).sum(axis=0)
         self._readings = np.append(0, np.cumsum(by_structure))  # tokens before each reading of a round
 
-    def before(self, row: int) -> int:
+    def tokens_before(self, row: int) -> int:
         """Return the number of tokens in the first `row` rows of the line."""
         epoch, rest = self._line.reading(row)
         rounds, structure = divmod(epoch, self._structures)
@@ -54,16 +54,16 @@ class LineTokens:
 
     def row_at(self, token: int) -> int:
         """Return the number of the line's first row that begins at `token` or after it."""
-        return _last_true(lambda row: row == 0 or self.before(row - 1) < token)
+        return _last_true(lambda row: row == 0 or self.tokens_before(row - 1) < token)
 
-    def of(self, piece: BlockRows) -> NDArray[np.unsignedinteger]:
+    def row_lengths(self, piece: BlockRows) -> NDArray[np.unsignedinteger]:
         """Return [N], the number of tokens of each row of a piece."""
         first = int(self._first_row[piece.block * self._structures + piece.epoch % self._structures])
         return self._lengths[first + piece.start : first + piece.stop]
 
 
 class TokenAxis:
-    """A `data_service.stream.positions.Axis` in tokens, special ones included.
+    """A `data_service.stream.positions.StreamAxis` in tokens, special ones included.
 
     Args:
         plan: plan of the stream.
@@ -79,7 +79,7 @@ class TokenAxis:
     ) -> None:
         self._plan = plan
         self._lines = line_tokens(plan.spec, plan.lines, counts, lengths)
-        self._begin = sum(map(LineTokens.before, self._lines, plan.begins))
+        self._begin = sum(map(LineTokens.tokens_before, self._lines, plan.begins))
         self._kept: RecentResults[tuple[int, int], NDArray[np.int64]] = RecentResults(_CACHED_WINDOWS)
 
     def unit(self, epoch: int, sample: int) -> int:
@@ -108,7 +108,7 @@ class TokenAxis:
     def _tokens_before(self, epoch: int, window: int) -> int:
         """Return the number of tokens before a window, from the start of epoch 0."""
         rows = (self._plan.rows_before(source, epoch, window) for source in range(len(self._lines)))
-        return sum(map(LineTokens.before, self._lines, rows)) - self._begin
+        return sum(map(LineTokens.tokens_before, self._lines, rows)) - self._begin
 
     def _token_edges_in(self, epoch: int, window: int) -> NDArray[np.int64]:
         """Return [N + 1] int64, the number of tokens before each sample of a window, and last the number in all of
@@ -117,16 +117,13 @@ class TokenAxis:
 
     def _count_within(self, epoch: int, window: int) -> NDArray[np.int64]:
         found = self._plan.window(epoch, window)
-        parts = [self._lines[piece.source].of(piece) for piece in found.pieces]
-        lengths = np.concatenate(parts)[found.order.many(np.arange(found.order.size))]
+        parts = [self._lines[piece.source].row_lengths(piece) for piece in found.pieces]
+        lengths = np.concatenate(parts)[found.order.at_many(np.arange(found.order.size))]
         return np.append(0, np.cumsum(lengths, dtype=np.int64))
 
 
 def line_tokens(
-    spec: StreamSpec,
-    lines: Sequence[RowLine],
-    counts: Sequence[RowCounts],
-    lengths: Sequence[RowLengths],
+    spec: StreamSpec, lines: Sequence[RowLine], counts: Sequence[RowCounts], lengths: Sequence[RowLengths]
 ) -> tuple[LineTokens, ...]:
     """Return the sources' lines measured in tokens. Raises CorpusError: the lengths are not as many as the rows."""
     for source, rows, measured in zip(spec.sources, counts, lengths, strict=True):

@@ -23,7 +23,7 @@ ByteFamily = Literal["roberta", "deberta", "gpt2"]
 Family = Literal["bert", "splinter", "mpnet", "funnel", "esm", "gemma"] | ByteFamily | SentencePieceFamily
 """Classes that treat text alike."""
 
-_CLASSES: Mapping[Family, str] = {
+_CLASS_NAMES: Mapping[Family, str] = {
     "bert": "Bert ConvBert DistilBert Electra LayoutLM MobileBert SqueezeBert",
     "splinter": "Splinter",
     "mpnet": "MPNet",
@@ -69,15 +69,15 @@ _MODEL_TYPES: Mapping[Family, str] = {
     "t5": "t5 mt5",
     "gemma": "gemma gemma2 gemma3 gemma3_text",
 }
-BY_CLASS = {name: family for family, names in _CLASSES.items() for name in names.split()}
-BY_TYPE = {name: family for family, names in _MODEL_TYPES.items() for name in names.split()}
+FAMILY_BY_CLASS = {name: family for family, names in _CLASS_NAMES.items() for name in names.split()}
+FAMILY_BY_TYPE = {name: family for family, names in _MODEL_TYPES.items() for name in names.split()}
 PLAIN_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
 """Classes that add nothing to the files."""
 FILE_CLASSES = ("FNetTokenizer", "ConvBertTokenizer")
-FILE_TYPES = ("modernbert", "modernbert-decoder", "nystromformer", "umt5", "xlm-roberta-xl")
+FILE_MODEL_TYPES = ("modernbert", "modernbert-decoder", "nystromformer", "umt5", "xlm-roberta-xl")
 """Classes, and types of models whatever class is named, that follow a `tokenizer.json` where there is one."""
 
-_NAMES: Mapping[Family, SpecialNames] = {
+_SPECIAL_NAMES: Mapping[Family, SpecialNames] = {
     **dict.fromkeys(("bert", "splinter"), STYLES["bert"].names),
     "mpnet": SpecialNames(cls="<s>", sep="</s>", pad="<pad>", mask="<mask>", unk="[UNK]"),
     "funnel": STYLES["xlnet"].names,
@@ -98,11 +98,11 @@ LAYOUTS: Mapping[Family, TemplateLayout] = {
     "xlnet": "xlnet",
 }
 # Families without an entry are RoBERTa's in both tables.
-_LANGUAGES = (
+_MBART_CODES = (
     "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP nl_XX "
     "ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
 )
-MBART_LANGUAGES = tuple(_LANGUAGES.split())
+MBART_LANGUAGES = tuple(_MBART_CODES.split())
 T5_SENTINELS = tuple(f"<extra_id_{i}>" for i in reversed(range(100)))
 FURTHER_ROLES: Mapping[Family, dict[str, str]] = {
     "funnel": {"bos": "<s>", "eos": "</s>"},
@@ -113,9 +113,9 @@ FURTHER_PIECES: Mapping[Family, tuple[str, ...]] = {"mbart": MBART_LANGUAGES, "t
 """Further special pieces of a class."""
 
 
-def names_of(family: Family) -> SpecialNames:
+def special_names(family: Family) -> SpecialNames:
     """Return the names of the special tokens that a class takes by itself."""
-    return _NAMES.get(family, STYLES["roberta"].names)
+    return _SPECIAL_NAMES.get(family, STYLES["roberta"].names)
 
 
 class TextRules(NamedTuple):

@@ -12,8 +12,8 @@ from tokenizers import AddedToken
 from data_service.errors import TokenizerError
 from data_service.store.open import open_store
 from data_service.tokenizers.files import TokenizerRules, library_errors
-from data_service.tokenizers.load import configured_roles, definition_of, from_files, read_files
-from data_service.tokenizers.specials import known_name, row_template, token_name
+from data_service.tokenizers.load import choose_definition, configured_roles, from_files, read_files
+from data_service.tokenizers.specials import find_known_name, row_template, token_name
 from data_service.tokenizers.tokenizer import Tokenizer
 
 _ENCLOSING = {"cls": "bos_token", "sep": "eos_token"}
@@ -25,10 +25,10 @@ def load_completed(uri: str, rules: TokenizerRules = "file") -> Tokenizer:
     `load_tokenizer`, and TokenizerError if nothing says what begins and ends a text.
     """
     store = open_store(uri)
-    return complete(read_files(store), where=store.uri, rules=rules)
+    return complete_from_files(read_files(store), where=store.uri, rules=rules)
 
 
-def complete(
+def complete_from_files(
     files: Mapping[str, bytes], *, where: str = "tokenizer", rules: TokenizerRules = "file"
 ) -> Tokenizer:
     """Return the tokenizer that is described by file contents, with special tokens appended if it lacks some.
@@ -39,7 +39,7 @@ def complete(
     Raises:
         TokenizerError: as `from_files`, or nothing says what begins and ends a text.
     """
-    text, configured = definition_of(files, where, rules), configured_roles(files, where)
+    text, configured = choose_definition(files, where, rules), configured_roles(files, where)
     with library_errors(where):
         codec = tokenizers.Tokenizer.from_str(text)
     vocabulary = codec.get_vocab(with_added_tokens=True)
@@ -65,4 +65,4 @@ def complete(
 
 def _name(role: str, vocabulary: Mapping[str, int], configured: Mapping[str, object]) -> str | None:
     name = token_name(configured.get(f"{role}_token"))
-    return name if name is not None else known_name(role, vocabulary)
+    return name if name is not None else find_known_name(role, vocabulary)

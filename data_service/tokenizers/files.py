@@ -49,13 +49,13 @@ _NO_MAXIMUM = 10**30
 
 
 def companion_files(definition: Definition, pieces: Sequence[str], names: SpecialNames) -> dict[str, bytes]:
-    """Return the content of the files beside `tokenizer.json`, by name.
+    """Return the content of the files next to `tokenizer.json`, by name.
 
     `tokenizer.json` is the tokenizer; vocabulary files repeat its vocabulary for other tools.
     """
     roles = {f"{role}_token": name for role, name in names.by_role().items()}
     # transformers' classes per family rebuild the tokenizer from a vocabulary and constants of theirs; the
-    # plain class reads tokenizer.json as it stands.
+    # plain class reads tokenizer.json as it is.
     config: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": _NO_MAXIMUM,
@@ -128,9 +128,9 @@ def json_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, An
     return content
 
 
-MOST_IDS = 1 << 22  # largest vocabulary, because arrays hold all ids; published ones have up to 300,000
-MOST_CHARACTERS = 1000  # longest word of WordPiece, whose time grows with the length's cube; BERT has 100
-MOST_GROWTH = 4096  # largest factor by which all rules together may lengthen a text
+MAX_IDS = 1 << 22  # largest vocabulary, because arrays hold all ids; published ones have up to 300,000
+MAX_WORD_CHARACTERS = 1000  # longest word of WordPiece, whose time grows with the length's cube; BERT has 100
+MAX_GROWTH_FACTOR = 4096  # largest factor by which all rules together may lengthen a text
 _PASSED_ERRORS = (KeyboardInterrupt, SystemExit, TokenizerError)
 
 
@@ -139,11 +139,11 @@ def parse_definition(definition: str, where: str) -> dict[str, Any]:
     try:
         parsed = parse_json(definition)
     except ValueError as error:
-        raise unreadable(where, str(error)) from error
+        raise unreadable_error(where, str(error)) from error
     if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
-        raise unreadable(where, "it has no model section")
+        raise unreadable_error(where, "it has no model section")
     for problem in _exceeded_limits(parsed):
-        raise unreadable(where, problem)
+        raise unreadable_error(where, problem)
     return parsed
 
 
@@ -168,10 +168,10 @@ def library_errors(where: str, what: str = "not a tokenizer definition") -> Iter
     except _PASSED_ERRORS:
         raise
     except BaseException as error:
-        raise unreadable(where, str(error).strip(), what) from error
+        raise unreadable_error(where, str(error).strip(), what) from error
 
 
-def unreadable(where: str, reason: str, what: str = "not a tokenizer definition") -> TokenizerError:
+def unreadable_error(where: str, reason: str, what: str = "not a tokenizer definition") -> TokenizerError:
     return TokenizerError(
         f"{where}: {what}: {reason}",
         remedy="give the folder of a tokenizer saved by `maskfleet tokenizer train` or by transformers",
@@ -181,16 +181,16 @@ def unreadable(where: str, reason: str, what: str = "not a tokenizer definition"
 def _exceeded_limits(parsed: dict[str, Any]) -> Iterator[str]:
     model = parsed["model"]
     highest = max((number for number in _definition_ids(parsed) if isinstance(number, int)), default=0)
-    if highest >= MOST_IDS:
-        yield f"a piece has the id {highest:,}, but at most {MOST_IDS:,} ids are allowed"
+    if highest >= MAX_IDS:
+        yield f"a piece has the id {highest:,}, but at most {MAX_IDS:,} ids are allowed"
     longest = model.get("max_input_chars_per_word")
-    if isinstance(longest, int) and longest > MOST_CHARACTERS:
-        yield f"max_input_chars_per_word is {longest:,}, but at most {MOST_CHARACTERS:,} is allowed"
+    if isinstance(longest, int) and longest > MAX_WORD_CHARACTERS:
+        yield f"max_input_chars_per_word is {longest:,}, but at most {MAX_WORD_CHARACTERS:,} is allowed"
     growth = 1
     for content in _inserted_texts((parsed.get("normalizer"), parsed.get("pre_tokenizer"))):
         growth = min(growth * max(1, len(content)), 1 << 40)
-    if growth > MOST_GROWTH:
-        yield f"its rules can make a text {growth:,} times as long, but at most {MOST_GROWTH:,} times is allowed"
+    if growth > MAX_GROWTH_FACTOR:
+        yield f"its rules can make a text {growth:,} times as long, but at most {MAX_GROWTH_FACTOR:,} times is allowed"
 
 
 def _definition_ids(parsed: dict[str, Any]) -> Iterator[object]:

@@ -29,7 +29,7 @@ from data_service.tokenizers.files import (
 from data_service.tokenizers.published import class_definition, default_roles, read_published
 from data_service.tokenizers.tokenizer import Tokenizer
 
-PROBES = (
+PROBE_TEXTS = (
     *(
         "Café",
         "ÄÖÜ straße",
@@ -132,7 +132,7 @@ def from_files(
             )
     kept = {name: files[name] for name in (*MODEL_FILES, TRAINING_REPORT) if name in files}
     roles = default_roles(files, where) | configured_roles(files, where)
-    return Tokenizer(definition_of(files, where, rules), roles, model_files=kept, where=where)
+    return Tokenizer(choose_definition(files, where, rules), roles, model_files=kept, where=where)
 
 
 def configured_roles(files: Mapping[str, bytes], where: str) -> dict[str, object]:
@@ -141,7 +141,7 @@ def configured_roles(files: Mapping[str, bytes], where: str) -> dict[str, object
     return json_file(files, SPECIAL_TOKENS, where) | {k: v for k, v in config.items() if v is not None}
 
 
-def definition_of(files: Mapping[str, bytes], where: str, rules: TokenizerRules = "file") -> str:
+def choose_definition(files: Mapping[str, bytes], where: str, rules: TokenizerRules = "file") -> str:
     """Return the text of a `tokenizer.json`. `rules`, and what is raised: as for `from_files`."""
     if DEFINITION in files:
         text = text_file(files, DEFINITION, where)
@@ -160,7 +160,7 @@ def definition_of(files: Mapping[str, bytes], where: str, rules: TokenizerRules 
 
 
 def _refuse_disagreement(by_file: str, by_class: str, named: str, where: str) -> None:
-    """Check that two definitions make the same tokens of `PROBES`, of pieces of the vocabulary, and of two together.
+    """Check that two definitions agree on `PROBE_TEXTS`, on pieces of the vocabulary, and on pairs of pieces.
 
     Raises:
         TokenizerError: they do not.
@@ -169,7 +169,7 @@ def _refuse_disagreement(by_file: str, by_class: str, named: str, where: str) ->
         codecs = [tokenizers.Tokenizer.from_str(definition) for definition in (by_file, by_class)]
         pieces = sorted(codecs[0].get_vocab(with_added_tokens=False))
         pieces = pieces[:: max(1, len(pieces) // _PROBED_PIECES)]
-        texts = [*PROBES, *pieces, *map("".join, pairwise(pieces))]
+        texts = [*PROBE_TEXTS, *pieces, *map("".join, pairwise(pieces))]
         for codec in codecs:
             codec.no_truncation()
             codec.no_padding()

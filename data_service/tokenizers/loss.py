@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LossKind = Literal["unknown", "marks", "width", "joiners", "white_space", "other", "case", "bytes"]
 KINDS: tuple[LossKind, ...] = get_args(LossKind)
-HARMLESS: frozenset[LossKind] = frozenset({"case", "bytes"})
+HARMLESS_KINDS: frozenset[LossKind] = frozenset({"case", "bytes"})
 """Kinds that never are a reason to refuse or warn: an uncased tokenizer was chosen as such, and bytes are not lost."""
 
 WARNED_SHARE, REFUSED_SHARE = 0.01, 0.2
@@ -61,7 +61,7 @@ class TextLoss(BaseModel):
 
     def above(self, share: float) -> tuple[LossKind, ...]:
         """Return the kinds of loss, harmless ones left out, of which there is more than this share."""
-        return tuple(kind for kind in KINDS if kind not in HARMLESS and self.share(kind) > share)
+        return tuple(kind for kind in KINDS if kind not in HARMLESS_KINDS and self.share(kind) > share)
 
     def shown(self, kind: LossKind) -> tuple[str, ...]:
         """Return the most frequent examples of a kind."""
@@ -97,7 +97,7 @@ def refuse_loss(loss: TextLoss, accepted: Iterable[str], what: str, remedy: str)
         raise TokenizerError(f"{what}: {named}", remedy=f"{remedy}; to go on in spite of it, add {accept}")
 
 
-_WORDS: Mapping[LossKind, str] = {
+_KIND_TEXTS: Mapping[LossKind, str] = {
     "unknown": "are in unknown tokens",
     "marks": "lose accents, vowel signs or other marks",
     "width": "become compatible forms of themselves",
@@ -112,7 +112,7 @@ _WORDS: Mapping[LossKind, str] = {
 def describe_loss(loss: TextLoss, kind: LossKind) -> str:
     """Return one kind of loss in words: its share, and the most frequent examples."""
     examples = ", ".join(map(repr, loss.shown(kind)))
-    return f"{loss.share(kind):.2%} of the characters {_WORDS[kind]} ({examples})"
+    return f"{loss.share(kind):.2%} of the characters {_KIND_TEXTS[kind]} ({examples})"
 
 
 class LossMeter:
@@ -125,7 +125,7 @@ class LossMeter:
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self.cuts = 0
         self._tokenizer = tokenizer
-        self._effects = _effects_of(tokenizer)
+        self._effects = _effects_cache(tokenizer)
         # Counts of each code point, and of each one that is white space behind white space.
         self._codes, self._behind = np.zeros((2, CODE_POINT_COUNT), dtype=np.int64)
         self._lost = Counter[LossKind]()
@@ -215,7 +215,7 @@ def _byte_spelt_ranges(byte: NDArray[np.bool_] | None, tokens: "PlacedTokens") -
     return zip(starts.tolist(), tokens.ends[chosen][first].tolist(), strict=True)
 
 
-class _Effects(NamedTuple):
+class _CharacterEffects(NamedTuple):
     """A function that tells what becomes of a character, for one tokenizer; results are kept."""
 
     tokenizer: "Tokenizer"
@@ -227,14 +227,14 @@ class _Effects(NamedTuple):
             self.known[key] = (
                 _space_effect(self.tokenizer, " " * behind_space + character)
                 if character.isspace()
-                else _effect(self.tokenizer, character)
+                else _character_effect(self.tokenizer, character)
             )
         return self.known[key]
 
 
 @lru_cache(maxsize=4)
-def _effects_of(tokenizer: "Tokenizer") -> _Effects:
-    return _Effects(tokenizer, {})
+def _effects_cache(tokenizer: "Tokenizer") -> _CharacterEffects:
+    return _CharacterEffects(tokenizer, {})
 
 
 def _space_effect(tokenizer: "Tokenizer", spaces: str) -> LossKind | None:
@@ -243,7 +243,7 @@ def _space_effect(tokenizer: "Tokenizer", spaces: str) -> LossKind | None:
     return "white_space" if spaces != " " and np.array_equal(whole, plain) else None
 
 
-def _effect(tokenizer: "Tokenizer", character: str) -> LossKind | None:
+def _character_effect(tokenizer: "Tokenizer", character: str) -> LossKind | None:
     """Return how a character that is no white space is lost; None if it is kept, or is unknown to the vocabulary."""
     text = f"a{character}a"
     given, lowered, normal = map(_letters, (text, text.lower(), tokenizer.normalized(text)))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-END = -1
+WORD_END = -1
 """Symbol behind the last symbol of each word."""
 _MERGED_SYMBOL = -2  # symbol of a place that was merged into the one before it
 _FOLLOWED_SYMBOLS = 1 << 22  # most symbols of a text in which all pairs are counted, not only frequent ones
@@ -56,7 +56,7 @@ class _MergeLearner:
         self, symbols: NDArray[np.int32], counts: NDArray[np.int64], pieces: Sequence[str], prefix: str
     ) -> None:
         self._symbols = symbols.copy()
-        self._weights = np.repeat(counts, np.diff(np.flatnonzero(symbols == END), prepend=-1))
+        self._weights = np.repeat(counts, np.diff(np.flatnonzero(symbols == WORD_END), prepend=-1))
         self._next = np.arange(1, len(symbols) + 1, dtype=np.int32)
         # A word's first symbol comes after the END of the word before.
         self._previous = np.arange(-1, len(symbols) - 1, dtype=np.int32)
@@ -120,10 +120,7 @@ class _MergeLearner:
         self._count(list(added), _group_places(removed, removed, both), floor)
 
     def _count(
-        self,
-        added: list[tuple[int, int, _Places]],
-        removed: Iterator[tuple[int, int, _Places]],
-        floor: int,
+        self, added: list[tuple[int, int, _Places]], removed: Iterator[tuple[int, int, _Places]], floor: int
     ) -> None:
         new = [pair for pair, _, _ in added if pair not in self._counts]
         for pair, count, _ in added:
@@ -149,7 +146,7 @@ class _MergeLearner:
         return self._ids[piece]
 
     def _current_places(self, places: _Places, a: int, b: int) -> _Places:
-        """Return those places at which the pair still stands; where it overlaps itself, the first, third, ..."""
+        """Return those places at which the pair still occurs; where it overlaps itself, the first, third, ..."""
         following = self._next[places]
         places = places[(self._symbols[places] == a) & (self._symbols[following] == b)]
         if a != b or not len(places):

@@ -18,10 +18,10 @@ from tokenizers import AddedToken, models
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.class_rules import (
-    BY_CLASS,
-    BY_TYPE,
+    FAMILY_BY_CLASS,
+    FAMILY_BY_TYPE,
     FILE_CLASSES,
-    FILE_TYPES,
+    FILE_MODEL_TYPES,
     FURTHER_PIECES,
     FURTHER_ROLES,
     LAYOUTS,
@@ -29,7 +29,7 @@ from data_service.tokenizers.class_rules import (
     PLAIN_CLASSES,
     T5_SENTINELS,
     Family,
-    names_of,
+    special_names,
     text_rules,
 )
 from data_service.tokenizers.files import (
@@ -92,8 +92,10 @@ class _Folder:
     @cached_property
     def declared(self) -> Family | None:
         """The family of what is named; None if nothing is, or something that we do not know."""
-        found = BY_CLASS.get(self.named.removesuffix("Fast").removesuffix("Tokenizer"))
-        return found if self.named.endswith(("Tokenizer", "TokenizerFast")) else BY_TYPE.get(self.named)
+        found = FAMILY_BY_CLASS.get(self.named.removesuffix("Fast").removesuffix("Tokenizer"))
+        return (
+            found if self.named.endswith(("Tokenizer", "TokenizerFast")) else FAMILY_BY_TYPE.get(self.named)
+        )
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -106,7 +108,7 @@ class _Folder:
         if not self.named or self.declared or self.named.removesuffix("Fast") in PLAIN_CLASSES:
             return
         raise TokenizerError(
-            f"{self.where}: a vocabulary without {DEFINITION} is read by the rules of {self.named}, unknown here",
+            f"{self.where}: there is no {DEFINITION}, and the rules of {self.named} are unknown here",
             remedy=f"let transformers write {DEFINITION}, if the class has one: AutoTokenizer.from_pretrained(FOLDER)"
             ".save_pretrained(NEW_FOLDER)",
         )
@@ -155,14 +157,14 @@ def default_roles(files: Mapping[str, bytes], where: str) -> dict[str, object]:
     return (
         {}
         if family is None
-        else {f"{role}_token": name for role, name in names_of(family).by_role().items() if name}
+        else {f"{role}_token": name for role, name in special_names(family).by_role().items() if name}
     )
 
 
 def class_definition(
     files: Mapping[str, bytes], where: str, *, known: bool = False
 ) -> tuple[str, str] | None:
-    """Return (class, definition) for a folder with a `tokenizer.json`: the definition as the named class makes it anew
+    """Return (class, definition) for a folder with a `tokenizer.json`: the definition as the named class builds it
     from the vocabulary of that file, in `transformers` 5; None if no class is named that does so.
 
     Raises:
@@ -174,10 +176,10 @@ def class_definition(
     definition = parse_definition(text, where)
     if known and family is None and folder.named.removesuffix("Fast") not in PLAIN_CLASSES:
         raise TokenizerError(
-            f"{where}: the rules of {folder.named or 'no class, since none is named,'} are unknown here",
+            f"{where}: {f'the rules of {folder.named} are unknown here' if folder.named else 'it names no class'}",
             remedy=f"follow {DEFINITION}: --tokenizer-rules file",
         )
-    follows = folder.named.removesuffix("Fast") in FILE_CLASSES or folder.model_type in FILE_TYPES
+    follows = folder.named.removesuffix("Fast") in FILE_CLASSES or folder.model_type in FILE_MODEL_TYPES
     # The class of Llama 2 is named in folders of Llama 3, too, whose file is followed; ESM's class has no such file.
     if family is None or follows or family == "esm" or (family == "llama" and '"ByteLevel"' in text):
         return None
@@ -195,7 +197,7 @@ def class_definition(
 
 
 def _class_model(family: Family, model: Definition, unknown: str) -> models.Model | None:
-    """Return the vocabulary of a definition as a class makes it anew; None if the class has another kind."""
+    """Return the vocabulary of a definition as a class builds it; None if the class has another kind."""
     vocabulary, merges = model.get("vocab"), model.get("merges")
     match family:
         case "bert" | "splinter" | "mpnet" | "funnel":
@@ -229,7 +231,7 @@ def _unigram_model(
 
 
 def _unknown_piece(folder: _Folder, family: Family) -> str:
-    return token_name(folder.config.get("unk_token")) or names_of(family).unk
+    return token_name(folder.config.get("unk_token")) or special_names(family).unk
 
 
 def _character_map(definition: Definition) -> bytes:
@@ -329,7 +331,7 @@ def _with_special_tokens(
         family: family if the folder declares none.
         marked: pieces that a SentencePiece model never splits; a configuration may name others instead.
     """
-    names: dict[str, str | None] = {**names_of(family).by_role(), **FURTHER_ROLES.get(family, {})}
+    names: dict[str, str | None] = {**special_names(family).by_role(), **FURTHER_ROLES.get(family, {})}
     names |= {role: found for role in _ROLES if (found := token_name(folder.settings.get(f"{role}_token")))}
     special = [name for role in _ROLES if (name := names.get(role))] + [*FURTHER_PIECES.get(family, ())]
     _add_numbered(codec, folder, special)

@@ -27,7 +27,7 @@ from data_service.tokenizers.files import library_errors
 from data_service.tokenizers.tokenizer import Kind, PlacedTokens, Tokenizer
 from data_service.tokenizers.words import SPACE
 
-VERSIONS = {"fastokens": "0.3.5", "splintr-rs": "0.22.0"}
+TESTED_VERSIONS = {"fastokens": "0.3.5", "splintr-rs": "0.22.0"}
 """The versions that were tried on millions of texts; others are not used."""
 
 TRIED_CHARACTERS = 1 << 14  # characters of the first texts, which are encoded both ways to compare the tokens
@@ -129,8 +129,8 @@ class _QuickEncoder:
             installed = version(library)
         except PackageNotFoundError as error:
             raise _Unsuited(f"{library} is not installed") from error
-        if installed != VERSIONS[library]:
-            raise _Unsuited(f"{library} is {installed}, {VERSIONS[library]} was tried")
+        if installed != TESTED_VERSIONS[library]:
+            raise _Unsuited(f"{library} is {installed}, {TESTED_VERSIONS[library]} was tried")
         self.name = f"{library} {installed}"
         self._tokenizer = tokenizer
         self._definition = tokenizer.text_definition
@@ -139,7 +139,7 @@ class _QuickEncoder:
         self._characters, self._most_bytes = 0, _resident_bytes() + _CACHE_BYTES
         try:
             with library_errors(self.name):
-                self._library = OPEN[library](self._definition)
+                self._library = OPENERS[library](self._definition)
         except TokenizerError as error:
             raise _Unsuited(f"{self.name} does not read it") from error
         self._try(np.arange(128))
@@ -167,7 +167,7 @@ class _QuickEncoder:
         if self._characters > _MEMORY_CHECK_CHARACTERS:
             self._characters = 0
             if _resident_bytes() > self._most_bytes:
-                self._library = OPEN[self.name.split()[0]](self._definition)
+                self._library = OPENERS[self.name.split()[0]](self._definition)
                 self._most_bytes = _resident_bytes() + _CACHE_BYTES
         try:
             with library_errors(self.name):
@@ -315,7 +315,7 @@ def _open_splintr(definition: str) -> Callable[[str], _Ids]:
     return lambda text: np.frombuffer(library.encode_flat(text), dtype="<u4")
 
 
-OPEN: dict[str, Callable[[str], Callable[[str], _Ids]]] = {
+OPENERS: dict[str, Callable[[str], Callable[[str], _Ids]]] = {
     "fastokens": _open_fastokens,
     "splintr-rs": _open_splintr,
 }

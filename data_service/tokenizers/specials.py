@@ -116,7 +116,7 @@ def _resolve(role: str, vocabulary: Mapping[str, int], configured: object, where
                 remedy="correct tokenizer_config.json, or add the piece to the vocabulary",
             )
         return name
-    found = known_name(role, vocabulary)
+    found = find_known_name(role, vocabulary)
     if found is None:
         raise TokenizerError(
             f"{where}: no {role} token: {role}_token is not configured and none of "
@@ -127,7 +127,7 @@ def _resolve(role: str, vocabulary: Mapping[str, int], configured: object, where
     return found
 
 
-def known_name(role: str, vocabulary: Mapping[str, int]) -> str | None:
+def find_known_name(role: str, vocabulary: Mapping[str, int]) -> str | None:
     """Return the piece of the vocabulary that usually has the role; None if there is none."""
     return next((known for known in _KNOWN_NAMES[role] if known in vocabulary), None)
 

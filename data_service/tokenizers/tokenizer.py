@@ -25,7 +25,7 @@ from data_service.tokenizers.files import (
     parse_definition,
 )
 from data_service.tokenizers.specials import END_OF_DOCUMENT, SpecialIds, SpecialNames, resolve_names
-from data_service.tokenizers.words import RULES, word_starts
+from data_service.tokenizers.words import RULES_VERSION, word_starts
 from data_service.types import Tokens
 
 _UNSPLIT_REASON = "it cannot split a text"
@@ -152,7 +152,7 @@ class Tokenizer:
     @cached_property
     def word_starts(self) -> NDArray[np.bool_]:
         """[vocab_size] bool, true if a piece begins a word. See `data_service.tokenizers.words`."""
-        return self.word_starts_by(RULES)
+        return self.word_starts_by(RULES_VERSION)
 
     def word_starts_by(self, rules: int) -> NDArray[np.bool_]:
         """Return `word_starts` by the rules of version `rules`. Older corpora keep the rules of their build."""

@@ -24,7 +24,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from data_service.errors import TokenizerError
 from data_service.processes import temporary_root
-from data_service.tokenizers.merges import END, learn_merges
+from data_service.tokenizers.merges import WORD_END, learn_merges
 from data_service.tokenizers.specials import (
     STYLES,
     SpecialStyle,
@@ -47,9 +47,9 @@ _DEFAULT_STYLE: dict[Kind, Style] = {
 }
 
 
-CONTINUES = "##"
+CONTINUATION = "##"
 """What a piece of WordPiece that does not begin a word begins with."""
-LEARNT_BYTES = 1 << 25
+MAX_LEARNT_BYTES = 1 << 25
 """Bytes of distinct words, each with one more, from which a vocabulary is learnt at most; unigram's, half of them."""
 
 
@@ -114,11 +114,11 @@ def train_tokenizer(
         OutOfSpace: the temporary folder is full.
     """
     options = options or TokenizerOptions()
-    kept = _with_text(texts)
+    kept = _non_blank(texts)
     if kind == "byte_bpe":
-        _check(vocab_size, options)
+        _check_byte_bpe(vocab_size, options)
     # For unigram models, SentencePiece takes 200 bytes of memory for each byte of text.
-    limit = LEARNT_BYTES // 2 if kind == "unigram" else LEARNT_BYTES
+    limit = MAX_LEARNT_BYTES // 2 if kind == "unigram" else MAX_LEARNT_BYTES
     counts = count_words(kept, partial(_splitter, kind, options), limit, workers)
     tokenizer = _train(kind, counts, vocab_size, options, at_most)
     if tokenizer.vocab_size != vocab_size and not at_most:
@@ -136,7 +136,7 @@ def _splitter(kind: Kind, options: TokenizerOptions) -> PieceSplitter:
         case "wordpiece":
             return BertWords(_bert_normalizer(options), options.lowercase)
         case "unigram" | "bpe":
-            return LineWords(_mapping(options), options.lowercase)
+            return LineWords(_text_normalizer(options), options.lowercase)
         case "wordlevel":
             raise TokenizerError(
                 "a tokenizer of kind wordlevel cannot be trained here",
@@ -154,15 +154,14 @@ def _train(
     return train_sentencepiece(kind, counts, vocab_size, options, at_most=at_most)
 
 
-def _with_text(texts: Iterable[str]) -> Iterator[str]:
+def _non_blank(texts: Iterable[str]) -> Iterator[str]:
     """Return an iterator over the texts that are not blank. Raises TokenizerError, before it returns: there are
     none."""
     kept = (text for text in texts if text and not text.isspace())
     first = next(kept, None)
     if first is None:
         raise TokenizerError(
-            "no text to train a tokenizer on",
-            remedy="check the input paths and the name of the text field",
+            "no text to train a tokenizer on", remedy="check the input paths and the name of the text field"
         )
     return chain([first], kept)
 
@@ -176,14 +175,14 @@ def train_byte_bpe(counts: WordCounts, vocab_size: int, options: TokenizerOption
         TokenizerError: the vocabulary has no room for the 256 bytes, or `lowercase` is set.
     """
     style = options.style("byte_bpe")
-    _check(vocab_size, options)
+    _check_byte_bpe(vocab_size, options)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    symbols = np.full(256, END, np.int32)
+    symbols = np.full(256, WORD_END, np.int32)
     for index, letter in enumerate(alphabet, start=len(style.pieces)):
         symbols[BYTES_BY_LETTER[letter]] = index
     # Words are separated by a byte that UTF-8 does not have.
     text = b"".join(word.encode() + b"\xff" for word in counts.words)
-    symbols[0xFF] = END
+    symbols[0xFF] = WORD_END
     vocabulary, merges = learn_merges(
         symbols[np.frombuffer(text, np.uint8)],
         counts.counts,
@@ -200,7 +199,7 @@ def train_byte_bpe(counts: WordCounts, vocab_size: int, options: TokenizerOption
     return Tokenizer(tokenizer.to_str(), role_config(style), model_files=counts.report())
 
 
-def _check(vocab_size: int, options: TokenizerOptions) -> None:
+def _check_byte_bpe(vocab_size: int, options: TokenizerOptions) -> None:
     if options.lowercase or options.strip_marks:
         raise TokenizerError(
             "neither case nor marks can be folded with byte_bpe, which keeps every byte of the text",
@@ -238,13 +237,13 @@ def train_wordpiece(counts: WordCounts, vocab_size: int, options: TokenizerOptio
         pieces,
         vocab_size=vocab_size,
         min_frequency=options.min_frequency,
-        prefix=CONTINUES,
+        prefix=CONTINUATION,
     )
     ids = {piece: index for index, piece in enumerate(vocabulary)}
     tokenizer = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=style.names.unk))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUES, cleanup=False)
+    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION, cleanup=False)
     tokenizer.add_special_tokens(added_tokens(style))
     tokenizer.post_processor = post_processor(style)
     return Tokenizer(tokenizer.to_str(), role_config(style), model_files=counts.report())
@@ -264,23 +263,23 @@ def _alphabet(counts: WordCounts, limit: int, normalizer: normalizers.Normalizer
     totals[ord("\n")] = 0
     by_frequency = np.argsort(-totals, kind="stable")[: min(limit, np.count_nonzero(totals))]
     kept = [chr(code) for code in np.sort(by_frequency).tolist()]
-    return kept + [f"{CONTINUES}{character}" for character in kept if _joins(character, normalizer)]
+    return kept + [f"{CONTINUATION}{character}" for character in kept if _is_joined(character, normalizer)]
 
 
-def _joins(character: str, normalizer: normalizers.Normalizer) -> bool:
+def _is_joined(character: str, normalizer: normalizers.Normalizer) -> bool:
     between = normalizer.normalize_str(f"a{character}a")
     return len(pre_tokenizers.BertPreTokenizer().pre_tokenize_str(between)) == 1
 
 
 def _wordpiece_symbols(words: Sequence[str], pieces: Sequence[str]) -> NDArray[np.int32]:
-    """Return the ids of each word's characters and END. Characters without a piece are left out."""
+    """Return the ids of each word's characters and WORD_END. Characters without a piece are left out."""
     codes = code_points(words)
-    absent = END - 1
+    absent = WORD_END - 1
     begins, continues = np.full((2, sys.maxunicode + 1), absent, np.int32)
     for index, piece in enumerate(pieces):
-        if len(letter := piece.removeprefix(CONTINUES)) == 1:
+        if len(letter := piece.removeprefix(CONTINUATION)) == 1:
             (begins if letter == piece else continues)[ord(letter)] = index
-    begins[ord("\n")] = continues[ord("\n")] = END
+    begins[ord("\n")] = continues[ord("\n")] = WORD_END
     behind = np.concatenate([[ord("\n")], codes[:-1]])
     symbols = np.where(behind == ord("\n"), begins[codes], continues[codes])
     kept: NDArray[np.int32] = symbols[symbols != absent]
@@ -289,19 +288,14 @@ def _wordpiece_symbols(words: Sequence[str], pieces: Sequence[str]) -> NDArray[n
 
 MODEL_FILE = "spiece.model"  # the model file's name in folders of ALBERT and XLNet
 
-_MAX_BYTES = 1 << 16  # SentencePiece silently skips longer words; the longest are RUN_CHARACTERS, folded
+_MAX_WORD_BYTES = 1 << 16  # SentencePiece silently skips longer words; the longest are RUN_CHARACTERS, folded
 
 # Not the number of cores: the trainer sums its statistics per thread, so that the result depends on this number.
 _THREADS = 4
 
 
 def train_sentencepiece(
-    kind: Kind,
-    counts: WordCounts,
-    vocab_size: int,
-    options: TokenizerOptions,
-    *,
-    at_most: bool = False,
+    kind: Kind, counts: WordCounts, vocab_size: int, options: TokenizerOptions, *, at_most: bool = False
 ) -> Tokenizer:
     """Train a SentencePiece model. `at_most`: whether fewer pieces are accepted if the text does not support all.
 
@@ -322,13 +316,13 @@ def train_sentencepiece(
     proto = parse_model(model, MODEL_FILE)
     for field in ("input", "input_format"):  # these would name the temporary file
         proto.trainer_spec.ClearField(field)
-    tokenizer = convert_model(proto, mask=style.names.mask, mapping=_mapping(options))
+    tokenizer = convert_model(proto, mask=style.names.mask, mapping=_text_normalizer(options))
     tokenizer.post_processor = post_processor(style)
     files = {MODEL_FILE: proto.SerializeToString(deterministic=True)} | counts.report()
     return Tokenizer(tokenizer.to_str(), role_config(style), model_files=files)
 
 
-def _mapping(options: TokenizerOptions) -> normalizers.Normalizer:
+def _text_normalizer(options: TokenizerOptions) -> normalizers.Normalizer:
     """Return what is done to characters: compatibility forms are folded (NFKC), all white space is a space, and case
     and marks are folded as the options say. Joiners, as in Persian or Sinhala words, stay.
     """
@@ -341,13 +335,7 @@ def _mapping(options: TokenizerOptions) -> normalizers.Normalizer:
 
 
 def _learn_model(
-    kind: Kind,
-    words: Path,
-    vocab_size: int,
-    options: TokenizerOptions,
-    style: SpecialStyle,
-    *,
-    exact: bool,
+    kind: Kind, words: Path, vocab_size: int, options: TokenizerOptions, style: SpecialStyle, *, exact: bool
 ) -> bytes:
     model = io.BytesIO()
     try:
@@ -362,13 +350,13 @@ def _learn_model(
             byte_fallback=options.byte_fallback,
             # Text reaches the trainer normalised; this rule is for programs that read the model's file alone.
             normalization_rule_name="identity" if options.lowercase or options.strip_marks else "nfkc",
-            max_sentence_length=_MAX_BYTES,
+            max_sentence_length=_MAX_WORD_BYTES,
             num_threads=_THREADS,
             minloglevel=2,
             **_meta_pieces(style),
         )
     except RuntimeError as error:
-        raise _refusal(str(error), vocab_size) from error
+        raise _training_error(str(error), vocab_size) from error
     return model.getvalue()
 
 
@@ -384,7 +372,7 @@ def _meta_pieces(style: SpecialStyle) -> dict[str, Any]:
     }
 
 
-def _refusal(message: str, vocab_size: int) -> TokenizerError:
+def _training_error(message: str, vocab_size: int) -> TokenizerError:
     if found := re.search(r"set it to a value <= (\d+)", message):
         return TokenizerError(
             f"vocab_size {vocab_size} is too large: the text supports {found[1]} pieces",

@@ -156,7 +156,7 @@ _BYTE_LEVEL = decoders.ByteLevel()
 
 
 @dataclass(frozen=True)
-class Origins:
+class PieceOrigins:
     """The old ids from whose embeddings each of V new ids is initialised: one if both tokenizers have the piece, else
     several.
 
@@ -174,7 +174,7 @@ class Origins:
     averaged: int
 
 
-def origins(old: Tokenizer, new: Tokenizer) -> Origins:
+def find_origins(old: Tokenizer, new: Tokenizer) -> PieceOrigins:
     """Return the ids of `old` from which each piece of `new` is initialised.
 
     Raises TokenizerError: the two tokenizers write words in different ways, or have no piece in common.
@@ -187,7 +187,7 @@ def origins(old: Tokenizer, new: Tokenizer) -> Origins:
     split = _Splitter(old)
     sources = [[same[i]] if i in same else split(piece) for i, piece in enumerate(new.pieces)]
     lengths = np.array([len(ids) for ids in sources], dtype=np.int64)
-    return Origins(
+    return PieceOrigins(
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         ids=np.array([i for ids in sources for i in ids], dtype=np.int64),
         copied=len(same),

@@ -26,11 +26,11 @@ from data_service.store.local import report_full_disk
 from data_service.tokenizers.files import TRAINING_REPORT
 from data_service.tokenizers.word_splits import PieceSplitter, split_text
 
-_MOST_PROCESSES = 4  # counting processes, with tables of 0.7 GB each; one reader can feed no more
-_TABLE_PIECES = 2_000_000  # largest number of pieces in a table, which take about 200 bytes each
-_SHORT_CHARACTERS = 64  # characters of a long piece that count as one further piece
-_BITS = 6  # bits of a word's hash that select its file
-_FILE_BYTES = 1 << 30  # size above which a file is divided by the hash's next bits
+_MAX_PROCESSES = 4  # counting processes, with tables of 0.7 GB each; one reader can feed no more
+_MAX_TABLE_PIECES = 2_000_000  # largest number of pieces in a table, which take about 200 bytes each
+_SHORT_CHARACTERS = 64  # a long piece counts as one more piece for each so many characters
+_FILE_BITS = 6  # bits of a word's hash that select its file
+_MAX_FILE_BYTES = 1 << 30  # size above which a file is divided by the hash's next bits
 _BATCH_CHARACTERS = 1 << 20  # characters of text that are sent to a process at a time
 
 
@@ -51,7 +51,7 @@ class WordCounts:
     left_out: int
 
     def report(self) -> dict[str, bytes]:
-        """Return the file, by name, that tells of these counts beside a tokenizer."""
+        """Return the file, by name, that reports these counts, for the folder of a tokenizer."""
         report = {
             "words": self.occurrences,
             "left_out": self.left_out,
@@ -82,13 +82,13 @@ def count_words(
     """
     with temporary_folder("words") as folder, report_full_disk(folder):
         if workers > 1:
-            _count_elsewhere(texts, splitter, folder, min(workers, _MOST_PROCESSES))
+            _count_in_processes(texts, splitter, folder, min(workers, _MAX_PROCESSES))
         else:
             table = _SpillingCounter(splitter(), folder, 0)
             for text in texts:
                 table.add(text)
             table.spill()
-        return _most_frequent(_merged(folder), limit)
+        return _most_frequent(_merge_spilled(folder), limit)
 
 
 class _SpillingCounter:
@@ -104,7 +104,7 @@ class _SpillingCounter:
             self._pieces.update(pieces)
             if longest > _SHORT_CHARACTERS:
                 self._long += sum(len(piece) for piece in pieces if len(piece) > _SHORT_CHARACTERS)
-            if len(self._pieces) + self._long // _SHORT_CHARACTERS > _TABLE_PIECES:
+            if len(self._pieces) + self._long // _SHORT_CHARACTERS > _MAX_TABLE_PIECES:
                 self.spill()
 
     def spill(self) -> None:
@@ -115,14 +115,14 @@ class _SpillingCounter:
                 counts[word] += count
         self._pieces.clear()
         self._long = 0
-        _write(counts, self._folder, self._number, 0)
+        _spill_counts(counts, self._folder, self._number, 0)
 
 
-def _write(counts: Counter[str], folder: Path, number: int, level: int) -> None:
+def _spill_counts(counts: Counter[str], folder: Path, number: int, level: int) -> None:
     """Add counts to the files of `folder`, one of JSON lines for each value of the hash's bits at `level`."""
-    parts: list[dict[str, int]] = [{} for _ in range(1 << _BITS)]
+    parts: list[dict[str, int]] = [{} for _ in range(1 << _FILE_BITS)]
     for word, count in counts.items():
-        parts[crc32(word.encode()) >> level * _BITS & (1 << _BITS) - 1][word] = count
+        parts[crc32(word.encode()) >> level * _FILE_BITS & (1 << _FILE_BITS) - 1][word] = count
     for index, part in enumerate(parts):
         if part:
             place = folder / f"{index}"
@@ -131,21 +131,21 @@ def _write(counts: Counter[str], folder: Path, number: int, level: int) -> None:
                 file.write(json.dumps(part, ensure_ascii=False) + "\n")
 
 
-def _merged(folder: Path, level: int = 1) -> Iterator[Counter[str]]:
+def _merge_spilled(folder: Path, level: int = 1) -> Iterator[Counter[str]]:
     """Yield the counts of all words of a folder that was written, each word once, and empty the folder."""
     for place in sorted(folder.iterdir()):
         files = sorted(place.iterdir())
-        divided = sum(file.stat().st_size for file in files) > _FILE_BYTES and level * _BITS < 32
+        divided = sum(file.stat().st_size for file in files) > _MAX_FILE_BYTES and level * _FILE_BITS < 32
         counts: Counter[str] = Counter()
         for path in files:
             with path.open(encoding="utf-8") as file:
                 for line in file:
                     counts.update(json.loads(line))
                     if divided:
-                        _write(counts, place, 0, level)
+                        _spill_counts(counts, place, 0, level)
                         counts.clear()
             path.unlink()
-        yield from _merged(place, level + 1) if divided else [counts]
+        yield from _merge_spilled(place, level + 1) if divided else [counts]
         place.rmdir()
 
 
@@ -159,16 +159,16 @@ def _most_frequent(parts: Iterable[Counter[str]], limit: int) -> WordCounts:
                 kept.append((-count, word))
                 size += len(word.encode()) + 1
         if size > 2 * limit:
-            kept, size = _cut(kept, limit)
+            kept, size = _cut_to_bytes(kept, limit)
             least = -kept[-1][0] if kept else 0
-    kept, _ = _cut(kept, limit)
+    kept, _ = _cut_to_bytes(kept, limit)
     kept.sort(key=lambda entry: entry[1])
     totals = np.fromiter((-count for count, _ in kept), np.int64, len(kept))
     words = [word for _, word in kept]
     return WordCounts(words, totals, occurrences, occurrences - int(totals.sum()))
 
 
-def _cut(entries: list[tuple[int, str]], limit: int) -> tuple[list[tuple[int, str]], int]:
+def _cut_to_bytes(entries: list[tuple[int, str]], limit: int) -> tuple[list[tuple[int, str]], int]:
     """Return the first entries whose words fit into `limit` bytes, and the words' bytes."""
     entries.sort()
     sizes = np.fromiter((len(word.encode()) + 1 for _, word in entries), np.int64, len(entries)).cumsum()
@@ -176,12 +176,12 @@ def _cut(entries: list[tuple[int, str]], limit: int) -> tuple[list[tuple[int, st
     return entries[:kept], int(sizes[kept - 1]) if kept else 0
 
 
-def _count_elsewhere(
+def _count_in_processes(
     texts: Iterable[str], splitter: Callable[[], PieceSplitter], folder: Path, workers: int
 ) -> None:
     """Spill the counts of texts, which processes take in turns."""
     with ExitStack() as stack:
-        pipes = [stack.enter_context(_process(splitter, folder, number)) for number in range(workers)]
+        pipes = [stack.enter_context(_worker(splitter, folder, number)) for number in range(workers)]
         for pipe, batch in zip(cycle(pipes), _batches(texts), strict=False):
             if pipe.poll():
                 break  # the process has ended
@@ -219,11 +219,11 @@ def _finish(pipe: Connection) -> None:
 
 
 @contextmanager
-def _process(splitter: Callable[[], PieceSplitter], folder: Path, number: int) -> Iterator[Connection]:
+def _worker(splitter: Callable[[], PieceSplitter], folder: Path, number: int) -> Iterator[Connection]:
     """Yield a pipe to a process that counts the texts it is sent, and answers None by None, or before by an error."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, splitter, folder, number), daemon=True)
+    process = context.Process(target=_serve_counts, args=(there, splitter, folder, number), daemon=True)
     process.start()
     there.close()
     try:
@@ -233,7 +233,7 @@ def _process(splitter: Callable[[], PieceSplitter], folder: Path, number: int) -
         process.join()
 
 
-def _serve(pipe: Connection, splitter: Callable[[], PieceSplitter], folder: Path, number: int) -> None:
+def _serve_counts(pipe: Connection, splitter: Callable[[], PieceSplitter], folder: Path, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sending process decides when this one ends
     table = _SpillingCounter(splitter(), folder, number)
     try:

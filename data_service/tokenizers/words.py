@@ -8,7 +8,7 @@ that begins with a letter begins a word, as BERT treats every Chinese character 
 characters stays whole; vowel signs, digits, marks and Latin letters belong to the character before them. If a piece
 is only part of a character, its bytes must show that the script is one of these: the first byte of most Han
 characters does, and the first two bytes of the others do. So text with spaces has the same words as under the older
-rules (`RULES` 1).
+rules (`RULES_VERSION` 1).
 """
 
 import re
@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-RULES = 2  # newest version of the rules; by version 1, of older corpora, all scripts have spaces
+RULES_VERSION = 2  # newest version of the rules; by version 1, of older corpora, all scripts have spaces
 
 SPACE = "\u2581"  # SentencePiece's mark for a space before the piece
 _PUNCTUATION = frozenset(string.punctuation) - {"'"}
@@ -58,7 +58,7 @@ def word_starts(
     kind: Literal["byte_bpe", "wordpiece", "unigram", "bpe", "wordlevel"],
     pieces: Sequence[str],
     special: NDArray[np.bool_],
-    rules: int = RULES,
+    rules: int = RULES_VERSION,
 ) -> NDArray[np.bool_]:
     """Return [vocab] bool, read-only: which pieces begin a word. Special tokens are words of their own.
 

@@ -20,7 +20,7 @@ from variants import VARIANTS
 
 from data_service.corpus.corpus import open_corpus
 from data_service.corpus.provenance import ProvenanceOptions
-from data_service.corpus.sidecar import PARTS, read_origins
+from data_service.corpus.sidecar import SPLITS, read_origins
 from data_service.ingest.build import build_corpus
 from data_service.ingest.heldout import heldout_like
 from data_service.ingest.options import BuildOptions
@@ -94,7 +94,7 @@ def _build(folder: Path, texts: Sequence[str], fraction: float) -> tuple[set[str
         build_corpus(own, str(folder / source), str(folder / "tokenizer"), options, lambda _: None)
         corpus = open_corpus(str(folder / source))
         options = options.model_copy(update=heldout_like(corpus.manifest))
-        for ids, split in zip(found, PARTS, strict=True):
+        for ids, split in zip(found, SPLITS, strict=True):
             for shard in corpus.table(split).shards:
                 ids.update(row.provenance.id or "" for row in read_origins(corpus, split, shard))
     return found

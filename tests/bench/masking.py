@@ -18,7 +18,7 @@ from synthetic import NEVER_MASKED, SPECIAL, VOCABULARY, random_block
 from data_service.rng import stream_key
 from data_service.samples.make import block_key, cut, make_rows
 from data_service.samples.masking import MaskingTables, MlmMasking
-from data_service.samples.packing import pack
+from data_service.samples.packing import pack_block
 from data_service.samples.spec import SourceSpec, StreamSpec
 
 _KEY = stream_key("bench")
@@ -54,7 +54,7 @@ def bench_masking(length: int = 512, rounds: int = 5, progress: Callable[[str], 
     starts_word = np.random.default_rng(0).random(VOCABULARY) < 0.7
     ours: dict[str, list[float]] = {unit: [] for unit in _UNITS}
     peer: dict[str, list[float]] = {form: [] for form in _FORMS}
-    rows = pack(block, "full_sentences", length)
+    rows = pack_block(block, "full_sentences", length)
     plain = [block.tokens[a:b].tolist() for a, b in zip(rows.edges[:-1], rows.edges[1:], strict=True)]
     examples = [[SPECIAL.cls, *row, SPECIAL.sep] for row in plain[: _PEER_ROWS * _PEER_BATCHES]]
     batches = [examples[first : first + _PEER_ROWS] for first in range(0, len(examples), _PEER_ROWS)]

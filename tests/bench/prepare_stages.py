@@ -74,11 +74,11 @@ def measure(documents: Path) -> dict[str, Any]:
 
 def _signing() -> tuple[Callable[[str, str], None], Callable[[], bytes]]:
     """Return the function that takes a document in, and the one that stores all signatures and returns their digest."""
-    from data_service.prepare.minhash import bands_for
-    from data_service.prepare.signatures import Signatures
+    from data_service.prepare.minhash import choose_bands
+    from data_service.prepare.signatures import SignatureCollector
     from data_service.store.open import open_store
 
-    signatures = Signatures(5, bands_for(0.8))
+    signatures = SignatureCollector(5, choose_bands(0.8))
 
     def stored() -> bytes:
         with temporary_folder("signatures") as folder:

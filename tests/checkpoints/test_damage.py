@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.errors import CheckpointError, DamagedCheckpoint
 from checkpoints.gather import Alone
-from checkpoints.layout import CheckpointName, sealed, unsealed
+from checkpoints.layout import CheckpointName, add_digest, strip_digest
 from checkpoints.listing import Rewind, checkpoint_rows, read_manifest, read_rewinds, record_rewind
 from checkpoints.newest import newest_good
 from checkpoints.ownership import StopRequest, find_stop_request, read_presence, request_stop
@@ -37,14 +37,14 @@ def store(tmp_path: Path) -> ClockedStore:
 
 
 def content(store: Store) -> dict[str, Any]:
-    body = unsealed("manifest", store.get(NEWEST.manifest))
+    body = strip_digest("manifest", store.get(NEWEST.manifest))
     assert body is not None
     manifest: dict[str, Any] = json.loads(body)
     return manifest
 
 
 def publish(store: Store, manifest: object) -> None:
-    store.put(NEWEST.manifest, sealed("manifest", json.dumps(manifest).encode()))
+    store.put(NEWEST.manifest, add_digest("manifest", json.dumps(manifest).encode()))
 
 
 def places(value: Any, above: Place = ()) -> Iterator[Place]:
@@ -95,12 +95,12 @@ def test_a_manifest_with_anything_else_anywhere_loads_the_same_or_is_passed_over
     )  # it has no elements, so no other trace: a load names it
     publish(store, changed(manifest, place, value))
     try:
-        reports = {report.mark: report.problems for report in verify_all(store)}
+        reports = {report.name: report.problems for report in verify_all(store)}
         good = newest_good(store, Alone())
         assert good is not None
-        assert (good.manifest.mark == NEWEST) == (reports[NEWEST] == ())
+        assert (good.manifest.name == NEWEST) == (reports[NEWEST] == ())
         assert_holds(store, good.manifest, random_state(good.manifest.step))
-        assert good.manifest.mark in (NEWEST, CheckpointName(1, 10))
+        assert good.manifest.name in (NEWEST, CheckpointName(1, 10))
     finally:
         store.put(NEWEST.manifest, original)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from checkpoints.attempt import claim
-from checkpoints.commit import Committed
+from checkpoints.commit import CommittedSave
 from checkpoints.errors import CheckpointError, DamagedCheckpoint
-from checkpoints.gather import Peers, first_or_raise, gather_or_raise
+from checkpoints.gather import Peers, broadcast_or_raise, gather_or_raise
 from checkpoints.newest import newest_good
 from checkpoints.save import Saver
 from data_service.store.errors import OutOfSpace, StoreError, StoreUnavailable
@@ -30,7 +30,7 @@ def test_at_a_commit_only_the_first_rank_hears_what_each_has_written(tmp_path: P
     def work(peers: Peers) -> bool:
         saver = Saver(store, attempt, peers)
         saver.begin(1, cut_each(state, world, peers.rank), SHAPES, {})
-        return isinstance(saver.commit(), Committed)
+        return isinstance(saver.commit(), CommittedSave)
 
     peers: list[ThreadPeers] = []
     assert all(on_peers(peers, world, work))
@@ -65,7 +65,7 @@ def _save(saver: Saver, fragments: object) -> None:
         (CheckpointError("wrong", remedy="mend"), CheckpointError),
     ],
 )
-@pytest.mark.parametrize("exchange", [gather_or_raise, first_or_raise])
+@pytest.mark.parametrize("exchange", [gather_or_raise, broadcast_or_raise])
 def test_an_error_of_one_rank_is_one_on_all_of_its_kind(
     exchange: object, raised: StoreError | CheckpointError, heard: type[Exception]
 ) -> None:

@@ -10,7 +10,7 @@ from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest, CheckpointName, LineageSegment
 from checkpoints.listing import (
     Rewind,
-    Span,
+    SampleSpan,
     checkpoint_rows,
     list_committed,
     list_folders,
@@ -20,11 +20,11 @@ from checkpoints.listing import (
     skipped_ranges,
 )
 from checkpoints.newest import newest_good
-from checkpoints.retention import expired, tidy
+from checkpoints.retention import expired_checkpoints, tidy
 from data_service.store.local import LocalStore
 from tests.support.ranks.checkpointing import commit_steps
 
-LEFT_OUT: tuple[Span, ...] = ((0, 0, 40, 90),)
+LEFT_OUT: tuple[SampleSpan, ...] = ((0, 0, 40, 90),)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> LocalStore:
     return store
 
 
-def went_back(attempt: int, to: CheckpointName | None, left_out: tuple[Span, ...] = LEFT_OUT) -> Rewind:
+def went_back(attempt: int, to: CheckpointName | None, left_out: tuple[SampleSpan, ...] = LEFT_OUT) -> Rewind:
     return Rewind(attempt=attempt, to=to, began=36, reached=41, cause="a spike", skips=left_out)
 
 
@@ -49,7 +49,7 @@ def newest(store: LocalStore) -> CheckpointManifest:
 
 
 def test_the_run_goes_on_from_where_it_went_back_to(store: LocalStore) -> None:
-    assert newest(store).mark == CheckpointName(1, 20)
+    assert newest(store).name == CheckpointName(1, 20)
     assert list_committed(store) == [CheckpointName(1, 20), CheckpointName(1, 10)]
     assert [(row.step, row.abandoned) for row in checkpoint_rows(store)] == [
         (40, True),
@@ -62,27 +62,27 @@ def test_the_run_goes_on_from_where_it_went_back_to(store: LocalStore) -> None:
 def test_and_does_so_again_while_later_attempts_commit_nothing(store: LocalStore) -> None:
     claim(store).record_end(0.0)
     claim(store)
-    assert newest(store).mark == CheckpointName(1, 20)
+    assert newest(store).name == CheckpointName(1, 20)
 
 
 def test_a_later_attempts_checkpoints_count_and_falling_back_passes_over_what_was_left(
     store: LocalStore,
 ) -> None:
     commit_steps(store, claim(store), 25, 33, resumed=read_manifest(store, CheckpointName(1, 20)))
-    assert newest(store).mark == CheckpointName(2, 33)
+    assert newest(store).name == CheckpointName(2, 33)
     assert newest(store).lineage == (
         LineageSegment(attempt=1, start=0, stop=20),
         LineageSegment(attempt=2, start=20, stop=33),
     )
     for step in (33, 25):
         store.delete(CheckpointName(2, step).file(0))
-    assert newest(store).mark == CheckpointName(1, 20), "not the steps 30 and 40 that are still stored"
+    assert newest(store).name == CheckpointName(1, 20), "not the steps 30 and 40 that are still stored"
 
 
 def test_going_back_twice_without_a_commit_between(store: LocalStore) -> None:
     second = claim(store)
     record_rewind(store, went_back(2, CheckpointName(1, 10), (*LEFT_OUT, (0, 0, 90, 99))), second)
-    assert newest(store).mark == CheckpointName(1, 10)
+    assert newest(store).name == CheckpointName(1, 10)
     assert skipped_ranges(newest(store), read_rewinds(store)) == ((0, 0, 40, 90), (0, 0, 90, 99))
 
 
@@ -104,7 +104,7 @@ def test_a_run_may_be_told_before_it_begins(tmp_path: Path) -> None:
     assert newest_good(store, Alone()) is None
     assert skipped_ranges(None, read_rewinds(store)) == LEFT_OUT
     commit_steps(store, claim(store), 10)
-    assert newest(store).mark == CheckpointName(1, 10)
+    assert newest(store).name == CheckpointName(1, 10)
 
 
 def test_a_zombie_does_not_go_back(store: LocalStore) -> None:
@@ -119,7 +119,7 @@ def test_nor_does_an_attempt_do_so_twice(store: LocalStore) -> None:
     )  # the answer to the first had been lost
     with pytest.raises(CheckpointError, match="differs"):
         record_rewind(store, went_back(1, CheckpointName(1, 10)), Attempt(store, 1))
-    assert newest(store).mark == CheckpointName(1, 20)
+    assert newest(store).name == CheckpointName(1, 20)
 
 
 def test_what_was_left_is_deleted_after_the_next_commit_and_not_before(store: LocalStore) -> None:
@@ -129,10 +129,10 @@ def test_what_was_left_is_deleted_after_the_next_commit_and_not_before(store: Lo
         CheckpointName(1, 30),
         CheckpointName(1, 40),
     )
-    assert newest(store).mark == CheckpointName(1, 20), "the way on stays, whatever else goes"
+    assert newest(store).name == CheckpointName(1, 20), "the way on stays, whatever else goes"
     commit_steps(store, attempt, 25, resumed=newest(store))
     tidy(store, attempt, keep_last=1, keep_every=None)
-    assert [folder.mark for folder in list_folders(store)] == [CheckpointName(2, 25)]
+    assert [folder.name for folder in list_folders(store)] == [CheckpointName(2, 25)]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_the_way_back_is_kept(way_back: int | None, kept: list[int]) -> None:
     """However few are kept, those are from which one must be as old as that, now or later."""
     marks = [CheckpointName(1, step) for step in (10, 20, 30, 40, 50)]
     lineage = (LineageSegment(attempt=1, start=0, stop=50),)
-    gone = expired(marks, lineage, keep_last=1, keep_every=None, way_back=way_back)
+    gone = expired_checkpoints(marks, lineage, keep_last=1, keep_every=None, way_back=way_back)
     assert [mark.step for mark in marks if mark not in gone] == kept
 
 
@@ -161,7 +161,7 @@ def test_there_is_a_way_back_at_every_step_of_a_long_run(every: int) -> None:
     for step in range(every, 300, every):
         marks.append(CheckpointName(1, step))
         lineage = (LineageSegment(attempt=1, start=0, stop=step),)
-        gone = expired(marks, lineage, keep_last=1, keep_every=None, way_back=step - 10)
+        gone = expired_checkpoints(marks, lineage, keep_last=1, keep_every=None, way_back=step - 10)
         marks = [mark for mark in marks if mark not in gone]
         if step - 10 >= every:
             found = max(mark.step for mark in marks if mark.step <= step - 10)

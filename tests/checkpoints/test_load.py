@@ -10,7 +10,7 @@ import torch
 from checkpoints.attempt import Attempt, claim
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, NoGoodCheckpoint
 from checkpoints.gather import Alone, Peers
-from checkpoints.layout import CHUNK, CheckpointName
+from checkpoints.layout import CHUNK_BYTES, CheckpointName
 from checkpoints.listing import checkpoint_rows, read_manifest
 from checkpoints.load import Reader
 from checkpoints.newest import GoodCheckpoint, newest_good
@@ -94,7 +94,7 @@ def test_a_later_attempt_is_newer_than_a_higher_step(store: LocalStore) -> None:
     commit_steps(store, claim(store), 15, resumed=base)
     good = newest_good(store, Alone())
     assert good is not None
-    assert good.manifest.mark == CheckpointName(2, 15)
+    assert good.manifest.name == CheckpointName(2, 15)
     assert [(row.step, row.attempt, row.abandoned) for row in checkpoint_rows(store)] == [
         (15, 2, False),
         (30, 1, True),
@@ -127,7 +127,7 @@ def test_a_store_that_fails_on_one_rank_is_an_error_on_all(store: LocalStore, fa
 def test_verify_reports_every_checkpoint(store: LocalStore) -> None:
     flip(store, CheckpointName(1, 20).file(0), 100)
     flip(store, CheckpointName(1, 10).manifest, 100)
-    found = {report.mark.step: report.problems for report in verify_all(store)}
+    found = {report.name.step: report.problems for report in verify_all(store)}
     assert found[30] == ()
     assert "does not match its hash" in found[20][0]
     assert "does not match its own digest" in found[10][0]
@@ -144,7 +144,7 @@ def test_the_list_shows_unreadable_checkpoints(store: LocalStore) -> None:
 def test_ranges_across_chunks_and_pieces(tmp_path: Path) -> None:
     """A parameter of more than two chunks, in three pieces that end anywhere."""
     store = LocalStore(tmp_path / "run")
-    size = 5 * CHUNK // 8
+    size = 5 * CHUNK_BYTES // 8
     weight = torch.arange(size, dtype=torch.float32)
     saver = Saver(store, claim(store), Alone())
     ends = [0, 12_345, 1_048_577, size]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from checkpoints.attempt import claim
-from checkpoints.commit import Committed, Failed
+from checkpoints.commit import CommittedSave, FailedSave
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Alone, Peers
 from checkpoints.layout import CheckpointName
@@ -39,7 +39,7 @@ def test_memory_comes_back_beside_the_parameters(store: Store) -> None:
         saver.begin(1, mine, SHAPES, {}, MEMORY_SHAPES)
         return saver.commit()
 
-    assert all(isinstance(outcome, Committed) for outcome in on_threads(3, work))
+    assert all(isinstance(outcome, CommittedSave) for outcome in on_threads(3, work))
     manifest = read_manifest(store, CheckpointName(1, 1))
     assert verify(store, manifest) == []
     assert (manifest.shapes, manifest.memory, manifest.kinds) == (SHAPES, MEMORY_SHAPES, tuple(sorted(KINDS)))
@@ -58,7 +58,7 @@ def test_memory_must_be_whole_too(store: Store) -> None:
     parts = [memory(torch.zeros(48), 0), memory(torch.zeros(48), 2)]
     saver.begin(1, [*cut(random_state(1), (), 0), *parts], SHAPES, {}, MEMORY_SHAPES)
     outcome = saver.commit()
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, FailedSave)
     assert re.search(r"memory\.0: .*\b16 to 32\b", outcome.reason)
 
 

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoints.layout import LineageSegment, elements
-from checkpoints.memory import MemoryReader, MemoryWriter, SetOffer, manifest_of, newest_sets
-from checkpoints.memory_slots import HEADER_BYTES, Common, Slot
+from checkpoints.layout import LineageSegment, element_count
+from checkpoints.memory import MemoryReader, MemoryWriter, SetOffer, manifest_from_sets, newest_sets
+from checkpoints.memory_slots import HEADER_BYTES, CommonDescription, Slot
 from tests.support.ranks.checkpointing import SHAPES, cut, random_state
 
-ELEMENTS = sum(elements(shape) for shape in SHAPES.values())
+ELEMENTS = sum(element_count(shape) for shape in SHAPES.values())
 
 
 class Held:
@@ -44,9 +44,9 @@ class Held:
         return [SetOffer(told, slot) for slot in slots if (told := slot.read_description()) is not None]
 
 
-def common(step: int) -> Common:
+def common(step: int) -> CommonDescription:
     lineage = (LineageSegment(attempt=1, start=0, stop=step),)
-    return Common(shapes=SHAPES, own_kinds={}, memory={}, state={"step": step}, lineage=lineage)
+    return CommonDescription(shapes=SHAPES, own_kinds={}, memory={}, state={"step": step}, lineage=lineage)
 
 
 def write(keeper: Held, step: int, world: int, ranks: Sequence[int], writers: list[MemoryWriter]) -> None:
@@ -77,7 +77,7 @@ def test_the_newest_step_that_all_ranks_wrote_is_read_bit_for_bit(data: st.DataO
         return
     assert found is not None
     sets = [offer.description for offer in found]
-    manifest = manifest_of(sets)
+    manifest = manifest_from_sets(sets)
     assert (manifest.step, manifest.world_size, manifest.state) == (expected, world, {"step": expected})
     views = {rank: memoryview(offer.place.data) for rank, offer in enumerate(found)}
     bodies = {rank: view[HEADER_BYTES:] for rank, view in views.items()}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.errors import NewerFormat
 from checkpoints.gather import Alone
-from checkpoints.layout import CheckpointName, sealed, unsealed
+from checkpoints.layout import CheckpointName, add_digest, strip_digest
 from checkpoints.listing import Rewind, checkpoint_rows, list_committed, read_rewinds, record_rewind
 from checkpoints.newest import newest_good
 from checkpoints.retention import tidy
@@ -41,9 +41,9 @@ def run(tmp_path: Path) -> tuple[LocalStore, Attempt]:
 
 
 def rewrite(store: LocalStore, key: str, what: str, change: Mapping[str, object]) -> bytes:
-    body = unsealed(what, store.get(key))
+    body = strip_digest(what, store.get(key))
     assert body is not None
-    store.put(key, newer := sealed(what, json.dumps(json.loads(body) | change).encode()))
+    store.put(key, newer := add_digest(what, json.dumps(json.loads(body) | change).encode()))
     return newer
 
 

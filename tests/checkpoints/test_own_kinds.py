@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from checkpoints.attempt import claim
-from checkpoints.commit import Committed, Failed
+from checkpoints.commit import CommittedSave, FailedSave
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
@@ -31,7 +31,7 @@ def _fragments(kinds: dict[str, tuple[str, ...]]) -> list[Fragment]:
     ]
 
 
-def _save(store: Store, fragments: list[Fragment]) -> Committed | Failed:
+def _save(store: Store, fragments: list[Fragment]) -> CommittedSave | FailedSave:
     saver = Saver(store, claim(store), Alone())
     saver.begin(1, fragments, SHAPES, {}, own_kinds=OWN)
     return saver.commit()
@@ -44,7 +44,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def manifest(store: Store) -> CheckpointManifest:
-    assert isinstance(_save(store, _fragments(OWN)), Committed)
+    assert isinstance(_save(store, _fragments(OWN)), CommittedSave)
     [mark] = list_committed(store)
     return read_manifest(store, mark)
 
@@ -61,7 +61,7 @@ def test_each_parameter_has_its_own_kinds_back(store: Store, manifest: Checkpoin
 
 def test_a_missing_kind_is_no_checkpoint(store: Store) -> None:
     outcome = _save(store, _fragments({}))
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, FailedSave)
     kinds = r"\bmatrix\b.*\['exp_avg', 'exp_avg_sq', 'master'\].*\['master', 'momentum'\]"
     assert re.search(kinds, outcome.reason)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from checkpoints.attempt import claim
-from checkpoints.commit import Committed
+from checkpoints.commit import CommittedSave
 from checkpoints.errors import Superseded
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName, LineageSegment
 from checkpoints.listing import list_committed, list_folders, read_manifest
 from checkpoints.newest import newest_good
-from checkpoints.retention import expired, sweep, tidy
+from checkpoints.retention import delete_orphans, expired_checkpoints, tidy
 from checkpoints.save import Saver
 from data_service.store.local import LocalStore
 from tests.support.ranks.checkpointing import SHAPES, assert_holds, commit_steps, cut, random_state, save
@@ -39,7 +39,7 @@ def test_the_newest_and_the_multiples_stay(
     steps: list[int], keep_last: int, keep_every: int | None, kept: list[int]
 ) -> None:
     lineage = (LineageSegment(attempt=1, start=0, stop=steps[-1]),)
-    gone = expired(
+    gone = expired_checkpoints(
         [CheckpointName(1, step) for step in steps], lineage, keep_last=keep_last, keep_every=keep_every
     )
     assert sorted(set(steps) - {mark.step for mark in gone}) == kept
@@ -49,7 +49,9 @@ def test_what_was_kept_for_a_multiple_stays_kept_as_the_run_goes_on() -> None:
     marks: list[CheckpointName] = []
     for step in range(7, 700, 13):
         marks.append(CheckpointName(1, step))
-        gone = expired(marks, (LineageSegment(attempt=1, start=0, stop=step),), keep_last=2, keep_every=100)
+        gone = expired_checkpoints(
+            marks, (LineageSegment(attempt=1, start=0, stop=step),), keep_last=2, keep_every=100
+        )
         marks = [mark for mark in marks if mark not in gone]
     every = [min(step for step in range(7, 700, 13) if step >= bound) for bound in range(100, 700, 100)]
     assert [mark.step for mark in marks] == sorted({*every, *list(range(7, 700, 13))[-2:]})
@@ -65,7 +67,7 @@ def test_abandoned_branches_go() -> None:
         CheckpointName(3, 40),
         CheckpointName(3, 50),
     ]
-    assert expired(marks, lineage, keep_last=9, keep_every=None) == [
+    assert expired_checkpoints(marks, lineage, keep_last=9, keep_every=None) == [
         CheckpointName(1, 30),
         CheckpointName(2, 40),
     ]
@@ -120,7 +122,7 @@ def test_one_of_as_many_as_are_kept_is_read_back(store: LocalStore) -> None:
     saver, proven = Saver(store, attempt, Alone()), frozenset[CheckpointName]()
     read = []
     for step in range(1, 10):
-        assert isinstance(save(saver, step, step), Committed)
+        assert isinstance(save(saver, step, step), CommittedSave)
         reads.ranges = 0
         proven = tidy(reads, attempt, keep_last=3, keep_every=None, proven=proven).proven  # type: ignore[arg-type]
         read += [step] * (reads.ranges > 0)
@@ -162,7 +164,7 @@ def test_a_zombie_cannot_delete(store: LocalStore) -> None:
     with pytest.raises(Superseded):
         tidy(store, zombie, keep_last=1, keep_every=None)
     with pytest.raises(Superseded):
-        sweep(store, zombie)
+        delete_orphans(store, zombie)
     assert list_committed(store) == [CheckpointName(1, 20), CheckpointName(1, 10)]
 
 
@@ -178,7 +180,7 @@ def test_orphans_of_dead_attempts_go_and_saves_under_way_stay(store: LocalStore)
     saver.begin(15, cut(random_state(15), (), 0), SHAPES, {})
     saver.wait()
     assert tidy(store, attempt, keep_last=1, keep_every=None).orphans == 1
-    assert [folder.mark for folder in list_folders(store)] == [CheckpointName(2, 15), CheckpointName(1, 10)]
+    assert [folder.name for folder in list_folders(store)] == [CheckpointName(2, 15), CheckpointName(1, 10)]
     saver.commit()
     assert_holds(store, read_manifest(store, CheckpointName(2, 15)), random_state(15))
 
@@ -188,7 +190,7 @@ def test_a_half_deleted_checkpoint_is_swept_later(store: LocalStore) -> None:
     commit_steps(store, attempt, 10, 20)
     store.delete(CheckpointName(1, 10).manifest)
     assert tidy(store, attempt, keep_last=2, keep_every=None).orphans == 1
-    assert [folder.mark for folder in list_folders(store)] == [CheckpointName(1, 20)]
+    assert [folder.name for folder in list_folders(store)] == [CheckpointName(1, 20)]
 
 
 def test_of_a_run_without_checkpoints_nothing_is_deleted(store: LocalStore) -> None:
@@ -208,5 +210,5 @@ def test_remains_of_an_earlier_attempts_writes_go_with_a_commit(store: LocalStor
     second = claim(store)
     young = store.root / "checkpoints" / ".tmp-writing"
     young.write_bytes(b"half")
-    sweep(store, second)
+    delete_orphans(store, second)
     assert [path.exists() for path in (*left, young)] == [False, False, True]

@@ -17,7 +17,7 @@ from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.service.tasks import is_worker_death
 from data_service.store.errors import Truncated
 from data_service.store.open import open_store
-from data_service.stream.positions import PhaseBatches, Positions, Range
+from data_service.stream.positions import PhaseBatches, Positions, SampleRange
 from data_service.stream.stream import StepLayout, Stream
 from data_service.tokenizers.load import save_tokenizer
 from launcher.runtime.rank.data import cut
@@ -61,13 +61,13 @@ def spec(uri: str) -> StreamSpec:
 
 
 def steps_of(spec: StreamSpec, steps: int, batch: int, count: int) -> list[Ranges]:
-    positions = Positions([PhaseBatches.of_samples(steps, batch, count)])
+    positions = Positions([PhaseBatches.from_samples(steps, batch, count)])
     return [[(r.epoch, r.start, r.stop) for r in positions.ranges(step)] for step in range(steps)]
 
 
 def cut_rows(step: Ranges, first: int, rows: int) -> Ranges:
     """Rows `first` to `first + rows` of a step."""
-    parts = cut([Range(0, *range_) for range_ in step], first, rows)
+    parts = cut([SampleRange(0, *range_) for range_ in step], first, rows)
     return [(r.epoch, r.start, r.stop) for r in parts]
 
 

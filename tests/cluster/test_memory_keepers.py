@@ -10,15 +10,15 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from checkpoints.layout import LineageSegment, elements
-from checkpoints.memory import MemoryReader, MemoryWriter, SetOffer, manifest_of, newest_sets
-from checkpoints.memory_slots import Common
+from checkpoints.layout import LineageSegment, element_count
+from checkpoints.memory import MemoryReader, MemoryWriter, SetOffer, manifest_from_sets, newest_sets
+from checkpoints.memory_slots import CommonDescription
 from launcher.runtime.cluster.memory_keeper import NodeMemory, ensure_keepers
 from tests.support.ranks.checkpointing import SHAPES, cut, random_state
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(300)]
 
-ELEMENTS = sum(elements(shape) for shape in SHAPES.values())
+ELEMENTS = sum(element_count(shape) for shape in SHAPES.values())
 SOON_S = 40.0  # less than the time after which a rank goes on without its partner
 
 
@@ -59,9 +59,9 @@ def write_all(writer: MemoryWriter, step: int, attempt: int = 1) -> None:
     writer.write(step, cut(random_state(step), [], 0), common(step, attempt))
 
 
-def common(step: int, attempt: int = 1) -> Common:
+def common(step: int, attempt: int = 1) -> CommonDescription:
     lineage = (LineageSegment(attempt=attempt, start=0, stop=step),)
-    return Common(shapes=SHAPES, own_kinds={}, memory={}, state={"step": step}, lineage=lineage)
+    return CommonDescription(shapes=SHAPES, own_kinds={}, memory={}, state={"step": step}, lineage=lineage)
 
 
 def whole_on(node: str, memory: NodeMemory) -> list[SetOffer] | None:
@@ -82,7 +82,7 @@ def left_on(node: str, memory: NodeMemory) -> tuple[int, MemoryReader]:
     assert found is not None
     parts = {rank: memory.open_set(offer.place) for rank, offer in enumerate(found)}
     told = [offer.description for offer in found]
-    return told[0].step, MemoryReader(manifest_of(told), parts)
+    return told[0].step, MemoryReader(manifest_from_sets(told), parts)
 
 
 def test_each_node_has_all_sets_of_the_newest_step_or_the_one_before(nodes: list[str]) -> None:
@@ -144,14 +144,14 @@ def test_a_node_without_memory_for_copies_says_so_and_copies_again_once_it_has(n
         await_true(lambda: second.ready)
         write_all(second, step)
         await_true(lambda: second.ready)
-        assert second.refused
+        assert second.copy_refused
     assert newest_on(nodes[1], memory) == 1
     resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
     for step in range(6, 9):
         await_true(lambda: second.ready)
         write_all(second, step)
         await_true(lambda: second.ready)
-        assert not second.refused
+        assert not second.copy_refused
         assert newest_on(nodes[1], memory) == step
 
 

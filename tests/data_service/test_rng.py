@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.rng import draws32, draws64, scale, stream_key
+from data_service.rng import draws32, draws64, scale_draws, stream_key
 
 
 @given(st.integers(0, 5000), st.integers(0, 200))
@@ -53,8 +53,8 @@ def test_bits_are_balanced() -> None:
 
 def test_scaled_draws_are_uniform_below_their_bounds() -> None:
     draws = draws32(stream_key("scale"), 0, 700_000)
-    counts = np.bincount(scale(draws, 7), minlength=7)
+    counts = np.bincount(scale_draws(draws, 7), minlength=7)
     assert ((counts - 1e5) ** 2 / 1e5).sum() < 27.9  # chi-square, 6 degrees, p = 1e-4
-    mixed = scale(draws[:6], np.array([1, 1, 2, 2, 1000, 1 << 31]))
+    mixed = scale_draws(draws[:6], np.array([1, 1, 2, 2, 1000, 1 << 31]))
     assert (mixed < [1, 1, 2, 2, 1000, 1 << 31]).all()
-    assert scale(np.array([0, (1 << 32) - 1], dtype=np.uint32), 10).tolist() == [0, 9]
+    assert scale_draws(np.array([0, (1 << 32) - 1], dtype=np.uint32), 10).tolist() == [0, 9]

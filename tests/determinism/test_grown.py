@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from data_service.corpus.corpus import open_corpus, place_document
+from data_service.corpus.corpus import locate_document, open_corpus
 from data_service.corpus.remove import documents_by_number as documents_in
 from data_service.corpus.remove import remove_documents
 from data_service.errors import CorpusError
-from data_service.ingest.append import ADDED, append_documents
-from data_service.ingest.append_options import options_like
+from data_service.ingest.append import ADDED_FOLDER, append_documents
+from data_service.ingest.append_options import options_from_corpus
 from data_service.stream.stream import Stream
 from launcher.errors import RecipeError, RunChanged
 from launcher.observe.inspect.document_selection import DocumentName, documents_by_number, removed_documents
@@ -38,7 +38,9 @@ STOPPED = 5
 def grown(folder: Path) -> str:
     """The setting by which the second phase reads the corpus with new text."""
     write_text(folder / "more.jsonl", 30, seed=4)
-    options = options_like(open_corpus(f"{folder}/corpus"), workers=1, on_bad_records="error", word_files={})
+    options = options_from_corpus(
+        open_corpus(f"{folder}/corpus"), workers=1, on_bad_records="error", word_files={}
+    )
     append_documents(
         f"{folder}/corpus",
         [f"{folder}/more.jsonl"],
@@ -98,7 +100,7 @@ def ensure_exposures(run: Run, folder: Path) -> None:
     )
     streams = [Stream(stream_spec(run, run.tokenizer(), phase)) for phase in (0, 1)]
     positions, expected = sample_positions(run, streams, ()), set()
-    places = {number: place_document(open_corpus(f"{folder}/grown"), "train", number) for number in numbers}
+    places = {number: locate_document(open_corpus(f"{folder}/grown"), "train", number) for number in numbers}
     for step in range(run.recipe.total_steps):
         rows = [(span, sample) for span in positions.ranges(step) for sample in range(span.start, span.stop)]
         for row, (span, sample) in enumerate(rows):
@@ -140,5 +142,5 @@ def test_what_a_phase_cannot_read(folder: Path, grown: str) -> None:
     with pytest.raises(RecipeError, match=r"mixture"):
         load(small_runs.SMALL, (*small_runs.SETTINGS, grown, "phases.0.mixture={weights: {text: 1}}"))
     with pytest.raises(CorpusError) as refused:
-        small_runs.new_run(folder, "other", grown.replace("/grown}", f"/grown/{ADDED}}}"))
+        small_runs.new_run(folder, "other", grown.replace("/grown}", f"/grown/{ADDED_FOLDER}}}"))
     assert "append" in refused.value.remedy

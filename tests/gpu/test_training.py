@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoints.save import take
+from checkpoints.save import take_snapshot
 from encoder_core.layers.torch_internals import dispatch_mode
 from encoder_core.train.engine import Engine
 from encoder_core.train.settings import Precision
@@ -156,7 +156,7 @@ def test_how_long_a_copy_stalls_training(figure: Figure) -> None:
         if GPU:
             torch.cuda.synchronize()
         began = time.perf_counter()
-        snapshot = take(engine.fragments(), body)
+        snapshot = take_snapshot(engine.fragments(), body)
         seconds, body = time.perf_counter() - began, snapshot.body
         figure(f"{turn} copy", seconds, "s")
     assert body is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel
 
-from checkpoints.save import take
+from checkpoints.save import take_snapshot
 from encoder_core.train.engine import Engine
 from encoder_core.train.settings import Precision
 from encoder_core.train.zero_state import ALL_KINDS
@@ -104,7 +104,7 @@ def digest(engine: Engine) -> str:
 
 def copied(engine: Engine) -> bytes:
     """Return all state as a run's checkpoint stores it: a header and its numbers."""
-    return b"".join(bytes(buffer) for buffer in take(engine.fragments()).buffers)
+    return b"".join(bytes(buffer) for buffer in take_snapshot(engine.fragments()).buffers)
 
 
 def fill(engine: Engine, state: bytes) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
-from data_service.formats import REMEDY, is_newer, newer, parse_json
+from data_service.formats import NEWER_REMEDY, is_newer, newer_text, parse_json
 from launcher.errors import CertificateError
 
 CERTIFICATE = "certificate.json"  # key in the run's store
@@ -80,7 +80,7 @@ def decode(data: bytes, where: str) -> Certificate:
         certificate = Certificate.model_validate(parse_json(data))
     except ValueError as error:
         if is_newer(data, 2, error if isinstance(error, ValidationError) else None):
-            raise CertificateError(newer(where), remedy=REMEDY) from error
+            raise CertificateError(newer_text(where), remedy=NEWER_REMEDY) from error
         raise _damaged(where, "a field is missing or wrong") from error
     before = ""
     for number, link in enumerate(certificate.chain):

@@ -10,7 +10,7 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from checkpoints.errors import CheckpointError
-from checkpoints.layout import ROOT, CheckpointName
+from checkpoints.layout import CHECKPOINTS_FOLDER, CheckpointName
 from checkpoints.listing import list_committed, read_manifest
 from data_service.store.base import Store, parallel_map
 from data_service.store.errors import KeyMissing, Truncated
@@ -30,7 +30,7 @@ from launcher.progress import BYTES, work
 from launcher.runtime.preflight.releases import torch_change
 from launcher.runtime.run.segments import EVENTS, METRICS, DamagedPack, Pack, read, segment_prefix, stored
 
-_IMMUTABLE = (f"{METRICS}/", f"{EVENTS}/", "attempts/", ROOT, "removals/", "tokenizers/")
+_IMMUTABLE = (f"{METRICS}/", f"{EVENTS}/", "attempts/", CHECKPOINTS_FOLDER, "removals/", "tokenizers/")
 _UNCERTIFIED_PREFIXES = (CERTIFICATE, SIGNATURE, "attempts/stop.json", "tensorboard/")
 _UNHASHED_ENDINGS = (".heartbeat", ".jsonl")  # segments of logs are hashed separately
 
@@ -94,7 +94,7 @@ def examine(uri: str, certificate: Certificate | None, *, may_change: bool = Fal
         found.problems.append((uri, error.problem))
     known, deleted = certificate.newest if certificate else {}, set[CheckpointName]()
     for what, then in known.items():
-        now, mark = found.contents.get(what, ()), CheckpointName.of(what)
+        now, mark = found.contents.get(what, ()), CheckpointName.from_key(what)
         if then and mark is not None and mark.manifest not in found.contents:
             deleted.add(mark)
             continue

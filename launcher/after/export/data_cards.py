@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data_service.corpus.corpus import open_corpus
-from data_service.corpus.data_card import DataCard, card_of
+from data_service.corpus.data_card import DataCard, make_card
 from data_service.errors import CorpusError
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
@@ -33,7 +33,7 @@ def cards_of(run: Run) -> dict[str, DataCard | None]:
 
 def _card(run: Run, name: str) -> DataCard | None:
     try:
-        card = card_of(open_corpus(corpora_of(run.recipe)[name].uri))
+        card = make_card(open_corpus(corpora_of(run.recipe)[name].uri))
     except (CorpusError, StoreError):
         return None
     return card if card.fingerprint == run.record.inputs.corpora[name] else None

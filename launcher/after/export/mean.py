@@ -79,7 +79,7 @@ def _sources(run: Run, manifests: Sequence[CheckpointManifest]) -> str:
         {
             "step": manifest.step,
             "attempt": manifest.attempt,
-            "manifest": digest(run.store.get(manifest.mark.manifest)),
+            "manifest": digest(run.store.get(manifest.name.manifest)),
         }
         for manifest in manifests
     ]

@@ -9,7 +9,7 @@ import yaml
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import is_on_lineage, list_committed, read_manifest
 from data_service.corpus.data_card import DataCard
-from data_service.corpus.data_card import render as render_card
+from data_service.corpus.data_card import render_markdown as render_card
 from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError
 from data_service.printable import one_line
@@ -96,7 +96,7 @@ def facts_of(run: Run, manifests: Sequence[CheckpointManifest], made: str) -> Fa
     before = [record for record in records if record["step"] <= manifest.step]
     data = tuple(_source(run, name) for name in corpora_of(run.recipe))
     newest = (_of_average(before[-1]) if made else before[-1]) if before else None
-    cards = tuple((name, card) for name, card in cards_of(run).items() if card is not None and card.says)
+    cards = tuple((name, card) for name, card in cards_of(run).items() if card is not None and card.has_facts)
     return Facts(run, manifest.step, newest, data, cards, _certificate(run, manifests), made)
 
 
@@ -127,7 +127,7 @@ def render(facts: Facts, network: ExportedNetwork, licence: str | None) -> str:
 def _of_the_history(run: Run, manifest: CheckpointManifest) -> bool:
     """Return whether the run's evaluations are this checkpoint's: not if the run went on from an earlier one."""
     newest = list_committed(run.store)[0]
-    return is_on_lineage(read_manifest(run.store, newest).lineage, manifest.mark)
+    return is_on_lineage(read_manifest(run.store, newest).lineage, manifest.name)
 
 
 def _source(run: Run, name: str) -> str:
@@ -149,7 +149,7 @@ def _certificate(run: Run, manifests: Sequence[CheckpointManifest]) -> str:
         return f"The run's certificate cannot be read: {one_line(error.problem)}"
     if found is None:
         return "The run has no certificate."
-    covered = all(manifest.mark.manifest in found.newest for manifest in manifests)
+    covered = all(manifest.name.manifest in found.newest for manifest in manifests)
     what = "this checkpoint" if len(manifests) == 1 else "all these checkpoints"
     return f"The run's certificate, {found.digest}, {'covers' if covered else 'does not cover'} {what}."
 

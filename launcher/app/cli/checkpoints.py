@@ -78,7 +78,7 @@ def verify(
             if as_json:
                 print_json([_verified(report)])
             else:
-                typer.echo(f"step {report.mark.step:,}: {'DAMAGED' if report.problems else 'good'}")
+                typer.echo(f"step {report.name.step:,}: {'DAMAGED' if report.problems else 'good'}")
                 for problem in report.problems:
                     typer.echo(f"  {problem}")
             damaged += bool(report.problems)
@@ -87,7 +87,7 @@ def verify(
 
 
 def _verified(report: "Verification") -> dict[str, object]:
-    return {"step": report.mark.step, "attempt": report.mark.attempt, "problems": report.problems}
+    return {"step": report.name.step, "attempt": report.name.attempt, "problems": report.problems}
 
 
 @group.command()

@@ -74,7 +74,7 @@ def append(
     Example: `maskfleet corpus append s3://bucket/news 'news-2026/*.jsonl.zst' --out s3://bucket/news-with-2026`
     """
     from data_service.corpus.corpus import open_corpus
-    from data_service.ingest.append_options import options_like
+    from data_service.ingest.append_options import options_from_corpus
     from data_service.ingest.options import BuildOptions
     from launcher.app.cli.texts import build_workers, read_provenance
 
@@ -90,7 +90,7 @@ def append(
     given = {name: value for name, value in others.items() if value is not None}
     settings(BuildOptions, **given)  # raises if a value cannot be
     files = {"dictionary": dictionary, "user_words": user_words, "lexicon": lexicon}
-    options = options_like(
+    options = options_from_corpus(
         open_corpus(corpus),
         workers=build_workers(inputs, workers),
         on_bad_records=on_bad_records.value,

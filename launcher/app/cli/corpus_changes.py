@@ -76,7 +76,7 @@ def remove(
 
 def _wanted(corpus: "Corpus", ids: str | None, documents: str | None) -> "SplitDocuments":
     """Return the documents that a file names; without a file those that were removed from the corpus's parts."""
-    from data_service.corpus.remove import documents_by_id, documents_by_number, documents_of_parts
+    from data_service.corpus.remove import documents_by_id, documents_by_number, removed_from_parts
     from launcher.app.cli.texts import read_list
     from launcher.progress import work
 
@@ -90,7 +90,7 @@ def _wanted(corpus: "Corpus", ids: str | None, documents: str | None) -> "SplitD
             return documents_by_id(corpus, read_list(ids), read)
         if documents is not None:
             return documents_by_number(corpus, read_list(documents), read)
-        return documents_of_parts(corpus)
+        return removed_from_parts(corpus)
 
 
 def merge(

@@ -113,12 +113,12 @@ def card(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
     Example: `maskfleet corpus card s3://bucket/news > news.md`
     """
     from data_service.corpus.corpus import open_corpus
-    from data_service.corpus.data_card import card_of, render
+    from data_service.corpus.data_card import make_card, render_markdown
     from data_service.printable import visible
 
     opened = open_corpus(corpus)
-    found = card_of(opened)
+    found = make_card(opened)
     if as_json:
         print_json([found.model_dump(mode="json")])
         return
-    typer.echo(visible(render(found, f"Data card of {opened.store.uri}")), nl=False)
+    typer.echo(visible(render_markdown(found, f"Data card of {opened.store.uri}")), nl=False)

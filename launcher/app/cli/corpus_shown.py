@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from data_service.corpus.corpus import Corpus, Part, open_corpus
+from data_service.corpus.corpus import Corpus, SplitName, open_corpus
 from data_service.corpus.removals import RemovalChain, load_removals
-from data_service.corpus.sidecar import PARTS, Share
+from data_service.corpus.sidecar import SPLITS, TextCount
 from data_service.ingest.encodings import odd_text_warning
 from data_service.ingest.pool import Progress as BuildProgress
 from data_service.ingest.pool import ReportProgress
 from data_service.printable import one_line
-from data_service.stream.statistics import CorpusStats, Radius
+from data_service.stream.statistics import CorpusStats, ShuffleRadius
 from launcher.output import human_bytes
 from launcher.progress import BYTES, Work, work
 
@@ -57,7 +57,7 @@ def stats_tables(stats: CorpusStats) -> Iterator[Table]:
     yield lengths
 
 
-def _radius(radius: Radius) -> Table:
+def _radius(radius: ShuffleRadius) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     of = f"of {radius.regions:,.0f} blocks, at most {radius.largest:.2%} from one"
     table.add_row(f"a batch of {radius.rows:,} rows", of)
@@ -68,7 +68,7 @@ def _radius(radius: Radius) -> Table:
     return table
 
 
-def licence_table(counted: Mapping[str | None, Mapping[Part, Share]]) -> Table:
+def licence_table(counted: Mapping[str | None, Mapping[SplitName, TextCount]]) -> Table:
     """Return a table of documents and tokens by licence."""
     table = Table(
         "licence", "documents", "tokens", "held-out documents", "held-out tokens", box=None, pad_edge=False
@@ -84,7 +84,7 @@ def removal_lines(corpus: Corpus, chain: RemovalChain) -> Iterator[str]:
     for number, removal in enumerate(chain.removals, 1):
         at = datetime.fromtimestamp(removal.at, UTC).strftime("%Y-%m-%d %H:%M UTC")
         yield f"removal {number}, {at}, by {removal.by}: {one_line(removal.reason)}"
-        for split in PARTS:
+        for split in SPLITS:
             gone, table = getattr(removal, split), corpus.table(split)
             for document, block, start, stop in zip(*(c.tolist() for c in vars(gone).values()), strict=True):
                 yield f"  {split} {document}: {table.key(block)}, block {block}, tokens {start} to {stop}"
@@ -98,7 +98,7 @@ def removal_note(uri: str) -> str | None:
     chain = load_removals(corpus.store, corpus.manifest)
     if not chain.removals:
         return None
-    gone = [chain.of(split) for split in PARTS]
+    gone = [chain.for_split(split) for split in SPLITS]
     documents, tokens = sum(map(len, gone)), sum(part.tokens for part in gone)
     return f"of these, {documents:,} documents of {tokens:,} tokens were removed: maskfleet corpus show --removed"
 

@@ -255,13 +255,13 @@ def require_corpora(options: Iterable[str]) -> None:
         CorpusError: there is no corpus at a local path.
     """
     from data_service.corpus.manifest import MANIFEST
-    from data_service.corpus.manifest_file import no_corpus
+    from data_service.corpus.manifest_file import no_corpus_error
     from launcher.runtime.run.corpus_option import CorpusOption
 
     for option in options:
         uri = CorpusOption.parse(option).uri
         if "://" not in uri and not Path(uri, MANIFEST).is_file():
-            raise no_corpus(uri)
+            raise no_corpus_error(uri)
 
 
 def require_assignments(assignments: Iterable[str]) -> None:

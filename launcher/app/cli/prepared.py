@@ -11,7 +11,7 @@ from data_service.corpus.origin import by_count
 from data_service.errors import PrepareError
 from data_service.ingest.encodings import odd_text_warning
 from data_service.ingest.inputs import InputListing
-from data_service.prepare.configuration import Preparation, left_out, list_all
+from data_service.prepare.configuration import Preparation, list_all, unread_files
 from data_service.prepare.prepare import prepare
 from data_service.prepare.statistics import Statistics
 from data_service.printable import one_line
@@ -38,7 +38,7 @@ def prepare_and_watch(path: str, output: str, workers: int | None, console: Cons
     """
     preparation = read_preparation(path)
     listings = list_all(preparation, open_store(output))
-    if unread := left_out(listings):
+    if unread := unread_files(listings):
         typer.echo(f"Files not read: {len(unread):,}", err=True)
         for item in unread[:_ROWS]:
             typer.echo(f"  {one_line(str(item))}", err=True)

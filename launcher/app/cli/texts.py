@@ -12,16 +12,16 @@ from pydantic import BaseModel
 from data_service.corpus.provenance import ProvenanceOptions
 from data_service.errors import InputError
 from data_service.ingest.documents import read_records
-from data_service.ingest.encodings import UTF_8, is_odd, odd_text_warning
+from data_service.ingest.encodings import UTF_8, is_garbled, odd_text_warning
 from data_service.ingest.inputs import InputListing, list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord
-from data_service.ingest.skipped import LISTED, skipped_record, with_lines
+from data_service.ingest.skipped import MAX_LISTED_RECORDS, skipped_record, with_line_numbers
 from data_service.ingest.tasks import Split, plan_splits
 from data_service.printable import one_line
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_file
-from data_service.tokenizers.loss import HARMLESS, KINDS, WARNED_SHARE, TextLoss, describe_loss
+from data_service.tokenizers.loss import HARMLESS_KINDS, KINDS, WARNED_SHARE, TextLoss, describe_loss
 from launcher.errors import OptionError
 from launcher.progress import BYTES, work
 from launcher.runtime.recipe.document import DocumentWords, parse, validate
@@ -73,7 +73,7 @@ def sample_texts(
             share = left // max(1, count - position)
             for text in _sample_split(splits[index], options, share, skipped):
                 left -= len(text.encode())
-                documents, odd = documents + 1, odd + is_odd(text)
+                documents, odd = documents + 1, odd + is_garbled(text)
                 yield text
                 now.at(limit - left)
             if left <= 0:
@@ -81,8 +81,8 @@ def sample_texts(
     if quiet:
         return
     if skipped:
-        first = with_lines(
-            [skipped_record(bad) for bad in skipped[:LISTED]], [bad.place.file for bad in skipped]
+        first = with_line_numbers(
+            [skipped_record(bad) for bad in skipped[:MAX_LISTED_RECORDS]], [bad.place.file for bad in skipped]
         )
         _print_warning(f"Bad records left out: {len(skipped):,}", first)
     if warning := odd_text_warning(odd, documents):
@@ -108,14 +108,14 @@ def print_loss(loss: TextLoss | None) -> None:
         return
     much = loss.above(WARNED_SHARE)
     for kind in KINDS:
-        if kind in loss.lost and (kind not in HARMLESS or loss.share(kind) >= _SHOWN_SHARE):
+        if kind in loss.lost and (kind not in HARMLESS_KINDS or loss.share(kind) >= _SHOWN_SHARE):
             warning = "warning: " if kind in much else ""
             typer.echo(f"{warning}{one_line(describe_loss(loss, kind))}", err=kind in much)
 
 
 def _print_warning(title: str, items: Sequence[object]) -> None:
-    more = [f"and {len(items) - LISTED:,} more"] if len(items) > LISTED else []
-    for line in [title, *(f"  {one_line(str(item))}" for item in items[:LISTED]), *more]:
+    more = [f"and {len(items) - MAX_LISTED_RECORDS:,} more"] if len(items) > MAX_LISTED_RECORDS else []
+    for line in [title, *(f"  {one_line(str(item))}" for item in items[:MAX_LISTED_RECORDS]), *more]:
         typer.echo(line, err=True)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from data_service.corpus.corpus import Corpus, open_corpus, place_document
+from data_service.corpus.corpus import Corpus, locate_document, open_corpus
 from data_service.corpus.removals import load_removals
 from data_service.errors import CorpusError
 from data_service.stream.exposure import TextPlace
@@ -67,7 +67,7 @@ def documents_by_number(run: Run, documents: Sequence[DocumentName]) -> Document
         {
             document: TextPlace(
                 sources.index(document.source),
-                *place_document(opened[document.source], "train", document.number),
+                *locate_document(opened[document.source], "train", document.number),
             )
             for document in documents
         }
@@ -119,10 +119,12 @@ def removed_documents(run: Run) -> DocumentSelection:
     for corpus_of_run, source in corpora_of(run.recipe).items():
         corpus, name = open_corpus(source.uri), source_of(corpus_of_run)
         number, chain = sources.index(name), load_removals(corpus.store, corpus.manifest)
-        gone = chain.of("train")
+        gone = chain.for_split("train")
         for document, *at in zip(*(column.tolist() for column in vars(gone).values()), strict=True):
             places[DocumentName(name, document)] = TextPlace(number, *at)
-        heldout += [f"{name}:heldout:{document}" for document in chain.of("heldout").documents.tolist()]
+        heldout += [
+            f"{name}:heldout:{document}" for document in chain.for_split("heldout").documents.tolist()
+        ]
     return DocumentSelection(places, heldout=tuple(dict.fromkeys(heldout)))
 
 
@@ -139,7 +141,7 @@ class LeftOutDocuments:
             chain = load_removals(corpus.store, corpus.manifest)
             for digest in {state[name] for state in states if name in state}:
                 known = chain.up_to(digest)
-                removed = np.zeros(0, dtype=np.int64) if known is None else known.of("train").documents
+                removed = np.zeros(0, dtype=np.int64) if known is None else known.for_split("train").documents
                 self._gone[name, digest] = frozenset(np.intersect1d(numbers, removed).tolist())
 
     def at(self, document: DocumentName, phase: int, step: int, attempt: int | None) -> bool:

@@ -18,7 +18,7 @@ from checkpoints.listing import Rewind
 from checkpoints.newest import newest_good
 from data_service.printable import visible
 from data_service.stream.exposure import TextPlace
-from data_service.stream.positions import Positions, Range
+from data_service.stream.positions import Positions, SampleRange
 from data_service.stream.stream import Stream
 from launcher.errors import RunError
 from launcher.observe.inspect.document_selection import DocumentName, DocumentSelection, LeftOutDocuments
@@ -148,7 +148,7 @@ def _positions_before(run: Run, streams: Sequence[Stream], rewind: Rewind, retur
     A rewind's record lists what was skipped before, and then the data of the undone steps. So the number of ranges that
     were skipped before is the one with which these steps take the rest of the list.
     """
-    spans = [Range(*span) for span in rewind.skips]
+    spans = [SampleRange(*span) for span in rewind.skips]
     for known in range(len(spans) + 1):
         positions = sample_positions(run, streams, spans[:known])
         if list(positions.joined(returned, rewind.reached)) == spans[known:]:

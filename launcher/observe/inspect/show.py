@@ -15,13 +15,13 @@ from rich.text import Text
 
 from data_service.corpus.corpus import open_corpus
 from data_service.corpus.manifest import PairTexts
-from data_service.corpus.removals import removals_at
+from data_service.corpus.removals import load_removals_up_to
 from data_service.printable import visible
 from data_service.samples.pairs import OrderedPairs, Translations
 from data_service.samples.samples import Samples
 from data_service.samples.spec import Input
 from data_service.samples.texts import TextPairs
-from data_service.stream.positions import Range
+from data_service.stream.positions import SampleRange
 from data_service.stream.stream import SampleText, Stream
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RunError
@@ -125,7 +125,7 @@ def _left_out(source: SampleText, state: str) -> frozenset[int]:
     if not state:
         return frozenset()
     corpus = open_corpus(source.uri)
-    removed = removals_at(corpus.store, corpus.manifest, state).of("train")
+    removed = load_removals_up_to(corpus.store, corpus.manifest, state).for_split("train")
     return frozenset(removed.stretches(source.block)[:, 0].tolist())
 
 
@@ -253,7 +253,7 @@ def _target_line(position: int, original: int, given: int, tokenizer: Tokenizer)
     return escape(visible(f"{position:8}  {tokenizer.piece(original):<14}  {kind}{piece}"))
 
 
-def _place(ranges: tuple[Range, ...], row: int) -> tuple[int, int, int] | None:
+def _place(ranges: tuple[SampleRange, ...], row: int) -> tuple[int, int, int] | None:
     """Return phase, epoch and sample of a row of a step; None if the step has fewer rows."""
     for span in ranges:
         if row < span.stop - span.start:

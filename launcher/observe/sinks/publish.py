@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.formats import REMEDY, is_newer, newer
+from data_service.formats import NEWER_REMEDY, is_newer, newer_text
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 from data_service.store.open import open_store
@@ -114,7 +114,7 @@ class Publisher:
             return State()
         except ValidationError as error:
             if is_newer(data, known=1, error=error):
-                raise RunError(newer(f"{self._store.uri}/{self._key}"), remedy=REMEDY) from error
+                raise RunError(newer_text(f"{self._store.uri}/{self._key}"), remedy=NEWER_REMEDY) from error
             raise
 
     def _keep(self) -> None:

@@ -12,7 +12,7 @@ from data_service.ingest.options import BLOCK_TOKENS
 from data_service.samples.lanes import Lanes
 from data_service.samples.packing import Packed
 from data_service.samples.texts import RepeatedSentences, TextPairs
-from data_service.stream.statistics import Radius, expected_radius
+from data_service.stream.statistics import ShuffleRadius, expected_radius
 from launcher.output import human_count
 from launcher.runtime.capacity.devices import TOKEN_BYTES
 from launcher.runtime.recipe.schema import Recipe
@@ -74,7 +74,7 @@ def trained_tokens(tokens: float, text: float | None) -> Iterator[tuple[str, str
         yield "epochs", f"{human_count(tokens)} / {human_count(there)}", f"{tokens / there:.2f}"
 
 
-def shuffle_radius(recipe: Recipe) -> Radius | None:
+def shuffle_radius(recipe: Recipe) -> ShuffleRadius | None:
     """Return how many regions of the corpus a batch draws on, for the phase with the most tokens a step.
 
     All sources are taken as equally large, and as built with the defaults of `corpus build`. None for rows in lanes,

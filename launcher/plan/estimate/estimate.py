@@ -9,7 +9,7 @@ like the time to restart. Failures are assumed to be independent, at a constant 
 import math
 from dataclasses import dataclass
 
-from data_service.stream.statistics import Radius
+from data_service.stream.statistics import ShuffleRadius
 from encoder_core.train import zero_memory as memory
 from encoder_core.train.zero_memory import STAGES, MemoryPart, Stage
 from launcher.plan.estimate.data_needs import DataNeeds, data_needs, shuffle_radius
@@ -140,7 +140,7 @@ class Estimate:
     phases: tuple[PhaseTime, ...]
     fits: tuple[MemoryFit, ...]
     data: DataNeeds
-    radius: Radius | None
+    radius: ShuffleRadius | None
     checkpoints: Checkpoints
     seconds: float
     text: float | None = None

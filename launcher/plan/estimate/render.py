@@ -5,7 +5,7 @@ from dataclasses import asdict
 from math import prod
 
 from data_service.ingest.options import BLOCK_TOKENS
-from data_service.stream.statistics import Radius
+from data_service.stream.statistics import ShuffleRadius
 from encoder_core.train.zero_memory import STAGES
 from launcher.output import hours_or_days, human_bytes, human_count, human_duration
 from launcher.plan.estimate.data_needs import trained_tokens
@@ -185,7 +185,7 @@ def _data(e: Estimate) -> list[str]:
     ]
 
 
-def _shuffle(radius: Radius | None) -> Iterator[str]:
+def _shuffle(radius: ShuffleRadius | None) -> Iterator[str]:
     if radius is None:
         return
     batch = f"blocks behind a batch of {radius.rows:,} rows, at most {radius.largest:.2%} from one"

@@ -80,7 +80,7 @@ def targets_per_row(recipe: Recipe, length: int) -> int:
     """Return the mean number of targets of a row, rounded. Special tokens, at a row's ends and between segments, are
     not masked."""
     maskable = length - (2 if isinstance(recipe.input, Packed) else 3)
-    return round(recipe.objective.masking.expected(length, maskable))
+    return round(recipe.objective.masking.expected_targets(length, maskable))
 
 
 def counted(

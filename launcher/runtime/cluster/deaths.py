@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from checkpoints.attempt import Attempt
-from data_service.formats import REMEDY, is_newer, newer
+from data_service.formats import NEWER_REMEDY, is_newer, newer_text
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 from launcher.errors import RunError
@@ -75,7 +75,7 @@ def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
         return []
     except ValidationError as error:
         if is_newer(data, known=1, error=error):
-            raise RunError(newer(f"{store.uri}/{KEY}"), remedy=REMEDY) from error
+            raise RunError(newer_text(f"{store.uri}/{KEY}"), remedy=NEWER_REMEDY) from error
         note(f"{store.uri}/{KEY} is damaged: earlier failures of the run are not counted")
         return []
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from checkpoints.attempt import Attempt, Heartbeat, Owner, claim
 from checkpoints.errors import CheckpointError
-from data_service.store.errors import TRANSIENT, StoreError
+from data_service.store.errors import TRANSIENT_ERRORS, StoreError
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class RunClaim:
             try:
                 yield claimed.result()
                 return
-            except TRANSIENT as error:
+            except TRANSIENT_ERRORS as error:
                 if not waits:
                     note(f"the ranks wait for the store: {error.problem}")
                 waits = True

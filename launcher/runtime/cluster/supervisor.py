@@ -25,7 +25,7 @@ from data_service.errors import UserError
 from data_service.processes import temporary_root
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.service.ray_internals import joins_cluster
-from data_service.store.errors import TRANSIENT, StoreError
+from data_service.store.errors import TRANSIENT_ERRORS, StoreError
 from launcher.command import output_into, supervisor_process
 from launcher.errors import RunError, TryAgain
 from launcher.exit_codes import FINISHED, JOIN_SECONDS, REPEAT, code_of
@@ -69,7 +69,7 @@ class Companions:
     pending: Callable[[Run], bool]
 
 
-_UNCOUNTED = (*TRANSIENT, Superseded, RunIsActive)  # errors that say nothing against the run
+_UNCOUNTED = (*TRANSIENT_ERRORS, Superseded, RunIsActive)  # errors that say nothing against the run
 _CONNECT_S = 60.0  # time limit for the head of a cluster to answer
 _CONNECTION_S = 2.0  # time limit of one connection to it
 _SHUTDOWN_S = 5.0  # time limit for Ray to disconnect

@@ -25,7 +25,7 @@ from data_service.errors import CorpusError, CorruptBlock, InputError, PlanError
 from data_service.samples.spec import StreamSpec
 from data_service.service.client import FeedClient
 from data_service.service.gauges import StoreRetries
-from data_service.store.errors import TRANSIENT, StoreError
+from data_service.store.errors import TRANSIENT_ERRORS, StoreError
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.layers.torch_internals import nccl_backends
 from encoder_core.train.engine import leave_groups
@@ -336,7 +336,7 @@ def _describe_failure(error: BaseException, link: RankLink) -> Raised:
 def _kind_of(error: BaseException, link: RankLink) -> Kind:
     if link.peer_gone:  # after a peer died, this error may be a consequence
         return "silent"
-    if isinstance(error, TRANSIENT):
+    if isinstance(error, TRANSIENT_ERRORS):
         return "transient"
     if isinstance(error, ray.exceptions.RayError) and not isinstance(error, ray.exceptions.RayTaskError):
         return "silent"  # an actor or a data worker is gone

@@ -9,7 +9,7 @@ from typing import Protocol
 from pydantic import JsonValue
 
 from checkpoints.attempt import Attempt
-from checkpoints.commit import Committed, Failed, Outcome
+from checkpoints.commit import CommittedSave, FailedSave, Outcome
 from checkpoints.errors import CheckpointError, SaveFailed
 from checkpoints.gather import Peers
 from checkpoints.layout import CheckpointName
@@ -79,12 +79,12 @@ class RunCheckpointer:
         self._tidying: Future[TidyReport] | None = None
         read = manifest is not None and not self._overdue
         # Checkpoints that all ranks have read.
-        self._proven = frozenset({manifest.mark} if read and manifest else ())
+        self._proven = frozenset({manifest.name} if read and manifest else ())
 
     def due(self, step: int) -> bool:
         """Return whether to save after `step` steps: the interval in steps or minutes is over. If it ended between
         multiples of `save_multiple`, the save is due at the next multiple."""
-        if self._saver.underway is not None or step % self._save_multiple:
+        if self._saver.pending_step is not None or step % self._save_multiple:
             return False
         every = self._settings.every
         by_count = (
@@ -117,12 +117,12 @@ class RunCheckpointer:
             Superseded: if a newer attempt has been claimed.
         """
         self._journal.doing(state.step, _SAVING)
-        if self._saver.underway is not None:
+        if self._saver.pending_step is not None:
             self._wait_and_commit(state.step)
         if state.step != (self._saver.last_step or 0):
             self._begin(engine, state, carried)
             outcome = self._wait_and_commit(state.step)
-            if isinstance(outcome, Failed):
+            if isinstance(outcome, FailedSave):
                 raise self._save_error(outcome)
         self._finish_tidying(state.step)
 
@@ -131,7 +131,7 @@ class RunCheckpointer:
         self._saver.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _save_error(self, failed: Failed) -> SaveFailed | CheckpointError:
+    def _save_error(self, failed: FailedSave) -> SaveFailed | CheckpointError:
         if failed.transient:
             return SaveFailed(failed.step, self._saver.last_step or 0, failed.reason)
         return CheckpointError(
@@ -164,7 +164,7 @@ class RunCheckpointer:
         """Record the outcome of a save. `waited`: seconds that training waited for the commit; the event adds those of
         the copy."""
         match outcome:
-            case Committed():
+            case CommittedSave():
                 self._journal.event(
                     "commit",
                     step=outcome.step,
@@ -174,7 +174,7 @@ class RunCheckpointer:
                 )
                 if self._rank == 0:
                     self._tidy(self._extra.way_back(outcome.step))
-            case Failed():
+            case FailedSave():
                 self._journal.event("commit_failed", step=outcome.step, reason=outcome.reason)
                 self._journal.note(f"checkpoint of step {outcome.step} failed: {outcome.reason}")
 

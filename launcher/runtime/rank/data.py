@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from data_service.samples.samples import Samples, join_rows, slice_rows
-from data_service.stream.positions import Positions, Range
+from data_service.stream.positions import Positions, SampleRange
 from data_service.stream.stream import StepLayout
 from encoder_core.batch import Batch
 from encoder_core.train.collate import idle_batch, to_batch
@@ -50,7 +50,7 @@ class RankShard:
     world: int
     rows: tuple[int, ...]
 
-    def deal(self, ranges: Sequence[Range]) -> tuple[list[tuple[int, list[Range]]], int]:
+    def deal(self, ranges: Sequence[SampleRange]) -> tuple[list[tuple[int, list[SampleRange]]], int]:
         """Return this rank's microbatches of a step, which consists of `ranges`, and how many microbatches the step
         has over all ranks. A microbatch is its number and the ranges of its rows."""
         rows = self.rows[ranges[0].phase] if ranges else 1
@@ -58,13 +58,13 @@ class RankShard:
         return [(i, cut(ranges, i * rows, rows)) for i in range(self.rank, count, self.world)], count
 
 
-def cut(ranges: Sequence[Range], first: int, rows: int) -> list[Range]:
+def cut(ranges: Sequence[SampleRange], first: int, rows: int) -> list[SampleRange]:
     """Return rows `first` to `first + rows` of `ranges` laid end to end; fewer rows at their end."""
     found, base = [], 0
     for r in ranges:
         start, stop = max(first - base, 0), min(first + rows - base, r.stop - r.start)
         if start < stop:
-            found.append(Range(r.phase, r.epoch, r.start + start, r.start + stop))
+            found.append(SampleRange(r.phase, r.epoch, r.start + start, r.start + stop))
         base += r.stop - r.start
     return found
 
@@ -212,13 +212,13 @@ class RankData:
             mine = [r for ranges in steps for _, part in self._share.deal(ranges)[0] for r in part]
             stream.prefetch([(r.epoch, r.start, r.stop) for r in mine], _steps(steps))
 
-    def _read(self, ranges: Sequence[Range]) -> Samples:
+    def _read(self, ranges: Sequence[SampleRange]) -> Samples:
         parts = [self._streams[r.phase].read(r.epoch, r.start, r.stop) for r in ranges]
         return parts[0] if len(parts) == 1 else join_rows(parts)
 
     def _read_heldout(self, stream: SampleStream, rows: int) -> list[Microbatch]:
         # Held-out rows have the length of the last phase.
-        mine, count = self._share.deal([Range(len(self._streams) - 1, 0, 0, rows)])
+        mine, count = self._share.deal([SampleRange(len(self._streams) - 1, 0, 0, rows)])
         found = [
             Microbatch(index, to_batch(stream.read(0, part.start, part.stop), self._device, part.start))
             for index, (part,) in mine
@@ -253,7 +253,7 @@ def _checksum(row: Samples) -> int:
     return crc
 
 
-def _steps(steps: Sequence[Sequence[Range]]) -> StepLayout | None:
+def _steps(steps: Sequence[Sequence[SampleRange]]) -> StepLayout | None:
     """Return where these steps lie in their stream: rows of a step (their mean if steps are measured in tokens), and
     the epoch and the row at which they begin. None without steps."""
     if not steps:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from checkpoints.gather import Peers, gather_or_raise
 from checkpoints.hf.export import pair_weights_for
-from checkpoints.hf.folder import CONFIG, NETWORKS, local_configs, local_folder, model_digest, naming
+from checkpoints.hf.folder import CONFIG, NETWORKS, local_configs, local_folder, model_digest, name_as
 from checkpoints.hf.headers import check_weights
 from checkpoints.hf.load import check_same_model, read_folder_config, unused_parameters, weights_for
 from checkpoints.listing import list_committed
@@ -184,7 +184,7 @@ def from_folder(
 
     def load() -> JsonValue:
         with local_folder(store) as folder:
-            with naming(folder, recipe.start):
+            with name_as(folder, recipe.start):
                 its = _folder_config(recipe.objective, config, folder, recipe.start)
                 tensors.update(after_padding(_folder_weights(recipe.objective, its, folder), its, config))
                 if _pads_differ(its, config):
@@ -209,7 +209,7 @@ def from_folder(
 def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
     """Check that `store` holds a model to start from, by its configuration and the headers of its files, without
     reading weights. Raises the errors of `from_folder`."""
-    with local_configs(store) as folder, naming(folder, recipe.start):
+    with local_configs(store) as folder, name_as(folder, recipe.start):
         its = _folder_config(recipe.objective, config, folder, recipe.start)
         _check_padding(its, config, store, recipe.start)
         if recipe.objective.rtd is None:

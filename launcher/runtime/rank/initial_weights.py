@@ -35,7 +35,7 @@ from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-from data_service.tokenizers.vocabulary import origins
+from data_service.tokenizers.vocabulary import find_origins
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import ENCODER
 from encoder_core.heads.prediction import MaskedLanguageModelHead, SpanBoundaryHead
@@ -254,7 +254,7 @@ class CarryOver:
     """
 
     def __init__(self, old: Tokenizer, new: Tokenizer) -> None:
-        found = origins(old, new)
+        found = find_origins(old, new)
         self.copied, self.averaged = found.copied, found.averaged
         self._ids, self._offsets = torch.from_numpy(found.ids), torch.from_numpy(found.offsets)
         self._used = max(old.vocab_size, new.vocab_size)

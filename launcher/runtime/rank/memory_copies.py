@@ -7,7 +7,7 @@ from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers
 from checkpoints.layout import LineageSegment
 from checkpoints.memory import Keeper, MemoryWriter
-from checkpoints.memory_slots import Common
+from checkpoints.memory_slots import CommonDescription
 from encoder_core.train.engine import Engine
 from encoder_core.train.state import TrainState
 from encoder_core.train.xlnet_memory import StoredMemory
@@ -92,7 +92,7 @@ class MemoryCopies:
 
     def _record_refusal(self) -> None:
         """Record, once, that the other node had no memory for the copy of the last set."""
-        if self._writer is None or self._refused or not self._writer.refused:
+        if self._writer is None or self._refused or not self._writer.copy_refused:
             return
         self._refused = True
         reason = (
@@ -104,12 +104,12 @@ class MemoryCopies:
         if self._writer is not None:
             self._writer.close()
 
-    def _common(self, engine: Engine, state: TrainState, carried: StoredMemory) -> Common | None:
+    def _common(self, engine: Engine, state: TrainState, carried: StoredMemory) -> CommonDescription | None:
         if not self._first:
             return None
         segments, records = self._journal.pending()
         mine = LineageSegment(attempt=self._attempt, start=self._begun_at, stop=state.step)
-        return Common(
+        return CommonDescription(
             shapes=dict(engine.shapes),
             own_kinds=dict(engine.own_kinds),
             memory={name: tuple(shape) for name, shape in carried.shapes.items()},

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pydantic import JsonValue, TypeAdapter
 
 from checkpoints.attempt import Attempt
-from checkpoints.gather import Peers, first_or_raise
+from checkpoints.gather import Peers, broadcast_or_raise
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.removals import LeftOut, RemovalHistory, read_left_out, write_left_out
 
@@ -32,6 +32,6 @@ def settle_removals(run: Run, attempt: Attempt, step: int, peers: Peers) -> tupl
         write_left_out(run.store, len(records) + 1, new)
         return [each.model_dump(mode="json") for each in (*records, new)]
 
-    records = _RECORDS.validate_python(first_or_raise(peers, settle))
+    records = _RECORDS.validate_python(broadcast_or_raise(peers, settle))
     added = records[-1] if records and records[-1].attempt == attempt.number else None
     return replace(run, left_out=records), added

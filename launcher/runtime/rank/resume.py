@@ -10,12 +10,12 @@ from jaxtyping import Float32
 from pydantic import JsonValue, TypeAdapter
 from torch import Tensor
 
-from checkpoints.gather import Peers, first_or_raise
+from checkpoints.gather import Peers, broadcast_or_raise
 from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import Rewind, list_committed, read_rewinds
 from checkpoints.load import Reader
-from checkpoints.memory import Keeper, MemoryReader, ReadBytes, SetOffer, manifest_of, newest_sets
-from checkpoints.memory_slots import Common, SlotDescription
+from checkpoints.memory import Keeper, MemoryReader, ReadBytes, SetOffer, manifest_from_sets, newest_sets
+from checkpoints.memory_slots import CommonDescription, SlotDescription
 from checkpoints.newest import newest_good
 from encoder_core.optim.average import AVERAGE
 from launcher.errors import RunError
@@ -59,7 +59,7 @@ class ResumePoint:
     open: Callable[[], AbstractContextManager[ReadsState]]
     stored: int | None
     passed_over: tuple[str, ...] = ()
-    memory: Common | None = None
+    memory: CommonDescription | None = None
     close: Callable[[], None] = lambda: None
 
     @property
@@ -100,7 +100,7 @@ _NEWEST = TypeAdapter(tuple[int | None, list[Any]])
 def _in_memory(run: Run, peers: Peers, memory: Memory) -> ResumePoint | None:
     """Return the newest state in memory, if it is newer than any commit and no rewind has abandoned it; None if not, or
     if some rank cannot open its sets."""
-    step, sets = _NEWEST.validate_python(first_or_raise(peers, lambda: _newest(run, memory)))
+    step, sets = _NEWEST.validate_python(broadcast_or_raise(peers, lambda: _newest(run, memory)))
     if not sets:
         return None
     parts: dict[int, ReadBytes] = {}
@@ -109,7 +109,7 @@ def _in_memory(run: Run, peers: Peers, memory: Memory) -> ResumePoint | None:
     if not all(peers.all_gather(bool(parts))):
         return None
     told = [memory.describe(each) for each in sets]
-    reader = MemoryReader(manifest_of(told), parts)
+    reader = MemoryReader(manifest_from_sets(told), parts)
     return ResumePoint(
         reader.manifest, lambda: nullcontext(reader), step, memory=told[0].common, close=parts.clear
     )
@@ -130,7 +130,7 @@ def _counts(offer: SetOffer, stored: CheckpointName | None, gone_back: Sequence[
     return (stored is None or mark > stored) and all(mark.attempt > rewind.attempt for rewind in gone_back)
 
 
-def missing_records(run: Run, attempt: int, memory: Common) -> list[str]:
+def missing_records(run: Run, attempt: int, memory: CommonDescription) -> list[str]:
     """Return the step records in `memory` that `attempt` had not written to the store when it ended. Raises StoreError.
 
     Its segments after number `memory.segments` begin with the same lines, as far as they were written."""

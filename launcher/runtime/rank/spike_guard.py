@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from checkpoints.attempt import Attempt
 from checkpoints.errors import CheckpointError
-from checkpoints.gather import Peers, first_or_raise
+from checkpoints.gather import Peers, broadcast_or_raise
 from checkpoints.layout import CheckpointManifest, LineageSegment
 from checkpoints.listing import SKIPS_KEY, Rewind, is_on_lineage, list_committed, record_rewind
 from data_service.stream.positions import Positions
@@ -98,7 +98,7 @@ class SpikeGuard:
     def _go_back(self, began: int, reached: int, cause: str) -> None:
         """Go back, or end the run, as rank 0 decides. Collective. `began`: first step of the spike. `reached`: number
         of steps done."""
-        answer = first_or_raise(self.peers, lambda: self._decide(began, reached, cause))
+        answer = broadcast_or_raise(self.peers, lambda: self._decide(began, reached, cause))
         match answer:
             case {"rewound": str(text)}:
                 raise Rewound(text)

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from checkpoints.hf.folder import CONFIG, GENERATOR_CONFIG, NETWORKS, holds_generator, local_configs, naming
+from checkpoints.hf.folder import CONFIG, GENERATOR_CONFIG, NETWORKS, holds_generator, local_configs, name_as
 from checkpoints.hf.heads import generator_fields, is_discriminator
 from checkpoints.hf.load import config_from_fields, read_folder_config
 from data_service.samples.pairs import Translations
@@ -150,7 +150,7 @@ def _base(config: ModelConfig, *, pair: bool) -> str:
 
 
 def _find(store: Store, folder: str) -> _FoundModel:
-    with local_configs(store) as configs, naming(configs, folder):
+    with local_configs(store) as configs, name_as(configs, folder):
         if (configs / NETWORKS[1] / CONFIG).is_file():
             return _find_pair(configs)
         config = read_folder_config(configs)

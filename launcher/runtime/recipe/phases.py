@@ -284,7 +284,7 @@ def _masks_text(recipe: Recipe, phase: RecipePhase) -> str:
         return "none"
     replace = mlm.replace
     unit = "" if mlm.unit == "token" else f" by {mlm.unit}"
-    shares = {"mask": replace.mask, **replace.of_words, "random": replace.random, "kept": replace.keep}
+    shares = {"mask": replace.mask, **replace.word_shares, "random": replace.random, "kept": replace.keep}
     changing = changing_rate(phase)
     rate = f"{mlm.rate:.3g}" if changing is None else f"{changing.start:.3g} to {changing.end:.3g}"
     return f"{rate}{unit}: {', '.join(f'{share:g} {name}' for name, share in shares.items())}"

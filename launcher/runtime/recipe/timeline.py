@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from data_service.stream.positions import Rise, StepBatches
+from data_service.stream.positions import BatchRamp, StepBatches
 from encoder_core.optim import schedules
 from encoder_core.terms.term import WeightSchedule, weight_at
 from launcher.runtime.recipe.phases import during
@@ -64,14 +64,14 @@ def step_batches(recipe: Recipe, phase: RecipePhase) -> StepBatches:
     if warmup is None:
         return StepBatches(full)
     granule = 1 if rows else phase.length
-    return StepBatches(full, Rise(warmup.start, warmup.steps, granule))
+    return StepBatches(full, BatchRamp(warmup.start, warmup.steps, granule))
 
 
 def tokens_before(recipe: Recipe, step: int) -> int:
     """Return the number of tokens of the first `step` steps, as if all rows were full."""
     total = 0
     for phase in recipe.phases:
-        units = step_batches(recipe, phase).before(min(phase.steps, step))
+        units = step_batches(recipe, phase).units_before(min(phase.steps, step))
         each = 1 if phase.batch.tokens else recipe.input.texts * phase.length
         total, step = total + units * each, max(0, step - phase.steps)
     return total

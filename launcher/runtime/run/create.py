@@ -10,7 +10,7 @@ from platform import python_version
 
 from checkpoints.listing import list_committed
 from data_service.corpus.manifest_file import load_manifest
-from data_service.corpus.removals import load_removals, removals_at
+from data_service.corpus.removals import load_removals, load_removals_up_to
 from data_service.printable import shell_word
 from data_service.store.base import Store
 from data_service.store.open import open_store
@@ -217,7 +217,7 @@ def _new_removal_lines(run: Run, heads: CorpusStates, sources: Container[str]) -
             continue
         store = open_store(source.uri)
         manifest = load_manifest(store)
-        before = removals_at(store, manifest, known)
+        before = load_removals_up_to(store, manifest, known)
         later = load_removals(store, manifest).removals[len(before.removals) :]
         documents = sum(len(one.train) + len(one.heldout) for one in later)
         lines.append(f"{path_of(name)}: {documents:,} documents were removed from {source.uri}")

@@ -10,7 +10,7 @@ from data_service.corpus.corpus import open_corpus
 from data_service.corpus.manifest import HeldoutRule
 from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError
-from data_service.ingest.heldout_overlap import Overlap, find_overlap, keeps_apart
+from data_service.ingest.heldout_overlap import Overlap, find_overlap, rules_exclude_overlap
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.runtime.recipe.corpora import corpora_of, path_of
@@ -36,7 +36,7 @@ def unlike(recipe: Recipe) -> list[tuple[str, str]]:
     return [
         (one, other)
         for one, other in permutations(manifests, 2)
-        if not keeps_apart(manifests[one], manifests[other])
+        if not rules_exclude_overlap(manifests[one], manifests[other])
     ]
 
 

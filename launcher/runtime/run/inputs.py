@@ -15,7 +15,7 @@ from data_service.errors import CorpusError, TokenizerError
 from data_service.printable import shell_word
 from data_service.samples.similar_words import identify_similar_words
 from data_service.store.open import open_store
-from data_service.stream.mixture import least_weight, unread
+from data_service.stream.mixture import min_weight, unread_sources
 from data_service.stream.sources import check_kind, check_languages, check_units
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
@@ -196,9 +196,9 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
 
 def _refuse_still_read(uri: str) -> None:
     """Raise CorpusError if documents were removed from parts of a merged corpus, but not from itself."""
-    from data_service.corpus.remove import still_read  # imports pyarrow
+    from data_service.corpus.remove import unremoved_here  # imports pyarrow
 
-    documents = still_read(open_corpus(uri))
+    documents = unremoved_here(open_corpus(uri))
     if len(documents):
         raise CorpusError(
             f"{uri} has {len(documents):,} documents that were removed from the corpora that it was merged from",
@@ -310,9 +310,9 @@ def _check_weights(recipe: Recipe, manifests: list[CorpusManifest]) -> None:
         tables = [manifest.train for manifest in manifests]
         most = sum(int(table.sentences.sum() + table.tokens.sum() // (phase.length - 3)) for table in tables)
         rows = most * recipe.input.structures
-        for number, why in unread(weights, rows).items():
+        for number, why in unread_sources(weights, rows).items():
             name, source = sources[number]
-            least = least_weight(weights, number, rows)
+            least = min_weight(weights, number, rows)
             raise CorpusError(
                 f"corpus.sources.{name} ({source.uri}) in phase {index}: {why}",
                 remedy=f"set corpus.sources.{name}.weight to {least:.2g} or more, or leave the source out",

@@ -221,7 +221,9 @@ def _readings(run: Run) -> float:
         pairs = isinstance(recipe.input, TextPairs)
         tables = [manifest.train for manifest in manifests]
         examples = sum(int((table.documents if pairs else table.sentences).sum()) for table in tables)
-        return sum(step_batches(recipe, phase).before(phase.steps) for phase in recipe.phases) / examples
+        return (
+            sum(step_batches(recipe, phase).units_before(phase.steps) for phase in recipe.phases) / examples
+        )
     return tokens_before(recipe, recipe.total_steps) / _training_tokens(run)
 
 

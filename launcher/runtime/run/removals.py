@@ -17,7 +17,7 @@ from typing import Literal
 from pydantic import NonNegativeInt, ValidationError
 
 from checkpoints.errors import DamagedCheckpoint
-from checkpoints.layout import Strict, first_problem, refuse_newer, sealed, unsealed
+from checkpoints.layout import StrictRecord, add_digest, first_validation_error, refuse_newer, strip_digest
 from data_service.store.base import Store
 
 LEFT_OUT = "removals/"
@@ -28,7 +28,7 @@ CorpusStates = Mapping[str, str]
 nothing was removed."""
 
 
-class LeftOut(Strict):
+class LeftOut(StrictRecord):
     """The record of removals that a run leaves out from a step on.
 
     Attributes:
@@ -84,7 +84,7 @@ def read_left_out(store: Store) -> tuple[LeftOut, ...]:
 
 def write_left_out(store: Store, number: int, record: LeftOut) -> None:
     """Write record `number`, counted from 1. Raises DamagedCheckpoint: another process has just written that one."""
-    if not store.put_if_absent(_key(number), sealed(_SEALED, record.model_dump_json().encode())):
+    if not store.put_if_absent(_key(number), add_digest(_SEALED, record.model_dump_json().encode())):
         raise _damaged(store, _key(number), "another start of the run has just written it")
 
 
@@ -94,14 +94,14 @@ def _key(number: int) -> str:
 
 def _read(store: Store, key: str) -> LeftOut:
     data = store.get(key)
-    body = unsealed(_SEALED, data)
+    body = strip_digest(_SEALED, data)
     if body is None:
         raise _damaged(store, key, "its bytes do not match its digest")
     try:
         return LeftOut.model_validate_json(body)
     except ValidationError as error:
         refuse_newer(body, f"{store.uri}/{key}", error)
-        raise _damaged(store, key, first_problem(error)) from error
+        raise _damaged(store, key, first_validation_error(error)) from error
 
 
 def _damaged(store: Store, key: str, reason: str) -> DamagedCheckpoint:

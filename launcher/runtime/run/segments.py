@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from checkpoints.layout import sealed, unsealed
-from data_service.formats import REMEDY, has_newer_format, newer
+from checkpoints.layout import add_digest, strip_digest
+from data_service.formats import NEWER_REMEDY, has_newer_format, newer_text
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from launcher.errors import RunError
@@ -184,7 +184,7 @@ def pack(first: int, segments: list[bytes], names: list[str]) -> bytes:
     settings = {"write_statistics": False, "write_page_checksum": True, "store_schema": False}
     with pq.ParquetWriter(file, table.schema, compression="zstd", use_dictionary=False, **settings) as writer:
         writer.write_table(table)
-        writer.add_key_value_metadata({_METADATA_KEY: sealed(_METADATA_KEY, about)})
+        writer.add_key_value_metadata({_METADATA_KEY: add_digest(_METADATA_KEY, about)})
     return bytes(file.getvalue())
 
 
@@ -212,12 +212,12 @@ class Pack:
         self._metadata: pa.FileMetaData | None = None
         with self._damage_named():
             file = self._open()
-            body = unsealed(_METADATA_KEY, (file.metadata.metadata or {})[_METADATA_KEY.encode()])
+            body = strip_digest(_METADATA_KEY, (file.metadata.metadata or {})[_METADATA_KEY.encode()])
             if body is None:
                 raise ValueError("what it says of itself does not match its digest")
             about = json.loads(body)
             if has_newer_format(about):
-                raise RunError(newer(self._name), remedy=REMEDY)
+                raise RunError(newer_text(self._name), remedy=NEWER_REMEDY)
             self._lines: int = about["lines"]
             self.fields: list[str] = about["fields"]
             if file.schema_arrow.names != [*self.fields, _SEGMENT, _STEP_LINE, _OTHER_LINE]:

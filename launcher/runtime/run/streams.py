@@ -7,9 +7,9 @@ from typing import Literal, Protocol
 
 from pydantic import JsonValue
 
-from checkpoints.gather import Alone, Peers, first_or_raise
+from checkpoints.gather import Alone, Peers, broadcast_or_raise
 from checkpoints.layout import CheckpointManifest
-from checkpoints.listing import Rewind, Span, read_rewinds, skipped_ranges
+from checkpoints.listing import Rewind, SampleSpan, read_rewinds, skipped_ranges
 from checkpoints.newest import newest_good
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.removals import load_removals
@@ -18,7 +18,7 @@ from data_service.samples.similar_words import SimilarSource
 from data_service.samples.spec import Annealing, SourceSpec, Stage, StreamSpec, WindowSize
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.store.open import open_store
-from data_service.stream.positions import Axis, PhaseBatches, Positions, Range, SampleAxis
+from data_service.stream.positions import PhaseBatches, Positions, SampleAxis, SampleRange, StreamAxis
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import language_table
 from launcher.runtime.recipe.corpora import corpora_of, corpus_name
@@ -47,12 +47,12 @@ class Lost:
         gone_back: the rewinds so far, the oldest first.
     """
 
-    spans: tuple[Span, ...]
+    spans: tuple[SampleSpan, ...]
     gone_back: tuple[Rewind, ...]
 
     @property
-    def ranges(self) -> tuple[Range, ...]:
-        return tuple(Range(*span) for span in self.spans)
+    def ranges(self) -> tuple[SampleRange, ...]:
+        return tuple(SampleRange(*span) for span in self.spans)
 
 
 def read_lost(run: Run, good: CheckpointManifest | None, peers: Peers) -> Lost:
@@ -62,13 +62,13 @@ def read_lost(run: Run, good: CheckpointManifest | None, peers: Peers) -> Lost:
     def read() -> JsonValue:
         return [rewind.model_dump(mode="json") for rewind in read_rewinds(run.store)]
 
-    answer = first_or_raise(peers, read)
+    answer = broadcast_or_raise(peers, read)
     assert isinstance(answer, list)
     gone_back = tuple(Rewind.model_validate(rewind) for rewind in answer)
     return Lost(skipped_ranges(good, gone_back), gone_back)
 
 
-def left_out(run: Run) -> tuple[Range, ...]:
+def left_out(run: Run) -> tuple[SampleRange, ...]:
     """Return the ranges that the run leaves out now. Raises NoGoodCheckpoint, StoreError."""
     good = newest_good(run.store, Alone(), full=False)
     return read_lost(run, good.manifest if good else None, Alone()).ranges
@@ -83,7 +83,7 @@ class StreamLength(Protocol):
     @property
     def samples_per_epoch(self) -> int: ...
 
-    def token_axis(self) -> Axis: ...
+    def token_axis(self) -> StreamAxis: ...
 
 
 def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
@@ -93,7 +93,7 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
     rows = batch.sequences or max(1, (batch.tokens or length) // length)
     lanes = rows if isinstance(run.recipe.input, Lanes) else None
     if lanes is None:
-        window = WindowSize.of_batches(rows, spread=run.recipe.shuffle == "spread")
+        window = WindowSize.from_batches(rows, spread=run.recipe.shuffle == "spread")
     else:
         window = WindowSize(samples=LANES_WINDOW_BATCHES * rows)
     spec = _spec(run, tokenizer, "train", length, window, lanes, phase)
@@ -111,7 +111,7 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
 def _annealing(run: Run, number: int) -> Annealing | None:
     """Return how the rate of masks changes within a phase; None if it does not."""
     phase = run.recipe.phases[number]
-    changing, before = changing_rate(phase), step_batches(run.recipe, phase).before
+    changing, before = changing_rate(phase), step_batches(run.recipe, phase).units_before
     if changing is None:
         return None
     start = sum(each.steps for each in run.recipe.phases[:number])
@@ -133,7 +133,7 @@ def _stages(run: Run, last: int) -> tuple[Stage, ...]:
 
 def _stage(recipe: Recipe, number: int, begin: int, *, last: bool) -> Stage:
     """Return the stage of a phase that reads data from its step `begin` on. The length of the last one is not used."""
-    phase, before = recipe.phases[number], step_batches(recipe, recipe.phases[number]).before
+    phase, before = recipe.phases[number], step_batches(recipe, recipe.phases[number]).units_before
     planned = planned_steps(phase) if planned_steps(phase) > begin else phase.steps
     units, mixture = before(planned) - before(begin), phase.mixture or PhaseMixture()
     shares = source_shares(recipe, phase)
@@ -157,7 +157,7 @@ def heldout_spec(run: Run, tokenizer: Tokenizer, phase: int = -1) -> StreamSpec:
     last, objective = run.recipe.phases[-1], run.recipe.objective
     spec = _spec(run, tokenizer, "heldout", last.length, WindowSize(), lanes=None)
     own = objective.on(causal=during(run.recipe, run.recipe.phases[phase]).objective.causal)
-    return spec.model_copy(update={"input": run.recipe.input.once(), "masking": own.masking})
+    return spec.model_copy(update={"input": run.recipe.input.with_single_cut(), "masking": own.masking})
 
 
 def heldout_specs(run: Run, tokenizer: Tokenizer) -> list[StreamSpec]:
@@ -186,7 +186,7 @@ def before_specs(run: Run, tokenizer: Tokenizer) -> list[StreamSpec]:
     return [spec.model_copy(update={"sources": (source,)}) for spec in heldout_specs(run, tokenizer)]
 
 
-def sample_positions(run: Run, streams: Sequence[StreamLength], skips: Sequence[Range]) -> Positions:
+def sample_positions(run: Run, streams: Sequence[StreamLength], skips: Sequence[SampleRange]) -> Positions:
     """Return the map from steps to samples.
 
     Args:

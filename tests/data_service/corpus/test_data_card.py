@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_service.corpus.corpus import open_corpus
-from data_service.corpus.data_card import card_of, render
+from data_service.corpus.data_card import make_card, render_markdown
 from data_service.corpus.manifest import MANIFEST
 from data_service.corpus.merge import merge_corpora
 from data_service.corpus.provenance import ProvenanceOptions
@@ -83,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long
 def test_counts_are_those_of_the_documents(folder: Path) -> None:
     corpus = open_corpus(str(folder / "corpus"))
-    (built,) = card_of(corpus).built
+    (built,) = make_card(corpus).built
     assert built.origin is not None
     rows = [
         row
@@ -110,7 +110,7 @@ def test_counts_are_those_of_the_documents(folder: Path) -> None:
 
 
 def splits(uri: str) -> list[str]:
-    return [split.split for split in card_of(open_corpus(uri)).searched]
+    return [split.split for split in make_card(open_corpus(uri)).searched]
 
 
 @pytest.mark.long
@@ -126,7 +126,7 @@ def test_a_split_counts_as_searched_for_if_all_text_was(folder: Path, tmp_path: 
         tmp_path, "mixed", folder / "one", raw, options=OPTIONS.model_copy(update={"provenance": lacks})
     )
     assert splits(mixed) == []
-    (part,) = card_of(open_corpus(mixed)).built
+    (part,) = make_card(open_corpus(mixed)).built
     assert part.origin is not None
     assert (len(part.origin.prepared), part.origin.unprepared) == (1, 1)
 
@@ -139,12 +139,12 @@ def test_a_merged_corpus_claims_what_all_parts_do(folder: Path, tmp_path: Path) 
     part = build(tmp_path, "part", prepared(tmp_path, "third", DOCUMENTS[60:90], [same]), options=options)
     merge_corpora([str(folder / "corpus"), part], str(tmp_path / "merged"), by="me", at=0)
     assert splits(str(tmp_path / "merged")) == ["a/dev"]
-    card = card_of(open_corpus(str(tmp_path / "merged")))
+    card = make_card(open_corpus(str(tmp_path / "merged")))
     assert [one.uri for one in card.built] == [str(folder / "corpus"), part]
     shutil.rmtree(part)
     build(tmp_path, "part", tmp_path / "third", options=OPTIONS.model_copy(update={"block_tokens": 500}))
     with pytest.raises(CorpusError):
-        card_of(open_corpus(str(tmp_path / "merged")))
+        make_card(open_corpus(str(tmp_path / "merged")))
 
 
 def test_a_file_that_was_not_prepared_is_refused(tmp_path: Path) -> None:
@@ -167,11 +167,11 @@ def test_the_page_is_plain_markdown_and_tells_of_removals(folder: Path, tmp_path
     uri = build(tmp_path, "removed", folder / "one")
     corpus = open_corpus(uri)
     first = pq.read_table(tmp_path / "removed" / "provenance" / "train").to_pylist()[0]
-    before = render(card_of(corpus), "a | b")
+    before = render_markdown(make_card(corpus), "a | b")
     gone = documents_by_id(corpus, [str(first["id"])])
     remove_documents(corpus, gone, by="me", at=0, reason="asked | for\n# it")
-    card = card_of(open_corpus(uri))
-    page = render(card, "a | b", level=3)
+    card = make_card(open_corpus(uri))
+    page = render_markdown(card, "a | b", level=3)
     assert "asked" not in before
     assert "| 1970-01-01 00:00 UTC | 1 |" in page
     assert "<b>" not in page
@@ -189,4 +189,4 @@ def test_a_corpus_of_plain_files_says_nothing(tmp_path: Path) -> None:
     manifest = open_corpus(build(tmp_path, "plain", raw, options=SMALL)).manifest
     assert manifest.origin is None
     assert b'"version":6,' in (tmp_path / "plain" / MANIFEST).read_bytes()[:60]
-    assert not card_of(open_corpus(str(tmp_path / "plain"))).says
+    assert not make_card(open_corpus(str(tmp_path / "plain"))).has_facts

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data_service.corpus.block_columns import MANY
-from data_service.corpus.manifest import COLUMNS, BlockTable, CorpusManifest, Digests, block_table
+from data_service.corpus.block_columns import MIN_BLOCKS
+from data_service.corpus.manifest import DTYPES, BlockTable, CorpusManifest, Digests, block_table
 from data_service.corpus.manifest_file import dump_manifest, load_manifest, parse_manifest, save_manifest
 from data_service.errors import CorpusError
 from data_service.store.local import LocalStore
@@ -112,7 +112,7 @@ def test_contents_that_contradict_themselves_are_refused(change: dict[str, Any],
 def test_the_fingerprint_is_that_of_the_tokens() -> None:
     same = replace(MANIFEST, options={"inputs": ["elsewhere"]}, counts={})
     assert same.fingerprint == MANIFEST.fingerprint
-    other = replace(MANIFEST, train=changed(digest=Digests.of(["5" * 32, *TRAIN.digest[1:]]).raw))
+    other = replace(MANIFEST, train=changed(digest=Digests.from_texts(["5" * 32, *TRAIN.digest[1:]]).raw))
     assert other.fingerprint != MANIFEST.fingerprint
     assert replace(MANIFEST, tokenizer_hash="cd" * 32).fingerprint != MANIFEST.fingerprint
 
@@ -134,42 +134,42 @@ def many(seed: int, blocks: int) -> CorpusManifest:
 
 @pytest.mark.long
 def test_tables_of_many_blocks_are_stored_apart_and_read_a_column_at_a_time(tmp_path: Path) -> None:
-    manifest = many(1, MANY)
+    manifest = many(1, MIN_BLOCKS)
     store = CountingStore(tmp_path)
     save_manifest(store, manifest)
     loaded = load_manifest(store)
     assert loaded.fingerprint == manifest.fingerprint == loaded.computed_fingerprint
     (size,) = (store.size(key) for key in store.listed() if key.startswith("blocks/train"))
-    assert size == 60 * MANY
+    assert size == 60 * MIN_BLOCKS
     fresh = load_manifest(store)
     store.read.clear()
     assert fresh.fingerprint == manifest.fingerprint
-    assert (len(fresh.train), len(fresh.heldout), store.read) == (MANY, 0, [])
+    assert (len(fresh.train), len(fresh.heldout), store.read) == (MIN_BLOCKS, 0, [])
     np.testing.assert_array_equal(fresh.train.tokens, manifest.train.tokens)
-    assert sum(store.read) == 8 * MANY
-    for name, kind in COLUMNS.items():
+    assert sum(store.read) == 8 * MIN_BLOCKS
+    for name, kind in DTYPES.items():
         np.testing.assert_array_equal(fresh.train.columns[name], manifest.train.columns[name])
         assert fresh.train.columns[name].dtype == kind
     assert list(fresh.train.digest[5:9]) == list(manifest.train.digest)[5:9]
-    few = many(2, MANY - 1)
+    few = many(2, MIN_BLOCKS - 1)
     save_manifest(LocalStore(tmp_path / "few"), few)
     assert not (tmp_path / "few" / "blocks").exists()
 
 
 @pytest.mark.long
 def test_damage_in_a_column_is_found_when_it_is_read_and_names_the_column(tmp_path: Path) -> None:
-    manifest = many(3, MANY)
+    manifest = many(3, MIN_BLOCKS)
     save_manifest(LocalStore(tmp_path), manifest)
     (file,) = (tmp_path / "blocks").glob("train-*.bin")
     data = file.read_bytes()
-    ends = np.cumsum([MANY * np.dtype(kind).itemsize for kind in COLUMNS.values()])
+    ends = np.cumsum([MIN_BLOCKS * np.dtype(kind).itemsize for kind in DTYPES.values()])
     for position in np.random.default_rng().integers(0, len(data), 12).tolist():
         changed = bytearray(data)
         changed[position] ^= 1 << (position % 8)
         file.write_bytes(changed)
-        hit = list(COLUMNS)[int(np.searchsorted(ends, position, side="right"))]
+        hit = list(DTYPES)[int(np.searchsorted(ends, position, side="right"))]
         table = load_manifest(LocalStore(tmp_path)).train
-        for name in COLUMNS:
+        for name in DTYPES:
             if name != hit:
                 np.testing.assert_array_equal(table.columns[name], manifest.train.columns[name])
         with pytest.raises(CorpusError, match=f"{file.name}.*column {hit}"):

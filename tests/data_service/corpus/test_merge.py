@@ -20,9 +20,9 @@ from data_service.corpus.removals import load_removals
 from data_service.corpus.remove import (
     documents_by_id,
     documents_by_number,
-    documents_of_parts,
     remove_documents,
-    still_read,
+    removed_from_parts,
+    unremoved_here,
 )
 from data_service.corpus.sidecar import find_documents
 from data_service.errors import CorpusError
@@ -53,7 +53,7 @@ def read(corpus: Corpus, split: str) -> list[Documents]:
 
 
 def removed(corpus: Corpus, split: str) -> set[int]:
-    return set(load_removals(corpus.store, corpus.manifest).of(split).documents.tolist())
+    return set(load_removals(corpus.store, corpus.manifest).for_split(split).documents.tolist())
 
 
 def merge(uris: list[str], out: Path) -> MergeReport:
@@ -150,7 +150,7 @@ def test_documents_one_after_another_and_later_copies_left_out(
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of blocks in the manifest, or apart as in a large corpus."""
     if request.param:
-        monkeypatch.setattr(manifest_file, "MANY", 1)
+        monkeypatch.setattr(manifest_file, "MIN_BLOCKS", 1)
 
 
 @pytest.mark.long
@@ -257,16 +257,16 @@ def test_what_is_removed_from_a_part_later(tmp_path: Path) -> None:
     merge(uris[:2], tmp_path / "two")
     merge([str(tmp_path / "two"), uris[2]], tmp_path / "merged")
     merged, texts = open_corpus(str(tmp_path / "merged")), list[tuple[int, ...]]()
-    assert len(still_read(merged)) == 0
+    assert len(unremoved_here(merged)) == 0
     for uri, names in zip(uris, (["1"], ["heldout:0", "4"], ["2", "heldout:1"]), strict=True):
         part = open_corpus(uri)
         remove_documents(part, documents_by_number(part, names), by="y", at=2, reason="later")
         for split in SPLITS:
             listed = [document for block in read(part, split) for document in block]
             texts += [listed[number] for number in sorted(removed(part, split))]
-    assert len(still_read(merged)) == 5
-    remove_documents(merged, documents_of_parts(merged), by="y", at=3, reason="as in the parts")
-    assert len(still_read(merged)) == 0
+    assert len(unremoved_here(merged)) == 5
+    remove_documents(merged, removed_from_parts(merged), by="y", at=3, reason="as in the parts")
+    assert len(unremoved_here(merged)) == 0
     found = [
         [document for block in read(merged, split) for document in block][number]
         for split in SPLITS
@@ -276,7 +276,7 @@ def test_what_is_removed_from_a_part_later(tmp_path: Path) -> None:
     shutil.copytree(uris[0], tmp_path / "copy")
     shutil.rmtree(uris[0])
     with pytest.raises(CorpusError):
-        still_read(merged)
+        unremoved_here(merged)
 
 
 @pytest.mark.long

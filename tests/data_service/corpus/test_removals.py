@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_service.corpus.corpus import Corpus, open_corpus, place_document, show_documents, verify_corpus
+from data_service.corpus.corpus import Corpus, locate_document, open_corpus, show_documents, verify_corpus
 from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import (
-    HEAD,
-    REMOVALS,
+    HEAD_KEY,
+    REMOVALS_FOLDER,
     RemovalChain,
     RemovedDocuments,
     append_removal,
     load_removals,
+    load_removals_up_to,
     removal_key,
-    removals_at,
 )
 from data_service.corpus.remove import documents_by_id, documents_by_number, remove_documents
-from data_service.corpus.sidecar import PARTS
+from data_service.corpus.sidecar import SPLITS
 from data_service.errors import CorpusError
 from data_service.store.base import Store
 from data_service.store.open import open_store
@@ -36,12 +36,12 @@ SIZES = {"train": (400, 250, 610), "heldout": (120, 300)}
 
 
 def corpus_at(folder: Path) -> Corpus:
-    train, heldout = ([random_block(size, size) for size in SIZES[part]] for part in PARTS)
+    train, heldout = ([random_block(size, size) for size in SIZES[part]] for part in SPLITS)
     return open_corpus(write_corpus(folder, train, heldout))
 
 
 def names_of(corpus: Corpus) -> list[str]:
-    return [f"{part}:{n}" for part in PARTS for n in range(int(corpus.table(part).documents.sum()))]
+    return [f"{part}:{n}" for part in SPLITS for n in range(int(corpus.table(part).documents.sum()))]
 
 
 def remove(corpus: Corpus, names: list[str], reason: str = "asked for") -> int | None:
@@ -54,7 +54,7 @@ def chain_of(corpus: Corpus) -> RemovalChain:
 
 
 def removed_names(chain: RemovalChain) -> set[str]:
-    return {f"{part}:{n}" for part in PARTS for n in chain.of(part).documents.tolist()}
+    return {f"{part}:{n}" for part in SPLITS for n in chain.for_split(part).documents.tolist()}
 
 
 @pytest.mark.long
@@ -78,12 +78,12 @@ def test_removals_add_up_and_nothing_else_changes(
             assert number == len(states) == len(chain.removals)
             states.append(chain)
     for state in states:
-        assert removals_at(corpus.store, corpus.manifest, state.digest).digest == state.digest
-    for part in PARTS:
-        removed, table = states[-1].of(part), corpus.table(part)
+        assert load_removals_up_to(corpus.store, corpus.manifest, state.digest).digest == state.digest
+    for part in SPLITS:
+        removed, table = states[-1].for_split(part), corpus.table(part)
         places = zip(removed.block.tolist(), removed.start.tolist(), removed.stop.tolist(), strict=True)
         for number, place in zip(removed.documents.tolist(), places, strict=True):
-            assert place == place_document(corpus, part, number)
+            assert place == locate_document(corpus, part, number)
         for block in range(len(table)):
             of_block = {tuple(pair) for pair in removed.stretches(block).tolist()}
             mine = removed.block == block
@@ -92,7 +92,7 @@ def test_removals_add_up_and_nothing_else_changes(
             )
     after = files_of(Path(corpus.store.uri))
     assert {name: after[name] for name in before} == before
-    assert all(name.startswith(REMOVALS) for name in set(after) - set(before))
+    assert all(name.startswith(REMOVALS_FOLDER) for name in set(after) - set(before))
     assert verify_corpus(corpus.store.uri).damage == ()
 
 
@@ -107,7 +107,7 @@ def removed_from(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 @pytest.mark.long
 def test_any_change_of_the_list_is_found_with_its_place(removed_from: Corpus, tmp_path: Path) -> None:
-    files = {k: v for k, v in files_of(Path(removed_from.store.uri)).items() if k.startswith(REMOVALS)}
+    files = {k: v for k, v in files_of(Path(removed_from.store.uri)).items() if k.startswith(REMOVALS_FOLDER)}
     store, manifest, whole = open_store(tmp_path), removed_from.manifest, chain_of(removed_from)
     keys = [removal_key(number) for number in range(1, 5)]
     rng = random.Random(1)
@@ -135,14 +135,14 @@ def test_any_change_of_the_list_is_found_with_its_place(removed_from: Corpus, tm
         swapped = {keys[first]: files[keys[other]], keys[other]: files[keys[first]]}
         assert keys[first] in str(found(swapped))
         renamed = {keys[first]: files[keys[other]]}
-        assert f"{REMOVALS}0000" in str(found(renamed))
+        assert f"{REMOVALS_FOLDER}0000" in str(found(renamed))
     assert removal_key(3) in str(found({keys[2]: None, keys[3]: None}))  # the end is missed, by the head
-    head = json.loads(files[HEAD])
+    head = json.loads(files[HEAD_KEY])
     for number in range(1, 4):
-        assert removal_key(number) in str(found({HEAD: json.dumps(head | {"count": number}).encode()}))
-    assert HEAD in str(found({HEAD: b"{}"}))
-    assert found({HEAD: None}) is None  # a remover was killed before it wrote it
-    assert "removals/x" in str(found({f"{REMOVALS}x": b""}))
+        assert removal_key(number) in str(found({HEAD_KEY: json.dumps(head | {"count": number}).encode()}))
+    assert HEAD_KEY in str(found({HEAD_KEY: b"{}"}))
+    assert found({HEAD_KEY: None}) is None  # a remover was killed before it wrote it
+    assert "removals/x" in str(found({f"{REMOVALS_FOLDER}x": b""}))
 
 
 def test_verify_names_what_is_wrong_with_the_list(removed_from: Corpus, tmp_path: Path) -> None:
@@ -166,9 +166,9 @@ def test_a_list_of_another_corpus_is_refused(removed_from: Corpus, tmp_path: Pat
 
 def test_a_state_that_never_was_is_refused(removed_from: Corpus) -> None:
     with pytest.raises(CorpusError) as caught:
-        removals_at(removed_from.store, removed_from.manifest, "feed" * 16)
+        load_removals_up_to(removed_from.store, removed_from.manifest, "feed" * 16)
     assert "feedfeed" in caught.value.problem
-    assert removals_at(removed_from.store, removed_from.manifest, "") == RemovalChain()
+    assert load_removals_up_to(removed_from.store, removed_from.manifest, "") == RemovalChain()
 
 
 def test_several_at_the_same_time_remove_each_document_once(tmp_path: Path) -> None:
@@ -204,12 +204,12 @@ def test_by_id(tmp_path: Path) -> None:
     assert done == [len(corpus.manifest.provenance)] * len(corpus.manifest.provenance)
     assert remove_documents(corpus, found, by="x", at=1, reason="r").number == 1
     tokenizer, texts = corpus.tokenizer(), dict[str, str]()
-    for part in PARTS:
+    for part in SPLITS:
         for index in range(int(corpus.table(part).documents.sum())):
             (document,) = show_documents(corpus.store.uri, part, index)
             assert (document.removal is not None) == (document.sentences == ())
             if document.removal:
-                block, start, stop = place_document(corpus, part, index)
+                block, start, stop = locate_document(corpus, part, index)
                 tokens = read_block(corpus.store, corpus.table(part), block).tokens[start:stop]
                 texts[f"{part}:{index}"] = "".join(tokenizer.decode(tokens).split())
     assert set(texts) == removed_names(chain_of(corpus))
@@ -233,7 +233,7 @@ def test_without_a_reason_nothing_is_removed(removed_from: Corpus) -> None:
 
 
 def test_tokens_are_counted() -> None:
-    rows = RemovedDocuments.of([(7, 1, 3, 9), (2, 0, 5, 6)])
+    rows = RemovedDocuments.from_rows([(7, 1, 3, 9), (2, 0, 5, 6)])
     assert rows.tokens == 7
     np.testing.assert_array_equal(rows.documents, [2, 7])
 

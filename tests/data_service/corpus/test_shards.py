@@ -139,7 +139,7 @@ def test_packed_blocks_are_the_written_ones_and_their_tables_are_joined() -> Non
         blocks = []
         for offset, length, tokens, sentences, documents in rng.integers(0, 1 << 40, (number, 5)).tolist():
             blocks.append(WrittenBlock(offset, length, tokens, sentences, documents, rng.bytes(16).hex()))
-        shards[f"train/{number:06d}.tar"] = shard = WrittenShard.of(number, "0" * 32, blocks)
+        shards[f"train/{number:06d}.tar"] = shard = WrittenShard.from_blocks(number, "0" * 32, blocks)
         assert shard.blocks == tuple(blocks)
         rows += [(number, b.offset, b.length, b.tokens, b.sentences, b.documents) for b in blocks]
         digests += [b.digest for b in blocks]

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.corpus.words import Segmentation, UnitFinder, WordList, WordOptions, resolve, spelt_words
+from data_service.corpus.words import (
+    Segmentation,
+    UnitFinder,
+    WordList,
+    WordOptions,
+    mark_word_starts,
+    resolve_segmentation,
+)
 from data_service.errors import InputError
 from data_service.ingest.blocks import encode_documents
 from data_service.ingest.sentences import split_sentences
@@ -88,7 +95,7 @@ def test_units_of_each_level(words: list[str], lexicon: dict[str, str], text: st
 @given(st.lists(st.text(st.sampled_from("天地 \n\u3000a"), max_size=5), max_size=8), st.data())
 def test_words_of_the_input_are_placed_on_its_text(words: list[str], data: st.DataObject) -> None:
     text = "".join(words)
-    flags = spelt_words(text, words)
+    flags = mark_word_starts(text, words)
     begins, at = set(), 0
     for word in words:
         size = len("".join(word.split()))
@@ -99,7 +106,7 @@ def test_words_of_the_input_are_placed_on_its_text(words: list[str], data: st.Da
     other = data.draw(st.lists(st.text(st.sampled_from("天地"), max_size=5), max_size=8))
     if "".join("".join(other).split()) != "".join(text.split()):
         with pytest.raises(ValueError, match=r"^after|^word \d+ is"):
-            spelt_words(text, other)
+            mark_word_starts(text, other)
 
 
 def token_begins(tokenizer: Tokenizer, sentence: str, starts: list[bool]) -> list[bool]:
@@ -157,7 +164,7 @@ def test_a_piece_of_several_characters_and_parts_of_one(kind: Kind) -> None:
 def test_jieba_cuts_all_of_a_text_and_knows_its_users_words(tmp_path: Path) -> None:
     documents = ["".join(words) for words in made_up_documents(20, seed=3)]
     (tmp_path / "user.txt").write_text("北京大学学习\n", "utf-8")
-    segmentation, files = resolve(WordOptions(user_words=str(tmp_path / "user.txt")))
+    segmentation, files = resolve_segmentation(WordOptions(user_words=str(tmp_path / "user.txt")))
     assert (segmentation.segmenter, segmentation.version) == ("jieba", version("jieba"))
     assert segmentation.user_words == hashlib.sha256("北京大学学习\n".encode()).hexdigest()
     finder = UnitFinder(segmentation, files)
@@ -166,7 +173,7 @@ def test_jieba_cuts_all_of_a_text_and_knows_its_users_words(tmp_path: Path) -> N
     assert len(found) == sum(map(len, sentences))
     assert found[np.cumsum([0, *map(len, sentences[:-1])])].all()  # no word goes on in the next sentence
     assert np.flatnonzero(found[-9:]).tolist() == [0, 2, 3]
-    (plain,) = UnitFinder(*resolve(WordOptions())).find(sentences[-1:], b"")
+    (plain,) = UnitFinder(*resolve_segmentation(WordOptions())).find(sentences[-1:], b"")
     assert np.flatnonzero(plain).tolist() == [0, 2, 3, 7]
 
 
@@ -191,4 +198,4 @@ def test_files_that_cannot_be_used(
         for name, value in options.items()
     }
     with pytest.raises(InputError, match=message):
-        resolve(WordOptions.model_validate(settings))
+        resolve_segmentation(WordOptions.model_validate(settings))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from data_service.corpus.carried_removals import SPLITS
-from data_service.corpus.corpus import Corpus, Part, open_corpus, verify_corpus
+from data_service.corpus.corpus import Corpus, SplitName, open_corpus, verify_corpus
 from data_service.corpus.manifest import CONFIGURATION, MANIFEST
 from data_service.corpus.manifest_file import load_manifest, save_manifest
 from data_service.corpus.merge import merge_corpora
@@ -22,8 +22,8 @@ from data_service.corpus.removals import load_removals
 from data_service.corpus.remove import documents_by_number, remove_documents
 from data_service.corpus.sidecar import read_origins
 from data_service.errors import CorpusError, UserError
-from data_service.ingest.append import ADDED, AppendReport, append_documents
-from data_service.ingest.append_options import options_like
+from data_service.ingest.append import ADDED_FOLDER, AppendReport, append_documents
+from data_service.ingest.append_options import options_from_corpus
 from data_service.ingest.heldout import heldout_like
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
@@ -32,7 +32,7 @@ from tests.support.data.raw_text import DOCUMENTS as TOPICS
 from tests.support.data.raw_text import SMALL, build, files_of, ignore_progress, small_tokenizer
 
 BODY = BuildOptions(text_field="body", heldout_fraction=0.2)
-Kept = Counter[tuple[Part, tuple[int, ...], str | None]]
+Kept = Counter[tuple[SplitName, tuple[int, ...], str | None]]
 TEXTS = list(dict.fromkeys(text for topic in TOPICS[:40] for text in topic.split("\n\n") if text.strip()))[
     :300
 ]
@@ -47,7 +47,7 @@ def write(folder: Path, documents: list[tuple[str, str]]) -> Path:
 
 
 def append(corpus: Path, inputs: Path, out: Path, **others: object) -> AppendReport:
-    options = options_like(
+    options = options_from_corpus(
         open_corpus(str(corpus)), workers=1, on_bad_records="error", word_files={}, **others
     )
     return append_documents(
@@ -232,11 +232,11 @@ def test_what_cannot_be_appended(tmp_path: Path) -> None:
     write(tmp_path / "in-1", [*documents[70:], ("x", TEXTS[90])])
     old = open_corpus(str(tmp_path / "0"))
     with pytest.raises(CorpusError):
-        options_like(
+        options_from_corpus(
             old, workers=1, on_bad_records="error", word_files={}, provenance=ProvenanceOptions(id="name")
         )
     with pytest.raises(CorpusError):
-        options_like(old, workers=1, on_bad_records="error", word_files={"lexicon": "x"})
+        options_from_corpus(old, workers=1, on_bad_records="error", word_files={"lexicon": "x"})
     with pytest.raises(CorpusError):
         append(tmp_path / "0", tmp_path / "in-1", tmp_path / "0")
     assert append(tmp_path / "0", tmp_path / "in-1", tmp_path / "grown").copies == 10
@@ -245,7 +245,7 @@ def test_what_cannot_be_appended(tmp_path: Path) -> None:
         append(tmp_path / "0", tmp_path / "in-2", tmp_path / "grown")
     assert verify_corpus(str(tmp_path / "grown")).damage == ()
     (tmp_path / "in-2" / "grown").mkdir()
-    for name in (MANIFEST, "tokenizer", ADDED):
+    for name in (MANIFEST, "tokenizer", ADDED_FOLDER):
         shutil.move(tmp_path / "grown" / name, tmp_path / "in-2" / "grown" / name)
     found = list_inputs([str(tmp_path / "in-2")])  # a corpus among the text is left out
     assert [file.key for file in found.files] == ["x.jsonl"]
@@ -265,7 +265,10 @@ def test_settings_are_the_corpuss_own_unless_given(tmp_path: Path) -> None:
     append(
         tmp_path / "1", tmp_path / "in-2", tmp_path / "2", txt_documents="blank_line", encoding="utf-16-le"
     )
-    made = [open_corpus(str(tmp_path / place)).manifest for place in ("0", f"1/{ADDED}", f"2/{ADDED}")]
+    made = [
+        open_corpus(str(tmp_path / place)).manifest
+        for place in ("0", f"1/{ADDED_FOLDER}", f"2/{ADDED_FOLDER}")
+    ]
     for name in ("text_field", "block_tokens", "sentences", "split_bytes", "heldout_fraction"):
         assert {manifest.options[name] for manifest in made} == {options.model_dump()[name]}
     assert [manifest.options["txt_documents"] for manifest in made] == ["file", "file", "blank_line"]
@@ -288,7 +291,7 @@ def test_text_is_appended_by_the_rule_of_white_space_of_the_corpus(
     manifest = load_manifest(store)
     save_manifest(store, replace(manifest, options=manifest.options | changed, loss=None))
     append(tmp_path / "0", write(tmp_path / "in-1", [("x", text) for text in texts[30:]]), tmp_path / "1")
-    added = open_corpus(str(tmp_path / "1" / ADDED))
+    added = open_corpus(str(tmp_path / "1" / ADDED_FOLDER))
     assert added.manifest.options["lines"] == lines
     found = {small_tokenizer().decode(tokens) for _, tokens, _ in kept(added)}
     joined = {f"First line {n}. Second  line; third {n}" for n in range(30, 40)}

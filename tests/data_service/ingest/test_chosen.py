@@ -9,7 +9,7 @@ import pytest
 
 from data_service.corpus.corpus import open_corpus
 from data_service.corpus.provenance import ProvenanceOptions
-from data_service.corpus.sidecar import PARTS, read_origins
+from data_service.corpus.sidecar import SPLITS, read_origins
 from data_service.errors import InputError
 from tests.support.data import raw_text
 from tests.support.data.raw_text import SMALL, build
@@ -54,7 +54,7 @@ def test_only_chosen_licences_and_sources_are_kept(tmp_path: Path, seed: int) ->
     corpus = open_corpus(str(tmp_path / "corpus"))
     kept = {
         row.provenance.id
-        for split in PARTS
+        for split in SPLITS
         for shard in corpus.table(split).shards
         for row in read_origins(corpus, split, shard)
     }

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.ingest.documents import read_records
-from data_service.ingest.files import SMALL
+from data_service.ingest.files import SMALL_FILE_BYTES
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, Text
@@ -98,7 +98,7 @@ def test_small_files_of_a_far_store_are_fetched_many_at_a_time(
     for number in range(60):
         text = "\n\n".join(f"{number} {draw.random()}" for _ in range(draw.randint(0, 4)))
         (tmp_path / f"{number:03d}.txt").write_text(text)
-    (tmp_path / "030.txt").write_text("x" * (SMALL + 1))  # not a small one
+    (tmp_path / "030.txt").write_text("x" * (SMALL_FILE_BYTES + 1))  # not a small one
     files = list_inputs([str(tmp_path)]).files
     options = BuildOptions(txt_documents="blank_line", on_bad_records="skip")
     split = Split(tuple(FilePiece(file, 0, file.size) for file in files))

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from data_service.corpus.corpus import open_corpus
 from data_service.errors import InputError
 from data_service.ingest.documents import read_documents, read_records
-from data_service.ingest.encodings import is_odd
+from data_service.ingest.encodings import is_garbled
 from data_service.ingest.files import open_text
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
@@ -217,9 +217,9 @@ def test_the_bytes_do_not_depend_on_workers_where_big_files_are_streamed(
     st.sampled_from(["utf-16-le", "utf-32-be"]),
 )
 def test_text_looks_like_text_and_not_in_another_encoding(text: str, name: str) -> None:
-    assert not is_odd(text)
+    assert not is_garbled(text)
     wrong = ("plain " + text).encode(name).decode("utf-8", errors="replace")
-    assert is_odd(wrong)
+    assert is_garbled(wrong)
 
 
 def test_text_with_nuls_between_its_letters_is_warned_of(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.corpus.reader import read_block
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.scan import folded_text, hash_texts, hash_tokens
+from data_service.ingest.scan import fold_text, hash_texts, hash_tokens
 from data_service.store.base import Store
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.tokenizer import Kind
@@ -106,6 +106,6 @@ def test_forms_case_and_spaces_do_not_change_sides(
 ) -> None:
     mark = "x"  # a text without letters and digits is its own fold
     other = unicodedata.normalize(form, f" {mark}{text}\n".replace(" ", "  ").lower())
-    assert folded_text(mark + text) == folded_text(other)
+    assert fold_text(mark + text) == fold_text(other)
     padded = "a" * 9 * len(text)  # of which little is beyond ASCII
-    assert folded_text(padded + text + mark) == padded + folded_text(text + mark)
+    assert fold_text(padded + text + mark) == padded + fold_text(text + mark)

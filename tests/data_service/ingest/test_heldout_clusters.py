@@ -17,11 +17,11 @@ from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.merge import merge_corpora
 from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.removals import load_removals
-from data_service.corpus.sidecar import PARTS, read_origins
+from data_service.corpus.sidecar import SPLITS, read_origins
 from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.heldout import heldout_like
-from data_service.ingest.heldout_overlap import keeps_apart
+from data_service.ingest.heldout_overlap import rules_exclude_overlap
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Progress
 from data_service.prepare.configuration import Preparation
@@ -84,7 +84,7 @@ def ids_of(folder: Path, names: Sequence[str]) -> tuple[set[str], set[str]]:
     found: tuple[set[str], set[str]] = (set(), set())
     for name in names:
         corpus = open_corpus(str(folder / name))
-        for ids, split in zip(found, PARTS, strict=True):
+        for ids, split in zip(found, SPLITS, strict=True):
             for shard in corpus.table(split).shards:
                 ids.update(row.provenance.id or "" for row in read_origins(corpus, split, shard))
     return found
@@ -230,8 +230,8 @@ def test_text_that_was_not_prepared_with_a_corpus_can_be_added_to_it(tmp_path: P
         like = heldout_like(old)
         new = built(tmp_path, f"new-{name}", [place], OPTIONS.model_copy(update=like))
         assert new.rule.below == old.rule.below
-        assert not keeps_apart(old, new)
-        assert not keeps_apart(new, old)
+        assert not rules_exclude_overlap(old, new)
+        assert not rules_exclude_overlap(new, old)
     merged_at = str(tmp_path / "merged")
     merge_corpora([str(tmp_path / "old"), str(tmp_path / "new-plain")], merged_at, by="me", at=1)
     merged = load_manifest(open_store(merged_at))
@@ -240,7 +240,9 @@ def test_text_that_was_not_prepared_with_a_corpus_can_be_added_to_it(tmp_path: P
     _, held = ids_of(tmp_path, ["old"])
     gone = load_removals(open_store(merged_at), merged)
     of_new = int(old.train.documents.sum()), int(merged.train.documents.sum())
-    copies = {number for number in gone.of("train").documents.tolist() if of_new[0] <= number < of_new[1]}
+    copies = {
+        number for number in gone.for_split("train").documents.tolist() if of_new[0] <= number < of_new[1]
+    }
     assert held
     assert len(copies) > len(first) / 2
 
@@ -294,10 +296,7 @@ def test_later_stages_and_kills_keep_the_names(tmp_path: Path) -> None:
     assert len(metadata) == 1
     assert {
         row["cluster"] is None for row in pq.read_table(tmp_path / "a/prepared/documents").to_pylist()
-    } == {
-        True,
-        False,
-    }
+    } == {True, False}
 
 
 @pytest.mark.long

@@ -9,8 +9,14 @@ import pytest
 
 from data_service.corpus.corpus import open_corpus
 from data_service.corpus.manifest import HeldoutRule
-from data_service.ingest.heldout import bound
-from data_service.ingest.heldout_overlap import RUNS, SPAN, HeldoutIndex, find_overlap, keeps_apart
+from data_service.ingest.heldout import hash_bound
+from data_service.ingest.heldout_overlap import (
+    RUN_TOKENS,
+    RUNS_PER_DOCUMENT,
+    HeldoutIndex,
+    find_overlap,
+    rules_exclude_overlap,
+)
 from data_service.types import Block
 from tests.support.data.raw_text import SMALL, build, write_jsonl
 
@@ -31,16 +37,16 @@ def block_of(documents: list[list[int]], removed: set[int] = frozenset()) -> Blo
 
 def is_found(document: list[int], blocks: list[list[list[int]]]) -> bool:
     """Whether at least half of a held-out document's runs are in a block; a short one must be a whole document."""
-    if len(document) < SPAN:
+    if len(document) < RUN_TOKENS:
         return any(document == other for block in blocks for other in block)
-    last = len(document) - SPAN
-    places = sorted({int(place) for place in np.linspace(0, last, RUNS if last else 1)})
+    last = len(document) - RUN_TOKENS
+    places = sorted({int(place) for place in np.linspace(0, last, RUNS_PER_DOCUMENT if last else 1)})
     joined = [[token for other in block for token in other] for block in blocks]
     there = [
         any(
-            block[at : at + SPAN] == document[place : place + SPAN]
+            block[at : at + RUN_TOKENS] == document[place : place + RUN_TOKENS]
             for block in joined
-            for at in range(len(block) - SPAN + 1)
+            for at in range(len(block) - RUN_TOKENS + 1)
         )
         for place in places
     ]
@@ -53,7 +59,10 @@ def test_found_is_what_a_search_of_all_places_finds(seed: int) -> None:
     most = drawn.choice((1, 2, 500, 60_000))
 
     def text(least: int = 1) -> list[int]:
-        return [drawn.randint(1, most) for _ in range(drawn.choice((least, SPAN - 1, SPAN, SPAN + 1, 90)))]
+        return [
+            drawn.randint(1, most)
+            for _ in range(drawn.choice((least, RUN_TOKENS - 1, RUN_TOKENS, RUN_TOKENS + 1, 90)))
+        ]
 
     held = [text() for _ in range(12)]
     trained = [text() for _ in range(12)]
@@ -95,20 +104,20 @@ def test_of_two_sizes_with_one_share_the_smaller_ones_text_is_found(tmp_path: Pa
     write_jsonl(tmp_path / "in-large/a.jsonl", [*both, *texts(900, 2)])
     write_jsonl(tmp_path / "in-small/a.jsonl", both)
     options = SMALL.model_copy(update={"heldout_fraction": 0.02})
-    few = HeldoutRule("document", bound(0.01))  # what a much larger corpus would hold out
+    few = HeldoutRule("document", hash_bound(0.01))  # what a much larger corpus would hold out
     build(tmp_path / "in-large", tmp_path / "large", options.model_copy(update={"heldout_rule": few}))
     build(tmp_path / "in-small", tmp_path / "small", options)
     large, small = (open_corpus(str(tmp_path / name)) for name in ("large", "small"))
-    assert keeps_apart(large.manifest, small.manifest)
-    assert not keeps_apart(small.manifest, large.manifest)
+    assert rules_exclude_overlap(large.manifest, small.manifest)
+    assert not rules_exclude_overlap(small.manifest, large.manifest)
     found = find_overlap(small, large)
     assert found.documents == int(small.manifest.heldout.documents.sum())
     assert 0.3 * found.documents < found.found < found.documents
     assert find_overlap(large, small).found == 0
     build(tmp_path / "in-small", tmp_path / "like", options.model_copy(update={"heldout_rule": few}))
     like = open_corpus(str(tmp_path / "like"))
-    assert keeps_apart(like.manifest, large.manifest)
-    assert keeps_apart(large.manifest, like.manifest)
+    assert rules_exclude_overlap(like.manifest, large.manifest)
+    assert rules_exclude_overlap(large.manifest, like.manifest)
     assert find_overlap(like, large).found == find_overlap(large, like).found == 0
 
 
@@ -119,7 +128,7 @@ def test_which_rules_keep_apart(tmp_path: Path) -> None:
     def by(rule: HeldoutRule | None) -> object:
         return replace(manifest, heldout_rule=rule)
 
-    usual = HeldoutRule("document", bound(0.1))
+    usual = HeldoutRule("document", hash_bound(0.1))
     more, stretch = replace(usual, below=usual.below + 1), HeldoutRule("stretch", 9, 64)
     marked = replace(usual, clusters="a")
     rules = [
@@ -131,7 +140,7 @@ def test_which_rules_keep_apart(tmp_path: Path) -> None:
         replace(stretch, trained=(3,)),
         marked,
     ]
-    apart = [[keeps_apart(by(one), by(other)) for other in rules] for one in rules]  # type: ignore[arg-type]
+    apart = [[rules_exclude_overlap(by(one), by(other)) for other in rules] for one in rules]  # type: ignore[arg-type]
     same = [True, True, True, True, False, False, False]
     assert apart == [
         same,

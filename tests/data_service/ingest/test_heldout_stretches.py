@@ -19,11 +19,11 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.heldout import (
     CANDIDATES,
     DocumentFigures,
-    by_documents,
-    by_stretches,
     divide_document,
+    document_rule,
     low_word,
     stretch_length,
+    stretch_rule,
     stretches,
     wanted_bytes,
 )
@@ -182,7 +182,7 @@ def measured(texts: list[str], fraction: float) -> DocumentFigures:
 def settled(texts: list[str], fraction: float) -> HeldoutRule:
     """As a build does, over all texts at once."""
     found = measured(texts, fraction)
-    rule = by_documents(found, fraction)
+    rule = document_rule(found, fraction)
     if rule is not None:
         return rule
     sizes: Counter[int] = Counter()
@@ -190,7 +190,7 @@ def settled(texts: list[str], fraction: float) -> HeldoutRule:
         for stretch, end in stretches(text, stretch_length(found.size, fraction)):
             if end is not None:
                 sizes[end] += len(stretch.encode())
-    return by_stretches(sizes, found.size, fraction)
+    return stretch_rule(sizes, found.size, fraction)
 
 
 PARAGRAPHS = st.sampled_from([prose(seed, draw) for seed, draw in enumerate([20, 60, 150, 400, 1500] * 12)])

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_service.corpus.corpus import Part, open_corpus, show_documents, verify_corpus
+from data_service.corpus.corpus import SplitName, open_corpus, show_documents, verify_corpus
 from data_service.corpus.manifest_file import dump_manifest, parse_manifest
 from data_service.corpus.provenance import Provenance, ProvenanceOptions
 from data_service.corpus.reader import read_block
 from data_service.corpus.sidecar import (
-    PARTS,
+    SPLITS,
     DocumentOrigin,
     count_by,
     find_documents,
@@ -76,7 +76,7 @@ def write(path: Path, made: list[Record]) -> Path:
     return path
 
 
-def origins(uri: Path, split: Part = "train") -> Iterator[DocumentOrigin]:
+def origins(uri: Path, split: SplitName = "train") -> Iterator[DocumentOrigin]:
     corpus = open_corpus(str(uri))
     for shard in corpus.table(split).shards:
         yield from read_origins(corpus, split, shard)
@@ -90,7 +90,7 @@ def test_every_document_has_a_row_with_its_place(tmp_path: Path) -> None:
     corpus = open_corpus(str(tmp_path / "corpus"))
     tokenizer, by_id = corpus.tokenizer(), {record["docid"]: record for record in made}
     seen: list[str | None] = []
-    for split in PARTS:
+    for split in SPLITS:
         table = corpus.table(split)
         blocks = {index: read_block(corpus.store, table, index) for index in range(len(table))}
         rows = list(origins(tmp_path / "corpus", split))
@@ -131,7 +131,7 @@ def test_documents_are_found_counted_and_told_of_a_row(tmp_path: Path) -> None:
     assert not list(find_documents(corpus, id="doc"))
     counted = count_by(corpus, "licence")
     assert set(counted) == {"CC0-1.0", "MIT", "CC-BY-4.0"}
-    for split in PARTS:
+    for split in SPLITS:
         table = corpus.table(split)
         assert sum(parts[split].documents for parts in counted.values()) == table.documents.sum()
         assert sum(parts[split].tokens for parts in counted.values()) == table.tokens.sum()
@@ -341,7 +341,7 @@ def test_stretches_and_pairs_have_provenance(tmp_path: Path) -> None:
     manifest = build(tmp_path / "long", tmp_path / "stretches", chosen)
     assert manifest.heldout_rule is not None
     assert manifest.heldout_rule.unit == "stretch"
-    for split in PARTS:
+    for split in SPLITS:
         assert {row.provenance.id for row in origins(tmp_path / "stretches", split)} <= {"one", "two"}
     rows = list(origins(tmp_path / "stretches"))
     assert len(rows) == manifest.train.documents.sum() > 2

@@ -20,7 +20,7 @@ from data_service.corpus.words import WordOptions
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
-from data_service.samples.lane_rows import Reading
+from data_service.samples.lane_rows import BlockReading
 from data_service.samples.lanes import Lanes
 from data_service.samples.masking import MlmMasking
 from data_service.samples.pairs import OrderedPairs
@@ -275,12 +275,11 @@ def test_permuted_prediction_takes_stored_words_whole(tmp_path: Path) -> None:
     manifest = build(tmp_path, text, options(FIELD))
     block = read_block(open_corpus(str(tmp_path / "corpus")).store, manifest.train, 0)
     spec = stream_of(
-        tmp_path,
-        manifest,
-        input=Lanes(packing="lanes", reuse=16),
-        masking=PermutedPrediction(predict=12),
+        tmp_path, manifest, input=Lanes(packing="lanes", reuse=16), masking=PermutedPrediction(predict=12)
     )
-    reading = Reading.of(block, spec.special, spec.never_masked, Corpora(spec).starts_word, backward=True)
+    reading = BlockReading.from_block(
+        block, spec.special, spec.never_masked, Corpora(spec).starts_word, backward=True
+    )
     words = [
         (reading.flags[: reading.size] & 1).astype(bool),
         (reading.flags[reading.size :] & 1).astype(bool),

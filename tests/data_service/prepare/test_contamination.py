@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from data_service.errors import PrepareError
 from data_service.prepare.configuration import Preparation
 from data_service.prepare.contamination import (
-    LEAST,
-    MOST_TEXTS,
-    WORDS,
+    MAX_RUN_TEXTS,
+    MIN_WORDS,
+    RUN_WORDS,
     Decontaminate,
     EvaluationText,
     NgramIndex,
@@ -30,7 +30,7 @@ from data_service.prepare.contamination import (
 )
 from data_service.prepare.documents import CutDocument, Document, Drop
 from data_service.prepare.prepare import prepare
-from data_service.prepare.shingles import units_of, units_of_lines
+from data_service.prepare.shingles import hash_units, hash_units_by_line
 from data_service.prepare.stages import DocumentFilter, open_filter
 from tests.support.data.raw_text import files_of, ignore_progress, write_jsonl
 
@@ -39,10 +39,10 @@ Run = tuple[str, ...]
 
 def runs_of(text: str) -> set[Run]:
     words = text.split()
-    span = min(WORDS, len(words))
+    span = min(RUN_WORDS, len(words))
     return (
         {tuple(words[at : at + span]) for at in range(len(words) - span + 1)}
-        if len(words) >= LEAST
+        if len(words) >= MIN_WORDS
         else set()
     )
 
@@ -59,7 +59,7 @@ def owners_of(texts: list[EvaluationText]) -> dict[Run, tuple[int, int]]:
         counts = Counter(run for one in different for run in runs_of(one))
         for one, number in different.items():
             for run in runs_of(one):
-                if counts[run] <= MOST_TEXTS:
+                if counts[run] <= MAX_RUN_TEXTS:
                     owners[run] = min(owners.get(run, (place, number)), (place, number))
     return owners
 
@@ -81,7 +81,7 @@ evaluation_texts = st.lists(
         EvaluationText,
         st.sampled_from(["x/dev", "y/test"]),
         st.integers(0, 30),
-        st.lists(words, min_size=LEAST - 2, max_size=WORDS + 5).map(" ".join),
+        st.lists(words, min_size=MIN_WORDS - 2, max_size=RUN_WORDS + 5).map(" ".join),
     ),
     min_size=1,
     max_size=40,
@@ -98,7 +98,7 @@ def test_as_a_search_by_words(drawn: list[EvaluationText], document: str) -> Non
         index = build_index(texts)
     except PrepareError:
         counted = [runs_of(text.text) for text in texts]
-        assert not any(counted) or sum(map(bool, counted)) > MOST_TEXTS
+        assert not any(counted) or sum(map(bool, counted)) > MAX_RUN_TEXTS
         return
     assert index.find(document) == search(texts, document)
     assert (np.diff(index.keys.astype(object)) > 0).all()
@@ -135,11 +135,11 @@ def test_lines_with_a_part_of_a_run_are_cut(drawn: list[EvaluationText], lines: 
 
 @given(st.text(st.characters(codec="utf-8") | st.sampled_from("\n\n aé字か")))
 def test_lines_have_the_units_of_their_text(text: str) -> None:
-    lines, units, line_of = units_of_lines(text)
+    lines, units, line_of = hash_units_by_line(text)
     assert "\n".join(lines) == text
     assert len(units) == len(line_of)
     if any(unicodedata.category(character)[0] in "LNM" for character in unicodedata.normalize("NFKC", text)):
-        assert units.tolist() == units_of(text).tolist()
+        assert units.tolist() == hash_units(text).tolist()
     else:
         assert not len(units)
 
@@ -219,7 +219,7 @@ def test_one_in_a_thousand_is_found_and_a_clean_task_is_clean(tmp_path: Path) ->
 def test_what_cannot_be_looked_up_is_counted() -> None:
     draw = random.Random(3)
     template = sentence(draw, 14, "abcdef")
-    texts = [EvaluationText("t/dev", n, f"{template} {n}") for n in range(MOST_TEXTS + 1)]
+    texts = [EvaluationText("t/dev", n, f"{template} {n}") for n in range(MAX_RUN_TEXTS + 1)]
     texts += [EvaluationText("t/dev", 20, "too short"), EvaluationText("t/dev", 21, sentence(draw, 9, "ab"))]
     (split,) = build_index(texts).splits
     assert (split.texts, split.looked_up) == (13, 12)  # the last run of each is its own

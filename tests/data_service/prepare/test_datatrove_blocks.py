@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from data_service.errors import LibraryChanged, PrepareError
 from data_service.prepare import datatrove_blocks
 from data_service.prepare.documents import CutDocument, Document, Drop
-from data_service.prepare.stages import Stage, check_stage, open_filter
+from data_service.prepare.stages import Stage, check_requirements, open_filter
 from tests.support.data.hostile_texts import hostile_text
 from tests.support.data.raw_text import DOCUMENTS
 
@@ -210,10 +210,10 @@ def test_c4_looks_at_the_whole_page(place: int, text: str, reason: str) -> None:
 
 def test_a_language_without_rules_is_refused_before_work() -> None:
     with pytest.raises(PrepareError, match="gopher_quality"):
-        check_stage(ADAPTER.validate_python({"stage": "gopher_quality", "language": "xx-none"}))
+        check_requirements(ADAPTER.validate_python({"stage": "gopher_quality", "language": "xx-none"}))
 
 
 def test_a_version_that_was_not_tested_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datatrove_blocks, "version", lambda name: "0.11.0")
     with pytest.raises(LibraryChanged, match=r"0\.11\.0"):
-        check_stage(ADAPTER.validate_python({"stage": "fineweb_quality", "short_line_length": 29}))
+        check_requirements(ADAPTER.validate_python({"stage": "fineweb_quality", "short_line_length": 29}))

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from near_duplicates import bench_near, plant, render
 
 from data_service.ingest import pool
-from data_service.prepare.clusters import flatten, unite
-from data_service.prepare.minhash import HASHES, SKETCH, bands_for, sign
+from data_service.prepare.clusters import flatten_trees, unite_components
+from data_service.prepare.minhash import HASH_COUNT, SKETCH_BYTES, choose_bands, sign_text
 from data_service.prepare.near_duplicates import find_pairs
-from data_service.prepare.shingles import LONGEST, shingles
+from data_service.prepare.shingles import MAX_UNIT_LETTERS, shingles
 from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
 from tests.support.data.preparations import rows_of, run, write_lines
 from tests.support.data.raw_text import files_of
@@ -160,12 +160,12 @@ def test_clusters_are_the_connected_components(data: st.DataObject, count: int) 
     parents = np.arange(count, dtype=np.uint32)
     expected = [{number} for number in range(count)]
     for batch in batches:
-        unite(parents, np.array(batch, dtype=np.int64))
+        unite_components(parents, np.array(batch, dtype=np.int64))
         for one, other in batch:
             both = expected[one] | expected[other]
             for member in both:
                 expected[member] = both
-    flatten(parents)
+    flatten_trees(parents)
     assert parents.tolist() == [min(expected[number]) for number in range(count)]
 
 
@@ -182,8 +182,8 @@ def test_long_chains_are_joined_at_once(shape: str) -> None:
         pairs = np.random.default_rng(0).permutation(pairs)
     parents = np.arange(count, dtype=np.uint32)
     for start in range(0, len(pairs), 40_000):
-        unite(parents, pairs[start : start + 40_000])
-    flatten(parents)
+        unite_components(parents, pairs[start : start + 40_000])
+    flatten_trees(parents)
     assert not parents.any()
 
 
@@ -197,12 +197,12 @@ def test_pairs_are_the_first_of_each_group_and_what_is_similar_to_it(
     keys: list[int], seed: int, flips: int
 ) -> None:
     drawn = np.random.default_rng(seed)
-    centres = drawn.integers(0, 2, (3, HASHES), dtype=np.uint8)
+    centres = drawn.integers(0, 2, (3, HASH_COUNT), dtype=np.uint8)
     bits = centres[drawn.integers(0, 3, len(keys))]
-    bits = bits ^ (drawn.random(bits.shape) < flips / HASHES / 2)
-    sketches = np.packbits(bits, axis=1).reshape(len(keys), SKETCH)
+    bits = bits ^ (drawn.random(bits.shape) < flips / HASH_COUNT / 2)
+    sketches = np.packbits(bits, axis=1).reshape(len(keys), SKETCH_BYTES)
     numbers = np.sort(drawn.choice(1000, len(keys), replace=False))
-    least = HASHES - flips
+    least = HASH_COUNT - flips
     expected = set()
     for key in set(keys):
         group = [row for row, each in enumerate(sorted(keys)) if each == key]
@@ -217,7 +217,7 @@ def test_pairs_are_the_first_of_each_group_and_what_is_similar_to_it(
 def test_a_million_documents_of_one_band_are_compared_in_linear_time() -> None:
     drawn = np.random.default_rng(3)
     count = 100_000
-    sketches = drawn.integers(0, 256, (count, SKETCH), dtype=np.uint8)
+    sketches = drawn.integers(0, 256, (count, SKETCH_BYTES), dtype=np.uint8)
     began = time.process_time()
     assert len(find_pairs(np.zeros(count, dtype=np.uint64), np.arange(count), sketches, 100)) < count
     assert time.process_time() - began < 5
@@ -235,7 +235,7 @@ def units_of(text: str) -> list[str]:
             units.append("")
         units[-1] += character
         inside = True
-    units = [part for unit in units for part in (unit if len(unit) > LONGEST else [unit])]
+    units = [part for unit in units for part in (unit if len(unit) > MAX_UNIT_LETTERS else [unit])]
     return units or [character for character in plain if not character.isspace()]
 
 
@@ -267,27 +267,27 @@ def test_texts_of_any_alphabet_are_near_copies_though_one_character_differs(alph
         text = "".join(drawn.choices(letters, k=600))
         place = drawn.randrange(600)
         one, other, strange = (
-            sign(each, 5)
+            sign_text(each, 5)
             for each in (
                 text,
                 text[:place] + "x" + text[place + 1 :],
                 "".join(drawn.choices(letters, k=600)),
             )
         )
-        least = bands_for(0.8).least_equal
+        least = choose_bands(0.8).least_equal
 
         def equal(a: Any, b: Any) -> int:
-            return HASHES - int(np.bitwise_count(a.sketch() ^ b.sketch()).sum())
+            return HASH_COUNT - int(np.bitwise_count(a.sketch() ^ b.sketch()).sum())
 
         assert equal(one, other) >= least
         assert equal(one, strange) < least
-        assert (one.keys(bands_for(0.8)) == other.keys(bands_for(0.8))).any()
+        assert (one.keys(choose_bands(0.8)) == other.keys(choose_bands(0.8))).any()
 
 
 def test_texts_without_letters_are_compared_by_their_characters() -> None:
     assert len(shingles("!?! ...", 2)) == 5
     assert len(shingles(" \n\t", 5)) == 0
-    assert sign("", 5).digest() == sign(" \n", 5).digest()
+    assert sign_text("", 5).digest() == sign_text(" \n", 5).digest()
 
 
 @pytest.mark.parametrize("repeated", [61_681, 185_043])
@@ -299,9 +299,9 @@ def test_a_long_text_is_hashed_in_pieces_that_change_nothing(repeated: int) -> N
 
 @pytest.mark.parametrize("similarity", [0.3, 0.5, 0.7, 0.8, 0.9, 0.98])
 def test_bands_find_nearly_all_pairs_of_the_similarity(similarity: float) -> None:
-    bands = bands_for(similarity)
-    assert bands.count * bands.rows <= HASHES
+    bands = choose_bands(similarity)
+    assert bands.count * bands.rows <= HASH_COUNT
     assert 1 - (1 - similarity**bands.rows) ** bands.count >= 0.99
     drawn = np.random.default_rng(0)
-    equal = drawn.binomial(HASHES, (1 + similarity) / 2, 20_000)
+    equal = drawn.binomial(HASH_COUNT, (1 + similarity) / 2, 20_000)
     assert np.mean(equal >= bands.least_equal) > 0.985

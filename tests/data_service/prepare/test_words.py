@@ -95,7 +95,7 @@ def test_what_was_split_before_makes_no_difference(monkeypatch: pytest.MonkeyPat
 def test_whole_texts_of_a_tokenizer_that_is_not_spacys(monkeypatch: pytest.MonkeyPatch) -> None:
     from datatrove.utils import text as datatrove_text
 
-    monkeypatch.setattr(words._SpaCy, "of", lambda language: None)
+    monkeypatch.setattr(words._SpaCy, "load", lambda language: None)
     splitter = Splitter("eng")
     drawn = random.Random(4)
     for _ in range(20):

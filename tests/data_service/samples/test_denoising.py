@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from data_service.rng import Key, draws32, stream_key
 from data_service.samples.denoising import Denoising, poisson_lengths
 from data_service.samples.make import make_rows
-from data_service.samples.masking import MaskingTables, purpose
-from data_service.samples.packing import RowCuts, pack
+from data_service.samples.masking import MaskingTables, purpose_key
+from data_service.samples.packing import RowCuts, pack_block
 from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
@@ -38,7 +38,7 @@ def spec_with(noise: Denoising, packing: str = "full_sentences", length: int = 6
 def make(
     block: Block, spec: StreamSpec, key: Key, start: int = 0, stop: int | None = None
 ) -> tuple[RowCuts, Samples]:
-    rows = pack(block, spec.input.packing, spec.length)  # type: ignore[arg-type]
+    rows = pack_block(block, spec.input.packing, spec.length)  # type: ignore[arg-type]
     words = spec.masking.unit == "whole_word"
     tables = MaskingTables(STARTS_WORD if words else None)
     return rows, make_rows(block, rows, start, len(rows) if stop is None else stop, spec, key, tables)
@@ -55,7 +55,7 @@ def plainly(block: Block, rows: RowCuts, row: int, noise: Denoising, key: Key) -
     """The corrupted form of one row, token by token."""
     start, stop = int(rows.edges[row]), int(rows.edges[row + 1])
     names = ("sentences", "lengths", "places")
-    drawn = {name: draws32(purpose(key, name), start, stop).tolist() for name in names}
+    drawn = {name: draws32(purpose_key(key, name), start, stop).tolist() for name in names}
     cuts = sorted({start, stop, *(int(c) for c in (*rows.separators, *block.sentences) if start < c < stop)})
     documents: list[list[tuple[int, int]]] = []
     for sentence in pairwise(cuts):
@@ -80,10 +80,10 @@ def plainly(block: Block, rows: RowCuts, row: int, noise: Denoising, key: Key) -
                     beads += [] if fixed else [layout[-1]]
                 layout[-1].append(token)
                 fresh = fixed
-    (uniform,) = draws32(purpose(key, "budgets"), row, row + 1) / 2**32
+    (uniform,) = draws32(purpose_key(key, "budgets"), row, row + 1) / 2**32
     budget = math.floor(noise.rate * len(beads) + uniform)
     spans: list[int] = []
-    lengths = poisson_lengths(noise.span_mean).of(np.array(drawn["lengths"], dtype=np.uint32)) - 1
+    lengths = poisson_lengths(noise.span_mean).from_draws(np.array(drawn["lengths"], dtype=np.uint32)) - 1
     for length in lengths.tolist():
         if sum(spans) < budget:
             spans.append(min(length, budget - sum(spans)))

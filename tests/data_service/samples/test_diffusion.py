@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_service.rng import Key, stream_key
-from data_service.samples.diffusion import LEAST_RATE, DiffusionMasking
+from data_service.samples.diffusion import MIN_RATE, DiffusionMasking
 from data_service.samples.make import make_rows
-from data_service.samples.packing import Packed, pack
+from data_service.samples.packing import Packed, pack_block
 from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
@@ -20,7 +20,7 @@ SPEC = spec_of(SOURCE, length=64, masking=DiffusionMasking(), input={"packing": 
 
 def make(block: Block, key: Key, start: int = 0, stop: int | None = None) -> Samples:
     assert isinstance(SPEC.input, Packed)
-    rows = pack(block, SPEC.input.packing, SPEC.length)
+    rows = pack_block(block, SPEC.input.packing, SPEC.length)
     return make_rows(block, rows, start, len(rows) if stop is None else stop, SPEC, key)
 
 
@@ -45,7 +45,7 @@ def test_the_text_is_all_there_and_hidden_tokens_are_masks(seed: int, tokens: in
     assert not special[samples.target_positions].any()
     assert (samples.tokens[samples.target_positions] == SPECIAL.mask).all()
     np.testing.assert_array_equal(np.add.reduceat(~special, samples.offsets[:-1]), maskable(samples))
-    assert ((rates(samples) >= LEAST_RATE) & (rates(samples) <= 1)).all()
+    assert ((rates(samples) >= MIN_RATE) & (rates(samples) <= 1)).all()
 
 
 @given(st.integers(0, 100), st.data())
@@ -73,7 +73,7 @@ def test_rates_are_uniform(many: Samples) -> None:
     drawn = np.sort(rates(many).astype(np.float64))
     count = len(drawn)
     assert count > 15_000
-    expected = (drawn - LEAST_RATE) / (1 - LEAST_RATE)
+    expected = (drawn - MIN_RATE) / (1 - MIN_RATE)
     steps = np.arange(count + 1) / count
     distance = max(np.abs(steps[1:] - expected).max(), np.abs(steps[:-1] - expected).max())
     assert distance < 1.95 / np.sqrt(count)  # Kolmogorov's, at 0.001
@@ -109,5 +109,5 @@ def test_a_spec_says_it_in_json() -> None:
 
 
 def test_about_half_of_the_tokens_are_expected(many: Samples) -> None:
-    expected = sum(SPEC.masking.expected(0, count) for count in maskable(many).tolist())
+    expected = sum(SPEC.masking.expected_targets(0, count) for count in maskable(many).tolist())
     assert len(many.target_ids) == pytest.approx(expected, rel=0.02)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data_service.errors import PlanError
 from data_service.rng import stream_key
-from data_service.samples.lane_rows import LaneText, Reading
+from data_service.samples.lane_rows import BlockReading, LaneText
 from data_service.samples.lanes import EDGE_TOKENS, LaneRows, Lanes, check_lanes, count_lane_rows, lane_rows
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.tokenizers.specials import SpecialIds
@@ -45,7 +45,7 @@ def lanes_of(reuse: int, *, random: float = 0.5, both: bool = True) -> Lanes:
 
 def laid_out(block: Block, lanes: Lanes, length: int) -> tuple[LaneRows, LaneText]:
     rows = lane_rows(block, lanes, length)
-    reading = Reading.of(block, SPECIAL, NEVER, None, backward=rows.directions == 2)
+    reading = BlockReading.from_block(block, SPECIAL, NEVER, None, backward=rows.directions == 2)
     return rows, reading.lay_out(rows, 0, len(rows), SPECIAL, KEY)
 
 
@@ -169,7 +169,7 @@ def test_words_are_the_same_read_either_way() -> None:
     begins[block.sentences[:-1]] = True
     word = dict(zip(block.tokens.tolist(), np.cumsum(begins).tolist(), strict=True))
     rows = lane_rows(block, lanes_of(10), 33)
-    reading = Reading.of(block, SPECIAL, NEVER, starts_word, backward=True)
+    reading = BlockReading.from_block(block, SPECIAL, NEVER, starts_word, backward=True)
     text = reading.lay_out(rows, 0, len(rows), SPECIAL, KEY)
     for row in range(len(rows)):
         tokens = text.tokens[row].tolist()
@@ -183,7 +183,7 @@ def test_words_are_the_same_read_either_way() -> None:
 
 def test_without_an_end_of_document_token_the_separator_ends_documents() -> None:
     block = block_of([[10], [10]])
-    reading = Reading.of(block, SpecialIds(0, 2, 1, 4, 3), (0, 1, 2, 3, 4), None, backward=False)
+    reading = BlockReading.from_block(block, SpecialIds(0, 2, 1, 4, 3), (0, 1, 2, 3, 4), None, backward=False)
     assert reading.tokens.tolist() == [*range(7, 17), 2, *range(17, 27), 2]
     assert np.flatnonzero(reading.flags & 2).tolist() == [10, 21]
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from data_service.rng import Key, stream_key
 from data_service.samples.make import make_rows
 from data_service.samples.masking import MaskingTables, MlmMasking
-from data_service.samples.packing import Packed, RowCuts, pack
+from data_service.samples.packing import Packed, RowCuts, pack_block
 from data_service.samples.replacement import Replacement
 from data_service.samples.samples import Samples, slice_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
@@ -33,7 +33,7 @@ def spec_with(masking: MlmMasking, length: int = 64, packing: str = "full_senten
 
 def make(block: Block, spec: StreamSpec, key: Key | None = None) -> tuple[RowCuts, Samples]:
     assert isinstance(spec.input, Packed)
-    rows = pack(block, spec.input.packing, spec.length)
+    rows = pack_block(block, spec.input.packing, spec.length)
     words = None if spec.masking.unit == "token" else WORD_STARTS
     return rows, make_rows(block, rows, 0, len(rows), spec, key or stream_key("test"), MaskingTables(words))
 

@@ -8,7 +8,7 @@ import pytest
 from data_service.rng import stream_key
 from data_service.samples.make import make_rows
 from data_service.samples.masking import MaskingTables, MlmMasking
-from data_service.samples.packing import pack
+from data_service.samples.packing import pack_block
 from data_service.samples.samples import Samples
 from data_service.samples.spec import SourceSpec
 from data_service.types import Block
@@ -33,7 +33,7 @@ def million(**masking: object) -> Iterator[tuple[np.ndarray, Samples]]:
     block = Block(text, sentences, np.arange(ROWS + 1))
     settings = MlmMasking.model_validate(masking)
     spec = spec_of(SOURCE, length=MOST + 2, masking=settings, input={"packing": "doc_sentences"})
-    rows = pack(block, "doc_sentences", spec.length)
+    rows = pack_block(block, "doc_sentences", spec.length)
     words = None if settings.unit == "token" else WORD_STARTS
     unigram = UNIGRAM if settings.replace.random_from == "unigram" else None
     for turn in range(TURNS):

@@ -9,7 +9,7 @@ from data_service.rng import stream_key
 from data_service.samples.make import make_rows
 from data_service.samples.masking import MlmMasking
 from data_service.samples.next_token import NextToken
-from data_service.samples.packing import RowCuts, pack
+from data_service.samples.packing import RowCuts, pack_block
 from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
 from data_service.samples.spec import Masking, SourceSpec, StreamSpec
 from data_service.types import Block
@@ -26,7 +26,7 @@ def spec_with(packing: str, masking: Masking, length: int = 64) -> StreamSpec:
 
 def make(block: Block, packing: str, masking: Masking, seed: str = "test") -> tuple[RowCuts, Samples]:
     spec = spec_with(packing, masking)
-    rows = pack(block, packing, spec.length)  # type: ignore[arg-type]
+    rows = pack_block(block, packing, spec.length)  # type: ignore[arg-type]
     return rows, make_rows(block, rows, 0, len(rows), spec, stream_key(seed))
 
 
@@ -75,7 +75,7 @@ def test_any_range_of_rows_is_the_same(block: Block, data: st.DataObject) -> Non
 def test_the_expected_number_of_targets_is_near(packing: str) -> None:
     _, samples = make(random_block(seed=3, tokens=4000), packing, NextToken())
     lengths = np.diff(samples.offsets)
-    expected = sum(NextToken().expected(int(length), int(length) - 2) for length in lengths)
+    expected = sum(NextToken().expected_targets(int(length), int(length) - 2) for length in lengths)
     found = targets_per_row(samples).sum()
     assert found <= expected
     assert found >= 0.8 * expected

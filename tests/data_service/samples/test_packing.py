@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.samples.packing import Packing, RowCuts, contiguous_rows, pack
+from data_service.samples.packing import Packing, RowCuts, count_contiguous_rows, pack_block
 from data_service.types import Block
 from tests.support.data.corpora import block_of, random_block
 
@@ -45,12 +45,14 @@ def literal_rows(block: Block, packing: Packing, length: int) -> list[list[tuple
 @given(blocks, st.sampled_from(["full_sentences", "doc_sentences"]), st.integers(8, 70))
 def test_rows_follow_the_rule(block: Block, packing: Packing, length: int) -> None:
     literal = literal_rows(block, packing, length)
-    assert pack(block, packing, length).edges.tolist() == [row[0][0] for row in literal] + [len(block.tokens)]
+    assert pack_block(block, packing, length).edges.tolist() == [row[0][0] for row in literal] + [
+        len(block.tokens)
+    ]
 
 
 @given(blocks, st.sampled_from(PACKINGS), st.integers(8, 70))
 def test_rows_share_and_lose_nothing_and_fit(block: Block, packing: Packing, length: int) -> None:
-    rows = pack(block, packing, length)
+    rows = pack_block(block, packing, length)
     assert rows.edges[0] == 0
     assert rows.edges[-1] == len(block.tokens)
     assert (np.diff(rows.edges) > 0).all()
@@ -61,7 +63,7 @@ def test_rows_share_and_lose_nothing_and_fit(block: Block, packing: Packing, len
 def test_a_separator_stands_before_each_document_that_begins_inside_a_row(
     block: Block, packing: Packing, length: int
 ) -> None:
-    rows = pack(block, packing, length)
+    rows = pack_block(block, packing, length)
     starts = set(block.sentences[block.documents].tolist())
     assert set(rows.separators.tolist()) == starts - set(rows.edges.tolist())
     if packing == "doc_sentences":
@@ -70,14 +72,16 @@ def test_a_separator_stands_before_each_document_that_begins_inside_a_row(
 
 @given(blocks, st.integers(8, 70))
 def test_contiguous_rows_are_counted_from_the_manifest_and_full(block: Block, length: int) -> None:
-    rows = pack(block, "contiguous", length)
-    counted = contiguous_rows(np.array([len(block.tokens)]), np.array([len(block.documents) - 1]), length)
+    rows = pack_block(block, "contiguous", length)
+    counted = count_contiguous_rows(
+        np.array([len(block.tokens)]), np.array([len(block.documents) - 1]), length
+    )
     assert len(rows) == counted[0]
     assert (rows.lengths[:-1] >= length - 2).all()  # a separator left out at either end
 
 
 def edges_of(documents: list[list[int]], packing: Packing, length: int = 12) -> RowCuts:
-    return pack(block_of(documents), packing, length)
+    return pack_block(block_of(documents), packing, length)
 
 
 def test_a_document_boundary_takes_a_place() -> None:

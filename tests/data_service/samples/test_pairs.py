@@ -55,10 +55,10 @@ class Draws:
         self.key = key
 
     def below(self, purpose: str, number: int, bound: int) -> int:
-        return int(chunks.below(self.key, purpose, np.array([number]), bound)[0])
+        return int(chunks.draw_below(self.key, purpose, np.array([number]), bound)[0])
 
     def happens(self, purpose: str, number: int, share: float) -> bool:
-        return bool(chunks.happens(self.key, purpose, np.array([number]), share)[0])
+        return bool(chunks.draw_bernoulli(self.key, purpose, np.array([number]), share)[0])
 
 
 def documents_of(block: Block, longest: int | None = None) -> list[list[Tokens]]:
@@ -301,7 +301,9 @@ def test_no_token_is_lost_or_repeated(
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 300)), min_size=1), st.integers(5, 100), keys)
 def test_pairs_are_cut_to_size_inside_their_text(sizes: list[tuple[int, int]], room: int, key: Key) -> None:
     a, b = np.array(sizes).T
-    (a_start, a_stop), (b_start, b_stop) = chunks.truncated((0 * a, a), (1000 + 0 * b, 1000 + b), room, key)
+    (a_start, a_stop), (b_start, b_stop) = chunks.truncate_pairs(
+        (0 * a, a), (1000 + 0 * b, 1000 + b), room, key
+    )
     expected = [cut_sizes(Pair([0] * x, [0] * y, None), room) for x, y in sizes]
     assert list(zip(a_stop - a_start, b_stop - b_start, strict=True)) == expected
     assert (a_start >= 0).all()
@@ -314,7 +316,9 @@ def test_tokens_are_cut_from_either_end_alike() -> None:
     """The number cut from the front is binomial: mean n / 2, variance n / 4."""
     n, losses = 200_000, 130  # more than a word of bits
     begin = np.zeros(n, dtype=np.int64)
-    (fronts, _), _ = chunks.truncated((begin, begin + 100 + losses), (begin, begin), 100, stream_key("test"))
+    (fronts, _), _ = chunks.truncate_pairs(
+        (begin, begin + 100 + losses), (begin, begin), 100, stream_key("test")
+    )
     assert abs(fronts.mean() - losses / 2) < 5 * np.sqrt(losses / 4 / n)
     assert abs(fronts.var() / (losses / 4) - 1) < 5 * np.sqrt(2 / n)
 

@@ -12,7 +12,7 @@ from data_service.errors import CorpusError
 from data_service.rng import stream_key
 from data_service.samples.make import make_rows
 from data_service.samples.masking import MaskingTables, MlmMasking
-from data_service.samples.packing import pack
+from data_service.samples.packing import pack_block
 from data_service.samples.replacement import Replacement, Vocabulary
 from data_service.samples.similar_words import (
     SimilarPair,
@@ -20,7 +20,7 @@ from data_service.samples.similar_words import (
     dump_similar_words,
     parse_similar_words,
     read_similar_words,
-    replaced_words,
+    replace_words,
     table_hash,
 )
 from data_service.samples.spec import SourceSpec
@@ -84,7 +84,7 @@ def test_words_are_replaced_as_said(
     target_ids = np.concatenate(words).astype(np.uint16)
     sizes = np.array([len(word) for word in words])
     draws = np.random.default_rng(seed).integers(0, 2**64, len(target_ids), dtype=np.uint64)
-    replaced = replaced_words(target_ids, sizes, draws, replace, Vocabulary(4, ORDINARY), table)
+    replaced = replace_words(target_ids, sizes, draws, replace, Vocabulary(4, ORDINARY), table)
     known = {size: of_size.ids.tolist() for size, of_size in table.by_size.items()}
     assert sorted(tuple(word) for of_size in known.values() for word in of_size) == sorted(similar)
     each = [part.tolist() for part in np.split(draws, np.cumsum(sizes)[:-1])]
@@ -116,7 +116,7 @@ def test_macberts_shares_are_within_sampling_error() -> None:
     block = Block(tokens, sentences, np.arange(len(sentences)), {"word": np.packbits(begins)})
     masking = MlmMasking(unit="ngram", ngram_weights=(0.4, 0.3, 0.2, 0.1), replace=MACBERT)
     spec = spec_of(SourceSpec(name="t", uri="", manifest_fingerprint=""), length=128, masking=masking)
-    rows = pack(block, "full_sentences", 128)
+    rows = pack_block(block, "full_sentences", 128)
     samples = make_rows(
         block,
         rows,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from data_service.rng import draws32, stream_key
 from data_service.samples.make import make_rows
 from data_service.samples.masking import MaskingTables, MlmMasking
-from data_service.samples.packing import pack
-from data_service.samples.spans import Lengths, ngram_lengths, span_lengths
+from data_service.samples.packing import pack_block
+from data_service.samples.spans import LengthDraws, ngram_lengths, span_lengths
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
 from tests.support.data.corpora import SPECIAL, random_block, spec_of
@@ -19,9 +19,9 @@ from tests.support.data.corpora import SPECIAL, random_block, spec_of
 DRAWS = 1_000_000
 
 
-def assert_shares(lengths: Lengths, shares: list[float]) -> np.ndarray:
+def assert_shares(lengths: LengthDraws, shares: list[float]) -> np.ndarray:
     """Every length within five standard deviations of its share."""
-    drawn = lengths.of(draws32(stream_key("lengths"), 0, DRAWS))
+    drawn = lengths.from_draws(draws32(stream_key("lengths"), 0, DRAWS))
     counts = np.bincount(drawn, minlength=len(shares) + 1)
     assert counts[0] == 0
     assert len(counts) == len(shares) + 1
@@ -41,14 +41,14 @@ def test_spans_are_geometric_cut_off_at_ten_and_renormalised() -> None:
 
 
 @pytest.mark.parametrize("lengths", [ngram_lengths(1), span_lengths(0.5, 1)])
-def test_a_longest_of_one_word_is_always_one_word(lengths: Lengths) -> None:
+def test_a_longest_of_one_word_is_always_one_word(lengths: LengthDraws) -> None:
     assert_shares(lengths, [1.0])
 
 
 def test_the_extreme_draws_are_the_shortest_and_the_longest() -> None:
     extremes = np.array([0, (1 << 32) - 1], dtype=np.uint32)
     for lengths in (ngram_lengths(3), span_lengths(0.2, 10)):
-        assert lengths.of(extremes).tolist() == [1, lengths.longest]
+        assert lengths.from_draws(extremes).tolist() == [1, lengths.longest]
 
 
 SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
@@ -139,7 +139,7 @@ def test_macberts_ngrams_have_the_published_shares_unless_the_budget_is_small(
     block = Block(tokens, np.arange(0, len(tokens) + 1, text), np.arange(rows + 1))
     masking = MlmMasking(unit="ngram", ngram_weights=(0.4, 0.3, 0.2, 0.1), count="bert", rate=rate)
     spec = spec_with(masking, length=text + 2, packing="doc_sentences")
-    cuts = pack(block, "doc_sentences", spec.length)
+    cuts = pack_block(block, "doc_sentences", spec.length)
     targets = make_rows(
         block, cuts, 0, rows, spec, stream_key("runs"), MaskingTables(WORD_STARTS)
     ).target_positions
@@ -158,7 +158,7 @@ def test_first_runs_are_as_long_as_by_the_literal_rule(unit: str, rule: Rule) ->
     block = Block(tokens, np.arange(0, len(tokens) + 1, text), np.arange(rows + 1))
     masking = MlmMasking.model_validate({"unit": unit, "count": "ceil"})
     spec = spec_with(masking, length=text + 2, packing="doc_sentences")
-    cuts = pack(block, "doc_sentences", spec.length)
+    cuts = pack_block(block, "doc_sentences", spec.length)
     samples = make_rows(block, cuts, 0, rows, spec, stream_key("runs"), MaskingTables(WORD_STARTS))
     targets = samples.target_positions.reshape(rows, 9) % (text + 2)
     rng, words = np.random.default_rng(2), [(at, at + 1) for at in range(text)]
@@ -204,7 +204,7 @@ def patterns_made(unit: str, rows: int) -> np.ndarray:
     block = Block(text, sentences, np.arange(len(sentences)))
     masking = MlmMasking.model_validate({"unit": unit, "rate": RATE, "count": "ceil"})
     spec = spec_with(masking, length=TEXT + 3)
-    cuts = pack(block, "full_sentences", spec.length)
+    cuts = pack_block(block, "full_sentences", spec.length)
     assert len(cuts) == rows
     samples = make_rows(block, cuts, 0, rows, spec, stream_key("book"), MaskingTables(WORD_STARTS))
     row, place = np.divmod(samples.target_positions, TEXT + 3)
@@ -224,7 +224,7 @@ def test_a_row_lacks_targets_only_where_no_word_fits(
 ) -> None:
     masking = MlmMasking.model_validate({"unit": unit, "rate": rate, "count": "ceil", "longest": longest})
     spec = spec_with(masking, packing="doc_sentences")
-    rows = pack(block, "doc_sentences", spec.length)
+    rows = pack_block(block, "doc_sentences", spec.length)
     samples = make_rows(block, rows, 0, len(rows), spec, stream_key("fits"), MaskingTables(WORD_STARTS))
     shift = 1 + 2 * np.repeat(np.arange(len(rows)), np.diff(rows.edges))
     hit = np.isin(np.arange(len(block.tokens)) + shift, samples.target_positions)

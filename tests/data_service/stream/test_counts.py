@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from data_service.store.open import open_store
-from data_service.stream.counts import Counted, Found, Pass, PassRunner, count_rows, measure_rows, run_here
+from data_service.stream.counts import (
+    Counted,
+    Pass,
+    PassResult,
+    PassRunner,
+    count_rows,
+    measure_rows,
+    run_here,
+)
 from data_service.stream.sources import Corpora
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 
@@ -26,7 +34,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Corpora:
 def watched(gone_through: list[int]) -> PassRunner:
     """The usual runner, and how many blocks it has gone through."""
 
-    def run(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> Found:
+    def run(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> PassResult:
         gone_through.append(len(blocks))
         return run_here(job, corpora, source, blocks, counted)
 

@@ -69,7 +69,7 @@ def test_each_lane_of_a_step_continues_itself(
 ) -> None:
     """Inside a window and a block the next row begins where this one's reused part ends, in its own direction."""
     stream = Stream(lanes_spec(tokenizer, sources[0]))
-    positions = Positions([PhaseBatches.of_samples(40, LANES, stream.samples_per_epoch)])
+    positions = Positions([PhaseBatches.from_samples(40, LANES, stream.samples_per_epoch)])
     continued = 0
     for step, following in pairwise(range(40)):
         (now,), (then,) = positions.ranges(step), positions.ranges(following)
@@ -190,7 +190,7 @@ def test_lanes_and_permuted_prediction_go_together(tokenizer: Tokenizer) -> None
 def test_lane_order_is_a_permutation_in_which_lanes_go_on(pairs: int, steps: int, directions: int) -> None:
     lanes = pairs * directions
     order = LaneOrder(lanes * steps, lanes, directions)
-    rows = order.many(np.arange(lanes * steps)).reshape(steps, lanes)
+    rows = order.at_many(np.arange(lanes * steps)).reshape(steps, lanes)
     assert sorted(rows.ravel().tolist()) == list(range(lanes * steps))
     for lane in range(lanes):
         direction = lane % directions

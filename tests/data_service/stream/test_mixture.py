@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_service.samples.spec import SourceSpec
-from data_service.stream.mixture import fill_weights, weights_of
+from data_service.stream.mixture import fill_weights, source_weights
 
 LANGUAGES = [(), ("en",), ("fr",), ("de",), ("en", "fr"), ("en", "de")]
 sized = st.lists(st.tuples(st.sampled_from(LANGUAGES), st.integers(1, 10**9)), min_size=1, max_size=8)
@@ -41,7 +41,7 @@ def stated(sizes: list[tuple[tuple[str, ...], int]], alpha: float, share: float 
 def test_languages_are_drawn_by_temperature_on_each_side_of_the_share(
     sizes: list[tuple[tuple[str, ...], int]], temperature: float, share: float | None
 ) -> None:
-    weights = weights_of(sources_of(sizes), [size for _, size in sizes], temperature, share)
+    weights = source_weights(sources_of(sizes), [size for _, size in sizes], temperature, share)
     if temperature == 1 and share is None:
         assert weights is None
         return
@@ -70,5 +70,5 @@ def test_sources_without_a_weight_share_out_what_the_others_leave(
 
 def test_a_source_that_is_alone_keeps_the_weight_that_it_had() -> None:
     sizes = [((), 7), (("en",), 1000), (("fr",), 31)]
-    plain = weights_of(sources_of([((), size) for _, size in sizes]), [7, 1000, 31], 1.5)
-    assert weights_of(sources_of(sizes), [7, 1000, 31], 1.5) == plain
+    plain = source_weights(sources_of([((), size) for _, size in sizes]), [7, 1000, 31], 1.5)
+    assert source_weights(sources_of(sizes), [7, 1000, 31], 1.5) == plain

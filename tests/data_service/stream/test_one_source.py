@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from data_service.errors import PlanError
 from data_service.samples.samples import join_rows, slice_rows
-from data_service.stream.mixture import weights_of
+from data_service.stream.mixture import source_weights
 from data_service.stream.order import SourceOrder
 from data_service.stream.plan import StreamPlan
-from data_service.stream.positions import PhaseBatches, Positions, Range
+from data_service.stream.positions import PhaseBatches, Positions, SampleRange
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import SlabLayout, Stream, build_window
 from tests.support.data.corpora import (
@@ -105,7 +105,7 @@ def test_sources_have_their_share_of_an_epoch_and_of_every_window(plan: StreamPl
     assert batch is not None
     rows = [int(plan.lines[source].line(0).ends[-1]) for source in range(len(spec.sources))]
     whole = [count // batch for count in rows]
-    share = weights_of(spec.sources, whole, spec.temperature) or whole
+    share = source_weights(spec.sources, whole, spec.temperature) or whole
     counts = [quota // batch for quota in plan.epoch_layout.quotas]
     total = sum(counts)
     assert all(0 < count <= most for count, most in zip(counts, whole, strict=True))
@@ -129,13 +129,13 @@ def test_every_step_of_a_run_is_of_one_source_though_steps_are_skipped(
 ) -> None:
     batch, size = plan.spec.one_source, plan.epoch_layout.samples_per_epoch
     assert batch is not None
-    phases = [PhaseBatches.of_samples(steps, batch, size), PhaseBatches.of_samples(3, batch, size)]
+    phases = [PhaseBatches.from_samples(steps, batch, size), PhaseBatches.from_samples(3, batch, size)]
     whole = Positions(phases)
     skips = [lost for step in skipped if step < whole.steps for lost in whole.ranges(step)]
     positions = Positions(phases, skips)
     step = data.draw(st.integers(0, positions.steps - 1))
     (found,) = positions.ranges(step)
-    assert isinstance(found, Range)
+    assert isinstance(found, SampleRange)
     rows = rows_of_epoch(plan, found.epoch)[found.start : found.stop]
     assert len(rows) == batch
     assert len({source for source, _, _, _ in rows}) == 1
@@ -149,10 +149,10 @@ def test_the_order_of_a_window_is_a_permutation_that_any_part_of_is_found_alone(
     counts: list[int], batch: int, stretches: int, data: st.DataObject
 ) -> None:
     order = SourceOrder(tuple(count * batch for count in counts), batch, stretches, ("name", 3))
-    every = order.many(np.arange(order.size))
+    every = order.at_many(np.arange(order.size))
     assert sorted(every.tolist()) == list(range(order.size))
     chosen = data.draw(st.lists(st.integers(0, order.size - 1), max_size=20))
-    assert order.many(np.array(chosen, dtype=np.int64)).tolist() == every[chosen].tolist()
+    assert order.at_many(np.array(chosen, dtype=np.int64)).tolist() == every[chosen].tolist()
     source = np.searchsorted(np.cumsum(order.sizes), every, side="right").reshape(-1, batch)
     assert (source == source[:, :1]).all()
     with pytest.raises(IndexError):

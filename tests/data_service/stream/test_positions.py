@@ -10,7 +10,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from data_service.errors import PlanError
-from data_service.stream.positions import PhaseBatches, Positions, Range, Rise, SampleAxis, StepBatches
+from data_service.stream.positions import (
+    BatchRamp,
+    PhaseBatches,
+    Positions,
+    SampleAxis,
+    SampleRange,
+    StepBatches,
+)
 
 
 @st.composite
@@ -18,7 +25,7 @@ def rising(draw: st.DrawFn) -> StepBatches:
     granule = draw(st.integers(1, 5))
     start = granule * draw(st.integers(1, 4))
     batch = start + granule * draw(st.integers(1, 30))
-    return StepBatches(batch, Rise(start, draw(st.integers(1, 50)), granule))
+    return StepBatches(batch, BatchRamp(start, draw(st.integers(1, 50)), granule))
 
 
 @given(rising())
@@ -31,20 +38,20 @@ def test_a_batch_rises_evenly_in_whole_granules(batches: StepBatches) -> None:
     ] + [batches.batch] * 3
     assert [batches.at(step) for step in range(len(literal))] == literal
     assert literal[0] == rise.start
-    assert [batches.before(step) for step in range(len(literal) + 1)] == [0, *accumulate(literal)]
+    assert [batches.units_before(step) for step in range(len(literal) + 1)] == [0, *accumulate(literal)]
 
 
 def test_a_batch_that_does_not_rise() -> None:
     assert [StepBatches(7).at(step) for step in (0, 9)] == [7, 7]
-    assert [StepBatches(7).before(step) for step in (0, 9)] == [0, 63]
+    assert [StepBatches(7).units_before(step) for step in (0, 9)] == [0, 63]
 
 
 @given(rising(), st.integers(1, 60), st.integers(0, 59))
 def test_steps_take_their_batches_one_after_another(batches: StepBatches, steps: int, begin: int) -> None:
     """Also where a run's data begins within the rise."""
     begin, epoch = min(begin, steps - 1), batches.batch + 3
-    phases = [PhaseBatches.of_samples(steps, batches.batch, epoch, batches.rise)]
-    phases.append(PhaseBatches.of_samples(2, 2, 10))
+    phases = [PhaseBatches.from_samples(steps, batches.batch, epoch, batches.rise)]
+    phases.append(PhaseBatches.from_samples(2, 2, 10))
     positions = Positions(phases, begin=begin)
     at = 0
     for step in range(begin, steps):
@@ -73,25 +80,25 @@ class UnevenAxis:
         return epoch + 1, 0
 
 
-def samples(ranges: tuple[Range, ...]) -> list[tuple[int, int]]:
+def samples(ranges: tuple[SampleRange, ...]) -> list[tuple[int, int]]:
     assert all(r.start < r.stop for r in ranges)
     return [(r.epoch, sample) for r in ranges for sample in range(r.start, r.stop)]
 
 
 sample_phases = st.lists(
     st.tuples(st.integers(1, 12), st.integers(1, 9), st.integers(0, 15)), min_size=1, max_size=3
-).map(lambda sizes: [PhaseBatches.of_samples(steps, batch, batch + more) for steps, batch, more in sizes])
+).map(lambda sizes: [PhaseBatches.from_samples(steps, batch, batch + more) for steps, batch, more in sizes])
 
 drawn_skips = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 20), st.integers(1, 12)), max_size=4)
 
 
-def skips_of_first(phase: PhaseBatches, drawn: list[tuple[int, int, int]]) -> list[Range]:
+def skips_of_first(phase: PhaseBatches, drawn: list[tuple[int, int, int]]) -> list[SampleRange]:
     """Skips of samples that exist: (epoch, start, length)."""
     size = phase.samples_per_epoch
-    return [Range(0, epoch, start, min(start + n, size)) for epoch, start, n in drawn if start < size]
+    return [SampleRange(0, epoch, start, min(start + n, size)) for epoch, start, n in drawn if start < size]
 
 
-def one_by_one(phases: list[PhaseBatches], skips: list[Range]) -> list[list[tuple[int, int]]]:
+def one_by_one(phases: list[PhaseBatches], skips: list[SampleRange]) -> list[list[tuple[int, int]]]:
     """Each step's samples, taken one after the other."""
     steps, epoch = [], 0
     for number, phase in enumerate(phases):
@@ -158,23 +165,23 @@ def test_the_step_of_a_sample_of_token_batches(lengths: list[int], batch: int, s
 
 
 def test_skips_of_a_later_phase() -> None:
-    phases = [PhaseBatches.of_samples(3, 4, 10), PhaseBatches.of_samples(4, 3, 8)]
-    skips = [Range(1, 2, 4, 7), Range(0, 0, 0, 2), Range(0, 0, 1, 3)]
+    phases = [PhaseBatches.from_samples(3, 4, 10), PhaseBatches.from_samples(4, 3, 8)]
+    skips = [SampleRange(1, 2, 4, 7), SampleRange(0, 0, 0, 2), SampleRange(0, 0, 1, 3)]
     positions = Positions(phases, skips)
     assert [samples(positions.ranges(step)) for step in range(7)] == one_by_one(phases, skips)
 
 
 def test_what_an_earlier_skip_moved_out_of_a_phase_is_not_skipped_there() -> None:
     """The first phase, pushed into its second epoch, makes the next begin with the third: the second is not read."""
-    phases = [PhaseBatches.of_samples(2, 4, 10), PhaseBatches.of_samples(2, 4, 10)]
-    moved = [Range(0, 0, 0, 4), Range(1, 1, 0, 8)]
+    phases = [PhaseBatches.from_samples(2, 4, 10), PhaseBatches.from_samples(2, 4, 10)]
+    moved = [SampleRange(0, 0, 0, 4), SampleRange(1, 1, 0, 8)]
     positions = Positions(phases, moved)
     assert [samples(positions.ranges(step)) for step in range(4)] == one_by_one(phases, moved)
-    assert positions.ranges(2) == (Range(1, 2, 0, 4),)
+    assert positions.ranges(2) == (SampleRange(1, 2, 0, 4),)
 
 
 def test_skipping_the_data_of_a_step_moves_the_next_data_up() -> None:
-    phases = [PhaseBatches.of_samples(10, 4, 10)]
+    phases = [PhaseBatches.from_samples(10, 4, 10)]
     before = Positions(phases)
     after = Positions(phases, before.ranges(2))
     assert [after.ranges(step) for step in (0, 1)] == [before.ranges(step) for step in (0, 1)]
@@ -210,9 +217,9 @@ def test_token_batches_skip_too() -> None:
 
 
 def test_a_new_phase_starts_a_new_epoch() -> None:
-    positions = Positions([PhaseBatches.of_samples(5, 2, 10), PhaseBatches.of_samples(1, 3, 7)])
-    assert positions.ranges(4) == (Range(0, 0, 8, 10),)
-    assert positions.ranges(5) == (Range(1, 1, 0, 3),)
+    positions = Positions([PhaseBatches.from_samples(5, 2, 10), PhaseBatches.from_samples(1, 3, 7)])
+    assert positions.ranges(4) == (SampleRange(0, 0, 8, 10),)
+    assert positions.ranges(5) == (SampleRange(1, 1, 0, 3),)
 
 
 @given(sample_phases, st.integers(0, 40))
@@ -225,7 +232,7 @@ def test_data_may_begin_at_a_later_step(phases: list[PhaseBatches], begin: int) 
         gone = min(passed, phase.steps)
         passed -= gone
         if phase.steps > gone:
-            rest = PhaseBatches.of_samples(phase.steps - gone, phase.batch, phase.samples_per_epoch)
+            rest = PhaseBatches.from_samples(phase.steps - gone, phase.batch, phase.samples_per_epoch)
             left.append((number, rest))
     positions = Positions(phases, begin=begin)
     literal = one_by_one([phase for _, phase in left], [])
@@ -238,20 +245,20 @@ def test_data_may_begin_at_a_later_step(phases: list[PhaseBatches], begin: int) 
 
 
 def test_the_last_step_of_a_long_run_is_found_at_once() -> None:
-    positions = Positions([PhaseBatches.of_samples(10**9, 8192, 78_125_123)])
+    positions = Positions([PhaseBatches.from_samples(10**9, 8192, 78_125_123)])
     (found,) = positions.ranges(123_456_789)
     assert (found.epoch, found.start) == divmod(123_456_789 * 8192, 78_125_123)
 
 
 def test_a_batch_larger_than_an_epoch_is_refused() -> None:
     with pytest.raises(PlanError, match=r"\b11\b.*\b10\b"):
-        Positions([PhaseBatches.of_samples(1, 11, 10)])
+        Positions([PhaseBatches.from_samples(1, 11, 10)])
 
 
 @pytest.mark.parametrize("step", [-1, 5])
 def test_steps_outside_the_run_are_refused(step: int) -> None:
     with pytest.raises(IndexError, match=rf"\bstep {step}\b.*\b5\b"):
-        Positions([PhaseBatches.of_samples(5, 2, 10)]).ranges(step)
+        Positions([PhaseBatches.from_samples(5, 2, 10)]).ranges(step)
 
 
 def test_sample_axis_is_its_own_inverse() -> None:

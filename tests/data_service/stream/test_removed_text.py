@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.corpus.corpus import open_corpus
-from data_service.corpus.removals import load_removals, without
+from data_service.corpus.removals import blank_out, load_removals
 from data_service.corpus.remove import documents_by_number, remove_documents
 from data_service.errors import CorpusError
 from data_service.rng import stream_key
@@ -152,7 +152,7 @@ def test_any_rows_of_a_block(chosen: dict[str, Any], seed: int, size: int, data:
     tables = replace(TABLES, starts_word=None if spec.masking.unit == "token" else TABLES.starts_word)
     if chosen["masking"].get("replace", {}).get("random_from") != "unigram":
         tables = replace(tables, unigram=None)
-    hollow, made = without(block, stretches, SPECIAL.pad), []
+    hollow, made = blank_out(block, stretches, SPECIAL.pad), []
     for each in (block, hollow):
         rows = cut(each, spec, stream_key("cut"))
         if not len(rows):

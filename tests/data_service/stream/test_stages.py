@@ -197,7 +197,7 @@ def test_shares_are_of_tokens(given: tuple[MadeUp, list[Stage]]) -> None:
             assert abs(quota * means[source] - weights[source] * total) <= means[source]
             tokens = corpora.rows.tokens(stage.length)[source]
             stop = plan.begins[source] + quota  # in a later reading, which has the blocks in another order
-            uneven = max(abs(tokens.before(row) - row * means[source]) for row in range(stop + 1))
+            uneven = max(abs(tokens.tokens_before(row) - row * means[source]) for row in range(stop + 1))
             assert abs(taken[source] - weights[source] * total) <= means[source] + 2 * uneven + 1e-6
 
 

@@ -18,7 +18,7 @@ from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.store.open import open_store
 from data_service.stream.order import SpreadOrder
 from data_service.stream.plan import StreamPlan
-from data_service.stream.statistics import NEAR, Radius, expected_radius, radius
+from data_service.stream.statistics import NEAR_ROWS, ShuffleRadius, expected_radius, shuffle_radius
 from data_service.tokenizers.specials import SpecialIds
 from launcher.app.cli.main import app
 
@@ -31,7 +31,7 @@ FORMER_BLOCK = 1 << 20
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 9))
 def test_a_spread_order_holds_every_thing_once(size: int, stretches: int, seed: int) -> None:
     order = SpreadOrder(size, stretches, ("test", seed))
-    everything = order.many(np.arange(size))
+    everything = order.at_many(np.arange(size))
     assert sorted(everything.tolist()) == list(range(size))
     assert [order.at(position) for position in range(0, size, 7)] == everything[::7].tolist()
     with pytest.raises(IndexError):
@@ -42,7 +42,7 @@ def test_a_spread_order_holds_every_thing_once(size: int, stretches: int, seed: 
 @given(st.integers(17, 5000), st.integers(0, 9))
 def test_what_follows_is_never_in_the_same_stretch_or_the_next(size: int, seed: int) -> None:
     """Of 16: a batch as long as a stretch may lie across two."""
-    things = SpreadOrder(size, 16, ("test", seed)).many(np.arange(size))
+    things = SpreadOrder(size, 16, ("test", seed)).at_many(np.arange(size))
     begins = np.append(True, np.diff(things % 16) != 0)
     assert begins.sum() == 16
     stretch = np.empty(size, dtype=np.int64)
@@ -52,12 +52,12 @@ def test_what_follows_is_never_in_the_same_stretch_or_the_next(size: int, seed: 
 
 
 def test_orders_differ_by_name_and_are_not_regular() -> None:
-    first, second = (SpreadOrder(16_000, 16, ("test", n)).many(np.arange(16_000)) for n in (0, 1))
+    first, second = (SpreadOrder(16_000, 16, ("test", n)).at_many(np.arange(16_000)) for n in (0, 1))
     assert (first == second).mean() < 0.01
     assert Counter(np.diff(first[:1000]).tolist()).most_common(1)[0][1] < 20
 
 
-def at_large_batches(*, spread: bool, block_tokens: int) -> Radius:
+def at_large_batches(*, spread: bool, block_tokens: int) -> ShuffleRadius:
     return expected_radius(LARGE, batch=8192, length=512, spread=spread, block_tokens=block_tokens)
 
 
@@ -106,15 +106,15 @@ def test_the_measure_is_what_counting_by_hand_finds(blocks: list[int], batch: in
     total = plan.epoch_layout.samples_per_epoch
     if batch > total:
         with pytest.raises(PlanError, match=r"\bbatch\b.*\bepoch\b"):
-            radius(plan, [table], batch)
+            shuffle_radius(plan, [table], batch)
         return
-    found = radius(plan, [table], batch)
+    found = shuffle_radius(plan, [table], batch)
     continued, near, regions = [], [], []
     for start in np.unique(np.linspace(0, total // batch - 1, 16, dtype=np.int64)) * batch:
         origins = [plan.origin(0, sample) for sample in range(int(start), int(start) + batch)]
         places = {(one.block, one.row) for one in origins}
         continued += [(block, row + 1) in places for block, row in places]
-        near += [any((b, r + d) in places for d in range(-NEAR, NEAR + 1) if d) for b, r in places]
+        near += [any((b, r + d) in places for d in range(-NEAR_ROWS, NEAR_ROWS + 1) if d) for b, r in places]
         regions.append(len({block for block, _ in places}))
     assert found.continued == pytest.approx(np.mean(continued))
     assert found.near == pytest.approx(np.mean(near))

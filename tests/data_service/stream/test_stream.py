@@ -16,7 +16,7 @@ from data_service.samples.replacement import Replacement
 from data_service.samples.samples import Samples, join_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.store.open import open_store
-from data_service.stream.counts import Counted, Found, Pass, count_rows, measure_rows, run_here
+from data_service.stream.counts import Counted, Pass, PassResult, count_rows, measure_rows, run_here
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from tests.support.data.corpora import random_block, source_of, spec_of, text_of, write_corpus
@@ -139,7 +139,7 @@ def test_masks_belong_to_the_row_not_to_its_neighbours(tmp_path: Path) -> None:
 def test_counts_are_kept_and_used(corpus: str, tmp_path: Path) -> None:
     spec, cache = spec_of(source_of(corpus)), open_store(tmp_path / "cache")
 
-    def never(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> Found:
+    def never(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> PassResult:
         raise AssertionError("counted again")
 
     corpora = Corpora(spec)
@@ -193,7 +193,7 @@ def test_damaged_counts_are_made_again(corpus: str, tmp_path: Path) -> None:
 
 
 def test_contiguous_packing_counts_without_reading(corpus: str) -> None:
-    def never(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> Found:
+    def never(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> PassResult:
         raise AssertionError("read")
 
     corpora = Corpora(spec_of(source_of(corpus), input={"packing": "contiguous"}))

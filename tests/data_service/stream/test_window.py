@@ -17,7 +17,7 @@ from data_service.stream.stream import SlabLayout, StepLayout, Stream, build_win
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 
 layouts = st.builds(
-    lambda quotas, windows, window, epoch, rows, steps: SlabLayout.of(
+    lambda quotas, windows, window, epoch, rows, steps: SlabLayout.for_window(
         EpochLayout(tuple(quotas), windows, 1), epoch, window % windows, rows=rows, steps=steps
     ),
     st.lists(st.integers(8, 60), min_size=1, max_size=3),
@@ -53,7 +53,7 @@ def test_a_share_of_every_step_lies_in_few_slabs(ranks: int, epoch: int, sample:
     share, grid = 6, EpochLayout((4000,), 3, 1)
     steps = StepLayout(share * ranks, 0, sample)
     for window in range(3):
-        layout = SlabLayout.of(grid, epoch, window, rows=rows, steps=steps)
+        layout = SlabLayout.for_window(grid, epoch, window, rows=rows, steps=steps)
         origin = epoch * 4000 + grid.start(window)
         first = (
             -(-(origin - sample) // steps.rows) * steps.rows + sample - origin
@@ -72,7 +72,7 @@ def test_a_window_built_in_any_layout_holds_the_stream(tmp_path: Path, steps: St
     spec = spec_of(source_of(write_corpus(tmp_path / "c", [random_block(seed, 4000) for seed in range(4)])))
     stream, corpora = Stream(spec), Corpora(spec)
     grid = stream.plan.epoch_layout
-    layout = SlabLayout.of(grid, 2, 1, rows=9, steps=steps)
+    layout = SlabLayout.for_window(grid, 2, 1, rows=9, steps=steps)
     slabs = build_window(corpora, stream.plan.window(2, 1), layout)
     ours = join_rows(
         [slice_rows(slabs[slab], low, high) for slab, low, high in layout.pieces(0, layout.size)]

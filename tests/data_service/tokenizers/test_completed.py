@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from data_service.errors import TokenizerError
-from data_service.tokenizers.completed import complete, load_completed
+from data_service.tokenizers.completed import complete_from_files, load_completed
 from data_service.tokenizers.load import from_files, load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 
@@ -46,7 +46,7 @@ def test_ids_stay_and_missing_tokens_follow() -> None:
         begin, end = draws.choice([("<|begin_of_text|>", "<|end_of_text|>"), ("<s>", "</s>"), ("A#", "B#")])
         files = decoder(begin, end, more, draws.choice([270, 280, 300]))
         before = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
-        found = complete(files)
+        found = complete_from_files(files)
         assert found.vocab_size == before.get_vocab_size() + held.count(False)
         assert found.pieces[: before.get_vocab_size()] == tuple(
             before.id_to_token(number) for number in range(before.get_vocab_size())
@@ -59,7 +59,7 @@ def test_ids_stay_and_missing_tokens_follow() -> None:
 
 
 def test_what_is_written_is_read_by_us_and_by_transformers(tmp_path: Path) -> None:
-    found = complete(decoder("<|begin_of_text|>", "<|end_of_text|>", {}))
+    found = complete_from_files(decoder("<|begin_of_text|>", "<|end_of_text|>", {}))
     save_tokenizer(found, str(tmp_path))
     assert load_tokenizer(str(tmp_path)).hash == load_completed(str(tmp_path)).hash == found.hash
     theirs = AutoTokenizer.from_pretrained(tmp_path)
@@ -70,7 +70,7 @@ def test_what_is_written_is_read_by_us_and_by_transformers(tmp_path: Path) -> No
 
 def test_a_tokenizer_that_lacks_nothing_stays(tokenizer: Tokenizer) -> None:
     files = tokenizer.save_files()
-    assert complete(files).hash == from_files(files).hash == tokenizer.hash
+    assert complete_from_files(files).hash == from_files(files).hash == tokenizer.hash
 
 
 def test_what_encloses_a_row_must_be_known() -> None:
@@ -81,7 +81,7 @@ def test_what_encloses_a_row_must_be_known() -> None:
     for missing in ("bos_token", "eos_token"):
         config = json.dumps({key: name for key, name in roles.items() if key != missing})
         with pytest.raises(TokenizerError, match=missing):
-            complete(files | {"tokenizer_config.json": config.encode()})
+            complete_from_files(files | {"tokenizer_config.json": config.encode()})
     wrong = json.dumps(roles | {"bos_token": "<|nowhere|>"})
     with pytest.raises(TokenizerError, match="bos_token"):
-        complete(files | {"tokenizer_config.json": wrong.encode()})
+        complete_from_files(files | {"tokenizer_config.json": wrong.encode()})

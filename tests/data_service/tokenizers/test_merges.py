@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
-from data_service.tokenizers.merges import END, learn_merges
+from data_service.tokenizers.merges import WORD_END, learn_merges
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 Learnt = tuple[list[str], list[tuple[str, str]]]
@@ -34,7 +34,7 @@ def by_counts(texts: list[str], vocab_size: int, min_frequency: int, times: int 
     counts = Counter(word for text in texts for word in text.split())
     pieces = ["<s>", *ALPHABET]
     ids = {piece: index for index, piece in enumerate(pieces)}
-    symbols = [symbol for word in counts for symbol in (*(ids[letter] for letter in word), END)]
+    symbols = [symbol for word in counts for symbol in (*(ids[letter] for letter in word), WORD_END)]
     return learn_merges(
         np.array(symbols, np.int32),
         np.array(list(counts.values()), np.int64) * times,

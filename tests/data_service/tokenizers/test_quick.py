@@ -37,8 +37,8 @@ def tokenizers() -> dict[str, Tokenizer]:
 
 @pytest.fixture
 def unknown_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    for library in quick.VERSIONS:
-        monkeypatch.setitem(quick.VERSIONS, library, "0.0")
+    for library in quick.TESTED_VERSIONS:
+        monkeypatch.setitem(quick.TESTED_VERSIONS, library, "0.0")
 
 
 def _anew(tokenizer: Tokenizer) -> Tokenizer:
@@ -91,7 +91,7 @@ def test_a_library_that_differs_is_used_no_more(
             ids[[1, 2]] = ids[[2, 1]]
         return ids
 
-    monkeypatch.setitem(quick.OPEN, library, lambda _: exchanging)
+    monkeypatch.setitem(quick.OPENERS, library, lambda _: exchanging)
     encoder, texts = TextEncoder(tokenizer), [text for text in DOCUMENTS if len(text) > 1000][:3]
     _same(tokenizer, encoder, texts)
     assert encoder.counts == {f"{DEFINITION} ({LIBRARIES[kind]} differs)": 3}
@@ -162,8 +162,8 @@ def test_a_corpus_is_the_same_bytes_either_way(
         manifest = build_corpus([str(inputs)], output, str(tmp_path / "tokenizer"), options, ignore_progress)
         counts.append({name: n for name, n in manifest.counts.items() if name.startswith("texts encoded")})
         assert manifest.loss is not None
-        for library in quick.VERSIONS:
-            monkeypatch.setitem(quick.VERSIONS, library, "0.0")
+        for library in quick.TESTED_VERSIONS:
+            monkeypatch.setitem(quick.TESTED_VERSIONS, library, "0.0")
     assert f"texts encoded by {LIBRARIES[kind]}" in counts[0]
     assert not any(LIBRARIES[kind] in name.split("(")[0] for name in counts[1])
     either = [files_of(tmp_path / way) for way in ("quick", "slow")]

@@ -54,8 +54,8 @@ def test_neither_the_order_of_texts_nor_the_number_of_processes_matters(
     kind: Kind, documents: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With tables so small that each is spilled many times; the rarest words are left out."""
-    monkeypatch.setattr("data_service.tokenizers.word_counts._TABLE_PIECES", 700)
-    monkeypatch.setattr("data_service.tokenizers.train.LEARNT_BYTES", 15_000)
+    monkeypatch.setattr("data_service.tokenizers.word_counts._MAX_TABLE_PIECES", 700)
+    monkeypatch.setattr("data_service.tokenizers.train.MAX_LEARNT_BYTES", 15_000)
     texts = [*documents[:20], *(SORTS["language"](Random(seed)) for seed in range(40))]
     made = []
     for workers in (1, 2, 3):

@@ -16,7 +16,7 @@ from data_service.tokenizers.check import check_tokenizer
 from data_service.tokenizers.load import from_files, load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
-from data_service.tokenizers.vocabulary import Origins, extend_tokenizer, origins
+from data_service.tokenizers.vocabulary import PieceOrigins, extend_tokenizer, find_origins
 
 TERMS = ["neurotransmitter", "Zürich", "neuro", "日", "the"]
 LINES = [
@@ -148,13 +148,13 @@ def test_what_cannot_be_one_word_is_refused(tokenizer: Tokenizer, terms: list[st
         extend_tokenizer(tokenizer, terms)
 
 
-def _of(found: Origins, new_id: int) -> list[int]:
+def _of(found: PieceOrigins, new_id: int) -> list[int]:
     return found.ids[found.offsets[new_id] : found.offsets[new_id + 1]].tolist()
 
 
 def test_a_new_word_comes_from_the_pieces_it_was_split_into(tokenizer: Tokenizer) -> None:
     new = extend_tokenizer(tokenizer, ["neurotransmitter", "myocardial"]).tokenizer
-    found = origins(tokenizer, new)
+    found = find_origins(tokenizer, new)
     assert len(found.offsets) == new.vocab_size + 1
     assert all(_of(found, i) == [i] for i in range(tokenizer.vocab_size))
     assert (found.copied, found.averaged) == (tokenizer.vocab_size, new.vocab_size - tokenizer.vocab_size)
@@ -168,7 +168,7 @@ def test_pieces_are_matched_by_name_whatever_their_ids(
     tokenizer: Tokenizer, trained: Callable[[Kind], Tokenizer], documents: list[str]
 ) -> None:
     other = train_tokenizer(tokenizer.kind, documents[20:], 1300)
-    found = origins(tokenizer, other)
+    found = find_origins(tokenizer, other)
     known = {piece: i for i, piece in enumerate(tokenizer.pieces)}
     copied = [i for i, piece in enumerate(other.pieces) if piece in known]
     assert found.copied == len(copied) > 600
@@ -183,7 +183,7 @@ def test_word_beginnings_and_continuations_are_told_apart(
 ) -> None:
     wordpiece = trained("wordpiece")
     other = train_tokenizer("wordpiece", documents, 3000)
-    found = origins(wordpiece, other)
+    found = find_origins(wordpiece, other)
     new = [i for i, piece in enumerate(other.pieces) if piece not in set(wordpiece.pieces)]
     continued = [i for i in new if other.pieces[i].startswith("##")]
     assert len(new) > len(continued) > 100
@@ -201,7 +201,7 @@ def test_special_tokens_follow_their_roles(
 ) -> None:
     old = trained("unigram")
     new = train_tokenizer("unigram", documents, 1300, TokenizerOptions(specials="xlnet"))
-    found = origins(old, new)
+    found = find_origins(old, new)
     for role in ("cls", "sep", "pad", "mask", "unk"):
         assert _of(found, getattr(new.special, role)) == [getattr(old.special, role)]
 
@@ -214,15 +214,15 @@ def test_part_of_a_character_comes_from_its_bytes(trained: Callable[[Kind], Toke
     piece = "\u00e6\u0139"  # two bytes of three
     definition["model"]["vocab"][piece] = 1500
     new = from_files({"tokenizer.json": json.dumps(definition).encode()})
-    assert _of(origins(old, new), 1500) == [old.piece_id(byte) for byte in piece]
+    assert _of(find_origins(old, new), 1500) == [old.piece_id(byte) for byte in piece]
 
 
 def test_unrelated_tokenizers_are_refused(trained: Callable[[Kind], Tokenizer]) -> None:
     with pytest.raises(TokenizerError, match=r"\bwordpiece\b.*\bbyte_bpe\b"):
-        origins(trained("wordpiece"), trained("byte_bpe"))
+        find_origins(trained("wordpiece"), trained("byte_bpe"))
     latin, greek = (
         train_tokenizer("wordpiece", [text * 20], 12, TokenizerOptions(min_frequency=1))
         for text in ("ab ab", "αβ αβ")
     )
     with pytest.raises(TokenizerError, match="common"):
-        origins(latin, greek)
+        find_origins(latin, greek)

@@ -143,8 +143,8 @@ def test_the_most_frequent_words_are_kept_of_any_order_and_processes(
     limit: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With tables and files so small that each is written and divided many times."""
-    monkeypatch.setattr("data_service.tokenizers.word_counts._TABLE_PIECES", 50)
-    monkeypatch.setattr("data_service.tokenizers.word_counts._FILE_BYTES", 200)
+    monkeypatch.setattr("data_service.tokenizers.word_counts._MAX_TABLE_PIECES", 50)
+    monkeypatch.setattr("data_service.tokenizers.word_counts._MAX_FILE_BYTES", 200)
     random = Random(limit)
     texts = [odd_text(random, 200) for _ in range(40)]
     every = Counter(word for text in texts for word in gpt2_words(text))

@@ -11,7 +11,7 @@ import torch
 from data_service.rng import stream_key
 from data_service.samples.denoising import Denoising
 from data_service.samples.make import make_rows
-from data_service.samples.packing import pack
+from data_service.samples.packing import pack_block
 from data_service.samples.samples import Samples, slice_rows
 from data_service.samples.spec import SourceSpec
 from encoder_core.batch import Batch, with_rows
@@ -40,7 +40,7 @@ def samples(rows: int = 5) -> Samples:
     block = random_block(seed=3, tokens=400, sentence=5)
     source = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
     spec = spec_of(source, masking=Denoising(), input={"packing": "full_sentences"})
-    cuts = pack(block, "full_sentences", spec.length)
+    cuts = pack_block(block, "full_sentences", spec.length)
     return make_rows(block, cuts, 0, rows, spec, stream_key("denoise"))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_service.corpus.removals import without
+from data_service.corpus.removals import blank_out
 from data_service.rng import stream_key
 from data_service.samples.make import cut, make_rows
 from data_service.samples.samples import Samples, deal_rows
@@ -44,7 +44,7 @@ def samples(seed: int, packing: str, share: float = 0.5) -> Samples:
     block = block_of_pairs(seed, 12, 2) if packing == "pairs" else random_block(seed, 400, document=2.0)
     edges = block.sentences[block.documents]
     gone = np.flatnonzero(rng.random(len(edges) - 1) < share)
-    hollow = without(block, np.stack([edges[gone], edges[gone + 1]], axis=1), SPECIAL.pad)
+    hollow = blank_out(block, np.stack([edges[gone], edges[gone + 1]], axis=1), SPECIAL.pad)
     masking = {"kind": "none"} if texts else {"kind": "mlm"}
     spec = spec_of(SOURCE, length=24, input={"packing": packing}, masking=masking)
     rows = cut(hollow, spec, stream_key("cut"))

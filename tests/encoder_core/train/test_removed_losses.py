@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data_service.corpus.removals import without
+from data_service.corpus.removals import blank_out
 from data_service.rng import stream_key
 from data_service.samples.make import cut, make_rows
 from data_service.samples.masking import NO_TABLES, MaskingTables
@@ -131,7 +131,7 @@ def made(case: Case, seed: int) -> Made:
         rows = cut(each, spec, stream_key("cut"))
         return make_rows(each, rows, 0, len(rows), spec, stream_key("x"), case.tables)
 
-    found = [rows_of(without(each, stretches, SPECIAL.pad)) for each in (block, marked)]
+    found = [rows_of(blank_out(each, stretches, SPECIAL.pad)) for each in (block, marked)]
     removed = _originals(rows_of(marked)) >= FROM
     return Made(found[0], to_batch(found[0], CPU), to_batch(found[1], CPU), removed)
 

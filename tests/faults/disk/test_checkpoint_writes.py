@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from checkpoints.attempt import Attempt, claim
-from checkpoints.commit import Committed
+from checkpoints.commit import CommittedSave
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import list_folders
@@ -62,7 +62,7 @@ def test_dying_at_any_file_system_change_of_a_run(tmp_path: Path) -> None:
         newest = newest_good(store, Alone())
         assert newest is not None
         assert_holds(store, newest.manifest, random_state(30))
-        assert [folder.mark.step for folder in list_folders(store)] == [30]
+        assert [folder.name.step for folder in list_folders(store)] == [30]
         shutil.rmtree(store.root)
     assert resumed_from == sorted(resumed_from)
     assert resumed_from.count(10) > 10  # while claiming, uploading, committing
@@ -107,7 +107,7 @@ def test_dying_at_any_change_of_a_run_on_s3(rgw: S3Server) -> None:
             assert good.manifest.step == 20
             break
         go_on(store, 30)
-        assert [folder.mark.step for folder in list_folders(store)] == [30]
+        assert [folder.name.step for folder in list_folders(store)] == [30]
     assert change == 7  # after the claim, data, manifest, two deletions, end
 
 
@@ -122,6 +122,6 @@ def test_a_full_disk_costs_one_checkpoint_and_says_so(tmp_path: Path) -> None:
     assert " space " in getattr(outcome, "reason", "")
     good = newest_good(store, Alone())
     assert good is not None
-    assert good.manifest.mark == CheckpointName(1, 10)
+    assert good.manifest.name == CheckpointName(1, 10)
     saver.begin(21, cut(random_state(21), (), 0), SHAPES, {})
-    assert isinstance(saver.commit(), Committed)
+    assert isinstance(saver.commit(), CommittedSave)

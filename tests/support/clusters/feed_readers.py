@@ -15,7 +15,7 @@ import ray
 from data_service.samples.spec import StreamSpec
 from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
-from data_service.stream.positions import PhaseBatches, Positions, Range
+from data_service.stream.positions import PhaseBatches, Positions, SampleRange
 from data_service.stream.stream import StepLayout
 from launcher.runtime.rank.data import ANNOUNCED_STEPS, RankShard
 
@@ -58,7 +58,7 @@ class Host:
         self._shares = shares
         batch = shares[0].rows[0] * shares[0].world
         self._positions = Positions(
-            [PhaseBatches.of_samples(steps, batch, self._clients[0].samples_per_epoch)]
+            [PhaseBatches.from_samples(steps, batch, self._clients[0].samples_per_epoch)]
         )
         self._pulled: list[dict[str, int]] = [{} for _ in range(-(-len(ranks) // NODE))]
 
@@ -84,7 +84,7 @@ class Host:
         coming = [
             self._positions.ranges(n) for n in range(step, min(step + ANNOUNCED_STEPS, self._positions.steps))
         ]
-        mine: list[Range] = [r for ranges in coming for _, part in share.deal(ranges)[0] for r in part]
+        mine: list[SampleRange] = [r for ranges in coming for _, part in share.deal(ranges)[0] for r in part]
         first = coming[0][0]
         batch = share.rows[0] * share.world
         client.prefetch(

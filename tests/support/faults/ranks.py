@@ -112,7 +112,7 @@ def damage(store: Store, draws: random.Random, damaged: set[CheckpointName]) -> 
     """Of the newest checkpoint that is not `damaged`, one file or its manifest: gone, shorter, or one bit another.
     It is then."""
     newest = next(mark for mark in list_committed(store) if mark not in damaged)
-    keys = next(folder for folder in list_folders(store) if folder.mark == newest).sizes
+    keys = next(folder for folder in list_folders(store) if folder.name == newest).sizes
     key = draws.choice(sorted(keys))
     data = bytearray(store.get(key))
     how = draws.choice(("gone", "shorter", "flipped"))

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from checkpoints.attempt import Attempt
-from checkpoints.commit import Committed, Failed, Outcome
+from checkpoints.commit import CommittedSave, FailedSave, Outcome
 from checkpoints.gather import Alone, Peers
 from checkpoints.gloo_peers import GlooPeers
 from checkpoints.layout import CheckpointManifest
@@ -84,7 +84,7 @@ def commit_steps(
     """Commits a checkpoint at each step, with the step as its seed, as the only rank."""
     saver = Saver(store, attempt, Alone(), resumed=resumed)
     for step in steps:
-        assert isinstance(save(saver, step, step), Committed)
+        assert isinstance(save(saver, step, step), CommittedSave)
     saver.close()
 
 
@@ -124,7 +124,7 @@ class ThreadPeers:
         self._receive(values)
         return values
 
-    def from_first(self, value: JsonValue) -> JsonValue:
+    def broadcast(self, value: JsonValue) -> JsonValue:
         values = self._exchange(value)
         self._receive(values[:1])
         return values[0]
@@ -160,7 +160,7 @@ def gather(rank: int, world: int) -> list[object]:
     mine: JsonValue = {"rank": rank, "text": "ä" * (10 ** (2 * rank))}
     first = peers.all_gather(mine)
     second = peers.all_gather(None if rank else [1.5, True])
-    return [first, second, peers.gather_to_first(mine), peers.from_first(rank), peers.from_first(mine)]
+    return [first, second, peers.gather_to_first(mine), peers.broadcast(rank), peers.broadcast(mine)]
 
 
 def save_and_fail_and_save(rank: int, world: int, uri: str) -> list[str]:
@@ -210,11 +210,11 @@ def one_rank_leaves(rank: int, world: int, uri: str) -> str:
     return "committed"
 
 
-def _show(outcome: Committed | Failed) -> str:
+def _show(outcome: CommittedSave | FailedSave) -> str:
     match outcome:
-        case Committed():
+        case CommittedSave():
             return f"committed {outcome.step}"
-        case Failed():
+        case FailedSave():
             return f"failed {outcome.step}: {outcome.reason}"
 
 

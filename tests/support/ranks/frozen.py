@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from checkpoints.attempt import Attempt
-from checkpoints.commit import Committed
+from checkpoints.commit import CommittedSave
 from checkpoints.gloo_peers import GlooPeers
 from checkpoints.load import Reader
 from checkpoints.newest import newest_good
@@ -48,7 +48,7 @@ def train_and_save(rank: int, world: int, cases: list[Case], folder: str) -> lis
         store = open_store(f"{folder}/{case.seed}")
         saver = Saver(store, Attempt(store, 1), peers)
         saver.begin(STEPS, engine.fragments(), engine.shapes, {})
-        assert isinstance(saver.commit(), Committed)
+        assert isinstance(saver.commit(), CommittedSave)
         saver.close()
         traces.append(_trace(engine, [(loss, update.grad_norm, update.applied) for loss, update in steps]))
     return traces

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import overload
 
 from checkpoints.gather import Alone
-from checkpoints.layout import CheckpointName, encode
+from checkpoints.layout import CheckpointName, encode_manifest
 from checkpoints.listing import read_manifest
 from checkpoints.load import Reader
 from checkpoints.newest import newest_good
@@ -164,7 +164,7 @@ def with_torch(store: Store, mark: CheckpointName, release: str) -> None:
     """Let a checkpoint have been written by this release of torch."""
     manifest = read_manifest(store, mark)
     versions = manifest.versions | {"torch": release}
-    store.put(mark.manifest, encode(manifest.model_copy(update={"versions": versions})))
+    store.put(mark.manifest, encode_manifest(manifest.model_copy(update={"versions": versions})))
 
 
 def final_state(uri: str, step: int = STEPS) -> dict[tuple[str, str], bytes]:

@@ -10,7 +10,7 @@ from cfnlint.config import ManualArgs
 
 from data_service.corpus.corpus import open_corpus
 from data_service.ingest.append import append_documents
-from data_service.ingest.append_options import options_like
+from data_service.ingest.append_options import options_from_corpus
 from launcher.app.schedulers.aws_batch import BatchJob, parts_of, reads_of, render
 from launcher.errors import LaunchError
 from launcher.runtime.recipe.load import load
@@ -129,7 +129,7 @@ def test_what_a_recipe_reads() -> None:
 def test_a_corpus_that_grew_is_read_where_its_parts_lie(inputs: Path, tmp_path: Path) -> None:
     (tmp_path / "new.jsonl").write_text('{"text": "A rank waits for its row, and another one waits, too."}\n')
     corpus = open_corpus(str(inputs / "corpus"))
-    options = options_like(corpus, workers=1, on_bad_records="error", word_files={})
+    options = options_from_corpus(corpus, workers=1, on_bad_records="error", word_files={})
     append_documents(
         str(inputs / "corpus"),
         [str(tmp_path / "new.jsonl")],

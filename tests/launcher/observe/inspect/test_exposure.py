@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName
-from checkpoints.listing import Rewind, Span, record_rewind
-from data_service.corpus.corpus import open_corpus, place_document
+from checkpoints.listing import Rewind, SampleSpan, record_rewind
+from data_service.corpus.corpus import locate_document, open_corpus
 from data_service.corpus.remove import documents_by_number as documents_by_number_in
 from data_service.corpus.remove import remove_documents
 from data_service.errors import CorpusError
-from data_service.stream.positions import Positions, Range
+from data_service.stream.positions import Positions, SampleRange
 from data_service.stream.stream import Stream
 from launcher.app.cli.main import app
 from launcher.errors import RunError
@@ -64,7 +64,7 @@ def scanned(
 ) -> Iterator[Exposure]:
     """What holds the document, by looking at every row of `steps`."""
     corpus = open_corpus(run.recipe.corpus.sources["text"].uri)
-    block, start, stop = place_document(corpus, "train", document.number)
+    block, start, stop = locate_document(corpus, "train", document.number)
     streams = streams_of(run)
     for step in steps:
         row = 0
@@ -78,7 +78,7 @@ def scanned(
                 row += 1
 
 
-def _rewind(attempt: Attempt, returned: int, reached: int, spans: tuple[Span, ...]) -> Rewind:
+def _rewind(attempt: Attempt, returned: int, reached: int, spans: tuple[SampleSpan, ...]) -> Rewind:
     return Rewind(
         attempt=attempt.number,
         to=CheckpointName(attempt.number, returned),
@@ -108,7 +108,7 @@ def test_every_row_that_holds_a_document(inputs: Path, tmp_path: Path, packing: 
 @pytest.mark.long
 def test_rows_of_steps_that_a_run_went_back_from(run: Run) -> None:
     """Twice, and each time past the data of the undone steps, of one phase and of two."""
-    streams, skipped, undone = streams_of(run), tuple[Range, ...](), []
+    streams, skipped, undone = streams_of(run), tuple[SampleRange, ...](), []
     for number, (returned, reached) in enumerate([(3, 6), (2, 10)], start=1):
         positions = sample_positions(run, streams, skipped)
         undone.append((number, positions, range(returned, reached)))

@@ -14,7 +14,13 @@ from checkpoints.gather import Peers
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import list_committed
 from data_service.store.base import Store
-from data_service.store.errors import TRANSIENT, CredentialsExpired, OutOfSpace, StoreError, StoreUnavailable
+from data_service.store.errors import (
+    TRANSIENT_ERRORS,
+    CredentialsExpired,
+    OutOfSpace,
+    StoreError,
+    StoreUnavailable,
+)
 from data_service.store.open import open_store
 from encoder_core.train.state import TrainState
 from encoder_core.train.xlnet_memory import StoredMemory
@@ -138,7 +144,7 @@ def test_a_last_save_that_fails_says_whether_it_may_be_only_the_store(
         if isinstance(caught.value, SaveFailed):
             assert (caught.value.step, caught.value.last) == (9, 3)
             assert re.search(r"\bsince step 3\b", caught.value.problem)
-        assert isinstance(caught.value, TRANSIENT) == transient
+        assert isinstance(caught.value, TRANSIENT_ERRORS) == transient
         return str(caught.value)
 
     assert len(set(on_threads(2, work))) == 1

@@ -114,7 +114,7 @@ class _Run:
         assert good is not None
         assert good.passed_over == ()
         assert good.manifest.step == self.expected
-        assert is_on_lineage(good.manifest.lineage, good.manifest.mark)
+        assert is_on_lineage(good.manifest.lineage, good.manifest.name)
         assert_holds(self.store, good.manifest, random_state(self.expected))
         self._check_memory(good.manifest)
 

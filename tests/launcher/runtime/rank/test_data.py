@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from data_service.stream.positions import PhaseBatches, Positions, Range
+from data_service.stream.positions import PhaseBatches, Positions, SampleRange
 from data_service.stream.stream import StepLayout, Stream
 from launcher.runtime.rank.data import ANNOUNCED_STEPS, RankData, RankShard
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
@@ -30,7 +30,7 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_corpus(tmp_path_factory.mktemp("c") / "c", blocks, blocks[:1])
 
 
-def told(uri: str, rank: int, world: int, phase: PhaseBatches, skips: list[Range]) -> Told:
+def told(uri: str, rank: int, world: int, phase: PhaseBatches, skips: list[SampleRange]) -> Told:
     """What rank `rank` has announced at its first step."""
     stream = Told(spec_of(source_of(uri)))
     positions = Positions([phase], skips)
@@ -47,7 +47,7 @@ def told(uri: str, rank: int, world: int, phase: PhaseBatches, skips: list[Range
 def test_each_phase_has_a_microbatch_of_its_own(uri: str, world: int) -> None:
     streams = [Told(spec_of(source_of(uri))) for _ in range(3)]
     count = streams[0].samples_per_epoch
-    positions = Positions([PhaseBatches.of_samples(2, 8, count)] * 2, [])
+    positions = Positions([PhaseBatches.from_samples(2, 8, count)] * 2, [])
     found = dict[int, list[int]]()
     for rank in range(world):
         share, device = RankShard(rank, world, (4, 3)), torch.device("cpu")
@@ -86,10 +86,10 @@ def test_each_phase_has_a_microbatch_of_its_own(uri: str, world: int) -> None:
 def test_ranks_together_announce_every_row_once(uri: str, world: int, batch: str) -> None:
     stream = Stream(spec_of(source_of(uri)))
     count = stream.samples_per_epoch
-    phase = PhaseBatches.of_samples(STEPS, 20, count)
+    phase = PhaseBatches.from_samples(STEPS, 20, count)
     if batch == "tokens":
         phase = PhaseBatches(STEPS, 20 * 25, count, stream.token_axis())
-    skips = [Range(0, 0, 57, 93)]
+    skips = [SampleRange(0, 0, 57, 93)]
     expected = [r for step in range(ANNOUNCED_STEPS) for r in Positions([phase], skips).ranges(step)]
     ranks = [told(uri, rank, world, phase, skips) for rank in range(world)]
     found = [(e, n) for rank in ranks for e, start, stop in rank.ranges for n in range(start, stop)]

@@ -15,7 +15,7 @@ from checkpoints.gather import Alone
 from checkpoints.hf.folder import WEIGHTS
 from checkpoints.hf.load import load_pretrained
 from data_service.store.open import open_store
-from data_service.tokenizers.completed import complete
+from data_service.tokenizers.completed import complete_from_files
 from data_service.tokenizers.vocabulary import extend_tokenizer
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
@@ -280,7 +280,7 @@ def test_a_table_of_differences_is_no_table(setting: Setting, other_run: str) ->
 def test_a_decoder_whose_tokenizer_lacks_special_tokens(setting: Setting, tmp_path: Path) -> None:
     """As a Llama's. The rows that the decoder knows are taken over, those of the new tokens are fresh."""
     files = decoder("<|begin_of_text|>", "<|end_of_text|>", {})
-    completed = complete(files)
+    completed = complete_from_files(files)
     known = completed.vocab_size - 3  # [UNK], [PAD], [MASK]
     torch.manual_seed(0)
     theirs = LlamaForCausalLM(

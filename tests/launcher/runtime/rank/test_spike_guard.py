@@ -29,7 +29,7 @@ from tests.support.ranks.checkpointing import commit_steps
 from tests.support.runs.small_runs import new_run
 
 SPIKES = "spikes={window: 4, threshold: 5.0, patience: 3, most_rewinds: 1, outlier: 20.0}"
-PHASES = [PhaseBatches.of_samples(50, 10, 95), PhaseBatches.of_samples(50, 8, 60)]
+PHASES = [PhaseBatches.from_samples(50, 10, 95), PhaseBatches.from_samples(50, 8, 60)]
 COUNTS = {"mlm": 100.0}
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from checkpoints.hf.folder import publish
-from checkpoints.layout import CheckpointName, sealed, unsealed
+from checkpoints.layout import CheckpointName, add_digest, strip_digest
 from checkpoints.ownership import StopRequest, find_stop_request
 from data_service.errors import CorpusError
 from data_service.samples.similar_words import dump_similar_words, parse_similar_words
@@ -71,9 +71,9 @@ def _manifest(data: bytes, draw: random.Random) -> bytes:
 
 def _archive(data: bytes, draw: random.Random) -> bytes:
     table, file = pq.read_table(io.BytesIO(data)), io.BytesIO()
-    body = unsealed("maskfleet", table.schema.metadata[b"maskfleet"])
+    body = strip_digest("maskfleet", table.schema.metadata[b"maskfleet"])
     assert body is not None
-    about = sealed("maskfleet", _object(body, draw))
+    about = add_digest("maskfleet", _object(body, draw))
     pq.write_table(
         table.append_column("new", [[0.0] * len(table)]).replace_schema_metadata({"maskfleet": about}), file
     )
