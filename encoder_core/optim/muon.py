@@ -58,7 +58,7 @@ def orthogonalise(matrices: Float[Tensor, "matrices rows columns"]) -> Float[Ten
     """
     transposed = matrices.shape[1] > matrices.shape[2]
     wide = matrices.mT if transposed else matrices  # the smaller Gram matrices
-    x = wide / (torch.linalg.vector_norm(wide, dim=(1, 2), keepdim=True) + _TINY)
+    x: Tensor = wide / (torch.linalg.vector_norm(wide, dim=(1, 2), keepdim=True) + _TINY)
     for _ in range(STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=_CUBIC, alpha=_QUINTIC), x, beta=_LINEAR)

@@ -128,7 +128,8 @@ GROUPS = [pytest.param(found, id="-".join(map(str, name))) for name, found in gr
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_launch_fits_its_gpu(group: list[Compiled]) -> None:
     """In shared memory, and in registers. Of the launches in half precision that no GPU has timed, none spills by
-    more than few of its instructions, and nine in ten by hardly any. In fp32, in which nothing trains on GPUs, many do."""
+    more than few of its instructions, and nine in ten by hardly any. In fp32, in which nothing trains on GPUs, many do.
+    """
     for one in group:
         assert one.shared <= SHARED[one.sm], f"{one}"
         assert one.programs >= 1
