@@ -82,7 +82,7 @@ class Batch:
         if self.tokens.device == device:
             return self
         corrupted = None if self.corrupted is None else self.corrupted.to(device)
-        return replace(self, host=self, corrupted=corrupted, **_map_tensors(self, lambda x: sent(x, device)))
+        return replace(self, host=self, corrupted=corrupted, **_map_tensors(self, lambda x: send(x, device)))
 
     @property
     def on_host(self) -> "Batch":
@@ -135,7 +135,7 @@ def _map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> dict[str, 
     return {name: change(value) for name, value in found.items() if isinstance(value, Tensor)}
 
 
-def sent(x: Tensor, device: torch.device) -> Tensor:
+def send(x: Tensor, device: torch.device) -> Tensor:
     """Copy `x` from the host to `device`, or back. To a GPU, the copy goes through pinned memory and may finish after
     this returns; a copy to the host is there when this returns.
 
@@ -146,7 +146,7 @@ def sent(x: Tensor, device: torch.device) -> Tensor:
     return pinned.to(device, non_blocking=later)
 
 
-def with_rows(batch: Batch, rows: Int[Tensor, " chosen"]) -> Batch:
+def select_rows(batch: Batch, rows: Int[Tensor, " chosen"]) -> Batch:
     """Return some rows of a batch on the host, ascending. They keep their numbers, so their random draws stay the same.
 
     Of an example of several rows, all rows must be chosen, or none. At least one row must be.
@@ -172,11 +172,11 @@ def with_rows(batch: Batch, rows: Int[Tensor, " chosen"]) -> Batch:
         pair_rows=None if pairs is None else moved_R[pairs[chosen_R[pairs]]],
         **_select_entries(batch, (*_TOKEN_FIELDS, "order"), at_T),
         **_select_entries(batch, _ROW_FIELDS, rows),
-        corrupted=None if batch.corrupted is None else with_rows(batch.corrupted, rows),
+        corrupted=None if batch.corrupted is None else select_rows(batch.corrupted, rows),
     )
 
 
-def with_rows_duplicated(batch: Batch) -> Batch:
+def duplicate_rows(batch: Batch) -> Batch:
     """Return examples of two texts: each row's text without masks, twice, as two rows.
 
     The two rows have different random draws: row number n becomes rows number 2 n and 2 n + 1.
@@ -199,7 +199,7 @@ def with_rows_duplicated(batch: Batch) -> Batch:
         numbers=torch.stack([2 * numbers_R, 2 * numbers_R + 1], 1).flatten(),
         group=2,
         causal=batch.causal,
-        host=None if batch.host is None else with_rows_duplicated(batch.host),
+        host=None if batch.host is None else duplicate_rows(batch.host),
     )
 
 

@@ -17,10 +17,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _GOLDEN = -7046029254386353131  # 2 ** 64 divided by the golden ratio, odd
-_HEAD = -4417276706812531889  # another odd constant: sums of small multiples of both do not collide
-_FIRST, _SECOND = -4658895280553007687, -7723592293110705685  # splitmix64's multipliers
+_HEAD_ODD = -4417276706812531889  # another odd constant: sums of small multiples of both do not collide
+_MIX_1, _MIX_2 = -4658895280553007687, -7723592293110705685  # splitmix64's multipliers
 _ROW_BITS = 32  # low bits of a key for the place in its row; the high bits hold the row's number
-NUMBERS = 1 << 16  # how many different values `numbers16` returns
+VALUES = 1 << 16  # how many different values `numbers16` returns
 
 
 def token_keys(
@@ -54,7 +54,7 @@ def table_keys(first: int, last: int, device: torch.device) -> Int[Tensor, " pla
 def head_keys(keys: Int[Tensor, "*places"], heads: range) -> Int[Tensor, "*places heads"]:
     """Return a key for each of these heads at each place."""
     at = torch.arange(heads.start, heads.stop, device=keys.device)
-    return keys[..., None] + at * _HEAD
+    return keys[..., None] + at * _HEAD_ODD
 
 
 def draw_key() -> Int[Tensor, ""]:
@@ -74,7 +74,7 @@ def numbers16(
     if keys.is_meta:  # meta tensors have no values to hash
         return keys.new_empty((*keys.shape, len(columns)), dtype=torch.int16)
     first, last = columns.start // 4, -(-columns.stop // 4)
-    counter = _multiples(torch.arange(first, last, device=keys.device))
+    counter = _golden_multiples(torch.arange(first, last, device=keys.device))
     # `draw` stays on the host: a copy to the device would make the host wait.
     hashed = _mix(keys[..., None] + (counter + draw))
     if torch.compiler.is_compiling():  # the same numbers; a view of another width could not be fused
@@ -93,7 +93,7 @@ def uniforms(
     return (hashed >> 11).bitwise_and_((1 << 53) - 1).double() * 2.0**-53
 
 
-def _multiples(x: Tensor) -> Tensor:
+def _golden_multiples(x: Tensor) -> Tensor:
     """Return `x`, small numbers that are not negative, times `_GOLDEN`.
 
     Compiled code must not overflow where the compiler can foresee it. C++ leaves that undefined, and gcc 12 then
@@ -110,7 +110,7 @@ def _mix(x: Tensor) -> Tensor:
     """Mix as splitmix64 does: every bit of the result depends on every bit of `x`, which is overwritten."""
     # For meta tensors, `out` would make torch import its compiler.
     shifted = None if torch.compiler.is_compiling() or x.is_meta else torch.empty_like(x)
-    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
         x ^= torch.bitwise_right_shift(x, shift, out=shifted).bitwise_and_((1 << (64 - shift)) - 1)
         x *= factor
     x ^= torch.bitwise_right_shift(x, 31, out=shifted).bitwise_and_((1 << 33) - 1)

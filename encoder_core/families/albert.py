@@ -11,11 +11,11 @@ from pydantic import Field
 from encoder_core.errors import ModelError
 from encoder_core.families.config import SmallForm, WithGenerator, encoder_layers
 from encoder_core.families.interchange import (
-    Format,
     Heads,
+    HfNetwork,
     KeyTable,
+    ModelType,
     Pair,
-    Written,
     embedding_pairs,
     shared_from_json,
     shared_to_json,
@@ -81,9 +81,9 @@ class AlbertConfig(WithGenerator):
         )
 
     @property
-    def widths(self) -> tuple[str, ...]:
+    def width_keys(self) -> tuple[str, ...]:
         """As everywhere; embeddings of a width of their own keep it."""
-        return (*super().widths, "embedding") if self.embedding == self.hidden else super().widths
+        return (*super().width_keys, "embedding") if self.embedding == self.hidden else super().width_keys
 
     @property
     def embedding_width(self) -> int:
@@ -100,18 +100,18 @@ class AlbertConfig(WithGenerator):
         own = {"embedding": form.embedding, "groups": min(self.groups, form.layers)}
         return super().small(form) | own
 
-    def written(self, heads: Heads) -> Written | None:
+    def hf_network(self, heads: Heads) -> HfNetwork | None:
         match heads:
             case "mlm":
-                return Written("AlbertForMaskedLM", MASKED_LM, to_json(self))
+                return HfNetwork("AlbertForMaskedLM", MASKED_LM, to_json(self))
             case "mlm_pair":
-                return Written("AlbertForPreTraining", PRETRAINING, to_json(self))
+                return HfNetwork("AlbertForPreTraining", PRETRAINING, to_json(self))
             case _:
                 return None
 
     @classmethod
-    def formats(cls) -> tuple[Format, ...]:
-        return (Format("albert", "AlbertModel", from_json),)
+    def model_types(cls) -> tuple[ModelType, ...]:
+        return (ModelType("albert", "AlbertModel", from_json),)
 
 
 def _size(layers: int, hidden: int, heads: int) -> AlbertConfig:

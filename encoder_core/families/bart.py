@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from encoder_core.errors import ModelError
 from encoder_core.families.config import EncoderConfig, encoder_layers
 from encoder_core.families.interchange import (
-    Format,
     Heads,
+    HfNetwork,
     KeyTable,
+    ModelType,
     Pair,
-    Written,
     activation_from_json,
     activation_to_json,
     check_tied,
@@ -86,11 +86,11 @@ class BartConfig(EncoderConfig):
         return Decoder(_embeddings(self, word), layers, checkpoint_activations=checkpoint_activations)
 
     @property
-    def bare_head(self) -> bool:
+    def decoder_only_head(self) -> bool:
         return True
 
     @property
-    def further_rows(self) -> int:
+    def position_rows(self) -> int:
         return self.max_length + FIRST_POSITION
 
     def decoder_weights(self) -> int:
@@ -98,7 +98,7 @@ class BartConfig(EncoderConfig):
         tables = self.embedding_weights() - self.vocabulary * self.hidden
         return tables + self.layers * (layer_weights(self.hidden, self.feed_forward) + across)
 
-    def written(self, heads: Heads) -> Written | None:
+    def hf_network(self, heads: Heads) -> HfNetwork | None:
         """Return how transformers' class holds encoder and decoder.
 
         Raises:
@@ -109,11 +109,11 @@ class BartConfig(EncoderConfig):
                 f"bart has no heads of kind {heads!r}: its decoder writes the text",
                 remedy="use a model of another family, or BART with its decoder (denoise)",
             )
-        return Written("BartForConditionalGeneration", TABLE, to_json(self))
+        return HfNetwork("BartForConditionalGeneration", TABLE, to_json(self))
 
     @classmethod
-    def formats(cls) -> tuple[Format, ...]:
-        return (Format("bart", "BartModel", from_json),)
+    def model_types(cls) -> tuple[ModelType, ...]:
+        return (ModelType("bart", "BartModel", from_json),)
 
 
 BASE = BartConfig(layers=6, hidden=768, heads=12, feed_forward=3072, vocab=50_265)

@@ -17,11 +17,11 @@ from pydantic import Field
 from encoder_core.errors import ModelError
 from encoder_core.families.config import WithGenerator, encoder_layers
 from encoder_core.families.interchange import (
-    Format,
     Heads,
+    HfNetwork,
     KeyTable,
+    ModelType,
     Pair,
-    Written,
     activation_from_json,
     activation_to_json,
     check_tied,
@@ -57,7 +57,7 @@ class BertConfig(WithGenerator):
         return self.token_types
 
     @property
-    def further_rows(self) -> int:
+    def position_rows(self) -> int:
         return self.token_types + (self.max_length if self.position == "absolute" else 0)
 
     def encoder_weights(self) -> int:
@@ -87,22 +87,22 @@ class BertConfig(WithGenerator):
             return "DistilBERT"
         return "SpanBERT" if "sbo" in terms else self.name
 
-    def written(self, heads: Heads) -> Written | None:
+    def hf_network(self, heads: Heads) -> HfNetwork | None:
         match heads:
             case "mlm" if not self.token_types:
-                return Written("DistilBertForMaskedLM", DISTILLED, distilled_to_json(self))
+                return HfNetwork("DistilBertForMaskedLM", DISTILLED, distilled_to_json(self))
             case "mlm":
-                return Written("BertForMaskedLM", MASKED_LM, to_json(self))
+                return HfNetwork("BertForMaskedLM", MASKED_LM, to_json(self))
             case "mlm_pair" if self.token_types:
-                return Written("BertForPreTraining", PRETRAINING, to_json(self))
+                return HfNetwork("BertForPreTraining", PRETRAINING, to_json(self))
             case _:
                 return None
 
     @classmethod
-    def formats(cls) -> tuple[Format, ...]:
+    def model_types(cls) -> tuple[ModelType, ...]:
         return (
-            Format("bert", "BertModel", from_json),
-            Format("distilbert", "DistilBertModel", distilled_from_json),
+            ModelType("bert", "BertModel", from_json),
+            ModelType("distilbert", "DistilBertModel", distilled_from_json),
         )
 
 

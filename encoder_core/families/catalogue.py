@@ -18,7 +18,7 @@ from encoder_core.families.config import EncoderConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig, with_detection
 from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.families.interchange import Format, Heads, KeyTable, Written
+from encoder_core.families.interchange import Heads, HfNetwork, KeyTable, ModelType
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.neobert import NeoBertConfig
 from encoder_core.families.roberta import RobertaConfig
@@ -59,12 +59,12 @@ def family_names_where(suit: Callable[[type[EncoderConfig]], bool]) -> str:
     return " or ".join(family.model_fields["family"].default for family in FAMILIES if suit(family))
 
 
-def language_table(config: ModelConfig) -> tuple[str, ...]:
+def embedded_languages(config: ModelConfig) -> tuple[str, ...]:
     """Return the languages for which the model has embeddings, in their order; empty in most families."""
-    return config.languages if isinstance(config, XlmConfig) and config.language_table else ()
+    return config.languages if isinstance(config, XlmConfig) and config.language_rows else ()
 
 
-def is_enhanced(config: ModelConfig) -> bool:
+def uses_mask_decoder(config: ModelConfig) -> bool:
     """Return whether DeBERTa's mask decoder predicts masked tokens."""
     return isinstance(config, DebertaConfig | DebertaV2Config) and config.mask_decoder == "enhanced"
 
@@ -111,13 +111,13 @@ def interchange(config: ModelConfig, heads: Heads = "mlm") -> Interchange:
     Raises:
         ModelError: transformers has no class for it.
     """
-    its = _written(config, heads)
+    its = _hf_network(config, heads)
     named = {} if its.architecture is None else {"architectures": [its.architecture]}
     described = named | its.fields
     return Interchange(its.architecture, its.table, described, config.distinct_layers)
 
 
-def like_in_transformers(config: ModelConfig) -> ModelConfig:
+def hf_equivalent(config: ModelConfig) -> ModelConfig:
     """Return the configuration of the same encoder, with the same weights, in a family that transformers has a class
     for: `config` itself unless its family has none.
     """
@@ -127,16 +127,16 @@ def like_in_transformers(config: ModelConfig) -> ModelConfig:
     return EuroBertConfig(**config.model_dump(include=EuroBertConfig.model_fields.keys() - {"family"}))
 
 
-def _written(config: ModelConfig, heads: Heads) -> Written:
+def _hf_network(config: ModelConfig, heads: Heads) -> HfNetwork:
     if heads == "none":
-        its = _written(config, config.main_heads)
+        its = _hf_network(config, config.main_heads)
         table = its.table if config.decodes else its.table.encoder()
-        return Written(_encoder_class(its), table, its.fields)
-    found = config.written(heads)
+        return HfNetwork(_encoder_class(its), table, its.fields)
+    found = config.hf_network(heads)
     # Without such a class in transformers: the family's encoder, with ELECTRA's head.
     if found is None and heads == "rtd":
-        its = _written(config, "mlm")
-        found = Written(_encoder_class(its), with_detection(its.table.encoder()), its.fields)
+        its = _hf_network(config, "mlm")
+        found = HfNetwork(_encoder_class(its), with_detection(its.table.encoder()), its.fields)
     if found is None:
         raise ModelError(
             f"transformers has no class for {config.family} with the heads {heads!r}",
@@ -145,15 +145,15 @@ def _written(config: ModelConfig, heads: Heads) -> Written:
     return found
 
 
-_FORMATS: dict[str, Format] = {its.model_type: its for family in FAMILIES for its in family.formats()}
+_TYPES: dict[str, ModelType] = {its.model_type: its for family in FAMILIES for its in family.model_types()}
 
 
-def _encoder_class(its: Written) -> str | None:
+def _encoder_class(its: HfNetwork) -> str | None:
     """Return the name of the class that holds the encoder alone, if transformers has one."""
-    return _FORMATS[its.fields["model_type"]].encoder
+    return _TYPES[its.fields["model_type"]].encoder
 
 
-CLASSLESS_TYPES = tuple(name for name, its in _FORMATS.items() if its.encoder is None)
+CLASSLESS_TYPES = tuple(name for name, its in _TYPES.items() if its.encoder is None)
 """Model types of ours for which transformers has no class."""
 
 
@@ -163,7 +163,7 @@ _MALFORMED_CONFIG_ERRORS = (LookupError, TypeError, ValueError, AttributeError, 
 """What arises where text, a list or null stands for a number, or the reverse: a folder is untrusted."""
 
 
-_LACKING = {
+_MISSING_FEATURES = {
     "qwen3": "norms of queries and keys, and heads of a width of their own",
     **dict.fromkeys(
         ("gemma3", "gemma3_text"),
@@ -181,17 +181,17 @@ def read_config(fields: dict[str, Any]) -> ModelConfig:
         ValidationError: a value is out of its range.
     """
     model_type = fields.get("model_type")
-    if not isinstance(model_type, str) or model_type not in _FORMATS:
-        lacking = _LACKING.get(str(model_type))
+    if not isinstance(model_type, str) or model_type not in _TYPES:
+        lacking = _MISSING_FEATURES.get(str(model_type))
         reason = "" if lacking is None else f" (it has {lacking})"
         raise ModelError(
             f"config.json: model_type is {model_type!r}, which is not supported{reason}",
-            remedy=f"use one of {', '.join(_FORMATS)}",
+            remedy=f"use one of {', '.join(_TYPES)}",
         )
     padded = fields.get("pad_token_id", 0) is not None
     told = fields if padded else {name: fields[name] for name in fields.keys() - {"pad_token_id"}}
     try:
-        config = cast(ModelConfig, _FORMATS[model_type].read(told))
+        config = cast(ModelConfig, _TYPES[model_type].read(told))
     except (ModelError, ValidationError):
         raise
     except _MALFORMED_CONFIG_ERRORS as error:
@@ -206,6 +206,6 @@ def read_config(fields: dict[str, Any]) -> ModelConfig:
         )
     if config.layers > _MAX_LAYERS:
         raise ModelError(
-            f"config.json: {config.layers} layers", remedy=f"give a model of at most {_MAX_LAYERS:,}"
+            f"config.json says {config.layers:,} layers", remedy=f"give a model of at most {_MAX_LAYERS:,}"
         )
     return config

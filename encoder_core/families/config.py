@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from encoder_core.errors import ModelError
-from encoder_core.families.interchange import Format, Heads, Written
+from encoder_core.families.interchange import Heads, HfNetwork, ModelType
 from encoder_core.layers.sizes import (
     Activation,
     Initializer,
@@ -90,7 +90,7 @@ class EncoderConfig(BaseModel, ABC):
         permutes: whether tokens are predicted in a random order, without masks.
         context_norm: whether the detection head has a norm of its own.
         class_token_last: whether the classification token ends a text; else it begins it.
-        convolves: whether a convolution shows each token its neighbours.
+        has_convolution: whether a convolution shows each token its neighbours.
         takes_token_types: whether transformers' class accepts them for any number of `segments`.
         layers, hidden, heads, feed_forward: depth, width, attention heads, inner width.
         max_length: number of tokens in the longest row, including special tokens.
@@ -101,12 +101,12 @@ class EncoderConfig(BaseModel, ABC):
         initializer: distribution of fresh weights (`layers/initialise.py`): normal, or normal truncated at two
             standard deviations.
         mup: the base from which fresh weights and learning rates are scaled to this width; None: they are not scaled.
-        unspoken: keys that early recipes did not have, with the value at which they are not written to recipes.
+        old_defaults: keys that early recipes lacked, with the value at which they are not written to recipes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    unspoken: ClassVar[Mapping[str, object]] = {"mup": None}
+    old_defaults: ClassVar[Mapping[str, object]] = {"mup": None}
     name: ClassVar[str]
     recipe: ClassVar[str]
     pair_recipe: ClassVar[str | None] = None
@@ -133,7 +133,7 @@ class EncoderConfig(BaseModel, ABC):
     mup: Mup | None = None
 
     @property
-    def convolves(self) -> bool:
+    def has_convolution(self) -> bool:
         return False
 
     @model_serializer(mode="wrap")
@@ -142,7 +142,7 @@ class EncoderConfig(BaseModel, ABC):
         return {
             name: value
             for name, value in fields.items()
-            if name not in self.unspoken or value != self.unspoken[name]
+            if name not in self.old_defaults or value != self.old_defaults[name]
         }
 
     @model_validator(mode="after")
@@ -197,12 +197,12 @@ class EncoderConfig(BaseModel, ABC):
         raise ModelError(f"{self.name} has no decoder", remedy="use a model of family bart")
 
     @abstractmethod
-    def written(self, heads: Heads) -> Written | None:
+    def hf_network(self, heads: Heads) -> HfNetwork | None:
         """Return how transformers' class holds the encoder with these heads; None if there is no such class."""
 
     @classmethod
     @abstractmethod
-    def formats(cls) -> tuple[Format, ...]:
+    def model_types(cls) -> tuple[ModelType, ...]:
         """Return the model types of transformers that belong to this family."""
 
     def title(self, terms: Collection[str]) -> str:
@@ -281,19 +281,19 @@ class EncoderConfig(BaseModel, ABC):
         return True
 
     @property
-    def bare_head(self) -> bool:
+    def decoder_only_head(self) -> bool:
         """Whether the masked-language-model head consists of the decoder alone."""
         return False
 
     @property
     def head_inner(self) -> int | None:
-        """Inner width of the head's two Linears; None: it has one, or none (`bare_head`)."""
+        """Inner width of the head's two Linears; None: it has one, or none (`decoder_only_head`)."""
         return None
 
     @property
     def decoder_bias(self) -> bool:
         """Whether the decoder has a bias."""
-        return not self.bare_head
+        return not self.decoder_only_head
 
     @property
     def tied(self) -> bool:
@@ -303,10 +303,10 @@ class EncoderConfig(BaseModel, ABC):
     @property
     def norm_before_decoder(self) -> bool:
         """Whether the head of token ids has a norm of its own, directly before the decoder."""
-        return not self.bare_head
+        return not self.decoder_only_head
 
     @property
-    def widths(self) -> tuple[str, ...]:
+    def width_keys(self) -> tuple[str, ...]:
         """The settings that grow in proportion to `hidden` from a base of muP to this model."""
         return ("heads", "feed_forward")
 
@@ -321,7 +321,7 @@ class EncoderConfig(BaseModel, ABC):
         return True
 
     @property
-    def further_rows(self) -> int:
+    def position_rows(self) -> int:
         """Rows of the tables of positions and segments at the input."""
         return self.max_length + (self.segments or 0)
 
@@ -329,7 +329,7 @@ class EncoderConfig(BaseModel, ABC):
         """Return the number of parameters of all tables at the input and their norm."""
         width = self.embedding_width
         norm = self.embedding_norm * norm_weights(width, self.biases)
-        return (self.vocabulary + self.further_rows) * width + norm
+        return (self.vocabulary + self.position_rows) * width + norm
 
     def encoder_weights(self) -> int:
         """Return the number of parameters of the encoder with its tables."""
@@ -363,7 +363,7 @@ class WithGenerator(EncoderConfig):
         generator_layers: depth of the generator; None: half of this network's (DeBERTaV3, section 3.1).
     """
 
-    unspoken: ClassVar[Mapping[str, object]] = {**EncoderConfig.unspoken, "generator_layers": None}
+    old_defaults: ClassVar[Mapping[str, object]] = {**EncoderConfig.old_defaults, "generator_layers": None}
     generator_layers: int | None = Field(default=None, gt=0)
 
     @property

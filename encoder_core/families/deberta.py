@@ -19,11 +19,11 @@ from encoder_core.errors import ModelError
 from encoder_core.families.config import EncoderConfig, SmallForm, WithGenerator
 from encoder_core.families.interchange import DEFAULTS as SHARED_DEFAULTS
 from encoder_core.families.interchange import (
-    Format,
     Heads,
+    HfNetwork,
     KeyTable,
+    ModelType,
     Pair,
-    Written,
     shared_from_json,
     shared_to_json,
     unpublished,
@@ -43,10 +43,10 @@ class Disentangled(EncoderConfig):
 
     takes_token_types: ClassVar[bool] = True  # transformers' class does, and ignores them
     context_norm: ClassVar[bool] = True
-    their_name: ClassVar[str]  # begins the names of transformers' classes
+    transformers_name: ClassVar[str]  # begins the names of transformers' classes
 
     @property
-    def further_rows(self) -> int:
+    def position_rows(self) -> int:
         return 0
 
     def encoder(
@@ -63,19 +63,19 @@ class Disentangled(EncoderConfig):
         config, eps, dropout = cast(Deberta, self), self.layer_norm_eps, self.dropout
         return DisentangledEncoder(
             embeddings or Embeddings(self.vocabulary, self.hidden, positions=0, eps=eps, dropout=dropout),
-            _positions(config),
+            _relative_positions(config),
             [_layer(config) for _ in range(self.layers)],
             convolution=_convolution(config),
             checkpoint_activations=checkpoint_activations,
         )
 
-    def written(self, heads: Heads) -> Written | None:
-        config, name = cast(Deberta, self), self.their_name
+    def hf_network(self, heads: Heads) -> HfNetwork | None:
+        config, name = cast(Deberta, self), self.transformers_name
         match heads:
             case "mlm":
-                return Written(f"{name}ForMaskedLM", table(config), to_json(config))
+                return HfNetwork(f"{name}ForMaskedLM", table(config), to_json(config))
             case "rtd":
-                return Written(f"{name}Model", detection(config), to_json(config))
+                return HfNetwork(f"{name}Model", detection(config), to_json(config))
             case _:
                 return None
 
@@ -92,7 +92,7 @@ class DebertaConfig(Disentangled, WithGenerator):
 
     family: Literal["deberta"] = "deberta"
     name: ClassVar[str] = "DeBERTa"
-    their_name: ClassVar[str] = "Deberta"
+    transformers_name: ClassVar[str] = "Deberta"
     recipe: ClassVar[str] = "deberta-base"
     layer_norm_eps: float = Field(default=1e-7, gt=0)
     mask_decoder: Literal["enhanced", "plain"] = "enhanced"
@@ -104,8 +104,8 @@ class DebertaConfig(Disentangled, WithGenerator):
         return super().encoder_weights() + tables + self.layers * positions  # keys have no bias
 
     @classmethod
-    def formats(cls) -> tuple[Format, ...]:
-        return (Format("deberta", "DebertaModel", from_json),)
+    def model_types(cls) -> tuple[ModelType, ...]:
+        return (ModelType("deberta", "DebertaModel", from_json),)
 
 
 class DebertaV2Config(Disentangled):
@@ -120,7 +120,7 @@ class DebertaV2Config(Disentangled):
 
     family: Literal["deberta_v2"] = "deberta_v2"
     name: ClassVar[str] = "DeBERTa v2"
-    their_name: ClassVar[str] = "DebertaV2"
+    transformers_name: ClassVar[str] = "DebertaV2"
     recipe: ClassVar[str] = "deberta-v2-xlarge"
     pair_recipe: ClassVar[str] = "deberta-v3-base"
     layer_norm_eps: float = Field(default=1e-7, gt=0)
@@ -131,7 +131,7 @@ class DebertaV2Config(Disentangled):
     generator_layers: int | None = Field(default=None, gt=0)
 
     @property
-    def convolves(self) -> bool:
+    def has_convolution(self) -> bool:
         return self.convolution is not None
 
     @property
@@ -158,8 +158,8 @@ class DebertaV2Config(Disentangled):
         return super().encoder_weights() + convolution + table
 
     @classmethod
-    def formats(cls) -> tuple[Format, ...]:
-        return (Format("deberta-v2", "DebertaV2Model", from_json),)
+    def model_types(cls) -> tuple[ModelType, ...]:
+        return (ModelType("deberta-v2", "DebertaV2Model", from_json),)
 
 
 BASE = DebertaConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=50_265, initializer="normal")
@@ -182,7 +182,7 @@ V3_XSMALL, V3_SMALL, V3_BASE, V3_LARGE = _v3(12, 384), _v3(6, 768), _v3(12, 768)
 Deberta = DebertaConfig | DebertaV2Config
 
 
-def _positions(config: Deberta) -> "RelativePositions":
+def _relative_positions(config: Deberta) -> "RelativePositions":
     from encoder_core.layers.deberta_attention import RelativePositions
 
     buckets = config.buckets if isinstance(config, DebertaV2Config) else None
@@ -231,21 +231,21 @@ _LAYER = (
     *with_bias("encoder.layers.{layer}.feed_forward_norm", "deberta.encoder.layer.{layer}.output.LayerNorm"),
 )
 
-_OURS = "encoder.layers.{layer}.attention.projections"
-_THEIRS = "deberta.encoder.layer.{layer}.attention.self"
+_OUR_ATTENTION = "encoder.layers.{layer}.attention.projections"
+_THEIR_ATTENTION = "deberta.encoder.layer.{layer}.attention.self"
 
 _FUSED = (
-    Pair(f"{_OURS}.content.weight", f"{_THEIRS}.in_proj.weight"),
-    Pair(f"{_OURS}.query.bias", f"{_THEIRS}.q_bias"),
-    Pair(f"{_OURS}.value.bias", f"{_THEIRS}.v_bias"),
-    Pair(f"{_OURS}.position_key.weight", f"{_THEIRS}.pos_proj.weight"),
-    *with_bias(f"{_OURS}.position_query", f"{_THEIRS}.pos_q_proj"),
+    Pair(f"{_OUR_ATTENTION}.content.weight", f"{_THEIR_ATTENTION}.in_proj.weight"),
+    Pair(f"{_OUR_ATTENTION}.query.bias", f"{_THEIR_ATTENTION}.q_bias"),
+    Pair(f"{_OUR_ATTENTION}.value.bias", f"{_THEIR_ATTENTION}.v_bias"),
+    Pair(f"{_OUR_ATTENTION}.position_key.weight", f"{_THEIR_ATTENTION}.pos_proj.weight"),
+    *with_bias(f"{_OUR_ATTENTION}.position_query", f"{_THEIR_ATTENTION}.pos_q_proj"),
 )
 
 _SHARED = (
-    *with_bias(f"{_OURS}.query", f"{_THEIRS}.query_proj"),
-    *with_bias(f"{_OURS}.key", f"{_THEIRS}.key_proj"),
-    *with_bias(f"{_OURS}.value", f"{_THEIRS}.value_proj"),
+    *with_bias(f"{_OUR_ATTENTION}.query", f"{_THEIR_ATTENTION}.query_proj"),
+    *with_bias(f"{_OUR_ATTENTION}.key", f"{_THEIR_ATTENTION}.key_proj"),
+    *with_bias(f"{_OUR_ATTENTION}.value", f"{_THEIR_ATTENTION}.value_proj"),
     *with_bias("encoder.positions.norm", "deberta.encoder.LayerNorm"),
 )
 
@@ -373,7 +373,7 @@ def from_json(fields: dict[str, Any]) -> Deberta:
     """Return our configuration for a config.json. Raises ModelError: the model is a variant that was never
     published."""
     fields = SHARED_DEFAULTS | _COMMON_DEFAULTS | DEFAULTS[fields["model_type"]] | fields
-    _check(fields)
+    _check_published(fields)
     values = shared_from_json(fields)
     values |= {"max_length": fields["max_position_embeddings"], "mask_decoder": fields["mask_decoder"]}
     if fields["model_type"] == "deberta":
@@ -384,7 +384,7 @@ def from_json(fields: dict[str, Any]) -> Deberta:
     return DebertaV2Config(**values, buckets=fields.get("position_buckets", -1), convolution=kernel or None)
 
 
-def _check(fields: dict[str, Any]) -> None:
+def _check_published(fields: dict[str, Any]) -> None:
     """Raise ModelError at the first difference from the published architecture."""
     expected: dict[str, tuple[object, ...]] = {
         "relative_attention": (True,),

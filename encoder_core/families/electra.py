@@ -12,11 +12,11 @@ from pydantic import Field
 
 from encoder_core.families.config import EncoderConfig, SmallForm, encoder_layers
 from encoder_core.families.interchange import (
-    Format,
     Heads,
+    HfNetwork,
     KeyTable,
+    ModelType,
     Pair,
-    Written,
     embedding_pairs,
     layer_pairs,
     shared_from_json,
@@ -91,9 +91,9 @@ class ElectraConfig(EncoderConfig):
         )
 
     @property
-    def widths(self) -> tuple[str, ...]:
+    def width_keys(self) -> tuple[str, ...]:
         """As everywhere; embeddings of a width of their own keep it."""
-        return (*super().widths, "embedding") if self.embedding == self.hidden else super().widths
+        return (*super().width_keys, "embedding") if self.embedding == self.hidden else super().width_keys
 
     @property
     def embedding_width(self) -> int:
@@ -104,18 +104,18 @@ class ElectraConfig(EncoderConfig):
         own = {"embedding": form.embedding if narrow else form.hidden, "generator_divisor": 4}
         return super().small(form) | own
 
-    def written(self, heads: Heads) -> Written | None:
+    def hf_network(self, heads: Heads) -> HfNetwork | None:
         match heads:
             case "mlm":
-                return Written("ElectraForMaskedLM", masked_lm(self), to_json(self))
+                return HfNetwork("ElectraForMaskedLM", masked_lm(self), to_json(self))
             case "rtd":
-                return Written("ElectraForPreTraining", detection(self), to_json(self))
+                return HfNetwork("ElectraForPreTraining", detection(self), to_json(self))
             case _:
                 return None
 
     @classmethod
-    def formats(cls) -> tuple[Format, ...]:
-        return (Format("electra", "ElectraModel", from_json),)
+    def model_types(cls) -> tuple[ModelType, ...]:
+        return (ModelType("electra", "ElectraModel", from_json),)
 
 
 def _size(layers: int, hidden: int, embedding: int, generator_divisor: int) -> ElectraConfig:

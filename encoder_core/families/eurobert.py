@@ -23,11 +23,11 @@ from pydantic import Field, model_validator
 
 from encoder_core.families.config import SmallForm
 from encoder_core.families.interchange import (
-    Format,
     Heads,
+    HfNetwork,
     KeyTable,
+    ModelType,
     Pair,
-    Written,
     activation_from_json,
     activation_to_json,
     unsupported,
@@ -50,8 +50,8 @@ class EuroBertConfig(PreNormConfig):
         head_width: inner width of the head's two Linears, which UltraBERT has; None: the head is the decoder alone.
     """
 
-    unspoken: ClassVar[Mapping[str, object]] = {
-        **PreNormConfig.unspoken,
+    old_defaults: ClassVar[Mapping[str, object]] = {
+        **PreNormConfig.old_defaults,
         "tied_decoder": False,
         "local_attention": None,
         "local_rope_base": 10_000.0,
@@ -77,16 +77,16 @@ class EuroBertConfig(PreNormConfig):
 
     @model_validator(mode="after")
     def _heads_are_shared_evenly(self) -> Self:
-        if self.heads % self.shared_heads:
+        if self.heads % self.key_value_head_count:
             raise ValueError(
                 f"heads ({self.heads}) must be a multiple of key_value_heads ({self.key_value_heads})"
             )
         return self
 
     @property
-    def widths(self) -> tuple[str, ...]:
+    def width_keys(self) -> tuple[str, ...]:
         further = ("key_value_heads", "head_width")
-        return (*super().widths, *(name for name in further if getattr(self, name) is not None))
+        return (*super().width_keys, *(name for name in further if getattr(self, name) is not None))
 
     @property
     def rms_norm(self) -> bool:
@@ -101,7 +101,7 @@ class EuroBertConfig(PreNormConfig):
         return False
 
     @property
-    def bare_head(self) -> bool:
+    def decoder_only_head(self) -> bool:
         return self.head_width is None
 
     @property
@@ -125,7 +125,7 @@ class EuroBertConfig(PreNormConfig):
         return self.tied_decoder
 
     @property
-    def shared_heads(self) -> int:
+    def key_value_head_count(self) -> int:
         return self.key_value_heads or self.heads
 
     def window(self, layer: int) -> int | None:
@@ -145,19 +145,19 @@ class EuroBertConfig(PreNormConfig):
         ultra = {} if self.head_width is None else {"local_attention": form.window, "head_width": form.hidden}
         return super().small(form) | {"key_value_heads": shared} | ultra
 
-    def written(self, heads: Heads) -> Written | None:
+    def hf_network(self, heads: Heads) -> HfNetwork | None:
         if self.head_width is not None:
             table = ULTRABERT_TIED if self.tied_decoder else ULTRABERT
-            return Written("UltrabertForMaskedLM", table, to_ultrabert(self)) if heads == "mlm" else None
+            return HfNetwork("UltrabertForMaskedLM", table, to_ultrabert(self)) if heads == "mlm" else None
         table = TIED if self.tied_decoder else TABLE
-        return Written("EuroBertForMaskedLM", table, to_json(self)) if heads == "mlm" else None
+        return HfNetwork("EuroBertForMaskedLM", table, to_json(self)) if heads == "mlm" else None
 
     @classmethod
-    def formats(cls) -> tuple[Format, ...]:
+    def model_types(cls) -> tuple[ModelType, ...]:
         return (
-            Format("eurobert", "EuroBertModel", from_json),
-            Format("llama", "LlamaModel", from_llama),
-            Format("ultrabert", "UltrabertModel", from_ultrabert),
+            ModelType("eurobert", "EuroBertModel", from_json),
+            ModelType("llama", "LlamaModel", from_llama),
+            ModelType("ultrabert", "UltrabertModel", from_ultrabert),
         )
 
 
@@ -196,9 +196,9 @@ _HEAD = tuple(
     Pair(f"head.{ours}.weight", f"head.{theirs}.weight")
     for ours, theirs in (("dense", "linear1"), ("second", "linear2"), ("decoder", "decoder"))
 )
-_PUBLISHED = (("ultrabert.", "model."), ("cls.", "head.decoder."))  # transformers' files, and its class
-ULTRABERT = KeyTable(pairs=(*TABLE.pairs[:-1], *_HEAD), aliases=_PUBLISHED)
-ULTRABERT_TIED = KeyTable(pairs=ULTRABERT.pairs[:-1], tied=("head.decoder.weight",), aliases=_PUBLISHED)
+_ALIASES = (("ultrabert.", "model."), ("cls.", "head.decoder."))  # transformers' files, and its class
+ULTRABERT = KeyTable(pairs=(*TABLE.pairs[:-1], *_HEAD), aliases=_ALIASES)
+ULTRABERT_TIED = KeyTable(pairs=ULTRABERT.pairs[:-1], tied=("head.decoder.weight",), aliases=_ALIASES)
 
 FIELDS = {
     "layers": "num_hidden_layers",
@@ -270,7 +270,7 @@ def to_json(config: EuroBertConfig) -> dict[str, Any]:
     return {
         "model_type": "eurobert",
         **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
-        "num_key_value_heads": config.shared_heads,
+        "num_key_value_heads": config.key_value_head_count,
         "head_dim": config.hidden // config.heads,
         "hidden_act": activation_to_json(config.activation),
         "rope_theta": config.rotary_base,
@@ -318,7 +318,7 @@ def to_ultrabert(config: EuroBertConfig) -> dict[str, Any]:
     return plain | {
         "model_type": "ultrabert",
         "sliding_window": (config.local_attention or 0) // 2,
-        "layer_types": _kinds(config.layers),
+        "layer_types": _layer_types(config.layers),
         "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
         },
@@ -342,11 +342,11 @@ def from_ultrabert(fields: dict[str, Any]) -> EuroBertConfig:
             raise unsupported("attention_windows", fields, "all local layers must have the same window")
         fields["sliding_window"] = next(filter(None, windows), fields["sliding_window"])
         kinds = kinds or ["sliding_attention" if window else "full_attention" for window in windows]
-    if kinds is not None and kinds != _kinds(len(kinds)):
+    if kinds is not None and kinds != _layer_types(len(kinds)):
         raise unsupported(
             "layer_types", fields | {"layer_types": kinds}, "every third layer must be a global one"
         )
-    bases = _bases(fields)
+    bases = _rope_bases(fields)
     plain = from_json(fields | {"rope_parameters": None, "rope_theta": bases["full_attention"]})
     return EuroBertConfig.model_validate(
         plain.model_dump()
@@ -358,11 +358,11 @@ def from_ultrabert(fields: dict[str, Any]) -> EuroBertConfig:
     )
 
 
-def _kinds(layers: int) -> list[str]:
+def _layer_types(layers: int) -> list[str]:
     return ["sliding_attention" if is_local(layer) else "full_attention" for layer in range(layers)]
 
 
-def _bases(fields: dict[str, Any]) -> dict[str, Any]:
+def _rope_bases(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the base of the rotary positions of each kind of layer."""
     bases: dict[str, Any] = dict(ROPE_BASES)
     thetas, parameters = fields.get("rope_theta"), fields.get("rope_parameters")
@@ -370,7 +370,7 @@ def _bases(fields: dict[str, Any]) -> dict[str, Any]:
         for kind in bases:
             bases[kind] = _rope_theta({"rope_theta": bases[kind], "rope_parameters": parameters.get(kind)})
     elif thetas is not None:
-        listed = list(zip(_kinds(len(thetas)), thetas, strict=True))
+        listed = list(zip(_layer_types(len(thetas)), thetas, strict=True))
         bases |= dict(listed)
         if any(bases[kind] != theta for kind, theta in listed):
             raise unsupported("rope_theta", fields, "layers of the same kind must have the same base")

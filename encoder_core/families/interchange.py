@@ -26,7 +26,7 @@ _LEGACY_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # LayerNorm in weight
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """Where a parameter lies in a tensor that holds several.
 
     Attributes:
@@ -48,7 +48,7 @@ class Pair:
     ours: str
     theirs: str
     first_layer: int = 0
-    part: Part | None = None
+    part: TensorPart | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class KeyTable:
             found[theirs][list(part.rows())] = tensor
         return found
 
-    def _expanded(self, layers: int) -> dict[str, tuple[str, Part | None]]:
+    def _expanded(self, layers: int) -> dict[str, tuple[str, TensorPart | None]]:
         """Return their name and the place in their tensor, by our name."""
         return {
             pair.ours.format(layer=i): (pair.theirs.format(layer=i), pair.part)
@@ -191,7 +191,7 @@ class KeyTable:
         """Return current names to stored names: old spellings are replaced, and a bare encoder's names get its
         prefix.
         """
-        stored = {self._without_alias(modern_name(name)): name for name in present}
+        stored = {self._without_alias(current_name(name)): name for name in present}
         encoder = [theirs for ours, theirs in self.names(0).items() if ours.startswith(ENCODER)]
         bare = {theirs.removeprefix(self._base) for theirs in encoder}
         if not bare & stored.keys():
@@ -211,7 +211,7 @@ class KeyTable:
 
 
 @dataclass(frozen=True)
-class Written:
+class HfNetwork:
     """One network in transformers' format: the class that loads it (None: transformers has none), its parameters' names
     and its config.json."""
 
@@ -221,7 +221,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Format:
+class ModelType:
     """A `model_type` of config.json.
 
     Attributes:
@@ -235,7 +235,7 @@ class Format:
     read: Callable[[dict[str, Any]], Any]
 
 
-def modern_name(name: str) -> str:
+def current_name(name: str) -> str:
     """Return the current name of a parameter that an old file may name differently."""
     for old, new in _LEGACY_ENDINGS.items():
         if name.endswith(old):

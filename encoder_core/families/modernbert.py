@@ -16,11 +16,11 @@ from pydantic import Field
 
 from encoder_core.families.config import SmallForm
 from encoder_core.families.interchange import (
-    Format,
     Heads,
+    HfNetwork,
     KeyTable,
+    ModelType,
     Pair,
-    Written,
     activation_from_json,
     activation_to_json,
     check_tied,
@@ -69,12 +69,12 @@ class ModernBertConfig(PreNormConfig):
         }
         return super().small(form) | own
 
-    def written(self, heads: Heads) -> Written | None:
-        return Written("ModernBertForMaskedLM", TABLE, to_json(self)) if heads == "mlm" else None
+    def hf_network(self, heads: Heads) -> HfNetwork | None:
+        return HfNetwork("ModernBertForMaskedLM", TABLE, to_json(self)) if heads == "mlm" else None
 
     @classmethod
-    def formats(cls) -> tuple[Format, ...]:
-        return (Format("modernbert", "ModernBertModel", from_json),)
+    def model_types(cls) -> tuple[ModelType, ...]:
+        return (ModelType("modernbert", "ModernBertModel", from_json),)
 
 
 BASE = ModernBertConfig(layers=22, hidden=768, heads=12, feed_forward=1152, vocab=50_368)

@@ -25,7 +25,7 @@ def mup_base(model: _Model) -> _Model:
             "precedes the decoder, which could carry the output multiplier",
             remedy="leave model.mup out, or train a family whose head has a norm, or whose decoder is not tied",
         )
-    widths = {name: _narrowed_width(model, name, mup) for name in model.widths}
+    widths = {name: _narrowed_width(model, name, mup) for name in model.width_keys}
     if mup.feed_forward is not None:
         widths["feed_forward"] = mup.feed_forward
     try:

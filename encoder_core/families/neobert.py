@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from encoder_core.errors import ModelError
-from encoder_core.families.interchange import Format, Heads, KeyTable, Pair, Part, Written
+from encoder_core.families.interchange import Heads, HfNetwork, KeyTable, ModelType, Pair, TensorPart
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.layers.sizes import Activation
 
@@ -47,7 +47,7 @@ class NeoBertConfig(PreNormConfig):
         return False
 
     @property
-    def bare_head(self) -> bool:
+    def decoder_only_head(self) -> bool:
         return True
 
     @property
@@ -64,12 +64,12 @@ class NeoBertConfig(PreNormConfig):
     def with_rope_base(self, base: float) -> Self:
         return self.model_copy(update={"rotary_base": base})
 
-    def written(self, heads: Heads) -> Written | None:
-        return Written(None, table(self), to_json(self)) if heads == "mlm" else None
+    def hf_network(self, heads: Heads) -> HfNetwork | None:
+        return HfNetwork(None, table(self), to_json(self)) if heads == "mlm" else None
 
     @classmethod
-    def formats(cls) -> tuple[Format, ...]:
-        return (Format("neobert", None, from_json),)
+    def model_types(cls) -> tuple[ModelType, ...]:
+        return (ModelType("neobert", None, from_json),)
 
 
 BASE = NeoBertConfig(layers=28, hidden=768, heads=12, feed_forward=2048, vocab=30_522)
@@ -85,16 +85,16 @@ def table(config: NeoBertConfig) -> KeyTable:
         pairs=(
             Pair("encoder.embeddings.word.weight", "model.encoder.weight"),
             Pair(f"{_OURS}.attention_norm.weight", f"{_THEIRS}.attention_norm.weight"),
-            Pair(f"{_OURS}.attention.query.weight", f"{_THEIRS}.qkv.weight", part=Part(qkv, query)),
-            Pair(f"{_OURS}.attention.key.weight", f"{_THEIRS}.qkv.weight", part=Part(qkv, key)),
-            Pair(f"{_OURS}.attention.value.weight", f"{_THEIRS}.qkv.weight", part=Part(qkv, value)),
+            Pair(f"{_OURS}.attention.query.weight", f"{_THEIRS}.qkv.weight", part=TensorPart(qkv, query)),
+            Pair(f"{_OURS}.attention.key.weight", f"{_THEIRS}.qkv.weight", part=TensorPart(qkv, key)),
+            Pair(f"{_OURS}.attention.value.weight", f"{_THEIRS}.qkv.weight", part=TensorPart(qkv, value)),
             Pair(f"{_OURS}.attention.output.weight", f"{_THEIRS}.wo.weight"),
             Pair(f"{_OURS}.feed_forward_norm.weight", f"{_THEIRS}.ffn_norm.weight"),
             *(
                 Pair(
                     f"{_OURS}.feed_forward.{half}.weight",
                     f"{_THEIRS}.ffn.w12.weight",
-                    part=Part(2 * inner, partial(range, first, first + inner)),
+                    part=TensorPart(2 * inner, partial(range, first, first + inner)),
                 )
                 for half, first in (("gate", 0), ("up", inner))
             ),
@@ -130,7 +130,7 @@ FIELDS = {
 DEFAULTS: dict[str, Any] = {"pad_token_id": 0, "decoder_init_range": 0.02, "rope_theta": 10_000.0}
 """What the authors' code assumes where a config.json is silent. Its base is fixed: `rope_theta` is ours."""
 
-_MULTIPLE = 8
+_WIDTH_MULTIPLE = 8
 """The authors' code rounds two thirds of `intermediate_size` up to a multiple of this: the inner width."""
 
 
@@ -145,10 +145,10 @@ def to_json(config: NeoBertConfig) -> dict[str, Any]:
             f"model.activation is {config.activation}, but NeoBERT supports silu only",
             remedy="train with model.activation: silu to export",
         )
-    if config.feed_forward % _MULTIPLE:
+    if config.feed_forward % _WIDTH_MULTIPLE:
         raise ModelError(
-            f"model.feed_forward is {config.feed_forward}, but NeoBERT supports multiples of {_MULTIPLE} only",
-            remedy=f"train with model.feed_forward: {_rounded_up(config.feed_forward)} to export",
+            f"model.feed_forward is {config.feed_forward}, but NeoBERT supports multiples of {_WIDTH_MULTIPLE} only",
+            remedy=f"train with model.feed_forward: {_round_up(config.feed_forward)} to export",
         )
     return {
         "model_type": "neobert",
@@ -174,9 +174,9 @@ def from_json(fields: dict[str, Any]) -> NeoBertConfig:
         )
     return NeoBertConfig(
         **{ours: fields[theirs] for ours, theirs in FIELDS.items()},
-        feed_forward=_rounded_up(2 * fields["intermediate_size"] // 3),
+        feed_forward=_round_up(2 * fields["intermediate_size"] // 3),
     )
 
 
-def _rounded_up(width: int) -> int:
-    return -(-width // _MULTIPLE) * _MULTIPLE
+def _round_up(width: int) -> int:
+    return -(-width // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE

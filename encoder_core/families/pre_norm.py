@@ -60,7 +60,7 @@ class PreNormConfig(WithGenerator):
         return True
 
     @property
-    def shared_heads(self) -> int:
+    def key_value_head_count(self) -> int:
         """Number of heads of keys and values."""
         return self.heads
 
@@ -76,7 +76,7 @@ class PreNormConfig(WithGenerator):
     def with_rope_base(self, base: float) -> Self:
         """Return the same model with another base in the layers that see the whole row."""
 
-    def normed(self, layer: int) -> bool:
+    def has_attention_norm(self, layer: int) -> bool:
         """Return whether a norm precedes the attention of a layer."""
         return layer > 0 or not self.embedding_norm
 
@@ -85,12 +85,12 @@ class PreNormConfig(WithGenerator):
         return False
 
     @property
-    def further_rows(self) -> int:
+    def position_rows(self) -> int:
         return 0
 
     def encoder_weights(self) -> int:
-        attention = 2 * self.hidden * (self.hidden + self.hidden // self.heads * self.shared_heads)
-        norms = sum(1 + self.normed(layer) for layer in range(self.layers)) + 1
+        attention = 2 * self.hidden * (self.hidden + self.hidden // self.heads * self.key_value_head_count)
+        norms = sum(1 + self.has_attention_norm(layer) for layer in range(self.layers)) + 1
         layers = self.layers * (attention + 3 * self.hidden * self.feed_forward)
         return self.embedding_weights() + layers + norms * self.hidden
 
@@ -135,7 +135,7 @@ def _layer(config: PreNormConfig, layer: int, attend: "Attend | None") -> "PreNo
         attend or automatic,
         bias=config.biases,
         fused=config.fused,
-        key_value_heads=config.shared_heads,
+        key_value_heads=config.key_value_head_count,
         window=config.window(layer),
         rotary_base=config.rope_base(layer),
         output_scale=config.output_scale,
@@ -152,7 +152,7 @@ def _layer(config: PreNormConfig, layer: int, attend: "Attend | None") -> "PreNo
     return PreNormLayer(
         attention,
         feed_forward,
-        attention_norm=_norm(config) if config.normed(layer) else None,
+        attention_norm=_norm(config) if config.has_attention_norm(layer) else None,
         feed_forward_norm=_norm(config),
         dropout=config.attention_output_dropout,
     )

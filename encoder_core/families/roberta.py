@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from encoder_core.families.config import WithGenerator, encoder_layers
 from encoder_core.families.interchange import (
     Fold,
-    Format,
     Heads,
+    HfNetwork,
     KeyTable,
+    ModelType,
     Pair,
-    Written,
     embedding_pairs,
     layer_pairs,
     shared_from_json,
@@ -50,7 +50,7 @@ class RobertaConfig(WithGenerator):
         return self.pad_id + 1
 
     @property
-    def further_rows(self) -> int:
+    def position_rows(self) -> int:
         return self.max_length + self.first_position
 
     def encoder(
@@ -69,12 +69,12 @@ class RobertaConfig(WithGenerator):
     def counts_from_padding(self) -> bool:
         return True
 
-    def written(self, heads: Heads) -> Written | None:
-        return Written("RobertaForMaskedLM", TABLE, to_json(self)) if heads == "mlm" else None
+    def hf_network(self, heads: Heads) -> HfNetwork | None:
+        return HfNetwork("RobertaForMaskedLM", TABLE, to_json(self)) if heads == "mlm" else None
 
     @classmethod
-    def formats(cls) -> tuple[Format, ...]:
-        return (Format("roberta", "RobertaModel", from_json),)
+    def model_types(cls) -> tuple[ModelType, ...]:
+        return (ModelType("roberta", "RobertaModel", from_json),)
 
 
 BASE = RobertaConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=50_265, initializer="normal")

@@ -14,11 +14,11 @@ from pydantic import Field, model_validator
 from encoder_core.errors import ModelError
 from encoder_core.families.config import WithGenerator, encoder_layers
 from encoder_core.families.interchange import (
-    Format,
     Heads,
+    HfNetwork,
     KeyTable,
+    ModelType,
     Pair,
-    Written,
     check_tied,
     unsupported,
     with_bias,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a 
     from encoder_core.layers.attention import Attend
     from encoder_core.layers.encoder import Embeddings, Encoder
 
-FEED_FORWARD = 4  # inner width divided by `hidden`, fixed in the official code and in transformers' class
+INNER_RATIO = 4  # inner width divided by `hidden`, fixed in the official code and in transformers' class
 
 
 class XlmConfig(WithGenerator):
@@ -55,15 +55,15 @@ class XlmConfig(WithGenerator):
 
     @model_validator(mode="after")
     def _inner_width_is_fixed(self) -> Self:
-        if self.feed_forward != FEED_FORWARD * self.hidden:
+        if self.feed_forward != INNER_RATIO * self.hidden:
             raise ValueError(
-                f"feed_forward ({self.feed_forward}) must be {FEED_FORWARD} x hidden ({FEED_FORWARD * self.hidden}): "
+                f"feed_forward ({self.feed_forward}) must be {INNER_RATIO} x hidden ({INNER_RATIO * self.hidden}): "
                 "XLM has no other"
             )
         return self
 
     @property
-    def bare_head(self) -> bool:
+    def decoder_only_head(self) -> bool:
         return True
 
     @property
@@ -71,13 +71,13 @@ class XlmConfig(WithGenerator):
         return True
 
     @property
-    def language_table(self) -> int:
+    def language_rows(self) -> int:
         """Number of rows in the table of languages; 0 for no table."""
         return len(self.languages) if len(self.languages) > 1 else 0
 
     @property
-    def further_rows(self) -> int:
-        return self.max_length + self.language_table
+    def position_rows(self) -> int:
+        return self.max_length + self.language_rows
 
     def encoder(
         self,
@@ -91,12 +91,12 @@ class XlmConfig(WithGenerator):
         layers = encoder_layers(self, self.layers, lambda: attend)
         return Encoder(embeddings or _embeddings(self), layers, checkpoint_activations=checkpoint_activations)
 
-    def written(self, heads: Heads) -> Written | None:
-        return Written("XLMWithLMHeadModel", table(self), to_json(self)) if heads == "mlm" else None
+    def hf_network(self, heads: Heads) -> HfNetwork | None:
+        return HfNetwork("XLMWithLMHeadModel", table(self), to_json(self)) if heads == "mlm" else None
 
     @classmethod
-    def formats(cls) -> tuple[Format, ...]:
-        return (Format("xlm", "XLMModel", from_json),)
+    def model_types(cls) -> tuple[ModelType, ...]:
+        return (ModelType("xlm", "XLMModel", from_json),)
 
 
 XNLI15 = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
@@ -112,7 +112,7 @@ def _embeddings(config: XlmConfig) -> "Embeddings":
         config.vocabulary,
         config.hidden,
         positions=config.max_length,
-        languages=config.language_table,
+        languages=config.language_rows,
         eps=config.layer_norm_eps,
         dropout=config.dropout,
     )
@@ -176,7 +176,7 @@ _UNSUPPORTED_FLAGS = {
 
 def table(config: XlmConfig) -> KeyTable:
     """Return the parameters, with the embeddings of languages if the model has them."""
-    languages = (_LANGUAGES,) if config.language_table else ()
+    languages = (_LANGUAGES,) if config.language_rows else ()
     return KeyTable(
         pairs=(*_PAIRS, *languages),
         tied=("pred_layer.proj.weight",),
@@ -202,7 +202,7 @@ def to_json(config: XlmConfig) -> dict[str, Any]:
         "embed_init_std": config.initializer_range,
         "gelu_activation": True,
         "n_langs": max(1, len(config.languages)),
-        "use_lang_emb": config.language_table > 0,
+        "use_lang_emb": config.language_rows > 0,
         "lang2id": ids,
         "id2lang": {str(number): name for name, number in ids.items()},
         "pad_index": config.pad_id,
@@ -228,7 +228,7 @@ def from_json(fields: dict[str, Any]) -> XlmConfig:
             raise unsupported(name, fields, "only encoders with GELU can be loaded")
     return XlmConfig(
         **{ours: fields[theirs] for ours, theirs in FIELDS.items()},
-        feed_forward=FEED_FORWARD * fields["emb_dim"],
+        feed_forward=INNER_RATIO * fields["emb_dim"],
         # transformers 4 reads and writes `pad_index`; 5 writes the same as `pad_token_id`, and null for none.
         pad_id=next(
             id_

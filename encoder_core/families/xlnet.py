@@ -12,11 +12,11 @@ from pydantic import Field, model_validator
 from encoder_core.errors import ModelError
 from encoder_core.families.config import EncoderConfig, SmallForm
 from encoder_core.families.interchange import (
-    Format,
     Heads,
+    HfNetwork,
     KeyTable,
+    ModelType,
     Pair,
-    Written,
     activation_from_json,
     activation_to_json,
     unpublished,
@@ -94,7 +94,7 @@ class XlnetConfig(EncoderConfig):
         return False
 
     @property
-    def further_rows(self) -> int:
+    def position_rows(self) -> int:
         return 0
 
     @property
@@ -115,7 +115,7 @@ class XlnetConfig(EncoderConfig):
         }
         return super().small(form) | own
 
-    def written(self, heads: Heads) -> Written | None:
+    def hf_network(self, heads: Heads) -> HfNetwork | None:
         """Return how transformers' class holds the encoder with XLNet's own head.
 
         Raises:
@@ -126,11 +126,11 @@ class XlnetConfig(EncoderConfig):
                 "xlnet has no masked-language-model head, because it predicts tokens in a random order, without masks",
                 remedy="use a model that was trained with masks; XLNet is exported with its own head (plm)",
             )
-        return Written(ARCHITECTURE, TABLE, to_json(self))
+        return HfNetwork(ARCHITECTURE, TABLE, to_json(self))
 
     @classmethod
-    def formats(cls) -> tuple[Format, ...]:
-        return (Format("xlnet", "XLNetModel", from_json),)
+    def model_types(cls) -> tuple[ModelType, ...]:
+        return (ModelType("xlnet", "XLNetModel", from_json),)
 
 
 BASE = XlnetConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=32_000, initializer="normal")

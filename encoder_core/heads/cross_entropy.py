@@ -26,13 +26,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_core.layers.gpu_attention import triton_is_there
+from encoder_core.layers.gpu_attention import has_triton
 from encoder_core.layers.kernel_choice import pick
-from encoder_core.layers.sizes import CHUNKS
+from encoder_core.layers.sizes import CHUNK_LOGITS
 from encoder_core.random_draws import draw_key, uniforms
 
 VOCAB_MULTIPLES = {"cuda": 64, "meta": 64, "cpu": 1}  # padding multiple of the vocabulary, by device
-GROUP_IDS = 256  # ids that are sampled from together
+GROUP_SIZE = 256  # ids that are sampled from together
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -92,7 +92,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight, bias = pad_vocabulary(weight, bias)
         gradients = ChunkGradients(features, weight, bias, wide) if wants_gradient else None
         scores = _score_class(features)
-        for chunk in chunks(len(ids), weight.shape[0], weight.device):
+        for chunk in logit_chunks(len(ids), weight.shape[0], weight.device):
             scored = scores(F.linear(features[chunk], weight, bias), ids[chunk])
             own_c = None if weights is None else weights[chunk].to(wide)
             loss_sum += (scored.losses_c if own_c is None else scored.losses_c * own_c).sum()
@@ -154,7 +154,7 @@ def _takes(features: Tensor) -> bool:
         features.device.type == "cuda"
         and not torch.compiler.is_compiling()
         and features.dtype in _DTYPES
-        and triton_is_there()
+        and has_triton()
     )
 
 
@@ -205,21 +205,21 @@ def pad_vocabulary(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor 
 
 
 def _sample(log_p_cV: Tensor, draws_c2: Tensor, temperature: float) -> Tensor:
-    """Return [c] ids by inversion in two steps: which group of `GROUP_IDS` ids, then which id of that group.
+    """Return [c] ids by inversion in two steps: which group of `GROUP_SIZE` ids, then which id of that group.
 
     The ids are always in the vocabulary, even if the logits are not finite: such a step is skipped and must not crash.
     """
     p_cV = log_p_cV.exp() if temperature == 1.0 else (log_p_cV / temperature).softmax(-1)
     vocab = p_cV.shape[1]
-    whole = vocab // GROUP_IDS
+    whole = vocab // GROUP_SIZE
     sums = [
-        p_cV[:, : whole * GROUP_IDS].view(len(p_cV), whole, GROUP_IDS).sum(-1),
-        p_cV[:, whole * GROUP_IDS :].sum(-1, True),
+        p_cV[:, : whole * GROUP_SIZE].view(len(p_cV), whole, GROUP_SIZE).sum(-1),
+        p_cV[:, whole * GROUP_SIZE :].sum(-1, True),
     ]
     group_c1 = _invert(torch.cat(sums, -1), draws_c2[:, :1])
-    ids_cG = group_c1 * GROUP_IDS + torch.arange(GROUP_IDS, device=p_cV.device)
+    ids_cG = group_c1 * GROUP_SIZE + torch.arange(GROUP_SIZE, device=p_cV.device)
     members_cG = p_cV.gather(1, ids_cG.clamp(max=vocab - 1)).masked_fill(ids_cG >= vocab, 0.0)
-    return (group_c1 * GROUP_IDS + _invert(members_cG, draws_c2[:, 1:])).squeeze(-1).clamp(max=vocab - 1)
+    return (group_c1 * GROUP_SIZE + _invert(members_cG, draws_c2[:, 1:])).squeeze(-1).clamp(max=vocab - 1)
 
 
 def _invert(weights: Tensor, draw_c1: Tensor) -> Tensor:
@@ -269,11 +269,11 @@ class ChunkGradients:
             self.weight += d_cV.t() @ features[chunk]
 
 
-def chunks(count: int, vocab: int, device: torch.device) -> Iterator[slice]:
-    """Yield slices of `count` rows of logits: at most `CHUNKS` logits in each, but at least one row.
+def logit_chunks(count: int, vocab: int, device: torch.device) -> Iterator[slice]:
+    """Yield slices of `count` rows of logits: at most `CHUNK_LOGITS` logits in each, but at least one row.
 
     Few chunks keep a GPU busy, because each chunk's gradient is added to that of the whole decoder.
     """
-    rows = max(1, CHUNKS.get(device.type, CHUNKS["cpu"]) // vocab)
+    rows = max(1, CHUNK_LOGITS.get(device.type, CHUNK_LOGITS["cpu"]) // vocab)
     for start in range(0, count, rows):
         yield slice(start, min(start + rows, count))

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_core.heads.cross_entropy import ChunkGradients, chunks
+from encoder_core.heads.cross_entropy import ChunkGradients, logit_chunks
 
 LOGIT_ARRAYS = 2
 """Number of logit arrays in memory at a time: the student's and a teacher's, where a cross-entropy has one."""
@@ -82,7 +82,7 @@ class _LinearDistillation(torch.autograd.Function):
         agreeing = torch.zeros((), dtype=torch.int64, device=features.device)
         student = LogitFactors(features, weight, bias)
         gradients = ChunkGradients(*student, wide) if wants_gradient else None
-        for chunk in chunks(len(features), LOGIT_ARRAYS * weight.shape[0], weight.device):
+        for chunk in logit_chunks(len(features), LOGIT_ARRAYS * weight.shape[0], weight.device):
             p_cV = _mean_softmax(teachers, chunk, temperature, wide)
             log_q_cV = _softened_logits(student, chunk, temperature, wide).log_softmax(-1)
             agreeing += (log_q_cV.argmax(-1) == p_cV.argmax(-1)).sum()

@@ -15,7 +15,7 @@ from encoder_core.heads.cross_entropy import CrossEntropySums, linear_cross_entr
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
 from encoder_core.layers.encoder import activate
 from encoder_core.layers.parameters import ScaledLinear
-from encoder_core.layers.sizes import MAX_TARGETS, PASSES, POSITION_WIDTH, Activation
+from encoder_core.layers.sizes import DECODER_PASSES, MAX_SPAN_TARGETS, SPAN_POSITION_WIDTH, Activation
 
 
 class MaskedLanguageModelHead(nn.Module):
@@ -139,7 +139,7 @@ class EnhancedMaskDecoder(nn.Module):
         """Return the same from the states of `last_layer_input`, for callers that need those too."""
         at_M = batch.target_positions
         queries_MH = x_TH.index_select(0, at_M) + self.position(batch.table_positions[at_M])
-        return encoder.rerun_last_layer(queries_MH, at_M, x_TH, batch, times=PASSES)
+        return encoder.rerun_last_layer(queries_MH, at_M, x_TH, batch, times=DECODER_PASSES)
 
 
 class SpanBoundaryHead(nn.Module):
@@ -152,8 +152,8 @@ class SpanBoundaryHead(nn.Module):
     def __init__(self, hidden: int, embedding: nn.Embedding, *, activation: Activation, eps: float) -> None:
         super().__init__()
         self.activation: Activation = activation
-        self.place = nn.Embedding(MAX_TARGETS, POSITION_WIDTH)
-        self.first = nn.Linear(2 * hidden + POSITION_WIDTH, hidden)
+        self.place = nn.Embedding(MAX_SPAN_TARGETS, SPAN_POSITION_WIDTH)
+        self.first = nn.Linear(2 * hidden + SPAN_POSITION_WIDTH, hidden)
         self.first_norm = nn.LayerNorm(hidden, eps=eps)
         self.second = nn.Linear(hidden, embedding.embedding_dim)
         self.second_norm = nn.LayerNorm(embedding.embedding_dim, eps=eps)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.layers.attention import attend_padded
-from encoder_core.layers.dropout import Dropout, kept, threshold_of
+from encoder_core.layers.dropout import Dropout, keep_mask, threshold_of
 from encoder_core.layers.encoder import FeedForward
 from encoder_core.layers.residual import LayerNorm, normed_sum
 from encoder_core.layers.rows import Rows
@@ -86,7 +86,7 @@ class ShallowDecoder(nn.Module):
         query_TH = vector_TH + place_TH
         text_TH = self.dropout(self.norm(words_TH + place_TH), batch.keys)
         key_TH = torch.where((batch.positions == 0)[:, None], vector_TH, text_TH)
-        attended_TH = self.output(self._attended_values(query_TH, key_TH, rows, visible(batch, rate)))
+        attended_TH = self.output(self._attended_values(query_TH, key_TH, rows, visible_tokens(batch, rate)))
         drop, keys_T = self.dropout, batch.keys
         y_TH = normed_sum(self.attention_norm, query_TH, attended_TH, drop, keys_T, drop.draw())
         return normed_sum(self.feed_forward_norm, y_TH, self.feed_forward(y_TH), drop, keys_T, drop.draw())
@@ -111,7 +111,7 @@ class ShallowDecoder(nn.Module):
         return rows.unpad(context_RNLD.transpose(1, 2)).flatten(-2)
 
 
-def visible(batch: Batch, rate: float) -> Bool[Tensor, "tokens longest"]:
+def visible_tokens(batch: Batch, rate: float) -> Bool[Tensor, "tokens longest"]:
     """Return which tokens of its row each token's query sees: the first, and others but itself, drawn with
     probability 1 - `rate`.
 
@@ -120,12 +120,12 @@ def visible(batch: Batch, rate: float) -> Bool[Tensor, "tokens longest"]:
     1/65,536.
     """
     place_L = torch.arange(batch.max_length, device=batch.positions.device)
-    keep_TL = kept(batch.keys, draw_key(), range(batch.max_length), threshold_of(rate)).bool()
+    keep_TL = keep_mask(batch.keys, draw_key(), range(batch.max_length), threshold_of(rate)).bool()
     here_TL = batch.positions[:, None]
-    return ((keep_TL & (place_L != here_TL)) | (place_L == 0)) & _has_place(batch, place_L)
+    return ((keep_TL & (place_L != here_TL)) | (place_L == 0)) & _is_inside_row(batch, place_L)
 
 
-def _has_place(batch: Batch, place_L: Tensor) -> Tensor:
+def _is_inside_row(batch: Batch, place_L: Tensor) -> Tensor:
     """Return [T, L], whether a token's row has that place."""
     lengths_R = batch.cu_seqlens.diff()
     length_T = lengths_R.repeat_interleave(lengths_R, output_size=batch.positions.numel())

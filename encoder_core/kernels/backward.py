@@ -21,16 +21,16 @@ from encoder_core.kernels.tile import (
     find_keys,
     find_queries,
     in_other_segment,
-    in_upper,
-    kept,
+    in_upper_half,
+    keep_mask,
     key_bounds,
     load_band,
     load_vectors,
     product,
     row_bounds,
-    scores_of,
-    sign_of,
+    row_sign,
     store_vectors,
+    tile_scores,
 )
 
 
@@ -61,7 +61,7 @@ def load_deltas(x, deltas, head, q_at, q_here):
 
 
 @triton.jit
-def through_softmax(
+def softmax_gradients(
     x,
     tile: tl.constexpr,
     head,
@@ -81,12 +81,12 @@ def through_softmax(
     k_here,
 ):
     """Return the probabilities after dropout, and the gradients by the unscaled scores, [S, S] each."""
-    scores = scores_of(x, tile, head, sign, q, r, k, q_first, q_at, q_here, k_first, k_at, k_here)
+    scores = tile_scores(x, tile, head, sign, q, r, k, q_first, q_at, q_here, k_first, k_at, k_here)
     weights = tl.exp2(scores - log_sum[:, None])
     d_weights = product(grads, tl.trans(v))
     dropped = weights
     if x.draws is not None:
-        keep = kept(x, tile, head, q_at, q_here, k_first)
+        keep = keep_mask(x, tile, head, q_at, q_here, k_first)
         dropped = tl.where(keep, weights * x.inverse, 0.0)
         d_weights = tl.where(keep, d_weights * x.inverse, 0.0)
     return dropped, weights * (d_weights - delta[:, None]) * x.scale
@@ -100,33 +100,33 @@ def rows_of_sums(tile: tl.constexpr, sums, sign, q_first, k_first, half):
 
 
 @triton.jit
-def through_a(x, tile: tl.constexpr, sums, head, sign, r, turned, waiting, q_first, k_first):
+def gradients_through_a(x, tile: tl.constexpr, sums, head, sign, r, turned, waiting, q_first, k_first):
     """Add to table A's gradients, and return those by r, [S, padded], for the half of the band that no later tile of
     keys uses.
 
     `turned` and `waiting`: gradients of scores by distance, [S, S], of this tile of keys and of the one before.
     """
     half = (sign + 1) // 2
-    complete = tl.where(in_upper(tile, sign, k_first, False) == (sign > 0), turned, waiting)
+    complete = tl.where(in_upper_half(tile, sign, k_first, False) == (sign > 0), turned, waiting)
     at = rows_of_sums(tile, sums, sign, q_first, k_first, half)
     add_vectors(x, tile, sums.a, head, at, product(tl.trans(complete), r))
     return product(complete, load_band(x, tile, x.table_a, head, sign, q_first, k_first, half))
 
 
 @triton.jit
-def through_b(x, tile: tl.constexpr, sums, head, sign, k, turned, waiting, q_first, k_first):
+def gradients_through_b(x, tile: tl.constexpr, sums, head, sign, k, turned, waiting, q_first, k_first):
     """Do the same for table B: return gradients by k for the half that no later tile of queries uses."""
     half = (1 - sign) // 2
-    complete = tl.where(in_upper(tile, sign, q_first, True) == (sign < 0), turned, waiting)
+    complete = tl.where(in_upper_half(tile, sign, q_first, True) == (sign < 0), turned, waiting)
     at = rows_of_sums(tile, sums, sign, q_first, k_first, half)
     add_vectors(x, tile, sums.b, head, at, product(complete, k))
     return product(tl.trans(complete), load_band(x, tile, x.table_b, head, sign, q_first, k_first, half))
 
 
 @triton.jit
-def through_c(x, tile: tl.constexpr, sums, head, sign, turned, q_first, k_first):
+def gradients_through_c(x, tile: tl.constexpr, sums, head, sign, turned, q_first, k_first):
     """Add to table C's gradients."""
-    upper = in_upper(tile, sign, k_first, False)
+    upper = in_upper_half(tile, sign, k_first, False)
     for half in tl.static_range(2):
         at = rows_of_sums(tile, sums, sign, q_first, k_first, half)
         tl.atomic_add(
@@ -137,14 +137,14 @@ def through_c(x, tile: tl.constexpr, sums, head, sign, turned, q_first, k_first)
 
 
 @triton.jit
-def by_queries(
+def tile_of_queries(
     x, grad, context, log_sums, deltas, d_q, d_r, d_segments, sums, row, q_first, tile: tl.constexpr
 ):
     """Compute what `queries_kernel` does for one tile of queries."""
     head = tl.program_id(1)
     start, length = row_bounds(x, row)
     if q_first < length:
-        sign = sign_of(x, row)
+        sign = row_sign(x, row)
         q_at, q_here = find_queries(x, tile, start, length, q_first)
         q, r, grads, log_sum = load_queries(x, tile, grad, log_sums, head, q_at, q_here)
         delta = make_deltas(x, tile, context, grads, deltas, head, q_at, q_here)
@@ -158,17 +158,17 @@ def by_queries(
             k_at, k_here = find_keys(x, tile, row, k_start, k_length, k_first)
             k = load_vectors(x, tile, x.k, head, k_at, k_here)
             v = load_vectors(x, tile, x.v, head, k_at, k_here)
-            _, d_scores = through_softmax(
+            _, d_scores = softmax_gradients(
                 x, tile, head, sign, q, r, k, v, grads, log_sum, delta,
                 q_first, q_at, q_here, k_first, k_at, k_here,
             )  # fmt: skip
             dq += product(d_scores.to(k.dtype), k)
             if x.table_c is not None:
                 turned = by_distance(tile, sign, d_scores, k_first)
-                through_c(x, tile, sums, head, sign, turned, q_first, k_first)
+                gradients_through_c(x, tile, sums, head, sign, turned, q_first, k_first)
             if x.table_a is not None:
                 turned = by_distance(tile, sign, d_scores, k_first).to(q.dtype)
-                by_r = through_a(x, tile, sums, head, sign, r, turned, waiting, q_first, k_first)
+                by_r = gradients_through_a(x, tile, sums, head, sign, r, turned, waiting, q_first, k_first)
                 waiting = turned
                 if x.r is None:
                     dq += by_r
@@ -181,7 +181,7 @@ def by_queries(
         if x.table_a is not None:
             end = low + tl.cdiv(high - low, tile.size) * tile.size
             none = tl.full([tile.size, tile.size], 0.0, q.dtype)
-            by_r = through_a(x, tile, sums, head, sign, r, none, waiting, q_first, end)
+            by_r = gradients_through_a(x, tile, sums, head, sign, r, none, waiting, q_first, end)
             if x.r is None:
                 dq += by_r
             else:
@@ -203,20 +203,20 @@ def queries_kernel(x, grad, context, log_sums, deltas, d_q, d_r, d_segments, sum
     """
     if x.table_a is None and x.table_c is None:
         row, number = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-        by_queries(
+        tile_of_queries(
             x, grad, context, log_sums, deltas, d_q, d_r, d_segments, sums, row, number * tile.size, tile
         )
     else:
         for task in range(tl.program_id(0), x.rows * tiles, tl.num_programs(0)):
-            row, number = turn_of(task, tiles)
-            by_queries(
+            row, number = row_and_tile(task, tiles)
+            tile_of_queries(
                 x, grad, context, log_sums, deltas, d_q, d_r, d_segments, sums, row, number * tile.size, tile
             )
             tl.debug_barrier()  # the next tile adds to the same sums, perhaps by other threads
 
 
 @triton.jit
-def turn_of(task, tiles):
+def row_and_tile(task, tiles):
     """Return the row and the tile of a program's task. Where tiles differ in work, as in causal rows, no program has
     the same tile of every row.
     """
@@ -237,14 +237,14 @@ def queries_in_reach(x, tile: tl.constexpr, length, k_first):
 
 
 @triton.jit
-def by_keys(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile: tl.constexpr):
+def tile_of_keys(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile: tl.constexpr):
     """Compute what `keys_kernel` does for one tile of keys."""
     head = tl.program_id(1)
     k_first = (number - carried_tiles(x, tile)) * tile.size
     start, length = row_bounds(x, row)
     k_start, k_length = key_bounds(x, row, start, length)
     if k_first < k_length:
-        sign = sign_of(x, row)
+        sign = row_sign(x, row)
         k_at, k_here = find_keys(x, tile, row, k_start, k_length, k_first)
         k = load_vectors(x, tile, x.k, head, k_at, k_here)
         v = load_vectors(x, tile, x.v, head, k_at, k_here)
@@ -256,7 +256,7 @@ def by_keys(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile: tl.con
             q_at, q_here = find_queries(x, tile, start, length, q_first)
             q, r, grads, log_sum = load_queries(x, tile, grad, log_sums, head, q_at, q_here)
             delta = load_deltas(x, deltas, head, q_at, q_here)
-            dropped, d_scores = through_softmax(
+            dropped, d_scores = softmax_gradients(
                 x, tile, head, sign, q, r, k, v, grads, log_sum, delta,
                 q_first, q_at, q_here, k_first, k_at, k_here,
             )  # fmt: skip
@@ -264,12 +264,12 @@ def by_keys(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile: tl.con
             dk += product(tl.trans(d_scores.to(q.dtype)), q)
             if x.table_b is not None:
                 turned = by_distance_of_keys(tile, sign, d_scores, q_first).to(k.dtype)
-                dk += through_b(x, tile, sums, head, sign, k, turned, waiting, q_first, k_first)
+                dk += gradients_through_b(x, tile, sums, head, sign, k, turned, waiting, q_first, k_first)
                 waiting = turned
         if x.table_b is not None:
             end = low + tl.cdiv(high - low, tile.size) * tile.size
             none = tl.full([tile.size, tile.size], 0.0, k.dtype)
-            dk += through_b(x, tile, sums, head, sign, k, none, waiting, end, k_first)
+            dk += gradients_through_b(x, tile, sums, head, sign, k, none, waiting, end, k_first)
         store_vectors(x, tile, d_k, head, k_at, k_here, dk)
         store_vectors(x, tile, d_v, head, k_at, k_here, dv)
 
@@ -282,9 +282,9 @@ def keys_kernel(x, grad, log_sums, deltas, d_k, d_v, sums, tiles, tile: tl.const
     """
     if x.table_b is None:
         row, number = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-        by_keys(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile)
+        tile_of_keys(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile)
     else:
         for task in range(tl.program_id(0), x.rows * tiles, tl.num_programs(0)):
-            row, number = turn_of(task, tiles)
-            by_keys(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile)
+            row, number = row_and_tile(task, tiles)
+            tile_of_keys(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile)
             tl.debug_barrier()  # the next tile adds to the same sums, perhaps by other threads

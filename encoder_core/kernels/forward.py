@@ -11,14 +11,14 @@ from encoder_core.kernels.tile import (
     carried_tiles,
     find_keys,
     find_queries,
-    kept,
+    keep_mask,
     key_bounds,
     load_vectors,
     product,
     row_bounds,
-    scores_of,
-    sign_of,
+    row_sign,
     store_vectors,
+    tile_scores,
 )
 
 
@@ -44,7 +44,7 @@ def forward_kernel(x, context, log_sums, tiles, tile: tl.constexpr):
     start, length = row_bounds(x, row)
     if q_first >= length:
         return
-    sign = sign_of(x, row)
+    sign = row_sign(x, row)
     q_at, q_here = find_queries(x, tile, start, length, q_first)
     q = load_vectors(x, tile, x.q, head, q_at, q_here)
     r = q
@@ -58,14 +58,14 @@ def forward_kernel(x, context, log_sums, tiles, tile: tl.constexpr):
     for k_first in range(low, high, tile.size):
         k_at, k_here = find_keys(x, tile, row, k_start, k_length, k_first)
         k = load_vectors(x, tile, x.k, head, k_at, k_here)
-        scores = scores_of(x, tile, head, sign, q, r, k, q_first, q_at, q_here, k_first, k_at, k_here)
+        scores = tile_scores(x, tile, head, sign, q, r, k, q_first, q_at, q_here, k_first, k_at, k_here)
         higher = tl.maximum(highest, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(highest - base)
         total = total * shrink + tl.sum(weights, 1)
         if x.draws is not None:
-            weights = tl.where(kept(x, tile, head, q_at, q_here, k_first), weights, 0.0)
+            weights = tl.where(keep_mask(x, tile, head, q_at, q_here, k_first), weights, 0.0)
         v = load_vectors(x, tile, x.v, head, k_at, k_here)
         mixed = mixed * shrink[:, None] + product(weights.to(v.dtype), v)
         highest = higher

@@ -20,17 +20,17 @@ from encoder_core.kernels.forward import forward_kernel
 from encoder_core.kernels.operands import KernelInputs
 from encoder_core.kernels.table_gradients import (
     TableSums,
-    differences_of,
     empty_sums,
-    gradient_of,
-    programs_of,
+    programs_per_head,
+    table_gradient,
+    tile_differences,
 )
-from encoder_core.kernels.tiling import Cut, Cuts, cuts_of, generation_of, tile_of
+from encoder_core.kernels.tiling import Cut, Cuts, cuts_of, generation_of, make_tile
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where tokens are and what they see; fields as in `operands.Inputs`.
+    """Where tokens are and what they see; fields as in `operands.KernelInputs`.
 
     Attributes:
         longest: number of tokens in the longest row.
@@ -60,7 +60,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of the scores; fields as in `operands.Inputs`."""
+    """The terms of the scores; fields as in `operands.KernelInputs`."""
 
     r: Tensor | None = None
     table_a: Tensor | None = None
@@ -90,13 +90,13 @@ class _FusedAttention(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *given, layout, cuts = arguments
         tensors = [None if x is None else x.contiguous() for x in given]
-        x = _inputs(tensors, layout)
+        x = _kernel_inputs(tensors, layout)
         context = torch.empty_like(x.q)  # every query lies in a row, whose program writes its context
-        log_sums = _of_queries(x)
+        log_sums = _empty_by_query(x)
         if x.rows and layout.longest:
             tiles = -(-layout.longest // cuts.forward.size)
             forward_kernel[(x.rows * tiles, x.heads)](
-                x, context, log_sums, tiles, tile_of(x, cuts.forward.size), **cuts.forward.options
+                x, context, log_sums, tiles, make_tile(x, cuts.forward.size), **cuts.forward.options
             )
         ctx.save_for_backward(*tensors, context, log_sums)
         ctx.layout, ctx.cuts = layout, cuts
@@ -106,54 +106,54 @@ class _FusedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, context, log_sums = ctx.saved_tensors
-        x, layout = _inputs(tensors, ctx.layout), ctx.layout
+        x, layout = _kernel_inputs(tensors, ctx.layout), ctx.layout
         if not (x.rows and layout.longest):
             return *(None if tensor is None else torch.zeros_like(tensor) for tensor in tensors), None, None
         # Every token lies in a row, whose program writes the token's gradients.
         by = [None if tensor is None else torch.empty_like(tensor) for tensor in tensors]
-        given = (x, grad.contiguous(), log_sums, _of_queries(x))
-        _by_queries(given, context, by, layout, ctx.cuts.queries)
-        _by_keys(given, by, layout, ctx.cuts.keys)
+        given = (x, grad.contiguous(), log_sums, _empty_by_query(x))
+        _run_queries(given, context, by, layout, ctx.cuts.queries)
+        _run_keys(given, by, layout, ctx.cuts.keys)
         return *by, None, None
 
 
 _apply: Callable[..., Tensor] = _FusedAttention.apply
 
 
-Given = tuple[KernelInputs, Tensor, Tensor, Tensor]
+Inputs = tuple[KernelInputs, Tensor, Tensor, Tensor]
 """Inputs, the context's gradients, log2 of the sums of exponentials, and deltas: a query's context times its
 gradient, which the kernel by queries writes first."""
 
 
-def _by_queries(given: Given, context: Tensor, by: list[Tensor | None], layout: Layout, cut: Cut) -> None:
+def _run_queries(given: Inputs, context: Tensor, by: list[Tensor | None], layout: Layout, cut: Cut) -> None:
     """Write the deltas, and into `by` the gradients by queries, r, segment scores, and tables A and C."""
     x, grad, log_sums, deltas = given
     tiles = -(-layout.longest // cut.size)
-    sums, programs = _sums_of(x, (x.table_a, None, x.table_c), layout, tiles, cut.size)
+    sums, programs = _sums_and_programs(x, (x.table_a, None, x.table_c), layout, tiles, cut.size)
     queries_kernel[(programs, x.heads)](
-        x, grad, context, log_sums, deltas, by[0], by[3], by[7], sums, tiles, tile_of(x, cut.size), **cut.options
+        x, grad, context, log_sums, deltas, by[0], by[3], by[7], sums, tiles, make_tile(x, cut.size), **cut.options
     )  # fmt: skip
     _add_up(sums, x, by, cut.size)
 
 
-def _by_keys(given: Given, by: list[Tensor | None], layout: Layout, cut: Cut) -> None:
+def _run_keys(given: Inputs, by: list[Tensor | None], layout: Layout, cut: Cut) -> None:
     """Write the gradients by keys, values and table B into `by`."""
     x = given[0]
     longest = layout.longest if layout.longest_k is None else layout.longest_k
     tiles = -(-longest // cut.size) - (-x.carried // cut.size)
-    sums, programs = _sums_of(x, (None, x.table_b, None), layout, tiles, cut.size)
-    keys_kernel[(programs, x.heads)](*given, by[1], by[2], sums, tiles, tile_of(x, cut.size), **cut.options)
+    sums, programs = _sums_and_programs(x, (None, x.table_b, None), layout, tiles, cut.size)
+    keys_kernel[(programs, x.heads)](*given, by[1], by[2], sums, tiles, make_tile(x, cut.size), **cut.options)
     _add_up(sums, x, by, cut.size)
 
 
-def _sums_of(
+def _sums_and_programs(
     x: KernelInputs, tables: tuple[Tensor | None, ...], layout: Layout, tiles: int, size: int
 ) -> tuple[TableSums, int]:
     """Return the sums for a launch's gradients by tables A, B and C, and its number of programs for each head."""
     if all(table is None for table in tables):
         return TableSums(None, None, None, 0, 0), x.rows * tiles
-    programs = programs_of(x.q.device, x.heads, x.rows * tiles)
-    lowest, differences = differences_of(
+    programs = programs_per_head(x.q.device, x.heads, x.rows * tiles)
+    lowest, differences = tile_differences(
         layout.longest, x.carried, size, backwards=layout.signs is not None, causal=layout.causal
     )
     return empty_sums(tables, programs=programs, lowest=lowest, blocks=differences + 1, size=size), programs
@@ -164,16 +164,16 @@ def _add_up(sums: TableSums, x: KernelInputs, by: list[Tensor | None], size: int
     tables = (x.table_a, x.table_b, x.table_c)
     for number, (own, table) in enumerate(zip(sums[:3], tables, strict=True), 4):
         if own is not None:
-            by[number] = gradient_of(own, table, first)
+            by[number] = table_gradient(own, table, first)
 
 
-def _of_queries(x: KernelInputs) -> Tensor:
+def _empty_by_query(x: KernelInputs) -> Tensor:
     """Return [M, N], unwritten, in the dtype of sums."""
     dtype = torch.float64 if x.q.dtype == torch.float64 else torch.float32
     return torch.empty(x.q.shape[:2], dtype=dtype, device=x.q.device)
 
 
-def _inputs(tensors: list[Tensor | None], layout: Layout) -> KernelInputs:
+def _kernel_inputs(tensors: list[Tensor | None], layout: Layout) -> KernelInputs:
     q, k, v, r, table_a, table_b, table_c, segment_scores = tensors
     assert q is not None
     tables = [len(table) for table in (table_a, table_b, table_c) if table is not None]

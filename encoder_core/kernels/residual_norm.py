@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from encoder_core.kernels.tile import GOLDEN, mix
 
-_PROGRAMS = 1024  # most programs of a backward pass: some warps for each multiprocessor, few sums to add
+_MAX_PROGRAMS = 1024  # most programs of a backward pass: some warps for each multiprocessor, few sums to add
 
 
 class Norm(NamedTuple):
@@ -153,8 +153,8 @@ class _ResidualNorm(torch.autograd.Function):
         centered: bool,
     ) -> tuple[Tensor, Tensor]:
         x, residual = x.contiguous(), residual.contiguous()
-        total, normed, cut = torch.empty_like(x), torch.empty_like(x), _cut(x)
-        scale = x.new_empty(len(x), dtype=_sums(x.dtype))
+        total, normed, cut = torch.empty_like(x), torch.empty_like(x), _launch_options(x)
+        scale = x.new_empty(len(x), dtype=_sum_dtype(x.dtype))
         mean = torch.empty_like(scale) if centered else None
         if len(x):
             forward_kernel[(len(x),)](
@@ -174,11 +174,11 @@ class _ResidualNorm(torch.autograd.Function):
         by_normed = torch.zeros_like(total) if by_normed is None else by_normed.contiguous()
         by_total = None if by_total is None else by_total.contiguous()
         rows, width = total.shape
-        each = max(1, -(-rows // _PROGRAMS))
+        each = max(1, -(-rows // _MAX_PROGRAMS))
         programs = -(-rows // each)
         dresidual = torch.empty_like(total)
         dx = dresidual if draws is None else torch.empty_like(total)
-        dweight = total.new_empty(programs, width, dtype=_sums(total.dtype))
+        dweight = total.new_empty(programs, width, dtype=_sum_dtype(total.dtype))
         dbias = torch.empty_like(dweight) if biased else None
         if rows:
             backward_kernel[(programs,)](
@@ -189,7 +189,7 @@ class _ResidualNorm(torch.autograd.Function):
         return dx, dresidual, *sums, None, None, None, None
 
 
-def _cut(x: Tensor) -> dict[str, Any]:
+def _launch_options(x: Tensor) -> dict[str, Any]:
     """Return how a row is computed: its width, the padded width, the dtype of sums, and the number of warps."""
     width = x.shape[-1]
     padded = max(16, 1 << (width - 1).bit_length())
@@ -197,5 +197,5 @@ def _cut(x: Tensor) -> dict[str, Any]:
     return {"width": width, "padded": padded, "sums": sums, "num_warps": min(16, max(1, padded // 256))}
 
 
-def _sums(dtype: torch.dtype) -> torch.dtype:
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -24,9 +24,9 @@ from torch import Tensor
 
 _COLUMNS = 2048  # columns of a tile; constant, so that a trial compiles the kernels that a run uses
 _WARPS = 8
-_TARGETS = 64  # targets of one program of the second kernel
+_TARGETS_PER_PROGRAM = 64  # targets of one program of the second kernel
 _LOWEST = tl.constexpr(-3.4028234663852886e38)  # instead of -inf, because -inf minus -inf is NaN
-_NOWHERE = tl.constexpr(2**31 - 1)
+_NO_INDEX = tl.constexpr(2**31 - 1)
 
 
 class SoftmaxSums(NamedTuple):
@@ -54,7 +54,7 @@ def sums_kernel(
     row = logits + target * vocab
     most = tl.full([columns], _LOWEST, sums)
     total = tl.full([columns], 0.0, sums)
-    where = tl.full([columns], _NOWHERE, tl.int32)
+    where = tl.full([columns], _NO_INDEX, tl.int32)
     for first in range(0, vocab, columns):
         column = first + tl.arange(0, columns)
         x = tl.load(row + column, mask=column < vocab, other=float("-inf")).to(sums)
@@ -65,7 +65,7 @@ def sums_kernel(
         most = tl.maximum(most, x)
     whole = tl.max(most, 0)
     log_sum = tl.log(tl.sum(total * tl.exp(most - whole), 0))
-    best = tl.min(tl.where(most == whole, where, _NOWHERE), 0)
+    best = tl.min(tl.where(most == whole, where, _NO_INDEX), 0)
     own = tl.load(ids + target)
     its = tl.load(row + own, mask=(own >= 0) & (own < vocab), other=float("nan")).to(sums)
     tl.store(losses + target, log_sum - (its - whole))
@@ -102,7 +102,8 @@ def softmax_sums(logits: Float[Tensor, "targets vocab"], ids: Int[Tensor, " targ
     correct = torch.empty_like(ids, dtype=torch.bool)
     if targets:
         sums_kernel[(targets,)](
-            logits, ids, losses, correct, largest, log_sums, vocab, columns=_COLUMNS, sums=_sums(wide), num_warps=_WARPS
+            logits, ids, losses, correct, largest, log_sums, vocab,
+            columns=_COLUMNS, sums=_triton_sum_dtype(wide), num_warps=_WARPS,
         )  # fmt: skip
     return SoftmaxSums(losses, correct, largest, log_sums)
 
@@ -118,12 +119,12 @@ def to_gradient(
     fp32 or wider.
     """
     targets, vocab = logits.shape
-    parts = -(-targets // _TARGETS)
+    parts = -(-targets // _TARGETS_PER_PROGRAM)
     by_bias = logits.new_empty(parts, vocab, dtype=sums.losses.dtype) if biased else None
     if targets:
         gradient_kernel[(-(-vocab // _COLUMNS), parts)](
             logits, ids, sums.largest, sums.log_sums, by_bias, targets, vocab,
-            each=_TARGETS, columns=_COLUMNS, sums=_sums(sums.losses.dtype), num_warps=_WARPS,
+            each=_TARGETS_PER_PROGRAM, columns=_COLUMNS, sums=_triton_sum_dtype(sums.losses.dtype), num_warps=_WARPS,
         )  # fmt: skip
     return None if by_bias is None else by_bias.sum(0)
 
@@ -132,5 +133,5 @@ def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _sums(wide: torch.dtype) -> tl.dtype:
+def _triton_sum_dtype(wide: torch.dtype) -> tl.dtype:
     return tl.float64 if wide == torch.float64 else tl.float32

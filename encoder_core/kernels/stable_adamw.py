@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 BLOCK = 2048  # elements of a block; constant, so that a trial compiles the kernels that a run uses
-_SUMMED = 1024  # blocks that the second kernel adds at a time
+_SUMMED_BLOCKS = 1024  # blocks that the second kernel adds at a time
 _OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 State = Mapping[str, Tensor]
 Group = Mapping[str, Any]
@@ -107,7 +107,7 @@ def update_moments(
             gradient, state["exp_avg"], state["exp_avg_sq"], blocks.pieces, sums, beta1, 1 - beta1, beta2, 1 - beta2,
             1 / (1 - beta2 ** group["step"]), group["eps"], columns=BLOCK, **_OPTIONS,
         )  # fmt: skip
-        squares_kernel[(len(blocks.ranges),)](sums, blocks.ranges, squares, columns=_SUMMED)
+        squares_kernel[(len(blocks.ranges),)](sums, blocks.ranges, squares, columns=_SUMMED_BLOCKS)
 
 
 def update_weights(

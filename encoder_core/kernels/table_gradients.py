@@ -32,7 +32,7 @@ class TableSums(NamedTuple):
     blocks: int
 
 
-def programs_of(device: torch.device, heads: int, tiles: int) -> int:
+def programs_per_head(device: torch.device, heads: int, tiles: int) -> int:
     """Return the number of programs for each head, when `tiles` are shared out among them."""
     at_once = INTERPRETED_PROGRAMS
     if device.type == "cuda":
@@ -55,7 +55,7 @@ def empty_sums(
     return TableSums(a, b, c, lowest, blocks)
 
 
-def gradient_of(sums: Tensor, table: Tensor, first: int) -> Tensor:
+def table_gradient(sums: Tensor, table: Tensor, first: int) -> Tensor:
     """Return the gradient by a table [E, ...] from the sums of all programs, which begin at its row `first`."""
     rows = sums.sum(0)
     skipped = max(0, -first)
@@ -65,7 +65,7 @@ def gradient_of(sums: Tensor, table: Tensor, first: int) -> Tensor:
     return gradient
 
 
-def differences_of(
+def tile_differences(
     longest: int, carried: int, size: int, *, backwards: bool, causal: bool = False
 ) -> tuple[int, int]:
     """Return the first difference of positions, in tiles of `size`, and the number of differences.

@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-_HEAD = tl.constexpr(0xC2B2AE3D27D4EB4F)
+_HEAD_ODD = tl.constexpr(0xC2B2AE3D27D4EB4F)
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
-_FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
-_SECOND = tl.constexpr(0x94D049BB133111EB)
+_MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
+_MIX_2 = tl.constexpr(0x94D049BB133111EB)
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def key_bounds(x, row, start, length):
 
 
 @triton.jit
-def sign_of(x, row):
+def row_sign(x, row):
     if x.signs is None:
         return 1
     else:
@@ -121,7 +121,7 @@ def load_band(x, tile: tl.constexpr, pointer, head, sign, q_first, k_first, half
 
 
 @triton.jit
-def turn(tile: tl.constexpr, sign, first):
+def distance_index(tile: tl.constexpr, sign, first):
     """Return [S, S], the index in its half of the band for each query's distance from each key.
 
     `first`, a multiple of S, does not change the result. It prevents the compiler from holding the indices in
@@ -132,7 +132,7 @@ def turn(tile: tl.constexpr, sign, first):
 
 
 @triton.jit
-def in_upper(tile: tl.constexpr, sign, first, of_keys: tl.constexpr):
+def in_upper_half(tile: tl.constexpr, sign, first, of_keys: tl.constexpr):
     """Return [S queries, S places], whether a place's distance is in the upper half; with `of_keys` [S places, S
     keys].
     """
@@ -150,8 +150,8 @@ def scores_by_a(x, tile: tl.constexpr, head, sign, r, q_first, k_first):
     """Return r_i . A[e], [S, S]."""
     lower = product(r, tl.trans(load_band(x, tile, x.table_a, head, sign, q_first, k_first, 0)))
     upper = product(r, tl.trans(load_band(x, tile, x.table_a, head, sign, q_first, k_first, 1)))
-    both = tl.where(in_upper(tile, sign, k_first, False), upper, lower)
-    return tl.gather(both, turn(tile, sign, k_first), 1)
+    both = tl.where(in_upper_half(tile, sign, k_first, False), upper, lower)
+    return tl.gather(both, distance_index(tile, sign, k_first), 1)
 
 
 @triton.jit
@@ -160,8 +160,8 @@ def scores_by_b(x, tile: tl.constexpr, head, sign, k, q_first, k_first):
     keys = tl.trans(k)
     lower = product(load_band(x, tile, x.table_b, head, sign, q_first, k_first, 0), keys)
     upper = product(load_band(x, tile, x.table_b, head, sign, q_first, k_first, 1), keys)
-    both = tl.where(in_upper(tile, sign, k_first, True), upper, lower)
-    return tl.gather(both, turn(tile, sign, k_first), 0)
+    both = tl.where(in_upper_half(tile, sign, k_first, True), upper, lower)
+    return tl.gather(both, distance_index(tile, sign, k_first), 0)
 
 
 @triton.jit
@@ -191,7 +191,7 @@ def in_other_segment(x, q_at, q_here, k_at, k_here):
 
 
 @triton.jit
-def in_sight(x, tile: tl.constexpr, q_first, q_at, q_here, k_first, k_at, k_here):
+def pair_is_visible(x, tile: tl.constexpr, q_first, q_at, q_here, k_first, k_at, k_here):
     """Return [S, S], whether each query sees each key."""
     seen = q_here[:, None] & k_here[None, :]
     if x.window is not None:
@@ -208,7 +208,7 @@ def in_sight(x, tile: tl.constexpr, q_first, q_at, q_here, k_first, k_at, k_here
 
 
 @triton.jit
-def scores_of(x, tile: tl.constexpr, head, sign, q, r, k, q_first, q_at, q_here, k_first, k_at, k_here):
+def tile_scores(x, tile: tl.constexpr, head, sign, q, r, k, q_first, q_at, q_here, k_first, k_at, k_here):
     """Return the scores [S, S] in units of log2, -inf for keys that are not visible."""
     scores = product(q, tl.trans(k))
     if x.table_a is not None:
@@ -226,23 +226,23 @@ def scores_of(x, tile: tl.constexpr, head, sign, q, r, k, q_first, q_at, q_here,
         other = tl.load(place + 1, mask=q_here, other=0.0).to(scores.dtype)
         apart = in_other_segment(x, q_at, q_here, k_at, k_here)
         scores += tl.where(apart, other[:, None], same[:, None])
-    seen = in_sight(x, tile, q_first, q_at, q_here, k_first, k_at, k_here)
+    seen = pair_is_visible(x, tile, q_first, q_at, q_here, k_first, k_at, k_here)
     return tl.where(seen, scores * (x.scale * LOG2_E), float("-inf"))
 
 
 @triton.jit
 def mix(x):
-    """Mix as splitmix64 does; see `random_draws.py`."""
-    x = (x ^ (x >> 30)) * _FIRST
-    x = (x ^ (x >> 27)) * _SECOND
+    """Mix the bits of a 64-bit word (`random_draws.py`)."""
+    x = (x ^ (x >> 30)) * _MIX_1
+    x = (x ^ (x >> 27)) * _MIX_2
     return x ^ (x >> 31)
 
 
 @triton.jit
-def kept(x, tile: tl.constexpr, head, q_at, q_here, k_first):
+def keep_mask(x, tile: tl.constexpr, head, q_at, q_here, k_first):
     """Return [S, S] bool, the probabilities kept by dropout: `random_draws.numbers16` of query, head and key."""
     drawn = tl.load(x.draws + q_at, mask=q_here, other=0).to(tl.uint64, bitcast=True)
-    drawn += head.to(tl.uint64) * _HEAD
+    drawn += head.to(tl.uint64) * _HEAD_ODD
     first = k_first + x.carried
     limit = (x.threshold - 0x8000) << 16
     if tile.quads:  # one hash serves four keys, and a thread computes two of them

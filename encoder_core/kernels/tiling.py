@@ -41,7 +41,7 @@ class Cuts(NamedTuple):
     keys: Cut
 
 
-_HOPPER, _TIMED = 9, range(33, 65)
+_HOPPER, _TIMED_WIDTHS = 9, range(33, 65)
 # Generations with 227 KiB of shared memory for a program, and matrix products by warp groups.
 _HOPPER_GENERATIONS = (9, 10)
 
@@ -65,8 +65,8 @@ def cuts_of(
         width > 64,
         generation in _HOPPER_GENERATIONS,
     )
-    if half and generation == _HOPPER and width in _TIMED:
-        return _timed_cuts(relative=relative, by_keys=by_keys)
+    if half and generation == _HOPPER and width in _TIMED_WIDTHS:
+        return _timed_configs(relative=relative, by_keys=by_keys)
     match half, relative, wide:
         case False, _, _:  # full precision, in three products each
             return Cuts(*[Cut(16 if relative or wide else 32, 8, 1)] * 3)
@@ -84,7 +84,7 @@ def cuts_of(
     return Cuts(Cut(64, 8, 1), Cut(64, 8, 1), Cut(32, 4, 2))
 
 
-def _timed_cuts(*, relative: bool, by_keys: bool) -> Cuts:
+def _timed_configs(*, relative: bool, by_keys: bool) -> Cuts:
     """Return the fastest cuts on an H200, but for XLNet's kernel by queries."""
     if not relative:
         return Cuts(Cut(64, 4, 3), Cut(64, 4, 3), Cut(64, 4, 3))
@@ -98,7 +98,7 @@ def generation_of(device: torch.device) -> int:
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
 
 
-def tile_of(x: KernelInputs, size: int) -> Tile:
+def make_tile(x: KernelInputs, size: int) -> Tile:
     """Return the tile of `size` queries and keys."""
     width = x.q.shape[-1]
     sums = tl.float64 if x.q.dtype == torch.float64 else tl.float32

@@ -10,7 +10,7 @@ Only a kernel knows about rows. All kernels have the signature `Attend`:
 | `blocked`      | CPU, with dropout or a window        | row by row in cache-sized pieces                 |
 | `padded_sdpa`  | everything else                      | rows padded to a rectangle, torch's fused kernel |
 | the same       | full rows, where a trial prefers it  | by cuDNN's attention alone                       |
-| `written`      | if a trial found all others wrong    | the formula on the same rectangle                |
+| `written_formula` | if a trial found all others wrong    | the formula on the same rectangle                |
 | `reference`    | tests                                | the formula, row by row                          |
 
 `automatic` chooses among all but `reference` (`kernel_choice.py`). Flash attention draws its dropout from the device's
@@ -43,17 +43,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from encoder_core.layers.cpu_attention import blocked_attention
 from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.gpu_attention import (
-    activate,
     cudnn_takes,
     flash3_takes,
     flash_takes,
     fused_attention,
     fused_takes,
+    use_flash3,
 )
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import JoinedLinear, ScaledLinear, project
 from encoder_core.layers.planned import planned_rectangle
-from encoder_core.layers.rows import Rotation, Rows, for_each_query, rotate
+from encoder_core.layers.rows import Rotation, Rows, repeat_shared_heads, rotate
 from encoder_core.layers.torch_internals import flash_attention
 from encoder_core.random_draws import draw_key, head_keys
 
@@ -90,9 +90,9 @@ def automatic(
 ) -> Heads:
     """Compute attention with the best kernel. A batch without tokens, as an idle rank has, computes nothing."""
     if not len(q_TND):
-        return sum(for_each_query(q_TND, k_TND, v_TND), q_TND)
+        return sum(repeat_shared_heads(q_TND, k_TND, v_TND), q_TND)
     kernel = pick(_possible_kernels(q_TND, rows, dropout, window), dropped=dropout > 0.0)
-    activate(kernel == "flash3")
+    use_flash3(kernel == "flash3")
     match kernel:
         case "fused":
             return fused(q_TND, k_TND, v_TND, rows, dropout, window)
@@ -106,12 +106,12 @@ def automatic(
         case "padded":
             return padded_sdpa(q_TND, k_TND, v_TND, rows, dropout, window)
         case "written":
-            return written(q_TND, k_TND, v_TND, rows, dropout, window)
+            return written_formula(q_TND, k_TND, v_TND, rows, dropout, window)
 
 
 def _possible_kernels(q_TND: Heads, rows: Rows, dropout: float, window: int | None) -> list[Kernel]:
     """Return the possible kernels, the usual one first. With dropout, kernels that draw by token come first."""
-    kind, special = (q_TND.device.type, q_TND.dtype, q_TND.shape[-1]), dropout > 0.0 or rows.exceed(window)
+    kind, special = (q_TND.device.type, q_TND.dtype, q_TND.shape[-1]), dropout > 0.0 or rows.exceeds(window)
     if q_TND.device.type == "cpu":
         return ["blocked", "padded", "written"] if special else ["padded", "blocked", "written"]
     ours: list[Kernel] = ["fused"] if fused_takes(*kind) else []
@@ -159,7 +159,7 @@ def fused(
     window: int | None = None,
 ) -> Heads:
     """Compute exact attention in tiles, without padding and without scores in memory; see `encoder_core/kernels`."""
-    k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
+    k_TND, v_TND = repeat_shared_heads(q_TND, k_TND, v_TND)
     return fused_attention(
         q_TND,
         k_TND,
@@ -184,7 +184,7 @@ def padded_sdpa(
     return _in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window)
 
 
-def written(
+def written_formula(
     q_TND: Heads,
     k_TND: SharedHeads,
     v_TND: SharedHeads,
@@ -208,10 +208,10 @@ def _in_rectangle(
     *,
     by_torch: bool = True,
 ) -> Heads:
-    k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
+    k_TND, v_TND = repeat_shared_heads(q_TND, k_TND, v_TND)
     q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
     # Padding comes after a row's tokens, so that a causal mask, which hides later keys, hides padding, too.
-    causal = rows.causal and not rows.exceed(window) and _torch_takes(q_RNLD, dropout, by_torch=by_torch)
+    causal = rows.causal and not rows.exceeds(window) and _torch_takes(q_RNLD, dropout, by_torch=by_torch)
     if causal and q_TND.is_meta:
         context_RNLD = planned_rectangle(q_RNLD, k_RNLD, v_RNLD, None, dropout, None, causal=True)
     elif causal:
@@ -274,7 +274,7 @@ def blocked(
     window: int | None = None,
 ) -> Heads:
     """Compute exact attention in cache-sized pieces without padding, dropout included; see `cpu_attention.py`."""
-    k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
+    k_TND, v_TND = repeat_shared_heads(q_TND, k_TND, v_TND)
     context_TND: Tensor = blocked_attention(
         q_TND, k_TND, v_TND, rows.keys, rows.bounds, dropout, window, rows.causal
     )
@@ -290,7 +290,7 @@ def reference(
     window: int | None = None,
 ) -> Heads:
     """Compute softmax(q k' / sqrt(D)) v over the visible keys, row after row, in the precision of the inputs."""
-    k_TND, v_TND = for_each_query(q_TND, k_TND, v_TND)
+    k_TND, v_TND = repeat_shared_heads(q_TND, k_TND, v_TND)
     contexts, draw = [], draw_key()
     for start, stop in rows.bounds:
         q_NLD, k_NLD, v_NLD = (x[start:stop].transpose(0, 1) for x in (q_TND, k_TND, v_TND))

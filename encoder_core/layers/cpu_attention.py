@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from encoder_core.layers.cpu_pieces import Bounds, local_pieces, pieces_across
-from encoder_core.layers.dropout import inverse_rate, kept, threshold_of
+from encoder_core.layers.dropout import inverse_rate, keep_mask, threshold_of
 from encoder_core.random_draws import draw_key, head_keys
 
 Slices = tuple[slice, slice]
@@ -49,7 +49,7 @@ class BlockedAttention(torch.autograd.Function):
         causal: bool,
         key_bounds: Bounds | None = None,
     ) -> Tensor:
-        scores = Draws.of(drawn_T, dropout)
+        scores = Draws.from_rate(drawn_T, dropout)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         keeps = []
         for row, queries, keys, heads in _pieces(bounds, key_bounds, q.shape[1], window, causal=causal):
@@ -112,7 +112,7 @@ class Draws:
     draw: Tensor
 
     @classmethod
-    def of(cls, drawn_T: Tensor, dropout: float) -> "Draws":
+    def from_rate(cls, drawn_T: Tensor, dropout: float) -> "Draws":
         """Return the next draw; nothing is drawn without dropout."""
         threshold = threshold_of(dropout)
         return cls(drawn_T, threshold, draw_key() if threshold else drawn_T.new_zeros(()))
@@ -120,7 +120,7 @@ class Draws:
     def kept(self, row: int, queries: slice, keys: slice, heads: slice) -> Tensor:
         """Return the mask of kept scores, [n, l, m] int8. `row` is the first token of the row."""
         drawn_nl = head_keys(self.drawn_T[queries], range(heads.start, heads.stop)).t()
-        return kept(drawn_nl, self.draw, range(keys.start - row, keys.stop - row), self.threshold)
+        return keep_mask(drawn_nl, self.draw, range(keys.start - row, keys.stop - row), self.threshold)
 
 
 def _hidden_keys(queries: slice, keys: slice, window: int | None, causal: bool) -> Tensor | None:

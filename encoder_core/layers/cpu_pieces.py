@@ -5,8 +5,8 @@ They are apart from the kernels, so that counting what a layer saves does not im
 
 from collections.abc import Iterator
 
-PIECE = 2**18  # scores per piece: 1 MiB in fp32, about an L2 cache
-BLOCK = 64  # least number of queries whose scores in a window are computed together
+PIECE_SCORES = 2**18  # scores per piece: 1 MiB in fp32, about an L2 cache
+BLOCK_QUERIES = 64  # least number of queries whose scores in a window are computed together
 
 Bounds = tuple[tuple[int, int], ...]
 
@@ -22,12 +22,12 @@ def local_pieces(
     for start, stop in bounds:
         reach = stop - start if window is None else window
         whole = stop - start <= reach + 1
-        block = max(BLOCK, 0 if whole else reach) if causal or not whole else stop - start
+        block = max(BLOCK_QUERIES, 0 if whole else reach) if causal or not whole else stop - start
         for first in range(start, stop, block):
             queries = slice(first, min(first + block, stop))
             keys = slice(max(start, first - reach), min(stop, queries.stop + (0 if causal else reach)))
             scores = (queries.stop - first) * (keys.stop - keys.start)
-            for together in heads_together(heads, scores):
+            for together in head_groups(heads, scores):
                 yield start, queries, keys, together
 
 
@@ -36,12 +36,12 @@ def pieces_across(
 ) -> Iterator[tuple[int, slice, slice, slice]]:
     """Yield the same where the keys of row i are row `key_bounds[i]` of other tokens; the start is that of the keys."""
     for (start, stop), (first, last) in zip(bounds, key_bounds, strict=True):
-        for together in heads_together(heads, (stop - start) * (last - first)):
+        for together in head_groups(heads, (stop - start) * (last - first)):
             yield first, slice(start, stop), slice(first, last), together
 
 
-def heads_together(heads: int, scores: int) -> Iterator[slice]:
-    """Yield slices of heads, each as many as stay within `PIECE` scores; a head has `scores`."""
-    together = max(1, min(heads, PIECE // scores))
+def head_groups(heads: int, scores: int) -> Iterator[slice]:
+    """Yield slices of heads, each as many as stay within `PIECE_SCORES` scores; a head has `scores`."""
+    together = max(1, min(heads, PIECE_SCORES // scores))
     for head in range(0, heads, together):
         yield slice(head, min(head + together, heads))

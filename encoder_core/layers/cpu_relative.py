@@ -25,12 +25,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from encoder_core.layers.cpu_attention import Draws, Slices
-from encoder_core.layers.cpu_pieces import heads_together
+from encoder_core.layers.cpu_pieces import head_groups
 from encoder_core.layers.dropout import inverse_rate
 from encoder_core.layers.torch_internals import softmax_backward
 
-UNSEEN = -1e30  # score of a hidden key, whose probability is then 0
-BLOCK = 128  # tokens whose products with relative positions are computed together
+HIDDEN_KEY_SCORE = -1e30  # score of a hidden key, whose probability is then 0
+BLOCK_TOKENS = 128  # tokens whose products with relative positions are computed together
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class RelativeRow:
         origin: offset of a query at the position of the row's first key. Each key further on adds one; each position
             by which the query is further on subtracts one.
         at: [m] int64, positions of the queries; None: 0, 1, 2 and so on.
-        hidden: [m, k], 0 where a query sees a key and `UNSEEN` elsewhere; None: all keys are visible.
+        hidden: [m, k], 0 where a query sees a key and `HIDDEN_KEY_SCORE` elsewhere; None: all keys are visible.
     """
 
     queries: slice
@@ -81,7 +81,7 @@ class BlockedRelative(torch.autograd.Function):
         rows: Sequence[RelativeRow],
         dropout: float,
     ) -> Tensor:
-        draws = Draws.of(drawn_M, dropout)
+        draws = Draws.from_rate(drawn_M, dropout)
         out = v.new_empty(r.shape)
         saved: list[Tensor] = []
         for row, heads, queries, keys in _pieces(rows, r.shape[1]):
@@ -148,7 +148,7 @@ def _pieces(rows: Sequence[RelativeRow], heads: int) -> Iterator[tuple[RelativeR
     """Yield a row, some of its heads, and the slices of its queries and of its keys for these heads."""
     for row in rows:
         if row.scores:
-            for together in heads_together(heads, row.scores):
+            for together in head_groups(heads, row.scores):
                 yield row, together, (row.queries, together), (row.keys, together)
 
 
@@ -226,8 +226,8 @@ def _offsets(at_m: Tensor, row: RelativeRow, scores_nmk: Tensor) -> Tensor:
 
 def _blocks(length: int, others: int, origin: int) -> Iterator[Slices]:
     """Yield slices of tokens and of table rows: a block, and the offsets from its tokens to the others."""
-    for start in range(0, length, BLOCK):
-        stop = min(start + BLOCK, length)
+    for start in range(0, length, BLOCK_TOKENS):
+        stop = min(start + BLOCK_TOKENS, length)
         yield slice(start, stop), slice(origin - stop + 1, origin + others - start)
 
 

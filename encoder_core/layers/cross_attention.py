@@ -24,7 +24,7 @@ from encoder_core.layers.attention import Heads, SelfAttention, attend_padded
 from encoder_core.layers.cpu_attention import blocked_attention
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.encoder import FeedForward
-from encoder_core.layers.gpu_attention import activate, flash_takes, fused_across, fused_takes
+from encoder_core.layers.gpu_attention import flash_takes, fused_across, fused_takes, use_flash3
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import project
 from encoder_core.layers.pieces import Draws, PieceWise, piece
@@ -44,7 +44,7 @@ def attend_across(
     if not len(q_TND):
         return q_TND + k_SND.sum() + v_SND.sum()
     kernel = pick(_possible_kernels(q_TND, dropout), dropped=dropout > 0.0)
-    activate(False)
+    use_flash3(False)
     match kernel:
         case "flash":
             return _flash(q_TND, k_SND, v_SND, rows, others, dropout)

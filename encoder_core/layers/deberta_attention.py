@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from encoder_core.batch import sent
+from encoder_core.batch import send
 from encoder_core.layers.attention import attend_padded
-from encoder_core.layers.cpu_relative import UNSEEN, RelativeRow, blocked_relative
+from encoder_core.layers.cpu_relative import HIDDEN_KEY_SCORE, RelativeRow, blocked_relative
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.gpu_attention import fused_attention, fused_takes
@@ -89,7 +89,7 @@ class RelativePositions(nn.Module):
             distance = query_rows.pad(queries)[:, :, None] - keys_K
         ahead = torch.tensor(self.steps[: rows.max_length], dtype=torch.int64, device="cpu")
         steps = torch.cat([-ahead[1:].flip(0), ahead])
-        places = sent((steps + self.span).clamp(0, 2 * self.span - 1) - low, queries.device)
+        places = send((steps + self.span).clamp(0, 2 * self.span - 1) - low, queries.device)
         hidden = distance < 0 if rows.causal else None
         return Relations(table_PH, places, places[distance + rows.max_length - 1], low, hidden)
 
@@ -162,8 +162,8 @@ def blocked(
     if operands.position_scores is not None:
         scores_NE = operands.position_scores.index_select(0, offsets).T * operands.scale
     q = operands.q * operands.scale
-    hidden = None if relations.hidden is None else relations.hidden[0].to(q.dtype) * UNSEEN
-    lines = [_line(start, stop, rows.max_length - 1, hidden) for start, stop in rows.bounds]
+    hidden = None if relations.hidden is None else relations.hidden[0].to(q.dtype) * HIDDEN_KEY_SCORE
+    lines = [_relative_row(start, stop, rows.max_length - 1, hidden) for start, stop in rows.bounds]
     return blocked_relative(
         q,
         operands.k,
@@ -178,7 +178,7 @@ def blocked(
     )
 
 
-def _line(start: int, stop: int, origin: int, hidden: Tensor | None) -> RelativeRow:
+def _relative_row(start: int, stop: int, origin: int, hidden: Tensor | None) -> RelativeRow:
     """Return a row whose queries are its tokens. `hidden`: [K, K], what is added to the scores of the longest row."""
     length = stop - start
     own = None if hidden is None else hidden[:length, :length]

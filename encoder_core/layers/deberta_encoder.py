@@ -149,7 +149,7 @@ class DisentangledEncoder(nn.Module):
         """Return the last layer's output at flat token indices `at_M` (sorted). The last layer runs for these tokens
         only.
 
-        `most`: largest number of these tokens in a row; see `rows_of`.
+        `most`: largest number of these tokens in a row; see `rows_of_queries`.
         """
         if self.convolution is not None and len(self.layers) == 1:
             x_TH = self.forward(batch)  # the convolution comes after, over whole rows
@@ -174,10 +174,10 @@ class DisentangledEncoder(nn.Module):
         """Run the last layer `times` times for queries at flat token indices `at_M` (sorted), which attend to `x_TH`
         each time.
 
-        `most`: largest number of queries in a row; see `rows_of`.
+        `most`: largest number of queries in a row; see `rows_of_queries`.
         """
         rows = Rows.of(batch)
-        query_rows = rows_of(at_M, batch, most)
+        query_rows = rows_of_queries(at_M, batch, most)
         relations = self.positions.relate(batch.positions[at_M], rows, query_rows)
         for _ in range(times):
             queries_MH = self._layer(len(self.layers) - 1, queries_MH, x_TH, relations, query_rows, rows)
@@ -200,7 +200,7 @@ class DisentangledEncoder(nn.Module):
         return y_MH
 
 
-def rows_of(at_M: Int[Tensor, " queries"], batch: Batch, most: int | None = None) -> Rows:
+def rows_of_queries(at_M: Int[Tensor, " queries"], batch: Batch, most: int | None = None) -> Rows:
     """Return the queries at sorted flat token indices `at_M` as rows of their own, one (maybe empty) for each row.
 
     `most` is the largest number of queries in a row. None: the host counts it; this waits for the device unless the

@@ -44,7 +44,7 @@ class Decoder(nn.Module):
             read_SH: the encoder's states.
             read: the rows that the encoder has read, as many.
         """
-        inputs = shifted_right(batch)
+        inputs = shift_right(batch)
         rows, others = Rows.of(inputs), Rows.of(read)
         x_TH: Tensor = self.embeddings(inputs)
         for layer in self.layers:
@@ -55,7 +55,7 @@ class Decoder(nn.Module):
         return x_TH
 
 
-def shifted_right(batch: Batch) -> Batch:
+def shift_right(batch: Batch) -> Batch:
     """Return causal rows whose tokens are each one behind, the last of a row being its first."""
     before_T = torch.arange(len(batch.tokens), device=batch.tokens.device) - 1
     starts_R, stops_R = batch.cu_seqlens[:-1].long(), batch.cu_seqlens[1:].long()

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from encoder_core.random_draws import NUMBERS, draw_key, numbers16
+from encoder_core.random_draws import VALUES, draw_key, numbers16
 
 
 class Dropout(nn.Module):
@@ -57,7 +57,7 @@ def dropout(
         return x
     draw = draw_key() if draw is None else draw
     if torch.compiler.is_compiling():  # the compiler fuses and differentiates plain operations
-        keep = numbers16(keys, draw, range(x.shape[-1])) >= threshold - NUMBERS // 2
+        keep = numbers16(keys, draw, range(x.shape[-1])) >= threshold - VALUES // 2
         return torch.where(keep, x * inverse_rate(threshold), 0.0)
     return _apply(x, keys, threshold, draw)
 
@@ -65,7 +65,7 @@ def dropout(
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, threshold: int, draw: Tensor) -> Tensor:
-        keep = kept(keys, draw, range(x.shape[-1]), threshold)
+        keep = keep_mask(keys, draw, range(x.shape[-1]), threshold)
         ctx.save_for_backward(keep)
         ctx.threshold = threshold
         return keep.to(x.dtype).mul_(inverse_rate(threshold)).mul_(x)
@@ -82,16 +82,16 @@ _apply: Callable[[Tensor, Tensor, int, Tensor], Tensor] = _Dropout.apply
 
 def threshold_of(rate: float) -> int:
     """Return how many of the 65,536 values of a 16-bit draw drop an element."""
-    return min(round(rate * NUMBERS), NUMBERS - 1)
+    return min(round(rate * VALUES), VALUES - 1)
 
 
 def inverse_rate(threshold: int) -> float:
     """Return the factor for kept elements that leaves the expectation unchanged."""
-    return NUMBERS / (NUMBERS - threshold)
+    return VALUES / (VALUES - threshold)
 
 
-def kept(keys: Int[Tensor, "*places"], draw: Int[Tensor, ""], columns: range, threshold: int) -> Tensor:
+def keep_mask(keys: Int[Tensor, "*places"], draw: Int[Tensor, ""], columns: range, threshold: int) -> Tensor:
     """Return int8 ones (keep) and zeros (drop), one for each place in each column."""
     # Smallest kept number; clamping takes a CPU a third of the time of a comparison.
-    least = threshold - NUMBERS // 2
+    least = threshold - VALUES // 2
     return numbers16(keys, draw, columns).clamp(least - 1, least).sub_(least - 1).to(torch.int8)

@@ -6,7 +6,7 @@ so that an installation without a GPU does not need Triton.
 
 FlashAttention-3 (Shah et al., 2024) runs on Hopper GPUs, without dropout, if its package is installed. torch
 registers it in place of its own flash attention, for the whole process. One operator then calls either, and
-`activate` switches between them before a forward pass. The backward pass must follow before the next switch.
+`use_flash3` switches between them before a forward pass. The backward pass must follow before the next switch.
 FlashAttention-3 is used only if a trial prefers it. It has not been run on a GPU yet.
 
 Shapes: T tokens, M queries, N heads, D head width, E distances.
@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from encoder_core.layers.dropout import inverse_rate, threshold_of
-from encoder_core.layers.planned import TERMS, is_planned, planned_attention
+from encoder_core.layers.planned import SCORE_TERMS, is_planned, planned_attention
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.sizes import ON_GPU
 from encoder_core.random_draws import draw_key
@@ -30,7 +30,7 @@ _MAX_HEAD_WIDTH = 128
 
 
 @cache
-def triton_is_there() -> bool:
+def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
@@ -39,7 +39,7 @@ def fused_takes(device: str, dtype: torch.dtype, width: int) -> bool:
     wide.
     """
     kinds = (torch.float32, torch.bfloat16, torch.float16)
-    there = device == "meta" or (device == "cuda" and triton_is_there())
+    there = device == "meta" or (device == "cuda" and has_triton())
     return there and dtype in kinds and width <= _MAX_HEAD_WIDTH
 
 
@@ -60,7 +60,7 @@ def fused_attention(
     `terms` are the fields of `kernels.fused_attention.Terms`, `where` further fields of its `Layout`.
     """
     if is_planned(q_MND):
-        given = (q_MND, k_KND, v_KND, *((terms or {}).get(name) for name in TERMS))
+        given = (q_MND, k_KND, v_KND, *((terms or {}).get(name) for name in SCORE_TERMS))
         return planned_attention(given, rows, carried=where.get("carried", 0), window=where.get("window"))
     from encoder_core.kernels import fused_attention as kernels
 
@@ -69,7 +69,7 @@ def fused_attention(
         cu_seqlens=rows.cu_seqlens,
         longest=rows.max_length,
         scale=scale,
-        slots=None if query_rows is rows else slots_of(query_rows, rows),
+        slots=None if query_rows is rows else query_slots(query_rows, rows),
         draws=query_rows.keys + draw_key() if threshold else None,
         threshold=threshold,
         inverse=inverse_rate(threshold),
@@ -89,7 +89,7 @@ def fused_across(
 ) -> Float[Tensor, "tokens heads width"]:
     """Return the context where the queries of each of `rows` see the same row of `others`."""
     if is_planned(q_TND):
-        given = (q_TND, k_SND, v_SND, *(None for _ in TERMS))
+        given = (q_TND, k_SND, v_SND, *(None for _ in SCORE_TERMS))
         return planned_attention(given, rows, keys=others.max_length)
     from encoder_core.kernels import fused_attention as kernels
 
@@ -107,7 +107,7 @@ def fused_across(
     return kernels.fused_attention(q_TND, k_SND, v_SND, kernels.Terms(), layout)
 
 
-def slots_of(query_rows: Rows, rows: Rows) -> Int[Tensor, " tokens"]:
+def query_slots(query_rows: Rows, rows: Rows) -> Int[Tensor, " tokens"]:
     """Return [T] int32, the index of the query at each token, or -1."""
     assert query_rows.at is not None, "the flat token indices of the queries are unknown"
     slots = torch.full((rows.positions.numel(),), -1, dtype=torch.int32, device=rows.positions.device)
@@ -115,9 +115,9 @@ def slots_of(query_rows: Rows, rows: Rows) -> Int[Tensor, " tokens"]:
     return slots.index_copy(0, query_rows.at, queries)
 
 
-PACKAGE = "flash_attn_interface"
+FLASH3 = "flash_attn_interface"
 _HOPPER = 9  # major version of its compute capability
-_INSTALLED = find_spec(PACKAGE) is not None
+_HAS_FLASH3 = find_spec(FLASH3) is not None
 
 
 def flash_takes(device: str, dtype: torch.dtype, width: int) -> bool:
@@ -127,7 +127,7 @@ def flash_takes(device: str, dtype: torch.dtype, width: int) -> bool:
 
 def flash3_takes(device: torch.device, dtype: torch.dtype, width: int, dropout: float) -> bool:
     """Return whether FlashAttention-3 supports such heads, and is installed for this GPU."""
-    if not _INSTALLED or device.type != "cuda" or dropout > 0.0:
+    if not _HAS_FLASH3 or device.type != "cuda" or dropout > 0.0:
         return False
     half = dtype in (torch.bfloat16, torch.float16)
     return half and width % 8 == 0 and width <= 256 and torch.cuda.get_device_capability(device)[0] == _HOPPER
@@ -145,14 +145,14 @@ def cudnn_takes(q_TND: Float[Tensor, "tokens heads width"], rows: Rows, dropout:
     return torch.backends.cuda.can_use_cudnn_attention(given)
 
 
-def activate(wanted: bool) -> None:
+def use_flash3(wanted: bool) -> None:
     """Switch torch's flash attention to version 3 if `wanted`, else back to its own. Does nothing if the package is
     missing.
 
     Raises:
         ImportError, RuntimeError: the package of version 3 does not work on this machine.
     """
-    if not _INSTALLED:
+    if not _HAS_FLASH3:
         return
     from torch.nn.attention import (
         activate_flash_attention_impl,

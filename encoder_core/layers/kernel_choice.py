@@ -28,7 +28,7 @@ Place = Literal["attention", "norm", "loss", "update"]
 """Names of places. `norm`: dropout, residual and norm. `loss`: softmax and cross-entropy over the vocabulary. `update`:
 StableAdamW's, which is no part of a network, but is tried and picked in the same way."""
 
-Asked = dict[tuple[Place, bool], dict[Kernel, None]]
+KernelRequests = dict[tuple[Place, bool], dict[Kernel, None]]
 """Possible kernels by (place, with dropout), in the order in which layers named them."""
 
 
@@ -52,12 +52,12 @@ class Preference:
 
 
 @dataclass
-class _Process:
+class _ProcessState:
     preference: Preference | None = None
-    asked: Asked = field(default_factory=dict)
+    asked: KernelRequests = field(default_factory=dict)
 
 
-_process = _Process()
+_process = _ProcessState()
 
 
 def prefer(preference: Preference | None) -> None:
@@ -65,7 +65,7 @@ def prefer(preference: Preference | None) -> None:
     _process.preference = preference
 
 
-def preferred() -> Preference | None:
+def current_preference() -> Preference | None:
     """Return what `prefer` set."""
     return _process.preference
 
@@ -98,7 +98,7 @@ def only(kernel: Kernel, place: Place = "attention") -> Iterator[None]:
 
 
 @contextmanager
-def asked() -> Iterator[Asked]:
+def record_requests() -> Iterator[KernelRequests]:
     """Record which kernels layers ask for inside the block."""
     before, _process.asked = _process.asked, {}
     try:

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_core.layers.kernel_choice import Preference, prefer, preferred
+from encoder_core.layers.kernel_choice import Preference, current_preference, prefer
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.torch_internals import attention_operators, efficient_attention
 
-TERMS = ("r", "table_a", "table_b", "table_c", "segment_scores")
+SCORE_TERMS = ("r", "table_a", "table_b", "table_c", "segment_scores")
 """Names of the terms of scores, in the order of `kernels.fused_attention.Terms`."""
 
 _reported: list[int] | None = None
@@ -66,7 +66,7 @@ def planned_attention(
     """Return the context [M, N, D] of fused attention.
 
     Args:
-        tensors: queries, keys, values, and the tensors of `TERMS`.
+        tensors: queries, keys, values, and the tensors of `SCORE_TERMS`.
         rows: the rows that the queries see.
         carried: number of memory tokens before each row.
         keys: number of keys that each query sees, if these are not of its own row.
@@ -228,7 +228,7 @@ def _product_flops(summed: Tensor, a: Tensor, b: Tensor, **options: Any) -> int:
     return 2 * a.numel() * b.shape[1]
 
 
-def formulas() -> dict[Any, Any]:
+def flop_formulas() -> dict[Any, Any]:
     """Return functions from an operator's arguments to its FLOPs: torch's, and those of operators that torch does not
     count, or counts otherwise.
     """
@@ -240,9 +240,9 @@ def formulas() -> dict[Any, Any]:
 
 
 @contextmanager
-def as_on_a_gpu() -> Iterator[None]:
+def planned_for_gpu() -> Iterator[None]:
     """Inside the block, compute on the meta device as on a GPU that found all our kernels right."""
-    before = preferred()
+    before = current_preference()
     prefer(Preference((), (), {"norm": ("fused", "written")}))
     try:
         yield

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from encoder_core.layers.dropout import Dropout, threshold_of
-from encoder_core.layers.gpu_attention import triton_is_there
+from encoder_core.layers.gpu_attention import has_triton
 from encoder_core.layers.kernel_choice import pick
 from encoder_core.layers.planned import is_planned, planned_norm, planned_rms_norm
 from encoder_core.layers.sizes import ON_GPU
@@ -38,7 +38,7 @@ class LayerNorm(nn.LayerNorm):
     ) -> Any:
         if added is None:
             return super().forward(input)
-        return _fused(self, self.bias, True, input, added, draws, threshold)
+        return _fused_norm(self, self.bias, True, input, added, draws, threshold)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -49,7 +49,7 @@ class RMSNorm(nn.RMSNorm):
     ) -> Any:
         if added is None:
             return planned_rms_norm(x, self.weight) if x.is_meta else super().forward(x)
-        return _fused(self, None, False, x, added, draws, threshold)
+        return _fused_norm(self, None, False, x, added, draws, threshold)
 
 
 def normed_sum(
@@ -95,11 +95,11 @@ def _takes(norm: nn.Module, residual_TH: Tensor, x_TH: Tensor) -> bool:
         and x_TH.dtype in _DTYPES
         and x_TH.dtype == residual_TH.dtype == norm.weight.dtype
         and x_TH.shape[-1] <= _MAX_ROW_WIDTH
-        and (x_TH.is_meta or triton_is_there())
+        and (x_TH.is_meta or has_triton())
     )
 
 
-def _fused(
+def _fused_norm(
     norm: nn.LayerNorm | nn.RMSNorm,
     bias: Tensor | None,
     centered: bool,

@@ -108,7 +108,7 @@ class Rows:
         column = torch.arange(self.max_length, device=self.cu_seqlens.device)
         return (column < self.cu_seqlens.diff()[:, None])[:, None, None, :]
 
-    def exceed(self, window: int | None) -> bool:
+    def exceeds(self, window: int | None) -> bool:
         """Return whether the longest row has tokens further apart than a window (`attention.py`) reaches."""
         return window is not None and self.max_length > window + 1
 
@@ -117,7 +117,7 @@ class Rows:
 
         Padding slots see the whole row, so that no query is without a key.
         """
-        if not self.causal and not self.exceed(window):
+        if not self.causal and not self.exceeds(window):
             return self.mask
         at_L = torch.arange(self.max_length, device=self.cu_seqlens.device)
         ahead_LL = at_L[:, None] - at_L  # places from the key ahead to the query
@@ -153,7 +153,7 @@ class Rows:
         return flat if self.full else flat.index_select(0, self.slots)
 
 
-def for_each_query(q_TND: Tensor, k_TND: Tensor, v_TND: Tensor) -> tuple[Tensor, Tensor]:
+def repeat_shared_heads(q_TND: Tensor, k_TND: Tensor, v_TND: Tensor) -> tuple[Tensor, Tensor]:
     """Repeat keys and values for the query heads that share them. If no heads are shared, return them unchanged."""
     shared = q_TND.shape[1] // k_TND.shape[1]
     if shared == 1:

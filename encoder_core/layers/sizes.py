@@ -49,20 +49,20 @@ def layer_weights(hidden: int, inner: int) -> int:
     return 4 * linear_weights(hidden, hidden) + norm_weights(hidden) + feed_forward_weights(hidden, inner)
 
 
-PASSES = 2  # microsoft/DeBERTa, masked_language_model.py
+DECODER_PASSES = 2  # microsoft/DeBERTa, masked_language_model.py
 """How often DeBERTa's mask decoder runs the last layer."""
 
-POSITION_WIDTH = 200
+SPAN_POSITION_WIDTH = 200
 """Width of the embedding of a token's place in its span."""
 
-MAX_TARGETS = 15
+MAX_SPAN_TARGETS = 15
 """Largest number of tokens of one span that are predicted from its boundary (official code)."""
 
 ON_GPU = ("cuda", "meta")
 """Kinds of device on which layers take the path of a GPU: a GPU, and tensors without numbers that stand for a GPU's
 (`planned.py`)."""
 
-CHUNKS = {"cuda": 2**27, "meta": 2**27, "cpu": 2**24}  # logits per chunk, by device: 512 and 64 MiB in fp32
+CHUNK_LOGITS = {"cuda": 2**27, "meta": 2**27, "cpu": 2**24}  # by device: 512 and 64 MiB in fp32
 
 
 @dataclass(frozen=True)

@@ -61,10 +61,10 @@ class TwoStreamAttention(nn.Module):
         distances_NPD: Float[Tensor, "heads distances width"],
         scope: AttentionScope,
     ) -> Float[Tensor, "queries heads width"]:
-        """Return the kernel's context for one stream's states; `added` adds it to them."""
+        """Return the kernel's context for one stream's states; `with_context` adds it to them."""
         return self._attend(self.query(x_MH), keys, distances_NPD, scope)
 
-    def added(
+    def with_context(
         self, x_MH: Tensor, context_MND: Tensor, keys_M: Tensor, draw: Tensor | None
     ) -> Float[Tensor, "queries hidden"]:
         """Return the normalised sum of the states and the projected context."""

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
-from encoder_core.layers.deberta_encoder import rows_of
+from encoder_core.layers.deberta_encoder import rows_of_queries
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.encoder import activate
 from encoder_core.layers.parameters import Weights
@@ -23,7 +23,7 @@ from encoder_core.layers.residual import LayerNorm, normed_sum
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.sizes import Activation, Recurrence
 from encoder_core.layers.xlnet_attention import TwoStreamAttention, sinusoids
-from encoder_core.layers.xlnet_scope import AttentionScope, reach
+from encoder_core.layers.xlnet_scope import AttentionScope, distance_range
 from encoder_core.random_draws import table_keys
 
 Memory = tuple[Tensor, ...]
@@ -94,7 +94,7 @@ class TwoStreamLayer(PieceWise):
     @piece
     def after(self, x_MH: Tensor, context_MND: Tensor, keys_M: Tensor, draws: Draws) -> Tensor:
         """Compute the part of the layer after the attention kernel, for either stream."""
-        y_MH = self.attention.added(x_MH, context_MND, keys_M, draws[0])
+        y_MH = self.attention.with_context(x_MH, context_MND, keys_M, draws[0])
         inner_MF = self.dropout.by(draws[1], activate(self.up(y_MH), self.activation), keys_M)
         return normed_sum(self.norm, y_MH, self.down(inner_MF), self.dropout, keys_M, draws[2])
 
@@ -183,7 +183,7 @@ class TwoStreamEncoder(nn.Module):
         return mask_1H.expand(batch.target_positions.numel(), -1)
 
     def _distance_table(self, batch: Batch, memory: Memory) -> Tensor:
-        first, last = reach(batch, memory[0].shape[1] if memory else 0)
+        first, last = distance_range(batch, memory[0].shape[1] if memory else 0)
         device = batch.tokens.device
         table_PH = sinusoids(first, last, self.embeddings.word.embedding_dim, device)
         return self.dropout(table_PH, table_keys(first, last + 1, device))  # type: ignore[no-any-return]
@@ -193,7 +193,7 @@ class TwoStreamEncoder(nn.Module):
         content = AttentionScope(batch, rows, rows, carried)
         if batch.order is None:
             return content, None
-        return content, AttentionScope(batch, rows, rows_of(batch.target_positions, batch), carried)
+        return content, AttentionScope(batch, rows, rows_of_queries(batch.target_positions, batch), carried)
 
     def _layer(
         self,

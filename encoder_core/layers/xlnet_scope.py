@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.layers.cpu_relative import UNSEEN, RelativeRow
+from encoder_core.layers.cpu_relative import HIDDEN_KEY_SCORE, RelativeRow
 from encoder_core.layers.rows import Rows
 
 _MEMORY_RANK = -1  # cached states come before every token in the order
@@ -57,7 +57,7 @@ class AttentionScope:
         distance = queries_RQ[:, :, None] - keys_K
         if self.batch.reversed_rows is not None:
             distance = torch.where(self.batch.reversed_rows[:, None, None], -distance, distance)
-        return distance - reach(self.batch, self.carried)[0]
+        return distance - distance_range(self.batch, self.carried)[0]
 
     @cached_property
     def visible(self) -> Bool[Tensor, "#rows #queries keys"]:
@@ -102,7 +102,7 @@ class AttentionScope:
         ranks = None if order is None else self._select_queries(order) + int(self._serves_content_stream)
         return {
             "carried": self.carried,
-            "center": -reach(batch, self.carried)[0],
+            "center": -distance_range(batch, self.carried)[0],
             "signs": None if backwards is None else 1 - 2 * backwards.int(),
             "ranks_q": ranks,
             "ranks_k": None if order is None else self._with_memory_keys(order, _MEMORY_RANK),
@@ -124,7 +124,7 @@ class AttentionScope:
         return {}
 
     def _build_rows(self, dtype: torch.dtype) -> Iterator[RelativeRow]:
-        first, last = reach(self.batch, self.carried)
+        first, last = distance_range(self.batch, self.carried)
         ahead, backwards = max(self.batch.max_length - 1, 0), self.batch.reversed_rows
         second = [False] * self.tokens.count if backwards is None else backwards.tolist()
         positions = None if self._serves_content_stream else self._select_queries(self.batch.positions)
@@ -140,11 +140,11 @@ class AttentionScope:
     def _hidden_key_scores(
         self, row: int, queries: tuple[int, int], dtype: torch.dtype
     ) -> Float[Tensor, "queries keys"]:
-        """Return, for one row, 0 where its queries see its keys and `UNSEEN` elsewhere."""
+        """Return, for one row, 0 where its queries see its keys and `HIDDEN_KEY_SCORE` elsewhere."""
         visible_QK = self.visible[row, : queries[1] - queries[0]]
         keys = slice(*self._keys.bounds[row])
         visible_QK = visible_QK[:, : keys.stop - keys.start]
-        return torch.zeros(visible_QK.shape, dtype=dtype).masked_fill_(~visible_QK, UNSEEN)
+        return torch.zeros(visible_QK.shape, dtype=dtype).masked_fill_(~visible_QK, HIDDEN_KEY_SCORE)
 
     @cached_property
     def blind(self) -> Bool[Tensor, " queries"] | None:
@@ -171,7 +171,7 @@ class AttentionScope:
         return Rows(first, positions, self.tokens.max_length + self.carried)
 
 
-def reach(batch: Batch, carried: int) -> tuple[int, int]:
+def distance_range(batch: Batch, carried: int) -> tuple[int, int]:
     """Return the smallest and the largest distance from key to query; in reversed rows the sign of a distance
     changes.
     """

@@ -23,7 +23,7 @@ class NextTokens(HeadTerm, of=ClmConfig):
         super().__init__(config, {"head": self.head})
         self._alone = True
 
-    def meet(self, others: Mapping[str, HeadTerm]) -> None:
+    def connect(self, others: Mapping[str, HeadTerm]) -> None:
         self._alone = others.keys() == {self.name}
 
     def targets(self, batch: Batch) -> int:

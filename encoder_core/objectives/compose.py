@@ -28,7 +28,7 @@ from encoder_core.objectives.replaced import (
     gradient_disentangled_detection,
     replaced_token_detection,
 )
-from encoder_core.terms.composition import Parts, refusals
+from encoder_core.terms.composition import ObjectiveParts, refusals
 from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.terms.denoise import DenoiseConfig
 from encoder_core.terms.plm import PlmConfig
@@ -51,19 +51,19 @@ def compose(
     """
     for refusal in refusals(Setting(model, terms)):
         raise ModelError(refusal.what, remedy=refusal.remedy)
-    parts = Parts.of(terms)
+    parts = ObjectiveParts.from_terms(terms)
     if parts.whole is None:
         module: ObjectiveModule = multitask_model(
             model, parts.heads, checkpoint_activations=checkpoint_activations, attend=attend
         )
     else:
-        module = whole_module(
+        module = build_module(
             parts.whole, model, parts.heads, checkpoint_activations=checkpoint_activations, attend=attend
         )
-    return module if parts.around is None else module_around(parts.around, module, model)
+    return module if parts.around is None else wrap_module(parts.around, module, model)
 
 
-def whole_module(
+def build_module(
     term: ModuleConfig,
     model: ModelConfig,
     heads: Sequence[HeadConfig],
@@ -98,7 +98,7 @@ def whole_module(
             raise TypeError(f"the term {term.name} has no device half")
 
 
-def module_around(term: AroundConfig, module: ObjectiveModule, model: ModelConfig) -> ObjectiveModule:
+def wrap_module(term: AroundConfig, module: ObjectiveModule, model: ModelConfig) -> ObjectiveModule:
     """Return the module that trains `term` and those of `module`, whose parameters keep their names.
 
     Raises:

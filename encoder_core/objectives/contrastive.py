@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from encoder_core.batch import Batch, with_rows_duplicated
+from encoder_core.batch import Batch, duplicate_rows
 from encoder_core.families.catalogue import ModelConfig, build_encoder
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.attention import Attend, automatic
@@ -221,11 +221,11 @@ class WithVectors(CoupledObjective):
             compared, others = self.vectors.losses(own_R2D, memory), self.others(batch)
             return LossSums(others.terms + compared.terms, others.metrics | compared.metrics)
         others = LossSums(()) if self.training else self.others(batch)
-        return replace(others, memory=(with_fingerprints(own_R2D, with_rows_duplicated(batch)),))
+        return replace(others, memory=(with_fingerprints(own_R2D, duplicate_rows(batch)),))
 
     def embed(self, batch: Batch) -> Float[Tensor, "rows 2 width"]:
         """Return vectors of each row's text, read twice."""
-        return self.vectors.embed(with_rows_duplicated(batch))
+        return self.vectors.embed(duplicate_rows(batch))
 
     def couple(self, own: Tensor, everyone: AllExamples) -> tuple[Tensor, ...]:
         return self.vectors.couple(own, everyone)

@@ -45,7 +45,7 @@ class DenoisingModel(ObjectiveModule):
 
     def states(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         """Return the decoder's last states, of which each predicts the token at its place. Raises as `forward`."""
-        read = _read(batch)
+        read = _encoder_batch(batch)
         written_TH: Tensor = self.decoder(batch, self.encoder(read), read)
         return written_TH
 
@@ -54,7 +54,7 @@ class DenoisingModel(ObjectiveModule):
         return self.head.logits(self.states(batch).index_select(0, batch.target_positions))
 
 
-def _read(batch: Batch) -> Batch:
+def _encoder_batch(batch: Batch) -> Batch:
     """Return the rows that the encoder reads. A batch without rows, as an idle rank has, is its own."""
     if batch.corrupted is None and batch.rows:
         raise TrainingError(

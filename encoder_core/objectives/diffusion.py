@@ -35,7 +35,7 @@ class DiffusedTokens(HeadTerm, of=DiffusionConfig):
     def sums(self, states: States, batch: Batch) -> TermSums:
         hidden_MH = states.target_states
         at_M = torch.arange(len(hidden_MH), device=hidden_MH.device)
-        found = self.head(hidden_MH, at_M, batch.target_ids, weights_M=_weights(batch))
+        found = self.head(hidden_MH, at_M, batch.target_ids, weights_M=_target_weights(batch))
         metrics = {
             "bits": found.loss_sum.detach() / math.log(2),
             "filled": found.correct,
@@ -44,7 +44,7 @@ class DiffusedTokens(HeadTerm, of=DiffusionConfig):
         return TermSums(found.loss_sum, self.targets(batch), metrics)
 
 
-def _weights(batch: Batch) -> Float[Tensor, " targets"]:
+def _target_weights(batch: Batch) -> Float[Tensor, " targets"]:
     """Return one over the rate of each target's row. Raises TrainingError: rows with targets have no rate."""
     if batch.rates is None:
         if batch.target_positions.numel():

@@ -38,7 +38,7 @@ def hold_teachers(module: nn.Module, teachers: Sequence[Teacher]) -> None:
     """Let `module` learn from these teachers from now on. A module that does not distil is unchanged."""
     for part in module.modules():
         if isinstance(part, Teachers):
-            part.hold(teachers)
+            part.set_networks(teachers)
 
 
 class Distillation(HeadTerm, of=DistilConfig):
@@ -58,10 +58,10 @@ class Distillation(HeadTerm, of=DistilConfig):
         return self._config.teachers[0].model
 
     def keep(self, layers: tuple[int, ...]) -> None:
-        """Let the teachers also return the states of these layers, for another term (`Teacher.say`)."""
+        """Let the teachers also return the states of these layers, for another term (`Teacher.run`)."""
         self._layers = layers
 
-    def meet(self, others: Mapping[str, HeadTerm]) -> None:
+    def connect(self, others: Mapping[str, HeadTerm]) -> None:
         masked = others["mlm"]
         assert isinstance(masked, MaskedTokens)
         self._head = masked.head
@@ -82,7 +82,7 @@ class Distillation(HeadTerm, of=DistilConfig):
         if states not in self._taught:
             assert self._teachers.networks, "a module that distils has been given its teachers"
             asked = self._student_batch(batch)
-            self._taught[states] = [teacher.say(asked, self._layers) for teacher in self._teachers.teachers]
+            self._taught[states] = [teacher.run(asked, self._layers) for teacher in self._teachers.teachers]
         return self._taught[states]
 
     def _student_batch(self, batch: Batch) -> Batch:
@@ -106,7 +106,7 @@ class LastStateDistillation(HeadTerm, of=CosineConfig):
         super().__init__(config, {})
         self._distillation: Distillation | None = None
 
-    def meet(self, others: Mapping[str, HeadTerm]) -> None:
+    def connect(self, others: Mapping[str, HeadTerm]) -> None:
         distillation = others[DistilConfig.name]
         assert isinstance(distillation, Distillation)
         self._distillation = distillation
@@ -132,7 +132,7 @@ class LayerDistillation(HeadTerm, of=HiddenConfig):
         self._config, self._layers, self._projection = config, shared.model.layers, projection
         self._distillation: Distillation | None = None
 
-    def meet(self, others: Mapping[str, HeadTerm]) -> None:
+    def connect(self, others: Mapping[str, HeadTerm]) -> None:
         distillation = others[DistilConfig.name]
         assert isinstance(distillation, Distillation)
         distillation.keep(self._config.teacher_layers(self._layers, distillation.teacher.layers))

@@ -31,7 +31,7 @@ class TermFigure:
 
 
 TERM_LOSS = TermFigure("loss", "loss", "nats per target")
-AVERAGED = "average_"
+AVERAGE = "average_"
 """Prefix of the figures of held-out rows that the average of the weights gives."""
 DETECTION = (
     TermFigure("precision", "found", "of the tokens called replaced", whole="flagged", share=True),

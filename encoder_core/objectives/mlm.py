@@ -46,7 +46,7 @@ def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHea
         eps=config.layer_norm_eps,
         bias=config.biases,
         output_scale=config.output_scale,
-        bare=config.bare_head,
+        bare=config.decoder_only_head,
         inner=config.head_inner,
         decoder_bias=config.decoder_bias,
         tied=config.tied,

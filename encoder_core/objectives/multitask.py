@@ -7,14 +7,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.families.catalogue import ModelConfig, is_enhanced
+from encoder_core.families.catalogue import ModelConfig, uses_mask_decoder
 from encoder_core.heads.classification import PairHead
 from encoder_core.heads.prediction import EnhancedMaskDecoder, MaskedLanguageModelHead, SpanBoundaryHead
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.objectives.clm import before_targets
 from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
 from encoder_core.objectives.term import HeadTerm, States, TermSums
-from encoder_core.terms.composition import runs_whole
+from encoder_core.terms.composition import needs_all_tokens
 
 
 class MultitaskModel(ObjectiveModule):
@@ -38,7 +38,7 @@ class MultitaskModel(ObjectiveModule):
         self.decoder = decoder
         self.terms = tuple(terms)
         for term in terms:
-            term.meet({other.name: other for other in terms})
+            term.connect({other.name: other for other in terms})
         self._layered = "layers" in [term.reads for term in terms]
         self._whole = {causal: self._runs_whole(causal) for causal in (False, True)}
 
@@ -76,7 +76,7 @@ class MultitaskModel(ObjectiveModule):
 
     def _runs_whole(self, causal: bool) -> bool:
         reading = [term.reads for term in self.terms if term.causal == causal]
-        return runs_whole(reading, decodes=self.decoder is not None)
+        return needs_all_tokens(reading, decodes=self.decoder is not None)
 
     def _run(self, states: States, batch: Batch) -> tuple[LossSums, Tensor | None]:
         sums: dict[str, TermSums] = {term.name: term.sums(states, batch) for term in self.terms}
@@ -95,4 +95,4 @@ class MultitaskModel(ObjectiveModule):
 
 def mask_decoder(config: ModelConfig) -> EnhancedMaskDecoder | None:
     """Return DeBERTa's mask decoder, if the configuration has it."""
-    return EnhancedMaskDecoder(config.max_length, config.hidden) if is_enhanced(config) else None
+    return EnhancedMaskDecoder(config.max_length, config.hidden) if uses_mask_decoder(config) else None

@@ -15,7 +15,7 @@ from encoder_core.terms.mlm import MlmConfig
 from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
 from encoder_core.terms.term import HeadConfig
 
-_DESCRIPTIONS, _HALVES = "encoder_core.terms.", "encoder_core.objectives."
+_DESCRIPTION_PACKAGE, _HALF_PACKAGE = "encoder_core.terms.", "encoder_core.objectives."
 
 
 def head_term(term: HeadConfig, shared: Shared) -> HeadTerm:
@@ -26,8 +26,8 @@ def head_term(term: HeadConfig, shared: Shared) -> HeadTerm:
         TypeError: that module has no such half.
     """
     for kind in type(term).__mro__:
-        if kind.__module__.startswith(_DESCRIPTIONS):
-            import_module(kind.__module__.replace(_DESCRIPTIONS, _HALVES))
+        if kind.__module__.startswith(_DESCRIPTION_PACKAGE):
+            import_module(kind.__module__.replace(_DESCRIPTION_PACKAGE, _HALF_PACKAGE))
         if kind in HeadTerm.halves:
             return HeadTerm.halves[kind](term, shared)
     raise TypeError(f"the term {term.name} has no device half")

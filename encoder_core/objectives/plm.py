@@ -35,16 +35,16 @@ class PermutedLanguageModel(ObjectiveModule):
         is made.
         """
         streams = self.encoder.streams(batch, memory)
-        sums = self.head(_query(streams), batch.target_ids)
+        sums = self.head(_query_states(streams), batch.target_ids)
         term = Term("plm", sums.loss_sum, batch.target_ids.numel(), self.weight)
         return LossSums((term,), {"plm_correct": sums.correct}, memory=streams.memory)
 
     def logits(self, batch: Batch, memory: Memory | None = None) -> Float[Tensor, "targets vocab"]:
         """Return scores of all ids at the target positions."""
-        return self.head.logits(_query(self.encoder.streams(batch, memory)))
+        return self.head.logits(_query_states(self.encoder.streams(batch, memory)))
 
 
-def _query(streams: Streams) -> Tensor:
+def _query_states(streams: Streams) -> Tensor:
     if streams.query is None:
         raise TrainingError(
             "a batch without a factorisation order cannot train a permuted language model",

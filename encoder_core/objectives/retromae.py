@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from encoder_core.batch import Batch, sent
+from encoder_core.batch import Batch, send
 from encoder_core.heads.shallow_decoder import ShallowDecoder
 from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
 from encoder_core.terms.retromae import RetromaeConfig
@@ -41,18 +41,18 @@ class Reconstruction(HeadTerm, of=RetromaeConfig):
         self._word, self._rate = shared.word, config.rate
 
     def targets(self, batch: Batch) -> int:
-        return _on_host(batch).numel()
+        return _predicted_positions(batch).numel()
 
     def sums(self, states: States, batch: Batch) -> TermSums:
         vectors_RH = states.at(batch.cu_seqlens[:-1].long(), most=1)
         text_T = batch.text
         state_TH = self.decoder(vectors_RH, self._word(text_T), batch, self._rate)
-        at_M = sent(_on_host(batch), batch.tokens.device)
+        at_M = send(_predicted_positions(batch), batch.tokens.device)
         found = self.head(state_TH, at_M, text_T.index_select(0, at_M))
         return TermSums(found.loss_sum, len(at_M), {"correct": found.correct})
 
 
-def _on_host(batch: Batch) -> Int[Tensor, " targets"]:
+def _predicted_positions(batch: Batch) -> Int[Tensor, " targets"]:
     """Return the flat positions that are predicted, in the host's memory: nothing waits for the device."""
     host = batch.on_host
     at_K = np.arange(host.tokens.numel()) if host.kept is None else host.kept.numpy()

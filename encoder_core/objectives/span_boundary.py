@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from encoder_core.batch import Batch, sent
+from encoder_core.batch import Batch, send
 from encoder_core.heads.prediction import SpanBoundaryHead
-from encoder_core.layers.sizes import MAX_TARGETS
+from encoder_core.layers.sizes import MAX_SPAN_TARGETS
 from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
 from encoder_core.terms.span_boundary import SboConfig
 
@@ -35,7 +35,7 @@ def boundary_targets(batch: Batch) -> BoundaryTargets:
     one.
 
     A span next to a row's first or last token (the special ones) has no boundary and no target. Of a longer span only
-    the first `MAX_TARGETS` tokens are targets. They are found in the host's copy, so that nothing waits for the
+    the first `MAX_SPAN_TARGETS` tokens are targets. They are found in the host's copy, so that nothing waits for the
     device.
     """
     host, device = batch.on_host, batch.tokens.device
@@ -46,10 +46,10 @@ def boundary_targets(batch: Batch) -> BoundaryTargets:
     row_end = ends[np.searchsorted(ends, first, side="right")]
     bounded = (positions[first] > 1) & (last + 1 < row_end - 1)
     place = at - first[span]
-    chosen = bounded[span] & (place < MAX_TARGETS)
+    chosen = bounded[span] & (place < MAX_SPAN_TARGETS)
     span = span[chosen]
     found = (first[span] - 1, last[span] + 1, place[chosen], host.target_ids.numpy()[chosen])
-    return BoundaryTargets(*(sent(torch.from_numpy(each), device) for each in found))
+    return BoundaryTargets(*(send(torch.from_numpy(each), device) for each in found))
 
 
 class SpanBoundary(HeadTerm, of=SboConfig):

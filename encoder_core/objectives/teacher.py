@@ -33,7 +33,7 @@ class FrozenNetworks(nn.Module):
         super().__init__()
         self.networks: tuple[nn.Module, ...] = ()  # nn.Module looks for submodules in no tuple
 
-    def hold(self, networks: Sequence[nn.Module]) -> None:
+    def set_networks(self, networks: Sequence[nn.Module]) -> None:
         """Replace the held networks with these."""
         for network in networks:
             network.requires_grad_(False).eval()
@@ -84,11 +84,11 @@ class Teacher(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Float[Tensor, "tokens hidden"], LogitFactors]:
         """Return the last layer's states of all tokens, and the scores of all ids at the batch's targets."""
-        said = self.say(batch, ())
+        said = self.run(batch, ())
         return said.last, said.scores
 
     @torch.no_grad()
-    def say(self, batch: Batch, layers: Sequence[int]) -> TeacherOutputs:
+    def run(self, batch: Batch, layers: Sequence[int]) -> TeacherOutputs:
         """Return the same, and the states `layers`: 0 the embeddings, n the output of the n-th layer."""
         assert not isinstance(self.encoder, TwoStreamEncoder)  # XLNet's encoder predicts no masked tokens
         kept: dict[int, Tensor] = {}
@@ -142,7 +142,7 @@ def every_other_layer(student_layers: int, teacher_layers: int) -> tuple[int, ..
     return tuple(round(layer * step) for layer in range(student_layers))
 
 
-def student_names(names: Sequence[str], layers: Sequence[int]) -> dict[str, str]:
+def teacher_names_of_student(names: Sequence[str], layers: Sequence[int]) -> dict[str, str]:
     """Return, by a student's parameter name, the teacher's parameter with which it is initialised.
 
     Layer i is initialised with the teacher's layer `layers[i]`; parameters in no layer have the same name in both.

@@ -170,7 +170,7 @@ class HeadTerm(ABC):
         self.causal = config.causal
         self.heads = heads
 
-    def meet(self, others: Mapping[str, "HeadTerm"]) -> None:
+    def connect(self, others: Mapping[str, "HeadTerm"]) -> None:
         """Receive all terms that share the network, including itself, by name, before the first batch.
 
         This is for a term that uses another's head or result; most terms ignore it.

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer
 
-from encoder_core.layers.gpu_attention import triton_is_there
+from encoder_core.layers.gpu_attention import has_triton
 from encoder_core.layers.kernel_choice import pick
 from encoder_core.layers.torch_internals import add_to_each
 from encoder_core.optim.settings import AdamWConfig, StableAdamWConfig
@@ -176,7 +176,7 @@ def _picks_fused(params: Sequence[Tensor]) -> bool:
 def _takes(p: Tensor) -> bool:
     """Return whether StableAdamW's kernels support a tensor and its gradient."""
     both = (p, p.grad)
-    return triton_is_there() and all(
+    return has_triton() and all(
         x is not None and x.device.type == "cuda" and x.dtype == torch.float32 and x.is_contiguous()
         for x in both
     )

@@ -18,7 +18,7 @@ UpdateGroups = Mapping[str, Sequence[nn.Parameter]]
 """The updates of one step by name, in order, and the parameters that each of them changes."""
 
 
-_SAME: Mapping[str, float] = MappingProxyType({})
+_UNSCALED: Mapping[str, float] = MappingProxyType({})
 
 
 def parameter_groups(
@@ -29,7 +29,7 @@ def parameter_groups(
     layer_decay: float = 1.0,
     update_groups: UpdateGroups | None = None,
     matrices: bool = False,
-    rates: Mapping[str, float] = _SAME,
+    rates: Mapping[str, float] = _UNSCALED,
 ) -> list[dict[str, Any]]:
     """Return parameter groups for any of our optimizers, in the order of update groups and then of the model's
     parameters.
@@ -134,18 +134,18 @@ def _norms_and_biases(model: nn.Module) -> set[int]:
     return norms | {id(p) for name, p in model.named_parameters() if name.endswith("bias")}
 
 
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-_ENCODER = re.compile(r"(?:^|\.)(?:encoder|embeddings)\.")
+_LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_ENCODER_NAME = re.compile(r"(?:^|\.)(?:encoder|embeddings)\.")
 
 
 def _layer(name: str) -> int:
     """Return the index of the layer that a parameter belongs to, by its name; -1 if it is in no layer."""
-    found = _LAYER.search(name)
+    found = _LAYER_NUMBER.search(name)
     return int(found[1]) if found else -1
 
 
 def _below_heads(name: str, depth: int) -> int:
     """Return the distance from the heads: 0 for a head, 1 for the top layer, depth + 1 for the embeddings."""
-    if _LAYER.search(name) or _ENCODER.search(name):
+    if _LAYER_NUMBER.search(name) or _ENCODER_NAME.search(name):
         return depth - _layer(name)
     return 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from encoder_core.families.catalogue import is_enhanced
+from encoder_core.families.catalogue import uses_mask_decoder
 from encoder_core.terms.term import HeadConfig, Refusal, Setting, refuse_decoder_family
 
 _COMBINABLE_TERMS = ("clm", "mlm")
@@ -39,13 +39,13 @@ class ClmConfig(HeadConfig):
                 "random order",
                 f"use plm for {setting.model.family}, and clm for another family",
             )
-        if setting.model.convolves:
+        if setting.model.has_convolution:
             yield Refusal(
                 ("model", "convolution"),
                 "the convolution shows each token the next one, which clm predicts",
                 "set model.convolution to null, or train mlm",
             )
-        if is_enhanced(setting.model):
+        if uses_mask_decoder(setting.model):
             yield Refusal(
                 ("model", "mask_decoder"),
                 "clm hides no token, and DeBERTa's enhanced mask decoder looks again at the places of hidden tokens",

@@ -14,7 +14,7 @@ from encoder_core.terms.term import (
 )
 
 
-def runs_whole(reading: Iterable[Reads], *, decodes: bool) -> bool:
+def needs_all_tokens(reading: Iterable[Reads], *, decodes: bool) -> bool:
     """Return whether the last layer runs for all tokens.
 
     It does if a term reads all of them, or if two terms read its output. Targets that DeBERTa's mask decoder predicts
@@ -44,7 +44,7 @@ def refusals(setting: Setting) -> list[Refusal]:
 
 
 @dataclass(frozen=True)
-class Parts:
+class ObjectiveParts:
     """The terms of an objective by what they build: heads of one network, the whole module, or what is around it."""
 
     heads: Sequence[HeadConfig]
@@ -52,7 +52,7 @@ class Parts:
     around: AroundConfig | None
 
     @classmethod
-    def of(cls, terms: Mapping[str, TermConfig]) -> "Parts":
+    def from_terms(cls, terms: Mapping[str, TermConfig]) -> "ObjectiveParts":
         """Sort the terms. A term that can be around others is the whole module if it is the only one."""
         around = next((term for term in terms.values() if isinstance(term, AroundConfig)), None)
         if around is not None and len(terms) == 1:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.layers.sizes import MAX_TARGETS, POSITION_WIDTH, linear_weights, norm_weights
+from encoder_core.layers.sizes import MAX_SPAN_TARGETS, SPAN_POSITION_WIDTH, linear_weights, norm_weights
 from encoder_core.terms.term import HeadConfig, Refusal, Setting, require_mlm
 
 
@@ -19,9 +19,9 @@ class SboConfig(HeadConfig):
 
     def weights(self, model: ModelConfig) -> int:
         hidden, width = model.hidden, model.embedding_width
-        first = linear_weights(2 * hidden + POSITION_WIDTH, hidden) + norm_weights(hidden)
+        first = linear_weights(2 * hidden + SPAN_POSITION_WIDTH, hidden) + norm_weights(hidden)
         second = linear_weights(hidden, width) + norm_weights(width) + model.vocabulary
-        return MAX_TARGETS * POSITION_WIDTH + first + second
+        return MAX_SPAN_TARGETS * SPAN_POSITION_WIDTH + first + second
 
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Refuse objectives without masked spans."""

@@ -5,9 +5,9 @@ A test compares every family and term with what torch builds (`objectives/compos
 
 from collections.abc import Mapping, Sequence
 
-from encoder_core.families.catalogue import DetectorConfig, ModelConfig, is_enhanced
+from encoder_core.families.catalogue import DetectorConfig, ModelConfig, uses_mask_decoder
 from encoder_core.layers.sizes import linear_weights, norm_weights
-from encoder_core.terms.composition import Parts
+from encoder_core.terms.composition import ObjectiveParts
 from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
 from encoder_core.terms.term import HeadConfig, TermConfig
@@ -19,7 +19,7 @@ def weight_count(model: ModelConfig, terms: Mapping[str, TermConfig]) -> int:
     Raises:
         ModelError: the size of the vocabulary is unknown.
     """
-    parts = Parts.of(terms)
+    parts = ObjectiveParts.from_terms(terms)
     vectors = parts.around or parts.whole
     projection = isinstance(vectors, ContrastiveConfig) and vectors.projection
     count = linear_weights(model.hidden, model.hidden) if projection else 0
@@ -48,13 +48,13 @@ def detector_weights(model: ModelConfig) -> int:
 
 def _network(model: ModelConfig, terms: Sequence[HeadConfig]) -> int:
     head = _head(model) if any(term.predicts_ids for term in terms) else 0
-    positions = model.max_length * model.hidden if is_enhanced(model) else 0
+    positions = model.max_length * model.hidden if uses_mask_decoder(model) else 0
     return model.encoder_weights() + positions + head + sum(term.weights(model) for term in terms)
 
 
 def _head(model: ModelConfig) -> int:
     hidden, width = model.hidden, model.embedding_width
-    if model.bare_head:
+    if model.decoder_only_head:
         dense = 0
     elif (inner := model.head_inner) is not None:
         dense = linear_weights(hidden, inner, model.biases) + linear_weights(inner, width, model.biases)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from encoder_core.batch import Batch, untargeted, with_rows
+from encoder_core.batch import Batch, select_rows, untargeted
 
 
 class HostRows(Protocol):
@@ -76,7 +76,7 @@ def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
         segments[offsets[1:][np.repeat(rows.cls_last, group)] - 1] = 2
 
     if rows.languages is not None:
-        second = _second_texts(lengths, group) if group > 1 or segments is None else segments
+        second = _second_text_rows(lengths, group) if group > 1 or segments is None else segments
         by_token = np.repeat(rows.languages, np.diff(rows.offsets), axis=0)
         languages = np.take_along_axis(by_token, second[:, None], axis=1)[:, 0]
 
@@ -104,7 +104,7 @@ def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
         corrupted=_corrupted_forms(rows, first),
     )
     if rows.holes is not None and len(rows.holes):
-        return _without_holes(on_host, rows, group).to(device)
+        return _without_unlearned_rows(on_host, rows, group).to(device)
     return on_host.to(device)
 
 
@@ -125,7 +125,7 @@ def _all_causal(rows: HostRows) -> bool:
     return True
 
 
-def _without_holes(batch: Batch, rows: HostRows, group: int) -> Batch:
+def _without_unlearned_rows(batch: Batch, rows: HostRows, group: int) -> Batch:
     """Return the batch of `rows`, in which nothing is learned at the holes, without rows that have nothing else.
 
     The label of a pair of which some text is gone is not learned.
@@ -142,11 +142,11 @@ def _without_holes(batch: Batch, rows: HostRows, group: int) -> Batch:
         return batch
     if not len(lasting):
         return idle_batch(torch.device("cpu"))
-    fewer = with_rows(batch, torch.from_numpy(lasting))
+    fewer = select_rows(batch, torch.from_numpy(lasting))
     return replace(fewer, kept=None, pair_rows=None) if fewer.learned == fewer.tokens.numel() else fewer
 
 
-def _second_texts(lengths: NDArray[np.int64], group: int) -> NDArray[np.int64]:
+def _second_text_rows(lengths: NDArray[np.int64], group: int) -> NDArray[np.int64]:
     """Return [T], 0 for tokens in the first of each `group` texts of these lengths, 1 for tokens in the others."""
     number = np.arange(len(lengths)) % group
     return np.repeat(np.minimum(number, 1), lengths)

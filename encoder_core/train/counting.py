@@ -8,7 +8,7 @@ So a family or an objective needs no code for its cost.
 FLOPs are those of matrix products and convolutions, as torch.utils.flop_counter counts them; attention is counted by
 `planned.py`. Everything else (LayerNorm, softmax, dropout) is a few percent of the arithmetic.
 
-`passes` measures real tensors in the same way: a test compares the two.
+`count_passes` measures real tensors in the same way: a test compares the two.
 """
 
 import weakref
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.layers.initialise import on_meta
-from encoder_core.layers.planned import as_on_a_gpu, collect_flops, formulas
+from encoder_core.layers.planned import collect_flops, flop_formulas, planned_for_gpu
 from encoder_core.layers.torch_internals import dispatch_mode, fake_tensors, skip_compiler, tensors_in
 from encoder_core.objectives.losses import CoupledObjective, LossSums, ObjectiveModule
 from encoder_core.train.exchange import RankExamples
@@ -58,15 +58,15 @@ def count(build: Callable[[], ObjectiveModule], batch: Batch, dtype: torch.dtype
     `batch` is on the host. Modules with memory are counted with memory that is full.
     """
     if device == "cuda":
-        with as_on_a_gpu():
+        with planned_for_gpu():
             with on_meta(), _precision(dtype):
                 module = build().train()
-            return passes(module, batch.to(torch.device("meta")))
+            return count_passes(module, batch.to(torch.device("meta")))
     with fake_tensors().FakeTensorMode(allow_non_fake_inputs=True):
         with _precision(dtype):
             module = build().train()
         with _RealIntegers():
-            return passes(module, batch)
+            return count_passes(module, batch)
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def _precision(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def passes(module: ObjectiveModule, batch: Batch) -> PassCost:
+def count_passes(module: ObjectiveModule, batch: Batch) -> PassCost:
     """Run the passes of one microbatch, and return what they computed and kept. Gradients are discarded."""
     with _Meter() as first, torch.no_grad():
         memory = _couple_alone(module, batch) if isinstance(module, CoupledObjective) else ()
@@ -114,7 +114,7 @@ def _group_passes(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, .
 
 
 def _couple_alone(module: CoupledObjective, batch: Batch) -> tuple[Tensor, ...]:
-    everyone, own = RankExamples.alone(*module(batch).memory)
+    everyone, own = RankExamples.from_one_microbatch(*module(batch).memory)
     return module.couple(own, everyone)
 
 
@@ -170,7 +170,7 @@ class _Meter(dispatch_mode()):  # type: ignore[misc]
         self.alive = self.peak = 0
         self._operators = 0
         self._kernels: list[int] = []
-        self._formulas = formulas()
+        self._formulas = flop_formulas()
         self._known = {id(tensor.untyped_storage()): tensor for tensor in known}
         self._storages: dict[int, Any] = {}
         for tensor in given:

@@ -222,7 +222,7 @@ def shard_of(parameter: nn.Parameter) -> tuple[Tensor, int]:
     return resolve(parameter, "ds_tensor"), resolve(parameter, "ds_numel")
 
 
-def publish(optimizer: Any, kind: Layout) -> None:
+def rebuild_working_weights(optimizer: Any, kind: Layout) -> None:
     """Rebuild the working copies on all ranks after master weights have changed."""
     if kind in ("parts", "bf16"):
         resolve(optimizer, "update_lp_params")()

@@ -140,7 +140,7 @@ class Engine:
         self._order = (
             GradientSequencer(self._engine.optimizer, list(model.parameters())) if config.stage > 1 else None
         )
-        self._overlapped = self._overlap() if self.world > 1 and config.sums_apart else None
+        self._overlapped = self._overlap() if self.world > 1 and config.separate_fp32_sums else None
         self.forwards = Stopwatch(self.device)
         self.replicated = self._replicated_weights()
         if isinstance(optimizer, ShardedOptimizer) and config.stage > 0:
@@ -296,7 +296,7 @@ class Engine:
             *self._untrained(), *(alone if self.config.stage < 3 else mine)
         ):
             frozen_range.restore(kinds, read)
-        deepspeed_internals.publish(self._engine.optimizer, self.layout)
+        deepspeed_internals.rebuild_working_weights(self._engine.optimizer, self.layout)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -313,7 +313,7 @@ class Engine:
         """Exchange master weights and average, and rebuild the working weights."""
         assert self.average is not None
         self.average.swap()
-        deepspeed_internals.publish(self._engine.optimizer, self.layout)
+        deepspeed_internals.rebuild_working_weights(self._engine.optimizer, self.layout)
 
     def _held(self, params: Iterable[nn.Parameter] | None = None) -> Iterator[OwnedRange]:
         """Yield the ranges that this rank holds of trained parameters, of `params` only if given: at stage 0 all of

@@ -145,7 +145,7 @@ class RankExamples(AllExamples):
         return cls(at.to(device), counts, order.to(device)), joined.reshape(sum(sizes), *shape)
 
     @classmethod
-    def alone(cls, own: Tensor) -> tuple["RankExamples", Tensor]:
+    def from_one_microbatch(cls, own: Tensor) -> tuple["RankExamples", Tensor]:
         """Return the order for one microbatch whose examples [examples, ...] are treated as all. Not collective."""
         every = torch.arange(len(own), device=own.device)
         return cls(every, (len(own),), every), own

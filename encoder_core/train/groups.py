@@ -53,7 +53,7 @@ def abort_groups(left: int | None = None) -> None:
 
 
 @contextmanager
-def aborted_on_error() -> Iterator[None]:
+def abort_groups_on_error() -> Iterator[None]:
     """Abort the groups of this process if the block raises. What is closed afterwards need not wait for other ranks."""
     try:
         yield

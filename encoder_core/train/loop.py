@@ -254,7 +254,7 @@ class Trainer:
             if not signals.fits and self.microbatches is not None:
                 self.microbatches.shrink(state.step)
                 continue
-            copied = self._keep(state, fetched, due=signals.keep)
+            copied = self._copy_if_due(state, fetched, due=signals.keep)
             learning_rate = self.plan.learning_rate(state.step)
             sums, updates, digests = self._run_groups(state, fetched, signals)
             # One gather of sums, speeds and digests; the weights must agree before anything is recorded.
@@ -283,7 +283,7 @@ class Trainer:
             if signals.save:
                 ensure_same(self.engine.replicated, self.control, state.step)
                 self.checkpointer.begin(self.engine, state)
-        self._save_the_last(state, carried)
+        self._save_final(state, carried)
         return state
 
     def _hand_over(self, state: TrainState, coming: StepData) -> bool:
@@ -294,7 +294,7 @@ class Trainer:
             self.journal.doing(state.step, HANDING_OVER)
         return everywhere
 
-    def _save_the_last(self, state: TrainState, carried: StoredMemory) -> None:
+    def _save_final(self, state: TrainState, carried: StoredMemory) -> None:
         self.journal.doing(state.step, "saving")
         ensure_same(self.engine.replicated, self.control, state.step)
         self.checkpointer.finish(self.engine, state, carried)
@@ -343,7 +343,7 @@ class Trainer:
         for name, value in self.plan.layers(step).items():
             LAYER_SETTERS[name](self.engine.objective, value)
 
-    def _keep(self, state: TrainState, coming: StepData, *, due: bool) -> CopyReport | None:
+    def _copy_if_due(self, state: TrainState, coming: StepData, *, due: bool) -> CopyReport | None:
         """Copy `state` to memory if it is due. Return what was copied; None if the run makes no copies."""
         if self.copies is None or not due:
             return CopyReport() if self.copies is not None else None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.objectives.figures import AVERAGED, TERM_FIGURES, TERM_LOSS
+from encoder_core.objectives.figures import AVERAGE, TERM_FIGURES, TERM_LOSS
 from encoder_core.objectives.losses import CoupledObjective, LossSums
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.exchange import Control, RankExamples, Signals
@@ -133,7 +133,7 @@ def evaluate_all(
     progress: Callable[[int], None],
 ) -> dict[str, float]:
     """Return the figures of `evaluate_texts`, and if an average of the weights is kept, those of its terms with the
-    prefix `AVERAGED`. `heldout`: returns the texts.
+    prefix `AVERAGE`. `heldout`: returns the texts.
     """
     texts = heldout()
     figures = evaluate_texts(engine, control, texts, seed, progress)
@@ -143,7 +143,7 @@ def evaluate_all(
         found = evaluate_texts(engine, control, heldout(), seed, progress)
     sums = {f"{prefix}loss" for prefix in texts}
     terms = (name for name in found if name not in sums and not name.endswith(TARGETS))
-    return figures | {f"{AVERAGED}{name}": found[name] for name in terms}
+    return figures | {f"{AVERAGE}{name}": found[name] for name in terms}
 
 
 def evaluate(
@@ -173,12 +173,12 @@ def evaluate_texts(
     figures: dict[str, float] = {}
     numbers = count(1)
     for prefix, microbatches in texts.items():
-        found = evaluate(engine, control, _reported(microbatches, numbers, progress), seed)
+        found = evaluate(engine, control, _with_progress(microbatches, numbers, progress), seed)
         figures |= {f"{prefix}{name}": figure for name, figure in found.items()}
     return figures
 
 
-def _reported(
+def _with_progress(
     microbatches: Iterable[Microbatch], numbers: Iterator[int], progress: Callable[[int], None]
 ) -> Iterator[Microbatch]:
     for microbatch in microbatches:

@@ -90,7 +90,7 @@ class Rehearsal:
         self.engine.training(True)
         if isinstance(objective, CoupledObjective):
             with torch.no_grad():
-                everyone, own = RankExamples.alone(*objective(batch).memory)
+                everyone, own = RankExamples.from_one_microbatch(*objective(batch).memory)
                 memory = objective.couple(own, everyone)
         for group in self.engine.update_groups:
             self.engine.begin(group)

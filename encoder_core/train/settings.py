@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Precision = Literal["fp32", "bf16"]
-BUCKET = 2**23  # elements: enough to use a network's bandwidth, and few compared with a model
+BUCKET_SIZE = 2**23  # elements: enough to use a network's bandwidth, and few compared with a model
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class EngineConfig:
     clip: float | None
     persistence_threshold: int | None = None
     reduce_dtype: Precision = "fp32"
-    bucket: int = BUCKET
+    bucket: int = BUCKET_SIZE
 
     @property
-    def sums_apart(self) -> bool:
+    def separate_fp32_sums(self) -> bool:
         """Whether DeepSpeed adds gradients to separate fp32 sums, whole on every rank, and reduces those."""
         return self.stage == 1 and self.precision == "bf16"
 

@@ -73,7 +73,7 @@ def stored_memory(memories: Memories, microbatches: int) -> StoredMemory:
     return StoredMemory(tuple(fragments), shapes)
 
 
-def restore(
+def restore_memory(
     memories: Memories, shapes: Shapes, read: Read, microbatches: Sequence[int], rows: int, engine: Engine
 ) -> None:
     """Read the memory of this rank's logical `microbatches`, each of `rows` rows, from a checkpoint that contains some.
@@ -83,12 +83,12 @@ def restore(
     dtype = torch.bfloat16 if engine.config.precision == "bf16" else torch.float32
     for index in microbatches:
         memories[index] = tuple(
-            _rows(shapes[_name(layer)], read, _name(layer), index * rows, rows).to(engine.device, dtype)
+            _read_rows(shapes[_name(layer)], read, _name(layer), index * rows, rows).to(engine.device, dtype)
             for layer in range(len(shapes))
         )
 
 
-def _rows(shape: tuple[int, ...], read: Read, name: str, first: int, rows: int) -> torch.Tensor:
+def _read_rows(shape: tuple[int, ...], read: Read, name: str, first: int, rows: int) -> torch.Tensor:
     size = math.prod(shape[1:])
     return read(name, MEMORY, first * size, (first + rows) * size).view(rows, *shape[1:])
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from encoder_core.train.settings import BUCKET, Precision
+from encoder_core.train.settings import BUCKET_SIZE, Precision
 
 Device = Literal["cuda", "cpu"]
 """Kind of device."""
@@ -30,14 +30,14 @@ class MemoryPart:
     bytes: int
 
 
-def kept(
+def fixed_memory(
     parameters: int,
     ranks: int,
     stage: Stage,
     precision: Precision,
     reduce_dtype: Precision = "fp32",
     *,
-    bucket: int = BUCKET,
+    bucket: int = BUCKET_SIZE,
     single: int = 0,
     largest: int = 0,
 ) -> list[MemoryPart]:
@@ -54,7 +54,7 @@ def kept(
         return _with_moments("weights, gradients", 8, parameters, ranks=1, single=single)
     if stage == 3:
         return [
-            *_kept_at_stage_3(parameters, ranks, precision, single=single),
+            *_stage_3_memory(parameters, ranks, precision, single=single),
             *_buckets(1, precision, reduce_dtype, bucket, largest),
         ]
     state = 2 if precision == "bf16" else 4
@@ -75,19 +75,19 @@ def kept(
     ]
 
 
-def frozen(parameters: int, precision: Precision) -> MemoryPart:
+def frozen_memory(parameters: int, precision: Precision) -> MemoryPart:
     """Return the memory of frozen networks: weights on every rank at every stage, without gradients, master weights
     or moments.
     """
     return _part("weights of frozen networks", 2 if precision == "bf16" else 4, parameters, 1)
 
 
-def averaged(parameters: int, ranks: int, stage: Stage) -> MemoryPart:
+def average_memory(parameters: int, ranks: int, stage: Stage) -> MemoryPart:
     """Return the memory of an average of the weights, which is sharded as master weights are."""
     return _part("average of the weights, fp32", 4, parameters, ranks if stage else 1)
 
 
-def _kept_at_stage_3(parameters: int, ranks: int, precision: Precision, *, single: int) -> list[MemoryPart]:
+def _stage_3_memory(parameters: int, ranks: int, precision: Precision, *, single: int) -> list[MemoryPart]:
     state = 2 if precision == "bf16" else 4
     return [
         _part("weights", state, parameters, ranks),
@@ -140,7 +140,7 @@ class PassBytes:
     peak: int
 
     @property
-    def beside(self) -> int:
+    def transient_bytes(self) -> int:
         """Bytes that are alive beside what autograd keeps: logits, gradients of states, a layer computed again."""
         return self.peak - self.saved
 
@@ -170,11 +170,11 @@ class MicrobatchMemory:
         first, second, last = self.rows
         few, twice, many = counts
         saved = _interpolate(first, few.saved, last, many.saved, rows)
-        growing = _interpolate(first, few.beside, second, twice.beside, rows)
-        least = _interpolate(first, few.beside, last, many.beside, rows)
+        growing = _interpolate(first, few.transient_bytes, second, twice.transient_bytes, rows)
+        least = _interpolate(first, few.transient_bytes, last, many.transient_bytes, rows)
         return [
             MemoryPart("activations", "what autograd keeps, counted", saved),
-            MemoryPart("beside them, at most", "counted", max(least, min(growing, many.beside))),
+            MemoryPart("beside them, at most", "counted", max(least, min(growing, many.transient_bytes))),
         ]
 
 

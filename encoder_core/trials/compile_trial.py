@@ -28,18 +28,18 @@ from encoder_core.layers.torch_internals import graphs_compiled
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.trials.trial_network import (
     Subject,
-    built,
+    apply_settings,
+    build_module,
     gradients,
     random_batch,
     relative_error,
-    settings,
-    settle,
-    smaller,
+    shrink_network,
+    torch_settings,
 )
-from encoder_core.trials.trial_process import Deadline, Line, Report, TrialEnded, follow, said
+from encoder_core.trials.trial_process import Deadline, Line, Report, TrialEnded, error_text, follow
 
 TARGET = "encoder_core.trials.compile_trial:serve"
-_BOUND = 1e-4  # largest relative error of a gradient in fp32, compared with Python's
+_MAX_ERROR = 1e-4  # largest relative error of a gradient in fp32, compared with Python's
 _ERROR_RATIO = 4.0  # how many times Python's own error compiled layers may have in 16 bits
 _SMALL_BATCH_TOKENS = 64
 _CPU_TOKENS = 4160  # tokens of a large batch on a CPU, where inductor sums over 4,096 numbers differently
@@ -70,13 +70,13 @@ class TriedCompilation:
         return not self.failure and (self.error is None or self.error <= self.bound)
 
 
-def try_apart(subject: Subject, patience_s: float, tick: Callable[[], None]) -> TriedCompilation:
+def try_in_process(subject: Subject, patience_s: float, tick: Callable[[], None]) -> TriedCompilation:
     """Compile in a separate process, with this process's environment and torch settings, and return the result.
 
     Whatever happens to that process is a result, never an error here. `tick` is called about twice a second.
     """
     began = time.monotonic()
-    request = {"subject": subject.to_json(), "settings": settings()}
+    request = {"subject": subject.to_json(), "settings": torch_settings()}
     try:
         with closing(follow(TARGET, request, Deadline(patience_s), tick)) as reports:
             found = TriedCompilation(**next(reports)["tried"])
@@ -87,7 +87,7 @@ def try_apart(subject: Subject, patience_s: float, tick: Callable[[], None]) -> 
 
 def serve(request: Report, line: Line) -> None:
     """Compile in that process and report the result."""
-    settle(request["settings"])
+    apply_settings(request["settings"])
     line.report(tried=asdict(try_compilation(Subject.from_json(request["subject"]), Pieces())))
 
 
@@ -105,7 +105,7 @@ def try_compilation(subject: Subject, pieces: Pieces, *, compared: bool = True) 
                 for error in _compile(subject, network, pieces, compared)
             ]
     except (Exception, SystemExit) as failed:  # the run goes on without compiled layers, and says why
-        return TriedCompilation(time.monotonic() - began, failure=said(failed)[:_REASON_CHARACTERS])
+        return TriedCompilation(time.monotonic() - began, failure=error_text(failed)[:_REASON_CHARACTERS])
     finally:
         pieces.close()
     seconds, graphs = time.monotonic() - began, graphs_compiled()
@@ -125,8 +125,8 @@ class _Error(NamedTuple):
 def _compile(subject: Subject, network: ModelConfig, pieces: Pieces, compared: bool) -> Iterator[_Error]:
     """Compile for rows of every kind, and yield the error for each if it is compared."""
     longest = min(network.max_length, max(subject.length, _SMALL_BATCH_TOKENS))
-    small = smaller(network, longest, longest // 2)
-    module = built(small, subject).train()
+    small = shrink_network(network, longest, longest // 2)
+    module = build_module(small, subject).train()
     for lengths in _lengths(subject, small):
         batch = random_batch(small, lengths, subject.device)
         compile_layers(module, pieces)
@@ -140,9 +140,9 @@ def _error(module: ObjectiveModule, batch: Batch, found: Mapping[str, Tensor]) -
     compile_layers(module, None)
     python = gradients(module, batch)
     if next(module.parameters()).dtype == torch.float32:
-        return _Error(relative_error(found, python), _BOUND)
+        return _Error(relative_error(found, python), _MAX_ERROR)
     exact = gradients(deepcopy(module).float(), batch)
-    return _Error(relative_error(found, exact), max(_BOUND, _ERROR_RATIO * relative_error(python, exact)))
+    return _Error(relative_error(found, exact), max(_MAX_ERROR, _ERROR_RATIO * relative_error(python, exact)))
 
 
 def _lengths(subject: Subject, network: ModelConfig) -> list[list[int]]:

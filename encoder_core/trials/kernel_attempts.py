@@ -25,30 +25,30 @@ from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.layers.kernel_choice import asked, only
+from encoder_core.layers.kernel_choice import only, record_requests
 from encoder_core.optim.adamw import StableAdamW
 from encoder_core.optim.settings import StableAdamWConfig
 from encoder_core.optim.shards import ShardSegment
 from encoder_core.optim.updates import set_update
-from encoder_core.trials.kernel_trial import SAID, Candidate, TriedKernel, Unit
+from encoder_core.trials.kernel_trial import MAX_TEXT, Candidate, TriedKernel, Unit
 from encoder_core.trials.trial_network import (
     Subject,
-    built,
+    apply_settings,
+    build_module,
     compute,
     gradients,
     random_batch,
     relative_error,
-    settle,
-    smaller,
+    shrink_network,
 )
-from encoder_core.trials.trial_process import Report, said
+from encoder_core.trials.trial_process import Report, error_text
 
 # Lengths of the compared rows: shorter and longer than tiles, and one token.
 _ROW_TOKENS = (1, 33, 130, 7, 64)
 _ERROR_RATIO = 4.0  # how many times the written formula's own error a kernel may have
 _ACCEPTED_ERROR = 1e-6  # an error that is always accepted
-_TIMED, _WARM = 5, 2
-_UPDATED = (1, 700, 5000, 2048, 33)  # sizes of parameters that are updated: less than a block, one, and more
+_TIMED_RUNS, _WARM_UP_RUNS = 5, 2
+_PARAMETER_SIZES = (1, 700, 5000, 2048, 33)  # elements: less than a block of the kernel, one, and more
 _DRAW_BY_DEVICE: tuple[Candidate, ...] = (("attention", "flash"), ("attention", "padded"))
 
 
@@ -58,7 +58,7 @@ class Reporter(Protocol):
 
 def serve(request: Report, line: Reporter) -> None:
     """Try the units that the request asks for, except those already `done`. Ends early after a kernel that did harm."""
-    settle(request["settings"])
+    apply_settings(request["settings"])
     subject = Subject.from_json(request["subject"])
     done = {Unit(*unit) for unit in request["done"]}
     skipped: dict[Candidate, str] = {(place, kernel): why for place, kernel, why in request["skipped"]}
@@ -100,15 +100,15 @@ class _Trial:
         lengths = [min(length, longest) for length in _ROW_TOKENS]
         if network.recurrence is not None:  # rows of one length, as in training with XLNet's memory
             lengths = [max(lengths)] * len(lengths)
-        self._network = smaller(network, longest, min(*lengths, subject.length))
-        self._module = built(self._network, subject).train(dropped)
+        self._network = shrink_network(network, longest, min(*lengths, subject.length))
+        self._module = build_module(self._network, subject).train(dropped)
         shapes = (lengths, [max(lengths)] * 2)  # some kernels support full rows only
         batches = [random_batch(self._network, shape, subject.device) for shape in shapes]
         self._batches = batches + ([_as_causal(batch) for batch in batches] if subject.causal else [])
 
     def possible(self) -> list[Candidate]:
         """Return the kernels that layers ask for in one forward pass with the written formula."""
-        with asked() as seen, torch.no_grad(), only("written"):
+        with record_requests() as seen, torch.no_grad(), only("written"):
             self._ask()
         return [
             (place, kernel)
@@ -145,14 +145,14 @@ class _Trial:
         with only(kernel, place):
             return relative_error(self._outcome(), self._exact)
 
-    def harm(self) -> str:
+    def damage_text(self) -> str:
         """Return what has changed, in words; empty if the written formula still gives the same result."""
         try:
             with only("written"):
                 again = self._outcome()
             same = again.keys() == self._written.keys() and relative_error(again, self._written) <= self.bound
         except BaseException as failed:  # any error of a device that can no longer be used
-            return f"afterwards the written formula failed: {said(failed)}"
+            return f"afterwards the written formula failed: {error_text(failed)}"
         return "" if same else "afterwards the written formula computed something else"
 
     def seconds(self, candidate: Candidate) -> float:
@@ -160,14 +160,14 @@ class _Trial:
         (place, kernel), subject, seconds = candidate, self.subject, list[float]()
         batch = random_batch(self._network, [subject.length] * subject.rows, subject.device)
         with only(kernel, place):
-            for _ in range(_WARM + _TIMED):
+            for _ in range(_WARM_UP_RUNS + _TIMED_RUNS):
                 began = time.perf_counter()
                 compute(self._module, batch)
                 if subject.device.type == "cuda":
                     torch.cuda.synchronize(subject.device)
                 seconds.append(time.perf_counter() - began)
         self._module.zero_grad(set_to_none=True)
-        return statistics.median(seconds[_WARM:])
+        return statistics.median(seconds[_WARM_UP_RUNS:])
 
 
 class _UpdateTrial(_Trial):
@@ -180,14 +180,14 @@ class _UpdateTrial(_Trial):
         self._outcome()
 
     def _outcome(self, *, exact: bool = False) -> dict[str, Tensor]:
-        draws, edges = torch.Generator().manual_seed(1), [0, *accumulate(_UPDATED)]
+        draws, edges = torch.Generator().manual_seed(1), [0, *accumulate(_PARAMETER_SIZES)]
         dtype = torch.float64 if exact else torch.float32
         start, *given = (torch.randn(edges[-1], generator=draws) for _ in range(3))
         # Small weights that decay fast: what an update adds is not rounded away.
         flat = nn.Parameter((0.01 * start).to(self.subject.device, dtype))
         ranges = [ShardSegment(number, 0, *ends) for number, ends in enumerate(pairwise(edges))]
         optimizer = StableAdamW([flat], StableAdamWConfig(lr=0.1, weight_decay=10.0))
-        optimizer.shard({flat: ranges}, [(size,) for size in _UPDATED])
+        optimizer.shard({flat: ranges}, [(size,) for size in _PARAMETER_SIZES])
         for count, gradient in enumerate(given, start=1):
             flat.grad = (gradient * 10.0**count).to(flat)
             set_update(optimizer, lr=0.1, count=count)
@@ -222,7 +222,7 @@ class _Attempt:
     def failed(self, why: str) -> TriedKernel:
         unit, bound = self.unit, self.trial.bound
         return TriedKernel(
-            unit.kernel, unit.dropped, None, bound, self._is_comparable, None, why[:SAID], unit.place
+            unit.kernel, unit.dropped, None, bound, self._is_comparable, None, why[:MAX_TEXT], unit.place
         )
 
     def run(self) -> tuple[TriedKernel, str]:
@@ -234,10 +234,10 @@ class _Attempt:
             for name, now in _process_settings().items()
             if now != before[name]
         ]
-        harm = ", ".join(changes) or ("" if found.right else self.trial.harm())
+        harm = ", ".join(changes) or ("" if found.right else self.trial.damage_text())
         if harm:
             wrong = [found.failure] if found.failure else [] if found.right else ["its results are wrong"]
-            found = replace(found, failure="; ".join([*wrong, harm])[:SAID])
+            found = replace(found, failure="; ".join([*wrong, harm])[:MAX_TEXT])
         return found, harm
 
     def _try_kernel(self) -> TriedKernel:
@@ -246,7 +246,7 @@ class _Attempt:
             timed = self.timed and (error <= self.trial.bound or not self._is_comparable)
             seconds = self.trial.seconds(self.candidate) if timed else None
         except BaseException as failed:  # SystemExit, too, which a library may raise
-            return self.failed(said(failed))
+            return self.failed(error_text(failed))
         return replace(self.failed(""), error=error, seconds=seconds)
 
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from encoder_core.layers.kernel_choice import Kernel, Place, Preference
-from encoder_core.trials.trial_network import Subject, settings
+from encoder_core.trials.trial_network import Subject, torch_settings
 from encoder_core.trials.trial_process import Deadline, Report, TrialEnded, follow
 
 TARGET = "encoder_core.trials.kernel_attempts:serve"
-SAID = 500  # largest number of characters of an error's text
-_QUICKER = 0.9  # a kernel is preferred if it takes less than this share of the usual kernel's time
-_STARTS = 2  # processes in a row that end before they try a kernel, after which the trial ends
+MAX_TEXT = 500  # largest number of characters of an error's text
+_QUICKER_SHARE = 0.9  # a kernel is preferred if it takes less than this share of the usual kernel's time
+_MAX_FAILED_STARTS = 2  # processes in a row that end before they try a kernel, after which the trial ends
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def try_kernels(
                 progress.take(reports)
             except TrialEnded as ended:
                 progress.process_ended(str(ended))
-    return KernelTrial(tuple(merged(progress.found)), progress.ended)
+    return KernelTrial(tuple(merge_networks(progress.found)), progress.ended)
 
 
 @dataclass
@@ -142,7 +142,7 @@ class _Progress:
         self._set_deadline(self.limits.start)
         return {
             "subject": self.subject.to_json(),
-            "settings": settings(),
+            "settings": torch_settings(),
             "timed": self.timed,
             "done": list(self.found),
             "skipped": [[*candidate, why] for candidate, why in self.out.items()],
@@ -175,20 +175,20 @@ class _Progress:
             self._note_crash(*self.current, how)
         if over:
             self.goes_on, self.ended = False, f"it had taken {self.limits.whole:.0f} s: {how}"
-        elif self._idle_starts >= _STARTS:
+        elif self._idle_starts >= _MAX_FAILED_STARTS:
             self.goes_on, self.ended = False, how
 
     def _note_crash(self, unit: Unit, bound: float, how: str) -> None:
         self.out[unit.place, unit.kernel] = how
         self.found[unit] = TriedKernel(
-            unit.kernel, unit.dropped, None, bound, failure=how[:SAID], place=unit.place
+            unit.kernel, unit.dropped, None, bound, failure=how[:MAX_TEXT], place=unit.place
         )
 
     def _set_deadline(self, seconds: float) -> None:
         self.deadline.seconds = max(0.0, min(seconds, self._end - time.monotonic()))
 
 
-def merged(found: Mapping[Unit, TriedKernel]) -> list[TriedKernel]:
+def merge_networks(found: Mapping[Unit, TriedKernel]) -> list[TriedKernel]:
     """Merge the results of an objective's networks: a failed one, or the one with the largest error; seconds are
     added up.
     """
@@ -212,13 +212,13 @@ def preference(tried: Sequence[TriedKernel]) -> Preference:
     The written formula comes last, unless nothing was tried.
     """
     mine = [one for one in tried if one.place == "attention"]
-    plain, dropped = _order(mine, False), _order(mine, True)
+    plain, dropped = _ranked(mine, False), _ranked(mine, True)
     places: dict[Place, None] = dict.fromkeys(one.place for one in tried if one.place != "attention")
     elsewhere = {place: _right_kernels([one for one in tried if one.place == place]) for place in places}
     return Preference(plain, dropped or plain, elsewhere)
 
 
-def _order(tried: Sequence[TriedKernel], dropped: bool) -> tuple[Kernel, ...]:
+def _ranked(tried: Sequence[TriedKernel], dropped: bool) -> tuple[Kernel, ...]:
     """Return right kernels in order. One whose dropout cannot be compared counts as right only if it is right without
     dropout.
     """
@@ -232,7 +232,7 @@ def _order(tried: Sequence[TriedKernel], dropped: bool) -> tuple[Kernel, ...]:
         default=None,
     )
     usual = mine[0].seconds if mine else None
-    if quick is not None and usual is not None and (quick.seconds or 0.0) < _QUICKER * usual:
+    if quick is not None and usual is not None and (quick.seconds or 0.0) < _QUICKER_SHARE * usual:
         mine.remove(quick)
         mine.insert(0, quick)
     last: list[Kernel] = ["written"] if any(one.dropped == dropped for one in tried) else []
@@ -243,4 +243,4 @@ def _right_kernels(tried: Sequence[TriedKernel]) -> tuple[Kernel, ...]:
     """Return kernels that are right with dropout and without, wherever they were tried."""
     wrong = {one.kernel for one in tried if not one.right}
     dropped = any(one.dropped for one in tried)
-    return tuple(kernel for kernel in _order(tried, dropped) if kernel not in wrong or kernel == "written")
+    return tuple(kernel for kernel in _ranked(tried, dropped) if kernel not in wrong or kernel == "written")

@@ -22,7 +22,7 @@ from encoder_core.objectives.plm import permuted_language_model
 
 _LAYERS, _SEED = 2, 1
 _VOCABULARY = 2500  # no multiple of a tile of the loss's kernel, and more than one tile
-_STD = 0.05  # standard deviation of weights, with which scores differ as in a trained network
+_WEIGHT_STD = 0.05  # standard deviation of weights, with which scores differ as in a trained network
 _TOKENS_PER_TARGET = 7
 _SMALL_GRADIENT_SHARE = 1e-3  # share below which a gradient's error is measured against all gradients
 
@@ -59,7 +59,7 @@ class Subject:
         return cls(**{**told, **apart})
 
 
-def settings() -> dict[str, Any]:
+def torch_settings() -> dict[str, Any]:
     """Return torch's settings in this process on which a trial depends, as JSON."""
     return {
         "threads": torch.get_num_threads(),
@@ -68,13 +68,13 @@ def settings() -> dict[str, Any]:
     }
 
 
-def settle(told: Mapping[str, Any]) -> None:
-    """Apply the `settings` of the process that asked for a trial.
+def apply_settings(told: Mapping[str, Any]) -> None:
+    """Apply the `torch_settings` of the process that asked for a trial.
 
     Only differing settings are set: setting one, even to its value, changes the name under which torch stores
     compiled code.
     """
-    here = settings()
+    here = torch_settings()
     if told["threads"] != here["threads"]:
         torch.set_num_threads(told["threads"])
     if told["deterministic"] != here["deterministic"]:
@@ -86,7 +86,7 @@ def settle(told: Mapping[str, Any]) -> None:
 _NETWORKS = TypeAdapter(tuple[ModelConfig, ...])
 
 
-def smaller(network: ModelConfig, longest: int, reuse: int | None = None) -> ModelConfig:
+def shrink_network(network: ModelConfig, longest: int, reuse: int | None = None) -> ModelConfig:
     """Return the network with the same widths, two layers, a small vocabulary, and rows of at most `longest` tokens.
 
     `reuse`: the most tokens of a row that join XLNet's memory.
@@ -101,7 +101,7 @@ def smaller(network: ModelConfig, longest: int, reuse: int | None = None) -> Mod
     return network.model_copy(update=less)
 
 
-def built(network: ModelConfig, subject: Subject) -> ObjectiveModule:
+def build_module(network: ModelConfig, subject: Subject) -> ObjectiveModule:
     """Build the network on the subject's device, in its precision, for masked words, XLNet's permuted ones or BART's
     corrupted rows; for next words, too, if rows may be causal.
     """
@@ -116,7 +116,7 @@ def built(network: ModelConfig, subject: Subject) -> ObjectiveModule:
         else:
             module = masked_language_model(network)
     torch.manual_seed(_SEED)
-    initialise(module, _STD, network.initializer)
+    initialise(module, _WEIGHT_STD, network.initializer)
     return module.to(subject.dtype)
 
 
@@ -144,11 +144,11 @@ def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.dev
         order=order,
     )
     if network.decodes:
-        batch = replace(batch, causal=True, corrupted=_forms(network, lengths))
+        batch = replace(batch, causal=True, corrupted=_corrupted_forms(network, lengths))
     return batch.to(device)
 
 
-def _forms(network: ModelConfig, lengths: Sequence[int]) -> Batch:
+def _corrupted_forms(network: ModelConfig, lengths: Sequence[int]) -> Batch:
     """Return corrupted forms for rows of these lengths: random tokens, a fourth fewer."""
     fewer = [length - length // 4 for length in lengths]
     draws = torch.Generator().manual_seed(_SEED + 1)

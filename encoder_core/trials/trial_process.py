@@ -26,17 +26,17 @@ _SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG of prctl(2)
 _TICK_S = 0.5
 _ENDING_S = 2.0
 _CHUNK_BYTES = 1 << 16
-_LAST_WORDS = 300  # characters at the end of a process's output that an error quotes
-_LONGEST_LINE = 1 << 20  # bytes of the longest line of a report
+_QUOTED_CHARACTERS = 300  # characters at the end of a process's output that an error quotes
+_MAX_LINE_BYTES = 1 << 20  # bytes of the longest line of a report
 _FINISHED = {"finished": True}
-_CODE = "import sys\nfrom encoder_core.trials.trial_process import enter\nenter(*sys.argv[1:])"
+_CODE = "import sys\nfrom encoder_core.trials.trial_process import run_trial\nrun_trial(*sys.argv[1:])"
 
 
 class TrialEnded(Exception):
     """The process ended before it had finished, or was killed; the text says how."""
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an error as text that fits into a record, even if the error cannot be converted to a string."""
     try:
         text = str(error)
@@ -115,11 +115,11 @@ def _start(target: str, request: Mapping[str, Any], environment: Mapping[str, st
     child = _Child(process, orders, reports, output, open={reports, output})
     for end in child.open:
         os.set_blocking(end, False)
-    _tell(child, json.dumps(request))
+    _send_line(child, json.dumps(request))
     return child
 
 
-def _tell(child: _Child, line: str) -> None:
+def _send_line(child: _Child, line: str) -> None:
     with suppress(BrokenPipeError):  # the reader of its reports notices that the process has ended
         os.write(child.orders, line.encode() + b"\n")
 
@@ -133,7 +133,7 @@ def _reports(child: _Child, deadline: Deadline, tick: Callable[[], None]) -> Ite
             if report == _FINISHED:
                 return
             yield report
-            _tell(child, "")
+            _send_line(child, "")
             heard = time.monotonic()
         if not closed and child.reports not in child.open:
             heard = time.monotonic()
@@ -165,10 +165,10 @@ def _read(child: _Child, patience_s: float) -> None:
         for end in child.open:
             selector.register(end, selectors.EVENT_READ)
         for key, _ in selector.select(patience_s):
-            _take(child, key.fd)
+            _read_pipe(child, key.fd)
 
 
-def _take(child: _Child, end: int) -> None:
+def _read_pipe(child: _Child, end: int) -> None:
     """Read one pipe. A process that has ended may have left as much as a pipe holds."""
     with suppress(BlockingIOError):
         for _ in range(16):
@@ -177,14 +177,14 @@ def _take(child: _Child, end: int) -> None:
                 child.open.discard(end)
                 return
             if end == child.output:
-                child.words = (child.words + read)[-4 * _LAST_WORDS :]
+                child.words = (child.words + read)[-4 * _QUOTED_CHARACTERS :]
             else:
                 child.rest += read
 
 
 def _lines(child: _Child) -> Iterator[Report]:
     *lines, child.rest = child.rest.split(b"\n")
-    if len(child.rest) > _LONGEST_LINE:
+    if len(child.rest) > _MAX_LINE_BYTES:
         raise TrialEnded("its process wrote something else into the pipe through which it sends reports")
     for line in lines:
         try:
@@ -200,12 +200,12 @@ def _ending_text(child: _Child) -> str:
     status = _status(child)
     assert status is not None
     code = status.si_status
-    how = f"ended with exit code {code}" if status.si_code == os.CLD_EXITED else f"killed by {_name(code)}"
-    words = child.words.decode("utf-8", "replace").strip()[-_LAST_WORDS:]
+    how = f"ended with exit code {code}" if status.si_code == os.CLD_EXITED else f"killed by {_signal(code)}"
+    words = child.words.decode("utf-8", "replace").strip()[-_QUOTED_CHARACTERS:]
     return f"its process was {how}: {words}" if how.startswith("killed") else f"its process {how}: {words}"
 
 
-def _name(number: int) -> str:
+def _signal(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -249,7 +249,7 @@ class Line:
             left = left[os.write(self._reports, left) :]
 
 
-def enter(target: str, parent: str, orders: str, reports: str) -> None:
+def run_trial(target: str, parent: str, orders: str, reports: str) -> None:
     """Run the process of a trial. Never returns."""
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(parent):  # the parent died before the line above

@@ -20,7 +20,7 @@ from data_service.store.open import open_store
 from data_service.stream.positions import PhaseBatches, Positions, SampleRange
 from data_service.stream.stream import StepLayout, Stream
 from data_service.tokenizers.load import save_tokenizer
-from launcher.runtime.rank.data import cut
+from launcher.runtime.rank.data import cut_ranges
 from tests.support.data.corpora import (
     assert_same,
     block_of_pairs,
@@ -67,7 +67,7 @@ def steps_of(spec: StreamSpec, steps: int, batch: int, count: int) -> list[Range
 
 def cut_rows(step: Ranges, first: int, rows: int) -> Ranges:
     """Rows `first` to `first + rows` of a step."""
-    parts = cut([SampleRange(0, *range_) for range_ in step], first, rows)
+    parts = cut_ranges([SampleRange(0, *range_) for range_ in step], first, rows)
     return [(r.epoch, r.start, r.stop) for r in parts]
 
 

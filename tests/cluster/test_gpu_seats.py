@@ -97,7 +97,7 @@ import json, sys
 from pathlib import Path
 import ray
 from launcher.after.evaluate import measures
-from launcher.after.evaluate.cells import CellFigures, Measure, plan
+from launcher.after.evaluate.cells import CellFigures, Measure, plan_cells
 from launcher.after.evaluate.grid import CellResources, compute
 from launcher.after.finetune.pretrained import LocalModel
 from tests.support.clusters import fake_gpus

@@ -17,7 +17,7 @@ import ray
 
 from launcher.runtime.cluster.orders import Finished, News, Orders, Raised, RankEnd
 from launcher.runtime.cluster.rank_group import RankGroup
-from launcher.runtime.cluster.rank_process import TALKS
+from launcher.runtime.cluster.rank_process import CONCURRENCY
 from launcher.runtime.policies.elastic import GroupStart
 from launcher.runtime.policies.watchdog import RankLocation
 
@@ -66,7 +66,7 @@ def cluster() -> Iterator[None]:
 
 def started(count: int) -> tuple[RankGroup, Pool, list[int]]:
     """A group of stand-ins that has joined, its pool, and the ranks' processes."""
-    actors = [ray.remote(num_cpus=0, concurrency_groups=TALKS)(StandIn).remote() for _ in range(count)]
+    actors = [ray.remote(num_cpus=0, concurrency_groups=CONCURRENCY)(StandIn).remote() for _ in range(count)]
     pool: Any = Pool()
     group = RankGroup(GroupStart(count, frozenset(), number=7), pool)
     places: Any = [SimpleNamespace(actor=actor) for actor in actors]

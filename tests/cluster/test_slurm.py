@@ -175,7 +175,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 def submit(cluster: Slurm, uri: str, log: Path, *, nodes: int = 2) -> str:
     """Returns the job's number."""
-    job = SlurmJob.of(
+    job = SlurmJob.from_options(
         run=uri,
         name="small",
         nodes=nodes,

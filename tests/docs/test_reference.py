@@ -15,7 +15,7 @@ from launcher.observe.inspect.report.events import ROUTINE
 from launcher.runtime.cluster.gauges import DESCRIPTIONS
 from launcher.runtime.recipe.identity import kind_of
 from launcher.runtime.recipe.load import load
-from launcher.runtime.run.metrics import HELD_OUT, STEP, UNSHOWN
+from launcher.runtime.run.metrics import HELD_OUT, STEP, UNSHOWN_FIELDS
 from tests.support.checks.guide import GUIDE, ROOT, schema
 
 PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")
@@ -186,7 +186,7 @@ def test_every_figure_of_a_record_is_explained_with_its_gauge() -> None:
     by_term = {f"<term>{metric.suffix}" for metric in (TERM_LOSS, *TERM_FIGURES)}
     figures = {metric.name: metric for metric in (*STEP, *HELD_OUT)}
     explained = [name for names, _ in rows for name in names]
-    assert sorted(explained) == sorted({"loss", *UNSHOWN, *by_term, *figures})
+    assert sorted(explained) == sorted({"loss", *UNSHOWN_FIELDS, *by_term, *figures})
     for names, gauges in rows:
         for name in figures.keys() & set(names):
             assert gauges == ([figures[name].gauge or "figure"] if "gauge" in figures[name].on else []), name

@@ -25,7 +25,7 @@ from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.objective import DenoiseTerm
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.summary import known
+from launcher.runtime.recipe.summary import with_vocab
 from launcher.runtime.recipe.tiny import tiny
 from tests.gpu.machine import GPU
 
@@ -42,7 +42,7 @@ def recipe_of(name: str, *, dropout: float | None = None) -> Recipe:
     if not GPU:
         return small(name, dropout)
     recipe = load(name)
-    return with_dropout(recipe.model_copy(update={"model": known(recipe.model)}), dropout)
+    return with_dropout(recipe.model_copy(update={"model": with_vocab(recipe.model)}), dropout)
 
 
 def small(name: str, dropout: float | None = None) -> Recipe:

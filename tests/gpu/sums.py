@@ -55,7 +55,7 @@ def carry_out(request: Request) -> None:
         right = dict(_exact(request, device)) | {"repeated sums have equal bits": _repeated(request, device)}
         mine = (right, _bandwidth(request, device))
         peers = GlooPeers(dist.new_group(backend="gloo"))
-        first = findings.sums(first_sums(peers), ["here"] * request.world)["here"]
+        first = findings.judge_sums(first_sums(peers), ["here"] * request.world)["here"]
         everybody: list[tuple[dict[str, bool], float]] = [mine] * request.world
         dist.all_gather_object(everybody, mine)
     finally:

@@ -12,12 +12,12 @@ from torch import Tensor
 from encoder_core.kernels.fused_attention import Layout
 from encoder_core.layers.attention import Attend, automatic, reference
 from encoder_core.layers.dropout import dropout, inverse_rate, threshold_of
-from encoder_core.layers.kernel_choice import asked, only
+from encoder_core.layers.kernel_choice import only, record_requests
 from encoder_core.layers.rows import Rows
 from encoder_core.random_draws import head_keys, numbers16, uniforms
 from launcher.runtime.preflight.kernels import examine_kernels, gpu_here, subject_of
 from launcher.runtime.recipe.load import load
-from launcher.runtime.recipe.summary import known
+from launcher.runtime.recipe.summary import with_vocab
 from launcher.runtime.recipe.tiny import tiny
 from tests.gpu.machine import DEVICE, DTYPES, GPU, MAX_BIAS, MAX_ERROR, RECIPES, Figure, seconds_of
 from tests.gpu.problems import (
@@ -181,7 +181,7 @@ def _compare_far_gradients(far: Problem, context: Tensor, near: Problem, expecte
 def test_the_trial_of_kernels_finds_them_right(name: str, figure: Figure) -> None:
     """The trial that a run makes at its first start: every attention kernel that the recipe's networks may use."""
     recipe = load(name) if GPU else tiny(load(name))
-    subject = subject_of(recipe, known(recipe.model))
+    subject = subject_of(recipe, with_vocab(recipe.model))
     verdict = examine_kernels(subject, gpu_here() or "CPU", timed=GPU)
     assert not verdict.ended
     for one in verdict.tried:
@@ -229,7 +229,7 @@ def test_rows_without_dropout_in_turns(causal: bool, figure: Figure) -> None:
         return dict(zip("oqkv", found, strict=True))
 
     exact = both(reference, [x.detach().double().requires_grad_() for x in qkv])
-    with asked() as seen:
+    with record_requests() as seen:
         both(automatic)
     usable = [kernel for kernel in seen["attention", False] if kernel != "written"]
     for turn in range(2):

@@ -12,7 +12,7 @@ import torch
 from encoder_core.train.engine import Engine
 from encoder_core.train.rehearsal import Rehearsal, is_out_of_memory
 from launcher.runtime.capacity.devices import usable
-from launcher.runtime.capacity.memory_fit import Bill, rows_that_fit
+from launcher.runtime.capacity.memory_fit import RankMemory, rows_that_fit
 from tests.gpu.machine import GPU, RECIPES, Figure
 from tests.gpu.networks import Steps, engine_of, losses, recipe_of
 
@@ -42,7 +42,7 @@ def test_the_peak_of_two_steps_is_what_was_estimated(name: str, figure: Figure) 
     _release()
     recipe = recipe_of(name)
     phase = recipe.phases[-1]
-    bill = Bill.of(recipe, 1, "cuda" if GPU else "cpu")
+    bill = RankMemory.from_recipe(recipe, 1, "cuda" if GPU else "cpu")
     room = usable(torch.cuda.get_device_properties(0).total_memory) if GPU else 4 << 30
     rows = min(_MAX_ROWS, rows_that_fit(bill, room)[-1])
     two = phase.model_copy(update={"batch": phase.batch.model_copy(update={"sequences": 2 * rows})})

@@ -11,10 +11,10 @@ from encoder_core.layers.pieces import Pieces
 from encoder_core.layers.torch_internals import discard_graphs
 from encoder_core.trials.compile_trial import try_compilation
 from encoder_core.trials.trial_network import Subject
-from launcher.runtime.capacity.workload import full_rows, microbatch_flops, phase_targets
+from launcher.runtime.capacity.workload import full_rows, model_cost, phase_targets
 from launcher.runtime.preflight.kernels import subject_of, triton_here
-from launcher.runtime.rank.journal import peak
-from launcher.runtime.recipe.phases import during
+from launcher.runtime.rank.journal import peak_flops
+from launcher.runtime.recipe.phases import in_phase
 from tests.gpu.machine import DEVICE, GPU, RECIPES, Figure
 from tests.gpu.networks import Steps, engine_of, recipe_of
 from tests.gpu.timing import MICROBATCH_TOKENS, choose_kernels, compiled_pieces, step_seconds
@@ -77,10 +77,10 @@ def test_speed_of_a_step(name: str, length: int, compiled: bool, dropout: float,
     seconds = step_seconds(engine, Steps(recipe, _MICROBATCHES, rows, length, even=True))
     figure("speed", _MICROBATCHES * rows * length / seconds, "tokens/s")
     targets = phase_targets(recipe, recipe.phases[0]) * length // recipe.phases[0].length
-    shape = full_rows(during(recipe, recipe.phases[0]), rows, length, targets)
-    speed = peak(DEVICE, "bf16")
+    shape = full_rows(in_phase(recipe, recipe.phases[0]), rows, length, targets)
+    speed = peak_flops(DEVICE, "bf16")
     if speed is not None:
-        mfu = _MICROBATCHES * microbatch_flops(recipe, shape).model / seconds / speed
+        mfu = _MICROBATCHES * model_cost(recipe, shape).model / seconds / speed
         figure("MFU", mfu, "")
         assert not (GPU and compiled) or mfu >= _MIN_MFU.get(recipe.name, 0.0)
     if GPU:

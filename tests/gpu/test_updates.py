@@ -15,7 +15,7 @@ from encoder_core.optim.shards import ShardSegment
 from encoder_core.optim.updates import set_update
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.network import objective_module
-from launcher.runtime.recipe.summary import known
+from launcher.runtime.recipe.summary import with_vocab
 from tests.gpu.machine import DEVICE, GPU, Figure, seconds_of
 
 _STEPS, _RATE = 4, 1e-3
@@ -32,7 +32,7 @@ def _sizes() -> list[int]:
     """Of ModernBERT base's parameters; on a CPU of every twentieth, and much smaller."""
     recipe = load("modernbert-base")
     with torch.device("meta"):
-        module = objective_module(known(recipe.model), recipe.objective)
+        module = objective_module(with_vocab(recipe.model), recipe.objective)
     sizes = [p.numel() for p in module.parameters()]
     return sizes if GPU else [-(-size // 50_000) for size in sizes[::20]]
 

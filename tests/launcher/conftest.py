@@ -57,5 +57,5 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> "Cluster":
     cluster = Cluster(a=2, b=1)
     monkeypatch.setattr(ray, "nodes", cluster.nodes)
     monkeypatch.setattr(nodes, "draining_nodes", lambda: frozenset(cluster.draining))
-    monkeypatch.setattr(control_loop, "lost", lambda: None)
+    monkeypatch.setattr(control_loop, "dead_process", lambda: None)
     return cluster

@@ -22,7 +22,7 @@ def test_at_the_end_it_says_which_commands_to_try(
     monkeypatch.setattr(sys, "argv", [".venv/bin/maskfleet", "demo"])
     monkeypatch.setenv("PATH", "/nowhere")
     console = Console(width=200, record=True, file=io.StringIO())
-    Demo(Path("a folder"), text, console).say_next()
+    Demo(Path("a folder"), text, console).print_next_steps()
     lines = [line for line in console.export_text().splitlines() if line.startswith("      ")]
     assert len(lines) == count
     commands = getattr(typer.main.get_command(app), "commands")  # noqa: B009 - typer carries its own click

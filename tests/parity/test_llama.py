@@ -21,7 +21,7 @@ from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.layers.attention import Attend, automatic, blocked, padded_sdpa, reference, written
+from encoder_core.layers.attention import Attend, automatic, blocked, padded_sdpa, reference, written_formula
 from encoder_core.objectives.compose import compose
 from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.terms.clm import ClmConfig
@@ -89,7 +89,7 @@ def test_same_weights_same_logits(dtype: torch.dtype, tied: bool, lengths: list[
 
 
 @pytest.mark.parametrize(
-    "attend", [blocked, padded_sdpa, written, reference], ids=lambda kernel: kernel.__name__
+    "attend", [blocked, padded_sdpa, written_formula, reference], ids=lambda kernel: kernel.__name__
 )
 def test_the_same_with_every_kernel(attend: Attend) -> None:
     theirs = their_model(SHAPE, torch.float64)
@@ -173,7 +173,7 @@ def test_what_the_file_leaves_out_is_transformers_own() -> None:
         default.num_attention_heads,
         default.intermediate_size,
     )
-    assert (config.vocab, config.layer_norm_eps, config.shared_heads, config.rotary_base) == (
+    assert (config.vocab, config.layer_norm_eps, config.key_value_head_count, config.rotary_base) == (
         default.vocab_size,
         default.rms_norm_eps,
         default.num_key_value_heads,

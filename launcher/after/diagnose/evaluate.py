@@ -15,7 +15,7 @@ from data_service.store.errors import KeyMissing
 from encoder_core.errors import UserError as ModelError
 from launcher.after.diagnose.isotropy import anisotropy, heldout_sentences
 from launcher.after.diagnose.measures import held_out
-from launcher.after.diagnose.own_data import SAMPLED_BY, OwnData, digest_of_json, own_data
+from launcher.after.diagnose.own_data import SAMPLING_SEED, OwnData, digest_of_json, read_own_data
 from launcher.after.diagnose.states import Checkpoint, read_checkpoint
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.evaluations import (
@@ -57,7 +57,7 @@ def evaluate_commit(run: Run, mark: CheckpointName, tasks: Sequence[EvaluationTa
     for task in tasks:
         began = time.monotonic()
         try:
-            own = own_data(task)
+            own = read_own_data(task)
             cell = _cell(checkpoint, task, own)
             if read_result(run.store, cell) is not None:
                 known.append(task.name)
@@ -90,7 +90,7 @@ def _cell(checkpoint: Checkpoint, task: EvaluationTask, own: OwnData | None) -> 
         inputs, last = run.record.inputs, recipe.phases[-1].length
         cut = [recipe.input.model_dump(mode="json"), recipe.objective.model_dump(mode="json"), last]
         data = digest_of_json([inputs.corpora, inputs.tokenizer, cut])
-    seed = recipe.seed if task.heldout else SAMPLED_BY
+    seed = recipe.seed if task.heldout else SAMPLING_SEED
     return DiagnosticCell(weights=checkpoint.frozen.digest, task=task, data=data, seed=seed)
 
 

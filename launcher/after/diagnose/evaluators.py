@@ -19,7 +19,7 @@ from checkpoints.layout import CheckpointName
 from checkpoints.listing import list_committed
 from data_service.store.errors import StoreError
 from launcher.after.diagnose.evaluator_process import EvaluatorProcess
-from launcher.runtime.cluster.nodes import lost
+from launcher.runtime.cluster.nodes import dead_process
 from launcher.runtime.cluster.operator_log import OperatorLog
 from launcher.runtime.run.evaluations import unevaluated
 from launcher.runtime.run.record import Run
@@ -86,7 +86,9 @@ class CommitEvaluation:
                 self._last.is_set()
             )  # read before the search: commits made before `finish` are then evaluated, too
             try:
-                while not self._closed.is_set() and lost() is None and (mark := self._newest_pending()):
+                while (
+                    not self._closed.is_set() and dead_process() is None and (mark := self._newest_pending())
+                ):
                     self._try_commit(mark)
             except StoreError as error:
                 self._warn_once("store", f"evaluation waits for the run's store: {error.problem}")
@@ -126,7 +128,7 @@ class CommitEvaluation:
             self._actor = _start(idle=self._idle)
         answer = self._actor.evaluate.remote(self._run.uri, self._run.recipe, mark)
         while not ray.wait([answer], timeout=self._poll_s)[0]:
-            if self._closed.is_set() or lost() is not None:
+            if self._closed.is_set() or dead_process() is not None:
                 return None
         found: dict[str, Any] = ray.get(answer)
         return found
@@ -166,7 +168,7 @@ class CommitEvaluation:
     def _end_process(self) -> None:
         """End the evaluator's process."""
         actor, self._actor = self._actor, None
-        if actor is not None and lost() is None:
+        if actor is not None and dead_process() is None:
             with suppress(RayError):
                 ray.kill(actor)
 

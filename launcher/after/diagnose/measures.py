@@ -133,7 +133,7 @@ def similarity(frozen: FrozenEncoder, pairs: Sentences, poolings: Sequence[Pooli
     """
     if pairs.second is None or len(pairs) < 2:
         raise RunError(
-            "similarity needs pairs of texts with a score, two at least", remedy="give such a task"
+            "similarity needs pairs of texts with a score, two at least", remedy="name a similarity task"
         )
     pooled = pooled_states(frozen, rows_of_texts(frozen, [*pairs.first, *pairs.second]), poolings)
     return [

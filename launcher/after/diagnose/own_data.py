@@ -19,7 +19,7 @@ from launcher.after.tasks.task import Task
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.evaluations import Figure
 
-SAMPLED_BY = 0
+SAMPLING_SEED = 0
 """The seed of samples of a task's examples: the same ones for every run and checkpoint."""
 _PENALTY_FOLD = 10  # one in so many examples of train, to choose the penalty by where dev is what is measured
 
@@ -48,7 +48,7 @@ class OwnData:
         return anisotropy(frozen, rows_of_texts(frozen, self.data[0].first), measure.anisotropy.poolings)
 
 
-def own_data(measure: EvaluationTask) -> OwnData | None:
+def read_own_data(measure: EvaluationTask) -> OwnData | None:
     """Read the data of a measure's task; return None for one on a run's held-out text.
 
     Without a labelled test split, a probe is measured on dev, and its penalty is chosen on a tenth of train. Raises the
@@ -68,7 +68,7 @@ def own_data(measure: EvaluationTask) -> OwnData | None:
     train, *others = (subsample(part, measure.probe.examples) for part in examples)
     if len(others) == 2:
         return OwnData(measure, task, (train, *others))
-    order = np.random.default_rng(SAMPLED_BY).permutation(len(train))
+    order = np.random.default_rng(SAMPLING_SEED).permutation(len(train))
     apart = -(-len(train) // _PENALTY_FOLD)
     return OwnData(measure, task, (select(train, order[apart:]), select(train, order[:apart]), *others))
 
@@ -82,4 +82,4 @@ def subsample(examples: Sentences, count: int) -> Sentences:
     """Return `count` of the examples, the same ones at every call; all examples if there are fewer."""
     if len(examples) <= count:
         return examples
-    return select(examples, np.sort(np.random.default_rng(SAMPLED_BY).permutation(len(examples))[:count]))
+    return select(examples, np.sort(np.random.default_rng(SAMPLING_SEED).permutation(len(examples))[:count]))

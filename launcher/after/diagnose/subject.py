@@ -7,7 +7,7 @@ from pathlib import Path
 from data_service.store.open import open_store
 from launcher.after.diagnose.isotropy import anisotropy, heldout_sentences
 from launcher.after.diagnose.measures import held_out
-from launcher.after.diagnose.own_data import OwnData, own_data
+from launcher.after.diagnose.own_data import OwnData, read_own_data
 from launcher.after.diagnose.states import open_checkpoint, open_frozen, rows_of_texts
 from launcher.after.tasks.schema import SCORED
 from launcher.after.tasks.task import load_task
@@ -55,7 +55,7 @@ class Diagnosis:
         return [{"task": self.task} | figure.model_dump() for figure in self.figures]
 
 
-def measured(source: str, step: int | None, wanted: DiagnosticRequest) -> Iterator[Diagnosis]:
+def diagnoses(source: str, step: int | None, wanted: DiagnosticRequest) -> Iterator[Diagnosis]:
     """Yield the measurements one after another.
 
     Raises OptionError if there is nothing to measure; also the errors of `open_frozen`, `load_task` and the measures.
@@ -79,7 +79,7 @@ def measured(source: str, step: int | None, wanted: DiagnosticRequest) -> Iterat
         figures = held_out(checkpoint, HeldOutSettings().rows)
         yield Diagnosis(f"Held-out loss of {frozen.name}", "heldout", figures)
     for name in wanted.tasks:
-        parts = [part for measure in _measures(name, wanted) if (part := own_data(measure))]
+        parts = [part for measure in _measures(name, wanted) if (part := read_own_data(measure))]
         figures = [figure for part in parts for figure in part.figures(frozen)]
         yield Diagnosis(_title(parts[0]), parts[0].task.name, figures)
 

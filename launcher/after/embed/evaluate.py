@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import PositiveInt
 
-from launcher.after.embed.model import library, load_model, show_progress, warn_of_truncation
+from launcher.after.embed.model import library_module, load_model, show_progress, warn_of_truncation
 from launcher.after.embed.retrieval import measure_retrieval
 from launcher.after.embed.settings import Encoding
 from launcher.after.finetune.pretrained import LocalModel
@@ -80,7 +80,7 @@ def _similarity(
             f"{task.name}: all scores are {scores[0]:g}, so nothing correlates with them",
             remedy="measure on a split with several scores",
         )
-    evaluator = library("evaluation").EmbeddingSimilarityEvaluator(
+    evaluator = library_module("evaluation").EmbeddingSimilarityEvaluator(
         list(examples.first),
         list(examples.second or ()),
         scores,

@@ -33,7 +33,7 @@ _WEIGHTED_MODULES = ("Transformer", "Dense", "LayerNorm", "WeightedLayerPooling"
 _CHECKED_TEXTS = 10_000  # number of texts that are checked for truncation
 
 
-def library(part: str) -> Any:
+def library_module(part: str) -> Any:
     """Return the module `sentence_transformers.sentence_transformer.<part>`. Raises MissingPackage if it is not
     installed."""
     optional("sentence_transformers", "maskfleet embed", EVALUATE)
@@ -120,14 +120,14 @@ def _load_modules(folder: Path, st: Any) -> list[Any]:
 def _transformer(folder: Path) -> Any:
     options = {"local_files_only": True}
     weights = options | {"use_safetensors": True}
-    return library("modules").Transformer(
+    return library_module("modules").Transformer(
         str(folder), model_kwargs=weights, processor_kwargs=options, config_kwargs=options
     )
 
 
 def _replace_modules(stack: Sequence[Any], encoding: Encoding, folder: Path) -> list[Any]:
     """Return the modules of `stack` with the pooling and normalisation of `encoding` in place of their own."""
-    modules, kind = library("modules"), stack[0].model.config.model_type
+    modules, kind = library_module("modules"), stack[0].model.config.model_type
     pools = [module for module in stack if isinstance(module, modules.Pooling)]
     rest = [module for module in stack[1:] if not isinstance(module, modules.Pooling | modules.Normalize)]
     normalize = encoding.normalize

@@ -67,7 +67,7 @@ def rows_of_pairs(parts: Sequence[tuple[Task, Examples]]) -> TextColumns:
             )
         if sorted(task.labels) != sorted(classes):
             raise TaskError(
-                f"{task.name} has the labels {', '.join(task.labels) or 'of scores'}, and {before.name} has "
+                f"the labels of {task.name} are {', '.join(task.labels) or 'scores'}, those of {before.name} "
                 f"{', '.join(classes) or 'scores'}",
                 remedy="train on tasks with the same labels together",
             )

@@ -10,7 +10,7 @@ import torch
 
 from data_service.processes import temporary_folder
 from encoder_core.errors import ModelError
-from launcher.after.embed.model import library, load_model, warn_of_truncation
+from launcher.after.embed.model import library_module, load_model, warn_of_truncation
 from launcher.after.embed.rows import TextColumns, read_source
 from launcher.after.embed.settings import (
     Angle,
@@ -120,7 +120,7 @@ def check_rows(loss: Loss, train: TextColumns, dev: TextColumns | None) -> None:
 
 def _loss(model: "SentenceTransformer", training: EmbedTraining, classes: int) -> Any:
     """Return sentence-transformers' loss. Raises ModelError if a Matryoshka length exceeds that of the vectors."""
-    losses, width = library("losses"), model.get_embedding_dimension()
+    losses, width = library_module("losses"), model.get_embedding_dimension()
     loss = _plain_loss(losses, model, training.loss, classes)
     if training.matryoshka is None:
         return loss
@@ -171,7 +171,7 @@ def _training_arguments(training: EmbedTraining, train: TextColumns, evaluator: 
     steps = -(-len(train) // training.batch) * training.epochs
     best = evaluator is not None and training.keep == "best"
     ranked = isinstance(training.loss, MultipleNegatives)
-    arguments = library("training_args").SentenceTransformerTrainingArguments(
+    arguments = library_module("training_args").SentenceTransformerTrainingArguments(
         output_dir=str(place),
         per_device_train_batch_size=training.batch,
         per_device_eval_batch_size=training.batch,
@@ -216,7 +216,7 @@ def _prompts_by_column(training: EmbedTraining) -> dict[str, str] | None:
 
 def _evaluator(dev: TextColumns, training: EmbedTraining, source: RowSource) -> Any:
     """Return sentence-transformers' evaluator: rank correlation of scored pairs, or share of correct triplets."""
-    evaluation = library("evaluation")
+    evaluation = library_module("evaluation")
     names = source.prompts or (None,) * len(dev.texts)
     columns = [
         texts if name is None else [training.prompts[name] + text for text in texts]

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data_service.store.base import Store, parallel_map
 from launcher.observe.inspect.report.task_table import TableRow
-from launcher.runtime.run.sealed import name_of
+from launcher.runtime.run.sealed import hash_of
 
 if TYPE_CHECKING:
     from launcher.after.evaluate.model import Model
@@ -59,7 +59,7 @@ class Cell(_Record):
     @property
     def key(self) -> str:
         """Hash of all fields except names, 32 hexadecimal digits."""
-        return name_of([RULES_VERSION, self.weights, self.measure, self.data, self.settings, self.seed])
+        return hash_of([RULES_VERSION, self.weights, self.measure, self.data, self.settings, self.seed])
 
     @property
     def name(self) -> str:
@@ -104,7 +104,7 @@ class Measure:
 
     Attributes:
         kind, task: kind of the measurement, and what it measures, for the user.
-        of: the task that is measured.
+        measured_task: the task that is measured.
         data: digest of the task's data on the machine that planned the grid.
         settings: everything else that figures depend on, beside the seed, as plain JSON.
         compute: function of a checkpoint, a seed, and a folder that the cells on this machine share. It raises kinds of
@@ -114,7 +114,7 @@ class Measure:
 
     kind: str
     task: str
-    of: "Task"
+    measured_task: "Task"
     data: str
     settings: dict[str, object]
     compute: "Callable[[LocalModel, int, Path], CellFigures]"
@@ -129,7 +129,7 @@ class CellWork:
     measure: Measure
 
 
-def plan(
+def plan_cells(
     models: "Sequence[LocalModel | Model]", measures: Sequence[Measure], seeds: Sequence[int]
 ) -> list[CellWork]:
     """Return the cells of every checkpoint with every measure, and with every seed if figures depend on it; in the
@@ -198,7 +198,7 @@ def table(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[TableRow
     return [_row(list(group.values()), results) for group in groups.values()]
 
 
-Choice = dict[int, Result]
+ResultsBySeed = dict[int, Result]
 """The results of one choice of settings, by seed."""
 
 
@@ -223,7 +223,7 @@ def _row(cells: Sequence[Cell], results: Mapping[str, Result]) -> TableRow:
         data=first.data,
         measure=first.measure,
         metric=metric,
-        settings=_differing(shown.cell.settings, cells) if shown else {},
+        settings=_differing_settings(shown.cell.settings, cells) if shown else {},
         choices=sum(map(bool, choices)),
         median=_finite(_median(best, metric)) if best else None,
         lowest=min(finite, default=None),
@@ -236,9 +236,9 @@ def _row(cells: Sequence[Cell], results: Mapping[str, Result]) -> TableRow:
     )
 
 
-def _choices(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[Choice]:
+def _choices(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[ResultsBySeed]:
     """Return the choices of settings, in the order of the grid."""
-    found: dict[str, Choice] = {}
+    found: dict[str, ResultsBySeed] = {}
     for cell in cells:
         choice = found.setdefault(json.dumps(cell.settings, sort_keys=True), {})
         if cell.key in results:
@@ -246,13 +246,13 @@ def _choices(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[Choic
     return list(found.values())
 
 
-def _median(choice: Choice, metric: str | None) -> float:
+def _median(choice: ResultsBySeed, metric: str | None) -> float:
     """Return the median over seeds. A seed without a figure (a correlation with a constant) counts as the worst."""
     values = [result.measured.metrics.get(metric or "") for result in choice.values()]
     return median(-math.inf if value is None else value for value in values)
 
 
-def _differing(chosen: Mapping[str, object], cells: Sequence[Cell]) -> dict[str, object]:
+def _differing_settings(chosen: Mapping[str, object], cells: Sequence[Cell]) -> dict[str, object]:
     """Return the chosen values of the settings that are not the same in the whole grid, and of the learning rate."""
     return {
         name: value

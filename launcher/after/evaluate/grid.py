@@ -25,10 +25,10 @@ from launcher.after.evaluate.cells import CellFigures, CellWork
 from launcher.after.finetune.pretrained import LocalModel, files_of
 from launcher.errors import OptionError, TryAgain
 from launcher.exit_codes import REPEAT, code_of
-from launcher.runtime.cluster.nodes import connect, logs, lost, room_for
-from launcher.runtime.cluster.rank_placement import seeing
-from launcher.runtime.cluster.rank_process import given_gpus
-from launcher.runtime.preflight.network import refusal
+from launcher.runtime.cluster.nodes import connect, dead_process, log_folder, request_nodes
+from launcher.runtime.cluster.rank_placement import visible_devices
+from launcher.runtime.cluster.rank_process import assigned_gpus
+from launcher.runtime.preflight.network import connection_error
 
 _MAX_DEATHS = 3  # processes that die of one cell: more often than machines do by chance
 _POLL_S = 2.0  # interval of checking that Ray is alive
@@ -105,7 +105,7 @@ def compute(
 
 
 def _wait_for_done(running: Mapping["ray.ObjectRef", CellWork]) -> list["ray.ObjectRef"]:
-    if (part := lost()) is not None:
+    if (part := dead_process()) is not None:
         raise TryAgain(f"Ray's {part} has died", remedy="run the same command again")
     return list(ray.wait(list(running), timeout=_POLL_S)[0])
 
@@ -131,7 +131,7 @@ def _outcome(
 
 
 def _stop(running: list["ray.ObjectRef"]) -> None:
-    if not running or lost() is not None:
+    if not running or dead_process() is not None:
         return
     for reference in running:
         ray.cancel(reference)
@@ -146,10 +146,10 @@ def _compute(
     """Compute a cell in a process of Ray. `packed`: the CellWork. The driver's folder only exists on the driver's node;
     on other nodes the model is unpacked once into the folder of Ray's session, and is deleted with it."""
     # Ray hides no GPU from a task that asks for none. Modules that come with the work ask CUDA, which answers once.
-    os.environ.update(seeing(given_gpus()))
+    os.environ.update(visible_devices(assigned_gpus()))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a cell has the cores that it was given
     work: CellWork = ray.cloudpickle.loads(packed)
-    place = logs().parent / "maskfleet-models"
+    place = log_folder().parent / "maskfleet-models"
     try:
         if sent is not None and ray.get_runtime_context().get_node_id() != node:
             pretrained = _unpack_model(pretrained, ray.get(sent[0]), place)
@@ -211,7 +211,7 @@ def _ray_for_cells(share: CellResources, cells: int) -> Iterator[tuple[bool, Cel
                 f"--cpus-per-cell {share.cpus:g} --gpus-per-cell {share.gpus:g}: this machine has less",
                 remedy="ask for less, or name a Ray cluster in RAY_ADDRESS",
             )
-        with room_for([dict(_ray_resources(share))] * cells) if joined else nullcontext():
+        with request_nodes([dict(_ray_resources(share))] * cells) if joined else nullcontext():
             yield joined, share
     finally:
         ray.shutdown()
@@ -228,7 +228,7 @@ def _ray_resources(share: CellResources) -> list[tuple[str, float]]:
 
 def _check_address(address: str) -> None:
     """Raise TryAgain if nothing answers at the address. Ray itself would try for many minutes."""
-    refused = refusal(address, _ANSWER_S)
+    refused = connection_error(address, _ANSWER_S)
     if refused is not None:
         raise TryAgain(
             f"no Ray cluster answers at RAY_ADDRESS={address}: {refused}",

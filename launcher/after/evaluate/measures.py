@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from data_service.processes import locked
-from launcher.after.diagnose.own_data import OwnData, own_data
+from launcher.after.diagnose.own_data import OwnData, read_own_data
 from launcher.after.diagnose.states import frozen_folder
 from launcher.after.embed.evaluate import CellSettings, embed_cell
 from launcher.after.evaluate.cells import CellFigures, Measure
@@ -46,12 +46,12 @@ def measures(tasks: Sequence[Task], assignments: Sequence[str]) -> list[Measure]
 def _measures(task: Task, assignments: Sequence[str]) -> Iterable[Measure]:
     data = task_digest(task)
     if task.kind in _VECTOR_TASKS:
-        own = _relevant(assignments, CellSettings.model_fields, FinetuneSettings.model_fields)
+        own = _own_assignments(assignments, CellSettings.model_fields, FinetuneSettings.model_fields)
         chosen = validate(CellSettings, override(RecipeDocument({}, task.name, {}, words=WORDS), own))
         compute = partial(_vector_cell, task=task, data=data, chosen=chosen)
         yield Measure("embed", task.name, task, data, chosen.model_dump(mode="json"), compute)
         return
-    own = _relevant(assignments, FinetuneSettings.model_fields, CellSettings.model_fields)
+    own = _own_assignments(assignments, FinetuneSettings.model_fields, CellSettings.model_fields)
     given, before = override(RecipeDocument(dict(task.finetune), task.name, {}), own).data, _predecessor(task)
     for settings in candidates(given, {}):
         plain = {**settings.model_dump(mode="json"), "after": before}
@@ -139,7 +139,7 @@ def headline(figures: Sequence[Figure]) -> dict[str, float | None]:
 
 
 def _read_own_data(task: EvaluationTask) -> OwnData:
-    own = own_data(task)
+    own = read_own_data(task)
     if own is None:
         raise TaskError(
             f"{task.name} is measured on a run's held-out text, which a model in a suite need not have",
@@ -161,7 +161,7 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
-def _relevant(assignments: Sequence[str], ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
+def _own_assignments(assignments: Sequence[str], ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
     """Return the assignments without those that only the other kind of cell has. Unknown settings are kept, so that
     validation rejects them."""
     only_theirs = set(theirs) - set(ours)

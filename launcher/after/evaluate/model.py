@@ -13,7 +13,7 @@ from launcher.after.finetune.pretrained import LocalModel, open_pretrained
 from launcher.errors import RunError
 from launcher.runtime.recipe.timeline import recipe_after
 from launcher.runtime.run.record import RECORD, Run, open_run
-from launcher.runtime.run.sealed import name_of
+from launcher.runtime.run.sealed import hash_of
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Model:
     _opened: LocalModel | None = None
 
     def files(self) -> LocalModel:
-        """Return the files on this machine's disk, as long as `opened` lasts. Raises as `open_pretrained`."""
+        """Return the files on this machine's disk, as long as `open_models` lasts. Raises as `open_pretrained`."""
         if self._opened is None:
             found = self._stack.enter_context(open_pretrained(self.source, self.step))
             self._opened = replace(found, digest=self.digest)
@@ -35,7 +35,7 @@ class Model:
 
 
 @contextmanager
-def opened(sources: Sequence[str], steps: Sequence[int] | None) -> Iterator[list[Model]]:
+def open_models(sources: Sequence[str], steps: Sequence[int] | None) -> Iterator[list[Model]]:
     """Provide the models at `sources`: the checkpoints of runs at `steps` (None: all; empty: the newest), and folders.
 
     Raises the errors of `open_pretrained`, and RunError if `steps` are given but all sources are folders, or a run has
@@ -75,4 +75,4 @@ def _digest(run: Run, mark: CheckpointName) -> str:
     """Return a digest of everything that the files of the checkpoint's export depend on."""
     model = recipe_after(run.recipe, mark.step).model
     recipe = [model.model_dump(mode="json"), run.recipe.objective.model_dump(mode="json")]
-    return name_of([digest(run.store.get(mark.manifest)), recipe, run.record.inputs.tokenizer])
+    return hash_of([digest(run.store.get(mark.manifest)), recipe, run.record.inputs.tokenizer])

@@ -12,7 +12,7 @@ from data_service.corpus.origin import IndexedSplit
 from data_service.prepare.contamination import digest_of_texts
 from data_service.store.open import open_store
 from launcher.after.evaluate.cells import Measure
-from launcher.after.export.data_cards import cards_of, read_cards
+from launcher.after.export.data_cards import read_cards, run_cards
 from launcher.after.tasks.task import Task
 from launcher.after.tasks.texts import texts_of_task
 from launcher.runtime.run.record import RECORD, open_run
@@ -25,21 +25,21 @@ class Searches:
         self._models: dict[str, Sequence[IndexedSplit] | None] = {}
         self._tasks: dict[str, dict[str, str]] = {}
 
-    def of(self, source: str, measure: Measure) -> dict[str, bool] | None:
+    def find(self, source: str, measure: Measure) -> dict[str, bool] | None:
         """Return, for each split but `train` of the measure's task, whether all corpora of the model at `source` were
         searched for its texts; None if its corpora are not known. Raises the errors of `Task.read` and `open_run`."""
         if source not in self._models:
-            self._models[source] = _searched(source)
+            self._models[source] = _searched_splits(source)
         found = self._models[source]
         if found is None:
             return None
         if measure.data not in self._tasks:
-            self._tasks[measure.data] = _digests(measure.of)
+            self._tasks[measure.data] = _digests(measure.measured_task)
         texts = {split.digest for split in found if split.looked_up}
         return {split: digest in texts for split, digest in self._tasks[measure.data].items()}
 
 
-def _searched(source: str) -> Sequence[IndexedSplit] | None:
+def _searched_splits(source: str) -> Sequence[IndexedSplit] | None:
     """Return the splits that all corpora of a model were searched for; None if that is not known."""
     cards = _cards(source)
     if cards is None or None in cards.values():
@@ -51,7 +51,7 @@ def _searched(source: str) -> Sequence[IndexedSplit] | None:
 def _cards(source: str) -> Mapping[str, DataCard | None] | None:
     store = open_store(source)
     if store.size(RECORD) is not None:
-        return cards_of(open_run(source))
+        return run_cards(open_run(source))
     found = (read_cards(place) for place in (store, store.at(NETWORKS[1])))
     return next((cards for cards in found if cards), None)
 

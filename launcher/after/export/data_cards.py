@@ -23,7 +23,7 @@ class _Kept(BaseModel):
     sources: dict[str, DataCard | None]
 
 
-def cards_of(run: Run) -> dict[str, DataCard | None]:
+def run_cards(run: Run) -> dict[str, DataCard | None]:
     """Return the data cards of a run's corpora, by source.
 
     None for a corpus that cannot be read, or that is another one than the run's.

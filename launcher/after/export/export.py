@@ -20,7 +20,7 @@ from encoder_core.optim.average import AVERAGE
 from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.train.zero_state import MASTER
 from launcher.after.export.data_cards import DATA_CARDS, dump_cards
-from launcher.after.export.model_card import ExportedNetwork, Facts, facts_of, render
+from launcher.after.export.model_card import ExportedNetwork, Facts, read_facts, render
 from launcher.after.export.sentence_transformer import write_sentence_transformer
 from launcher.errors import RunError
 from launcher.progress import work
@@ -81,7 +81,7 @@ def export_run(
         if average
         else ""
     )
-    facts = facts_of(run, [manifest], made)
+    facts = read_facts(run, [manifest], made)
     with Reader(run.store, manifest) as reader:
         read = partial(reader.read_full, kind=AVERAGE if average else MASTER)
         return export_weights(facts, manifest, read, out, licence=licence, complete=complete)
@@ -128,7 +128,7 @@ def export_weights(
                 write_modules(folder, modules)
         for part in networks:
             complete(folder / part)
-    return _described(manifest, networks)
+    return _export_result(manifest, networks)
 
 
 def _notes(facts: Facts, network: ExportedNetwork, licence: str | None) -> dict[str, str]:
@@ -162,7 +162,7 @@ def _networks(
             "discriminator": (config, "rtd"),
         }
         return {
-            part: _network(interchange(*its), part, _of_part(manifest, part)) for part, its in pair.items()
+            part: _network(interchange(*its), part, _part_names(manifest, part)) for part, its in pair.items()
         }
     its = _network(interchange(config, exported_heads(config, objective)), None, list(manifest.shapes))
     return {".": replace(its, causal=causal)}
@@ -175,11 +175,11 @@ def _network(their: Interchange, part: str | None, names: list[str]) -> Exported
     return ExportedNetwork(their.architecture, part, tuple(sorted(left_out)))
 
 
-def _of_part(manifest: CheckpointManifest, part: str) -> list[str]:
+def _part_names(manifest: CheckpointManifest, part: str) -> list[str]:
     return [name.removeprefix(f"{part}.") for name in manifest.shapes if name.startswith(f"{part}.")]
 
 
-def _described(manifest: CheckpointManifest, networks: Mapping[str, ExportedNetwork]) -> Exported:
+def _export_result(manifest: CheckpointManifest, networks: Mapping[str, ExportedNetwork]) -> Exported:
     models = {folder: network.architecture for folder, network in networks.items()}
     left_out = {part for network in networks.values() for part in network.left_out}
     return Exported(manifest.step, models, tuple(sorted(left_out)))

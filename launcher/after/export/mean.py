@@ -13,11 +13,11 @@ from checkpoints.mean import MeanReader
 from data_service.store.base import digest
 from data_service.store.open import open_store
 from launcher.after.export.export import Exported, export_weights
-from launcher.after.export.model_card import facts_of
+from launcher.after.export.model_card import read_facts
 from launcher.errors import RunError
 from launcher.runtime.run.record import Run, select_checkpoint
 
-SOURCES = "mean.json"
+SOURCES_FILE = "mean.json"
 """Name of the file in the exported folder that says of which checkpoints it is the mean."""
 
 
@@ -61,19 +61,19 @@ def export_mean(
         )
     replaceable_files(open_store(out))  # known before the checkpoints are read
     steps = ", ".join(f"{manifest.step:,}" for manifest in manifests)
-    made = f"The weights are the mean of those after steps {steps}; `{SOURCES}` names the checkpoints."
-    facts = facts_of(run, manifests, made)
+    made = f"The weights are the mean of those after steps {steps}; `{SOURCES_FILE}` names the checkpoints."
+    facts = read_facts(run, manifests, made)
     with ExitStack() as reading:
         mean = MeanReader([reading.enter_context(Reader(run.store, manifest)) for manifest in manifests])
-        sources = _sources(run, manifests)
+        sources = _sources_json(run, manifests)
 
         def complete(folder: Path) -> None:
-            (folder / SOURCES).write_text(sources, encoding="utf-8")
+            (folder / SOURCES_FILE).write_text(sources, encoding="utf-8")
 
         return export_weights(facts, manifests[-1], mean.read_full, out, licence=licence, complete=complete)
 
 
-def _sources(run: Run, manifests: Sequence[CheckpointManifest]) -> str:
+def _sources_json(run: Run, manifests: Sequence[CheckpointManifest]) -> str:
     """Return the content of `mean.json`."""
     checkpoints = [
         {

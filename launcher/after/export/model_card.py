@@ -15,28 +15,28 @@ from data_service.errors import CorpusError
 from data_service.printable import one_line
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
-from encoder_core.objectives.figures import AVERAGED
+from encoder_core.objectives.figures import AVERAGE
 from launcher.after.certificate.examine import read_certificate
-from launcher.after.export.data_cards import cards_of
+from launcher.after.export.data_cards import run_cards
 from launcher.errors import CertificateError
 from launcher.output import human_count
 from launcher.runtime.recipe.corpora import corpora_of
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.summary import kind
+from launcher.runtime.recipe.summary import title
 from launcher.runtime.recipe.timeline import tokens_before
 from launcher.runtime.run.history import read_history
-from launcher.runtime.run.metrics import spell, term_losses
+from launcher.runtime.run.metrics import losses_text, term_losses
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.step_table import Record
 
-_VECTORS = """```python
+_VECTOR_EXAMPLE = """```python
 from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer(folder)
 print(model.similarity(*model.encode(["a text", "another one"])[:, None]))
 ```
 """
-_GENERATES = """```python
+_GENERATION_EXAMPLE = """```python
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
@@ -86,23 +86,25 @@ class Facts:
     made: str
 
 
-def facts_of(run: Run, manifests: Sequence[CheckpointManifest], made: str) -> Facts:
+def read_facts(run: Run, manifests: Sequence[CheckpointManifest], made: str) -> Facts:
     """Return the facts about weights that are made of these checkpoints, the oldest first; `made` says how, and is
     empty for those of one checkpoint. The card says so if a corpus no longer exists. Raises StoreError, CheckpointError
     if the run's own records cannot be read."""
     manifest = manifests[-1]
-    known = len(manifests) == 1 and _of_the_history(run, manifest)  # no mean was ever evaluated
+    known = len(manifests) == 1 and _is_on_lineage(run, manifest)  # no mean was ever evaluated
     records = read_history(run.store).evaluations if known else ()
     before = [record for record in records if record["step"] <= manifest.step]
     data = tuple(_source(run, name) for name in corpora_of(run.recipe))
-    newest = (_of_average(before[-1]) if made else before[-1]) if before else None
-    cards = tuple((name, card) for name, card in cards_of(run).items() if card is not None and card.has_facts)
+    newest = (_average_figures(before[-1]) if made else before[-1]) if before else None
+    cards = tuple(
+        (name, card) for name, card in run_cards(run).items() if card is not None and card.has_facts
+    )
     return Facts(run, manifest.step, newest, data, cards, _certificate(run, manifests), made)
 
 
-def _of_average(record: Record) -> Record:
+def _average_figures(record: Record) -> Record:
     """Return the figures of an evaluation that the average of the weights gave, under the names of the weights'."""
-    own = {name.removeprefix(AVERAGED): value for name, value in record.items() if name.startswith(AVERAGED)}
+    own = {name.removeprefix(AVERAGE): value for name, value in record.items() if name.startswith(AVERAGE)}
     return {"step": record["step"], **own}
 
 
@@ -112,8 +114,8 @@ def render(facts: Facts, network: ExportedNetwork, licence: str | None) -> str:
     parts = (
         _front_matter(recipe, network, licence),
         f"# {recipe.name}\n",
-        *_what(facts, network),
-        *_use(recipe, network),
+        *_introduction(facts, network),
+        *_usage(recipe, network),
         *_data(facts),
         *_training(facts),
         "## Licence\n",
@@ -124,7 +126,7 @@ def render(facts: Facts, network: ExportedNetwork, licence: str | None) -> str:
     return "\n".join(parts)
 
 
-def _of_the_history(run: Run, manifest: CheckpointManifest) -> bool:
+def _is_on_lineage(run: Run, manifest: CheckpointManifest) -> bool:
     """Return whether the run's evaluations are this checkpoint's: not if the run went on from an earlier one."""
     newest = list_committed(run.store)[0]
     return is_on_lineage(read_manifest(run.store, newest).lineage, manifest.name)
@@ -170,7 +172,7 @@ def _front_matter(recipe: Recipe, network: ExportedNetwork, licence: str | None)
 
 def _task(recipe: Recipe, network: ExportedNetwork) -> str | None:
     """Return the pipeline of transformers that uses the head, or of sentence-transformers."""
-    if _of_vectors(recipe, network):
+    if _gives_vectors(recipe, network):
         return "sentence-similarity"
     if not network.architecture or "XLNet" in network.architecture or recipe.model.decodes:
         return None
@@ -178,17 +180,17 @@ def _task(recipe: Recipe, network: ExportedNetwork) -> str | None:
     return "fill-mask" if filled else "feature-extraction"
 
 
-def _of_vectors(recipe: Recipe, network: ExportedNetwork) -> bool:
+def _gives_vectors(recipe: Recipe, network: ExportedNetwork) -> bool:
     """Return whether sentence-transformers loads the export: the networks of a pair are for transformers alone."""
     return bool(network.architecture and recipe.objective.contrastive and not recipe.objective.rtd)
 
 
-def _what(facts: Facts, network: ExportedNetwork) -> Iterator[str]:
+def _introduction(facts: Facts, network: ExportedNetwork) -> Iterator[str]:
     recipe = facts.run.recipe
     part = f", the {network.part} of a pair" if network.part else ""
     loads = f"loads it as `{network.architecture}`" if network.architecture else "has no class for it"
     yield (
-        f"{kind(recipe)}{part}, pretrained with Maskfleet up to step {facts.step:,} of {recipe.total_steps:,}. "
+        f"{title(recipe)}{part}, pretrained with Maskfleet up to step {facts.step:,} of {recipe.total_steps:,}. "
         f"transformers {loads}.\n"
     )
     if facts.made:
@@ -207,18 +209,18 @@ def _what(facts: Facts, network: ExportedNetwork) -> Iterator[str]:
         )
 
 
-def _use(recipe: Recipe, network: ExportedNetwork) -> Iterator[str]:
+def _usage(recipe: Recipe, network: ExportedNetwork) -> Iterator[str]:
     longest = max(phase.length for phase in recipe.phases)
     yield "## Use\n"
     if network.architecture is None:
         yield "Maskfleet reads the folder: `maskfleet diagnose`, `maskfleet fill`, and a recipe's `start:`.\n"
         return
-    if _of_vectors(recipe, network):
-        yield _VECTORS
+    if _gives_vectors(recipe, network):
+        yield _VECTOR_EXAMPLE
         yield f"Text is cut at {recipe.model.max_length} tokens; training saw texts of up to {longest}.\n"
         return
     if recipe.model.decodes:
-        yield _GENERATES
+        yield _GENERATION_EXAMPLE
         yield f"Training saw rows of up to {longest} tokens, with spans of text behind one mask each.\n"
         return
     masks = _task(recipe, network) == "fill-mask"
@@ -272,4 +274,4 @@ def _versions(versions: Mapping[str, str]) -> str:
 def _heldout(record: Record | None) -> str:
     if record is None:
         return "none on record"
-    return f"{spell(term_losses(record), record.get('perplexity'))}, after step {record['step']:,}"
+    return f"{losses_text(term_losses(record), record.get('perplexity'))}, after step {record['step']:,}"

@@ -16,14 +16,14 @@ Pooling = Literal["cls", "mean", "weighted_mean", "last_token", "max"]
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 
-_THEIRS: dict[Pooling, str] = {
+_THEIR_POOLINGS: dict[Pooling, str] = {
     "cls": "cls",
     "mean": "mean",
     "weighted_mean": "weightedmean",
     "last_token": "lasttoken",
     "max": "max",
 }
-_SWITCHES = {
+_POOLING_SWITCHES = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
     "mean": "pooling_mode_mean_tokens",
@@ -42,7 +42,7 @@ def their_pooling(pooling: str, model_type: str) -> str:
     XLNet's class token is the last one, so `cls` becomes `lasttoken` there. The side of padding does not matter. Raises
     ModelError if there is no such pooling.
     """
-    for ours, theirs in _THEIRS.items():
+    for ours, theirs in _THEIR_POOLINGS.items():
         if pooling == ours:
             return "lasttoken" if ours == "cls" and model_type in _CLASS_TOKEN_LAST else theirs
     raise ModelError(f"{pooling!r} is not a pooling", remedy=f"choose one of {', '.join(get_args(Pooling))}")
@@ -72,7 +72,7 @@ def write_sentence_transformer(
     if not isinstance(width, int):
         raise ModelError(f"{folder / CONFIG} has no hidden_size", remedy="give the folder of an encoder")
     mode = their_pooling(pooling, str(fields.get("model_type")))
-    switches = {switch: name == mode for name, switch in _SWITCHES.items()}
+    switches = {switch: name == mode for name, switch in _POOLING_SWITCHES.items()}
     modules = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] * normalize)]
     _write(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
     _write(folder / "1_Pooling" / CONFIG, {"word_embedding_dimension": width, **switches})

@@ -87,7 +87,7 @@ class MaskFiller:
             draws = draws64(stream_key("unmask", sampling.seed, step), 0, len(text.ids))
             draws_M = torch.from_numpy((draws[list(text.masked)] >> np.uint64(11)) / 2.0**53)
             ids_M, confidence_M = predict(
-                self._logits(text), _special(self._tokenizer), sampling.temperature, draws_M
+                self._logits(text), _special_ids(self._tokenizer), sampling.temperature, draws_M
             )
             surest = torch.sort(confidence_M, descending=True, stable=True).indices[:keep].tolist()
             text = text.filled({text.masked[mask]: int(ids_M[mask]) for mask in surest})
@@ -124,7 +124,7 @@ def predict(
     return ids_M, scores_MV.softmax(-1).gather(1, ids_M[:, None])[:, 0]
 
 
-def _special(tokenizer: Tokenizer) -> Tensor:
+def _special_ids(tokenizer: Tokenizer) -> Tensor:
     return torch.from_numpy(tokenizer.special_mask.nonzero()[0])
 
 

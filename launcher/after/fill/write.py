@@ -13,7 +13,7 @@ from data_service.errors import TokenizerError
 from data_service.tokenizers.load import load_tokenizer
 from encoder_core.errors import ModelError
 from launcher.after.fill.masked_text import MASK, read_masks
-from launcher.after.finetune.model import load_weights, silence
+from launcher.after.finetune.model import load_weights, silenced
 from launcher.errors import EVALUATE, optional
 
 
@@ -30,10 +30,10 @@ class TextWriter:
         self._tokenizer = load_tokenizer(str(folder))
         config = read_folder_config(folder)
         if not config.decodes:
-            raise ModelError(f"{folder} holds no decoder", remedy="give a BART")
+            raise ModelError(f"{folder} has no decoder, which writes text", remedy="give a BART model")
         self._longest = config.max_length
         self._transformers = optional("transformers", "writing a text", EVALUATE)
-        with silence(self._transformers):
+        with silenced(self._transformers):
             self._model, lacking = load_weights("AutoModelForSeq2SeqLM", folder)
         if lacking:
             raise ModelError(

@@ -29,7 +29,7 @@ class ContextWindow:
 
 
 @dataclass(frozen=True)
-class Answered:
+class BestAnswer:
     """The best span of a question's context, as characters, and its `score`, the sum of two logits. `null`: score of
     "no answer", the least over its windows."""
 
@@ -46,35 +46,35 @@ class Answered:
 
 def find_answers(
     questions: int, windows: Sequence[ContextWindow], logits: NDArray[np.float32], max_answer: int
-) -> list[Answered]:
+) -> list[BestAnswer]:
     """Return the best answer to each question; of equal spans the first.
 
     Args:
         logits: scores of each window's tokens as the first and the last one, [windows, tokens, 2].
         max_answer: largest number of tokens of an answer.
     """
-    found = [Answered() for _ in range(questions)]
+    found = [BestAnswer() for _ in range(questions)]
     for window, scores in zip(windows, logits, strict=True):
         before, best = found[window.question], _best_span(window, scores, max_answer)
         null = min(before.null, float(scores[window.null].sum()))
         kept = best if best.score > before.score else before
-        found[window.question] = Answered(kept.begin, kept.end, kept.score, null)
+        found[window.question] = BestAnswer(kept.begin, kept.end, kept.score, null)
     return found
 
 
-def _best_span(window: ContextWindow, scores: NDArray[np.float32], max_answer: int) -> Answered:
+def _best_span(window: ContextWindow, scores: NDArray[np.float32], max_answer: int) -> BestAnswer:
     inside = scores[window.first : window.first + len(window.characters)].astype(np.float64)
     if not len(inside):
-        return Answered()
+        return BestAnswer()
     begin, end = window.characters.T
     first, last = np.indices((len(inside), len(inside)), sparse=True)
     possible = (first <= last) & (last < first + max_answer) & (begin[:, None] < end[None, :])
     values = np.where(possible, inside[:, :1] + inside[:, 1], -np.inf)
     a, b = divmod(int(values.argmax()), len(inside))
-    return Answered(int(begin[a]), int(end[b]), float(values[a, b]))
+    return BestAnswer(int(begin[a]), int(end[b]), float(values[a, b]))
 
 
-def answer_texts(answered: Sequence[Answered], contexts: Sequence[str], threshold: float) -> list[str]:
+def answer_texts(answered: Sequence[BestAnswer], contexts: Sequence[str], threshold: float) -> list[str]:
     """Return the text of each question's best span; "" if the margin of "no answer" exceeds `threshold`."""
     return [
         "" if one.margin > threshold else context[one.begin : one.end].strip()

@@ -203,7 +203,7 @@ def layered_groups(model: Any, settings: FinetuneSettings) -> list[dict[str, Any
 
 
 @contextmanager
-def silence(transformers: Any) -> Iterator[None]:
+def silenced(transformers: Any) -> Iterator[None]:
     """Suppress transformers' progress bars, and its warnings about new heads, which are intended."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -27,7 +27,7 @@ from launcher.after.export.sentence_transformer import MODULES
 from launcher.errors import RunError
 from launcher.runtime.run.record import RECORD, open_run
 
-_READ = (".json", ".safetensors", ".txt", ".model")  # endings of the files that are read; never a pickle
+_FILES = (".json", ".safetensors", ".txt", ".model")  # files that are read; never a pickle
 _ORIGIN_RECORDS = (
     RECORD_OF_EXPORT,
     "results.json",
@@ -93,11 +93,11 @@ def _plain_folder(source: str, step: int | None, store: Store, place: Path) -> P
     if isinstance(within, LocalStore):
         return Path(within.root)
     for entry in within.list(""):
-        if "/" not in entry.key and entry.key.endswith(_READ):
+        if "/" not in entry.key and entry.key.endswith(_FILES):
             copy_file(within, entry.key, place)
     for module in _module_folders(place):
         for entry in within.list(f"{module}/"):
-            if entry.key.endswith(_READ):
+            if entry.key.endswith(_FILES):
                 copy_file(within, entry.key, place)
     return place
 
@@ -129,7 +129,7 @@ def _module_folders(folder: Path) -> list[str]:
 def files_of(folder: Path) -> list[Path]:
     """Return the files that a model in `folder` is loaded from, those of a SentenceTransformer's modules included."""
     places = [folder, *(folder / module for module in _module_folders(folder))]
-    found = [path for place in places for path in place.glob("*") if path.suffix in _READ and path.is_file()]
+    found = [path for place in places for path in place.glob("*") if path.suffix in _FILES and path.is_file()]
     return sorted(path for path in found if path.name not in _ORIGIN_RECORDS)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from data_service.processes import temporary_folder
 from launcher.after.finetune.encode import Encoded, Encoder, Scores, head_of
-from launcher.after.finetune.model import check_fit, layered_groups, open_model, open_tokenizer, silence
+from launcher.after.finetune.model import check_fit, layered_groups, open_model, open_tokenizer, silenced
 from launcher.after.finetune.pretrained import LocalModel, check_class, folder_digest
 from launcher.after.finetune.settings import (
     MACHINE_SETTINGS,
@@ -64,7 +64,7 @@ def finetune(
                 pretrained, task, settings, stack.enter_context(temporary_folder("first"))
             )
         transformers = optional("transformers", _USE, EVALUATE)
-        stack.enter_context(silence(transformers))
+        stack.enter_context(silenced(transformers))
         transformers.set_seed(seed)
         model, tokenizer = open_model(start.folder, head, tuple(task.labels)), open_tokenizer(start.folder)
         longest = check_fit(tokenizer, model, start.folder, settings.max_length)

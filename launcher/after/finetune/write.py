@@ -53,7 +53,7 @@ def write_folder(model: Any, folder: Path, of: Provenance) -> None:
     # `encode` writes null for numbers that are not finite.
     record = json.dumps(json.loads(encode(_results(of))), indent=2, ensure_ascii=False)
     (folder / RESULTS).write_text(record + "\n", "utf-8")
-    (folder / "README.md").write_text(_card(model, of), "utf-8")
+    (folder / "README.md").write_text(_model_card(model, of), "utf-8")
 
 
 def _results(of: Provenance) -> dict[str, object]:
@@ -71,7 +71,7 @@ def _results(of: Provenance) -> dict[str, object]:
     }
 
 
-def _card(model: Any, of: Provenance) -> str:
+def _model_card(model: Any, of: Provenance) -> str:
     fields = {
         "library_name": "transformers",
         "pipeline_tag": _PIPELINES[head_of(of.task)],

@@ -25,7 +25,7 @@ from launcher.output import human_bytes
 OPSET = 18
 """The version of ONNX's operators that torch's exporter writes without converting."""
 GRAPH, INT8_GRAPH = "onnx/model.onnx", "onnx/model_quantized.onnx"
-_IN_ONE_FILE = 1_900_000_000  # bytes; a protobuf holds 2 GiB at most
+_MAX_FILE_BYTES = 1_900_000_000  # bytes; a protobuf holds 2 GiB at most
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def write_graph(folder: Path, *, int8: bool = False) -> OnnxGraph:
     network = open_network(folder)
     path, small = folder / GRAPH, folder / INT8_GRAPH
     path.parent.mkdir()
-    with _quiet():
+    with _silenced():
         _trace(folder, network, path)
         made = OnnxGraph(network.inputs, network.outputs, check(folder, Session(path), network), _size(path))
         if int8:
@@ -99,16 +99,16 @@ def _trace(folder: Path, network: ServedNetwork, path: Path) -> None:
             input_names=list(network.inputs),
             output_names=list(network.outputs),
             dynamic_shapes={name: {0: "batch", 1: "length"} for name in network.inputs},
-            external_data=size > _IN_ONE_FILE,
+            external_data=size > _MAX_FILE_BYTES,
         )
     except Exception as error:  # whatever it is: see `reason`
         raise ModelError(
-            f"torch's exporter makes no ONNX graph of {type(network.model).__name__}: {reason(_cause(error))}",
+            f"torch's exporter makes no ONNX graph of {type(network.model).__name__}: {reason(_root_cause(error))}",
             remedy="export without --onnx",
         ) from error
 
 
-def _cause(error: BaseException) -> Exception:
+def _root_cause(error: BaseException) -> Exception:
     """Return what torch's exporter met: its own errors tell the stage, and whom to write to."""
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
@@ -119,7 +119,7 @@ def _cause(error: BaseException) -> Exception:
 def _quantise(path: Path, small: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    external = _size(path) > _IN_ONE_FILE
+    external = _size(path) > _MAX_FILE_BYTES
     quantize_dynamic(path, small, weight_type=QuantType.QInt8, use_external_data_format=external)
 
 
@@ -128,7 +128,7 @@ def _size(path: Path) -> int:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silenced() -> Iterator[None]:
     """Suppress what exporter and quantiser log and print about their own ways; errors still arise."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

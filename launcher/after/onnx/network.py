@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from checkpoints.hf.folder import CONFIG
 from checkpoints.hf.load import json_object, read_folder_config, weights_for
-from encoder_core.families.catalogue import ModelConfig, interchange, language_table, like_in_transformers
+from encoder_core.families.catalogue import ModelConfig, embedded_languages, hf_equivalent, interchange
 from launcher.after.embed.model import load_model
 from launcher.after.embed.settings import Encoding
 from launcher.after.export.sentence_transformer import MODULES
@@ -39,7 +39,7 @@ class ServedNetwork(nn.Module):
         self.model, self.pooling = model, nn.ModuleList(pooling)
         typed = config.takes_token_types or (config.segments or 0) > 1
         self.inputs = ("input_ids", "attention_mask", *["token_type_ids"] * typed)
-        self.inputs += ("langs",) if language_table(config) else ()
+        self.inputs += ("langs",) if embedded_languages(config) else ()
         # XLNet's class computes 1.0 - mask, which torch's exporter cannot write for integers.
         self.floating_mask = config.permutes
         self.headed = type(model).__name__.endswith(_HEADS)
@@ -80,7 +80,7 @@ def open_network(folder: Path) -> ServedNetwork:
 
     It has the head of a masked language model or of a detector, the pooling of a SentenceTransformer, or neither: then
     the encoder is alone, as a BART's or an XLNet's. One of a family without a class in
-    transformers is in the class of `like_in_transformers`.
+    transformers is in the class of `hf_equivalent`.
 
     Raises:
         ModelError: transformers cannot load it.
@@ -92,9 +92,9 @@ def open_network(folder: Path) -> ServedNetwork:
 
 
 def _model(folder: Path, config: ModelConfig) -> tuple[nn.Module, tuple[nn.Module, ...]]:
-    like = like_in_transformers(config)
+    like = hf_equivalent(config)
     if like is not config:
-        return _in_class_of(like, config, folder), ()
+        return _as_class_of(like, config, folder), ()
     if (folder / MODULES).is_file():
         encoder, *rest = load_model(LocalModel(str(folder), None, folder, ""), Encoding())
         return encoder.model, tuple(rest)
@@ -105,7 +105,7 @@ def _model(folder: Path, config: ModelConfig) -> tuple[nn.Module, tuple[nn.Modul
     return (encoder.get_encoder() if config.decodes else encoder), ()
 
 
-def _in_class_of(like: ModelConfig, config: ModelConfig, folder: Path) -> nn.Module:
+def _as_class_of(like: ModelConfig, config: ModelConfig, folder: Path) -> nn.Module:
     """Return the encoder in `folder` as transformers' class of `like`, an encoder with the same weights."""
     transformers = optional("transformers", USE, EXTRA)
     their, weights = interchange(like, "none"), weights_for(config, folder)

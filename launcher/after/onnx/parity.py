@@ -16,7 +16,7 @@ from torch import Tensor
 from checkpoints.hf.load import read_folder_config
 from encoder_core.batch import untargeted
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import ModelConfig, language_table
+from encoder_core.families.catalogue import ModelConfig, embedded_languages
 from launcher.after.diagnose.states import frozen_folder, layer_states
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.after.onnx.network import EXTRA, USE, Inputs, ServedNetwork
@@ -68,7 +68,7 @@ def samples(config: ModelConfig, names: Sequence[str], count: int, seed: int = 0
             "input_ids": torch.where(mask, ids, config.pad_id),
             "attention_mask": mask.long(),
             "token_type_ids": draw(0, 2, rows, places) * mask,
-            "langs": draw(0, max(1, len(language_table(config))), rows, places),
+            "langs": draw(0, max(1, len(embedded_languages(config))), rows, places),
         }
         yield Sample({name: values[name] for name in names}, tuple(lengths.tolist()))
 
@@ -85,17 +85,17 @@ class Session:
 
     def __call__(self, sample: Sample) -> Outputs:
         found = self._session.run(None, {name: tensor.numpy() for name, tensor in sample.inputs.items()})
-        return _of_tokens(dict(zip(self.outputs, found, strict=True)), sample)
+        return _without_padding(dict(zip(self.outputs, found, strict=True)), sample)
 
 
 @torch.no_grad()
 def in_torch(network: ServedNetwork, sample: Sample) -> Outputs:
     """Return what the traced network computes in PyTorch."""
     found = [output.numpy() for output in network(**sample.inputs)]
-    return _of_tokens(dict(zip(network.outputs, found, strict=True)), sample)
+    return _without_padding(dict(zip(network.outputs, found, strict=True)), sample)
 
 
-def _of_tokens(outputs: Outputs, sample: Sample) -> Outputs:
+def _without_padding(outputs: Outputs, sample: Sample) -> Outputs:
     vector = "sentence_embedding"
     return {name: output if name == vector else output[sample.mask] for name, output in outputs.items()}
 
@@ -131,7 +131,7 @@ def check(folder: Path, session: Session, network: ServedNetwork) -> float:
         try:
             found = session(sample)
         except Exception as error:  # onnxruntime has no type of its own for what a graph cannot compute
-            raise _bad(f"fails on {list(sample.mask.shape)} tokens: {error}") from error
+            raise _graph_error(f"fails on {list(sample.mask.shape)} tokens: {error}") from error
         for name, wanted in in_torch(network, sample).items():
             pairs.setdefault(name, []).append((found[name], wanted))
         pairs["last_hidden_state"].append((found["last_hidden_state"], own(sample)))
@@ -140,7 +140,7 @@ def check(folder: Path, session: Session, network: ServedNetwork) -> float:
         # Over all samples at once: a score of one token may be as small as the rounding of its sum.
         difference = relative_difference(*(np.concatenate(arrays) for arrays in zip(*its, strict=True)))
         if not difference <= TOLERANCE:
-            raise _bad(f"differs from PyTorch's {name} by {difference:.1e} of its largest number")
+            raise _graph_error(f"differs from PyTorch's {name} by {difference:.1e} of its largest number")
         worst = max(worst, difference)
     return worst
 
@@ -162,7 +162,7 @@ def mean_cosine(folder: Path, session: Session, network: ServedNetwork) -> float
     return float(np.mean(cosines))
 
 
-def _bad(what: str) -> ModelError:
+def _graph_error(what: str) -> ModelError:
     return ModelError(
         f"the ONNX graph that torch's exporter made {what}",
         remedy="export without --onnx; or install what Maskfleet was tested with: pip install -c infra/constraints.txt "

@@ -85,7 +85,7 @@ class RowFormat:
     skip_broken: bool = False
 
     @classmethod
-    def of(cls, task: Description) -> "RowFormat":
+    def from_task(cls, task: Description) -> "RowFormat":
         """Return the format that a task's YAML describes."""
         return cls(
             format=task.format,

@@ -36,14 +36,14 @@ def _similarity(accepted: str, predicted: str, *, exact: bool, chinese: bool) ->
     if chinese:
         right, given = pieces_of_chinese(accepted), pieces_of_chinese(predicted)
         common = SequenceMatcher(None, right, given, autojunk=False).find_longest_match().size
-        return _overlap(common, len(right), len(given))
+        return _overlap_f1(common, len(right), len(given))
     right, given = words_of(accepted), words_of(predicted)
     if exact:
         return float(right == given)
-    return _overlap(sum((Counter(right) & Counter(given)).values()), len(right), len(given))
+    return _overlap_f1(sum((Counter(right) & Counter(given)).values()), len(right), len(given))
 
 
-def _overlap(common: int, right: int, given: int) -> float:
+def _overlap_f1(common: int, right: int, given: int) -> float:
     """Return the harmonic mean of precision and recall; 0 if nothing is common, be both texts empty."""
     return 2 * common / (right + given) if common else 0.0
 

@@ -59,7 +59,7 @@ def read_sentences(task: Description, files: Sequence[File], folder: TaskFolder)
 
 def _labelled(task: Description, file: File, folder: TaskFolder, label: str) -> Iterator[tuple[FileRow, str]]:
     """Yield rows with their labels as the files spell them."""
-    layout = RowFormat.of(task)
+    layout = RowFormat.from_task(task)
     if isinstance(file, OneClass):
         shared = str(task.labels.index(file.label)) if task.label_ids else file.label
         yield from ((row, shared) for row in read_rows(layout, folder.find(file.path)))
@@ -75,7 +75,7 @@ def _with_gold(task: Description, file: WithGold, folder: TaskFolder) -> Iterato
     texts, golds = folder.find(file.path), folder.find(file.gold)
     gold = [line.strip() for line in read_lines(golds, task.encoding)]
     last = 0
-    for row in read_rows(RowFormat.of(task), texts):
+    for row in read_rows(RowFormat.from_task(task), texts):
         last = row.number
         if last <= len(gold):
             yield row, gold[last - 1]
@@ -140,7 +140,7 @@ TaggedSentence = tuple[str, list[str], list[str]]
 
 
 def _lists(task: Description, file: InputFile) -> Iterator[TaggedSentence]:
-    for row in read_rows(RowFormat.of(task), file):
+    for row in read_rows(RowFormat.from_task(task), file):
         found = []
         for name in (str(task.fields.words), str(task.fields.tags)):
             value = row.value(name)
@@ -268,7 +268,7 @@ def _locate_answer(answer: Answer, context: str, *, nearest: bool) -> Answer | N
 
 def _rows(task: Description, file: InputFile) -> Iterator[_Question]:
     fields = task.fields
-    for row in read_rows(RowFormat.of(task), file):
+    for row in read_rows(RowFormat.from_task(task), file):
         yield _Question(
             place=row.place,
             id=row.label(str(fields.id)),

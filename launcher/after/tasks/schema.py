@@ -223,7 +223,7 @@ def _paths(file: File) -> tuple[str, ...]:
             return (file,)
 
 
-def contradictions(task: Description) -> list[RecipeIssue]:
+def task_issues(task: Description) -> list[RecipeIssue]:
     """Return the contradictions in a task whose single values are valid."""
     return [*_kind(task), *_labels(task), *_splits(task), *_fields(task), *_files(task)]
 
@@ -263,7 +263,7 @@ def _labels(task: Description) -> Iterator[RecipeIssue]:
             what = f"the label {label!r} is given twice, in labels or in skip_labels"
             yield RecipeIssue(("labels", index), what, "keep one")
     if task.score_range is not None and not task.score_range[0] < task.score_range[1]:
-        yield RecipeIssue(("score_range",), "the first is not less than the second", "swap them")
+        yield RecipeIssue(("score_range",), "the lowest score is not less than the highest", "swap them")
 
 
 def _splits(task: Description) -> Iterator[RecipeIssue]:
@@ -293,7 +293,7 @@ def _fields(task: Description) -> Iterator[RecipeIssue]:
         if given:
             yield RecipeIssue(("fields",), f"format {task.format} has fields of its own", "leave fields out")
         return
-    for name in _needed(task):
+    for name in _needed_fields(task):
         if name not in given:
             remedy = "set it to the field's name, or to the column's number in a table without names"
             yield RecipeIssue(("fields",), f"no field {name!r}, which {task.kind} needs", remedy)
@@ -306,7 +306,7 @@ def _fields(task: Description) -> Iterator[RecipeIssue]:
         yield RecipeIssue(("fields",), what, remedy)
 
 
-def _needed(task: Description) -> tuple[str, ...]:
+def _needed_fields(task: Description) -> tuple[str, ...]:
     """Return the fields that every row must have."""
     match task.kind:
         case "tagging":

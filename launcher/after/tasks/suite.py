@@ -101,14 +101,14 @@ def load_frozen(name_or_path: str, data: str | None = None) -> list[EvaluationTa
     """
     suite = read_suite(name_or_path)
     home = None if name_or_path in bundled_suites() else parent_folder(name_or_path)
-    found = [_placed(task, home, data) for task in suite.frozen] if suite else []
+    found = [_with_place(task, home, data) for task in suite.frozen] if suite else []
     names = [task.name for task in found]
     if again := [name for name in names if names.count(name) > 1]:
         raise TaskError(f"the suite {name_or_path} has {again[0]} twice", remedy="leave one of them out")
     return found
 
 
-def _placed(measure: EvaluationTask, home: str | None, data: str | None) -> EvaluationTask:
+def _with_place(measure: EvaluationTask, home: str | None, data: str | None) -> EvaluationTask:
     named = measure.named_task
     if named is None or named.task is None:
         return measure

@@ -18,12 +18,12 @@ from data_service.store.open import open_file, parent_folder
 from launcher.after.tasks.examples import Examples, digest, division
 from launcher.after.tasks.files import TaskFolder
 from launcher.after.tasks.read import read_questions, read_retrieval, read_sentences, read_tagged
-from launcher.after.tasks.schema import Description, contradictions
+from launcher.after.tasks.schema import Description, task_issues
 from launcher.errors import TaskError
 from launcher.runtime.recipe.document import DocumentWords, parse, validate
 
 WORDS = DocumentWords("task", "maskfleet tasks show sst2", TaskError)
-_DECISIVE = {"kind", "labels", "score_range", "no_answer", "metrics", "truncation"}  # beside the examples
+_DIGESTED = {"kind", "labels", "score_range", "no_answer", "metrics", "truncation"}  # beside the examples
 
 
 class Task(Description):
@@ -134,7 +134,7 @@ def loads(text: str, name: str, root: str | None) -> Task:
     TaskError if the text has a mistake."""
     document = parse(text, name, WORDS)
     task = validate(Task, document)
-    if problems := contradictions(task):
+    if problems := task_issues(task):
         raise TaskError(
             "\n".join(f"{document.where(problem.path)}: {problem.what}" for problem in problems),
             remedy="; ".join(dict.fromkeys(problem.remedy for problem in problems)),
@@ -173,7 +173,7 @@ def task_digest(task: Task, splits: tuple[str, ...] | None = None) -> str:
 
 def digest_of_examples(task: Task, examples: Mapping[str, Examples]) -> str:
     """Return what `task_digest` returns, from splits that have been read already."""
-    settings = task.model_dump(mode="json", include=_DECISIVE)
+    settings = task.model_dump(mode="json", include=_DIGESTED)
     content = {split: digest(read) for split, read in examples.items()}
     data = json.dumps([settings, content], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(data.encode()).hexdigest()

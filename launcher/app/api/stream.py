@@ -20,10 +20,10 @@ from encoder_core.batch import Batch
 from encoder_core.train.collate import idle_batch, to_batch
 from launcher.errors import RunError
 from launcher.runtime.rank.data import RankShard
-from launcher.runtime.recipe.summary import settled
+from launcher.runtime.recipe.summary import with_rows
 from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.removals import CorpusStates
-from launcher.runtime.run.streams import left_out, sample_positions, stream_spec
+from launcher.runtime.run.streams import current_skips, sample_positions, stream_spec
 
 IGNORED = -100
 """The label where nothing is to be predicted: what torch's cross-entropy ignores."""
@@ -41,7 +41,7 @@ class RunData:
     def __init__(self, run: Run) -> None:
         self._run, self._tokenizer = run, run.tokenizer()
         self._by_states: dict[frozenset[tuple[str, str]], list[Stream]] = {}
-        self._positions = sample_positions(run, self._streams(run.removals), left_out(run))
+        self._positions = sample_positions(run, self._streams(run.removals), current_skips(run))
         self.pad = self._tokenizer.special.pad
 
     def microbatches(self, step: int, rank: int, world: int) -> list[Samples]:
@@ -49,7 +49,7 @@ class RunData:
 
         With `microbatch: auto`, the rank's part of the step is one microbatch.
         """
-        rows = settled(self._run.recipe, world).phase_microbatches
+        rows = with_rows(self._run.recipe, world).phase_microbatches
         mine, _ = RankShard(rank, world, rows).deal(self._positions.ranges(step))
         streams = self._streams(self._run.history.at(step))
         return [

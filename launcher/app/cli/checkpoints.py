@@ -76,7 +76,7 @@ def verify(
 
         for report in verify_all(store, full=not quick, begin=begin):
             if as_json:
-                print_json([_verified(report)])
+                print_json([_verified_record(report)])
             else:
                 typer.echo(f"step {report.name.step:,}: {'DAMAGED' if report.problems else 'good'}")
                 for problem in report.problems:
@@ -86,7 +86,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _verified(report: "Verification") -> dict[str, object]:
+def _verified_record(report: "Verification") -> dict[str, object]:
     return {"step": report.name.step, "attempt": report.name.attempt, "problems": report.problems}
 
 

@@ -110,8 +110,8 @@ def build(
         BuildOptions,
         called={"heldout_fraction": "--heldout", "pairs": "--texts pairs", "words": "--segmenter"},
         **reading_settings(text_field, encoding, delimiter),
-        pairs=_pairs(texts, negatives, query_field, positive_field, negatives_field),
-        words=_words(segmenter, dictionary, user_words, words_field, lexicon),
+        pairs=_pair_settings(texts, negatives, query_field, positive_field, negatives_field),
+        words=_word_settings(segmenter, dictionary, user_words, words_field, lexicon),
         provenance=None if provenance is None else read_provenance(provenance),
         txt_documents=txt_documents.value,
         sentences=sentences.value,
@@ -159,14 +159,14 @@ def _build_and_watch(inputs: list[str], out: str, tokenizer: str, options: "Buil
     from rich.console import Console
 
     from data_service.ingest.build import build_corpus
-    from launcher.app.cli.corpus_shown import watched
+    from launcher.app.cli.corpus_shown import build_watch
 
-    with watched(Console()) as progress:
+    with build_watch(Console()) as progress:
         build_corpus(inputs, out, tokenizer, options, progress)
     stats(out)
 
 
-def _pairs(
+def _pair_settings(
     texts: Texts, count: int | None, query: str | None, positive: str | None, negatives: list[str] | None
 ) -> dict[str, object] | None:
     """Return the settings of pairs that were given; None for running text.
@@ -196,7 +196,7 @@ def _heldout_like(uri: str) -> dict[str, object]:
     return heldout_like(open_corpus(uri).manifest)
 
 
-def _words(
+def _word_settings(
     segmenter: Segmenter | None,
     dictionary: str | None,
     user_words: str | None,

@@ -113,16 +113,16 @@ def _append_and_watch(
     from rich.console import Console
 
     from data_service.ingest.append import append_documents
-    from launcher.app.cli.corpus_shown import watched
+    from launcher.app.cli.corpus_shown import build_watch
     from launcher.progress import work
-    from launcher.runtime.run.request_stop import here
+    from launcher.runtime.run.request_stop import whoami
 
-    with work("comparing documents") as now, watched(Console(stderr=as_json)) as progress:
+    with work("comparing documents") as now, build_watch(Console(stderr=as_json)) as progress:
 
         def compared(more: int, total: int) -> None:
             now.total = total
             now.advance(more)
 
         return append_documents(
-            corpus, inputs, out, options, by=here(), at=int(time.time()), progress=progress, report=compared
+            corpus, inputs, out, options, by=whoami(), at=int(time.time()), progress=progress, report=compared
         )

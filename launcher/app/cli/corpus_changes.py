@@ -47,17 +47,17 @@ def remove(
     from data_service.corpus.corpus import open_corpus
     from data_service.corpus.remove import remove_documents
     from launcher.errors import OptionError
-    from launcher.runtime.run.request_stop import here
+    from launcher.runtime.run.request_stop import whoami
 
     if (ids is not None, documents is not None, from_parts).count(True) != 1:
         raise OptionError(
-            "what is to be removed is not told", remedy="give one of --ids, --documents and --from-parts"
+            "no documents to remove are named", remedy="give one of --ids, --documents and --from-parts"
         )
     if not reason.strip():
         raise OptionError("--reason is empty", remedy="say why the documents are taken out")
     opened = open_corpus(corpus)
     wanted = _wanted(opened, ids, documents)
-    report = remove_documents(opened, wanted, by=here(), at=int(time.time()), reason=reason)
+    report = remove_documents(opened, wanted, by=whoami(), at=int(time.time()), reason=reason)
     if as_json:
         counts = {"documents": len(report.documents), "tokens": report.documents.tokens}
         print_json([{"removal": report.number, **counts, "removed_before": len(report.already)}])
@@ -111,7 +111,7 @@ def merge(
 
     from data_service.corpus.merge import merge_corpora
     from launcher.progress import work
-    from launcher.runtime.run.request_stop import here
+    from launcher.runtime.run.request_stop import whoami
 
     with work("comparing documents", unit="blocks") as now:
 
@@ -119,7 +119,7 @@ def merge(
             now.total = total
             now.advance(more)
 
-        report = merge_corpora(corpora, out, by=here(), at=int(time.time()), report=read)
+        report = merge_corpora(corpora, out, by=whoami(), at=int(time.time()), report=read)
     if as_json:
         print_json([vars(report)])
     else:

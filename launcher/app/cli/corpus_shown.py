@@ -162,7 +162,7 @@ class BuildWatch:
 
 
 @contextmanager
-def watched(console: Console) -> Iterator[ReportProgress]:
+def build_watch(console: Console) -> Iterator[ReportProgress]:
     """Yield a function that shows the progress of a build."""
     watch = BuildWatch(console)
     try:

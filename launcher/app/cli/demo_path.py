@@ -142,12 +142,12 @@ class Demo:
         self._evaluate(run)
         self._export(run)
         self._report(run)
-        self.say_next()
+        self.print_next_steps()
         return 0
 
-    def say_next(self) -> None:
+    def print_next_steps(self) -> None:
         """Print commands to continue with, as they can be typed here."""
-        program = "maskfleet" if shutil.which("maskfleet") else _this_program()
+        program = "maskfleet" if shutil.which("maskfleet") else _program()
         run, corpus, other = (shell_word(str(self.out / name)) for name in ("run", "corpus", "electra"))
         rows = [
             (f"show {run} --step 100", "a row that was trained on, and what was masked in it"),
@@ -307,7 +307,7 @@ class Demo:
         self.console.print(f"      {text}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _this_program() -> str:
+def _program() -> str:
     """Return how the program was called, for machines without `maskfleet` on the path."""
     called = Path(sys.argv[0])
     return f"{sys.executable} -m maskfleet" if called.name == "__main__.py" else os.path.relpath(called)

@@ -76,7 +76,7 @@ def diagnose(
         load_task(name, data)
     require_model(checkpoint)
     with work("loading libraries"):
-        from launcher.after.diagnose.subject import DiagnosticRequest, measured
+        from launcher.after.diagnose.subject import DiagnosticRequest, diagnoses
     wanted = DiagnosticRequest(
         text=text,
         tasks=tuple(task or ()),
@@ -84,7 +84,7 @@ def diagnose(
         poolings=[one.value for one in pooling or (FrozenPooling.CLS, FrozenPooling.MEAN)],
         limit=limit,
     )
-    for subject in measured(checkpoint, step, wanted):
+    for subject in diagnoses(checkpoint, step, wanted):
         if as_json:
             print_json(subject.records())
         else:

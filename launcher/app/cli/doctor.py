@@ -52,7 +52,7 @@ def doctor(
     if as_json:
         print_json(vars(finding) for finding in findings)
     else:
-        print_table(table_of(findings))
+        print_table(findings_table(findings))
     if any(finding.verdict == "failure" for finding in findings):
         raise typer.Exit(1)
 
@@ -66,15 +66,15 @@ def _kernels(as_json: bool) -> None:
 
     from launcher.output import print_table
     from launcher.runtime.preflight.findings import no_gpu
-    from launcher.runtime.preflight.kernels import every_form
+    from launcher.runtime.preflight.kernels import examine_forms
 
-    found = list(every_form())
+    found = list(examine_forms())
     if as_json:
         print_json({"recipe": name} | verdict.model_dump(mode="json") for name, verdict in found)
     else:
         print_table(_kernel_table(found))
         if not torch.cuda.is_available():
-            print_table(table_of([no_gpu(torch.__version__, torch.version.cuda)]))
+            print_table(findings_table([no_gpu(torch.__version__, torch.version.cuda)]))
     if any(one.failure or not one.right for _, verdict in found for one in verdict.tried):
         raise typer.Exit(1)
 
@@ -99,7 +99,7 @@ def _kernel_table(found: "Iterable[tuple[str, KernelVerdict]]") -> "Table":
     return table
 
 
-def table_of(findings: "Iterable[Finding]") -> "Table":
+def findings_table(findings: "Iterable[Finding]") -> "Table":
     """Return findings as a table for a person."""
     from rich.table import Table
 
@@ -128,12 +128,12 @@ def preflight(
     if target is not None:
         require_run_or_recipe(target)
     from launcher.output import print_table
-    from launcher.runtime.preflight.findings import worst
-    from launcher.runtime.preflight.measure import examine, raise_open_files, subject
+    from launcher.runtime.preflight.findings import worst_verdict
+    from launcher.runtime.preflight.measure import examine, raise_open_files, read_subject
     from launcher.runtime.recipe.summary import has_automatic
 
     raise_open_files()
-    what = subject(target) if target is not None else None
+    what = read_subject(target) if target is not None else None
     findings = examine(what)
     if what is not None and has_automatic(what.recipe):
         from launcher.runtime.rank.microbatch_size import microbatch_finding
@@ -142,6 +142,6 @@ def preflight(
     if as_json:
         print_json(vars(finding) for finding in findings)
     else:
-        print_table(table_of(findings))
-    if worst(findings) == "failure":
+        print_table(findings_table(findings))
+    if worst_verdict(findings) == "failure":
         raise typer.Exit(1)

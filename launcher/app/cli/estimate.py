@@ -63,15 +63,15 @@ def estimate(
             f"the cluster is incomplete without {' and '.join(missing)}",
             remedy="give --nodes, --gpus-per-node and --gpu",
         )
-    from launcher.runtime.capacity.devices import MTBF_HOURS, Cluster, find_gpu, text_size
+    from launcher.runtime.capacity.devices import MTBF_HOURS, Cluster, find_gpu, parse_text_size
 
     hours = MTBF_HOURS if mtbf_hours is None else mtbf_hours
     cluster = Cluster(nodes, gpus_per_node, find_gpu(gpu), hours * 3600)
-    size = None if text is None else text_size(text)
+    size = None if text is None else parse_text_size(text)
     if mfu is not None:
-        from launcher.plan.estimate.utilisation import given
+        from launcher.plan.estimate.utilisation import given_share
 
-        given(mfu)  # a wrong share is told before torch is loaded
+        given_share(mfu)  # a wrong share is told before torch is loaded
     wanted = load_recipe(recipe, assignments, tiny)
     _print_estimated(wanted, cluster, mfu, size, as_json=as_json)
 

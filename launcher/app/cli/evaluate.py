@@ -191,19 +191,19 @@ def _evaluate_missing(
     share: tuple[float, float | None],
 ) -> "tuple[list[TableRow], list[CellFailure]]":
     """Compute the cells without a result, and store each as it ends. Return the table, and why cells have no result."""
-    from launcher.after.evaluate.cells import find_results, keep_result, plan, table
+    from launcher.after.evaluate.cells import find_results, keep_result, plan_cells, table
     from launcher.after.evaluate.grid import CellFailure, CellResources, compute
-    from launcher.after.evaluate.model import opened
+    from launcher.after.evaluate.model import open_models
     from launcher.after.evaluate.searched import Searches
 
     failures, searches = list[CellFailure](), Searches()
-    with opened(sources, steps) as models:
-        works = plan(models, measures, range(seeds))
+    with open_models(sources, steps) as models:
+        works = plan_cells(models, measures, range(seeds))
         keys = {work.cell.key for work in works}
         found = find_results(store, keys)
         missing = list({work.cell.key: work for work in works if work.cell.key not in found}.values())
         _say(f"{len(keys)} cells: {len(found)} are there, {len(missing)} to compute")
-        searched = {work.cell.key: searches.of(work.cell.source, work.measure) for work in missing}
+        searched = {work.cell.key: searches.find(work.cell.source, work.measure) for work in missing}
         needed = {work.cell.weights for work in missing}
         files = {model.digest: model.files() for model in models if model.digest in needed}
         with work("computing", len(missing), "cells") as now:

@@ -80,7 +80,7 @@ class JobOptions:
         """
         from launcher.app.schedulers.job import job_name
 
-        job = kind.of(
+        job = kind.from_options(
             run=_absolute(self.run),
             name=self.name or job_name(self.run),
             nodes=self.nodes,
@@ -92,7 +92,7 @@ class JobOptions:
             assignments=tuple(self.assignments or ()),
             **own,
         )
-        return kind.of(**dict(job) | {"run": _uri(self.run, self.assignments)})
+        return kind.from_options(**dict(job) | {"run": _uri(self.run, self.assignments)})
 
     def deliver(self, text: str, submit: Callable[[], str]) -> None:
         """Write the rendered `text` to --out or standard output; with --submit also call `submit`, and print what it
@@ -271,7 +271,9 @@ def aws_batch(
     from launcher.runtime.run.record import open_run
 
     recipe = open_run(options.run).recipe
-    job = backend.BatchJob.of(**dict(job) | {"reads": backend.reads_of(recipe) + backend.parts_of(recipe)})
+    job = backend.BatchJob.from_options(
+        **dict(job) | {"reads": backend.read_uris(recipe) + backend.part_uris(recipe)}
+    )
     options.deliver(backend.render(job), lambda: f"submitted job {backend.submit(job)}")
 
 
@@ -333,8 +335,8 @@ def ray_job(
     from launcher.app.schedulers import ray_cluster as backend
     from launcher.app.schedulers.job import TrainingJob
 
-    job = TrainingJob.of(run=_absolute(run), nodes=nodes, assignments=tuple(assignments or ()))
-    job = TrainingJob.of(**dict(job) | {"run": _uri(run, assignments)})
+    job = TrainingJob.from_options(run=_absolute(run), nodes=nodes, assignments=tuple(assignments or ()))
+    job = TrainingJob.from_options(**dict(job) | {"run": _uri(run, assignments)})
     if submit:
         typer.echo(backend.submit_to(job, address))
     else:

@@ -174,7 +174,7 @@ def delimiter_character(given: str | None) -> str | None:
     return "\t" if given in ("tab", "\\t") else given
 
 
-_MODEL = ("run.json", "config.json", "modules.json", "discriminator/config.json")
+_MODEL_FILES = ("run.json", "config.json", "modules.json", "discriminator/config.json")
 """Every folder of a run or a model has one of these files."""
 
 
@@ -217,9 +217,9 @@ def require_model(source: str) -> None:
             f"there is no folder {source}",
             remedy="give a run, or a folder in the transformers or SentenceTransformer format",
         )
-    if not any(Path(source, name).is_file() for name in _MODEL):
+    if not any(Path(source, name).is_file() for name in _MODEL_FILES):
         raise RunError(
-            f"{source} is neither a run nor a model: it has no {_MODEL[0]} and no {_MODEL[1]}",
+            f"{source} is neither a run nor a model: it has no {_MODEL_FILES[0]} and no {_MODEL_FILES[1]}",
             remedy="give a run, or a folder in the transformers format",
         )
 

@@ -49,10 +49,10 @@ def load_recipe(
     require_recipe(name)
     require_assignments(assignments or ())
     with work("loading the recipe"):
-        return _loaded(name, assignments, tiny, sections)
+        return _load_tiny(name, assignments, tiny, sections)
 
 
-def _loaded(
+def _load_tiny(
     name: str, assignments: list[str] | None, tiny: bool, sections: Mapping[str, object] | None
 ) -> "Recipe":
     from launcher.runtime.recipe import tiny as shrink
@@ -73,17 +73,17 @@ def list_recipes(as_json: JsonOption = False) -> None:
     from launcher.output import human_count, print_table
     from launcher.runtime.recipe.load import loads
     from launcher.runtime.recipe.source import bundled
-    from launcher.runtime.recipe.summary import discriminator_parameters, kind, parameters, total_tokens
+    from launcher.runtime.recipe.summary import discriminator_parameters, parameters, title, total_tokens
 
     recipes = [loads(text, name, ours=True) for name, text in bundled().items()]
-    recipes.sort(key=lambda recipe: (kind(recipe), parameters(recipe), recipe.total_steps))
+    recipes.sort(key=lambda recipe: (title(recipe), parameters(recipe), recipe.total_steps))
     if as_json:
-        print_json(_described(recipe) for recipe in recipes)
+        print_json(_recipe_record(recipe) for recipe in recipes)
         return
     table = Table("family", "recipe", "layers", "parameters", "steps", "tokens", box=None, pad_edge=False)
     previous = ""
     for recipe in recipes:
-        family, alone = kind(recipe), discriminator_parameters(recipe)
+        family, alone = title(recipe), discriminator_parameters(recipe)
         size = human_count(parameters(recipe))
         table.add_row(
             family if family != previous else "",
@@ -97,12 +97,12 @@ def list_recipes(as_json: JsonOption = False) -> None:
     print_table(table)
 
 
-def _described(recipe: "Recipe") -> dict[str, object]:
-    from launcher.runtime.recipe.summary import discriminator_parameters, kind, parameters, total_tokens
+def _recipe_record(recipe: "Recipe") -> dict[str, object]:
+    from launcher.runtime.recipe.summary import discriminator_parameters, parameters, title, total_tokens
 
     return {
         "name": recipe.name,
-        "family": kind(recipe),
+        "family": title(recipe),
         "layers": recipe.model.layers,
         "hidden": recipe.model.hidden,
         "parameters": parameters(recipe),
@@ -216,6 +216,6 @@ def from_model(
     Example: `maskfleet recipe from ./roberta-base > mine.yaml`, then `maskfleet init mine.yaml RUN`
     """
     require_model(folder)
-    from launcher.runtime.recipe.continued import commented, continued
+    from launcher.runtime.recipe.continued import commented_yaml, continued_recipe
 
-    typer.echo(visible(commented(continued(folder))), nl=False)
+    typer.echo(visible(commented_yaml(continued_recipe(folder))), nl=False)

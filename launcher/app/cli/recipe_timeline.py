@@ -7,7 +7,7 @@ from rich.table import Table
 
 from launcher.output import console, human_count, print_table
 from launcher.runtime.rank.build import schedule
-from launcher.runtime.recipe.phases import KEYS, PhaseKey
+from launcher.runtime.recipe.phases import PHASE_KEYS, PhaseKey
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import Stretch, changing_weights, phase_at, step_batches, timeline
 
@@ -40,7 +40,7 @@ def print_timeline(recipe: Recipe) -> None:
 def _more_curves(recipe: Recipe, steps: Sequence[int]) -> Iterator[tuple[str, list[float]]]:
     """Yield other values that phases change, each curve with its title."""
     phases = [recipe.phases[phase_at(recipe, step)[0]] for step in steps]
-    for key in KEYS:
+    for key in PHASE_KEYS:
         if key.is_used(recipe):
             yield from key.curves(recipe, phases)
 
@@ -60,7 +60,7 @@ def timeline_records(recipe: Recipe) -> Iterator[dict[str, object]]:
             "curve": stretch.curve,
             "tokens": stretch.tokens,
             "weights": stretch.weights,
-            **{key.record: key.value(recipe, phase) for key in KEYS},
+            **{key.record: key.value(recipe, phase) for key in PHASE_KEYS},
         }
 
 
@@ -114,7 +114,7 @@ def _table(recipe: Recipe, stretches: Sequence[Stretch]) -> Table:
 def _more_columns(recipe: Recipe) -> dict[str, Callable[[Stretch], str]]:
     """Return columns for other values that phases change: title, and function of a cell."""
     found: dict[str, Callable[[Stretch], str]] = {
-        key.title: partial(_key_cell, recipe=recipe, key=key) for key in KEYS if key.is_used(recipe)
+        key.title: partial(_key_cell, recipe=recipe, key=key) for key in PHASE_KEYS if key.is_used(recipe)
     }
     return found | {
         f"weight of {name}": partial(_weight_cell, name=name) for name in changing_weights(recipe)

@@ -36,7 +36,7 @@ def list_tasks(as_json: JsonOption = False) -> None:
     found = [suite for name in bundled_suites() if (suite := read_suite(name)) is not None]
     suites = {suite.name: [entry.task for entry in suite.entries] for suite in found}
     if as_json:
-        print_json(_described(task, suites) for task in tasks)
+        print_json(_task_record(task, suites) for task in tasks)
         return
     table = Table("task", "kind", "metrics", "what it is", box=None, pad_edge=False)
     for task in sorted(tasks, key=lambda task: (task.kind, task.name)):
@@ -47,7 +47,7 @@ def list_tasks(as_json: JsonOption = False) -> None:
         typer.echo(f"  {name}: {', '.join(members)}")
 
 
-def _described(task: "Task", suites: dict[str, list[str]]) -> dict[str, object]:
+def _task_record(task: "Task", suites: dict[str, list[str]]) -> dict[str, object]:
     return {
         "name": task.name,
         "kind": task.kind,

@@ -130,7 +130,7 @@ def train(
     require_assignments(assignments or ())
     require_run(run)
     with work("opening the run"):
-        opened = _reconciled(run, recipe, tuple(assignments or ()), accept_changes, without_removed)
+        opened = _open_reconciled(run, recipe, tuple(assignments or ()), accept_changes, without_removed)
     with work("loading libraries"):
         from launcher.app.companions import COMPANIONS
         from launcher.runtime.cluster.train import train
@@ -140,7 +140,7 @@ def train(
     raise typer.Exit(outcome.code)
 
 
-def _reconciled(
+def _open_reconciled(
     uri: str, recipe: str | None, assignments: tuple[str, ...], accept_changes: bool, without_removed: bool
 ) -> "Run":
     """Return the run at `uri`, ready to train with the settings that this start changes."""

@@ -66,7 +66,7 @@ class BatchJob(Launch):
         return [_place(self.run, writes=True), *(_place(uri, writes=False) for uri in others)]
 
 
-def reads_of(recipe: "Recipe") -> tuple[str, ...]:
+def read_uris(recipe: "Recipe") -> tuple[str, ...]:
     """Return the URIs that a run of `recipe` reads: corpora, tokenizer, and the checkpoint that it starts from."""
     from launcher.runtime.recipe.corpora import corpora_of
 
@@ -74,7 +74,7 @@ def reads_of(recipe: "Recipe") -> tuple[str, ...]:
     return (*corpora, recipe.tokenizer.uri, recipe.start)
 
 
-def parts_of(recipe: "Recipe") -> tuple[str, ...]:
+def part_uris(recipe: "Recipe") -> tuple[str, ...]:
     """Return the URIs of the corpora from which those of `recipe` were merged, and in which their shards lie.
 
     Raises CorpusError, StoreError: a corpus cannot be read.

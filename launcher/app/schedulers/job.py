@@ -57,7 +57,7 @@ def run_command(command: list[str], stdin: str | None = None) -> str:
 _CHECKOUT = Path(__file__).parents[3]
 
 
-def folder() -> Path:
+def template_folder() -> Path:
     """Return the folder of the templates: infra/ of a checkout, or the one that the installed wheel lists."""
     if (_CHECKOUT / "pyproject.toml").is_file():
         return _CHECKOUT / "infra"
@@ -74,7 +74,7 @@ def render(name: str, **values: object) -> str:
     Kubernetes would replace in the value of a pod's variable, and `mib` turns bytes into whole MiB.
     """
     environment = Environment(
-        loader=FileSystemLoader(folder()),
+        loader=FileSystemLoader(template_folder()),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -120,7 +120,7 @@ Variable = Annotated[
 ]
 
 
-def _size(told: object) -> int:
+def _parse_size(told: object) -> int:
     try:
         size = TypeAdapter(ByteSize).validate_python(told)
     except ValidationError:
@@ -130,7 +130,7 @@ def _size(told: object) -> int:
     return int(size)
 
 
-Size = Annotated[int, BeforeValidator(_size)]
+Size = Annotated[int, BeforeValidator(_parse_size)]
 _OPTIONS = {
     "run": "RUN",
     "gpus": "--gpus-per-node",
@@ -148,7 +148,7 @@ class JobSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
-    def of(cls, **values: object) -> Self:
+    def from_options(cls, **values: object) -> Self:
         """Return settings from options of the command line.
 
         Raises:

@@ -50,7 +50,7 @@ def baselines(run: Run) -> Baselines:
     """
     if (stored := kept_baselines(run.store, run.record.fingerprint)) is not None:
         return stored
-    computed = compute(run)
+    computed = compute_baselines(run)
     try:
         run.store.put(KEY, seal(computed))
     except StoreError as error:
@@ -58,19 +58,19 @@ def baselines(run: Run) -> Baselines:
     return computed
 
 
-def compute(run: Run) -> Baselines:
+def compute_baselines(run: Run) -> Baselines:
     """Return the run's baselines, from its held-out rows and up to 50 M tokens of training text."""
     tokenizer = run.tokenizer()
     with work("reading held-out rows"):
         heldout = Stream(heldout_spec(run, tokenizer))
         rows = min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
-        targets = targets_of(heldout.read(0, 0, rows), tokenizer.special_mask)
+        targets = find_targets(heldout.read(0, 0, rows), tokenizer.special_mask)
     unigram = unigram_probabilities(run.recipe)
-    pairs = Pairs(tokenizer.vocab_size)
+    pairs = TokenPairs(tokenizer.vocab_size)
     counted = 0
     corpora = Corpora(stream_spec(run, tokenizer, len(run.recipe.phases) - 1))
     total = min(_BIGRAM_TOKENS, sum(int(table.tokens.sum()) for table in corpora.tables))
-    blocks = counting(_training_blocks(corpora), "counting pairs of tokens", total, "tokens", _length)
+    blocks = counting(_training_blocks(corpora), "counting pairs of tokens", total, "tokens", _block_length)
     for block in blocks:
         pairs.add(block)
         counted += len(block.tokens)
@@ -83,11 +83,11 @@ def compute(run: Run) -> Baselines:
     )
 
 
-def _length(block: Block) -> int:
+def _block_length(block: Block) -> int:
     return len(block.tokens)
 
 
-def targets_of(samples: Samples, special: NDArray[np.bool_]) -> Targets:
+def find_targets(samples: Samples, special: NDArray[np.bool_]) -> Targets:
     """Return the targets of some rows. `special` [V] marks ids that are not text, which do not count as neighbours."""
     original = samples.tokens.astype(np.int64)
     original[samples.target_positions] = samples.target_ids
@@ -95,7 +95,7 @@ def targets_of(samples: Samples, special: NDArray[np.bool_]) -> Targets:
     return Targets(samples.target_ids.astype(np.int64), np.where(special[left], -1, left))
 
 
-class Pairs:
+class TokenPairs:
     """Counts of neighbouring tokens within documents."""
 
     def __init__(self, vocab_size: int) -> None:

@@ -23,7 +23,7 @@ from data_service.stream.stream import Stream
 from launcher.errors import RunError
 from launcher.observe.inspect.document_selection import DocumentName, DocumentSelection, LeftOutDocuments
 from launcher.runtime.run.record import Run
-from launcher.runtime.run.streams import read_lost, sample_positions, stream_spec
+from launcher.runtime.run.streams import read_skipped, sample_positions, stream_spec
 
 _BATCH_DOCUMENTS = 1024  # documents that one pass over an epoch looks for
 
@@ -86,11 +86,11 @@ def find_exposures(
         Stream(stream_spec(run, tokenizer, phase), cache=cache) for phase in range(len(run.recipe.phases))
     ]
     good = newest_good(run.store, Alone(), full=False)
-    lost = read_lost(run, good.manifest if good else None, Alone())
+    lost = read_skipped(run, good.manifest if good else None, Alone())
     finder = _Finder(streams, {place: name for name, place in selection.places.items()}, report)
     gone = LeftOutDocuments(run, selection)
     found, left_out = list[Exposure](), Counter[DocumentName]()
-    committed = finder.of(sample_positions(run, streams, lost.ranges))
+    committed = finder.exposures(sample_positions(run, streams, lost.ranges))
     for each in chain(committed, _undone_exposures(run, streams, lost.gone_back, finder)):
         if gone.at(each.document, each.phase, each.step, each.undone):
             left_out[each.document] += 1
@@ -118,7 +118,7 @@ class _Finder:
         self._streams, self._documents, self._report = streams, documents, report
         self._places = sorted(documents)
 
-    def of(self, positions: Positions) -> Iterator[Exposure]:
+    def exposures(self, positions: Positions) -> Iterator[Exposure]:
         """Yield the exposures of a run that takes data by `positions`."""
         for phase, stream in enumerate(self._streams):
             epochs = positions.epochs(phase)
@@ -137,7 +137,7 @@ def _undone_exposures(
     """Yield the exposures of steps that were taken before a rewind: with the data that were skipped then."""
     for rewind in gone_back:
         returned = rewind.to.step if rewind.to else run.record.data_begins
-        for each in finder.of(_positions_before(run, streams, rewind, returned)):
+        for each in finder.exposures(_positions_before(run, streams, rewind, returned)):
             if returned <= each.step < rewind.reached:
                 yield replace(each, undone=rewind.attempt)
 

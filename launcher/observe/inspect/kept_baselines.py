@@ -1,7 +1,7 @@
 """The baselines that are stored with a run. `baselines.py` computes them once."""
 
 from data_service.store.base import Store
-from launcher.runtime.run.sealed import Sealed, read
+from launcher.runtime.run.sealed import Sealed, read_sealed
 
 KEY = "baselines.json"
 
@@ -34,5 +34,5 @@ class Baselines(Sealed):
 def kept_baselines(store: Store, fingerprint: str) -> Baselines | None:
     """Return the baselines of the run with this fingerprint; None if the store has none of it, or damaged ones. Raises
     StoreError; RunError if a newer version wrote them."""
-    stored = read(store, KEY, Baselines)
+    stored = read_sealed(store, KEY, Baselines)
     return stored if stored is not None and stored.fingerprint == fingerprint else None

@@ -26,7 +26,7 @@ from data_service.stream.stream import SampleText, Stream
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RunError
 from launcher.runtime.run.record import Run
-from launcher.runtime.run.streams import left_out, sample_positions, stream_spec
+from launcher.runtime.run.streams import current_skips, sample_positions, stream_spec
 
 if TYPE_CHECKING:
     from data_service.corpus.sidecar import DocumentOrigin
@@ -87,7 +87,7 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
     as_read = replace(run, wanted=run.history.at(step))
     specs = [stream_spec(as_read, tokenizer, phase) for phase in range(len(run.recipe.phases))]
     streams = [Stream(spec, cache=cache) for spec in specs]
-    ranges = sample_positions(run, streams, left_out(run)).ranges(step)
+    ranges = sample_positions(run, streams, current_skips(run)).ranges(step)
     place, rows = _place(ranges, row), sum(span.stop - span.start for span in ranges)
     if place is None:
         raise RunError(f"step {step} has no row {row}", remedy=f"its rows are 0 to {rows - 1}")

@@ -21,7 +21,7 @@ from launcher.observe.inspect.report.figures import Interruption, interruptions,
 from launcher.output import human_count, human_duration
 from launcher.runtime.run.history import History, StepHistory, read_history
 from launcher.runtime.run.log import token_loss
-from launcher.runtime.run.metrics import STEP, running_mean, spell, term_losses
+from launcher.runtime.run.metrics import STEP, losses_text, running_mean, term_losses
 from launcher.runtime.run.outline import ForkOrigin, Outline, open_outline, runs_at
 from launcher.runtime.run.step_table import Record
 
@@ -290,7 +290,7 @@ def facts(run: RunStatus, now: float) -> Iterator[tuple[str, str]]:
         yield "loss", _loss(run)
     if run.figures:
         ahead = f", {human_duration(run.eta_seconds)} to go" if run.eta_seconds is not None else ""
-        rates = (metric.say(run.figures[metric.name]) for metric in STEP if metric.name in run.figures)
+        rates = (metric.value_text(run.figures[metric.name]) for metric in STEP if metric.name in run.figures)
         yield "rate", f"{', '.join(rates)}{ahead}"
     yield "checkpoint", _checkpoint(run, now)
     if run.microbatch is not None:
@@ -315,8 +315,8 @@ def table(runs: Sequence[RunStatus | Unreadable], now: float) -> Table:
             run.state,
             f"{run.step:,}",
             f"{run.total_steps:,}",
-            spell(run.terms),
-            spell(run.heldout_terms),
+            losses_text(run.terms),
+            losses_text(run.heldout_terms),
             "" if run.tokens_per_second is None else human_count(run.tokens_per_second),
             "" if run.eta_seconds is None else human_duration(run.eta_seconds),
             "" if run.checkpoint is None else f"{human_duration(_ago(run.checkpoint.committed, now))} ago",
@@ -350,9 +350,11 @@ def _state_line(run: RunStatus, now: float) -> str:
 
 
 def _loss(run: RunStatus) -> str:
-    parts = [spell(run.terms)] if run.terms else []
+    parts = [losses_text(run.terms)] if run.terms else []
     if run.heldout_terms:
-        parts.append(f"held out after step {run.evaluated:,}: {spell(run.heldout_terms, run.perplexity)}")
+        parts.append(
+            f"held out after step {run.evaluated:,}: {losses_text(run.heldout_terms, run.perplexity)}"
+        )
     return "; ".join(parts)
 
 

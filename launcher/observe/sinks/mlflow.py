@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, StepFigures, Unusable
+from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, StepFigures, UnusableSink
 from launcher.runtime.recipe.operation import Mlflow, holds_login
 
 _ID, _LOGGED = "maskfleet.id", "maskfleet.logged"
@@ -24,7 +24,7 @@ class MlflowRun(Sink):
         try:
             from mlflow.tracking import MlflowClient
         except ImportError as error:
-            raise Unusable(f"{error}: install maskfleet[mlflow]") from error
+            raise UnusableSink(f"{error}: install maskfleet[mlflow]") from error
         settings = request.mlflow
         assert settings is not None
         self._client = MlflowClient(_server(settings))
@@ -79,9 +79,9 @@ class MlflowRun(Sink):
 def _server(settings: Mlflow) -> str:
     uri = settings.uri or os.environ.get("MLFLOW_TRACKING_URI", "")
     if not uri:
-        raise Unusable("no server is named: set logging.mlflow.uri or MLFLOW_TRACKING_URI")
+        raise UnusableSink("no server is named: set logging.mlflow.uri or MLFLOW_TRACKING_URI")
     if holds_login(uri):
-        raise Unusable(
+        raise UnusableSink(
             "MLFLOW_TRACKING_URI holds a login: set MLFLOW_TRACKING_USERNAME and _PASSWORD instead"
         )
     return uri

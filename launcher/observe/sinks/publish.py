@@ -25,9 +25,9 @@ from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 from data_service.store.open import open_store
 from launcher.errors import RunError
-from launcher.observe.inspect.report.events import ROUTINE, describe_event, moment
+from launcher.observe.inspect.report.events import ROUTINE, describe_event, utc
 from launcher.observe.sinks.mlflow import MlflowRun
-from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, StepFigures, Unusable
+from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, StepFigures, UnusableSink
 from launcher.observe.sinks.tensorboard import TensorBoardFiles
 from launcher.observe.sinks.wandb import WandbRun
 from launcher.observe.sinks.webhook import EventPoster
@@ -53,7 +53,7 @@ _END_STATES = {"end": "finished", "failed": "failed"}
 Note = Callable[[str], None]
 
 
-class State(BaseModel):
+class PublishState(BaseModel):
     """How far a run was published to a sink, as its store keeps it.
 
     Attributes:
@@ -92,36 +92,36 @@ class Publisher:
         """Finish the run in the sink and store how far it was published. Raises StoreError."""
         self._sink.finish(summarise(self._events))
         if self._sink.takes_figures:
-            self._keep()
+            self._store_state()
 
     def _publish(self) -> bool:
         """Publish the next committed records. Return whether there are more."""
         news = self._follower.new()
         went_back = self._state.went_back + (news.superseded_from is not None)
         if news.records:
-            self._sink.log([row_of(record, went_back) for record in news.records], news.superseded_from)
+            self._sink.log([step_figures(record, went_back) for record in news.records], news.superseded_from)
         if self._follower.cursor != self._state.cursor:
-            self._state = State(cursor=self._follower.cursor, went_back=went_back)
+            self._state = PublishState(cursor=self._follower.cursor, went_back=went_back)
             if self._sink.durable:
-                self._keep()
+                self._store_state()
         return news.more
 
-    def _read(self) -> State:
+    def _read(self) -> PublishState:
         try:
             data = self._store.get(self._key)
-            return State.model_validate_json(data)
+            return PublishState.model_validate_json(data)
         except KeyMissing:
-            return State()
+            return PublishState()
         except ValidationError as error:
             if is_newer(data, known=1, error=error):
                 raise RunError(newer_text(f"{self._store.uri}/{self._key}"), remedy=NEWER_REMEDY) from error
             raise
 
-    def _keep(self) -> None:
+    def _store_state(self) -> None:
         self._store.put(self._key, self._state.model_dump_json().encode())
 
 
-def row_of(record: Mapping[str, Any], went_back: int) -> StepFigures:
+def step_figures(record: Mapping[str, Any], went_back: int) -> StepFigures:
     """Return the figures of a record for a sink. `times_gone_back` among them tells apart the rows of a step that were
     logged before and after the run went back."""
     return StepFigures(int(record["step"]), figures(record) | {"times_gone_back": float(went_back)})
@@ -132,12 +132,12 @@ def summarise(events: Sequence[Record], new: Sequence[Record] = ()) -> EventSumm
     counts: dict[str, int] = {}
     for event in events:
         counts[event["kind"]] = counts.get(event["kind"], 0) + 1
-    lines = (f"{moment(float(event['time']))}  {describe_event(event)}" for event in events[-_LISTED_EVENTS:])
+    lines = (f"{utc(float(event['time']))}  {describe_event(event)}" for event in events[-_LISTED_EVENTS:])
     last = events[-1]["kind"] if events else None
     return EventSummary(new, counts, "\n".join(lines), _END_STATES.get(str(last)))
 
 
-def identity(store: Store, name: str) -> str:
+def run_id(store: Store, name: str) -> str:
     """Return the run's permanent id in a sink. The first process that asks creates it. Raises StoreError."""
     key = f"trackers/{name}.json"
     store.put_if_absent(key, json.dumps({"id": uuid4().hex[:16]}).encode())
@@ -151,7 +151,7 @@ def publish(name: str, request: PublishRequest, ending: threading.Event, note: N
         try:
             _publish(name, request, ending, note)
             return
-        except Unusable as error:
+        except UnusableSink as error:
             return note(str(error))
         except RunError as error:  # a newer version wrote the records
             return note(error.problem)
@@ -163,7 +163,7 @@ def publish(name: str, request: PublishRequest, ending: threading.Event, note: N
 
 def _publish(name: str, request: PublishRequest, ending: threading.Event, note: Note) -> None:
     store = open_store(request.uri)
-    publisher = Publisher(store, SINKS[name](request, partial(identity, store, name), note), name)
+    publisher = Publisher(store, SINKS[name](request, partial(run_id, store, name), note), name)
     ended = False
     while not ended:
         ended = ending.is_set()  # read before the update, which then publishes everything recorded by now

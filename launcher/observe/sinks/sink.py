@@ -13,7 +13,7 @@ from launcher.runtime.recipe.operation import Mlflow, Wandb
 from launcher.runtime.run.step_table import Record
 
 
-class Unusable(Exception):
+class UnusableSink(Exception):
     """A sink cannot be used in this start of a run. The message tells the operator what to do."""
 
 

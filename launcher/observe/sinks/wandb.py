@@ -8,7 +8,7 @@ offline run has a folder for each start of `maskfleet train`, all with one id; `
 import os
 from collections.abc import Callable, Sequence
 
-from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, StepFigures, Unusable
+from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, StepFigures, UnusableSink
 
 _MAX_TAGS = 50  # one for each kind of event
 
@@ -22,7 +22,7 @@ class WandbRun(Sink):
         try:
             import wandb
         except ImportError as error:
-            raise Unusable(f"{error}: install maskfleet[wandb]") from error
+            raise UnusableSink(f"{error}: install maskfleet[wandb]") from error
         settings = request.wandb
         assert settings is not None
         quiet = wandb.Settings(
@@ -41,7 +41,7 @@ class WandbRun(Sink):
                 settings=quiet,
             )
         except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
-            raise Unusable(f"{error}: set WANDB_API_KEY, or mode: offline") from error
+            raise UnusableSink(f"{error}: set WANDB_API_KEY, or mode: offline") from error
         self._teardown = wandb.teardown
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, Unusable
+from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, UnusableSink
 from launcher.runtime.run.step_table import Record
 
 _ANSWER_TIMEOUT_S = 5.0  # longest wait for the server's answer
@@ -79,11 +79,11 @@ class EventPoster(Sink):
         except urllib.error.HTTPError as error:
             raise _refusal(error.code) from None
         except urllib.error.URLError as error:
-            raise NotDelivered(f"it cannot be reached: {_kind(error.reason)}") from None
+            raise NotDelivered(f"the webhook cannot be reached: {_kind(error.reason)}") from None
         except (OSError, HTTPException) as error:
-            raise NotDelivered(f"it does not answer: {_kind(error)}") from None
+            raise NotDelivered(f"the webhook does not answer: {_kind(error)}") from None
         except ValueError:
-            raise Refused("its address is malformed") from None
+            raise Refused("the webhook's address is malformed") from None
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -96,9 +96,9 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def _refusal(code: int) -> NotDelivered | Refused:
     if 300 <= code < 400:
-        return Refused(f"it answered {code}, a redirect, which is not followed: name the final address")
+        return Refused(f"the webhook answered {code}, a redirect, not followed: name the final address")
     may_pass = code >= 500 or code in _TRANSIENT_CODES
-    return (NotDelivered if may_pass else Refused)(f"it answered {code}")
+    return (NotDelivered if may_pass else Refused)(f"the webhook answered {code}")
 
 
 def _kind(reason: object) -> str:
@@ -112,16 +112,16 @@ def _url(variable: str) -> str:
     valid."""
     url = os.environ.get(variable, "")
     if not url:
-        raise Unusable(f"the environment variable {variable} is not set")
+        raise UnusableSink(f"the environment variable {variable} is not set")
     invalid = f"the value of the environment variable {variable} is not an http(s) URL"
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise Unusable(invalid) from None
+        raise UnusableSink(invalid) from None
     printable = url.isascii() and url.isprintable() and " " not in url
     if not printable or parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise Unusable(invalid)
+        raise UnusableSink(invalid)
     if "@" in parts.netloc:
-        raise Unusable(f"{variable} has a user name or a password in it: a secret belongs in the URL's path")
+        raise UnusableSink(f"{variable} holds a user name or a password: a secret belongs in the URL's path")
     return url

@@ -20,7 +20,7 @@ from importlib import resources
 
 from data_service.store.base import Store
 from launcher.errors import OptionError
-from launcher.observe.inspect.report.style import CSS, badge, document, header, text
+from launcher.observe.inspect.report.style import CSS, badge, header, html_page, text
 from launcher.observe.watch.live import LivePage, draw_run
 
 _RELOAD_S = 10  # seconds after which a browser without scripts reloads the page
@@ -56,16 +56,16 @@ class Site:
         if path != "/":
             return _plain(HTTPStatus.NOT_FOUND, "there is no such page")
         html, state = self._page.look()
-        html = html or self._waiting(state["error"])
+        html = html or self._waiting_page(state["error"])
         about = {"Maskfleet-State": json.dumps(state)}  # in ASCII
         return Response(200, "text/html", html.encode("utf-8", "replace"), about)
 
-    def _waiting(self, error: object) -> str:
+    def _waiting_page(self, error: object) -> str:
         """Return the page for a run that has not been read yet."""
         problem = f"{error}." if error else "It is being read for the first time."
         note = f'<p class="notice">{text(problem)} This page shows the run as soon as it can be read.</p>'
         section = f'<section id="s-head">{header(self._uri, badge("waiting", " open"))}{note}</section>'
-        return document(f"{self._uri} - Maskfleet", [section], _HEAD)
+        return html_page(f"{self._uri} - Maskfleet", [section], _HEAD)
 
 
 _MAX_REQUESTS = 256  # served at a time; further ones queue

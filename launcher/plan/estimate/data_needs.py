@@ -52,7 +52,7 @@ class DataNeeds:
 
 def data_needs(recipe: Recipe, vocabulary: int, tokens: float) -> DataNeeds:
     """Return what the data service must provide so that the run trains on `tokens` tokens a second."""
-    cpu = TOKEN_CPU_S - MASKING_CPU_S + 1 / _masked_a_second(recipe)
+    cpu = TOKEN_CPU_S - MASKING_CPU_S + 1 / _masking_rate(recipe)
     size = 2 if vocabulary <= 1 << 16 else 4
     return DataNeeds(
         tokens,
@@ -94,7 +94,7 @@ def shuffle_radius(recipe: Recipe) -> ShuffleRadius | None:
     )
 
 
-def _masked_a_second(recipe: Recipe) -> float:
+def _masking_rate(recipe: Recipe) -> float:
     """Return how many tokens one core cuts and masks in a second."""
     if isinstance(recipe.input, TextPairs | RepeatedSentences):
         return 300e6  # they are only cut

@@ -14,18 +14,11 @@ from encoder_core.train import zero_memory as memory
 from encoder_core.train.zero_memory import STAGES, MemoryPart, Stage
 from launcher.plan.estimate.data_needs import DataNeeds, data_needs, shuffle_radius
 from launcher.plan.estimate.throughput import PhaseTime, phase_time
-from launcher.plan.estimate.utilisation import assumed, given
-from launcher.runtime.capacity.devices import (
-    COPY_RATE,
-    RESTART_S,
-    SAVE_PAUSE_S,
-    STORE_RATE,
-    Cluster,
-    usable,
-)
-from launcher.runtime.capacity.memory_fit import Bill, kept, microbatch_memory, rows_that_fit
+from launcher.plan.estimate.utilisation import assumed_share, given_share
+from launcher.runtime.capacity.devices import COPY_RATE, RESTART_S, SAVE_PAUSE_S, STORE_RATE, Cluster, usable
+from launcher.runtime.capacity.memory_fit import RankMemory, fixed_memory, microbatch_memory, rows_that_fit
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.summary import has_automatic, known, parameters, settled, state_bytes
+from launcher.runtime.recipe.summary import has_automatic, parameters, state_bytes, with_rows, with_vocab
 
 
 @dataclass(frozen=True)
@@ -189,14 +182,16 @@ def estimate(
     Raises:
         EstimateError: `mfu` is not a share between 0 and 1, or a run without records of it.
     """
-    share = None if mfu is None else given(str(mfu))
+    share = None if mfu is None else given_share(str(mfu))
     count = parameters(recipe)
-    recipe, automatic = recipe.model_copy(update={"model": known(recipe.model)}), has_automatic(recipe)
+    recipe, automatic = (recipe.model_copy(update={"model": with_vocab(recipe.model)}), has_automatic(recipe))
     if automatic:
-        most = rows_that_fit(Bill(recipe, count, cluster.ranks, "cuda"), usable(cluster.gpu.memory))
-        recipe = settled(recipe, cluster.ranks, most)
+        most = rows_that_fit(RankMemory(recipe, count, cluster.ranks, "cuda"), usable(cluster.gpu.memory))
+        recipe = with_rows(recipe, cluster.ranks, most)
     phases = tuple(
-        phase_time(recipe, phase, cluster, count, share or assumed(recipe.model, phase.length, cluster.gpu))
+        phase_time(
+            recipe, phase, cluster, count, share or assumed_share(recipe.model, phase.length, cluster.gpu)
+        )
         for phase in recipe.phases
     )
     fastest = max(phase.tokens_per_second for phase in phases)
@@ -228,7 +223,7 @@ def _fits(recipe: Recipe, cluster: Cluster, count: int, phase: PhaseTime) -> lis
         if not stage and recipe.precision != "fp32":
             continue
         for rows in halvings(phase.shape.rows):
-            always = kept(recipe, count, cluster.ranks, stage, rows=rows * phase.rounds)
+            always = fixed_memory(recipe, count, cluster.ranks, stage, rows=rows * phase.rounds)
             parts = (*always, *added.parts(rows))
             fits.append(MemoryFit(stage, rows, parts, memory.total(parts) <= usable(cluster.gpu.memory)))
     return fits

@@ -32,10 +32,10 @@ def render(estimate: Estimate) -> str:
     sections += [_flops(estimate, phase) for phase in estimate.phases]
     sections += [
         _memory(estimate),
-        _bill(estimate),
+        _configured_memory(estimate),
         _data(estimate),
         _checkpoints(estimate),
-        _whole(estimate),
+        _whole_run(estimate),
     ]
     return "\n\n".join("\n".join(section) for section in sections)
 
@@ -154,7 +154,7 @@ def _hint(e: Estimate) -> str:
     return ": try --set activation_checkpointing=true, a smaller microbatch or a higher stage"
 
 
-def _bill(e: Estimate) -> list[str]:
+def _configured_memory(e: Estimate) -> list[str]:
     fit = e.as_configured
     if fit is None:
         return [f"The recipe's own setting, {e.recipe.precision} at ZeRO {e.recipe.zero}, is not supported"]
@@ -249,7 +249,7 @@ def _phase_sum(phase: PhaseTime) -> str:
     return f"{phase.steps:,} x {phase.step:.4f} s{rising}"
 
 
-def _whole(e: Estimate) -> list[str]:
+def _whole_run(e: Estimate) -> list[str]:
     work = sum(phase.seconds for phase in e.phases)
     sums = " + ".join(_phase_sum(phase) for phase in e.phases)
     if e.seconds == float("inf"):

@@ -8,7 +8,7 @@ from math import prod
 
 from encoder_core.optim.muon import flops as orthogonalisation_flops
 from launcher.runtime.capacity.devices import LINK_SHARE, AssumedUtilisation, Cluster
-from launcher.runtime.capacity.workload import Shape, executed, microbatch_flops, microbatch_shape
+from launcher.runtime.capacity.workload import Shape, executed_flops, microbatch_shape, model_cost
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.summary import momentum_matrices
 from launcher.runtime.recipe.timeline import step_batches
@@ -71,10 +71,10 @@ def phase_time(
 ) -> PhaseTime:
     """Return the time of `phase` on `cluster`. `parameters` is the number of parameters of all networks."""
     rows, shape = phase.rows, microbatch_shape(recipe, phase)
-    flops = microbatch_flops(recipe, shape)
+    flops = model_cost(recipe, shape)
     microbatches = -(-rows // recipe.microbatch_of(phase))
     rounds = -(-microbatches // cluster.ranks)
-    done = executed(recipe, shape)
+    done = executed_flops(recipe, shape)
     rising = _fewer_rounds(recipe, phase, cluster, rounds)
     peak = cluster.gpu.peak if recipe.precision == "bf16" else cluster.gpu.peak_fp32
     moved = {fewer: network_bytes(parameters, cluster.ranks, recipe, fewer) for fewer in {rounds, *rising}}

@@ -11,7 +11,7 @@ import numpy as np
 from data_service.store.open import open_store
 from encoder_core.families.catalogue import ModelConfig
 from launcher.errors import EstimateError
-from launcher.runtime.capacity.devices import AssumedUtilisation, Gpu, check_share
+from launcher.runtime.capacity.devices import AssumedUtilisation, Gpu, check_mfu
 from launcher.runtime.run.history import read_history
 
 _NEWEST_STEPS = 1000  # newest steps of a run, whose median is taken
@@ -40,7 +40,7 @@ _PLAIN = frozenset({"bert", "roberta", "albert", "electra", "xlm", "bart"})
 _RELATIVE = frozenset({"deberta", "deberta_v2", "xlnet"})
 _PRE_NORM = frozenset({"modernbert", "eurobert", "neobert"})
 _OWN_RESULTS = "tests/bench/RESULTS-gpu.md"
-KNOWN = (
+KNOWN_RUNS = (
     KnownRun(_PLAIN, 256, 128, "V100", 0.03, "ELECTRA-small, 4 days on a V100, its authors' code in fp32"),
     KnownRun(_PLAIN, 768, 512, "H200", 0.301, f"RoBERTa base, {_OWN_RESULTS}"),
     KnownRun(_PLAIN, 1024, 128, "H200", 0.404, f"BERT-large, {_OWN_RESULTS}"),
@@ -53,7 +53,7 @@ KNOWN = (
 )
 
 
-def assumed(model: ModelConfig, length: int, gpu: Gpu) -> AssumedUtilisation:
+def assumed_share(model: ModelConfig, length: int, gpu: Gpu) -> AssumedUtilisation:
     """Return the share of the known run that is most like a network on rows of `length`: of its kind if one is, then of
     its width, GPU and rows.
     """
@@ -62,13 +62,13 @@ def assumed(model: ModelConfig, length: int, gpu: Gpu) -> AssumedUtilisation:
         width, rows = math.log(known.hidden / model.hidden), math.log(known.length / length)
         return model.family not in known.kind, abs(width), not gpu.name.startswith(known.gpu), abs(rows)
 
-    nearest = min(KNOWN, key=distance)
+    nearest = min(KNOWN_RUNS, key=distance)
     return AssumedUtilisation(
         nearest.share, f"{nearest.source} ({nearest.gpu}, {nearest.hidden} wide, rows of {nearest.length})"
     )
 
 
-def given(text: str) -> AssumedUtilisation:
+def given_share(text: str) -> AssumedUtilisation:
     """Return the share that the user gives: a number, or the URI of a run that recorded its own.
 
     Raises:
@@ -79,7 +79,7 @@ def given(text: str) -> AssumedUtilisation:
         share = float(text)
     except ValueError:
         return _recorded_share(text)
-    check_share(share)
+    check_mfu(share)
     return AssumedUtilisation(share, "given")
 
 

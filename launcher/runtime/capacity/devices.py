@@ -151,7 +151,7 @@ class AssumedUtilisation:
     measured: bool = False
 
 
-def check_share(mfu: float) -> None:
+def check_mfu(mfu: float) -> None:
     """Raise EstimateError if a utilisation is given that is not above 0 and at most 1."""
     if not 0 < mfu <= 1:
         raise EstimateError(
@@ -159,7 +159,7 @@ def check_share(mfu: float) -> None:
         )
 
 
-def text_size(told: str) -> float:
+def parse_text_size(told: str) -> float:
     """Return the bytes of a size such as "160GB" or "1.5 TiB". Raises EstimateError if it is not a size."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", told, re.IGNORECASE)
     size = 0.0

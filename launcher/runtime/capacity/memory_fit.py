@@ -8,16 +8,16 @@ from math import prod
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.sizes import Recurrence
 from encoder_core.train import zero_memory as memory
-from encoder_core.train.settings import BUCKET
+from encoder_core.train.settings import BUCKET_SIZE
 from encoder_core.train.zero_memory import Device, MemoryPart, MicrobatchMemory, Stage
-from launcher.runtime.capacity.workload import Shape, counted, microbatch_shape
+from launcher.runtime.capacity.workload import Shape, microbatch_cost, microbatch_shape
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.summary import (
-    known,
     largest_parameter,
     momentum_matrices,
     parameters,
     teacher_parameters,
+    with_vocab,
 )
 
 
@@ -28,19 +28,19 @@ def microbatch_memory(recipe: Recipe, shape: Shape, device: Device = "cuda") -> 
     """
     twice = min(shape.rows, 2 * shape.group)
     rows = (shape.group, twice, shape.rows if device == "cuda" else twice)
-    found = [counted(recipe, replace(shape, rows=number), device).bytes for number in rows]
+    found = [microbatch_cost(recipe, replace(shape, rows=number), device).bytes for number in rows]
     return MicrobatchMemory(rows, list(zip(*found, strict=True)))
 
 
-def kept(
-    recipe: Recipe, count: int, ranks: int, stage: Stage, *, rows: int, bucket: int = BUCKET
+def fixed_memory(
+    recipe: Recipe, count: int, ranks: int, stage: Stage, *, rows: int, bucket: int = BUCKET_SIZE
 ) -> list[MemoryPart]:
     """Return the memory that one of `ranks` fills all the time if they train `count` parameters.
 
-    `rows`: number of a rank's rows in a step. `bucket`: as in `memory.kept`.
+    `rows`: number of a rank's rows in a step. `bucket`: as in `memory.fixed_memory`.
     """
     single = sum(prod(shape) for shape in momentum_matrices(recipe))
-    parts = memory.kept(
+    parts = memory.fixed_memory(
         count,
         ranks,
         stage,
@@ -51,16 +51,16 @@ def kept(
         largest=largest_parameter(recipe),
     )
     if recipe.average is not None:
-        parts.append(memory.averaged(count, ranks, stage))
+        parts.append(memory.average_memory(count, ranks, stage))
     taught = teacher_parameters(recipe)
     if taught:
-        parts.append(memory.frozen(taught, recipe.precision))
+        parts.append(memory.frozen_memory(taught, recipe.precision))
     if recipe.model.recurrence is not None and recipe.memory_refresh is not None:
-        parts.append(_cache(recipe.model, recipe.model.recurrence, rows, recipe.precision))
+        parts.append(_cached_states(recipe.model, recipe.model.recurrence, rows, recipe.precision))
     return parts
 
 
-def _cache(model: ModelConfig, cache: Recurrence, rows: int, precision: str) -> MemoryPart:
+def _cached_states(model: ModelConfig, cache: Recurrence, rows: int, precision: str) -> MemoryPart:
     """Return the part for the cached states of earlier rows, of all microbatches of a rank."""
     state = 2 if precision == "bf16" else 4
     formula = f"{state} B x {rows} rows x {cache.length} tokens x {model.hidden} x {model.layers} layers"
@@ -77,7 +77,7 @@ _ITERATIONS = 2  # iterations of the search for the rows of a microbatch that fi
 
 
 @dataclass(frozen=True)
-class Bill:
+class RankMemory:
     """The memory of one of `ranks` that train a recipe whose vocabulary is known, on a kind of device."""
 
     recipe: Recipe
@@ -86,21 +86,23 @@ class Bill:
     device: Device
 
     @classmethod
-    def of(cls, recipe: Recipe, ranks: int, device: Device, vocabulary: int | None = None) -> "Bill":
-        """Return the bill of a recipe. `vocabulary`: the tokenizer's size, for a recipe without a vocabulary size of
+    def from_recipe(
+        cls, recipe: Recipe, ranks: int, device: Device, vocabulary: int | None = None
+    ) -> "RankMemory":
+        """Return the memory of a recipe. `vocabulary`: the tokenizer's size, for a recipe without a vocabulary size of
         its own. Parameters are counted on a module without memory."""
         if vocabulary is not None and recipe.model.vocab is None:
             recipe = recipe.model_copy(
                 update={"model": recipe.model.model_copy(update={"vocab": vocabulary})}
             )
-        sized = recipe.model_copy(update={"model": known(recipe.model)})
+        sized = recipe.model_copy(update={"model": with_vocab(recipe.model)})
         return cls(sized, parameters(sized), ranks, device)
 
     def kept(self, phase: RecipePhase) -> int:
         """Return the bytes that are filled all the time."""
         rows = -(-phase.rows // self.ranks) * self.recipe.input.texts
         zero, bucket = self.recipe.zero, self._bucket
-        parts = kept(self.recipe, self.parameters, self.ranks, zero, rows=rows, bucket=bucket)
+        parts = fixed_memory(self.recipe, self.parameters, self.ranks, zero, rows=rows, bucket=bucket)
         return memory.total(parts)
 
     def with_rows(self, phase: RecipePhase, rows: int) -> int:
@@ -117,16 +119,16 @@ class Bill:
 
     @property
     def _bucket(self) -> int:
-        return BUCKET if self.device == "cuda" else min(BUCKET, self.parameters)
+        return BUCKET_SIZE if self.device == "cuda" else min(BUCKET_SIZE, self.parameters)
 
 
-def rows_that_fit(bill: Bill, room: int) -> list[int]:
+def rows_that_fit(bill: RankMemory, room: int) -> list[int]:
     """Return, for each phase, the largest number of rows of a microbatch that fits into `room` bytes and makes a step
     faster; at least 1."""
     return [_rows_that_fit(bill, phase, room - bill.kept(phase)) for phase in bill.recipe.phases]
 
 
-def _rows_that_fit(bill: Bill, phase: RecipePhase, room: int) -> int:
+def _rows_that_fit(bill: RankMemory, phase: RecipePhase, room: int) -> int:
     most, texts = _most_useful_rows(bill, phase), bill.recipe.input.texts
     for _ in range(_ITERATIONS):  # each turn starts nearer to the number of rows that fit
         added = bill.microbatches(phase, most)
@@ -135,7 +137,7 @@ def _rows_that_fit(bill: Bill, phase: RecipePhase, room: int) -> int:
     return found
 
 
-def _most_useful_rows(bill: Bill, phase: RecipePhase) -> int:
+def _most_useful_rows(bill: RankMemory, phase: RecipePhase) -> int:
     """Return the number of rows above which a larger microbatch has no use: a rank's rows of a step; on a CPU at most
     those of `CPU_TOKENS`."""
     part = -(-phase.rows // bill.ranks)

@@ -11,7 +11,7 @@ import torch
 from data_service.samples.lanes import Lanes
 from data_service.samples.packing import Packed
 from encoder_core.batch import Batch, untargeted
-from encoder_core.families.catalogue import ModelConfig, language_table
+from encoder_core.families.catalogue import ModelConfig, embedded_languages
 from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.teacher import Teacher
@@ -20,7 +20,7 @@ from encoder_core.train.settings import Precision
 from encoder_core.train.zero_memory import Device
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.objective import RecipeObjective
-from launcher.runtime.recipe.phases import during
+from launcher.runtime.recipe.phases import in_phase
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -53,7 +53,7 @@ class Shape:
 def microbatch_shape(recipe: Recipe, phase: RecipePhase) -> Shape:
     """Return the shape of a full microbatch of a phase. Each text of an example counts as a row."""
     rows = min(recipe.microbatch_of(phase), phase.rows) * recipe.input.texts
-    return full_rows(during(recipe, phase), rows, phase.length, phase_targets(recipe, phase))
+    return full_rows(in_phase(recipe, phase), rows, phase.length, phase_targets(recipe, phase))
 
 
 def full_rows(recipe: Recipe, rows: int, length: int, targets: int) -> Shape:
@@ -73,7 +73,7 @@ def full_rows(recipe: Recipe, rows: int, length: int, targets: int) -> Shape:
 
 def phase_targets(recipe: Recipe, phase: RecipePhase) -> int:
     """Return the number of targets of a row under the phase's masking."""
-    return targets_per_row(during(recipe, phase), phase.length)
+    return targets_per_row(in_phase(recipe, phase), phase.length)
 
 
 def targets_per_row(recipe: Recipe, length: int) -> int:
@@ -83,7 +83,7 @@ def targets_per_row(recipe: Recipe, length: int) -> int:
     return round(recipe.objective.masking.expected_targets(length, maskable))
 
 
-def counted(
+def microbatch_cost(
     recipe: Recipe, shape: Shape, device: Device = "cuda", *, checkpointing: bool | None = None
 ) -> PassCost:
     """Return the passes of a microbatch of `shape` on a device of this kind. The recipe's vocabulary is known.
@@ -91,25 +91,25 @@ def counted(
     `checkpointing`: whether layers are computed again in the backward pass; None: as the recipe says.
     """
     again = recipe.activation_checkpointing if checkpointing is None else checkpointing
-    return counted_passes(
+    return objective_cost(
         recipe.model, recipe.objective, shape, recipe.precision, device, checkpointing=again
     )
 
 
-def microbatch_flops(recipe: Recipe, shape: Shape) -> PassCost:
+def model_cost(recipe: Recipe, shape: Shape) -> PassCost:
     """Return the passes of a microbatch of which nothing is computed again: their FLOPs are the model's."""
-    return counted(recipe, shape, checkpointing=False)
+    return microbatch_cost(recipe, shape, checkpointing=False)
 
 
-def executed(recipe: Recipe, shape: Shape) -> int:
+def executed_flops(recipe: Recipe, shape: Shape) -> int:
     """Return the FLOPs of a microbatch, including those that run twice: layers under activation checkpointing, and the
     first pass of a contrastive step (encoder_core/objectives/contrastive.py)."""
-    found = counted(recipe, shape)
+    found = microbatch_cost(recipe, shape)
     return found.model + found.first_pass
 
 
 @lru_cache(maxsize=64)
-def counted_passes(
+def objective_cost(
     model: ModelConfig,
     objective: RecipeObjective,
     shape: Shape,
@@ -149,7 +149,7 @@ def full_batch(model: ModelConfig, objective: RecipeObjective, shape: Shape) -> 
         target_positions=targets,
         target_ids=torch.zeros_like(targets),
         segments=segments,
-        languages=torch.zeros_like(positions) if language_table(model) else None,
+        languages=torch.zeros_like(positions) if embedded_languages(model) else None,
         pair_labels=torch.zeros(rows, dtype=torch.int64),
         order=order if shape.permuted else None,
         reversed_rows=torch.arange(rows) % 2 == 1 if shape.backwards else None,

@@ -22,8 +22,8 @@ from launcher.errors import TryAgain
 from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.deaths import Deaths
 from launcher.runtime.cluster.gauges import Gauges
-from launcher.runtime.cluster.group_record import Group
-from launcher.runtime.cluster.nodes import draining, lost, staying
+from launcher.runtime.cluster.group_record import GroupRecord
+from launcher.runtime.cluster.nodes import dead_process, draining, nodes_without
 from launcher.runtime.cluster.operator_log import OperatorLog
 from launcher.runtime.cluster.orders import (
     Fatal,
@@ -40,8 +40,8 @@ from launcher.runtime.cluster.orders import (
 from launcher.runtime.cluster.rank_group import RankGroup
 from launcher.runtime.cluster.rank_pool import RankPool
 from launcher.runtime.cluster.run_claim import RunClaim
-from launcher.runtime.cluster.stop_requests import Stopping
-from launcher.runtime.cluster.stuck_ranks import kill, listed
+from launcher.runtime.cluster.stop_requests import StopRequests
+from launcher.runtime.cluster.stuck_ranks import kill_ranks, stuck_text
 from launcher.runtime.cluster.world_size import Nodes, WorldSizeTracker
 from launcher.runtime.policies.elastic import GroupStart, Sizing
 from launcher.runtime.policies.failures import SILENT_DEATHS, Failure, Restart, Stop
@@ -108,7 +108,7 @@ class ControlLoop:
         *,
         display: Display,
         log: OperatorLog,
-        stopping: Stopping,
+        stopping: StopRequests,
     ) -> None:
         self._uri, self._steps = run.store.uri, run.recipe.total_steps
         self._limits, self._recovery = run.recipe.watchdog, run.recipe.recovery
@@ -116,7 +116,7 @@ class ControlLoop:
         self._display, self._gauges = display, Gauges(run.store.uri)
         self._world, self._deaths = WorldSizeTracker(sizing, last), Deaths(failures)
         self._observer = Observer()
-        self.group, self._number, self._starts = Group(), 0, 0
+        self.group, self._number, self._starts = GroupRecord(), 0, 0
         self._pauses = False  # whether the present group was told to end early
         self._hands_over = False  # whether the next one takes over at once, so that nothing need be saved
         self._in_memory = False  # whether the last state is in memory only: the last group did not save it
@@ -128,12 +128,12 @@ class ControlLoop:
         """Run groups of ranks until the run is complete, or no further group may start. Raises TryAgain if Ray itself
         has died on this machine."""
         if self._deaths.failures:
-            self.follow_policy(staying(draining()))
+            self.follow_policy(nodes_without(draining()))
         with RankPool(self._uri, self._sizing, self._recovery) as pool:
             while (start := self.next_group()) is not None:
                 with RankGroup(start, pool) as group:
                     self._follow(group, assignment, pool)
-                    self._take_news(group.last_news() if lost() is None else ())
+                    self._take_news(group.last_news() if dead_process() is None else ())
                     self.conclude(group.ends, group.failed)
                 assignment = replace(assignment, before={})
         return self.end
@@ -144,13 +144,13 @@ class ControlLoop:
             _ensure_ray()
             if self._stopping.asked.is_set() and not self._in_memory:
                 return None
-            there = staying(draining())
+            there = nodes_without(draining())
             ranks = self._world.start(there)
             if (text := self._world.news()) is not None:
                 self._display.note(text)
             if ranks is not None:
                 self._number += 1
-                self.group, self._in_memory, self.end.finished = Group(), False, None
+                self.group, self._in_memory, self.end.finished = GroupRecord(), False, None
                 self._pauses = self._hands_over = False
                 return GroupStart(ranks, self._world.without, self._frugal, self._number)
             if self._stopping.asked.is_set():  # nobody can save what is in memory
@@ -173,17 +173,17 @@ class ControlLoop:
         that they load.
         """
         for _ in group.join(assignment, _POLL_S):
-            if self.turn(group):
+            if self.look_after(group):
                 return
-        if not group.joined or not self.enter(group):
+        if not group.joined or not self.claim_attempt(group):
             return
         done = None
         for _ in group.train(self.group.attempt or 0, _POLL_S):
-            if self.turn(group):
+            if self.look_after(group):
                 return
             if time.monotonic() - self._looked >= _ROOM_INTERVAL_S:
                 self._looked = time.monotonic()
-                self.look_around()
+                self.pause_for_nodes()
                 if self.group.worked:
                     pool.refill()
             if group.done:
@@ -191,7 +191,7 @@ class ControlLoop:
                 if time.monotonic() - done > _END_S:
                     return
 
-    def turn(self, group: RankGroup) -> bool:
+    def look_after(self, group: RankGroup) -> bool:
         """Give orders, take in news, and see that the ranks are alive. Return whether the group must be killed."""
         _ensure_ray()
         group.orders = replace(
@@ -202,17 +202,17 @@ class ControlLoop:
         )
         self._take_news(group.talk())
         if self._is_taken_over():
-            kill([beat.place for beat in self.group.beats.values()])
+            kill_ranks([beat.place for beat in self.group.beats.values()])
             return True
         self._observer.look(self.group.beats)
         found = self._observer.stuck(self._limits) if not (self.group.hung or group.done) else []
         if found:
-            what = listed(found)
+            what = stuck_text(found)
             self._display.note(f"the ranks are stuck, and will be started again: {what}")
             self.group.hung, self.group.blamed = True, culprits(found, self.group.beats)
             self._ask_stacks(group)
             self._log.hang(what, self.group)
-            kill([beat.place for beat in self.group.beats.values()])
+            kill_ranks([beat.place for beat in self.group.beats.values()])
         return False
 
     def _ask_stacks(self, group: RankGroup) -> None:
@@ -223,7 +223,7 @@ class ControlLoop:
             self._take_news(group.talk())
             time.sleep(_POLL_S)
 
-    def enter(self, group: RankGroup) -> bool:
+    def claim_attempt(self, group: RankGroup) -> bool:
         """Claim the attempt of the group, which has joined. Return whether it may train. While the store does not
         answer, the ranks wait for it."""
         try:
@@ -252,11 +252,11 @@ class ControlLoop:
 
     def _take_news(self, answers: Sequence[tuple[int, News]]) -> None:
         for rank, news in answers:
-            self.hear(rank, news)
+            self.take_rank_news(rank, news)
 
-    def hear(self, rank: int, news: News) -> None:
+    def take_rank_news(self, rank: int, news: News) -> None:
         """Take in a rank's news: where it is; its figures, for every sink of them; what it says and records."""
-        self.group.heard(rank, news)
+        self.group.take_news(rank, news)
         if news.stack is not None:
             self.group.stacks[rank] = news.stack
         if news.resumed is not None and not self.group.resumed:
@@ -280,12 +280,12 @@ class ControlLoop:
         repeats = f", {again:,} steps are repeated" if again else ""
         self._display.note(f"loading the state of step {step:,}{repeats}")
 
-    def look_around(self) -> None:
+    def pause_for_nodes(self) -> None:
         """Pause the ranks at a checkpoint if a node of theirs is being drained, or if more could train."""
         if self._pauses:
             return
         going = draining()
-        there = staying(going)
+        there = nodes_without(going)
         ours = going & {beat.place.node for beat in self.group.beats.values()}
         if ours:
             names = ", ".join(sorted(node[:8] for node in ours))
@@ -295,7 +295,7 @@ class ControlLoop:
 
     def _pause(self, reason: str, how: str, there: Nodes) -> None:
         """Have the ranks end. They save the state, unless the next ones can start at once."""
-        self._pauses, self._hands_over = True, self._world.at_once(there)
+        self._pauses, self._hands_over = True, self._world.can_start_now(there)
         self._display.note(f"{reason}: {'' if self._hands_over else 'saving, to '}go on {how}")
         self._log.event("pause", reason=reason)
 
@@ -306,7 +306,7 @@ class ControlLoop:
         for rank, end in ends.items():
             match end.outcome:
                 case Raised() as error:
-                    self.group.raised(rank, error)
+                    self.group.add_error(rank, error)
                 case Fatal() as fatal:
                     self.end.fatal = self.end.fatal or fatal
                 case TakenOver(problem):
@@ -334,7 +334,7 @@ class ControlLoop:
     def _exclude_nodes(self, unfit: UnfitNodes) -> None:
         """Exclude the nodes that the preflight found unfit. If too few nodes are left, the run ends."""
         bad = frozenset(preflight["node"] for preflight in unfit.preflights)
-        if self._world.leave_out(staying(draining()), bad):
+        if self._world.leave_out(nodes_without(draining()), bad):
             self._display.note(f"left out: {unfit.problem} ({unfit.remedy})")
         else:
             self.end.fatal = self.end.fatal or Fatal(unfit.problem, unfit.remedy)
@@ -356,11 +356,11 @@ class ControlLoop:
         failure."""
         group, stopped = self.group, self._stopping.asked.is_set()
         failure = group.failure(failed, committed=self._deaths.committed, now=time.time())
-        self._display.note(group.epitaph(failed) + ("" if stopped else "; starting again"))
+        self._display.note(group.death_text(failed) + ("" if stopped else "; starting again"))
         self._log.death(failure, failed, group)
         if not stopped:
             self._deaths.add(failure)
-            self.follow_policy(staying(draining()))
+            self.follow_policy(nodes_without(draining()))
 
     def follow_policy(self, there: Nodes) -> None:
         decision = self._deaths.decide(nodes=len(there))
@@ -369,13 +369,13 @@ class ControlLoop:
                 self.end.fatal = self.end.fatal or Fatal(decision.reason, decision.remedy)
             case Restart():
                 self._world.leave_out(there, decision.without)
-                self._economise(decision.frugal)
+                self._announce_frugality(decision.frugal)
             case _:
                 assert_never(decision)
         if not self._is_taken_over():
             self._log.deaths(self._deaths.failures)
 
-    def _economise(self, frugal: bool) -> None:
+    def _announce_frugality(self, frugal: bool) -> None:
         """Say so, once, if the next ranks make no copies of their state and have no spare processes."""
         if frugal and not self._frugal:
             failures = self._deaths.failures
@@ -388,6 +388,6 @@ class ControlLoop:
 
 
 def _ensure_ray() -> None:
-    dead = lost()
+    dead = dead_process()
     if dead is not None:
         raise TryAgain(f"Ray is lost: its {dead} has died", remedy=NOT_SAVED)

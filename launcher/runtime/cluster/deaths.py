@@ -19,8 +19,8 @@ from data_service.store.errors import KeyMissing, StoreError
 from launcher.errors import RunError
 from launcher.runtime.policies.failures import Failure, Restart, Stop, decide
 
-KEY = "attempts/deaths.json"
-NEWEST = 32  # number of newest failures that are stored; the policy uses fewer
+DEATHS = "attempts/deaths.json"
+MAX_KEPT = 32  # number of newest failures that are stored; the policy uses fewer
 _ERROR_CHARACTERS = 500  # characters of an error
 
 
@@ -46,7 +46,7 @@ class Deaths:
 
     def add(self, failure: Failure) -> None:
         """Add the failure of a group of ranks."""
-        self.failures = [*self.failures, failure][-NEWEST:]
+        self.failures = [*self.failures, failure][-MAX_KEPT:]
         self._reached = failure.step
 
     def resumed(self, step: int) -> int:
@@ -69,24 +69,26 @@ def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
     """Return the failures on record, the oldest first. A damaged record counts as no failures, and `note` tells the
     operator so. Raises StoreError; RunError if a newer version of Maskfleet wrote the record."""
     try:
-        data = store.get(KEY)
+        data = store.get(DEATHS)
         return list(_DeathsRecord.model_validate_json(data).failures)
     except KeyMissing:
         return []
     except ValidationError as error:
         if is_newer(data, known=1, error=error):
-            raise RunError(newer_text(f"{store.uri}/{KEY}"), remedy=NEWER_REMEDY) from error
-        note(f"{store.uri}/{KEY} is damaged: earlier failures of the run are not counted")
+            raise RunError(newer_text(f"{store.uri}/{DEATHS}"), remedy=NEWER_REMEDY) from error
+        note(f"{store.uri}/{DEATHS} is damaged: earlier failures of the run are not counted")
         return []
 
 
 def write_deaths(store: Store, failures: Sequence[Failure]) -> None:
     """Replace the record by the newest `failures`. Raises StoreError."""
-    newest = (replace(one, error=one.error and one.error[:_ERROR_CHARACTERS]) for one in failures[-NEWEST:])
-    store.put(KEY, _DeathsRecord(failures=tuple(newest)).model_dump_json().encode())
+    newest = (replace(one, error=one.error and one.error[:_ERROR_CHARACTERS]) for one in failures[-MAX_KEPT:])
+    store.put(DEATHS, _DeathsRecord(failures=tuple(newest)).model_dump_json().encode())
 
 
-def of_command(attempt: Attempt, *, committed: int, now: float, note: Callable[[str], None]) -> list[Failure]:
+def past_failures(
+    attempt: Attempt, *, committed: int, now: float, note: Callable[[str], None]
+) -> list[Failure]:
     """Return the failures on record. If the start before `attempt` left no record of its end, its driver was killed:
     this is added as one more failure. Call the function after `attempt` is claimed.
 
@@ -109,7 +111,7 @@ def count_start(attempt: Attempt, error: Exception, *, committed: int, note: Cal
     with suppress(StoreError):
         line = f"{type(error).__name__}: {getattr(error, 'problem', error)}"
         failures = read_deaths(attempt.store, note)
-        deaths = Deaths([*failures, _silent_death(committed, time.time(), line)][-NEWEST:])
+        deaths = Deaths([*failures, _silent_death(committed, time.time(), line)][-MAX_KEPT:])
         decision = deaths.decide(nodes=1)
         write_deaths(attempt.store, deaths.failures)
         if isinstance(decision, Stop):

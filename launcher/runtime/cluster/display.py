@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from launcher.output import human_duration
 from launcher.progress import shown_elsewhere, work
-from launcher.runtime.run.metrics import running_mean, shown_on, spell, term_losses
+from launcher.runtime.run.metrics import losses_text, running_mean, shown_on, term_losses
 
 _PLAIN_SECONDS = 10.0
 _STARTING = "starting"  # the activity of a rank that does nothing that takes long
@@ -42,7 +42,7 @@ class Watch:
         if record["kind"] == "step":
             self._step(record)
         else:
-            found = spell(term_losses(record), record.get("perplexity"))
+            found = losses_text(term_losses(record), record.get("perplexity"))
             self.note(f"step {record['step']}/{self._total}  held out: {found}")
 
     def doing(self, doing: str) -> None:
@@ -95,9 +95,9 @@ class Watch:
 
     def _figures(self, done: int) -> str:
         seconds = max(self._means["seconds"], 1e-9)
-        losses = spell({name: self._means[f"{name} loss"] for name in self._losses})
-        found = ((metric, metric.of(self._means)) for metric in shown_on("progress"))
-        said = [metric.say(value) for metric, value in found if value is not None]
+        losses = losses_text({name: self._means[f"{name} loss"] for name in self._losses})
+        found = ((metric, metric.value_in(self._means)) for metric in shown_on("progress"))
+        said = [metric.value_text(value) for metric, value in found if value is not None]
         ahead = f"ETA {human_duration((self._total - done) * seconds)}"
         return "  ".join(part for part in (losses, *said, ahead) if part)
 

@@ -15,7 +15,7 @@ DESCRIPTIONS = {
     "step": "Steps done.",
     "loss": "Training loss of the newest step, per target, in nats, by term.",
     "heldout_loss": "Held-out loss of the newest evaluation, per target, in nats, by term.",
-    **{metric.gauge: f"Newest {metric.about()}." for metric in (*STEP, *HELD_OUT) if metric.gauge},
+    **{metric.gauge: f"Newest {metric.tile_label()}." for metric in (*STEP, *HELD_OUT) if metric.gauge},
     "figure": "Further figures of the newest step or evaluation, by their name in its record.",
     "goodput": "Share of the time since this command began that was spent in steps that count.",
     "restarts": "Times that the ranks were started again by this command.",
@@ -64,7 +64,7 @@ class Gauges:
 
     def _figures(self, metrics: tuple[Metric, ...], record: Mapping[str, Any]) -> None:
         for metric in shown_on("gauge", metrics):
-            value = metric.of(record)
+            value = metric.value_in(record)
             if value is None:
                 continue
             if metric.gauge:

@@ -9,7 +9,7 @@ from launcher.runtime.policies.watchdog import Beat, next_beat
 
 
 @dataclass
-class Group:
+class GroupRecord:
     """A group of ranks, from the permission to start until the next group gets its own.
 
     Attributes:
@@ -34,12 +34,12 @@ class Group:
     resumed: bool = False
     hung: bool = False
 
-    def heard(self, rank: int, news: News) -> None:
+    def take_news(self, rank: int, news: News) -> None:
         """Take in where a rank is."""
         beat = Beat(1, news.step, news.doing, news.done, news.place)
         self.beats[rank] = next_beat(self.beats.get(rank), beat)
 
-    def raised(self, rank: int, error: Raised) -> None:
+    def add_error(self, rank: int, error: Raised) -> None:
         """Take in the error with which a rank ended."""
         self.errors[rank] = error
         self.blamed = error.blamed if error.blamed is not None else self.blamed
@@ -75,7 +75,7 @@ class Group:
         told = (rank for rank, raised in self.errors.items() if raised.kind != "silent")
         return next(told, None)
 
-    def epitaph(self, failed: Sequence[int]) -> str:
+    def death_text(self, failed: Sequence[int]) -> str:
         """Return which rank ended the group and how, as a line for the operator."""
         cause = self.cause(failed)
         if cause is not None:

@@ -31,7 +31,7 @@ _copying = on_thread("copying")
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldSlot:
     """A complete set in a keeper's memory, as told to other processes.
 
     Attributes:
@@ -120,7 +120,7 @@ class MemoryKeeper:
                 slot.close()
         self._copies = {}
 
-    def offers(self) -> list[Held]:
+    def offers(self) -> list[HeldSlot]:
         """Return all complete sets that are here."""
         slots = [slot for rank in self._ranks.values() for slot in (*rank.slots, *rank.before)]
         copies = [slot for kept in self._copies.values() for slot in kept]
@@ -129,7 +129,7 @@ class MemoryKeeper:
             told = slot.read_description()
             if told is not None:
                 place = (self._node, os.getpid(), slot.descriptor)
-                found.append(Held(*place, told.model_dump_json()))
+                found.append(HeldSlot(*place, told.model_dump_json()))
         return found
 
     @_serving
@@ -300,7 +300,7 @@ class NodeMemory:
     def held(self) -> list[dict[str, Any]]:
         """Return the sets that all keepers hold which answer in time, those of this node first, as JSON."""
         calls = [keeper.offers.remote() for keeper in self._keepers.values() if self._remembers]
-        found: list[Held] = []
+        found: list[HeldSlot] = []
         for call in ray.wait(calls, num_returns=len(calls), timeout=_OFFERS_S)[0] if calls else ():
             with suppress(RayError):
                 found += ray.get(call)
@@ -312,7 +312,7 @@ class NodeMemory:
     def open_set(self, held: Mapping[str, Any]) -> Callable[[int, int], Any]:
         """Return the function that reads bytes of a set's body, by their offsets. That function raises RayError if the
         keeper of another node is gone. Raises OSError if the keeper of this node is."""
-        there = Held(**held)
+        there = HeldSlot(**held)
         if there.node == self._node:
             data = Slot.open_of_process(there.pid, there.descriptor).map_and_close()
             return lambda start, stop: data[HEADER_BYTES + start : HEADER_BYTES + stop]

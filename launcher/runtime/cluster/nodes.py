@@ -29,30 +29,30 @@ def draining() -> frozenset[str]:
     return draining_nodes()
 
 
-def lost() -> str | None:
+def dead_process() -> str | None:
     """Return which of the Ray processes that this process started has died; None while all live, or if Ray was started
     elsewhere."""
     return next(iter(dead_processes()), None)
 
 
-def logs() -> Path:
+def log_folder() -> Path:
     """Return Ray's log folder on this node."""
     return logs_folder()
 
 
 @contextmanager
-def room_for(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
+def request_nodes(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
     """Ask the cluster's autoscaler, if there is one, for nodes that hold all `bundles` at once, inside the `with`
     block."""
     request_resources(bundles=[dict(bundle) for bundle in bundles])
     try:
         yield
     finally:
-        if lost() is None:
+        if dead_process() is None:
             request_resources(bundles=[])
 
 
-def staying(going: Container[str]) -> list[dict[str, Any]]:
+def nodes_without(going: Container[str]) -> list[dict[str, Any]]:
     """Return the nodes of `ray.nodes()` that are not in `going`, the ids of nodes on which Ray places nothing new."""
     return [node for node in ray.nodes() if node["NodeID"] not in going]
 

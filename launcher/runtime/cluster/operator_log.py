@@ -6,7 +6,7 @@ from functools import partial
 
 from data_service.store.base import Store
 from launcher.runtime.cluster.deaths import write_deaths
-from launcher.runtime.cluster.group_record import Group
+from launcher.runtime.cluster.group_record import GroupRecord
 from launcher.runtime.policies.failures import Failure
 from launcher.runtime.run.log import OPERATOR, operator_event
 from launcher.runtime.run.recording import Recorder
@@ -24,7 +24,7 @@ class OperatorLog:
         """Record an event with the present time."""
         self._recorder.submit(partial(operator_event, self._store, kind, time.time(), **fields))
 
-    def hang(self, what: str, group: Group) -> None:
+    def hang(self, what: str, group: GroupRecord) -> None:
         """Record that the ranks of a group are stuck, with the tracebacks of those that answered. `what`: which ranks
         are stuck and why."""
         for rank, text in group.stacks.items():
@@ -32,7 +32,7 @@ class OperatorLog:
         silent = sorted(group.beats.keys() - group.stacks.keys())
         self.event("hang", attempt=group.attempt or OPERATOR, what=what, without_stacks=silent)
 
-    def death(self, failure: Failure, failed: Sequence[int], group: Group) -> None:
+    def death(self, failure: Failure, failed: Sequence[int], group: GroupRecord) -> None:
         """Record that a group has died, ended by the ranks in `failed`."""
         about = {"of": group.attempt, "step": failure.step, "ranks": sorted(failed)}
         self.event("death", **about, node=failure.node, reason=failure.error)

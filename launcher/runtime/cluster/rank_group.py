@@ -18,9 +18,9 @@ import ray
 from ray.exceptions import RayError
 
 from launcher.runtime.cluster.assignment import Assignment
-from launcher.runtime.cluster.nodes import lost
+from launcher.runtime.cluster.nodes import dead_process
 from launcher.runtime.cluster.orders import Joined, News, Orders, RankEnd
-from launcher.runtime.cluster.rank_placement import Seat, ordered, seats
+from launcher.runtime.cluster.rank_placement import Seat, rank_order, seats
 from launcher.runtime.cluster.rank_pool import Place, RankPool, Waiting
 from launcher.runtime.policies.elastic import GroupStart
 from launcher.runtime.policies.watchdog import beat_interval
@@ -55,7 +55,7 @@ class RankGroup:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if lost() is None:  # without Ray nobody answers, and the ranks die with their node
+        if dead_process() is None:  # without Ray nobody answers, and the ranks die with their node
             ended = _done_calls(self._calls, 0.0)
             self._pool.release({rank: _is_ok(call) for rank, call in enumerate(self._calls) if call in ended})
 
@@ -144,7 +144,7 @@ class RankGroup:
         for place, placement in zip(places, found, strict=True):
             place.placement = place.placement or placement
         if anew:
-            places[:] = self._pool.sort(ordered(found))
+            places[:] = self._pool.sort(rank_order(found))
         ports = yield from self._await([place.actor.free_port.remote() for place in places], poll_s, READY_S)
         if self.failed:
             return []

@@ -78,19 +78,19 @@ class Seat:
             "MASTER_ADDR": self.master[0],
             "MASTER_PORT": self.master[1],
         }
-        gpus = self._gpu_variables() if self.gpus else seeing(())
+        gpus = self._gpu_variables() if self.gpus else visible_devices(())
         return {name: str(value) for name, value in found.items()} | gpus
 
     def _gpu_variables(self) -> dict[str, str]:
         # With expandable segments, rows of many lengths do not fragment the GPU's memory.
         allocator = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-        found = seeing(self.visible) | {"PYTORCH_ALLOC_CONF": allocator}
+        found = visible_devices(self.visible) | {"PYTORCH_ALLOC_CONF": allocator}
         if self.shares_a_gpu:  # NCCL's guide asks for this, because no MIG instance has NVLink
             found["NCCL_MNNVL_ENABLE"] = os.environ.get("NCCL_MNNVL_ENABLE", "0")
         return found
 
 
-def seeing(gpus: Sequence[str]) -> dict[str, str]:
+def visible_devices(gpus: Sequence[str]) -> dict[str, str]:
     """Return the environment variables with which a process sees exactly these GPUs, in this order. GPUs are numbered
     by PCI bus, as the driver's tools do it. CUDA's default gives the lowest number to the fastest GPU."""
     order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
@@ -98,7 +98,7 @@ def seeing(gpus: Sequence[str]) -> dict[str, str]:
 
 
 def seats(placements: Sequence[Placement], port: int) -> list[Seat]:
-    """Return the seats of processes that are sorted by rank (`ordered`). `port`: a free port of the first process's
+    """Return the seats of processes that are sorted by rank (`rank_order`). `port`: a free port of the first process's
     node, where rank 0 will listen.
 
     Raises SeatError if the GPUs of a node cannot be told apart.
@@ -142,14 +142,14 @@ def _kind(gpu: str) -> str | None:
     return next((kind for kind in _ID_PREFIXES if gpu.startswith(kind)), None)
 
 
-def ordered(placements: Sequence[Placement]) -> list[int]:
+def rank_order(placements: Sequence[Placement]) -> list[int]:
     """Return the indices of `placements` in the order of their ranks: node by node, on each node by GPU."""
     first = {placement.node: index for index, placement in reversed(list(enumerate(placements)))}
     return sorted(
-        range(len(placements)), key=lambda index: (first[placements[index].node], _number(placements[index]))
+        range(len(placements)), key=lambda index: (first[placements[index].node], _order(placements[index]))
     )
 
 
-def _number(placement: Placement) -> tuple[int, str, int]:
+def _order(placement: Placement) -> tuple[int, str, int]:
     gpu = placement.gpus[0] if placement.gpus else ""
     return (int(gpu) if gpu.isdecimal() else 0, gpu, placement.pid)

@@ -19,9 +19,9 @@ from ray.util import placement_group, placement_group_table, remove_placement_gr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from launcher.runtime.cluster.memory_keeper import ensure_keepers
-from launcher.runtime.cluster.nodes import draining, lost
+from launcher.runtime.cluster.nodes import dead_process, draining
 from launcher.runtime.cluster.rank_placement import Placement, Seat
-from launcher.runtime.cluster.rank_process import TALKS, RankProcess
+from launcher.runtime.cluster.rank_process import CONCURRENCY, RankProcess
 from launcher.runtime.policies.elastic import GroupStart, Sizing
 from launcher.runtime.policies.recovery import Recovery, spares_for
 
@@ -31,8 +31,8 @@ Waiting = Generator[None, None, None]
 Origin = Literal["stayed", "spare", "new"]
 """Where a rank's process comes from."""
 
-_PLACED_S = 10.0  # time limit for Ray to reserve the places of the ranks
-_MOVED_S = 3.0  # time for Ray to move the places of a lost node to another one
+_PLACING_S = 10.0  # time limit for Ray to reserve the places of the ranks
+_MOVING_S = 3.0  # time for Ray to move the places of a lost node to another one
 _POLL_S = 0.1
 _ALIVE_S = 1.0  # time limit for a spare process to answer
 _NODE_LABEL = "ray.io/node-id"
@@ -99,7 +99,7 @@ class RankPool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if lost() is not None:  # nobody is there to be asked, and they die with their node
+        if dead_process() is not None:  # nobody is there to be asked, and they die with their node
             return
         self._drop_reserves()
         self._clear()
@@ -200,7 +200,7 @@ class RankPool:
     def _reused_places(self, count: int, avoided: Container[str]) -> Generator[None, None, list[Place]]:
         """Return at most `count` of the vacant places that Ray holds on nodes that may have ranks. When a node is lost,
         Ray moves its places to others as soon as they have room, which is awaited for a moment."""
-        deadline = time.monotonic() + _MOVED_S
+        deadline = time.monotonic() + _MOVING_S
         while True:
             alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
             now = {place: node for place, node in self._vacant_places() if node in alive}
@@ -264,7 +264,7 @@ class RankPool:
 
     def _process(self, each: Mapping[str, float], strategy: Any) -> Any:
         cores, gpus = each.get("CPU", 0), each.get("GPU", 0)
-        actor = ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0, concurrency_groups=TALKS)(
+        actor = ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0, concurrency_groups=CONCURRENCY)(
             RankProcess
         )
         return actor.options(scheduling_strategy=strategy).remote()
@@ -282,7 +282,7 @@ class RankPool:
 
 def _is_reserved(group: Any, poll_s: float) -> Generator[None, None, bool]:
     """Return whether Ray finds all places of a placement group in time."""
-    deadline = time.monotonic() + _PLACED_S
+    deadline = time.monotonic() + _PLACING_S
     while time.monotonic() < deadline:
         if group.wait(poll_s):
             return True

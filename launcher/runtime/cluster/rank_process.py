@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from launcher.runtime.cluster.orders import News, Orders, RankEnd
     from launcher.runtime.cluster.worker import Rank
 
-TALKS = {"talks": 1}
+CONCURRENCY = {"talks": 1}
 """Ray's groups of threads of the actor, besides the thread on which a rank trains."""
 _SET_NAME = 15  # an option of prctl(2)
 _CUDA_LIBRARIES = ("torch", "deepspeed")
 
 
-def given_gpus() -> tuple[str, ...]:
+def assigned_gpus() -> tuple[str, ...]:
     """Return the GPUs that Ray gave this process: entries of `CUDA_VISIBLE_DEVICES` when the node's Ray started, or, if
     that was not set, numbers from 0."""
     return tuple(gpu.strip() for gpu in ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
@@ -36,7 +36,7 @@ def given_gpus() -> tuple[str, ...]:
 
 class RankProcess:
     """The actor in which a rank runs: of one group after another, as long as its groups end in good order or by the
-    death of other ranks. The driver talks with it on a thread of its own (`TALKS`), whatever the rank computes."""
+    death of other ranks. The driver talks with it on its own thread (`CONCURRENCY`), whatever the rank computes."""
 
     def __init__(self) -> None:
         self._loaded = False  # whether we loaded torch, which may then be there before a seat
@@ -57,7 +57,7 @@ class RankProcess:
 
     def placement(self) -> Placement:
         node = ray.get_runtime_context().get_node_id()
-        return Placement(node, ray.util.get_node_ip_address(), os.getpid(), given_gpus())
+        return Placement(node, ray.util.get_node_ip_address(), os.getpid(), assigned_gpus())
 
     def free_port(self) -> int:
         with socket.socket() as probe:
@@ -124,19 +124,19 @@ def _ensure_not_loaded() -> None:
     for library in _CUDA_LIBRARIES:
         if library in sys.modules:
             raise SeatError(
-                f"{importer(library)} has imported {library} into a rank's process before the rank has its GPU",
+                f"{find_importer(library)} has imported {library} into a rank's process before the rank has its GPU",
                 remedy=f"start Ray without whatever imports {library} into its workers: sitecustomize, .pth files, or "
                 "a worker_process_setup_hook",
             )
 
 
-def importer(library: str) -> str:
+def find_importer(library: str) -> str:
     """Return the module that imported `library`, as far as the names in modules tell. Modules after `library` in
     `sys.modules` are looked at first, since a module is completed after the modules that it imports."""
     names = list(sys.modules)
     place = names.index(library)
     for name in names[place + 1 :] + names[place::-1]:
-        if not _is_module_of(name, library) and any(_named_by(value, library) for value in _names(name)):
+        if not _is_module_of(name, library) and any(_is_from(value, library) for value in _values(name)):
             return name
     return "a function"
 
@@ -145,11 +145,11 @@ def _is_module_of(name: str | None, library: str) -> bool:
     return name is not None and (name == library or name.startswith(f"{library}."))
 
 
-def _names(module: str) -> list[object]:
+def _values(module: str) -> list[object]:
     return list(getattr(sys.modules[module], "__dict__", {}).values())
 
 
-def _named_by(value: object, library: str) -> bool:
+def _is_from(value: object, library: str) -> bool:
     if isinstance(value, ModuleType):
         return _is_module_of(value.__name__, library)
     return isinstance(value, type | FunctionType) and _is_module_of(value.__module__, library)

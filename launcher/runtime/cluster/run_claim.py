@@ -37,7 +37,7 @@ class RunClaim:
         self._claims = ThreadPoolExecutor(1, thread_name_prefix="claim")
         self._heart = Heartbeat(first)
         self._heart.__enter__()  # here, because the first group may have to wait for machines
-        threading.Thread(target=self._look, name="successor", daemon=True).start()
+        threading.Thread(target=self._watch_claims, name="successor", daemon=True).start()
 
     @property
     def taken(self) -> bool:
@@ -97,7 +97,7 @@ class RunClaim:
         self._newest = attempt
         before.__exit__()
 
-    def _look(self) -> None:
+    def _watch_claims(self) -> None:
         """Look for a newer claim until there is one or the command ends. Errors of the store are ignored: the next look
         asks again, and so does every commit."""
         while not self._closed.wait(self._look_s):

@@ -17,7 +17,7 @@ from launcher.runtime.preflight.collective import loaded_versions
 from launcher.runtime.rank.build import engine_config
 from launcher.runtime.rank.compilation import take_compiled
 from launcher.runtime.rank.main import threads_of
-from launcher.runtime.run.kept_tokenizer import kept_once
+from launcher.runtime.run.kept_tokenizer import cached_tokenizer
 from launcher.runtime.run.record import open_run
 
 _SINGLE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
@@ -27,7 +27,7 @@ def prepare(run_uri: str, *, gpus: bool, ranks: int) -> None:
     """Prepare this process for a rank of the run. `ranks`: number of ranks on this node, which share its cores."""
     loaded_versions()
     run = open_run(run_uri)
-    tokenizer = kept_once(run.store, run.record.inputs.tokenizer, run.recipe)
+    tokenizer = cached_tokenizer(run.store, run.record.inputs.tokenizer, run.recipe)
     if gpus:
         # This loads torch's compiler, as building an engine does, which takes seconds. It makes no call to CUDA.
         torch.compiler.disable(_rehearse)  # type: ignore[no-untyped-call]

@@ -15,10 +15,10 @@ from launcher.exit_codes import REPEAT, STOPPED
 from launcher.signals import heeded
 
 POLL_S = 2.0
-_WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "the terminal was closed (SIGHUP)"}
+_SIGNAL_WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "the terminal was closed (SIGHUP)"}
 
 
-class Stopping:
+class StopRequests:
     """A receiver of requests to stop: SIGTERM, SIGHUP, Ctrl-C and `maskfleet runs stop`. All ask for a commit and a
     clean end; a second Ctrl-C ends the command at once.
 
@@ -46,7 +46,7 @@ class Stopping:
         self.reason: str | None = None
         self.code = REPEAT
 
-    def __enter__(self) -> "Stopping":
+    def __enter__(self) -> "StopRequests":
         self._before = {number: signal.getsignal(number) for number in heeded()}
         self._heeding = threading.Thread(target=self._request_by_signal, name="signals", daemon=True)
         self._heeding.start()
@@ -69,7 +69,7 @@ class Stopping:
         """Look in the store for requests to stop, inside the `with` block. `attempt`: the first attempt of the
         command."""
         over = threading.Event()
-        thread = threading.Thread(target=self._look, args=(attempt, over), name="stop requests", daemon=True)
+        thread = threading.Thread(target=self._watch, args=(attempt, over), name="stop requests", daemon=True)
         thread.start()
         try:
             yield
@@ -96,9 +96,9 @@ class Stopping:
 
     def _request_by_signal(self) -> None:
         while (number := self._signals.get()) is not None:
-            self._request_stop(_WORDS.get(number, number.name), REPEAT)
+            self._request_stop(_SIGNAL_WORDS.get(number, number.name), REPEAT)
 
-    def _look(self, attempt: Attempt, over: threading.Event) -> None:
+    def _watch(self, attempt: Attempt, over: threading.Event) -> None:
         """Look for a request in the store until one comes or `over` is set. Errors of the store are ignored: training
         notices them by itself."""
         while not over.wait(self._poll_s) and not self.asked.is_set():

@@ -14,13 +14,13 @@ _KILL_S = 10.0  # time limit for the nodes to kill ranks; a node that does not a
 _LISTED_RANKS = 8  # most ranks that a message names: when one of a thousand ranks hangs, all do
 
 
-def listed(found: Sequence[Stuck]) -> str:
+def stuck_text(found: Sequence[Stuck]) -> str:
     """Return which ranks are stuck and why, as text."""
     more = f"; {len(found) - _LISTED_RANKS} more" if len(found) > _LISTED_RANKS else ""
     return "; ".join(map(str, found[:_LISTED_RANKS])) + more
 
 
-def kill(places: Sequence[RankLocation]) -> None:
+def kill_ranks(places: Sequence[RankLocation]) -> None:
     """Send SIGKILL to the ranks at `places`, through a task on each rank's node. Return when all tasks have ended, or
     after `_KILL_S` seconds if a node does not answer."""
     task = ray.remote(num_cpus=0, max_retries=0)(_kill)

@@ -31,8 +31,8 @@ from launcher.errors import RunError, TryAgain
 from launcher.exit_codes import FINISHED, JOIN_SECONDS, REPEAT, code_of
 from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.control_loop import ControlLoop, Display, LoopEnd
-from launcher.runtime.cluster.deaths import count_start, of_command
-from launcher.runtime.cluster.nodes import connect, logs, room_for
+from launcher.runtime.cluster.deaths import count_start, past_failures
+from launcher.runtime.cluster.nodes import connect, log_folder, request_nodes
 from launcher.runtime.cluster.operator_log import OperatorLog
 from launcher.runtime.cluster.resources import (
     Resources,
@@ -43,8 +43,8 @@ from launcher.runtime.cluster.resources import (
     sizing,
 )
 from launcher.runtime.cluster.run_claim import RunClaim
-from launcher.runtime.cluster.stop_requests import Stopping
-from launcher.runtime.preflight.network import refusal
+from launcher.runtime.cluster.stop_requests import StopRequests
+from launcher.runtime.preflight.network import connection_error
 from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import before_specs, heldout_specs, stream_spec
@@ -88,7 +88,7 @@ def supervise(
     run: Run,
     display: Display,
     log: OperatorLog,
-    stopping: Stopping,
+    stopping: StopRequests,
     *,
     companions: Companions,
     nodes: int = 1,
@@ -103,7 +103,7 @@ def supervise(
         EnvironmentUnusable: as `temporary_root`.
         RunError: if the run cannot continue; the message says why.
     """
-    startup = Startup.of_command(supervisor_process())
+    startup = Startup.from_command(supervisor_process())
     startup.done("command")
     temporary_root()  # Ray needs a temporary folder: check before the run is claimed
     _await_cluster(stopping, display)
@@ -114,12 +114,12 @@ def supervise(
     newest = None
     try:
         with RunClaim(attempt, owner) as claim, stopping.requests(attempt):
-            newest = _newest(run)
+            newest = _newest_checkpoint(run)
             if newest is not None and newest.step >= run.recipe.total_steps:
                 _evaluate_last_commit(run, display, stopping, companions)
                 return RunOutcome(FINISHED, newest.step)
             startup.done("claim")
-            start = _Start(run, display, log, stopping, companions, startup, newest)
+            start = _RunStart(run, display, log, stopping, companions, startup, newest)
             return start.supervise(attempt, claim, nodes)
     except Exception as error:
         if not stopping.asked.is_set() and code_of(error) == REPEAT and not isinstance(error, _UNCOUNTED):
@@ -132,30 +132,30 @@ def supervise(
             end_newest_attempt(run.store, owner, time.time())
 
 
-def _evaluate_last_commit(run: Run, display: Display, stopping: Stopping, companions: Companions) -> None:
+def _evaluate_last_commit(run: Run, display: Display, stopping: StopRequests, companions: Companions) -> None:
     """Evaluate the last commit of a complete run, if the command that completed the run did not evaluate it."""
     if companions.pending(run):
         with (
-            _ray(plan_resources(run.recipe), stopping),
+            _ray_session(plan_resources(run.recipe), stopping),
             companions.evaluating(run, display.note, stopping.asked),
         ):
             pass
 
 
-def _newest(run: Run) -> CheckpointManifest | None:
+def _newest_checkpoint(run: Run) -> CheckpointManifest | None:
     """Return the newest checkpoint, without a full check: every rank verifies it before use."""
     good = newest_good(run.store, Alone(), full=False)
     return good.manifest if good else None
 
 
 @dataclass(frozen=True)
-class _Start:
+class _RunStart:
     """One start of a run whose attempt is claimed. `last`: the newest checkpoint."""
 
     run: Run
     display: Display
     log: OperatorLog
-    stopping: Stopping
+    stopping: StopRequests
     companions: Companions
     startup: Startup
     last: CheckpointManifest | None
@@ -164,7 +164,7 @@ class _Start:
         """Start Ray and its services, then follow the ranks to their end."""
         self.display.note("joining the Ray cluster" if joins_cluster() else "starting Ray")
         recipe, stopping = self.run.recipe, self.stopping
-        with _ray(plan_resources(recipe), stopping):
+        with _ray_session(plan_resources(recipe), stopping):
             self.startup.done("Ray")
             _await_nodes(nodes, stopping, self.display)
             if stopping.asked.is_set():
@@ -174,12 +174,12 @@ class _Start:
             feed = start_feed(_feed_config(self.run, data_workers(recipe, cores_of(there), size.most)))
             open_streams_ahead(self.run, feed)
             committed, ranks = (self.last.step, self.last.world_size) if self.last else (0, None)
-            failures = of_command(attempt, committed=committed, now=time.time(), note=self.display.note)
+            failures = past_failures(attempt, committed=committed, now=time.time(), note=self.display.note)
             known = (self.run, claim, size, ranks, failures)
             loop = ControlLoop(*known, display=self.display, log=self.log, stopping=stopping)
             self.startup.done("services")
             with (
-                room_for([size.each] * size.most),
+                request_nodes([size.each] * size.most),
                 self.companions.evaluating(self.run, self.display.note, stopping.asked),
                 stopping.saving(),
             ):
@@ -194,15 +194,15 @@ class _Start:
         return Assignment(self.run.store.uri, feed, *told, keepers={}, remembers=False, processes={})
 
 
-def _outcome(run: Run, end: LoopEnd, stopping: Stopping) -> RunOutcome:
+def _outcome(run: Run, end: LoopEnd, stopping: StopRequests) -> RunOutcome:
     """Return how this start ended. Raises RunError or Superseded if the run cannot continue here."""
     if end.fatal is not None:
         raise RunError(end.fatal.problem, remedy=end.fatal.remedy)
     if end.taken_over:
-        raise Superseded(f"another start of {run.uri} has taken it over", remedy="it goes on there")
+        raise Superseded(f"another start of {run.uri} has taken it over", remedy="training goes on there")
     if end.finished is None:
         newest = (
-            _newest(run) if end.unsaved is None else None
+            _newest_checkpoint(run) if end.unsaved is None else None
         )  # after a failed save the store does not answer, and the call would wait for it
         at = newest.step if newest else 0
         reason = f"{stopping.reason}; not saved: {end.unsaved}" if end.unsaved else stopping.reason
@@ -218,7 +218,7 @@ def _feed_config(run: Run, workers: int) -> FeedConfig:
     return FeedConfig(workers=workers, memory=memory, cache=run.store.at("cache").uri)
 
 
-def _await_cluster(stopping: Stopping, display: Display) -> None:
+def _await_cluster(stopping: StopRequests, display: Display) -> None:
     """Wait until something answers at RAY_ADDRESS. Ray itself would try for many minutes without a useful message.
 
     Raises TryAgain if nothing answers. It is no mistake of the user for certain, because a wrong address and a head
@@ -227,7 +227,7 @@ def _await_cluster(stopping: Stopping, display: Display) -> None:
     address = os.environ.get("RAY_ADDRESS", "")
     deadline, told = time.monotonic() + _CONNECT_S, False
     while not stopping.asked.is_set():
-        refused = refusal(address, _CONNECTION_S)
+        refused = connection_error(address, _CONNECTION_S)
         if refused is None:
             return
         if time.monotonic() > deadline:
@@ -243,7 +243,7 @@ def _await_cluster(stopping: Stopping, display: Display) -> None:
 
 
 @contextmanager
-def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
+def _ray_session(resources: Resources, stopping: StopRequests) -> Iterator[None]:
     """Join the cluster in RAY_ADDRESS, or start a Ray on this machine for as long as the run lasts.
 
     The output of ranks stays in Ray's log folder. They tell the driver what the operator should know.
@@ -256,7 +256,7 @@ def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
             raise
         raise resources.too_large(str(error)) from error
     stopping.listen()
-    with output_into(logs() / f"maskfleet-{os.getpid()}.log"):
+    with output_into(log_folder() / f"maskfleet-{os.getpid()}.log"):
         try:
             yield
         finally:
@@ -265,7 +265,7 @@ def _ray(resources: Resources, stopping: Stopping) -> Iterator[None]:
             goodbye.join(_SHUTDOWN_S)
 
 
-def _await_nodes(wanted: int, stopping: Stopping, display: Display) -> None:
+def _await_nodes(wanted: int, stopping: StopRequests, display: Display) -> None:
     """Wait until the cluster has `wanted` nodes, or a stop is requested. Raises TryAgain if nodes are still missing
     after the time limit; the message names the nodes that joined."""
     seconds = float(os.environ.get("MASKFLEET_JOIN_SECONDS", JOIN_SECONDS))  # as infra/ray_node.sh waits

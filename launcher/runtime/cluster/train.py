@@ -19,7 +19,7 @@ from launcher.command import screen
 from launcher.exit_codes import FINISHED, MISTAKE, REPEAT, code_of
 from launcher.runtime.cluster.display import Watch
 from launcher.runtime.cluster.operator_log import OperatorLog
-from launcher.runtime.cluster.stop_requests import Stopping
+from launcher.runtime.cluster.stop_requests import StopRequests
 from launcher.runtime.cluster.supervisor import Companions, RunOutcome, supervise
 from launcher.runtime.run.record import Run
 
@@ -60,7 +60,7 @@ def _own_screen(console: Console) -> Iterator[None]:
 
 
 def _train(run: Run, watch: Watch, log: OperatorLog, *, companions: Companions, nodes: int) -> RunOutcome:
-    with Stopping(watch.note) as stopping:
+    with StopRequests(watch.note) as stopping:
         try:
             outcome = supervise(run, watch, log, stopping, companions=companions, nodes=nodes)
         except KeyboardInterrupt:

@@ -56,24 +56,24 @@ from launcher.runtime.policies.failures import Kind
 from launcher.runtime.policies.watchdog import FIRST_SUMS, RankLocation, Watchdog, stack_of_every_thread
 from launcher.runtime.preflight.collective import (
     NodeReport,
-    Unfit,
+    UnfitGroup,
     first_sums,
     preflight,
     problem,
-    unfit,
-    warnings,
+    unfit_reports,
+    warning_lines,
     with_sums,
 )
 from launcher.runtime.preflight.measure import PreflightSubject
-from launcher.runtime.preflight.network import variables as network_variables
-from launcher.runtime.rank.journal import Ending
+from launcher.runtime.preflight.network import rank_variables as network_variables
+from launcher.runtime.rank.journal import EndAction
 from launcher.runtime.rank.main import run_rank
 from launcher.runtime.rank.microbatch_size import SmallerMicrobatch
 from launcher.runtime.rank.spike_guard import Rewound
 from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.record import open_run
 
-_LISTENS_S, _LOOK_S = 60.0, 0.01
+_LISTENING_S, _RETRY_S = 60.0, 0.01
 _TIMEOUT_RATIO = 1.5  # torch's limit of a collective over the watchdog's, which comes first to name the ranks
 _WAITING_RECORDS = 4096  # most records that wait for a driver which is stopped; the oldest are not shown
 _ERROR_LENGTH = 500  # number of characters of an error by which failures are compared
@@ -127,7 +127,7 @@ class RankLink:
         return self._stop.is_set() or (paused and here)
 
     @property
-    def ends(self) -> Ending | None:
+    def ends(self) -> EndAction | None:
         """What the rank, if it has been asked to end, does with the last state."""
         if not (self._stop.is_set() or self._pause.is_set()):
             return None
@@ -139,7 +139,7 @@ class RankLink:
         return self._where[1] == HANDING_OVER
 
     @property
-    def ending(self) -> bool:
+    def is_saving_last(self) -> bool:
         """Whether the rank is making its last save after a stop was requested."""
         return self._stop.is_set() and self._where[1] == "saving"
 
@@ -209,9 +209,9 @@ class Rank:
         return self._ended(lambda: self._train(attempt))
 
     def leave(self, broken: bool) -> None:
-        """Leave the process groups, as `_leave`."""
+        """Leave the process groups, as `_leave_group`."""
         self._membership = None  # it holds the process groups that are left below
-        _leave(broken)
+        _leave_group(broken)
 
     def _ended(self, work: Callable[[], Joined | Finished]) -> RankEnd:
         broken, stays = False, True
@@ -232,7 +232,7 @@ class Rank:
         return RankEnd(outcome, stays, self.link.news())
 
     def _join(self) -> Joined:
-        _connect(self._seat, self._assignment.recipe.watchdog)
+        _join_network(self._seat, self._assignment.recipe.watchdog)
         control = Control.join()
         peers = GlooPeers(dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT))
         nodes = [str(node) for node in peers.all_gather(ray.get_runtime_context().get_node_id())]
@@ -240,7 +240,7 @@ class Rank:
         reports = examine(self._assignment, self.link, peers, nodes)
         self._startup.done("preflight")
         self._membership = _Membership(control, peers, nodes, reports)
-        return Joined(warnings(reports))
+        return Joined(warning_lines(reports))
 
     def _train(self, number: int) -> Finished:
         assert self._membership is not None
@@ -263,7 +263,7 @@ class Rank:
         return Finished(state.step, saved=not link.handed_over)
 
 
-def _leave(broken: bool) -> None:
+def _leave_group(broken: bool) -> None:
     """Leave the process groups, and give back the memory of the engine that trained. Raises RuntimeError if the GPU
     has failed, so that this process cannot use it again. `broken`: as in `leave_groups`."""
     leave_groups(broken=broken)
@@ -273,11 +273,11 @@ def _leave(broken: bool) -> None:
         torch.cuda.empty_cache()
 
 
-def _connect(seat: Seat, limits: Watchdog) -> None:
+def _join_network(seat: Seat, limits: Watchdog) -> None:
     """Connect to the other ranks, over the network of the address under which Ray knows this node."""
     os.environ.update(network_variables(ray.util.get_node_ip_address(), os.environ))
     take_device(seat)
-    _await_first(seat)
+    _await_rank_0(seat)
     dist.init_process_group(
         "nccl" if seat.gpus else "gloo",
         init_method="env://",
@@ -288,26 +288,26 @@ def _connect(seat: Seat, limits: Watchdog) -> None:
     nccl_backends()  # raises now if they cannot be aborted later
 
 
-def _await_first(seat: Seat) -> None:
+def _await_rank_0(seat: Seat) -> None:
     """Wait until rank 0 listens, or a minute is over. If torch finds that it does not, it tries again only after half a
     second, which is most of what a restart takes."""
-    deadline = time.monotonic() + _LISTENS_S
+    deadline = time.monotonic() + _LISTENING_S
     while seat.rank and time.monotonic() < deadline:
-        with suppress(OSError), socket.create_connection(seat.master, timeout=_LISTENS_S):
+        with suppress(OSError), socket.create_connection(seat.master, timeout=_LISTENING_S):
             return
-        time.sleep(_LOOK_S)
+        time.sleep(_RETRY_S)
 
 
 def outcome_of(error: BaseException, link: RankLink) -> Outcome:
     """Return how a rank's part ends by `error`. What restarts may cure is for the failure policy."""
     match error:
-        case Unfit():
+        case UnfitGroup():
             return UnfitNodes([report.event() for report in error.reports], *problem(error.reports))
         case _ if link.peer_gone:
             return _describe_failure(error, link)
         case Superseded():
             return TakenOver(error.problem)
-        case CheckpointError() | StoreError() if link.ending:  # the last commit stands
+        case CheckpointError() | StoreError() if link.is_saving_last:  # the last commit stands
             return Unsaved(error.problem)
         case CorruptBlock():  # perhaps only on this machine; if the data are damaged, the failure repeats itself
             return _describe_failure(error, link)
@@ -360,6 +360,6 @@ def examine(
 
 
 def _ensure_fit(reports: Sequence[NodeReport]) -> None:
-    """Raise Unfit if a node failed its preflight."""
-    if bad := unfit(reports):
-        raise Unfit(bad)
+    """Raise UnfitGroup if a node failed its preflight."""
+    if bad := unfit_reports(reports):
+        raise UnfitGroup(bad)

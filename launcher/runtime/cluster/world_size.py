@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.runtime.policies.elastic import Sizing, cause, exclude_nodes, grows, places, start
+from launcher.runtime.policies.elastic import Sizing, cause, exclude_nodes, places, rank_count, should_grow
 
 _REMINDER_S = 60.0  # interval of the lines that tell the operator what a start waits for
 
@@ -15,7 +15,7 @@ Nodes = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Change:
+class WorldSizeChange:
     """A change of the number of ranks, and its cause."""
 
     before: int
@@ -60,7 +60,7 @@ class WorldSizeTracker:
         self._asked = now if self._asked is None else self._asked
         self._failed, self._granted = (
             self._granted,
-            start(self._sizing, found, self._wanted, now - self._asked),
+            rank_count(self._sizing, found, self._wanted, now - self._asked),
         )
         return self._granted
 
@@ -78,7 +78,7 @@ class WorldSizeTracker:
             return f"waiting for machines: places for {self._found} ranks, {self._target_text()} wanted"
         return f"Ray could not start {self._failed} ranks: a node has just left the cluster, or other jobs fill it"
 
-    def entered(self, world: int) -> Change | None:
+    def entered(self, world: int) -> WorldSizeChange | None:
         """Note that a group of `world` ranks begins to train. Return the change to record; None if the number is the
         same as before."""
         before, first = self._world, self._first
@@ -87,7 +87,7 @@ class WorldSizeTracker:
         self._granted = self._starting = None
         if before is None or before == world:
             return None
-        return Change(before, world, cause(self._sizing, before, world, first=first))
+        return WorldSizeChange(before, world, cause(self._sizing, before, world, first=first))
 
     def grows(self, nodes: Nodes) -> bool:
         """Return whether the present ranks should end at a checkpoint so that more can start. It is called every few
@@ -95,11 +95,11 @@ class WorldSizeTracker:
         found, now = self._count(nodes), self._clock()
         if self._world is None:
             return False
-        return grows(self._sizing, found, self._world, now - self._began, now - self._changed)
+        return should_grow(self._sizing, found, self._world, now - self._began, now - self._changed)
 
-    def at_once(self, nodes: Nodes) -> bool:
+    def can_start_now(self, nodes: Nodes) -> bool:
         """Return whether the next group could start without waiting for places."""
-        return start(self._sizing, self._count(nodes), self._wanted, 0.0) is not None
+        return rank_count(self._sizing, self._count(nodes), self._wanted, 0.0) is not None
 
     def _count(self, nodes: Nodes) -> int:
         found = places(nodes, self._sizing.each, self.without)
@@ -110,9 +110,9 @@ class WorldSizeTracker:
     def _target_text(self) -> str:
         return (
             str(min(self._wanted, self._sizing.most))
-            if self._asked_in_time()
+            if self._may_still_wait()
             else f"{self._sizing.least} at least"
         )
 
-    def _asked_in_time(self) -> bool:
+    def _may_still_wait(self) -> bool:
         return self._asked is not None and self._clock() - self._asked < self._sizing.wait

@@ -77,7 +77,7 @@ def places(nodes: Iterable[Mapping[str, Any]], each: Mapping[str, float], withou
     )
 
 
-def start(sizing: Sizing, found: int, wanted: int, waited: float) -> int | None:
+def rank_count(sizing: Sizing, found: int, wanted: int, waited: float) -> int | None:
     """Return how many ranks to start when the cluster has places for `found`; None: wait longer.
 
     The number is that of the places, at most `sizing.most` and at least `sizing.least`. It is below `wanted` only once
@@ -93,7 +93,7 @@ def start(sizing: Sizing, found: int, wanted: int, waited: float) -> int | None:
     return possible if possible >= min(wanted, sizing.most) or waited >= sizing.wait else None
 
 
-def grows(sizing: Sizing, found: int, world: int, worked: float, unchanged: float) -> bool:
+def should_grow(sizing: Sizing, found: int, world: int, worked: float, unchanged: float) -> bool:
     """Return whether the present `world` ranks should make room for more.
 
     Args:

@@ -24,7 +24,7 @@ FRUITLESS = 4  # starts in a row that raised before they finished a step
 SILENT_DEATHS = 5  # groups in a row that died without an error after one step: memory may be short
 BARREN = 16  # failures of any kind in a row without a newer checkpoint
 NODE_FAILURES = 3  # failures among the latest ones in which one node was the first to fail
-NODE_LATEST = 6  # newest failures by which a node is judged
+NODE_WINDOW = 6  # newest failures by which a node is judged
 NODE_HOURS = 12.0  # age above which a failure no longer counts against its node
 
 _RESUME_ADVICE = "after mending, the same command resumes the run"
@@ -106,7 +106,7 @@ def decide(failures: Sequence[Failure], nodes: int) -> Restart | Stop:
     """
     counted = [failure for failure in failures if failure.kind != "transient"]
     restart = Restart(_bad_nodes(counted, nodes), frugal=_memory_seems_short(counted))
-    return _stop_if_repeated(counted) or _stop_if_barren(counted) or restart
+    return _stop_if_repeated(counted) or _stop_without_commits(counted) or restart
 
 
 def _stop_if_repeated(counted: Sequence[Failure]) -> Stop | None:
@@ -131,7 +131,7 @@ def _memory_seems_short(counted: Sequence[Failure]) -> bool:
     return len(row) == SILENT_DEATHS and silent and len({(each.committed, each.worked) for each in row}) == 1
 
 
-def _stop_if_barren(counted: Sequence[Failure]) -> Stop | None:
+def _stop_without_commits(counted: Sequence[Failure]) -> Stop | None:
     row = counted[-BARREN:]
     if len(row) < BARREN or len({failure.committed for failure in row}) > 1:
         return None
@@ -153,7 +153,7 @@ def _same_error(failure: Failure, last: Failure) -> bool:
 def _bad_nodes(failures: Sequence[Failure], nodes: int) -> frozenset[str]:
     recent = [
         failure.node
-        for failure in failures[-NODE_LATEST:]
+        for failure in failures[-NODE_WINDOW:]
         if failure.node is not None and failures[-1].time - failure.time <= 3600 * NODE_HOURS
     ]
     bad = [node for node, count in Counter(recent).most_common() if count >= NODE_FAILURES]

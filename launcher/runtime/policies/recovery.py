@@ -28,7 +28,7 @@ RoBERTa-large on 16 to 16,384 GPUs, also of which a node lasts a day, the goodpu
 copies cost more than the steps that they saved."""
 
 
-EACH_BYTES = 2 << 30  # host memory that each rank or spare process of a node needs
+PROCESS_BYTES = 2 << 30  # host memory that each rank or spare process of a node needs
 
 
 class Recovery(BaseModel):
@@ -50,8 +50,8 @@ class Recovery(BaseModel):
 
 def spares_for(ranks: Mapping[str, int], memory: Mapping[str, float], most: int) -> dict[str, int]:
     """Return how many spare processes each node with `ranks` is to have: at most `most`, and one at most where the
-    node's bytes of `memory` are fewer than `EACH_BYTES` for every rank and spare process."""
-    room = {node: int(memory.get(node, 0.0) // EACH_BYTES) - count for node, count in ranks.items()}
+    node's bytes of `memory` are fewer than `PROCESS_BYTES` for every rank and spare process."""
+    room = {node: int(memory.get(node, 0.0) // PROCESS_BYTES) - count for node, count in ranks.items()}
     return {node: min(most, max(1, free)) for node, free in room.items()}
 
 

@@ -84,7 +84,7 @@ class SpikeHistory:
         return cls(int(data["phase"]), series, None if data["since"] is None else int(data["since"]))
 
 
-def bound(values: Sequence[float], window: int, spreads: float | None) -> float:
+def upper_bound(values: Sequence[float], window: int, spreads: float | None) -> float:
     """Return the limit above which a figure after `values` is not normal.
 
     The limit is the median of the last `window` values plus `spreads` standard deviations. It is infinite if `spreads`
@@ -98,12 +98,12 @@ def bound(values: Sequence[float], window: int, spreads: float | None) -> float:
     return middle + spreads * max(spread, _MIN_SPREAD_SHARE * abs(middle))
 
 
-def largest(settings: Spikes, recent: SpikeHistory, phase: int, name: str) -> float:
+def max_allowed(settings: Spikes, recent: SpikeHistory, phase: int, name: str) -> float:
     """Return the largest figure with which a step of `phase` still makes its update."""
-    return _bound(settings, recent, phase, name, settings.outlier)
+    return _limit(settings, recent, phase, name, settings.outlier)
 
 
-def after(
+def next_history(
     settings: Spikes,
     recent: SpikeHistory,
     phase: int,
@@ -115,10 +115,10 @@ def after(
     """Return the history with `step`, which is done, added to `recent`.
 
     Args:
-        figures: figures of the step by name: its loss, under `LOSS`, and every other figure that `largest` judges.
+        figures: figures of the step by name: its loss, under `LOSS`, and every other figure that `max_allowed` judges.
         updated: whether the step made all its updates.
     """
-    high = figures[LOSS] > _bound(settings, recent, phase, LOSS, settings.threshold)
+    high = figures[LOSS] > _limit(settings, recent, phase, LOSS, settings.threshold)
     if high or not updated or not all(map(math.isfinite, figures.values())):
         return replace(recent, since=step if recent.since is None else recent.since)
     before = recent.series if recent.phase == phase else {}
@@ -173,7 +173,7 @@ def decide(
             f"{what}, and no checkpoint is {settings.patience} or more steps older, so the run cannot go back"
         )
         return Verdict(None, Stop(reason, _HOPELESS_ADVICE))
-    times = _in_a_row(settings, began, gone_back)
+    times = _rewinds_in_a_row(settings, began, gone_back)
     if times >= settings.most_rewinds:
         reason = f"{what}, after going back {times} times in a row"
         return Verdict(to, Stop(reason, _REPEATED_ADVICE.format(step=to.step)))
@@ -190,7 +190,7 @@ _REPEATED_ADVICE = (
 )
 
 
-def _in_a_row(settings: Spikes, began: int, gone_back: Sequence[Rewind]) -> int:
+def _rewinds_in_a_row(settings: Spikes, began: int, gone_back: Sequence[Rewind]) -> int:
     """Return how many rewinds preceded this spike in a row: each spike began at most `window` steps after the point
     that the run had reached when it last went back."""
     times = 0
@@ -201,6 +201,6 @@ def _in_a_row(settings: Spikes, began: int, gone_back: Sequence[Rewind]) -> int:
     return times
 
 
-def _bound(settings: Spikes, recent: SpikeHistory, phase: int, name: str, spreads: float | None) -> float:
+def _limit(settings: Spikes, recent: SpikeHistory, phase: int, name: str, spreads: float | None) -> float:
     values = recent.series.get(name, ()) if recent.phase == phase else ()
-    return bound(values, settings.window, spreads)
+    return upper_bound(values, settings.window, spreads)

@@ -30,7 +30,7 @@ from torch import Tensor
 from checkpoints.gather import Peers
 from launcher.runtime.capacity.devices import gpu_of_device
 from launcher.runtime.preflight import findings
-from launcher.runtime.preflight.findings import Finding, RankSums, Verdict, Wrong, worst
+from launcher.runtime.preflight.findings import Finding, RankSums, Verdict, WrongNumbers, worst_verdict
 from launcher.runtime.preflight.measure import PreflightSubject, examine
 from launcher.runtime.preflight.network import line_rate
 from launcher.runtime.preflight.releases import triton_release
@@ -40,7 +40,7 @@ _ROOT = Path(__file__).parents[3]
 _PACKAGES = ("encoder_core", "data_service", "checkpoints", "launcher")
 
 
-def installed() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Return the versions of Python, Maskfleet and the libraries that compute, by name; with those of CUDA, NCCL and
     Triton if there are GPUs."""
     gpu = torch.cuda.is_available()
@@ -81,7 +81,7 @@ class NodeReport:
         host: name of the machine.
         seconds: time that the examination took.
         findings: results of the checks.
-        versions: installed versions, by name (`installed`).
+        versions: installed versions, by name (`installed_versions`).
     """
 
     node: str
@@ -92,7 +92,7 @@ class NodeReport:
 
     @property
     def verdict(self) -> Verdict:
-        return worst(self.findings)
+        return worst_verdict(self.findings)
 
     def bad(self, verdict: Verdict) -> list[Finding]:
         return [finding for finding in self.findings if finding.verdict == verdict]
@@ -108,7 +108,7 @@ class NodeReport:
 _REPORT = TypeAdapter(NodeReport | None)
 
 
-class Unfit(Exception):
+class UnfitGroup(Exception):
     """The error if nodes of this group must not train, whose reports it has. It is raised on all ranks alike."""
 
     def __init__(self, reports: "Sequence[NodeReport]") -> None:
@@ -130,7 +130,7 @@ def preflight(subject: PreflightSubject, peers: Peers, nodes: Sequence[str]) -> 
     return with_versions(reports)
 
 
-def unfit(reports: Sequence[NodeReport]) -> list[NodeReport]:
+def unfit_reports(reports: Sequence[NodeReport]) -> list[NodeReport]:
     """Return the reports of nodes on which no rank may train."""
     return [report for report in reports if report.verdict == "failure"]
 
@@ -142,7 +142,7 @@ def problem(reports: Sequence[NodeReport]) -> tuple[str, str]:
     return "; ".join(texts), "; ".join(dict.fromkeys(finding.remedy for _, finding in wrong))
 
 
-def warnings(reports: Sequence[NodeReport]) -> list[str]:
+def warning_lines(reports: Sequence[NodeReport]) -> list[str]:
     """Return the warnings as lines for the operator; one line for all nodes with the same warning."""
     found: dict[tuple[str, str], list[str]] = {}
     for report in reports:
@@ -154,7 +154,7 @@ def warnings(reports: Sequence[NodeReport]) -> list[str]:
 
 def with_versions(reports: Sequence[NodeReport]) -> list[NodeReport]:
     """Return the reports with a finding for each version that differs from that of most nodes."""
-    differing: Mapping[str, list[Finding]] = findings.versions({r.node: r.versions for r in reports})
+    differing: Mapping[str, list[Finding]] = findings.judge_versions({r.node: r.versions for r in reports})
     return [
         NodeReport(r.node, r.host, r.seconds, (*r.findings, *differing[r.node]), r.versions) for r in reports
     ]
@@ -164,7 +164,7 @@ def with_sums(
     reports: Sequence[NodeReport], found: Sequence[RankSums], nodes: Sequence[str]
 ) -> list[NodeReport]:
     """Return the reports with the findings of the trial sums. `found`, `nodes`: results and node of each rank."""
-    told = findings.sums(found, nodes)
+    told = findings.judge_sums(found, nodes)
     took = max(one.seconds for one in found)
     return [
         NodeReport(r.node, r.host, r.seconds + took, (*r.findings, *told[r.node]), r.versions)
@@ -184,14 +184,14 @@ def _report(subject: PreflightSubject, node: str) -> NodeReport:
     if (known := _earlier_report(subject, node)) is not None:
         return replace(known, seconds=0.0)
     started = time.monotonic()
-    found, host, versions = tuple(examine(subject)), socket.gethostname(), installed()
+    found, host, versions = tuple(examine(subject)), socket.gethostname(), installed_versions()
     report = NodeReport(node, host, time.monotonic() - started, found, versions)
     _reports[:] = [(subject, report)]
     return report
 
 
 _SUM_NUMBERS = 1 << 16  # how many numbers of a sum are checked
-_KINDS = 64  # ranks that send different numbers: with more, fp32 sums of 16,000 ranks would be inexact
+_PATTERNS = 64  # ranks that send different numbers: with more, fp32 sums of 16,000 ranks would be inexact
 _BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # size of a timed message; on a CPU 20 ms if a link is too slow
 _TIMED_ROUNDS = 2  # number of timed rounds, of which the fastest counts
 _SUMS = TypeAdapter(RankSums)
@@ -219,31 +219,31 @@ def first_sums(peers: Peers) -> list[RankSums]:
     return [_SUMS.validate_python(one) for one in peers.all_gather(_SUMS.dump_python(found, mode="json"))]
 
 
-def numbers(rank: int, device: torch.device) -> Float32[Tensor, " count"]:
+def pattern(rank: int, device: torch.device) -> Float32[Tensor, " count"]:
     """Return the numbers of a rank. They are whole numbers, so that any order of adding gives the same sum."""
     place = torch.arange(_SUM_NUMBERS, device=device)
-    return (place % 251 + (rank % _KINDS) * (place % 13 + 1)).float()
+    return (place % 251 + (rank % _PATTERNS) * (place % 13 + 1)).float()
 
 
 def _expected(world: int) -> Float32[Tensor, " count"]:
     """Return the true sum of all ranks' numbers, computed on this rank."""
     place = torch.arange(_SUM_NUMBERS)
-    kinds = sum(rank % _KINDS for rank in range(world))
+    kinds = sum(rank % _PATTERNS for rank in range(world))
     return (world * (place % 251) + kinds * (place % 13 + 1)).float()
 
 
-def _check_sums(rank: int, world: int, device: torch.device) -> dict[str, Wrong | None]:
+def _check_sums(rank: int, world: int, device: torch.device) -> dict[str, WrongNumbers | None]:
     """Return the wrong numbers on this rank, by the fields of `RankSums`; None for each field without errors."""
     host = torch.device("cpu")
-    ours = numbers(rank, device)
+    ours = pattern(rank, device)
     total = ours.clone()
     dist.all_reduce(total)
-    found = {"own": _find_wrong(ours, numbers(rank, host)), "total": _find_wrong(total, _expected(world))}
+    found = {"own": _find_wrong(ours, pattern(rank, host)), "total": _find_wrong(total, _expected(world))}
     if world == 1:
         return found | {"link": None, "pair": None}
     theirs = torch.empty_like(ours)
     _pass_on(rank, world, ours, theirs)
-    expected = numbers((rank - 1) % world, host)
+    expected = pattern((rank - 1) % world, host)
     pair = theirs + ours
     return found | {
         "link": _find_wrong(theirs, expected),
@@ -251,13 +251,13 @@ def _check_sums(rank: int, world: int, device: torch.device) -> dict[str, Wrong 
     }
 
 
-def _find_wrong(found: Float32[Tensor, " count"], expected: Float32[Tensor, " count"]) -> Wrong | None:
+def _find_wrong(found: Float32[Tensor, " count"], expected: Float32[Tensor, " count"]) -> WrongNumbers | None:
     differs: Bool[Tensor, " count"] = found.to(expected.device) != expected
     count = int(differs.sum())
     if not count:
         return None
     first = int(differs.nonzero()[0])
-    return Wrong(count, first, repr(float(found[first])), float(expected[first]))
+    return WrongNumbers(count, first, repr(float(found[first])), float(expected[first]))
 
 
 def _pass_on(rank: int, world: int, ours: Tensor, theirs: Tensor) -> float:
@@ -267,9 +267,9 @@ def _pass_on(rank: int, world: int, ours: Tensor, theirs: Tensor) -> float:
     for turn in range(2 + world % 2):
         started = _synchronise_ranks(ours.device)
         if _turn(rank, world) == turn:  # sent as a batch, so that NCCL uses the communicator of training
-            _finish(dist.P2POp(dist.isend, ours, (rank + 1) % world, group))
+            _complete(dist.P2POp(dist.isend, ours, (rank + 1) % world, group))
         elif _turn(before, world) == turn:
-            _finish(dist.P2POp(dist.irecv, theirs, before, group))
+            _complete(dist.P2POp(dist.irecv, theirs, before, group))
             seconds = time.perf_counter() - started
     return seconds
 
@@ -279,7 +279,7 @@ def _turn(rank: int, world: int) -> int:
     return 2 if world % 2 and rank == world - 1 else rank % 2
 
 
-def _finish(message: dist.P2POp) -> None:
+def _complete(message: dist.P2POp) -> None:
     for work in dist.batch_isend_irecv([message]):
         work.wait()
     _wait_for_device(message.tensor.device)

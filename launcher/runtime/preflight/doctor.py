@@ -21,12 +21,12 @@ from launcher.runtime.preflight import findings
 from launcher.runtime.preflight.findings import Finding, Verdict
 from launcher.runtime.preflight.libraries import examine_imports
 from launcher.runtime.preflight.measure import (
-    exercise,
     gpu_states,
     open_files,
     raise_open_files,
     shared_memory,
     temporary_disk,
+    try_store,
 )
 from launcher.runtime.preflight.network import address_here, examine_network
 from launcher.runtime.preflight.releases import unfit_triton, untested_torch
@@ -131,7 +131,7 @@ def probe_store(uri: str) -> Iterator[Finding]:
     try:
         store = open_store(uri, patience_s=10.0)
         started = time.monotonic()
-        wrong = exercise(store, f"maskfleet-doctor-{uuid.uuid4().hex}")
+        wrong = try_store(store, f"maskfleet-doctor-{uuid.uuid4().hex}")
     except StoreError as error:
         yield Finding(f"store {without_secrets(uri)}", "failure", error.problem, error.remedy)
         return

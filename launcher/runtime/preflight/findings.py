@@ -172,7 +172,7 @@ def _gpu_problems(state: GpuState) -> Iterator[tuple[Verdict, str, str]]:
 
 
 @dataclass(frozen=True)
-class Wrong:
+class WrongNumbers:
     """Wrong numbers in a trial sum: how many; index, value and true value of the first."""
 
     count: int
@@ -199,10 +199,10 @@ class RankSums:
         seconds: time that the sums took.
     """
 
-    own: Wrong | None
-    link: Wrong | None
-    pair: Wrong | None
-    total: Wrong | None
+    own: WrongNumbers | None
+    link: WrongNumbers | None
+    pair: WrongNumbers | None
+    total: WrongNumbers | None
     speed: float | None = None
     together: float | None = None
     inside: float | None = None
@@ -210,7 +210,7 @@ class RankSums:
     seconds: float = 0.0
 
 
-def sums(found: Sequence[RankSums], nodes: Sequence[str]) -> dict[str, list[Finding]]:
+def judge_sums(found: Sequence[RankSums], nodes: Sequence[str]) -> dict[str, list[Finding]]:
     """Judge the trial sums. Return the findings of each node. `found`, `nodes`: results and node of each rank."""
     wrong = list(_wrong_sum_findings(found, nodes))
     findings: dict[str, list[Finding]] = {node: [f for at, f in wrong if at == node] for node in nodes}
@@ -303,7 +303,7 @@ def _worst_findings(findings: Sequence[Finding]) -> list[Finding]:
     return [f for f in findings if f.verdict != "ok" or first.get(f.what) is f]
 
 
-def versions(nodes: Mapping[str, Mapping[str, str]]) -> dict[str, list[Finding]]:
+def judge_versions(nodes: Mapping[str, Mapping[str, str]]) -> dict[str, list[Finding]]:
     """Compare the installed versions of nodes, because ranks must run the same code. Return, for each node, a failure
     for every version that differs from that of most nodes."""
     found: dict[str, list[Finding]] = {node: [] for node in nodes}
@@ -318,7 +318,7 @@ def versions(nodes: Mapping[str, Mapping[str, str]]) -> dict[str, list[Finding]]
     return found
 
 
-def worst(findings: Iterable[Finding]) -> Verdict:
+def worst_verdict(findings: Iterable[Finding]) -> Verdict:
     """Return the gravest verdict; ok for none."""
     found = {finding.verdict for finding in findings}
     return "failure" if "failure" in found else "warning" if "warning" in found else "ok"

@@ -22,14 +22,14 @@ from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.layers.kernel_choice import Kernel, Place, Preference
 from encoder_core.trials.kernel_trial import Limits, TriedKernel, preference, try_kernels
 from encoder_core.trials.trial_network import Subject
-from launcher.runtime.preflight.collective import installed
+from launcher.runtime.preflight.collective import installed_versions
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.summary import known
+from launcher.runtime.recipe.summary import with_vocab
 from launcher.runtime.recipe.tiny import tiny
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_FORMS = ("bert-base", "modernbert-base", "deberta-v3-base", "xlnet-base")
+_ATTENTION_RECIPES = ("bert-base", "modernbert-base", "deberta-v3-base", "xlnet-base")
 """Recipes whose networks together have every form of attention except learned relative keys."""
 
 
@@ -50,7 +50,7 @@ class TrialRecord(_TrialObject):
     place: Place = "attention"
 
     @classmethod
-    def of(cls, tried: TriedKernel) -> "TrialRecord":
+    def from_trial(cls, tried: TriedKernel) -> "TrialRecord":
         finite = tried.error if tried.error is not None and tried.error < float("inf") else None
         return cls(**{name: getattr(tried, name) for name in cls.model_fields} | {"error": finite})
 
@@ -127,18 +127,18 @@ def examine_kernels(
         plain=order.plain,
         dropped=order.dropped,
         elsewhere=dict(order.elsewhere),
-        tried=tuple(map(TrialRecord.of, trial.tried)),
+        tried=tuple(map(TrialRecord.from_trial, trial.tried)),
         ended=trial.ended,
     )
 
 
-def every_form() -> Iterator[tuple[str, KernelVerdict]]:
+def examine_forms() -> Iterator[tuple[str, KernelVerdict]]:
     """Try the kernels for every form of attention. Yield bundled recipes and the verdicts for them. Without a GPU, the
     CPU's kernels are tried with small networks and not timed."""
     gpu = gpu_here()
-    for name in _FORMS:
+    for name in _ATTENTION_RECIPES:
         recipe = load(name) if gpu else tiny(load(name))
-        subject = subject_of(recipe, known(recipe.model))
+        subject = subject_of(recipe, with_vocab(recipe.model))
         yield name, examine_kernels(subject, gpu or "CPU", timed=gpu is not None)
 
 
@@ -156,7 +156,7 @@ class CompileChoice:
     told: bool = True
 
 
-def choose(asked: Compile, gpu: str | None, *, unfit: str) -> CompileChoice:
+def choose_compilation(asked: Compile, gpu: str | None, *, unfit: str) -> CompileChoice:
     """Decide whether to compile layers. `gpu`: None on a CPU. `unfit`: why Triton cannot compile for one; empty if it
     can."""
     match asked, gpu:
@@ -178,12 +178,12 @@ def triton_here() -> bool:
     return find_spec("triton") is not None
 
 
-def name_of(subject: Subject, zero: int) -> str:
+def compiled_name(subject: Subject, zero: int) -> str:
     """Return a hash of everything that compiled code depends on: versions, the machine's kind, and the networks."""
     what = {
         "machine": gpu_here() or _cpu(),
         "threads": torch.get_num_threads(),
-        "installed": installed() | _compilers(),
+        "installed": installed_versions() | _compilers(),
         "networks": [network.model_dump(mode="json") for network in subject.networks],
         "rows": [str(subject.dtype), subject.rows, subject.length],
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -195,7 +195,7 @@ def name_of(subject: Subject, zero: int) -> str:
 @cache
 def _compilers() -> dict[str, str]:
     """Return the versions of the C++ compiler ("" if there is none) and of Triton, if it is installed."""
-    found = {"C++": _cxx()}
+    found = {"C++": _cxx_compiler()}
     if triton_here():
         import triton
 
@@ -203,7 +203,7 @@ def _compilers() -> dict[str, str]:
     return found
 
 
-def _cxx() -> str:
+def _cxx_compiler() -> str:
     path = shutil.which("g++")
     if path is None:
         return ""

@@ -31,7 +31,7 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from launcher.runtime.preflight import findings
 from launcher.runtime.preflight.findings import Finding, GpuState
-from launcher.runtime.preflight.network import ray_head, refusal
+from launcher.runtime.preflight.network import connection_error, ray_head
 from launcher.runtime.recipe.corpora import corpora_of
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
@@ -126,25 +126,25 @@ def _state(index: int, handle: Any) -> GpuState:
     """Return the state of a GPU. Raises NVMLError if the GPU does not even tell its name."""
     name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
     try:
-        reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+        reasons = _query(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
         # Four numbers: correctable, uncorrectable, pending, failed.
-        remapped = _ask(pynvml.nvmlDeviceGetRemappedRows, handle)
+        remapped = _query(pynvml.nvmlDeviceGetRemappedRows, handle)
         return GpuState(
             index=index,
             name=name,
             uuid=uuid,
-            uncorrected=_ask(_uncorrected_errors, handle),
+            uncorrected=_query(_uncorrected_errors, handle),
             remap_failed=None if remapped is None else bool(remapped[3]),
             remap_pending=None if remapped is None else bool(remapped[2]),
-            ecc=_ask(_ecc, handle),
-            persistent=_ask(_persistent, handle),
+            ecc=_query(_ecc, handle),
+            persistent=_query(_persistent, handle),
             throttled=tuple(why for why, bit in _THROTTLING.items() if reasons & bit),
         )
     except pynvml.NVMLError as error:
         return GpuState(index, name, uuid, lost=str(error))
 
 
-def _ask(question: Callable[[Any], _T], handle: Any) -> _T | None:
+def _query(question: Callable[[Any], _T], handle: Any) -> _T | None:
     """Return the GPU's answer; None if this kind of GPU does not have the property. Raises NVMLError if the GPU is
     lost."""
     try:
@@ -166,7 +166,7 @@ def _persistent(handle: Any) -> bool:
     return bool(pynvml.nvmlDeviceGetPersistenceMode(handle))
 
 
-def exercise(store: Store, key: str) -> str:
+def try_store(store: Store, key: str) -> str:
     """Try every operation of the store, and leave no object behind. Return the store's error as text; "" if there is
     none. Raises StoreError."""
     try:
@@ -181,7 +181,7 @@ def exercise(store: Store, key: str) -> str:
     return "" if store.size(key) is None else "a deleted object is still there"
 
 
-def skew(store: Store) -> float | None:
+def clock_skew(store: Store) -> float | None:
     """Return the seconds that this machine's clock is ahead of the store's, to about a second; None if the store has no
     clock of its own."""
     before = time.time()
@@ -206,7 +206,7 @@ class PreflightSubject:
     run: str | None
 
 
-def subject(target: str) -> PreflightSubject:
+def read_subject(target: str) -> PreflightSubject:
     """Return the subject for the name of a bundled recipe, the path of a recipe's file, or the URI of a run. Raises
     RecipeError, RunError, StoreError."""
     if target in bundled() or Path(target).is_file():
@@ -244,7 +244,7 @@ def _checks(subject: PreflightSubject | None) -> Iterator[tuple[str, Check]]:
     if subject.run is not None:
         store, kept = open_store(subject.run, patience_s=_PATIENCE_S), subject.recipe.checkpoint.keep_last
         yield "run's store", lambda: [_run_store(store)]
-        yield "clock", lambda: [findings.clock(skew(store))]
+        yield "clock", lambda: [findings.clock(clock_skew(store))]
         if isinstance(store, LocalStore):
             recipe = subject.recipe
             yield "checkpoints' disk", lambda: [_checkpoint_disk(store.root, _checkpoint_bytes(recipe), kept)]
@@ -306,7 +306,7 @@ def _run_store(store: Store) -> Finding:
         remedy = "use a folder that all nodes share, mounted at the same path, or a URI of an object store"
         return Finding("run's store", "failure", f"{store.uri} is not the run's here: no {RECORD}", remedy)
     started = time.monotonic()
-    wrong = exercise(store, f"preflight/{uuid.uuid4().hex}")
+    wrong = try_store(store, f"preflight/{uuid.uuid4().hex}")
     if wrong:
         return Finding("run's store", "failure", wrong, "use a store with conditional puts (If-None-Match)")
     milliseconds = 1e3 * (time.monotonic() - started)
@@ -327,7 +327,7 @@ def _reach_head(address: str) -> Finding:
     """Try a TCP connection to the head of the Ray cluster at `address`."""
     if ray_head(address) is None:
         return Finding("Ray cluster", "ok", f"{address}: found by Ray itself")
-    refused = refusal(address, _PATIENCE_S)
+    refused = connection_error(address, _PATIENCE_S)
     if refused is None:
         return Finding("Ray cluster", "ok", f"{address} answers")
     remedy = "check that the cluster's head is up and that this node can reach RAY_ADDRESS (firewalls, security groups)"

@@ -42,7 +42,7 @@ def ray_head(address: str) -> tuple[str, int] | None:
     return (host.strip("[]"), int(port)) if host and port.isdecimal() else None
 
 
-def refusal(address: str, seconds: float) -> OSError | None:
+def connection_error(address: str, seconds: float) -> OSError | None:
     """Why nothing takes a connection at an address of Ray; None if something does. Ray itself would try for many
     minutes, and say nothing useful."""
     head = ray_head(address)
@@ -57,22 +57,22 @@ def refusal(address: str, seconds: float) -> OSError | None:
 def interface_of(address: str) -> str | None:
     """Return the name of this machine's interface with `address`, as the kernel labels it (`eth0`, `bond0.12`,
     `eth0:1`); None if no interface has it, as in a container whose host forwards ports."""
-    wanted = _plain(address)
+    wanted = _address(address)
     internet = (socket.AF_INET, socket.AF_INET6)
     found = ((str(name), one) for name, addresses in psutil.net_if_addrs().items() for one in addresses)
     return next(
-        (name for name, one in found if one.family in internet and _plain(one.address) == wanted), None
+        (name for name, one in found if one.family in internet and _address(one.address) == wanted), None
     )
 
 
-def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Return the address without its IPv6 scope (`fe80::1%eth0`); ::ffff:10.0.0.1 becomes 10.0.0.1."""
     found = ipaddress.ip_address(address.split("%")[0])
     mapped = found.ipv4_mapped if found.version == 6 else None
     return mapped or found
 
 
-def variables(address: str, environment: Mapping[str, str]) -> dict[str, str]:
+def rank_variables(address: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that make gloo and NCCL use the network of `address`, under which Ray knows this
     node. Those that `environment` already has are left out: a user's own value wins."""
     found = dict(_RANK_VARIABLES)
@@ -82,7 +82,7 @@ def variables(address: str, environment: Mapping[str, str]) -> dict[str, str]:
         # the name of the device, not one of the device's labels.
         device = name.split(":")[0]
         found |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={device}"}
-        found["NCCL_SOCKET_FAMILY"] = f"AF_INET{'6' if _plain(address).version == 6 else ''}"
+        found["NCCL_SOCKET_FAMILY"] = f"AF_INET{'6' if _address(address).version == 6 else ''}"
     return {name: value for name, value in found.items() if name not in environment}
 
 
@@ -160,4 +160,4 @@ def _own_name() -> tuple[str, bool]:
 
 
 def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if _plain(address).version == 6 else socket.AF_INET
+    return socket.AF_INET6 if _address(address).version == 6 else socket.AF_INET

@@ -11,7 +11,7 @@ SAME_BITS = frozenset({"2.13", "2.14", "2.15"})
 `tests/bench/torch_versions.py` makes."""
 
 
-def admitted(name: str, by: str = "maskfleet") -> SpecifierSet:
+def admitted_versions(name: str, by: str = "maskfleet") -> SpecifierSet:
     """Return the releases of the package `name` that the metadata of the package `by` admits here, without extras;
     empty if it does not require it."""
     for line in metadata.requires(by) or ():
@@ -23,7 +23,7 @@ def admitted(name: str, by: str = "maskfleet") -> SpecifierSet:
 
 def untested_torch() -> str:
     """Return a line for the operator if the installed torch is of no series that was tested; "" if it is."""
-    seen, tested = metadata.version("torch"), admitted("torch")
+    seen, tested = metadata.version("torch"), admitted_versions("torch")
     if tested.contains(seen, prereleases=True):
         return ""
     return f"torch {seen} was not tested with Maskfleet, torch{tested} was: {seen} is used all the same"
@@ -42,7 +42,7 @@ def unfit_triton() -> str:
     seen = triton_release()
     if not seen:
         return "Triton is not installed"
-    needed = admitted("triton", by="torch")
+    needed = admitted_versions("triton", by="torch")
     if needed.contains(seen, prereleases=True):
         return ""
     torch = metadata.version("torch")

@@ -25,7 +25,7 @@ from encoder_core.train.step import draw_seed
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.phases import layer_settings
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.summary import known
+from launcher.runtime.recipe.summary import with_vocab
 from launcher.runtime.recipe.timeline import learning_rate, phase_at, term_weights
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.teachers import FoundTeacher, read_teachers
@@ -87,7 +87,7 @@ def build_optimizer(recipe: Recipe, model: ObjectiveModule) -> torch.optim.Optim
         decayed=settings.decayed,
         update_groups=model.update_groups(),
         matrices=isinstance(settings, MuonConfig),
-        rates=_rates(recipe, model),
+        rates=_rate_factors(recipe, model),
     )
     match settings:
         case MuonConfig():
@@ -100,9 +100,9 @@ def build_optimizer(recipe: Recipe, model: ObjectiveModule) -> torch.optim.Optim
             return AdamW(groups, settings)
 
 
-def _rates(recipe: Recipe, model: ObjectiveModule) -> dict[str, float]:
+def _rate_factors(recipe: Recipe, model: ObjectiveModule) -> dict[str, float]:
     """Return what muP multiplies the learning rate of each parameter by, by name; nothing without muP."""
-    scales = mup_scales(known(recipe.model), recipe.objective.terms)
+    scales = mup_scales(with_vocab(recipe.model), recipe.objective.terms)
     matrices = hidden_matrices(model).keys() if recipe.optimizer.muon is not None and scales else ()
     return {name: its.muon_rate if name in matrices else its.rate for name, its in scales.items()}
 

@@ -23,7 +23,7 @@ from encoder_core.train.xlnet_memory import StoredMemory
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.rank.resume import ResumePoint
 from launcher.runtime.recipe.schema import Checkpointing
-from launcher.runtime.run.record import BEGAN
+from launcher.runtime.run.record import COMMITTED
 
 _SAVING, _TIDYING = "saving", "tidying"  # activities in a rank's heartbeats
 _TIDY_S = 60.0  # time limit of the last deletions
@@ -186,7 +186,7 @@ class RunCheckpointer:
 
     def _tidy_now(self, way_back: int, proven: frozenset[CheckpointName]) -> TidyReport:
         every = self._settings.keep_every.steps if self._settings.keep_every else None
-        self._store.put_if_absent(BEGAN, b"{}\n")
+        self._store.put_if_absent(COMMITTED, b"{}\n")
         return tidy(
             self._store,
             self._attempt,

@@ -23,13 +23,13 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from checkpoints.gather import Peers
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.pieces import Pieces
-from encoder_core.trials.compile_trial import TriedCompilation, try_apart, try_compilation
+from encoder_core.trials.compile_trial import TriedCompilation, try_compilation, try_in_process
 from encoder_core.trials.trial_network import Subject
 from launcher.runtime.preflight.kernels import (
     CompileChoice,
-    choose,
+    choose_compilation,
+    compiled_name,
     gpu_here,
-    name_of,
     subject_of,
 )
 from launcher.runtime.preflight.releases import unfit_triton
@@ -42,7 +42,7 @@ _MAX_FOLDERS = 16  # most folders of compiled code that a machine keeps
 
 
 class CompiledCode:
-    """The compiled code of one name (`launcher.runtime.preflight.kernels.name_of`) on this machine.
+    """The compiled code of one name (`launcher.runtime.preflight.kernels.compiled_name`) on this machine.
 
     `home`: home folder of the user.
 
@@ -121,18 +121,18 @@ def settle_compilation(
 
     `host`: name of this rank's machine.
     """
-    choice = choose(run.recipe.compile, gpu_here(), unfit=unfit_triton())
+    choice = choose_compilation(run.recipe.compile, gpu_here(), unfit=unfit_triton())
     if not all(peers.all_gather(choice.compiled)):
         return None, CompilationRecord(compiled=False, why=choice.why) if choice.told else None
     config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     subject = subject_of(run.recipe, config)
-    code = CompiledCode(name_of(subject, run.recipe.zero), Path.home())
+    code = CompiledCode(compiled_name(subject, run.recipe.zero), Path.home())
     first = peers.all_gather(host).index(host) == peers.rank
     pieces, found, together = None, None, all(peers.all_gather(code.complete))
     for number, turn in enumerate([True] if together else [first, not first], start=1):
         link.beat(0, "compiling", number)
         if turn:
-            pieces, found = _turn(run, code, subject, choice, link)
+            pieces, found = _compile_once(run, code, subject, choice, link)
         told = _shared_results(peers, found)
         failed = next((one for one in told if not one.compiled), None)
         if failed is not None:
@@ -146,7 +146,7 @@ def _shared_results(peers: Peers, found: CompilationRecord | None) -> list[Compi
     return [CompilationRecord.model_validate(one) for one in peers.all_gather(mine) if one is not None]
 
 
-def _turn(
+def _compile_once(
     run: Run, code: CompiledCode, subject: Subject, choice: CompileChoice, link: Link | None
 ) -> tuple[Pieces, CompilationRecord]:
     """Compile on this rank, or take the stored code, or what this process has compiled for an earlier group of ranks.
@@ -163,15 +163,15 @@ def _turn(
 def take_compiled(run: Run, tokenizer: Tokenizer) -> None:
     """Take the run's compiled code from this machine into this process, for the group of ranks that it will join. Does
     nothing if the run is not compiled, or its code is not here."""
-    choice = choose(run.recipe.compile, gpu_here(), unfit=unfit_triton())
+    choice = choose_compilation(run.recipe.compile, gpu_here(), unfit=unfit_triton())
     if not choice.compiled:
         return
     subject = subject_of(
         run.recipe, run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     )
-    code = CompiledCode(name_of(subject, run.recipe.zero), Path.home())
+    code = CompiledCode(compiled_name(subject, run.recipe.zero), Path.home())
     if code.complete:
-        _turn(run, code, subject, choice, None)
+        _compile_once(run, code, subject, choice, None)
 
 
 _compiled: dict[Path, tuple[Pieces, CompilationRecord]] = {}
@@ -188,7 +188,7 @@ def _compile(
     if kept == "nowhere":
         # The ranks that wait for this one show no progress meanwhile.
         patience_s = min(_COMPILE_S, run.recipe.watchdog.other / 2)
-        apart = try_apart(
+        apart = try_in_process(
             subject, patience_s, lambda: link.beat(0, "compiling", next(ticks)) if link else None
         )
         if not apart.right:

@@ -55,10 +55,10 @@ class RankShard:
         has over all ranks. A microbatch is its number and the ranges of its rows."""
         rows = self.rows[ranges[0].phase] if ranges else 1
         count = -(-sum(r.stop - r.start for r in ranges) // rows)
-        return [(i, cut(ranges, i * rows, rows)) for i in range(self.rank, count, self.world)], count
+        return [(i, cut_ranges(ranges, i * rows, rows)) for i in range(self.rank, count, self.world)], count
 
 
-def cut(ranges: Sequence[SampleRange], first: int, rows: int) -> list[SampleRange]:
+def cut_ranges(ranges: Sequence[SampleRange], first: int, rows: int) -> list[SampleRange]:
     """Return rows `first` to `first + rows` of `ranges` laid end to end; fewer rows at their end."""
     found, base = [], 0
     for r in ranges:
@@ -113,7 +113,7 @@ class RankData:
         work = self._rank_batch(step)
         remember = None if before is None else tuple(self._rank_batch(number) for number in before)
         self._forget_rows(step)
-        counts = _add(self._count(m.batch.on_host) for m in work.microbatches)
+        counts = _add_counts(self._count(m.batch.on_host) for m in work.microbatches)
         return StepData(
             work=work,
             counts=counts or self._count(idle_batch(self._device)),
@@ -262,7 +262,7 @@ def _steps(steps: Sequence[Sequence[SampleRange]]) -> StepLayout | None:
     return StepLayout(max(1, round(rows / len(steps))), first.epoch, first.start)
 
 
-def _add(counts: Iterator[dict[str, int]]) -> dict[str, int]:
+def _add_counts(counts: Iterator[dict[str, int]]) -> dict[str, int]:
     total: dict[str, int] = {}
     for count in counts:
         for name, value in count.items():

@@ -35,7 +35,7 @@ def fetch(uri: str, *, generator: bool) -> tuple[Path, str]:
         # HF_ENDPOINT may have been set after the import.
         api = hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
         info = api.model_info(match["repo"], revision=match["revision"], timeout=_PATIENCE_S)
-        files = wanted([sibling.rfilename for sibling in info.siblings], generator=generator)
+        files = wanted_files([sibling.rfilename for sibling in info.siblings], generator=generator)
         paths = [api.hf_hub_download(match["repo"], file, revision=info.sha) for file in files]
     except (hub.errors.HTTPError, hub.errors.EntryNotFoundError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
@@ -54,7 +54,7 @@ def fetch(uri: str, *, generator: bool) -> tuple[Path, str]:
     return folder, f"{match['repo']}@{info.sha}"
 
 
-def wanted(files: list[str], *, generator: bool = False) -> list[str]:
+def wanted_files(files: list[str], *, generator: bool = False) -> list[str]:
     """Return those of `files`, paths in a folder, that a start needs. Pickled weights are among them where a network
     has no others. `generator`: whether those of a generator beside the model are needed."""
     beside = (GENERATOR_CONFIG, GENERATOR_PICKLE) if generator else ()

@@ -17,11 +17,11 @@ from checkpoints.hf.load import differing_settings, weights_for
 from encoder_core.families.catalogue import DetectorConfig
 from encoder_core.families.interchange import ENCODER
 from encoder_core.objectives.replaced import is_difference, stored_name
-from encoder_core.objectives.teacher import every_other_layer, student_names
+from encoder_core.objectives.teacher import every_other_layer, teacher_names_of_student
 from encoder_core.terms.replaced import Sharing
 from launcher.errors import RunError
 
-BOTH = f"put the generator into {NETWORKS[0]}/ and the discriminator into {NETWORKS[1]}/ below it"
+BOTH_REMEDY = f"put the generator into {NETWORKS[0]}/ and the discriminator into {NETWORKS[1]}/ below it"
 
 
 def holds_single_network(folder: Path) -> bool:
@@ -51,7 +51,7 @@ def check_derivable(config: DetectorConfig, where: str) -> None:
         raise RunError(
             f"start: {where} does not hold both networks that rtd trains, and the recipe's generator cannot begin "
             f"with layers of the discriminator: {listed}",
-            remedy=f"{BOTH}, or set `model` so that the generator is as wide as the discriminator and no deeper",
+            remedy=f"{BOTH_REMEDY}, or set `model` so that the generator is as wide as the discriminator and no deeper",
         )
 
 
@@ -77,4 +77,4 @@ def pair_from_discriminator(config: DetectorConfig, folder: Path, sharing: Shari
 
 
 def _chosen_layers(encoder: Mapping[str, Tensor], layers: tuple[int, ...]) -> dict[str, Tensor]:
-    return {ours: encoder[theirs] for ours, theirs in student_names(list(encoder), layers).items()}
+    return {ours: encoder[theirs] for ours, theirs in teacher_names_of_student(list(encoder), layers).items()}

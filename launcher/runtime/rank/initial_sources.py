@@ -22,12 +22,12 @@ from data_service.tokenizers.load import find_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.objectives.replaced import EMBEDDINGS, is_difference
-from encoder_core.objectives.teacher import every_other_layer, student_names
+from encoder_core.objectives.teacher import every_other_layer, teacher_names_of_student
 from encoder_core.terms.replaced import Sharing
 from encoder_core.train.zero_state import Read
 from launcher.errors import RunError
 from launcher.runtime.rank.initial_pair import (
-    BOTH,
+    BOTH_REMEDY,
     check_derivable,
     generator_layers,
     holds_single_network,
@@ -68,9 +68,9 @@ def from_teacher(recipe: Recipe, config: ModelConfig, teacher: FoundTeacher, sha
     distil = recipe.objective.distil
     assert distil is not None  # the recipe has been checked
     layers = distil.layers or every_other_layer(config.distinct_layers, teacher.config.distinct_layers)
-    names = student_names(list(teacher.weights), layers)
+    names = teacher_names_of_student(list(teacher.weights), layers)
     tensors = {own: teacher.weights[its] for own, its in names.items()}
-    tensors = after_padding(tensors, teacher.config, config)
+    tensors = with_padding_id(tensors, teacher.config, config)
     for name in tensors.keys() & shapes.keys():
         if name.endswith((".position.weight", ".token_type.weight")):
             tensors[name] = tensors[name][: shapes[name][0]]
@@ -103,12 +103,12 @@ def from_run(
     read: Read = reader.read
     pair = open_run(recipe.start).recipe.objective.rtd
     if pair is not None and recipe.objective.mlm is None:
-        shapes, read = _discriminator(shapes, read, pair.embeddings)
+        shapes, read = _discriminator_only(shapes, read, pair.embeddings)
         record["network"] = NETWORKS[1]
     return InitialSource(shapes, read, other, record, reader.close)
 
 
-def _discriminator(shapes: Shapes, read: Read, sharing: Sharing) -> tuple[Shapes, Read]:
+def _discriminator_only(shapes: Shapes, read: Read, sharing: Sharing) -> tuple[Shapes, Read]:
     """Return those parameters of a pair that belong to the discriminator, under the names of a single model. Tables
     that are stored as differences from the generator's are read as sums of both."""
     generator, own = (f"{part}." for part in NETWORKS)
@@ -186,7 +186,7 @@ def from_folder(
         with local_folder(store) as folder:
             with name_as(folder, recipe.start):
                 its = _folder_config(recipe.objective, config, folder, recipe.start)
-                tensors.update(after_padding(_folder_weights(recipe.objective, its, folder), its, config))
+                tensors.update(with_padding_id(_folder_weights(recipe.objective, its, folder), its, config))
                 if _pads_differ(its, config):
                     record["pad_id"] = its.pad_id
                 record.update(_left_parameters(recipe.objective, config, folder))
@@ -249,7 +249,7 @@ def _folder_config(objective: RecipeObjective, config: ModelConfig, folder: Path
         check_derivable(config, where)
     elif objective.rtd is not None:
         if len(pair) < len(NETWORKS):
-            raise RunError(f"start: {where} does not hold both networks that rtd trains", remedy=BOTH)
+            raise RunError(f"start: {where} does not hold both networks that rtd trains", remedy=BOTH_REMEDY)
         network = folder / NETWORKS[1]
     found = read_folder_config(network)
     return config.model_copy(update={"vocab": found.vocab, "pad_id": found.pad_id})
@@ -267,7 +267,7 @@ def _pads_differ(its: ModelConfig, config: ModelConfig) -> bool:
     return config.counts_from_padding and its.pad_id != config.pad_id
 
 
-def after_padding(tensors: dict[str, Tensor], its: ModelConfig, config: ModelConfig) -> dict[str, Tensor]:
+def with_padding_id(tensors: dict[str, Tensor], its: ModelConfig, config: ModelConfig) -> dict[str, Tensor]:
     """Return the parameters of a model `its` for the same model with the padding id of `config`: a table of positions
     that begin after the padding id is moved. Its rows before them are never used."""
     if not _pads_differ(its, config):

@@ -130,13 +130,13 @@ def check_start(recipe: Recipe) -> None:
     tokenizer, store = load_tokenizer(recipe.tokenizer.uri), open_store(recipe.start)
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     if store.size(RECORD) is None:
-        _refuse_nothing(recipe.start, store)
+        _refuse_missing(recipe.start, store)
         check_folder(recipe, config, network_in(recipe, store))
     else:
         check_run(recipe, config, tokenizer)
 
 
-def _refuse_nothing(start: str, store: Store) -> None:
+def _refuse_missing(start: str, store: Store) -> None:
     """Raise RunError if there is neither a run nor a model at `start`. The message suggests a similar name."""
     if any(store.size(name) is not None for name in (CONFIG, *(f"{part}/{CONFIG}" for part in NETWORKS))):
         return
@@ -207,7 +207,7 @@ def _read_whole(source: InitialSource, name: str) -> Tensor:
 
 
 def _check_fit(expected: Shapes, source: InitialSource, where: str) -> None:
-    missing = [name for name in expected if name not in source.shapes and _of_encoder(name)]
+    missing = [name for name in expected if name not in source.shapes and _is_of_encoder(name)]
     if missing:
         raise RunError(
             f"start: {where} lacks parameters of the encoder: {', '.join(missing)}",
@@ -225,7 +225,7 @@ def _check_fit(expected: Shapes, source: InitialSource, where: str) -> None:
         )
 
 
-def _of_encoder(name: str) -> bool:
+def _is_of_encoder(name: str) -> bool:
     return name.startswith((ENCODER, *(f"{part}.{ENCODER}" for part in NETWORKS)))
 
 
@@ -274,7 +274,7 @@ class CarryOver:
         return result
 
 
-SPREAD = 0.5  # standard deviation of a position's logits over the vocabulary
+LOGIT_SPREAD = 0.5  # standard deviation of a position's logits over the vocabulary
 
 
 def initial_head(
@@ -296,7 +296,7 @@ def initial_head(
         )
         if gain in fresh and bias in fresh and table not in fresh:
             words = value(table).float()
-            found[gain] = torch.full_like(value(gain), min(1.0, SPREAD / _spread(words)))
+            found[gain] = torch.full_like(value(gain), min(1.0, LOGIT_SPREAD / _logit_spread(words)))
             found[bias] = _log_frequencies(recipe, len(words))
     return found
 
@@ -310,7 +310,7 @@ def _heads(model: nn.Module) -> Iterator[tuple[str, str, MaskedLanguageModelHead
             yield prefix, "second_norm", module
 
 
-def _spread(table: Tensor) -> float:
+def _logit_spread(table: Tensor) -> float:
     """Return the standard deviation, over the rows of `table` [V, E], of the logits of a vector with independent
     components of variance 1."""
     return max(1e-6, math.sqrt(float((table - table.mean(0)).square().sum(1).mean())))

@@ -18,10 +18,10 @@ import torch
 
 from encoder_core.train.metrics import StepReport
 from launcher.runtime.capacity.devices import gpu_of_device
-from launcher.runtime.capacity.workload import full_rows, microbatch_flops, phase_targets
+from launcher.runtime.capacity.workload import full_rows, model_cost, phase_targets
 from launcher.runtime.policies.stragglers import Detector
 from launcher.runtime.rank.startup import Startup
-from launcher.runtime.recipe.phases import during
+from launcher.runtime.recipe.phases import in_phase
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.log import RunLog, evaluation_record
 
@@ -40,7 +40,7 @@ class Utilisation:
     flops: tuple[float, ...]
     peak: float
 
-    def of(self, step: int, tokens: int, seconds: float) -> float:
+    def share(self, step: int, tokens: int, seconds: float) -> float:
         """Return the utilisation, as a share, in the step after `step` steps, which had `tokens` and took `seconds`."""
         phase = min(bisect_right(self.ends, step), len(self.ends) - 1)
         return tokens * self.flops[phase] / (max(seconds, 1e-9) * self.peak)
@@ -52,20 +52,20 @@ def utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: in
     `device`: this rank's device; the other ranks' are assumed to be equal. `vocabulary`: the tokenizer's size, for a
     model without a size of its own.
     """
-    speed = peak(device, recipe.precision)
+    speed = peak_flops(device, recipe.precision)
     if speed is None:
         return None
     model = recipe.model if recipe.model.vocab else recipe.model.model_copy(update={"vocab": vocabulary})
     known = recipe.model_copy(update={"model": model})
     shapes = (
-        full_rows(during(recipe, phase), recipe.input.texts, phase.length, phase_targets(recipe, phase))
+        full_rows(in_phase(recipe, phase), recipe.input.texts, phase.length, phase_targets(recipe, phase))
         for phase in recipe.phases
     )
-    flops = tuple(microbatch_flops(known, shape).model / shape.tokens for shape in shapes)
+    flops = tuple(model_cost(known, shape).model / shape.tokens for shape in shapes)
     return Utilisation(tuple(accumulate(phase.steps for phase in recipe.phases)), flops, speed * ranks)
 
 
-def peak(device: torch.device, precision: str) -> float | None:
+def peak_flops(device: torch.device, precision: str) -> float | None:
     """Return the vendor's FLOP/s of dense products in this precision; None for a CPU, or a GPU that is not known."""
     if device.type != "cuda":
         return None
@@ -79,7 +79,7 @@ def peak(device: torch.device, precision: str) -> float | None:
 _SLOW_TEXTS = {"data": "gets its data so late that steps take", "compute": "is slow: computing takes it"}
 
 
-Ending = Literal["save", "hand over"]
+EndAction = Literal["save", "hand over"]
 """What ranks that are asked to end do with the last state: save it, or leave it in memory for others, who go on at
 once."""
 
@@ -93,7 +93,7 @@ class Link(Protocol):
     def event(self, kind: str, fields: Mapping[str, Any]) -> None: ...
     def stop_requested(self) -> bool: ...
     @property
-    def ends(self) -> Ending | None: ...
+    def ends(self) -> EndAction | None: ...
 
 
 @dataclass(frozen=True)
@@ -122,16 +122,16 @@ class RankJournal:
             return
         record = report.record()
         if self.utilisation is not None:
-            record["mfu"] = self.utilisation.of(record["step"], record["tokens"], record["seconds"])
+            record["mfu"] = self.utilisation.share(record["step"], record["tokens"], record["seconds"])
         self._write(record)
         if not self.startup.over:
-            self._underway(record)
+            self._record_underway(record)
         if not all(report.applied.values()):
             self.event("skipped_step", step=report.before.step, reason=_why_skipped(record))
         self._stragglers(report)
         self.journal.flush_due(time.monotonic())
 
-    def _underway(self, first: dict[str, Any]) -> None:
+    def _record_underway(self, first: dict[str, Any]) -> None:
         self.startup.first_step_done(first["data_wait"])
         driver, seconds = (
             {part: round(time, 3) for part, time in parts.items()}
@@ -146,7 +146,7 @@ class RankJournal:
             age=age,
             processes=self.startup.processes,
         )
-        self.note(f"the first step is done, after {self.startup.spell()}")
+        self.note(f"the first step is done, after {self.startup.to_text()}")
 
     def evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         if self.journal is None:
@@ -164,7 +164,7 @@ class RankJournal:
         if self.journal is not None:
             self.journal.event(kind, time.time(), **fields)
 
-    def own_event(self, kind: str, *, step: int | None, reason: str) -> None:
+    def rank_event(self, kind: str, *, step: int | None, reason: str) -> None:
         """Record, and show to the operator, what this rank alone knows, whichever it is."""
         self.link.event(kind, {"step": step, "reason": reason})
 

@@ -26,7 +26,7 @@ from data_service.store.open import open_store
 from data_service.tokenizers.files import TOKENIZER_FILES
 from encoder_core.errors import ModelError
 from launcher.errors import RunError
-from launcher.runtime.rank.hub_models import SCHEME, fetch, wanted
+from launcher.runtime.rank.hub_models import SCHEME, fetch, wanted_files
 from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe
 from launcher.runtime.run.outline import free_place
 
@@ -72,7 +72,7 @@ def _copy(folder: Path, recipe: Recipe, copy: Store) -> None:
     except (ModelError, RunError) as error:
         raise type(error)(error.problem.replace(str(folder), recipe.start), remedy=error.remedy) from error
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    for file in wanted(files):
+    for file in wanted_files(files):
         copy.put_file(file, folder / file)
 
 

@@ -20,7 +20,7 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.kernel_choice import prefer
 from encoder_core.trials.kernel_trial import Limits
 from encoder_core.trials.trial_network import Subject
-from launcher.runtime.preflight.collective import installed
+from launcher.runtime.preflight.collective import installed_versions
 from launcher.runtime.preflight.kernels import (
     KernelVerdict,
     TrialRecord,
@@ -44,7 +44,7 @@ def settle_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: Link) -> 
     gpu = gpu_here()
     config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     subject = subject_of(run.recipe, config)
-    name = None if gpu is None else _name(gpu, subject)
+    name = None if gpu is None else _verdict_name(gpu, subject)
     names = peers.all_gather(name)
     if not any(names):
         return []
@@ -64,12 +64,12 @@ def settle_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: Link) -> 
     ]
 
 
-def _name(gpu: str, subject: Subject) -> str:
+def _verdict_name(gpu: str, subject: Subject) -> str:
     """Return a hash of everything that a verdict depends on."""
     marks = [name for name in ("causal", "stable") if getattr(subject, name)]
     what = {
         "gpu": gpu,
-        "installed": installed(),
+        "installed": installed_versions(),
         "networks": [network.model_dump(mode="json") for network in subject.networks],
         "rows": [str(subject.dtype), subject.rows, subject.length, *marks],
     }
@@ -99,7 +99,7 @@ def record_kernels(journal: RankJournal, verdicts: Sequence[KernelVerdict]) -> N
     """Record an event for each kind of GPU, and show a line about each kernel that was left out."""
     for verdict in verdicts:
         out = [one.model_dump(mode="json", exclude={"right"}) for one in verdict.left_out]
-        seconds = {_title(one): one.seconds for one in verdict.tried if one.seconds is not None}
+        seconds = {_kernel_title(one): one.seconds for one in verdict.tried if one.seconds is not None}
         journal.event(
             "kernels",
             gpu=verdict.gpu,
@@ -119,7 +119,7 @@ def record_kernels(journal: RankJournal, verdicts: Sequence[KernelVerdict]) -> N
             journal.note(f"the trial of kernels on {verdict.gpu} was ended early: {verdict.ended}")
 
 
-def _title(one: TrialRecord) -> str:
+def _kernel_title(one: TrialRecord) -> str:
     return one.kernel if one.place == "attention" else f"{one.place} {one.kernel}"
 
 

@@ -24,13 +24,13 @@ from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.optim.average import AVERAGE
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
-from encoder_core.train.groups import aborted_on_error
+from encoder_core.train.groups import abort_groups_on_error
 from encoder_core.train.loop import Trainer
 from encoder_core.train.rehearsal import sums_are_verified, verified_rank_count, verify_gradient_sums
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories
 from encoder_core.train.weight_check import CorruptReplica
-from encoder_core.train.xlnet_memory import restore
+from encoder_core.train.xlnet_memory import restore_memory
 from encoder_core.train.zero_state import ALL_KINDS, MASTER
 from launcher.errors import RunError
 from launcher.runtime.policies.stragglers import Detector
@@ -54,24 +54,24 @@ from launcher.runtime.rank.kernels import record_kernels, settle_kernels
 from launcher.runtime.rank.memory_copies import MemoryCopies
 from launcher.runtime.rank.microbatch_size import (
     MicrobatchLimits,
-    found_by,
+    origin_text,
     rank_microbatches,
     record_microbatches,
     settle_microbatches,
 )
 from launcher.runtime.rank.removals import settle_removals
-from launcher.runtime.rank.resume import Memory, ResumePoint, missing_records, resume_point
+from launcher.runtime.rank.resume import NodeSets, ResumePoint, missing_records, resume_point
 from launcher.runtime.rank.spike_guard import SpikeGuard
 from launcher.runtime.rank.startup import Startup
-from launcher.runtime.run.kept_tokenizer import kept_once
+from launcher.runtime.run.kept_tokenizer import cached_tokenizer
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.metrics import BEFORE
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import (
-    Lost,
+    SkippedData,
     before_specs,
     heldout_specs,
-    read_lost,
+    read_skipped,
     sample_positions,
     stream_spec,
 )
@@ -88,7 +88,7 @@ def run_rank(
     link: Link,
     startup: Startup,
     reports: Sequence[NodeReport] = (),
-    memory: Memory | None = None,
+    memory: NodeSets | None = None,
 ) -> TrainState:
     """Train this rank's part of `run` until the run is complete or a stop is requested, and commit the result.
 
@@ -102,12 +102,12 @@ def run_rank(
         SmallerMicrobatch: if a step did not fit into memory, and the next start has smaller microbatches.
         UserError: its subclasses in the packages below, if data are damaged, a store does not answer, and the like.
     """
-    with ExitStack() as ending, aborted_on_error():
+    with ExitStack() as ending, abort_groups_on_error():
         # Agree with the other ranks on the checkpoint to resume from.
         link.beat(0, "starting")
         hosts = [str(host) for host in peers.all_gather(socket.gethostname())]
         _set_up_torch(hosts, run.recipe.deterministic)
-        tokenizer = kept_once(run.store, run.record.inputs.tokenizer, run.recipe)
+        tokenizer = cached_tokenizer(run.store, run.record.inputs.tokenizer, run.recipe)
         good = resume_point(run, peers, link, memory)
         startup.done("checkpoint")
         run, limits, verdicts, (pieces, compilation) = _agree_on_settings(run, tokenizer, peers, link, hosts)
@@ -119,12 +119,12 @@ def run_rank(
         state = _load(run, engine, good, begin, link)
         startup.done("load")
         # Open the journal, and record how this start begins.
-        meter = _meter(run, tokenizer, engine, control)
+        meter = _utilisation(run, tokenizer, engine, control)
         journal = _journal(run, attempt, control, link, startup, hosts, meter)
         ending.callback(journal.close)
         _record_start(run, journal, state, good, begin, control, (reports, verdicts, limits, compilation))
         run, resumed = _without_removed(run, attempt, state, peers, journal), good.manifest if good else None
-        lost = read_lost(run, resumed, peers)
+        lost = read_skipped(run, resumed, peers)
         data, positions, share = _data(run, tokenizer, open_stream, lost, model, engine, control)
         ending.callback(data.close)
         # Train to the end, or until a stop is requested.
@@ -229,7 +229,7 @@ def _data(
     run: Run,
     tokenizer: Tokenizer,
     open_stream: OpenStream,
-    lost: Lost,
+    lost: SkippedData,
     model: ObjectiveModule,
     engine: Engine,
     control: Control,
@@ -294,10 +294,10 @@ def _memories(
     if good is None:
         return {}
     with closing(good):  # XLNet's memory is read last from this checkpoint
-        return _restored(run, engine, good, data, share)
+        return _restore(run, engine, good, data, share)
 
 
-def _restored(run: Run, engine: Engine, good: ResumePoint, data: RankData, share: RankShard) -> Memories:
+def _restore(run: Run, engine: Engine, good: ResumePoint, data: RankData, share: RankShard) -> Memories:
     memories: Memories = {}
     if not data.carries_memory(good.manifest.step):
         return memories
@@ -310,11 +310,11 @@ def _restored(run: Run, engine: Engine, good: ResumePoint, data: RankData, share
             "recomputed at multiples of memory_refresh and at the beginning of a phase, and carried over elsewhere",
         )
     with good.open() as reader:
-        restore(memories, shapes, reader.read, range(share.rank, total, share.world), rows, engine)
+        restore_memory(memories, shapes, reader.read, range(share.rank, total, share.world), rows, engine)
     return memories
 
 
-def _meter(run: Run, tokenizer: Tokenizer, engine: Engine, control: Control) -> Utilisation | None:
+def _utilisation(run: Run, tokenizer: Tokenizer, engine: Engine, control: Control) -> Utilisation | None:
     """Return the utilisation of all ranks together, on rank 0; None on other ranks, or if the device's peak is
     unknown."""
     if control.rank != 0:
@@ -367,7 +367,7 @@ def _record_start(
         journal.event("preflight", **report.event())
     record_kernels(journal, verdicts)
     if limits is not None:
-        record_microbatches(journal, limits, state.step, found_by(limits))
+        record_microbatches(journal, limits, state.step, origin_text(limits))
     record_compilation(journal, compilation)
 
 

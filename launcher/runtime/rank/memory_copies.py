@@ -87,7 +87,7 @@ class MemoryCopies:
         if self._made > _SLOW_COPIES:
             self._took = self._ended_at - since
         if self._writer.failure is not None:
-            self._journal.own_event("memory_failed", step=state.step, reason=self._writer.failure)
+            self._journal.rank_event("memory_failed", step=state.step, reason=self._writer.failure)
         return size
 
     def _record_refusal(self) -> None:
@@ -98,7 +98,7 @@ class MemoryCopies:
         reason = (
             "the other node has no memory for copies of this rank's state: if this node is lost, so are they"
         )
-        self._journal.own_event("memory_unshared", step=self._last, reason=reason)
+        self._journal.rank_event("memory_unshared", step=self._last, reason=reason)
 
     def close(self) -> None:
         if self._writer is not None:

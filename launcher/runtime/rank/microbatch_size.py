@@ -31,13 +31,13 @@ from encoder_core.train.step import Memories, RankBatch
 from encoder_core.train.zero_memory import Device
 from launcher.output import human_bytes
 from launcher.runtime.capacity.devices import usable
-from launcher.runtime.capacity.memory_fit import Bill, rows_that_fit
-from launcher.runtime.preflight.collective import installed
+from launcher.runtime.capacity.memory_fit import RankMemory, rows_that_fit
+from launcher.runtime.preflight.collective import installed_versions
 from launcher.runtime.preflight.findings import Finding
 from launcher.runtime.rank.data import RankData
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.summary import has_automatic, settled
+from launcher.runtime.recipe.summary import has_automatic, with_rows
 from launcher.runtime.run.record import Run
 
 FOLDER = "microbatch"
@@ -51,7 +51,7 @@ class SmallerMicrobatch(Exception):
     stored, and the next group resumes with smaller microbatches."""
 
 
-class Bounds(BaseModel):
+class FoundLimits(BaseModel):
     """The limits that starts of a run have found. `most`: largest number of rows of a microbatch in each phase; None if
     no number has failed."""
 
@@ -61,7 +61,7 @@ class Bounds(BaseModel):
 
 
 @dataclass(frozen=True)
-class Room:
+class DeviceMemory:
     """The memory that a rank may fill, in bytes, and the kind and the name of its device."""
 
     bytes: int
@@ -69,22 +69,22 @@ class Room:
     name: str
 
 
-def room_here(ranks: int) -> Room:
+def device_memory(ranks: int) -> DeviceMemory:
     """Return the memory that this process may fill. `ranks`: number of ranks that share the machine; each has its own
     GPU if there are any. The figure is the memory that exists, not the memory that is free now."""
     if torch.cuda.is_available():
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
-        return Room(usable(found.total_memory), "cuda", found.name)
-    return Room(int(_CPU_SHARE * available_memory()[1] / ranks), "cpu", "CPU")
+        return DeviceMemory(usable(found.total_memory), "cuda", found.name)
+    return DeviceMemory(int(_CPU_SHARE * available_memory()[1] / ranks), "cpu", "CPU")
 
 
 def microbatch_finding(recipe: Recipe) -> Finding:
     """Return a finding with the rows with which `microbatch: auto` begins on this machine, with a rank on each GPU, or
     one on the CPU."""
     ranks = max(1, torch.cuda.device_count())
-    room = room_here(ranks)
-    most = rows_that_fit(Bill.of(recipe, ranks, room.device), room.bytes)
-    rows = ", ".join(map(str, settled(recipe, ranks, most).phase_microbatches))
+    room = device_memory(ranks)
+    most = rows_that_fit(RankMemory.from_recipe(recipe, ranks, room.device), room.bytes)
+    rows = ", ".join(map(str, with_rows(recipe, ranks, most).phase_microbatches))
     each = f"{human_bytes(room.bytes)} of {room.name}"
     return Finding(
         "microbatch", "ok", f"auto: {rows} rows on each of {ranks} rank(s), by the estimate, in {each}"
@@ -105,7 +105,7 @@ class MicrobatchLimits:
 
     run: Run
     ranks: int
-    room: Room
+    room: DeviceMemory
     kept: int
     estimated: Sequence[int]
     most: list[int]
@@ -114,7 +114,7 @@ class MicrobatchLimits:
     @property
     def recipe(self) -> Recipe:
         """The run's recipe with numbers in place of `auto`."""
-        return settled(self.run.recipe, self.ranks, self.most)
+        return with_rows(self.run.recipe, self.ranks, self.most)
 
     def halve(self, phase: int) -> int:
         """Halve the rows of a microbatch of `phase`, which did not fit. Return the new number.
@@ -135,7 +135,7 @@ class MicrobatchLimits:
         """Store the limits in the run. Raises StoreError."""
         given, phases = self.estimated, range(len(self.most))
         most = tuple(self.most[n] if self.most[n] < given[n] else None for n in phases)
-        self.run.store.put(self._key, Bounds(most=most).model_dump_json().encode())
+        self.run.store.put(self._key, FoundLimits(most=most).model_dump_json().encode())
 
 
 def settle_microbatches(
@@ -145,12 +145,12 @@ def settle_microbatches(
     Collective. Raises StoreError."""
     if not has_automatic(run.recipe):
         return None
-    mine = room_here(hosts.count(socket.gethostname()))
+    mine = device_memory(hosts.count(socket.gethostname()))
     told = peers.all_gather([mine.bytes, mine.device, mine.name])
-    room = min((Room(*one) for one in told if isinstance(one, list)), key=lambda room: room.bytes)  # type: ignore[arg-type]
-    bill = Bill.of(run.recipe, len(hosts), room.device, tokenizer.vocab_size)
+    room = min((DeviceMemory(*one) for one in told if isinstance(one, list)), key=lambda room: room.bytes)  # type: ignore[arg-type]
+    bill = RankMemory.from_recipe(run.recipe, len(hosts), room.device, tokenizer.vocab_size)
     estimated = rows_that_fit(bill, room.bytes)
-    key = f"{FOLDER}/{_name(run.recipe, told)}.json"
+    key = f"{FOLDER}/{_limits_name(run.recipe, told)}.json"
     # Read on rank 0 only.
     bounds = peers.all_gather(list(_stored_limits(run, key)) if peers.rank == 0 else [])
     found = bounds[0] if isinstance(bounds[0], list) else []
@@ -164,12 +164,12 @@ def settle_microbatches(
 
 def _stored_limits(run: Run, key: str) -> tuple[int | None, ...]:
     try:
-        return Bounds.model_validate_json(run.store.get(key)).most
+        return FoundLimits.model_validate_json(run.store.get(key)).most
     except (KeyMissing, ValidationError):  # a damaged record is found anew
         return ()
 
 
-def _name(recipe: Recipe, rooms: Sequence[JsonValue]) -> str:
+def _limits_name(recipe: Recipe, rooms: Sequence[JsonValue]) -> str:
     """Return a hash of everything that the limits depend on."""
     fields = {"model", "input", "objective", "phases", "optimizer", "average", "precision", "zero"}
     what = {
@@ -177,7 +177,7 @@ def _name(recipe: Recipe, rooms: Sequence[JsonValue]) -> str:
             mode="json", include=fields | {"reduce_dtype", "activation_checkpointing"}
         ),
         "ranks": list(rooms),
-        "installed": installed(),
+        "installed": installed_versions(),
     }
     return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=10).hexdigest()
 
@@ -243,7 +243,7 @@ def record_microbatches(journal: RankJournal, limits: MicrobatchLimits, step: in
     journal.note(f"microbatches of {', '.join(map(str, rows))} rows: {why}")
 
 
-def found_by(limits: MicrobatchLimits) -> str:
+def origin_text(limits: MicrobatchLimits) -> str:
     """Return, as text, how a start came to its number of rows."""
     if list(limits.estimated) == limits.most:
         return "as many as fit by the estimate, shared out evenly"

@@ -7,29 +7,29 @@ from pydantic import JsonValue, TypeAdapter
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers, broadcast_or_raise
 from launcher.runtime.run.record import Run
-from launcher.runtime.run.removals import LeftOut, RemovalHistory, read_left_out, write_left_out
+from launcher.runtime.run.removals import RemovalHistory, RemovalRecord, read_removals, write_removals
 
-_RECORDS = TypeAdapter(tuple[LeftOut, ...])
+_RECORDS = TypeAdapter(tuple[RemovalRecord, ...])
 
 
-def settle_removals(run: Run, attempt: Attempt, step: int, peers: Peers) -> tuple[Run, LeftOut | None]:
+def settle_removals(run: Run, attempt: Attempt, step: int, peers: Peers) -> tuple[Run, RemovalRecord | None]:
     """Return `run` as it goes on at `step`, and the record that this added; None if there was nothing to add.
 
     Rank 0 decides and writes, for all ranks.
 
     Raises:
         Superseded: a newer attempt has been claimed.
-        DamagedCheckpoint, StoreError: as `read_left_out`.
+        DamagedCheckpoint, StoreError: as `read_removals`.
     """
 
     def settle() -> JsonValue:
-        records = read_left_out(run.store)
+        records = read_removals(run.store)
         wanted = dict(run.removals)
         if dict(RemovalHistory(run.record.inputs.removals, records).at(step)) == wanted:
             return [each.model_dump(mode="json") for each in records]
         attempt.ensure_current()
-        new = LeftOut(step=step, attempt=attempt.number, states=wanted)
-        write_left_out(run.store, len(records) + 1, new)
+        new = RemovalRecord(step=step, attempt=attempt.number, states=wanted)
+        write_removals(run.store, len(records) + 1, new)
         return [each.model_dump(mode="json") for each in (*records, new)]
 
     records = _RECORDS.validate_python(broadcast_or_raise(peers, settle))

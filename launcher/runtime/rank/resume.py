@@ -20,11 +20,11 @@ from checkpoints.newest import newest_good
 from encoder_core.optim.average import AVERAGE
 from launcher.errors import RunError
 from launcher.runtime.rank.journal import Link
-from launcher.runtime.run.record import BEGAN, Run
+from launcher.runtime.run.record import COMMITTED, Run
 from launcher.runtime.run.segments import METRICS, read
 
 
-class Memory(Keeper, Protocol):
+class NodeSets(Keeper, Protocol):
     """A rank's access to the sets in the memory of the nodes (`launcher.runtime.cluster.memory_keeper.NodeMemory`)."""
 
     def held(self) -> list[Any]:
@@ -68,13 +68,13 @@ class ResumePoint:
         return AVERAGE in self.manifest.kinds
 
 
-def resume_point(run: Run, peers: Peers, link: Link, memory: Memory | None) -> ResumePoint | None:
+def resume_point(run: Run, peers: Peers, link: Link, memory: NodeSets | None) -> ResumePoint | None:
     """Return the state that all ranks resume from; None if the run has none, because it never began. Collective.
 
     Raises RunError if the run had checkpoints and has lost them, so that it does not start again from step 0.
     """
     point = (_in_memory(run, peers, memory) if memory is not None else None) or _in_store(run, peers)
-    if point is None and run.store.size(BEGAN) is not None:
+    if point is None and run.store.size(COMMITTED) is not None:
         raise RunError(
             f"{run.uri} had checkpoints, but none is left",
             remedy="restore its checkpoints/ folder from a copy, or start a new run",
@@ -89,7 +89,7 @@ def _in_store(run: Run, peers: Peers) -> ResumePoint | None:
     if good is None:
         return None
     if peers.rank == 0:
-        run.store.put_if_absent(BEGAN, b"{}\n")
+        run.store.put_if_absent(COMMITTED, b"{}\n")
     manifest = good.manifest
     return ResumePoint(manifest, lambda: Reader(run.store, manifest), manifest.step, good.passed_over)
 
@@ -97,7 +97,7 @@ def _in_store(run: Run, peers: Peers) -> ResumePoint | None:
 _NEWEST = TypeAdapter(tuple[int | None, list[Any]])
 
 
-def _in_memory(run: Run, peers: Peers, memory: Memory) -> ResumePoint | None:
+def _in_memory(run: Run, peers: Peers, memory: NodeSets) -> ResumePoint | None:
     """Return the newest state in memory, if it is newer than any commit and no rewind has abandoned it; None if not, or
     if some rank cannot open its sets."""
     step, sets = _NEWEST.validate_python(broadcast_or_raise(peers, lambda: _newest(run, memory)))
@@ -115,17 +115,17 @@ def _in_memory(run: Run, peers: Peers, memory: Memory) -> ResumePoint | None:
     )
 
 
-def _newest(run: Run, memory: Memory) -> JsonValue:
+def _newest(run: Run, memory: NodeSets) -> JsonValue:
     """Return, on rank 0, the step of the newest commit, and the sets of the newest state in memory if that is newer."""
     gone_back, marks = read_rewinds(run.store), list_committed(run.store)
     stored = marks[0] if marks else None
     offers = [SetOffer(memory.describe(held), held) for held in memory.held()]
-    usable = [offer for offer in offers if _counts(offer, stored, gone_back)]
+    usable = [offer for offer in offers if _is_newer(offer, stored, gone_back)]
     newest = newest_sets(usable, run.record.fingerprint)
     return [stored.step if stored else None, [offer.place for offer in newest or []]]
 
 
-def _counts(offer: SetOffer, stored: CheckpointName | None, gone_back: Sequence[Rewind]) -> bool:
+def _is_newer(offer: SetOffer, stored: CheckpointName | None, gone_back: Sequence[Rewind]) -> bool:
     mark = CheckpointName(offer.description.attempt, offer.description.step)
     return (stored is None or mark > stored) and all(mark.attempt > rewind.attempt for rewind in gone_back)
 

@@ -21,7 +21,7 @@ from launcher.runtime.policies import spikes
 from launcher.runtime.policies.spikes import LOSS, SpikeHistory, Spikes
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.run.record import Run
-from launcher.runtime.run.streams import RECENT, Lost
+from launcher.runtime.run.streams import SPIKES_KEY, SkippedData
 
 
 class Rewound(Exception):
@@ -46,12 +46,12 @@ class SpikeGuard:
     journal: RankJournal
     positions: Positions
     resumed: CheckpointManifest | None
-    lost: Lost
+    lost: SkippedData
     recent: SpikeHistory = field(init=False)
     _turns: dict[str, float] = field(default_factory=dict)  # figures of the present step's turns
 
     def __post_init__(self) -> None:
-        known = self.resumed.state.get(RECENT) if self.resumed else None
+        known = self.resumed.state.get(SPIKES_KEY) if self.resumed else None
         self.recent = SpikeHistory.from_json(known) if isinstance(known, dict) else SpikeHistory()
 
     def limit(self, step: int, turn: str, sums: Mapping[str, float]) -> float:
@@ -62,9 +62,9 @@ class SpikeGuard:
         name = f"{turn}_{LOSS}"
         self._turns[name] = means(gather_sums(self.control, sums))[LOSS]
         phase = self.positions.phase_of(step)
-        if self._turns[name] > spikes.largest(self._settings, self.recent, phase, name):
+        if self._turns[name] > spikes.max_allowed(self._settings, self.recent, phase, name):
             return -math.inf
-        return spikes.largest(self._settings, self.recent, phase, _norm_of(turn))
+        return spikes.max_allowed(self._settings, self.recent, phase, _norm(turn))
 
     def after(self, report: StepReport) -> None:
         """Take in the figures of a step, and go back if it completes a spike.
@@ -76,16 +76,16 @@ class SpikeGuard:
         """
         step, figures = report.before.step, {LOSS: means(report.sums)[LOSS]}
         if self._settings.outlier is not None:
-            figures |= self._turns | {_norm_of(turn): made.grad_norm for turn, made in report.updates.items()}
+            figures |= self._turns | {_norm(turn): made.grad_norm for turn, made in report.updates.items()}
         phase, updated = self.positions.phase_of(step), all(report.applied.values())
-        self.recent = spikes.after(self._settings, self.recent, phase, step, figures, updated=updated)
+        self.recent = spikes.next_history(self._settings, self.recent, phase, step, figures, updated=updated)
         if self.recent.since is not None and spikes.is_spike(self._settings, self.recent, step + 1):
             norm = math.hypot(*(update.grad_norm for update in report.updates.values()))
             self._go_back(self.recent.since, step + 1, spikes.describe(self.recent, figures[LOSS], norm))
 
     def state(self) -> dict[str, JsonValue]:
         """Return the guard's state for a checkpoint."""
-        return {RECENT: self.recent.to_json(), SKIPS_KEY: [list(span) for span in self.lost.spans]}
+        return {SPIKES_KEY: self.recent.to_json(), SKIPS_KEY: [list(span) for span in self.lost.spans]}
 
     def way_back(self, step: int) -> int:
         """Return the largest step of a checkpoint to which a rewind after `step` steps may go back."""
@@ -151,5 +151,5 @@ class SpikeGuard:
         )
 
 
-def _norm_of(turn: str) -> str:
+def _norm(turn: str) -> str:
     return f"{turn}_grad_norm"

@@ -40,7 +40,7 @@ class Startup:
         self.over = False
 
     @classmethod
-    def of_command(cls, pid: int) -> "Startup":
+    def from_command(cls, pid: int) -> "Startup":
         """Return the driver's clock, whose first part begins at the start of the command's process `pid`."""
         return cls(since=time.monotonic() - age_s(pid))
 
@@ -58,7 +58,7 @@ class Startup:
         self.seconds["data"] += data_wait
         self.over = True
 
-    def spell(self) -> str:
+    def to_text(self) -> str:
         """Return the parts as text for the operator: `8.3 s (Ray 2.1, model 1.4, ...)`."""
         parts = self.before | self.seconds
         shown = ", ".join(f"{part} {time:.1f}" for part, time in parts.items() if time >= _MIN_SHOWN_S)

@@ -12,46 +12,46 @@ from encoder_core.families.mup import mup_base
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.runtime.policies.elastic import Trainers
 from launcher.runtime.recipe.document import Path
-from launcher.runtime.recipe.language_checks import language_problems
-from launcher.runtime.recipe.objective_checks import mismatches, text_problems
+from launcher.runtime.recipe.language_checks import language_issues
+from launcher.runtime.recipe.objective_checks import objective_issues, text_issues
 from launcher.runtime.recipe.parts import RecipeIssue
 from launcher.runtime.recipe.phase_parts import PhaseMixture
-from launcher.runtime.recipe.phases import KEYS, changing_rate, during, is_staged
+from launcher.runtime.recipe.phases import PHASE_KEYS, changing_rate, in_phase, is_staged
 from launcher.runtime.recipe.schema import TEACHER, Recipe
 from launcher.runtime.recipe.timeline import phase_at, term_weights
 
 
-def impossible(recipe: Recipe) -> list[RecipeIssue]:
+def combination_issues(recipe: Recipe) -> list[RecipeIssue]:
     """Return every impossible combination in `recipe`; empty when it can run."""
     return [
-        *_start(recipe),
-        *_weights(recipe),
-        *_batches(recipe),
-        *_batch_warmups(recipe),
-        *_refused_keys(recipe),
-        *_masks(recipe),
-        *_term_weights(recipe),
-        *_lengths(recipe),
-        *_mixtures(recipe),
-        *_corpora(recipe),
-        *_schedule(recipe),
-        *_mup(recipe),
-        *_shuffle(recipe),
-        *_precision(recipe),
-        *_trainers(recipe),
-        *_evaluation(recipe),
-        *mismatches(recipe),
-        *text_problems(recipe),
-        *language_problems(recipe),
+        *_start_issues(recipe),
+        *_source_weight_issues(recipe),
+        *_batch_issues(recipe),
+        *_batch_warmup_issues(recipe),
+        *_phase_key_issues(recipe),
+        *_mask_issues(recipe),
+        *_term_weight_issues(recipe),
+        *_length_issues(recipe),
+        *_mixture_issues(recipe),
+        *_phase_corpus_issues(recipe),
+        *_schedule_issues(recipe),
+        *_mup_issues(recipe),
+        *_shuffle_issues(recipe),
+        *_precision_issues(recipe),
+        *_trainer_issues(recipe),
+        *_evaluation_issues(recipe),
+        *objective_issues(recipe),
+        *text_issues(recipe),
+        *language_issues(recipe),
     ]
 
 
-def unsuitable(recipe: Recipe, tokenizer: Tokenizer) -> list[RecipeIssue]:
+def tokenizer_issues(recipe: Recipe, tokenizer: Tokenizer) -> list[RecipeIssue]:
     """Return the reasons why `tokenizer` cannot be used with `recipe`; empty if it can."""
-    return [*_vocabulary(recipe, tokenizer), *_words(recipe, tokenizer)]
+    return [*_vocabulary_issues(recipe, tokenizer), *_word_issues(recipe, tokenizer)]
 
 
-def _vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[RecipeIssue]:
+def _vocabulary_issues(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[RecipeIssue]:
     vocab, size = recipe.model.vocab, tokenizer.vocab_size
     if vocab is not None and vocab < size:
         yield RecipeIssue(
@@ -61,7 +61,7 @@ def _vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[RecipeIssue]:
         )
 
 
-def _words(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[RecipeIssue]:
+def _word_issues(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[RecipeIssue]:
     masking = recipe.objective.masking
     if masking.unit not in ("token", "piece") and not tokenizer.word_starts[~tokenizer.special_mask].any():
         yield RecipeIssue(
@@ -71,7 +71,7 @@ def _words(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[RecipeIssue]:
         )
 
 
-def _start(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _start_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.start != TEACHER:
         return
     distil = recipe.objective.distil
@@ -90,7 +90,7 @@ def _start(recipe: Recipe) -> Iterator[RecipeIssue]:
         )
 
 
-def _weights(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _source_weight_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     automatic = [name for name, source in recipe.corpus.sources.items() if source.weight == "auto"]
     if automatic and len(automatic) < len(recipe.corpus.sources):
         yield RecipeIssue(
@@ -100,7 +100,7 @@ def _weights(recipe: Recipe) -> Iterator[RecipeIssue]:
         )
 
 
-def _batches(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _batch_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
         rows, tokens = phase.batch.sequences, phase.batch.tokens
         microbatch = recipe.microbatch_of(phase)
@@ -118,7 +118,7 @@ def _batches(recipe: Recipe) -> Iterator[RecipeIssue]:
             )
 
 
-def _batch_warmups(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _batch_warmup_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
         warmup, path = phase.batch.warmup, ("phases", index, "batch", "warmup")
         if warmup is None:
@@ -152,24 +152,24 @@ def _batch_warmups(recipe: Recipe) -> Iterator[RecipeIssue]:
             )
 
 
-def _refused_keys(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _phase_key_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
-        for key in KEYS:
+        for key in PHASE_KEYS:
             refusal = key.refusal(recipe) if key.is_set(phase) else None
             if refusal is not None:
                 yield RecipeIssue(("phases", index, key.name), *refusal)
 
 
-def _masks(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _mask_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
-        mlm = during(recipe, phase).objective.mlm
+        mlm = in_phase(recipe, phase).objective.mlm
         if mlm is not None:
-            yield from _phase_masks(recipe, mlm, None if phase.mlm is None else index)
+            yield from _phase_mask_issues(recipe, mlm, None if phase.mlm is None else index)
         if mlm is not None and changing_rate(phase) is not None:
-            yield from _changing_masks(recipe, index)
+            yield from _changing_mask_issues(recipe, index)
 
 
-def _phase_masks(recipe: Recipe, mlm: MlmMasking, phase: int | None) -> Iterator[RecipeIssue]:
+def _phase_mask_issues(recipe: Recipe, mlm: MlmMasking, phase: int | None) -> Iterator[RecipeIssue]:
     """Yield what is wrong with the masks of a phase; with None, with those of the objective."""
     path: Path = ("objective", "mlm") if phase is None else ("phases", phase, "mlm")
     if mlm.replace.similar and recipe.similar_words is None:
@@ -188,7 +188,7 @@ def _phase_masks(recipe: Recipe, mlm: MlmMasking, phase: int | None) -> Iterator
         )
 
 
-def _changing_masks(recipe: Recipe, index: int) -> Iterator[RecipeIssue]:
+def _changing_mask_issues(recipe: Recipe, index: int) -> Iterator[RecipeIssue]:
     """Yield why the rate of masks cannot change within a phase. It follows the phase's rows, so their number must be
     known, and they must begin where the phase does."""
     path: Path = ("phases", index, "mlm", "rate")
@@ -206,7 +206,7 @@ def _changing_masks(recipe: Recipe, index: int) -> Iterator[RecipeIssue]:
         )
 
 
-def _term_weights(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _term_weight_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
         for name in phase.weights or {}:
             if name not in recipe.objective.terms:
@@ -215,8 +215,8 @@ def _term_weights(recipe: Recipe) -> Iterator[RecipeIssue]:
                     f"the phase weighs {name}, which is not a term of the objective",
                     f"weigh one of {', '.join(recipe.objective.terms)}, or add objective.{name}",
                 )
-    for step in _beginnings(recipe):
-        weighed, trained = term_weights(recipe, step), _trained_in(recipe, step)
+    for step in _first_steps(recipe):
+        weighed, trained = term_weights(recipe, step), _terms_trained_in(recipe, step)
         if trained <= weighed.keys() and not any(weighed[name] for name in trained):
             yield RecipeIssue(
                 ("objective",),
@@ -225,20 +225,20 @@ def _term_weights(recipe: Recipe) -> Iterator[RecipeIssue]:
             )
 
 
-def _trained_in(recipe: Recipe, step: int) -> set[str]:
+def _terms_trained_in(recipe: Recipe, step: int) -> set[str]:
     """Return the terms that are trained in a step."""
     number, _ = phase_at(recipe, step)
-    return set(during(recipe, recipe.phases[number]).objective.terms)
+    return set(in_phase(recipe, recipe.phases[number]).objective.terms)
 
 
-def _beginnings(recipe: Recipe) -> list[int]:
+def _first_steps(recipe: Recipe) -> list[int]:
     """Return the first step of each phase, and the last step of the run. Checking these is enough: a term that has a
     weight in two steps has one between them, too."""
     lengths = [phase.steps for phase in recipe.phases]
     return [*(sum(lengths[:index]) for index in range(len(lengths))), sum(lengths) - 1]
 
 
-def _lengths(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _length_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
         if phase.length > recipe.model.max_length:
             yield RecipeIssue(
@@ -248,7 +248,7 @@ def _lengths(recipe: Recipe) -> Iterator[RecipeIssue]:
             )
 
 
-def _mixtures(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _mixture_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
         if phase.mixture is None:
             continue
@@ -260,7 +260,7 @@ def _mixtures(recipe: Recipe) -> Iterator[RecipeIssue]:
                 f"the phase weighs {name}, which is not a source of the corpus",
                 f"weigh some of {', '.join(recipe.corpus.sources)}, or add corpus.sources.{name}",
             )
-        yield from _automatic_sources(recipe, phase.mixture, path)
+        yield from _automatic_source_issues(recipe, phase.mixture, path)
         if weights is not None and not any(weights.values()):
             yield RecipeIssue(
                 (*path, "weights"),
@@ -269,7 +269,7 @@ def _mixtures(recipe: Recipe) -> Iterator[RecipeIssue]:
             )
 
 
-def _automatic_sources(recipe: Recipe, mixture: PhaseMixture, path: Path) -> Iterator[RecipeIssue]:
+def _automatic_source_issues(recipe: Recipe, mixture: PhaseMixture, path: Path) -> Iterator[RecipeIssue]:
     weights = mixture.weights or {name: source.weight for name, source in recipe.corpus.sources.items()}
     numbers = [weight for weight in weights.values() if weight != "auto"]
     if len(numbers) == len(weights) and mixture.temperature is not None:
@@ -286,7 +286,7 @@ def _automatic_sources(recipe: Recipe, mixture: PhaseMixture, path: Path) -> Ite
         )
 
 
-def _corpora(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _phase_corpus_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
         for name in (phase.corpora or {}).keys() - recipe.corpus.sources.keys():
             yield RecipeIssue(
@@ -296,16 +296,16 @@ def _corpora(recipe: Recipe) -> Iterator[RecipeIssue]:
             )
 
 
-def _schedule(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _schedule_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if any(phase.schedule is None for phase in recipe.phases):
-        yield from _schedule_fits(recipe.schedule, ("schedule",), "the run", recipe.total_steps)
+        yield from _fit_issues(recipe.schedule, ("schedule",), "the run", recipe.total_steps)
     for index, phase in enumerate(recipe.phases):
         if phase.schedule is not None:
             path = ("phases", index, "schedule")
-            yield from _schedule_fits(phase.schedule, path, "the phase", phase.steps)
+            yield from _fit_issues(phase.schedule, path, "the phase", phase.steps)
 
 
-def _schedule_fits(schedule: ScheduleConfig, path: Path, whose: str, steps: int) -> Iterator[RecipeIssue]:
+def _fit_issues(schedule: ScheduleConfig, path: Path, whose: str, steps: int) -> Iterator[RecipeIssue]:
     if schedule.warmup > steps:
         yield RecipeIssue(
             (*path, "warmup"),
@@ -327,7 +327,7 @@ def _schedule_fits(schedule: ScheduleConfig, path: Path, whose: str, steps: int)
         )
 
 
-def _mup(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _mup_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.model.mup is None:
         return
     try:
@@ -342,7 +342,7 @@ def _mup(recipe: Recipe) -> Iterator[RecipeIssue]:
         )
 
 
-def _shuffle(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _shuffle_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.shuffle == "spread" and isinstance(recipe.input, Lanes):
         yield RecipeIssue(
             ("shuffle",),
@@ -351,7 +351,7 @@ def _shuffle(recipe: Recipe) -> Iterator[RecipeIssue]:
         )
 
 
-def _precision(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _precision_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.precision == "bf16" and recipe.zero == 0:
         yield RecipeIssue(
             ("zero",),
@@ -366,7 +366,7 @@ def _precision(recipe: Recipe) -> Iterator[RecipeIssue]:
         )
 
 
-def _trainers(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _trainer_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if isinstance(recipe.trainers, Trainers) and recipe.trainers.min > recipe.microbatches:
         yield RecipeIssue(
             ("trainers", "min"),
@@ -375,7 +375,7 @@ def _trainers(recipe: Recipe) -> Iterator[RecipeIssue]:
         )
 
 
-def _evaluation(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _evaluation_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.corpus.heldout.fraction == 0:
         yield RecipeIssue(
             ("corpus", "heldout", "fraction"),

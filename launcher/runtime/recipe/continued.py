@@ -19,7 +19,7 @@ from data_service.samples.pairs import Translations
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import holds_tokenizer
-from encoder_core.families.catalogue import DetectorConfig, ModelConfig, language_table
+from encoder_core.families.catalogue import DetectorConfig, ModelConfig, embedded_languages
 from encoder_core.optim.settings import AdamWConfig, Decayed
 from encoder_core.terms.replaced import ReplacedTokenConfig
 from launcher.errors import RunError
@@ -51,7 +51,7 @@ _PAIR_REASONS = {
     "# layers; heads that the folder lacks begin fresh. The run's `start` event names what was read, made and left",
     "objective": "the folder holds a discriminator, told by the names of its weights: it is trained on as one",
 }
-_HEADLESS = (
+_HEADLESS_NOTE = (
     "the folder holds no discriminator's head, so this is no pair. A discriminator whose head was left out looks the\n"
     "# same: for one, take `objective` from {}"
 )
@@ -72,7 +72,7 @@ class _FoundModel:
     pair_head: bool
 
 
-def continued(folder: str) -> Recipe:
+def continued_recipe(folder: str) -> Recipe:
     """Return the recipe that continues the model, or the pair of networks, in `folder` (a local folder or s3://).
 
     A discriminator, as DeBERTa v3 is published, is continued as one of a pair, with its generator or without.
@@ -83,27 +83,27 @@ def continued(folder: str) -> Recipe:
         StoreError: the folder cannot be read.
     """
     store = open_store(folder)
-    found = _find(store, folder)
-    base = load(_base(found.config, pair=found.pair))
+    found = _find_model(store, folder)
+    base = load(_base_recipe(found.config, pair=found.pair))
     data = base.to_data() | {
-        "name": _name(folder),
+        "name": _recipe_name(folder),
         "start": folder,
         "corpus": {"sources": _sources(found.config), "heldout": {"fraction": base.corpus.heldout.fraction}},
         "mixing": base.mixing.model_copy(update={"translations": None}).model_dump(mode="json"),
         "tokenizer": {"uri": _tokenizer(store, folder)},
         "model": found.config.model_dump(mode="json", exclude={"pad_id"}),
-        "phases": [{"steps": STEPS, "length": _length(found.config), "batch": {"sequences": ROWS}}],
+        "phases": [{"steps": STEPS, "length": _row_length(found.config), "batch": {"sequences": ROWS}}],
         "optimizer": {"adamw": _adamw(found.config)},
         "schedule": {"warmup": WARMUP, "decay": "linear"},
         "microbatch": MICROBATCH,
         "data_service": {"workers": "auto", "memory": MEMORY},
     }
-    return from_document(RecipeDocument(data | _task(found, base), f"the recipe for {folder}", {}))
+    return from_document(RecipeDocument(data | _task_values(found, base), f"the recipe for {folder}", {}))
 
 
 def _sources(config: ModelConfig) -> dict[str, object]:
     """Return the recipe's sources: one, or one for each language that the model knows."""
-    languages = language_table(config)
+    languages = embedded_languages(config)
     if not languages:
         return {"text": {"uri": f"{PLACEHOLDER}corpora/text", "weight": "auto"}}
     return {
@@ -112,7 +112,7 @@ def _sources(config: ModelConfig) -> dict[str, object]:
     }
 
 
-def commented(recipe: Recipe) -> str:
+def commented_yaml(recipe: Recipe) -> str:
     """Return `recipe` as complete YAML, with the reason of each choice above it."""
     name, reasons = _bundled_name(recipe), _reasons(recipe)
     parts = [f"# Continues a model. `maskfleet recipe show {name} --raw` explains every key.\n"]
@@ -126,8 +126,8 @@ def commented(recipe: Recipe) -> str:
 def _reasons(recipe: Recipe) -> dict[str, str]:
     if recipe.objective.rtd is not None:
         return _REASONS | _PAIR_REASONS
-    if recipe.model.pair_recipe is not None and not recipe.model.convolves:
-        return _REASONS | {"objective": _HEADLESS.format(recipe.model.pair_recipe)}
+    if recipe.model.pair_recipe is not None and not recipe.model.has_convolution:
+        return _REASONS | {"objective": _HEADLESS_NOTE.format(recipe.model.pair_recipe)}
     return _REASONS
 
 
@@ -140,16 +140,16 @@ def _yaml(key: str, value: object) -> str:
 
 
 def _bundled_name(recipe: Recipe) -> str:
-    return _base(recipe.model, pair=recipe.objective.rtd is not None)
+    return _base_recipe(recipe.model, pair=recipe.objective.rtd is not None)
 
 
-def _base(config: ModelConfig, *, pair: bool) -> str:
+def _base_recipe(config: ModelConfig, *, pair: bool) -> str:
     """Return the name of a family's bundled recipe. `pair`: that of its generator and discriminator, if there is
     one."""
     return (config.pair_recipe if pair else None) or config.recipe
 
 
-def _find(store: Store, folder: str) -> _FoundModel:
+def _find_model(store: Store, folder: str) -> _FoundModel:
     with local_configs(store) as configs, name_as(configs, folder):
         if (configs / NETWORKS[1] / CONFIG).is_file():
             return _find_pair(configs)
@@ -187,7 +187,7 @@ def _architectures(configs: Path) -> list[str]:
     return [str(name) for name in named] if isinstance(named, list) else []
 
 
-def _task(found: _FoundModel, base: Recipe) -> dict[str, Any]:
+def _task_values(found: _FoundModel, base: Recipe) -> dict[str, Any]:
     """Return the values of `objective` and `input` that differ from the family's bundled recipe.
 
     A pair task is left out if the folder has no head for it: its rows would differ from the model's for no gain.
@@ -196,7 +196,7 @@ def _task(found: _FoundModel, base: Recipe) -> dict[str, Any]:
     """
     objective, config = base.objective, found.config
     if objective.plm is not None:
-        length = _length(config)
+        length = _row_length(config)
         smaller = {"predict": max(1, length // 6), "permutation": length // 2}
         plm = objective.plm.model_copy(update=smaller).model_dump(mode="json")
         reuse = config.recurrence.reuse if config.recurrence else length // 2
@@ -218,11 +218,11 @@ def _adamw(config: ModelConfig) -> dict[str, Any]:
     return settings.model_dump(mode="json")
 
 
-def _length(config: ModelConfig) -> int:
+def _row_length(config: ModelConfig) -> int:
     return min(config.max_length, LONGEST)
 
 
-def _name(folder: str) -> str:
+def _recipe_name(folder: str) -> str:
     """Return the recipe's name, made from the folder's name with the characters that are allowed."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.rstrip("/").rpartition("/")[2]).strip("-.")
     return f"continued-{name or 'model'}"

@@ -8,7 +8,7 @@ import re
 
 from launcher.runtime.recipe.schema import CorpusSource, Recipe
 
-_OF_PHASE = re.compile(r"phases\.(\d+)\.corpora\.")
+_PHASE_PREFIX = re.compile(r"phases\.(\d+)\.corpora\.")
 
 
 def corpus_name(recipe: Recipe, phase: int, source: str) -> str:
@@ -29,15 +29,15 @@ def corpora_of(recipe: Recipe) -> dict[str, CorpusSource]:
 
 def source_of(corpus: str) -> str:
     """Return the name of the source in whose place the corpus of this name is read, or which it is."""
-    return _OF_PHASE.sub("", corpus, count=1)
+    return _PHASE_PREFIX.sub("", corpus, count=1)
 
 
 def phase_of(corpus: str) -> int | None:
     """Return the phase that names a corpus of its own; None for the corpus of a source."""
-    found = _OF_PHASE.match(corpus)
+    found = _PHASE_PREFIX.match(corpus)
     return None if found is None else int(found[1])
 
 
 def path_of(corpus: str) -> str:
     """Return the path in the recipe of the corpus of this name."""
-    return corpus if _OF_PHASE.match(corpus) else f"corpus.sources.{corpus}"
+    return corpus if _PHASE_PREFIX.match(corpus) else f"corpus.sources.{corpus}"

@@ -21,7 +21,7 @@ from yaml.resolver import Resolver
 
 from data_service.errors import UserError
 from launcher.errors import RecipeError
-from launcher.runtime.recipe.yaml_bounds import KEYS, bounded_events, secrets_in
+from launcher.runtime.recipe.yaml_bounds import NO_SECRETS, bounded_events, secrets_in
 
 Path = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -31,7 +31,7 @@ _MISSING = object()
 _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
 
 
-class _Events(Composer, SafeConstructor, Resolver):
+class _EventLoader(Composer, SafeConstructor, Resolver):
     """SafeLoader for events that are there already: scanning a text takes ten times as long as all that follows.
 
     It also reads `6e-4` as a number (YAML 1.1 wants `6.0e-4`). Two escapes that JSON writes for one character (a
@@ -61,7 +61,7 @@ class _Events(Composer, SafeConstructor, Resolver):
 
 
 _FLOAT = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$")
-_Events.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+_EventLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def parse(text: str, name: str, words: DocumentWords = RECIPE, *, ours: bool = F
     mapping at the top. `ours`: whether it comes with Maskfleet (`bounded_events`)."""
     lines: dict[Path, int] = {}
     try:
-        loader = _Events(bounded_events(text, ours=ours))
+        loader = _EventLoader(bounded_events(text, ours=ours))
         node = loader.get_single_node()
         if isinstance(node, yaml.MappingNode):
             # Before the document is constructed, because merge keys change its nodes.
@@ -160,7 +160,7 @@ def override(document: RecipeDocument, assignments: Sequence[str]) -> RecipeDocu
 def validate(model: type[M], document: RecipeDocument) -> M:
     """Return `document` as a `model`. Raises the error of its kind (such as RecipeError), which names all mistakes."""
     for path, shown in secrets_in(document.data):
-        raise document.words.error(f"{document.where(path)}: {shown!r} holds a key", remedy=KEYS)
+        raise document.words.error(f"{document.where(path)}: {shown!r} holds a key", remedy=NO_SECRETS)
     try:
         encoded = json.dumps(document.data)
     except TypeError as error:
@@ -173,20 +173,20 @@ def validate(model: type[M], document: RecipeDocument) -> M:
         problems, remedies = zip(
             *(_explain(detail, document, schema) for detail in error.errors()), strict=True
         )
-    raise document.words.error("\n".join(_merged(problems)), remedy="; ".join(dict.fromkeys(remedies)))
+    raise document.words.error("\n".join(_by_place(problems)), remedy="; ".join(dict.fromkeys(remedies)))
 
 
-def _merged(problems: Sequence[str]) -> list[str]:
+def _by_place(problems: Sequence[str]) -> list[str]:
     """Return one line for each place, its problems joined: a value that fits no variant of a union has a problem for
     each variant."""
     reasons: dict[str, list[str]] = {}
     for problem in problems:
         place, separator, reason = problem.rpartition(": ")
         reasons.setdefault(place + separator, []).append(reason)
-    return [place + _joined(list(dict.fromkeys(found))) for place, found in reasons.items()]
+    return [place + _join_reasons(list(dict.fromkeys(found))) for place, found in reasons.items()]
 
 
-def _joined(reasons: list[str]) -> str:
+def _join_reasons(reasons: list[str]) -> str:
     """Return reasons joined by "or", as alternatives; by commas if they are keys that are all missing."""
     missing = all(reason.endswith(" is missing") for reason in reasons)
     return (", " if missing else ", or ").join(reasons)
@@ -226,7 +226,7 @@ def parse_assignment(text: str) -> tuple[Path, object]:
         raise RecipeError(f"--set {text!r} is not an assignment", remedy="write --set a.b=value")
     path = tuple(int(part) if part.isdigit() else part for part in key.strip().split("."))
     try:
-        return path, _Events(bounded_events(value)).get_single_data()
+        return path, _EventLoader(bounded_events(value)).get_single_data()
     except _YAML_ERRORS as error:
         raise RecipeError(
             f"--set {text!r}: the value is not valid YAML: {_one_line(error)}",

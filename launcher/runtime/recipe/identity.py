@@ -62,15 +62,15 @@ FIELDS: tuple[tuple[str, Kind], ...] = (
     ("events.*", "operational"),
 )
 
-Flat = dict[str, object]
+FlatFields = dict[str, object]
 
 
-def flatten(data: object, prefix: str = "") -> Flat:
+def flatten(data: object, prefix: str = "") -> FlatFields:
     """Return the leaf values by dotted path. Items of lists have their index in the path."""
     return dict(_leaves(data, prefix))
 
 
-def identity(recipe: Recipe) -> Flat:
+def identity(recipe: Recipe) -> FlatFields:
     """Return the identity fields of `recipe` by dotted path."""
     fields = flatten(recipe.to_data())
     return {path: value for path, value in fields.items() if kind_of(path) == "identity"}
@@ -101,7 +101,7 @@ def diff(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     """Return a readable line for each changed field, sorted by path, such as `- model.layers: 12 -> 24`."""
     lines: list[str] = []
     for path in changed(old, new):
-        before, after = (_show(fields[path]) if path in fields else "(absent)" for fields in (old, new))
+        before, after = (_json(fields[path]) if path in fields else "(absent)" for fields in (old, new))
         lines.append(f"- {path}: {before} -> {after}")
     return lines
 
@@ -117,5 +117,5 @@ def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:
         yield path, data
 
 
-def _show(value: object) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)

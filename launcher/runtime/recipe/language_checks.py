@@ -4,24 +4,24 @@ from collections.abc import Iterator
 
 from data_service.samples.pairs import Translations
 from data_service.samples.texts import TextPairs
-from encoder_core.families.catalogue import language_table
+from encoder_core.families.catalogue import embedded_languages
 from launcher.runtime.recipe.parts import RecipeIssue
 from launcher.runtime.recipe.schema import Recipe
 
 PAIR = 2  # number of languages of a source of translations
 
 
-def language_problems(recipe: Recipe) -> Iterator[RecipeIssue]:
+def language_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     """Yield every mismatch of languages in `recipe`."""
-    yield from _sources(recipe)
-    yield from _rows(recipe)
-    yield from _share(recipe)
+    yield from _source_issues(recipe)
+    yield from _row_issues(recipe)
+    yield from _share_issues(recipe)
 
 
-def _sources(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _source_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     """Yield sources without a language that the model knows, if it has embeddings of languages: each token needs
     one."""
-    known = language_table(recipe.model)
+    known = embedded_languages(recipe.model)
     for name, source in recipe.corpus.sources.items() if known else ():
         path = ("corpus", "sources", name, "languages")
         unknown = [language for language in source.languages if language not in known]
@@ -39,7 +39,7 @@ def _sources(recipe: Recipe) -> Iterator[RecipeIssue]:
             )
 
 
-def _rows(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _row_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     translated = [name for name, source in recipe.corpus.sources.items() if len(source.languages) == PAIR]
     if isinstance(recipe.input, Translations) and not translated:
         yield RecipeIssue(
@@ -57,7 +57,7 @@ def _rows(recipe: Recipe) -> Iterator[RecipeIssue]:
         )
 
 
-def _share(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _share_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.mixing.translations is None:
         return
     kinds = {len(source.languages) == PAIR for source in recipe.corpus.sources.values()}

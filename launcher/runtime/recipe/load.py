@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 
 from launcher.errors import RecipeError
-from launcher.runtime.recipe.checks import impossible
+from launcher.runtime.recipe.checks import combination_issues
 from launcher.runtime.recipe.document import RecipeDocument, override, parse, validate, with_sections
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.source import read
@@ -25,11 +25,11 @@ def load(
     """
     document = read(name_or_path)
     return from_document(
-        override(with_sections(document, _in_its_languages(document, sections or {})), assignments)
+        override(with_sections(document, _with_recipe_languages(document, sections or {})), assignments)
     )
 
 
-def _in_its_languages(document: RecipeDocument, sections: Mapping[str, object]) -> Mapping[str, object]:
+def _with_recipe_languages(document: RecipeDocument, sections: Mapping[str, object]) -> Mapping[str, object]:
     """Return `sections` with the languages of the recipe's sources, for sources of the same name."""
     told, given = (_sources(data) for data in (document.data, sections))
     kept = {
@@ -66,8 +66,8 @@ def loads(text: str, name: str, *, ours: bool = False) -> Recipe:
 def from_document(document: RecipeDocument) -> Recipe:
     """Return the recipe in `document`. Checks types and ranges first, then combinations. Raises RecipeError."""
     recipe = validate(Recipe, document)
-    _say_intervals(recipe, document)
-    problems = impossible(recipe)
+    _warn_of_intervals(recipe, document)
+    problems = combination_issues(recipe)
     if problems:
         raise RecipeError(
             "\n".join(f"{document.where(problem.path)}: {problem.what}" for problem in problems),
@@ -76,7 +76,7 @@ def from_document(document: RecipeDocument) -> Recipe:
     return recipe
 
 
-def _say_intervals(recipe: Recipe, document: RecipeDocument) -> None:
+def _warn_of_intervals(recipe: Recipe, document: RecipeDocument) -> None:
     """Warn if `--set` has changed only the steps or only the minutes of an interval that has both: the other half
     stays."""
     every = recipe.checkpoint.every
@@ -85,4 +85,4 @@ def _say_intervals(recipe: Recipe, document: RecipeDocument) -> None:
     if len(named) == 1 and every.steps is not None and every.minutes is not None:
         (name,) = named
         alone = f"checkpoint.every={{{name}: {getattr(every, name):g}}}"
-        _log.warning("checkpoint.every is now %s; for one alone: --set '%s'", every.spelt(), alone)
+        _log.warning("checkpoint.every is now %s; for one alone: --set '%s'", every.to_text(), alone)

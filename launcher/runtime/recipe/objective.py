@@ -37,7 +37,7 @@ from encoder_core.terms.term import Label, Refusal, RowFacts, Setting, SmallObje
 from launcher.runtime.recipe.parts import Choice
 
 LANE_SPECIALS = 3  # two separators and <cls> in every row of a lane
-HOST_HALVES: tuple[type[Masking], ...] = get_args(get_args(Masking)[0])
+MASKING_CLASSES: tuple[type[Masking], ...] = get_args(get_args(Masking)[0])
 
 
 class MlmTerm(MlmConfig, MlmMasking):
@@ -162,7 +162,7 @@ class RecipeObjective(Choice):
     def masking(self) -> Masking:
         """The host half of the first term that has one."""
         for term in self.terms.values():
-            for half in HOST_HALVES:
+            for half in MASKING_CLASSES:
                 if issubclass(type(term), half):
                     return half(**{name: getattr(term, name) for name in half.model_fields})
         return NoMasking()

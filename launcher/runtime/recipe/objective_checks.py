@@ -13,25 +13,25 @@ from launcher.runtime.recipe.objective import LANE_SPECIALS, row_facts
 from launcher.runtime.recipe.parts import RecipeIssue
 from launcher.runtime.recipe.schema import Recipe
 
-_TABLE = "the guide's page of all keys has a table of what goes together"
-LEAST_SEGMENTS = 2  # smallest number of tokens in a row's two new segments, one in each
+_ADVICE = "the guide's page of all keys has a table of what goes together"
+MIN_SEGMENT_TOKENS = 2  # smallest number of tokens in a row's two new segments, one in each
 
 
-def mismatches(recipe: Recipe) -> Iterator[RecipeIssue]:
+def objective_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     """Yield every mismatch of objective, input and model. Terms of the loss state themselves what they refuse."""
     rows = row_facts(recipe.input, recipe.objective.masking)
     phases = tuple(PhaseFacts(phase.length, phase.batch.sequences) for phase in recipe.phases)
     for found in refusals(Setting(recipe.model, recipe.objective.terms, rows, phases)):
         combines = found.path[0] in ("objective", "input")
-        yield RecipeIssue(found.path, found.what, f"{found.remedy}; {_TABLE}" if combines else found.remedy)
-    yield from _causal_phases(recipe)
-    yield from _token_types(recipe)
+        yield RecipeIssue(found.path, found.what, f"{found.remedy}; {_ADVICE}" if combines else found.remedy)
+    yield from _causal_phase_issues(recipe)
+    yield from _token_type_issues(recipe)
     if isinstance(recipe.input, Lanes):
-        yield from _lanes(recipe, recipe.input)
-        yield from _memory(recipe, recipe.input)
+        yield from _lane_issues(recipe, recipe.input)
+        yield from _memory_issues(recipe, recipe.input)
 
 
-def _causal_phases(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _causal_phase_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     """Refuse phases in which tokens would have to be hidden from some terms and not from others."""
     if recipe.objective.clm is None or recipe.objective.mlm is None:
         return
@@ -58,7 +58,7 @@ def _causal_phases(recipe: Recipe) -> Iterator[RecipeIssue]:
                 )
 
 
-def _token_types(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _token_type_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     """Refuse rows of two segments for a BERT, ALBERT or ELECTRA with one token type.
 
     Families without token types (RoBERTa, DeBERTa, DistilBERT) tell segments apart by the separator alone, which works.
@@ -71,8 +71,8 @@ def _token_types(recipe: Recipe) -> Iterator[RecipeIssue]:
         )
 
 
-def _lanes(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
-    least = lanes.reuse + LANE_SPECIALS + LEAST_SEGMENTS
+def _lane_issues(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
+    least = lanes.reuse + LANE_SPECIALS + MIN_SEGMENT_TOKENS
     for index, phase in enumerate(recipe.phases):
         rows = phase.batch.sequences
         if rows is None:
@@ -96,7 +96,7 @@ def _lanes(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
             )
 
 
-def _memory(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
+def _memory_issues(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
     cache = recipe.model.recurrence
     if cache is not None and cache.reuse != lanes.reuse:
         yield RecipeIssue(
@@ -114,13 +114,13 @@ def _memory(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
         )
 
 
-def text_problems(recipe: Recipe) -> Iterator[RecipeIssue]:
+def text_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     """Yield every batch and every mixing of sources that the input or `mixing.batches` does not allow."""
-    yield from _batches(recipe)
-    yield from _mixing(recipe)
+    yield from _text_batch_issues(recipe)
+    yield from _mixing_issues(recipe)
 
 
-def _batches(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _text_batch_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
         if phase.batch.sequences is not None:
             continue
@@ -135,7 +135,7 @@ def _batches(recipe: Recipe) -> Iterator[RecipeIssue]:
         )
 
 
-def _mixing(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _mixing_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.mixing.batches == "one_source" and isinstance(recipe.input, Lanes):
         yield RecipeIssue(
             ("mixing", "batches"),

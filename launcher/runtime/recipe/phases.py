@@ -58,9 +58,9 @@ class PhaseKey:
         return any(map(self.is_set, recipe.phases))
 
 
-def during(recipe: Recipe, phase: RecipePhase) -> Recipe:
+def in_phase(recipe: Recipe, phase: RecipePhase) -> Recipe:
     """Return `recipe` with the values of a phase in place of its own."""
-    for key in KEYS:
+    for key in PHASE_KEYS:
         if key.is_set(phase):
             recipe = key.put(recipe, getattr(phase, key.name))
     return recipe
@@ -68,7 +68,7 @@ def during(recipe: Recipe, phase: RecipePhase) -> Recipe:
 
 def layer_settings(recipe: Recipe, phase: RecipePhase) -> dict[str, float]:
     """Return the values that layers are set to in a phase, by key, for all keys that at least one phase sets."""
-    used = (key for key in KEYS if key.in_layers and key.is_used(recipe))
+    used = (key for key in PHASE_KEYS if key.in_layers and key.is_used(recipe))
     return {key.name: key.value(recipe, phase) for key in used}
 
 
@@ -80,18 +80,18 @@ def layer_key(
     refusal: Callable[[Recipe], tuple[str, str] | None],
 ) -> PhaseKey:
     """Return a key whose value is a number that layers are set to. `value`: function that reads the number from a
-    recipe in which the phase's value has been put (`during`)."""
+    recipe in which the phase's value has been put (`in_phase`)."""
 
     def curves(recipe: Recipe, phases: Sequence[RecipePhase]) -> Curves:
-        values = [value(during(recipe, phase)) or 0.0 for phase in phases]
+        values = [value(in_phase(recipe, phase)) or 0.0 for phase in phases]
         yield f"{title}, up to {max(values):g}", values
 
     return PhaseKey(
         name=name,
         title=title,
         record=name,
-        value=lambda recipe, phase: value(during(recipe, phase)),
-        text=lambda recipe, phase: f"{value(during(recipe, phase)):g}",
+        value=lambda recipe, phase: value(in_phase(recipe, phase)),
+        text=lambda recipe, phase: f"{value(in_phase(recipe, phase)):g}",
         put=put,
         refusal=refusal,
         in_layers=True,
@@ -192,8 +192,8 @@ def _with_rope_base(recipe: Recipe, base: float) -> Recipe:
     return recipe.model_copy(update={"model": recipe.model.with_rope_base(base)})
 
 
-_TURNED = family_names_where(lambda family: issubclass(family, PreNormConfig))
-_WINDOWED = family_names_where(lambda family: "local_rope_base" in family.model_fields)
+_ROTARY_FAMILIES = family_names_where(lambda family: issubclass(family, PreNormConfig))
+_LOCAL_FAMILIES = family_names_where(lambda family: "local_rope_base" in family.model_fields)
 
 
 def _no_rotation(recipe: Recipe) -> tuple[str, str] | None:
@@ -201,15 +201,17 @@ def _no_rotation(recipe: Recipe) -> tuple[str, str] | None:
         return None
     return (
         f"a model of family {recipe.model.family} has no rotary positions",
-        f"leave it out, or train a family that has them: {_TURNED}",
+        f"leave it out, or train a family that has them: {_ROTARY_FAMILIES}",
     )
 
 
 def _local_rope_base(recipe: Recipe) -> float | None:
     """Return the rotary base of layers that see a window; None: the model has no such layers."""
     model = recipe.model
-    layers = range(model.layers) if isinstance(model, PreNormConfig) else ()
-    return next((model.rope_base(layer) for layer in layers if model.window(layer) is not None), None)
+    if not isinstance(model, PreNormConfig):
+        return None
+    local = (layer for layer in range(model.layers) if model.window(layer) is not None)
+    return next(map(model.rope_base, local), None)
 
 
 def _with_local_rope_base(recipe: Recipe, base: float) -> Recipe:
@@ -223,7 +225,7 @@ def _no_local_rotation(recipe: Recipe) -> tuple[str, str] | None:
         return None
     return (
         f"this model of family {recipe.model.family} has no local layers with rotary positions",
-        f"leave it out, or train a family that has such layers: {_WINDOWED}",
+        f"leave it out, or train a family that has such layers: {_LOCAL_FAMILIES}",
     )
 
 
@@ -231,7 +233,7 @@ def _with_objective(recipe: Recipe, own: str) -> Recipe:
     return recipe.model_copy(update={"objective": recipe.objective.on(causal=own == "clm")})
 
 
-def _why_no_choice(recipe: Recipe) -> tuple[str, str] | None:
+def _no_choice(recipe: Recipe) -> tuple[str, str] | None:
     if recipe.objective.clm is not None and recipe.objective.mlm is not None:
         return None
     return (
@@ -264,7 +266,7 @@ def _no_masks(recipe: Recipe) -> tuple[str, str] | None:
 
 
 def _masks(recipe: Recipe, phase: RecipePhase) -> Mapping[str, object] | None:
-    mlm, changing = during(recipe, phase).objective.mlm, changing_rate(phase)
+    mlm, changing = in_phase(recipe, phase).objective.mlm, changing_rate(phase)
     if mlm is None:
         return None
     rate = mlm.rate if changing is None else changing.model_dump()
@@ -279,7 +281,7 @@ def changing_rate(phase: RecipePhase) -> FallingRate | None:
 
 def _masks_text(recipe: Recipe, phase: RecipePhase) -> str:
     """Return as text the share of masked tokens, and the shares of what replaces them."""
-    mlm = during(recipe, phase).objective.mlm
+    mlm = in_phase(recipe, phase).objective.mlm
     if mlm is None:  # a phase of clm
         return "none"
     replace = mlm.replace
@@ -291,7 +293,7 @@ def _masks_text(recipe: Recipe, phase: RecipePhase) -> str:
 
 
 # In the order of the timeline's columns.
-KEYS: tuple[PhaseKey, ...] = (
+PHASE_KEYS: tuple[PhaseKey, ...] = (
     PhaseKey(
         name="microbatch",
         title="microbatch",
@@ -327,7 +329,7 @@ KEYS: tuple[PhaseKey, ...] = (
         value=_trained_term,
         text=lambda recipe, phase: str(_trained_term(recipe, phase)),
         put=_with_objective,
-        refusal=_why_no_choice,
+        refusal=_no_choice,
     ),
     layer_key("rope_base", "rope base", _rope_base, _with_rope_base, _no_rotation),
     layer_key(

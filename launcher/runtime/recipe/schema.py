@@ -243,7 +243,7 @@ class Every(Choice):
             raise ValueError("give the interval in steps, in minutes, or both (whichever comes first)")
         return self
 
-    def spelt(self) -> str:
+    def to_text(self) -> str:
         """Return the interval as text, such as `100 steps or 15 minutes, whichever comes first`."""
         parts = [] if self.steps is None else [f"{self.steps:,} steps"]
         parts += [] if self.minutes is None else [f"{self.minutes:g} minutes"]

@@ -18,7 +18,7 @@ from launcher.runtime.recipe.timeline import tokens_before
 _ASSUMED_VOCABULARY = 50_265  # counts parameters if the recipe leaves the size to the tokenizer
 
 
-def kind(recipe: Recipe) -> str:
+def title(recipe: Recipe) -> str:
     """Return the model's usual name: that of its family. If two models share a family, the objective decides."""
     return recipe.model.title(recipe.objective.terms)
 
@@ -32,7 +32,7 @@ def parameters(recipe: Recipe, vocabulary: int | None = None) -> int:
     model = recipe.model
     if vocabulary is not None and model.vocab is None:
         model = model.model_copy(update={"vocab": vocabulary})
-    return weight_count(known(model), recipe.objective.terms)
+    return weight_count(with_vocab(model), recipe.objective.terms)
 
 
 def momentum_matrices(recipe: Recipe) -> list[tuple[int, int]]:
@@ -41,7 +41,7 @@ def momentum_matrices(recipe: Recipe) -> list[tuple[int, int]]:
     With Muon these are all trained hidden matrices; matrices that share a parameter are returned one by one. With other
     optimizers there are none.
     """
-    return [] if recipe.optimizer.muon is None else _matrices(known(recipe.model), recipe.objective)
+    return [] if recipe.optimizer.muon is None else _matrices(with_vocab(recipe.model), recipe.objective)
 
 
 @lru_cache(maxsize=8)
@@ -63,7 +63,7 @@ def _trained(model: ModelConfig, objective: RecipeObjective) -> tuple[int, ...]:
 
 def trained_tensors(recipe: Recipe) -> tuple[int, ...]:
     """Return the number of elements of each trained tensor of all networks."""
-    return _trained(known(recipe.model), recipe.objective)
+    return _trained(with_vocab(recipe.model), recipe.objective)
 
 
 def largest_parameter(recipe: Recipe) -> int:
@@ -80,7 +80,7 @@ def state_bytes(recipe: Recipe, count: int) -> int:
 
 def discriminator_parameters(recipe: Recipe) -> int | None:
     """Return the number of parameters of the discriminator as it is used after training; None if there is none."""
-    model = known(recipe.model)
+    model = with_vocab(recipe.model)
     return detector_weights(model) if recipe.objective.rtd and isinstance(model, DetectorConfig) else None
 
 
@@ -88,7 +88,7 @@ def teacher_parameters(recipe: Recipe) -> int:
     """Return the number of parameters of all teachers together; 0 if there are none."""
     if recipe.objective.distil is None:
         return 0
-    vocabulary = {"vocab": known(recipe.model).vocab}
+    vocabulary = {"vocab": with_vocab(recipe.model).vocab}
     return sum(
         masked_weights(its.model.model_copy(update=vocabulary)) for its in recipe.objective.distil.teachers
     )
@@ -102,11 +102,11 @@ def total_tokens(recipe: Recipe) -> int:
 def summary(recipe: Recipe) -> list[str]:
     """Return lines that describe the recipe to a person."""
     return [
-        f"{recipe.name}: {kind(recipe)}, {_size(recipe)}",
+        f"{recipe.name}: {title(recipe)}, {_size(recipe)}",
         *(f"phase {index}: {_phase(phase, recipe)}" for index, phase in enumerate(recipe.phases)),
         f"in all {recipe.total_steps:,} steps, {human_count(total_tokens(recipe))} tokens",
         f"{recipe.precision}, ZeRO {recipe.zero}, {len(recipe.corpus.sources)} source(s), "
-        f"warmup {recipe.schedule.warmup:,} steps, a checkpoint every {recipe.checkpoint.every.spelt()}",
+        f"warmup {recipe.schedule.warmup:,} steps, a checkpoint every {recipe.checkpoint.every.to_text()}",
     ]
 
 
@@ -116,7 +116,7 @@ def tokens_per_step(phase: RecipePhase, texts: int = 1) -> int:
     return phase.batch.tokens or (phase.batch.sequences or 0) * texts * phase.length
 
 
-def known(model: ModelConfig) -> ModelConfig:
+def with_vocab(model: ModelConfig) -> ModelConfig:
     """Return `model` with an assumed size of the vocabulary, for counting, if the size is left to the tokenizer."""
     return model if model.vocab else model.model_copy(update={"vocab": _ASSUMED_VOCABULARY})
 
@@ -154,7 +154,7 @@ def has_automatic(recipe: Recipe) -> bool:
     return any(map(recipe.is_automatic, recipe.phases))
 
 
-def settled(recipe: Recipe, ranks: int, most: Sequence[int] | None = None) -> Recipe:
+def with_rows(recipe: Recipe, ranks: int, most: Sequence[int] | None = None) -> Recipe:
     """Return `recipe` with the number of rows of a microbatch in every phase in which memory decides it.
 
     Args:

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from data_service.stream.positions import BatchRamp, StepBatches
 from encoder_core.optim import schedules
 from encoder_core.terms.term import WeightSchedule, weight_at
-from launcher.runtime.recipe.phases import during
+from launcher.runtime.recipe.phases import in_phase
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 
 
@@ -80,13 +80,13 @@ def tokens_before(recipe: Recipe, step: int) -> int:
 def recipe_after(recipe: Recipe, steps: int) -> Recipe:
     """Return the recipe with the model as it is after `steps` steps, which is the model in a commit of that step."""
     number, _ = phase_at(recipe, max(0, steps - 1))
-    return recipe.model_copy(update={"model": during(recipe, recipe.phases[number]).model})
+    return recipe.model_copy(update={"model": in_phase(recipe, recipe.phases[number]).model})
 
 
 def causal_after(recipe: Recipe, steps: int) -> bool:
     """Return whether the last of `steps` steps was of next-token prediction, on causal rows."""
     number, _ = phase_at(recipe, max(0, steps - 1))
-    return during(recipe, recipe.phases[number]).objective.causal
+    return in_phase(recipe, recipe.phases[number]).objective.causal
 
 
 def term_weights(recipe: Recipe, step: int) -> dict[str, float]:

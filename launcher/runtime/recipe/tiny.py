@@ -12,7 +12,7 @@ from encoder_core.families.config import Mup, SmallForm
 from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.optim.settings import AdamWConfig, LambConfig
 from encoder_core.terms.term import SmallObjective, Weight, WeightSchedule
-from launcher.runtime.recipe.checks import impossible
+from launcher.runtime.recipe.checks import combination_issues
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import (
     PLACEHOLDER,
@@ -45,8 +45,8 @@ DETECTION_LR = 1e-3  # ELECTRA; at 2.5e-3 it detects nothing yet after 560 steps
 # Lower, because without bias correction the first thousand steps are larger than the rate says. This is our
 # explanation; no experiment has isolated it.
 UNCORRECTED_LR = 1e-3
-WARMUP = 10  # steps divided by warmup steps
-COPIES = 4  # a small text is read several times, and should be cut in another way each time
+WARMUP_DIVISOR = 10  # steps divided by warmup steps
+TEXT_COPIES = 4  # a small text is read several times, and should be cut in another way each time
 BUCKETS = 16
 WINDOW = 16  # tokens of local attention: half of a row
 MEMORY_REFRESH = 50  # steps after which XLNet's memory is recomputed
@@ -68,7 +68,7 @@ def tiny(recipe: Recipe) -> Recipe:
     small = recipe.model_copy(
         update={
             "start": "scratch" if recipe.start.startswith(PLACEHOLDER) else recipe.start,
-            "model": _student(recipe, longest),
+            "model": _student_model(recipe, longest),
             "input": _input(recipe.input, longest),
             "objective": _weights(_objective(recipe.objective, longest), recipe.total_steps, steps),
             "phases": phases,
@@ -83,11 +83,11 @@ def tiny(recipe: Recipe) -> Recipe:
             "evaluation": RecipeEvaluation(every=quarter, samples=16 * ROWS, before=recipe.evaluation.before),
         }
     )
-    assert not impossible(small), "shrinking never makes a combination impossible"
+    assert not combination_issues(small), "shrinking never makes a combination impossible"
     return small
 
 
-def _student(recipe: Recipe, longest: int) -> ModelConfig:
+def _student_model(recipe: Recipe, longest: int) -> ModelConfig:
     """Return the small model. If it has a teacher, its layers are the same share of the small teacher's layers."""
     small = _model(recipe.model, longest, drops=isinstance(recipe.input, RepeatedSentences))
     if recipe.objective.distil is None:
@@ -144,7 +144,7 @@ def _phase(phase: RecipePhase, steps: int, most: int, lr_scale: float) -> Recipe
 def _schedule(schedule: ScheduleConfig, *, was: int, steps: int, warms: bool) -> ScheduleConfig:
     """Return the schedule with the same shape over `steps` steps instead of `was`."""
     decay = schedule.decay_steps and max(1, schedule.decay_steps * steps // was)
-    warmup = min(steps // WARMUP if warms else 0, steps - (decay or 0))
+    warmup = min(steps // WARMUP_DIVISOR if warms else 0, steps - (decay or 0))
     restarts = min(schedule.restarts, max(0, (decay or steps - warmup) - 1))
     return schedule.model_copy(update={"warmup": warmup, "decay_steps": decay, "restarts": restarts})
 
@@ -194,7 +194,7 @@ def _input(rows: Input, length: int) -> Input:
         case Lanes():
             return rows.model_copy(update={"reuse": length // 2})
         case _:
-            return rows.model_copy(update={"copies": min(rows.copies, COPIES)})
+            return rows.model_copy(update={"copies": min(rows.copies, TEXT_COPIES)})
 
 
 def _weights(objective: RecipeObjective, was: int, steps: int) -> RecipeObjective:

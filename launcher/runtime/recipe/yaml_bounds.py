@@ -11,7 +11,7 @@ import yaml
 from data_service.printable import without_secrets
 from data_service.store import errors as store_errors
 
-KEYS = f"write s3://bucket/prefix alone; {store_errors.AWS_KEYS}, a tracker's in MLFLOW_TRACKING_USERNAME and _PASSWORD"
+NO_SECRETS = f"write s3://bucket/prefix; {store_errors.AWS_KEYS}, a tracker's in MLFLOW_TRACKING_USERNAME and _PASSWORD"
 _NESTED_LEVELS = 40  # greatest depth of collections; a recipe has 6
 _EXPANDED_VALUES = 100_000  # largest number of values with aliases expanded; a recipe has a few hundred
 
@@ -41,7 +41,7 @@ def bounded_events(text: str, *, ours: bool = False) -> list[yaml.Event]:
             continue
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in opened):
-                raise _refused(event, f"*{event.anchor} is used inside what it stands for")
+                raise _refusal(event, f"*{event.anchor} is used inside what it stands for")
             count += anchors.get(event.anchor or "", 1)
         elif isinstance(event, yaml.NodeEvent):
             count += 1
@@ -50,13 +50,13 @@ def bounded_events(text: str, *, ours: bool = False) -> list[yaml.Event]:
         elif isinstance(event, yaml.ScalarEvent) and event.anchor is not None:
             anchors[event.anchor] = 1
         if len(opened) > _NESTED_LEVELS:
-            raise _refused(event, f"nested deeper than {_NESTED_LEVELS} levels")
+            raise _refusal(event, f"nested deeper than {_NESTED_LEVELS} levels")
         if count > _EXPANDED_VALUES:
-            raise _refused(event, f"more than {_EXPANDED_VALUES:,} values, aliases expanded")
+            raise _refusal(event, f"more than {_EXPANDED_VALUES:,} values, aliases expanded")
     return found
 
 
-def _refused(event: yaml.Event, problem: str) -> yaml.MarkedYAMLError:
+def _refusal(event: yaml.Event, problem: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
 
 

@@ -24,11 +24,11 @@ from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe, RecipePhase
 from launcher.runtime.run.heldout_rules import ReportBlocks, record_compared, refuse_leaks
 from launcher.runtime.run.inputs import FILES, Inputs, read_inputs, refuse_placeholders
-from launcher.runtime.run.kept_tokenizer import keep
+from launcher.runtime.run.kept_tokenizer import keep_tokenizer
 from launcher.runtime.run.log import operator_event
 from launcher.runtime.run.outline import FORMAT, ForkOrigin, free_place
 from launcher.runtime.run.readiness import check_mixture, check_rows, check_text
-from launcher.runtime.run.record import RECIPE, RECORD, Run, RunRecord, dump
+from launcher.runtime.run.record import RECIPE, RECORD, Run, RunRecord, dump_record
 from launcher.runtime.run.removals import CorpusStates
 from launcher.runtime.run.text_vectors import keep_modules
 
@@ -77,7 +77,7 @@ def create_run(
         StoreError: no permission, no space, no such bucket.
     """
     store = free_place(uri)
-    resolved = absolute(recipe)
+    resolved = absolute_uris(recipe)
     refuse_placeholders(resolved)
     tokenizer = load_tokenizer(resolved.tokenizer.uri)
     run = Run(uri, store, resolved, record_of(resolved, read(resolved, tokenizer), now))
@@ -86,10 +86,10 @@ def create_run(
     check_mixture(run, tokenizer)
     compared = refuse_leaks(resolved, report)
     reserve(store, resolved)
-    keep(store, tokenizer)
+    keep_tokenizer(store, tokenizer)
     keep_modules(resolved, store)
     record_compared(store, compared, now)
-    publish(store, run.record)
+    write_record(store, run.record)
     return run
 
 
@@ -103,10 +103,10 @@ def reserve(store: Store, recipe: Recipe) -> None:
         )
 
 
-def publish(store: Store, record: RunRecord) -> None:
+def write_record(store: Store, record: RunRecord) -> None:
     """Write the record, the last object of a new run: from then on the run exists. Raises RunError if another command
     has created the run first."""
-    if not store.put_if_absent(RECORD, dump(record)):
+    if not store.put_if_absent(RECORD, dump_record(record)):
         raise RunError(
             f"another init created the run at {store.uri} first",
             remedy=f"maskfleet train {shell_word(store.uri)}",
@@ -134,10 +134,10 @@ def reconcile(
             documents were removed, and `without_removed` is false.
         CorpusError, TokenizerError, RecipeError, StoreError: as in `init`.
     """
-    wanted = run.recipe if recipe is None else absolute(recipe)
+    wanted = run.recipe if recipe is None else absolute_uris(recipe)
     tokenizer = run.tokenizer_under(wanted)
     inputs = read_all_inputs(wanted, tokenizer, run)
-    heads, inputs = inputs.removals, since_made(inputs, run.record.inputs)
+    heads, inputs = inputs.removals, with_removals_at_creation(inputs, run.record.inputs)
     record = record_of(wanted, inputs, now, run.record.origins, run.record.data_begins)
     changes = changes_of_identity(run.record, record)
     if changes and not accept_changes:
@@ -146,13 +146,13 @@ def reconcile(
             remedy=f"restore the old settings (or Maskfleet), or fork the run with the new ones: maskfleet runs fork "
             f"{shell_word(run.uri)} NEW --set KEY=VALUE; --accept-changes continues anyway and records the changes",
         )
-    _refuse_begun(run, wanted, inputs)
+    _refuse_changes(run, wanted, inputs)
     _refuse_removed(replace(run, recipe=wanted), inputs, heads, without_removed)
-    keep(run.store, tokenizer)
+    keep_tokenizer(run.store, tokenizer)
     if changes:
         operator_event(run.store, "identity_changed", now.timestamp(), changes=changes)
         record = record.model_copy(update={"created": run.record.created})
-        run.store.put(RECORD, dump(record))
+        run.store.put(RECORD, dump_record(record))
         run = replace(run, record=record)
     if wanted != run.recipe:
         lines = identity.diff(identity.flatten(run.recipe.to_data()), identity.flatten(wanted.to_data()))
@@ -161,7 +161,7 @@ def reconcile(
     return replace(run, recipe=wanted, wanted=heads)
 
 
-def since_made(inputs: Inputs, made: Inputs) -> Inputs:
+def with_removals_at_creation(inputs: Inputs, made: Inputs) -> Inputs:
     """Return `inputs` with the removals that a run knew when it was made, of each corpus that is still the same."""
     same = [name for name, content in inputs.corpora.items() if made.corpora.get(name) == content]
     kept = {name: digest for name, digest in inputs.removals.items() if name not in same}
@@ -169,7 +169,7 @@ def since_made(inputs: Inputs, made: Inputs) -> Inputs:
     return inputs.model_copy(update={"removals": kept})
 
 
-def _refuse_begun(run: Run, wanted: Recipe, inputs: Inputs) -> None:
+def _refuse_changes(run: Run, wanted: Recipe, inputs: Inputs) -> None:
     """Raise RunChanged if a phase that has begun would read another corpus in place of a source's: what its steps read
     would no longer be known."""
     old, new = run.record.inputs.corpora, inputs.corpora
@@ -257,22 +257,22 @@ def record_of(
     )
 
 
-def absolute(recipe: Recipe) -> Recipe:
+def absolute_uris(recipe: Recipe) -> Recipe:
     """Return `recipe` with local paths made absolute: the run must find its inputs from any working directory."""
     sources = {
-        name: source.model_copy(update={"uri": _absolute(source.uri)})
+        name: source.model_copy(update={"uri": _full_uri(source.uri)})
         for name, source in recipe.corpus.sources.items()
     }
-    start = recipe.start if recipe.start in (SCRATCH, TEACHER) else _absolute(recipe.start)
+    start = recipe.start if recipe.start in (SCRATCH, TEACHER) else _full_uri(recipe.start)
     corpus = recipe.corpus.model_copy(update={"sources": sources})
     files = {
-        name: file.model_copy(update={"uri": _absolute(file.uri)})
+        name: file.model_copy(update={"uri": _full_uri(file.uri)})
         for name in FILES
         if (file := getattr(recipe, name)) is not None
     }
     tasks = tuple(map(_with_absolute_paths, recipe.evaluation.tasks))
     before = recipe.evaluation.before
-    before = None if before is None else before.model_copy(update={"uri": _absolute(before.uri)})
+    before = None if before is None else before.model_copy(update={"uri": _full_uri(before.uri)})
     evaluation = recipe.evaluation.model_copy(update={"tasks": tasks, "before": before})
     return recipe.model_copy(
         update={
@@ -289,14 +289,14 @@ def absolute(recipe: Recipe) -> Recipe:
 def _with_absolute_corpora(phase: RecipePhase) -> RecipePhase:
     if phase.corpora is None:
         return phase
-    return phase.model_copy(update={"corpora": {name: _absolute(uri) for name, uri in phase.corpora.items()}})
+    return phase.model_copy(update={"corpora": {name: _full_uri(uri) for name, uri in phase.corpora.items()}})
 
 
 def _with_absolute_teachers(objective: RecipeObjective) -> RecipeObjective:
     if objective.distil is None:
         return objective
     teachers = tuple(
-        teacher.model_copy(update={"uri": _absolute(teacher.uri)}) for teacher in objective.distil.teachers
+        teacher.model_copy(update={"uri": _full_uri(teacher.uri)}) for teacher in objective.distil.teachers
     )
     return objective.model_copy(update={"distil": objective.distil.model_copy(update={"teachers": teachers})})
 
@@ -306,12 +306,12 @@ def _with_absolute_paths(task: EvaluationTask) -> EvaluationTask:
     named = task.named_task
     if named is None:
         return task
-    changes = {} if named.data is None else {"data": _absolute(named.data)}
+    changes = {} if named.data is None else {"data": _full_uri(named.data)}
     if named.task is not None and Path(named.task).suffix in (".yaml", ".yml"):
-        changes["task"] = _absolute(named.task)
+        changes["task"] = _full_uri(named.task)
     (field,) = task.model_fields_set
     return task.model_copy(update={field: named.model_copy(update=changes)})
 
 
-def _absolute(uri: str) -> str:
+def _full_uri(uri: str) -> str:
     return uri if "://" in uri else str(Path(uri).absolute())

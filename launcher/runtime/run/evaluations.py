@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from checkpoints.layout import CheckpointName
 from data_service.store.base import Store
 from launcher.runtime.recipe.evaluation import EvaluationTask
-from launcher.runtime.run.sealed import Sealed, keep, name_of, read, read_all
+from launcher.runtime.run.sealed import Sealed, hash_of, keep_sealed, read_each, read_sealed
 
 ROOT = "evaluations/"
 VERSION = 3
@@ -66,12 +66,12 @@ class Figure(BaseModel):
         return value if value is not None and math.isfinite(value) else None
 
     @property
-    def of(self) -> tuple[object, ...]:
+    def conditions(self) -> tuple[object, ...]:
         """Everything but the value. Figures of two checkpoints can be compared if this is equal."""
         return (self.measure, self.layer, self.pooling, self.form, self.length, self.source)
 
 
-def named(figures: Iterable[Figure], measure: str) -> list[Figure]:
+def figures_of(figures: Iterable[Figure], measure: str) -> list[Figure]:
     """Return the figures of one measure, in order."""
     return [figure for figure in figures if figure.measure == measure]
 
@@ -113,7 +113,7 @@ class DiagnosticCell(BaseModel):
         content = self.model_dump(mode="json")
         for measure in content["task"].values():
             measure.pop("data", None)
-        return f"{_weights_prefix(self.weights)}{name_of(content)}.json"
+        return f"{_weights_prefix(self.weights)}{hash_of(content)}.json"
 
 
 class DiagnosticResult(Sealed):
@@ -138,28 +138,28 @@ class Evaluated:
 
 def read_commit(store: Store, mark: CheckpointName) -> CommitWeights | None:
     """Return the digest of a commit's weights; None if none was stored. Raises StoreError."""
-    return read(store, _commit_path(mark), CommitWeights)
+    return read_sealed(store, _commit_path(mark), CommitWeights)
 
 
 def write_commit(store: Store, mark: CheckpointName, weights: str) -> None:
     """Store the digest of a commit's weights. Raises StoreError."""
-    keep(store, CommitWeights(step=mark.step, attempt=mark.attempt, weights=weights))
+    keep_sealed(store, CommitWeights(step=mark.step, attempt=mark.attempt, weights=weights))
 
 
 def read_result(store: Store, cell: DiagnosticCell) -> DiagnosticResult | None:
     """Return the cell's result; None if it was not computed yet, or cannot be read. Raises StoreError."""
-    return read(store, cell.path, DiagnosticResult)
+    return read_sealed(store, cell.path, DiagnosticResult)
 
 
 def write_result(store: Store, result: DiagnosticResult) -> bool:
     """Store `result` unless its cell has one, and return whether it was stored. A damaged object is replaced. Raises
     StoreError."""
-    return keep(store, result) is result
+    return keep_sealed(store, result) is result
 
 
 def results_of(store: Store, weights: str) -> list[DiagnosticResult]:
     """Return all results of these weights, sorted by name. Raises StoreError."""
-    return read_all(store, (entry.key for entry in store.list(_weights_prefix(weights))), DiagnosticResult)
+    return read_each(store, (entry.key for entry in store.list(_weights_prefix(weights))), DiagnosticResult)
 
 
 def unevaluated(store: Store, mark: CheckpointName, tasks: Sequence[EvaluationTask]) -> bool:
@@ -177,10 +177,10 @@ def evaluated(store: Store) -> list[Evaluated]:
     It costs one listing, and a request for each object. Raises StoreError.
     """
     keys = [entry.key for entry in store.list(ROOT)]
-    commits = read_all(store, (key for key in keys if key.startswith(_COMMITS)), CommitWeights)
+    commits = read_each(store, (key for key in keys if key.startswith(_COMMITS)), CommitWeights)
     folders = {_weights_prefix(commit.weights) for commit in commits}
     results: dict[str, list[DiagnosticResult]] = {folder: [] for folder in folders}
-    for result in read_all(store, (key for key in keys if _folder(key) in folders), DiagnosticResult):
+    for result in read_each(store, (key for key in keys if _folder(key) in folders), DiagnosticResult):
         results[_weights_prefix(result.cell.weights)].append(result)
     commits.sort(key=lambda commit: (commit.step, commit.attempt))
     return [Evaluated(commit, tuple(results[_weights_prefix(commit.weights)])) for commit in commits]

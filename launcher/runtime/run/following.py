@@ -204,7 +204,7 @@ class LineageFollower:
         if lineage is None:
             return News(None, (), False, ())
         cursor, superseded = _rewound_cursor(self.cursor, lineage)
-        taking = _Taking(self._store, most)
+        taking = _NewRecords(self._store, most)
         for part in lineage[max(0, len(cursor.taken) - 1) :]:
             cursor = taking.take(part, _cursor_in(cursor, part))
             if taking.full:
@@ -227,7 +227,7 @@ class LineageFollower:
 
 
 @dataclass
-class _Taking:
+class _NewRecords:
     """Reads at most `most` records, segment after segment of a lineage."""
 
     store: Store

@@ -30,26 +30,26 @@ from launcher.runtime.recipe.phases import is_staged, planned_steps, source_shar
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import curve_at, phase_at, step_batches
 from launcher.runtime.run.create import (
-    absolute,
+    absolute_uris,
     changed_fields,
     changes_of_identity,
-    publish,
     read_all_inputs,
     record_of,
     reserve,
-    since_made,
+    with_removals_at_creation,
+    write_record,
 )
 from launcher.runtime.run.heldout_rules import refuse_leaks
 from launcher.runtime.run.inputs import Inputs
-from launcher.runtime.run.kept_tokenizer import keep
+from launcher.runtime.run.kept_tokenizer import keep_tokenizer
 from launcher.runtime.run.log import operator_event
 from launcher.runtime.run.outline import ForkOrigin, free_place
-from launcher.runtime.run.record import BEGAN, Run, RunRecord, select_checkpoint
-from launcher.runtime.run.removals import CorpusStates, LeftOut, RemovalHistory, write_left_out
-from launcher.runtime.run.streams import RECENT
-from launcher.runtime.run.text_vectors import kept_modules, put_modules
+from launcher.runtime.run.record import COMMITTED, Run, RunRecord, select_checkpoint
+from launcher.runtime.run.removals import CorpusStates, RemovalHistory, RemovalRecord, write_removals
+from launcher.runtime.run.streams import SPIKES_KEY
+from launcher.runtime.run.text_vectors import kept_modules, store_modules
 
-_DATA = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # settings that decide which text a step reads
+_DATA_KEYS = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # decide which text a step reads
 _FIXED = ("model.*", "tokenizer (content)", "start")
 _FREE = ("model.dropout", "model.attention_dropout")  # fields of the model on which no weight's shape depends
 
@@ -97,17 +97,17 @@ def fork(
     """
     store = free_place(uri)
     manifest = select_checkpoint(source, step)
-    base = source.recipe if decay is None else decaying(source.recipe, manifest.step, decay)
-    recipe = _with_planned_data(source.recipe, absolute(reload(base, tuple(assignments))), manifest.step)
+    base = source.recipe if decay is None else with_decay(source.recipe, manifest.step, decay)
+    recipe = _with_planned_data(source.recipe, absolute_uris(reload(base, tuple(assignments))), manifest.step)
     tokenizer = source.tokenizer_under(recipe)
     inputs, past = read_all_inputs(recipe, tokenizer, source), source.record
     if inputs.corpora != past.inputs.corpora:
         refuse_leaks(recipe)
-    heads, inputs = inputs.removals, since_made(inputs, past.inputs)
+    heads, inputs = inputs.removals, with_removals_at_creation(inputs, past.inputs)
     wanted = record_of(recipe, inputs, now, data_begins=past.data_begins)
     _check_model(source, recipe, wanted, manifest, tokenizer)
     _check_place(store.uri, list_committed(store), recipe, manifest.step)
-    restarted = () if keep_position else tuple(_other_data(source, recipe, wanted, manifest.step))
+    restarted = () if keep_position else tuple(_data_changes(source, recipe, wanted, manifest.step))
     origin = ForkOrigin(
         run=source.store.uri,
         fingerprint=past.fingerprint,
@@ -118,20 +118,22 @@ def fork(
     begins = manifest.step if restarted else past.data_begins
     record = record_of(recipe, inputs, now, (*past.origins, origin), begins)
     reserve(store, recipe)
-    keep(store, tokenizer)
-    put_modules(store, kept_modules(source.store))
+    keep_tokenizer(store, tokenizer)
+    store_modules(store, kept_modules(source.store))
     copy_checkpoint(source.store, _standalone(source, manifest, bool(restarted)), store, now.timestamp())
     left_out = _removal_records(source, manifest.step, heads, inputs)
     for number, known in enumerate(left_out, 1):
-        write_left_out(store, number, known)
-    store.put_if_absent(BEGAN, b"{}\n")  # if its checkpoint is lost, the fork must not start from scratch
-    publish(store, record)
+        write_removals(store, number, known)
+    store.put_if_absent(COMMITTED, b"{}\n")  # if its checkpoint is lost, the fork must not start from scratch
+    write_record(store, record)
     fields = origin.model_dump(exclude={"attempt"}) | {"attempt_of": origin.attempt, "data_begins": begins}
     operator_event(store, "fork", now.timestamp(), **fields)
     return Forked(Run(uri, store, recipe, record, left_out), manifest.step, origin.changes, restarted)
 
 
-def _removal_records(source: Run, step: int, heads: CorpusStates, inputs: Inputs) -> tuple[LeftOut, ...]:
+def _removal_records(
+    source: Run, step: int, heads: CorpusStates, inputs: Inputs
+) -> tuple[RemovalRecord, ...]:
     """Return the records of removals of a fork at `step`: what `source` left out before, and all that is removed now.
 
     `heads`: present states of the corpora. `inputs`: inputs of the fork.
@@ -139,7 +141,7 @@ def _removal_records(source: Run, step: int, heads: CorpusStates, inputs: Inputs
     known = tuple(one.model_copy(update={"attempt": 0}) for one in source.left_out if one.step < step)
     if dict(RemovalHistory(inputs.removals, known).at(step)) == dict(heads):
         return known
-    return (*known, LeftOut(step=step, attempt=0, states=dict(heads)))
+    return (*known, RemovalRecord(step=step, attempt=0, states=dict(heads)))
 
 
 def _standalone(source: Run, manifest: CheckpointManifest, restarted: bool) -> CheckpointManifest:
@@ -148,7 +150,7 @@ def _standalone(source: Run, manifest: CheckpointManifest, restarted: bool) -> C
     If the data begins anew (`restarted`), it has no such ranges, and no recent losses of the spike policy.
     """
     if restarted:
-        state = {name: value for name, value in manifest.state.items() if name not in (SKIPS_KEY, RECENT)}
+        state = {name: value for name, value in manifest.state.items() if name not in (SKIPS_KEY, SPIKES_KEY)}
     else:
         left_out = skipped_ranges(manifest, read_rewinds(source.store))
         state = manifest.state | {SKIPS_KEY: [list[JsonValue](span) for span in left_out]}
@@ -198,10 +200,10 @@ def _check_place(uri: str, there: Sequence[CheckpointName], recipe: Recipe, step
         )
 
 
-def _other_data(source: Run, recipe: Recipe, wanted: RunRecord, step: int) -> Iterator[str]:
+def _data_changes(source: Run, recipe: Recipe, wanted: RunRecord, step: int) -> Iterator[str]:
     """Yield the names of the settings that change the data up to `step`."""
     changed = changed_fields(source.record, wanted)
-    yield from (path for path in changed if _matches(path, _DATA))
+    yield from (path for path in changed if _matches(path, _DATA_KEYS))
     for path in changed:
         phase = phase_of(path)
         if phase is not None and sum(each.steps for each in recipe.phases[:phase]) < step:
@@ -251,7 +253,7 @@ def _matches(path: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
-def decaying(recipe: Recipe, step: int, steps: int) -> Recipe:
+def with_decay(recipe: Recipe, step: int, steps: int) -> Recipe:
     """Return `recipe` up to `step` with `steps` more of the same phase, in which the rate decays to the schedule's
     floor: along the schedule's decay, or by 1 - sqrt if it has none. Later phases are left out.
 
@@ -270,13 +272,13 @@ def decaying(recipe: Recipe, step: int, steps: int) -> Recipe:
     phase = recipe.phases[number]
     changes: dict[str, object] = {"steps": step - start + steps}
     if phase.schedule is not None:
-        changes["schedule"] = _with_decay(phase.schedule, steps)
+        changes["schedule"] = _decay_schedule(phase.schedule, steps)
     ended = recipe.model_copy(update={"phases": (*recipe.phases[:number], phase.model_copy(update=changes))})
     if phase.schedule is not None:
         return ended
-    return ended.model_copy(update={"schedule": _with_decay(recipe.schedule, steps)})
+    return ended.model_copy(update={"schedule": _decay_schedule(recipe.schedule, steps)})
 
 
-def _with_decay(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:
+def _decay_schedule(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:
     decay = "one_minus_sqrt" if schedule.decay == "constant" else schedule.decay
     return schedule.model_copy(update={"decay": decay, "decay_steps": steps, "restarts": 0})

@@ -22,7 +22,7 @@ MAX_OVERLAP_SHARE = 0.01
 ReportBlocks = Callable[[int, int], None]
 
 
-def unlike(recipe: Recipe) -> list[tuple[str, str]]:
+def differing_rules(recipe: Recipe) -> list[tuple[str, str]]:
     """Return pairs of sources (held out, trained on) whose rules do not say that held-out text of the first is not
     training text of the second.
 
@@ -50,7 +50,7 @@ def refuse_leaks(recipe: Recipe, report: ReportBlocks = lambda more, total: None
         CorruptBlock, StoreError: a corpus cannot be read.
     """
     lines, corpora = list[str](), corpora_of(recipe)
-    for one, other in unlike(recipe):
+    for one, other in differing_rules(recipe):
         held, trained = (open_corpus(corpora[name].uri) for name in (one, other))
         found = find_overlap(held, trained, report)
         if found.share > MAX_OVERLAP_SHARE:

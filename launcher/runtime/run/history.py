@@ -23,10 +23,10 @@ from launcher.runtime.run.segments import (
     DamagedPack,
     Pack,
     SegmentRange,
-    once,
     read,
     segment_prefix,
     stored,
+    without_overlaps,
 )
 from launcher.runtime.run.step_table import Floats, Record, StepTable, TableBuilder
 
@@ -84,7 +84,7 @@ class StepHistory:
         self._parts = tuple(replace(part, steps=own) for part, own in zip(parts, rows, strict=True))
 
     @classmethod
-    def of(cls, records: Sequence[Record]) -> "StepHistory":
+    def from_records(cls, records: Sequence[Record]) -> "StepHistory":
         """Return the history that consists of `records`, whose steps strictly increase."""
         builder = TableBuilder()
         builder.add(0, "records", "\n".join(json.dumps(record) for record in records).encode())
@@ -92,7 +92,7 @@ class StepHistory:
         return cls([_RowRange(table.columns, 0, table.columns["step"])] if len(records) else ())
 
     @classmethod
-    def of_columns(cls, columns: dict[str, Floats]) -> "StepHistory":
+    def from_columns(cls, columns: dict[str, Floats]) -> "StepHistory":
         """Return the history that consists of `columns`, [n] float64 each. One is `step`, which strictly increases."""
         return cls([_RowRange(columns, 0, columns["step"])] if len(columns["step"]) else ())
 
@@ -106,7 +106,7 @@ class StepHistory:
             parts.insert(0, self._parts[-1 - len(parts)])
         last = StepHistory(parts, self._damage)
         columns = {name: last.column(name)[-count:].copy() for name in last.fields}
-        return StepHistory.of_columns({**columns, "step": last.numbers[-count:].copy()})
+        return StepHistory.from_columns({**columns, "step": last.numbers[-count:].copy()})
 
     @property
     def fields(self) -> frozenset[str]:
@@ -242,7 +242,7 @@ class _Lineage:
 def _selected(found: dict[int, list[SegmentRange]], latest: int | None) -> dict[int, list[SegmentRange]]:
     """Return the objects that hold each segment once. With `latest`, return only the newest `latest` objects, up to
     and including the first pack."""
-    whole = {attempt: once(stretches) for attempt, stretches in found.items()}
+    whole = {attempt: without_overlaps(stretches) for attempt, stretches in found.items()}
     if latest is None:
         return whole
     newest: dict[int, list[SegmentRange]] = {}

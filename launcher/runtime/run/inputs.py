@@ -19,9 +19,9 @@ from data_service.stream.mixture import min_weight, unread_sources
 from data_service.stream.sources import check_kind, check_languages, check_units
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
-from launcher.runtime.recipe.checks import unsuitable
+from launcher.runtime.recipe.checks import tokenizer_issues
 from launcher.runtime.recipe.corpora import corpora_of, path_of, source_of
-from launcher.runtime.recipe.phases import during
+from launcher.runtime.recipe.phases import in_phase
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
 from launcher.runtime.run.corpus_option import CorpusOption
 
@@ -160,7 +160,7 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
         RecipeError: the tokenizer has more ids than the model, or does not mark words although words are masked.
         StoreError: a store cannot be read.
     """
-    problems = unsuitable(recipe, tokenizer)
+    problems = tokenizer_issues(recipe, tokenizer)
     if problems:
         raise RecipeError(
             "\n".join(f"{'.'.join(map(str, problem.path))}: {problem.what}" for problem in problems),
@@ -179,12 +179,12 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
         corpora[name], digests[name] = manifest.fingerprint, manifest.digest
         removals[name] = load_removals(store, manifest).digest
         if manifest.parts:
-            _refuse_still_read(source.uri)
+            _refuse_unmerged_removals(source.uri)
         manifests[name] = manifest
-    _check_grown(recipe, manifests)
+    _check_phase_corpora(recipe, manifests)
     _check_weights(recipe, [manifests[name] for name in recipe.corpus.sources])
     _check_units(recipe, manifests)
-    _check_before(recipe, tokenizer)
+    _check_earlier_text(recipe, tokenizer)
     return Inputs(
         corpora=corpora,
         tokenizer=tokenizer.hash,
@@ -194,7 +194,7 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
     )
 
 
-def _refuse_still_read(uri: str) -> None:
+def _refuse_unmerged_removals(uri: str) -> None:
     """Raise CorpusError if documents were removed from parts of a merged corpus, but not from itself."""
     from data_service.corpus.remove import unremoved_here  # imports pyarrow
 
@@ -213,7 +213,7 @@ def _similar_words(recipe: Recipe, tokenizer_hash: str) -> str | None:
     return identify_similar_words(recipe.similar_words.uri, tokenizer_hash).hash
 
 
-def _check_grown(recipe: Recipe, manifests: Mapping[str, CorpusManifest]) -> None:
+def _check_phase_corpora(recipe: Recipe, manifests: Mapping[str, CorpusManifest]) -> None:
     """Refuse a corpus that has not grown from the one in whose place a phase reads it: `news:12` is one document."""
     parts = {
         name: [part.digest for part in manifest.parts] or [manifest.digest]
@@ -236,7 +236,7 @@ def _check_units(recipe: Recipe, manifests: Mapping[str, CorpusManifest]) -> Non
     levels = [() if manifest.words is None else manifest.words.levels for manifest in manifests.values()]
     uris = {name: source.uri for name, source in corpora_of(recipe).items()}
     for phase in recipe.phases:
-        mlm = during(recipe, phase).objective.mlm
+        mlm = in_phase(recipe, phase).objective.mlm
         if mlm is not None:
             check_units(mlm.unit, uris, levels)
 
@@ -275,7 +275,7 @@ def _check_corpus(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_
         )
 
 
-def _check_before(recipe: Recipe, tokenizer: Tokenizer) -> None:
+def _check_earlier_text(recipe: Recipe, tokenizer: Tokenizer) -> None:
     """Refuse an `evaluation.before` that rows like those of the run cannot be made of. It is no input of the run."""
     if recipe.evaluation.before is not None:
         uri = recipe.evaluation.before.uri

@@ -12,12 +12,12 @@ from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.runtime.recipe.schema import Recipe
 
-KEPT = "tokenizers"  # folder in the run's store, with a folder for each tokenizer's fingerprint
+TOKENIZERS = "tokenizers"  # folder in the run's store, with a folder for each tokenizer's fingerprint
 
 
-def keep(store: Store, tokenizer: Tokenizer) -> None:
+def keep_tokenizer(store: Store, tokenizer: Tokenizer) -> None:
     """Make sure that the run's `store` has a complete copy of `tokenizer`. Raises StoreError."""
-    place = _copy(store, tokenizer.hash).uri
+    place = _own_copy(store, tokenizer.hash).uri
     try:
         if load_tokenizer(place).hash == tokenizer.hash:
             return
@@ -26,11 +26,11 @@ def keep(store: Store, tokenizer: Tokenizer) -> None:
     save_tokenizer(tokenizer, place)
 
 
-def kept(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
+def find_tokenizer(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
     """Return the tokenizer with this fingerprint, from the first place that has it.
 
     The places are the copy in the run's `store`, the tokenizer that `recipe` names, and the corpora's copies. The last
-    two serve a run whose own copy is damaged, until a start has mended it (`keep`).
+    two serve a run whose own copy is damaged, until a start has mended it (`keep_tokenizer`).
 
     Raises:
         TokenizerError: none of these places has it complete.
@@ -56,30 +56,30 @@ def kept(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
     raise TokenizerError(
         f"the tokenizer with which the run at {store.uri} was created ({fingerprint[:12]}) cannot be found:\n"
         + "\n".join(f"  {line}" for line in tried),
-        remedy=f"put its files back into one of these folders; the run's own is {_copy(store, fingerprint).uri}",
+        remedy=f"put its files back into one of these folders; the run's own is {_own_copy(store, fingerprint).uri}",
     )
 
 
-_last: dict[tuple[str, str], Tokenizer] = {}
+_newest: dict[tuple[str, str], Tokenizer] = {}
 
 
-def kept_once(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
-    """Return and raise as `kept`, but read the tokenizer only once in this process, which is a rank's: it reads a large
-    one again at every restart. The last one is held."""
+def cached_tokenizer(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
+    """Return and raise as `find_tokenizer`, but read the tokenizer only once in this process, a rank's, which would
+    read a large one again at every restart. The newest one is held."""
     key = (store.uri, fingerprint)
-    if key not in _last:
-        found = kept(store, fingerprint, recipe)
-        _last.clear()
-        _last[key] = found
-    return _last[key]
+    if key not in _newest:
+        found = find_tokenizer(store, fingerprint, recipe)
+        _newest.clear()
+        _newest[key] = found
+    return _newest[key]
 
 
 def _places(store: Store, fingerprint: str, recipe: Recipe) -> Iterator[Store]:
-    yield _copy(store, fingerprint)
+    yield _own_copy(store, fingerprint)
     yield open_store(recipe.tokenizer.uri)
     for source in recipe.corpus.sources.values():
         yield open_store(source.uri).at(TOKENIZER)
 
 
-def _copy(store: Store, fingerprint: str) -> Store:
-    return store.at(f"{KEPT}/{fingerprint}")
+def _own_copy(store: Store, fingerprint: str) -> Store:
+    return store.at(f"{TOKENIZERS}/{fingerprint}")

@@ -68,7 +68,7 @@ class Metric:
         """The fields of a record whose means give the mean of this figure."""
         return self.ratio or (self.name,)
 
-    def of(self, record: Mapping[str, Any]) -> float | None:
+    def value_in(self, record: Mapping[str, Any]) -> float | None:
         """Return the figure's value in a record, or in means of records; None if it is absent."""
         value = record.get(self.name)
         if value is None and self.ratio is not None:
@@ -76,11 +76,11 @@ class Metric:
             value = None if part is None or whole is None else part / max(whole, 1e-9)
         return None if value is None else float(value)
 
-    def say(self, value: float) -> str:
+    def value_text(self, value: float) -> str:
         """Return the text for a value in a line, such as `MFU 31.4%`."""
         return (self.within or f"{self.title.lower()} {{}}").format(self.spell(value))
 
-    def about(self, when: str = "") -> str:
+    def tile_label(self, when: str = "") -> str:
         """Return the label of a tile, such as `throughput now, tokens/s`."""
         return f"{self.title.lower()}{when and f' {when}'}{self.unit and f', {self.unit}'}"
 
@@ -159,7 +159,7 @@ HELD_OUT = (
 LOSS = "loss"
 BEFORE = "before_"
 """The prefix of an evaluation's figures on the text of `evaluation.before`."""
-UNSHOWN = (
+UNSHOWN_FIELDS = (
     "step",
     "tokens",
     "targets",
@@ -191,7 +191,7 @@ def figures(record: Mapping[str, Any]) -> dict[str, float]:
     trackers. Figures that were not finite are left out."""
     group, metrics = ("heldout", HELD_OUT) if record["kind"] == "evaluation" else ("train", STEP)
     found = {name: value for name, value in record.items() if name == LOSS or name.endswith(_SUFFIXES)}
-    found |= {metric.name: metric.of(record) for metric in shown_on("tracker", metrics)}
+    found |= {metric.name: metric.value_in(record) for metric in shown_on("tracker", metrics)}
     return {f"{group}/{name}": float(value) for name, value in found.items() if value is not None}
 
 
@@ -226,7 +226,7 @@ def token_term(figures: Mapping[str, Any]) -> str | None:
     return next((term for term in TOKEN_TERMS if term + TERM_LOSS.suffix in figures), None)
 
 
-def spell(losses: Mapping[str, float], perplexity: float | None = None) -> str:
+def losses_text(losses: Mapping[str, float], perplexity: float | None = None) -> str:
     """Return losses as text, such as `mlm 4.467 (perplexity 87.13)  rtd 0.340`."""
     token = token_term({name + TERM_LOSS.suffix: loss for name, loss in losses.items()})
     beside = {token: f" (perplexity {perplexity:.2f})"} if token and perplexity is not None else {}

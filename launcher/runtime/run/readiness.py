@@ -74,7 +74,7 @@ def _check_readings(run: Run, tokenizer: Tokenizer, sizes: dict[str, int]) -> No
                 )
 
 
-PLENTY = 16  # batches; a corpus with so many tokens is not counted row by row: an epoch is surely longer
+PLENTY_BATCHES = 16  # a corpus with tokens for so many is not counted row by row: an epoch is surely longer
 MAX_EPOCHS = 200  # above this `init` warns; the published recipes read their text 40 to 100 times
 SPARE_VOCABULARY = 1.5  # embedding rows for each id of the tokenizer; above this `init` warns
 
@@ -117,7 +117,7 @@ def check_rows(run: Run, tokenizer: Tokenizer) -> None:
     fitting: dict[int, int] = {}
     for number, phase in enumerate(run.recipe.phases):
         counted_by_rows = isinstance(run.recipe.input, TextPairs)  # manifests have the number of pairs
-        if text >= PLENTY * _batch_tokens(phase) and not counted_by_rows:
+        if text >= PLENTY_BATCHES * _batch_tokens(phase) and not counted_by_rows:
             continue
         batch, epoch = _batch_and_epoch(run, tokenizer, number)
         if batch > epoch:
@@ -130,7 +130,7 @@ def check_rows(run: Run, tokenizer: Tokenizer) -> None:
     if problems:
         raise RecipeError(
             "\n".join(problems),
-            remedy=f"{_options(run, fitting)} fits; or give more text, or try --tiny",
+            remedy=f"{_batch_options(run, fitting)} fits; or give more text, or try --tiny",
         )
 
 
@@ -139,7 +139,7 @@ def warnings(run: Run) -> list[str]:
     the tokenizer's, or text of which the tokenizer loses much."""
     found: list[str] = []
     text = _training_tokens(run)
-    epochs = _readings(run)
+    epochs = _times_read(run)
     if epochs > MAX_EPOCHS:
         found.append(
             f"the run reads its text about {epochs:,.0f} times ({text:,} tokens): give more text, or "
@@ -197,7 +197,7 @@ def _batch_and_epoch(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, 
     return phase.batch.sequences, math.floor(sum(shares) * min(weights) / sum(weights))
 
 
-def _options(run: Run, epochs: Mapping[int, int]) -> str:
+def _batch_options(run: Run, epochs: Mapping[int, int]) -> str:
     """Return the `--set` options with which a batch fits into the epoch of each of these phases."""
     microbatch = min(run.recipe.microbatch_of(run.recipe.phases[number]) for number in epochs)
     rows = [epoch for number, epoch in epochs.items() if run.recipe.phases[number].batch.sequences]
@@ -213,7 +213,7 @@ def _options(run: Run, epochs: Mapping[int, int]) -> str:
     return " ".join(assignments)
 
 
-def _readings(run: Run) -> float:
+def _times_read(run: Run) -> float:
     """Return about how many times the run reads its text."""
     recipe = run.recipe
     manifests = [load_manifest(open_store(source.uri)) for source in recipe.corpus.sources.values()]

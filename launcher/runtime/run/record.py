@@ -33,12 +33,12 @@ from launcher.runtime.recipe.load import loads
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run import outline
 from launcher.runtime.run.inputs import Inputs
-from launcher.runtime.run.kept_tokenizer import kept
+from launcher.runtime.run.kept_tokenizer import find_tokenizer
 from launcher.runtime.run.outline import ForkOrigin
-from launcher.runtime.run.removals import CorpusStates, LeftOut, RemovalHistory, read_left_out
+from launcher.runtime.run.removals import CorpusStates, RemovalHistory, RemovalRecord, read_removals
 
 RECIPE, RECORD = outline.RECIPE, outline.RECORD
-BEGAN = "checkpoints/began.json"  # written once there is a commit: finding none later is an error
+COMMITTED = "checkpoints/began.json"  # written once there is a commit: finding none later is an error
 
 
 class RunRecord(BaseModel):
@@ -75,7 +75,7 @@ class Run:
     store: Store
     recipe: Recipe
     record: RunRecord
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[RemovalRecord, ...] = ()
     wanted: CorpusStates | None = None
 
     @property
@@ -108,8 +108,8 @@ class Run:
 
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer of the run's record, from the run's own copy. Raises as
-        `launcher.runtime.run.kept_tokenizer.kept`."""
-        return kept(self.store, self.record.inputs.tokenizer, self.recipe)
+        `launcher.runtime.run.kept_tokenizer.find_tokenizer`."""
+        return find_tokenizer(self.store, self.record.inputs.tokenizer, self.recipe)
 
     def tokenizer_under(self, recipe: Recipe) -> Tokenizer:
         """Return the run's tokenizer, or that of `recipe` if `recipe` names another place. Raises as `tokenizer`."""
@@ -134,7 +134,7 @@ def open_run(uri: str) -> Run:
         raise outline.no_run(uri) from error
     except ValidationError as error:
         raise outline.unreadable_record(uri, data, error) from error
-    return Run(uri, store, _stored_recipe(store), record, read_left_out(store))
+    return Run(uri, store, _stored_recipe(store), record, read_removals(store))
 
 
 def _stored_recipe(store: Store) -> Recipe:
@@ -148,7 +148,7 @@ _parsed = lru_cache(maxsize=2)(loads)
 """A rank opens its run again at every restart."""
 
 
-def dump(record: RunRecord) -> bytes:
+def dump_record(record: RunRecord) -> bytes:
     """Return the bytes of run.json."""
     return (record.model_dump_json(indent=1) + "\n").encode()
 

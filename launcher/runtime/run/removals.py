@@ -20,7 +20,7 @@ from checkpoints.errors import DamagedCheckpoint
 from checkpoints.layout import StrictRecord, add_digest, first_validation_error, refuse_newer, strip_digest
 from data_service.store.base import Store
 
-LEFT_OUT = "removals/"
+REMOVALS = "removals/"
 _SEALED = "removals"
 
 CorpusStates = Mapping[str, str]
@@ -28,7 +28,7 @@ CorpusStates = Mapping[str, str]
 nothing was removed."""
 
 
-class LeftOut(StrictRecord):
+class RemovalRecord(StrictRecord):
     """The record of removals that a run leaves out from a step on.
 
     Attributes:
@@ -53,7 +53,7 @@ class RemovalHistory:
     """
 
     first: CorpusStates
-    records: tuple[LeftOut, ...] = ()
+    records: tuple[RemovalRecord, ...] = ()
 
     @property
     def newest(self) -> CorpusStates:
@@ -68,37 +68,37 @@ class RemovalHistory:
         return known[-1].states if known else self.first
 
 
-def read_left_out(store: Store) -> tuple[LeftOut, ...]:
+def read_removals(store: Store) -> tuple[RemovalRecord, ...]:
     """Return the records in a run's store, the oldest first.
 
     Raises:
         DamagedCheckpoint: a record is missing or cannot be read. Without it removed documents could be read again.
         StoreError: the store cannot be read.
     """
-    keys = [entry.key for entry in store.list(LEFT_OUT)]
+    keys = [entry.key for entry in store.list(REMOVALS)]
     for number, key in enumerate(keys, 1):
         if key != _key(number):
             raise _damaged(store, _key(number), f"it is missing, but {key} is there")
     return tuple(_read(store, key) for key in keys)
 
 
-def write_left_out(store: Store, number: int, record: LeftOut) -> None:
+def write_removals(store: Store, number: int, record: RemovalRecord) -> None:
     """Write record `number`, counted from 1. Raises DamagedCheckpoint: another process has just written that one."""
     if not store.put_if_absent(_key(number), add_digest(_SEALED, record.model_dump_json().encode())):
         raise _damaged(store, _key(number), "another start of the run has just written it")
 
 
 def _key(number: int) -> str:
-    return f"{LEFT_OUT}{number:06d}.json"
+    return f"{REMOVALS}{number:06d}.json"
 
 
-def _read(store: Store, key: str) -> LeftOut:
+def _read(store: Store, key: str) -> RemovalRecord:
     data = store.get(key)
     body = strip_digest(_SEALED, data)
     if body is None:
         raise _damaged(store, key, "its bytes do not match its digest")
     try:
-        return LeftOut.model_validate_json(body)
+        return RemovalRecord.model_validate_json(body)
     except ValidationError as error:
         refuse_newer(body, f"{store.uri}/{key}", error)
         raise _damaged(store, key, first_validation_error(error)) from error

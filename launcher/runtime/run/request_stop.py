@@ -15,7 +15,7 @@ _POLL_S = 1.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class StopAnswer:
     """The result of `stop`.
 
     Attributes:
@@ -27,18 +27,18 @@ class Asked:
     asked: bool
 
 
-def stop(store: Store, now: float) -> Asked:
+def stop(store: Store, now: float) -> StopAnswer:
     """Ask the running start of the run in `store` to commit and end, and record that as an event.
 
     If no start is running, nothing is written, so the next start is not affected. `now`: seconds since 1970.
     """
     found = read_presence(store, now)
     if found is None or found.state != "running":
-        return Asked(found, asked=False)
-    by = here()
+        return StopAnswer(found, asked=False)
+    by = whoami()
     request_stop(store, StopRequest(attempt=found.attempt, by=by, time=now))
     operator_event(store, "stop_requested", now, by=by, of=found.attempt)
-    return Asked(found, asked=True)
+    return StopAnswer(found, asked=True)
 
 
 def wait(store: Store, asked: Presence, clock: Callable[[], float], poll_s: float = _POLL_S) -> Presence:
@@ -53,6 +53,6 @@ def wait(store: Store, asked: Presence, clock: Callable[[], float], poll_s: floa
         tick.wait(poll_s)
 
 
-def here() -> str:
+def whoami() -> str:
     """Return the user and host that ask, as text."""
     return f"{getpass.getuser()}@{socket.gethostname()}"

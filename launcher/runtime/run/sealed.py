@@ -41,7 +41,7 @@ class _Stored(BaseModel):
     content: dict[str, object]
 
 
-def name_of(parts: object) -> str:
+def hash_of(parts: object) -> str:
     """Return a hash of plain JSON values, as 32 hexadecimal digits."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return digest(text.encode())
@@ -53,20 +53,20 @@ def seal(content: Sealed) -> bytes:
     return f'{{"digest": "{digest(data.encode())}", "content": {data}}}\n'.encode()
 
 
-def keep(store: Store, content: M) -> M:
+def keep_sealed(store: Store, content: M) -> M:
     """Store an object and return it. If another process has stored one at its path, keep and return that one.
 
-    Damaged objects are replaced. Raises StoreError and its subclasses; RunError as `read`.
+    Damaged objects are replaced. Raises StoreError and its subclasses; RunError as `read_sealed`.
     """
     while not store.put_if_absent(content.path, seal(content)):
-        theirs = read(store, content.path, type(content))
+        theirs = read_sealed(store, content.path, type(content))
         if theirs is not None:
             return theirs
         store.delete(content.path)
     return content
 
 
-def read(store: Store, path: str, kind: type[M]) -> M | None:
+def read_sealed(store: Store, path: str, kind: type[M]) -> M | None:
     """Return the object at `path`. None if it is absent, remains damaged when read again, or belongs at another path.
 
     Raises:
@@ -78,7 +78,7 @@ def read(store: Store, path: str, kind: type[M]) -> M | None:
             data = store.get(path)
         except KeyMissing:
             return None
-        found = _unsealed(data, kind)
+        found = _parse(data, kind)
         if found is not None:
             return found if found.path == path else None
     if _is_whole(data):
@@ -86,9 +86,10 @@ def read(store: Store, path: str, kind: type[M]) -> M | None:
     return None
 
 
-def read_all(store: Store, paths: Iterable[str], kind: type[M]) -> list[M]:
-    """Return those of `paths` that can be read, in their order. Raises as `read`."""
-    return [found for found in parallel_map(lambda path: read(store, path, kind), paths) if found is not None]
+def read_each(store: Store, paths: Iterable[str], kind: type[M]) -> list[M]:
+    """Return those of `paths` that can be read, in their order. Raises as `read_sealed`."""
+    objects = parallel_map(lambda path: read_sealed(store, path, kind), paths)
+    return [found for found in objects if found is not None]
 
 
 def _is_whole(data: bytes) -> bool:
@@ -98,7 +99,7 @@ def _is_whole(data: bytes) -> bool:
     return bool(separator) and head == b'{"digest": "' + digest(content).encode() and content != rest
 
 
-def _unsealed(data: bytes, kind: type[M]) -> M | None:
+def _parse(data: bytes, kind: type[M]) -> M | None:
     try:
         stored = _Stored.model_validate_json(data)
         found = kind.model_validate(stored.content)

@@ -96,7 +96,7 @@ def stored(store: Store, prefix: str) -> dict[int, list[SegmentRange]]:
     return {attempt: sorted(found[attempt], key=_order) for attempt in sorted(found)}
 
 
-def once(stretches: list[SegmentRange], after: int = -1) -> list[SegmentRange]:
+def without_overlaps(stretches: list[SegmentRange], after: int = -1) -> list[SegmentRange]:
     """Return those of an attempt's objects that are needed to read each segment after number `after`.
 
     Packs may overlap if two starts of the run packed at the same time; a reader must skip segments that it has read.
@@ -124,7 +124,7 @@ def read(
         if stretches is None:
             stretches = stored(store, segment_prefix(folder, attempt)).get(attempt, [])
         try:
-            for stretch, data in _contents(store, once(stretches, after)):
+            for stretch, data in _contents(store, without_overlaps(stretches, after)):
                 yield stretch, data
                 after = stretch.last
             return
@@ -140,14 +140,14 @@ def _order(stretch: SegmentRange) -> tuple[int, int]:
 def _contents(store: Store, stretches: list[SegmentRange]) -> Iterator[tuple[SegmentRange, bytes | None]]:
     remaining = iter(stretches)
     if len(stretches) <= 1:  # the usual case of a follower: one new segment or none
-        yield from ((stretch, _get(store, stretch)) for stretch in stretches)
+        yield from ((stretch, _get_segment(store, stretch)) for stretch in stretches)
         return
     with ThreadPoolExecutor(_READERS) as pool:
         while batch := list(islice(remaining, _HELD_SEGMENTS)):
-            yield from zip(batch, pool.map(lambda stretch: _get(store, stretch), batch), strict=True)
+            yield from zip(batch, pool.map(lambda stretch: _get_segment(store, stretch), batch), strict=True)
 
 
-def _get(store: Store, stretch: SegmentRange) -> bytes | None:
+def _get_segment(store: Store, stretch: SegmentRange) -> bytes | None:
     return None if stretch.packed else store.get(stretch.key)
 
 
@@ -214,7 +214,7 @@ class Pack:
             file = self._open()
             body = strip_digest(_METADATA_KEY, (file.metadata.metadata or {})[_METADATA_KEY.encode()])
             if body is None:
-                raise ValueError("what it says of itself does not match its digest")
+                raise ValueError("its metadata do not match their digest")
             about = json.loads(body)
             if has_newer_format(about):
                 raise RunError(newer_text(self._name), remedy=NEWER_REMEDY)

@@ -20,12 +20,12 @@ from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.store.open import open_store
 from data_service.stream.positions import PhaseBatches, Positions, SampleAxis, SampleRange, StreamAxis
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.families.catalogue import language_table
+from encoder_core.families.catalogue import embedded_languages
 from launcher.runtime.recipe.corpora import corpora_of, corpus_name
 from launcher.runtime.recipe.phase_parts import PhaseMixture
 from launcher.runtime.recipe.phases import (
     changing_rate,
-    during,
+    in_phase,
     is_staged,
     planned_steps,
     source_shares,
@@ -34,12 +34,12 @@ from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.timeline import step_batches
 from launcher.runtime.run.record import Run
 
-RECENT = "spikes"
+SPIKES_KEY = "spikes"
 """The key of the recent losses (`SpikeHistory`) in a manifest's state."""
 
 
 @dataclass(frozen=True)
-class Lost:
+class SkippedData:
     """The data that a run leaves out, and its rewinds, as a resume knows them.
 
     Attributes:
@@ -55,7 +55,7 @@ class Lost:
         return tuple(SampleRange(*span) for span in self.spans)
 
 
-def read_lost(run: Run, good: CheckpointManifest | None, peers: Peers) -> Lost:
+def read_skipped(run: Run, good: CheckpointManifest | None, peers: Peers) -> SkippedData:
     """Read the left-out data and the rewinds on rank 0, and return them on all ranks. Raises StoreError on all
     ranks."""
 
@@ -65,13 +65,13 @@ def read_lost(run: Run, good: CheckpointManifest | None, peers: Peers) -> Lost:
     answer = broadcast_or_raise(peers, read)
     assert isinstance(answer, list)
     gone_back = tuple(Rewind.model_validate(rewind) for rewind in answer)
-    return Lost(skipped_ranges(good, gone_back), gone_back)
+    return SkippedData(skipped_ranges(good, gone_back), gone_back)
 
 
-def left_out(run: Run) -> tuple[SampleRange, ...]:
+def current_skips(run: Run) -> tuple[SampleRange, ...]:
     """Return the ranges that the run leaves out now. Raises NoGoodCheckpoint, StoreError."""
     good = newest_good(run.store, Alone(), full=False)
-    return read_lost(run, good.manifest if good else None, Alone()).ranges
+    return read_skipped(run, good.manifest if good else None, Alone()).ranges
 
 
 LANES_WINDOW_BATCHES = 64  # number of batches in a window; at its end every lane is cut off
@@ -89,14 +89,14 @@ class StreamLength(Protocol):
 def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
     """Return the spec of the training samples of one phase."""
     batch, length = run.recipe.phases[phase].batch, run.recipe.phases[phase].length
-    masking = during(run.recipe, run.recipe.phases[phase]).objective.masking
+    masking = in_phase(run.recipe, run.recipe.phases[phase]).objective.masking
     rows = batch.sequences or max(1, (batch.tokens or length) // length)
     lanes = rows if isinstance(run.recipe.input, Lanes) else None
     if lanes is None:
         window = WindowSize.from_batches(rows, spread=run.recipe.shuffle == "spread")
     else:
         window = WindowSize(samples=LANES_WINDOW_BATCHES * rows)
-    spec = _spec(run, tokenizer, "train", length, window, lanes, phase)
+    spec = _split_spec(run, tokenizer, "train", length, window, lanes, phase)
     one_source = rows if run.recipe.mixing.batches == "one_source" else None
     stages = _stages(run, phase) if is_staged(run.recipe) else ()
     annealing = _annealing(run, phase)
@@ -155,8 +155,8 @@ def heldout_spec(run: Run, tokenizer: Tokenizer, phase: int = -1) -> StreamSpec:
 
     `phase`: whose steps they follow; the last if it is not given. In a phase of clm, the rows are for clm."""
     last, objective = run.recipe.phases[-1], run.recipe.objective
-    spec = _spec(run, tokenizer, "heldout", last.length, WindowSize(), lanes=None)
-    own = objective.on(causal=during(run.recipe, run.recipe.phases[phase]).objective.causal)
+    spec = _split_spec(run, tokenizer, "heldout", last.length, WindowSize(), lanes=None)
+    own = objective.on(causal=in_phase(run.recipe, run.recipe.phases[phase]).objective.causal)
     return spec.model_copy(update={"input": run.recipe.input.with_single_cut(), "masking": own.masking})
 
 
@@ -210,7 +210,7 @@ def _phase(run: Run, phase: RecipePhase, stream: StreamLength) -> PhaseBatches:
     return PhaseBatches(phase.steps, batches.batch, samples, axis, batches.rise, staged)
 
 
-def _spec(
+def _split_spec(
     run: Run,
     tokenizer: Tokenizer,
     split: Literal["train", "heldout"],
@@ -242,7 +242,7 @@ def _spec(
         lanes=lanes,
         temperature=recipe.mixing.temperature,
         translations=recipe.mixing.translations,
-        languages=language_table(recipe.model),
+        languages=embedded_languages(recipe.model),
         layout="cls_last" if texts and recipe.model.class_token_last else "cls_first",
         similar=_similar_words(run),
         special=tokenizer.special,

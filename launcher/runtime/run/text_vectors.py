@@ -20,12 +20,7 @@ _RECORD_NAME = "sentence_transformer"
 _ENCODER = "sentence_bert_config.json"
 _TOKENIZER = "tokenizer_config.json"
 _NO_LENGTH = 1 << 30  # lengths above this mean "no limit", for which transformers writes a huge number
-_COPIED_FILES = (
-    SETTINGS,
-    _ENCODER,
-    "sentence_roberta_config.json",
-    "sentence_xlnet_config.json",
-)
+_COPIED_FILES = (SETTINGS, _ENCODER, "sentence_roberta_config.json", "sentence_xlnet_config.json")
 
 
 def keep_modules(recipe: Recipe, store: Store) -> None:
@@ -38,10 +33,10 @@ def keep_modules(recipe: Recipe, store: Store) -> None:
     if recipe.start in (SCRATCH, TEACHER):
         return
     start = open_store(recipe.start)
-    put_modules(store, kept_modules(start) if start.size(RECORD) is not None else _modules_in(start))
+    store_modules(store, kept_modules(start) if start.size(RECORD) is not None else _modules_in(start))
 
 
-def put_modules(store: Store, files: dict[str, bytes]) -> None:
+def store_modules(store: Store, files: dict[str, bytes]) -> None:
     """Store the files of modules in a run, where `kept_modules` reads them."""
     for key, content in files.items():
         store.put(f"{_RECORD_NAME}/{key}", content)
@@ -63,7 +58,7 @@ def write_modules(folder: Path, files: dict[str, bytes]) -> None:
 
 def prompts_in(files: dict[str, bytes]) -> dict[str, str]:
     """Return the prompts, texts that are put before the text to encode, by name."""
-    prompts = _object(files.get(SETTINGS, b"{}"), SETTINGS).get("prompts")
+    prompts = _fields(files.get(SETTINGS, b"{}"), SETTINGS).get("prompts")
     return {str(name): str(text) for name, text in prompts.items()} if isinstance(prompts, dict) else {}
 
 
@@ -82,11 +77,12 @@ def _modules_in(folder: Store) -> dict[str, bytes]:
         if path and Path(path).name == path:
             found |= {entry.key: folder.get(entry.key) for entry in folder.list(f"{path}/")}
     return found | _with_length(
-        folder, _object(found.get(_ENCODER, b"{}"), f"{folder.uri.rstrip('/')}/{_ENCODER}")
+        folder,
+        _fields(found.get(_ENCODER, b"{}"), f"{folder.uri.rstrip('/')}/{_ENCODER}"),
     )
 
 
-def _object(data: bytes, where: str) -> dict[str, object]:
+def _fields(data: bytes, where: str) -> dict[str, object]:
     """Return the JSON object in a file of the folder. Raises ModelError."""
     try:
         found = parse_json(data)
@@ -102,6 +98,6 @@ def _with_length(folder: Store, fields: dict[str, object]) -> dict[str, bytes]:
     SentenceTransformers keeps the length with the tokenizer."""
     if "max_seq_length" in fields or folder.size(_TOKENIZER) is None:
         return {}
-    length = _object(folder.get(_TOKENIZER), f"{folder.uri.rstrip('/')}/{_TOKENIZER}").get("model_max_length")
+    length = _fields(folder.get(_TOKENIZER), f"{folder.uri.rstrip('/')}/{_TOKENIZER}").get("model_max_length")
     known = isinstance(length, int) and length < _NO_LENGTH
     return {_ENCODER: json.dumps(fields | {"max_seq_length": length}).encode()} if known else {}

@@ -20,7 +20,7 @@ from encoder_core.families.catalogue import ModelConfig, interchange
 from encoder_core.families.interchange import Heads
 from encoder_core.families.roberta import RobertaConfig
 from launcher.errors import RunError
-from launcher.runtime.recipe.continued import continued
+from launcher.runtime.recipe.continued import continued_recipe
 from launcher.runtime.recipe.objective import DenoiseTerm, RecipeObjective
 from tests.checkpoints.hf.test_tied import CASES
 from tests.support.models.exports import FAMILIES, SHAPE, Family, export
@@ -82,7 +82,7 @@ def test_a_field_of_another_kind_is_named_where_the_user_put_it(
 ) -> None:
     described(tmp_path, config, "mlm", **{field: value})
     with pytest.raises((ModelError, RunError)) as error:
-        continued(str(tmp_path))
+        continued_recipe(str(tmp_path))
     text = str(error.value)
     assert str(tmp_path / CONFIG) in text
     assert repr(value) in text

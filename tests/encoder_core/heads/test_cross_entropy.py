@@ -8,7 +8,7 @@ from torch import Tensor
 from encoder_core.heads import cross_entropy
 from encoder_core.heads.cross_entropy import linear_cross_entropy
 from encoder_core.layers import sizes
-from encoder_core.layers.kernel_choice import Kernel, asked, only
+from encoder_core.layers.kernel_choice import Kernel, only, record_requests
 
 
 def inputs(targets: int, dtype: torch.dtype = torch.float64) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
@@ -23,7 +23,7 @@ def inputs(targets: int, dtype: torch.dtype = torch.float64) -> tuple[tuple[Tens
 @pytest.mark.parametrize("chunk", [1, 13 * 4, 2**24])
 @pytest.mark.parametrize("targets", [1, 4, 11])
 def test_equals_the_formula(chunk: int, targets: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sizes.CHUNKS, "cpu", chunk)
+    monkeypatch.setitem(sizes.CHUNK_LOGITS, "cpu", chunk)
     tensors, ids = inputs(targets)
     features, weight, bias = tensors
     logits = F.linear(features, weight, bias)
@@ -85,7 +85,7 @@ def test_bf16_sums_in_fp32() -> None:
 
 
 def test_holds_one_chunk_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sizes.CHUNKS, "cpu", 13 * 2)
+    monkeypatch.setitem(sizes.CHUNK_LOGITS, "cpu", 13 * 2)
     tensors, ids = inputs(50)
     saved: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
@@ -108,7 +108,7 @@ def test_evaluation_computes_no_gradient() -> None:
 def test_samples_follow_the_tempered_softmax(
     temperature: float, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cross_entropy, "GROUP_IDS", group)
+    monkeypatch.setattr(cross_entropy, "GROUP_SIZE", group)
     draws = 40_000
     tensors, _ = inputs(1)
     features, weight, bias = (x.detach() for x in tensors)
@@ -131,7 +131,7 @@ def test_sampling_repeats_with_the_seed_however_it_is_chunked(monkeypatch: pytes
     tensors, ids = inputs(11)
     outcomes: list[Tensor] = []
     for chunk in (2**24, 13 * 2, 2**24):
-        monkeypatch.setitem(sizes.CHUNKS, "cpu", chunk)
+        monkeypatch.setitem(sizes.CHUNK_LOGITS, "cpu", chunk)
         torch.manual_seed(5 if len(outcomes) < 2 else 6)
         sampled = linear_cross_entropy(*tensors, ids, temperature=1.0, keys=torch.arange(11)).sampled
         assert sampled is not None
@@ -155,13 +155,13 @@ def test_ids_drawn_from_logits_that_are_not_finite_are_ids(bad: float, vocab: in
 
 
 def test_chunks_are_larger_on_gpus_and_cover_all_rows_once() -> None:
-    for kind, most in sizes.CHUNKS.items():
+    for kind, most in sizes.CHUNK_LOGITS.items():
         for rows, vocab in ((0, 7), (5000, 50_265), (3, 2**28), (40_000, 128_100)):
-            found = list(cross_entropy.chunks(rows, vocab, torch.device(kind)))
+            found = list(cross_entropy.logit_chunks(rows, vocab, torch.device(kind)))
             assert [row for chunk in found for row in range(rows)[chunk]] == list(range(rows))
             assert all((chunk.stop - chunk.start) * vocab <= max(most, vocab) for chunk in found)
             assert len(found) <= 1 + rows // max(1, most // vocab)
-    assert sizes.CHUNKS["cuda"] == 8 * sizes.CHUNKS["cpu"]
+    assert sizes.CHUNK_LOGITS["cuda"] == 8 * sizes.CHUNK_LOGITS["cpu"]
 
 
 @pytest.mark.parametrize(("vocab", "chunk", "biased"), [(100, 2 * 128, True), (64, 2**24, False)])
@@ -170,7 +170,7 @@ def test_the_kernel_gives_what_the_formula_gives(
 ) -> None:
     """Loss, accuracy, drawn ids and gradients, interpreted; as on a GPU, with a vocabulary that is rounded up."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    monkeypatch.setitem(sizes.CHUNKS, "cpu", chunk)
+    monkeypatch.setitem(sizes.CHUNK_LOGITS, "cpu", chunk)
     monkeypatch.setitem(cross_entropy.VOCAB_MULTIPLES, "cpu", 64)
     monkeypatch.setattr(cross_entropy, "_takes", lambda features: True)
     draws = torch.Generator().manual_seed(vocab)
@@ -180,7 +180,7 @@ def test_the_kernel_gives_what_the_formula_gives(
 
     def outcome(kernel: Kernel, temperature: float | None) -> list[torch.Tensor]:
         torch.manual_seed(3)
-        with asked() as places, only(kernel, "loss"):
+        with record_requests() as places, only(kernel, "loss"):
             found = linear_cross_entropy(
                 tensors[0], tensors[1], tensors[2] if biased else None, ids,
                 temperature=temperature, keys=torch.arange(3),

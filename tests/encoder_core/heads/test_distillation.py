@@ -68,7 +68,7 @@ def stated(student: LogitFactors, teachers: list[LogitFactors], temperature: flo
 @given(cases, st.floats(0.1, 3.0))
 def test_equals_the_formula(case: Case, factor: float) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sizes.CHUNKS, "cpu", case.chunk)
+        patch.setitem(sizes.CHUNK_LOGITS, "cpu", case.chunk)
         student, *teachers = case.scores()
         found = linear_distillation(student, teachers, case.temperature)
         expected = stated(student, teachers, case.temperature)
@@ -127,7 +127,7 @@ def test_bf16_sums_in_fp32() -> None:
 @pytest.mark.parametrize("chunk", [64, 256, 1024])
 def test_no_operation_makes_more_logits_than_a_chunk(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward, of the student's and the teachers' logits alike: 32 times as many would be all."""
-    monkeypatch.setitem(sizes.CHUNKS, "cpu", chunk)
+    monkeypatch.setitem(sizes.CHUNK_LOGITS, "cpu", chunk)
     student, *teachers = Case(chunk, 32, (2, 3, 2), 2.0, chunk, 2).scores()
     saved: list[int] = []
     with (

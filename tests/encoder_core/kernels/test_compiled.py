@@ -35,7 +35,7 @@ from encoder_core.families.catalogue import DetectorConfig
 from encoder_core.families.pre_norm import PreNormConfig
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.source import bundled
-from launcher.runtime.recipe.summary import known
+from launcher.runtime.recipe.summary import with_vocab
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -210,7 +210,7 @@ def test_kernels_of_stable_adamw_compile_without_spills_and_round_as_they_are_wr
 
 
 def test_widths_and_vocabularies_are_those_of_our_recipes() -> None:
-    models = [known(load(name).model) for name in bundled()]
+    models = [with_vocab(load(name).model) for name in bundled()]
     networks = [*models, *(one.generator for one in models if isinstance(one, DetectorConfig))]
     assert {one.hidden for one in networks} <= {width for form in NORMS for width in widths_of(form)}
     post_norm = {one.hidden for one in networks if not isinstance(one, PreNormConfig)}

@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from encoder_core.kernels import fused_attention as attention
 from encoder_core.kernels.forward import forward_kernel
-from encoder_core.kernels.tiling import Cut, Cuts, tile_of
+from encoder_core.kernels.tiling import Cut, Cuts, make_tile
 from tests.support.models.relative_attention import Form, Problem, problem
 
 HEADS, WIDTH, LENGTH, CUTS = 4, 2, 9, Cuts(*[Cut(16, 4, 1)] * 3)
@@ -92,7 +92,7 @@ def outcome(given: Problem, place: Move) -> dict[str, Tensor]:
     terms, layout = given.terms, given.layout
     relative = (terms.r, terms.table_a, terms.table_b, terms.table_c, terms.segment_scores)
     tensors = [None if one is None else one.detach() for one in (given.q, given.k, given.v, *relative)]
-    x = attention._inputs(tensors, layout)
+    x = attention._kernel_inputs(tensors, layout)
     before = int(layout.cu_seqlens[0])
     queries, keys = len(given.q) - before, len(given.k) - before
 
@@ -100,13 +100,13 @@ def outcome(given: Problem, place: Move) -> dict[str, Tensor]:
         return place(torch.zeros(count, HEADS, *last))
 
     context, log_sums, deltas = zeros(queries, WIDTH), zeros(queries), zeros(queries)
-    forward_kernel[(1, HEADS)](x, context, log_sums, 1, tile_of(x, CUTS.forward.size))
+    forward_kernel[(1, HEADS)](x, context, log_sums, 1, make_tile(x, CUTS.forward.size))
     grad = place(torch.linspace(-1, 2, queries * HEADS * WIDTH).view(queries, HEADS, WIDTH))
     by: list[Tensor | None] = [zeros(queries, WIDTH), zeros(keys, WIDTH), zeros(keys, WIDTH)]
     by += [None if terms.r is None else zeros(queries, WIDTH), None, None, None]
     by += [None if terms.segment_scores is None else zeros(queries, 2)]
-    attention._by_queries((x, grad, log_sums, deltas), context, by, layout, CUTS.queries)
-    attention._by_keys((x, grad, log_sums, deltas), by, layout, CUTS.keys)
+    attention._run_queries((x, grad, log_sums, deltas), context, by, layout, CUTS.queries)
+    attention._run_keys((x, grad, log_sums, deltas), by, layout, CUTS.keys)
     names = ("q", "k", "v", "r", "table_a", "table_b", "table_c", "segment_scores")
     found = {name: tensor for name, tensor in zip(names, by, strict=True) if tensor is not None}
     return {"context": context, "log_sums": log_sums, **found}

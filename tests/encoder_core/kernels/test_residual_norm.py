@@ -88,7 +88,7 @@ def test_drops_what_the_written_formula_drops(rows: int, width: int, rate: float
 def test_gradients_of_more_tokens_than_programs_are_the_same_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("encoder_core.kernels.residual_norm._PROGRAMS", 4)
+    monkeypatch.setattr("encoder_core.kernels.residual_norm._MAX_PROGRAMS", 4)
     outcomes = []
     for _ in range(2):
         torch.manual_seed(5)

@@ -23,7 +23,7 @@ from encoder_core.optim.updates import set_update
 from launcher.runtime.rank.build import build_optimizer
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.network import objective_module
-from launcher.runtime.recipe.summary import known
+from launcher.runtime.recipe.summary import with_vocab
 
 LAUNCHES = 40  # of an update of ModernBERT base, at most
 STEPS, PADDING = 4, 5
@@ -138,7 +138,7 @@ def modernbert() -> StableAdamW:
     """Of ModernBERT base, in flat tensors as ZeRO lays them out, of parameters that are all as long as their number."""
     recipe = load("modernbert-base")
     with torch.device("meta"):
-        module = objective_module(known(recipe.model), recipe.objective)
+        module = objective_module(with_vocab(recipe.model), recipe.objective)
     optimizer = build_optimizer(recipe, module)
     assert isinstance(optimizer, StableAdamW)
     ranges, first = dict[torch.Tensor, list[ShardSegment]](), 0

@@ -101,7 +101,7 @@ def test_a_window_on_a_cpu_makes_only_the_scores_near_the_diagonal(length: int) 
         for _, queries, keys, heads in local_pieces(((0, length),), 12, 64)
     ]
     assert sum(scores) <= 12 * length * 3 * 64
-    assert max(scores) <= blocked_module.PIECE
+    assert max(scores) <= blocked_module.PIECE_SCORES
 
 
 def test_relative_positions_keep_to_a_window() -> None:
@@ -116,7 +116,7 @@ def test_relative_positions_keep_to_a_window() -> None:
 
 @pytest.mark.parametrize("piece", [1, 100, 2**18])
 def test_blocked_is_the_same_however_it_is_cut(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocked_module, "PIECE", piece)
+    monkeypatch.setattr(blocked_module, "PIECE_SCORES", piece)
     rows = rows_of(LENGTHS["mixed"])
     inputs = random_heads(rows)
     for actual, expected in zip(
@@ -130,7 +130,7 @@ def test_blocked_is_the_same_however_it_is_cut(piece: int, monkeypatch: pytest.M
 def test_blocked_gradients_are_those_of_its_own_dropout_mask(
     window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocked_module, "BLOCK", 3)
+    monkeypatch.setattr(blocked_module, "BLOCK_QUERIES", 3)
     rows = rows_of([5, 1, 4])
     inputs = random_heads(rows)
 

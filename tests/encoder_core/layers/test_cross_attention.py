@@ -8,7 +8,7 @@ from torch import Tensor
 
 from encoder_core.layers.cross_attention import attend_across
 from encoder_core.layers.dropout import dropout as drop
-from encoder_core.layers.kernel_choice import Kernel, asked, only
+from encoder_core.layers.kernel_choice import Kernel, only, record_requests
 from encoder_core.layers.rows import Rows
 from encoder_core.random_draws import draw_key, head_keys
 from tests.support.models.parity import rows_of
@@ -63,7 +63,7 @@ def test_every_kernel_computes_the_formula(
 @pytest.mark.parametrize(("dropout", "usual"), [(0.0, "padded"), (0.1, "blocked")])
 def test_kernels_are_offered_to_the_trial(dropout: float, usual: Kernel) -> None:
     rows, others = rows_of([3, 9]), rows_of([5, 2])
-    with asked() as seen:
+    with record_requests() as seen:
         attend_across(*operands(rows, others), rows, others, dropout)
     assert next(iter(seen["attention", dropout > 0])) == usual
     assert set(seen["attention", dropout > 0]) == set(KERNELS)

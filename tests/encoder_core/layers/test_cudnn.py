@@ -16,7 +16,7 @@ from encoder_core.layers.kernel_choice import only
 from encoder_core.layers.rows import Rows
 from encoder_core.trials.kernel_attempts import serve
 from encoder_core.trials.kernel_trial import TriedKernel, Unit, preference
-from encoder_core.trials.trial_network import Subject, settings
+from encoder_core.trials.trial_network import Subject, torch_settings
 
 
 class OnCuda(Tensor):
@@ -100,7 +100,7 @@ def test_a_trial_uses_it_only_if_it_is_right(monkeypatch: pytest.MonkeyPatch, ki
     full = list[bool]()
 
     def sdpa(q: Tensor, k: Tensor, v: Tensor, rows: Rows, *given: Any) -> Tensor:
-        context = attention.written(q, k, v, rows, *given)
+        context = attention.written_formula(q, k, v, rows, *given)
         if cuda.math_sdp_enabled():  # the kernel `padded`
             return context
         full.append(rows.full)
@@ -119,7 +119,7 @@ def test_a_trial_uses_it_only_if_it_is_right(monkeypatch: pytest.MonkeyPatch, ki
 
     request = {
         "subject": subject.to_json(),
-        "settings": settings(),
+        "settings": torch_settings(),
         "timed": False,
         "done": [],
         "skipped": [],

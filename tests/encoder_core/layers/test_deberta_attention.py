@@ -76,8 +76,8 @@ def test_equals_the_formula(
 def test_blocked_is_the_same_however_it_is_cut(
     piece: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocked_module, "PIECE", piece)
-    monkeypatch.setattr(kernel_module, "BLOCK", block)
+    monkeypatch.setattr(blocked_module, "PIECE_SCORES", piece)
+    monkeypatch.setattr(kernel_module, "BLOCK_TOKENS", block)
     rows = rows_of(LENGTHS["mixed"])
     relations = related(rows, None)
     inputs = random_inputs(rows, relations)

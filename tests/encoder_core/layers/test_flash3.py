@@ -33,11 +33,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         found.append("activated")
         return Handle(found)
 
-    monkeypatch.setattr(flash3, "_INSTALLED", True)
+    monkeypatch.setattr(flash3, "_HAS_FLASH3", True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setitem(torch_attention._registry._FLASH_ATTENTION_IMPLS, "FA3", register)
     yield found
-    flash3.activate(False)
+    flash3.use_flash3(False)
 
 
 def test_it_is_offered_on_hopper_without_dropout_only(
@@ -55,9 +55,9 @@ def test_it_is_offered_on_hopper_without_dropout_only(
 def test_without_its_package_it_is_never_offered_and_torch_is_left_alone(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flash3, "_INSTALLED", False)
+    monkeypatch.setattr(flash3, "_HAS_FLASH3", False)
     assert not flash3.flash3_takes(CUDA, torch.bfloat16, 64, 0.0)
-    flash3.activate(True)
+    flash3.use_flash3(True)
     assert calls == []
 
 
@@ -86,5 +86,5 @@ def test_a_package_that_does_not_work_raises_where_a_trial_sees_it(
 
     monkeypatch.setitem(torch_attention._registry._FLASH_ATTENTION_IMPLS, "FA3", broken)
     with pytest.raises(ImportError, match="libcudart"):
-        flash3.activate(True)
+        flash3.use_flash3(True)
     assert torch_attention.current_flash_attention_impl() is None

@@ -11,7 +11,7 @@ from encoder_core.batch import Batch
 from encoder_core.layers import attention, deberta_attention
 from encoder_core.layers.attention import Heads
 from encoder_core.layers.deberta_attention import AttendDisentangled, Operands, RelativePositions
-from encoder_core.layers.deberta_encoder import rows_of as queries_at
+from encoder_core.layers.deberta_encoder import rows_of_queries as queries_at
 from encoder_core.layers.gpu_attention import fused_takes
 from encoder_core.layers.relative_key import RelativeKeyAttention
 from encoder_core.layers.rows import Rows

@@ -76,7 +76,7 @@ def test_products_in_32_bits_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         golden = random_draws._GOLDEN
         return ((x * (golden >> 32)) << 32) + x * (golden & 0xFFFFFFFF)
 
-    monkeypatch.setattr(random_draws, "_multiples", narrow)
+    monkeypatch.setattr(random_draws, "_golden_multiples", narrow)
     with pytest.raises(InterpreterError, match="int32 overflow"):
         torch.compile(dropout)(torch.ones(2, 30), 0.1, torch.tensor(ENDS[:2]), torch.tensor(0))
 

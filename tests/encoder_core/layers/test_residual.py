@@ -7,7 +7,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from encoder_core.layers import residual
-from encoder_core.layers.kernel_choice import asked, only
+from encoder_core.layers.kernel_choice import only, record_requests
 from launcher.runtime.capacity.workload import Shape
 from tests.support.models.small_networks import NETWORKS, Network, build, full_rows, memory, turns
 from tests.support.ranks import small_training
@@ -30,8 +30,8 @@ def test_gradients_of_a_network_are_those_of_the_written_formula(
     torch.manual_seed(0)
     module = build(network).train()
     batch = full_rows(network, SHAPE)
-    kernels, fused = [], residual._fused
-    monkeypatch.setattr(residual, "_fused", lambda *given: kernels.append(1) or fused(*given))
+    kernels, fused = [], residual._fused_norm
+    monkeypatch.setattr(residual, "_fused_norm", lambda *given: kernels.append(1) or fused(*given))
 
     def gradients() -> dict[str, Tensor]:
         module.zero_grad()
@@ -41,7 +41,7 @@ def test_gradients_of_a_network_are_those_of_the_written_formula(
             sum(term.loss_sum for term in losses.terms).backward()  # type: ignore[union-attr]
         return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
-    with asked() as places, only("written"):
+    with record_requests() as places, only("written"):
         written = gradients()
     assert not kernels
     for dropped in {place[1] for place in places if place[0] == "norm"}:

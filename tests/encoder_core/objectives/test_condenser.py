@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_core.batch import Batch, with_rows
+from encoder_core.batch import Batch, select_rows
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.roberta import RobertaConfig
@@ -122,7 +122,7 @@ def test_later_layers_reach_the_head_through_the_first_token_only() -> None:
 
 def test_rows_apart_sum_to_rows_together() -> None:
     network, together = built(MODELS["bert"], CondenserConfig()), make_batch([5, 24, 7, 12], 50)
-    apart = [network(with_rows(together, torch.tensor(rows))).terms[1] for rows in ([0, 2], [1, 3])]
+    apart = [network(select_rows(together, torch.tensor(rows))).terms[1] for rows in ([0, 2], [1, 3])]
     whole = network(together).terms[1]
     torch.testing.assert_close(apart[0].loss_sum + apart[1].loss_sum, whole.loss_sum, rtol=1e-12, atol=0)
     assert apart[0].targets + apart[1].targets == whole.targets

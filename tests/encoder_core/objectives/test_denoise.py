@@ -14,7 +14,7 @@ from data_service.samples.make import make_rows
 from data_service.samples.packing import pack_block
 from data_service.samples.samples import Samples, slice_rows
 from data_service.samples.spec import SourceSpec
-from encoder_core.batch import Batch, with_rows
+from encoder_core.batch import Batch, select_rows
 from encoder_core.errors import ModelError
 from encoder_core.families.bart import BartConfig
 from encoder_core.families.roberta import RobertaConfig
@@ -60,7 +60,7 @@ def test_sums_are_the_literal_formula() -> None:
     model, batch = built(), to_batch(samples(), CPU)
     expected, correct = torch.zeros((), dtype=torch.float64), 0
     for row in range(batch.rows):
-        alone = with_rows(batch, torch.tensor([row]))
+        alone = select_rows(batch, torch.tensor([row]))
         tokens = alone.tokens.tolist()
         read = model.encoder(form(alone))
         for place, token in enumerate(tokens):
@@ -95,10 +95,10 @@ def test_a_batch_has_the_rows_and_their_forms() -> None:
     assert form(batch).numbers.tolist() == batch.numbers.tolist() == [7, 8, 9, 10, 11]  # type: ignore[union-attr]
     moved = batch.to(torch.device("meta"))
     assert form(moved).tokens.device.type == "meta"
-    some = with_rows(batch, torch.tensor([1, 4]))
+    some = select_rows(batch, torch.tensor([1, 4]))
     for place, row in enumerate((1, 4)):
         expected = to_batch(slice_rows(rows, row, row + 1), CPU)
-        found = with_rows(some, torch.tensor([place]))
+        found = select_rows(some, torch.tensor([place]))
         assert torch.equal(found.tokens, expected.tokens)
         assert torch.equal(form(found).tokens, form(expected).tokens)
         assert torch.equal(form(found).positions, form(expected).positions)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from encoder_core.batch import Batch, with_rows
+from encoder_core.batch import Batch, select_rows
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.deberta import DebertaConfig
@@ -100,7 +100,7 @@ def test_the_gradient_is_that_of_the_formula() -> None:
 
 def test_rows_apart_sum_to_rows_together() -> None:
     network, together = model(CONFIGS[0]), batch_of([5, 24, 7, 12])
-    apart = [network(with_rows(together, torch.tensor(rows))).terms[0] for rows in ([0, 2], [1, 3])]
+    apart = [network(select_rows(together, torch.tensor(rows))).terms[0] for rows in ([0, 2], [1, 3])]
     (whole,) = network(together).terms
     torch.testing.assert_close(sum(term.loss_sum for term in apart), whole.loss_sum)
     assert sum(term.targets for term in apart) == whole.targets == sum([5, 24, 7, 12]) - 8
@@ -148,7 +148,7 @@ def test_weights_weigh_the_losses_of_targets_in_chunks(monkeypatch: pytest.Monke
     losses = F.cross_entropy(F.linear(features, weight, bias), ids, reduction="none")
     expected = (losses * weights.double()).sum()
     wanted = torch.autograd.grad(0.4 * expected, tensors)
-    monkeypatch.setitem(sizes.CHUNKS, "cpu", 13 * 4)
+    monkeypatch.setitem(sizes.CHUNK_LOGITS, "cpu", 13 * 4)
     sums = linear_cross_entropy(features, weight, bias, ids, weights=weights)
     torch.testing.assert_close(sums.loss_sum, expected, rtol=1e-12, atol=0)
     for gradient, other in zip(torch.autograd.grad(0.4 * sums.loss_sum, tensors), wanted, strict=True):

@@ -148,7 +148,7 @@ def test_no_step_of_training_holds_the_logits_of_a_network(monkeypatch: pytest.M
     """The largest tensor that forward and backward make has a chunk's logits, where one network's would have eight
     times as many."""
     vocab, chunk = 512, 512 * 16
-    monkeypatch.setitem(sizes.CHUNKS, "cpu", chunk)
+    monkeypatch.setitem(sizes.CHUNK_LOGITS, "cpu", chunk)
     wide = {**SHAPE, "vocab": vocab, "max_length": 64}
     config = BertConfig(**wide)
     model = student(config, [BertConfig(**wide), RobertaConfig(**wide)], "all")

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from encoder_core.batch import Batch, with_rows
+from encoder_core.batch import Batch, select_rows
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.heads.shallow_decoder import visible
+from encoder_core.heads.shallow_decoder import visible_tokens
 from encoder_core.objectives.compose import compose
 from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.terms.mlm import MlmConfig
@@ -50,7 +50,7 @@ def literal(network: MultitaskModel, model: ModelConfig, batch: Batch) -> tuple[
     for at, token in zip(batch.target_positions.tolist(), batch.target_ids.tolist(), strict=True):
         text[at] = token
     torch.manual_seed(7)
-    seen = visible(batch, RATE)
+    seen = visible_tokens(batch, RATE)
     loss, correct = torch.zeros((), dtype=torch.float64), 0
     for start, stop in pairwise(batch.cu_seqlens.tolist()):
         vector = states_TH[start]
@@ -114,7 +114,7 @@ def test_a_query_sees_the_vector_and_others_of_its_row_but_never_itself(
 ) -> None:
     batch = make_batch(lengths, 50)
     torch.manual_seed(seed)
-    seen = visible(batch, rate)
+    seen = visible_tokens(batch, rate)
     assert seen[:, 0].all()
     places = batch.positions
     assert not seen[torch.arange(len(places)), places][places > 0].any()
@@ -126,7 +126,7 @@ def test_as_many_are_hidden_as_the_rate_says() -> None:
     """Of 40 rows of 40 tokens: 59,280 draws, whose share has a standard deviation of 0.002."""
     batch = make_batch([40] * 40, 50)
     torch.manual_seed(1)
-    seen = visible(batch, RATE)
+    seen = visible_tokens(batch, RATE)
     place = torch.arange(40)
     drawn = (batch.positions[:, None] > 0) & (place > 0) & (place != batch.positions[:, None])
     assert (~seen[drawn]).double().mean().item() == pytest.approx(RATE, abs=0.01)
@@ -140,7 +140,7 @@ def test_rows_are_drawn_by_their_numbers() -> None:
     apart: list[Tensor] = []
     for rows in ([0, 2], [1, 3]):
         torch.manual_seed(3)
-        apart.append(network(with_rows(together, torch.tensor(rows))).terms[1].loss_sum)
+        apart.append(network(select_rows(together, torch.tensor(rows))).terms[1].loss_sum)
     torch.manual_seed(3)
     whole = network(together).terms[1].loss_sum
     torch.testing.assert_close(apart[0] + apart[1], whole, rtol=1e-12, atol=0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from encoder_core.batch import Batch
 from encoder_core.families.bert import BertConfig
-from encoder_core.layers.sizes import MAX_TARGETS
+from encoder_core.layers.sizes import MAX_SPAN_TARGETS
 from encoder_core.objectives.network import multitask_model
 from encoder_core.objectives.span_boundary import boundary_targets
 from encoder_core.terms.mlm import MlmConfig
@@ -43,7 +43,7 @@ def literal(batch: Batch) -> list[tuple[int, int, int, int]]:
                 at += 1
             # the boundary must be text: neither the row's first token nor its last
             if first - 1 > start and at < stop - 1:
-                for place, position in enumerate(range(first, at)[:MAX_TARGETS]):
+                for place, position in enumerate(range(first, at)[:MAX_SPAN_TARGETS]):
                     found.append((first - 1, at, place, ids[position]))
     return found
 

@@ -27,7 +27,7 @@ from encoder_core.objectives.teacher import (
     build_teacher,
     every_other_layer,
     frozen_weights,
-    student_names,
+    teacher_names_of_student,
 )
 from tests.support.models.parity import make_batch
 
@@ -81,7 +81,7 @@ def test_frozen_networks_are_no_part_of_their_holder_and_follow_it() -> None:
     frozen = FrozenNetworks()
     holder = nn.Sequential(nn.Linear(2, 2), frozen)
     teacher = nn.Sequential(nn.Linear(3, 3), Dropout(0.5))
-    frozen.hold([teacher])
+    frozen.set_networks([teacher])
     holder.train()
     assert [name for name, _ in holder.named_parameters()] == ["0.weight", "0.bias"]
     assert not teacher[1].training
@@ -113,7 +113,7 @@ def test_the_layers_of_distilbert() -> None:
 
 def test_names_of_a_student() -> None:
     names = [name for name, _ in Teacher(BertConfig(**SHAPE)).named_parameters()]
-    found = student_names(names, (0, 3))
+    found = teacher_names_of_student(names, (0, 3))
     student = [name for name, _ in Teacher(BertConfig(**SHAPE | {"layers": 2})).named_parameters()]
     assert sorted(found) == sorted(student)
     assert found["encoder.layers.1.feed_forward.up.weight"] == "encoder.layers.3.feed_forward.up.weight"

@@ -14,7 +14,7 @@ from encoder_core.families.catalogue import FAMILIES, DetectorConfig, ModelConfi
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.families.xlm import FEED_FORWARD, XlmConfig
+from encoder_core.families.xlm import INNER_RATIO, XlmConfig
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.compose import compose, network
 from encoder_core.terms.clm import ClmConfig
@@ -80,7 +80,7 @@ def drawn_model(family: type[ModelConfig], rng: Random) -> ModelConfig:
         "layers": rng.randint(3, 5),
         "hidden": hidden,
         "heads": heads,
-        "feed_forward": FEED_FORWARD * hidden if family is XlmConfig else rng.randint(1, 40),
+        "feed_forward": INNER_RATIO * hidden if family is XlmConfig else rng.randint(1, 40),
         "max_length": rng.randint(2, 40),
         "vocab": rng.randint(20, 90),
         "pad_id": rng.randint(0, 9),

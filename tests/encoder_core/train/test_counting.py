@@ -13,14 +13,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.pre_norm import PreNormConfig
-from encoder_core.layers.kernel_choice import only, preferred
+from encoder_core.layers.kernel_choice import current_preference, only
 from encoder_core.layers.planned import visible_pairs
 from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.teacher import Teacher
-from encoder_core.train.counting import PassCost, count, passes
+from encoder_core.train.counting import PassCost, count, count_passes
 from encoder_core.train.zero_memory import Device
-from launcher.runtime.capacity.workload import Shape, counted_passes
+from launcher.runtime.capacity.workload import Shape, objective_cost
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.objective import MlmTerm, RecipeObjective
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
@@ -82,7 +82,7 @@ def ensure_equal(network: Network, case: Case) -> None:
     with ExitStack() as stack:
         if case.device == "cuda":
             stack.enter_context(as_on_a_gpu(module, lambda name: None))
-        found = passes(module, batch)
+        found = count_passes(module, batch)
     assert [group.saved for group in counted.bytes] == [group.saved for group in found.bytes], case
     if case.device == "cpu":
         assert (counted.forward, counted.model) == (found.forward, found.model), case
@@ -119,12 +119,12 @@ def test_flops_are_those_of_torchs_counter(name: str) -> None:
         with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
             for losses in turns(module, batch, remembered):
                 sum(term.loss_sum for term in losses.terms).backward()  # type: ignore[union-attr]
-        found = passes(module, batch)
+        found = count_passes(module, batch)
     assert 0 < found.forward < found.model == counter.get_total_flops()
 
 
 def counted(network: Network, shape: Shape = SHAPE, *, checkpointing: bool = False) -> PassCost:
-    return counted_passes(network.model, network.objective, shape, "bf16", checkpointing=checkpointing)
+    return objective_cost(network.model, network.objective, shape, "bf16", checkpointing=checkpointing)
 
 
 def roberta() -> Network:
@@ -199,9 +199,9 @@ def test_relative_positions_count_as_scores_do() -> None:
 
 def test_the_kernels_of_this_process_stay_preferred() -> None:
     with only("padded"):
-        before = preferred()
+        before = current_preference()
         counted(roberta(), Shape(1, 16, 2))
-        assert preferred() is before
+        assert current_preference() is before
 
 
 @pytest.mark.parametrize("name", ["roberta", "contrastive"])

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_core.batch import with_rows_duplicated
+from encoder_core.batch import duplicate_rows
 from encoder_core.terms.term import last_weight
 from encoder_core.train.step import seed_draws
 from tests.support.ranks import contrastive_beside
@@ -88,7 +88,7 @@ def test_every_zero_stage_makes_the_same_step_and_the_same_held_out_figures() ->
 def test_a_row_is_read_twice_as_its_text_was() -> None:
     batch = rows(3, 9)
     text = batch.tokens.index_copy(0, batch.target_positions, batch.target_ids)
-    both = with_rows_duplicated(batch)
+    both = duplicate_rows(batch)
     assert both.group == 2
     assert both.numbers is not None
     assert both.numbers.tolist() == list(range(6, 18))
@@ -97,7 +97,7 @@ def test_a_row_is_read_twice_as_its_text_was() -> None:
         assert torch.equal(found, row)
     assert not torch.equal(both.keys.unique(), batch.keys.unique())
     none = {name: value[:0] for name, value in vars(batch).items() if name in EMPTY}
-    empty = with_rows_duplicated(replace(batch, **none, cu_seqlens=batch.cu_seqlens[:1]))
+    empty = duplicate_rows(replace(batch, **none, cu_seqlens=batch.cu_seqlens[:1]))
     assert (empty.rows, len(empty.tokens)) == (0, 0)
 
 

@@ -15,7 +15,7 @@ from encoder_core.train.exchange import Control
 from encoder_core.train.groups import (
     GroupsAborted,
     abort_groups,
-    aborted_on_error,
+    abort_groups_on_error,
     ensure_not_aborted,
     groups_failed,
     leave_count,
@@ -78,10 +78,10 @@ def test_groups_that_were_left_meanwhile_are_not_aborted() -> None:
 
 
 def test_only_an_error_aborts() -> None:
-    with aborted_on_error():
+    with abort_groups_on_error():
         pass
     ensure_not_aborted()
-    with pytest.raises(KeyboardInterrupt), aborted_on_error():
+    with pytest.raises(KeyboardInterrupt), abort_groups_on_error():
         raise KeyboardInterrupt
     with pytest.raises(GroupsAborted):
         ensure_not_aborted()

@@ -141,7 +141,7 @@ def test_an_example_that_was_taken_out_is_no_negative() -> None:
     sums = []
     for rows in (made, others):
         vectors = model.embed(to_batch(rows, CPU))
-        everyone, own = RankExamples.alone(vectors)
+        everyone, own = RankExamples.from_one_microbatch(vectors)
         sums.append(model.losses(own, model.couple(own.detach(), everyone)).terms[0])
     assert sums[0].targets == sums[1].targets == others.rows
     torch.testing.assert_close(sums[0].loss_sum, sums[1].loss_sum)

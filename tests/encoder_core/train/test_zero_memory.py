@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from encoder_core.train.settings import Precision
-from encoder_core.train.zero_memory import MemoryPart, averaged, kept, total
+from encoder_core.train.zero_memory import MemoryPart, average_memory, fixed_memory, total
 from tests.support.ranks import measures
 from tests.support.ranks.forked import run_ranks
 
@@ -36,13 +36,13 @@ LARGE = 16_000_000  # bytes: a bucket, whatever the model's size
 def test_weights_gradients_and_moments_are_as_large_as_the_formulas_say(
     stage: Literal[0, 1, 2, 3], precision: Precision
 ) -> None:
-    ensure_held(kept(COUNT, WORLD, stage, precision), stage, precision)
+    ensure_held(fixed_memory(COUNT, WORLD, stage, precision), stage, precision)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (1, "bf16"), (2, "fp32"), (3, "bf16")])
 def test_of_a_matrix_muon_keeps_one_moment(stage: Literal[0, 1, 2, 3], precision: Precision) -> None:
-    ensure_held(kept(COUNT, WORLD, stage, precision, single=COUNT), stage, precision, muon=True)
+    ensure_held(fixed_memory(COUNT, WORLD, stage, precision, single=COUNT), stage, precision, muon=True)
 
 
 @pytest.mark.default_cases(1)
@@ -50,7 +50,7 @@ def test_of_a_matrix_muon_keeps_one_moment(stage: Literal[0, 1, 2, 3], precision
 def test_an_average_is_sharded_as_master_weights_are(
     stage: Literal[0, 1, 2, 3], precision: Precision
 ) -> None:
-    parts = [*kept(COUNT, WORLD, stage, precision), averaged(COUNT, WORLD, stage)]
+    parts = [*fixed_memory(COUNT, WORLD, stage, precision), average_memory(COUNT, WORLD, stage)]
     ensure_held(parts, stage, precision, decay=0.99)
 
 

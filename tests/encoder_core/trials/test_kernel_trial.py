@@ -17,8 +17,8 @@ from encoder_core.layers import attention, deberta_attention
 from encoder_core.layers.kernel_choice import Kernel, Preference, pick, prefer
 from encoder_core.optim import adamw
 from encoder_core.trials.kernel_attempts import serve
-from encoder_core.trials.kernel_trial import TriedKernel, Unit, merged, preference
-from encoder_core.trials.trial_network import Subject, settings
+from encoder_core.trials.kernel_trial import TriedKernel, Unit, merge_networks, preference
+from encoder_core.trials.trial_network import Subject, torch_settings
 
 SHAPE: dict[str, Any] = {"layers": 3, "hidden": 16, "heads": 2, "feed_forward": 32, "max_length": 48}
 NETWORKS: dict[str, ModelConfig] = {
@@ -35,7 +35,9 @@ class Reports(list[dict[str, Any]]):
 
     @property
     def found(self) -> list[TriedKernel]:
-        return merged({Unit(*one["unit"]): TriedKernel(**one["found"]) for one in self if "found" in one})
+        return merge_networks(
+            {Unit(*one["unit"]): TriedKernel(**one["found"]) for one in self if "found" in one}
+        )
 
 
 def tried_with(
@@ -59,7 +61,7 @@ def reported(
     out = [["attention", kernel, why] for kernel, why in (skipped or {}).items()]
     request = {
         "subject": subject.to_json(),
-        "settings": settings(),
+        "settings": torch_settings(),
         "timed": False,
         "done": [],
         "skipped": out,

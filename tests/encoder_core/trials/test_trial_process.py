@@ -17,7 +17,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from encoder_core.families.bert import BertConfig
-from encoder_core.trials.compile_trial import try_apart
+from encoder_core.trials.compile_trial import try_in_process
 from encoder_core.trials.kernel_trial import KernelTrial, Limits, TriedKernel, preference, try_kernels
 from encoder_core.trials.trial_network import Subject
 from encoder_core.trials.trial_process import Deadline, TrialEnded, follow
@@ -162,7 +162,7 @@ def test_whatever_a_compiler_does_is_only_on_record(seed: int) -> None:
     how = Misbehaviour("compiler", name, draw.choice(arguments.get(name, [None])))
     before = children(), len(os.listdir("/proc/self/fd"))
     with tried_with(how):
-        found = try_apart(SUBJECT, HANG_S, lambda: None)
+        found = try_in_process(SUBJECT, HANG_S, lambda: None)
     assert (children(), len(os.listdir("/proc/self/fd"))) == before
     assert not found.right
     assert found.failure

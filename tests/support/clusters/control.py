@@ -12,11 +12,11 @@ from checkpoints.attempt import Owner, claim
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from launcher.runtime.cluster.control_loop import ControlLoop
-from launcher.runtime.cluster.nodes import staying
+from launcher.runtime.cluster.nodes import nodes_without
 from launcher.runtime.cluster.operator_log import OperatorLog
 from launcher.runtime.cluster.orders import Finished, Joined, News, Orders, Outcome, Raised, RankEnd
 from launcher.runtime.cluster.run_claim import RunClaim
-from launcher.runtime.cluster.stop_requests import Stopping
+from launcher.runtime.cluster.stop_requests import StopRequests
 from launcher.runtime.policies.elastic import GroupStart, Sizing
 from launcher.runtime.policies.failures import Failure, Kind
 from launcher.runtime.policies.recovery import Recovery
@@ -88,12 +88,12 @@ class Driver:
         recipe = SimpleNamespace(total_steps=STEPS, watchdog=WATCHDOG, recovery=Recovery())
         run: Any = SimpleNamespace(store=store, recipe=recipe)
         self.store, self.display = store, Display()
-        self.log, self.stopping = OperatorLog(store, self.display.note), Stopping(self.display.note)
+        self.log, self.stopping = OperatorLog(store, self.display.note), StopRequests(self.display.note)
         self.claim = RunClaim(claim(store, owner=owner), owner)
         parts: Any = {"display": self.display, "log": self.log, "stopping": self.stopping}
         self.loop = ControlLoop(run, self.claim, sizing, last, failures, **parts)
         if failures:
-            self.loop.follow_policy(staying(()))
+            self.loop.follow_policy(nodes_without(()))
         self.ranks: Any = Ranks()
 
     def next_group(self) -> GroupStart | None:
@@ -108,24 +108,26 @@ class Driver:
     def begin(self, *nodes: str) -> int:
         """A group joins on these nodes, gets its attempt and trains."""
         self.ranks = Ranks(len(nodes))
-        assert self.loop.enter(self.ranks)
+        assert self.loop.claim_attempt(self.ranks)
         for rank, node in enumerate(nodes):
-            self.hear(rank, node)
+            self.take_rank_news(rank, node)
         attempt = self.loop.group.attempt
         assert attempt is not None
         return attempt
 
-    def hear(self, rank: int, node: str, step: int = 7, doing: str = "training", **more: Any) -> None:
+    def take_rank_news(
+        self, rank: int, node: str, step: int = 7, doing: str = "training", **more: Any
+    ) -> None:
         place = RankLocation(node, 100 + rank, f"host-{node}")
-        self.loop.hear(rank, News(step, doing, 0, place, **more))
+        self.loop.take_rank_news(rank, News(step, doing, 0, place, **more))
 
     def worked(self) -> None:
         """A step is done."""
-        self.hear(0, self.loop.group.beats[0].place.node, records=[{"kind": "step", "step": 6}])
+        self.take_rank_news(0, self.loop.group.beats[0].place.node, records=[{"kind": "step", "step": 6}])
 
     def orders(self) -> Orders:
         """What the ranks are told in the loop's next turn."""
-        self.loop.turn(self.ranks)
+        self.loop.look_after(self.ranks)
         orders: Orders = self.ranks.orders
         return orders
 

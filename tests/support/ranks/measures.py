@@ -25,9 +25,9 @@ from encoder_core.train.collate import idle_batch
 from encoder_core.train.engine import Engine
 from encoder_core.train.settings import EngineConfig, Precision
 from launcher.runtime.preflight import collective
-from launcher.runtime.preflight.collective import first_sums, preflight, problem, unfit, with_sums
-from launcher.runtime.preflight.findings import sums as judge_sums
-from launcher.runtime.preflight.measure import subject
+from launcher.runtime.preflight.collective import first_sums, preflight, problem, unfit_reports, with_sums
+from launcher.runtime.preflight.findings import judge_sums
+from launcher.runtime.preflight.measure import read_subject
 
 Setting = tuple[Literal[0, 1, 2, 3], Precision]
 WIDTH, DEPTH = 512, 8
@@ -102,12 +102,12 @@ NODES = ("first", "second", "first")
 
 def hold(rank: int, world: int, run: str, mounted: str | None) -> dict[str, Any]:
     """What a rank hears. Where `mounted` is given, the second node has the run's folder there."""
-    what = subject(run)
+    what = read_subject(run)
     if mounted is not None and NODES[rank] == "second":
         what = replace(what, run=mounted)
     peers = GlooPeers(dist.new_group(backend="gloo"))
     reports = with_sums(preflight(what, peers, NODES[:world]), first_sums(peers), NODES[:world])
-    bad = unfit(reports)
+    bad = unfit_reports(reports)
     return {
         "nodes": [report.node for report in reports],
         "checks": [{f.what: f.found for f in report.findings} for report in reports],
@@ -149,9 +149,9 @@ class SumFault:
         match self.kind:
             case "makes":
                 made = iter((True,))  # on the device; what it is compared with is right
-                right = collective.numbers
+                right = collective.pattern
                 return mock.patch.object(
-                    collective, "numbers", lambda *given: self._off(right(*given), next(made, False))
+                    collective, "pattern", lambda *given: self._off(right(*given), next(made, False))
                 )
             case "sends" | "delays":
                 return mock.patch.object(dist, "batch_isend_irecv", self._send(dist.batch_isend_irecv))

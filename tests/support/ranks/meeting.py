@@ -21,15 +21,15 @@ def meet(rank: int, addresses: list[str], port: int, blind: bool) -> dict[str, A
     from launcher.runtime.cluster import worker
     from launcher.runtime.cluster.rank_placement import Seat
     from launcher.runtime.preflight.collective import first_sums
-    from launcher.runtime.preflight.findings import sums
+    from launcher.runtime.preflight.findings import judge_sums
 
     ray.util.get_node_ip_address = lambda: addresses[rank]
     if blind:
         vars(worker)["network_variables"] = lambda *_: {}
     seat = Seat(rank, len(addresses), 0, 1, rank, (addresses[0], port), ())
     os.environ |= seat.environment()
-    worker._connect(seat, Watchdog(step=10, other=10))
-    told = sums(first_sums(GlooPeers(dist.new_group(backend="gloo"))), addresses)
+    worker._join_network(seat, Watchdog(step=10, other=10))
+    told = judge_sums(first_sums(GlooPeers(dist.new_group(backend="gloo"))), addresses)
     found = {at: [[f.what, f.verdict, f.found] for f in all_of] for at, all_of in told.items()}
     dist.destroy_process_group()
     names = [name for name in os.environ if name.startswith(("GLOO_", "NCCL_"))]

@@ -30,7 +30,7 @@ STEPS, MICROBATCHES = 3, 2
 @contextmanager
 def after_backward() -> Iterator[None]:
     """Engines that are made here leave it to DeepSpeed."""
-    with patch.object(EngineConfig, "sums_apart", False):
+    with patch.object(EngineConfig, "separate_fp32_sums", False):
         yield
 
 

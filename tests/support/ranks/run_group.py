@@ -22,7 +22,7 @@ from tests.support.ranks.forked import forked
 from tests.support.ranks.small_memory import Memory, small_memory
 
 if TYPE_CHECKING:
-    from launcher.runtime.rank.journal import Ending
+    from launcher.runtime.rank.journal import EndAction
     from launcher.runtime.run.record import Run
     from tests.support.ranks.bad_kernels import Misbehaviour
 
@@ -195,7 +195,7 @@ class ProcessLink:
         return self._step == self._stop_at
 
     @property
-    def ends(self) -> "Ending | None":
+    def ends(self) -> "EndAction | None":
         if not self.stop_requested():
             return None
         return "hand over" if self._hands_over else "save"

@@ -93,11 +93,11 @@ def small_memory(memory: Memory | None, rank: int) -> Iterator[None]:
             from launcher.runtime.rank import main, microbatch_size
 
             room, build, device = (
-                microbatch_size.Room(memory.said, "cuda", DEVICE),
+                microbatch_size.DeviceMemory(memory.said, "cuda", DEVICE),
                 building.build_model,
                 Device(memory, rank),
             )
-            stack.enter_context(patch.object(microbatch_size, "room_here", lambda ranks: room))
+            stack.enter_context(patch.object(microbatch_size, "device_memory", lambda ranks: room))
             stack.enter_context(
                 patch.object(main, "build_model", lambda *given: device.limited(build(*given)))
             )

@@ -19,7 +19,7 @@ from encoder_core.objectives.network import masked_language_model
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
-from encoder_core.random_draws import NUMBERS
+from encoder_core.random_draws import VALUES
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.exchange import Control
 from encoder_core.train.settings import EngineConfig, Precision
@@ -90,7 +90,7 @@ def train_fused(
         if interpreted:
             return kernel(x, by, norm, draws, threshold)
         zero = torch.zeros((), dtype=torch.int64)
-        total = by + (x if draws is None else dropout(x, threshold / NUMBERS, draws, zero))
+        total = by + (x if draws is None else dropout(x, threshold / VALUES, draws, zero))
         return total, nn.functional.layer_norm(total, x.shape[1:], norm.weight, norm.bias, norm.eps)
 
     residual_norm.residual_norm = computed  # type: ignore[assignment]  # one without the shapes

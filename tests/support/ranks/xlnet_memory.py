@@ -21,7 +21,7 @@ from encoder_core.train.metrics import StepReport
 from encoder_core.train.settings import MEMORY, MemoryRefresh, Precision
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories, Microbatch, RankBatch, seed_draws
-from encoder_core.train.xlnet_memory import StoredMemory, restore
+from encoder_core.train.xlnet_memory import StoredMemory, restore_memory
 from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import KINDS
 from tests.support.ranks.fragments import Piece, Whole, pieces, whole
@@ -102,7 +102,7 @@ def _train(control: Control, setting: Setting, stop: int, resumed: Checkpoint | 
         engine.restore(KINDS, resumed.read)
         if resumed.memory:
             mine = range(control.rank, MICROBATCHES, control.world)
-            restore(memories, resumed.memory, resumed.read, mine, ROWS, engine)
+            restore_memory(memories, resumed.memory, resumed.read, mine, ROWS, engine)
     keeper, journal = Keeper(), Journal()
     plan = TrainPlan(SEED, STEPS, lambda step: RATE, evaluate_every=2)
     trainer = Trainer(

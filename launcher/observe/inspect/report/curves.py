@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from encoder_core.objectives.figures import AVERAGED, TERM_FIGURES, TERM_LOSS, TermFigure
+from encoder_core.objectives.figures import AVERAGE, TERM_FIGURES, TERM_LOSS, TermFigure
 from launcher.observe.inspect.report.chart import Chart, ChartMark, Floats, Level, Series
 from launcher.observe.inspect.report.figures import Interruption, values
 from launcher.output import human_count
@@ -73,7 +73,7 @@ def _curves_of(history: History, name: str) -> tuple[Series, ...]:
     steps = history.steps
     trained = steps.column(name) if name in steps.fields else None
     at, held_out, before, averaged = (
-        _column(history.evaluations, field) for field in ("step", name, BEFORE + name, AVERAGED + name)
+        _column(history.evaluations, field) for field in ("step", name, BEFORE + name, AVERAGE + name)
     )
     curves = [
         _series("training", steps.numbers, trained, 1),
@@ -111,4 +111,4 @@ def _marks(gaps: Sequence[Interruption], events: Sequence[Record]) -> tuple[Char
 
 
 def _names(fields: Iterable[str], figure: TermFigure) -> list[str]:
-    return sorted(name for name in fields if name.endswith(figure.suffix) and not name.startswith(AVERAGED))
+    return sorted(name for name in fields if name.endswith(figure.suffix) and not name.startswith(AVERAGE))

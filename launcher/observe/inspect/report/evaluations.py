@@ -9,7 +9,7 @@ from encoder_core.objectives.figures import TERM_LOSS
 from launcher.observe.inspect.report.chart import TONES, Chart, Level, Series, draw
 from launcher.observe.inspect.report.style import text
 from launcher.runtime.recipe.evaluation import EvaluationTask
-from launcher.runtime.run.evaluations import ANISOTROPY, DiagnosticResult, Evaluated, Figure, named
+from launcher.runtime.run.evaluations import ANISOTROPY, DiagnosticResult, Evaluated, Figure, figures_of
 from launcher.runtime.run.step_table import Record
 
 
@@ -22,12 +22,12 @@ class _Curve:
     figures: list[tuple[Figure, ...]]
 
 
-def evaluations(found: Sequence[Evaluated], events: Sequence[Record]) -> str:
+def evaluations_html(found: Sequence[Evaluated], events: Sequence[Record]) -> str:
     """Return the section's HTML; empty if there are no evaluations."""
     curves: dict[str, _Curve] = {}
     for one in on_lineage(found, events):
         for result in one.results:
-            curve = curves.setdefault(_same(result), _Curve(result.cell.task, [], []))
+            curve = curves.setdefault(_task_key(result), _Curve(result.cell.task, [], []))
             curve.steps.append(one.commit.step)
             curve.figures.append(result.figures)
     if not curves:
@@ -50,7 +50,7 @@ def on_lineage(found: Iterable[Evaluated], events: Sequence[Record]) -> list[Eva
     return list({one.commit.step: one for one in current}.values())
 
 
-def _same(result: DiagnosticResult) -> str:
+def _task_key(result: DiagnosticResult) -> str:
     """Return a key that is equal for results of the same task on the same data."""
     return result.cell.model_copy(update={"weights": ""}).model_dump_json()
 
@@ -58,12 +58,12 @@ def _same(result: DiagnosticResult) -> str:
 def _charts(curve: _Curve) -> Iterator[Chart]:
     """Yield a chart for each measure: of all layers together, or else of the last one."""
     task, newest = curve.task, curve.figures[-1]
-    majority = [figure.value for figure in named(newest, "majority") if figure.value is not None]
+    majority = [figure.value for figure in figures_of(newest, "majority") if figure.value is not None]
     levels = tuple(Level("largest class", value) for value in majority)
     for measure in dict.fromkeys(figure.measure for figure in newest):
         if (task.heldout and not measure.endswith(TERM_LOSS.suffix)) or measure == "majority":
             continue
-        figures = named(newest, measure)
+        figures = figures_of(newest, measure)
         last = max((figure.layer or 0 for figure in figures), default=0)
         whole = [figure for figure in figures if figure.layer is None]
         lines = {_name(figure): figure for figure in whole or figures if figure.layer in (None, last)}
@@ -88,7 +88,7 @@ def _series(curve: _Curve, name: str, kind: Figure, tone: int) -> Series:
         (step, figure.value)
         for step, figures in zip(curve.steps, curve.figures, strict=True)
         for figure in figures
-        if figure.of == kind.of and figure.value is not None
+        if figure.conditions == kind.conditions and figure.value is not None
     ]
     values = np.array(points, dtype=np.float64).reshape(-1, 2)
     return Series(name, values[:, 0], values[:, 1], tone, dots=True)

@@ -57,6 +57,6 @@ def _spell(value: object) -> str:
     return str(value)
 
 
-def moment(seconds: float) -> str:
+def utc(seconds: float) -> str:
     """Return a time since 1970 as date and time in UTC, to the second."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")

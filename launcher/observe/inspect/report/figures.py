@@ -114,7 +114,7 @@ def mean(metric: Metric, steps: StepHistory) -> float | None:
     """Return the mean of a figure over all steps that have it; for a ratio, the ratio of the sums. None if no step has
     it. Raises StoreError."""
     if metric.ratio is not None and all(name in steps.fields for name in metric.ratio):
-        return metric.of({name: float(np.nansum(steps.column(name))) for name in metric.ratio})
+        return metric.value_in({name: float(np.nansum(steps.column(name))) for name in metric.ratio})
     known = values(metric, steps)
     finite = known[np.isfinite(known)] if known is not None else ()
     return float(np.mean(finite)) if len(finite) else None

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from launcher.observe.inspect.report import tables
 from launcher.observe.inspect.report.chart import draw
 from launcher.observe.inspect.report.curves import charts
-from launcher.observe.inspect.report.evaluations import evaluations
+from launcher.observe.inspect.report.evaluations import evaluations_html
 from launcher.observe.inspect.report.figures import Figures, Interruption, interruptions, mean, measure
-from launcher.observe.inspect.report.style import badge, document, header, table, text, tiles
-from launcher.observe.inspect.report.task_table import TableRow, heads, lines, searched_note, stored_rows
+from launcher.observe.inspect.report.style import badge, header, html_page, table, text, tiles
+from launcher.observe.inspect.report.task_table import TableRow, headings, lines, searched_note, stored_rows
 from launcher.observe.inspect.status import RunStatus, facts, status_by
 from launcher.output import human_count, human_duration, write_file
 from launcher.runtime.run.evaluations import Evaluated, evaluated
@@ -67,7 +67,7 @@ def write_report(run: "Run", out: Path, *, with_baselines: bool, now: datetime) 
 
 
 def draw_page(run: Outline, baselines: dict[str, float], now: datetime, head: str = "") -> str:
-    """Return the page's HTML from the run's store. `head`: as for `style.document`. Raises StoreError."""
+    """Return the page's HTML from the run's store. `head`: as for `style.html_page`. Raises StoreError."""
     history = read_history(run.store)
     subject = ReportSubject(
         name=run.name,
@@ -95,10 +95,10 @@ def _baselines(run: "Run", wanted: bool) -> dict[str, float]:
 
 
 def render(subject: ReportSubject, history: History, now: datetime, head: str = "") -> str:
-    """Return the page's HTML. `head`: as for `style.document`. Raises StoreError."""
+    """Return the page's HTML. `head`: as for `style.html_page`. Raises StoreError."""
     found = _sections(subject, history, now).items()
     parts = (f'<section id="s-{name}">{content}</section>' for name, content in found if content)
-    return document(f"{subject.name} - Maskfleet", parts, head)
+    return html_page(f"{subject.name} - Maskfleet", parts, head)
 
 
 def _sections(subject: ReportSubject, history: History, now: datetime) -> dict[str, str]:
@@ -110,11 +110,11 @@ def _sections(subject: ReportSubject, history: History, now: datetime) -> dict[s
         "figures": tiles(_figures(subject, history, figures, gaps)),
         "charts": f'<div class="charts">{curves}</div>',
         "status": _status(subject.status, now),
-        "evaluations": evaluations(subject.beside, history.events),
+        "evaluations": evaluations_html(subject.beside, history.events),
         "evaluated": _evaluated(subject.evaluated),
-        "events": tables.events(history.events),
-        "interruptions": tables.interruptions(gaps),
-        "damage": tables.damage(history.damage),
+        "events": tables.events_table(history.events),
+        "interruptions": tables.interruptions_table(gaps),
+        "damage": tables.damage_table(history.damage),
         "configuration": _configuration(subject),
     }
 
@@ -149,7 +149,7 @@ def _figures(
     yield human_count(figures.tokens_per_second), "tokens/s, median step"
     for metric in shown_on("tile"):
         if (average := mean(metric, history.steps)) is not None:
-            yield metric.spell(average), metric.about()
+            yield metric.spell(average), metric.tile_label()
     yield human_duration(figures.wall_seconds), "wall time"
     yield goodput, "goodput: steps that count"
     yield str(len(gaps)), f"interruptions, {figures.repeated:,} steps repeated"
@@ -182,7 +182,7 @@ def _evaluated(rows: Sequence[TableRow]) -> str:
     shown = [line[1:] for line in lines(rows)]
     note = "Of each task the settings with the best median over seeds on its dev split; figures x 100."
     note = " ".join([note, *filter(None, [searched_note(rows)])])
-    return f'<h2>Evaluation</h2><p class="soft">{note}</p>' + table(heads(rows)[1:], shown, 3)
+    return f'<h2>Evaluation</h2><p class="soft">{note}</p>' + table(headings(rows)[1:], shown, 3)
 
 
 def _configuration(subject: ReportSubject) -> str:

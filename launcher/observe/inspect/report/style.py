@@ -15,7 +15,7 @@ def text(value: object) -> str:
     return escape(visible(str(value)))
 
 
-def document(title: str, sections: Iterable[str], head: str = "") -> str:
+def html_page(title: str, sections: Iterable[str], head: str = "") -> str:
     """Return a page without references to anything outside it but those in `head`, which is HTML already."""
     about = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{text(title)}</title>'
     page = f"<body><main>{''.join(sections)}</main></body>"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from launcher.observe.inspect.report.events import PROBLEMS, ROUTINE, describe_event, moment
+from launcher.observe.inspect.report.events import PROBLEMS, ROUTINE, describe_event, utc
 from launcher.observe.inspect.report.figures import Interruption
 from launcher.observe.inspect.report.style import table
 from launcher.output import human_duration
@@ -13,7 +13,7 @@ _MAX_EVENT_ROWS = 200
 _REPEATED_KINDS = frozenset({"preflight", "unfit"})
 
 
-def events(of_run: Sequence[Record]) -> str:
+def events_table(of_run: Sequence[Record]) -> str:
     """Return the table of the newest events, the newest first. What every start reports of a machine is shown once."""
     shown: dict[tuple[str, object], Record] = {}
     for number, event in enumerate(of_run):
@@ -23,21 +23,19 @@ def events(of_run: Sequence[Record]) -> str:
     if not shown:
         return ""
     newest = list(shown.items())[: -_MAX_EVENT_ROWS - 1 : -1]
-    rows = [
-        (moment(float(event["time"])), str(event["attempt"] or "-"), words) for (words, _), event in newest
-    ]
+    rows = [(utc(float(event["time"])), str(event["attempt"] or "-"), words) for (words, _), event in newest]
     bad = [event["kind"] in PROBLEMS for _, event in newest]
     note = f'<p class="soft">{len(shown):,} in all, the newest first.</p>'
     heads = ("when (UTC)", "attempt", "what")
     return f"<h2>Events</h2>{note}" + table(heads, rows, 3, bad=bad, scrolled=True)
 
 
-def interruptions(gaps: Sequence[Interruption]) -> str:
+def interruptions_table(gaps: Sequence[Interruption]) -> str:
     if not gaps:
         return '<h2>Interruptions</h2><p class="soft">None.</p>'
     rows = [
         (
-            moment(gap.time),
+            utc(gap.time),
             str(gap.attempt),
             gap.cause,
             "not yet" if gap.resumed_from is None else f"{gap.resumed_from:,}",
@@ -51,7 +49,7 @@ def interruptions(gaps: Sequence[Interruption]) -> str:
     return "<h2>Interruptions</h2>" + table(heads, rows, 2)
 
 
-def damage(lines: Sequence[str]) -> str:
+def damage_table(lines: Sequence[str]) -> str:
     """Return the table of what could not be read."""
     if not lines:
         return ""

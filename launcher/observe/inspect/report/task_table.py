@@ -14,7 +14,7 @@ from rich.text import Text
 
 from data_service.printable import one_line
 from data_service.store.base import Store
-from launcher.runtime.run.sealed import Sealed, name_of, read, read_all, seal
+from launcher.runtime.run.sealed import Sealed, hash_of, read_each, read_sealed, seal
 
 TABLE_PREFIX = "tables/"
 
@@ -57,7 +57,7 @@ class TableRow(Sealed):
     @property
     def path(self) -> str:
         """The key of the row in the run's store: a hash of checkpoint, measure, task and data."""
-        return f"{TABLE_PREFIX}{name_of([self.weights, self.step, self.measure, self.task, self.data])}.json"
+        return f"{TABLE_PREFIX}{hash_of([self.weights, self.step, self.measure, self.task, self.data])}.json"
 
 
 def averages(table: Sequence[TableRow]) -> list[tuple[str, int | None, float]]:
@@ -80,14 +80,14 @@ def store_rows(store: Store, rows: Sequence[TableRow]) -> None:
     newer version wrote that row.
     """
     for row in rows:
-        read(store, row.path, TableRow)
+        read_sealed(store, row.path, TableRow)
         store.put(row.path, seal(row))
 
 
 def stored_rows(store: Store) -> list[TableRow]:
     """Return the rows that are stored with a run, by step, then by task. Objects that are not rows are left out. Raises
     StoreError."""
-    found = read_all(store, [entry.key for entry in store.list(TABLE_PREFIX)], TableRow)
+    found = read_each(store, [entry.key for entry in store.list(TABLE_PREFIX)], TableRow)
     return sorted(found, key=lambda row: (row.step or 0, row.task, row.data))
 
 
@@ -103,7 +103,7 @@ def terminal_table(rows: Sequence[TableRow]) -> Table:
     """Return a table with a line for each checkpoint and task, and one for each checkpoint's average. Figures are
     multiplied by 100, as in papers."""
     table = Table(box=None, pad_edge=False)
-    for head in heads(rows):
+    for head in headings(rows):
         table.add_column(head, justify="right" if head in _NUMBER_COLUMNS else "left")
     for line in lines(rows):
         table.add_row(*(Text(one_line(text)) for text in line))
@@ -121,7 +121,7 @@ def lines(rows: Sequence[TableRow]) -> list[tuple[str, ...]]:
     return found if _is_any_searched(rows) else [line[:_SEARCHED] + line[_SEARCHED + 1 :] for line in found]
 
 
-def heads(rows: Sequence[TableRow]) -> tuple[str, ...]:
+def headings(rows: Sequence[TableRow]) -> tuple[str, ...]:
     """Return the heads of the columns of `lines`."""
     return _HEADS if _is_any_searched(rows) else _HEADS[:_SEARCHED] + _HEADS[_SEARCHED + 1 :]
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from launcher.after.diagnose.evaluate import evaluate_commit
 from launcher.app.cli.main import app
 from launcher.errors import OptionError, RunError
-from launcher.observe.inspect.report.evaluations import evaluations, on_lineage
+from launcher.observe.inspect.report.evaluations import evaluations_html, on_lineage
 from launcher.observe.inspect.report.page import write_report
 from launcher.runtime.run.evaluations import evaluated
 from launcher.runtime.run.history import read_history
@@ -99,7 +99,7 @@ def test_a_run_and_its_report(inputs: Path, tmp_path: Path) -> None:
     assert [one.commit.step for one in on_lineage(found, events)] == [3], (
         "what came after step 3 is done anew"
     )
-    assert "up to step 3" in evaluations(found, events)
+    assert "up to step 3" in evaluations_html(found, events)
 
 
 def page(uri: str, folder: Path) -> str:

@@ -20,7 +20,7 @@ from launcher.runtime.run.evaluations import (
     DiagnosticResult,
     Figure,
     evaluated,
-    named,
+    figures_of,
     read_result,
     results_of,
     unevaluated,
@@ -183,7 +183,7 @@ def test_held_out_loss_is_that_of_all_rows_and_lengths_cut_the_same_text(fresh_r
     Committing(fresh_run).commit(3)
     run = open_run(fresh_run)
     found = held_out(open_checkpoint(run), 1000)
-    losses = {(figure.length, figure.source): figure.value for figure in named(found, "mlm_loss")}
+    losses = {(figure.length, figure.source): figure.value for figure in figures_of(found, "mlm_loss")}
     assert set(losses) == {(32, None), (64, None), (None, "text")}
     assert losses[64, None] == losses[None, "text"] == pytest.approx(whole(run)["mlm_loss"], abs=1e-5)
     assert losses[32, None] != losses[64, None]

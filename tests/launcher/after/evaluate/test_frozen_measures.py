@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.after.diagnose.own_data import own_data
+from launcher.after.diagnose.own_data import read_own_data
 from launcher.after.diagnose.states import open_frozen
-from launcher.after.evaluate.cells import CellFigures, plan
+from launcher.after.evaluate.cells import CellFigures, plan_cells
 from launcher.after.evaluate.measures import frozen_measures, headline
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.after.tasks.suite import load_frozen, load_suite
@@ -41,14 +41,14 @@ def test_a_suite_names_them_and_their_figures_are_those_of_the_frozen_model(
 ) -> None:
     assert load_suite(suite) == ()
     wanted = load_frozen(suite)
-    works = plan([pretrained], frozen_measures(wanted), range(3))
+    works = plan_cells([pretrained], frozen_measures(wanted), range(3))
     assert [(work.cell.measure, work.cell.task, work.cell.seed) for work in works] == [
         ("probe", "probe word", 0), ("similarity", "similarity shared", 0), ("anisotropy", "anisotropy word", 0),
     ]  # fmt: skip
     frozen = open_frozen(str(pretrained.folder))
     for work, task in zip(works, wanted, strict=True):
         measured = work.measure.compute(pretrained, 0, tmp_path)
-        own = own_data(task)
+        own = read_own_data(task)
         assert own is not None
         figures = own.figures(frozen)
         assert measured.metrics == headline(figures)
@@ -60,7 +60,7 @@ def test_their_keys_follow_data_and_settings_and_not_places(
     suite: str, pretrained: LocalModel, tmp_path: Path
 ) -> None:
     def keys() -> list[str]:
-        works = plan([pretrained], frozen_measures(load_frozen(suite)), [0])
+        works = plan_cells([pretrained], frozen_measures(load_frozen(suite)), [0])
         return [work.cell.key for work in works]
 
     before = keys()
@@ -69,7 +69,7 @@ def test_their_keys_follow_data_and_settings_and_not_places(
     moved.mkdir()
     for path in tmp_path.glob("*.*"):
         (moved / path.name).write_bytes(path.read_bytes())
-    there = plan([pretrained], frozen_measures(load_frozen(str(moved / "frozen.yaml"))), [0])
+    there = plan_cells([pretrained], frozen_measures(load_frozen(str(moved / "frozen.yaml"))), [0])
     assert [work.cell.key for work in there] == before
     Path(suite).write_text(SUITE.replace("texts: 30", "texts: 31"))
     assert [one == other for one, other in zip(keys(), before, strict=True)] == [True, True, False]

@@ -17,7 +17,7 @@ import ray
 
 from data_service.store.open import open_store
 from launcher.after.evaluate import grid
-from launcher.after.evaluate.cells import CellFigures, CellWork, Measure, find_results, plan
+from launcher.after.evaluate.cells import CellFigures, CellWork, Measure, find_results, plan_cells
 from launcher.after.evaluate.grid import CellFailure, CellResources, compute
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
 from launcher.after.tasks.task import load_task
@@ -81,7 +81,7 @@ def test_deaths_are_repeated_and_failures_are_named(pretrained: LocalModel, tmp_
         counting("mistaken", diary, "mistake", 99),
         counting("broken", diary, "breaks", 99),
     ]
-    works = plan([pretrained], measures, [0])
+    works = plan_cells([pretrained], measures, [0])
     ended = list(compute(works, {pretrained.digest: pretrained}, CellResources()))
     outcomes = {one.work.cell.task: one.outcome for one in ended}
     size = float((pretrained.folder / "config.json").stat().st_size)
@@ -110,7 +110,7 @@ def test_models_reach_other_machines_as_their_files(
 def test_a_cell_that_wants_more_than_the_machine_has(pretrained: LocalModel, tmp_path: Path) -> None:
     if ray.is_initialized():
         ray.shutdown()
-    works: list[CellWork] = plan([pretrained], [counting("a", str(tmp_path / "diary"))], [0])
+    works: list[CellWork] = plan_cells([pretrained], [counting("a", str(tmp_path / "diary"))], [0])
     with pytest.raises(OptionError, match="--cpus-per-cell"):
         list(compute(works, {pretrained.digest: pretrained}, CellResources(cpus=4096)))
 

@@ -14,16 +14,16 @@ from data_service.ingest.options import BuildOptions
 from data_service.prepare.configuration import Preparation
 from data_service.prepare.contamination import build_index, dump_index
 from data_service.prepare.prepare import prepare
-from launcher.after.evaluate.cells import CellFigures, Result, plan, table
+from launcher.after.evaluate.cells import CellFigures, Result, plan_cells, table
 from launcher.after.evaluate.measures import measures
-from launcher.after.evaluate.model import opened
+from launcher.after.evaluate.model import open_models
 from launcher.after.evaluate.searched import Searches
 from launcher.after.export.data_cards import DATA_CARDS
 from launcher.after.export.export import export_run
 from launcher.after.finetune.pretrained import folder_digest
 from launcher.after.tasks.task import load_task
 from launcher.after.tasks.texts import texts_of_task
-from launcher.observe.inspect.report.task_table import TableRow, heads, lines, searched_note
+from launcher.observe.inspect.report.task_table import TableRow, headings, lines, searched_note
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.create import create_run
 from launcher.runtime.run.record import open_run
@@ -73,9 +73,9 @@ def folder(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def row_of(model: str, folder: Path) -> TableRow:
     """The row of a model and the task."""
     work = measures([load_task(str(folder / "word.yaml"))], ["lr=1e-3"])
-    with opened([model], []) as models:
-        (cell,) = [one.cell for one in plan(models, work, [0])]
-    searched = Searches().of(model, work[0])
+    with open_models([model], []) as models:
+        (cell,) = [one.cell for one in plan_cells(models, work, [0])]
+    searched = Searches().find(model, work[0])
     result = Result(
         cell=cell, measured=CellFigures(metrics={"accuracy": 0.5}), searched=searched, versions={}
     )
@@ -119,6 +119,6 @@ def test_all_sources_count(folder: Path, inputs: Path, tmp_path: Path) -> None:
     row = row_of(uri, folder)
     known = row_of(str(folder / "run"), folder)
     assert row.searched == {"dev": False, "test": False}
-    assert len(lines([row])[0]) == len(heads([row])) == len(heads([])) < len(heads([known]))
+    assert len(lines([row])[0]) == len(headings([row])) == len(headings([])) < len(headings([known]))
     assert [searched_note([row]), searched_note([known])].count(None) == 1
     assert lines([row, known])[0][-2] == "no"

@@ -36,7 +36,7 @@ from encoder_core.train.zero_state import MASTER, Fragment
 from launcher.after.diagnose.states import open_frozen
 from launcher.after.export.export import export_run
 from launcher.runtime.rank.build import build_model
-from launcher.runtime.recipe.continued import continued
+from launcher.runtime.recipe.continued import continued_recipe
 from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import open_run
@@ -208,7 +208,7 @@ def _assert_names_no_class(folder: Path) -> None:
     with pytest.raises(ValueError, match="neobert"):
         transformers.AutoModel.from_pretrained(folder)
     assert open_frozen(str(folder)).encoder is not None
-    assert continued(str(folder)).model.family == "neobert"
+    assert continued_recipe(str(folder)).model.family == "neobert"
 
 
 def test_an_export_replaces_the_one_before_and_nothing_else(fresh_run: str, tmp_path: Path) -> None:

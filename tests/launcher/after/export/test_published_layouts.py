@@ -18,7 +18,7 @@ from data_service.tokenizers.load import load_tokenizer
 from encoder_core.families.neobert import NeoBertConfig
 from encoder_core.objectives.network import masked_language_model
 from launcher.after.export.export import export_run
-from launcher.runtime.recipe.continued import commented, continued
+from launcher.runtime.recipe.continued import commented_yaml, continued_recipe
 from launcher.runtime.recipe.load import loads, reload
 from launcher.runtime.run.create import create_run
 from launcher.runtime.run.record import open_run
@@ -39,7 +39,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def continue_and_export(place: Path, folder: Path, out: Path) -> None:
-    recipe = loads(commented(continued(str(folder))), "printed")
+    recipe = loads(commented_yaml(continued_recipe(str(folder))), "printed")
     changes = (
         f"corpus.sources.text.uri={place}/corpus",
         "corpus.heldout.fraction=0.1",

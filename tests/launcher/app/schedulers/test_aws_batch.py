@@ -11,7 +11,7 @@ from cfnlint.config import ManualArgs
 from data_service.corpus.corpus import open_corpus
 from data_service.ingest.append import append_documents
 from data_service.ingest.append_options import options_from_corpus
-from launcher.app.schedulers.aws_batch import BatchJob, parts_of, reads_of, render
+from launcher.app.schedulers.aws_batch import BatchJob, part_uris, read_uris, render
 from launcher.errors import LaunchError
 from launcher.runtime.recipe.load import load
 from tests.support.data.raw_text import ignore_progress
@@ -40,7 +40,7 @@ READS = ("s3://corpora/books", "s3://corpora/books", "s3://corpora/bpe", "/data/
 
 def stack(**settings: object) -> dict[str, Any]:
     """Its resources."""
-    loaded = yaml.load(render(BatchJob.of(**settings, **MACHINES)), Loader)
+    loaded = yaml.load(render(BatchJob.from_options(**settings, **MACHINES)), Loader)
     resources: dict[str, Any] = loaded["Resources"]
     return resources
 
@@ -57,7 +57,7 @@ def test_the_stack_passes_cfn_lint(
     gpus: dict[str, object], cpus: dict[str, object], more: dict[str, object]
 ) -> None:
     for settings in (legal(gpus), cpus):
-        template = render(BatchJob.of(**settings, **MACHINES, **more))
+        template = render(BatchJob.from_options(**settings, **MACHINES, **more))
         assert lint(template, config=ManualArgs(regions=["us-east-1"])) == []
 
 
@@ -123,7 +123,7 @@ def test_a_run_that_the_roles_do_not_open_is_refused(cpus: dict[str, object], ur
 def test_what_a_recipe_reads() -> None:
     recipe = load("roberta-base", ("tokenizer.uri=s3://c/bpe", "start=s3://c/old"))
     corpora = [source.uri for source in recipe.corpus.sources.values()]
-    assert reads_of(recipe) == (*corpora, "s3://c/bpe", "s3://c/old")
+    assert read_uris(recipe) == (*corpora, "s3://c/bpe", "s3://c/old")
 
 
 def test_a_corpus_that_grew_is_read_where_its_parts_lie(inputs: Path, tmp_path: Path) -> None:
@@ -141,11 +141,11 @@ def test_a_corpus_that_grew_is_read_where_its_parts_lie(inputs: Path, tmp_path: 
     )
     sources = f"corpus.sources={{a: {{uri: {tmp_path}/grown}}}}"
     recipe = load("roberta-base", (sources, f"tokenizer.uri={inputs}/tokenizer"))
-    assert parts_of(recipe) == (str(inputs / "corpus"), str(tmp_path / "grown" / "added"))
+    assert part_uris(recipe) == (str(inputs / "corpus"), str(tmp_path / "grown" / "added"))
 
 
 def test_secrets_are_references(gpus: dict[str, object], secrets: tuple[str, ...]) -> None:
-    text = render(BatchJob.of(**legal(gpus), **MACHINES))
+    text = render(BatchJob.from_options(**legal(gpus), **MACHINES))
     assert not [value for value in secrets if value in text]
     (nodes,) = stack(**legal(gpus))["Train"]["Properties"]["NodeProperties"]["NodeRangeProperties"]
     references = {entry["Name"]: entry["ValueFrom"] for entry in nodes["Container"]["Secrets"]}

@@ -11,7 +11,9 @@ from launcher.errors import LaunchError
 
 
 def manifest(**settings: object) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(render(KubeRayJob.of(**settings, image="registry/maskfleet:1")))
+    loaded: dict[str, Any] = yaml.safe_load(
+        render(KubeRayJob.from_options(**settings, image="registry/maskfleet:1"))
+    )
     return loaded
 
 
@@ -72,7 +74,7 @@ def test_the_uri_and_the_assignments_arrive_as_they_are(gpus: dict[str, object])
 
 
 def test_secrets_are_references(gpus: dict[str, object], secrets: tuple[str, ...]) -> None:
-    text = render(KubeRayJob.of(**gpus, image="i", secret="keys"))
+    text = render(KubeRayJob.from_options(**gpus, image="i", secret="keys"))
     assert not [value for value in secrets if value in text]
     for pod in pods(yaml.safe_load(text))[1:]:
         variables = {entry["name"]: entry for entry in pod["containers"][0]["env"]}

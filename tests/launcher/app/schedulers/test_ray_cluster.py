@@ -18,7 +18,7 @@ SCHEMA = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").r
 
 
 def cluster(**settings: object) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(render(RayCluster.of(**settings, **AWS)))
+    loaded: dict[str, Any] = yaml.safe_load(render(RayCluster.from_options(**settings, **AWS)))
     return loaded
 
 
@@ -49,7 +49,7 @@ def test_the_head_is_one_of_the_nodes(gpus: dict[str, object]) -> None:
 def test_the_token_is_a_file_that_ray_makes_and_copies(
     gpus: dict[str, object], secrets: tuple[str, ...]
 ) -> None:
-    text = render(RayCluster.of(**gpus, **AWS))
+    text = render(RayCluster.from_options(**gpus, **AWS))
     assert not [value for value in secrets if value in text]
     config = cluster(**gpus)
     assert config["file_mounts"] == {"/home/maskfleet/.ray/auth_token": "~/.ray/auth_token"}
@@ -58,7 +58,7 @@ def test_the_token_is_a_file_that_ray_makes_and_copies(
 
 
 def test_a_job_for_a_running_cluster(gpus: dict[str, object]) -> None:
-    wanted = TrainingJob.of(run=gpus["run"], nodes=2, assignments=gpus["assignments"])
+    wanted = TrainingJob.from_options(run=gpus["run"], nodes=2, assignments=gpus["assignments"])
     command = submission(wanted, "http://head:8265")
     variables = json.loads(command[command.index("--runtime-env-json") + 1])["env_vars"]
     assert variables == {

@@ -41,7 +41,7 @@ def batch_job(gpus: dict[str, object]) -> SlurmJob:
         "account": "lab",
         "qos": "long",
     }
-    return SlurmJob.of(**gpus, **more, constraint="a100", log="/logs/%x-%j.log")
+    return SlurmJob.from_options(**gpus, **more, constraint="a100", log="/logs/%x-%j.log")
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_the_batch_script_passes_shellcheck(
 ) -> None:
     """Functions may be called by srun and traps only, and a URI may have a dollar sign."""
     script = tmp_path / "job.sh"
-    script.write_text(render(SlurmJob.of(**request.getfixturevalue(setting), bin="/opt/env/bin")))
+    script.write_text(render(SlurmJob.from_options(**request.getfixturevalue(setting), bin="/opt/env/bin")))
     assert lint(script, "--exclude=SC2317,SC2329,SC2016") == ""
     subprocess.run(["bash", "-n", str(script)], check=True)
 

@@ -31,14 +31,14 @@ ROOT = Path(__file__).parents[4]
 def test_a_bad_value_is_named(cpus: dict[str, object], field: str, value: object) -> None:
     option = {"run": "RUN", "gpus": "--gpus-per-node", "environment": "--env", "assignments": "--set"}
     with pytest.raises(LaunchError) as refused:
-        Launch.of(**{**cpus, field: value})
+        Launch.from_options(**{**cpus, field: value})
     assert option.get(field, f"--{field}") in refused.value.problem
     assert option.get(field, f"--{field}") in refused.value.remedy
 
 
 def test_every_bad_value_is_named(cpus: dict[str, object]) -> None:
     with pytest.raises(LaunchError, match=r"--nodes.*--cpus-per-node"):
-        Launch.of(**{**cpus, "nodes": 0, "cpus": 0})
+        Launch.from_options(**{**cpus, "nodes": 0, "cpus": 0})
 
 
 @pytest.mark.parametrize(
@@ -52,28 +52,28 @@ def test_every_bad_value_is_named(cpus: dict[str, object]) -> None:
 )
 def test_a_name_from_the_uri(cpus: dict[str, object], run: str, name: str) -> None:
     assert job_name(run) == name
-    Launch.of(**{**cpus, "name": job_name(run)})
+    Launch.from_options(**{**cpus, "name": job_name(run)})
 
 
 def test_a_run_on_a_disk_is_refused() -> None:
     with pytest.raises(LaunchError, match="disk"):
-        needs_object_storage(TrainingJob.of(run="/data/runs/base", nodes=1))
+        needs_object_storage(TrainingJob.from_options(run="/data/runs/base", nodes=1))
 
 
 @pytest.mark.parametrize("run", ["s3://bucket/run", "gs://bucket/run", "az://container/run", "GS://b/r"])
 def test_a_run_in_any_object_store_is_taken(run: str) -> None:
-    assert needs_object_storage(TrainingJob.of(run=run, nodes=1)).run == run
+    assert needs_object_storage(TrainingJob.from_options(run=run, nodes=1)).run == run
 
 
 @pytest.mark.parametrize("run", ["hf://datasets/org/run", "file:///data/run", "http://host/run"])
 def test_what_cannot_be_written_from_all_machines_is_refused(run: str) -> None:
     with pytest.raises(LaunchError, match=run):
-        needs_object_storage(TrainingJob.of(run=run, nodes=1))
+        needs_object_storage(TrainingJob.from_options(run=run, nodes=1))
 
 
 def test_the_words_of_the_command(gpus: dict[str, object]) -> None:
     sets = ["--set", "zero=2", "--set", "name=it's $(HOME)"]
-    assert Launch.of(**gpus).command == ["maskfleet", "train", gpus["run"], *sets, "--nodes", "2"]
+    assert Launch.from_options(**gpus).command == ["maskfleet", "train", gpus["run"], *sets, "--nodes", "2"]
 
 
 def test_a_tool_that_is_not_installed() -> None:
@@ -93,7 +93,7 @@ def test_every_template_is_installed_with_the_package() -> None:
         for target, files in listed.items()
         for file in files
     }
-    assert all((templates.folder() / path).is_file() for path in installed)
+    assert all((templates.template_folder() / path).is_file() for path in installed)
     used = {
         "slurm/job.sh",
         "ray_node.sh",

@@ -9,7 +9,7 @@ import pytest
 
 from data_service.samples.samples import Samples
 from data_service.types import Block
-from launcher.observe.inspect.baselines import Pairs, Targets, baselines, compute, targets_of
+from launcher.observe.inspect.baselines import Targets, TokenPairs, baselines, compute_baselines, find_targets
 from launcher.observe.inspect.kept_baselines import KEY
 from launcher.runtime.run.record import open_run
 from launcher.runtime.run.sealed import seal
@@ -25,7 +25,7 @@ def block(*documents: list[int]) -> Block:
 def test_bigram_probabilities_are_witten_and_bells() -> None:
     rng = np.random.default_rng(0)
     documents = [rng.integers(0, 9, size=rng.integers(1, 30)).tolist() for _ in range(40)]
-    pairs = Pairs(10)
+    pairs = TokenPairs(10)
     pairs.add(block(*documents[:25]))
     pairs.add(block(*documents[25:]))
     unigram = np.full(10, 0.1)
@@ -41,18 +41,18 @@ def test_bigram_probabilities_are_witten_and_bells() -> None:
 
 
 def test_a_target_without_neighbour_is_guessed_by_frequency() -> None:
-    pairs = Pairs(4)
+    pairs = TokenPairs(4)
     pairs.add(block([1, 2, 3]))
     unigram = np.array([0.1, 0.2, 0.3, 0.4])
     assert pairs.probabilities(Targets(np.array([2]), np.array([-1])), unigram) == [0.3]
-    assert Pairs(4).probabilities(Targets(np.array([2]), np.array([1])), unigram) == [0.3]
+    assert TokenPairs(4).probabilities(Targets(np.array([2]), np.array([1])), unigram) == [0.3]
 
 
 def test_the_neighbour_is_the_true_token_not_what_stands_there() -> None:
     tokens = np.array([0, 9, 9, 7, 2], dtype=np.uint16)  # <s> <mask> <mask> 7 </s>, was <s> 5 6 7 </s>
     samples = Samples(tokens, np.array([0, 5]), np.array([1, 2]), np.array([5, 6], dtype=np.uint16))
     special = np.isin(np.arange(10), [0, 2, 9])
-    found = targets_of(samples, special)
+    found = find_targets(samples, special)
     assert (found.ids.tolist(), found.left.tolist()) == ([5, 6], [-1, 5])
 
 
@@ -62,7 +62,7 @@ def test_baselines_of_a_run_are_computed_once_and_kept(fresh_run: str) -> None:
     assert 0 < first.bigram < first.unigram < math.log(320)
     assert first.targets > 20
     assert run.store.size(KEY) is not None
-    assert baselines(run) == first == compute(run)
+    assert baselines(run) == first == compute_baselines(run)
 
 
 def test_baselines_of_what_the_run_was_before_are_not_reused(fresh_run: str) -> None:

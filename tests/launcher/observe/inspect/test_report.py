@@ -47,7 +47,7 @@ def history(steps: int, *events: dict[str, Any], repeated: int = 0) -> History:
     figures = {"loss": 4.5, "mlm_loss": 4.5, "perplexity": 90.0, "mlm_accuracy": 0.2}
     evaluations = [{"kind": "evaluation", "step": 5} | figures]
     return History(
-        StepHistory.of([step(number) for number in range(steps)]),
+        StepHistory.from_records([step(number) for number in range(steps)]),
         tuple(evaluations) if steps else (),
         events,
         repeated,
@@ -213,7 +213,7 @@ def test_every_term_has_its_curves() -> None:
     figures = {"loss": 9.5, "mlm_loss": 4.5, "rtd_loss": 0.1, "rtd_accuracy": 0.9, "rtd_precision": 0.6}
     figures |= {"rtd_recall": 0.5, "rtd_replaced": 0.1, "mlm_accuracy": 0.2}
     both = History(
-        StepHistory.of([step(number, **figures) for number in range(10)]),
+        StepHistory.from_records([step(number, **figures) for number in range(10)]),
         ({"kind": "evaluation", "step": 5, "perplexity": 90.0} | figures,),
         (),
         0,
@@ -235,7 +235,7 @@ def test_every_term_has_its_curves() -> None:
 def test_figures_of_an_average_of_the_weights_are_drawn_beside_theirs() -> None:
     figures = {"loss": 4.5, "mlm_loss": 4.5, "mlm_accuracy": 0.2}
     averaged = {"average_mlm_loss": 4.25, "average_mlm_accuracy": 0.25}
-    steps = StepHistory.of([step(number, **figures) for number in range(10)])
+    steps = StepHistory.from_records([step(number, **figures) for number in range(10)])
     evaluated = ({"kind": "evaluation", "step": 5} | figures | averaged,)
     drawn = {chart.title: chart.series for chart in charts(History(steps, evaluated, (), 0, 0.0), (), {})}
     for title, value in (("MLM loss", 4.25), ("MLM accuracy", 0.25)):
@@ -245,7 +245,7 @@ def test_figures_of_an_average_of_the_weights_are_drawn_beside_theirs() -> None:
 
 
 def test_skipped_steps_leave_gaps_not_errors() -> None:
-    steps = StepHistory.of([step(0), step(1, loss=None, grad_norm=None, skipped=True), step(2)])
+    steps = StepHistory.from_records([step(0), step(1, loss=None, grad_norm=None, skipped=True), step(2)])
     html = render(SUBJECT, History(steps, (), (), 0, 0.0), NOW)
     assert "steps skipped" in html
     assert "nan" not in html.lower().replace("finance", "")
@@ -327,7 +327,7 @@ def test_a_curve_holds_every_finite_value(length: int) -> None:
     draw_numbers = np.random.default_rng(length)
     loss = np.asarray(draw_numbers.normal(size=length), dtype=np.float64)
     loss[draw_numbers.random(length) < 0.2] = np.nan
-    steps = StepHistory.of_columns({"step": 3.0 * np.arange(length, dtype=np.float64), "mlm_loss": loss})
+    steps = StepHistory.from_columns({"step": 3.0 * np.arange(length, dtype=np.float64), "mlm_loss": loss})
     found = [chart for chart in charts(History(steps, (), (), 0, 0.0), (), {}) if chart.title == "MLM loss"]
     trained = found[0].series[0]
     known = np.isfinite(loss)

@@ -16,7 +16,7 @@ from data_service.store.open import open_store
 from launcher.errors import RecipeError
 from launcher.observe.sinks.process import SinkProcess, request_of
 from launcher.observe.sinks.publish import publish
-from launcher.observe.sinks.sink import EventSummary, PublishRequest, Unusable
+from launcher.observe.sinks.sink import EventSummary, PublishRequest, UnusableSink
 from launcher.observe.sinks.webhook import EventPoster
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.log import RunLog, operator_event
@@ -190,7 +190,7 @@ def test_no_message_shows_any_part_of_an_address(
     try:
         poster = EventPoster(malformed, str, notes.append, max_wait_s=0.0)
         poster.tell(EventSummary([{"kind": "stop", "time": 9e9, "attempt": 0}]))
-    except Unusable as error:
+    except UnusableSink as error:
         notes = [_whole(error)]
     assert len(notes) == 1
     assert "hunter2secret" not in notes[0]

@@ -14,8 +14,8 @@ from launcher.errors import EstimateError
 from launcher.output import hours_or_days
 from launcher.plan.estimate.estimate import Estimate, estimate, halvings
 from launcher.plan.estimate.render import render
-from launcher.runtime.capacity.devices import Cluster, find_gpu, text_size
-from launcher.runtime.capacity.memory_fit import kept
+from launcher.runtime.capacity.devices import Cluster, find_gpu, parse_text_size
+from launcher.runtime.capacity.memory_fit import fixed_memory
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.source import bundled
 from launcher.runtime.run.log import RunLog
@@ -55,13 +55,13 @@ def test_of_a_text_it_says_how_often_it_is_read() -> None:
     ("told", "size"), [("160GB", 160e9), ("1.5 TiB", 1.5 * 2**40), ("300m", 300e6), ("17", 17.0)]
 )
 def test_sizes_of_texts(told: str, size: float) -> None:
-    assert text_size(told) == size
+    assert parse_text_size(told) == size
 
 
 @pytest.mark.parametrize("told", ["", "0GB", "GB", "-3 GB", "3 GB of text"])
 def test_no_size_is_refused(told: str) -> None:
     with pytest.raises(EstimateError):
-        text_size(told)
+        parse_text_size(told)
 
 
 @pytest.mark.long
@@ -222,7 +222,7 @@ def test_what_is_neither_share_nor_run_is_refused(told: str, tmp_path: Path) -> 
 
 def test_memory_of_xlnet_counts() -> None:
     """155 GB at a batch of 8,192 in bf16, over all ranks (DESIGN: XLNet's memory)."""
-    parts = kept(load("xlnet-large"), count=1, ranks=128, stage=1, rows=8192 // 128)
+    parts = fixed_memory(load("xlnet-large"), count=1, ranks=128, stage=1, rows=8192 // 128)
     remembered = next(part for part in parts if part.what == "memory of earlier tokens")
     assert 128 * remembered.bytes == 8192 * 384 * 1024 * 24 * 2
 

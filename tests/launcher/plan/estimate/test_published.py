@@ -9,9 +9,9 @@ from encoder_core.families import albert, bert, electra, roberta
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.electra import ElectraConfig
 from launcher.plan.estimate.estimate import estimate
-from launcher.plan.estimate.utilisation import KNOWN, assumed
+from launcher.plan.estimate.utilisation import KNOWN_RUNS, assumed_share
 from launcher.runtime.capacity.devices import Cluster, find_gpu
-from launcher.runtime.capacity.workload import Shape, counted_passes
+from launcher.runtime.capacity.workload import Shape, objective_cost
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.objective import RecipeObjective
 
@@ -23,7 +23,7 @@ MLM, NSP, RTD = (
 
 def flops(model: ModelConfig, objective: RecipeObjective, length: int, targets: int) -> int:
     """Forward and backward of one row."""
-    return counted_passes(model, objective, Shape(1, length, targets), "bf16").model
+    return objective_cost(model, objective, Shape(1, length, targets), "bf16").model
 
 
 @pytest.mark.parametrize(("length", "targets", "rows", "tflops"), [(128, 20, 272, 64), (512, 80, 52, 53)])
@@ -109,7 +109,7 @@ def test_electra_small_took_four_days_on_one_v100() -> None:
 def test_known_runs_are_those_of_the_measurements() -> None:
     """Each of ours has a line in RESULTS-gpu.md with its share; each names its source."""
     table = (Path(__file__).parents[3] / "bench" / "RESULTS-gpu.md").read_text("utf-8")
-    for known in KNOWN:
+    for known in KNOWN_RUNS:
         assert 0 < known.share < 1
         name, _, ours = known.source.partition(", tests/bench/RESULTS-gpu.md")
         rows = re.findall(
@@ -132,4 +132,4 @@ def test_known_runs_are_those_of_the_measurements() -> None:
 )
 def test_a_share_is_that_of_the_most_similar_run(recipe: str, gpu: str, share: float) -> None:
     model = load(recipe).model
-    assert assumed(model, 512, find_gpu(gpu)).share == share
+    assert assumed_share(model, 512, find_gpu(gpu)).share == share

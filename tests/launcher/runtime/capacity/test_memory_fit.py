@@ -9,10 +9,10 @@ from encoder_core.train.zero_memory import Device, total
 from launcher.plan.estimate.estimate import estimate
 from launcher.plan.estimate.render import figures, render
 from launcher.runtime.capacity.devices import Cluster, find_gpu, usable
-from launcher.runtime.capacity.memory_fit import CPU_TOKENS, Bill, microbatch_memory, rows_that_fit
-from launcher.runtime.capacity.workload import counted, microbatch_shape
+from launcher.runtime.capacity.memory_fit import CPU_TOKENS, RankMemory, microbatch_memory, rows_that_fit
+from launcher.runtime.capacity.workload import microbatch_cost, microbatch_shape
 from launcher.runtime.recipe.load import load
-from launcher.runtime.recipe.summary import known
+from launcher.runtime.recipe.summary import with_vocab
 
 DEVICES: tuple[Device, ...] = get_args(Device)
 
@@ -30,7 +30,7 @@ def test_a_few_rows_more_would_not_fit(
 ) -> None:
     recipe = load(name, ("microbatch=auto", "model.layers=2"))
     for device in devices:
-        bill = Bill.of(recipe, 2, device)
+        bill = RankMemory.from_recipe(recipe, 2, device)
         for gib in sizes:
             found = rows_that_fit(bill, gib << 30)
             for phase, rows in zip(bill.recipe.phases, found, strict=True):
@@ -62,9 +62,9 @@ def test_an_estimate_goes_by_what_fits_and_says_so() -> None:
 def test_memory_between_the_counted_sizes_is_near_that_counted_there(name: str) -> None:
     """At its peak at most 8 % less and 10 % more."""
     recipe = load(name, ("microbatch=64",))
-    recipe = recipe.model_copy(update={"model": known(recipe.model)})
+    recipe = recipe.model_copy(update={"model": with_vocab(recipe.model)})
     shape = microbatch_shape(recipe, recipe.phases[0])
     between = microbatch_memory(recipe, shape)
     for rows in (shape.group, shape.rows // 4, shape.rows):
-        peak = counted(recipe, replace(shape, rows=rows)).fullest.peak
+        peak = microbatch_cost(recipe, replace(shape, rows=rows)).fullest.peak
         assert 0.92 * peak <= total(between.parts(rows)) <= 1.1 * peak

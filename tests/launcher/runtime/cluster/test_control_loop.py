@@ -24,10 +24,10 @@ def test_a_machine_goes_and_comes_back(cluster: Cluster, tmp_path: Path) -> None
     loop.end(2)
     assert loop.next_group() == GroupStart(2, frozenset())
     assert loop.begin("a", "a") == 2, "every group is an attempt of its own"
-    loop.loop.look_around()
+    loop.loop.pause_for_nodes()
     assert not loop.orders().pause
     cluster.cores["c"] = 1
-    loop.loop.look_around()
+    loop.loop.pause_for_nodes()
     assert loop.orders() == HAND_OVER
     loop.finish(9, saved=False)
     assert loop.next_group() == GroupStart(3, frozenset())
@@ -42,10 +42,10 @@ def test_a_node_that_is_to_go_is_left_in_time(cluster: Cluster, tmp_path: Path) 
     loop.begin("a", "a", "b")
     cluster.cores["c"] = 1
     cluster.draining = {"c": 0}
-    loop.loop.look_around()
+    loop.loop.pause_for_nodes()
     assert not loop.orders().pause, "no rank is on that one"
     cluster.draining = {"b": 1_800_000_000_000}
-    loop.loop.look_around()
+    loop.loop.pause_for_nodes()
     assert loop.orders() == HAND_OVER
     loop.finish(9, saved=False)
     assert loop.next_group() == GroupStart(3, frozenset()), "with c in place of b"
@@ -58,7 +58,7 @@ def test_a_state_is_saved_if_nobody_goes_on_at_once(cluster: Cluster, tmp_path: 
     loop.next_group()
     loop.begin("a", "a", "b")
     cluster.draining = {"b": 1_800_000_000_000}
-    loop.loop.look_around()
+    loop.loop.pause_for_nodes()
     assert loop.orders() == SAVE
     loop.finish(9)
     assert loop.next_group() is None
@@ -73,7 +73,7 @@ def test_a_state_that_only_the_memory_has_is_saved_before_the_command_ends(
         loop.next_group()
         loop.begin("a", "a", "b")
         cluster.draining = {"b": 1_800_000_000_000}
-        loop.loop.look_around()
+        loop.loop.pause_for_nodes()
         loop.finish(9, saved=False)
         cluster.draining = {}
         loop.stopping.asked.set()
@@ -115,7 +115,7 @@ def test_what_one_rank_alone_knows_is_on_record(cluster: Cluster, tmp_path: Path
     loop.next_group()
     attempt = loop.begin("a", "a", "b")
     told = {"step": 3, "reason": "no memory", "rank": 2, "host": "beta"}
-    loop.hear(2, "b", events=[("memory_failed", told)])
+    loop.take_rank_news(2, "b", events=[("memory_failed", told)])
     assert loop.display.notes[-1] == "rank 2 on beta: no memory"
     assert loop.close()
     (event,) = (e for e in read_history(LocalStore(tmp_path)).events if e["kind"] == "memory_failed")
@@ -224,6 +224,6 @@ def test_figures_go_to_every_sink_each_once(cluster: Cluster, tmp_path: Path) ->
     loop.next_group()
     loop.begin("a", "a", "b")
     records = [{"kind": "step", "step": 6}, {"kind": "evaluation", "step": 7}]
-    loop.hear(0, "a", records=records)
-    loop.hear(0, "a")
+    loop.take_rank_news(0, "a", records=records)
+    loop.take_rank_news(0, "a")
     assert loop.display.records == records

@@ -27,7 +27,7 @@ def test_a_store_that_hangs_keeps_nobody_from_showing_life(cluster: Cluster, tmp
     loop.end(2)
     assert loop.next_group() is not None, "the death is on its way to the record"
     ranks, entered = Ranks(2), list[bool]()
-    entering = threading.Thread(target=lambda: entered.append(loop.loop.enter(ranks)), daemon=True)  # type: ignore[arg-type]
+    entering = threading.Thread(target=lambda: entered.append(loop.loop.claim_attempt(ranks)), daemon=True)  # type: ignore[arg-type]
     entering.start()
     deadline = time.monotonic() + 30
     while ranks.talks < 3 and time.monotonic() < deadline:
@@ -63,7 +63,7 @@ def test_a_stop_does_not_wait_for_a_claim(cluster: Cluster, tmp_path: Path) -> N
     loop.next_group()
     set_fault(store, "hangs")
     loop.stopping.asked.set()
-    assert not loop.loop.enter(Ranks(3))  # type: ignore[arg-type]
+    assert not loop.loop.claim_attempt(Ranks(3))  # type: ignore[arg-type]
     loop.end()
     assert loop.next_group() is None
     set_fault(store, None)
@@ -73,7 +73,7 @@ def test_stores_that_do_not_answer_end_no_run(cluster: Cluster, tmp_path: Path) 
     loop = driver(tmp_path, ELASTIC)
     for _ in range(2 * BARREN):
         assert loop.next_group() == GroupStart(3, frozenset())
-        loop.hear(0, "a", step=0, doing="starting")
+        loop.take_rank_news(0, "a", step=0, doing="starting")
         closed = raised("RuntimeError: connection closed by peer", "silent")
         loop.end(0, rank0=raised("StoreUnavailable: no answer", "transient"), rank1=closed)
     assert loop.next_group() == GroupStart(3, frozenset())
@@ -98,7 +98,7 @@ def test_a_rank_that_only_lost_its_peer_has_raised_nothing(cluster: Cluster, tmp
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[list[RankLocation]]:
     """The processes that were killed, each time."""
     found: list[list[RankLocation]] = []
-    monkeypatch.setattr(control_loop, "kill", found.append)
+    monkeypatch.setattr(control_loop, "kill_ranks", found.append)
     monkeypatch.setattr(control_loop, "_STACKS_S", 0.01)
     monkeypatch.setattr(control_loop, "_POLL_S", 0.001)
     return found
@@ -112,7 +112,7 @@ def freeze(loop: Driver, *nodes: str, frozen: int | None) -> None:
         loop.loop._observer._clock = lambda now=now: now  # type: ignore[misc]
         for rank, node in enumerate(nodes):
             if rank != frozen:
-                loop.hear(rank, node, stack="thread MainThread" if rank == 0 else None)
+                loop.take_rank_news(rank, node, stack="thread MainThread" if rank == 0 else None)
         loop.orders()
 
 
@@ -152,8 +152,8 @@ def test_a_rank_that_freezes_before_its_group_has_an_attempt_is_found(
 ) -> None:
     loop = driver(tmp_path, FIXED)
     loop.next_group()
-    loop.hear(0, "a")
-    loop.hear(1, "b")
+    loop.take_rank_news(0, "a")
+    loop.take_rank_news(1, "b")
     freeze(loop, "a", "b", frozen=1)
     assert len(killed) == 1
 
@@ -166,8 +166,8 @@ def test_a_driver_that_was_stopped_kills_nobody(
     loop.begin("a", "b")
     for hour in range(20):
         loop.loop._observer._clock = lambda hour=hour: 3600.0 * hour  # type: ignore[misc]
-        loop.hear(0, "a", step=hour)
-        loop.hear(1, "b", step=hour)
+        loop.take_rank_news(0, "a", step=hour)
+        loop.take_rank_news(1, "b", step=hour)
         loop.orders()
     assert killed == []
 
@@ -214,9 +214,9 @@ def test_the_run_was_taken_over(cluster: Cluster, tmp_path: Path, killed: list[l
     seen = driver(tmp_path / "seen", ELASTIC)
     seen.next_group()
     seen.begin("a", "a", "b")
-    assert not seen.loop.turn(seen.ranks)
+    assert not seen.loop.look_after(seen.ranks)
     seen.claim._taken.set()
-    assert seen.loop.turn(seen.ranks)
+    assert seen.loop.look_after(seen.ranks)
     assert len(killed) == 1
 
 
@@ -239,16 +239,16 @@ def test_the_operator_hears_of_a_start_and_of_a_death(cluster: Cluster, tmp_path
     loop = driver(tmp_path, ELASTIC)
     loop.next_group()
     loop.ranks = Ranks(3)
-    assert loop.loop.enter(loop.ranks)
+    assert loop.loop.claim_attempt(loop.ranks)
     for rank, node in enumerate("aab"):
-        loop.hear(rank, node, step=40, doing="loading", resumed=40)
-        loop.hear(rank, node, step=47, resumed=40)
+        loop.take_rank_news(rank, node, step=40, doing="loading", resumed=40)
+        loop.take_rank_news(rank, node, step=47, resumed=40)
     loop.worked()
-    loop.hear(0, "a", step=47)
+    loop.take_rank_news(0, "a", step=47)
     loop.end(2, rank0=raised("RuntimeError: connection closed", "silent"))
     loop.next_group()
-    assert loop.loop.enter(loop.ranks)
-    loop.hear(0, "a", step=40, doing="loading", resumed=40)
+    assert loop.loop.claim_attempt(loop.ranks)
+    loop.take_rank_news(0, "a", step=40, doing="loading", resumed=40)
     loop.end(0, rank0=raised("ValueError: bad row", trace="Traceback: a long one"))
     loop.next_group()
     assert loop.display.notes == [

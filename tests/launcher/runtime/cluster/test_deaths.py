@@ -6,7 +6,7 @@ import pytest
 
 from checkpoints.attempt import claim, newest_attempt
 from data_service.store.local import LocalStore
-from launcher.runtime.cluster.deaths import KEY, NEWEST, Deaths, of_command, read_deaths, write_deaths
+from launcher.runtime.cluster.deaths import DEATHS, MAX_KEPT, Deaths, past_failures, read_deaths, write_deaths
 from launcher.runtime.policies.failures import BARREN, Failure, Restart, Stop
 
 
@@ -29,11 +29,11 @@ def silence(text: str) -> None:
 def test_the_newest_come_back_as_they_were(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     assert read_deaths(store, silence) == []
-    failures = [failure(step, error="é" * 3 if step % 2 else None) for step in range(NEWEST + 5)]
+    failures = [failure(step, error="é" * 3 if step % 2 else None) for step in range(MAX_KEPT + 5)]
     write_deaths(store, failures)
     assert read_deaths(store, silence) == failures[5:]
     write_deaths(store, [failure(1, error="x" * 100_000)])
-    assert (store.size(KEY) or 0) in range(1, 2000)
+    assert (store.size(DEATHS) or 0) in range(1, 2000)
     claim(store)
     assert newest_attempt(store) == 1, "it is no attempt"
 
@@ -44,7 +44,7 @@ def test_the_newest_come_back_as_they_were(tmp_path: Path) -> None:
 def test_a_damaged_record_counts_as_none_and_is_told(tmp_path: Path, text: bytes) -> None:
     notes: list[str] = []
     store = LocalStore(tmp_path)
-    store.put(KEY, text)
+    store.put(DEATHS, text)
     assert read_deaths(store, notes.append) == []
     assert "damaged" in notes[0]
 
@@ -52,13 +52,13 @@ def test_a_damaged_record_counts_as_none_and_is_told(tmp_path: Path, text: bytes
 def test_a_driver_that_died_without_a_word_is_counted(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     first = claim(store)
-    assert of_command(first, committed=0, now=1e9, note=silence) == []
+    assert past_failures(first, committed=0, now=1e9, note=silence) == []
     second = claim(store)  # the first has left no word
-    (death,) = of_command(second, committed=40, now=1e9, note=silence)
+    (death,) = past_failures(second, committed=40, now=1e9, note=silence)
     assert (death.kind, death.step, death.committed, death.node) == ("silent", 40, 40, None)
     second.record_end(1e9)
     third = claim(store)
-    assert of_command(third, committed=40, now=1e9, note=silence) == [death]
+    assert past_failures(third, committed=40, now=1e9, note=silence) == [death]
     assert read_deaths(store, silence) == [death]
 
 
@@ -66,7 +66,7 @@ def test_drivers_that_die_for_ever_without_a_commit_end_the_run(tmp_path: Path) 
     """75, or 137, cannot go round for ever."""
     store = LocalStore(tmp_path)
     for start in range(BARREN + 1):
-        failures = of_command(claim(store), committed=40, now=1e9 + start, note=silence)
+        failures = past_failures(claim(store), committed=40, now=1e9 + start, note=silence)
     assert isinstance(Deaths(failures).decide(nodes=2), Stop)
 
 

@@ -27,7 +27,7 @@ from launcher.exit_codes import FINISHED, MISTAKE, REPEAT, STOPPED, code_of
 from launcher.runtime.cluster import train as training
 from launcher.runtime.cluster.display import Watch
 from launcher.runtime.cluster.operator_log import OperatorLog
-from launcher.runtime.cluster.stop_requests import Stopping
+from launcher.runtime.cluster.stop_requests import StopRequests
 from launcher.runtime.cluster.supervisor import RunOutcome, supervise
 from launcher.runtime.policies.failures import BARREN
 from launcher.runtime.recipe.load import reload
@@ -170,5 +170,5 @@ def supervised(run: Run, notes: list[str]) -> None:
     """Start `run` as the command does. `notes`: what the operator is shown."""
     display = Display()
     display.notes = notes
-    stopping, log = Stopping(display.note), OperatorLog(run.store, display.note)
+    stopping, log = StopRequests(display.note), OperatorLog(run.store, display.note)
     supervise(run, display, log, stopping, companions=COMPANIONS)

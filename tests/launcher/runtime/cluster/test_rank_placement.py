@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.after.diagnose.evaluator_process import EvaluatorProcess
-from launcher.runtime.cluster.rank_placement import Placement, Seat, SeatError, ordered, seats
+from launcher.runtime.cluster.rank_placement import Placement, Seat, SeatError, rank_order, seats
 from tests.support.clusters.fake_gpus import shown
 
 ROOT = Path(__file__).parents[4]
@@ -39,7 +39,7 @@ Seated = list[tuple[Placement, Seat, list[str]]]
 
 
 def seated(found: Sequence[tuple[Placement, list[str]]]) -> Seated:
-    order = ordered([placement for placement, _ in found])
+    order = rank_order([placement for placement, _ in found])
     assert sorted(order) == list(range(len(found)))
     placed = [found[index] for index in order]
     taken = seats([placement for placement, _ in placed], 1234)
@@ -103,7 +103,7 @@ def test_gpus_that_cannot_be_told_apart_are_refused(
     gpus = data.draw(st.sampled_from(wrong))
     spoilt[index] = Placement(victim.node, victim.address, victim.pid, gpus)
     with pytest.raises(SeatError) as raised:
-        seats([spoilt[index] for index in ordered(spoilt)], 1)
+        seats([spoilt[index] for index in rank_order(spoilt)], 1)
     assert victim.address in raised.value.problem
     assert "CUDA_VISIBLE_DEVICES" in raised.value.remedy
 
@@ -154,7 +154,8 @@ def test_the_module_that_imported_a_library_is_named(how: str, tmp_path: Path) -
     )
     (tmp_path / "outer.py").write_text("import csv\nimport guilty\nfrom heavy import Thing\n")
     (tmp_path / "later.py").write_text("import heavy\n")
-    code = "import outer, later\nfrom launcher.runtime.cluster.rank_process import importer\nprint(importer('heavy'))"
+    code = "from launcher.runtime.cluster.rank_process import find_importer as of\nprint(of('heavy'))"
+    code = f"import outer, later\n{code}"
     path = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": ""}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=path)
     assert result.stdout.strip() == "guilty", result.stderr

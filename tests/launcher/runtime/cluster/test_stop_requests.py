@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.exit_codes import REPEAT
-from launcher.runtime.cluster.stop_requests import Stopping
+from launcher.runtime.cluster.stop_requests import StopRequests
 
 
 def _signal_soon(number: int, began: threading.Event) -> threading.Thread:
@@ -29,7 +29,7 @@ def test_a_signal_in_the_middle_of_a_line_is_a_request_like_any_other(tmp_path: 
         io.TextIOWrapper(
             io.BufferedWriter(io.FileIO(tmp_path / "screen", "w")), line_buffering=True
         ) as screen,
-        Stopping(lambda text: print(text, file=screen)) as stopping,
+        StopRequests(lambda text: print(text, file=screen)) as stopping,
     ):
         sender = _signal_soon(number, began)
         began.set()
@@ -45,7 +45,7 @@ def test_a_signal_in_the_middle_of_a_line_is_a_request_like_any_other(tmp_path: 
 def test_a_signal_while_the_driver_looks_whether_it_was_asked_is_heard(round_: int) -> None:
     """The event's own lock is held then."""
     began = threading.Event()
-    with Stopping(lambda text: None) as stopping:
+    with StopRequests(lambda text: None) as stopping:
         sender = _signal_soon(signal.SIGTERM, began)
         began.set()
         while not stopping.asked.wait(1e-6):

@@ -35,8 +35,8 @@ from launcher.runtime.cluster.rank_device import NCCL_FOR_MIG, DeviceMissing, ta
 from launcher.runtime.cluster.rank_placement import Placement, Seat, SeatError, seats
 from launcher.runtime.cluster.rank_process import RankProcess
 from launcher.runtime.cluster.worker import RankLink, outcome_of
-from launcher.runtime.preflight.collective import NodeReport, Unfit
-from launcher.runtime.preflight.findings import Finding, RankSums, Wrong
+from launcher.runtime.preflight.collective import NodeReport, UnfitGroup
+from launcher.runtime.preflight.findings import Finding, RankSums, WrongNumbers
 from launcher.runtime.rank.microbatch_size import SmallerMicrobatch
 from launcher.runtime.rank.spike_guard import Rewound
 
@@ -162,7 +162,7 @@ def test_all_else_is_for_the_policy(error: BaseException, kind: str) -> None:
 
 def test_what_is_nobodys_failure() -> None:
     report = NodeReport("n", "h", 0.1, (Finding("/dev/shm", "failure", "64 MiB", "more"),), {})
-    unfit, _ = told(Unfit([report]))
+    unfit, _ = told(UnfitGroup([report]))
     assert isinstance(unfit, UnfitNodes)
     assert ([one["node"] for one in unfit.preflights], unfit.remedy) == (["n"], "more")
     assert told(Superseded("a newer one", remedy="-")) == (TakenOver("a newer one"), [])
@@ -212,7 +212,7 @@ def test_a_group_sums_once_its_nodes_are_fit_and_a_wrong_sum_makes_them_unfit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A node with too little shared memory would make NCCL hang."""
-    wrong = RankSums(Wrong(1, 7, "2.0", 1.0), None, None, None)
+    wrong = RankSums(WrongNumbers(1, 7, "2.0", 1.0), None, None, None)
     right, ill = RankSums(None, None, None, None), Finding("/dev/shm", "failure", "64 MiB", "more")
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
     for findings, summed, unfit in (((), [right], 0), ((), [wrong], 1), ((ill,), [], 1)):
@@ -226,7 +226,7 @@ def test_a_group_sums_once_its_nodes_are_fit_and_a_wrong_sum_makes_them_unfit(
         monkeypatch.setattr(worker, "preflight", lambda *_, f=findings: [NodeReport("n", "h", 0.1, f, {})])
         monkeypatch.setattr(worker, "first_sums", sum_up)
         assignment: Any = SimpleNamespace(recipe=None, run_uri="run")
-        with pytest.raises(Unfit) if unfit else nullcontext():
+        with pytest.raises(UnfitGroup) if unfit else nullcontext():
             reports = worker.examine(assignment, link, Alone(), ["n"])  # type: ignore[arg-type]
             assert [f.what for f in reports[0].findings] == ["sums"]
             assert link._where == (0, "starting", 0)

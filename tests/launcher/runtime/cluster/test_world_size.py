@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from launcher.runtime.cluster.world_size import Change, WorldSizeTracker
+from launcher.runtime.cluster.world_size import WorldSizeChange, WorldSizeTracker
 from launcher.runtime.policies.elastic import Sizing
 
 SIZING = Sizing(least=1, most=12, expected=8, wait=60, grow=1800, each={"GPU": 1})
@@ -34,7 +34,7 @@ def test_a_machine_is_lost_and_comes_back() -> None:
     assert ranks.start(machines(1)) is None
     clock.now += 1
     assert ranks.start(machines(1)) == 4
-    assert ranks.entered(4) == Change(8, 4, "no place for 8 ranks within 60 s")
+    assert ranks.entered(4) == WorldSizeChange(8, 4, "no place for 8 ranks within 60 s")
     clock.now += 10
     assert ranks.start(machines(1)) == 4, "a death among them is nothing to wait for"
     assert ranks.entered(4) is None
@@ -44,7 +44,7 @@ def test_a_machine_is_lost_and_comes_back() -> None:
     clock.now += 1700
     assert ranks.grows(machines(2))
     assert ranks.start(machines(2)) == 8
-    assert ranks.entered(8) == Change(4, 8, "the cluster has places for 8 ranks")
+    assert ranks.entered(8) == WorldSizeChange(4, 8, "the cluster has places for 8 ranks")
 
 
 def test_machines_that_come_and_go_do_not_disturb() -> None:
@@ -72,7 +72,7 @@ def test_and_for_as_many_as_wrote_the_checkpoint() -> None:
     assert ranks.start(machines(2)) is None
     clock.now += 60
     assert ranks.start(machines(2)) == 8
-    assert ranks.entered(8) == Change(12, 8, "the command was started again")
+    assert ranks.entered(8) == WorldSizeChange(12, 8, "the command was started again")
 
 
 def test_a_node_left_out_is_no_place() -> None:

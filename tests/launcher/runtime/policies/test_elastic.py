@@ -6,7 +6,7 @@ import pytest
 
 from launcher.errors import RecipeError
 from launcher.runtime.cluster.resources import cores_of, data_workers, gpus_of, plan_resources, sizing
-from launcher.runtime.policies.elastic import Sizing, Trainers, exclude_nodes, grows, places, start
+from launcher.runtime.policies.elastic import Sizing, Trainers, exclude_nodes, places, rank_count, should_grow
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
 
@@ -36,12 +36,12 @@ def node(name: str, alive: bool = True, **resources: float) -> dict[str, Any]:
 def test_an_elastic_run_starts_with_what_is_there_after_its_wait(
     found: int, wanted: int, waited: float, ranks: int | None
 ) -> None:
-    assert start(ELASTIC, found, wanted, waited) == ranks
+    assert rank_count(ELASTIC, found, wanted, waited) == ranks
 
 
 @pytest.mark.parametrize(("found", "ranks"), [(3, None), (4, 4), (9, 4)])
 def test_a_fixed_number_is_waited_for(found: int, ranks: int | None) -> None:
-    assert start(FIXED, found, wanted=4, waited=1e9) == ranks
+    assert rank_count(FIXED, found, wanted=4, waited=1e9) == ranks
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_a_fixed_number_is_waited_for(found: int, ranks: int | None) -> None:
 def test_when_more_ranks_are_taken(
     found: int, world: int, worked: float, unchanged: float, expected: bool
 ) -> None:
-    assert grows(ELASTIC, found, world, worked, unchanged) is expected
+    assert should_grow(ELASTIC, found, world, worked, unchanged) is expected
 
 
 def test_a_fixed_number_never_grows() -> None:
-    assert not grows(FIXED, found=99, world=4, worked=1e12, unchanged=1e12)
+    assert not should_grow(FIXED, found=99, world=4, worked=1e12, unchanged=1e12)
 
 
 def test_places_are_counted_on_living_nodes_only() -> None:

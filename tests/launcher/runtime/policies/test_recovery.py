@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.runtime.policies.recovery import EACH_BYTES, partners, spares_for
+from launcher.runtime.policies.recovery import PROCESS_BYTES, partners, spares_for
 
 LAYOUTS = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=60)
 
@@ -80,9 +80,11 @@ def test_spare_processes_fit_into_a_node_beside_its_ranks(
     ranks: dict[str, int], most: int, data: st.DataObject
 ) -> None:
     """One is always made if any is asked for: it is what a death waits for."""
-    memory = {node: data.draw(st.floats(0, 16.0)) * EACH_BYTES for node in ranks if data.draw(st.booleans())}
+    memory = {
+        node: data.draw(st.floats(0, 16.0)) * PROCESS_BYTES for node in ranks if data.draw(st.booleans())
+    }
     for node, count in spares_for(ranks, memory, most).items():
         assert min(most, 1) <= count <= most
-        fits = (ranks[node] + count + 1) * EACH_BYTES <= memory.get(node, 0.0)
+        fits = (ranks[node] + count + 1) * PROCESS_BYTES <= memory.get(node, 0.0)
         assert count == most or not fits, "another would have had room"
-        assert count <= 1 or (ranks[node] + count) * EACH_BYTES <= memory.get(node, 0.0)
+        assert count <= 1 or (ranks[node] + count) * PROCESS_BYTES <= memory.get(node, 0.0)

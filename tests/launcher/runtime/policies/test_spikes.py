@@ -17,12 +17,12 @@ from launcher.runtime.policies.spikes import (
     SpikeHistory,
     Spikes,
     Verdict,
-    after,
-    bound,
     decide,
     describe,
     is_spike,
-    largest,
+    max_allowed,
+    next_history,
+    upper_bound,
 )
 
 SETTINGS = Spikes(window=8, threshold=5.0, patience=3, most_rewinds=2)
@@ -35,7 +35,9 @@ def watch(
     """What is remembered after each step, the first being step 0; a phase has so many steps."""
     recent, found = recent or SpikeHistory(), []
     for step, loss in enumerate(losses):
-        recent = after(settings, recent, step // phases, step, {LOSS: loss}, updated=math.isfinite(loss))
+        recent = next_history(
+            settings, recent, step // phases, step, {LOSS: loss}, updated=math.isfinite(loss)
+        )
         found.append(recent)
     return found
 
@@ -85,7 +87,7 @@ def test_without_a_threshold_only_what_is_not_finite_counts() -> None:
 def test_a_step_that_was_not_updated_counts_whatever_its_loss() -> None:
     recent = SpikeHistory()
     for step in range(3):
-        recent = after(SETTINGS, recent, 0, step, {LOSS: 3.0}, updated=False)
+        recent = next_history(SETTINGS, recent, 0, step, {LOSS: 3.0}, updated=False)
     assert (recent.since, recent.series) == (0, {})
     assert is_spike(SETTINGS, recent, 3)
 
@@ -115,7 +117,7 @@ def test_a_resume_anywhere_changes_no_decision(losses: list[float], cut: int) ->
     for step in range(cut, len(losses)):
         recent = SpikeHistory.from_json(json.loads(json.dumps(recent.to_json(), allow_nan=False)))
         updated = math.isfinite(losses[step])
-        recent = after(SETTINGS, recent, 0, step, {LOSS: losses[step]}, updated=updated)
+        recent = next_history(SETTINGS, recent, 0, step, {LOSS: losses[step]}, updated=updated)
         assert recent == undisturbed[step]
 
 
@@ -126,14 +128,14 @@ def test_bad_steps_leave_no_trace(good: list[float], bad: list[float]) -> None:
     recent = watch(SETTINGS, good)[-1]
     later = recent
     for step, loss in enumerate(bad, start=len(good)):
-        later = after(SETTINGS, later, 0, step, {LOSS: loss}, updated=math.isfinite(loss))
+        later = next_history(SETTINGS, later, 0, step, {LOSS: loss}, updated=math.isfinite(loss))
     assert later.series == recent.series
     assert later.since == (len(good) if recent.since is None else recent.since)
 
 
 @given(st.lists(finite, max_size=7))
 def test_too_few_losses_have_no_bound(losses: list[float]) -> None:
-    assert bound(losses, 8, 5.0) == math.inf
+    assert upper_bound(losses, 8, 5.0) == math.inf
 
 
 @given(st.lists(finite, min_size=8, max_size=8), st.floats(1e3, 1e30))
@@ -142,12 +144,12 @@ def test_one_outlier_in_the_measure_hardly_moves_the_bound(losses: list[float], 
     losses[losses.index(max(losses))] = outlier
     others = sorted(losses)[:-1]
     spread = max(1.4826 * (others[-1] - others[0]), 0.01 * others[-1])
-    assert bound(losses, 8, 5.0) <= others[-1] + 5.0 * spread
+    assert upper_bound(losses, 8, 5.0) <= others[-1] + 5.0 * spread
 
 
 def test_the_bound_is_the_median_and_spreads_of_normal_noise() -> None:
-    assert bound([1.0, 2.0, 3.0, 4.0, 100.0], 5, 2.0) == pytest.approx(3.0 + 2.0 * 1.4826)
-    assert bound([9.0, 9.0, 2.0, 2.0, 2.0, 2.0], 4, 5.0) == pytest.approx(2.0 + 5.0 * 0.02), (
+    assert upper_bound([1.0, 2.0, 3.0, 4.0, 100.0], 5, 2.0) == pytest.approx(3.0 + 2.0 * 1.4826)
+    assert upper_bound([9.0, 9.0, 2.0, 2.0, 2.0, 2.0], 4, 5.0) == pytest.approx(2.0 + 5.0 * 0.02), (
         "only the last four"
     )
 
@@ -155,10 +157,10 @@ def test_the_bound_is_the_median_and_spreads_of_normal_noise() -> None:
 def test_an_outlier_makes_no_update() -> None:
     settings = SETTINGS.model_copy(update={"outlier": 20.0})
     recent = SpikeHistory(phase=1, series={"all_grad_norm": (1.0, 1.1, 0.9, 1.0, 1.0, 1.1, 0.9, 1.0)})
-    assert 2.0 < largest(settings, recent, 1, "all_grad_norm") < 4.0
-    assert largest(settings, recent, 1, "unheard of") == math.inf
-    assert largest(settings, recent, 2, "all_grad_norm") == math.inf, "a new phase"
-    assert largest(SETTINGS, recent, 1, "all_grad_norm") == math.inf, "not asked for"
+    assert 2.0 < max_allowed(settings, recent, 1, "all_grad_norm") < 4.0
+    assert max_allowed(settings, recent, 1, "unheard of") == math.inf
+    assert max_allowed(settings, recent, 2, "all_grad_norm") == math.inf, "a new phase"
+    assert max_allowed(SETTINGS, recent, 1, "all_grad_norm") == math.inf, "not asked for"
 
 
 def gone_back(began: int, reached: int, to: int | None = 0) -> Rewind:

@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.runtime.preflight import findings
-from launcher.runtime.preflight.findings import Finding, GpuState, versions, worst
+from launcher.runtime.preflight.findings import Finding, GpuState, judge_versions, worst_verdict
 
 MIB, GIB = 1 << 20, 1 << 30
 WELL = GpuState(0, "H100", uncorrected=0, remap_failed=False, remap_pending=False, ecc=True, persistent=True)
@@ -80,7 +80,7 @@ def test_all_that_ails_a_gpu_is_said() -> None:
 def test_a_node_with_another_version_is_named() -> None:
     common = {"torch": "2.13.0", "maskfleet": "0.1.0+aa"}
     nodes = {"n1": common, "n2": {**common, "torch": "2.12.0"}, "n3": common}
-    found = versions(nodes)
+    found = judge_versions(nodes)
     assert found["n1"] == found["n3"] == []
     (finding,) = found["n2"]
     assert (finding.what, finding.verdict) == ("torch", "failure")
@@ -89,20 +89,20 @@ def test_a_node_with_another_version_is_named() -> None:
 
 
 def test_of_two_nodes_neither_is_right() -> None:
-    found = versions({"n1": {"ray": "1"}, "n2": {"ray": "2"}})
+    found = judge_versions({"n1": {"ray": "1"}, "n2": {"ray": "2"}})
     assert [len(found[node]) for node in ("n1", "n2")] == [1, 1]
 
 
 def test_what_one_node_lacks_is_a_difference() -> None:
-    found = versions({"n1": {"NCCL": "2.27"}, "n2": {}, "n3": {"NCCL": "2.27"}})
+    found = judge_versions({"n1": {"NCCL": "2.27"}, "n2": {}, "n3": {"NCCL": "2.27"}})
     assert [len(found[node]) for node in ("n1", "n2", "n3")] == [0, 1, 0]
-    assert versions({"n1": {"ray": "1"}}) == {"n1": []}
+    assert judge_versions({"n1": {"ray": "1"}}) == {"n1": []}
 
 
 def test_the_worst_counts() -> None:
-    assert worst([]) == "ok"
-    assert worst([findings.clock(0), findings.clock(6)]) == "warning"
-    assert worst([findings.clock(6), findings.clock(400), findings.clock(0)]) == "failure"
+    assert worst_verdict([]) == "ok"
+    assert worst_verdict([findings.clock(0), findings.clock(6)]) == "warning"
+    assert worst_verdict([findings.clock(6), findings.clock(400), findings.clock(0)]) == "failure"
 
 
 def test_a_torch_without_cuda_has_another_remedy_than_a_machine_without_a_gpu() -> None:

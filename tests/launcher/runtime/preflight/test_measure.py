@@ -13,14 +13,14 @@ from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from launcher.app.cli.main import app
-from launcher.runtime.preflight.findings import Finding, worst
+from launcher.runtime.preflight.findings import Finding, worst_verdict
 from launcher.runtime.preflight.measure import (
     PreflightSubject,
+    clock_skew,
     examine,
     open_files,
     raise_open_files,
-    skew,
-    subject,
+    read_subject,
 )
 from launcher.runtime.recipe.load import reload
 
@@ -33,9 +33,9 @@ def by_name(found: list[Finding]) -> dict[str, Finding]:
 
 def test_a_run_that_could_be_trained_here(fresh_run: str) -> None:
     started = time.monotonic()
-    found = by_name(examine(subject(fresh_run)))
+    found = by_name(examine(read_subject(fresh_run)))
     assert time.monotonic() - started < LIMIT_S
-    assert worst(found.values()) != "failure", found
+    assert worst_verdict(found.values()) != "failure", found
     names = {"memory", "/dev/shm", "open files", "temporary disk", "corpus text", "run's store", "clock"}
     assert found.keys() >= names | {"checkpoints' disk"}
     assert not list(open_store(fresh_run).list("preflight/")), "the probe is gone"
@@ -54,7 +54,7 @@ def test_a_limit_that_we_may_raise_is_nothing_to_warn_of() -> None:
 
 
 def test_a_folder_that_is_not_mounted_here_is_refused(fresh_run: str, tmp_path: Path) -> None:
-    here = subject(fresh_run)
+    here = read_subject(fresh_run)
     assert here.run is not None
     elsewhere = tmp_path / "not-mounted"
     found = by_name(examine(PreflightSubject(here.recipe, str(elsewhere))))
@@ -64,7 +64,7 @@ def test_a_folder_that_is_not_mounted_here_is_refused(fresh_run: str, tmp_path: 
 
 
 def test_a_corpus_that_is_not_mounted_here_is_refused(fresh_run: str, tmp_path: Path) -> None:
-    recipe = reload(subject(fresh_run).recipe, (f"corpus.sources.text.uri={tmp_path}/nowhere",))
+    recipe = reload(read_subject(fresh_run).recipe, (f"corpus.sources.text.uri={tmp_path}/nowhere",))
     found = by_name(examine(PreflightSubject(recipe, fresh_run)))
     assert found["corpus text"].verdict == "failure"
 
@@ -77,7 +77,7 @@ def test_a_store_that_never_answers_is_a_warning_in_time(
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-        recipe = reload(subject(fresh_run).recipe, ("corpus.sources.text.uri=s3://bucket/corpus",))
+        recipe = reload(read_subject(fresh_run).recipe, ("corpus.sources.text.uri=s3://bucket/corpus",))
         started = time.monotonic()
         found = by_name(examine(PreflightSubject(recipe, None)))
         assert time.monotonic() - started < LIMIT_S
@@ -92,7 +92,7 @@ def test_a_store_that_refuses_connections_is_a_warning(
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    recipe = reload(subject(fresh_run).recipe, ("corpus.sources.text.uri=s3://bucket/corpus",))
+    recipe = reload(read_subject(fresh_run).recipe, ("corpus.sources.text.uri=s3://bucket/corpus",))
     assert by_name(examine(PreflightSubject(recipe, None)))["corpus text"].verdict == "warning"
 
 
@@ -107,7 +107,7 @@ def test_the_ray_cluster_must_be_reachable(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_store_with_a_clock_tells_how_far_ours_is_off(any_store: Store) -> None:
-    found = skew(any_store)
+    found = clock_skew(any_store)
     if isinstance(any_store, LocalStore):
         assert found is None
     else:
@@ -123,7 +123,7 @@ class Elsewhen(LocalStore):
 
 
 def test_a_clock_behind_the_stores_is_negative(tmp_path: Path) -> None:
-    assert skew(Elsewhen(tmp_path)) == pytest.approx(-300, abs=1.5)
+    assert clock_skew(Elsewhen(tmp_path)) == pytest.approx(-300, abs=1.5)
 
 
 def test_the_command_fails_where_the_run_cannot_be_opened(fresh_run: str) -> None:

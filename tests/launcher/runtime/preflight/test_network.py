@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from launcher.runtime.preflight import network
 from launcher.runtime.preflight.network import (
+    connection_error,
     examine_network,
     interface_of,
     line_rate,
+    rank_variables,
     ray_head,
-    refusal,
-    variables,
 )
 
 INTERFACES = {
@@ -43,7 +43,7 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("name", "address"), [(n, a) for n, found in INTERFACES.items() for a in found])
 def test_the_interface_with_the_address_is_taken(interfaces: None, name: str, address: str) -> None:
     assert interface_of(address) == name
-    found = variables(address, {})
+    found = rank_variables(address, {})
     assert found["GLOO_SOCKET_IFNAME"] == name
     assert found["NCCL_SOCKET_IFNAME"] == f"={name.split(':')[0]}"
     assert found["NCCL_SOCKET_FAMILY"] == ("AF_INET6" if ":" in address else "AF_INET")
@@ -61,16 +61,16 @@ def test_the_interface_with_the_address_is_taken(interfaces: None, name: str, ad
 )
 def test_an_address_is_more_than_its_letters(interfaces: None, address: str, name: str | None) -> None:
     assert interface_of(address) == name
-    assert ("GLOO_SOCKET_IFNAME" in variables(address, {})) == (name is not None)
+    assert ("GLOO_SOCKET_IFNAME" in rank_variables(address, {})) == (name is not None)
 
 
-NAMES = sorted(variables("127.0.0.1", {}))
+NAMES = sorted(rank_variables("127.0.0.1", {}))
 
 
 @given(st.sets(st.sampled_from(NAMES)), st.sampled_from(["127.0.0.1", "203.0.113.9"]))
 def test_what_a_user_has_set_stays(own: set[str], address: str) -> None:
-    found = variables(address, dict.fromkeys(own, "own"))
-    assert found == {name: value for name, value in variables(address, {}).items() if name not in own}
+    found = rank_variables(address, dict.fromkeys(own, "own"))
+    assert found == {name: value for name, value in rank_variables(address, {}).items() if name not in own}
 
 
 def test_the_address_outwards_is_one_of_this_machines() -> None:
@@ -151,6 +151,6 @@ def test_the_head_that_an_address_of_ray_names(address: str, head: tuple[str, in
 def test_only_a_head_that_takes_no_connection_refuses() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert refusal(f"127.0.0.1:{port}", 5) is None
-    assert isinstance(refusal(f"ray://127.0.0.1:{port}", 5), ConnectionRefusedError)
-    assert refusal("auto", 5) is None
+        assert connection_error(f"127.0.0.1:{port}", 5) is None
+    assert isinstance(connection_error(f"ray://127.0.0.1:{port}", 5), ConnectionRefusedError)
+    assert connection_error("auto", 5) is None

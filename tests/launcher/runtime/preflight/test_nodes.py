@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runtime.preflight.collective import NodeReport, warnings, with_versions
+from launcher.runtime.preflight.collective import NodeReport, warning_lines, with_versions
 from launcher.runtime.preflight.findings import Finding
 from tests.support.ranks.forked import run_ranks
 from tests.support.ranks.measures import hold
@@ -50,6 +50,6 @@ def test_other_code_on_a_node_makes_it_unfit() -> None:
 
 def test_what_many_nodes_warn_of_is_said_once() -> None:
     files = Finding("open files", "warning", "20,000", "raise it")
-    lines = warnings([report("a", files), report("b", files), report("c")])
+    lines = warning_lines([report("a", files), report("b", files), report("c")])
     (line,) = lines
     assert re.match(r"preflight, host-a, host-b: open files: 20,000\b", line)

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.runtime.preflight.findings import RankSums, Wrong, sums
+from launcher.runtime.preflight.findings import RankSums, WrongNumbers, judge_sums
 from tests.support.ranks.forked import run_ranks
 from tests.support.ranks.measures import faulty_sums
 
-WRONG = Wrong(3, 17, "5.0", 4.0)
+WRONG = WrongNumbers(3, 17, "5.0", 4.0)
 
 
 @pytest.mark.long
@@ -61,7 +61,7 @@ def test_a_slow_link_between_nodes_is_named_and_no_other(world: int, node: int, 
         RankSums(None, None, None, None, speed / (20 if rank == slow else 1), 1e9, 1e9, 1e9)
         for rank, speed in enumerate(speeds)
     ]
-    told = sums(found, nodes)
+    told = judge_sums(found, nodes)
     bad = [(at, f) for at, findings in told.items() for f in findings if f.verdict != "ok"]
     assert [(at, f.what) for at, f in bad] == ([] if slow is None else [(nodes[slow], "network")])
     for _, finding in bad:
@@ -75,23 +75,23 @@ def test_a_slow_link_inside_a_node_counts_where_the_hardware_is_known() -> None:
     """Ranks on CPUs have no links inside a node: how fast a message is there says how busy its cores are."""
     speeds = (200e9, 190e9, 20e9, 210e9)
     h100 = [RankSums(None, None, None, None, speed, 1e11, 450e9) for speed in speeds]
-    (bad,) = [f for f in sums(h100, ["a"] * 4)["a"] if f.verdict != "ok"]
+    (bad,) = [f for f in judge_sums(h100, ["a"] * 4)["a"] if f.verdict != "ok"]
     assert bad.what == "links"
     assert "rank 1 to rank 2" in bad.found
     cpus = [RankSums(None, None, None, None, speed / 100, 1e9) for speed in speeds]
-    assert {f.verdict for f in sums(cpus, ["a"] * 4)["a"]} == {"ok"}
+    assert {f.verdict for f in judge_sums(cpus, ["a"] * 4)["a"]} == {"ok"}
 
 
 def test_who_adds_wrongly_is_blamed_and_not_who_was_given_the_sum() -> None:
     victim, adder = RankSums(None, None, None, WRONG), RankSums(None, None, WRONG, WRONG)
-    told = sums([victim, adder, victim], ["a", "b", "a"])
+    told = judge_sums([victim, adder, victim], ["a", "b", "a"])
     assert [f.verdict for f in told["a"]] == ["ok"]
     assert [f.verdict for f in told["b"]] == ["failure"]
     assert "rank 1" in told["b"][0].found
 
 
 def test_wrong_numbers_of_a_rank_are_not_its_links_fault() -> None:
-    told = sums(
+    told = judge_sums(
         [RankSums(WRONG, None, None, WRONG), RankSums(None, WRONG, None, WRONG)],
         ["a", "b"],
     )
@@ -99,4 +99,4 @@ def test_wrong_numbers_of_a_rank_are_not_its_links_fault() -> None:
 
 
 def test_a_group_of_one_has_sums_and_no_links() -> None:
-    assert [f.what for f in sums([RankSums(None, None, None, None)], ["a"])["a"]] == ["sums"]
+    assert [f.what for f in judge_sums([RankSums(None, None, None, None)], ["a"])["a"]] == ["sums"]

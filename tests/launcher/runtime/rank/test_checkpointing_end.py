@@ -25,7 +25,7 @@ from data_service.store.open import open_store
 from encoder_core.train.state import TrainState
 from encoder_core.train.xlnet_memory import StoredMemory
 from encoder_core.train.zero_state import Fragment
-from launcher.runtime.run.record import BEGAN
+from launcher.runtime.run.record import COMMITTED
 from tests.support.ranks.checkpointers import Engine, Silent, keeper_of
 from tests.support.ranks.checkpointing import on_threads
 
@@ -107,7 +107,7 @@ def test_so_does_the_wait_for_a_save_that_was_under_way(store: Store) -> None:
     keeper.begin(Engine(), state_at(3))  # type: ignore[arg-type]
     keeper.finish(Engine(), state_at(4), StoredMemory())  # type: ignore[arg-type]
     assert list_committed(store) == [CheckpointName(1, 4), CheckpointName(1, 3)]
-    assert store.size(BEGAN) is not None
+    assert store.size(COMMITTED) is not None
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_store_that_fails_after_a_commit_costs_no_rank(store: Store) -> None:
             raise StoreUnavailable.at("s3://b", "down")
 
         def put_if_absent(self, key: str, data: bytes) -> bool:
-            if key == BEGAN:
+            if key == COMMITTED:
                 raise StoreUnavailable.at("s3://b", "down")
             return self._store.put_if_absent(key, data)
 

@@ -26,7 +26,7 @@ from encoder_core.train.settings import MEMORY
 from encoder_core.train.state import TrainState
 from encoder_core.train.xlnet_memory import StoredMemory
 from encoder_core.train.zero_state import Fragment
-from launcher.runtime.run.record import BEGAN
+from launcher.runtime.run.record import COMMITTED
 from tests.support.ranks.checkpointers import Engine, Silent, keeper_of
 from tests.support.ranks.checkpointing import assert_holds, random_state
 
@@ -109,7 +109,7 @@ class _Run:
         good = newest_good(self.store, Alone())
         if self.expected is None:
             assert good is None
-            assert self.store.size(BEGAN) is None
+            assert self.store.size(COMMITTED) is None
             return
         assert good is not None
         assert good.passed_over == ()

@@ -43,7 +43,7 @@ def test_the_process_that_tries_decides(
 ) -> None:
     """Its error and its bound count at a first start; the rank itself compares nothing."""
     tried = TriedCompilation(1.0, 3, error, 1e-4)
-    monkeypatch.setattr(compilation, "try_apart", lambda *_: tried)
+    monkeypatch.setattr(compilation, "try_in_process", lambda *_: tried)
     monkeypatch.setattr(compilation, "try_compilation", lambda *_, **__: TriedCompilation(1.0, 3))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     small_runs.prepare_corpus(tmp_path)

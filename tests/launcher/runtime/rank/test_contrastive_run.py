@@ -77,10 +77,11 @@ def test_pairs_from_a_pretrained_run_to_a_sentence_transformer(folder: Path, tmp
 
     checkpoint = open_checkpoint(open_run(run))
     figures = {
-        figure.of: figure.value for figure in held_out(checkpoint, checkpoint.run.recipe.evaluation.samples)
+        figure.conditions: figure.value
+        for figure in held_out(checkpoint, checkpoint.run.recipe.evaluation.samples)
     }
     for name in ("contrastive_loss", "contrastive_accuracy", "loss"):
-        of_source = Figure(measure=name, value=None, source="text").of
+        of_source = Figure(measure=name, value=None, source="text").conditions
         assert figures[of_source] == pytest.approx(last[name], rel=1e-4), "as the ranks recorded it"
 
     exported = export_run(open_run(run), None, str(tmp_path / "model"))

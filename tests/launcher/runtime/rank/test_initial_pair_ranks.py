@@ -15,7 +15,7 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from launcher.after.export.export import export_run
 from launcher.runtime.rank.kept_start import keep_start
-from launcher.runtime.recipe.continued import commented, continued
+from launcher.runtime.recipe.continued import commented_yaml, continued_recipe
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.create import create_run
 from launcher.runtime.run.record import open_run
@@ -129,7 +129,7 @@ def test_any_ranks_begin_alike(folder: Path) -> None:
 def test_the_printed_recipe_trains_the_published_folder(folder: Path) -> None:
     """As `recipe from` prints it, but for the corpus and for how long."""
     own = folder / "own.yaml"
-    own.write_text(commented(continued(str(folder / "published"))))
+    own.write_text(commented_yaml(continued_recipe(str(folder / "published"))))
     corpus = f"corpus={{sources: {{text: {{uri: {folder}/corpus}}}}, heldout: {{fraction: 0.1}}}}"
     few = ("phases=[{steps: 2, length: 32, batch: {sequences: 24}}]", "schedule.warmup=1", "microbatch=12")
     recipe = load(str(own), (corpus, *few, "precision=fp32"))

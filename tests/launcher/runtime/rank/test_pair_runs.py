@@ -13,7 +13,7 @@ from data_service.stream.stream import Stream
 from launcher.app.api.stream import StepDataset
 from launcher.errors import RecipeError
 from launcher.observe.inspect.show import find_sample
-from launcher.runtime.recipe.checks import impossible
+from launcher.runtime.recipe.checks import combination_issues
 from launcher.runtime.recipe.identity import identity
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.record import Run, open_run
@@ -209,4 +209,4 @@ def test_how_sources_are_mixed_is_part_of_a_runs_identity() -> None:
         "mixing.batches",
         "mixing.temperature",
     }
-    assert not impossible(changed)
+    assert not combination_issues(changed)

@@ -24,7 +24,7 @@ from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import Run, open_run
-from launcher.runtime.run.streams import read_lost
+from launcher.runtime.run.streams import read_skipped
 from tests.support.ranks.checkpointing import commit_steps
 from tests.support.runs.small_runs import new_run
 
@@ -52,7 +52,7 @@ def run(inputs: Path, tmp_path: Path) -> Run:
 
 
 def guard_of(run: Run, attempt: Attempt, resumed: CheckpointManifest | None = None) -> SpikeGuard:
-    lost = read_lost(run, resumed, Alone())
+    lost = read_skipped(run, resumed, Alone())
     journal = RankJournal(Silent(), Startup(), RunLog(run.store, attempt.number, 1e9))
     positions = Positions(PHASES, lost.ranges)
     return SpikeGuard(run, attempt, Control(0, 1, None), Alone(), journal, positions, resumed, lost)

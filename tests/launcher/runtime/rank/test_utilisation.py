@@ -5,7 +5,7 @@ import torch
 
 import launcher.runtime.rank.journal
 from launcher.runtime.capacity.devices import GIB, gpu_of_device
-from launcher.runtime.capacity.workload import Shape, microbatch_flops, targets_per_row
+from launcher.runtime.capacity.workload import Shape, model_cost, targets_per_row
 from launcher.runtime.rank.journal import Utilisation, utilisation
 from launcher.runtime.recipe.load import load
 
@@ -14,16 +14,16 @@ CPU = torch.device("cpu")
 
 def test_it_is_what_a_step_needs_over_what_the_devices_could_do() -> None:
     meter = Utilisation(ends=(10, 30), flops=(1e6, 3e6), peak=1e12)
-    assert meter.of(step=9, tokens=1000, seconds=0.5) == pytest.approx(0.002)
-    assert meter.of(step=10, tokens=1000, seconds=0.5) == pytest.approx(0.006)
-    assert meter.of(step=30, tokens=1000, seconds=0.5) == pytest.approx(0.006)
+    assert meter.share(step=9, tokens=1000, seconds=0.5) == pytest.approx(0.002)
+    assert meter.share(step=10, tokens=1000, seconds=0.5) == pytest.approx(0.006)
+    assert meter.share(step=30, tokens=1000, seconds=0.5) == pytest.approx(0.006)
 
 
 def test_the_flops_are_those_that_estimate_counts_without_recomputation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of every phase; a vocabulary that the tokenizer decides is the tokenizer's."""
-    monkeypatch.setattr(launcher.runtime.rank.journal, "peak", lambda device, precision: 1e12)
+    monkeypatch.setattr(launcher.runtime.rank.journal, "peak_flops", lambda device, precision: 1e12)
     recipe = load("bert-base", ("activation_checkpointing=true",))
     meter = utilisation(recipe, 30522, CPU, ranks=3)
     assert meter is not None
@@ -32,7 +32,7 @@ def test_the_flops_are_those_that_estimate_counts_without_recomputation(
     for phase, flops in zip(recipe.phases, meter.flops, strict=True):
         shape = Shape(64, phase.length, targets_per_row(recipe, phase.length))
         known = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab": 30522})})
-        assert flops == pytest.approx(microbatch_flops(known, shape).model / shape.tokens)
+        assert flops == pytest.approx(model_cost(known, shape).model / shape.tokens)
 
 
 def test_a_cpu_has_none() -> None:

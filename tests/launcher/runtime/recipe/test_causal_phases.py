@@ -8,11 +8,11 @@ from data_service.samples.masking import MlmMasking
 from data_service.samples.next_token import NextToken
 from encoder_core.layers.planned import visible_pairs
 from launcher.errors import RecipeError
-from launcher.runtime.capacity.workload import microbatch_flops, microbatch_shape
+from launcher.runtime.capacity.workload import microbatch_shape, model_cost
 from launcher.runtime.recipe.load import load, loads
-from launcher.runtime.recipe.phases import during
+from launcher.runtime.recipe.phases import in_phase
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.summary import known
+from launcher.runtime.recipe.summary import with_vocab
 from launcher.runtime.recipe.timeline import causal_after
 
 LENGTH = 128
@@ -29,8 +29,12 @@ BOTH = phased("objective: clm", "objective: mlm, mlm: {rate: 0.4}", "objective: 
 
 
 def test_a_phase_trains_one_of_the_two() -> None:
-    assert [set(during(BOTH, phase).objective.terms) for phase in BOTH.phases] == [{"clm"}, {"mlm"}, {"clm"}]
-    maskings = [during(BOTH, phase).objective.masking for phase in BOTH.phases]
+    assert [set(in_phase(BOTH, phase).objective.terms) for phase in BOTH.phases] == [
+        {"clm"},
+        {"mlm"},
+        {"clm"},
+    ]
+    maskings = [in_phase(BOTH, phase).objective.masking for phase in BOTH.phases]
     assert maskings[0] == maskings[2] == NextToken()
     assert isinstance(maskings[1], MlmMasking)
     assert maskings[1].rate == 0.4
@@ -49,12 +53,12 @@ def test_a_phase_trains_one_of_the_two() -> None:
 def test_only_pairs_in_sight_count_in_causal_phases() -> None:
     """Of 128 tokens in a row 8,256 pairs of 16,384, by products for scores, for values and for the derivatives of both;
     without the head, which scores other tokens."""
-    model = known(BOTH.model)
+    model = with_vocab(BOTH.model)
     recipe = BOTH.model_copy(update={"model": model})
     shapes = [microbatch_shape(recipe, phase) for phase in BOTH.phases[:2]]
     assert [shape.targets_per_row for shape in shapes] == [LENGTH - 3, round(0.4 * (LENGTH - 2))]
     causal, masked = (
-        microbatch_flops(during(recipe, phase), replace(shape, targets_per_row=20)).model
+        model_cost(in_phase(recipe, phase), replace(shape, targets_per_row=20)).model
         for phase, shape in zip(BOTH.phases, shapes, strict=False)
     )
     hidden = LENGTH**2 - visible_pairs(LENGTH, None, causal=True)

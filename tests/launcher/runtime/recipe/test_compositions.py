@@ -15,7 +15,7 @@ from data_service.samples.texts import TextLayout
 from data_service.types import Block
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import language_table
+from encoder_core.families.catalogue import embedded_languages
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import CoupledObjective, LossSums, ObjectiveModule
@@ -102,7 +102,7 @@ def test_it_learns_or_is_refused_with_a_reason(family: str, row: Row) -> None:
     torch.manual_seed(0)
     module = objective_module(config, row.terms)
     layout: TextLayout = "cls_last" if row.name == "contrastive" and family == "XLNet" else "cls_first"
-    batch = batch_of(OBJECTIVES.index(row), layout, language_table(config))
+    batch = batch_of(OBJECTIVES.index(row), layout, embedded_languages(config))
     initialise(module, 0.1)
     if row.terms.distil is not None:
         teacher = Teacher(row.terms.distil.teachers[0].model.model_copy(update={"vocab": VOCAB}))

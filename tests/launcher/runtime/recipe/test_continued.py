@@ -21,8 +21,8 @@ from launcher.app.cli.main import app
 from launcher.errors import RunError
 from launcher.runtime.cluster.resources import plan_resources
 from launcher.runtime.rank.initial_weights import check_start
-from launcher.runtime.recipe.checks import unsuitable
-from launcher.runtime.recipe.continued import TOKENIZER, commented, continued
+from launcher.runtime.recipe.checks import tokenizer_issues
+from launcher.runtime.recipe.continued import TOKENIZER, commented_yaml, continued_recipe
 from launcher.runtime.recipe.load import load, loads, reload
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
 from tests.support.models.exports import FAMILIES, LENGTH, Family, export, fitting_tokenizer
@@ -35,10 +35,10 @@ from tests.support.runs.starts import export as export_for
 def test_every_export_is_continued_without_an_edit(tmp_path: Path, name: str) -> None:
     family, folder = FAMILIES[name], tmp_path / "my model"
     export(family, folder)
-    recipe = continued(str(folder))
-    assert loads(commented(recipe), "printed") == recipe
+    recipe = continued_recipe(str(folder))
+    assert loads(commented_yaml(recipe), "printed") == recipe
     assert recipe.start == str(folder)
-    assert unsuitable(recipe, load_tokenizer(recipe.tokenizer.uri)) == []
+    assert tokenizer_issues(recipe, load_tokenizer(recipe.tokenizer.uri)) == []
     check_start(recipe)
     assert recipe.phases[0].length == LENGTH
     assert plan_resources(recipe).object_store_bytes < 3 << 30  # of the memory of a small machine
@@ -52,7 +52,7 @@ def test_a_pair_of_any_family_is_continued(tmp_path: Path) -> None:
     roberta = FAMILIES["roberta"]
     config = roberta.config.model_copy(update={"layers": 3, "generator_layers": 2})
     export(Family(config, objective, roberta.kind, roberta.style, ("generator", "discriminator")), tmp_path)
-    recipe = continued(str(tmp_path))
+    recipe = continued_recipe(str(tmp_path))
     assert isinstance(recipe.model, RobertaConfig)
     assert (recipe.model.layers, recipe.model.generator_layers) == (3, 2)
     assert list(recipe.objective.terms) == ["mlm", "rtd"]
@@ -86,14 +86,14 @@ def pickle_in(folder: Path, *, zipped: bool, shards: int) -> None:
 @pytest.mark.parametrize("layers", [2, 5])
 def test_deberta_v3_as_published_is_continued_as_a_discriminator(tmp_path: Path, layers: int) -> None:
     config = published(tmp_path / "v3", layers=layers)
-    recipe = continued(str(tmp_path / "v3"))
-    assert loads(commented(recipe), "printed") == recipe
+    recipe = continued_recipe(str(tmp_path / "v3"))
+    assert loads(commented_yaml(recipe), "printed") == recipe
     bundled = load("deberta-v3-base")
     assert (recipe.objective, recipe.input) == (bundled.objective, bundled.input)
     assert isinstance(recipe.model, DebertaV2Config)
     assert recipe.model.generator.layers == layers // 2
     assert recipe.model.hidden == config.hidden
-    assert unsuitable(recipe, load_tokenizer(recipe.tokenizer.uri)) == []
+    assert tokenizer_issues(recipe, load_tokenizer(recipe.tokenizer.uri)) == []
     check_start(recipe)
 
 
@@ -102,7 +102,7 @@ def test_the_generator_beside_it_says_how_deep_it_is(tmp_path: Path) -> None:
     own = described(config) | {"num_hidden_layers": 4}
     (tmp_path / "v3/generator_config.json").write_text(json.dumps(own))
     (tmp_path / "v3/pytorch_model.generator.bin").touch()
-    recipe = continued(str(tmp_path / "v3"))
+    recipe = continued_recipe(str(tmp_path / "v3"))
     assert list(recipe.objective.terms) == ["mlm", "rtd"]
     assert isinstance(recipe.model, DebertaV2Config)
     assert (recipe.model.layers, recipe.model.generator_layers) == (5, 4)
@@ -115,23 +115,23 @@ def test_pickled_weights_are_told_by_their_names(
 ) -> None:
     published(tmp_path / "model", heads=heads)
     pickle_in(tmp_path / "model", zipped=zipped, shards=shards)
-    assert (continued(str(tmp_path / "model")).objective.rtd is not None) == heads
+    assert (continued_recipe(str(tmp_path / "model")).objective.rtd is not None) == heads
 
 
 @pytest.mark.parametrize("convolution", [None, 3])
 def test_a_deberta_without_that_head_is_a_version_2(tmp_path: Path, convolution: int | None) -> None:
     """With a note where a version 3 whose heads were left out would look the same."""
     published(tmp_path / "v2", heads=False, convolution=convolution)
-    recipe = continued(str(tmp_path / "v2"))
+    recipe = continued_recipe(str(tmp_path / "v2"))
     assert list(recipe.objective.terms) == ["mlm"]
-    assert ("deberta-v3-base" in commented(recipe)) == (convolution is None)
+    assert ("deberta-v3-base" in commented_yaml(recipe)) == (convolution is None)
 
 
 @pytest.mark.long
 def test_a_config_without_weights_is_no_discriminator(tmp_path: Path) -> None:
     published(tmp_path / "bare")
     (tmp_path / "bare" / WEIGHTS).unlink()
-    assert continued(str(tmp_path / "bare")).objective.rtd is None
+    assert continued_recipe(str(tmp_path / "bare")).objective.rtd is None
 
 
 @pytest.mark.parametrize("name", ["roberta", "deberta", "deberta-v2", "modernbert"])
@@ -139,16 +139,16 @@ def test_the_discriminator_of_any_export_is_continued_as_one(tmp_path: Path, nam
     family, objective = FAMILIES[name], RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig())
     pair = ("generator", "discriminator")
     export(Family(family.config, objective, family.kind, family.style, pair), tmp_path)
-    recipe = continued(str(tmp_path / "discriminator"))
+    recipe = continued_recipe(str(tmp_path / "discriminator"))
     assert list(recipe.objective.terms) == ["mlm", "rtd"]
     check_start(recipe)
-    assert list(continued(str(tmp_path / "generator")).objective.terms) == ["mlm"]
+    assert list(continued_recipe(str(tmp_path / "generator")).objective.terms) == ["mlm"]
 
 
 def test_a_model_without_heads_gets_no_pair_task(setting: Setting, tmp_path: Path) -> None:
     export_for(setting.asks(BERT, RecipeObjective(mlm=MLM), "scratch"), tmp_path / "whole")
     AutoModel.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "bare")
-    recipe = continued(str(tmp_path / "bare"))
+    recipe = continued_recipe(str(tmp_path / "bare"))
     assert (recipe.objective.nsp, recipe.input.packing) == (None, "full_sentences")
     assert recipe.tokenizer.uri == TOKENIZER
     inputs = {"corpus": setting.run.recipe.corpus, "tokenizer": setting.run.recipe.tokenizer}
@@ -176,15 +176,15 @@ def test_the_command_prints_what_recipe_check_accepts(tmp_path: Path) -> None:
 def test_one_network_of_electras_two_is_refused(tmp_path: Path) -> None:
     export(FAMILIES["electra"], tmp_path)
     with pytest.raises(RunError, match=r"\bELECTRA's\b.*\n.*generator/"):
-        continued(str(tmp_path / "discriminator"))
+        continued_recipe(str(tmp_path / "discriminator"))
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json\b"):
-        continued(str(tmp_path))
+        continued_recipe(str(tmp_path))
 
 
 def test_settings_may_still_be_set(tmp_path: Path) -> None:
     export(FAMILIES["bert"], tmp_path / "m")
-    recipe = reload(continued(str(tmp_path / "m")), ("phases.0.steps=2000", "schedule.warmup=200"))
+    recipe = reload(continued_recipe(str(tmp_path / "m")), ("phases.0.steps=2000", "schedule.warmup=200"))
     assert recipe.total_steps == 2000

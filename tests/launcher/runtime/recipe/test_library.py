@@ -23,10 +23,10 @@ from encoder_core.families import (
 from encoder_core.families.catalogue import ModelConfig
 from launcher.runtime.recipe.load import load, loads
 from launcher.runtime.recipe.network import meta_module
-from launcher.runtime.recipe.phases import during, source_shares, source_temperature
+from launcher.runtime.recipe.phases import in_phase, source_shares, source_temperature
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
 from launcher.runtime.recipe.source import bundled
-from launcher.runtime.recipe.summary import discriminator_parameters, kind, parameters, tokens_per_step
+from launcher.runtime.recipe.summary import discriminator_parameters, parameters, title, tokens_per_step
 from launcher.runtime.recipe.timeline import tokens_before
 from launcher.runtime.recipe.tiny import tiny
 
@@ -244,7 +244,7 @@ def test_phases_of_modernbert_and_its_successors_have_the_published_tokens(
 def test_mmberts_masks_and_languages_anneal() -> None:
     for name in ("mmbert-small", "mmbert-base"):
         recipe = load(name)
-        masks = [during(recipe, phase).objective.mlm for phase in recipe.phases]
+        masks = [in_phase(recipe, phase).objective.mlm for phase in recipe.phases]
         assert [mlm.rate for mlm in masks if mlm is not None] == [0.3, 0.15, 0.05]
         assert [1 / source_temperature(recipe, phase) for phase in recipe.phases] == pytest.approx(
             [0.7, 0.5, 0.3]
@@ -298,7 +298,7 @@ def structure(recipe: Recipe) -> tuple[object, ...]:
     start = "scratch" if recipe.start.startswith(PLACEHOLDER) else recipe.start
     reading = recipe.input.model_dump(exclude={"copies", "reuse"})
     return (
-        *(kind(recipe), objective, optimizer, reading, recipe.schedule.decay, recipe.zero, recipe.corpus),
+        *(title(recipe), objective, optimizer, reading, recipe.schedule.decay, recipe.zero, recipe.corpus),
         *(recipe.tokenizer, recipe.seed, start, recipe.model.activation, recipe.model.layer_norm_eps),
     )
 

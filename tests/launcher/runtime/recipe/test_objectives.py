@@ -4,7 +4,7 @@ import pytest
 
 from data_service.tokenizers.load import from_files
 from launcher.errors import RecipeError
-from launcher.runtime.recipe.checks import unsuitable
+from launcher.runtime.recipe.checks import tokenizer_issues
 from launcher.runtime.recipe.load import load
 
 XLNET, ELECTRA = "xlnet-base", "electra-base"
@@ -190,16 +190,18 @@ def test_words_are_masked_only_with_a_tokenizer_that_knows_them(
     name: str, place: tuple[str, ...], problem: str
 ) -> None:
     wordless = from_files({"vocab.txt": "\n".join((*SPECIAL, "##a", "##b")).encode()})
-    (found,) = unsuitable(load(name), wordless)
+    (found,) = tokenizer_issues(load(name), wordless)
     assert found.path == place
     assert found.what.startswith(problem)
-    assert not unsuitable(load("bert-base"), wordless), "it masks by token"
-    assert not unsuitable(load(name), from_files({"vocab.txt": "\n".join((*SPECIAL, "a", "##b")).encode()}))
+    assert not tokenizer_issues(load("bert-base"), wordless), "it masks by token"
+    assert not tokenizer_issues(
+        load(name), from_files({"vocab.txt": "\n".join((*SPECIAL, "a", "##b")).encode()})
+    )
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
     tokenizer = from_files({"vocab.txt": "\n".join((*SPECIAL, "a", "##b")).encode()})
-    (found,) = unsuitable(load("bert-base", ("model.vocab=6",)), tokenizer)
+    (found,) = tokenizer_issues(load("bert-base", ("model.vocab=6",)), tokenizer)
     assert (found.path, found.what) == (
         ("model", "vocab"),
         "the tokenizer has 7 ids, the model's vocabulary only 6",

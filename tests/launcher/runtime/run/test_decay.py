@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from launcher.errors import RunError
 from launcher.runtime.rank.build import schedule
 from launcher.runtime.recipe.load import load, reload
-from launcher.runtime.run.fork import decaying
+from launcher.runtime.run.fork import with_decay
 
 PHASE = "{steps: %d, length: 128, batch: {sequences: 64}%s}"
 OVERALL = load(
@@ -28,7 +28,7 @@ OWN = load(
 
 @given(step=st.integers(6, 54), steps=st.integers(1, 40))
 def test_the_rate_is_as_it_was_and_then_decays_from_there(step: int, steps: int) -> None:
-    was, found = schedule(OVERALL), decaying(OVERALL, step, steps)
+    was, found = schedule(OVERALL), with_decay(OVERALL, step, steps)
     rate = schedule(found)
     assert found.total_steps == step + steps
     assert [rate(n) for n in range(step)] == [was(n) for n in range(step)]
@@ -40,12 +40,12 @@ def test_the_rate_is_as_it_was_and_then_decays_from_there(step: int, steps: int)
 
 
 def test_a_phase_with_a_schedule_of_its_own_decays_by_that() -> None:
-    found = decaying(OWN, 40, 16)
+    found = with_decay(OWN, 40, 16)
     assert [phase.steps for phase in found.phases] == [20, 36]
     assert found.schedule == OWN.schedule
     rate = schedule(found)
     assert [rate(n) for n in (39, 40, 44)] == [6e-4, 6e-4, 3e-4]
-    first = decaying(OWN, 20, 4)  # the step where phase 0 has ended, and phase 1 has not begun
+    first = with_decay(OWN, 20, 4)  # the step where phase 0 has ended, and phase 1 has not begun
     assert [phase.steps for phase in first.phases] == [24]
     assert schedule(first)(21) == 3e-4
 
@@ -55,5 +55,5 @@ def test_a_phase_with_a_schedule_of_its_own_decays_by_that() -> None:
 )
 def test_what_is_not_stable_is_refused(step: int, problem: str) -> None:
     with pytest.raises(RunError, match=problem) as caught:
-        decaying(OVERALL, step, 10)
+        with_decay(OVERALL, step, 10)
     assert "--timeline" in caught.value.remedy

@@ -21,7 +21,7 @@ from launcher.runtime.recipe.phase_parts import PhaseMixture
 from launcher.runtime.run.fork import Forked, fork
 from launcher.runtime.run.record import RECORD, Run, open_run
 from launcher.runtime.run.step_table import Record
-from launcher.runtime.run.streams import RECENT, sample_positions, stream_spec
+from launcher.runtime.run.streams import SPIKES_KEY, sample_positions, stream_spec
 from tests.support.checks.command import maskfleet
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
@@ -163,7 +163,7 @@ def test_what_the_run_leaves_out_the_fork_leaves_out(source: str, tmp_path: Path
         assert forked.step == STEP
         manifest = read_manifest(forked.run.store, CheckpointName(COPIED_ATTEMPT, STEP))
         assert skipped_ranges(manifest, []) == expected
-        assert (RECENT in manifest.state) == (name == "same"), "losses on other data are no measure"
+        assert (SPIKES_KEY in manifest.state) == (name == "same"), "losses on other data are no measure"
         again = make(forked.run.uri, tmp_path / f"{name}-again", "seed=6", step=None)
         assert skipped_ranges(read_manifest(again.run.store, CheckpointName(COPIED_ATTEMPT, STEP)), []) == ()
 

@@ -17,7 +17,7 @@ from data_service.store.open import open_store
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.create import create_run, reconcile
-from launcher.runtime.run.heldout_rules import refuse_leaks, unlike
+from launcher.runtime.run.heldout_rules import differing_rules, refuse_leaks
 from launcher.runtime.run.log import OPERATOR
 from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.segments import segment_prefix
@@ -64,7 +64,7 @@ def test_a_source_that_trains_on_what_another_holds_out_is_refused(
 ) -> None:
     for names in (("large", "small"), ("small", "large")):
         recipe = mixed(corpora, inputs, names)
-        assert unlike(recipe) == [("small", "large")]
+        assert differing_rules(recipe) == [("small", "large")]
         with pytest.raises(CorpusError) as refused:
             create_run(recipe, str(tmp_path / "run"), NOW)
         assert all(str(corpora / name) in str(refused.value) for name in names)

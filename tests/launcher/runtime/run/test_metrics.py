@@ -13,7 +13,7 @@ from launcher.runtime.run.metrics import (
     HELD_OUT,
     STEP,
     THROUGHPUT,
-    UNSHOWN,
+    UNSHOWN_FIELDS,
     figures,
 )
 
@@ -49,7 +49,7 @@ def test_users_dashboards_find_every_figure_under_its_name() -> None:
 
 
 def test_all_that_a_step_records_is_in_the_table() -> None:
-    known = {"kind", "loss", *UNSHOWN, *(metric.name for metric in STEP)}
+    known = {"kind", "loss", *UNSHOWN_FIELDS, *(metric.name for metric in STEP)}
     record = report("generator", "discriminator").record()
     others = record.keys() - known
     assert {
@@ -78,7 +78,7 @@ def test_rows_have_names_of_their_own() -> None:
 def test_a_ratio_is_taken_where_the_figure_is_not_recorded(
     record: dict[str, float | None], value: float | None
 ) -> None:
-    assert THROUGHPUT.of(record) == value
+    assert THROUGHPUT.value_in(record) == value
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_a_ratio_is_taken_where_the_figure_is_not_recorded(
 )
 def test_a_small_share_is_no_long_number(share: float, said: str) -> None:
     (mfu,) = (metric for metric in STEP if metric.name == "mfu")
-    assert mfu.say(share) == f"MFU {said}"
+    assert mfu.value_text(share) == f"MFU {said}"

@@ -22,7 +22,7 @@ from launcher.errors import RunChanged
 from launcher.runtime.rank.removals import settle_removals
 from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.record import RECORD, Run, open_run
-from launcher.runtime.run.removals import LEFT_OUT, CorpusStates, RemovalHistory
+from launcher.runtime.run.removals import REMOVALS, CorpusStates, RemovalHistory
 from launcher.runtime.run.streams import heldout_spec, stream_spec
 from tests.support.runs.small_runs import new_run
 
@@ -71,7 +71,7 @@ def test_a_run_that_is_made_afterwards_reads_its_state_for_ever(folder: Path) ->
     assert run.record.inputs.corpora == plain.record.inputs.corpora
     assert states_in(again(run)) == {first}
     assert states_in(resume(again(run), 0)) == {first}
-    assert list(run.store.list(LEFT_OUT)) == []
+    assert list(run.store.list(REMOVALS)) == []
     remove(folder, "2")
     assert states_in(open_run(run.uri)) == {first}
 
@@ -154,7 +154,7 @@ def test_a_damaged_record_is_named(folder: Path) -> None:
     for step, name in ((3, "1"), (6, "2"), (7, "3")):
         remove(folder, name)
         resume(again(run, without_removed=True), step)
-    keys = [entry.key for entry in run.store.list(LEFT_OUT)]
+    keys = [entry.key for entry in run.store.list(REMOVALS)]
     data, rng = run.store.get(keys[1]), random.Random(2)
     for _ in range(20):
         changed = bytearray(data)

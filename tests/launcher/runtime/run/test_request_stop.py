@@ -14,7 +14,7 @@ from checkpoints.ownership import find_stop_request, read_presence
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.exit_codes import REPEAT, STOPPED
-from launcher.runtime.cluster.stop_requests import Stopping
+from launcher.runtime.cluster.stop_requests import StopRequests
 from launcher.runtime.run import request_stop as run_stop
 from launcher.runtime.run.history import read_history
 from tests.support.checks.command import maskfleet
@@ -37,8 +37,8 @@ def started(store: Store, owner: Owner = ELSEWHERE) -> Attempt:
 
 
 @contextmanager
-def listening(attempt: Attempt, notes: list[str]) -> Iterator[Stopping]:
-    stopping = Stopping(notes.append, poll_s=0.01)
+def listening(attempt: Attempt, notes: list[str]) -> Iterator[StopRequests]:
+    stopping = StopRequests(notes.append, poll_s=0.01)
     with stopping, stopping.saving(), stopping.requests(attempt):
         yield stopping
 
@@ -51,7 +51,7 @@ def test_a_request_reaches_the_start_that_runs(store: Store) -> None:
         assert asked.found is not None
         assert (asked.found.attempt, asked.found.owner.host) == (1, "node7")
         assert stopping.asked.wait(10)
-    assert stopping.reason == f"stop requested by {run_stop.here()}"
+    assert stopping.reason == f"stop requested by {run_stop.whoami()}"
     assert stopping.code == STOPPED
     assert f"code {STOPPED}" in notes[0]
     (event,) = read_history(store).events
