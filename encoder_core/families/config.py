@@ -134,7 +134,7 @@ class EncoderConfig(BaseModel, ABC):
 
     @property
     def has_convolution(self) -> bool:
-        return False
+        return getattr(self, "convolution", None) is not None
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:

@@ -131,10 +131,6 @@ class DebertaV2Config(Disentangled):
     generator_layers: int | None = Field(default=None, gt=0)
 
     @property
-    def has_convolution(self) -> bool:
-        return self.convolution is not None
-
-    @property
     def generator(self) -> "DebertaV2Config":
         """The generator, as a model of its own: equally wide, half as deep (DeBERTaV3, section 3.1)."""
         layers = self.generator_layers or max(1, self.layers // 2)
