@@ -35,9 +35,10 @@ used = resource.getrusage(resource.RUSAGE_SELF)
 print(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, int(built.train.tokens.sum() + built.heldout.tokens.sum()))
 """
 _DATASETS = """
-import resource, sys
+import resource, shutil, sys
 import datasets, tokenizers
 source, tokenizer, output = sys.argv[1:4]
+shutil.rmtree(output, ignore_errors=True)  # else the second run takes what the first has written
 datasets.disable_progress_bars()
 codec = tokenizers.Tokenizer.from_file(tokenizer + "/tokenizer.json")
 text = datasets.load_dataset("json", data_files=source, split="train", cache_dir=output)
