@@ -354,9 +354,7 @@ class CorpusManifest:
         """The fingerprint, computed from all columns."""
         content = hashlib.sha256()
         identity: list[object] = [self.tokenizer_hash, self.vocab_size, self.shard_sizes, self.shard_digests]
-        if (
-            self.word_rules > 1
-        ):  # the first rules are not named, so that older corpora keep their fingerprints
+        if self.word_rules > 1:  # version 1 is left out, so that older corpora keep their fingerprints
             identity.append({"words": self.word_rules})
         if self.pairs is not None:
             identity.append({"pairs": self.pairs.negatives})

@@ -29,7 +29,7 @@ from data_service.tokenizers.word_splits import PieceSplitter, split_text
 _MAX_PROCESSES = 4  # counting processes, with tables of 0.7 GB each; one reader can feed no more
 _MAX_TABLE_PIECES = 2_000_000  # largest number of pieces in a table, which take about 200 bytes each
 _SHORT_CHARACTERS = 64  # a long piece counts as one more piece for each so many characters
-_FILE_BITS = 6  # bits of a word's hash that select its file
+_SPILL_FILE_BITS = 6  # bits of a word's hash that select its file
 _MAX_FILE_BYTES = 1 << 30  # size above which a file is divided by the hash's next bits
 _BATCH_CHARACTERS = 1 << 20  # characters of text that are sent to a process at a time
 
@@ -120,9 +120,9 @@ class _SpillingCounter:
 
 def _spill_counts(counts: Counter[str], folder: Path, number: int, level: int) -> None:
     """Add counts to the files of `folder`, one of JSON lines for each value of the hash's bits at `level`."""
-    parts: list[dict[str, int]] = [{} for _ in range(1 << _FILE_BITS)]
+    parts: list[dict[str, int]] = [{} for _ in range(1 << _SPILL_FILE_BITS)]
     for word, count in counts.items():
-        parts[crc32(word.encode()) >> level * _FILE_BITS & (1 << _FILE_BITS) - 1][word] = count
+        parts[crc32(word.encode()) >> level * _SPILL_FILE_BITS & (1 << _SPILL_FILE_BITS) - 1][word] = count
     for index, part in enumerate(parts):
         if part:
             place = folder / f"{index}"
@@ -135,7 +135,9 @@ def _merge_spilled(folder: Path, level: int = 1) -> Iterator[Counter[str]]:
     """Yield the counts of all words of a folder that was written, each word once, and empty the folder."""
     for place in sorted(folder.iterdir()):
         files = sorted(place.iterdir())
-        divided = sum(file.stat().st_size for file in files) > _MAX_FILE_BYTES and level * _FILE_BITS < 32
+        divided = (
+            sum(file.stat().st_size for file in files) > _MAX_FILE_BYTES and level * _SPILL_FILE_BITS < 32
+        )
         counts: Counter[str] = Counter()
         for path in files:
             with path.open(encoding="utf-8") as file:

@@ -145,7 +145,7 @@ def _compute(
 ) -> CellFigures | CellFailure:
     """Compute a cell in a process of Ray. `packed`: the CellWork. The driver's folder only exists on the driver's node;
     on other nodes the model is unpacked once into the folder of Ray's session, and is deleted with it."""
-    # Ray hides no GPU from a task that asks for none. Modules that come with the work ask CUDA, which answers once.
+    # Ray hides no GPU from a task that asks for none. CUDA reads the variable once, when unpickling imports torch.
     os.environ.update(visible_devices(assigned_gpus()))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a cell has the cores that it was given
     work: CellWork = ray.cloudpickle.loads(packed)

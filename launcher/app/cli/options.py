@@ -199,9 +199,9 @@ def require_free(uri: str) -> None:
         RunError: there is a run already, or `uri` is not allowed for a run.
         StoreError: the store cannot be read.
     """
-    from launcher.runtime.run.outline import free_place
+    from launcher.runtime.run.outline import open_unused_store
 
-    free_place(uri)
+    open_unused_store(uri)
 
 
 def require_model(source: str) -> None:

@@ -97,7 +97,7 @@ def shuffle_radius(recipe: Recipe) -> ShuffleRadius | None:
 def _masking_rate(recipe: Recipe) -> float:
     """Return how many tokens one core cuts and masks in a second."""
     if isinstance(recipe.input, TextPairs | RepeatedSentences):
-        return 300e6  # they are only cut
+        return 300e6  # rows are cut from documents, and nothing is masked
     if isinstance(recipe.input, Lanes):
         return 15e6
     if recipe.objective.denoise is not None:

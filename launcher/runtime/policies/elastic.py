@@ -32,7 +32,7 @@ class Trainers(BaseModel):
     grow: Annotated[float, Field(gt=0)] = 1800.0
 
     @model_validator(mode="after")
-    def _ordered(self) -> "Trainers":
+    def _min_is_at_most_max(self) -> "Trainers":
         if self.max != "auto" and self.max < self.min:
             raise ValueError(f"at least {self.min} ranks and at most {self.max}: min must not exceed max")
         return self

@@ -41,7 +41,7 @@ NETWORK = (
 )
 """Beginnings of the names of file systems whose files lie on other machines."""
 _LIMIT_S = 600.0
-_UNCOMPILED_MODULES = 50  # modules that may lack bytecode, such as those of a read-only checkout
+_MAX_MODULES_WITHOUT_BYTECODE = 50  # modules that may lack bytecode, such as those of a read-only checkout
 _REMEDY = (
     "copy the environment to a local disk of each node, as one file (a container image, or a tar that the job unpacks "
     "into /tmp): many small files are slow there"
@@ -122,7 +122,7 @@ def judge_imports(found: Imports, system: str) -> Finding:
         f"{found.total:.1f} s ({parts}): {found.files:,} files of {human_bytes(found.size)} on {system}, "
         f"{human_bytes(found.read)} from disk"
     )
-    if found.uncompiled > _UNCOMPILED_MODULES:
+    if found.uncompiled > _MAX_MODULES_WITHOUT_BYTECODE:
         text += f"; {found.uncompiled:,} modules have no bytecode"
         return Finding("imports", "warning", text, f"compile them once: python -m compileall {sys.prefix}")
     if found.total > SLOW_S:

@@ -142,7 +142,7 @@ def check_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> Toke
     found = trained.with_tokenizer(its.vocab_size, its.special.pad)
     if _pads_differ(found, config):
         raise RunError(
-            f"start: positions of {recipe.start} begin after its padding id, {found.pad_id}, and those of this run "
+            f"start: the position table of {recipe.start} begins after its padding id {found.pad_id}, this run's "
             f"after {config.pad_id}",
             remedy="export that run, and start from the exported folder",
         )

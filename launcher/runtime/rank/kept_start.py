@@ -28,7 +28,7 @@ from encoder_core.errors import ModelError
 from launcher.errors import RunError
 from launcher.runtime.rank.hub_models import SCHEME, fetch, wanted_files
 from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe
-from launcher.runtime.run.outline import free_place
+from launcher.runtime.run.outline import open_unused_store
 
 
 def keep_start(recipe: Recipe, run: str) -> Recipe:
@@ -48,7 +48,7 @@ def keep_start(recipe: Recipe, run: str) -> Recipe:
         return recipe
     both = recipe.objective.rtd is not None
     if recipe.start.startswith(SCHEME):
-        place = free_place(run)
+        place = open_unused_store(run)
         folder, name = fetch(recipe.start, generator=both)
         source: Store = LocalStore(folder)
         both &= holds_generator(source)
@@ -58,7 +58,7 @@ def keep_start(recipe: Recipe, run: str) -> Recipe:
         both &= holds_generator(source)
         if not both and not pickled_networks(source):
             return recipe
-        place = free_place(run)
+        place = open_unused_store(run)
     with _pair(source, recipe.start) if both else _without_pickles(source, recipe.start) as folder:
         _copy(folder, recipe, place.at(f"start/{name}"))
     return recipe.model_copy(update={"start": f"{run.rstrip('/')}/start/{name}"})

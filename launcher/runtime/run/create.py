@@ -26,7 +26,7 @@ from launcher.runtime.run.heldout_rules import ReportBlocks, record_compared, re
 from launcher.runtime.run.inputs import FILES, Inputs, read_inputs, refuse_placeholders
 from launcher.runtime.run.kept_tokenizer import keep_tokenizer
 from launcher.runtime.run.log import operator_event
-from launcher.runtime.run.outline import FORMAT, ForkOrigin, free_place
+from launcher.runtime.run.outline import FORMAT, ForkOrigin, open_unused_store
 from launcher.runtime.run.readiness import check_mixture, check_rows, check_text
 from launcher.runtime.run.record import RECIPE, RECORD, Run, RunRecord, dump_record
 from launcher.runtime.run.removals import CorpusStates
@@ -76,7 +76,7 @@ def create_run(
             source trains on what another holds out.
         StoreError: no permission, no space, no such bucket.
     """
-    store = free_place(uri)
+    store = open_unused_store(uri)
     resolved = absolute_uris(recipe)
     refuse_placeholders(resolved)
     tokenizer = load_tokenizer(resolved.tokenizer.uri)

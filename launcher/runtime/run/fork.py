@@ -43,7 +43,7 @@ from launcher.runtime.run.heldout_rules import refuse_leaks
 from launcher.runtime.run.inputs import Inputs
 from launcher.runtime.run.kept_tokenizer import keep_tokenizer
 from launcher.runtime.run.log import operator_event
-from launcher.runtime.run.outline import ForkOrigin, free_place
+from launcher.runtime.run.outline import ForkOrigin, open_unused_store
 from launcher.runtime.run.record import COMMITTED, Run, RunRecord, select_checkpoint
 from launcher.runtime.run.removals import CorpusStates, RemovalHistory, RemovalRecord, write_removals
 from launcher.runtime.run.streams import SPIKES_KEY
@@ -95,7 +95,7 @@ def fork(
         CheckpointError: the checkpoint's moments are not those of the new recipe's optimizer; and as for `export`.
         RecipeError, CorpusError, TokenizerError, StoreError: as for `init` and `export`.
     """
-    store = free_place(uri)
+    store = open_unused_store(uri)
     manifest = select_checkpoint(source, step)
     base = source.recipe if decay is None else with_decay(source.recipe, manifest.step, decay)
     recipe = _with_planned_data(source.recipe, absolute_uris(reload(base, tuple(assignments))), manifest.step)

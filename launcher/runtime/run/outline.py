@@ -189,7 +189,7 @@ def outline(uri: str, store: Store, record: bytes, recipe: bytes) -> Outline:
     )
 
 
-def free_place(uri: str) -> Store:
+def open_unused_store(uri: str) -> Store:
     """Return the store at `uri`, for a new run. Raises RunError if it holds a run, or the URI has control
     characters."""
     store = open_store(uri)
