@@ -209,8 +209,8 @@ def term_losses(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the losses of a record in nats, by term (`mlm`, `rtd`, ...), or the whole `loss` of a record without
     terms. Losses that are not finite are left out."""
     suffix = TERM_LOSS.suffix
-    named = {name.removesuffix(suffix): value for name, value in record.items() if name.endswith(suffix)}
-    named.pop(BEFORE + LOSS, None)
+    terms = {name for name in record if name.endswith(suffix)} - {BEFORE + LOSS}
+    named = {name.removesuffix(suffix): value for name, value in record.items() if name in terms}
     named = named or {LOSS: record.get(LOSS)}
     return {name: float(value) for name, value in named.items() if value is not None and math.isfinite(value)}
 

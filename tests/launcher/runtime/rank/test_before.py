@@ -13,7 +13,7 @@ from data_service.ingest.options import BuildOptions
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from launcher.observe.inspect.report.curves import charts
-from launcher.runtime.run.metrics import figures
+from launcher.runtime.run.metrics import figures, term_losses
 from tests.support.data.made_up import write_text
 from tests.support.ranks.run_group import finish
 from tests.support.runs.small_runs import history, losses, new_run, operate, prepare_corpus
@@ -62,6 +62,7 @@ def test_both_texts_are_measured_and_drawn(place: Path, world: int) -> None:
         assert before_of(one).keys() == before_of(other).keys()
         assert before_of(one)["mlm_loss"] != ours["mlm_loss"]
         assert figures(one)["heldout/before_mlm_loss"] == one["before_mlm_loss"]
+        assert list(term_losses(one)) == ["mlm", "before_mlm"], "each loss is shown once"
     drawn = {chart.title: chart for chart in charts(history(old), (), {})}
     curves = {series.name: series for series in drawn["MLM loss"].series}
     assert list(curves) == ["training", "held out", "before"]
