@@ -6,6 +6,7 @@ bits, activations quantised as they come.
 """
 
 import logging
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -118,9 +119,15 @@ def _root_cause(error: BaseException) -> Exception:
 
 def _quantise(path: Path, small: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
 
     external = _size(path) > _MAX_FILE_BYTES
-    quantize_dynamic(path, small, weight_type=QuantType.QInt8, use_external_data_format=external)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        # A weight that several products share is transposed in the graph. Unless that is computed before, it is no
+        # constant to the quantiser, which leaves it in fp32: all layers of an ALBERT, queries and keys of a DeBERTa v2.
+        folded = Path(folder) / path.name
+        quant_pre_process(path, folded, skip_symbolic_shape=True, save_as_external_data=external)
+        quantize_dynamic(folded, small, weight_type=QuantType.QInt8, use_external_data_format=external)
 
 
 def _size(path: Path) -> int:

@@ -67,6 +67,24 @@ def test_a_graph_computes_what_our_network_does(name: str, tmp_path: Path) -> No
     assert f"opset {OPSET}" in (folder / "README.md").read_text()
 
 
+def test_weights_that_several_products_share_are_quantised_too(tmp_path: Path) -> None:
+    """All layers of an ALBERT are one layer's weights. Small ones are constants of the exporter's graph anyway."""
+    small = SERVED["albert"]
+    export(
+        replace(small, config=small.config.model_copy(update={"hidden": 256, "feed_forward": 512})), tmp_path
+    )
+    write_graph(tmp_path, int8=True)
+    graph = onnx.load(tmp_path / INT8_GRAPH).graph
+    floats = {
+        one.name
+        for one in graph.initializer
+        if one.data_type == onnx.TensorProto.FLOAT and len(one.dims) == 2
+    }
+    products = ("MatMul", "Gemm", "Transpose")
+    assert not floats & {name for node in graph.node if node.op_type in products for name in node.input}
+    assert not list((tmp_path / "onnx").glob("*/")), "nothing temporary is left"
+
+
 def _scores(family: Family, folder: Path) -> Any:
     """Our head's scores of all tokens, by the encoder's last states: transformers has no enhanced mask decoder."""
     heads = "rtd" if family.objective.rtd else exported_heads(family.config, family.objective)
