@@ -323,4 +323,5 @@ class Muon(ShardedOptimizer):
         if MOMENTUM not in self.state[p]:
             self.state[p][MOMENTUM] = torch.zeros_like(p)
         momentum = self.state[p][MOMENTUM].mul_(group["momentum"]).add_(p.grad)
-        return p.grad.add(momentum, alpha=group["momentum"]).to(working_dtype(p.device))
+        direction = torch.empty_like(p, dtype=working_dtype(p.device))
+        return torch.add(p.grad, momentum, alpha=group["momentum"], out=direction)

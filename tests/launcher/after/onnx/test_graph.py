@@ -67,13 +67,19 @@ def test_a_graph_computes_what_our_network_does(name: str, tmp_path: Path) -> No
     assert f"opset {OPSET}" in (folder / "README.md").read_text()
 
 
-def test_weights_that_several_products_share_are_quantised_too(tmp_path: Path) -> None:
-    """All layers of an ALBERT are one layer's weights. Small ones are constants of the exporter's graph anyway."""
+@pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_weights_that_several_products_share_are_quantised_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: bool
+) -> None:
+    """All layers of an ALBERT are one layer's weights. Small ones are constants of the exporter's graph anyway.
+    `split`: as graphs above 1.9 GB, whose weights lie in a file beside them."""
+    if split:
+        monkeypatch.setattr("launcher.after.onnx.graph._MAX_FILE_BYTES", 10_000)
     small = SERVED["albert"]
-    export(
-        replace(small, config=small.config.model_copy(update={"hidden": 256, "feed_forward": 512})), tmp_path
-    )
+    wider = small.config.model_copy(update={"hidden": 256, "feed_forward": 512})
+    export(replace(small, config=wider), tmp_path)
     write_graph(tmp_path, int8=True)
+    assert (tmp_path / f"{INT8_GRAPH}.data").exists() == split
     graph = onnx.load(tmp_path / INT8_GRAPH).graph
     floats = {
         one.name
