@@ -225,7 +225,7 @@ def _no_local_rotation(recipe: Recipe) -> tuple[str, str] | None:
         return None
     return (
         f"this model of family {recipe.model.family} has no local layers with rotary positions",
-        f"leave it out, or train a family that has such layers: {_LOCAL_FAMILIES}",
+        f"leave it out, or train a family that may have such layers (model.local_attention): {_LOCAL_FAMILIES}",
     )
 
 
