@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -236,6 +237,7 @@ def _rank(orders: dict[str, Any]) -> None:
 
     from checkpoints.attempt import Attempt, claim
     from checkpoints.gloo_peers import GlooPeers
+    from encoder_core.train.engine import leave_groups
     from encoder_core.train.exchange import Control
     from launcher.runtime.rank.main import run_rank
     from launcher.runtime.rank.spike_guard import Rewound
@@ -244,17 +246,20 @@ def _rank(orders: dict[str, Any]) -> None:
     from tests.support.ranks.bad_samples import deadly_input, poisoned
     from tests.support.ranks.full_node import Node
 
-    dist.init_process_group(
-        "gloo", init_method=f"file://{orders['meeting']}", rank=orders["rank"], world_size=orders["world"]
-    )
-    control = Control.join()
-    peers = GlooPeers(dist.new_group(backend="gloo"))
     run = _opened(orders["run"], orders["without_removed"])
     hands_over = orders["full"] is not None
     link = ProcessLink(orders["kill_at"], orders["stop_at"], orders["flip_at"], hands_over=hands_over)
     node = Node(link, full=orders["full"] == orders["rank"]) if hands_over else None
     open_stream = poisoned(orders["wrong"], orders["deadly"])
-    while True:
+    for times in count():
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{orders['meeting']}{times}",
+            rank=orders["rank"],
+            world_size=orders["world"],
+        )
+        control = Control.join()
+        peers = GlooPeers(dist.new_group(backend="gloo"))
         claimed = claim(run.store).number if orders["rank"] == 0 else None
         number = peers.all_gather(claimed)[0]
         assert isinstance(number, int)
@@ -267,5 +272,6 @@ def _rank(orders: dict[str, Any]) -> None:
             break
         except Rewound as rewound:
             print(rewound)
+        leave_groups(broken=True)  # as the actor of a rank does before it joins the next group
     print(f"rank {orders['rank']} ended at step {state.step}")
     dist.destroy_process_group()
