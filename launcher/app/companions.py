@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from launcher.after.diagnose.evaluators import evaluating, pending
 from launcher.observe.sinks.process import publishing
-from launcher.runtime.cluster.supervisor import Companions, Note
+from launcher.runtime.cluster.ray_session import Note
+from launcher.runtime.cluster.train import Companions
 from launcher.runtime.run.record import Run
 
 

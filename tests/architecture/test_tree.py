@@ -79,7 +79,6 @@ LAST_RESORTS = (
     "data_service/ingest/ray_pool.py",  # Ray raises this very class where a busy machine takes too long
     "launcher/app/cli/main.py",  # only to add a hint to it: it is raised again
     "launcher/runtime/cluster/train.py",
-    "launcher/runtime/cluster/supervisor.py",  # only to count the start: it is raised again
     "launcher/after/diagnose/evaluators.py",
     "launcher/after/embed/model.py",  # transformers and tokenizers raise errors of any kind about files
     "launcher/after/evaluate/grid.py",  # what a cell dies of is its outcome

@@ -57,7 +57,7 @@ def test_sigterm_commits_and_asks_for_a_requeue(folder: Path) -> None:
     calm = finish(small_runs.new_run(folder, "calm", *SETTINGS, *few), 2)
     uri = small_runs.new_run(folder, "stopped by Zoë's ☂", *SETTINGS, *few)
     homeless = {"HOME": "/proc/no-home"}  # not even root can make a folder there
-    driving, training_rank = "launcher.runtime.cluster.supervisor", "launcher.runtime.cluster.worker"
+    driving, training_rank = "launcher.runtime.cluster.train", "launcher.runtime.cluster.worker"
     compiling = ("torch._dynamo", "triton.language")
     seen = ImportsSeen(folder / "imports", ("torch", "deepspeed", *compiling, driving, training_rank))
     with training(uri, environment=homeless | seen.environment) as process:

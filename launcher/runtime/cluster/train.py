@@ -1,30 +1,88 @@
-"""One start of a run: shows it to the operator, and records how it ended.
+"""The driver: one start of a run, from its claim to the record of its end.
+
+Ray places processes and reports when they die. The driver decides everything else: which attempt may write, where to
+resume, when to start ranks again, when to stop, and which failures end the run. Services that training does not need
+(`Companions`) come from the command line: the runtime knows neither trackers nor evaluation tasks.
 
 Whatever was raised, the command ends with one of the exit codes of `launcher.exit_codes`. A run ends for good only
 because of a wrong input, or because of a failure that restarts have not cured.
 """
 
+import threading
+import time
 import traceback
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from dataclasses import dataclass
 
+import ray
 from rich.console import Console
 
+from checkpoints.attempt import Attempt, Owner, end_newest_attempt
 from checkpoints.errors import RunIsActive, Superseded
+from checkpoints.gather import Alone
+from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import list_committed
+from checkpoints.newest import newest_good
+from checkpoints.ownership import await_claim
 from data_service.errors import UserError as DataError
-from data_service.store.errors import StoreError
+from data_service.processes import temporary_root
+from data_service.service.feed import FeedConfig, FeedHandle, start_feed
+from data_service.service.ray_internals import joins_cluster
+from data_service.store.errors import TRANSIENT_ERRORS, StoreError
 from encoder_core.errors import UserError as ModelError
-from launcher.command import screen
+from launcher.command import screen, supervisor_process
+from launcher.errors import RunError
 from launcher.exit_codes import FINISHED, MISTAKE, REPEAT, code_of
+from launcher.runtime.cluster.assignment import Assignment
+from launcher.runtime.cluster.control_loop import ControlLoop, Display, LoopEnd
+from launcher.runtime.cluster.deaths import count_start, past_failures
 from launcher.runtime.cluster.display import Watch
+from launcher.runtime.cluster.nodes import request_nodes
 from launcher.runtime.cluster.operator_log import OperatorLog
+from launcher.runtime.cluster.ray_session import Note, await_cluster, await_nodes, ray_session
+from launcher.runtime.cluster.resources import (
+    cores_of,
+    data_workers,
+    gpus_of,
+    plan_resources,
+    sizing,
+)
+from launcher.runtime.cluster.run_claim import RunClaim
 from launcher.runtime.cluster.stop_requests import StopRequests
-from launcher.runtime.cluster.supervisor import Companions, RunOutcome, supervise
+from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.record import Run
+from launcher.runtime.run.streams import before_specs, heldout_specs, stream_spec
+
+
+@dataclass(frozen=True)
+class Companions:
+    """Services that run beside training. Their errors are shown, and training continues.
+
+    Attributes:
+        publishing: context manager that publishes the run to trackers; it lasts as long as the start.
+        evaluating: context manager that evaluates commits; it lasts as long as Ray is connected. Its last argument is
+            the event that is set when the command is asked to stop.
+        pending: function that returns whether the newest commit of the run still has to be evaluated.
+    """
+
+    publishing: Callable[[Run, Note], AbstractContextManager[None]]
+    evaluating: Callable[[Run, Note, threading.Event], AbstractContextManager[None]]
+    pending: Callable[[Run], bool]
+
 
 _REASON_CHARACTERS = 2000  # characters of a reason on record
 _RECORD_S = 10.0  # time limit for writing the last record
+_UNCOUNTED = (*TRANSIENT_ERRORS, Superseded, RunIsActive)  # errors that say nothing against the run
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """The end of a start: the exit code, the number of steps the run has done, and the reason for the stop, if any."""
+
+    code: int
+    step: int
+    reason: str | None = None
 
 
 def train(run: Run, console: Console, companions: Companions, nodes: int = 1) -> RunOutcome:
@@ -107,3 +165,155 @@ def _record_bug(run: Run, error: Exception, watch: Watch, log: OperatorLog) -> R
     watch.note(f"the driver failed: {line[:300]}")
     watch.note(_resume_advice(run))
     return RunOutcome(REPEAT, 0)
+
+
+def supervise(
+    run: Run,
+    display: Display,
+    log: OperatorLog,
+    stopping: StopRequests,
+    *,
+    companions: Companions,
+    nodes: int = 1,
+) -> RunOutcome:
+    """Start or continue `run`, and follow it until it is complete or asked to stop.
+
+    Training begins when the Ray cluster has `nodes` nodes. `log` records what happens to its ranks.
+
+    Raises:
+        RunIsActive: if another start of the run is alive.
+        TryAgain: if the cluster cannot be reached, nodes are missing, or Ray was lost.
+        EnvironmentUnusable: as `temporary_root`.
+        RunError: if the run cannot continue; the message says why.
+    """
+    startup = Startup.from_command(supervisor_process())
+    startup.done("command")
+    temporary_root()  # Ray needs a temporary folder: check before the run is claimed
+    await_cluster(stopping, display.note)
+    owner = Owner.for_process(supervisor_process(), time.time())
+    attempt = await_claim(run.store, owner, stopping.asked, display.note)
+    if attempt is None:
+        return RunOutcome(stopping.code, 0, stopping.reason)
+    newest = None
+    try:
+        with RunClaim(attempt, owner) as claim, stopping.requests(attempt):
+            newest = _newest_checkpoint(run)
+            if newest is not None and newest.step >= run.recipe.total_steps:
+                _evaluate_last_commit(run, display, stopping, companions)
+                return RunOutcome(FINISHED, newest.step)
+            startup.done("claim")
+            start = _RunStart(run, display, log, stopping, companions, startup, newest)
+            return start.supervise(attempt, claim, nodes)
+    except Exception as error:
+        if not stopping.asked.is_set() and code_of(error) == REPEAT and not isinstance(error, _UNCOUNTED):
+            count_start(attempt, error, committed=newest.step if newest else 0, note=display.note)
+        raise
+    finally:
+        with suppress(
+            StoreError
+        ):  # if this fails, the next start sees that the process is gone, or waits for the lease
+            end_newest_attempt(run.store, owner, time.time())
+
+
+def _evaluate_last_commit(run: Run, display: Display, stopping: StopRequests, companions: Companions) -> None:
+    """Evaluate the last commit of a complete run, if the command that completed the run did not evaluate it."""
+    if companions.pending(run):
+        with (
+            ray_session(plan_resources(run.recipe), stopping),
+            companions.evaluating(run, display.note, stopping.asked),
+        ):
+            pass
+
+
+def _newest_checkpoint(run: Run) -> CheckpointManifest | None:
+    """Return the newest checkpoint, without a full check: every rank verifies it before use."""
+    good = newest_good(run.store, Alone(), full=False)
+    return good.manifest if good else None
+
+
+@dataclass(frozen=True)
+class _RunStart:
+    """One start of a run whose attempt is claimed. `last`: the newest checkpoint."""
+
+    run: Run
+    display: Display
+    log: OperatorLog
+    stopping: StopRequests
+    companions: Companions
+    startup: Startup
+    last: CheckpointManifest | None
+
+    def supervise(self, attempt: Attempt, claim: RunClaim, nodes: int) -> RunOutcome:
+        """Start Ray and its services, then follow the ranks to their end."""
+        self.display.note("joining the Ray cluster" if joins_cluster() else "starting Ray")
+        recipe, stopping = self.run.recipe, self.stopping
+        with ray_session(plan_resources(recipe), stopping):
+            self.startup.done("Ray")
+            await_nodes(nodes, stopping, self.display.note)
+            if stopping.asked.is_set():
+                return RunOutcome(stopping.code, self.last.step if self.last else 0, stopping.reason)
+            there = ray.nodes()
+            size = sizing(recipe, gpus_of(there))
+            feed = start_feed(_feed_config(self.run, data_workers(recipe, cores_of(there), size.most)))
+            open_streams_ahead(self.run, feed)
+            committed, ranks = (self.last.step, self.last.world_size) if self.last else (0, None)
+            failures = past_failures(attempt, committed=committed, now=time.time(), note=self.display.note)
+            known = (self.run, claim, size, ranks, failures)
+            loop = ControlLoop(*known, display=self.display, log=self.log, stopping=stopping)
+            self.startup.done("services")
+            with (
+                request_nodes([size.each] * size.most),
+                self.companions.evaluating(self.run, self.display.note, stopping.asked),
+                stopping.saving(),
+            ):
+                end = loop.run(self._assignment(feed))
+            if end.unsaved is not None:
+                self.display.note(end.unsaved)
+            return _outcome(self.run, end, stopping)
+
+    def _assignment(self, feed: FeedHandle) -> Assignment:
+        refresh = self.run.recipe.memory_refresh
+        told = (self.run.recipe, refresh.every if refresh else 1, self.run.removals, self.startup.seconds)
+        return Assignment(self.run.store.uri, feed, *told, keepers={}, remembers=False, processes={})
+
+
+def _outcome(run: Run, end: LoopEnd, stopping: StopRequests) -> RunOutcome:
+    """Return how this start ended. Raises RunError or Superseded if the run cannot continue here."""
+    if end.fatal is not None:
+        raise RunError(end.fatal.problem, remedy=end.fatal.remedy)
+    if end.taken_over:
+        raise Superseded(f"another start of {run.uri} has taken it over", remedy="training goes on there")
+    if end.finished is None:
+        newest = (
+            _newest_checkpoint(run) if end.unsaved is None else None
+        )  # after a failed save the store does not answer, and the call would wait for it
+        at = newest.step if newest else 0
+        reason = f"{stopping.reason}; not saved: {end.unsaved}" if end.unsaved else stopping.reason
+        return RunOutcome(stopping.code, at, reason)
+    complete = end.finished >= run.recipe.total_steps
+    return RunOutcome(FINISHED if complete else stopping.code, end.finished, stopping.reason)
+
+
+def _feed_config(run: Run, workers: int) -> FeedConfig:
+    """Return the settings of the data service. Row counts are cached with the run, so only its first start counts
+    them."""
+    memory = int(run.recipe.data_service.memory)
+    return FeedConfig(workers=workers, memory=memory, cache=run.store.at("cache").uri)
+
+
+def open_streams_ahead(run: Run, feed: FeedHandle) -> None:
+    """Ask the feed for the streams of all phases, and for held-out rows, in the order in which ranks open them, while
+    the ranks still import their libraries.
+
+    The first rank that asked would wait: the feed's process starts, rows are counted by further processes, once a
+    corpus, and each has imports of its own. Nothing waits for the answers. What goes wrong is left to the ranks, which
+    ask again and know what follows from it. Ranks that need another stream, because documents were removed meanwhile,
+    gain nothing.
+    """
+    with suppress(DataError):
+        tokenizer = run.tokenizer()
+        specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
+        evaluated = (*heldout_specs(run, tokenizer), *before_specs(run, tokenizer))
+        told = [spec.model_dump_json() for spec in (*specs, *evaluated)]
+        for spec in dict.fromkeys(told):
+            feed.open.remote(spec)

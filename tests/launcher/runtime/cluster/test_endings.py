@@ -28,7 +28,7 @@ from launcher.runtime.cluster import train as training
 from launcher.runtime.cluster.display import Watch
 from launcher.runtime.cluster.operator_log import OperatorLog
 from launcher.runtime.cluster.stop_requests import StopRequests
-from launcher.runtime.cluster.supervisor import RunOutcome, supervise
+from launcher.runtime.cluster.train import RunOutcome, supervise
 from launcher.runtime.policies.failures import BARREN
 from launcher.runtime.recipe.load import reload
 from launcher.runtime.run.history import read_history
@@ -117,7 +117,7 @@ def test_an_outage_does_not_mask_the_reason(fresh_run: str, monkeypatch: pytest.
 def test_no_cluster_at_the_address(fresh_run: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is said at once, nothing is claimed, and a stop is heard meanwhile."""
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    monkeypatch.setattr("launcher.runtime.cluster.supervisor._CONNECT_S", 0.5)
+    monkeypatch.setattr("launcher.runtime.cluster.ray_session._CONNECT_S", 0.5)
     notes: list[str] = []
 
     with pytest.raises(TryAgain, match="RAY_ADDRESS="):
@@ -154,7 +154,7 @@ def test_starts_that_fail_before_the_first_step_end_the_run(
         raise OSError(f"no Ray, attempt {len(codes)}")
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("launcher.runtime.cluster.supervisor.connect", connect)
+    monkeypatch.setattr("launcher.runtime.cluster.ray_session.connect", connect)
     codes: list[int] = []
     for _ in range(BARREN):
         with pytest.raises((OSError, RunError)) as caught:

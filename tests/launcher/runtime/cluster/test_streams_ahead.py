@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from data_service.samples.spec import StreamSpec
-from launcher.runtime.cluster.supervisor import open_streams_ahead
+from launcher.runtime.cluster.train import open_streams_ahead
 from launcher.runtime.run.record import open_run
 from launcher.runtime.run.streams import heldout_spec, stream_spec
 from tests.support.runs import small_runs

@@ -1,0 +1,111 @@
+"""The Ray of one start: the cluster in RAY_ADDRESS with the nodes it waits for, or a Ray of its own on this machine."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from data_service.service.ray_internals import joins_cluster
+from launcher.command import output_into
+from launcher.errors import RunError, TryAgain
+from launcher.exit_codes import JOIN_SECONDS
+from launcher.runtime.cluster.nodes import connect, log_folder
+from launcher.runtime.cluster.resources import Resources
+from launcher.runtime.cluster.stop_requests import StopRequests
+from launcher.runtime.preflight.network import connection_error
+
+Note = Callable[[str], None]
+"""Shows a line to the operator."""
+
+_CONNECT_S = 60.0  # time limit for the head of a cluster to answer
+_CONNECTION_S = 2.0  # time limit of one connection to it
+_SHUTDOWN_S = 5.0  # time limit for Ray to disconnect
+
+
+def await_cluster(stopping: StopRequests, note: Note) -> None:
+    """Wait until something answers at RAY_ADDRESS. Ray itself would try for many minutes without a useful message.
+
+    Raises TryAgain if nothing answers. It is no mistake of the user for certain, because a wrong address and a head
+    that has not started yet look alike.
+    """
+    address = os.environ.get("RAY_ADDRESS", "")
+    deadline, announced = time.monotonic() + _CONNECT_S, False
+    while not stopping.asked.is_set():
+        refused = connection_error(address, _CONNECTION_S)
+        if refused is None:
+            return
+        if time.monotonic() > deadline:
+            raise TryAgain(
+                f"no Ray cluster answers at RAY_ADDRESS={address}: {refused}",
+                remedy="check the address and that the cluster's head is up; unset RAY_ADDRESS to train on this "
+                "machine alone",
+            ) from refused
+        if not announced:
+            announced = True
+            note(f"nothing answers at RAY_ADDRESS={address} yet: trying for {_CONNECT_S:.0f} s")
+        stopping.asked.wait(0.5)
+
+
+@contextmanager
+def ray_session(resources: Resources, stopping: StopRequests) -> Iterator[None]:
+    """Join the cluster in RAY_ADDRESS, or start a Ray on this machine for as long as the run lasts.
+
+    The output of ranks stays in Ray's log folder. They tell the driver what the operator should know.
+    """
+    local = {} if joins_cluster() else _local_cluster(resources)
+    try:
+        connect(**local)
+    except ValueError as error:  # Ray's, where its object store would leave no memory for anything else
+        if not local:
+            raise
+        raise resources.too_large(str(error)) from error
+    stopping.listen()
+    with output_into(log_folder() / f"maskfleet-{os.getpid()}.log"):
+        try:
+            yield
+        finally:
+            goodbye = threading.Thread(target=ray.shutdown, name="goodbye", daemon=True)
+            goodbye.start()
+            goodbye.join(_SHUTDOWN_S)
+
+
+def await_nodes(wanted: int, stopping: StopRequests, note: Note) -> None:
+    """Wait until the cluster has `wanted` nodes, or a stop is requested. Raises TryAgain if nodes are still missing
+    after the time limit; the message names the nodes that joined."""
+    seconds = float(os.environ.get("MASKFLEET_JOIN_SECONDS", JOIN_SECONDS))  # as infra/ray_node.sh waits
+    deadline, announced = time.monotonic() + seconds, False
+    while len(there := sorted(node["NodeName"] for node in ray.nodes() if node["Alive"])) < wanted:
+        if not announced:
+            note(f"waiting for nodes: {len(there)} of {wanted} are there")
+            announced = True
+        if time.monotonic() > deadline:
+            raise TryAgain(
+                f"only {len(there)} of {wanted} nodes joined the Ray cluster in {seconds:g} s: {', '.join(there)}",
+                remedy="see the logs of the missing nodes, or start with fewer nodes (--nodes) to train without them",
+            )
+        if stopping.asked.wait(0.5):
+            return
+
+
+def _local_cluster(resources: Resources) -> dict[str, Any]:
+    return {
+        **_metrics_port(),
+        "num_cpus": resources.local_cpus,
+        "object_store_memory": resources.object_store_bytes,
+    }
+
+
+def _metrics_port() -> dict[str, int]:
+    """Return the option of Ray for the port at which Prometheus finds this node's figures (MASKFLEET_METRICS_PORT, as
+    in infra/ray_node.sh). If it is not set, Ray takes a free port. Raises RunError if it is no port."""
+    given = os.environ.get("MASKFLEET_METRICS_PORT", "")
+    if given and not (given.isdecimal() and 0 < int(given) < 65536):
+        raise RunError(
+            f"MASKFLEET_METRICS_PORT is {given!r}, which is not a port",
+            remedy="set it to a number from 1 to 65535, or unset it",
+        )
+    return {"_metrics_export_port": int(given)} if given else {}
