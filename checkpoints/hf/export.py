@@ -93,35 +93,15 @@ def _first_configured_token(configured: dict[str, Any], roles: tuple[str, ...]) 
     return None
 
 
-def export_model(
-    read_parameter: ReadParameter,
-    config: ModelConfig,
-    tokenizer_files: Mapping[str, bytes],
-    out: Store,
-    heads: Heads = "mlm",
-) -> None:
-    """Export a model to the root of `out`, in fp32. Files of an earlier export there are replaced.
-
-    Args:
-        read_parameter: function that returns a whole parameter by our name.
-        config: configuration of the model.
-        tokenizer_files: content of the tokenizer's files, by name.
-        out: store whose root becomes the exported folder.
-        heads: heads to export besides the encoder.
+@contextmanager
+def publish_on_exit(out: Store) -> Iterator[Path]:
+    """Yield a local folder whose files become the content of `out` if the block raises nothing. Files of an earlier
+    export there are replaced.
 
     Raises:
         ExportError: `out` holds files that no export wrote, or that were changed since.
-        ModelError: the parameters that were read back differ from those that were written.
         StoreError: `out` cannot be written.
     """
-    with publish_on_exit(out) as folder:
-        write_model(folder, read_parameter, config, tokenizer_files, heads)
-
-
-@contextmanager
-def publish_on_exit(out: Store) -> Iterator[Path]:
-    """Yield a local folder whose files become the content of `out` if the block raises nothing. Raises as
-    `export_model`."""
     former = replaceable_files(out)
     with temporary_folder("export") as name:
         yield name
@@ -137,8 +117,17 @@ def write_model(
     *,
     notes: Mapping[str, str] = _NO_NOTES,
 ) -> None:
-    """Write one network's files into the local `folder`, read them back and compare. Arguments as for
-    `export_model`."""
+    """Write one network's files into the local `folder`, in fp32, read them back and compare.
+
+    Args:
+        read_parameter: function that returns a whole parameter by our name.
+        config: configuration of the model.
+        tokenizer_files: content of the tokenizer's files, by name.
+        heads: heads to export besides the encoder.
+        notes: texts of further files, by name.
+
+    Raises ModelError: the parameters that were read back differ from those that were written.
+    """
     folder.mkdir(exist_ok=True)
     their = interchange(config, heads)
     for name, content in adapt_tokenizer_files(tokenizer_files, config).items():
@@ -171,28 +160,6 @@ def _compare_weights(folder: Path, read_parameter: ReadParameter, heads: Heads) 
             )
 
 
-def export_pair(
-    read_parameter: ReadParameter,
-    config: DetectorConfig,
-    tokenizer_files: Mapping[str, bytes],
-    out: Store,
-    sharing: Sharing = "shared",
-) -> None:
-    """Export a pair of networks to `generator/` and `discriminator/` below the root of `out`, both or none.
-
-    Args:
-        read_parameter: function that returns a whole parameter by its name in the module that trains both networks.
-        config: configuration of the discriminator, which holds the generator's.
-        tokenizer_files: content of the tokenizer's files, by name.
-        out: store whose root gets the two folders.
-        sharing: how the networks share their embeddings.
-
-    Raises as `export_model`.
-    """
-    with publish_on_exit(out) as folder:
-        write_pair(folder, read_parameter, config, tokenizer_files, sharing)
-
-
 def write_pair(
     folder: Path,
     read_parameter: ReadParameter,
@@ -202,8 +169,17 @@ def write_pair(
     *,
     notes: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
-    """Write the files of both networks into folders below the local `folder`. `notes`: further files of each network,
-    as for `write_model`, by its folder's name. Other arguments as for `export_pair`."""
+    """Write the files of both networks into `generator/` and `discriminator/` below the local `folder`.
+
+    Args:
+        read_parameter: function that returns a whole parameter by its name in the module that trains both networks.
+        config: configuration of the discriminator, which holds the generator's.
+        tokenizer_files: content of the tokenizer's files, by name.
+        sharing: how the networks share their embeddings.
+        notes: further files of each network, as for `write_model`, by its folder's name.
+
+    Raises as `write_model`.
+    """
     notes = notes or {}
     networks: dict[Part, tuple[ModelConfig, Heads]] = {
         "generator": (config.generator, "mlm"),

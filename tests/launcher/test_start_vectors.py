@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from checkpoints.hf.export import export_model
 from data_service.store.open import open_store
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.terms.contrastive import ContrastiveConfig
@@ -16,6 +15,7 @@ from launcher.errors import RunError
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.run.record import open_run
 from tests.support.models.parity import parameters_of
+from tests.support.models.written import export_model
 from tests.support.runs.starts import (
     BERT,
     DEBERTA_V2,

@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, BartForConditionalGeneration
 from transformers import BartConfig as TheirConfig
 
-from checkpoints.hf.export import export_model
 from checkpoints.hf.load import load_pretrained
 from data_service.store.open import open_store
 from encoder_core.batch import Batch
@@ -33,6 +32,7 @@ from tests.support.models.parity import (
     random_weights,
     states_of,
 )
+from tests.support.models.written import export_model
 
 END = 2  # of every row, and what the decoder begins with
 CONFIG = BartConfig(layers=3, hidden=32, heads=4, feed_forward=48, max_length=80, vocab=101)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-from checkpoints.hf.export import export_model
 from data_service.store.open import open_store
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
@@ -25,6 +24,7 @@ from encoder_core.optim.settings import AdamWConfig
 from encoder_core.optim.updates import set_update
 from encoder_core.terms.mlm import MlmConfig
 from tests.support.models.parity import assert_close, make_batch, pad
+from tests.support.models.written import export_model
 
 SHAPE: dict[str, Any] = {
     "layers": 2,

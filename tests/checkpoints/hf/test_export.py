@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
-from checkpoints.hf.export import export_model, export_pair, pair_weights_for
+from checkpoints.hf.export import pair_weights_for
 from checkpoints.hf.load import load_pretrained
 from data_service.store.base import Store
 from data_service.store.open import open_store
@@ -33,6 +33,7 @@ from encoder_core.objectives.replaced import (
 )
 from encoder_core.terms.replaced import ReplacedTokenConfig, Sharing
 from tests.support.models.parity import assert_close, make_batch, pad, parameters_of, random_weights
+from tests.support.models.written import export_model, export_pair
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining
 
-from checkpoints.hf.export import export_model, export_pair, pair_weights_for
+from checkpoints.hf.export import pair_weights_for
 from checkpoints.hf.load import load_pretrained, weights_for
 from data_service.store.open import open_store
 from encoder_core.batch import Batch
@@ -29,6 +29,7 @@ from encoder_core.objectives.compose import network
 from encoder_core.objectives.replaced import replaced_token_detection
 from encoder_core.terms.replaced import ReplacedTokenConfig
 from tests.support.models.parity import assert_close, make_batch, pad, parameters_of, random_weights
+from tests.support.models.written import export_model, export_pair
 
 NOTHING: dict[str, Tensor] = {}
 SHAPE: dict[str, Any] = {

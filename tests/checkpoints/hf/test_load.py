@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import RobertaConfig as TheirConfig
 from transformers import RobertaForMaskedLM
 
-from checkpoints.hf.export import export_model
 from checkpoints.hf.load import load_pretrained, weights_for
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
@@ -18,6 +17,7 @@ from encoder_core.families.catalogue import interchange
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.objectives.network import masked_language_model
 from tests.support.models.parity import make_batch, pad, random_weights
+from tests.support.models.written import export_model
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoModelForSeq2SeqLM
 
-from checkpoints.hf.export import export_model
 from checkpoints.hf.folder import WEIGHTS
 from checkpoints.hf.load import load_pretrained, weights_for
 from data_service.store.open import open_store
@@ -26,6 +25,7 @@ from encoder_core.objectives.compose import network
 from tests.checkpoints.hf.test_families import CASES as OTHERS
 from tests.checkpoints.hf.test_families import SHAPE
 from tests.support.models.parity import parameters_of, random_weights
+from tests.support.models.written import export_model
 
 WORDS, BIAS = "encoder.embeddings.word.weight", "head.decoder.bias"
 CASES: dict[str, tuple[ModelConfig, Heads]] = {

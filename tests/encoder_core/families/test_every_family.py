@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from checkpoints.hf.export import export_model
 from checkpoints.hf.load import load_pretrained
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
@@ -23,6 +22,7 @@ from encoder_core.terms.term import TermConfig
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.tiny import tiny
 from tests.support.models.parity import make_batch
+from tests.support.models.written import export_model
 
 VOCABULARY = 60
 SMALL: dict[str, ModelConfig] = {

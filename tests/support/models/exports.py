@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from checkpoints.hf.export import export_model, export_pair
 from data_service.store.open import open_store
 from data_service.tokenizers.specials import Style
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
@@ -33,6 +32,7 @@ from encoder_core.terms.span_boundary import SboConfig
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.objective import DenoiseTerm, MlmTerm, PlmTerm, RecipeObjective, exported_heads
 from tests.support.data.made_up import WORDS
+from tests.support.models.written import export_model, export_pair
 
 LENGTH = 24
 SHAPE: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": LENGTH}

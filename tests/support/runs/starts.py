@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from checkpoints.attempt import claim
 from checkpoints.gather import Alone
-from checkpoints.hf.export import export_model, export_pair
 from checkpoints.save import Saver
 from data_service.store.open import open_store
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -30,6 +29,7 @@ from launcher.runtime.rank.initial_weights import InitialWeights, check_start, i
 from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective
 from launcher.runtime.run.record import Run, open_run
 from tests.support.models.parity import make_batch, parameters_of, random_weights
+from tests.support.models.written import export_model, export_pair
 
 SHAPE: dict[str, Any] = {
     "layers": 2,

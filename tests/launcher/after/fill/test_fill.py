@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoints.hf.export import export_model
 from data_service.errors import TokenizerError
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
@@ -19,6 +18,7 @@ from encoder_core.objectives.network import masked_language_model
 from encoder_core.objectives.plm import permuted_language_model
 from launcher.after.fill.fill import MaskFiller, Sampling, predict
 from tests.support.checks.command import maskfleet
+from tests.support.models.written import export_model
 from tests.support.runs.small_runs import prepare_corpus
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoints.hf.export import export_model
 from data_service.errors import TokenizerError
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
@@ -16,6 +15,7 @@ from encoder_core.objectives.denoise import denoising_model
 from launcher.after.fill.write import TextWriter
 from launcher.errors import OptionError
 from tests.support.checks.command import maskfleet
+from tests.support.models.written import export_model
 from tests.support.runs.small_runs import prepare_corpus
 
 TEXT = "every rank <mask> its rows and the <mask> falls"

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForMaskedLM
 
-from checkpoints.hf.export import export_model
 from checkpoints.hf.load import load_pretrained
 from data_service.store.open import open_store
 from encoder_core.batch import Batch
@@ -17,6 +16,7 @@ from encoder_core.objectives.multitask import MultitaskModel
 from launcher.errors import RunError
 from launcher.runtime.recipe.objective import RecipeObjective
 from tests.support.models.parity import make_batch, pad, parameters_of, random_weights
+from tests.support.models.written import export_model
 from tests.support.runs.starts import MLM, ROBERTA, Setting
 
 PADS = (0, 2, 3, 7, 41)  # the tokenizer's is 1
