@@ -113,7 +113,7 @@ model = LocalModel("model", None, Path(sys.argv[1]), "digest")
 for gpus in (0.0, 1.0):
     looking = Measure("looking", "a", None, "a", {}, looked, seeded=True)
     ended = compute(plan([model], [looking], [0, 1]), {"digest": model}, CellResources(1.0, gpus))
-    print(json.dumps([one.outcome.details["seen"] for one in ended]))
+    print(json.dumps([outcome.details["seen"] for _, outcome in ended]))
 """
 
 

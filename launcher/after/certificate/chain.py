@@ -5,17 +5,20 @@
 A link holds the SHA-256 of every 4 MiB of an object, or of every segment of an attempt's log, and its `digest` covers
 the link before it. So the last digest stands for everything. A later certificate of the run appends links, and still
 holds the digests of the earlier ones.
+
+Its signature is Ed25519 over its bytes, 64 bytes that `openssl pkeyutl -verify -rawin` checks too.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
 from data_service.formats import NEWER_REMEDY, is_newer, newer_text, parse_json
-from launcher.errors import CertificateError
+from launcher.errors import CertificateError, optional
 
 CERTIFICATE = "certificate.json"  # key in the run's store
 CHUNK_BYTES = 4 << 20
@@ -106,3 +109,49 @@ def _damaged(where: str, reason: str) -> CertificateError:
         remedy="move it away, and maskfleet runs certify RUN writes a new one; "
         "a certificate of a version before 0.3.0 is read by maskfleet 0.2.0",
     )
+
+
+SIGNATURE = "certificate.sig"  # key in the run's store
+_LIBRARY = "cryptography.hazmat.primitives"
+
+
+def read_key(path: Path, kind: Literal["private", "public"]) -> Any:
+    """Return the key in a PEM file without a password, an `Ed25519PrivateKey` or `Ed25519PublicKey`.
+
+    Raises:
+        CertificateError: the file cannot be read, or holds no such key.
+        MissingPackage: `cryptography` is not installed.
+    """
+    names = ("serialization", "asymmetric.ed25519")
+    serialization, ed25519 = (
+        optional(f"{_LIBRARY}.{name}", "a signed certificate", "sign") for name in names
+    )
+    cause: Exception = TypeError("it is a key of another kind")
+    try:
+        if kind == "private":
+            key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        else:
+            key = serialization.load_pem_public_key(path.read_bytes())
+        if isinstance(key, ed25519.Ed25519PrivateKey | ed25519.Ed25519PublicKey):
+            return key
+    except (OSError, ValueError, TypeError) as error:
+        cause = error
+    raise CertificateError(
+        f"{path} cannot be read as an Ed25519 {kind} key: {cause}",
+        remedy="make a pair: openssl genpkey -algorithm ed25519 -out key.pem; "
+        "openssl pkey -in key.pem -pubout -out public.pem",
+    ) from cause
+
+
+def check_signature(data: bytes, signature: bytes | None, key: Any, where: str) -> None:
+    """Raise CertificateError unless the owner of the public `key` signed `data`, the bytes of `where`."""
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        key.verify(signature or b"", data)
+    except InvalidSignature as error:
+        reason = "has no signature" if signature is None else "was not signed by this key"
+        raise CertificateError(
+            f"{where} is not trusted: it {reason}",
+            remedy="ask its author for the certificate, its signature and the public key again",
+        ) from error

@@ -18,14 +18,15 @@ from data_service.store.open import open_store
 from launcher.after.certificate.chain import (
     CERTIFICATE,
     CHUNK_BYTES,
+    SIGNATURE,
     Certificate,
     Digests,
+    check_signature,
     decode,
     encode,
     extend_chain,
     sha256,
 )
-from launcher.after.certificate.signature import SIGNATURE, check_signature
 from launcher.progress import BYTES, work
 from launcher.runtime.preflight.releases import torch_change
 from launcher.runtime.run.segments import EVENTS, METRICS, DamagedPack, Pack, read, segment_prefix, stored

@@ -14,8 +14,7 @@ from data_service.errors import UserError as DataError
 from data_service.store.errors import KeyMissing
 from encoder_core.errors import UserError as ModelError
 from launcher.after.diagnose.isotropy import anisotropy, heldout_sentences
-from launcher.after.diagnose.measures import held_out
-from launcher.after.diagnose.own_data import SAMPLING_SEED, OwnData, digest_of_json, read_own_data
+from launcher.after.diagnose.measures import SAMPLING_SEED, OwnData, digest_of_json, held_out, read_own_data
 from launcher.after.diagnose.states import Checkpoint, read_checkpoint
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.evaluations import (

@@ -1,4 +1,5 @@
-"""Measures of a frozen encoder: a linear probe, cosines against people's judgements, and held-out loss.
+"""Measures of a frozen encoder: a linear probe, cosines against people's judgements, and held-out loss; and the
+examples that measures of a task's own data take, of a run's encoder or a folder's.
 
 The probe is scikit-learn's logistic regression on hidden states. The encoder is never trained on the task, so the
 probe's accuracy says what pretraining alone put into it. The same network with its initial weights is the figure to
@@ -10,6 +11,8 @@ length. Masks are those of the run's own evaluation, dropout is off. All is comp
 figures differ a little from those that its ranks record.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,12 +27,14 @@ from encoder_core.objectives.losses import CoupledObjective
 from encoder_core.train.collate import to_batch
 from encoder_core.train.metrics import means, sum_losses
 from encoder_core.train.step import Microbatch
-from launcher.after.diagnose.isotropy import Whitening
+from launcher.after.diagnose.isotropy import Whitening, anisotropy
 from launcher.after.diagnose.states import Checkpoint, FrozenEncoder, pooled_states, rows_of_texts
-from launcher.after.tasks.examples import Sentences
+from launcher.after.tasks.examples import Sentences, digest, select
+from launcher.after.tasks.measurable import named_task, splits_of
+from launcher.after.tasks.task import Task
 from launcher.errors import EVALUATE, RunError, optional
 from launcher.runtime.rank.build import teach
-from launcher.runtime.recipe.evaluation import Pooling
+from launcher.runtime.recipe.evaluation import EvaluationTask, Pooling
 from launcher.runtime.recipe.timeline import phase_at
 from launcher.runtime.run.evaluations import Figure, Form
 from launcher.runtime.run.streams import heldout_spec
@@ -217,3 +222,69 @@ def _evaluate(checkpoint: Checkpoint, spec: StreamSpec, rows: int) -> Mapping[st
         for index, first in enumerate(range(0, last, size))
     )
     return means(sum_losses(checkpoint.objective, checkpoint.objective, microbatches, run.recipe.seed))
+
+
+SAMPLING_SEED = 0
+"""The seed of samples of a task's examples: the same ones for every run and checkpoint."""
+_PENALTY_FOLD = 10  # one in so many examples of train, to choose the penalty by where dev is what is measured
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """A measure with the examples of its task: `train`, `dev` and `test` of a probe, else those that are measured."""
+
+    measure: EvaluationTask
+    task: Task
+    data: tuple[Sentences, ...]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the data on which the figures depend, beside the model and the task's settings."""
+        return digest_of_json([digest(part) for part in self.data])
+
+    def figures(self, frozen: FrozenEncoder) -> list[Figure]:
+        """Return the figures of a model. Raises the errors of the measures."""
+        measure = self.measure
+        if measure.probe:
+            return linear_probe(frozen, Splits(*self.data), measure.probe.pooling)
+        if measure.similarity:
+            return similarity(frozen, self.data[0], measure.similarity.poolings)
+        assert measure.anisotropy  # the last that has a task
+        return anisotropy(frozen, rows_of_texts(frozen, self.data[0].first), measure.anisotropy.poolings)
+
+
+def read_own_data(measure: EvaluationTask) -> OwnData | None:
+    """Read the data of a measure's task; return None for one on a run's held-out text.
+
+    Without a labelled test split, a probe is measured on dev, and its penalty is chosen on a tenth of train. Raises the
+    errors of `named_task` and `Task.read`.
+    """
+    task = named_task(measure)
+    if task is None:
+        return None
+    parts = [task.read(split) for split in splits_of(measure, task)]
+    examples = [part for part in parts if isinstance(part, Sentences)]
+    assert len(examples) == len(parts)  # both have an entry for each task
+    if measure.similarity:
+        return OwnData(measure, task, (examples[0],))
+    if measure.anisotropy:
+        return OwnData(measure, task, (subsample(examples[0], measure.anisotropy.texts),))
+    assert measure.probe  # the last that has a task
+    train, *others = (subsample(part, measure.probe.examples) for part in examples)
+    if len(others) == 2:
+        return OwnData(measure, task, (train, *others))
+    order = np.random.default_rng(SAMPLING_SEED).permutation(len(train))
+    apart = -(-len(train) // _PENALTY_FOLD)
+    return OwnData(measure, task, (select(train, order[apart:]), select(train, order[:apart]), *others))
+
+
+def digest_of_json(content: object) -> str:
+    """Return the SHA-256 of plain data."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def subsample(examples: Sentences, count: int) -> Sentences:
+    """Return `count` of the examples, the same ones at every call; all examples if there are fewer."""
+    if len(examples) <= count:
+        return examples
+    return select(examples, np.sort(np.random.default_rng(SAMPLING_SEED).permutation(len(examples))[:count]))

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from data_service.store.open import open_store
 from launcher.after.diagnose.isotropy import anisotropy, heldout_sentences
-from launcher.after.diagnose.measures import held_out
-from launcher.after.diagnose.own_data import OwnData, read_own_data
+from launcher.after.diagnose.measures import OwnData, held_out, read_own_data
 from launcher.after.diagnose.states import open_checkpoint, open_frozen, rows_of_texts
 from launcher.after.tasks.schema import SCORED
 from launcher.after.tasks.task import load_task

@@ -62,18 +62,11 @@ class CellFailure:
     trace: str = ""
 
 
-@dataclass(frozen=True)
-class CellOutcome:
-    """The end of a cell: its figures, or why it has none."""
-
-    work: CellWork
-    outcome: CellFigures | CellFailure
-
-
 def compute(
     works: Sequence[CellWork], models: Mapping[str, LocalModel], share: CellResources
-) -> Iterator[CellOutcome]:
-    """Compute cells on the Ray cluster, and yield each as it ends, in any order. `models`: by digest.
+) -> Iterator[tuple[CellWork, CellFigures | CellFailure]]:
+    """Compute cells on the Ray cluster, and yield each as it ends, in any order, with its figures or why it has none.
+    `models`: by digest.
 
     Raises:
         TryAgain: if there is no cluster, or Ray has died.
@@ -99,7 +92,7 @@ def compute(
                     if outcome is None:
                         start(work)
                     else:
-                        yield CellOutcome(work, outcome)
+                        yield work, outcome
         finally:
             _stop(list(running))
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from data_service.processes import locked
-from launcher.after.diagnose.own_data import OwnData, read_own_data
+from launcher.after.diagnose.measures import OwnData, read_own_data
 from launcher.after.diagnose.states import frozen_folder
 from launcher.after.embed.evaluate import CellSettings, embed_cell
 from launcher.after.evaluate.cells import CellFigures, Measure
@@ -61,7 +61,7 @@ def _measures(task: Task, assignments: Sequence[str]) -> Iterable[Measure]:
 
 def frozen_measures(tasks: Sequence[EvaluationTask]) -> list[Measure]:
     """Return the measures of a suite's `frozen` block, whose data are read. Raises the errors of
-    `launcher.after.diagnose.own_data`, and TaskError for a measure that needs a run."""
+    `launcher.after.diagnose.measures`, and TaskError for a measure that needs a run."""
     return [_frozen_measure(task) for task in tasks]
 
 

@@ -4,8 +4,12 @@ text, the surest first.
 The second is the reverse process of masked diffusion (Nie et al. 2025, LLaDA, arXiv 2502.09992, section 2.4): in each
 step all masked tokens are predicted, the most confident predictions stay, and the others are masked again. It works
 with any masked language model; one that masked diffusion trained has seen rows with as many masks.
+
+A BART writes the text whole, by transformers' `generate`: a mask stands for any number of tokens there, so the encoder
+reads the text with its masks, and the decoder writes it from the first token to the last (Lewis et al. 2019, 2).
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +18,83 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from checkpoints.hf.load import load_pretrained
+from checkpoints.hf.load import load_pretrained, read_folder_config
 from data_service.errors import TokenizerError
 from data_service.rng import draws64, stream_key
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
+from encoder_core.batch import Batch
+from encoder_core.errors import ModelError
 from encoder_core.objectives.network import masked_language_model
-from launcher.after.fill.masked_text import MASK, MaskedText, read_masks
+from launcher.after.finetune.model import load_weights, silenced
+from launcher.errors import EVALUATE, optional
+
+MASK = "<mask>"
+_MASKS = re.compile(r"<mask(?::(\d{1,6}))?>")
+
+
+@dataclass(frozen=True)
+class MaskedText:
+    """A text as ids, with the special tokens of a row.
+
+    Attributes:
+        ids: ids of the row; the mask's where nothing is known.
+        masked: ascending places in the row that are masked.
+    """
+
+    ids: tuple[int, ...]
+    masked: tuple[int, ...]
+
+    def filled(self, ids: dict[int, int]) -> "MaskedText":
+        """Return the text with `ids`, by place, at some of its masks."""
+        row = list(self.ids)
+        for place, token in ids.items():
+            row[place] = token
+        return MaskedText(tuple(row), tuple(place for place in self.masked if place not in ids))
+
+    def batch(self) -> Batch:
+        """Return a batch of this row; its targets are the masks."""
+        tokens = torch.tensor(self.ids)
+        return Batch(
+            tokens=tokens,
+            cu_seqlens=torch.tensor([0, len(tokens)], dtype=torch.int32),
+            max_length=len(tokens),
+            positions=torch.arange(len(tokens)),
+            target_positions=torch.tensor(self.masked, dtype=torch.int64),
+            target_ids=tokens[list(self.masked)],
+        )
+
+    def text(self, tokenizer: Tokenizer) -> str:
+        """Return the text, without the special tokens at the row's ends."""
+        return tokenizer.decode(list(self.ids[1:-1]))
+
+
+def read_masks(text: str, tokenizer: Tokenizer, longest: int) -> MaskedText:
+    """Return `text` as ids.
+
+    Raises:
+        TokenizerError: there is no mask in it, or the row has more than `longest` tokens.
+    """
+    special = tokenizer.special
+    ids, masked, end = [special.cls], list[int](), 0
+    for found in _MASKS.finditer(text):
+        # The space before a mask belongs to the masked word; more of it, as before an indented one, is text.
+        ids += [int(token) for token in tokenizer.encode(text[end : found.start()].removesuffix(" "))]
+        count = int(found[1] or 1)
+        masked += range(len(ids), len(ids) + count)
+        ids += [special.mask] * count
+        end = found.end()
+    ids += [*(int(token) for token in tokenizer.encode(text[end:])), special.sep]
+    if not masked:
+        raise TokenizerError(
+            f"{text!r} has no {MASK}", remedy=f"write {MASK} where a token is wanted, or <mask:20>"
+        )
+    if len(ids) > longest:
+        raise TokenizerError(
+            f"the text has {len(ids):,} tokens, and the model's rows at most {longest:,}",
+            remedy="give a shorter text, or fewer masks",
+        )
+    return MaskedText(tuple(ids), tuple(masked))
 
 
 @dataclass(frozen=True)
@@ -133,3 +207,61 @@ def _tied(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     stored = {id(parameter): name for name, parameter in model.named_parameters()}
     names = {name: stored[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
     return {name: tensors[first] for name, first in names.items() if name not in tensors}
+
+
+class TextWriter:
+    """The encoder and decoder in a folder in the transformers format, on the CPU.
+
+    Raises:
+        ModelError, TaskMismatch: the folder holds no such model, or not all of it.
+        TokenizerError: it has no tokenizer.
+        MissingPackage: transformers is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = load_tokenizer(str(folder))
+        config = read_folder_config(folder)
+        if not config.decodes:
+            raise ModelError(f"{folder} has no decoder, which writes text", remedy="give a BART model")
+        self._longest = config.max_length
+        self._transformers = optional("transformers", "writing a text", EVALUATE)
+        with silenced(self._transformers):
+            self._model, lacking = load_weights("AutoModelForSeq2SeqLM", folder)
+        if lacking:
+            raise ModelError(
+                f"the weights in {folder} lack {', '.join(lacking[:3])}", remedy="fetch the whole model again"
+            )
+
+    def write(self, sentence: str, temperature: float = 0.0, seed: int = 0) -> str:
+        """Return the text that the decoder writes for `sentence`, which ends with a separator or at the longest row.
+
+        Args:
+            sentence: text with at least one mask.
+            temperature: temperature at which ids are drawn; 0: the likeliest.
+            seed: seed of the draws. Equal arguments give equal text.
+
+        Raises:
+            TokenizerError: there is no mask in it, or one of several tokens, or too many tokens.
+        """
+        if f"{MASK[:-1]}:" in sentence:
+            raise TokenizerError(
+                f"{sentence!r} says how many tokens a mask stands for, which this model finds itself",
+                remedy=f"write {MASK}",
+            )
+        special = self._tokenizer.special
+        never = set(self._tokenizer.special_mask.nonzero()[0].tolist()) - {special.sep}
+        drawn = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {}
+        settings = self._transformers.GenerationConfig(
+            max_length=self._longest,
+            suppress_tokens=sorted(never),
+            eos_token_id=special.sep,
+            pad_token_id=special.pad,
+            **drawn,
+        )
+        read = torch.tensor([read_masks(sentence, self._tokenizer, self._longest).ids])
+        first = torch.tensor([[special.sep, special.cls]])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            (ids,) = self._model.generate(read, decoder_input_ids=first, generation_config=settings).tolist()
+        written = ids[first.shape[1] :]
+        return self._tokenizer.decode(written[:-1] if written[-1:] == [special.sep] else written)

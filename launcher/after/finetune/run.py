@@ -1,14 +1,22 @@
 """One fine-tuning by transformers' Trainer: on the task's `train` split, the epoch chosen on `dev`, then measured on
-the other splits."""
+the other splits. Its folder is what `AutoModelFor...` loads, with the tokenizer and where it comes from."""
 
+import json
 import logging
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from data_service.printable import one_line
 from data_service.processes import temporary_folder
+from data_service.tokenizers.files import TOKENIZER_FILES
 from launcher.after.finetune.encode import Encoded, Encoder, Scores, head_of
 from launcher.after.finetune.model import check_fit, layered_groups, open_model, open_tokenizer, silenced
 from launcher.after.finetune.pretrained import LocalModel, check_class, folder_digest
@@ -21,12 +29,12 @@ from launcher.after.finetune.settings import (
     TaskMismatch,
     candidates,
 )
-from launcher.after.finetune.write import Provenance, write_folder
 from launcher.after.tasks.examples import Examples
 from launcher.after.tasks.metrics import check_measurable
 from launcher.after.tasks.task import Task, digest_of_examples, load_task
 from launcher.errors import EVALUATE, optional
 from launcher.progress import Work, work
+from launcher.runtime.run.log import encode
 
 _LOG = logging.getLogger("launcher.after.finetune")
 _USE = "fine-tuning"
@@ -252,3 +260,73 @@ def _progress(task: str, now: Work) -> Any:
                 _LOG.info("%s, epoch %g of %g: %s", task, state.epoch, args.num_train_epochs, told)
 
     return Progress()
+
+
+RESULTS = "results.json"
+_PIPELINES = {
+    "SequenceClassification": "text-classification",
+    "TokenClassification": "token-classification",
+    "QuestionAnswering": "question-answering",
+}
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """A result with everything that it depends on.
+
+    Attributes:
+        pretrained: the checkpoint that the user gave.
+        start: the model that was fine-tuned; it differs from `pretrained` if the task starts after another task.
+        task_digest: digest of the task's settings and of the examples that were read.
+    """
+
+    pretrained: LocalModel
+    start: LocalModel
+    task: Task
+    task_digest: str
+    settings: FinetuneSettings
+    seed: int
+    outcome: FinetuneOutcome
+
+
+def write_folder(model: Any, folder: Path, of: Provenance) -> None:
+    """Write the model, its tokenizer's files, `results.json` and a card into `folder`."""
+    model.save_pretrained(str(folder))
+    for name in TOKENIZER_FILES:
+        if (of.start.folder / name).is_file():
+            shutil.copyfile(of.start.folder / name, folder / name)
+    # `encode` writes null for numbers that are not finite.
+    record = json.dumps(json.loads(encode(_results(of))), indent=2, ensure_ascii=False)
+    (folder / RESULTS).write_text(record + "\n", "utf-8")
+    (folder / "README.md").write_text(_model_card(model, of), "utf-8")
+
+
+def _results(of: Provenance) -> dict[str, object]:
+    checkpoint = {name: getattr(of.pretrained, name) for name in ("source", "step", "digest")}
+    return {
+        "task": of.task.name,
+        "kind": of.task.kind,
+        "task_digest": of.task_digest,
+        "checkpoint": checkpoint,
+        "started_from": {"name": of.start.name, "digest": of.start.digest},
+        "settings": of.settings.model_dump(mode="json"),
+        "seed": of.seed,
+        **of.outcome.record(),
+        "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
+    }
+
+
+def _model_card(model: Any, of: Provenance) -> str:
+    fields = {
+        "library_name": "transformers",
+        "pipeline_tag": _PIPELINES[head_of(of.task)],
+        "tags": ["maskfleet", model.config.model_type],
+    }
+    figures = ", ".join(f"{metric} {value:.4f}" for metric, value in of.outcome.metrics.items())
+    start, name = one_line(of.start.name), type(model).__name__
+    return (
+        f"---\n{yaml.safe_dump(fields, sort_keys=True)}---\n\n# {of.task.name}\n\n"
+        f"{start}, fine-tuned on {of.task.name} with Maskfleet (seed {of.seed}). transformers loads it as `{name}`.\n\n"
+        f"On its dev split after epoch {of.outcome.best_epoch}, which was chosen by it: {figures}.\n\n"
+        f"Settings and curves are in `{RESULTS}`.\n"
+    )

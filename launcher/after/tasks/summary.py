@@ -1,4 +1,5 @@
-"""Summaries of a task's splits, for the user to see before training."""
+"""What is in a task's splits: summaries for the user to see before training, and texts for the search for them in
+training text."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,6 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from data_service.ingest.documents import read_documents
+from data_service.ingest.inputs import list_inputs
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.tasks import plan_splits
+from data_service.prepare.contamination import EvaluationText
 from launcher.after.tasks.examples import Examples, Questions, Retrieval, Sentences, Tagged, digest, texts_of
 from launcher.after.tasks.metrics import check_measurable
 from launcher.after.tasks.task import Task
@@ -88,3 +94,26 @@ def _shares(counts: Counter[str]) -> str:
     total = counts.total()
     shown = [f"{label} {count / total:.1%}" for label, count in counts.most_common(5)]
     return ", ".join(shown) + (f" and {len(counts) - 5} more" if len(counts) > 5 else "")
+
+
+def texts_of_task(task: Task) -> Iterator[EvaluationText]:
+    """Yield the texts of all splits of a task but `train`. Of a retrieval task only the queries: its documents are the
+    text that is searched. Raises as `Task.read`."""
+    for split in task.splits:
+        if split != "train":
+            for column in zip(*texts_of(task.read(split)), strict=True):
+                for number, text in enumerate(column):
+                    yield EvaluationText(f"{task.name}/{split}", number, text)
+
+
+def texts_of_file(path: str, field: str) -> Iterator[EvaluationText]:
+    """Yield the documents of files that a corpus build reads.
+
+    `field`: field of a JSON line, or column of a table, that holds the text. Raises InputError, StoreError.
+    """
+    options = BuildOptions(text_field=field)
+    number = 0
+    for split in plan_splits(list_inputs([path]).files, options):
+        for found in read_documents(split, options):
+            yield EvaluationText(path, number, found.text)
+            number += 1

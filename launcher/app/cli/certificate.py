@@ -33,8 +33,8 @@ def certify(run: RunArgument, key: KeyOption = None) -> None:
     Example: `maskfleet runs certify s3://bucket/runs/base --key key.pem`
     """
     require_run(run)
+    from launcher.after.certificate.chain import read_key
     from launcher.after.certificate.examine import certify as write
-    from launcher.after.certificate.signature import read_key
 
     certificate, found = write(run, None if key is None else read_key(key, "private"))
     _print(found)
@@ -51,8 +51,8 @@ def verify(run: RunArgument, public_key: PublicKeyOption = None, as_json: JsonOp
     Example: `maskfleet runs verify s3://bucket/runs/base --public-key public.pem`
     """
     require_run(run)
+    from launcher.after.certificate.chain import read_key
     from launcher.after.certificate.examine import examine, read_certificate
-    from launcher.after.certificate.signature import read_key
 
     known = read_certificate(run, None if public_key is None else read_key(public_key, "public"))
     if known is None:

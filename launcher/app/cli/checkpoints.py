@@ -158,7 +158,7 @@ def average(
         raise typer.BadParameter("give --last or --steps, exactly one of the two", param_hint="--last")
     numbers = _numbers(steps) if steps is not None else []
     require_run(run)
-    from launcher.after.export.mean import checkpoints_of, export_mean, newest_checkpoints
+    from launcher.after.export.export import checkpoints_of, export_mean, newest_checkpoints
     from launcher.runtime.run.record import open_run
 
     opened = open_run(run)

@@ -64,8 +64,7 @@ def train(
     with work("loading libraries"):
         from checkpoints.hf.folder import replaceable_files
         from data_service.store.open import open_store
-        from launcher.after.embed.export import export_embeddings
-        from launcher.after.embed.train import train_embeddings
+        from launcher.after.embed.train import export_embeddings, train_embeddings
         from launcher.after.finetune.pretrained import open_pretrained
 
         _silence_library_warnings()

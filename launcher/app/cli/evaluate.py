@@ -191,31 +191,32 @@ def _evaluate_missing(
     share: tuple[float, float | None],
 ) -> "tuple[list[TableRow], list[CellFailure]]":
     """Compute the cells without a result, and store each as it ends. Return the table, and why cells have no result."""
+    from contextlib import ExitStack
+
     from launcher.after.evaluate.cells import find_results, keep_result, plan_cells, table
     from launcher.after.evaluate.grid import CellFailure, CellResources, compute
-    from launcher.after.evaluate.model import open_models
-    from launcher.after.evaluate.searched import Searches
+    from launcher.after.evaluate.model import find_models, find_searches
 
-    failures, searches = list[CellFailure](), Searches()
-    with open_models(sources, steps) as models:
-        works = plan_cells(models, measures, range(seeds))
-        keys = {work.cell.key for work in works}
-        found = find_results(store, keys)
-        missing = list({work.cell.key: work for work in works if work.cell.key not in found}.values())
-        _say(f"{len(keys)} cells: {len(found)} are there, {len(missing)} to compute")
-        searched = {work.cell.key: searches.find(work.cell.source, work.measure) for work in missing}
-        needed = {work.cell.weights for work in missing}
-        files = {model.digest: model.files() for model in models if model.digest in needed}
+    failures, models = list[CellFailure](), find_models(sources, steps)
+    works = plan_cells(models, measures, range(seeds))
+    keys = {work.cell.key for work in works}
+    found = find_results(store, keys)
+    missing = list({work.cell.key: work for work in works if work.cell.key not in found}.values())
+    _say(f"{len(keys)} cells: {len(found)} are there, {len(missing)} to compute")
+    searched, needed = find_searches(missing), {work.cell.weights for work in missing}
+    with ExitStack() as stack:
+        files = {
+            model.digest: stack.enter_context(model.open()) for model in models if model.digest in needed
+        }
         with work("computing", len(missing), "cells") as now:
-            for ended in compute(missing, files, CellResources(*share)) if missing else ():
-                cell, outcome = ended.work.cell, ended.outcome
+            for ended, outcome in compute(missing, files, CellResources(*share)) if missing else ():
                 if isinstance(outcome, CellFailure):
                     failures.append(outcome)
                 else:
-                    keep_result(store, ended.work, outcome, searched[cell.key])
+                    keep_result(store, ended, outcome, searched[ended.cell.key])
                 now.advance()
-                _say(outcome.problem if isinstance(outcome, CellFailure) else cell.name)
-        return table([work.cell for work in works], find_results(store, keys)), failures
+                _say(outcome.problem if isinstance(outcome, CellFailure) else ended.cell.name)
+    return table([work.cell for work in works], find_results(store, keys)), failures
 
 
 def _keep_for_reports(sources: list[str], table: "list[TableRow]") -> None:

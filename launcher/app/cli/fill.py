@@ -77,8 +77,7 @@ def fill(
 def _records(model: "LocalModel", text: str, sampling: "Sampling", count: int | None) -> list[dict[str, Any]]:
     """Return the text, or `count` candidates for its mask. Raises OptionError: the model has no such options."""
     from checkpoints.hf.load import read_folder_config
-    from launcher.after.fill.fill import MaskFiller
-    from launcher.after.fill.write import TextWriter
+    from launcher.after.fill.fill import MaskFiller, TextWriter
 
     if read_folder_config(model.folder).decodes:
         if count is not None or sampling.steps is not None:

@@ -128,7 +128,7 @@ def ngrams(
     from data_service.prepare.contamination import build_index, dump_index
     from data_service.store.open import open_file
     from launcher.after.tasks.suite import load_suite
-    from launcher.after.tasks.texts import texts_of_file, texts_of_task
+    from launcher.after.tasks.summary import texts_of_file, texts_of_task
     from launcher.progress import work
 
     if not tasks and not files:

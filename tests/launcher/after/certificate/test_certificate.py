@@ -16,9 +16,8 @@ from checkpoints.listing import list_committed
 from data_service.errors import UserError
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
-from launcher.after.certificate.chain import CERTIFICATE, CHUNK_BYTES, decode
+from launcher.after.certificate.chain import CERTIFICATE, CHUNK_BYTES, SIGNATURE, decode, read_key
 from launcher.after.certificate.examine import Examination, certify, examine, read_certificate
-from launcher.after.certificate.signature import SIGNATURE, read_key
 from launcher.after.export.export import export_run
 from launcher.app.cli.main import app
 from launcher.errors import CertificateError

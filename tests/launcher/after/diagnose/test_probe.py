@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launcher.after.diagnose.measures import Splits, linear_probe
-from launcher.after.diagnose.own_data import subsample
+from launcher.after.diagnose.measures import Splits, linear_probe, subsample
 from launcher.after.diagnose.states import FrozenEncoder, open_frozen
 from launcher.after.tasks.examples import Sentences
 from launcher.errors import RunError

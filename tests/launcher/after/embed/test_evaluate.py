@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from scipy.stats import pearsonr, spearmanr
 from torch import nn
 
-from launcher.after.embed import retrieval
-from launcher.after.embed.evaluate import CellSettings, embed_cell
+from launcher.after.embed import evaluate
+from launcher.after.embed.evaluate import CellSettings, embed_cell, score_ranking
 from launcher.after.embed.model import load_model
-from launcher.after.embed.retrieval import score_ranking
 from launcher.after.embed.settings import Encoding
 from launcher.after.finetune.pretrained import LocalModel, open_pretrained
 from launcher.after.tasks.examples import Retrieval, Sentences
@@ -116,7 +115,7 @@ def test_retrieval_is_beirs(
     }
     expected = [by_trec_eval(grades[query], run[query]) for query in grades]
     for chunk in (50_000, 37):
-        monkeypatch.setattr(retrieval, "_CHUNK_DOCUMENTS", chunk)
+        monkeypatch.setattr(evaluate, "_CHUNK_DOCUMENTS", chunk)
         found = embed_cell(bert, task, CellSettings())
         assert list(found) == task.metrics
         for metric, value in found.items():
@@ -162,9 +161,9 @@ def test_ties_and_the_querys_own_document_are_ranked_as_trec_eval_ranks_them(
         for query, mine in queries.items()
     ]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(retrieval, "_CHUNK_DOCUMENTS", chunk)
+        patched.setattr(evaluate, "_CHUNK_DOCUMENTS", chunk)
         model: Any = Coarse()
-        found = retrieval.measure_retrieval(model, Retrieval(queries, documents, relevant), 32)
+        found = evaluate.measure_retrieval(model, Retrieval(queries, documents, relevant), 32)
     for metric, value in found.items():
         assert value == pytest.approx(np.mean([one[metric] for one in expected]), abs=1e-9), metric
 

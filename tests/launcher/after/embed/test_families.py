@@ -9,9 +9,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from launcher.after.embed.evaluate import CellSettings, embed_cell
-from launcher.after.embed.export import export_embeddings
 from launcher.after.embed.settings import EmbedTraining
-from launcher.after.embed.train import train_embeddings
+from launcher.after.embed.train import export_embeddings, train_embeddings
 from launcher.after.finetune.pretrained import open_pretrained
 from launcher.after.tasks.task import Task, loads
 from tests.support.models.exports import FAMILIES, export

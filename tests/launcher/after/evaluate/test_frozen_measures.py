@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.after.diagnose.own_data import read_own_data
+from launcher.after.diagnose.measures import read_own_data
 from launcher.after.diagnose.states import open_frozen
 from launcher.after.evaluate.cells import CellFigures, plan_cells
 from launcher.after.evaluate.measures import frozen_measures, headline

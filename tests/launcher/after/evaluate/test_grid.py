@@ -83,7 +83,7 @@ def test_deaths_are_repeated_and_failures_are_named(pretrained: LocalModel, tmp_
     ]
     works = plan_cells([pretrained], measures, [0])
     ended = list(compute(works, {pretrained.digest: pretrained}, CellResources()))
-    outcomes = {one.work.cell.task: one.outcome for one in ended}
+    outcomes = {work.cell.task: outcome for work, outcome in ended}
     size = float((pretrained.folder / "config.json").stat().st_size)
     assert outcomes["whole"] == outcomes["dies-twice"] == CellFigures(metrics={"bytes": size})
     failures = {name: one for name, one in outcomes.items() if isinstance(one, CellFailure)}

@@ -16,13 +16,12 @@ from data_service.prepare.contamination import build_index, dump_index
 from data_service.prepare.prepare import prepare
 from launcher.after.evaluate.cells import CellFigures, Result, plan_cells, table
 from launcher.after.evaluate.measures import measures
-from launcher.after.evaluate.model import open_models
-from launcher.after.evaluate.searched import Searches
+from launcher.after.evaluate.model import find_models, find_searches
 from launcher.after.export.data_cards import DATA_CARDS
 from launcher.after.export.export import export_run
 from launcher.after.finetune.pretrained import folder_digest
+from launcher.after.tasks.summary import texts_of_task
 from launcher.after.tasks.task import load_task
-from launcher.after.tasks.texts import texts_of_task
 from launcher.observe.inspect.report.task_table import TableRow, headings, lines, searched_note
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.create import create_run
@@ -73,9 +72,8 @@ def folder(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def row_of(model: str, folder: Path) -> TableRow:
     """The row of a model and the task."""
     work = measures([load_task(str(folder / "word.yaml"))], ["lr=1e-3"])
-    with open_models([model], []) as models:
-        (cell,) = [one.cell for one in plan_cells(models, work, [0])]
-    searched = Searches().find(model, work[0])
+    (planned,) = plan_cells(find_models([model], []), work, [0])
+    cell, (searched,) = planned.cell, find_searches([planned]).values()
     result = Result(
         cell=cell, measured=CellFigures(metrics={"accuracy": 0.5}), searched=searched, versions={}
     )

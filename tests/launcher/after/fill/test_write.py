@@ -12,7 +12,7 @@ from data_service.tokenizers.load import load_tokenizer
 from encoder_core.families.bart import BartConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.denoise import denoising_model
-from launcher.after.fill.write import TextWriter
+from launcher.after.fill.fill import TextWriter
 from launcher.errors import OptionError
 from tests.support.checks.command import maskfleet
 from tests.support.models.written import export_model

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.after.finetune.answers import ContextWindow, best_threshold, find_answers
+from launcher.after.finetune.encode import ContextWindow, best_threshold, find_answers
 
 score = st.floats(-5, 5, width=32)
 
