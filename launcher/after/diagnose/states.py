@@ -121,17 +121,16 @@ def read_checkpoint(run: Run, manifest: CheckpointManifest) -> Checkpoint:
             digest.update(json.dumps([name, list(weights.shape)]).encode())
             digest.update(weights.numpy().data)
             parameter.copy_(weights)
-    return _checkpoint(run, manifest.step, module, tokenizer, digest.hexdigest())
-
-
-def _checkpoint(
-    run: Run, step: int, module: ObjectiveModule, tokenizer: Tokenizer, digest: str
-) -> Checkpoint:
     module.eval()
-    last = run.recipe.model.class_token_last
-    name = f"{run.uri} at step {step:,}"
-    frozen = FrozenEncoder(name, task_encoder(module), tokenizer, _length(run), last, digest)
-    return Checkpoint(run, step, module, frozen)
+    frozen = FrozenEncoder(
+        name=f"{run.uri} at step {manifest.step:,}",
+        encoder=task_encoder(module),
+        tokenizer=tokenizer,
+        length=_length(run),
+        class_token_last=run.recipe.model.class_token_last,
+        digest=digest.hexdigest(),
+    )
+    return Checkpoint(run, manifest.step, module, frozen)
 
 
 def _model_identity(run: Run, step: int, tokenizer: Tokenizer) -> bytes:

@@ -23,25 +23,6 @@ from launcher.runtime.run.record import RECORD, open_run
 
 
 @dataclass(frozen=True)
-class DiagnosticRequest:
-    """A request for measurements.
-
-    Attributes:
-        text: file whose lines are the texts for anisotropy; None: a run's held-out text.
-        tasks: names or YAML files of tasks.
-        data: folder or s3:// URI with the files of the tasks.
-        poolings: how the vectors are made.
-        limit: largest number of texts, and of examples of a split.
-    """
-
-    text: Path | None
-    tasks: tuple[str, ...]
-    data: str | None
-    poolings: list[Pooling]
-    limit: int
-
-
-@dataclass(frozen=True)
 class Diagnosis:
     """The figures of one measurement, with a title for the user."""
 
@@ -54,43 +35,61 @@ class Diagnosis:
         return [{"task": self.task} | figure.model_dump() for figure in self.figures]
 
 
-def diagnoses(source: str, step: int | None, wanted: DiagnosticRequest) -> Iterator[Diagnosis]:
+def diagnoses(
+    source: str,
+    step: int | None,
+    *,
+    text: Path | None,
+    tasks: Sequence[str],
+    data: str | None,
+    poolings: list[Pooling],
+    limit: int,
+) -> Iterator[Diagnosis]:
     """Yield the measurements one after another.
+
+    Args:
+        text: file whose lines are the texts for anisotropy; None: a run's held-out text.
+        tasks: names or YAML files of tasks.
+        data: folder or s3:// URI with the files of the tasks.
+        poolings: how the vectors are made.
+        limit: largest number of texts, and of examples of a split.
 
     Raises OptionError if there is nothing to measure; also the errors of `open_frozen`, `load_task` and the measures.
     """
     is_run = open_store(source).size(RECORD) is not None
-    if not is_run and wanted.text is None and not wanted.tasks:
+    if not is_run and text is None and not tasks:
         raise OptionError(
             f"{source} is a model without text of its own", remedy="give --text FILE or --task NAME"
         )
     checkpoint = open_checkpoint(open_run(source), step) if is_run else None
     frozen = checkpoint.frozen if checkpoint else open_frozen(source, step)
     rows, of = None, "texts"
-    if wanted.text is not None:
-        rows = rows_of_texts(frozen, _lines(wanted.text, wanted.limit))
+    if text is not None:
+        rows = rows_of_texts(frozen, _lines(text, limit))
     elif checkpoint is not None:
-        rows, of = heldout_sentences(checkpoint.run, frozen, wanted.limit), "held-out sentences"
+        rows, of = heldout_sentences(checkpoint.run, frozen, limit), "held-out sentences"
     if rows is not None:
-        figures = anisotropy(frozen, rows, wanted.poolings)
+        figures = anisotropy(frozen, rows, poolings)
         yield Diagnosis(f"Anisotropy of {frozen.name} on {len(rows):,} {of}", "anisotropy", figures)
     if checkpoint is not None:
         figures = held_out(checkpoint, HeldOutSettings().rows)
         yield Diagnosis(f"Held-out loss of {frozen.name}", "heldout", figures)
-    for name in wanted.tasks:
-        parts = [part for measure in _measures(name, wanted) if (part := read_own_data(measure))]
+    for name in tasks:
+        parts = [
+            part for measure in _measures(name, data, poolings, limit) if (part := read_own_data(measure))
+        ]
         figures = [figure for part in parts for figure in part.figures(frozen)]
         yield Diagnosis(_title(parts[0]), parts[0].task.name, figures)
 
 
-def _measures(name: str, wanted: DiagnosticRequest) -> Iterator[EvaluationTask]:
+def _measures(name: str, data: str | None, poolings: list[Pooling], limit: int) -> Iterator[EvaluationTask]:
     """Yield what is measured on a task: similarity, or a probe of each pooling."""
-    if load_task(name, wanted.data).kind in SCORED:
-        scored = SimilaritySettings(task=name, data=wanted.data, poolings=wanted.poolings)
+    if load_task(name, data).kind in SCORED:
+        scored = SimilaritySettings(task=name, data=data, poolings=poolings)
         yield EvaluationTask(similarity=scored)
         return
-    for pooling in wanted.poolings:
-        probe = ProbeSettings(task=name, data=wanted.data, examples=wanted.limit, pooling=pooling)
+    for pooling in poolings:
+        probe = ProbeSettings(task=name, data=data, examples=limit, pooling=pooling)
         yield EvaluationTask(probe=probe)
 
 

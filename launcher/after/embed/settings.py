@@ -88,21 +88,15 @@ class MultipleNegatives(_Settings):
     symmetric: bool = False
 
 
-class Cosent(_Settings):
-    """A loss that gives pairs with higher scores higher cosines, over all pairs of pairs in the batch (CoSENT)."""
+class Ordering(_Settings):
+    """A loss that gives pairs with higher scores higher cosines, over all pairs of pairs in the batch (`cosent`); or
+    the same with the angle between complex vectors in place of the cosine (`angle`: AnglE, 2309.12871)."""
 
-    kind: Literal["cosent"]
+    kind: Literal["cosent", "angle"]
     scale: PositiveFloat = 20.0
 
 
-class Angle(_Settings):
-    """The loss `cosent` with the angle between complex vectors in place of the cosine (AnglE, 2309.12871)."""
-
-    kind: Literal["angle"]
-    scale: PositiveFloat = 20.0
-
-
-Loss = Annotated[Softmax | Cosine | Triplet | MultipleNegatives | Cosent | Angle, Field(discriminator="kind")]
+Loss = Annotated[Softmax | Cosine | Triplet | MultipleNegatives | Ordering, Field(discriminator="kind")]
 
 
 Column = str | int

@@ -18,12 +18,11 @@ from encoder_core.errors import ModelError
 from launcher.after.embed.model import library_module, load_model, warn_of_truncation
 from launcher.after.embed.rows import TextColumns, read_source
 from launcher.after.embed.settings import (
-    Angle,
-    Cosent,
     Cosine,
     EmbedTraining,
     Loss,
     MultipleNegatives,
+    Ordering,
     RowSource,
     Softmax,
     Triplet,
@@ -104,7 +103,7 @@ def check_rows(loss: Loss, train: TextColumns, dev: TextColumns | None) -> None:
     match loss:
         case Softmax():
             fits, wanted = texts == 2 and bool(train.classes), "two texts, and a label of several classes"
-        case Cosine() | Cosent() | Angle():
+        case Cosine() | Ordering():
             fits, wanted = texts == 2 and scored, "two texts and a score"
         case Triplet():
             fits, wanted = texts == 3 and train.labels is None, "three texts and no label"
@@ -153,10 +152,9 @@ def _plain_loss(losses: Any, model: "SentenceTransformer", loss: Loss, classes: 
             if loss.mini_batch is None:
                 return losses.MultipleNegativesRankingLoss(model, **given)
             return losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=loss.mini_batch, **given)
-        case Cosent():
-            return losses.CoSENTLoss(model, scale=loss.scale)
-        case Angle():
-            return losses.AnglELoss(model, scale=loss.scale)
+        case Ordering():
+            kind = losses.CoSENTLoss if loss.kind == "cosent" else losses.AnglELoss
+            return kind(model, scale=loss.scale)
         case _:
             assert_never(loss)
 

@@ -17,7 +17,7 @@ from data_service.prepare.contamination import digest_of_texts
 from data_service.store.base import digest
 from data_service.store.open import open_store
 from launcher.after.evaluate.cells import CellWork
-from launcher.after.export.data_cards import read_cards, run_cards
+from launcher.after.export.model_card import read_cards, run_cards
 from launcher.after.finetune.pretrained import LocalModel, open_pretrained
 from launcher.after.tasks.summary import texts_of_task
 from launcher.after.tasks.task import Task

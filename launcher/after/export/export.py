@@ -5,7 +5,7 @@ The folder of an encoder of text vectors, and of one that such a folder was cont
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,10 +22,15 @@ from data_service.store.open import open_store
 from encoder_core.families.catalogue import DetectorConfig, Interchange, ModelConfig, interchange
 from encoder_core.families.interchange import Heads
 from encoder_core.optim.average import AVERAGE
-from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.train.zero_state import MASTER
-from launcher.after.export.data_cards import DATA_CARDS, dump_cards
-from launcher.after.export.model_card import ExportedNetwork, Facts, read_facts, render
+from launcher.after.export.model_card import (
+    DATA_CARDS,
+    ExportedNetwork,
+    Facts,
+    dump_cards,
+    read_facts,
+    render,
+)
 from launcher.after.export.sentence_transformer import write_sentence_transformer
 from launcher.errors import RunError
 from launcher.progress import work
@@ -34,6 +39,9 @@ from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
 from launcher.runtime.recipe.timeline import causal_after, recipe_after
 from launcher.runtime.run.record import Run, select_checkpoint
 from launcher.runtime.run.text_vectors import kept_modules, prompts_in, write_modules
+
+SOURCES_FILE = "mean.json"
+"""Name of the file in the exported folder that says of which checkpoints it is the mean."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +136,20 @@ def export_weights(
             heads = exported_heads(config, objective)
             write_model(folder, read, config, files, heads, notes=notes["."])
             if objective.contrastive is not None and networks["."].architecture is not None:
-                _write_vectors(folder, objective.contrastive, config, prompts_in(modules))
+                write_sentence_transformer(  # with which sentence-transformers can load the folder, too
+                    folder,
+                    pooling=objective.contrastive.pooling,
+                    normalize=objective.contrastive.normalize,
+                    max_length=config.max_length,
+                    prompts=prompts_in(modules),
+                )
             else:
                 write_modules(folder, modules)
         for part in networks:
             complete(folder / part)
-    return _export_result(manifest, networks)
+    models = {part: network.architecture for part, network in networks.items()}
+    left_out = {name for network in networks.values() for name in network.left_out}
+    return Exported(manifest.step, models, tuple(sorted(left_out)))
 
 
 def _notes(facts: Facts, network: ExportedNetwork, licence: str | None) -> dict[str, str]:
@@ -142,19 +158,6 @@ def _notes(facts: Facts, network: ExportedNetwork, licence: str | None) -> dict[
     if facts.cards:
         notes[DATA_CARDS] = dump_cards(facts.cards, corpora_of(facts.run.recipe))
     return notes
-
-
-def _write_vectors(
-    folder: Path, contrastive: ContrastiveConfig, config: ModelConfig, prompts: Mapping[str, str]
-) -> None:
-    """Add the files with which sentence-transformers can load the folder, too."""
-    write_sentence_transformer(
-        folder,
-        pooling=contrastive.pooling,
-        normalize=contrastive.normalize,
-        max_length=config.max_length,
-        prompts=prompts,
-    )
 
 
 def _networks(
@@ -166,32 +169,17 @@ def _networks(
             "generator": (config.generator, "mlm"),
             "discriminator": (config, "rtd"),
         }
-        return {
-            part: _network(interchange(*its), part, _part_names(manifest, part)) for part, its in pair.items()
-        }
-    its = _network(interchange(config, exported_heads(config, objective)), None, list(manifest.shapes))
+        return {part: _network(interchange(*its), part, manifest) for part, its in pair.items()}
+    its = _network(interchange(config, exported_heads(config, objective)), None, manifest)
     return {".": replace(its, causal=causal)}
 
 
-def _network(their: Interchange, part: str | None, names: list[str]) -> ExportedNetwork:
-    """Return the description of an exported network. `names`: names of its parameters in a single network."""
-    known = their.table.names(their.layers)
+def _network(their: Interchange, part: str | None, manifest: CheckpointManifest) -> ExportedNetwork:
+    """Return the description of an exported network, which is a `part` of a pair or the only one."""
+    known, prefix = their.table.names(their.layers), f"{part}." if part else ""
+    names = (name.removeprefix(prefix) for name in manifest.shapes if name.startswith(prefix))
     left_out = {name.split(".")[0] for name in names if name not in known}
     return ExportedNetwork(their.architecture, part, tuple(sorted(left_out)))
-
-
-def _part_names(manifest: CheckpointManifest, part: str) -> list[str]:
-    return [name.removeprefix(f"{part}.") for name in manifest.shapes if name.startswith(f"{part}.")]
-
-
-def _export_result(manifest: CheckpointManifest, networks: Mapping[str, ExportedNetwork]) -> Exported:
-    models = {folder: network.architecture for folder, network in networks.items()}
-    left_out = {part for network in networks.values() for part in network.left_out}
-    return Exported(manifest.step, models, tuple(sorted(left_out)))
-
-
-SOURCES_FILE = "mean.json"
-"""Name of the file in the exported folder that says of which checkpoints it is the mean."""
 
 
 def newest_checkpoints(run: Run, count: int) -> list[CheckpointManifest]:

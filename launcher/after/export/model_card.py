@@ -1,23 +1,27 @@
-"""The model card of an export: what somebody who finds the folder must know, taken from the run's own records."""
+"""The model card of an export: what somebody who finds the folder must know, taken from the run's own records; and the
+data cards of its corpora, kept as `data_cards.json` for those who have only the model."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import is_on_lineage, list_committed, read_manifest
-from data_service.corpus.data_card import DataCard
+from data_service.corpus.corpus import open_corpus
+from data_service.corpus.data_card import DataCard, make_card
 from data_service.corpus.data_card import render_markdown as render_card
 from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError
 from data_service.printable import one_line
-from data_service.store.errors import StoreError
+from data_service.store.base import Store
+from data_service.store.errors import KeyMissing, StoreError
 from data_service.store.open import open_store
 from encoder_core.objectives.figures import AVERAGE
 from launcher.after.certificate.examine import read_certificate
-from launcher.after.export.data_cards import run_cards
 from launcher.errors import CertificateError
 from launcher.output import human_count
 from launcher.runtime.recipe.corpora import corpora_of
@@ -275,3 +279,43 @@ def _heldout(record: Record | None) -> str:
     if record is None:
         return "none on record"
     return f"{losses_text(term_losses(record), record.get('perplexity'))}, after step {record['step']:,}"
+
+
+DATA_CARDS = "data_cards.json"
+
+
+class _Kept(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = 1
+    sources: dict[str, DataCard | None]
+
+
+def run_cards(run: Run) -> dict[str, DataCard | None]:
+    """Return the data cards of a run's corpora, by source.
+
+    None for a corpus that cannot be read, or that is another one than the run's.
+    """
+    return {name: _card(run, name) for name in corpora_of(run.recipe)}
+
+
+def _card(run: Run, name: str) -> DataCard | None:
+    try:
+        card = make_card(open_corpus(corpora_of(run.recipe)[name].uri))
+    except (CorpusError, StoreError):
+        return None
+    return card if card.fingerprint == run.record.inputs.corpora[name] else None
+
+
+def dump_cards(cards: Iterable[tuple[str, DataCard]], sources: Iterable[str]) -> str:
+    """Return the text of `data_cards.json`. `sources`: names of all sources, also of those without a card."""
+    kept = _Kept(sources=dict.fromkeys(sources) | dict(cards))
+    return kept.model_dump_json(indent=1) + "\n"
+
+
+def read_cards(store: Store) -> Mapping[str, DataCard | None] | None:
+    """Return the cards in the folder of an exported model; None if it has none that can be read. Raises StoreError."""
+    try:
+        return _Kept.model_validate_json(store.get(DATA_CARDS)).sources
+    except (KeyMissing, ValidationError):
+        return None

@@ -16,13 +16,6 @@ Pooling = Literal["cls", "mean", "weighted_mean", "last_token", "max"]
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 
-_THEIR_POOLINGS: dict[Pooling, str] = {
-    "cls": "cls",
-    "mean": "mean",
-    "weighted_mean": "weightedmean",
-    "last_token": "lasttoken",
-    "max": "max",
-}
 _POOLING_SWITCHES = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
@@ -42,10 +35,13 @@ def their_pooling(pooling: str, model_type: str) -> str:
     XLNet's class token is the last one, so `cls` becomes `lasttoken` there. The side of padding does not matter. Raises
     ModelError if there is no such pooling.
     """
-    for ours, theirs in _THEIR_POOLINGS.items():
-        if pooling == ours:
-            return "lasttoken" if ours == "cls" and model_type in _CLASS_TOKEN_LAST else theirs
-    raise ModelError(f"{pooling!r} is not a pooling", remedy=f"choose one of {', '.join(get_args(Pooling))}")
+    if pooling not in get_args(Pooling):
+        raise ModelError(
+            f"{pooling!r} is not a pooling", remedy=f"choose one of {', '.join(get_args(Pooling))}"
+        )
+    if pooling == "cls" and model_type in _CLASS_TOKEN_LAST:
+        return "lasttoken"
+    return pooling.replace("_", "")
 
 
 def write_sentence_transformer(

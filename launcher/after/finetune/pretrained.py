@@ -21,8 +21,8 @@ from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import CLASSLESS_TYPES
-from launcher.after.export.data_cards import DATA_CARDS
 from launcher.after.export.export import export_run
+from launcher.after.export.model_card import DATA_CARDS
 from launcher.after.export.sentence_transformer import MODULES
 from launcher.errors import RunError
 from launcher.runtime.run.record import RECORD, open_run

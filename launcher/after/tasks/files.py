@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from data_service.ingest.files import open_ranged, open_text
-from data_service.ingest.inputs import Compression, InputFile
+from data_service.ingest.inputs import Compression, InputFile, kind_from_name
 from data_service.ingest.records import guessed_remedy
-from data_service.store.open import open_store
+from data_service.store.open import open_file
 from launcher.after.tasks.schema import Description, Format
 from launcher.errors import TaskError
 
@@ -20,13 +20,6 @@ _CODECS: dict[str, Compression] = {"": "", ".gz": "gz", ".zst": "zst"}
 _MAX_FIELD_CHARACTERS = 1 << 30  # the csv module's default is 128 Ki characters
 _READ_AHEAD_BYTES = 64 * 1024  # bytes of a Parquet file that are read at a time
 _BATCH_ROWS = 1024  # rows of a Parquet file that are in memory at a time
-_FORMATS: dict[str, Format] = {
-    ".jsonl": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-    ".tsv": "tsv",
-    ".csv": "csv",
-}
 _FIELDS_REMEDY = "correct the file, or the task's `fields`"
 _LOG = logging.getLogger("launcher.after.tasks")
 
@@ -50,8 +43,7 @@ class TaskFolder:
         whole = path if "://" in path else f"{self.root.rstrip('/')}/{path}"
         if "://" not in whole:
             whole = os.path.abspath(path if os.path.isabs(path) else os.path.expanduser(whole))
-        base, _, name = whole.rpartition("/")
-        store = open_store(base or "/")
+        store, name = open_file(whole)
         for ending, kind in _CODECS.items():
             if (entry := store.entry(name + ending)) is not None:
                 packed = kind or next((_CODECS[end] for end in (".gz", ".zst") if name.endswith(end)), "")
@@ -99,12 +91,12 @@ class RowFormat:
 
 def format_of(path: str) -> Format:
     """Return the format that a name's ending says. Raises TaskError if it says none."""
-    name = path.lower().removesuffix(".gz").removesuffix(".zst")
-    for ending, form in _FORMATS.items():
-        if name.endswith(ending):
+    match kind_from_name(path):
+        case ("jsonl" | "parquet" | "tsv" | "csv") as form, "" | "gz" | "zst":
             return form
     raise TaskError(
-        f"{path} is of no known form", remedy=f"give {', '.join(_FORMATS)}, also with .gz or .zst"
+        f"{path} is of no known form",
+        remedy="give .jsonl, .json, .parquet, .tsv or .csv, also with .gz or .zst",
     )
 
 

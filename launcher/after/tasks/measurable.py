@@ -4,7 +4,7 @@ their files exist.
 `maskfleet init` and `train` call this before training.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from data_service.errors import UserError
 from data_service.store.errors import StoreError
@@ -12,7 +12,6 @@ from launcher.after.tasks.schema import SCORED, TEXTS, Kind
 from launcher.after.tasks.task import Task, load_task
 from launcher.errors import EVALUATE, RecipeError, RunError, TaskError, optional
 from launcher.runtime.recipe.evaluation import EvaluationTask
-from launcher.runtime.recipe.parts import RecipeIssue
 
 _MEASURABLE_KINDS: dict[str, tuple[tuple[Kind, ...], str, str]] = {
     "probe": (
@@ -47,53 +46,44 @@ def splits_of(measure: EvaluationTask, task: Task) -> tuple[str, ...]:
     return ("dev",) if measure.anisotropy and "dev" in task.splits else (measured,)
 
 
-def check_names(tasks: Sequence[EvaluationTask]) -> None:
-    """Raise RecipeError if a task that a recipe names does not exist, or does not fit its measure."""
-    _refuse([problem for index, task in enumerate(tasks) for problem in _name_problems(index, task)])
+def check_tasks(tasks: Sequence[EvaluationTask], *, files: bool = True) -> None:
+    """Raise RecipeError, which names all mistakes, if a task that a recipe names does not exist, does not fit its
+    measure, or has no files (which is only looked at with `files`).
 
-
-def check_tasks(tasks: Sequence[EvaluationTask]) -> None:
-    """Check as `check_names`, and that the files of the tasks exist. Raises StoreError if a store does not answer, and
-    MissingPackage if a measure needs a library that is not installed."""
-    check_names(tasks)
-    if any(task.probe or task.similarity for task in tasks):
+    Raises StoreError if a store does not answer, and with `files` MissingPackage if a measure needs a library that is
+    not installed.
+    """
+    if files and any(task.probe or task.similarity for task in tasks):
         optional("sklearn", "a probe, or similarity, of a recipe's evaluation.tasks", EVALUATE)
-    _refuse([problem for index, task in enumerate(tasks) for problem in _file_problems(index, task)])
-
-
-def _refuse(problems: Sequence[RecipeIssue]) -> None:
+    found = [(index, measure, _problem(measure, files=files)) for index, measure in enumerate(tasks)]
+    problems = [(f"evaluation.tasks.{index}.{measure.measure}", *one) for index, measure, one in found if one]
     if problems:
         raise RecipeError(
-            "\n".join(f"{'.'.join(map(str, problem.path))}: {problem.what}" for problem in problems),
-            remedy="; ".join(dict.fromkeys(problem.remedy for problem in problems)),
+            "\n".join(f"{place}.{field}: {error.problem}" for place, field, error in problems),
+            remedy="; ".join(dict.fromkeys(error.remedy for _, _, error in problems)),
         )
 
 
-def _name_problems(index: int, measure: EvaluationTask) -> Iterator[RecipeIssue]:
+def _problem(measure: EvaluationTask, *, files: bool) -> tuple[str, UserError] | None:
+    """Return the field of a measure that is wrong, and what is wrong with it; None if nothing is."""
+    field = "task"
     try:
-        named_task(measure)
+        task = named_task(measure)
+        field = "data"
+        if files and task is not None:
+            _check_files(measure, task)
     except StoreError:
         raise
     except UserError as error:
-        yield RecipeIssue(_path(index, measure, "task"), error.problem, error.remedy)
+        return field, error
+    return None
 
 
-def _file_problems(index: int, measure: EvaluationTask) -> Iterator[RecipeIssue]:
-    task = named_task(measure)
-    if task is None:
-        return
-    path = _path(index, measure, "data")
+def _check_files(measure: EvaluationTask, task: Task) -> None:
     if task.root is None:
-        what = f"the folder with the files of {task.name} is not given"
-        remedy = f"set data to the folder or s3:// URI of the files, which are published at {task.published}"
-        yield RecipeIssue(path, what, remedy)
-        return
+        raise TaskError(
+            f"the folder with the files of {task.name} is not given",
+            remedy=f"set data to the folder or s3:// URI of the files, which are published at {task.published}",
+        )
     for split in splits_of(measure, task):
-        try:
-            task.check_files(split)
-        except TaskError as error:
-            yield RecipeIssue(path, error.problem, error.remedy)
-
-
-def _path(index: int, measure: EvaluationTask, field: str) -> tuple[str | int, ...]:
-    return ("evaluation", "tasks", index, measure.measure, field)
+        task.check_files(split)

@@ -20,6 +20,7 @@ from launcher.progress import work
 
 if TYPE_CHECKING:
     from launcher.after.diagnose.subject import Diagnosis
+    from launcher.runtime.recipe.evaluation import Pooling
     from launcher.runtime.run.evaluations import Figure
 
 _NAMES = {"iso_score": "IsoScore", "effective_rank": "effective rank", "spearman": "Spearman"}
@@ -76,15 +77,12 @@ def diagnose(
         load_task(name, data)
     require_model(checkpoint)
     with work("loading libraries"):
-        from launcher.after.diagnose.subject import DiagnosticRequest, diagnoses
-    wanted = DiagnosticRequest(
-        text=text,
-        tasks=tuple(task or ()),
-        data=data,
-        poolings=[one.value for one in pooling or (FrozenPooling.CLS, FrozenPooling.MEAN)],
-        limit=limit,
+        from launcher.after.diagnose.subject import diagnoses
+    poolings: list[Pooling] = [one.value for one in pooling or (FrozenPooling.CLS, FrozenPooling.MEAN)]
+    found = diagnoses(
+        checkpoint, step, text=text, tasks=task or (), data=data, poolings=poolings, limit=limit
     )
-    for subject in diagnoses(checkpoint, step, wanted):
+    for subject in found:
         if as_json:
             print_json(subject.records())
         else:

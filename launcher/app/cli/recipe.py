@@ -159,11 +159,11 @@ def check(recipe: RecipeArgument, assignments: SetOption = None, tiny: TinyOptio
     """
     require_recipe(recipe)
     require_assignments(assignments or ())
-    from launcher.after.tasks.measurable import check_names
+    from launcher.after.tasks.measurable import check_tasks
     from launcher.runtime.recipe.summary import summary
 
     wanted = load_recipe(recipe, assignments, tiny)
-    check_names(wanted.evaluation.tasks)
+    check_tasks(wanted.evaluation.tasks, files=False)
     for line in summary(wanted):
         typer.echo(visible(line))
 

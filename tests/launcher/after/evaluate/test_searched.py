@@ -17,8 +17,8 @@ from data_service.prepare.prepare import prepare
 from launcher.after.evaluate.cells import CellFigures, Result, plan_cells, table
 from launcher.after.evaluate.measures import measures
 from launcher.after.evaluate.model import find_models, find_searches
-from launcher.after.export.data_cards import DATA_CARDS
 from launcher.after.export.export import export_run
+from launcher.after.export.model_card import DATA_CARDS
 from launcher.after.finetune.pretrained import folder_digest
 from launcher.after.tasks.summary import texts_of_task
 from launcher.after.tasks.task import load_task

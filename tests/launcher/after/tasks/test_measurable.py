@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_service.store.errors import StoreUnavailable
-from launcher.after.tasks.measurable import check_names, check_tasks
+from launcher.after.tasks.measurable import check_tasks
 from launcher.after.tasks.task import bundled_tasks
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.evaluation import EvaluationTask
@@ -33,7 +33,7 @@ def test_a_mistyped_name_is_refused_with_its_place(name: str, place: int, letter
     if mistyped in NAMES:
         return
     with pytest.raises(RecipeError, match=r"evaluation\.tasks\.1\.probe\.task: ") as caught:
-        check_names(tasks)
+        check_tasks(tasks, files=False)
     assert "tasks: " in caught.value.remedy
 
 
