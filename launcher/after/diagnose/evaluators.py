@@ -177,7 +177,7 @@ def _start(*, idle: bool) -> Any:
     """Return an evaluator that Ray may start again, so that a node short of memory loses it before any rank."""
     has_place = any(node["Alive"] and node["Resources"].get(RESOURCE) for node in ray.nodes())
     resources = {RESOURCE: 0.01} if has_place else {}
-    options = {"num_cpus": 0, "num_gpus": 0, "resources": resources, "max_restarts": 1}
+    options = {"num_cpus": 0, "num_gpus": 0, "resources": resources, "max_restarts": -1}
     return ray.remote(EvaluatorProcess).options(**options).remote(idle=idle)
 
 

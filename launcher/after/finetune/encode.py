@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,18 +121,6 @@ def best_threshold(margins: Sequence[float], with_answer: Sequence[float], witho
     return float(sides[best] + sides[best + 1]) / 2
 
 
-class Encoded(Protocol):
-    """The rows of a split (`dataset`, of `datasets`), and how outputs of the model become metrics."""
-
-    @property
-    def dataset(self) -> Any: ...
-
-    def scores(self, outputs: Any, threshold: float | None = None) -> "Scores":
-        """Return the metrics. `outputs`: as `Trainer.predict` returns them. `threshold`: of "no answer", as found on
-        dev; None to find it here."""
-        ...
-
-
 @dataclass(frozen=True)
 class Scores:
     """Metrics by name, the task's main metric first, and the threshold of "no answer"."""
@@ -154,7 +142,7 @@ class Encoder:
     def head(self) -> Head:
         return head_of(self.task)
 
-    def encode(self, examples: Examples) -> Encoded:
+    def encode(self, examples: Examples) -> "Encoded":
         """Return the rows. Raises TaskMismatch if a text cannot be cut, or a question leaves no room for a context."""
         match examples:
             case Sentences():
@@ -381,3 +369,8 @@ class EncodedQuestions:
             one = select(self.examples, [index])
             found += score(main, one, {one.ids[0]: text}).values()
         return found
+
+
+Encoded = EncodedSentences | EncodedWords | EncodedQuestions
+"""The rows of a split (`dataset`, of `datasets`). Its `scores` turns what `Trainer.predict` returns into metrics; the
+`threshold` of "no answer" is the one that was found on dev, or is found there."""

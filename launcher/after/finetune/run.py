@@ -39,6 +39,12 @@ from launcher.runtime.run.log import encode
 _LOG = logging.getLogger("launcher.after.finetune")
 _USE = "fine-tuning"
 _EVALUATION_ROWS = 64  # rows of a batch without training
+RESULTS = "results.json"
+_PIPELINES = {
+    "SequenceClassification": "text-classification",
+    "TokenClassification": "token-classification",
+    "QuestionAnswering": "question-answering",
+}
 _PREDECESSOR_SEED = 0  # seed of the model that a task starts `after`: one for all its seeds, as in the papers
 
 
@@ -148,11 +154,10 @@ def _train(
 
 def _trainer(model: Any, encoder: Encoder, splits: Mapping[str, Encoded], seed: int, scratch: Path) -> Any:
     transformers, settings = optional("transformers", _USE, EVALUATE), encoder.settings
-    collators = {
-        "TokenClassification": transformers.DataCollatorForTokenClassification,
-        "SequenceClassification": transformers.DataCollatorWithPadding,
-        "QuestionAnswering": transformers.DataCollatorWithPadding,
-    }
+    tagged = encoder.head == "TokenClassification"  # a label for each token is padded, too
+    collator = (
+        transformers.DataCollatorForTokenClassification if tagged else transformers.DataCollatorWithPadding
+    )
     optimizer = None
     if settings.layer_decay < 1:
         torch = optional("torch", _USE)
@@ -164,7 +169,7 @@ def _trainer(model: Any, encoder: Encoder, splits: Mapping[str, Encoded], seed: 
         args=_training_arguments(encoder, seed, scratch),
         train_dataset=splits["train"].dataset,
         eval_dataset=splits["dev"].dataset,
-        data_collator=collators[encoder.head](encoder.tokenizer),
+        data_collator=collator(encoder.tokenizer),
         compute_metrics=lambda found: _score_outputs(splits["dev"], found.predictions).metrics,
         optimizers=(optimizer, None),
         callbacks=patience,
@@ -226,7 +231,8 @@ def _score_outputs(split: Encoded, outputs: Any, threshold: float | None = None)
     found = outputs if isinstance(outputs, tuple) else (outputs,)
     if not all(numpy.isfinite(part).all() for part in found[:wanted]):
         raise Diverged("outputs of the model are not finite", remedy="lower lr, or lengthen warmup")
-    return split.scores(found[0] if wanted == 1 else found[:2], threshold)
+    logits: Any = found[0] if wanted == 1 else found[:2]
+    return split.scores(logits, threshold)
 
 
 def _curves(history: Sequence[Mapping[str, float]], metrics: Sequence[str]) -> tuple[Epoch, ...]:
@@ -260,14 +266,6 @@ def _progress(task: str, now: Work) -> Any:
                 _LOG.info("%s, epoch %g of %g: %s", task, state.epoch, args.num_train_epochs, told)
 
     return Progress()
-
-
-RESULTS = "results.json"
-_PIPELINES = {
-    "SequenceClassification": "text-classification",
-    "TokenClassification": "token-classification",
-    "QuestionAnswering": "question-answering",
-}
 
 
 @dataclass(frozen=True)

@@ -141,10 +141,6 @@ class FinetuneOutcome:
     threshold: float | None = None
     others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
-    @property
-    def main(self) -> float:
-        return next(iter(self.metrics.values()))
-
     def record(self) -> dict[str, object]:
         """Return all fields as plain data."""
         return asdict(self)

@@ -156,19 +156,16 @@ def bundled_texts(package: str, folder: str) -> Mapping[str, str]:
     return MappingProxyType({name: named[name].read_text("utf-8") for name in sorted(named)})
 
 
-def task_digest(task: Task, splits: tuple[str, ...] | None = None) -> str:
+def task_digest(task: Task) -> str:
     """Return the SHA-256 of everything in a task that results depend on: the settings that models or metrics see, and
-    the examples of the splits.
+    the examples of all splits with labels.
 
     Renaming the task or moving its files keeps the digest; other data or another metric changes it. The settings of
-    fine-tuning (`finetune`, `after`) are left out, because results are keyed by them separately. `splits`: names of the
-    splits that count; None: all with labels.
+    fine-tuning (`finetune`, `after`) are left out, because results are keyed by them separately.
 
     Raises the errors of `Task.read`.
     """
-    return digest_of_examples(
-        task, {split: task.read(split) for split in (task.splits if splits is None else splits)}
-    )
+    return digest_of_examples(task, {split: task.read(split) for split in task.splits})
 
 
 def digest_of_examples(task: Task, examples: Mapping[str, Examples]) -> str:

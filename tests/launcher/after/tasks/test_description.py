@@ -9,8 +9,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher.after.tasks.examples import digest
 from launcher.after.tasks.suite import load_suite
-from launcher.after.tasks.task import Task, bundled_tasks, load_task, loads, task_digest
+from launcher.after.tasks.task import Task, bundled_tasks, load_task, loads
 from launcher.errors import TaskError
 
 MINE = """\
@@ -125,7 +126,7 @@ def test_a_task_travels_to_a_worker_with_its_folder(tmp_path: Path) -> None:
     task = loads(MINE, "mine.yaml", str(tmp_path)).model_copy(update={"finetune": {"lr": 1e-5}})
     sent = ray.cloudpickle.loads(ray.cloudpickle.dumps(task))
     assert (sent, sent.root) == (task, str(tmp_path))
-    assert task_digest(sent, ("dev",)) == task_digest(task, ("dev",))
+    assert digest(sent.read("dev")) == digest(task.read("dev"))
 
 
 def test_labels_may_be_indices_where_files_have_one_class_each(tmp_path: Path) -> None:
