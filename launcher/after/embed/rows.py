@@ -43,10 +43,8 @@ def read_source(source: RowSource, root: str | None) -> TextColumns:
             classes, a score is no number or out of range, or there is no row.
         InputError, StoreError: if data are damaged, or a store does not answer.
     """
-    return _read_tasks(source, root) if source.tasks else _read_files(source, root or ".")
-
-
-def _read_tasks(source: RowSource, root: str | None) -> TextColumns:
+    if not source.tasks:
+        return _read_files(source, root or ".")
     tasks = [load_task(name, root) for name in source.tasks]
     return rows_of_pairs([(task, task.read(source.split)) for task in tasks])
 

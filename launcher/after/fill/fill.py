@@ -155,14 +155,12 @@ class MaskFiller:
         `read_masks`."""
         text = read_masks(sentence, self._tokenizer, self._longest)
         steps = min(sampling.steps or len(text.masked), len(text.masked))
-        total = len(text.masked)
+        total, never = len(text.masked), torch.from_numpy(self._tokenizer.special_mask.nonzero()[0])
         for step in range(steps):
             keep = total // steps + (step < total % steps)
             draws = draws64(stream_key("unmask", sampling.seed, step), 0, len(text.ids))
             draws_M = torch.from_numpy((draws[list(text.masked)] >> np.uint64(11)) / 2.0**53)
-            ids_M, confidence_M = predict(
-                self._logits(text), _special_ids(self._tokenizer), sampling.temperature, draws_M
-            )
+            ids_M, confidence_M = predict(self._logits(text), never, sampling.temperature, draws_M)
             surest = torch.sort(confidence_M, descending=True, stable=True).indices[:keep].tolist()
             text = text.filled({text.masked[mask]: int(ids_M[mask]) for mask in surest})
         return text.text(self._tokenizer)
@@ -196,10 +194,6 @@ def predict(
     else:
         ids_M = scores_MV.argmax(-1)
     return ids_M, scores_MV.softmax(-1).gather(1, ids_M[:, None])[:, 0]
-
-
-def _special_ids(tokenizer: Tokenizer) -> Tensor:
-    return torch.from_numpy(tokenizer.special_mask.nonzero()[0])
 
 
 def _tied(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
