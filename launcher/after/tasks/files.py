@@ -10,7 +10,7 @@ from typing import Any
 
 from data_service.ingest.files import open_ranged, open_text
 from data_service.ingest.inputs import Compression, InputFile, kind_from_name
-from data_service.ingest.records import guessed_remedy
+from data_service.ingest.records import NumberedPlace, guessed_remedy
 from data_service.store.open import open_file
 from launcher.after.tasks.schema import Description, Format
 from launcher.errors import TaskError
@@ -22,6 +22,8 @@ _READ_AHEAD_BYTES = 64 * 1024  # bytes of a Parquet file that are read at a time
 _BATCH_ROWS = 1024  # rows of a Parquet file that are in memory at a time
 _FIELDS_REMEDY = "correct the file, or the task's `fields`"
 _LOG = logging.getLogger("launcher.after.tasks")
+Place = str | NumberedPlace
+"""The place of a value in a file, for messages."""
 
 
 @dataclass(frozen=True)
@@ -102,21 +104,10 @@ def format_of(path: str) -> Format:
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """A record of a file.
+    """A record of a file: its place, and the values of its fields by name, or by the column's number as text."""
 
-    Attributes:
-        file, unit, number: its position: a line, counted from 1, or a row, counted from 0.
-        values: values of the fields by name, or by the column's number as text.
-    """
-
-    file: InputFile
-    unit: str
-    number: int
+    place: NumberedPlace
     values: Mapping[str, object]
-
-    @property
-    def place(self) -> str:
-        return f"{self.file.uri}, {self.unit} {self.number}"
 
     def error(self, problem: str, remedy: str = _FIELDS_REMEDY) -> TaskError:
         return TaskError(f"{self.place}: {problem}", remedy=remedy)
@@ -150,7 +141,7 @@ class FileRow:
         raise self.error(f"the label is {type(value).__name__}, not a name or a number")
 
 
-def valid_text(text: str, place: str) -> str:
+def valid_text(text: str, place: Place) -> str:
     """Return `text`. Raises TaskError if it holds half a surrogate pair, which JSON allows but no tokenizer reads."""
     try:
         text.encode()
@@ -194,16 +185,17 @@ def read_rows(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
     match layout.format:
         case "parquet":
             for number, values in enumerate(_parquet(layout, file)):
-                yield FileRow(file, "row", number, values)
+                yield FileRow(NumberedPlace(file, "row", number), values)
         case "tsv" | "csv":
             yield from _table(layout, file)
         case form:
             for number, line in enumerate(read_lines(file, layout.encoding), 1):
                 if line.strip():
-                    yield FileRow(file, "line", number, _parsed(form, line, f"{file.uri}, line {number}"))
+                    place = NumberedPlace(file, "line", number)
+                    yield FileRow(place, _parsed(form, line, place))
 
 
-def _parsed(form: Format, line: str, place: str) -> Mapping[str, object]:
+def _parsed(form: Format, line: str, place: Place) -> Mapping[str, object]:
     if form == "txt":
         return {"first": line}
     if form == "jsonl":
@@ -216,7 +208,7 @@ def _parsed(form: Format, line: str, place: str) -> Mapping[str, object]:
     return {"label": coarse if form == "trec" else label, "first": text.strip()}
 
 
-def parse_object(text: str | bytes, place: str) -> dict[str, Any]:
+def parse_object(text: str | bytes, place: Place) -> dict[str, Any]:
     """Return the JSON object in `text`. Raises TaskError if there is none."""
     try:
         record = json.loads(text)
@@ -251,7 +243,7 @@ def _table(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
             broken += 1
             continue
         keys = names or [str(column) for column in range(1, len(row) + 1)]
-        yield FileRow(file, "line", number, dict(zip(keys, row, strict=True)))
+        yield FileRow(NumberedPlace(file, "line", number), dict(zip(keys, row, strict=True)))
     if broken:
         _LOG.warning("%s: left out %d rows with a wrong number of fields", file.uri, broken)
 

@@ -16,6 +16,7 @@ from data_service.ingest.inputs import InputFile
 from launcher.after.tasks.examples import Answer, Questions, Retrieval, Sentences, Tagged
 from launcher.after.tasks.files import (
     FileRow,
+    Place,
     RowFormat,
     TaskFolder,
     format_of,
@@ -76,7 +77,7 @@ def _with_gold(task: Description, file: WithGold, folder: TaskFolder) -> Iterato
     gold = [line.strip() for line in read_lines(golds, task.encoding)]
     last = 0
     for row in read_rows(RowFormat.from_task(task), texts):
-        last = row.number
+        last = row.place.number
         if last <= len(gold):
             yield row, gold[last - 1]
     if last != len(gold):
@@ -86,7 +87,7 @@ def _with_gold(task: Description, file: WithGold, folder: TaskFolder) -> Iterato
         )
 
 
-def label_index(label: str, place: str, labels: Sequence[str], *, by_index: bool = False) -> int:
+def label_index(label: str, place: Place, labels: Sequence[str], *, by_index: bool = False) -> int:
     """Return the index of a label, which is spelt as in `labels`, or `by_index`. Raises TaskError if it is none of
     them."""
     if by_index and label.isdecimal() and int(label) < len(labels):
@@ -101,7 +102,7 @@ def label_index(label: str, place: str, labels: Sequence[str], *, by_index: bool
     )
 
 
-def score_in(text: str, place: str, bounds: tuple[float, float] | None) -> float:
+def score_in(text: str, place: Place, bounds: tuple[float, float] | None) -> float:
     """Return a score within the `bounds`; None: any finite number. Raises TaskError if it is not."""
     score = math.nan
     with suppress(ValueError):
@@ -135,7 +136,7 @@ def read_tagged(task: Description, files: Sequence[File], folder: TaskFolder) ->
     return Tagged(tuple(words), tuple(tags))
 
 
-TaggedSentence = tuple[str, list[str], list[str]]
+TaggedSentence = tuple[Place, list[str], list[str]]
 """The position of a sentence in its file (for columns, of its last line), its words, and its tags as they are there."""
 
 
@@ -195,7 +196,7 @@ def to_bio(tags: Sequence[str], scheme: Scheme) -> list[str]:
 class _Question:
     """A question as it was read. `place`: its place in the file, for messages."""
 
-    place: str
+    place: Place
     id: str
     question: str
     context: str
@@ -208,7 +209,7 @@ def read_questions(task: Description, files: Sequence[File], folder: TaskFolder)
     Raises TaskError if a file is missing or does not hold questions; if two questions have the same id; if an answer is
     not at its place in the context; if a question has no answer, but the task has one for every question.
     """
-    seen, taken, broken = dict[str, str](), list[_Question](), 0
+    seen, taken, broken = dict[str, Place](), list[_Question](), 0
     for path in files:
         file = folder.find(str(path))
         for question in _squad(file, task.encoding) if task.format == "squad" else _rows(task, file):
@@ -296,7 +297,7 @@ def _squad(file: InputFile, encoding: str) -> Iterator[_Question]:
                 yield _Question(at, _text(found, "id", at), _text(found, "question", at), context, answers)
 
 
-def _answers(value: object, place: str) -> tuple[Answer, ...]:
+def _answers(value: object, place: Place) -> tuple[Answer, ...]:
     """Return the answers in `value`: a list of objects, or an object of lists, as the library `datasets` stores
     them."""
     if isinstance(value, Mapping):
@@ -315,14 +316,14 @@ def _answers(value: object, place: str) -> tuple[Answer, ...]:
     return tuple(dict.fromkeys(Answer(text, start) for text, start in found))
 
 
-def _items(value: object, key: str, place: str) -> list[Any]:
+def _items(value: object, key: str, place: Place) -> list[Any]:
     found = value.get(key) if isinstance(value, Mapping) else None
     if isinstance(found, list):
         return found
     raise TaskError(f"{place}: no list {key!r}", remedy="write the file in the format of SQuAD")
 
 
-def _text(value: object, key: str, place: str) -> str:
+def _text(value: object, key: str, place: Place) -> str:
     found = value.get(key) if isinstance(value, Mapping) else None
     if isinstance(found, str):
         return valid_text(found, place)
