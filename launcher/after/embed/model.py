@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checkpoints.hf.folder import INDEX, WEIGHTS
+from checkpoints.hf.load import json_object
 from data_service.formats import parse_json
 from data_service.tokenizers.files import DECISIVE_FILES, check_folder, library_errors
 from encoder_core.errors import ModelError
@@ -52,7 +53,8 @@ def load_model(pretrained: LocalModel, encoding: Encoding) -> "SentenceTransform
     check_class(folder, pretrained.name)
     modules = _known_modules(folder)
     _check_files(folder, [path for path, kind in modules if kind in _WEIGHTED_MODULES] or [""])
-    st, stored = optional("sentence_transformers", "maskfleet embed", EVALUATE), _stored_settings(folder)
+    st, settings = optional("sentence_transformers", "maskfleet embed", EVALUATE), folder / SETTINGS
+    stored = json_object(settings.read_bytes(), str(settings)) if settings.is_file() else {}
     try:
         with library_errors(str(folder), "no model that can be read"):
             stack = _load_modules(folder, st) if modules else [_transformer(folder)]
@@ -148,12 +150,6 @@ def _check_width(rest: Sequence[Any], width: int, folder: Path) -> None:
                 f"{folder} has a {type(module).__name__} of {needed} numbers after its own pooling",
                 remedy="leave out `pooling`, so that the folder's own stays",
             )
-
-
-def _stored_settings(folder: Path) -> dict[str, Any]:
-    path = folder / SETTINGS
-    found = parse_json(path.read_bytes()) if path.is_file() else {}
-    return found if isinstance(found, dict) else {}
 
 
 def _set_length(model: "SentenceTransformer", pretrained: LocalModel, wanted: int | None) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from checkpoints.hf.folder import CONFIG, NETWORKS, copy_file, file_digest
 from checkpoints.hf.folder import EXPORT_RECORD as RECORD_OF_EXPORT
+from checkpoints.hf.load import json_object
 from data_service.formats import parse_json
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
@@ -144,7 +145,7 @@ def folder_digest(folder: Path) -> str:
 
 def _digest_of(path: Path) -> str:
     if path.name == CONFIG:  # predictions do not depend on the library that wrote it
-        fields = _read_object(path)
+        fields = json_object(path.read_bytes(), str(path))
         kept = {
             name: value
             for name, value in fields.items()
@@ -156,21 +157,11 @@ def _digest_of(path: Path) -> str:
 
 def check_class(folder: Path, name: str) -> None:
     """Raise ModelError if transformers has no class for the model in `folder`. `name`: its name for the message."""
-    if (folder / CONFIG).is_file() and _read_object(folder / CONFIG).get("model_type") in CLASSLESS_TYPES:
+    path = folder / CONFIG
+    fields = json_object(path.read_bytes(), str(path)) if path.is_file() else {}
+    if fields.get("model_type") in CLASSLESS_TYPES:
         raise ModelError(
             f"{name}: transformers, which is needed for this, has no class for this model",
             remedy="use it with what needs none: `maskfleet diagnose`, `maskfleet fill`, a recipe's `start:`, or "
             "`maskfleet.open_run(RUN).module()` in Python",
         )
-
-
-def _read_object(path: Path) -> dict[str, object]:
-    try:
-        fields = parse_json(path.read_bytes())
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}", remedy="fetch the file again") from error
-    if not isinstance(fields, dict):
-        raise ModelError(
-            f"{path} holds a {type(fields).__name__}, not an object", remedy="fetch the file again"
-        )
-    return fields
