@@ -1,5 +1,6 @@
 """The measures of a cell: fine-tune a checkpoint on a task; measure its vectors on a task of similarity or retrieval;
-or measure its frozen hidden states layer by layer.
+or measure its frozen hidden states layer by layer; and whether the model's corpora were searched for the task's texts,
+so that a figure states it.
 
 Several cells may start from an intermediate model, fine-tuned on another task: RTE, MRPC and STS-B start from the model
 of MNLI (Liu et al. 2019, section 5.1), which takes longer to train than the tasks after it. That model is a pure
@@ -15,19 +16,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from checkpoints.hf.folder import NETWORKS
+from data_service.corpus.data_card import DataCard
+from data_service.corpus.origin import IndexedSplit
+from data_service.prepare.contamination import digest_of_texts
 from data_service.processes import locked
+from data_service.store.open import open_store
 from launcher.after.diagnose.measures import OwnData, read_own_data
 from launcher.after.diagnose.states import frozen_folder
 from launcher.after.embed.evaluate import CellSettings, embed_cell
-from launcher.after.evaluate.cells import CellFigures, Measure
+from launcher.after.evaluate.cells import CellFigures, CellWork, Measure
+from launcher.after.export.model_card import read_cards, run_cards
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
 from launcher.after.finetune.run import finetune, finetune_predecessor
 from launcher.after.finetune.settings import MACHINE_SETTINGS, WORDS, Diverged, FinetuneSettings, candidates
+from launcher.after.tasks.summary import texts_of_task
 from launcher.after.tasks.task import Task, load_task, task_digest
 from launcher.errors import TaskError
 from launcher.runtime.recipe.document import RecipeDocument, override, validate
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.evaluations import VERSION, Figure
+from launcher.runtime.run.record import RECORD, open_run
 
 _VECTOR_TASKS = ("similarity", "retrieval")
 
@@ -198,3 +207,46 @@ def open_predecessor(
             finetune_predecessor(pretrained, task, chosen, fresh)
             os.rename(fresh, folder)
     return LocalModel(f"{pretrained.name} after {task.after}", None, folder, folder_digest(folder))
+
+
+def find_searches(works: Sequence[CellWork]) -> dict[str, dict[str, bool] | None]:
+    """Return, for each cell by its key, whether all corpora of its model were searched for the texts of each split but
+    `train` of its task; None if the corpora are not known.
+
+    A run's corpora say in their manifests which splits they were searched for, with a digest of the texts; a model that
+    was exported from a run says it in its data cards. Raises the errors of `Task.read` and `open_run`.
+    """
+    models = {source: _searched_splits(source) for source in {work.cell.source for work in works}}
+    known = [work for work in works if models[work.cell.source] is not None]
+    tasks = {work.measure.data: work.measure.measured_task for work in known}
+    digests = {data: _digests(task) for data, task in tasks.items()}
+    found: dict[str, dict[str, bool] | None] = dict.fromkeys(work.cell.key for work in works)
+    for work in known:
+        texts = {split.digest for split in models[work.cell.source] or () if split.looked_up}
+        found[work.cell.key] = {split: one in texts for split, one in digests[work.measure.data].items()}
+    return found
+
+
+def _searched_splits(source: str) -> Sequence[IndexedSplit] | None:
+    """Return the splits that all corpora of a model were searched for; None if that is not known."""
+    cards = _cards(source)
+    if cards is None or None in cards.values():
+        return None
+    first, *others = (card.searched for card in cards.values() if card is not None)
+    return [split for split in first if all(split in other for other in others)]
+
+
+def _cards(source: str) -> Mapping[str, DataCard | None] | None:
+    store = open_store(source)
+    if store.size(RECORD) is not None:
+        return run_cards(open_run(source))
+    found = (read_cards(place) for place in (store, store.at(NETWORKS[1])))
+    return next((cards for cards in found if cards), None)
+
+
+def _digests(task: Task) -> dict[str, str]:
+    """Return the digest of the texts of each split of a task but `train`."""
+    texts: dict[str, list[str]] = {}
+    for text in texts_of_task(task):
+        texts.setdefault(text.split.removeprefix(f"{task.name}/"), []).append(text.text)
+    return {split: digest_of_texts(found) for split, found in texts.items()}

@@ -195,7 +195,8 @@ def _evaluate_missing(
 
     from launcher.after.evaluate.cells import find_results, keep_result, plan_cells, table
     from launcher.after.evaluate.grid import CellFailure, CellResources, compute
-    from launcher.after.evaluate.model import find_models, find_searches
+    from launcher.after.evaluate.measures import find_searches
+    from launcher.after.evaluate.model import find_models
 
     failures, models = list[CellFailure](), find_models(sources, steps)
     works = plan_cells(models, measures, range(seeds))

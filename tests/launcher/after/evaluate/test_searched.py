@@ -15,8 +15,8 @@ from data_service.prepare.configuration import Preparation
 from data_service.prepare.contamination import build_index, dump_index
 from data_service.prepare.prepare import prepare
 from launcher.after.evaluate.cells import CellFigures, Result, plan_cells, table
-from launcher.after.evaluate.measures import measures
-from launcher.after.evaluate.model import find_models, find_searches
+from launcher.after.evaluate.measures import find_searches, measures
+from launcher.after.evaluate.model import find_models
 from launcher.after.export.export import export_run
 from launcher.after.export.model_card import DATA_CARDS
 from launcher.after.finetune.pretrained import folder_digest
