@@ -62,19 +62,9 @@ from data_service.ingest.identifiers import IdReceipt, find_repeated_ids, plan_i
 from data_service.ingest.inputs import InputFile, InputListing, list_inputs, refuse_own_output
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.origin import read_origin
-from data_service.ingest.pool import (
-    Pool,
-    Progress,
-    R,
-    ReportProgress,
-    StageTasks,
-    T,
-    remove_scaffolding,
-    run_stage,
-)
-from data_service.ingest.scan import ScanReceipt, ScanTask, hash_parts, scan_split
-from data_service.ingest.streamed import MeasuredFile, MeasureTask, measure_file
-from data_service.ingest.tasks import plan_splits, streamed_files
+from data_service.ingest.pool import Pool, Progress, ReportProgress, Runner, remove_scaffolding
+from data_service.ingest.scan import ScanReceipt, ScanTask, scan_split
+from data_service.ingest.tasks import hash_parts, plan_splits, streamed_files
 from data_service.ingest.write import WriteReceipt, WriteTask, write_split
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
@@ -161,8 +151,7 @@ def _build(
     except InputError:
         store.delete(CONFIGURATION)  # the user's correction may change the configuration
         raise
-    with _make_pool(listing, options) as pool:
-        passes = Passes(BuildLayout(store.uri, identity_hash(wanted)), listing.files, options, pool, progress)
+    with _open_passes(store, listing, wanted=wanted, options=options, progress=progress) as passes:
         scanned = passes.scan()
         heldout, kept = passes.choose_heldout(scanned)
         save_tokenizer(tokenizer, store.at(TOKENIZER).uri)
@@ -196,8 +185,7 @@ def _refuse_other_text(
 ) -> None:
     """Read inputs whose files were written again after the corpus was completed. Raises CorpusError: their text
     differs."""
-    with _make_pool(listing, options) as pool:
-        passes = Passes(BuildLayout(store.uri, identity_hash(wanted)), listing.files, options, pool, progress)
+    with _open_passes(store, listing, wanted=wanted, options=options, progress=progress) as passes:
         scanned = passes.scan()
     try:
         refuse_other_text(store, manifest, passes.splits, scanned)
@@ -206,15 +194,25 @@ def _refuse_other_text(
         raise
 
 
-def _make_pool(listing: InputListing, options: BuildOptions) -> Pool:
-    return Pool(options.workers, options.split_bytes if streamed_files(listing.files, options) else 0)
+@contextmanager
+def _open_passes(
+    store: Store,
+    listing: InputListing,
+    *,
+    wanted: Configuration,
+    options: BuildOptions,
+    progress: ReportProgress,
+) -> "Iterator[Passes]":
+    """Yield the passes of a build; within the block their workers live."""
+    with Pool(options.workers, options.split_bytes if streamed_files(listing.files, options) else 0) as pool:
+        runner = Runner(BuildLayout(store.uri, identity_hash(wanted)), pool, progress)
+        yield Passes(runner, listing.files, options)
 
 
 class Passes:
     """The passes over the splits. Call `scan`, `choose_heldout` and `write` in this order.
 
     Attributes:
-        layout: keys that the tasks read and write.
         splits: splits of the input.
 
     Raises:
@@ -224,28 +222,28 @@ class Passes:
     """
 
     def __init__(
-        self,
-        layout: BuildLayout,
-        files: tuple[InputFile, ...],
-        options: BuildOptions,
-        pool: Pool,
-        progress: ReportProgress,
+        self, runner: Runner[BuildLayout], files: tuple[InputFile, ...], options: BuildOptions
     ) -> None:
-        self._options, self._pool, self._progress = options, pool, progress
-        self.layout = layout
-        sizes = self._measure(streamed_files(files, options))
-        if sizes:  # the decompressed sizes decide where splits begin
-            lengths = (f"{size} {uri}" for uri, size in sorted(sizes.items()))
-            self.layout = BuildLayout(layout.output, hash_parts([layout.build, *lengths])[:16])
+        self._options, self._runner = options, runner
+        with self._release_after_mistakes():
+            sizes, self._runner = runner.measure(streamed_files(files, options))
         self.splits = plan_splits(files, options, sizes)
+
+    @property
+    def layout(self) -> BuildLayout:
+        """Keys that the tasks read and write."""
+        return self._runner.layout
 
     def scan(self) -> list[ScanReceipt]:
         """Run the first pass; return its receipts."""
-        tasks = [ScanTask(self.layout, i, split, self._options) for i, split in enumerate(self.splits)]
+        tasks = [
+            ScanTask(self.layout, i, split.source, split, self._options)
+            for i, split in enumerate(self.splits)
+        ]
         with self._release_after_mistakes():
-            scanned = self._run(StageTasks("reading", tasks, scan_split, ScanReceipt))
+            scanned = self._runner.run("reading", tasks, scan_split, receipt=ScanReceipt)
             if not any(split.documents for split in scanned):
-                remove_scaffolding(self.layout.open(), self._progress)
+                remove_scaffolding(self.layout.open(), self._runner.progress)
                 raise _no_text_error(scanned)
         return scanned
 
@@ -258,7 +256,7 @@ class Passes:
         with self._release_after_mistakes():
             clusters = self._clusters(scanned)
         tasks = plan_partitions(self.layout, scanned, fraction, clusters=bool(clusters))
-        compared = self._run(StageTasks("comparing", tasks, compare_partition, CompareReceipt))
+        compared = self._runner.run("comparing", tasks, compare_partition, receipt=CompareReceipt)
         dropped = [part.digest for part in compared]
         kept = [
             KeptDocuments(
@@ -273,7 +271,7 @@ class Passes:
         with self._release_after_mistakes():
             if self._options.has_ids:
                 of_ids = plan_ids(self.layout, scanned, kept)
-                compared_ids = self._run(StageTasks("comparing ids", of_ids, find_repeated_ids, IdReceipt))
+                compared_ids = self._runner.run("comparing ids", of_ids, find_repeated_ids, receipt=IdReceipt)
                 refuse_repeated_ids(compared_ids, self.splits, self._options)
             given = self._options.heldout_rule is not None
             rule = self._requested_rule(found) if given else document_rule(found, fraction)
@@ -321,6 +319,7 @@ class Passes:
             WriteTask(
                 self.layout,
                 i,
+                hash_parts([kept[i].source, repr(heldout)]),
                 split,
                 self._options,
                 kept=kept[i],
@@ -332,8 +331,8 @@ class Passes:
         ]
         if len(tasks) > _TRIAL_SPLITS:
             first = tasks[:: -(-len(tasks) // _TRIAL_SPLITS)]
-            self._refuse_loss(self._run(StageTasks("writing", first, write_split, WriteReceipt)))
-        written = self._run(StageTasks("writing", tasks, write_split, WriteReceipt))
+            self._refuse_loss(self._runner.run("writing", first, write_split, receipt=WriteReceipt))
+        written = self._runner.run("writing", tasks, write_split, receipt=WriteReceipt)
         self._refuse_loss(written)
         return written
 
@@ -345,29 +344,17 @@ class Passes:
                 loss, self._options.accept_loss, what, remedy="give one that was trained on such text"
             )
 
-    def _measure(self, files: list[InputFile]) -> dict[str, int]:
-        """Return the decompressed sizes of files, by URI. The files are only decompressed, several at the same time."""
-        if not files:
-            return {}
-        tasks = [MeasureTask(self.layout, index, file) for index, file in enumerate(files)]
-        with self._release_after_mistakes():
-            measured = self._run(StageTasks("measuring", tasks, measure_file, MeasuredFile))
-        return {file.uri: result.plain_size for file, result in zip(files, measured, strict=True)}
-
     def _stretches(self, kept: list[KeptDocuments], found: DocumentFigures) -> HeldoutRule:
         tasks = [
-            DivideTask(self.layout, i, split, self._options, kept=kept[i], size=found.size)
+            DivideTask(self.layout, i, kept[i].source, split, self._options, kept=kept[i], size=found.size)
             for i, split in enumerate(self.splits)
         ]
         candidates: Counter[int] = Counter()
         clustered: set[int] = set()
-        for divided in self._run(StageTasks("dividing", tasks, divide_split, DivideReceipt)):
+        for divided in self._runner.run("dividing", tasks, divide_split, receipt=DivideReceipt):
             candidates.update(dict(divided.candidates))
             clustered.update(divided.clustered)
         return stretch_rule(candidates, found.size, self._options.heldout_fraction, clustered)
-
-    def _run(self, work: StageTasks[T, R]) -> list[R]:
-        return run_stage(work, self.layout.open(), self._pool, self._progress)
 
     @contextmanager
     def _release_after_mistakes(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +38,8 @@ from data_service.ingest.scan import (
     digested_bytes,
     digests_in_order,
     hash_document,
-    hash_parts,
 )
-from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, write_receipt
+from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, hash_parts, put_unless_empty
 from data_service.store.base import Store, parallel_map
 from data_service.store.errors import KeyMissing
 
@@ -65,24 +65,15 @@ class CompareTask(BuildTask):
     text (`hash_document`).
     """
 
-    layout: BuildLayout
-    index: int
     hashes: tuple[Slice | None, ...]
     heldout_fraction: float
-    source: str
     clusters: bool = False
 
-    @property
-    def receipt(self) -> str:
-        return self.layout.receipt("compare", self.index)
+    stage: ClassVar[str] = "compare"
 
     @property
     def input_bytes(self) -> int:
         return sum(part.length for part in self.hashes if part)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.source,)
 
 
 class CompareReceipt(TaskReceipt):
@@ -111,7 +102,7 @@ def plan_partitions(
     source = hash_parts(split.digest for split in scanned)
     starts = [(layout.hashes(number), split.buckets) for number, split in enumerate(scanned)]
     return [
-        CompareTask(layout, index, part, heldout_fraction, source, clusters)
+        CompareTask(layout, index, source, part, heldout_fraction, clusters)
         for index, part in enumerate(cut_hashes(starts, documents))
     ]
 
@@ -137,9 +128,8 @@ def _bucket_slice(key: str, begin: int, end: int) -> Slice | None:
     return Slice(key, begin * RECORD.itemsize, (end - begin) * RECORD.itemsize)
 
 
-def compare_partition(task: CompareTask) -> CompareReceipt:
+def compare_partition(task: CompareTask, store: Store) -> CompareReceipt:
     """Write the numbers of the partition's documents that are copies of an earlier document; return the receipt."""
-    store = task.layout.open()
     parts = [
         np.frombuffer(data, dtype=RECORD) for data in parallel_map(partial(read_slice, store), task.hashes)
     ]
@@ -160,15 +150,10 @@ def compare_partition(task: CompareTask) -> CompareReceipt:
     later = later[np.lexsort((records["ordinal"][later], split[later]))]
     ordinals = records["ordinal"][later].astype(ORDINAL)
     starts = np.searchsorted(split[later], np.arange(len(parts) + 1)).tolist()
-    files: dict[str, int] = {}
-    if len(ordinals):
-        key = task.layout.drops(task.index)
-        store.put(key, ordinals.tobytes())
-        files[key] = ordinals.nbytes
     held = kept[kept["low"].astype(np.uint64) < np.uint64(hash_bound(task.heldout_fraction))]
-    compared = CompareReceipt(
+    return CompareReceipt(
         source=task.source,
-        files=files,
+        files=put_unless_empty(store, task.layout.drops(task.index), ordinals.tobytes()),
         starts=starts,
         digest=hash_parts([str(starts), ordinals.tobytes().hex()]),
         documents=len(kept),
@@ -177,8 +162,6 @@ def compare_partition(task: CompareTask) -> CompareReceipt:
         held_size=int(held["size"].sum(dtype=np.int64)),
         candidates=_heldout_candidates(kept, task.clusters),
     )
-    write_receipt(store, task.receipt, compared)
-    return compared
 
 
 def read_slice(store: Store, part: Slice | None) -> bytes:
@@ -243,13 +226,12 @@ class KeptDocuments:
     clusters: bool = False
 
 
-def read_kept(task: SplitTask, kept: KeptDocuments) -> Iterator[tuple[Text, bytes]]:
+def read_kept(task: SplitTask, kept: KeptDocuments, store: Store) -> Iterator[tuple[Text, bytes]]:
     """Yield (document, hash) of each document of the task's split that is kept.
 
     Raises:
         InputError: the text changed since the first pass; else as `read_documents`.
     """
-    store = task.layout.open()
     drops, digests = read_dropped(store, kept.drops), b"" if kept.clusters else _read_digests(store, task)
     seen = hashlib.sha256()
     ordinal = 0
@@ -297,13 +279,7 @@ class DivideTask(SplitTask):
     kept: KeptDocuments
     size: int
 
-    @property
-    def receipt(self) -> str:
-        return self.layout.receipt("divide", self.index)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.kept.source,)
+    stage: ClassVar[str] = "divide"
 
 
 class DivideReceipt(TaskReceipt):
@@ -318,20 +294,16 @@ class DivideReceipt(TaskReceipt):
     clustered: list[int] = Field(default_factory=list)
 
 
-def divide_split(task: DivideTask) -> DivideReceipt:
+def divide_split(task: DivideTask, store: Store) -> DivideReceipt:
     """Read the split and find its stretches; return the receipt. Raises as `read_kept`."""
     fraction = task.options.heldout_fraction
     length, below = stretch_length(task.size, fraction), candidate_bound(task.size, fraction)
     sizes: Counter[int] = Counter()
     clustered: set[int] = set()
-    for document, _ in read_kept(task, task.kept):
+    for document, _ in read_kept(task, task.kept, store):
         alone = document.cluster is None or document.cluster.name is None
         for stretch, end in stretches(document.text, length):
             if end is not None and end < below:
                 sizes[end] += len(collapse_spaces(stretch).encode())
                 clustered.update(() if alone else (end,))
-    divided = DivideReceipt(
-        source=task.kept.source, files={}, candidates=sorted(sizes.items()), clustered=sorted(clustered)
-    )
-    write_receipt(task.layout.open(), task.receipt, divided)
-    return divided
+    return DivideReceipt(source=task.source, candidates=sorted(sizes.items()), clustered=sorted(clustered))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +25,10 @@ from data_service.ingest.deduplicate import (
 from data_service.ingest.documents import read_documents
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import Text
-from data_service.ingest.scan import RECORD, ScanReceipt, hash_parts
+from data_service.ingest.scan import RECORD, ScanReceipt
 from data_service.ingest.streamed import PieceReader
-from data_service.ingest.tasks import BuildTask, Split, TaskReceipt, write_receipt
-from data_service.store.base import parallel_map
+from data_service.ingest.tasks import BuildTask, Split, TaskReceipt, hash_parts
+from data_service.store.base import Store, parallel_map
 
 
 @dataclass(frozen=True)
@@ -37,22 +38,14 @@ class IdTask(BuildTask):
     It holds for every split the slice of its sorted hashes that lies in the partition, and the documents that are kept.
     """
 
-    layout: BuildLayout
-    index: int
     hashes: tuple[Slice | None, ...]
     kept: tuple[KeptDocuments, ...]
 
-    @property
-    def receipt(self) -> str:
-        return self.layout.receipt("ids", self.index)
+    stage: ClassVar[str] = "ids"
 
     @property
     def input_bytes(self) -> int:
         return sum(part.length for part in self.hashes if part)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (hash_parts(split.source for split in self.kept),)
 
 
 class IdReceipt(TaskReceipt):
@@ -67,14 +60,15 @@ def plan_ids(
     """Return the tasks that compare all ids."""
     documents = sum(split.documents for split in scanned)
     starts = [(layout.ids(number), split.id_buckets) for number, split in enumerate(scanned)]
+    source = hash_parts(split.source for split in kept)
     return [
-        IdTask(layout, index, part, tuple(kept)) for index, part in enumerate(cut_hashes(starts, documents))
+        IdTask(layout, index, source, part, tuple(kept))
+        for index, part in enumerate(cut_hashes(starts, documents))
     ]
 
 
-def find_repeated_ids(task: IdTask) -> IdReceipt:
+def find_repeated_ids(task: IdTask, store: Store) -> IdReceipt:
     """Compare the ids of a partition; return the receipt."""
-    store = task.layout.open()
     parts = [np.frombuffer(data, RECORD) for data in parallel_map(partial(read_slice, store), task.hashes)]
     records = np.concatenate(parts)
     split = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
@@ -85,9 +79,7 @@ def find_repeated_ids(task: IdTask) -> IdReceipt:
         drops = read_dropped(store, task.kept[number].drops)
         here = np.flatnonzero(split == number)
         kept[here] = [ordinal not in drops for ordinal in records["ordinal"][here].tolist()]
-    found = IdReceipt(source=task.sources[0], files={}, twice=_first_equal_pair(records[kept], split[kept]))
-    write_receipt(store, task.receipt, found)
-    return found
+    return IdReceipt(source=task.source, twice=_first_equal_pair(records[kept], split[kept]))
 
 
 def _first_equal_pair(records: NDArray[np.void], split: NDArray[np.int64]) -> list[tuple[int, int]]:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
-from data_service.corpus.manifest import BUILD
-from data_service.ingest.streamed import PieceReader
-from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, find_receipts
+from data_service.corpus.manifest import BUILD, BuildLayout
+from data_service.ingest.inputs import InputFile
+from data_service.ingest.streamed import MeasuredFile, MeasureTask, PieceReader, measure_file
+from data_service.ingest.tasks import R, SplitTask, T, find_receipts, hash_parts, perform
 from data_service.store.base import Entry, Store, parallel_map
 
 Stage = Literal[
@@ -28,8 +29,7 @@ Stage = Literal[
     "clearing up",
 ]
 _DELETE_BATCH = 1000  # objects that one request deletes
-T = TypeVar("T", bound=BuildTask)
-R = TypeVar("R", bound=TaskReceipt)
+L = TypeVar("L", bound=BuildLayout)
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,6 @@ if TYPE_CHECKING:
     from data_service.ingest.ray_pool import RayPool
 
 
-@dataclass(frozen=True)
-class StageTasks(Generic[T, R]):
-    """A stage: its tasks, the module-level function that does one task, and the type of receipt that it returns."""
-
-    stage: Stage
-    tasks: Sequence[T]
-    function: Callable[[T], R]
-    receipt: type[R]
-
-
 class Pool:
     """The workers that run tasks: this process for 0 or 1 workers, else Ray, which is started when it is first needed.
 
@@ -82,7 +72,7 @@ class Pool:
     def __exit__(self, *failure: object) -> None:
         self._cluster.close()
 
-    def run(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
+    def run(self, function: Callable[[T, Store], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
         """Run the tasks; yield (index, receipt) as they finish. Raises whatever `function` raises."""
         if self._workers <= 1 or len(tasks) <= 1:
             return _run_here(function, tasks)
@@ -93,32 +83,64 @@ class Pool:
         return self._ray.run(function, tasks)
 
 
-def _run_here(function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
+def _run_here(function: Callable[[T, Store], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
     reader = PieceReader()
     for index, task in enumerate(tasks):
         if isinstance(task, SplitTask) and task.split.streamed:
             task = task.with_piece(reader.read(task.split.streamed, task.options))
-        yield index, function(task)
+        yield index, perform(function, task)
 
 
-def run_stage(work: StageTasks[T, R], store: Store, pool: Pool, report: ReportProgress) -> list[R]:
-    """Run a stage; return the receipts of all tasks, in order. A task that has a receipt already is not repeated.
+@dataclass(frozen=True)
+class Runner(Generic[L]):
+    """Runs the stages of a build or a preparation."""
 
-    Raises whatever the stage's function raises. Tasks that were finished before remain finished.
-    """
-    total_bytes = sum(task.input_bytes for task in work.tasks)
-    receipts = find_receipts(store, work.tasks, work.receipt)
-    missing = [index for index, receipt in enumerate(receipts) if receipt is None]
+    layout: L
+    pool: Pool
+    progress: ReportProgress
 
-    def report_now() -> None:
-        done = [task.input_bytes for task, receipt in zip(work.tasks, receipts, strict=True) if receipt]
-        report(Progress(work.stage, len(done), len(work.tasks), sum(done), total_bytes))
+    def run(
+        self, stage: Stage, tasks: Sequence[T], function: Callable[[T, Store], R], *, receipt: type[R]
+    ) -> list[R]:
+        """Run a stage; return the receipts of all tasks, in order. A task that has a receipt already is not repeated.
 
-    report_now()
-    for position, receipt in pool.run(work.function, [work.tasks[index] for index in missing]):
-        receipts[missing[position]] = receipt
+        Args:
+            function: module-level function that does a task, given the store at the root of the output.
+            receipt: type of the receipts that it returns.
+
+        Raises whatever `function` raises. Tasks that were finished before remain finished.
+        """
+        total_bytes = sum(task.input_bytes for task in tasks)
+        receipts = find_receipts(self.layout.open(), tasks, receipt)
+        missing = [index for index, found in enumerate(receipts) if found is None]
+
+        def report_now() -> None:
+            done = [task.input_bytes for task, found in zip(tasks, receipts, strict=True) if found]
+            self.progress(Progress(stage, len(done), len(tasks), sum(done), total_bytes))
+
         report_now()
-    return [receipt for receipt in receipts if receipt is not None]
+        for position, finished in self.pool.run(function, [tasks[index] for index in missing]):
+            receipts[missing[position]] = finished
+            report_now()
+        return [found for found in receipts if found is not None]
+
+    def measure(self, files: Sequence[InputFile]) -> tuple[dict[str, int], Self]:
+        """Return the decompressed sizes of big packed files, by URI, and the runner of the stages that follow.
+
+        The files are only decompressed, several at the same time. Their sizes decide where splits begin, and so the
+        keys of the further stages.
+        """
+        if not files:
+            return {}, self
+        tasks = [
+            MeasureTask(self.layout, index, f"{file.version} {file.uri}", file)
+            for index, file in enumerate(files)
+        ]
+        measured = self.run("measuring", tasks, measure_file, receipt=MeasuredFile)
+        sizes = {file.uri: found.plain_size for file, found in zip(files, measured, strict=True)}
+        lengths = (f"{size} {uri}" for uri, size in sorted(sizes.items()))
+        build = hash_parts([self.layout.build, *lengths])[:16]
+        return sizes, replace(self, layout=replace(self.layout, build=build))
 
 
 def remove_scaffolding(store: Store, progress: ReportProgress) -> None:

@@ -29,8 +29,9 @@ from ray.exceptions import (
 from data_service.errors import CorpusError, RayLost, UserError
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.streamed import PieceReader
-from data_service.ingest.tasks import FilePiece, SplitTask
+from data_service.ingest.tasks import BuildTask, FilePiece, R, SplitTask, T, perform
 from data_service.service.ray_internals import dead_processes, start_ray
+from data_service.store.base import Store
 
 _RETRIES = 8
 _OBJECT_STORE_BYTES = 128 << 20  # bytes; enough, because tasks return receipts of a few KB
@@ -40,8 +41,7 @@ _REPEAT = "run the same command again, which continues what is begun, or run it 
 _CHECK_INTERVAL_S = 2.0  # seconds between two checks that Ray's own processes live
 _FULL_STORE_ERRORS = (ObjectStoreFullError, OutOfDiskError)
 
-T = TypeVar("T")
-R = TypeVar("R")
+_Item = TypeVar("_Item")
 
 
 @contextmanager
@@ -91,8 +91,8 @@ class RayPool:
     def __init__(self, workers: int, readers: "_Readers") -> None:
         self._workers, self._readers = workers, readers
 
-    def run(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
-        """Run the tasks; yield (index, result) as they finish.
+    def run(self, function: Callable[[T, Store], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
+        """Run the tasks; yield (index, receipt) as they finish.
 
         Raises:
             CorpusError: workers or readers died repeatedly.
@@ -172,7 +172,7 @@ class _Readers:
         return reference
 
 
-def _streamed_piece(task: object) -> FilePiece | None:
+def _streamed_piece(task: BuildTask) -> FilePiece | None:
     return task.split.streamed if isinstance(task, SplitTask) else None
 
 
@@ -181,7 +181,7 @@ def _reader_count(workers: int) -> int:
     return -(-workers // _WORKERS_PER_READER)
 
 
-def _buffered(items: Iterator[T], count: int) -> Iterator[T]:
+def _buffered(items: Iterator[_Item], count: int) -> Iterator[_Item]:
     """Yield the items. Up to `count` of them are made before they are requested."""
     made = deque(islice(items, count))
     while made:
@@ -189,9 +189,9 @@ def _buffered(items: Iterator[T], count: int) -> Iterator[T]:
         yield made.popleft()
 
 
-def _run_single_threaded(function: Callable[[Any], R], task: Any, piece: FilePiece | None) -> R:
+def _run_single_threaded(function: Callable[[Any, Store], R], task: Any, piece: FilePiece | None) -> R:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker has one core
-    return function(task if piece is None else task.with_piece(piece))
+    return perform(function, task if piece is None else task.with_piece(piece))
 
 
 def _result(reference: ray.ObjectRef) -> Any:

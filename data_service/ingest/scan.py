@@ -12,7 +12,8 @@ import json
 import re
 import unicodedata
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from data_service.ingest.encodings import is_garbled
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import NOT_CHOSEN, BadRecord, Text
 from data_service.ingest.skipped import MAX_LISTED_RECORDS, SkippedRecord, skipped_record
-from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
+from data_service.ingest.tasks import SplitTask, TaskReceipt, put_unless_empty
 from data_service.store.base import Store
 from data_service.types import Tokens
 
@@ -125,11 +126,6 @@ def _fold_characters(text: str) -> str:
     return _NOT_ALPHANUMERIC.sub("", unicodedata.normalize("NFKD", lowered))
 
 
-def hash_parts(parts: Iterable[str]) -> str:
-    """Return the sha256 (hex) of a list of strings."""
-    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
-
-
 def is_blank(text: str) -> bool:
     """Return whether a document is empty. Such documents are counted, but get no number."""
     return not text or text.isspace()
@@ -165,24 +161,11 @@ _SKIPPED_SUFFIX = "+skipped"
 class ScanTask(SplitTask):
     """The task of hashing the documents of a split."""
 
-    @property
-    def receipt(self) -> str:
-        return self.layout.receipt("scan", self.index)
-
-    @property
-    def source(self) -> str:
-        """Hash of the versions of the files, and of the bounds of a streamed piece, which depend on its decompressed
-        size.
-        """
-        bounds = [f"{p.start} {p.stop} {p.plain_size}" for p in self.split.pieces if p.plain_size]
-        return hash_parts([*(f"{p.file.version} {p.file.uri}" for p in self.split.pieces), *bounds])
+    stage: ClassVar[str] = "scan"
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Hashes of which a receipt's source must be one.
-
-        If bad records are to be refused, the receipt of a scan that skipped some does not count.
-        """
+        """See `BuildTask`. If bad records are to be refused, the receipt of a scan that skipped some does not count."""
         refused = self.options.on_bad_records == "error"
         return (self.source,) if refused else (self.source, self.source + _SKIPPED_SUFFIX)
 
@@ -219,14 +202,13 @@ class ScanReceipt(TaskReceipt):
     clusters: list[str] = Field(default_factory=list)
 
 
-def scan_split(task: ScanTask) -> ScanReceipt:
+def scan_split(task: ScanTask, store: Store) -> ScanReceipt:
     """Read the split and write the hashes of its documents; return the receipt. Needs 20 bytes of memory a document.
 
     Raises:
         InputError, StoreError: as `read_records`.
     """
     # Hash every document, and count those without text and bad records.
-    store = task.layout.open()
     hashes, ids, seen = bytearray(), bytearray(), hashlib.sha256()
     sizes = array("I")
     first_skipped: list[SkippedRecord] = []
@@ -253,13 +235,13 @@ def scan_split(task: ScanTask) -> ScanReceipt:
         sizes.append(document.size)
     # Store the hashes in order, with the places where each first byte begins.
     records = sort_records(hashes, sizes)
-    files: dict[str, int] = {}
-    buckets = _store_sorted(store, task.layout.hashes(task.index), records, files)
+    files = put_unless_empty(store, task.layout.hashes(task.index), records.tobytes())
     id_buckets: list[int] = []
     if task.options.has_ids:
         of_ids = sort_records(ids, sizes)
-        id_buckets = _store_sorted(store, task.layout.ids(task.index), of_ids, files)
-    scanned = ScanReceipt(
+        files |= put_unless_empty(store, task.layout.ids(task.index), of_ids.tobytes())
+        id_buckets = bucket_starts(of_ids)
+    return ScanReceipt(
         source=task.source + (_SKIPPED_SUFFIX if skipped else ""),
         files=files,
         documents=len(records),
@@ -269,19 +251,8 @@ def scan_split(task: ScanTask) -> ScanReceipt:
         first_skipped=first_skipped,
         replaced=replaced,
         odd=odd,
-        buckets=buckets,
+        buckets=bucket_starts(records),
         id_buckets=id_buckets,
         digest=seen.hexdigest(),
         clusters=sorted(clusters),
     )
-    write_receipt(store, task.receipt, scanned)
-    return scanned
-
-
-def _store_sorted(store: Store, key: str, records: NDArray[np.void], files: dict[str, int]) -> list[int]:
-    """Store sorted records, if there are any, and add the object to `files`; return the `bucket_starts`."""
-    if not len(records):
-        return [0] * (HASH_BUCKETS + 1)
-    store.put(key, records.tobytes())
-    files[key] = records.nbytes
-    return bucket_starts(records)

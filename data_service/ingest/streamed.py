@@ -10,9 +10,8 @@ core.
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 
-from data_service.corpus.manifest import BuildLayout
 from data_service.errors import InputError
 from data_service.ingest.files import open_bytes, open_text
 from data_service.ingest.formats import LINE_BYTES_RATIO, skip_line
@@ -20,7 +19,8 @@ from data_service.ingest.inputs import Format, InputFile
 from data_service.ingest.mediawiki import PAGE_END, refuse_truncated
 from data_service.ingest.options import MIB, BuildOptions
 from data_service.ingest.tars import BLOCK_BYTES, max_held, read_header, truncated_error
-from data_service.ingest.tasks import BuildTask, FilePiece, TaskReceipt, write_receipt
+from data_service.ingest.tasks import BuildTask, FilePiece, TaskReceipt
+from data_service.store.base import Store
 
 _TAIL_BYTES = BLOCK_BYTES
 _SEPARATORS: dict[Format, Callable[[bytes], bool]] = {
@@ -33,17 +33,9 @@ _SEPARATORS: dict[Format, Callable[[bytes], bool]] = {
 class MeasureTask(BuildTask):
     """The task of measuring streamed file `index`."""
 
-    layout: BuildLayout
-    index: int
     file: InputFile
 
-    @property
-    def receipt(self) -> str:
-        return self.layout.receipt("measure", self.index)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (f"{self.file.version} {self.file.uri}",)
+    stage: ClassVar[str] = "measure"
 
     @property
     def input_bytes(self) -> int:
@@ -56,7 +48,7 @@ class MeasuredFile(TaskReceipt):
     plain_size: int
 
 
-def measure_file(task: MeasureTask) -> MeasuredFile:
+def measure_file(task: MeasureTask, store: Store) -> MeasuredFile:
     """Read the file once; return the size of its text.
 
     Raises:
@@ -69,9 +61,7 @@ def measure_file(task: MeasureTask) -> MeasuredFile:
         refuse_truncated(task.file, tail)
     if task.file.format == "tar" and (len(tail) < BLOCK_BYTES or tail.strip(b"\0")):
         raise truncated_error(task.file)
-    measured = MeasuredFile(source=task.sources[0], files={}, plain_size=size)
-    write_receipt(task.layout.open(), task.receipt, measured)
-    return measured
+    return MeasuredFile(source=task.source, plain_size=size)
 
 
 class PieceReader:

@@ -8,13 +8,15 @@ A task is frozen and picklable. It is finished once its receipt exists; the rece
 continued relies on receipts alone.
 """
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from data_service.corpus.manifest import BuildLayout
 from data_service.ingest.files import is_stored_plainly
@@ -79,6 +81,19 @@ class Split:
         """The streamed piece, which is always alone in its split; None for any other split."""
         return self.pieces[0] if self.pieces[0].plain_size else None
 
+    @property
+    def source(self) -> str:
+        """Hash of the versions of the files, and of the bounds of a streamed piece, which depend on its decompressed
+        size.
+        """
+        bounds = [f"{p.start} {p.stop} {p.plain_size}" for p in self.pieces if p.plain_size]
+        return hash_parts([*(f"{p.file.version} {p.file.uri}" for p in self.pieces), *bounds])
+
+
+def hash_parts(parts: Iterable[str]) -> str:
+    """Return the sha256 (hex) of a list of strings."""
+    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
+
 
 def streamed_files(files: tuple[InputFile, ...], options: BuildOptions) -> list[InputFile]:
     """Return the packed files that are too big for one task and whose documents a reader tells apart."""
@@ -142,32 +157,42 @@ def _text_bytes(file: InputFile, size: int) -> int:
     return expanded + _OPEN_COST_BYTES
 
 
+@dataclass(frozen=True)
 class BuildTask(ABC):
-    """A task that leaves a receipt under the key `receipt`.
+    """Task `index` of a stage. When it is finished, it leaves a receipt.
 
-    `sources`: hashes of the data that the task reads. A receipt counts only if its source is one of them. So if an
-    input changes, only the tasks that depend on it are repeated.
+    Attributes:
+        layout: keys that the task reads and writes.
+        source: hash of the data that the task reads. If an input changes, only tasks that depend on it are repeated.
+        stage: name of the stage in the key of the receipt.
     """
 
+    layout: BuildLayout
+    index: int
+    source: str
+
+    stage: ClassVar[str]
+
     @property
-    @abstractmethod
-    def receipt(self) -> str: ...
+    def receipt(self) -> str:
+        """Key of the receipt."""
+        return self.layout.receipt(self.stage, self.index)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Hashes of which a receipt's source must be one."""
+        return (self.source,)
 
     @property
     @abstractmethod
-    def input_bytes(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def sources(self) -> tuple[str, ...]: ...
+    def input_bytes(self) -> int:
+        """Number of bytes that the task reads."""
 
 
 @dataclass(frozen=True)
 class SplitTask(BuildTask):
     """A task that reads split `index` of the input."""
 
-    layout: BuildLayout
-    index: int
     split: Split
     options: BuildOptions
 
@@ -191,15 +216,30 @@ class TaskReceipt(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: str
-    files: dict[str, int]
+    files: dict[str, int] = Field(default_factory=dict)
 
 
+T = TypeVar("T", bound=BuildTask)
 R = TypeVar("R", bound=TaskReceipt)
 
 
-def write_receipt(store: Store, key: str, receipt: TaskReceipt) -> None:
-    """Record that a task is finished. The objects that the receipt names must exist already."""
-    store.put(key, receipt.model_dump_json().encode())
+def perform(function: Callable[[T, Store], R], task: T) -> R:
+    """Do a task by `function`, which is given the store at the root of the output; return the receipt.
+
+    The receipt is stored last: all objects that it names exist by then.
+    """
+    store = task.layout.open()
+    receipt = function(task, store)
+    store.put(task.receipt, receipt.model_dump_json().encode())
+    return receipt
+
+
+def put_unless_empty(store: Store, key: str, data: bytes | memoryview) -> dict[str, int]:
+    """Store an object that may be empty and then is left out; return its size by key, for the receipt."""
+    if not data:
+        return {}
+    store.put(key, data)
+    return {key: len(data)}
 
 
 def find_receipts(store: Store, tasks: Sequence[BuildTask], kind: type[R]) -> list[R | None]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -31,8 +31,8 @@ from data_service.errors import CorpusError
 from data_service.ingest.blocks import BATCH, BlockBuilder, EncodedDocument, encode_documents, encode_examples
 from data_service.ingest.deduplicate import ORDINAL, KeptDocuments, read_kept
 from data_service.ingest.heldout import divide_document, low_word
-from data_service.ingest.scan import hash_parts, hash_tokens
-from data_service.ingest.tasks import SplitTask, TaskReceipt, write_receipt
+from data_service.ingest.scan import hash_tokens
+from data_service.ingest.tasks import SplitTask, TaskReceipt
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from data_service.store.local import report_full_disk
@@ -156,17 +156,7 @@ class WriteTask(SplitTask):
     heldout: HeldoutRule
     words: Segmentation | None = None
 
-    @property
-    def receipt(self) -> str:
-        return self.layout.receipt("write", self.index)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.source,)
-
-    @property
-    def source(self) -> str:
-        return hash_parts([self.kept.source, repr(self.heldout)])
+    stage: ClassVar[str] = "write"
 
 
 class WriteReceipt(TaskReceipt):
@@ -192,14 +182,13 @@ class WriteReceipt(TaskReceipt):
     encoded_by: dict[str, int]
 
 
-def write_split(task: WriteTask) -> WriteReceipt:
+def write_split(task: WriteTask, store: Store) -> WriteReceipt:
     """Write a split's shards; return the receipt. Needs memory for two blocks and the text of a streamed piece.
 
     Raises:
         InputError: the text changed since the first pass; otherwise as `read_documents`.
         StoreError: a shard cannot be stored. OutOfSpace also if the local temporary folder is full.
     """
-    store = task.layout.open()
     tokenizer = _load_tokenizer(store.at(TOKENIZER).uri, task.tokenizer_hash)
     finder = _load_finder(task.layout, task.words) if task.words is not None else None
     levels = () if finder is None else finder.levels
@@ -212,10 +201,10 @@ def write_split(task: WriteTask) -> WriteReceipt:
                 Path(folder, "heldout.tar"), name, tokenizer.vocab_size, block_tokens, levels
             ) as heldout,
         ):
-            filled = _fill_parts(task, tokenizer, finder, (train, heldout))
+            filled = _fill_parts(task, store, tokenizer, finder, parts=(train, heldout))
             summaries = (train.finish(), heldout.finish())
             files = _store_parts(store, task, (train, heldout), summaries)
-    written = WriteReceipt(
+    return WriteReceipt(
         source=task.source,
         files=files,
         train=summaries[0],
@@ -227,8 +216,6 @@ def write_split(task: WriteTask) -> WriteReceipt:
         loss=filled.meter.total(),
         encoded_by=dict(filled.encoder.counts),
     )
-    write_receipt(store, task.receipt, written)
-    return written
 
 
 @dataclass
@@ -242,11 +229,16 @@ class _FillCounts:
 
 
 def _fill_parts(
-    task: WriteTask, tokenizer: Tokenizer, finder: UnitFinder | None, parts: tuple[PartWriter, PartWriter]
+    task: WriteTask,
+    store: Store,
+    tokenizer: Tokenizer,
+    finder: UnitFinder | None,
+    *,
+    parts: tuple[PartWriter, PartWriter],
 ) -> _FillCounts:
     """Put every kept document, or each of its stretches, into its part; return what was counted."""
     filled = _FillCounts(TextEncoder(tokenizer, task.split.size), LossMeter(tokenizer))
-    for batch in _batches(_read_pieces(task)):
+    for batch in _batches(_read_pieces(task, store)):
         encoded = _encode_pieces(task, filled, finder, batch)
         for piece, document in zip(batch, encoded, strict=True):
             heldout = piece.heldout
@@ -264,8 +256,8 @@ def _fill_parts(
     return filled
 
 
-def _read_pieces(task: WriteTask) -> Iterator[_Piece]:
-    for document, digest in read_kept(task, task.kept):
+def _read_pieces(task: WriteTask, store: Store) -> Iterator[_Piece]:
+    for document, digest in read_kept(task, task.kept, store):
         if document.others:
             heldout = task.heldout.holds_out(low_word(digest))
             yield _Piece(document.texts, heldout, provenance=document.provenance)

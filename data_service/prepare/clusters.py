@@ -10,15 +10,14 @@ so neither the order of pairs nor that of tasks matters.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.ingest.scan import hash_parts
-from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
+from data_service.ingest.tasks import TaskReceipt, hash_parts, put_unless_empty
 from data_service.prepare.duplicates import CompareHashesReceipt, clusters_table, group_by_chunk
-from data_service.prepare.layout import PrepareLayout
+from data_service.prepare.layout import ComparingTask, PrepareLayout
 from data_service.prepare.near_duplicates import JoinReceipt, NumberDtype, SignedDocuments
 from data_service.store.base import Store, digest
 
@@ -30,27 +29,18 @@ Numbers = NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True)
-class LinkTask(BuildTask):
+class LinkTask(ComparingTask):
     """The task of finding clusters. `pairs`: (key, bytes) of the pairs; `groups`: chunks at which groups begin."""
 
-    layout: PrepareLayout
-    kind: str
     signed: SignedDocuments
     pairs: tuple[tuple[str, int], ...]
     groups: tuple[int, ...]
-    source: str
 
-    @property
-    def receipt(self) -> str:
-        return self.layout.receipt(f"link-{self.kind}", 0)
+    stage: ClassVar[str] = "link"
 
     @property
     def input_bytes(self) -> int:
         return sum(size for _, size in self.pairs)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.source,)
 
 
 @dataclass(frozen=True)
@@ -82,15 +72,15 @@ def plan_link(
             filled = 0
         filled += chunk.documents
     source = hash_parts([signed.digest, *(receipt.digest for receipt in joined)])
-    return LinkTask(layout, kind, signed, pairs, tuple(groups), source)
+    return LinkTask(layout, 0, source, kind, signed, pairs, tuple(groups))
 
 
-def link(task: LinkTask, progress: Callable[[int], None]) -> LinkReceipt:
+def link(task: LinkTask, store: Store, progress: Callable[[int], None]) -> LinkReceipt:
     """Write the members of all clusters, a group of clusters at a time; return the receipt.
 
     `progress` is called with the bytes of pairs that have been read.
     """
-    store, starts = task.layout.open(), task.signed.starts
+    starts = task.signed.starts
     parents = np.arange(starts[-1], dtype=task.signed.dtype)
     for number, chunk in enumerate(task.signed.chunks):
         if chunk.documents > chunk.signatures:
@@ -107,12 +97,9 @@ def link(task: LinkTask, progress: Callable[[int], None]) -> LinkReceipt:
     for chunks in pairwise([*task.groups, len(task.signed.chunks)]):
         for members in _cluster_members(parents, weights, starts[chunks[0]], starts[chunks[1]]):
             key, data = task.layout.members(task.kind, len(parts)), members.tobytes()
-            store.put(key, data)
-            files[key] = len(data)
+            files |= put_unless_empty(store, key, data)
             parts.append(MemberPart(key, len(data), digest(data), chunks))
-    receipt = LinkReceipt(source=task.source, files=files, parts=parts)
-    write_receipt(store, task.receipt, receipt)
-    return receipt
+    return LinkReceipt(source=task.source, files=files, parts=parts)
 
 
 def unite_components(parents: Numbers, pairs: NDArray[np.int64]) -> None:
@@ -200,39 +187,32 @@ def _document_weights(weights: NDArray[np.uint32] | None, numbers: NDArray[np.in
 
 
 @dataclass(frozen=True)
-class NameTask(BuildTask):
+class NameTask(ComparingTask):
     """The task of writing a part of the members of clusters for the next pass."""
 
-    layout: PrepareLayout
-    kind: str
-    index: int
     signed: SignedDocuments
     members: MemberPart
 
-    @property
-    def receipt(self) -> str:
-        return self.layout.receipt(f"name-{self.kind}", self.index)
+    stage: ClassVar[str] = "name"
 
     @property
     def input_bytes(self) -> int:
         return self.members.size
 
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (hash_parts([self.signed.digest, self.members.digest]),)
-
 
 def plan_names(task: LinkTask, linked: LinkReceipt) -> list[NameTask]:
     """Return one task for each part of the members."""
+    sources = [hash_parts([task.signed.digest, part.digest]) for part in linked.parts]
     return [
-        NameTask(task.layout, task.kind, index, task.signed, part) for index, part in enumerate(linked.parts)
+        NameTask(task.layout, index, source, task.kind, task.signed, part)
+        for index, (source, part) in enumerate(zip(sources, linked.parts, strict=True))
     ]
 
 
-def name_members(task: NameTask) -> CompareHashesReceipt:
+def name_members(task: NameTask, store: Store) -> CompareHashesReceipt:
     """Write for each chunk which documents are near duplicates of which, and the sizes of clusters; return the
     receipt."""
-    store, starts = task.layout.open(), np.array(task.signed.starts)
+    starts = np.array(task.signed.starts)
     members = np.frombuffer(store.get(task.members.key), dtype=_MEMBER)
     firsts, place = np.unique(members["first"], return_inverse=True)
     names = _cluster_names(store, task, firsts.astype(np.int64))
@@ -247,19 +227,14 @@ def name_members(task: NameTask) -> CompareHashesReceipt:
         ],
     )
     written, offsets = group_by_chunk(table, chunk.astype(np.uint32), len(task.signed.chunks))
-    key = task.layout.clusters(task.kind, task.index)
-    if written:
-        store.put(key, written)
-    receipt = CompareHashesReceipt(
-        source=task.sources[0],
-        files={key: len(written)} if written else {},
+    return CompareHashesReceipt(
+        source=task.source,
+        files=put_unless_empty(store, task.layout.clusters(task.kind, task.index), written),
         starts=offsets,
         digest=digest(written),
         copies=int(copies.sum()),
         first_copy=None,
     )
-    write_receipt(store, task.receipt, receipt)
-    return receipt
 
 
 def _cluster_names(store: Store, task: NameTask, firsts: NDArray[np.int64]) -> list[str]:

@@ -1,11 +1,11 @@
 """Runs what lies between two passes: the tasks that compare all documents."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import assert_never
 
-from data_service.ingest.pool import Pool, Progress, R, ReportProgress, StageTasks, T, run_stage
-from data_service.ingest.tasks import find_receipts
+from data_service.ingest.pool import Progress, Runner
+from data_service.ingest.tasks import find_receipts, perform
 from data_service.prepare.clusters import LinkReceipt, LinkTask, link, name_members, plan_link, plan_names
 from data_service.prepare.duplicates import (
     ChunkClusters,
@@ -24,22 +24,11 @@ from data_service.prepare.passes import IDS_KIND, PassReceipt, texts_kind
 from data_service.prepare.signatures import SignedChunk
 from data_service.prepare.stages import ComparingStage, ExactDuplicates, NearDuplicates
 
-
-@dataclass(frozen=True)
-class Runner:
-    """Runs the tasks of a preparation."""
-
-    layout: PrepareLayout
-    pool: Pool
-    progress: ReportProgress
-
-    def run(self, work: StageTasks[T, R]) -> list[R]:
-        """Run a stage; return its receipts. Raises as `run_stage`."""
-        return run_stage(work, self.layout.open(), self.pool, self.progress)
+PrepareRunner = Runner[PrepareLayout]
 
 
 def compare_texts(
-    runner: Runner, stage: ComparingStage, number: int, before: Sequence[PassReceipt]
+    runner: PrepareRunner, stage: ComparingStage, number: int, before: Sequence[PassReceipt]
 ) -> Sequence[ChunkClusters | ParagraphCuts]:
     """Compare the documents that pass `number` left; return for each chunk where it says what is a copy of what, or
     what is cut.
@@ -57,34 +46,37 @@ def compare_texts(
         case DuplicateParagraphs():
             hashed = [receipt.paragraphs for receipt in before if receipt.paragraphs is not None]
             tasks = plan_counts(runner.layout, kind, stage, hashed)
-            counted = runner.run(StageTasks("counting", tasks, count_range, CountReceipt))
+            counted = runner.run("counting", tasks, count_range, receipt=CountReceipt)
             return locate_cuts(tasks[0], counted)
         case other:
             assert_never(other)
     return [locate_clusters(chunk, runner.layout, kind, compared) for chunk in range(len(before))]
 
 
-def compare_ids(runner: Runner, read: Sequence[PassReceipt]) -> list[CompareHashesReceipt]:
+def compare_ids(runner: PrepareRunner, read: Sequence[PassReceipt]) -> list[CompareHashesReceipt]:
     """Compare the ids of all documents read."""
     return _compare(runner, IDS_KIND, [receipt.ids for receipt in read])
 
 
-def _compare(runner: Runner, kind: str, chunks: Sequence[HashedChunk | None]) -> list[CompareHashesReceipt]:
+def _compare(
+    runner: PrepareRunner, kind: str, chunks: Sequence[HashedChunk | None]
+) -> list[CompareHashesReceipt]:
     tasks = plan_compare(runner.layout, kind, [chunk for chunk in chunks if chunk is not None])
-    return runner.run(StageTasks("comparing", tasks, compare_hashes, CompareHashesReceipt))
+    return runner.run("comparing", tasks, compare_hashes, receipt=CompareHashesReceipt)
 
 
 def _find_near(
-    runner: Runner, kind: str, stage: NearDuplicates, signed: Sequence[SignedChunk]
+    runner: PrepareRunner, kind: str, stage: NearDuplicates, signed: Sequence[SignedChunk]
 ) -> list[CompareHashesReceipt]:
     tasks = plan_joins(runner.layout, kind, signed, choose_bands(stage.similarity))
-    joined = runner.run(StageTasks("matching", tasks, join_range, JoinReceipt))
+    joined = runner.run("matching", tasks, join_range, receipt=JoinReceipt)
     task = plan_link(runner.layout, kind, tasks[0].signed, joined)
     linked = _link(runner, task)
-    return runner.run(StageTasks("naming", plan_names(task, linked), name_members, CompareHashesReceipt))
+    names = plan_names(task, linked)
+    return runner.run("naming", names, name_members, receipt=CompareHashesReceipt)
 
 
-def _link(runner: Runner, task: LinkTask) -> LinkReceipt:
+def _link(runner: PrepareRunner, task: LinkTask) -> LinkReceipt:
     """Find clusters in this process, unless that is done."""
 
     def report(done: int) -> None:
@@ -93,4 +85,4 @@ def _link(runner: Runner, task: LinkTask) -> LinkReceipt:
 
     (found,) = find_receipts(runner.layout.open(), [task], LinkReceipt)
     report(task.input_bytes if found else 0)
-    return found or link(task, report)
+    return found or perform(partial(link, progress=report), task)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_service.ingest.tables import CLUSTER_COLUMN, CLUSTERS_KEY
+from data_service.ingest.tasks import put_unless_empty
 from data_service.store.base import Store, digest
 
 _GROUP_BYTES = 8 << 20  # bytes of text in a row group; `corpus build` cuts its work at row groups
@@ -128,10 +129,7 @@ class RowsWriter:
 
     def store(self, store: Store, key: str) -> dict[str, int]:
         """Store the part under `key`, unless it has no row. Return the sizes of the stored objects, by key."""
-        data = self.finish()
-        if data:
-            store.put(key, data)
-        return {key: len(data)} if data else {}
+        return put_unless_empty(store, key, self.finish())
 
     def finish(self) -> memoryview:
         """Return the part's bytes; none if it has no row."""

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import accumulate, pairwise
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from data_service.ingest.deduplicate import equals_previous, partition_ranges
-from data_service.ingest.scan import bucket_starts, hash_parts
-from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
-from data_service.prepare.layout import PrepareLayout
+from data_service.ingest.scan import bucket_starts
+from data_service.ingest.tasks import TaskReceipt, hash_parts, put_unless_empty
+from data_service.prepare.layout import ComparingTask, PrepareLayout, StoredChunk
 from data_service.store.base import Store, digest, parallel_map
 
 _PARTITION_DOCUMENTS = 1_000_000  # documents that are compared together, in about 250 MB
@@ -57,32 +58,21 @@ class HashCollector:
         buckets = bucket_starts(records)
         ends = [0, *accumulate(records["id"].tolist())]
         data = records.tobytes() + b"".join(self._ids[place] for place in order.tolist())
-        if len(records):
-            store.put(key, data)
-        return HashedChunk(key, buckets, [ends[place] for place in buckets], digest(data), len(data))
+        put_unless_empty(store, key, data)
+        return HashedChunk(key, digest(data), len(data), buckets, [ends[place] for place in buckets])
 
 
 @dataclass(frozen=True)
-class HashedChunk:
+class HashedChunk(StoredChunk):
     """The stored hashes of a chunk.
 
     Attributes:
-        key: key of the object; there is none if the chunk has no document.
         buckets: [BUCKETS + 1], number of the record at which each first byte of the hash begins, and the end.
         ids: [BUCKETS + 1], byte of the joined ids at which it begins, and the end.
-        digest: digest of the object.
-        size: bytes of the object.
     """
 
-    key: str
     buckets: list[int]
     ids: list[int]
-    digest: str
-    size: int
-
-    def files(self) -> dict[str, int]:
-        """Return the size of the stored object, by key."""
-        return {self.key: self.size} if self.size else {}
 
     def slices(self, first: int, stop: int) -> Slices | None:
         """Return where the records and the ids of buckets [first, stop) are; None if there are none."""
@@ -95,26 +85,16 @@ class HashedChunk:
 
 
 @dataclass(frozen=True)
-class CompareHashesTask(BuildTask):
+class CompareHashesTask(ComparingTask):
     """The task of comparing the hashes of one partition. `slices`: of each chunk, where its records and ids are."""
 
-    layout: PrepareLayout
-    kind: str
-    index: int
     slices: tuple[Slices | None, ...]
-    source: str
 
-    @property
-    def receipt(self) -> str:
-        return self.layout.receipt(f"compare-{self.kind}", self.index)
+    stage: ClassVar[str] = "compare"
 
     @property
     def input_bytes(self) -> int:
         return sum(found[0][2] for found in self.slices if found)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.source,)
 
 
 class CompareHashesReceipt(TaskReceipt):
@@ -138,14 +118,13 @@ def plan_compare(layout: PrepareLayout, kind: str, chunks: Sequence[HashedChunk]
     documents = sum(chunk.buckets[-1] for chunk in chunks)
     source = hash_parts(chunk.digest for chunk in chunks)
     return [
-        CompareHashesTask(layout, kind, index, tuple(chunk.slices(first, stop) for chunk in chunks), source)
+        CompareHashesTask(layout, index, source, kind, tuple(chunk.slices(first, stop) for chunk in chunks))
         for index, (first, stop) in enumerate(partition_ranges(documents, _PARTITION_DOCUMENTS))
     ]
 
 
-def compare_hashes(task: CompareHashesTask) -> CompareHashesReceipt:
+def compare_hashes(task: CompareHashesTask, store: Store) -> CompareHashesReceipt:
     """Write which documents of the partition are copies of an earlier one; return the receipt."""
-    store = task.layout.open()
     read = list(parallel_map(partial(_read_slices, store), task.slices))
     parts = [np.frombuffer(records, dtype=_RECORD) for records, _ in read]
     records, names = np.concatenate(parts), b"".join(ids for _, ids in read)
@@ -160,24 +139,19 @@ def compare_hashes(task: CompareHashesTask) -> CompareHashesReceipt:
     ]
     table = clusters_table(records["ordinal"][rows].astype(np.uint32), weights, copy_of)
     data, offsets = group_by_chunk(table, chunk[rows], len(parts))
-    key = task.layout.clusters(task.kind, task.index)
-    if data:
-        store.put(key, data)
     place = int(np.flatnonzero(copies)[0]) if copies.any() else None
 
     def at(row: np.int64) -> tuple[int, int]:
         return int(chunk[row]), int(records["ordinal"][row])
 
-    receipt = CompareHashesReceipt(
+    return CompareHashesReceipt(
         source=task.source,
-        files={key: len(data)} if data else {},
+        files=put_unless_empty(store, task.layout.clusters(task.kind, task.index), data),
         starts=offsets,
         digest=digest(data),
         copies=int(copies.sum()),
         first_copy=None if place is None else (at(rows[place]), at(first[place])),
     )
-    write_receipt(store, task.receipt, receipt)
-    return receipt
 
 
 def _find_clusters(

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data_service.ingest.scan import hash_parts
-from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
+from data_service.ingest.tasks import TaskReceipt, hash_parts, put_unless_empty
 from data_service.prepare.documents import parquet_bytes
-from data_service.prepare.layout import PrepareLayout
+from data_service.prepare.layout import ComparingTask, PrepareLayout
 from data_service.prepare.paragraphs import (
     INDEX_BITS,
     RECORD,
@@ -39,30 +39,19 @@ _TABLE_SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class CountTask(BuildTask):
-    """The task of adding up one range of hashes. `bits`: their first bits [first, stop); `source`: covers all
-    chunks."""
+class CountTask(ComparingTask):
+    """The task of adding up one range of hashes. `bits`: their first bits [first, stop)."""
 
-    layout: PrepareLayout
-    kind: str
-    index: int
     chunks: tuple[HashedParagraphs, ...]
     bits: tuple[int, int]
-    stage: DuplicateParagraphs
-    source: str
+    settings: DuplicateParagraphs
 
-    @property
-    def receipt(self) -> str:
-        return self.layout.receipt(f"count-{self.kind}", self.index)
+    stage: ClassVar[str] = "count"
 
     @property
     def input_bytes(self) -> int:
         records = sum(chunk.records for chunk in self.chunks)
         return (records * RECORD.itemsize * (self.bits[1] - self.bits[0])) >> INDEX_BITS
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.source,)
 
 
 class CountReceipt(TaskReceipt):
@@ -89,14 +78,13 @@ def plan_counts(
     count = min(1 << INDEX_BITS, max(1, -(-sum(chunk.records for chunk in chunks) // _PARTITION_RECORDS)))
     edges = [(number << INDEX_BITS) // count for number in range(count + 1)]
     return [
-        CountTask(layout, kind, index, tuple(chunks), bits, stage, source)
+        CountTask(layout, index, source, kind, tuple(chunks), bits, stage)
         for index, bits in enumerate(pairwise(edges))
     ]
 
 
-def count_range(task: CountTask) -> CountReceipt:
+def count_range(task: CountTask, store: Store) -> CountReceipt:
     """Write which paragraphs of each chunk are frequent; return the receipt."""
-    store = task.layout.open()
     parts = list(parallel_map(partial(_read, store, task.bits), task.chunks))
     records = np.concatenate([np.empty(0, dtype=RECORD), *parts])
     chunk = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
@@ -105,26 +93,21 @@ def count_range(task: CountTask) -> CountReceipt:
     keys = records["key"][order]
     begins = np.flatnonzero(np.append(np.ones(min(1, len(keys)), dtype=np.bool_), keys[1:] != keys[:-1]))
     sums = np.add.reduceat(records["documents"][order].astype(np.int64), begins) if len(begins) else begins
-    frequent = sums > task.stage.most_documents
+    frequent = sums > task.settings.most_documents
     rows = order[np.repeat(frequent, np.diff(np.append(begins, len(keys))))]
     rows = rows[np.argsort(chunk[rows], kind="stable")]
     data = records["key"][rows].astype("<u8").tobytes()
-    key = task.layout.frequent(task.kind, task.index)
-    if data:
-        store.put(key, data)
     starts = 8 * np.searchsorted(chunk[rows], np.arange(len(parts) + 1))
-    receipt = CountReceipt(
+    return CountReceipt(
         source=task.source,
-        files={key: len(data)} if data else {},
+        files=put_unless_empty(store, task.layout.frequent(task.kind, task.index), data),
         starts=starts.tolist(),
         digest=digest(data),
         frequent=int(frequent.sum()),
         first=_most_frequent(
-            keys[begins[frequent]], sums[frequent], chunk[order[begins[frequent]]], task.stage.listed
+            keys[begins[frequent]], sums[frequent], chunk[order[begins[frequent]]], task.settings.listed
         ),
     )
-    write_receipt(store, task.receipt, receipt)
-    return receipt
 
 
 def _most_frequent(
@@ -142,12 +125,12 @@ def locate_cuts(task: CountTask, counted: Sequence[CountReceipt]) -> list[Paragr
     """Return for each chunk what is cut from its documents. `task`: any of those that gave the receipts."""
     every = sorted((-documents, key, chunk) for each in counted for key, documents, chunk in each.first)
     listed: list[list[tuple[int, int]]] = [[] for _ in task.chunks]
-    for documents, key, chunk in every[: task.stage.listed]:
+    for documents, key, chunk in every[: task.settings.listed]:
         listed[chunk].append((key, -documents))
     total = hash_parts(each.digest for each in counted)
     return [
         ParagraphCuts(
-            task.stage,
+            task.settings,
             tuple(
                 (task.layout.frequent(task.kind, index), each.starts[chunk], length)
                 for index, each in enumerate(counted)

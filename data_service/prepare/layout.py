@@ -1,9 +1,12 @@
-"""The keys of a preparation: its results, and what it needs only until it is done (below `build/`)."""
+"""The keys of a preparation: its results, and what it needs only until it is done (below `build/`); and what the tasks
+that compare documents have in common.
+"""
 
 from dataclasses import dataclass
 
 from data_service.corpus.manifest import BUILD, BuildLayout
 from data_service.ingest.inputs import PREPARED_DOCUMENTS
+from data_service.ingest.tasks import BuildTask
 
 DROPPED, PARAGRAPHS = "dropped/", "paragraphs/"
 
@@ -47,3 +50,29 @@ class PrepareLayout(BuildLayout):
     def members(self, kind: str, part: int) -> str:
         """Return the key of one part of the members of clusters of near duplicates."""
         return f"{BUILD}{self.build}/members/{kind}/{part:06d}.bin"
+
+
+@dataclass(frozen=True)
+class ComparingTask(BuildTask):
+    """A task that compares documents of all chunks. `kind`: what is compared, as in the keys."""
+
+    layout: PrepareLayout
+    kind: str
+
+    @property
+    def receipt(self) -> str:
+        return self.layout.receipt(f"{self.stage}-{self.kind}", self.index)
+
+
+@dataclass(frozen=True)
+class StoredChunk:
+    """What is compared of a chunk, stored as one object. `digest`: digest of its bytes; `size`: number of bytes, 0 if
+    there is no object."""
+
+    key: str
+    digest: str
+    size: int
+
+    def files(self) -> dict[str, int]:
+        """Return the size of the stored object, by key."""
+        return {self.key: self.size} if self.size else {}

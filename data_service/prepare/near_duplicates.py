@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_service.ingest.deduplicate import partition_ranges
-from data_service.ingest.scan import HASH_BUCKETS, hash_parts
-from data_service.ingest.tasks import BuildTask, TaskReceipt, write_receipt
-from data_service.prepare.layout import PrepareLayout
+from data_service.ingest.scan import HASH_BUCKETS
+from data_service.ingest.tasks import TaskReceipt, hash_parts, put_unless_empty
+from data_service.prepare.layout import ComparingTask, PrepareLayout
 from data_service.prepare.minhash import HASH_COUNT, Bands
 from data_service.prepare.signatures import RECORD, SignedChunk
 from data_service.store.base import Store, digest, parallel_map
@@ -55,28 +55,19 @@ class SignedDocuments:
 
 
 @dataclass(frozen=True)
-class JoinTask(BuildTask):
+class JoinTask(ComparingTask):
     """The task of finding pairs in one range of hashes of one band. `buckets`: first bytes [first, stop)."""
 
-    layout: PrepareLayout
-    kind: str
-    index: int
     signed: SignedDocuments
     band: int
     buckets: tuple[int, int]
 
-    @property
-    def receipt(self) -> str:
-        return self.layout.receipt(f"join-{self.kind}", self.index)
+    stage: ClassVar[str] = "join"
 
     @property
     def input_bytes(self) -> int:
         records = sum(chunk.signatures for chunk in self.signed.chunks)
         return records * RECORD.itemsize * (self.buckets[1] - self.buckets[0]) // HASH_BUCKETS
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.signed.digest,)
 
 
 class JoinReceipt(TaskReceipt):
@@ -93,16 +84,16 @@ def plan_joins(
     signed = SignedDocuments(tuple(chunks), bands, hash_parts([str(bands), *(one.digest for one in chunks)]))
     ranges = partition_ranges(sum(chunk.signatures for chunk in chunks), _PARTITION_DOCUMENTS)
     return [
-        JoinTask(layout, kind, index, signed, band, buckets)
+        JoinTask(layout, index, signed.digest, kind, signed, band, buckets)
         for index, (band, buckets) in enumerate(
             (band, buckets) for band in range(bands.count) for buckets in ranges
         )
     ]
 
 
-def join_range(task: JoinTask) -> JoinReceipt:
+def join_range(task: JoinTask, store: Store) -> JoinReceipt:
     """Write [P, 2] numbers of documents, the first of a group and one similar to it; return the receipt."""
-    store, signed = task.layout.open(), task.signed
+    signed = task.signed
     read = list(parallel_map(partial(_read, store, task), signed.chunks))
     records = np.concatenate(read)
     starts = np.array(signed.starts[:-1], dtype=np.int64)
@@ -112,13 +103,8 @@ def join_range(task: JoinTask) -> JoinReceipt:
         records["key"][order], numbers[order], records["sketch"][order], signed.bands.least_equal
     ).astype(signed.dtype)
     data = pairs.tobytes()
-    key = task.layout.pairs(task.kind, task.index)
-    if data:
-        store.put(key, data)
-    files = {key: len(data)} if data else {}
-    receipt = JoinReceipt(source=signed.digest, files=files, pairs=len(pairs), digest=digest(data))
-    write_receipt(store, task.receipt, receipt)
-    return receipt
+    files = put_unless_empty(store, task.layout.pairs(task.kind, task.index), data)
+    return JoinReceipt(source=task.source, files=files, pairs=len(pairs), digest=digest(data))
 
 
 def find_pairs(

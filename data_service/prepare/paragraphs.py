@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from data_service.ingest.scan import fold_text, is_blank
+from data_service.ingest.tasks import put_unless_empty
+from data_service.prepare.layout import StoredChunk
 from data_service.store.base import Store, digest
 
 RECORD = np.dtype([("key", "<u8"), ("documents", "<u4")])
@@ -75,24 +77,10 @@ class DuplicateParagraphs(BaseModel):
 
 
 @dataclass(frozen=True)
-class HashedParagraphs:
-    """The stored hashes of a chunk's paragraphs.
+class HashedParagraphs(StoredChunk):
+    """The stored hashes of a chunk's paragraphs. `records`: number of different ones."""
 
-    Attributes:
-        key: key of the object; there is none if the chunk has no paragraph.
-        records: number of different hashes.
-        digest: digest of the object.
-        size: bytes of the object.
-    """
-
-    key: str
     records: int
-    digest: str
-    size: int
-
-    def files(self) -> dict[str, int]:
-        """Return the size of the stored object, by key."""
-        return {self.key: self.size} if self.size else {}
 
     def read(self, store: Store, first: int, stop: int) -> NDArray[np.void]:
         """Return the records whose hashes begin with the bits [first, stop)."""
@@ -127,9 +115,8 @@ class ParagraphHashes:
         edges = np.arange(1, 1 << INDEX_BITS, dtype=np.uint64) << np.uint64(64 - INDEX_BITS)
         starts = np.array([0, *np.searchsorted(keys, edges).tolist(), len(keys)], dtype=_NUMBER)
         data = starts.tobytes() + records.tobytes() if len(keys) else b""
-        if data:
-            store.put(key, data)
-        return HashedParagraphs(key, len(keys), digest(data), len(data))
+        put_unless_empty(store, key, data)
+        return HashedParagraphs(key, digest(data), len(data), len(keys))
 
 
 class ListedParagraph(BaseModel):

@@ -6,15 +6,15 @@ A chunk's task writes one part of documents and one of dropped documents, and it
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import ClassVar, assert_never
 
 from pydantic import Field
 
 from data_service.ingest.documents import read_records
 from data_service.ingest.encodings import is_garbled
 from data_service.ingest.records import BadRecord, RecordPlace, Text
-from data_service.ingest.scan import collapse_spaces, hash_parts
-from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, write_receipt
+from data_service.ingest.scan import collapse_spaces
+from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, hash_parts
 from data_service.prepare.configuration import Input
 from data_service.prepare.counts import PassCounts, count_length
 from data_service.prepare.documents import (
@@ -103,14 +103,7 @@ class ReadTask(SplitTask):
     entry: Input
     run: Pass
 
-    @property
-    def receipt(self) -> str:
-        return self.layout.receipt("pass-0", self.index)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        bounds = [f"{p.start} {p.stop} {p.plain_size}" for p in self.split.pieces if p.plain_size]
-        return (hash_parts([*(f"{p.file.version} {p.file.uri}" for p in self.split.pieces), *bounds]),)
+    stage: ClassVar[str] = "pass-0"
 
 
 @dataclass(frozen=True)
@@ -119,7 +112,7 @@ class LaterTask(BuildTask):
 
     Attributes:
         run: the pass.
-        before: receipt of the pass before.
+        size: bytes of the documents that the pass before handed on.
         found: what comparing the documents of that pass found.
         compared: label of the stage that compared them.
         reason: reason for which that stage drops documents; None if it keeps all and names their clusters.
@@ -127,9 +120,7 @@ class LaterTask(BuildTask):
     """
 
     layout: PrepareLayout
-    index: int
     run: Pass
-    before: str
     size: int
     found: ChunkClusters | ParagraphCuts
     compared: str
@@ -144,12 +135,8 @@ class LaterTask(BuildTask):
     def input_bytes(self) -> int:
         return self.size
 
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (hash_parts([self.before, self.found.digest]),)
 
-
-def read_chunk(task: ReadTask) -> PassReceipt:
+def read_chunk(task: ReadTask, store: Store) -> PassReceipt:
     """Read a chunk and take its documents through the first pass; return the receipt.
 
     Raises:
@@ -168,7 +155,6 @@ def read_chunk(task: ReadTask) -> PassReceipt:
             sink.counts.odd += is_garbled(found.text)
             count_length(sink.counts.lengths_read, found.text)
             sink.take(found)
-    store = task.layout.open()
     return sink.finish(store, task, ids.store(store, task.layout.hashed(IDS_KIND, task.index)))
 
 
@@ -214,14 +200,13 @@ def _fallback_id(place: RecordPlace, entry: Input) -> str:
     return f"{name}:{place.unit}-{place.number}" if place.unit else name
 
 
-def run_later_pass(task: LaterTask) -> PassReceipt:
+def run_later_pass(task: LaterTask, store: Store) -> PassReceipt:
     """Take a chunk through a later pass; return the receipt.
 
     Raises:
         StoreError: the store cannot be used.
         PrepareError: a stage lacks a file or a package.
     """
-    store = task.layout.open()
     sink = _PassOutput(task.layout, task.index, task.run, task.named)
     if isinstance(task.found, ParagraphCuts):
         listed = _cut_paragraphs(store, task, task.found, sink)
@@ -351,8 +336,8 @@ class _PassOutput:
         if last:
             parts |= dict.fromkeys(kept, self._kept.digest)
         hashed = [found for found in (ids, of_texts) if found is not None]
-        receipt = PassReceipt(
-            source=task.sources[0],
+        return PassReceipt(
+            source=task.source,
             files=kept | dropped | {name: size for found in hashed for name, size in found.files().items()},
             counts=self.counts,
             digest=hash_parts([self._kept.digest, self._dropped.digest, *(found.digest for found in hashed)]),
@@ -363,8 +348,6 @@ class _PassOutput:
             paragraphs=of_texts if isinstance(of_texts, HashedParagraphs) else None,
             listed=list(listed),
         )
-        write_receipt(store, task.receipt, receipt)
-        return receipt
 
 
 def _count_reason(counts: dict[str, dict[str, int]], stage: str, reason: str) -> None:

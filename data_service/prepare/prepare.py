@@ -11,17 +11,15 @@ interrupted preparation repeats only tasks without a receipt.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 
 from data_service.corpus.manifest import StoredFile
 from data_service.errors import InputError, PrepareError
 from data_service.ingest.inputs import PREPARATION, PREPARED_DOCUMENTS, STATISTICS, InputListing
-from data_service.ingest.pool import Pool, Progress, R, ReportProgress, StageTasks, T, remove_scaffolding
-from data_service.ingest.scan import hash_parts
-from data_service.ingest.streamed import MeasuredFile, MeasureTask, PieceReader, measure_file
-from data_service.ingest.tasks import plan_splits, streamed_files
-from data_service.prepare.comparing import Runner, compare_ids, compare_texts
+from data_service.ingest.pool import Pool, Progress, ReportProgress, Runner, remove_scaffolding
+from data_service.ingest.streamed import PieceReader
+from data_service.ingest.tasks import hash_parts, plan_splits, streamed_files
+from data_service.prepare.comparing import PrepareRunner, compare_ids, compare_texts
 from data_service.prepare.configuration import (
     Preparation,
     ReadOptions,
@@ -82,7 +80,7 @@ def prepare(preparation: Preparation, output: str, workers: int, progress: Repor
         streams = any(streamed_files(each.files, one) for each, one in zip(listings, options, strict=True))
         try:
             with Pool(workers, preparation.chunk_bytes if streams else 0) as pool:
-                passes = _Passes(preparation, listings, options, layout, pool, progress)
+                passes = _Passes(preparation, listings, options, Runner(layout, pool, progress))
                 statistics = passes.run(wanted)
         except (InputError, PrepareError):
             # Frees the place for corrected settings; this preparation's receipts stay.
@@ -118,12 +116,10 @@ class _Passes:
         preparation: Preparation,
         listings: Sequence[InputListing],
         options: Sequence[ReadOptions],
-        layout: PrepareLayout,
-        pool: Pool,
-        progress: ReportProgress,
+        runner: PrepareRunner,
     ) -> None:
         self._preparation, self._listings, self._options = preparation, listings, options
-        self._layout, self._pool, self._progress = layout, pool, progress
+        self._runner = runner
         self._passes = plan_passes(preparation)
         self._named = ""  # digest of the clusters by whose names documents are labelled
 
@@ -133,13 +129,19 @@ class _Passes:
         Raises:
             InputError, PrepareError, StoreError: as `prepare`.
         """
-        tasks = self._read_tasks(self._measure())
-        receipts = [self._run(StageTasks("reading", tasks, read_chunk, PassReceipt))]
+        packed = [
+            file
+            for listing, options in zip(self._listings, self._options, strict=True)
+            for file in streamed_files(listing.files, options)
+        ]
+        sizes, self._runner = self._runner.measure(packed)
+        tasks = self._read_tasks(sizes)
+        receipts = [self._runner.run("reading", tasks, read_chunk, receipt=PassReceipt)]
         self._refuse_equal_ids(tasks, receipts[0])
         tables: dict[str, StoredFile] = {}
         for number, of_pass in enumerate(self._passes[1:], start=1):
             later = self._later_tasks(of_pass, receipts[number - 1])
-            receipts.append(self._run(StageTasks("filtering", later, run_later_pass, PassReceipt)))
+            receipts.append(self._runner.run("filtering", later, run_later_pass, receipt=PassReceipt))
             if isinstance(later[0].found, ParagraphCuts):
                 tables |= self._store_listed(number, receipts[number])
         labels = [READ_STAGE, *stage_labels(self._preparation.stages)]
@@ -153,26 +155,9 @@ class _Passes:
     def _store_listed(self, number: int, receipts: list[PassReceipt]) -> dict[str, StoredFile]:
         """Store the table of the most frequent paragraphs that were cut; return it by key."""
         data = write_table([each for receipt in receipts for each in receipt.listed])
-        key = self._layout.listed(number)
-        self._layout.open().put(key, data)
+        key = self._runner.layout.listed(number)
+        self._runner.layout.open().put(key, data)
         return {key: StoredFile(len(data), digest(data))}
-
-    def _measure(self) -> dict[str, int]:
-        """Return the decompressed sizes of big packed files, by URI."""
-        files = [
-            file
-            for listing, options in zip(self._listings, self._options, strict=True)
-            for file in streamed_files(listing.files, options)
-        ]
-        if not files:
-            return {}
-        tasks = [MeasureTask(self._layout, index, file) for index, file in enumerate(files)]
-        measured = self._run(StageTasks("measuring", tasks, measure_file, MeasuredFile))
-        sizes = {file.uri: found.plain_size for file, found in zip(files, measured, strict=True)}
-        # Decompressed sizes decide where chunks begin.
-        lengths = (f"{size} {uri}" for uri, size in sorted(sizes.items()))
-        self._layout = replace(self._layout, build=hash_parts([self._layout.build, *lengths])[:16])
-        return sizes
 
     def _read_tasks(self, sizes: dict[str, int]) -> list[ReadTask]:
         chunks = [
@@ -183,7 +168,7 @@ class _Passes:
             for split in plan_splits(listing.files, options, sizes)
         ]
         return [
-            ReadTask(self._layout, index, split, options, entry, self._passes[0])
+            ReadTask(self._runner.layout, index, split.source, split, options, entry, self._passes[0])
             for index, (split, options, entry) in enumerate(chunks)
         ]
 
@@ -197,11 +182,11 @@ class _Passes:
             self._named = found[0].digest[:32]
         return [
             LaterTask(
-                self._layout,
+                self._runner.layout,
                 index,
+                hash_parts([receipt.digest, found[index].digest]),
                 of_pass,
-                before=receipt.digest,
-                size=receipt.files.get(self._layout.between(index, of_pass.number - 1), 0),
+                size=receipt.files.get(self._runner.layout.between(index, of_pass.number - 1), 0),
                 found=found[index],
                 compared=earlier.compared or "",
                 reason=earlier.comparing.reason if drops else None,
@@ -223,13 +208,6 @@ class _Passes:
             remedy="name a field of ids under which each document has its own, or leave `id` out of `fields`: then "
             "documents are named by source, file and place (files of equal names need sources of different names)",
         )
-
-    def _run(self, work: StageTasks[T, R]) -> list[R]:
-        return self._runner.run(work)
-
-    @property
-    def _runner(self) -> Runner:
-        return Runner(self._layout, self._pool, self._progress)
 
 
 def plan_passes(preparation: Preparation) -> list[Pass]:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.ingest.scan import HASH_BUCKETS, hash_parts
+from data_service.ingest.scan import HASH_BUCKETS
+from data_service.ingest.tasks import hash_parts
+from data_service.prepare.layout import StoredChunk
 from data_service.prepare.minhash import SKETCH_BYTES, Bands, sign_text
 from data_service.store.base import Store, digest
 
@@ -22,30 +24,20 @@ _TABLE_BYTES = (HASH_BUCKETS + 1) * _NUMBER.itemsize  # bytes of a band's table 
 
 
 @dataclass(frozen=True)
-class SignedChunk:
+class SignedChunk(StoredChunk):
     """The stored signatures of a chunk.
 
     Attributes:
-        key: key of the object; there is none if the chunk has no document.
         documents: number of documents.
         signatures: number of different signatures, which is the number of records of each band.
         weighted: whether a document stands for several.
         id_bytes: bytes of the ids.
-        digest: digest of the object.
-        size: bytes of the object.
     """
 
-    key: str
     documents: int
     signatures: int
     weighted: bool
     id_bytes: int
-    digest: str
-    size: int
-
-    def files(self) -> dict[str, int]:
-        """Return the size of the stored object, by key."""
-        return {self.key: self.size} if self.size else {}
 
     def read_band(self, store: Store, bands: int, band: int, buckets: tuple[int, int]) -> NDArray[np.void]:
         """Return the records of one band whose hashes begin with a byte in [first, stop)."""
@@ -138,12 +130,12 @@ class SignatureCollector:
             store.put_buffers(key, [memoryview(part) for part in parts])
         return SignedChunk(
             key,
-            documents,
+            hash_parts([digest(part) for part in parts]),
+            sum(map(len, parts)) if documents else 0,
+            documents=documents,
             signatures=len(ordinals),
             weighted=bool((weights > 1).any()),
             id_bytes=len(self._ids),
-            digest=hash_parts([digest(part) for part in parts]),
-            size=sum(map(len, parts)) if documents else 0,
         )
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from near_duplicates import bench_near, plant, render
 
 from data_service.ingest import pool
+from data_service.ingest.tasks import perform
 from data_service.prepare.clusters import flatten_trees, unite_components
 from data_service.prepare.minhash import HASH_COUNT, SKETCH_BYTES, choose_bands, sign_text
 from data_service.prepare.near_duplicates import find_pairs
@@ -99,10 +100,10 @@ def test_the_order_in_which_tasks_end_changes_nothing(
 ) -> None:
     drawn = random.Random(seed)
 
-    def run_shuffled(_: object, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
+    def run_shuffled(_: object, function: Callable[..., Any], tasks: Sequence[Any]) -> Iterator[Any]:
         numbers = list(range(len(tasks)))
         drawn.shuffle(numbers)
-        return ((number, function(tasks[number])) for number in numbers)
+        return ((number, perform(function, tasks[number])) for number in numbers)
 
     monkeypatch.setattr(pool.Pool, "run", run_shuffled)
     run(inputs, [EXACT, NEAR], tmp_path / "out")

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_service.ingest import pool
+from data_service.ingest.tasks import perform
 from data_service.prepare import frequent_paragraphs
 from data_service.prepare.paragraphs import DuplicateParagraphs
 from data_service.prepare.statistics import Statistics
@@ -186,10 +187,10 @@ def test_neither_the_order_of_tasks_nor_the_size_of_partitions_changes_anything(
 ) -> None:
     drawn = random.Random(partition)
 
-    def run_shuffled(_: object, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
+    def run_shuffled(_: object, function: Callable[..., Any], tasks: Sequence[Any]) -> Iterator[Any]:
         numbers = list(range(len(tasks)))
         drawn.shuffle(numbers)
-        return ((number, function(tasks[number])) for number in numbers)
+        return ((number, perform(function, tasks[number])) for number in numbers)
 
     monkeypatch.setattr(pool.Pool, "run", run_shuffled)
     monkeypatch.setattr(frequent_paragraphs, "_PARTITION_RECORDS", partition)
