@@ -24,6 +24,7 @@ from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 
 SplitName = Literal["train", "heldout"]
+SPLITS: tuple[SplitName, ...] = ("train", "heldout")
 
 
 ReportBytes = Callable[[int, int], None]
@@ -308,7 +309,7 @@ def show_documents(uri: str, split: SplitName, index: int, count: int = 1) -> li
     """
     corpus = open_corpus(uri)
     table = corpus.table(split)
-    block, first = _find_document(corpus, split, index)
+    block, first = find_document(corpus, split, index)
     tokenizer, removals = corpus.tokenizer(), load_removals(corpus.store, corpus.manifest)
     shown: list[ShownDocument] = []
     while block < len(table) and len(shown) < count:
@@ -327,13 +328,13 @@ def locate_document(corpus: Corpus, split: SplitName, index: int) -> tuple[int, 
         CorpusError: the split has no document `index`.
         CorruptBlock, StoreError: the block cannot be read.
     """
-    number, document = _find_document(corpus, split, index)
+    number, document = find_document(corpus, split, index)
     block = read_block(corpus.store, corpus.table(split), number)
     start, stop = block.sentences[block.documents[document : document + 2]]
     return number, int(start), int(stop)
 
 
-def _find_document(corpus: Corpus, split: SplitName, index: int) -> tuple[int, int]:
+def find_document(corpus: Corpus, split: SplitName, index: int) -> tuple[int, int]:
     """Return the block of document `index` of a split, and the document's number in it. Raises CorpusError: there is no
     such document."""
     table = corpus.table(split)

@@ -95,11 +95,11 @@ class _ManifestContent(_ManifestObject):
     shard_digests: dict[str, Digest]
     counts: dict[str, int]
     options: dict[str, object]
-    document_lengths: list[NonNegativeInt]
+    document_lengths: tuple[NonNegativeInt, ...]
     tokenizer_files: dict[str, Digest]
     heldout_rule: HeldoutRule | None = None
-    skipped: list[str] = []
-    left_out: list[str] = []
+    skipped: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     pairs: PairTexts | None = None
     words: Segmentation | None = None
     provenance: dict[str, _StoredFile] = {}
@@ -250,16 +250,8 @@ def no_corpus_error(uri: str) -> CorpusError:
 
 
 def _dump_table(table: BlockTable) -> dict[str, object]:
-    return {
-        "shards": table.shards,
-        "shard": table.shard.tolist(),
-        "offset": table.offset.tolist(),
-        "length": table.length.tolist(),
-        "tokens": table.tokens.tolist(),
-        "sentences": table.sentences.tolist(),
-        "documents": table.documents.tolist(),
-        "digest": list(table.digest),
-    }
+    columns = {name: table.columns[name].tolist() for name in DTYPES if name != "digest"}
+    return {"shards": table.shards, **columns, "digest": list(table.digest)}
 
 
 def _to_table(table: _InlineTable | StoredTable, store: Store) -> BlockTable:
@@ -273,30 +265,15 @@ def _to_table(table: _InlineTable | StoredTable, store: Store) -> BlockTable:
 
 
 def _to_manifest(content: _ManifestContent, store: Store) -> CorpusManifest:
-    return CorpusManifest(
-        tokenizer_hash=content.tokenizer_hash,
-        vocab_size=content.vocab_size,
-        heldout_fraction=content.heldout_fraction,
-        train=_to_table(content.train, store),
-        heldout=_to_table(content.heldout, store),
-        unigram=np.array(content.unigram, dtype=np.int64),
-        shard_sizes=content.shard_sizes,
-        shard_digests=content.shard_digests,
-        counts=content.counts,
-        options=content.options,
-        document_lengths=tuple(content.document_lengths),
-        tokenizer_files=content.tokenizer_files,
-        heldout_rule=content.heldout_rule,
-        skipped=tuple(content.skipped),
-        left_out=tuple(content.left_out),
-        pairs=content.pairs,
-        words=content.words,
-        provenance={key: StoredFile(file.size, file.digest) for key, file in content.provenance.items()},
-        recorded=content.fingerprint,
-        parts=tuple(CorpusPart(part.uri, part.digest) for part in content.parts),
-        origin=content.origin,
-        loss=content.loss,
-    )
+    fields = {name: value for name, value in vars(content).items() if name != "fingerprint"}
+    converted: dict[str, Any] = {
+        "train": _to_table(content.train, store),
+        "heldout": _to_table(content.heldout, store),
+        "unigram": np.array(content.unigram, dtype=np.int64),
+        "provenance": {key: StoredFile(file.size, file.digest) for key, file in content.provenance.items()},
+        "parts": tuple(CorpusPart(part.uri, part.digest) for part in content.parts),
+    }
+    return CorpusManifest(**(fields | converted), recorded=content.fingerprint)
 
 
 def claim_output(store: Store, wanted: Mapping[str, object]) -> None:

@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.carried_removals import SPLITS, begins_with, carried_removals
-from data_service.corpus.corpus import Corpus, open_corpus
+from data_service.corpus.corpus import SPLITS, Corpus, open_corpus
 from data_service.corpus.manifest import (
     CONFIGURATION,
     DTYPES,
@@ -48,6 +47,7 @@ from data_service.corpus.removals import (
     append_removal,
     load_removals,
 )
+from data_service.corpus.remove import begins_with, carried_removals
 from data_service.errors import CorpusError
 from data_service.processes import temporary_folder
 from data_service.store.base import Store, parallel_map

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.corpus import Corpus, SplitName
+from data_service.corpus.corpus import SPLITS, Corpus, SplitName, find_document
 from data_service.corpus.removals import RemovedDocuments
-from data_service.corpus.sidecar import SPLITS, Conditions, read_ids, read_origins
+from data_service.corpus.sidecar import Conditions, read_ids, read_origins
 from data_service.errors import CorpusError
 from data_service.processes import temporary_folder
 from data_service.store.base import parallel_map
@@ -154,9 +154,7 @@ def _pair_text(sources: Sequence[Corpus], pair: _EqualIdPair) -> str:
 def _find_id(source: Corpus, split: SplitName, number: int) -> str | None:
     """Return the id of document `number` of a split."""
     table = source.table(split)
-    ends = np.cumsum(table.documents)
-    block = int(np.searchsorted(ends, number, side="right"))
-    document = number - int(ends[block] - table.documents[block])
+    block, document = find_document(source, split, number)
     in_shard = block - table.first_blocks[table.key(block)]
     where: Conditions = [("block", "==", in_shard), ("document", "==", document)]
     return next(read_origins(source, split, table.key(block), where)).provenance.id

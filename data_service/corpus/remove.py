@@ -1,13 +1,17 @@
-"""Takes documents out of a corpus: finds them by id or by number, and adds a removal to the list (`removals.py`)."""
+"""Takes documents out of a corpus: finds them by id or by number, and adds a removal to the list (`removals.py`).
+
+In a merged corpus, also those that were removed from its parts, before the merge or since.
+"""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from data_service.corpus.corpus import Corpus, SplitName, open_part
+from data_service.corpus.corpus import SPLITS, Corpus, SplitName, open_part
 from data_service.corpus.manifest import BlockTable
 from data_service.corpus.parts import key_in_part
 from data_service.corpus.reader import read_block
@@ -20,7 +24,7 @@ from data_service.corpus.removals import (
     load_removals,
     removal_key,
 )
-from data_service.corpus.sidecar import SPLITS, find_ids
+from data_service.corpus.sidecar import find_ids
 from data_service.errors import CorpusError
 from data_service.store.base import parallel_map
 
@@ -110,6 +114,36 @@ def documents_by_number(
         rows[one.split] += placed
         report(1, len(blocks))
     return _to_split_documents(rows)
+
+
+def carried_removals(sources: Sequence[Corpus]) -> Iterator[Removal]:
+    """Yield the removals from the sources, with the numbers of documents and blocks in the merged corpus."""
+    documents, blocks = Counter[str](), Counter[str]()
+    for source in sources:
+        for removal in load_removals(source.store, source.manifest).removals:
+            moved = {
+                split: RemovedDocuments(
+                    listed.documents + documents[split],
+                    listed.block + blocks[split],
+                    listed.start,
+                    listed.stop,
+                )
+                for split, listed in (("train", removal.train), ("heldout", removal.heldout))
+            }
+            yield Removal(removal.by, removal.at, removal.reason, moved["train"], moved["heldout"])
+        for split in SPLITS:
+            documents[split] += int(source.table(split).documents.sum())
+            blocks[split] += len(source.table(split))
+
+
+def begins_with(chain: RemovalChain, carried: Sequence[Removal]) -> bool:
+    """Return whether the first removals of a chain are these, which are in no chain."""
+    return list(map(_fields, chain.removals[: len(carried)])) == list(map(_fields, carried))
+
+
+def _fields(removal: Removal) -> tuple[object, ...]:
+    documents = (removal.train.documents.tolist(), removal.heldout.documents.tolist())
+    return removal.by, removal.at, removal.reason, documents
 
 
 def removed_from_parts(corpus: Corpus) -> SplitDocuments:

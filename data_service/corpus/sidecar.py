@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.corpus import Corpus, SplitName
+from data_service.corpus.corpus import SPLITS, Corpus, SplitName
 from data_service.corpus.manifest import StoredFile, sidecar_key
 from data_service.corpus.origin import ValueCounter
 from data_service.corpus.provenance import PROVENANCE_FIELDS, Provenance, ProvenanceField
@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # at run time pyarrow is imported only to read or write a sid
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-SPLITS: tuple[SplitName, ...] = ("train", "heldout")
 Conditions: TypeAlias = "list[tuple[str, str, object]] | pc.Expression"
 ROW_GROUP_ROWS = 1 << 14  # rows of a row group, the unit of reading and of the writer's memory
 

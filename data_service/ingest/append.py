@@ -10,8 +10,7 @@ and, unless others are given, the names of fields and of provenance are those of
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data_service.corpus.carried_removals import SPLITS
-from data_service.corpus.corpus import Corpus, open_corpus
+from data_service.corpus.corpus import SPLITS, Corpus, open_corpus
 from data_service.corpus.manifest import CONFIGURATION, MANIFEST, TOKENIZER
 from data_service.corpus.manifest_file import claim_output
 from data_service.corpus.merge import COPIES_REASON, ReportBlocks, join_corpora, parts_of

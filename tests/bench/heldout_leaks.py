@@ -18,9 +18,9 @@ from near_duplicates import BYTES, pieces
 from program import BenchError, note, run
 from variants import VARIANTS
 
-from data_service.corpus.corpus import open_corpus
+from data_service.corpus.corpus import SPLITS, open_corpus
 from data_service.corpus.provenance import ProvenanceOptions
-from data_service.corpus.sidecar import SPLITS, read_origins
+from data_service.corpus.sidecar import read_origins
 from data_service.ingest.build import build_corpus
 from data_service.ingest.heldout import heldout_like
 from data_service.ingest.options import BuildOptions

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from data_service.corpus.corpus import Corpus, SplitName, open_corpus
+from data_service.corpus.corpus import SPLITS, Corpus, SplitName, open_corpus
 from data_service.corpus.removals import RemovalChain, load_removals
-from data_service.corpus.sidecar import SPLITS, TextCount
+from data_service.corpus.sidecar import TextCount
 from data_service.ingest.encodings import odd_text_warning
 from data_service.ingest.pool import Progress as BuildProgress
 from data_service.ingest.pool import ReportProgress

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.corpus import manifest_file
-from data_service.corpus.carried_removals import SPLITS
-from data_service.corpus.corpus import Corpus, open_corpus, show_documents, verify_corpus
+from data_service.corpus.corpus import SPLITS, Corpus, open_corpus, show_documents, verify_corpus
 from data_service.corpus.manifest import CONFIGURATION, MANIFEST
 from data_service.corpus.merge import MergeReport, merge_corpora
 from data_service.corpus.provenance import ProvenanceOptions

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_service.corpus.corpus import Corpus, locate_document, open_corpus, show_documents, verify_corpus
+from data_service.corpus.corpus import (
+    SPLITS,
+    Corpus,
+    locate_document,
+    open_corpus,
+    show_documents,
+    verify_corpus,
+)
 from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import (
@@ -25,7 +32,6 @@ from data_service.corpus.removals import (
     removal_key,
 )
 from data_service.corpus.remove import documents_by_id, documents_by_number, remove_documents
-from data_service.corpus.sidecar import SPLITS
 from data_service.errors import CorpusError
 from data_service.store.base import Store
 from data_service.store.open import open_store

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_service.corpus.carried_removals import SPLITS
-from data_service.corpus.corpus import Corpus, SplitName, open_corpus, verify_corpus
+from data_service.corpus.corpus import SPLITS, Corpus, SplitName, open_corpus, verify_corpus
 from data_service.corpus.manifest import CONFIGURATION, MANIFEST
 from data_service.corpus.manifest_file import load_manifest, save_manifest
 from data_service.corpus.merge import merge_corpora

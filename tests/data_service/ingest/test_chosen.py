@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from data_service.corpus.corpus import open_corpus
+from data_service.corpus.corpus import SPLITS, open_corpus
 from data_service.corpus.provenance import ProvenanceOptions
-from data_service.corpus.sidecar import SPLITS, read_origins
+from data_service.corpus.sidecar import read_origins
 from data_service.errors import InputError
 from tests.support.data import raw_text
 from tests.support.data.raw_text import SMALL, build

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from heldout_leaks import bench_leaks, render
 
-from data_service.corpus.corpus import open_corpus
+from data_service.corpus.corpus import SPLITS, open_corpus
 from data_service.corpus.manifest import CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.merge import merge_corpora
 from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.removals import load_removals
-from data_service.corpus.sidecar import SPLITS, read_origins
+from data_service.corpus.sidecar import read_origins
 from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.heldout import heldout_like

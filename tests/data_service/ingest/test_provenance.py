@@ -12,12 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_service.corpus.corpus import SplitName, open_corpus, show_documents, verify_corpus
+from data_service.corpus.corpus import SPLITS, SplitName, open_corpus, show_documents, verify_corpus
 from data_service.corpus.manifest_file import dump_manifest, parse_manifest
 from data_service.corpus.provenance import Provenance, ProvenanceOptions
 from data_service.corpus.reader import read_block
 from data_service.corpus.sidecar import (
-    SPLITS,
     DocumentOrigin,
     count_by,
     find_documents,
