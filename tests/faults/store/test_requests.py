@@ -100,7 +100,7 @@ def test_silence_is_a_failure_like_others(
     service: Service, store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = "s3" if service.scheme == "s3" else "cloud_client"
-    monkeypatch.setattr(f"data_service.store.{module}._SILENCE_S", 0.3)
+    monkeypatch.setattr(f"data_service.store.{module}._READ_TIMEOUT_S", 0.3)
     hasty = open_store(store.uri)
     faults.plan.extend(["stall", "stall"])
     assert hasty.get("key") == DATA
