@@ -248,7 +248,7 @@ class Upload:
                 MultipartUpload={"Parts": parts},  # type: ignore[typeddict-item]
             )
         except ClientError as error:
-            if error_code(error) not in LOST_UPLOAD_CODES:
+            if error_code(error) not in LOST_UPLOAD_CODES and not self._is_lost(client, self._number):
                 raise
             if not self._is_ours(client):  # an attempt whose answer was lost may have completed the upload
                 self._number, self._accepted = None, 0
@@ -293,6 +293,15 @@ class Upload:
             self._tags[part + 1] = answer["ETag"]
             self._accepted += len(body)
             self.reached(self._accepted)
+
+    def _is_lost(self, client: "S3Client", number: str) -> bool:
+        """Return whether the server has forgotten the upload. Ceph answers each completion of it with InternalError, and
+        NoSuchKey to this question (radosgw 16.2.15)."""
+        try:
+            client.list_parts(Bucket=self.bucket, Key=self.name, UploadId=number, MaxParts=1)
+        except ClientError as error:
+            return error_code(error) in (*LOST_UPLOAD_CODES, "NoSuchKey")
+        return False
 
     def _is_ours(self, client: "S3Client") -> bool:
         stored = head(client, self.bucket, self.name)

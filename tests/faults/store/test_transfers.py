@@ -176,7 +176,6 @@ def test_an_upload_of_parts_that_is_given_up_leaves_nothing(
 
 
 @pytest.mark.rgw
-@pytest.mark.long  # Ceph may hold its lock on a completion for minutes, once something went wrong under it
 def test_an_upload_that_the_server_forgot_begins_again(rgw: S3Server) -> None:
     data, bucket, client = os.urandom(40 << 20), rgw.new_bucket(), rgw.client()
     told: list[int] = []
