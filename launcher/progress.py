@@ -48,8 +48,10 @@ class Work:
         self._lock = threading.Lock()
         self.told = False
 
-    def advance(self, units: float = 1) -> None:
+    def advance(self, units: float = 1, total: float | None = None) -> None:
+        """Add `units` to what is done, and set the total if it is known only now."""
         with self._lock:
+            self.total = self.total if total is None else total
             self._done += units
 
     def at(self, done: float, total: float | None = None) -> None:

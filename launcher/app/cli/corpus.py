@@ -12,7 +12,6 @@ from launcher.app.cli.corpus_options import (
     HeldoutLikeOption,
     HeldoutOption,
     LexiconOption,
-    Lines,
     LinesOption,
     MaxDocumentBytesOption,
     NegativesFieldOption,
@@ -23,21 +22,17 @@ from launcher.app.cli.corpus_options import (
     QueryFieldOption,
     Segmenter,
     SegmenterOption,
-    SentenceRules,
     SentencesOption,
     Texts,
     TextsOption,
     TokenizerOption,
-    TxtDocuments,
     TxtDocumentsOption,
     UserWordsOption,
     WordsFieldOption,
 )
 from launcher.app.cli.options import (
     AcceptLossOption,
-    BadBytes,
     BadBytesOption,
-    BadRecords,
     BadRecordsOption,
     CorpusArgument,
     DelimiterOption,
@@ -45,7 +40,6 @@ from launcher.app.cli.options import (
     InputsArgument,
     JsonOption,
     TextFieldOption,
-    TokenizerRules,
     TokenizerRulesOption,
     print_json,
     reading_settings,
@@ -70,19 +64,19 @@ def build(
     inputs: InputsArgument,
     out: OutOption,
     tokenizer: TokenizerOption,
-    tokenizer_rules: TokenizerRulesOption = TokenizerRules.AGREEING,
+    tokenizer_rules: TokenizerRulesOption = "agreeing",
     heldout: HeldoutOption = 0.0005,
     heldout_like: HeldoutLikeOption = None,
     workers: BuildWorkersOption = None,
     text_field: TextFieldOption = "text",
-    texts: TextsOption = Texts.PLAIN,
+    texts: TextsOption = "plain",
     negatives: NegativesOption = None,
     query_field: QueryFieldOption = None,
     positive_field: PositiveFieldOption = None,
     negatives_field: NegativesFieldOption = None,
-    txt_documents: TxtDocumentsOption = TxtDocuments.FILE,
-    sentences: SentencesOption = SentenceRules.ANY,
-    lines: LinesOption = Lines.KEEP,
+    txt_documents: TxtDocumentsOption = "file",
+    sentences: SentencesOption = "any",
+    lines: LinesOption = "keep",
     accept_loss: AcceptLossOption = None,
     segmenter: SegmenterOption = None,
     dictionary: DictionaryOption = None,
@@ -92,8 +86,8 @@ def build(
     provenance: ProvenanceOption = None,
     encoding: EncodingOption = "utf-8",
     delimiter: DelimiterOption = None,
-    on_bad_bytes: BadBytesOption = BadBytes.ERROR,
-    on_bad_records: BadRecordsOption = BadRecords.ERROR,
+    on_bad_bytes: BadBytesOption = "error",
+    on_bad_records: BadRecordsOption = "error",
     block_tokens: BlockTokensOption = 1 << 18,
     max_document_bytes: MaxDocumentBytesOption = 16 << 20,
 ) -> None:
@@ -113,13 +107,13 @@ def build(
         pairs=_pair_settings(texts, negatives, query_field, positive_field, negatives_field),
         words=_word_settings(segmenter, dictionary, user_words, words_field, lexicon),
         provenance=None if provenance is None else read_provenance(provenance),
-        txt_documents=txt_documents.value,
-        sentences=sentences.value,
-        lines=lines.value,
+        txt_documents=txt_documents,
+        sentences=sentences,
+        lines=lines,
         accept_loss=accept_loss or (),
-        tokenizer_rules=tokenizer_rules.value,
-        on_bad_bytes=on_bad_bytes.value,
-        on_bad_records=on_bad_records.value,
+        tokenizer_rules=tokenizer_rules,
+        on_bad_bytes=on_bad_bytes,
+        on_bad_records=on_bad_records,
         **({"heldout_fraction": heldout} if heldout_like is None else _heldout_like(heldout_like)),
         block_tokens=block_tokens,
         max_document_bytes=max_document_bytes,
@@ -176,7 +170,7 @@ def _pair_settings(
     """
     given = {"count": count, "query": query, "positive": positive, "negatives": negatives or None}
     chosen: dict[str, object] = {name: value for name, value in given.items() if value is not None}
-    if texts is Texts.PAIRS:
+    if texts == "pairs":
         return chosen
     if chosen:
         from launcher.errors import OptionError
@@ -208,7 +202,7 @@ def _word_settings(
     Raises:
         OptionError: `--words-field` is given without `--segmenter field`.
     """
-    if words_field is not None and segmenter is not Segmenter.FIELD:
+    if words_field is not None and segmenter != "field":
         from launcher.errors import OptionError
 
         raise OptionError(
@@ -219,7 +213,7 @@ def _word_settings(
     chosen: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if segmenter is None and not chosen:
         return None
-    return {"segmenter": None if segmenter is None else segmenter.value, **chosen}
+    return {"segmenter": segmenter, **chosen}
 
 
 @group.command()
@@ -231,12 +225,7 @@ def verify(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
     from launcher.progress import BYTES, work
 
     with work("reading and comparing", unit=BYTES) as now:
-
-        def read(more: int, total: int) -> None:
-            now.total = total
-            now.advance(more)
-
-        report = verify_corpus(corpus, read)
+        report = verify_corpus(corpus, now.advance)
     if as_json:
         print_json([vars(report) | {"damage": [str(damage) for damage in report.damage]}])
     else:

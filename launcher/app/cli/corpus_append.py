@@ -15,7 +15,6 @@ from launcher.app.cli.corpus_options import (
 from launcher.app.cli.options import (
     AcceptLossOption,
     BadBytes,
-    BadRecords,
     BadRecordsOption,
     CorpusArgument,
     DelimiterOption,
@@ -57,7 +56,7 @@ def append(
     encoding: _OwnEncoding = None,
     delimiter: DelimiterOption = None,
     on_bad_bytes: _OwnBadBytes = None,
-    on_bad_records: BadRecordsOption = BadRecords.ERROR,
+    on_bad_records: BadRecordsOption = "error",
     provenance: ProvenanceOption = None,
     dictionary: DictionaryOption = None,
     user_words: UserWordsOption = None,
@@ -80,10 +79,10 @@ def append(
 
     others: dict[str, Any] = {
         "text_field": text_field,
-        "txt_documents": None if txt_documents is None else txt_documents.value,
+        "txt_documents": txt_documents,
         "encoding": encoding,
         "delimiter": delimiter_character(delimiter),
-        "on_bad_bytes": None if on_bad_bytes is None else on_bad_bytes.value,
+        "on_bad_bytes": on_bad_bytes,
         "provenance": None if provenance is None else read_provenance(provenance),
         "accept_loss": accept_loss,
     }
@@ -93,7 +92,7 @@ def append(
     options = options_from_corpus(
         open_corpus(corpus),
         workers=build_workers(inputs, workers),
-        on_bad_records=on_bad_records.value,
+        on_bad_records=on_bad_records,
         word_files={name: uri for name, uri in files.items() if uri is not None},
         **given,
     )
@@ -118,11 +117,13 @@ def _append_and_watch(
     from launcher.runtime.run.request_stop import whoami
 
     with work("comparing documents") as now, build_watch(Console(stderr=as_json)) as progress:
-
-        def compared(more: int, total: int) -> None:
-            now.total = total
-            now.advance(more)
-
         return append_documents(
-            corpus, inputs, out, options, by=whoami(), at=int(time.time()), progress=progress, report=compared
+            corpus,
+            inputs,
+            out,
+            options,
+            by=whoami(),
+            at=int(time.time()),
+            progress=progress,
+            report=now.advance,
         )

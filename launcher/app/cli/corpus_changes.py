@@ -81,15 +81,10 @@ def _wanted(corpus: "Corpus", ids: str | None, documents: str | None) -> "SplitD
     from launcher.progress import work
 
     with work("finding documents") as now:
-
-        def read(more: int, total: int) -> None:
-            now.total = total
-            now.advance(more)
-
         if ids is not None:
-            return documents_by_id(corpus, read_list(ids), read)
+            return documents_by_id(corpus, read_list(ids), now.advance)
         if documents is not None:
-            return documents_by_number(corpus, read_list(documents), read)
+            return documents_by_number(corpus, read_list(documents), now.advance)
         return removed_from_parts(corpus)
 
 
@@ -114,12 +109,7 @@ def merge(
     from launcher.runtime.run.request_stop import whoami
 
     with work("comparing documents", unit="blocks") as now:
-
-        def read(more: int, total: int) -> None:
-            now.total = total
-            now.advance(more)
-
-        report = merge_corpora(corpora, out, by=whoami(), at=int(time.time()), report=read)
+        report = merge_corpora(corpora, out, by=whoami(), at=int(time.time()), report=now.advance)
     if as_json:
         print_json([vars(report)])
     else:

@@ -1,16 +1,10 @@
 """`maskfleet corpus show`, `find` and `card`: documents, where they are from, what was taken out."""
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from launcher.app.cli.options import CorpusArgument, JsonOption, print_json
-
-
-class CorpusSplit(StrEnum):
-    TRAIN = "train"
-    HELDOUT = "heldout"
 
 
 def register(group: typer.Typer) -> None:
@@ -24,7 +18,7 @@ def show(
     corpus: CorpusArgument,
     index: Annotated[int, typer.Option("--index", min=0, help="Number of the first document.")] = 0,
     count: Annotated[int, typer.Option("--count", min=1, help="How many documents.")] = 1,
-    split: Annotated[CorpusSplit, typer.Option("--split", help="Which documents.")] = CorpusSplit.TRAIN,
+    split: Annotated[Literal["train", "heldout"], typer.Option("--split", help="Which documents.")] = "train",
     licences: Annotated[
         bool, typer.Option("--licences", help="Count documents and tokens by licence instead.")
     ] = False,
@@ -44,7 +38,7 @@ def show(
     if removed:
         _removed(corpus)
         return
-    for document in show_documents(corpus, split.value, index, count):
+    for document in show_documents(corpus, split, index, count):
         place = f"{document.shard}, block {document.block}, document {document.document}"
         gone = "" if document.removal is None else f", removed (removal {document.removal})"
         typer.echo(visible(f"== {place}: {document.tokens:,} tokens{gone}"))

@@ -1,26 +1,15 @@
 """Options of `maskfleet corpus build`: what a document is, what is held out, and how sentences and words are found."""
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-
-class TxtDocuments(StrEnum):
-    FILE = "file"
-    BLANK_LINE = "blank_line"
-
-
-class Texts(StrEnum):
-    PLAIN = "plain"
-    PAIRS = "pairs"
-
-
+TxtDocuments = Literal["file", "blank_line"]
+Texts = Literal["plain", "pairs"]
+Segmenter = Literal["jieba", "longest_match", "field"]
 TxtDocumentsOption = Annotated[
     TxtDocuments, typer.Option("--txt-documents", help="In .txt: a document a file, or between blank lines.")
 ]
-
-
 HeldoutOption = Annotated[
     float,
     typer.Option(
@@ -53,40 +42,12 @@ NegativesFieldOption = Annotated[
         help="Of pairs, one or several, each with a text or a list. Default: negatives.",
     ),
 ]
-
-
-class Segmenter(StrEnum):
-    JIEBA = "jieba"
-    LONGEST_MATCH = "longest_match"
-    FIELD = "field"
-
-
-class SentenceRules(StrEnum):
-    ANY = "any"
-    ZH = "zh"
-    JA = "ja"
-    DE = "de"
-    ES = "es"
-    FR = "fr"
-    IT = "it"
-    NL = "nl"
-    PT = "pt"
-    RU = "ru"
-
-
 SentencesOption = Annotated[
-    SentenceRules,
+    Literal["any", "zh", "ja", "de", "es", "fr", "it", "nl", "pt", "ru"],
     typer.Option("--sentences", help="The language whose rules say where sentences end, or any."),
 ]
-
-
-class Lines(StrEnum):
-    KEEP = "keep"
-    JOIN = "join"
-
-
 LinesOption = Annotated[
-    Lines,
+    Literal["keep", "join"],
     typer.Option(
         "--lines",
         help="keep: white space is encoded as it is. join: lines are joined by one space, as fairseq's are.",

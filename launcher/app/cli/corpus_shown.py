@@ -134,38 +134,24 @@ def heldout_note(stats: CorpusStats) -> str | None:
     )
 
 
-class BuildWatch:
-    """Shows the progress of a build: pass `update` to `build_corpus`, and call `close` when it has returned."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._stage = ""
-        self._open = ExitStack()
-        self._work: Work | None = None
-
-    def update(self, progress: BuildProgress) -> None:
-        if self._work is None or progress.stage != self._stage:
-            self.close()
-            self._work = self._open.enter_context(work(progress.stage, progress.bytes_total, BYTES))
-            self._work.begin_at(progress.bytes_done)
-        if not self._console.is_terminal and (
-            progress.done == progress.total or progress.stage != self._stage
-        ):
-            size = f"{human_bytes(progress.bytes_done)} of {human_bytes(progress.bytes_total)}"
-            tasks = f"{progress.done}/{progress.total} tasks"
-            self._console.print(f"{progress.stage}: {tasks}, {size}", highlight=False)
-        self._stage = progress.stage
-        self._work.at(progress.bytes_done, progress.bytes_total)
-
-    def close(self) -> None:
-        self._open.close()
-
-
 @contextmanager
 def build_watch(console: Console) -> Iterator[ReportProgress]:
     """Yield a function that shows the progress of a build."""
-    watch = BuildWatch(console)
-    try:
-        yield watch.update
-    finally:
-        watch.close()
+    stage, shown = "", ExitStack()
+    begun: Work | None = None
+
+    def show(progress: BuildProgress) -> None:
+        nonlocal stage, begun
+        if begun is None or progress.stage != stage:
+            shown.close()
+            begun = shown.enter_context(work(progress.stage, progress.bytes_total, BYTES))
+            begun.begin_at(progress.bytes_done)
+        if not console.is_terminal and (progress.done == progress.total or progress.stage != stage):
+            size = f"{human_bytes(progress.bytes_done)} of {human_bytes(progress.bytes_total)}"
+            tasks = f"{progress.done}/{progress.total} tasks"
+            console.print(f"{progress.stage}: {tasks}, {size}", highlight=False)
+        stage = progress.stage
+        begun.at(progress.bytes_done, progress.bytes_total)
+
+    with shown:
+        yield show

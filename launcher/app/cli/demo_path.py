@@ -35,7 +35,7 @@ from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from launcher.after.export.export import export_run
 from launcher.after.fill.fill import MaskFiller
-from launcher.app.cli.corpus_shown import BuildWatch, heldout_note
+from launcher.app.cli.corpus_shown import build_watch, heldout_note
 from launcher.app.cli.options import settings
 from launcher.app.cli.texts import automatic_workers, sample_texts
 from launcher.app.companions import COMPANIONS
@@ -220,12 +220,9 @@ class Demo:
             options = self._options(inputs).model_copy(
                 update={"heldout_fraction": fraction, "workers": automatic_workers(inputs)}
             )
-            watch = BuildWatch(self.console)
             uri = str(self.out / "corpus")
-            try:
-                build_corpus(inputs, uri, str(self.out / "tokenizer"), options, watch.update)
-            finally:
-                watch.close()
+            with build_watch(self.console) as report:
+                build_corpus(inputs, uri, str(self.out / "tokenizer"), options, report)
             stats = corpus_stats(uri)
             held = (
                 f"{stats.heldout.documents:,} documents, {human_count(stats.heldout.tokens)} tokens held out"

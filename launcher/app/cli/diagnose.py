@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NAMES = {"iso_score": "IsoScore", "effective_rank": "effective rank", "spearman": "Spearman"}
 
 
-class FrozenPooling(StrEnum):
+class FrozenPooling(StrEnum):  # typer takes no list of Literal
     CLS = "cls"
     MEAN = "mean"
     MAX = "max"

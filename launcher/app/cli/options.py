@@ -7,7 +7,7 @@ of this again, and more.
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -20,17 +20,10 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="BaseModel")
 
 
-class BadBytes(StrEnum):
-    ERROR = "error"
-    REPLACE = "replace"
+BadBytes = Literal["error", "replace"]
 
 
-class BadRecords(StrEnum):
-    ERROR = "error"
-    SKIP = "skip"
-
-
-class Loss(StrEnum):
+class Loss(StrEnum):  # typer takes no list of Literal
     UNKNOWN = "unknown"
     MARKS = "marks"
     WIDTH = "width"
@@ -39,14 +32,8 @@ class Loss(StrEnum):
     OTHER = "other"
 
 
-class TokenizerRules(StrEnum):
-    FILE = "file"
-    CLASS = "class"
-    AGREEING = "agreeing"
-
-
 TokenizerRulesOption = Annotated[
-    TokenizerRules,
+    Literal["file", "class", "agreeing"],
     typer.Option(
         "--tokenizer-rules",
         help="What decides if tokenizer.json and the class that its folder names treat text in different ways. By "
@@ -94,7 +81,7 @@ BadBytesOption = Annotated[
     ),
 ]
 BadRecordsOption = Annotated[
-    BadRecords,
+    Literal["error", "skip"],
     typer.Option(
         "--on-bad-records",
         help="Broken JSON, a missing field, another type, bad bytes, too long: stop, or leave out, count and list.",

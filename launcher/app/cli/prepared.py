@@ -16,7 +16,7 @@ from data_service.prepare.prepare import prepare
 from data_service.prepare.statistics import Statistics
 from data_service.printable import one_line
 from data_service.store.open import open_store
-from launcher.app.cli.corpus_shown import BuildWatch
+from launcher.app.cli.corpus_shown import build_watch
 from launcher.app.cli.texts import automatic_workers, read_settings
 from launcher.output import human_bytes
 from launcher.runtime.recipe.document import DocumentWords
@@ -43,14 +43,8 @@ def prepare_and_watch(path: str, output: str, workers: int | None, console: Cons
         for item in unread[:_ROWS]:
             typer.echo(f"  {one_line(str(item))}", err=True)
     files = tuple(file for listing in listings for file in listing.files)
-    watch = BuildWatch(console)
-    try:
-        statistics = prepare(
-            preparation, output, workers or automatic_workers(InputListing(files, ())), watch.update
-        )
-    finally:
-        watch.close()
-    return statistics
+    with build_watch(console) as report:
+        return prepare(preparation, output, workers or automatic_workers(InputListing(files, ())), report)
 
 
 def statistics_tables(statistics: Statistics) -> Iterator[Table]:

@@ -137,11 +137,9 @@ def show(
     if timeline:
         if raw:
             raise OptionError("--raw and --timeline cannot be combined", remedy="give one of them")
-        require_recipe(recipe)
-        require_assignments(assignments or ())
+        wanted = load_recipe(recipe, assignments, tiny)
         from launcher.app.cli.recipe_timeline import print_timeline, timeline_records
 
-        wanted = load_recipe(recipe, assignments, tiny)
         if as_json:
             print_json(timeline_records(wanted))
         else:
@@ -157,12 +155,10 @@ def check(recipe: RecipeArgument, assignments: SetOption = None, tiny: TinyOptio
 
     Reads no corpus, no tokenizer and no task's data; `maskfleet init` checks those.
     """
-    require_recipe(recipe)
-    require_assignments(assignments or ())
+    wanted = load_recipe(recipe, assignments, tiny)
     from launcher.after.tasks.measurable import check_tasks
     from launcher.runtime.recipe.summary import summary
 
-    wanted = load_recipe(recipe, assignments, tiny)
     check_tasks(wanted.evaluation.tasks, files=False)
     for line in summary(wanted):
         typer.echo(visible(line))

@@ -3,14 +3,13 @@ settings."""
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import typer
 from pydantic import BaseModel
 
 from data_service.corpus.provenance import ProvenanceOptions
-from data_service.errors import InputError
+from data_service.errors import InputError, UserError
 from data_service.ingest.documents import read_records
 from data_service.ingest.encodings import UTF_8, is_garbled, odd_text_warning
 from data_service.ingest.inputs import InputListing, list_inputs
@@ -134,20 +133,6 @@ def automatic_workers(inputs: Sequence[str] | InputListing) -> int:
     return 1 if size < _SMALL_INPUT_BYTES else len(os.sched_getaffinity(0))
 
 
-def read_terms(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file.
-
-    Raises:
-        InputError: there is no such file, or it is not UTF-8.
-    """
-    try:
-        return path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path} cannot be read: {error}", remedy="give a UTF-8 text file with one word a line"
-        ) from error
-
-
 def read_list(path: str) -> list[str]:
     """Return the lines of a UTF-8 file, local or on S3, that are not blank, as they are.
 
@@ -155,15 +140,7 @@ def read_list(path: str) -> list[str]:
         InputError: there is no such file, it is not UTF-8, or it has no such line.
         StoreError: the file cannot be read.
     """
-    store, name = open_file(path)
-    try:
-        lines = store.get(name).decode("utf-8-sig").split("\n")
-    except KeyMissing as error:
-        raise InputError(f"there is no file {path}", remedy="check the path") from error
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} is not UTF-8 text", remedy="give a text file with one entry a line"
-        ) from error
+    lines = _read_text(path, InputError, "a text file with one entry a line").split("\n")
     listed = [line.removesuffix("\r") for line in lines if line.strip()]
     if not listed:
         raise InputError(f"{path} is empty", remedy="give a text file with one entry a line")
@@ -178,14 +155,19 @@ def read_settings(path: str, model: type[_MODEL], words: DocumentWords) -> _MODE
             named by line and path.
         StoreError: the file cannot be read.
     """
+    return validate(model, parse(_read_text(path, words.error, "a YAML file"), path, words))
+
+
+def _read_text(path: str, error: type[UserError], form: str) -> str:
+    """Return the text of a UTF-8 file, local or on S3. `form`: what it should be, for the remedy. Raises `error`,
+    StoreError."""
     store, name = open_file(path)
     try:
-        text = store.get(name).decode()
-    except KeyMissing as error:
-        raise words.error(f"there is no file {path}", remedy="check the path") from error
-    except UnicodeDecodeError as error:
-        raise words.error(f"{path} is not UTF-8 text", remedy="give a YAML file") from error
-    return validate(model, parse(text, path, words))
+        return store.get(name).decode("utf-8-sig")
+    except KeyMissing as missing:
+        raise error(f"there is no file {path}", remedy="check the path") from missing
+    except UnicodeDecodeError as undecoded:
+        raise error(f"{path} is not UTF-8 text", remedy=f"give {form}") from undecoded
 
 
 def read_provenance(path: str) -> ProvenanceOptions:

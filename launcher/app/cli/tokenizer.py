@@ -2,17 +2,13 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from launcher.app.cli.options import (
     AcceptLossOption,
-    BadBytes,
     BadBytesOption,
-    BadRecords,
     BadRecordsOption,
     DelimiterOption,
     EncodingOption,
@@ -20,7 +16,6 @@ from launcher.app.cli.options import (
     JsonOption,
     TextFieldOption,
     TokenizerArgument,
-    TokenizerRules,
     TokenizerRulesOption,
     print_json,
     reading_settings,
@@ -40,21 +35,13 @@ _VOCABULARY = 50_000
 _LOSS_SAMPLE_BYTES = 4 * _MB  # text of which is measured what a new vocabulary loses
 
 
-class TokenizerKind(StrEnum):
-    BYTE_BPE = "byte_bpe"
-    WORDPIECE = "wordpiece"
-    UNIGRAM = "unigram"
-    BPE = "bpe"
-
-
+TokenizerKind = Literal["byte_bpe", "wordpiece", "unigram", "bpe"]
 SampleOption = Annotated[
     int,
     typer.Option(
         "--sample-mb", min=1, help="Megabytes of text to read at most, spread over all of the input."
     ),
 ]
-
-
 ReplaceOption = Annotated[
     bool, typer.Option("--replace", help="Write over a tokenizer that is in the folder already.")
 ]
@@ -78,7 +65,7 @@ def train(
     kind: Annotated[
         TokenizerKind,
         typer.Option(help="RoBERTa's and DeBERTa's, BERT's and ELECTRA's, ALBERT's, XLNet's kind."),
-    ] = TokenizerKind.BYTE_BPE,
+    ] = "byte_bpe",
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Fold case; accents stay.")] = False,
     strip_marks: Annotated[
         bool,
@@ -88,8 +75,8 @@ def train(
     text_field: TextFieldOption = "text",
     encoding: EncodingOption = "utf-8",
     delimiter: DelimiterOption = None,
-    on_bad_bytes: BadBytesOption = BadBytes.ERROR,
-    on_bad_records: BadRecordsOption = BadRecords.ERROR,
+    on_bad_bytes: BadBytesOption = "error",
+    on_bad_records: BadRecordsOption = "error",
     accept_loss: AcceptLossOption = None,
     replace: ReplaceOption = False,
 ) -> None:
@@ -108,17 +95,15 @@ def train(
     options = settings(
         BuildOptions,
         **reading_settings(text_field, encoding, delimiter),
-        on_bad_bytes=on_bad_bytes.value,
-        on_bad_records=on_bad_records.value,
+        on_bad_bytes=on_bad_bytes,
+        on_bad_records=on_bad_records,
     )
     texts = sample_texts(inputs, options, sample_mb * _MB)
     folding = TokenizerOptions(lowercase=lowercase, strip_marks=strip_marks)
     tokenizer = _learn(kind, texts, vocab_size or _VOCABULARY, folding, workers=automatic_workers(inputs))
     _check_loss(tokenizer, sample_texts(inputs, options, _LOSS_SAMPLE_BYTES, quiet=True), accept_loss)
     save_tokenizer(tokenizer, out)
-    typer.echo(
-        f"{kind.value} tokenizer of {tokenizer.vocab_size:,} ids at {out} (hash {tokenizer.hash[:12]})"
-    )
+    typer.echo(f"{kind} tokenizer of {tokenizer.vocab_size:,} ids at {out} (hash {tokenizer.hash[:12]})")
 
 
 def _learn(
@@ -131,7 +116,7 @@ def _learn(
     from launcher.progress import work
 
     with work("learning the vocabulary"):
-        tokenizer = train_tokenizer(kind.value, texts, asked, options, at_most=True, workers=workers)
+        tokenizer = train_tokenizer(kind, texts, asked, options, at_most=True, workers=workers)
     if tokenizer.vocab_size < asked:
         typer.echo(f"{asked:,} ids were asked for: the text supports {tokenizer.vocab_size:,}", err=True)
     report = json.loads(tokenizer.save_files()[TRAINING_REPORT])
@@ -160,13 +145,13 @@ def _check_loss(tokenizer: "Tokenizer", texts: Iterable[str], accepted: Sequence
 def check(
     tokenizer: TokenizerArgument,
     inputs: InputsArgument,
-    tokenizer_rules: TokenizerRulesOption = TokenizerRules.AGREEING,
+    tokenizer_rules: TokenizerRulesOption = "agreeing",
     sample_mb: SampleOption = 20,
     text_field: TextFieldOption = "text",
     encoding: EncodingOption = "utf-8",
     delimiter: DelimiterOption = None,
-    on_bad_bytes: BadBytesOption = BadBytes.ERROR,
-    on_bad_records: BadRecordsOption = BadRecords.ERROR,
+    on_bad_bytes: BadBytesOption = "error",
+    on_bad_records: BadRecordsOption = "error",
     as_json: JsonOption = False,
 ) -> None:
     """Measure how well a tokenizer fits some text: bytes a token, unknown tokens, what text survives."""
@@ -181,11 +166,11 @@ def check(
     options = settings(
         BuildOptions,
         **reading_settings(text_field, encoding, delimiter),
-        on_bad_bytes=on_bad_bytes.value,
-        on_bad_records=on_bad_records.value,
+        on_bad_bytes=on_bad_bytes,
+        on_bad_records=on_bad_records,
     )
     texts = sample_texts(inputs, options, sample_mb * _MB)
-    report = check_tokenizer(load_tokenizer(tokenizer, tokenizer_rules.value), texts)
+    report = check_tokenizer(load_tokenizer(tokenizer, tokenizer_rules), texts)
     if as_json:
         rates = {"bytes_per_token": report.bytes_per_token, "tokens_per_word": report.tokens_per_word}
         print_json([vars(report) | rates | {"loss": report.loss.model_dump(mode="json")}])
@@ -207,7 +192,10 @@ def extend(
     tokenizer: TokenizerArgument,
     new: Annotated[str, typer.Argument(help="Folder or s3:// URI for the extended tokenizer.")],
     terms: Annotated[
-        Path | None, typer.Option("--terms", help="The words to add, one a line, in UTF-8.")
+        str | None,
+        typer.Option(
+            "--terms", metavar="FILE", help="The words to add, one a line, in UTF-8; local or s3://."
+        ),
     ] = None,
     specials: Annotated[
         bool,
@@ -217,7 +205,7 @@ def extend(
             "and ends a text there encloses rows.",
         ),
     ] = False,
-    tokenizer_rules: TokenizerRulesOption = TokenizerRules.AGREEING,
+    tokenizer_rules: TokenizerRulesOption = "agreeing",
     replace: ReplaceOption = False,
 ) -> None:
     """Add whole words to a vocabulary, so that each becomes one token, or special tokens. Existing pieces keep their
@@ -232,15 +220,15 @@ def extend(
     from data_service.tokenizers.completed import load_completed
     from data_service.tokenizers.load import load_tokenizer, save_tokenizer
     from data_service.tokenizers.vocabulary import extend_tokenizer
-    from launcher.app.cli.texts import read_terms
+    from launcher.app.cli.texts import read_list
     from launcher.errors import OptionError
 
     if terms is None and not specials:
         raise OptionError("nothing to add", remedy="give --terms FILE, or --specials, or both")
     _check_free(new, replace)
-    extended, told = (load_completed if specials else load_tokenizer)(tokenizer, tokenizer_rules.value), ""
+    extended, told = (load_completed if specials else load_tokenizer)(tokenizer, tokenizer_rules), ""
     if terms is not None:
-        extension = extend_tokenizer(extended, read_terms(terms))
+        extension = extend_tokenizer(extended, read_list(terms))
         extended = extension.tokenizer
         told = (
             f"{len(extension.added):,} pieces added ({len(extension.known):,} terms were one piece already): "

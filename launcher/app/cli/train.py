@@ -81,12 +81,7 @@ def init(
         check_start(wanted)
     check_tasks(wanted.evaluation.tasks)
     with work("comparing held-out text", unit="blocks") as now:
-
-        def compared(more: int, total: int) -> None:
-            now.total = total
-            now.advance(more)
-
-        created = create_run(wanted, run, datetime.now(UTC), report=compared)
+        created = create_run(wanted, run, datetime.now(UTC), report=now.advance)
     typer.echo(f"created {created.recipe.name} at {run} ({created.record.fingerprint[:12]})")
     for line in warnings(created):
         typer.echo(f"warning: {line}")

@@ -69,8 +69,8 @@ def test_mistakes_change_nothing(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n \n")
     mistakes: list[tuple[list[object], type[Exception], str]] = [
         (["--ids", known, "--reason", " "], OptionError, "--reason"),
-        ([*WHY], OptionError, "removed"),
-        (["--ids", known, "--documents", known, *WHY], OptionError, "removed"),
+        ([*WHY], OptionError, "--from-parts"),
+        (["--ids", known, "--documents", known, *WHY], OptionError, "--from-parts"),
         (["--ids", unknown, *WHY], CorpusError, "d77"),
         (["--documents", known, *WHY], CorpusError, "d1"),
         (["--ids", tmp_path / "gone.txt", *WHY], InputError, "gone.txt"),
