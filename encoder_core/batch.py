@@ -96,7 +96,7 @@ class Batch:
         return self.cu_seqlens.numel() - 1
 
     @property
-    def learned(self) -> int:
+    def loss_tokens(self) -> int:
         """Number of tokens at which something may be learned: of a loss over all tokens, the number of summands."""
         return self.tokens.numel() if self.kept is None else self.kept.numel()
 
@@ -203,7 +203,7 @@ def duplicate_rows(batch: Batch) -> Batch:
     )
 
 
-def untargeted(tokens: Int[Tensor, " tokens"], lengths: Sequence[int]) -> Batch:
+def batch_without_targets(tokens: Int[Tensor, " tokens"], lengths: Sequence[int]) -> Batch:
     """Return rows of these lengths, end to end in `tokens` on the host, in which nothing is predicted."""
     none, lengths_R = tokens[:0], torch.tensor(lengths, dtype=torch.int64)
     ends_R = lengths_R.cumsum(0)

@@ -80,7 +80,7 @@ def special_token_ids(tokenizer_files: Mapping[str, bytes]) -> dict[str, int]:
 def _special_ids(config: ModelConfig, tokenizer_files: Mapping[str, bytes]) -> dict[str, int]:
     """Return the ids for config.json. A decoder begins with what ends a row, and generation ends with it."""
     ids = special_token_ids(tokenizer_files)
-    if config.decodes and "eos_token_id" in ids:
+    if config.has_decoder and "eos_token_id" in ids:
         ids |= dict.fromkeys(("decoder_start_token_id", "forced_eos_token_id"), ids["eos_token_id"])
     return ids
 
@@ -144,7 +144,7 @@ def _write_weights(folder: Path, read_parameter: ReadParameter, their: Interchan
     def read(name: str) -> Tensor:
         return read_parameter(name).to(torch.float32).contiguous()
 
-    tensors = their.table.packed(read, their.layers)
+    tensors = their.table.pack(read, their.layers)
     for fold in their.table.folds:
         tensors[fold.theirs] = torch.zeros_like(read_parameter(fold.ours)[:1])
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})

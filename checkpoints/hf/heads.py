@@ -41,7 +41,7 @@ def is_discriminator(store: Store, config: DetectorConfig) -> bool:
         return name.encode() in _pickled_names(store)
     if all(store.size(file) is None for file in (WEIGHTS, INDEX)):
         return False
-    return name in their.table.modern(stored_shapes(store))
+    return name in their.table.current_names(stored_shapes(store))
 
 
 def _pickled_names(store: Store) -> bytes:

@@ -63,7 +63,7 @@ def weights_for(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> dict
 def unused_parameters(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> list[str]:
     """Return the stored names of the parameters in `folder` that `weights_for` does not read: heads of other tasks."""
     their = interchange(config, heads)
-    table, present = their.table, their.table.modern(_files_by_parameter(folder))
+    table, present = their.table, their.table.current_names(_files_by_parameter(folder))
     used = {*table.names(their.layers).values(), *table.tied, *(fold.theirs for fold in table.folds)}
     return sorted(name for name in present if name not in used and not name.endswith("_ids"))
 
@@ -105,8 +105,8 @@ def differing_settings(config: ModelConfig, found: ModelConfig) -> list[str]:
 
 
 def _weight_settings(config: ModelConfig) -> dict[str, object]:
-    free = _SETTINGS_WITHOUT_WEIGHTS | (set() if config.counts_from_padding else {"pad_id"})
-    return config.model_dump(exclude=free | ({"max_length"} if not config.bounded else set()))
+    free = _SETTINGS_WITHOUT_WEIGHTS | (set() if config.offsets_positions_by_padding else {"pad_id"})
+    return config.model_dump(exclude=free | ({"max_length"} if not config.has_length_limit else set()))
 
 
 def read_folder_config(folder: Path) -> ModelConfig:
@@ -204,8 +204,8 @@ def _read_tensors(
         tensor: Tensor = files[stored[name]].get_tensor(name)
         return tensor.to(torch.float32)
 
-    tensors = table.unpacked(read, matched, their.layers)
-    present = table.modern(stored)
+    tensors = table.unpack(read, matched, their.layers)
+    present = table.current_names(stored)
     for ours, theirs in matched.items():
         for copy in table.copies(ours):
             if copy in present and not torch.equal(read(present[copy]), tensors[ours]):

@@ -96,9 +96,9 @@ class AlbertConfig(WithGenerator):
     def with_layers(self, layers: int) -> Self:
         return super().with_layers(layers).model_copy(update={"groups": min(self.groups, layers)})
 
-    def small(self, form: SmallForm) -> dict[str, object]:
+    def shrink(self, form: SmallForm) -> dict[str, object]:
         own = {"embedding": form.embedding, "groups": min(self.groups, form.layers)}
-        return super().small(form) | own
+        return super().shrink(form) | own
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
         match heads:

@@ -43,7 +43,7 @@ class BartConfig(EncoderConfig):
     name: ClassVar[str] = "BART"
     recipe: ClassVar[str] = "bart-base"
     main_heads: ClassVar[Heads] = "denoise"
-    decodes: ClassVar[bool] = True
+    has_decoder: ClassVar[bool] = True
     max_length: int = 1024
     pad_id: int = 1
     attention_dropout: float = 0.0

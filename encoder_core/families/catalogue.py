@@ -130,7 +130,7 @@ def hf_equivalent(config: ModelConfig) -> ModelConfig:
 def _hf_network(config: ModelConfig, heads: Heads) -> HfNetwork:
     if heads == "none":
         its = _hf_network(config, config.main_heads)
-        table = its.table if config.decodes else its.table.encoder()
+        table = its.table if config.has_decoder else its.table.encoder()
         return HfNetwork(_encoder_class(its), table, its.fields)
     found = config.hf_network(heads)
     # Without such a class in transformers: the family's encoder, with ELECTRA's head.
@@ -199,7 +199,7 @@ def read_config(fields: dict[str, Any]) -> ModelConfig:
             f"config.json: a field of this {model_type} has a value of another kind: {error}",
             remedy="compare it with a config.json that transformers has written",
         ) from error
-    if not padded and config.counts_from_padding:
+    if not padded and config.offsets_positions_by_padding:
         raise ModelError(
             f"config.json: pad_token_id is null, and the positions of this {model_type} begin after it",
             remedy="set pad_token_id to the padding id with which the model was trained (published ones: 1)",

@@ -86,7 +86,7 @@ class EncoderConfig(BaseModel, ABC):
         name: name of the family.
         recipe: bundled recipe with the settings for continuing a model of the family; `pair_recipe`: with a generator.
         main_heads: heads of the network that other tasks start from.
-        decodes: whether the network is an encoder and a decoder that reads its states.
+        has_decoder: whether the network is an encoder and a decoder that reads its states.
         permutes: whether tokens are predicted in a random order, without masks.
         context_norm: whether the detection head has a norm of its own.
         class_token_last: whether the classification token ends a text; else it begins it.
@@ -111,7 +111,7 @@ class EncoderConfig(BaseModel, ABC):
     recipe: ClassVar[str]
     pair_recipe: ClassVar[str | None] = None
     main_heads: ClassVar[Heads] = "mlm"
-    decodes: ClassVar[bool] = False
+    has_decoder: ClassVar[bool] = False
     permutes: ClassVar[bool] = False
     context_norm: ClassVar[bool] = False
     class_token_last: ClassVar[bool] = False
@@ -209,7 +209,7 @@ class EncoderConfig(BaseModel, ABC):
         """Return the name by which the model is known when it is trained with the loss terms `terms`."""
         return self.name
 
-    def small(self, form: SmallForm) -> dict[str, object]:
+    def shrink(self, form: SmallForm) -> dict[str, object]:
         """Return the fields that only this family changes in the small form of a recipe."""
         return {}
 
@@ -241,7 +241,7 @@ class EncoderConfig(BaseModel, ABC):
         return self.embedding_width != self.hidden
 
     @property
-    def bounded(self) -> bool:
+    def has_length_limit(self) -> bool:
         """Whether a table of positions limits the length of a row."""
         return True
 
@@ -261,7 +261,7 @@ class EncoderConfig(BaseModel, ABC):
         return False
 
     @property
-    def counts_from_padding(self) -> bool:
+    def offsets_positions_by_padding(self) -> bool:
         """Whether positions begin after the padding id, so that the parameters depend on it."""
         return False
 
@@ -372,7 +372,7 @@ class WithGenerator(EncoderConfig):
         layers = self.generator_layers or max(1, self.layers // 2)
         return self.model_copy(update={"layers": layers, "generator_layers": None})
 
-    def small(self, form: SmallForm) -> dict[str, object]:
+    def shrink(self, form: SmallForm) -> dict[str, object]:
         return {"generator_layers": self.generator_layers and 1}
 
 

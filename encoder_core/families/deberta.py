@@ -143,9 +143,9 @@ class DebertaV2Config(Disentangled):
         deep = self.generator_layers and min(self.generator_layers, layers)
         return super().with_layers(layers).model_copy(update={"generator_layers": deep})
 
-    def small(self, form: SmallForm) -> dict[str, object]:
+    def shrink(self, form: SmallForm) -> dict[str, object]:
         own = {"buckets": form.buckets, "generator_layers": self.generator_layers and 1}
-        return super().small(form) | own
+        return super().shrink(form) | own
 
     def encoder_weights(self) -> int:
         kernel = (self.convolution or 0) * self.hidden

@@ -99,10 +99,10 @@ class ElectraConfig(EncoderConfig):
     def embedding_width(self) -> int:
         return self.embedding
 
-    def small(self, form: SmallForm) -> dict[str, object]:
+    def shrink(self, form: SmallForm) -> dict[str, object]:
         narrow = self.embedding < self.hidden
         own = {"embedding": form.embedding if narrow else form.hidden, "generator_divisor": 4}
-        return super().small(form) | own
+        return super().shrink(form) | own
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
         match heads:

@@ -137,13 +137,13 @@ class EuroBertConfig(PreNormConfig):
     def with_rope_base(self, base: float) -> Self:
         return self.model_copy(update={"rotary_base": base})
 
-    def small(self, form: SmallForm) -> dict[str, object]:
+    def shrink(self, form: SmallForm) -> dict[str, object]:
         """Return the small form's fields: the ratio of key-value heads to query heads stays about the same."""
         shared = self.key_value_heads
         if shared is not None:
             shared = math.gcd(form.heads, max(1, form.heads * shared // self.heads))
         ultra = {} if self.head_width is None else {"local_attention": form.window, "head_width": form.hidden}
-        return super().small(form) | {"key_value_heads": shared} | ultra
+        return super().shrink(form) | {"key_value_heads": shared} | ultra
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
         if self.head_width is not None:

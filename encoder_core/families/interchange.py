@@ -92,7 +92,7 @@ class KeyTable:
         parts = self._expanded(layers).items()
         return {ours: part.height for ours, (_, part) in parts if part is not None}
 
-    def unpacked(
+    def unpack(
         self, read: "Callable[[str], Tensor]", matched: dict[str, str], layers: int
     ) -> "dict[str, Tensor]":
         """Return our parameters.
@@ -115,8 +115,8 @@ class KeyTable:
             found[ours] = tensor if part is None else tensor[list(part.rows())]
         return found
 
-    def packed(self, read: "Callable[[str], Tensor]", layers: int) -> "dict[str, Tensor]":
-        """Return their tensors, by their names: the inverse of `unpacked`. `read` returns a parameter by our name."""
+    def pack(self, read: "Callable[[str], Tensor]", layers: int) -> "dict[str, Tensor]":
+        """Return their tensors, by their names: the inverse of `unpack`. `read` returns a parameter by our name."""
         found: dict[str, Tensor] = {}
         for ours, (theirs, part) in self._expanded(layers).items():
             tensor = read(ours)
@@ -153,7 +153,7 @@ class KeyTable:
         Raises:
             ModelError: a parameter is missing or unknown; the message names all such parameters.
         """
-        stored = self.modern(present)
+        stored = self.current_names(present)
         names = self.names(layers)
         found = self._stored_spellings(stored, names)
         _refuse([names[ours] for ours in names.keys() - found], self._unknown_names(stored, layers), where)
@@ -166,7 +166,7 @@ class KeyTable:
         Raises:
             ModelError: a parameter of the encoder is missing or unknown; the message names all such parameters.
         """
-        stored = self.modern(present)
+        stored = self.current_names(present)
         names = self.names(layers)
         found = self._stored_spellings(stored, names)
         missing = [names[ours] for ours in names.keys() - found if ours.startswith(ENCODER)]
@@ -187,7 +187,7 @@ class KeyTable:
         first = next(pair.theirs for pair in self.pairs if pair.ours.startswith(ENCODER))
         return f"{first.partition('.')[0]}."
 
-    def modern(self, present: Iterable[str]) -> dict[str, str]:
+    def current_names(self, present: Iterable[str]) -> dict[str, str]:
         """Return current names to stored names: old spellings are replaced, and a bare encoder's names get its
         prefix.
         """

@@ -61,13 +61,13 @@ class ModernBertConfig(PreNormConfig):
     def with_rope_base(self, base: float) -> Self:
         return self.model_copy(update={"global_rope_base": base})
 
-    def small(self, form: SmallForm) -> dict[str, object]:
+    def shrink(self, form: SmallForm) -> dict[str, object]:
         own = {
             "feed_forward": form.hidden * self.feed_forward // self.hidden,
             "local_attention": form.window,
             "attention_output_dropout": self.attention_output_dropout if form.drops else 0.0,
         }
-        return super().small(form) | own
+        return super().shrink(form) | own
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
         return HfNetwork("ModernBertForMaskedLM", TABLE, to_json(self)) if heads == "mlm" else None

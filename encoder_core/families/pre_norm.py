@@ -81,7 +81,7 @@ class PreNormConfig(WithGenerator):
         return layer > 0 or not self.embedding_norm
 
     @property
-    def bounded(self) -> bool:
+    def has_length_limit(self) -> bool:
         return False
 
     @property

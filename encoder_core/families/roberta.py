@@ -66,7 +66,7 @@ class RobertaConfig(WithGenerator):
         return Encoder(embeddings or _embeddings(self), layers, checkpoint_activations=checkpoint_activations)
 
     @property
-    def counts_from_padding(self) -> bool:
+    def offsets_positions_by_padding(self) -> bool:
         return True
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:

@@ -85,7 +85,7 @@ class XlnetConfig(EncoderConfig):
         return Recurrence(self.reuse, self.memory, self.memory_refresh) if self.memory else None
 
     @property
-    def bounded(self) -> bool:
+    def has_length_limit(self) -> bool:
         return False
 
     @property
@@ -106,14 +106,14 @@ class XlnetConfig(EncoderConfig):
         layer = attention + feed_forward_weights(self.hidden, self.feed_forward)
         return self.embedding_weights() + self.hidden + self.layers * layer
 
-    def small(self, form: SmallForm) -> dict[str, object]:
+    def shrink(self, form: SmallForm) -> dict[str, object]:
         scale = form.length / self.max_length
         own = {
             "reuse": round(scale * self.reuse),
             "memory": round(scale * self.memory),
             "memory_refresh": form.memory_refresh,
         }
-        return super().small(form) | own
+        return super().shrink(form) | own
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
         """Return how transformers' class holds the encoder with XLNet's own head.

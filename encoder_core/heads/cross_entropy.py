@@ -143,12 +143,12 @@ class _ChunkScores(Protocol):
 
 def _score_class(features: Tensor) -> Callable[[Tensor, Tensor], _ChunkScores]:
     """Return the class of the kernel to use."""
-    if _takes(features) and pick(["fused", "written"], dropped=False, place="loss") == "fused":
+    if _supports(features) and pick(["fused", "written"], dropped=False, place="loss") == "fused":
         return _FusedScores
     return _PlainScores
 
 
-def _takes(features: Tensor) -> bool:
+def _supports(features: Tensor) -> bool:
     """Return whether the fused kernel supports these tensors."""
     return (
         features.device.type == "cuda"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.layers.attention import attend_padded
-from encoder_core.layers.dropout import Dropout, keep_mask, threshold_of
+from encoder_core.layers.dropout import Dropout, drop_threshold, keep_mask
 from encoder_core.layers.encoder import FeedForward
 from encoder_core.layers.residual import LayerNorm, normed_sum
 from encoder_core.layers.rows import Rows
@@ -78,7 +78,7 @@ class ShallowDecoder(nn.Module):
             batch: the batch with these rows; T may be 0.
             rate: probability with which a key is hidden from a query.
         """
-        rows = Rows.of(batch)
+        rows = Rows.from_batch(batch)
         count = batch.positions.numel()
         vector_TH = vectors_RH.repeat_interleave(batch.cu_seqlens.diff(), 0, output_size=count)
         place_TH = self.position(batch.positions)
@@ -120,7 +120,7 @@ def visible_tokens(batch: Batch, rate: float) -> Bool[Tensor, "tokens longest"]:
     1/65,536.
     """
     place_L = torch.arange(batch.max_length, device=batch.positions.device)
-    keep_TL = keep_mask(batch.keys, draw_key(), range(batch.max_length), threshold_of(rate)).bool()
+    keep_TL = keep_mask(batch.keys, draw_key(), range(batch.max_length), drop_threshold(rate)).bool()
     here_TL = batch.positions[:, None]
     return ((keep_TL & (place_L != here_TL)) | (place_L == 0)) & _is_inside_row(batch, place_L)
 

@@ -25,7 +25,7 @@ from encoder_core.kernels.table_gradients import (
     table_gradient,
     tile_differences,
 )
-from encoder_core.kernels.tiling import Cut, Cuts, cuts_of, generation_of, make_tile
+from encoder_core.kernels.tiling import Tiling, Tilings, choose_tilings, compute_generation, make_tile
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,14 @@ class Terms:
 
 
 def fused_attention(
-    q: Tensor, k: Tensor, v: Tensor, terms: Terms, layout: Layout, cuts: Cuts | None = None
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms, layout: Layout, cuts: Tilings | None = None
 ) -> Tensor:
     """Return the context [M, N, D]; it is 0 for a query that sees nothing. `cuts` None: those of `tiling.py`."""
     relative = (terms.r, terms.table_a, terms.table_b, terms.table_c, terms.segment_scores)
-    used = cuts or cuts_of(
+    used = cuts or choose_tilings(
         q.dtype,
         q.shape[-1],
-        generation_of(q.device),
+        compute_generation(q.device),
         relative=any(term is not None for term in relative),
         by_keys=terms.table_b is not None,
         by_position=terms.table_c is not None,
@@ -125,7 +125,9 @@ Inputs = tuple[KernelInputs, Tensor, Tensor, Tensor]
 gradient, which the kernel by queries writes first."""
 
 
-def _run_queries(given: Inputs, context: Tensor, by: list[Tensor | None], layout: Layout, cut: Cut) -> None:
+def _run_queries(
+    given: Inputs, context: Tensor, by: list[Tensor | None], layout: Layout, cut: Tiling
+) -> None:
     """Write the deltas, and into `by` the gradients by queries, r, segment scores, and tables A and C."""
     x, grad, log_sums, deltas = given
     tiles = -(-layout.longest // cut.size)
@@ -136,7 +138,7 @@ def _run_queries(given: Inputs, context: Tensor, by: list[Tensor | None], layout
     _add_up(sums, x, by, cut.size)
 
 
-def _run_keys(given: Inputs, by: list[Tensor | None], layout: Layout, cut: Cut) -> None:
+def _run_keys(given: Inputs, by: list[Tensor | None], layout: Layout, cut: Tiling) -> None:
     """Write the gradients by keys, values and table B into `by`."""
     x = given[0]
     longest = layout.longest if layout.longest_k is None else layout.longest_k

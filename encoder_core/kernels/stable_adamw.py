@@ -40,7 +40,7 @@ class Blocks(NamedTuple):
     ranges: Int[Tensor, "ranges 3"]
 
 
-def blocks_of(ranges: Iterable[tuple[int, int, int, int]], device: torch.device) -> Blocks:
+def split_into_blocks(ranges: Iterable[tuple[int, int, int, int]], device: torch.device) -> Blocks:
     """Return the blocks of ranges, each given by its first element, its end, number and size of its parameter."""
     pieces, edges = [torch.empty(0, 4, dtype=torch.int64)], list[tuple[int, int, int]]()
     for start, *rest in (its for its in ranges if its[0] < its[1]):

@@ -6,7 +6,7 @@ tiles of 64 spill registers and are still up to twice as fast as tiles of 32 tha
 deltas themselves, find what dropout keeps by fewer comparisons, and add up gradients by tables. No GPU has timed that.
 For this XLNet's kernel by queries has one stage: with two, its shared memory leaves no room for a second program.
 
-All others were chosen by compiling for GPUs that were not at hand: of the cuts that spill no registers, the one with
+All others were chosen by compiling for GPUs that were not at hand: of the tilings that spill no registers, the one with
 the fewest instructions a score. `tests/encoder_core/kernels/compiled.csv` lists what all compile to.
 """
 
@@ -18,7 +18,7 @@ import triton.language as tl
 from encoder_core.kernels.operands import KernelInputs, Tile
 
 
-class Cut(NamedTuple):
+class Tiling(NamedTuple):
     """The size of a tile in queries and keys (a power of two, at least 16), and the warps and pipeline stages of its
     program.
     """
@@ -33,12 +33,12 @@ class Cut(NamedTuple):
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 
-class Cuts(NamedTuple):
-    """The cut of each kernel."""
+class Tilings(NamedTuple):
+    """The tiling of each kernel."""
 
-    forward: Cut
-    queries: Cut
-    keys: Cut
+    forward: Tiling
+    queries: Tiling
+    keys: Tiling
 
 
 _HOPPER, _TIMED_WIDTHS = 9, range(33, 65)
@@ -46,7 +46,7 @@ _HOPPER, _TIMED_WIDTHS = 9, range(33, 65)
 _HOPPER_GENERATIONS = (9, 10)
 
 
-def cuts_of(
+def choose_tilings(
     dtype: torch.dtype,
     width: int,
     generation: int,
@@ -54,8 +54,8 @@ def cuts_of(
     relative: bool = True,
     by_keys: bool = True,
     by_position: bool = False,
-) -> Cuts:
-    """Return the cuts for heads of this dtype and width, on GPUs of this major compute capability.
+) -> Tilings:
+    """Return the tilings for heads of this dtype and width, on GPUs of this major compute capability.
 
     `relative`: whether scores have other terms than queries times keys. `by_keys`, `by_position`: whether tables B and
     C are among them.
@@ -69,31 +69,31 @@ def cuts_of(
         return _timed_configs(relative=relative, by_keys=by_keys)
     match half, relative, wide:
         case False, _, _:  # full precision, in three products each
-            return Cuts(*[Cut(16 if relative or wide else 32, 8, 1)] * 3)
+            return Tilings(*[Tiling(16 if relative or wide else 32, 8, 1)] * 3)
         case _, True, True:
-            return Cuts(Cut(32, 8, 2), Cut(32, 8, 2), Cut(16, 4, 1))
+            return Tilings(Tiling(32, 8, 2), Tiling(32, 8, 2), Tiling(16, 4, 1))
         case _, True, False:
-            forward = Cut(64, 8, 2) if large and not by_position else Cut(32, 4, 2)
-            return Cuts(forward, Cut(32, 4, 2), Cut(32, 4, 1))
+            forward = Tiling(64, 8, 2) if large and not by_position else Tiling(32, 4, 2)
+            return Tilings(forward, Tiling(32, 4, 2), Tiling(32, 4, 1))
         case _, _, True if large:
-            return Cuts(Cut(64, 4, 2), Cut(64, 4, 1), Cut(64, 4, 2) if generation == 10 else Cut(32, 4, 2))
+            return Tilings(Tiling(64, 4, 2), Tiling(64, 4, 1), Tiling(64 if generation == 10 else 32, 4, 2))
         case _, _, True:
-            return Cuts(Cut(64, 8, 2), Cut(64, 8, 2), Cut(64, 8, 2))
+            return Tilings(Tiling(64, 8, 2), Tiling(64, 8, 2), Tiling(64, 8, 2))
         case _ if large:
-            return Cuts(Cut(64, 4, 2), Cut(64, 4, 2), Cut(64, 4, 2))
-    return Cuts(Cut(64, 8, 1), Cut(64, 8, 1), Cut(32, 4, 2))
+            return Tilings(Tiling(64, 4, 2), Tiling(64, 4, 2), Tiling(64, 4, 2))
+    return Tilings(Tiling(64, 8, 1), Tiling(64, 8, 1), Tiling(32, 4, 2))
 
 
-def _timed_configs(*, relative: bool, by_keys: bool) -> Cuts:
-    """Return the fastest cuts on an H200, but for XLNet's kernel by queries."""
+def _timed_configs(*, relative: bool, by_keys: bool) -> Tilings:
+    """Return the fastest tilings on an H200, but for XLNet's kernel by queries."""
     if not relative:
-        return Cuts(Cut(64, 4, 3), Cut(64, 4, 3), Cut(64, 4, 3))
+        return Tilings(Tiling(64, 4, 3), Tiling(64, 4, 3), Tiling(64, 4, 3))
     if by_keys:  # DeBERTa
-        return Cuts(Cut(64, 4, 1), Cut(64, 4, 1), Cut(64, 4, 1))
-    return Cuts(Cut(64, 4, 2), Cut(64, 4, 1), Cut(64, 4, 1))  # XLNet
+        return Tilings(Tiling(64, 4, 1), Tiling(64, 4, 1), Tiling(64, 4, 1))
+    return Tilings(Tiling(64, 4, 2), Tiling(64, 4, 1), Tiling(64, 4, 1))  # XLNet
 
 
-def generation_of(device: torch.device) -> int:
+def compute_generation(device: torch.device) -> int:
     """Return the major compute capability; 0 if kernels are interpreted."""
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
 

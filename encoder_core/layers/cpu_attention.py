@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from encoder_core.layers.cpu_pieces import Bounds, local_pieces, pieces_across
-from encoder_core.layers.dropout import inverse_rate, keep_mask, threshold_of
+from encoder_core.layers.dropout import drop_threshold, inverse_rate, keep_mask
 from encoder_core.random_draws import draw_key, head_keys
 
 Slices = tuple[slice, slice]
@@ -114,7 +114,7 @@ class Draws:
     @classmethod
     def from_rate(cls, drawn_T: Tensor, dropout: float) -> "Draws":
         """Return the next draw; nothing is drawn without dropout."""
-        threshold = threshold_of(dropout)
+        threshold = drop_threshold(dropout)
         return cls(drawn_T, threshold, draw_key() if threshold else drawn_T.new_zeros(()))
 
     def kept(self, row: int, queries: slice, keys: slice, heads: slice) -> Tensor:

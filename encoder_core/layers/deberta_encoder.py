@@ -134,7 +134,7 @@ class DisentangledEncoder(nn.Module):
         """Yield the hidden states from the embeddings to the last layer, one more than there are layers."""
         embedded_TH: Tensor = self.embeddings(batch)
         yield embedded_TH
-        rows = Rows.of(batch)
+        rows = Rows.from_batch(batch)
         relations = self.positions.relate(batch.positions, rows, rows)
         x_TH = embedded_TH
         for depth in range(len(self.layers)):
@@ -176,7 +176,7 @@ class DisentangledEncoder(nn.Module):
 
         `most`: largest number of queries in a row; see `rows_of_queries`.
         """
-        rows = Rows.of(batch)
+        rows = Rows.from_batch(batch)
         query_rows = rows_of_queries(at_M, batch, most)
         relations = self.positions.relate(batch.positions[at_M], rows, query_rows)
         for _ in range(times):

@@ -45,7 +45,7 @@ class Decoder(nn.Module):
             read: the rows that the encoder has read, as many.
         """
         inputs = shift_right(batch)
-        rows, others = Rows.of(inputs), Rows.of(read)
+        rows, others = Rows.from_batch(inputs), Rows.from_batch(read)
         x_TH: Tensor = self.embeddings(inputs)
         for layer in self.layers:
             if self.checkpoint_activations and self.training:

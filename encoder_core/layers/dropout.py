@@ -30,7 +30,7 @@ class Dropout(nn.Module):
 
     def draw(self) -> Int[Tensor, ""] | None:
         """Return the key of the next draw, for `by`; None if nothing is dropped."""
-        return draw_key() if self.training and threshold_of(self.rate) else None
+        return draw_key() if self.training and drop_threshold(self.rate) else None
 
     def by(
         self,
@@ -52,7 +52,7 @@ def dropout(
 
     `keys` are the keys of the places. `draw` None: the next draw.
     """
-    threshold = threshold_of(rate)
+    threshold = drop_threshold(rate)
     if not threshold:
         return x
     draw = draw_key() if draw is None else draw
@@ -80,7 +80,7 @@ class _Dropout(torch.autograd.Function):
 _apply: Callable[[Tensor, Tensor, int, Tensor], Tensor] = _Dropout.apply
 
 
-def threshold_of(rate: float) -> int:
+def drop_threshold(rate: float) -> int:
     """Return how many of the 65,536 values of a 16-bit draw drop an element."""
     return min(round(rate * VALUES), VALUES - 1)
 

@@ -285,7 +285,7 @@ class Encoder(nn.Module):
         if self.projection is not None:
             x_TH = self.projection(x_TH)
         yield x_TH
-        rows = Rows.of(batch)
+        rows = Rows.from_batch(batch)
         for index in self.schedule[:-1]:
             x_TH = self._layer(index, x_TH, rows)
             yield x_TH

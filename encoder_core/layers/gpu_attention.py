@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from encoder_core.layers.dropout import inverse_rate, threshold_of
+from encoder_core.layers.dropout import drop_threshold, inverse_rate
 from encoder_core.layers.planned import SCORE_TERMS, is_planned, planned_attention
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.sizes import ON_GPU
@@ -64,7 +64,7 @@ def fused_attention(
         return planned_attention(given, rows, carried=where.get("carried", 0), window=where.get("window"))
     from encoder_core.kernels import fused_attention as kernels
 
-    threshold = threshold_of(dropout)
+    threshold = drop_threshold(dropout)
     layout = kernels.Layout(
         cu_seqlens=rows.cu_seqlens,
         longest=rows.max_length,
@@ -93,7 +93,7 @@ def fused_across(
         return planned_attention(given, rows, keys=others.max_length)
     from encoder_core.kernels import fused_attention as kernels
 
-    threshold = threshold_of(dropout)
+    threshold = drop_threshold(dropout)
     layout = kernels.Layout(
         cu_seqlens=rows.cu_seqlens,
         longest=rows.max_length,

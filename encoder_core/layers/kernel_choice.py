@@ -3,7 +3,7 @@
 A place is a part of the network that several kernels can compute: attention, the norm after a sublayer (with dropout
 and residual), the loss over the vocabulary. At each place the layers name the kernels that support their tensors, the
 usual one first and the written formula last, and compute with the one that `pick` returns. A process has one
-preference (`prefer`); `encoder_core/trials/kernel_trial.py` finds it.
+preference (`set_preference`); `encoder_core/trials/kernel_trial.py` finds it.
 
 A kernel for another place needs three things. Its name is in `Kernel`, its place in `Place`. The layer asks
 
@@ -60,13 +60,13 @@ class _ProcessState:
 _process = _ProcessState()
 
 
-def prefer(preference: Preference | None) -> None:
+def set_preference(preference: Preference | None) -> None:
     """Set the preference for all layers of this process; None: the usual kernels."""
     _process.preference = preference
 
 
 def current_preference() -> Preference | None:
-    """Return what `prefer` set."""
+    """Return what `set_preference` set."""
     return _process.preference
 
 
@@ -82,7 +82,7 @@ def pick(possible: Sequence[Kernel], *, dropped: bool, place: Place = "attention
 
 
 @contextmanager
-def only(kernel: Kernel, place: Place = "attention") -> Iterator[None]:
+def force_kernel(kernel: Kernel, place: Place = "attention") -> Iterator[None]:
     """Inside the block, compute with `kernel` if it is possible at the place, and with the written formula everywhere
     else.
     """
@@ -90,11 +90,11 @@ def only(kernel: Kernel, place: Place = "attention") -> Iterator[None]:
     written: tuple[Kernel, ...] = ("written",)
     order = (kernel, *written)
     at_attention = order if place == "attention" else written
-    prefer(Preference(at_attention, at_attention, {place: order}))
+    set_preference(Preference(at_attention, at_attention, {place: order}))
     try:
         yield
     finally:
-        prefer(before)
+        set_preference(before)
 
 
 @contextmanager

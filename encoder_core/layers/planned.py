@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_core.layers.kernel_choice import Preference, current_preference, prefer
+from encoder_core.layers.kernel_choice import Preference, current_preference, set_preference
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.torch_internals import attention_operators, efficient_attention
 
@@ -243,8 +243,8 @@ def flop_formulas() -> dict[Any, Any]:
 def planned_for_gpu() -> Iterator[None]:
     """Inside the block, compute on the meta device as on a GPU that found all our kernels right."""
     before = current_preference()
-    prefer(Preference((), (), {"norm": ("fused", "written")}))
+    set_preference(Preference((), (), {"norm": ("fused", "written")}))
     try:
         yield
     finally:
-        prefer(before)
+        set_preference(before)

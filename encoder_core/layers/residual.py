@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from encoder_core.layers.dropout import Dropout, threshold_of
+from encoder_core.layers.dropout import Dropout, drop_threshold
 from encoder_core.layers.gpu_attention import has_triton
 from encoder_core.layers.kernel_choice import pick
 from encoder_core.layers.planned import is_planned, planned_norm, planned_rms_norm
@@ -73,9 +73,9 @@ def sum_and_norm(
     draw: Int[Tensor, ""] | None,
 ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
     """Return residual + dropout(x), and its norm; see `normed_sum`."""
-    if _takes(norm, residual_TH, x_TH) and _picks_fused(draw):
+    if _supports(norm, residual_TH, x_TH) and _picks_fused(draw):
         draws_T = None if draw is None else keys_T + draw
-        both: tuple[Tensor, Tensor] = norm(residual_TH, x_TH, draws_T, threshold_of(dropout.rate))
+        both: tuple[Tensor, Tensor] = norm(residual_TH, x_TH, draws_T, drop_threshold(dropout.rate))
         return both
     total_TH = residual_TH + dropout.by(draw, x_TH, keys_T)
     return total_TH, norm(total_TH)
@@ -85,7 +85,7 @@ def _picks_fused(draw: Tensor | None) -> bool:
     return pick(["fused", "written"], dropped=draw is not None, place="norm") == "fused"
 
 
-def _takes(norm: nn.Module, residual_TH: Tensor, x_TH: Tensor) -> bool:
+def _supports(norm: nn.Module, residual_TH: Tensor, x_TH: Tensor) -> bool:
     """Return whether the fused kernel supports these tensors."""
     return (
         x_TH.device.type in ON_GPU

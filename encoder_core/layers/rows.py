@@ -64,7 +64,7 @@ class Rows:
     causal: bool = False
 
     @classmethod
-    def of(cls, batch: Batch) -> "Rows":
+    def from_batch(cls, batch: Batch) -> "Rows":
         return cls(batch.cu_seqlens, batch.positions, batch.max_length, batch, causal=batch.causal)
 
     @cached_property

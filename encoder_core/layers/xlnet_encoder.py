@@ -189,7 +189,7 @@ class TwoStreamEncoder(nn.Module):
         return self.dropout(table_PH, table_keys(first, last + 1, device))  # type: ignore[no-any-return]
 
     def _scopes(self, batch: Batch, carried: int) -> tuple[AttentionScope, AttentionScope | None]:
-        rows = Rows.of(batch)
+        rows = Rows.from_batch(batch)
         content = AttentionScope(batch, rows, rows, carried)
         if batch.order is None:
             return content, None

@@ -136,7 +136,7 @@ def network(config: ModelConfig, heads: Heads) -> nn.Module:
         case "denoise":
             return denoising_model(config)
         case "none":
-            if config.decodes:
+            if config.has_decoder:
                 return denoising_model(config)  # its head has no parameters of its own
             return contrastive_model(config, ContrastiveConfig())
         case _:

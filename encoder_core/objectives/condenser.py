@@ -35,7 +35,7 @@ class Condenser(HeadTerm, of=CondenserConfig):
         first_R = batch.cu_seqlens[:-1].long()
         late_RH = states.layers[-1].index_select(0, first_R)
         state_TH = states.layers[self._early].index_copy(0, first_R, late_RH)
-        rows = Rows.of(batch)
+        rows = Rows.from_batch(batch)
         for layer in self._layers:
             state_TH = layer(state_TH, rows)
         found = self.head(state_TH, batch.target_positions, batch.target_ids)

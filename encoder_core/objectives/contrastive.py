@@ -108,7 +108,7 @@ class ContrastiveModel(CoupledObjective):
             compared.detach(),
             self._compared_vectors(every[..., :width]),
             everyone,
-            texts_NG=_fingerprints_of(every),
+            texts_NG=_fingerprints_behind_vectors(every),
             temperature=self.config.temperature,
             bidirectional=self.config.bidirectional,
         )
@@ -153,7 +153,7 @@ def with_fingerprints(vectors_nGD: Tensor, batch: Batch) -> Float[Tensor, "examp
     return torch.cat([vectors_nGD, parts_nG3], -1)
 
 
-def _fingerprints_of(with_fingerprints_NGX: Tensor) -> Int[Tensor, "all texts"]:
+def _fingerprints_behind_vectors(with_fingerprints_NGX: Tensor) -> Int[Tensor, "all texts"]:
     """Return the fingerprints that `with_fingerprints` put behind the vectors."""
     parts = with_fingerprints_NGX[..., -len(_PART_SHIFTS) :].long().unbind(-1)
     return sum(
@@ -164,7 +164,7 @@ def _fingerprints_of(with_fingerprints_NGX: Tensor) -> Int[Tensor, "all texts"]:
 def _mean(states_TD: Tensor, batch: Batch) -> Float[Tensor, "rows width"]:
     """Return the mean of each row's states, fp32 or wider."""
     wide = torch.promote_types(states_TD.dtype, torch.float32)
-    return Rows.of(batch).pad(states_TD).sum(1, dtype=wide) / batch.cu_seqlens.diff()[:, None]
+    return Rows.from_batch(batch).pad(states_TD).sum(1, dtype=wide) / batch.cu_seqlens.diff()[:, None]
 
 
 def contrastive_model(

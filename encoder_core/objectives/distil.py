@@ -112,14 +112,14 @@ class LastStateDistillation(HeadTerm, of=CosineConfig):
         self._distillation = distillation
 
     def targets(self, batch: Batch) -> int:
-        return batch.learned
+        return batch.loss_tokens
 
     def sums(self, states: States, batch: Batch) -> TermSums:
         assert self._distillation is not None
         teacher_outputs = self._distillation.teacher_outputs(states, batch)
         own = batch.select_learnable(states.all_states)
         distances = [cosine_distances(own, batch.select_learnable(said.last)) for said in teacher_outputs]
-        return TermSums(sum(distances[1:], start=distances[0]) / len(distances), batch.learned)
+        return TermSums(sum(distances[1:], start=distances[0]) / len(distances), batch.loss_tokens)
 
 
 class LayerDistillation(HeadTerm, of=HiddenConfig):
@@ -139,7 +139,7 @@ class LayerDistillation(HeadTerm, of=HiddenConfig):
         self._distillation = distillation
 
     def targets(self, batch: Batch) -> int:
-        return batch.learned
+        return batch.loss_tokens
 
     def sums(self, states: States, batch: Batch) -> TermSums:
         assert self._distillation is not None

@@ -76,7 +76,7 @@ class MultitaskModel(ObjectiveModule):
 
     def _runs_whole(self, causal: bool) -> bool:
         reading = [term.reads for term in self.terms if term.causal == causal]
-        return needs_all_tokens(reading, decodes=self.decoder is not None)
+        return needs_all_tokens(reading, has_decoder=self.decoder is not None)
 
     def _run(self, states: States, batch: Batch) -> tuple[LossSums, Tensor | None]:
         sums: dict[str, TermSums] = {term.name: term.sums(states, batch) for term in self.terms}

@@ -72,7 +72,7 @@ class ReplacedTokenDetection(ObjectiveModule):
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
         """Return how many summands each term has for this batch; known before the forward pass."""
-        return self.generator.target_counts(batch) | {"rtd": batch.learned}
+        return self.generator.target_counts(batch) | {"rtd": batch.loss_tokens}
 
     def forward(self, batch: Batch) -> LossSums:
         """Return the sums for this batch; metrics: the generator's, "rtd_correct", "rtd_replaced", "rtd_flagged",
@@ -89,7 +89,7 @@ class ReplacedTokenDetection(ObjectiveModule):
     def detect(self, batch: Batch, drawn_M: Int[Tensor, " targets"]) -> LossSums:
         """Return the discriminator's term, `heads/classification.py`'s, on the batch with `drawn_M` at its targets."""
         sums: DetectionSums = self.discriminator(*corrupt(batch, drawn_M))
-        term = Term("rtd", sums.loss_sum, batch.learned, last_weight(self.config.weight))
+        term = Term("rtd", sums.loss_sum, batch.loss_tokens, last_weight(self.config.weight))
         metrics = {
             "rtd_correct": sums.correct,
             "rtd_replaced": sums.replaced,

@@ -21,7 +21,7 @@ from encoder_core.layers.kernel_choice import pick
 from encoder_core.layers.torch_internals import add_to_each
 from encoder_core.optim.settings import AdamWConfig, StableAdamWConfig
 from encoder_core.optim.shards import ShardedOptimizer
-from encoder_core.optim.updates import due, group_defaults, update_count
+from encoder_core.optim.updates import group_defaults, tensors_to_update, update_count
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -57,7 +57,7 @@ class AdamW(Optimizer):
             TrainingError: the update's number was not set.
         """
         for group in self.param_groups:
-            params = due(group)
+            params = tensors_to_update(group)
             if params:
                 update_adamw(self.state, group, params)
 
@@ -97,7 +97,7 @@ def decayed_direction(
     first, second = own["exp_avg"], own["exp_avg_sq"]
     beta1, beta2 = group["betas"]
     gradient = p.grad
-    assert gradient is not None  # `due` keeps only tensors with a gradient
+    assert gradient is not None  # `tensors_to_update` keeps only tensors with a gradient
     first.mul_(beta1).add_(gradient, alpha=1 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     corrected = group["bias_correction"]
@@ -130,7 +130,7 @@ class StableAdamW(ShardedOptimizer):
             TrainingError: the update's number was not set, or a flat tensor was not described by `shard`.
         """
         for group in self.param_groups:
-            params = due(group)
+            params = tensors_to_update(group)
             if params and _picks_fused(params):
                 self._update_fused(group, params)
             elif params:
@@ -148,8 +148,8 @@ class StableAdamW(ShardedOptimizer):
                 ranges = [
                     (s.start, s.stop, s.parameter, prod(self._shapes[s.parameter])) for s in self._ranges(p)
                 ]
-                self._layouts[p] = kernels.blocks_of(ranges, p.device)
-            assert p.grad is not None  # `due` keeps only those with one
+                self._layouts[p] = kernels.split_into_blocks(ranges, p.device)
+            assert p.grad is not None  # `tensors_to_update` keeps only those with one
             kernels.update_moments(p.grad, moments(self.state, p), self._layouts[p], squares, group)
         self._add_up(squares)
         for p in params:
@@ -165,15 +165,17 @@ class StableAdamW(ShardedOptimizer):
     def _surprise(self, group: dict[str, Any], p: Tensor) -> Tensor:
         """Return g / max(sqrt(v), eps) as a new tensor shaped like `p`."""
         expected = self.state[p]["exp_avg_sq"] / (1 - group["betas"][1] ** update_count(group))
-        assert p.grad is not None  # `due` keeps only tensors with a gradient
+        assert p.grad is not None  # `tensors_to_update` keeps only tensors with a gradient
         return torch.div(p.grad, expected.sqrt_().clamp_(min=group["eps"]), out=expected)
 
 
 def _picks_fused(params: Sequence[Tensor]) -> bool:
-    return all(map(_takes, params)) and pick(["fused", "written"], dropped=False, place="update") == "fused"
+    return (
+        all(map(_supports, params)) and pick(["fused", "written"], dropped=False, place="update") == "fused"
+    )
 
 
-def _takes(p: Tensor) -> bool:
+def _supports(p: Tensor) -> bool:
     """Return whether StableAdamW's kernels support a tensor and its gradient."""
     both = (p, p.grad)
     return has_triton() and all(

@@ -10,7 +10,7 @@ from torch import nn
 
 from encoder_core.layers.parameters import AttentionBias, IntoHeads, Joined, JoinedLinear, OutOfHeads
 from encoder_core.optim.lamb import TRUST_RATIO
-from encoder_core.optim.muon import JOINED, MATRICES, parts_of
+from encoder_core.optim.muon import JOINED, MATRICES, matrix_shapes
 from encoder_core.optim.settings import Decayed
 from encoder_core.optim.updates import LR_SCALE, UPDATE_GROUP, WHOLE
 
@@ -87,7 +87,7 @@ class HiddenMatrix(NamedTuple):
     @property
     def shapes(self) -> list[tuple[int, int]]:
         """Rows and columns of each matrix in the weight."""
-        return parts_of(self.weight.shape, self.joined)
+        return matrix_shapes(self.weight.shape, self.joined)
 
 
 def hidden_matrices(model: nn.Module) -> dict[str, HiddenMatrix]:

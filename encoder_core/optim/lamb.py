@@ -13,7 +13,7 @@ from encoder_core.layers.torch_internals import add_to_each
 from encoder_core.optim.adamw import decayed_direction
 from encoder_core.optim.settings import LambConfig
 from encoder_core.optim.shards import ShardedOptimizer
-from encoder_core.optim.updates import due, group_defaults
+from encoder_core.optim.updates import group_defaults, tensors_to_update
 
 TRUST_RATIO = "trust_ratio"
 
@@ -40,7 +40,7 @@ class Lamb(ShardedOptimizer):
             TrainingError: the update's number was not set, or a flat tensor was not described by `shard`.
         """
         for group in self.param_groups:
-            params = due(group)
+            params = tensors_to_update(group)
             if not params:
                 continue
             directions = [decayed_direction(self.state, group, p) for p in params]

@@ -32,7 +32,7 @@ from encoder_core.layers.torch_internals import copy_to_each
 from encoder_core.optim.adamw import update_adamw
 from encoder_core.optim.settings import MuonConfig
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
-from encoder_core.optim.updates import due, group_defaults, update_count
+from encoder_core.optim.updates import group_defaults, tensors_to_update, update_count
 
 STEPS = 5
 _LINEAR, _CUBIC, _QUINTIC = (
@@ -40,7 +40,7 @@ _LINEAR, _CUBIC, _QUINTIC = (
     -4.7750,
     2.0315,
 )  # published: steep at 0, at the price of ending near 1 only
-_TINY = 1e-7  # added to the norm, so that a matrix of zeros stays zero
+_NORM_EPSILON = 1e-7  # added to the norm, so that a matrix of zeros stays zero
 
 
 def working_dtype(device: torch.device) -> torch.dtype:
@@ -58,7 +58,7 @@ def orthogonalise(matrices: Float[Tensor, "matrices rows columns"]) -> Float[Ten
     """
     transposed = matrices.shape[1] > matrices.shape[2]
     wide = matrices.mT if transposed else matrices  # the smaller Gram matrices
-    x: Tensor = wide / (torch.linalg.vector_norm(wide, dim=(1, 2), keepdim=True) + _TINY)
+    x: Tensor = wide / (torch.linalg.vector_norm(wide, dim=(1, 2), keepdim=True) + _NORM_EPSILON)
     for _ in range(STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=_CUBIC, alpha=_QUINTIC), x, beta=_LINEAR)
@@ -78,7 +78,7 @@ def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
     return shape[0], math.prod(shape[1:])
 
 
-def parts_of(shape: Sequence[int], joined: Joined | None) -> list[tuple[int, int]]:
+def matrix_shapes(shape: Sequence[int], joined: Joined | None) -> list[tuple[int, int]]:
     """Return rows and columns of every matrix in a parameter of this shape."""
     rows, columns = rows_and_columns(shape)
     return [(rows, columns)] if joined is None else [(joined.times * part, columns) for part in joined.rows]
@@ -290,7 +290,7 @@ class Muon(ShardedOptimizer):
         """
         matrices: dict[Tensor, dict[str, Any]] = {}
         for group in self.param_groups:
-            params = due(group)
+            params = tensors_to_update(group)
             if params and group[MATRICES]:
                 update_count(group)
                 matrices |= dict.fromkeys(params, group)
@@ -303,7 +303,9 @@ class Muon(ShardedOptimizer):
         directions = {p: self._direction(group, p) for p, group in groups.items()}
         ranges = {s.parameter: s.of(directions[p]) for p in groups for s in self._ranges(p)}
         joined = {s.parameter: group[JOINED] for p, group in groups.items() for s in self._ranges(p)}
-        work = {number: sum(map(flops, parts_of(self._shapes[number], joined[number]))) for number in ranges}
+        work = {
+            number: sum(map(flops, matrix_shapes(self._shapes[number], joined[number]))) for number in ranges
+        }
         for matrices in self._exchange.rounds(work):
             wholes = self._exchange.gather(matrices, ranges)
             orthogonalise_each(
@@ -319,7 +321,7 @@ class Muon(ShardedOptimizer):
 
         It is rounded before it is sent; the published code rounds the same numbers after gathering them.
         """
-        assert p.grad is not None  # `due` keeps only tensors with a gradient
+        assert p.grad is not None  # `tensors_to_update` keeps only tensors with a gradient
         if MOMENTUM not in self.state[p]:
             self.state[p][MOMENTUM] = torch.zeros_like(p)
         momentum = self.state[p][MOMENTUM].mul_(group["momentum"]).add_(p.grad)

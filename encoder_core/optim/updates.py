@@ -50,7 +50,7 @@ def set_update(optimizer: Optimizer, *, lr: float, count: int, update_group: str
         group[ACTIVE] = group.get(UPDATE_GROUP, WHOLE) == update_group
 
 
-def due(group: dict[str, Any]) -> list[Tensor]:
+def tensors_to_update(group: dict[str, Any]) -> list[Tensor]:
     """Return the tensors of a group that the next update changes: those with a gradient, if the group is active."""
     return [p for p in group["params"] if p.grad is not None] if group[ACTIVE] else []
 

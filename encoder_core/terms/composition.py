@@ -14,13 +14,13 @@ from encoder_core.terms.term import (
 )
 
 
-def needs_all_tokens(reading: Iterable[Reads], *, decodes: bool) -> bool:
+def needs_all_tokens(reading: Iterable[Reads], *, has_decoder: bool) -> bool:
     """Return whether the last layer runs for all tokens.
 
     It does if a term reads all of them, or if two terms read its output. Targets that DeBERTa's mask decoder predicts
     do not read its output.
     """
-    output = [reads for reads in reading if not (decodes and reads == "targets")]
+    output = [reads for reads in reading if not (has_decoder and reads == "targets")]
     return "all" in output or "layers" in output or len(output) > 1
 
 

@@ -33,7 +33,7 @@ class CondenserConfig(BottleneckConfig):
     def weights(self, model: ModelConfig) -> int:
         return self.layers * layer_weights(model.hidden, model.feed_forward)
 
-    def small(self, form: SmallObjective) -> "CondenserConfig":
+    def shrink(self, form: SmallObjective) -> "CondenserConfig":
         """Return the term for a model of fewer layers: it reads the middle one."""
         return self.model_copy(update={"early": None})
 

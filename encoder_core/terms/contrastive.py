@@ -102,7 +102,7 @@ class ContrastiveConfig(DefaultWeightTerm, AroundConfig):
                     "use a larger batch",
                 )
 
-    def small(self, form: SmallObjective) -> "ContrastiveConfig":
+    def shrink(self, form: SmallObjective) -> "ContrastiveConfig":
         """Return the term with narrower vectors."""
         if self.matryoshka is None:
             return self

@@ -28,7 +28,7 @@ class DenoiseConfig(ModuleConfig):
                 "predicted by its decoder",
                 "leave one of the two out",
             )
-        elif not setting.model.decodes:
+        elif not setting.model.has_decoder:
             yield Refusal(
                 ("objective",),
                 f"a model of family {setting.model.family} is not trained by denoise: it has no decoder",

@@ -51,7 +51,7 @@ class DistilConfig(HeadConfig):
     layers: tuple[int, ...] | None = None
     teachers: tuple[TeacherSource, ...] = Field(min_length=1)
 
-    def small(self, form: SmallObjective) -> "DistilConfig":
+    def shrink(self, form: SmallObjective) -> "DistilConfig":
         """Return the term with the small forms of the teachers."""
         teachers = tuple(
             source.model_copy(update={"model": form.model(source.model)}) for source in self.teachers
@@ -171,7 +171,7 @@ class HiddenConfig(HeadConfig):
                 f"name a state of the teacher, 0 (embeddings) to {teacher}, for each of the student's {student + 1}",
             )
 
-    def small(self, form: SmallObjective) -> "HiddenConfig":
+    def shrink(self, form: SmallObjective) -> "HiddenConfig":
         """Return the term without projection, because all small networks have the same width."""
         return self.model_copy(update={"layers": None, "projection": None})
 

@@ -118,7 +118,7 @@ class Refusal:
 
 def refuse_decoder_family(name: str, setting: Setting) -> Iterator[Refusal]:
     """Refuse a family with a decoder for the term `name`, which trains an encoder alone."""
-    if setting.model.decodes:
+    if setting.model.has_decoder:
         family = setting.model.family
         yield Refusal(
             ("objective",),
@@ -174,7 +174,7 @@ class TermConfig(BaseModel, ABC):
     def refusals(self, setting: Setting) -> Iterator[Refusal]:
         """Yield every reason why this term cannot be trained in `setting`."""
 
-    def small(self, form: SmallObjective) -> "TermConfig":
+    def shrink(self, form: SmallObjective) -> "TermConfig":
         """Return this term for a small model and short rows. Only settings that depend on their size change."""
         return self
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from encoder_core.batch import Batch, select_rows, untargeted
+from encoder_core.batch import Batch, batch_without_targets, select_rows
 
 
 class HostRows(Protocol):
@@ -113,7 +113,7 @@ def _corrupted_forms(rows: HostRows, first: int) -> Batch | None:
     if rows.corrupted is None or rows.corrupted_offsets is None:
         return None
     lengths = np.diff(rows.corrupted_offsets).tolist()
-    forms = untargeted(torch.from_numpy(rows.corrupted.astype(np.int64)), lengths)
+    forms = batch_without_targets(torch.from_numpy(rows.corrupted.astype(np.int64)), lengths)
     return replace(forms, numbers=torch.arange(first, first + len(lengths)))
 
 
@@ -143,7 +143,7 @@ def _without_unlearned_rows(batch: Batch, rows: HostRows, group: int) -> Batch:
     if not len(lasting):
         return idle_batch(torch.device("cpu"))
     fewer = select_rows(batch, torch.from_numpy(lasting))
-    return replace(fewer, kept=None, pair_rows=None) if fewer.learned == fewer.tokens.numel() else fewer
+    return replace(fewer, kept=None, pair_rows=None) if fewer.loss_tokens == fewer.tokens.numel() else fewer
 
 
 def _second_text_rows(lengths: NDArray[np.int64], group: int) -> NDArray[np.int64]:

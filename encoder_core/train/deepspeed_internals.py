@@ -206,7 +206,7 @@ def owned_part(optimizer: Any, parameter: nn.Parameter, kind: Layout, rank: int)
     flats = _flats(optimizer, kind)
     if kind == "shards":
         group, offset, _ = resolve(optimizer, "grad_position")[resolve(optimizer, "get_param_id")(parameter)]
-        share, size = shard_of(parameter)
+        share, size = local_shard(parameter)
         start = rank * share.numel()
         length = min(share.numel(), size - start)
         return FlatPart(flats[group], start, length, offset) if length > 0 else None
@@ -217,7 +217,7 @@ def owned_part(optimizer: Any, parameter: nn.Parameter, kind: Layout, rank: int)
     return FlatPart(flats[resolve(mapping, "param_group_index")], source.start, source.numel, target.start)
 
 
-def shard_of(parameter: nn.Parameter) -> tuple[Tensor, int]:
+def local_shard(parameter: nn.Parameter) -> tuple[Tensor, int]:
     """Stage 3: return this rank's share of the working weight (the last shares are padded) and the parameter's size."""
     return resolve(parameter, "ds_tensor"), resolve(parameter, "ds_numel")
 

@@ -81,7 +81,7 @@ class MemoryRefresh:
     every: int
     steps: int
 
-    def before(self, step: int, phase_start: int) -> range | None:
+    def recomputed_steps(self, step: int, phase_start: int) -> range | None:
         """Return the steps from which memory is recomputed for `step`; None if memory is kept."""
         if step % self.every and step != phase_start:
             return None

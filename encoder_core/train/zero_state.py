@@ -22,7 +22,7 @@ from encoder_core.optim.adamw import MOMENTS
 from encoder_core.optim.average import AVERAGE
 from encoder_core.optim.groups import hidden_matrices
 from encoder_core.optim.muon import MOMENTUM
-from encoder_core.train.deepspeed_internals import Layout, owned_part, shard_of, working_flats
+from encoder_core.train.deepspeed_internals import Layout, local_shard, owned_part, working_flats
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def frozen_ranges(
     """
     for name, p, kinds in named:
         if stage == 3:  # 1/world of every parameter, the last piece padded
-            (flat, size), offset = shard_of(p), 0
+            (flat, size), offset = local_shard(p), 0
             start = min(rank * flat.numel(), size)
             stop = min(start + flat.numel(), size)
         else:  # whole on every rank; each answers for an equal share

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.layers.kernel_choice import only, record_requests
+from encoder_core.layers.kernel_choice import force_kernel, record_requests
 from encoder_core.optim.adamw import StableAdamW
 from encoder_core.optim.settings import StableAdamWConfig
 from encoder_core.optim.shards import ShardSegment
@@ -108,7 +108,7 @@ class _Trial:
 
     def possible(self) -> list[Candidate]:
         """Return the kernels that layers ask for in one forward pass with the written formula."""
-        with record_requests() as seen, torch.no_grad(), only("written"):
+        with record_requests() as seen, torch.no_grad(), force_kernel("written"):
             self._ask()
         return [
             (place, kernel)
@@ -127,12 +127,12 @@ class _Trial:
 
     @cached_property
     def _exact(self) -> dict[str, Tensor]:
-        with only("written"):
+        with force_kernel("written"):
             return self._outcome(exact=True)
 
     @cached_property
     def _written(self) -> dict[str, Tensor]:
-        with only("written"):
+        with force_kernel("written"):
             return self._outcome()
 
     @cached_property
@@ -142,13 +142,13 @@ class _Trial:
     def error(self, candidate: Candidate) -> float:
         """Return the relative error of the gradients with this kernel."""
         place, kernel = candidate
-        with only(kernel, place):
+        with force_kernel(kernel, place):
             return relative_error(self._outcome(), self._exact)
 
     def damage_text(self) -> str:
         """Return what has changed, in words; empty if the written formula still gives the same result."""
         try:
-            with only("written"):
+            with force_kernel("written"):
                 again = self._outcome()
             same = again.keys() == self._written.keys() and relative_error(again, self._written) <= self.bound
         except BaseException as failed:  # any error of a device that can no longer be used
@@ -159,7 +159,7 @@ class _Trial:
         """Return the median seconds of a forward and a backward pass on rows of the run's shape."""
         (place, kernel), subject, seconds = candidate, self.subject, list[float]()
         batch = random_batch(self._network, [subject.length] * subject.rows, subject.device)
-        with only(kernel, place):
+        with force_kernel(kernel, place):
             for _ in range(_WARM_UP_RUNS + _TIMED_RUNS):
                 began = time.perf_counter()
                 compute(self._module, batch)

@@ -12,7 +12,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from encoder_core.batch import Batch, untargeted
+from encoder_core.batch import Batch, batch_without_targets
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.denoise import denoising_model
@@ -109,7 +109,7 @@ def build_module(network: ModelConfig, subject: Subject) -> ObjectiveModule:
     with torch.device(subject.device):
         if network.permutes:
             module = permuted_language_model(network)
-        elif network.decodes:
+        elif network.has_decoder:
             module = denoising_model(network)
         elif subject.causal:
             module = masked_and_next_language_model(network)
@@ -143,7 +143,7 @@ def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.dev
         segments=segments,
         order=order,
     )
-    if network.decodes:
+    if network.has_decoder:
         batch = replace(batch, causal=True, corrupted=_corrupted_forms(network, lengths))
     return batch.to(device)
 
@@ -152,7 +152,7 @@ def _corrupted_forms(network: ModelConfig, lengths: Sequence[int]) -> Batch:
     """Return corrupted forms for rows of these lengths: random tokens, a fourth fewer."""
     fewer = [length - length // 4 for length in lengths]
     draws = torch.Generator().manual_seed(_SEED + 1)
-    return untargeted(torch.randint(network.vocabulary, (sum(fewer),), generator=draws), fewer)
+    return batch_without_targets(torch.randint(network.vocabulary, (sum(fewer),), generator=draws), fewer)
 
 
 def compute(module: ObjectiveModule, batch: Batch, *, backward: bool = True) -> None:

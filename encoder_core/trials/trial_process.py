@@ -28,7 +28,7 @@ _ENDING_S = 2.0
 _CHUNK_BYTES = 1 << 16
 _QUOTED_CHARACTERS = 300  # characters at the end of a process's output that an error quotes
 _MAX_LINE_BYTES = 1 << 20  # bytes of the longest line of a report
-_FINISHED = {"finished": True}
+_FINISHED_MESSAGE = {"finished": True}
 _CODE = "import sys\nfrom encoder_core.trials.trial_process import run_trial\nrun_trial(*sys.argv[1:])"
 
 
@@ -130,7 +130,7 @@ def _reports(child: _Child, deadline: Deadline, tick: Callable[[], None]) -> Ite
         ended, closed = _has_ended(child), child.reports not in child.open
         _read(child, 0.0 if ended else _ENDING_S / 100 if closed else _TICK_S)
         for report in _lines(child):
-            if report == _FINISHED:
+            if report == _FINISHED_MESSAGE:
                 return
             yield report
             _send_line(child, "")
@@ -240,7 +240,7 @@ class Line:
             os._exit(1)
 
     def finish(self) -> None:
-        self._write(_FINISHED)
+        self._write(_FINISHED_MESSAGE)
         os._exit(0)  # does not wait for threads and exit handlers that the trial left
 
     def _write(self, what: Report) -> None:

@@ -28,7 +28,7 @@ from program import note, run
 from launcher.plan.estimate.estimate import Estimate, best_interval, estimate, young
 from launcher.runtime.capacity.devices import COPY_RATE, LINK_SHARE, MTBF_HOURS, STORE_RATE, Cluster, find_gpu
 from launcher.runtime.cluster.resources import sizing
-from launcher.runtime.policies.recovery import COPIES_SHARE
+from launcher.runtime.policies.recovery import COPY_TIME_SHARE
 from launcher.runtime.recipe.load import load
 
 MONTHS = 8
@@ -89,14 +89,14 @@ def copies(cluster: Cluster, size: float, step: float, every: Every) -> Copies |
     Args:
         every: the recipe's `recovery.memory_every`; or "best": as rarely as Young says, by the time that training waits
             for a copy and the mean time between failures. "auto" and "best" burden steps and network at most by
-            `COPIES_SHARE` and `NETWORK_SHARE`.
+            `COPY_TIME_SHARE` and `NETWORK_SHARE`.
     """
     if every == "never":
         return None
     stall, of_node = size / cluster.ranks / COPY_RATE, size / cluster.nodes
     transfer = of_node / (LINK_SHARE * cluster.gpu.network)
     best = round(young(stall, cluster.mtbf / cluster.nodes) / step) if every == "best" else 1
-    least = max(1, best, ceil(stall / (COPIES_SHARE * step)), ceil(transfer / (NETWORK_SHARE * step)))
+    least = max(1, best, ceil(stall / (COPY_TIME_SHARE * step)), ceil(transfer / (NETWORK_SHARE * step)))
     return Copies(every if isinstance(every, int) else least, stall, transfer)
 
 

@@ -20,7 +20,7 @@ from program import BenchError, note, run
 from torch.profiler import ProfilerActivity, profile
 
 from encoder_core.kernels.fused_attention import fused_attention
-from encoder_core.kernels.tiling import Cut, Cuts, cuts_of, generation_of
+from encoder_core.kernels.tiling import Tiling, Tilings, choose_tilings, compute_generation
 from tests.gpu.problems import FORMS, Problem, Size, outcome, problem
 
 ROOT = Path(__file__).parents[2]
@@ -30,12 +30,12 @@ SIZES = {
 }
 CANDIDATES = {
     "gpu": [
-        *(Cut(64, warps, stages) for warps in (4, 8) for stages in (1, 2, 3)),
-        *(Cut(32, warps, stages) for warps in (2, 4, 8) for stages in (1, 2, 3)),
-        *(Cut(128, warps, stages) for warps, stages in ((4, 2), (8, 1), (8, 2), (8, 3))),
-        *(Cut(16, warps, stages) for warps, stages in ((2, 2), (4, 1))),
+        *(Tiling(64, warps, stages) for warps in (4, 8) for stages in (1, 2, 3)),
+        *(Tiling(32, warps, stages) for warps in (2, 4, 8) for stages in (1, 2, 3)),
+        *(Tiling(128, warps, stages) for warps, stages in ((4, 2), (8, 1), (8, 2), (8, 3))),
+        *(Tiling(16, warps, stages) for warps, stages in ((2, 2), (4, 1))),
     ],
-    "cpu": [Cut(16, 4, 1), Cut(32, 4, 1)],
+    "cpu": [Tiling(16, 4, 1), Tiling(32, 4, 1)],
 }
 _REPEATS, _WARM = 8, 2
 
@@ -46,17 +46,17 @@ class Timed:
 
     form: str
     kernel: str
-    cut: Cut
+    cut: Tiling
     milliseconds: float = float("inf")
     off: float = 0.0
     failure: str = ""
 
 
-def used(form: str, size: Size) -> Cuts:
+def used(form: str, size: Size) -> Tilings:
     """Return the cuts in use."""
-    shape, kind = FORMS[form], generation_of(device())
+    shape, kind = FORMS[form], compute_generation(device())
     relative = shape.table_a or shape.table_b or shape.segments
-    return cuts_of(
+    return choose_tilings(
         size.dtype,
         size.width,
         kind or 9,
@@ -70,15 +70,15 @@ def device() -> torch.device:
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def every(form: str, kind: str) -> Iterator[tuple[str, Cut]]:
+def every(form: str, kind: str) -> Iterator[tuple[str, Tiling]]:
     """Yield kernels and cuts, those in use first."""
     first = used(form, SIZES[kind])
-    for kernel in Cuts._fields:
+    for kernel in Tilings._fields:
         for cut in dict.fromkeys([getattr(first, kernel), *CANDIDATES[kind]]):
             yield kernel, cut
 
 
-def passed(given: Problem, cuts: Cuts) -> dict[str, torch.Tensor]:
+def passed(given: Problem, cuts: Tilings) -> dict[str, torch.Tensor]:
     inputs = given.inputs
     context = fused_attention(inputs["q"], inputs["k"], inputs["v"], given.terms, given.layout, cuts)
     return outcome(context, given)
@@ -98,7 +98,7 @@ def measured(form: str, kind: str, wanted: Callable[[int], bool]) -> Iterator[Ti
             yield Timed(form, kernel, cut, failure=f"{type(failed).__name__}: {failed}"[:100])
 
 
-def _timed(one: Timed, given: Problem, cuts: Cuts, expected: dict[str, torch.Tensor]) -> Timed:
+def _timed(one: Timed, given: Problem, cuts: Tilings, expected: dict[str, torch.Tensor]) -> Timed:
     found = passed(given, cuts)
     off = max(
         float((found[name] - x).double().norm() / x.double().norm().clamp_min(1e-20))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from encoder_core.layers import attention, deberta_attention
 from encoder_core.layers.attention import SelfAttention
 from encoder_core.layers.deberta_attention import DisentangledAttention
-from encoder_core.layers.kernel_choice import Preference, prefer
+from encoder_core.layers.kernel_choice import Preference, set_preference
 
 
 @contextmanager
@@ -40,12 +40,12 @@ def as_on_a_gpu(module: nn.Module, record: Callable[[str], None]) -> Iterator[No
         if hasattr(cross_entropy, "VOCAB_MULTIPLES"):
             stack.enter_context(patch.dict(cross_entropy.VOCAB_MULTIPLES, cpu=64))
         if "softmax_loss" in _kernels():
-            stack.enter_context(patch.object(cross_entropy, "_takes", lambda features: True))
+            stack.enter_context(patch.object(cross_entropy, "_supports", lambda features: True))
         if "residual_norm" in _kernels():
             residual = import_module("encoder_core.layers.residual")
             ours = (residual.LayerNorm, residual.RMSNorm)
             takes = lambda norm, residual_TH, x_TH: isinstance(norm, ours)  # noqa: E731
-            stack.enter_context(patch.object(residual, "_takes", takes))
+            stack.enter_context(patch.object(residual, "_supports", takes))
             stack.enter_context(
                 patch.object(residual.RMSNorm, "forward", _rms_norm(residual.RMSNorm.forward))
             )
@@ -126,9 +126,9 @@ def launched(record: Callable[[str], None]) -> Iterator[None]:
             for part in parts:
                 stack.enter_context(patch.object(module, f"{part}_kernel", _Kernel(f"{said} {part}", record)))
             if name == "fused_attention":
-                stack.enter_context(patch.object(module, "generation_of", lambda device: 9))
-        prefer(Preference((), (), dict.fromkeys(("norm", "loss", "update"), ("fused", "written"))))
-        stack.callback(prefer, None)
+                stack.enter_context(patch.object(module, "compute_generation", lambda device: 9))
+        set_preference(Preference((), (), dict.fromkeys(("norm", "loss", "update"), ("fused", "written"))))
+        stack.callback(set_preference, None)
         yield
 
 

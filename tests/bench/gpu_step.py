@@ -15,7 +15,7 @@ from program import note, run
 from torch.profiler import ProfilerActivity, profile
 
 from encoder_core.train.engine import Engine
-from launcher.runtime.preflight.kernels import triton_here
+from launcher.runtime.preflight.kernels import is_triton_installed
 from tests.gpu.machine import DEVICE, GPU
 from tests.gpu.networks import Steps, engine_of, joined, recipe_of
 from tests.gpu.timing import MICROBATCH_TOKENS, choose_kernels, compiled_pieces, step_seconds, take_step
@@ -52,7 +52,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder, joined(DEVICE, Path(folder)):
         note("trying kernels")
         choose_kernels(chosen)
-        plain = python or (GPU and not triton_here())
+        plain = python or (GPU and not is_triton_installed())
         note("building" if plain else "compiling")
         pieces = None if plain else compiled_pieces(chosen, rows, tokens)
         steps = Steps(chosen, 2, rows, tokens, even=True)

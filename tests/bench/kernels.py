@@ -171,7 +171,7 @@ def compiling(device: GpuDriver) -> Iterator[list[tuple[str, str, Any]]]:
     KernelInterface.__getitem__ = launch
     driver.set_active(device)
     try:
-        with patch.object(fused_attention, "generation_of", lambda of: device.architecture // 10):
+        with patch.object(fused_attention, "compute_generation", lambda of: device.architecture // 10):
             yield found
     finally:
         KernelInterface.__getitem__ = before
@@ -268,12 +268,12 @@ def _norm(
     sum_used: bool = False,
 ) -> None:
     from encoder_core.kernels.residual_norm import Norm, residual_norm
-    from encoder_core.layers.dropout import threshold_of
+    from encoder_core.layers.dropout import drop_threshold
 
     x, residual = (torch.zeros(3, width, dtype=dtype, requires_grad=True) for _ in range(2))
     weight, bias = (torch.zeros(width, dtype=dtype, requires_grad=True) for _ in range(2))
     norm = Norm(weight, bias if biased else None, 1e-6, centered)
-    threshold = threshold_of(dropout)
+    threshold = drop_threshold(dropout)
     draws = torch.zeros(3, dtype=torch.int64) if threshold else None
     total, normed = residual_norm(x, residual, norm, draws, threshold)
     torch.autograd.backward([normed, total] if sum_used else [normed], [x.detach()] * (1 + sum_used))
@@ -287,12 +287,12 @@ def _loss(vocab: int, dtype: torch.dtype, *, biased: bool) -> None:
 
 
 def _update() -> None:
-    from encoder_core.kernels.stable_adamw import blocks_of, update_moments, update_weights
+    from encoder_core.kernels.stable_adamw import split_into_blocks, update_moments, update_weights
 
     flat, squares = torch.zeros(9), torch.zeros(1, dtype=torch.float64)
     state = {"exp_avg": torch.zeros(9), "exp_avg_sq": torch.zeros(9)}
     group = {"betas": (0.9, 0.98), "eps": 1e-6, "step": 3, "lr": 1e-3, "weight_decay": 0.1}
-    blocks = blocks_of([(0, 9, 0, 9)], flat.device)
+    blocks = split_into_blocks([(0, 9, 0, 9)], flat.device)
     update_moments(flat, state, blocks, squares, group)
     update_weights(flat, state, blocks, squares, group)
 

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from launcher.plan.estimate.estimate import Saving, estimate, goodput
 from launcher.runtime.capacity.devices import Cluster, find_gpu
 from launcher.runtime.policies.elastic import Sizing
-from launcher.runtime.policies.failures import BARREN
+from launcher.runtime.policies.failures import UNSAVED_FAILURES
 from launcher.runtime.recipe.load import load
 
 ANEW = Way("all new", 90.0, cold=20.0, load=10.0)
@@ -210,7 +210,7 @@ def test_after_a_hang_and_for_a_new_machine_all_processes_or_some_are_new() -> N
 
 
 def test_deaths_without_a_newer_checkpoint_end_the_run() -> None:
-    faults = [Fault(600.0 * number, "rank", (number % 4,)) for number in range(1, BARREN + 4)]
+    faults = [Fault(600.0 * number, "rank", (number % 4,)) for number in range(1, UNSAVED_FAILURES + 4)]
     ended = simulate(setting(), ANEW, 1e6, faults, (), wall=1e5)
     assert ended.ended == 1
     assert simulate(setting(), STAY, 1e6, faults, (), wall=1e5).ended == 0  # each restart is at a newer step

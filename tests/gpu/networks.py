@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from encoder_core.batch import Batch, untargeted
+from encoder_core.batch import Batch, batch_without_targets
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.pieces import Pieces, compile_layers
@@ -136,7 +136,7 @@ def random_rows(
 def _forms(tokens: Tensor, lengths: Sequence[int], denoise: DenoiseTerm) -> Batch:
     """Return as many rows that are as long as corrupted ones, of the first of these tokens."""
     fewer = [denoise.read(length) for length in lengths]
-    return untargeted(tokens[: sum(fewer)], fewer)
+    return batch_without_targets(tokens[: sum(fewer)], fewer)
 
 
 def uneven(recipe: Recipe, rows: int, length: int) -> list[int]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from encoder_core.kernels.fused_attention import Layout, Terms, fused_attention
-from encoder_core.layers.dropout import inverse_rate, threshold_of
+from encoder_core.layers.dropout import drop_threshold, inverse_rate
 from encoder_core.random_draws import head_keys, numbers16
 
 _FEW = 0.2  # of the tokens that are queries, where not all are
@@ -128,7 +128,7 @@ def problem(form: Form, size: Size, device: torch.device, seed: int = 0) -> Prob
 def _dropped(
     layout: Layout, rate: float, queries: int, draws: torch.Generator, device: torch.device
 ) -> Layout:
-    threshold = threshold_of(rate)
+    threshold = drop_threshold(rate)
     if not threshold:
         return layout
     drawn = torch.randint(-(2**62), 2**62, (queries,), generator=draws).to(device)

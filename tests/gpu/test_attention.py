@@ -11,11 +11,11 @@ from torch import Tensor
 
 from encoder_core.kernels.fused_attention import Layout
 from encoder_core.layers.attention import Attend, automatic, reference
-from encoder_core.layers.dropout import dropout, inverse_rate, threshold_of
-from encoder_core.layers.kernel_choice import only, record_requests
+from encoder_core.layers.dropout import drop_threshold, dropout, inverse_rate
+from encoder_core.layers.kernel_choice import force_kernel, record_requests
 from encoder_core.layers.rows import Rows
 from encoder_core.random_draws import head_keys, numbers16, uniforms
-from launcher.runtime.preflight.kernels import examine_kernels, gpu_here, subject_of
+from launcher.runtime.preflight.kernels import examine_kernels, local_gpu_name, trial_subject
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.summary import with_vocab
 from launcher.runtime.recipe.tiny import tiny
@@ -113,7 +113,7 @@ def test_repeated_passes_give_equal_bits(form: str) -> None:
 @pytest.mark.parametrize("rate", [0.1, 0.9])
 def test_masks_of_hidden_states_are_the_cpus(rate: float) -> None:
     keys = torch.randint(-(2**62), 2**62, (1000,), generator=torch.Generator().manual_seed(1))
-    draw, threshold = torch.tensor(-(2**61) + 12345), threshold_of(rate)
+    draw, threshold = torch.tensor(-(2**61) + 12345), drop_threshold(rate)
     ours = dropout(torch.ones(len(keys), 768, device=DEVICE), rate, keys.to(DEVICE), draw).cpu()
     theirs = (numbers16(keys, draw, range(768)) >= threshold - 2**15) * inverse_rate(threshold)
     assert torch.equal(ours, theirs.float())
@@ -181,8 +181,8 @@ def _compare_far_gradients(far: Problem, context: Tensor, near: Problem, expecte
 def test_the_trial_of_kernels_finds_them_right(name: str, figure: Figure) -> None:
     """The trial that a run makes at its first start: every attention kernel that the recipe's networks may use."""
     recipe = load(name) if GPU else tiny(load(name))
-    subject = subject_of(recipe, with_vocab(recipe.model))
-    verdict = examine_kernels(subject, gpu_here() or "CPU", timed=GPU)
+    subject = trial_subject(recipe, with_vocab(recipe.model))
+    verdict = examine_kernels(subject, local_gpu_name() or "CPU", timed=GPU)
     assert not verdict.ended
     for one in verdict.tried:
         what = f"{one.kernel}{' with dropout' if one.dropped else ''}"
@@ -234,7 +234,7 @@ def test_rows_without_dropout_in_turns(causal: bool, figure: Figure) -> None:
     usable = [kernel for kernel in seen["attention", False] if kernel != "written"]
     for turn in range(2):
         for kernel in usable:
-            with only(kernel):
+            with force_kernel(kernel):
                 found, again = both(automatic), both(automatic)
                 assert error(found, exact)[0] <= MAX_ERROR[dtype], kernel
                 figure(f"{kernel}, turn {turn}", 1e3 * seconds_of(lambda: both(automatic)), "ms")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from encoder_core.kernels.residual_norm import Norm, residual_norm
 from encoder_core.kernels.softmax_loss import softmax_sums, to_gradient
-from encoder_core.layers.dropout import inverse_rate, threshold_of
+from encoder_core.layers.dropout import drop_threshold, inverse_rate
 from encoder_core.random_draws import numbers16
 from tests.gpu.machine import DEVICE, DTYPES, GPU, MAX_BIAS, MAX_ERROR, Figure, seconds_of
 from tests.gpu.problems import error
@@ -45,12 +45,12 @@ class NormProblem:
         return NormProblem(**{"bias": None} | made, draws=self.draws, rate=self.rate)
 
     def by_kernel(self) -> tuple[Tensor, Tensor]:
-        threshold = threshold_of(self.rate)
+        threshold = drop_threshold(self.rate)
         norm = Norm(self.weight, self.bias, 1e-12, self.bias is not None)
         return residual_norm(self.x, self.residual, norm, self.draws if threshold else None, threshold)
 
     def by_formula(self) -> tuple[Tensor, Tensor]:
-        threshold, x = threshold_of(self.rate), self.x
+        threshold, x = drop_threshold(self.rate), self.x
         if threshold:
             zero = torch.zeros((), dtype=torch.int64)
             kept = numbers16(self.draws, zero, range(x.shape[1])) >= threshold - 2**15

@@ -12,7 +12,7 @@ from encoder_core.layers.torch_internals import discard_graphs
 from encoder_core.trials.compile_trial import try_compilation
 from encoder_core.trials.trial_network import Subject
 from launcher.runtime.capacity.workload import full_rows, model_cost, phase_targets
-from launcher.runtime.preflight.kernels import subject_of, triton_here
+from launcher.runtime.preflight.kernels import is_triton_installed, trial_subject
 from launcher.runtime.rank.journal import peak_flops
 from launcher.runtime.recipe.phases import in_phase
 from tests.gpu.machine import DEVICE, GPU, RECIPES, Figure
@@ -29,7 +29,7 @@ _DEFAULT_CASES = (
     ("modernbert-base", 1024),
 )
 CASES = tuple((name, 0) for name in RECIPES) if "MASKFLEET_GPU_RECIPES" in os.environ else _DEFAULT_CASES
-needs_triton = pytest.mark.skipif(GPU and not triton_here(), reason="Triton is not installed")
+needs_triton = pytest.mark.skipif(GPU and not is_triton_installed(), reason="Triton is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_compiled_layers_have_pythons_gradients(name: str, turn: str, caches: Pa
     """Compiled without caches, and then with those of the cold turn, in seconds instead of minutes."""
     discard_graphs()
     recipe = recipe_of(name)
-    subject = subject_of(recipe, recipe.model)
+    subject = trial_subject(recipe, recipe.model)
     few = Subject(subject.networks, subject.dtype, DEVICE, min(subject.rows, 16), subject.length)
     found = try_compilation(few, Pieces())
     assert not found.failure

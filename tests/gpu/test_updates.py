@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from encoder_core.layers.kernel_choice import Kernel, only
+from encoder_core.layers.kernel_choice import Kernel, force_kernel
 from encoder_core.optim import adamw, muon
 from encoder_core.optim.adamw import StableAdamW
 from encoder_core.optim.muon import Muon
@@ -25,7 +25,7 @@ _MAX_UNITS = 1 if GPU else 8  # in the last place: CPUs and the interpreter fuse
 @pytest.fixture(autouse=True)
 def taken(monkeypatch: pytest.MonkeyPatch) -> None:
     if not GPU:
-        monkeypatch.setattr(adamw, "_takes", lambda p: True)
+        monkeypatch.setattr(adamw, "_supports", lambda p: True)
 
 
 def _sizes() -> list[int]:
@@ -49,7 +49,7 @@ def _flat(sizes: list[int]) -> tuple[StableAdamW, nn.Parameter]:
 
 def _step(optimizer: StableAdamW, kernel: Kernel, count: int) -> None:
     set_update(optimizer, lr=_RATE, count=count)
-    with only(kernel, "update"):
+    with force_kernel(kernel, "update"):
         optimizer.step()
 
 

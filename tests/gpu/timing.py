@@ -5,14 +5,14 @@ import time
 
 import torch
 
-from encoder_core.layers.kernel_choice import prefer
+from encoder_core.layers.kernel_choice import set_preference
 from encoder_core.layers.pieces import Pieces
 from encoder_core.layers.torch_internals import discard_graphs
 from encoder_core.train.engine import Engine
 from encoder_core.train.step import RankBatch, accumulate
 from encoder_core.trials.compile_trial import try_compilation
 from encoder_core.trials.trial_network import Subject
-from launcher.runtime.preflight.kernels import examine_kernels, gpu_here, subject_of
+from launcher.runtime.preflight.kernels import examine_kernels, local_gpu_name, trial_subject
 from launcher.runtime.recipe.schema import Recipe
 from tests.gpu.machine import DEVICE, GPU
 from tests.gpu.networks import Steps
@@ -24,16 +24,16 @@ _TIMED_S = 6.0 if GPU else 1.0
 
 def choose_kernels(recipe: Recipe) -> None:
     """On a GPU, compute attention with the kernels that a run's own trial prefers."""
-    gpu = gpu_here() if GPU else None
+    gpu = local_gpu_name() if GPU else None
     if gpu is not None:
-        subject = subject_of(recipe, recipe.model)
-        prefer(examine_kernels(subject, gpu, timed=True).preference)
+        subject = trial_subject(recipe, recipe.model)
+        set_preference(examine_kernels(subject, gpu, timed=True).preference)
 
 
 def compiled_pieces(recipe: Recipe, rows: int, length: int) -> Pieces:
     """Compile layers as a run does: before training, for rows of its shape. Raises RuntimeError: it failed."""
     discard_graphs()
-    pieces, networks = Pieces(), subject_of(recipe, recipe.model).networks
+    pieces, networks = Pieces(), trial_subject(recipe, recipe.model).networks
     subject = Subject(networks, torch.bfloat16, DEVICE, rows, length)
     found = try_compilation(subject, pieces, compared=False)
     if found.failure:

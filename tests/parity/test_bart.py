@@ -19,7 +19,7 @@ from encoder_core.batch import Batch
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.families.bart import BartConfig
 from encoder_core.families.catalogue import interchange, read_config
-from encoder_core.layers.kernel_choice import Kernel, only
+from encoder_core.layers.kernel_choice import Kernel, force_kernel
 from encoder_core.objectives.denoise import DenoisingModel, denoising_model
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
@@ -105,7 +105,7 @@ def test_same_weights_same_outputs(
 @pytest.mark.parametrize("kernel", ["blocked", "padded", "written"])
 def test_the_same_with_every_kernel(kernel: Kernel) -> None:
     ours, theirs = models(torch.float64, "theirs_to_ours")
-    with torch.no_grad(), only(kernel):
+    with torch.no_grad(), force_kernel(kernel):
         assert_same(ours, theirs, noisy([1, 9, 40], [3, 8, 33]))
 
 

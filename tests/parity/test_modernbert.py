@@ -136,7 +136,7 @@ def test_a_token_sees_its_window_and_no_further_row() -> None:
     model = random_weights(masked_language_model(config)).double().eval()
     layer = model.encoder.layers[1]
     batch = make_batch([30, 200, 11], config.vocabulary)
-    rows = Rows.of(batch)
+    rows = Rows.from_batch(batch)
     states = torch.randn(len(batch.tokens), config.hidden, dtype=torch.float64)
     moved = states.clone()
     moved[130] = torch.randn(config.hidden)

@@ -182,7 +182,7 @@ def test_same_gradients() -> None:
     ours(batch).terms[0].loss_sum.backward()
     loss_of(theirs(batch)[1], batch).backward()
     table, found = interchange(CONFIG).table, gradients_of(ours)
-    wanted = table.unpacked(gradients_of(theirs).__getitem__, table.names(CONFIG.layers), CONFIG.layers)
+    wanted = table.unpack(gradients_of(theirs).__getitem__, table.names(CONFIG.layers), CONFIG.layers)
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, wanted[name], rtol=1e-8, atol=1e-8, msg=name)
 

@@ -106,7 +106,7 @@ def test_any_shape_and_any_rows_in_fp64(config: EuroBertConfig, lengths: list[in
     ours = random_weights(masked_language_model(config)).double().eval()
     assert sum(parameter.numel() for parameter in ours.parameters()) == masked_weights(config)
     its, batch = interchange(config), make_batch(lengths, config.vocabulary)
-    weights = its.table.packed(parameters_of(ours).__getitem__, its.layers)
+    weights = its.table.pack(parameters_of(ours).__getitem__, its.layers)
     rows = batch.tokens.tensor_split(batch.cu_seqlens[1:-1].long())
     with torch.no_grad():
         expected = torch.cat([logits_of(weights, its.fields, row) for row in rows])[batch.target_positions]

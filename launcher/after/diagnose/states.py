@@ -23,7 +23,7 @@ from checkpoints.load import Reader
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.batch import Batch, untargeted
+from encoder_core.batch import Batch, batch_without_targets
 from encoder_core.families.catalogue import build_encoder
 from encoder_core.families.interchange import ENCODER
 from encoder_core.layers.any_encoder import AnyEncoder
@@ -92,7 +92,7 @@ def open_frozen(source: str, step: int | None = None) -> FrozenEncoder:
 def frozen_folder(pretrained: LocalModel) -> FrozenEncoder:
     """Return the encoder in a transformers folder, without its heads. Raises as `open_frozen`."""
     config = read_folder_config(pretrained.folder)
-    own = config.decodes or config.permutes  # whose class has no other heads
+    own = config.has_decoder or config.permutes  # whose class has no other heads
     tensors = weights_for(config, pretrained.folder, config.main_heads if own else "mlm")
     encoder = build_encoder(config)
     with torch.no_grad():
@@ -202,7 +202,7 @@ def _groups(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
 
 
 def _batch(frozen: FrozenEncoder, rows: Sequence[Row]) -> Batch:
-    batch = untargeted(torch.from_numpy(np.concatenate(rows)), [len(row) for row in rows])
+    batch = batch_without_targets(torch.from_numpy(np.concatenate(rows)), [len(row) for row in rows])
     segments = torch.zeros_like(batch.tokens)
     if frozen.class_token_last:
         segments[batch.cu_seqlens[1:].long() - 1] = _CLASS_SEGMENT

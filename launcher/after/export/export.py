@@ -34,7 +34,7 @@ from launcher.after.export.model_card import (
 from launcher.after.export.sentence_transformer import write_sentence_transformer
 from launcher.errors import RunError
 from launcher.progress import work
-from launcher.runtime.recipe.corpora import corpora_of
+from launcher.runtime.recipe.corpora import corpora_by_name
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
 from launcher.runtime.recipe.timeline import causal_after, recipe_after
 from launcher.runtime.run.record import Run, select_checkpoint
@@ -156,7 +156,7 @@ def _notes(facts: Facts, network: ExportedNetwork, licence: str | None) -> dict[
     """Return the files that say what the model is, by name."""
     notes = {MODEL_CARD: render(facts, network, licence)}
     if facts.cards:
-        notes[DATA_CARDS] = dump_cards(facts.cards, corpora_of(facts.run.recipe))
+        notes[DATA_CARDS] = dump_cards(facts.cards, corpora_by_name(facts.run.recipe))
     return notes
 
 

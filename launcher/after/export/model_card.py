@@ -24,7 +24,7 @@ from encoder_core.objectives.figures import AVERAGE
 from launcher.after.certificate.examine import read_certificate
 from launcher.errors import CertificateError
 from launcher.output import human_count
-from launcher.runtime.recipe.corpora import corpora_of
+from launcher.runtime.recipe.corpora import corpora_by_name
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import title
 from launcher.runtime.recipe.timeline import tokens_before
@@ -98,7 +98,7 @@ def read_facts(run: Run, manifests: Sequence[CheckpointManifest], made: str) -> 
     known = len(manifests) == 1 and _is_on_lineage(run, manifest)  # no mean was ever evaluated
     records = read_history(run.store).evaluations if known else ()
     before = [record for record in records if record["step"] <= manifest.step]
-    data = tuple(_source(run, name) for name in corpora_of(run.recipe))
+    data = tuple(_source(run, name) for name in corpora_by_name(run.recipe))
     newest = (_average_figures(before[-1]) if made else before[-1]) if before else None
     cards = tuple(
         (name, card) for name, card in run_cards(run).items() if card is not None and card.has_facts
@@ -137,7 +137,7 @@ def _is_on_lineage(run: Run, manifest: CheckpointManifest) -> bool:
 
 
 def _source(run: Run, name: str) -> str:
-    source = corpora_of(run.recipe)[name]
+    source = corpora_by_name(run.recipe)[name]
     try:
         train = load_manifest(open_store(source.uri)).train
         size = f"{int(train.documents.sum()):,} | {human_count(int(train.tokens.sum()))}"
@@ -178,7 +178,7 @@ def _task(recipe: Recipe, network: ExportedNetwork) -> str | None:
     """Return the pipeline of transformers that uses the head, or of sentence-transformers."""
     if _gives_vectors(recipe, network):
         return "sentence-similarity"
-    if not network.architecture or "XLNet" in network.architecture or recipe.model.decodes:
+    if not network.architecture or "XLNet" in network.architecture or recipe.model.has_decoder:
         return None
     filled = network.part != "discriminator" and not network.causal
     return "fill-mask" if filled else "feature-extraction"
@@ -223,7 +223,7 @@ def _usage(recipe: Recipe, network: ExportedNetwork) -> Iterator[str]:
         yield _VECTOR_EXAMPLE
         yield f"Text is cut at {recipe.model.max_length} tokens; training saw texts of up to {longest}.\n"
         return
-    if recipe.model.decodes:
+    if recipe.model.has_decoder:
         yield _GENERATION_EXAMPLE
         yield f"Training saw rows of up to {longest} tokens, with spans of text behind one mask each.\n"
         return
@@ -296,12 +296,12 @@ def run_cards(run: Run) -> dict[str, DataCard | None]:
 
     None for a corpus that cannot be read, or that is another one than the run's.
     """
-    return {name: _card(run, name) for name in corpora_of(run.recipe)}
+    return {name: _card(run, name) for name in corpora_by_name(run.recipe)}
 
 
 def _card(run: Run, name: str) -> DataCard | None:
     try:
-        card = make_card(open_corpus(corpora_of(run.recipe)[name].uri))
+        card = make_card(open_corpus(corpora_by_name(run.recipe)[name].uri))
     except (CorpusError, StoreError):
         return None
     return card if card.fingerprint == run.record.inputs.corpora[name] else None

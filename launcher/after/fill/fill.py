@@ -215,7 +215,7 @@ class TextWriter:
     def __init__(self, folder: Path) -> None:
         self._tokenizer = load_tokenizer(str(folder))
         config = read_folder_config(folder)
-        if not config.decodes:
+        if not config.has_decoder:
             raise ModelError(f"{folder} has no decoder, which writes text", remedy="give a BART model")
         self._longest = config.max_length
         self._transformers = optional("transformers", "writing a text", EVALUATE)

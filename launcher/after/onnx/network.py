@@ -99,10 +99,10 @@ def _model(folder: Path, config: ModelConfig) -> tuple[nn.Module, tuple[nn.Modul
         encoder, *rest = load_model(LocalModel(str(folder), None, folder, ""), Encoding())
         return encoder.model, tuple(rest)
     named = json_object((folder / CONFIG).read_bytes(), str(folder / CONFIG)).get("architectures") or [""]
-    if not config.decodes and str(named[0]).endswith(_HEADS):
+    if not config.has_decoder and str(named[0]).endswith(_HEADS):
         return load_weights(str(named[0]), folder)[0], ()
     encoder = load_weights("AutoModel", folder)[0]
-    return (encoder.get_encoder() if config.decodes else encoder), ()
+    return (encoder.get_encoder() if config.has_decoder else encoder), ()
 
 
 def _as_class_of(like: ModelConfig, config: ModelConfig, folder: Path) -> nn.Module:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from checkpoints.hf.load import read_folder_config
-from encoder_core.batch import untargeted
+from encoder_core.batch import batch_without_targets
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig, embedded_languages
 from launcher.after.diagnose.states import frozen_folder, layer_states
@@ -110,7 +110,7 @@ class OwnEncoder:
     def __call__(self, sample: Sample) -> NDArray[np.float32]:
         """Return the last states, [T, H]."""
         mask = torch.from_numpy(sample.mask)
-        batch = untargeted(sample.inputs["input_ids"][mask], sample.lengths)
+        batch = batch_without_targets(sample.inputs["input_ids"][mask], sample.lengths)
         types, languages = (sample.inputs.get(name) for name in ("token_type_ids", "langs"))
         segments = torch.zeros_like(batch.tokens) if types is None else types[mask]
         batch = replace(batch, segments=segments, languages=None if languages is None else languages[mask])

@@ -79,7 +79,7 @@ def _records(model: "LocalModel", text: str, sampling: "Sampling", count: int | 
     from checkpoints.hf.load import read_folder_config
     from launcher.after.fill.fill import MaskFiller, TextWriter
 
-    if read_folder_config(model.folder).decodes:
+    if read_folder_config(model.folder).has_decoder:
         if count is not None or sampling.steps is not None:
             raise OptionError(
                 f"{model.name} writes a text token by token: it has no steps, and no guesses for one mask",

@@ -68,9 +68,9 @@ class BatchJob(Launch):
 
 def read_uris(recipe: "Recipe") -> tuple[str, ...]:
     """Return the URIs that a run of `recipe` reads: corpora, tokenizer, and the checkpoint that it starts from."""
-    from launcher.runtime.recipe.corpora import corpora_of
+    from launcher.runtime.recipe.corpora import corpora_by_name
 
-    corpora = (source.uri for source in corpora_of(recipe).values())
+    corpora = (source.uri for source in corpora_by_name(recipe).values())
     return (*corpora, recipe.tokenizer.uri, recipe.start)
 
 
@@ -81,9 +81,9 @@ def part_uris(recipe: "Recipe") -> tuple[str, ...]:
     """
     from data_service.corpus.manifest_file import load_manifest
     from data_service.store.open import open_store
-    from launcher.runtime.recipe.corpora import corpora_of
+    from launcher.runtime.recipe.corpora import corpora_by_name
 
-    manifests = (load_manifest(open_store(source.uri)) for source in corpora_of(recipe).values())
+    manifests = (load_manifest(open_store(source.uri)) for source in corpora_by_name(recipe).values())
     return tuple(part.uri for manifest in manifests for part in manifest.parts)
 
 

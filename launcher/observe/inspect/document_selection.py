@@ -10,7 +10,7 @@ from data_service.corpus.removals import load_removals
 from data_service.errors import CorpusError
 from data_service.stream.exposure import TextPlace
 from launcher.errors import RunError
-from launcher.runtime.recipe.corpora import corpora_of, corpus_name, source_of
+from launcher.runtime.recipe.corpora import corpora_by_name, corpus_name, corpus_source
 from launcher.runtime.run.record import Run
 
 ReportDone = Callable[[int, int], None]
@@ -116,8 +116,8 @@ def removed_documents(run: Run) -> DocumentSelection:
     places: dict[DocumentName, TextPlace] = {}
     heldout: list[str] = []
     sources = list(run.recipe.corpus.sources)
-    for corpus_of_run, source in corpora_of(run.recipe).items():
-        corpus, name = open_corpus(source.uri), source_of(corpus_of_run)
+    for corpus_of_run, source in corpora_by_name(run.recipe).items():
+        corpus, name = open_corpus(source.uri), corpus_source(corpus_of_run)
         number, chain = sources.index(name), load_removals(corpus.store, corpus.manifest)
         gone = chain.for_split("train")
         for document, *at in zip(*(column.tolist() for column in vars(gone).values()), strict=True):
@@ -136,7 +136,7 @@ class LeftOutDocuments:
         states = [run.history.first, *(record.states for record in run.history.records)]
         self._gone: dict[tuple[str, str], frozenset[int]] = {}
         numbers = np.array([document.number for document in selection.places], dtype=np.int64)
-        for name, source in corpora_of(run.recipe).items() if any(states) else ():
+        for name, source in corpora_by_name(run.recipe).items() if any(states) else ():
             corpus = open_corpus(source.uri)
             chain = load_removals(corpus.store, corpus.manifest)
             for digest in {state[name] for state in states if name in state}:
@@ -153,6 +153,6 @@ class LeftOutDocuments:
 
 def _corpora(run: Run) -> Iterator[tuple[str, Corpus]]:
     """Yield each source with the corpus that the last phase to name one reads in its place, which holds all others."""
-    last = {source_of(name): source.uri for name, source in corpora_of(run.recipe).items()}
+    last = {corpus_source(name): source.uri for name, source in corpora_by_name(run.recipe).items()}
     for name in run.recipe.corpus.sources:
         yield name, open_corpus(last[name])

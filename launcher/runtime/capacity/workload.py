@@ -10,7 +10,7 @@ import torch
 
 from data_service.samples.lanes import Lanes
 from data_service.samples.packing import Packed
-from encoder_core.batch import Batch, untargeted
+from encoder_core.batch import Batch, batch_without_targets
 from encoder_core.families.catalogue import ModelConfig, embedded_languages
 from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import ObjectiveModule
@@ -165,4 +165,4 @@ def _corrupted_batch(objective: RecipeObjective, shape: Shape) -> Batch | None:
     if objective.denoise is None:
         return None
     read = objective.denoise.read(shape.length)
-    return untargeted(torch.zeros(shape.rows * read, dtype=torch.int64), [read] * shape.rows)
+    return batch_without_targets(torch.zeros(shape.rows * read, dtype=torch.int64), [read] * shape.rows)

@@ -16,7 +16,7 @@ from encoder_core.train.settings import EngineConfig
 from launcher.runtime.preflight.collective import loaded_versions
 from launcher.runtime.rank.build import engine_config
 from launcher.runtime.rank.compilation import take_compiled
-from launcher.runtime.rank.main import threads_of
+from launcher.runtime.rank.main import threads_per_rank
 from launcher.runtime.run.kept_tokenizer import cached_tokenizer
 from launcher.runtime.run.record import open_run
 
@@ -32,7 +32,7 @@ def prepare(run_uri: str, *, gpus: bool, ranks: int) -> None:
         # This loads torch's compiler, as building an engine does, which takes seconds. It makes no call to CUDA.
         torch.compiler.disable(_rehearse)  # type: ignore[no-untyped-call]
     else:
-        torch.set_num_threads(threads_of(ranks))
+        torch.set_num_threads(threads_per_rank(ranks))
         _rehearse(engine_config(run.recipe))
         take_compiled(run, tokenizer)
 

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 SAME_ERROR = 3  # equal errors in a row, at one step
-FRUITLESS = 4  # starts in a row that raised before they finished a step
+FAILED_STARTS = 4  # starts in a row that raised before they finished a step
 SILENT_DEATHS = 5  # groups in a row that died without an error after one step: memory may be short
-BARREN = 16  # failures of any kind in a row without a newer checkpoint
+UNSAVED_FAILURES = 16  # failures of any kind in a row without a newer checkpoint
 NODE_FAILURES = 3  # failures among the latest ones in which one node was the first to fail
-NODE_WINDOW = 6  # newest failures by which a node is judged
-NODE_HOURS = 12.0  # age above which a failure no longer counts against its node
+NODE_WINDOW_FAILURES = 6  # newest failures by which a node is judged
+NODE_FAILURE_HOURS = 12.0  # age above which a failure no longer counts against its node
 
 _RESUME_ADVICE = "after mending, the same command resumes the run"
 _TRACES_ADVICE = f"see the tracebacks in events/stacks/ of the run; {_RESUME_ADVICE}"
@@ -117,9 +117,9 @@ def _stop_if_repeated(counted: Sequence[Failure]) -> Stop | None:
     if len(same) == SAME_ERROR and same[-1].error and all(_same_error(failure, same[-1]) for failure in same):
         reason = f"step {same[-1].step} failed {SAME_ERROR} times in the same way: {same[-1].error}"
         return Stop(reason, _TRACES_ADVICE)
-    row = telling[-FRUITLESS:]
-    if len(row) == FRUITLESS and not any(failure.worked for failure in row):
-        reason = f"the ranks failed {FRUITLESS} times in a row before finishing a step, at last with {row[-1].error}"
+    row = telling[-FAILED_STARTS:]
+    if len(row) == FAILED_STARTS and not any(failure.worked for failure in row):
+        reason = f"the ranks failed {len(row)} times in a row before finishing a step, at last with {row[-1].error}"
         return Stop(reason, _TRACES_ADVICE)
     return None
 
@@ -132,11 +132,12 @@ def _memory_seems_short(counted: Sequence[Failure]) -> bool:
 
 
 def _stop_without_commits(counted: Sequence[Failure]) -> Stop | None:
-    row = counted[-BARREN:]
-    if len(row) < BARREN or len({failure.committed for failure in row}) > 1:
+    row = counted[-UNSAVED_FAILURES:]
+    if len(row) < UNSAVED_FAILURES or len({failure.committed for failure in row}) > 1:
         return None
-    reason = f"the ranks died {BARREN} times in a row without a checkpoint newer than that of step {row[-1].committed}"
-    reason += f", at last by {row[-1].error}" if row[-1].error else ""
+    last = row[-1]
+    reason = f"the ranks died {len(row)} times in a row without a checkpoint newer than that of step {last.committed}"
+    reason += f", at last by {last.error}" if last.error else ""
     return Stop(
         reason, f"see the events of the run, and save more often (checkpoint.every); {_RESUME_ADVICE}"
     )
@@ -153,8 +154,8 @@ def _same_error(failure: Failure, last: Failure) -> bool:
 def _bad_nodes(failures: Sequence[Failure], nodes: int) -> frozenset[str]:
     recent = [
         failure.node
-        for failure in failures[-NODE_WINDOW:]
-        if failure.node is not None and failures[-1].time - failure.time <= 3600 * NODE_HOURS
+        for failure in failures[-NODE_WINDOW_FAILURES:]
+        if failure.node is not None and failures[-1].time - failure.time <= 3600 * NODE_FAILURE_HOURS
     ]
     bad = [node for node, count in Counter(recent).most_common() if count >= NODE_FAILURES]
     return frozenset(bad[: max(0, nodes - 1)])

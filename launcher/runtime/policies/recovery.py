@@ -22,7 +22,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
-COPIES_SHARE = 0.0003
+COPY_TIME_SHARE = 0.0003
 """Share of the time that copies of the state in memory take at most with `memory_every: auto`. In simulated months of
 RoBERTa-large on 16 to 16,384 GPUs, also of which a node lasts a day, the goodput was nowhere better at 0.3 %: those
 copies cost more than the steps that they saved."""

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from encoder_core.train.settings import Pace
 
-SUSTAINED = 3  # slow windows in a row after which a rank counts as a straggler
+SLOW_WINDOWS = 3  # slow windows in a row after which a rank counts as a straggler
 
 
 class Stragglers(BaseModel):
@@ -64,7 +64,7 @@ class Detector:
         window, self._steps = self._steps, []
         slow = [s for s in slowness(window, forward=self.forward) if s.ratio >= self.settings.ratio]
         self._slow = {s.rank: self._slow.get(s.rank, 0) + 1 for s in slow}
-        return [s for s in slow if self._slow[s.rank] == SUSTAINED]
+        return [s for s in slow if self._slow[s.rank] == SLOW_WINDOWS]
 
 
 def slowness(window: Sequence[tuple[Sequence[Pace], float]], *, forward: bool) -> list[Straggler]:

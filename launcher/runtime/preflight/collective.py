@@ -190,7 +190,7 @@ def _report(subject: PreflightSubject, node: str) -> NodeReport:
     return report
 
 
-_SUM_NUMBERS = 1 << 16  # how many numbers of a sum are checked
+_CHECKED_ELEMENTS = 1 << 16  # how many numbers of a sum are checked
 _PATTERNS = 64  # ranks that send different numbers: with more, fp32 sums of 16,000 ranks would be inexact
 _BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # size of a timed message; on a CPU 20 ms if a link is too slow
 _TIMED_ROUNDS = 2  # number of timed rounds, of which the fastest counts
@@ -221,13 +221,13 @@ def first_sums(peers: Peers) -> list[RankSums]:
 
 def pattern(rank: int, device: torch.device) -> Float32[Tensor, " count"]:
     """Return the numbers of a rank. They are whole numbers, so that any order of adding gives the same sum."""
-    place = torch.arange(_SUM_NUMBERS, device=device)
+    place = torch.arange(_CHECKED_ELEMENTS, device=device)
     return (place % 251 + (rank % _PATTERNS) * (place % 13 + 1)).float()
 
 
 def _expected(world: int) -> Float32[Tensor, " count"]:
     """Return the true sum of all ranks' numbers, computed on this rank."""
-    place = torch.arange(_SUM_NUMBERS)
+    place = torch.arange(_CHECKED_ELEMENTS)
     kinds = sum(rank % _PATTERNS for rank in range(world))
     return (world * (place % 251) + kinds * (place % 13 + 1)).float()
 

@@ -28,7 +28,7 @@ from launcher.runtime.preflight.measure import (
     temporary_disk,
     try_store,
 )
-from launcher.runtime.preflight.network import address_here, examine_network
+from launcher.runtime.preflight.network import examine_network, local_address
 from launcher.runtime.preflight.releases import unfit_triton, untested_torch
 
 _PINS = Path(__file__).parents[3] / "infra" / "constraints.txt"
@@ -51,7 +51,7 @@ def examine(uris: list[str], *, imports: bool = False) -> Iterator[Finding]:
     yield from _gpus()
     raise_open_files()
     yield open_files()
-    yield examine_network(address_here())
+    yield examine_network(local_address())
     yield _clock()
     for uri in uris:
         yield from probe_store(uri)

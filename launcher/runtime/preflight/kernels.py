@@ -83,7 +83,7 @@ class KernelVerdict(_TrialObject):
         return [one for one in self.tried if not one.right]
 
 
-def gpu_here() -> str | None:
+def local_gpu_name() -> str | None:
     """Return the names of this process's GPU and of its driver's version; None on a CPU."""
     if not torch.cuda.is_available():
         return None
@@ -94,7 +94,7 @@ def gpu_here() -> str | None:
         pynvml.nvmlShutdown()
 
 
-def subject_of(recipe: Recipe, config: ModelConfig) -> Subject:
+def trial_subject(recipe: Recipe, config: ModelConfig) -> Subject:
     """Return the recipe's networks, with the microbatch of the phase that has the longest rows, for a trial. `config`:
     the (first) network."""
     networks: tuple[ModelConfig, ...] = (config,)
@@ -135,10 +135,10 @@ def examine_kernels(
 def examine_forms() -> Iterator[tuple[str, KernelVerdict]]:
     """Try the kernels for every form of attention. Yield bundled recipes and the verdicts for them. Without a GPU, the
     CPU's kernels are tried with small networks and not timed."""
-    gpu = gpu_here()
+    gpu = local_gpu_name()
     for name in _ATTENTION_RECIPES:
         recipe = load(name) if gpu else tiny(load(name))
-        subject = subject_of(recipe, with_vocab(recipe.model))
+        subject = trial_subject(recipe, with_vocab(recipe.model))
         yield name, examine_kernels(subject, gpu or "CPU", timed=gpu is not None)
 
 
@@ -174,14 +174,14 @@ def choose_compilation(asked: Compile, gpu: str | None, *, unfit: str) -> Compil
             return CompileChoice(True, "a GPU, and Triton")
 
 
-def triton_here() -> bool:
+def is_triton_installed() -> bool:
     return find_spec("triton") is not None
 
 
 def compiled_name(subject: Subject, zero: int) -> str:
     """Return a hash of everything that compiled code depends on: versions, the machine's kind, and the networks."""
     what = {
-        "machine": gpu_here() or _cpu(),
+        "machine": local_gpu_name() or _cpu(),
         "threads": torch.get_num_threads(),
         "installed": installed_versions() | _compilers(),
         "networks": [network.model_dump(mode="json") for network in subject.networks],
@@ -196,7 +196,7 @@ def compiled_name(subject: Subject, zero: int) -> str:
 def _compilers() -> dict[str, str]:
     """Return the versions of the C++ compiler ("" if there is none) and of Triton, if it is installed."""
     found = {"C++": _cxx_compiler()}
-    if triton_here():
+    if is_triton_installed():
         import triton
 
         found["Triton"] = triton.__version__

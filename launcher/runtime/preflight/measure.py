@@ -32,7 +32,7 @@ from data_service.tokenizers.load import load_tokenizer
 from launcher.runtime.preflight import findings
 from launcher.runtime.preflight.findings import Finding, GpuState
 from launcher.runtime.preflight.network import connection_error, ray_head
-from launcher.runtime.recipe.corpora import corpora_of
+from launcher.runtime.recipe.corpora import corpora_by_name
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.source import bundled
@@ -239,7 +239,7 @@ def _checks(subject: PreflightSubject | None) -> Iterator[tuple[str, Check]]:
         yield "Ray cluster", lambda: [_reach_head(address)]
     if subject is None:
         return
-    for name, source in corpora_of(subject.recipe).items():
+    for name, source in corpora_by_name(subject.recipe).items():
         yield f"corpus {name}", lambda name=name, uri=source.uri: [_corpus(name, uri)]  # type: ignore[misc]
     if subject.run is not None:
         store, kept = open_store(subject.run, patience_s=_PATIENCE_S), subject.recipe.checkpoint.keep_last

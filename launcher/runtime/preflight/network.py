@@ -54,7 +54,7 @@ def connection_error(address: str, seconds: float) -> OSError | None:
     return None
 
 
-def interface_of(address: str) -> str | None:
+def interface_with_address(address: str) -> str | None:
     """Return the name of this machine's interface with `address`, as the kernel labels it (`eth0`, `bond0.12`,
     `eth0:1`); None if no interface has it, as in a container whose host forwards ports."""
     wanted = _address(address)
@@ -76,7 +76,7 @@ def rank_variables(address: str, environment: Mapping[str, str]) -> dict[str, st
     """Return the environment variables that make gloo and NCCL use the network of `address`, under which Ray knows this
     node. Those that `environment` already has are left out: a user's own value wins."""
     found = dict(_RANK_VARIABLES)
-    name = interface_of(address)
+    name = interface_with_address(address)
     if name is not None:
         # NCCL reads a name as a prefix unless `=` stands before it, and the part after a colon as a port: so it gets
         # the name of the device, not one of the device's labels.
@@ -116,7 +116,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def address_here() -> str:
+def local_address() -> str:
     """Return this machine's address on its route to the internet, which Ray takes by default; 127.0.0.1 if there is no
     route. Nothing is sent."""
     for family, outside in _INTERNET_HOSTS.items():
@@ -138,7 +138,7 @@ def examine_network(address: str) -> Finding:
         )
         return Finding("ports", "failure", f"{address}: {error}", remedy)
     text, reaches = _own_name()
-    chosen = os.environ.get("GLOO_SOCKET_IFNAME") or interface_of(address)
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME") or interface_with_address(address)
     if chosen is not None:
         return Finding("ports", "ok", f"ranks go by {address} on {chosen}, connections work; {text}")
     remedy = "set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME where Ray is started"

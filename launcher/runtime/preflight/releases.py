@@ -6,7 +6,7 @@ from importlib import metadata
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-SAME_BITS = frozenset({"2.13", "2.14", "2.15"})
+BIT_EQUAL_SERIES = frozenset({"2.13", "2.14", "2.15"})
 """Series of torch whose runs end in the same weights on a CPU: infra/docs/operating.md has the table, which
 `tests/bench/torch_versions.py` makes."""
 
@@ -55,7 +55,7 @@ def torch_change(before: str, now: str) -> str:
     old, new = (release.partition("+")[0] for release in (before, now))
     if not (old and new) or old == new:
         return ""
-    if {old.rpartition(".")[0], new.rpartition(".")[0]} <= SAME_BITS:
+    if {old.rpartition(".")[0], new.rpartition(".")[0]} <= BIT_EQUAL_SERIES:
         meaning = "both computed the same bits on a CPU; compiled layers and GPUs may round otherwise"
     else:
         meaning = "they are not known to round alike, so its steps may differ"

@@ -29,15 +29,15 @@ from launcher.runtime.preflight.kernels import (
     CompileChoice,
     choose_compilation,
     compiled_name,
-    gpu_here,
-    subject_of,
+    local_gpu_name,
+    trial_subject,
 )
 from launcher.runtime.preflight.releases import unfit_triton
 from launcher.runtime.rank.journal import Link, RankJournal
 from launcher.runtime.run.record import Run
 
 _CACHE = Path(".cache/maskfleet/compiled")
-_DONE = "complete"  # name of the file that marks a complete folder
+_COMPLETE_MARK = "complete"  # name of the file that marks a complete folder
 _MAX_FOLDERS = 16  # most folders of compiled code that a machine keeps
 
 
@@ -56,11 +56,11 @@ class CompiledCode:
     @property
     def complete(self) -> bool:
         """Whether the folder has all the code that a run needs."""
-        return (self.folder / _DONE).is_file()
+        return (self.folder / _COMPLETE_MARK).is_file()
 
     def complete_now(self) -> None:
         """Mark the folder as complete. Raises OSError."""
-        (self.folder / _DONE).touch()
+        (self.folder / _COMPLETE_MARK).touch()
 
 
 def _own_folder(parent: Path, name: str) -> Path | None:
@@ -121,11 +121,11 @@ def settle_compilation(
 
     `host`: name of this rank's machine.
     """
-    choice = choose_compilation(run.recipe.compile, gpu_here(), unfit=unfit_triton())
+    choice = choose_compilation(run.recipe.compile, local_gpu_name(), unfit=unfit_triton())
     if not all(peers.all_gather(choice.compiled)):
         return None, CompilationRecord(compiled=False, why=choice.why) if choice.told else None
     config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    subject = subject_of(run.recipe, config)
+    subject = trial_subject(run.recipe, config)
     code = CompiledCode(compiled_name(subject, run.recipe.zero), Path.home())
     first = peers.all_gather(host).index(host) == peers.rank
     pieces, found, together = None, None, all(peers.all_gather(code.complete))
@@ -163,10 +163,10 @@ def _compile_once(
 def take_compiled(run: Run, tokenizer: Tokenizer) -> None:
     """Take the run's compiled code from this machine into this process, for the group of ranks that it will join. Does
     nothing if the run is not compiled, or its code is not here."""
-    choice = choose_compilation(run.recipe.compile, gpu_here(), unfit=unfit_triton())
+    choice = choose_compilation(run.recipe.compile, local_gpu_name(), unfit=unfit_triton())
     if not choice.compiled:
         return
-    subject = subject_of(
+    subject = trial_subject(
         run.recipe, run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     )
     code = CompiledCode(compiled_name(subject, run.recipe.zero), Path.home())

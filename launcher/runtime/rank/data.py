@@ -169,7 +169,7 @@ class RankData:
         over from the last step, or the model has none."""
         if self._refresh is None:
             return None
-        return self._refresh.before(step, self._positions.phase_start(step))
+        return self._refresh.recomputed_steps(step, self._positions.phase_start(step))
 
     def _rank_batch(self, step: int) -> RankBatch:
         """Return this rank's microbatches of `step` on the device. The copy may run while the step before is
@@ -193,7 +193,7 @@ class RankData:
         rows, samples = self.rows(step), [self._read(ranges) for _, ranges in mine]
         return _ReadStep(
             tuple(
-                Microbatch(index, to_batch(each, _HOST, index * rows))
+                Microbatch(index, to_batch(each, _CPU, index * rows))
                 for (index, _), each in zip(mine, samples, strict=True)
             ),
             tokens=sum(len(each.tokens) for each in samples),
@@ -236,7 +236,7 @@ class _ReadStep:
     digest: int
 
 
-_HOST = torch.device("cpu")
+_CPU = torch.device("cpu")
 
 
 def checksum(samples: Samples) -> int:

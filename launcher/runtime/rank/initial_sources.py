@@ -264,7 +264,7 @@ def _folder_weights(objective: RecipeObjective, its: ModelConfig, folder: Path) 
 
 
 def _pads_differ(its: ModelConfig, config: ModelConfig) -> bool:
-    return config.counts_from_padding and its.pad_id != config.pad_id
+    return config.offsets_positions_by_padding and its.pad_id != config.pad_id
 
 
 def with_padding_id(tensors: dict[str, Tensor], its: ModelConfig, config: ModelConfig) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from checkpoints.gather import Peers
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.layers.kernel_choice import prefer
+from encoder_core.layers.kernel_choice import set_preference
 from encoder_core.trials.kernel_trial import Limits
 from encoder_core.trials.trial_network import Subject
 from launcher.runtime.preflight.collective import installed_versions
@@ -25,8 +25,8 @@ from launcher.runtime.preflight.kernels import (
     KernelVerdict,
     TrialRecord,
     examine_kernels,
-    gpu_here,
-    subject_of,
+    local_gpu_name,
+    trial_subject,
 )
 from launcher.runtime.preflight.releases import triton_release
 from launcher.runtime.rank.journal import Link, RankJournal
@@ -41,9 +41,9 @@ def settle_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: Link) -> 
 
     Raises StoreError.
     """
-    gpu = gpu_here()
+    gpu = local_gpu_name()
     config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    subject = subject_of(run.recipe, config)
+    subject = trial_subject(run.recipe, config)
     name = None if gpu is None else _verdict_name(gpu, subject)
     names = peers.all_gather(name)
     if not any(names):
@@ -56,7 +56,7 @@ def settle_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: Link) -> 
     if name is not None:
         told = found[names.index(name)]
         assert isinstance(told, dict)
-        prefer(KernelVerdict.model_validate(told["verdict"]).preference)
+        set_preference(KernelVerdict.model_validate(told["verdict"]).preference)
     return [
         KernelVerdict.model_validate(told["verdict"])
         for told in found

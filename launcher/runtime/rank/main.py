@@ -165,11 +165,11 @@ def _train(trainer: Trainer, state: TrainState, journal: RankJournal, hosts: Seq
 
 def _set_up_torch(hosts: Sequence[str], deterministic: bool) -> None:
     """Set the threads of torch, so that the ranks of a machine share its cores, and whether it is deterministic."""
-    torch.set_num_threads(threads_of(hosts.count(socket.gethostname())))
+    torch.set_num_threads(threads_per_rank(hosts.count(socket.gethostname())))
     set_determinism(deterministic)
 
 
-def threads_of(ranks: int) -> int:
+def threads_per_rank(ranks: int) -> int:
     """Return how many threads each of `ranks` ranks of a machine has."""
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 

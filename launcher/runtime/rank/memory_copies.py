@@ -11,7 +11,7 @@ from checkpoints.memory_slots import CommonDescription
 from encoder_core.train.engine import Engine
 from encoder_core.train.state import TrainState
 from encoder_core.train.xlnet_memory import StoredMemory
-from launcher.runtime.policies.recovery import COPIES_SHARE, Recovery
+from launcher.runtime.policies.recovery import COPY_TIME_SHARE, Recovery
 from launcher.runtime.rank.checkpointing import ExtraState
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.rank.resume import ResumePoint
@@ -72,7 +72,7 @@ class MemoryCopies:
             return self._writer.ready
         every = self._settings.memory_every
         if every == "auto":
-            return time.monotonic() - self._ended_at >= self._took / COPIES_SHARE
+            return time.monotonic() - self._ended_at >= self._took / COPY_TIME_SHARE
         return self._last is None or step - self._last >= int(every)
 
     def keep(self, engine: Engine, state: TrainState, carried: StoredMemory, since: float) -> int | None:

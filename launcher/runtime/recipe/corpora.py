@@ -17,7 +17,7 @@ def corpus_name(recipe: Recipe, phase: int, source: str) -> str:
     return f"phases.{phase}.corpora.{source}" if source in own else source
 
 
-def corpora_of(recipe: Recipe) -> dict[str, CorpusSource]:
+def corpora_by_name(recipe: Recipe) -> dict[str, CorpusSource]:
     """Return all corpora by name, those of the sources first."""
     grown = {
         corpus_name(recipe, number, source): recipe.corpus.sources[source].model_copy(update={"uri": uri})
@@ -27,17 +27,17 @@ def corpora_of(recipe: Recipe) -> dict[str, CorpusSource]:
     return {**recipe.corpus.sources, **grown}
 
 
-def source_of(corpus: str) -> str:
+def corpus_source(corpus: str) -> str:
     """Return the name of the source in whose place the corpus of this name is read, or which it is."""
     return _PHASE_PREFIX.sub("", corpus, count=1)
 
 
-def phase_of(corpus: str) -> int | None:
+def corpus_phase(corpus: str) -> int | None:
     """Return the phase that names a corpus of its own; None for the corpus of a source."""
     found = _PHASE_PREFIX.match(corpus)
     return None if found is None else int(found[1])
 
 
-def path_of(corpus: str) -> str:
+def corpus_key(corpus: str) -> str:
     """Return the path in the recipe of the corpus of this name."""
     return corpus if _PHASE_PREFIX.match(corpus) else f"corpus.sources.{corpus}"

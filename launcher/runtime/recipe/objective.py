@@ -36,7 +36,7 @@ from encoder_core.terms.span_boundary import SboConfig
 from encoder_core.terms.term import Label, Refusal, RowFacts, Setting, SmallObjective, TermConfig
 from launcher.runtime.recipe.parts import Choice
 
-LANE_SPECIALS = 3  # two separators and <cls> in every row of a lane
+LANE_SPECIAL_TOKENS = 3  # two separators and <cls> in every row of a lane
 MASKING_CLASSES: tuple[type[Masking], ...] = get_args(get_args(Masking)[0])
 
 
@@ -76,7 +76,7 @@ class PlmTerm(PlmConfig, PermutedPrediction):
             return
         first, reuse = -(-self.predict // 2), setting.rows.reuse
         for index, phase in enumerate(setting.phases):
-            new = phase.length - reuse - LANE_SPECIALS
+            new = phase.length - reuse - LANE_SPECIAL_TOKENS
             if first > reuse or self.predict - first > new > 0:
                 yield Refusal(
                     ("objective", self.name, "predict"),
@@ -86,7 +86,7 @@ class PlmTerm(PlmConfig, PermutedPrediction):
                     f"{max(1, phase.length // 6)}",
                 )
 
-    def small(self, form: SmallObjective) -> Self:
+    def shrink(self, form: SmallObjective) -> Self:
         """Return the term with fewer targets, for the shorter rows of a tiny run."""
         return self.model_copy(update={"predict": max(1, form.length // 6), "permutation": form.length // 2})
 

@@ -9,11 +9,11 @@ from data_service.samples.packing import Packed
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from encoder_core.terms.composition import refusals
 from encoder_core.terms.term import PhaseFacts, Setting
-from launcher.runtime.recipe.objective import LANE_SPECIALS, row_facts
+from launcher.runtime.recipe.objective import LANE_SPECIAL_TOKENS, row_facts
 from launcher.runtime.recipe.parts import RecipeIssue
 from launcher.runtime.recipe.schema import Recipe
 
-_ADVICE = "the guide's page of all keys has a table of what goes together"
+_REMEDY = "the guide's page of all keys has a table of what goes together"
 MIN_SEGMENT_TOKENS = 2  # smallest number of tokens in a row's two new segments, one in each
 
 
@@ -23,7 +23,7 @@ def objective_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     phases = tuple(PhaseFacts(phase.length, phase.batch.sequences) for phase in recipe.phases)
     for found in refusals(Setting(recipe.model, recipe.objective.terms, rows, phases)):
         combines = found.path[0] in ("objective", "input")
-        yield RecipeIssue(found.path, found.what, f"{found.remedy}; {_ADVICE}" if combines else found.remedy)
+        yield RecipeIssue(found.path, found.what, f"{found.remedy}; {_REMEDY}" if combines else found.remedy)
     yield from _causal_phase_issues(recipe)
     yield from _token_type_issues(recipe)
     if isinstance(recipe.input, Lanes):
@@ -72,7 +72,7 @@ def _token_type_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
 
 
 def _lane_issues(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
-    least = lanes.reuse + LANE_SPECIALS + MIN_SEGMENT_TOKENS
+    least = lanes.reuse + LANE_SPECIAL_TOKENS + MIN_SEGMENT_TOKENS
     for index, phase in enumerate(recipe.phases):
         rows = phase.batch.sequences
         if rows is None:
@@ -91,7 +91,7 @@ def _lane_issues(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
             yield RecipeIssue(
                 ("phases", index, "length"),
                 f"a row of {phase.length} tokens has no room for {lanes.reuse} reused tokens, two new segments "
-                f"and {LANE_SPECIALS} special tokens",
+                f"and {LANE_SPECIAL_TOKENS} special tokens",
                 f"use a length of at least {least}, or lower input.reuse and model.reuse",
             )
 

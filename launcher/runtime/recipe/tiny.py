@@ -183,7 +183,7 @@ def _model(model: ModelConfig, length: int, *, drops: bool) -> ModelConfig:
             "initializer_range": INITIALIZER_RANGE,
             "mup": model.mup and Mup(hidden=HIDDEN),
         }
-        | model.small(form)
+        | model.shrink(form)
     )
 
 
@@ -210,7 +210,7 @@ def _weights(objective: RecipeObjective, was: int, steps: int) -> RecipeObjectiv
 def _objective(objective: RecipeObjective, length: int) -> RecipeObjective:
     """Return the objective with the small form of each term. Masks stay as they are."""
     form = SmallObjective(length, HIDDEN, lambda model: _model(model, LONGEST, drops=False))
-    return objective.model_copy(update={name: term.small(form) for name, term in objective.terms.items()})
+    return objective.model_copy(update={name: term.shrink(form) for name, term in objective.terms.items()})
 
 
 def _optimizer(optimizer: Optimizer, *, detects: bool) -> Optimizer:

@@ -18,7 +18,7 @@ from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RunChanged, RunError
 from launcher.runtime.recipe import identity
-from launcher.runtime.recipe.corpora import corpora_of, path_of, phase_of
+from launcher.runtime.recipe.corpora import corpora_by_name, corpus_key, corpus_phase
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe, RecipePhase
@@ -32,7 +32,7 @@ from launcher.runtime.run.record import RECIPE, RECORD, Run, RunRecord, dump_rec
 from launcher.runtime.run.removals import CorpusStates
 from launcher.runtime.run.text_vectors import keep_modules
 
-_VERSIONED = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")
+_LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")
 
 
 def read_all_inputs(recipe: Recipe, tokenizer: Tokenizer, past: Run | None = None) -> Inputs:
@@ -80,7 +80,7 @@ def create_run(
     resolved = absolute_uris(recipe)
     refuse_placeholders(resolved)
     tokenizer = load_tokenizer(resolved.tokenizer.uri)
-    run = Run(uri, store, resolved, record_of(resolved, read(resolved, tokenizer), now))
+    run = Run(uri, store, resolved, build_run_record(resolved, read(resolved, tokenizer), now))
     check_text(run, tokenizer)
     check_rows(run, tokenizer)
     check_mixture(run, tokenizer)
@@ -138,7 +138,7 @@ def reconcile(
     tokenizer = run.tokenizer_under(wanted)
     inputs = read_all_inputs(wanted, tokenizer, run)
     heads, inputs = inputs.removals, with_removals_at_creation(inputs, run.record.inputs)
-    record = record_of(wanted, inputs, now, run.record.origins, run.record.data_begins)
+    record = build_run_record(wanted, inputs, now, run.record.origins, run.record.data_begins)
     changes = changes_of_identity(run.record, record)
     if changes and not accept_changes:
         raise RunChanged(
@@ -173,7 +173,7 @@ def _refuse_changes(run: Run, wanted: Recipe, inputs: Inputs) -> None:
     """Raise RunChanged if a phase that has begun would read another corpus in place of a source's: what its steps read
     would no longer be known."""
     old, new = run.record.inputs.corpora, inputs.corpora
-    changed = {name: phase_of(name) for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+    changed = {name: corpus_phase(name) for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
     phases = sorted({number for number in changed.values() if number is not None})
     commits = list_committed(run.store) if phases else ()
     for number in phases:
@@ -211,7 +211,7 @@ def _new_removal_lines(run: Run, heads: CorpusStates, sources: Container[str]) -
         StoreError: a store cannot be read.
     """
     lines = []
-    for name, source in corpora_of(run.recipe).items():
+    for name, source in corpora_by_name(run.recipe).items():
         known = run.removals.get(name, "")
         if name not in sources or known == heads.get(name, ""):
             continue
@@ -220,7 +220,7 @@ def _new_removal_lines(run: Run, heads: CorpusStates, sources: Container[str]) -
         before = load_removals_up_to(store, manifest, known)
         later = load_removals(store, manifest).removals[len(before.removals) :]
         documents = sum(len(one.train) + len(one.heldout) for one in later)
-        lines.append(f"{path_of(name)}: {documents:,} documents were removed from {source.uri}")
+        lines.append(f"{corpus_key(name)}: {documents:,} documents were removed from {source.uri}")
     return lines
 
 
@@ -238,7 +238,7 @@ def changed_fields(old: RunRecord, new: RunRecord) -> list[str]:
     return identity.changed(before, after)
 
 
-def record_of(
+def build_run_record(
     recipe: Recipe, inputs: Inputs, now: datetime, origins: tuple[ForkOrigin, ...] = (), data_begins: int = 0
 ) -> RunRecord:
     """Return the record of a run with this resolved recipe and these inputs."""
@@ -251,7 +251,7 @@ def record_of(
         identity=fields,
         fingerprint=identity.fingerprint({**fields, **inputs.fields(), **further}),
         inputs=inputs,
-        versions={"python": python_version()} | {name: metadata.version(name) for name in _VERSIONED},
+        versions={"python": python_version()} | {name: metadata.version(name) for name in _LIBRARIES},
         origins=origins,
         data_begins=data_begins,
     )

@@ -71,7 +71,7 @@ class Figure(BaseModel):
         return (self.measure, self.layer, self.pooling, self.form, self.length, self.source)
 
 
-def figures_of(figures: Iterable[Figure], measure: str) -> list[Figure]:
+def select_measure(figures: Iterable[Figure], measure: str) -> list[Figure]:
     """Return the figures of one measure, in order."""
     return [figure for figure in figures if figure.measure == measure]
 
@@ -157,7 +157,7 @@ def write_result(store: Store, result: DiagnosticResult) -> bool:
     return keep_sealed(store, result) is result
 
 
-def results_of(store: Store, weights: str) -> list[DiagnosticResult]:
+def read_diagnostics(store: Store, weights: str) -> list[DiagnosticResult]:
     """Return all results of these weights, sorted by name. Raises StoreError."""
     return read_each(store, (entry.key for entry in store.list(_weights_prefix(weights))), DiagnosticResult)
 
@@ -167,7 +167,7 @@ def unevaluated(store: Store, mark: CheckpointName, tasks: Sequence[EvaluationTa
     commit = read_commit(store, mark)
     if commit is None:
         return True
-    done = [result.cell for result in results_of(store, commit.weights)]
+    done = [result.cell for result in read_diagnostics(store, commit.weights)]
     return any(task not in [cell.task for cell in done if cell.version == VERSION] for task in tasks)
 
 

@@ -22,7 +22,7 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.train.zero_state import own_kinds
 from launcher.errors import RunChanged, RunError
-from launcher.runtime.recipe.corpora import phase_of
+from launcher.runtime.recipe.corpora import corpus_phase
 from launcher.runtime.recipe.load import reload
 from launcher.runtime.recipe.network import meta_module
 from launcher.runtime.recipe.phase_parts import PhaseMixture
@@ -31,10 +31,10 @@ from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import curve_at, phase_at, step_batches
 from launcher.runtime.run.create import (
     absolute_uris,
+    build_run_record,
     changed_fields,
     changes_of_identity,
     read_all_inputs,
-    record_of,
     reserve,
     with_removals_at_creation,
     write_record,
@@ -104,7 +104,7 @@ def fork(
     if inputs.corpora != past.inputs.corpora:
         refuse_leaks(recipe)
     heads, inputs = inputs.removals, with_removals_at_creation(inputs, past.inputs)
-    wanted = record_of(recipe, inputs, now, data_begins=past.data_begins)
+    wanted = build_run_record(recipe, inputs, now, data_begins=past.data_begins)
     _check_model(source, recipe, wanted, manifest, tokenizer)
     _check_place(store.uri, list_committed(store), recipe, manifest.step)
     restarted = () if keep_position else tuple(_data_changes(source, recipe, wanted, manifest.step))
@@ -116,7 +116,7 @@ def fork(
         changes=tuple(changes_of_identity(past, wanted)),
     )
     begins = manifest.step if restarted else past.data_begins
-    record = record_of(recipe, inputs, now, (*past.origins, origin), begins)
+    record = build_run_record(recipe, inputs, now, (*past.origins, origin), begins)
     reserve(store, recipe)
     keep_tokenizer(store, tokenizer)
     store_modules(store, kept_modules(source.store))
@@ -205,7 +205,7 @@ def _data_changes(source: Run, recipe: Recipe, wanted: RunRecord, step: int) -> 
     changed = changed_fields(source.record, wanted)
     yield from (path for path in changed if _matches(path, _DATA_KEYS))
     for path in changed:
-        phase = phase_of(path)
+        phase = corpus_phase(path)
         if phase is not None and sum(each.steps for each in recipe.phases[:phase]) < step:
             yield path
     begin = source.record.data_begins

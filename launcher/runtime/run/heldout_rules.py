@@ -13,7 +13,7 @@ from data_service.errors import CorpusError
 from data_service.ingest.heldout_overlap import Overlap, find_overlap, rules_exclude_overlap
 from data_service.store.base import Store
 from data_service.store.open import open_store
-from launcher.runtime.recipe.corpora import corpora_of, path_of
+from launcher.runtime.recipe.corpora import corpora_by_name, corpus_key
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.log import operator_event
 
@@ -29,7 +29,7 @@ def differing_rules(recipe: Recipe) -> list[tuple[str, str]]:
     Raises:
         CorpusError, StoreError: a corpus cannot be read.
     """
-    corpora = corpora_of(recipe)
+    corpora = corpora_by_name(recipe)
     if len(corpora) < 2:
         return []
     manifests = {name: load_manifest(open_store(source.uri)) for name, source in corpora.items()}
@@ -49,7 +49,7 @@ def refuse_leaks(recipe: Recipe, report: ReportBlocks = lambda more, total: None
         CorpusError: more than `MAX_OVERLAP_SHARE` of a source's held-out text is training text of another.
         CorruptBlock, StoreError: a corpus cannot be read.
     """
-    lines, corpora = list[str](), corpora_of(recipe)
+    lines, corpora = list[str](), corpora_by_name(recipe)
     for one, other in differing_rules(recipe):
         held, trained = (open_corpus(corpora[name].uri) for name in (one, other))
         found = find_overlap(held, trained, report)
@@ -62,11 +62,11 @@ def refuse_leaks(recipe: Recipe, report: ReportBlocks = lambda more, total: None
 
 
 def _leak_error(recipe: Recipe, one: str, other: str, found: Overlap) -> CorpusError:
-    uris = [corpora_of(recipe)[name].uri for name in (one, other)]
+    uris = [corpora_by_name(recipe)[name].uri for name in (one, other)]
     rules = [load_manifest(open_store(uri)).rule for uri in uris]
     return CorpusError(
-        f"{path_of(other)} ({uris[1]}) trains on {found.found:,} of {found.documents:,} documents that "
-        f"{path_of(one)} ({uris[0]}) holds out, {found.share:.1%} of its held-out tokens; the first is "
+        f"{corpus_key(other)} ({uris[1]}) trains on {found.found:,} of {found.documents:,} documents that "
+        f"{corpus_key(one)} ({uris[0]}) holds out, {found.share:.1%} of its held-out tokens; the first is "
         f"heldout:{found.first}. Their rules differ: {_rule_text(rules[0])} and {_rule_text(rules[1])}",
         remedy=f"build one of them again with --heldout-like the other ({uris[0]} holds out more), or leave out of "
         f"{uris[1]} what both have: `corpus prepare` finds it if it gets the text of both",

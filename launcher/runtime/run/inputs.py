@@ -20,7 +20,7 @@ from data_service.stream.sources import check_kind, check_languages, check_units
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.checks import tokenizer_issues
-from launcher.runtime.recipe.corpora import corpora_of, path_of, source_of
+from launcher.runtime.recipe.corpora import corpora_by_name, corpus_key, corpus_source
 from launcher.runtime.recipe.phases import in_phase
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
 from launcher.runtime.run.corpus_option import CorpusOption
@@ -77,8 +77,8 @@ class Inputs(BaseModel):
 
     def fields(self) -> dict[str, object]:
         """Return the fingerprints under the names that a run's fingerprint and diffs between runs use."""
-        corpora = {f"{path_of(name)} (content)": value for name, value in self.corpora.items()}
-        corpora |= {f"{path_of(name)} (removals)": value for name, value in self.removals.items()}
+        corpora = {f"{corpus_key(name)} (content)": value for name, value in self.corpora.items()}
+        corpora |= {f"{corpus_key(name)} (removals)": value for name, value in self.removals.items()}
         files = {f"{name} (content)": value for name in FILES if (value := getattr(self, name)) is not None}
         teachers = {
             f"objective.distil.teachers.{number} (weights)": teacher.weights
@@ -92,7 +92,7 @@ class Inputs(BaseModel):
         Left out are sources of which `other` has other content, which `fields` shows.
         """
         return {
-            f"{path_of(name)} (manifest)": value
+            f"{corpus_key(name)} (manifest)": value
             for name, value in self.manifests.items()
             if self.corpora[name] == other.corpora.get(name)
         }
@@ -170,7 +170,7 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
     digests: dict[str, str] = {}
     removals: dict[str, str] = {}
     manifests: dict[str, CorpusManifest] = {}
-    for name, source in corpora_of(recipe).items():
+    for name, source in corpora_by_name(recipe).items():
         store = open_store(source.uri)
         manifest = load_manifest(store)
         _check_corpus(manifest, source.uri, recipe, tokenizer.hash)
@@ -219,22 +219,22 @@ def _check_phase_corpora(recipe: Recipe, manifests: Mapping[str, CorpusManifest]
         name: [part.digest for part in manifest.parts] or [manifest.digest]
         for name, manifest in manifests.items()
     }
-    corpora, before = corpora_of(recipe), {name: name for name in recipe.corpus.sources}
+    corpora, before = corpora_by_name(recipe), {name: name for name in recipe.corpus.sources}
     for name, source in corpora.items():
-        former = before[source_of(name)]
+        former = before[corpus_source(name)]
         if parts[name][: len(parts[former])] != parts[former]:
             raise CorpusError(
-                f"{path_of(name)}: {source.uri} has not grown from the corpus in whose place it is read, "
+                f"{corpus_key(name)}: {source.uri} has not grown from the corpus in whose place it is read, "
                 f"{corpora[former].uri}",
                 remedy="make it with `maskfleet corpus append`, or give the recipe both as sources",
             )
-        before[source_of(name)] = name
+        before[corpus_source(name)] = name
 
 
 def _check_units(recipe: Recipe, manifests: Mapping[str, CorpusManifest]) -> None:
     """Refuse to mask phrases or entities in corpora that were built without a lexicon."""
     levels = [() if manifest.words is None else manifest.words.levels for manifest in manifests.values()]
-    uris = {name: source.uri for name, source in corpora_of(recipe).items()}
+    uris = {name: source.uri for name, source in corpora_by_name(recipe).items()}
     for phase in recipe.phases:
         mlm = in_phase(recipe, phase).objective.mlm
         if mlm is not None:

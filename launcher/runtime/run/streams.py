@@ -21,7 +21,7 @@ from data_service.store.open import open_store
 from data_service.stream.positions import PhaseBatches, Positions, SampleAxis, SampleRange, StreamAxis
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import embedded_languages
-from launcher.runtime.recipe.corpora import corpora_of, corpus_name
+from launcher.runtime.recipe.corpora import corpora_by_name, corpus_name
 from launcher.runtime.recipe.phase_parts import PhaseMixture
 from launcher.runtime.recipe.phases import (
     changing_rate,
@@ -220,7 +220,7 @@ def _split_spec(
     phase: int | None = None,
 ) -> StreamSpec:
     """Return the spec of samples of a phase's corpora; without a phase, of those of the sources."""
-    recipe, corpora = run.recipe, corpora_of(run.recipe)
+    recipe, corpora = run.recipe, corpora_by_name(run.recipe)
     texts = isinstance(recipe.input, TextPairs | RepeatedSentences)
     return StreamSpec(
         sources=tuple(

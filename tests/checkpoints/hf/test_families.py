@@ -126,7 +126,7 @@ def test_an_export_names_a_class_that_loads_it_or_none(
         getattr(transformers, named).from_pretrained(tmp_path),
         AutoModel.from_pretrained(tmp_path),
     ):
-        body = theirs.eval().get_encoder() if config.decodes else theirs.eval().base_model
+        body = theirs.eval().get_encoder() if config.has_decoder else theirs.eval().base_model
         with torch.no_grad():
             assert_close(encoded(model, batch), padded.flat(body(**inputs)[0]))
 

@@ -60,7 +60,7 @@ def described(folder: Path, config: ModelConfig, heads: Heads, **changes: Any) -
 def test_a_model_without_padding_id_is_read_unless_positions_begin_after_it(
     tmp_path: Path, config: ModelConfig, heads: Heads
 ) -> None:
-    if not config.counts_from_padding:
+    if not config.offsets_positions_by_padding:
         described(tmp_path, config, heads, pad_token_id=None)
         assert read_folder_config(tmp_path).model_copy(update={"pad_id": config.pad_id}) == config
         return

@@ -8,7 +8,7 @@ from torch import Tensor
 from encoder_core.heads import cross_entropy
 from encoder_core.heads.cross_entropy import linear_cross_entropy
 from encoder_core.layers import sizes
-from encoder_core.layers.kernel_choice import Kernel, only, record_requests
+from encoder_core.layers.kernel_choice import Kernel, force_kernel, record_requests
 
 
 def inputs(targets: int, dtype: torch.dtype = torch.float64) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
@@ -172,7 +172,7 @@ def test_the_kernel_gives_what_the_formula_gives(
     pytest.importorskip("triton", reason="Triton is not installed")
     monkeypatch.setitem(sizes.CHUNK_LOGITS, "cpu", chunk)
     monkeypatch.setitem(cross_entropy.VOCAB_MULTIPLES, "cpu", 64)
-    monkeypatch.setattr(cross_entropy, "_takes", lambda features: True)
+    monkeypatch.setattr(cross_entropy, "_supports", lambda features: True)
     draws = torch.Generator().manual_seed(vocab)
     shapes = [(3, 6), (vocab, 6), (vocab,)][: 3 if biased else 2]
     tensors = [torch.randn(s, generator=draws, dtype=torch.float64, requires_grad=True) for s in shapes]
@@ -180,7 +180,7 @@ def test_the_kernel_gives_what_the_formula_gives(
 
     def outcome(kernel: Kernel, temperature: float | None) -> list[torch.Tensor]:
         torch.manual_seed(3)
-        with record_requests() as places, only(kernel, "loss"):
+        with record_requests() as places, force_kernel(kernel, "loss"):
             found = linear_cross_entropy(
                 tensors[0], tensors[1], tensors[2] if biased else None, ids,
                 temperature=temperature, keys=torch.arange(3),
@@ -196,9 +196,9 @@ def test_the_kernel_gives_what_the_formula_gives(
 
 def test_the_kernel_reads_logits_of_an_evaluation_once(monkeypatch: pytest.MonkeyPatch) -> None:
     softmax_loss = pytest.importorskip("encoder_core.kernels.softmax_loss", reason="Triton is not installed")
-    monkeypatch.setattr(cross_entropy, "_takes", lambda features: True)
+    monkeypatch.setattr(cross_entropy, "_supports", lambda features: True)
     monkeypatch.setattr(softmax_loss, "to_gradient", lambda *given, **how: pytest.fail("a gradient"))
     tensors, ids = inputs(5)
-    with torch.no_grad(), only("fused", "loss"):
+    with torch.no_grad(), force_kernel("fused", "loss"):
         found = linear_cross_entropy(*tensors, ids)
     torch.testing.assert_close(found.loss_sum, linear_cross_entropy(*tensors, ids).loss_sum)

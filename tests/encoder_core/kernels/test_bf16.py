@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from encoder_core.kernels.fused_attention import Terms
-from encoder_core.kernels.tiling import Cut, Cuts
+from encoder_core.kernels.tiling import Tiling, Tilings
 from tests.support.checks.gpu import interpreted
 from tests.support.models.relative_attention import (
     DEVICE,
@@ -95,7 +95,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 FACTOR = 4.0  # times the formula's own error in bf16
 ROUNDING = 2.0**-8
-CUTS = Cuts(*[Cut(32, 4, 1)] * 3)
+CUTS = Tilings(*[Tiling(32, 4, 1)] * 3)
 FORMS = {
     "plain": Form(heads=1, width=16),
     "window": Form(heads=1, width=16, window=7),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from encoder_core.kernels.fused_attention import fused_attention
-from encoder_core.kernels.tiling import Cut, Cuts
+from encoder_core.kernels.tiling import Tiling, Tilings
 from tests.support.models.relative_attention import Form, Problem, assert_same, expected, fused, problem
 
 TOLERANCE = {
@@ -65,8 +65,8 @@ def memory_begins_with_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def even(size: int) -> Cuts:
-    return Cuts(*[Cut(size, 4, 1)] * 3)
+def even(size: int) -> Tilings:
+    return Tilings(*[Tiling(size, 4, 1)] * 3)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ ONE_TOKEN = Form(
 """Nearly all of its attention is on one key, so its gradients all but cancel."""
 
 
-def check(lengths: list[int], form: Form, seed: int, cuts: Cuts | None) -> None:
+def check(lengths: list[int], form: Form, seed: int, cuts: Tilings | None) -> None:
     given = problem(lengths, form, seed)
     scale = expected(given, cancels=False)
     assert_same(fused(given, cuts), expected(given), TOLERANCE[form.dtype], scale)

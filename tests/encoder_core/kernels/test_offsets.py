@@ -19,10 +19,10 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from encoder_core.kernels import fused_attention as attention
 from encoder_core.kernels.forward import forward_kernel
-from encoder_core.kernels.tiling import Cut, Cuts, make_tile
+from encoder_core.kernels.tiling import Tiling, Tilings, make_tile
 from tests.support.models.relative_attention import Form, Problem, problem
 
-HEADS, WIDTH, LENGTH, CUTS = 4, 2, 9, Cuts(*[Cut(16, 4, 1)] * 3)
+HEADS, WIDTH, LENGTH, CUTS = 4, 2, 9, Tilings(*[Tiling(16, 4, 1)] * 3)
 START = 2**32 // HEADS + 7  # a place of a query and head wraps to a small positive one, which is in the hole
 FORMS = {
     "tables": Form(HEADS, WIDTH, table_a=True, table_b=True, table_c=True, dropout=True, dtype=torch.float32),

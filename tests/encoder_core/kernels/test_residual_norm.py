@@ -11,7 +11,7 @@ from torch import Tensor, nn
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from encoder_core.kernels.residual_norm import Norm, residual_norm
-from encoder_core.layers.dropout import dropout, threshold_of
+from encoder_core.layers.dropout import drop_threshold, dropout
 from encoder_core.random_draws import draw_key
 
 TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
@@ -46,7 +46,7 @@ def both_ways(
 
     total = residual + dropout(x, rate, keys, draw)
     written = results(total, norm(total))
-    threshold = threshold_of(rate)
+    threshold = drop_threshold(rate)
     asked = Norm(norm.weight, getattr(norm, "bias", None), norm.eps or 0.0, isinstance(norm, nn.LayerNorm))
     found = residual_norm(x, residual, asked, keys + draw if threshold else None, threshold)
     return results(*found), written
@@ -78,7 +78,7 @@ def test_equals_the_formula(
 def test_drops_what_the_written_formula_drops(rows: int, width: int, rate: float) -> None:
     ones, keys, draw = torch.ones(rows, width), torch.randint(-(2**63), 2**63 - 1, (rows,)), draw_key()
     norm = Norm(torch.ones(width), None, 1e-6, False)
-    total, _ = residual_norm(ones, torch.zeros_like(ones), norm, keys + draw, threshold_of(rate))
+    total, _ = residual_norm(ones, torch.zeros_like(ones), norm, keys + draw, drop_threshold(rate))
     written = dropout(ones, rate, keys, draw)
     assert torch.equal(total, written)
     assert 0 < (total == 0).sum() < total.numel()

@@ -14,7 +14,7 @@ from dispatched import Dispatched
 from gpu_path import launched
 from triton.runtime import interpreter
 
-from encoder_core.layers.kernel_choice import only
+from encoder_core.layers.kernel_choice import force_kernel
 from encoder_core.optim import adamw
 from encoder_core.optim.adamw import StableAdamW
 from encoder_core.optim.settings import StableAdamWConfig
@@ -38,7 +38,7 @@ def exact_fma(monkeypatch: pytest.MonkeyPatch) -> None:
         return interpreter.TensorHandle(exact.astype(z.data.dtype), z.dtype.scalar)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_fma", create_fma)
-    monkeypatch.setattr(adamw, "_takes", lambda p: True)
+    monkeypatch.setattr(adamw, "_supports", lambda p: True)
 
 
 def flat_of(sizes: list[int], config: StableAdamWConfig) -> tuple[StableAdamW, nn.Parameter]:
@@ -106,7 +106,7 @@ def test_every_bit_is_that_of_torchs_operations_on_a_gpu(
     for count in range(1, STEPS + 1):
         flat.grad = torch.randn(flat.shape, generator=draws) * 10.0 ** (scale * (count == STEPS))
         set_update(optimizer, lr=lr, count=count)
-        with only("fused", "update"):
+        with force_kernel("fused", "update"):
             optimizer.step()
         for part, its in zip(parts, expected, strict=True):
             its.step(flat.grad[part], count)
@@ -127,7 +127,7 @@ def test_the_kernels_update_is_the_written_one() -> None:
         for count in range(1, STEPS + 1):
             flat.grad = torch.randn(flat.shape, generator=draws) * (30 if count == STEPS else 1)
             set_update(optimizer, lr=0.01, count=count)
-            with only(kernel, "update"):
+            with force_kernel(kernel, "update"):
                 optimizer.step()
         outcomes.append([x[:-PADDING] for x in (flat.detach(), *optimizer.state[flat].values())])
     for found, expected in zip(*outcomes, strict=True):
@@ -155,7 +155,7 @@ def modernbert() -> StableAdamW:
 @pytest.mark.parametrize("kernel", ["fused", "written"])
 def test_an_update_of_modernbert_base_is_few_launches(kernel: Any) -> None:
     seen, optimizer = Dispatched(), modernbert()
-    with launched(lambda name: seen.kernels.update([name])), only(kernel, "update"):
+    with launched(lambda name: seen.kernels.update([name])), force_kernel(kernel, "update"):
         for count in (1, 2):  # the first update makes moments and tables
             seen.kernels.clear()
             set_update(optimizer, lr=1e-4, count=count)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from encoder_core.layers.cross_attention import attend_across
 from encoder_core.layers.dropout import dropout as drop
-from encoder_core.layers.kernel_choice import Kernel, only, record_requests
+from encoder_core.layers.kernel_choice import Kernel, force_kernel, record_requests
 from encoder_core.layers.rows import Rows
 from encoder_core.random_draws import draw_key, head_keys
 from tests.support.models.parity import rows_of
@@ -48,7 +48,7 @@ def test_every_kernel_computes_the_formula(
     rows, others = (rows_of(list(each)) for each in zip(*lengths, strict=True))
     given_ones, expected_ones = operands(rows, others), operands(rows, others)
     torch.manual_seed(7)
-    with only(kernel):
+    with force_kernel(kernel):
         found = attend_across(*given_ones, rows, others, dropout)
     torch.manual_seed(7)
     expected = plainly(*expected_ones, rows, others, dropout)

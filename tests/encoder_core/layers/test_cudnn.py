@@ -12,7 +12,7 @@ from torch.backends import cuda
 from encoder_core.families.bert import BertConfig
 from encoder_core.layers import attention
 from encoder_core.layers.gpu_attention import cudnn_takes
-from encoder_core.layers.kernel_choice import only
+from encoder_core.layers.kernel_choice import force_kernel
 from encoder_core.layers.rows import Rows
 from encoder_core.trials.kernel_attempts import serve
 from encoder_core.trials.kernel_trial import TriedKernel, Unit, preference
@@ -74,7 +74,7 @@ def test_torch_may_use_nothing_else_for_full_rows_and_others_take_the_next_kerne
         (rows_of(4, 4, 4, causal=causal), [(True, False)]),
         (rows_of(5, 7, causal=causal), []),
     ):
-        with only("cudnn"):
+        with force_kernel("cudnn"):
             found = attention.automatic(q, k, v, rows, 0.0)
         torch.testing.assert_close(found, attention.reference(q, k, v, rows, 0.0))
         assert seen == expected

@@ -8,7 +8,7 @@ from torch.nn import attention as torch_attention
 
 from encoder_core.layers import attention
 from encoder_core.layers import gpu_attention as flash3
-from encoder_core.layers.kernel_choice import Preference, prefer
+from encoder_core.layers.kernel_choice import Preference, set_preference
 from encoder_core.layers.rows import Rows
 
 CUDA = torch.device("cuda")
@@ -71,10 +71,10 @@ def test_torch_is_told_once_and_has_its_own_again_for_every_other_kernel(
     monkeypatch.setattr(attention, "varlen_flash", lambda *given: given[0])
     try:
         for order in (("flash3",), ("flash3",), ("padded",), ("flash3", "padded")):
-            prefer(Preference(order, order))
+            set_preference(Preference(order, order))
             attention.automatic(q, q, q, rows, 0.0)
     finally:
-        prefer(None)
+        set_preference(None)
     assert calls == ["activated", "restored", "activated"]
 
 

@@ -69,7 +69,7 @@ def test_relative_keys(both_sides: bool) -> None:
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("buckets", [None, 4])
 def test_disentangled(buckets: int | None, few: bool) -> None:
-    rows = Rows.of(batch := flat(LENGTHS))
+    rows = Rows.from_batch(batch := flat(LENGTHS))
     query_rows = queries_at(torch.tensor([0, 3, 7, 12, 25]), batch) if few else rows
     positions = RelativePositions(20, HEADS * WIDTH, buckets=buckets, eps=1e-7).double()
     at = batch.positions if query_rows.at is None else batch.positions[query_rows.at]
@@ -94,7 +94,7 @@ def test_two_streams(content: bool) -> None:
         segments=torch.randint(0, 3, (tokens,)),
         reversed_rows=torch.tensor([False, False, True]),
     )
-    rows = Rows.of(batch)
+    rows = Rows.from_batch(batch)
     query_rows = rows if content else queries_at(torch.tensor([0, 3, 12, 25]), batch)
     scope = AttentionScope(batch, rows, query_rows, carried)
     layer = TwoStreamAttention(HEADS * WIDTH, HEADS, eps=1e-7, dropout=0.0, attention_dropout=0.3).double()

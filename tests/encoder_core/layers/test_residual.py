@@ -7,7 +7,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from encoder_core.layers import residual
-from encoder_core.layers.kernel_choice import only, record_requests
+from encoder_core.layers.kernel_choice import force_kernel, record_requests
 from launcher.runtime.capacity.workload import Shape
 from tests.support.models.small_networks import NETWORKS, Network, build, full_rows, memory, turns
 from tests.support.ranks import small_training
@@ -26,7 +26,7 @@ SHAPE = Shape(2, 16, 3)
 def test_gradients_of_a_network_are_those_of_the_written_formula(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(residual, "_takes", lambda *_: True)
+    monkeypatch.setattr(residual, "_supports", lambda *_: True)
     torch.manual_seed(0)
     module = build(network).train()
     batch = full_rows(network, SHAPE)
@@ -41,12 +41,12 @@ def test_gradients_of_a_network_are_those_of_the_written_formula(
             sum(term.loss_sum for term in losses.terms).backward()  # type: ignore[union-attr]
         return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
-    with record_requests() as places, only("written"):
+    with record_requests() as places, force_kernel("written"):
         written = gradients()
     assert not kernels
     for dropped in {place[1] for place in places if place[0] == "norm"}:
         assert list(places["norm", dropped]) == ["fused", "written"]  # so a trial tries it
-    with only("fused", "norm"):
+    with force_kernel("fused", "norm"):
         found = gradients()
     assert kernels
     assert found.keys() == written.keys()

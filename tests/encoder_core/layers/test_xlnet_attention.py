@@ -11,7 +11,7 @@ from torch import Tensor
 from encoder_core.batch import Batch
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers import cpu_pieces, cpu_relative
-from encoder_core.layers.kernel_choice import Kernel, only
+from encoder_core.layers.kernel_choice import Kernel, force_kernel
 from encoder_core.layers.xlnet_encoder import Memory, TwoStreamEncoder
 from tests.support.models.parity import make_batch, random_weights
 
@@ -57,7 +57,7 @@ def outcome(kernel: Kernel, network: TwoStreamEncoder, batch: Batch, carried: in
         for _ in range(LAYERS if carried else 0)
     )
     torch.manual_seed(7)
-    with only(kernel):
+    with force_kernel(kernel):
         streams = network.streams(batch, memory)
         states = [streams.content] if streams.query is None else [streams.content, streams.query]
         weighted = [(x * torch.linspace(-1, 2, x.numel(), dtype=x.dtype).view_as(x)).sum() for x in states]

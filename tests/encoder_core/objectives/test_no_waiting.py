@@ -10,7 +10,7 @@ from step_batch import in_random_order, make_batch
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.layers.kernel_choice import only
+from encoder_core.layers.kernel_choice import force_kernel
 from encoder_core.layers.rows import Rows
 from encoder_core.objectives.losses import CoupledObjective, ObjectiveModule
 from tests.support.models.small_networks import NETWORKS, Network, build, memory, turns, with_forms
@@ -31,7 +31,7 @@ def test_a_pass_waits_for_no_device(network: Network) -> None:
     batch = with_forms(network, make_batch([5, 20, 33, 1], 500))
     if network.objective.plm is not None:
         batch = in_random_order(make_batch([40] * 3, 500))
-    with only("written"):
+    with force_kernel("written"):
         coupled = memory(network, module, batch) if isinstance(module, CoupledObjective) else ()
         with Dispatched() as found:
             a_pass(module, batch, coupled)
@@ -83,7 +83,7 @@ def test_what_the_host_knows_of_a_batch_is_so(name: str) -> None:
 
 
 def test_waiting_is_seen() -> None:
-    rows = Rows.of(make_batch([3, 4], 500))
+    rows = Rows.from_batch(make_batch([3, 4], 500))
     with Dispatched() as found:
         x = torch.arange(4)
         _ = [x[x > 1], x.sum().item(), torch.repeat_interleave(x), rows.cu_seqlens.tolist()]

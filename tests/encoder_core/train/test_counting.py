@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.pre_norm import PreNormConfig
-from encoder_core.layers.kernel_choice import current_preference, only
+from encoder_core.layers.kernel_choice import current_preference, force_kernel
 from encoder_core.layers.planned import visible_pairs
 from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import ObjectiveModule
@@ -114,7 +114,7 @@ def test_flops_are_those_of_torchs_counter(name: str) -> None:
     network = next(network for network in NETWORKS if network.name == name)
     module, batch = build(network), full_rows(network)
     in_place = {torch.ops.aten.addmm_: lambda out, a, b, **_: 2 * a[0] * a[1] * b[1]}
-    with only("written"):
+    with force_kernel("written"):
         remembered = memory(network, module, batch)
         with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
             for losses in turns(module, batch, remembered):
@@ -198,7 +198,7 @@ def test_relative_positions_count_as_scores_do() -> None:
 
 
 def test_the_kernels_of_this_process_stay_preferred() -> None:
-    with only("padded"):
+    with force_kernel("padded"):
         before = current_preference()
         counted(roberta(), Shape(1, 16, 2))
         assert current_preference() is before

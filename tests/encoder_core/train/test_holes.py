@@ -81,7 +81,7 @@ def test_rows_that_held_nothing_else_are_left_out_and_the_others_keep_their_numb
 
 def test_a_batch_of_nothing_else_is_idle() -> None:
     batch = to_batch(samples(1, "doc_sentences", share=1.0), CPU)
-    assert (batch.rows, batch.tokens.numel(), batch.learned) == (0, 0, 0)
+    assert (batch.rows, batch.tokens.numel(), batch.loss_tokens) == (0, 0, 0)
 
 
 def detection() -> ObjectiveModule:

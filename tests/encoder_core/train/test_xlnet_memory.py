@@ -114,8 +114,8 @@ def test_when_memory_is_recomputed() -> None:
     refresh = MemoryRefresh(every=10, steps=2)
     expected = {0: [], 1: None, 9: None, 10: [8, 9], 20: [18, 19]}
     for step, before in expected.items():
-        found = refresh.before(step, 0)
+        found = refresh.recomputed_steps(step, 0)
         assert (None if found is None else list(found)) == before
-    assert refresh.before(33, 33) == range(33, 33), "a phase begins with nothing"
-    assert list(refresh.before(10, 9) or ()) == [9], "and remembers nothing of the phase before"
-    assert refresh.before(34, 33) is None
+    assert refresh.recomputed_steps(33, 33) == range(33, 33), "a phase begins with nothing"
+    assert list(refresh.recomputed_steps(10, 9) or ()) == [9], "and remembers nothing of the phase before"
+    assert refresh.recomputed_steps(34, 33) is None

@@ -14,7 +14,7 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads import cross_entropy
 from encoder_core.layers import attention, deberta_attention
-from encoder_core.layers.kernel_choice import Kernel, Preference, pick, prefer
+from encoder_core.layers.kernel_choice import Kernel, Preference, pick, set_preference
 from encoder_core.optim import adamw
 from encoder_core.trials.kernel_attempts import serve
 from encoder_core.trials.kernel_trial import TriedKernel, Unit, merge_networks, preference
@@ -160,11 +160,11 @@ def test_a_kernel_of_another_place_is_tried_by_itself_and_used_once_it_is_right(
     assert order.elsewhere == {"norm": ("fused", "written") if factor == 1.0 else ("written",)}
     assert pick(["fused", "written"], dropped=False, place="norm") == "written"
     try:
-        prefer(order)
+        set_preference(order)
         assert pick(["fused", "written"], dropped=True, place="norm") == order.elsewhere["norm"][0]
         assert pick(["fused", "written"], dropped=False, place="loss") == "written"
     finally:
-        prefer(None)
+        set_preference(None)
     assert order.plain == preference([one for one in found if one.place == "attention"]).plain
 
 
@@ -179,7 +179,7 @@ def test_the_losss_kernel_is_used_once_it_is_right(monkeypatch: pytest.MonkeyPat
         logits *= factor
         return by_bias
 
-    monkeypatch.setattr(cross_entropy, "_takes", lambda features: True)
+    monkeypatch.setattr(cross_entropy, "_supports", lambda features: True)
     monkeypatch.setattr(softmax_loss, "to_gradient", to_gradient)
     network = BertConfig(**SHAPE | {"layers": 1}, dropout=0.0, attention_dropout=0.0)
     found = [one for one in reported(network).found if one.place == "loss"]
@@ -199,7 +199,7 @@ def test_stable_adamws_kernels_are_used_once_they_are_right(
     def update_weights(*given: Any) -> None:
         right(*given[:-1], given[-1] | {"lr": given[-1]["lr"] * factor})
 
-    monkeypatch.setattr(adamw, "_takes", lambda p: True)
+    monkeypatch.setattr(adamw, "_supports", lambda p: True)
     monkeypatch.setattr(kernels, "update_weights", update_weights)
     network = BertConfig(**SHAPE | {"layers": 1}, dropout=0.0, attention_dropout=0.0)
     found = [one for one in reported(network, stable=True).found if one.place == "update"]

@@ -43,7 +43,7 @@ def copy_from(theirs: nn.Module, ours: nn.Module, their: Interchange) -> None:
     state, parameters = theirs.state_dict(), dict(ours.named_parameters())
     matched = their.table.match(state, their.layers, "their model")
     assert set(matched) == set(parameters)
-    for name, tensor in their.table.unpacked(state.__getitem__, matched, their.layers).items():
+    for name, tensor in their.table.unpack(state.__getitem__, matched, their.layers).items():
         parameters[name].copy_(tensor)
     for fold in their.table.folds:
         parameters[fold.ours].add_(state[fold.theirs][0])
@@ -54,7 +54,7 @@ def copy_into(theirs: nn.Module, ours: nn.Module, their: Interchange) -> None:
     """Our weights into their model, folded tables zero, as on export."""
     parameters = dict(ours.named_parameters())
     assert set(their.table.names(their.layers)) == set(parameters)
-    state = their.table.packed(parameters.__getitem__, their.layers)
+    state = their.table.pack(parameters.__getitem__, their.layers)
     for fold in their.table.folds:
         state[fold.theirs] = torch.zeros_like(theirs.state_dict()[fold.theirs])
     outcome = theirs.load_state_dict(state, strict=False)

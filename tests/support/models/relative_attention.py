@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from encoder_core.kernels.fused_attention import Layout, Terms, fused_attention
-from encoder_core.kernels.tiling import Cuts
+from encoder_core.kernels.tiling import Tilings
 from encoder_core.random_draws import head_keys, numbers16
 
 RATE_DROPPED = 20_000  # of 65,536
@@ -244,7 +244,7 @@ def outcome(context: Tensor, given: Problem) -> dict[str, Tensor]:
     return {"context": context, **dict(zip(inputs, gradients, strict=True))}
 
 
-def fused(given: Problem, cuts: Cuts | None = None) -> dict[str, Tensor]:
+def fused(given: Problem, cuts: Tilings | None = None) -> dict[str, Tensor]:
     """What the kernels make of it."""
     return outcome(fused_attention(given.q, given.k, given.v, given.terms, given.layout, cuts), given)
 

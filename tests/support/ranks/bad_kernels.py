@@ -218,7 +218,7 @@ def bad_kernel(how: str | Misbehaviour | None, compiler: Misbehaviour | None = N
         if compiler is not None:
             stack.enter_context(tried_with(compiler))
         elif how is not None:
-            stack.enter_context(patch("launcher.runtime.rank.kernels.gpu_here", lambda: GPU))
+            stack.enter_context(patch("launcher.runtime.rank.kernels.local_gpu_name", lambda: GPU))
             stack.enter_context(misbehaving(how))
             stack.enter_context(tried_with(how))
         yield

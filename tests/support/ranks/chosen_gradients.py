@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from encoder_core.layers.kernel_choice import only
+from encoder_core.layers.kernel_choice import force_kernel
 from encoder_core.layers.parameters import IntoHeads, JoinedLinear
 from encoder_core.optim import adamw, muon
 from encoder_core.optim.adamw import StableAdamW
@@ -146,7 +146,7 @@ def run(
 
 def run_fused(*given: Any) -> list[list[Piece]]:
     """`run` with StableAdamW's kernels, interpreted."""
-    with patch.object(adamw, "_takes", lambda p: True), only("fused", "update"):
+    with patch.object(adamw, "_supports", lambda p: True), force_kernel("fused", "update"):
         return run(*given)
 
 

@@ -13,7 +13,7 @@ from encoder_core.batch import Batch
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.dropout import dropout
 from encoder_core.layers.initialise import initialise
-from encoder_core.layers.kernel_choice import only
+from encoder_core.layers.kernel_choice import force_kernel
 from encoder_core.objectives.losses import LossSums
 from encoder_core.objectives.network import masked_language_model
 from encoder_core.optim.adamw import AdamW
@@ -94,10 +94,10 @@ def train_fused(
         return total, nn.functional.layer_norm(total, x.shape[1:], norm.weight, norm.bias, norm.eps)
 
     residual_norm.residual_norm = computed  # type: ignore[assignment]  # one without the shapes
-    residual._takes = lambda *_: True
+    residual._supports = lambda *_: True
     written = train(rank, world, settings, 0, 1)
     assert not launched
-    with only("fused", "norm"):
+    with force_kernel("fused", "norm"):
         fused = train(rank, world, settings, 0, 1)
     assert set(launched) == {CONFIG.hidden}
     return written, fused

@@ -146,7 +146,7 @@ class Lanes:
 
     def fetch(self, step: int) -> StepData:
         work = self._work(step)
-        before = REFRESH.before(step, 0)
+        before = REFRESH.recomputed_steps(step, 0)
         return StepData(
             work=work,
             counts={"plm": sum(m.batch.target_ids.numel() for m in work.microbatches)},

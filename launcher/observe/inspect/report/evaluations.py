@@ -9,7 +9,7 @@ from encoder_core.objectives.figures import TERM_LOSS
 from launcher.observe.inspect.report.chart import TONES, Chart, Level, Series, draw
 from launcher.observe.inspect.report.style import text
 from launcher.runtime.recipe.evaluation import EvaluationTask
-from launcher.runtime.run.evaluations import ANISOTROPY, DiagnosticResult, Evaluated, Figure, figures_of
+from launcher.runtime.run.evaluations import ANISOTROPY, DiagnosticResult, Evaluated, Figure, select_measure
 from launcher.runtime.run.step_table import Record
 
 
@@ -58,12 +58,12 @@ def _task_key(result: DiagnosticResult) -> str:
 def _charts(curve: _Curve) -> Iterator[Chart]:
     """Yield a chart for each measure: of all layers together, or else of the last one."""
     task, newest = curve.task, curve.figures[-1]
-    majority = [figure.value for figure in figures_of(newest, "majority") if figure.value is not None]
+    majority = [figure.value for figure in select_measure(newest, "majority") if figure.value is not None]
     levels = tuple(Level("largest class", value) for value in majority)
     for measure in dict.fromkeys(figure.measure for figure in newest):
         if (task.heldout and not measure.endswith(TERM_LOSS.suffix)) or measure == "majority":
             continue
-        figures = figures_of(newest, measure)
+        figures = select_measure(newest, measure)
         last = max((figure.layer or 0 for figure in figures), default=0)
         whole = [figure for figure in figures if figure.layer is None]
         lines = {_name(figure): figure for figure in whole or figures if figure.layer in (None, last)}

@@ -20,9 +20,9 @@ from launcher.runtime.run.evaluations import (
     DiagnosticResult,
     Figure,
     evaluated,
-    figures_of,
+    read_diagnostics,
     read_result,
-    results_of,
+    select_measure,
     unevaluated,
     write_result,
 )
@@ -156,7 +156,7 @@ def test_results_of_another_version_are_not_taken(evaluated_run: str) -> None:
     assert write_result(run.store, result)
     assert not write_result(run.store, result), "the first one stays"
     assert read_result(run.store, cells[0]) is None
-    assert results_of(run.store, "w" * 64) == [result]
+    assert read_diagnostics(run.store, "w" * 64) == [result]
     assert result.figures[0].value is None, "no number that JSON has no word for"
 
 
@@ -183,7 +183,7 @@ def test_held_out_loss_is_that_of_all_rows_and_lengths_cut_the_same_text(fresh_r
     Committing(fresh_run).commit(3)
     run = open_run(fresh_run)
     found = held_out(open_checkpoint(run), 1000)
-    losses = {(figure.length, figure.source): figure.value for figure in figures_of(found, "mlm_loss")}
+    losses = {(figure.length, figure.source): figure.value for figure in select_measure(found, "mlm_loss")}
     assert set(losses) == {(32, None), (64, None), (None, "text")}
     assert losses[64, None] == losses[None, "text"] == pytest.approx(whole(run)["mlm_loss"], abs=1e-5)
     assert losses[32, None] != losses[64, None]

@@ -11,7 +11,7 @@ from launcher.after.diagnose.measures import Splits, linear_probe, subsample
 from launcher.after.diagnose.states import FrozenEncoder, open_frozen
 from launcher.after.tasks.examples import Sentences
 from launcher.errors import RunError
-from launcher.runtime.run.evaluations import Figure, figures_of
+from launcher.runtime.run.evaluations import Figure, select_measure
 from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, export
 
@@ -43,7 +43,7 @@ def frozen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def value(figures: list[Figure], measure: str, layer: int | None = None) -> float:
-    (found,) = (figure.value for figure in figures_of(figures, measure) if figure.layer == layer)
+    (found,) = (figure.value for figure in select_measure(figures, measure) if figure.layer == layer)
     assert found is not None
     return found
 
@@ -51,7 +51,7 @@ def value(figures: list[Figure], measure: str, layer: int | None = None) -> floa
 @pytest.mark.long
 def test_a_word_is_found_and_noise_is_not(frozen: FrozenEncoder) -> None:
     found, noise = (linear_probe(frozen, splits(told=told)) for told in (True, False))
-    assert [figure.layer for figure in figures_of(found, "accuracy")] == [None, 0, 1, 2]
+    assert [figure.layer for figure in select_measure(found, "accuracy")] == [None, 0, 1, 2]
     assert value(found, "accuracy") > 0.85
     assert value(found, "best_accuracy") > 0.85
     assert value(found, "best_accuracy") == value(found, "accuracy", int(value(found, "best_layer")))

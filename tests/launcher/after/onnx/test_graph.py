@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from checkpoints.hf.load import load_pretrained, read_folder_config
-from encoder_core.batch import untargeted
+from encoder_core.batch import batch_without_targets
 from encoder_core.errors import ModelError
 from encoder_core.objectives.compose import network
 from launcher.after.export.sentence_transformer import write_sentence_transformer
@@ -105,7 +105,7 @@ def _scores(family: Family, folder: Path) -> Any:
     @torch.no_grad()
     def scores(sample: Sample) -> np.ndarray[Any, Any]:
         mask = torch.from_numpy(sample.mask)
-        batch = untargeted(sample.inputs["input_ids"][mask], sample.lengths)
+        batch = batch_without_targets(sample.inputs["input_ids"][mask], sample.lengths)
         types, langs = (sample.inputs.get(key) for key in ("token_type_ids", "langs"))
         every = torch.arange(len(batch.tokens))
         batch = replace(

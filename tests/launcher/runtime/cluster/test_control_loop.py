@@ -8,7 +8,7 @@ from pathlib import Path
 from data_service.store.local import LocalStore
 from launcher.runtime.cluster.orders import Fatal, Orders, Unsaved, WentBack
 from launcher.runtime.policies.elastic import GroupStart
-from launcher.runtime.policies.failures import BARREN, NODE_FAILURES, SAME_ERROR, SILENT_DEATHS
+from launcher.runtime.policies.failures import NODE_FAILURES, SAME_ERROR, SILENT_DEATHS, UNSAVED_FAILURES
 from launcher.runtime.run.history import read_history
 from tests.support.clusters.control import ELASTIC, FIXED, Cluster, driver, raised
 
@@ -154,7 +154,7 @@ def test_an_error_that_comes_back_ends_the_run(cluster: Cluster, tmp_path: Path)
 def test_deaths_before_ranks_come_together_end_the_run_at_last(cluster: Cluster, tmp_path: Path) -> None:
     """They may be the machines': so not soon. Ranks that only lost each other count as well."""
     loop = driver(tmp_path, FIXED)
-    for turn in range(BARREN):
+    for turn in range(UNSAVED_FAILURES):
         assert loop.next_group() is not None
         loop.end(0, 1) if turn % 2 else loop.end(rank0=raised("RuntimeError: gone", "silent"))
     assert loop.next_group() is None
@@ -164,7 +164,7 @@ def test_deaths_before_ranks_come_together_end_the_run_at_last(cluster: Cluster,
 
 def test_places_that_ray_does_not_find_are_nobodys_failure(cluster: Cluster, tmp_path: Path) -> None:
     loop = driver(tmp_path, FIXED)
-    for _ in range(2 * BARREN):
+    for _ in range(2 * UNSAVED_FAILURES):
         assert loop.next_group() is not None
         loop.end()
     assert loop.loop.end.fatal is None
@@ -172,7 +172,7 @@ def test_places_that_ray_does_not_find_are_nobodys_failure(cluster: Cluster, tmp
 
 def test_who_ends_to_go_back_has_not_died(cluster: Cluster, tmp_path: Path) -> None:
     loop = driver(tmp_path, FIXED)
-    for _ in range(2 * BARREN):
+    for _ in range(2 * UNSAVED_FAILURES):
         assert loop.next_group() is not None
         loop.begin("a", "a")
         loop.end(0, 1, rank0=WentBack(), rank1=raised("RuntimeError: connection closed by peer", "silent"))

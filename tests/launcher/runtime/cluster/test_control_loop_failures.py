@@ -11,7 +11,7 @@ from launcher.runtime.cluster import control_loop
 from launcher.runtime.cluster.deaths import read_deaths
 from launcher.runtime.cluster.orders import TakenOver, UnfitNodes
 from launcher.runtime.policies.elastic import GroupStart
-from launcher.runtime.policies.failures import BARREN, NODE_FAILURES, SAME_ERROR, Failure
+from launcher.runtime.policies.failures import NODE_FAILURES, SAME_ERROR, UNSAVED_FAILURES, Failure
 from launcher.runtime.policies.watchdog import RankLocation
 from launcher.runtime.run.history import read_history
 from tests.support.clusters.control import ELASTIC, FIXED, Cluster, Driver, Ranks, driver, faulty, raised
@@ -71,7 +71,7 @@ def test_a_stop_does_not_wait_for_a_claim(cluster: Cluster, tmp_path: Path) -> N
 
 def test_stores_that_do_not_answer_end_no_run(cluster: Cluster, tmp_path: Path) -> None:
     loop = driver(tmp_path, ELASTIC)
-    for _ in range(2 * BARREN):
+    for _ in range(2 * UNSAVED_FAILURES):
         assert loop.next_group() == GroupStart(3, frozenset())
         loop.take_rank_news(0, "a", step=0, doing="starting")
         closed = raised("RuntimeError: connection closed by peer", "silent")

@@ -7,7 +7,7 @@ import pytest
 from checkpoints.attempt import claim, newest_attempt
 from data_service.store.local import LocalStore
 from launcher.runtime.cluster.deaths import DEATHS, MAX_KEPT, Deaths, past_failures, read_deaths, write_deaths
-from launcher.runtime.policies.failures import BARREN, Failure, Restart, Stop
+from launcher.runtime.policies.failures import UNSAVED_FAILURES, Failure, Restart, Stop
 
 
 def failure(step: int, *, committed: int = 0, error: str | None = "ValueError: bad row") -> Failure:
@@ -65,7 +65,7 @@ def test_a_driver_that_died_without_a_word_is_counted(tmp_path: Path) -> None:
 def test_drivers_that_die_for_ever_without_a_commit_end_the_run(tmp_path: Path) -> None:
     """75, or 137, cannot go round for ever."""
     store = LocalStore(tmp_path)
-    for start in range(BARREN + 1):
+    for start in range(UNSAVED_FAILURES + 1):
         failures = past_failures(claim(store), committed=40, now=1e9 + start, note=silence)
     assert isinstance(Deaths(failures).decide(nodes=2), Stop)
 

@@ -29,7 +29,7 @@ from launcher.runtime.cluster.display import Watch
 from launcher.runtime.cluster.operator_log import OperatorLog
 from launcher.runtime.cluster.stop_requests import StopRequests
 from launcher.runtime.cluster.train import RunOutcome, supervise
-from launcher.runtime.policies.failures import BARREN
+from launcher.runtime.policies.failures import UNSAVED_FAILURES
 from launcher.runtime.recipe.load import reload
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.record import Run, open_run
@@ -156,11 +156,11 @@ def test_starts_that_fail_before_the_first_step_end_the_run(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("launcher.runtime.cluster.ray_session.connect", connect)
     codes: list[int] = []
-    for _ in range(BARREN):
+    for _ in range(UNSAVED_FAILURES):
         with pytest.raises((OSError, RunError)) as caught:
             supervised(open_run(fresh_run), [])
         codes.append(code_of(caught.value))
-    assert codes == [REPEAT] * (BARREN - 1) + [MISTAKE]
+    assert codes == [REPEAT] * (UNSAVED_FAILURES - 1) + [MISTAKE]
     assert isinstance(caught.value.__cause__, OSError)
     with pytest.raises(OSError):  # noqa: PT011  # who starts it again has mended something
         supervised(open_run(fresh_run), [])

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.runtime.policies.failures import (
-    BARREN,
-    FRUITLESS,
+    FAILED_STARTS,
+    NODE_FAILURE_HOURS,
     NODE_FAILURES,
-    NODE_HOURS,
     SAME_ERROR,
     SILENT_DEATHS,
+    UNSAVED_FAILURES,
     Failure,
     Kind,
     Restart,
@@ -78,7 +78,7 @@ def test_errors_that_differ_do_not(last: Failure) -> None:
 
 
 def test_starts_that_raise_before_a_step_end_the_run() -> None:
-    errors = [failure(step=0, worked=False, error=f"E{n}") for n in range(FRUITLESS)]
+    errors = [failure(step=0, worked=False, error=f"E{n}") for n in range(FAILED_STARTS)]
     assert decide(errors[:-1], nodes=1) == Restart()
     decision = decide(errors, nodes=1)
     assert isinstance(decision, Stop)
@@ -88,7 +88,7 @@ def test_starts_that_raise_before_a_step_end_the_run() -> None:
 
 
 def test_machines_that_die_before_the_first_step_do_not_end_a_run_early() -> None:
-    assert isinstance(decide([KILLED] * (BARREN - 1), nodes=1), Restart)
+    assert isinstance(decide([KILLED] * (UNSAVED_FAILURES - 1), nodes=1), Restart)
 
 
 @given(
@@ -119,7 +119,7 @@ def test_quick_deaths_after_a_group_that_made_steps_do_not_cost_its_copies() -> 
 
 
 def test_the_last_of_many_failures_is_told() -> None:
-    starts = [failure(step=0, worked=False, error="RayLost: no Ray", kind="silent")] * BARREN
+    starts = [failure(step=0, worked=False, error="RayLost: no Ray", kind="silent")] * UNSAVED_FAILURES
     decision = decide(starts, nodes=1)
     assert isinstance(decision, Stop)
     assert starts[0].error is not None
@@ -133,13 +133,16 @@ def test_nor_do_they_hide_an_error_that_comes_back() -> None:
 
 
 def test_deaths_without_a_newer_checkpoint_end_the_run_at_last() -> None:
-    deaths = [failure(n, step=50 + n, committed=40, error=f"E{n}" if n % 3 else None) for n in range(BARREN)]
+    deaths = [
+        failure(n, step=50 + n, committed=40, error=f"E{n}" if n % 3 else None)
+        for n in range(UNSAVED_FAILURES)
+    ]
     assert isinstance(decide(deaths, nodes=4), Stop)
     assert decide([failure(step=40, committed=20), *deaths[1:]], nodes=4) == Restart()
 
 
 def test_a_store_that_does_not_answer_counts_towards_nothing() -> None:
-    assert decide([AWAY] * (3 * BARREN), nodes=4) == Restart()
+    assert decide([AWAY] * (3 * UNSAVED_FAILURES), nodes=4) == Restart()
     assert decide([RAISED, AWAY, RAISED, AWAY], nodes=4) == Restart()
     assert isinstance(decide([RAISED, AWAY, RAISED, AWAY, RAISED], nodes=4), Stop)
 
@@ -152,7 +155,7 @@ def test_a_node_that_keeps_failing_is_left_out() -> None:
 
 
 def test_an_old_failure_of_a_node_is_forgotten() -> None:
-    bad = [failure(hour * NODE_HOURS, step=hour, node="bad") for hour in range(NODE_FAILURES)]
+    bad = [failure(hour * NODE_FAILURE_HOURS, step=hour, node="bad") for hour in range(NODE_FAILURES)]
     assert decide(bad, nodes=4) == Restart()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from encoder_core.train.settings import Pace
-from launcher.runtime.policies.stragglers import SUSTAINED, Detector, Straggler, Stragglers, slowness
+from launcher.runtime.policies.stragglers import SLOW_WINDOWS, Detector, Straggler, Stragglers, slowness
 from launcher.runtime.recipe.operation import WeightCheck
 
 TOKENS, SECOND = 1000, 1.0
@@ -70,7 +70,7 @@ def test_one_rank_has_nobody_to_be_slower_than() -> None:
 def test_it_takes_some_windows_and_is_said_once() -> None:
     detector = Detector(SETTINGS, forward=True)
     slow, well = [0.1, 0.3, 0.1], [0.1, 0.1, 0.1]
-    assert feed(detector, SUSTAINED * SETTINGS.window - 1, slow) == []
+    assert feed(detector, SLOW_WINDOWS * SETTINGS.window - 1, slow) == []
     (said,) = feed(detector, 1, slow)
     assert (said.rank, said.doing, round(said.ratio)) == (1, "compute", 3)
     assert feed(detector, 10 * SETTINGS.window, slow) == []
@@ -81,7 +81,7 @@ def test_it_takes_some_windows_and_is_said_once() -> None:
 def test_a_single_slow_window_says_nothing() -> None:
     detector = Detector(SETTINGS, forward=True)
     for _ in range(5):
-        assert feed(detector, (SUSTAINED - 1) * SETTINGS.window, [0.1, 9.0, 0.1]) == []
+        assert feed(detector, (SLOW_WINDOWS - 1) * SETTINGS.window, [0.1, 9.0, 0.1]) == []
         assert feed(detector, SETTINGS.window, [0.1, 0.1, 0.1]) == []
 
 

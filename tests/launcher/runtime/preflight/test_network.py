@@ -13,7 +13,7 @@ from launcher.runtime.preflight import network
 from launcher.runtime.preflight.network import (
     connection_error,
     examine_network,
-    interface_of,
+    interface_with_address,
     line_rate,
     rank_variables,
     ray_head,
@@ -42,7 +42,7 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("name", "address"), [(n, a) for n, found in INTERFACES.items() for a in found])
 def test_the_interface_with_the_address_is_taken(interfaces: None, name: str, address: str) -> None:
-    assert interface_of(address) == name
+    assert interface_with_address(address) == name
     found = rank_variables(address, {})
     assert found["GLOO_SOCKET_IFNAME"] == name
     assert found["NCCL_SOCKET_IFNAME"] == f"={name.split(':')[0]}"
@@ -60,7 +60,7 @@ def test_the_interface_with_the_address_is_taken(interfaces: None, name: str, ad
     ],
 )
 def test_an_address_is_more_than_its_letters(interfaces: None, address: str, name: str | None) -> None:
-    assert interface_of(address) == name
+    assert interface_with_address(address) == name
     assert ("GLOO_SOCKET_IFNAME" in rank_variables(address, {})) == (name is not None)
 
 
@@ -74,7 +74,7 @@ def test_what_a_user_has_set_stays(own: set[str], address: str) -> None:
 
 
 def test_the_address_outwards_is_one_of_this_machines() -> None:
-    assert interface_of(network.address_here()) is not None
+    assert interface_with_address(network.local_address()) is not None
 
 
 def test_this_machines_loopback_takes_connections() -> None:
@@ -91,7 +91,7 @@ def test_a_hosts_name_matters_where_no_interface_has_the_address(
     assert examine_network("127.0.0.1").verdict == "ok", "ranks do not go by it"
     if own is not None:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", own)
-    monkeypatch.setattr(network, "interface_of", lambda address: None)
+    monkeypatch.setattr(network, "interface_with_address", lambda address: None)
     finding = examine_network("127.0.0.1")
     assert finding.verdict == verdict
     assert bool(finding.remedy) == (verdict != "ok")

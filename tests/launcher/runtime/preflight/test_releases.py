@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
-from launcher.runtime.preflight.releases import SAME_BITS, torch_change, unfit_triton, untested_torch
+from launcher.runtime.preflight.releases import BIT_EQUAL_SERIES, torch_change, unfit_triton, untested_torch
 
 PROJECT = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text("utf-8"))["project"]
 GUIDE = Path(__file__).parents[4] / "infra/docs/operating.md"
@@ -101,7 +101,7 @@ def test_it_says_equal_of_the_releases_that_are_equal_in_the_guides_table() -> N
         if number > 1
     }
     equal = [release for release, number in columns.items() if {row[number] for row in python} == {"equal"}]
-    assert {release.rpartition(".")[0] for release in equal} == SAME_BITS
+    assert {release.rpartition(".")[0] for release in equal} == BIT_EQUAL_SERIES
     assert all(
         ("same bits" in torch_change(equal[0], other)) == (other in equal) for other in [*equal[1:], "2.10.0"]
     )
