@@ -1,22 +1,40 @@
-"""Measures one commit of a run by all tasks of its recipe. Independent of Ray and of training.
+"""Measures one commit of a run by all tasks of its recipe, or one checkpoint by what `maskfleet diagnose` asks for.
+Independent of Ray and of training.
 
 The weights are read into memory first, so the checkpoint may be deleted meanwhile.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from checkpoints.errors import DamagedCheckpoint
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import read_manifest
 from data_service.errors import UserError as DataError
 from data_service.store.errors import KeyMissing
+from data_service.store.open import open_store
 from encoder_core.errors import UserError as ModelError
 from launcher.after.diagnose.isotropy import anisotropy, heldout_sentences
 from launcher.after.diagnose.measures import SAMPLING_SEED, OwnData, digest_of_json, held_out, read_own_data
-from launcher.after.diagnose.states import Checkpoint, read_checkpoint
-from launcher.runtime.recipe.evaluation import EvaluationTask
+from launcher.after.diagnose.states import (
+    Checkpoint,
+    open_checkpoint,
+    open_frozen,
+    read_checkpoint,
+    rows_of_texts,
+)
+from launcher.after.tasks.schema import SCORED
+from launcher.after.tasks.task import load_task
+from launcher.errors import OptionError
+from launcher.runtime.recipe.evaluation import (
+    EvaluationTask,
+    HeldOutSettings,
+    Pooling,
+    ProbeSettings,
+    SimilaritySettings,
+)
 from launcher.runtime.run.evaluations import (
     DiagnosticCell,
     DiagnosticResult,
@@ -25,7 +43,7 @@ from launcher.runtime.run.evaluations import (
     write_commit,
     write_result,
 )
-from launcher.runtime.run.record import Run
+from launcher.runtime.run.record import RECORD, Run, open_run
 
 
 @dataclass(frozen=True)
@@ -101,3 +119,93 @@ def _figures(checkpoint: Checkpoint, task: EvaluationTask, own: OwnData | None) 
         return anisotropy(checkpoint.frozen, rows, task.anisotropy.poolings)
     assert task.heldout  # a task has exactly one measure
     return held_out(checkpoint, task.heldout.rows)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The figures of one measurement, with a title for the user."""
+
+    title: str
+    task: str
+    figures: Sequence[Figure]
+
+    def records(self) -> list[dict[str, object]]:
+        """Return the figures as plain data, for programs."""
+        return [{"task": self.task} | figure.model_dump() for figure in self.figures]
+
+
+def diagnoses(
+    source: str,
+    step: int | None,
+    *,
+    text: Path | None,
+    tasks: Sequence[str],
+    data: str | None,
+    poolings: list[Pooling],
+    limit: int,
+) -> Iterator[Diagnosis]:
+    """Yield the measurements one after another.
+
+    Args:
+        text: file whose lines are the texts for anisotropy; None: a run's held-out text.
+        tasks: names or YAML files of tasks.
+        data: folder or s3:// URI with the files of the tasks.
+        poolings: how the vectors are made.
+        limit: largest number of texts, and of examples of a split.
+
+    Raises OptionError if there is nothing to measure; also the errors of `open_frozen`, `load_task` and the measures.
+    """
+    is_run = open_store(source).size(RECORD) is not None
+    if not is_run and text is None and not tasks:
+        raise OptionError(
+            f"{source} is a model without text of its own", remedy="give --text FILE or --task NAME"
+        )
+    checkpoint = open_checkpoint(open_run(source), step) if is_run else None
+    frozen = checkpoint.frozen if checkpoint else open_frozen(source, step)
+    rows, of = None, "texts"
+    if text is not None:
+        rows = rows_of_texts(frozen, _lines(text, limit))
+    elif checkpoint is not None:
+        rows, of = heldout_sentences(checkpoint.run, frozen, limit), "held-out sentences"
+    if rows is not None:
+        figures = anisotropy(frozen, rows, poolings)
+        yield Diagnosis(f"Anisotropy of {frozen.name} on {len(rows):,} {of}", "anisotropy", figures)
+    if checkpoint is not None:
+        figures = held_out(checkpoint, HeldOutSettings().rows)
+        yield Diagnosis(f"Held-out loss of {frozen.name}", "heldout", figures)
+    for name in tasks:
+        parts = [
+            part for measure in _measures(name, data, poolings, limit) if (part := read_own_data(measure))
+        ]
+        figures = [figure for part in parts for figure in part.figures(frozen)]
+        yield Diagnosis(_title(parts[0]), parts[0].task.name, figures)
+
+
+def _measures(name: str, data: str | None, poolings: list[Pooling], limit: int) -> Iterator[EvaluationTask]:
+    """Yield what is measured on a task: similarity, or a probe of each pooling."""
+    if load_task(name, data).kind in SCORED:
+        scored = SimilaritySettings(task=name, data=data, poolings=poolings)
+        yield EvaluationTask(similarity=scored)
+        return
+    for pooling in poolings:
+        probe = ProbeSettings(task=name, data=data, examples=limit, pooling=pooling)
+        yield EvaluationTask(probe=probe)
+
+
+def _title(own: OwnData) -> str:
+    if own.measure.similarity:
+        return f"{own.task.name}: {len(own.data[0]):,} pairs"
+    train, _, test = own.data
+    return f"{own.task.name}: linear probe fitted on {len(train):,} examples, measured on {len(test):,}"
+
+
+def _lines(path: Path, most: int) -> list[str]:
+    """Return the first texts of a file that are not empty. Raises OptionError if it cannot be read."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            texts = (line.strip() for line in lines)
+            return [text for _, text in zip(range(most), filter(None, texts), strict=False)]
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(
+            f"--text {path} cannot be read: {error}", remedy="give a UTF-8 text file"
+        ) from error

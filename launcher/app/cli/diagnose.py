@@ -19,7 +19,7 @@ from launcher.app.cli.options import (
 from launcher.progress import work
 
 if TYPE_CHECKING:
-    from launcher.after.diagnose.subject import Diagnosis
+    from launcher.after.diagnose.evaluate import Diagnosis
     from launcher.runtime.recipe.evaluation import Pooling
     from launcher.runtime.run.evaluations import Figure
 
@@ -77,7 +77,7 @@ def diagnose(
         load_task(name, data)
     require_model(checkpoint)
     with work("loading libraries"):
-        from launcher.after.diagnose.subject import diagnoses
+        from launcher.after.diagnose.evaluate import diagnoses
     poolings: list[Pooling] = [one.value for one in pooling or (FrozenPooling.CLS, FrozenPooling.MEAN)]
     found = diagnoses(
         checkpoint, step, text=text, tasks=task or (), data=data, poolings=poolings, limit=limit
