@@ -295,8 +295,8 @@ class Upload:
             self.reached(self._accepted)
 
     def _is_lost(self, client: "S3Client", number: str) -> bool:
-        """Return whether the server has forgotten the upload. Ceph answers each completion of it with InternalError, and
-        NoSuchKey to this question (radosgw 16.2.15)."""
+        """Return whether the server has forgotten the upload. Ceph answers each completion of it with InternalError,
+        and NoSuchKey to this question (radosgw 16.2.15)."""
         try:
             client.list_parts(Bucket=self.bucket, Key=self.name, UploadId=number, MaxParts=1)
         except ClientError as error:
