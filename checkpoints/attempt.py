@@ -71,7 +71,7 @@ class Owner(BaseModel):
         """Return process `pid` of this machine as owner. This process acts in its name."""
         return cls(
             host=socket.gethostname(),
-            processes=processes.process_table(),
+            processes=processes.process_namespace_name(),
             pid=pid,
             started=processes.start_ticks(pid),
             claimed=now,
@@ -83,7 +83,7 @@ class Owner(BaseModel):
 
     def is_on_this_machine(self) -> bool:
         """Return whether the owner belongs to the process table of this machine and container."""
-        return self.processes == processes.process_table()
+        return self.processes == processes.process_namespace_name()
 
     def is_running(self) -> bool:
         """Return whether the process exists on this machine: same pid and same start, because pids are reused."""

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
 
 from checkpoints.errors import DamagedCheckpoint, NewerFormat
-from data_service.formats import NEWER_REMEDY, is_newer, newer_text
+from data_service.formats import NEWER_REMEDY, is_newer, newer_version_message
 from data_service.store.base import digest
 from encoder_core.train.settings import MEMORY
 
@@ -208,7 +208,7 @@ def decode_manifest(data: bytes, where: str) -> CheckpointManifest:
 def refuse_newer(body: bytes, where: str, error: ValidationError) -> None:
     """Raise NewerFormat if `error` arose because a newer version wrote `body`, the intact content of `where`."""
     if is_newer(body, known=1, error=error):
-        raise NewerFormat(newer_text(where), remedy=NEWER_REMEDY)
+        raise NewerFormat(newer_version_message(where), remedy=NEWER_REMEDY)
 
 
 def first_validation_error(error: ValidationError) -> str:

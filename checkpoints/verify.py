@@ -42,7 +42,7 @@ def read_chunk(store: Store, file: RankFile, index: int) -> bytes:
     )
     try:
         return read_verified(
-            store, file.key, start=start, length=length, expected=file.hashes[index], otherwise=wrong
+            store, file.key, start=start, length=length, expected=file.hashes[index], error_on_mismatch=wrong
         )
     except (KeyMissing, Truncated) as error:
         raise DamagedCheckpoint(error.problem, remedy=remedy) from error

@@ -2,7 +2,7 @@
 
 import re
 
-from data_service.printable import without_secrets
+from data_service.printable import mask_secrets
 
 
 class UserError(Exception):
@@ -13,7 +13,7 @@ class UserError(Exception):
     """
 
     def __init__(self, problem: str, *, remedy: str) -> None:
-        self.problem, self.remedy = without_secrets(problem), without_secrets(remedy)
+        self.problem, self.remedy = mask_secrets(problem), mask_secrets(remedy)
         super().__init__(self.problem, self.remedy)
 
     def __str__(self) -> str:

@@ -26,7 +26,7 @@ def parse_json(data: bytes | str) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def newer_text(where: str) -> str:
+def newer_version_message(where: str) -> str:
     """Return the message for an object at `where` that a newer version has written."""
     return f"{where} was written by a newer version of maskfleet"
 
@@ -62,14 +62,14 @@ class Envelope(NamedTuple):
     body: bytes
 
 
-def envelope(kind: str, version: int, body: bytes) -> bytes:
+def wrap_in_envelope(kind: str, version: int, body: bytes) -> bytes:
     """Return the bytes of a file of this kind, such as `maskfleet-corpus`. `body`: its content, as JSON."""
     head = f'{{"format":"{kind}","version":{version},"sha256":"{hashlib.sha256(body).hexdigest()}","content":'
     return head.encode() + body + b"}\n"
 
 
 def open_envelope(kind: str, data: bytes) -> Envelope:
-    """Return what `envelope` packed. Raises ValueError: the bytes are damaged, or of another kind."""
+    """Return what `wrap_in_envelope` packed. Raises ValueError: the bytes are damaged, or of another kind."""
     found = _ENVELOPE_PATTERN.fullmatch(data)
     if found is None or found[1] != kind.encode():
         raise ValueError(f"its beginning or end is not that of a file of format {kind}")

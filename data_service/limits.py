@@ -9,23 +9,23 @@ _GIB = 1 << 30
 _RAY_OPEN_FILES = 1024  # open files that one of Ray's processes needs
 _RAY_THREADS = 512  # threads that Ray's processes and two ranks need
 _COMMAND_THREADS = 32  # threads that a command needs besides Rust libraries' one for each core
-_THREAD_COUNT_BOUND = 4096  # highest limit for which a user's threads are counted, which takes a while
+_MAX_COUNTED_THREAD_LIMIT = 4096  # highest limit for which a user's threads are counted, which takes a while
 _ULIMIT_UNIT_BYTES = {"-v": 1024, "-f": 1024}  # bytes in which `ulimit` counts
 
 
-def ensure_threads(needed: int | None = None) -> None:
+def check_thread_limit(needed: int | None = None) -> None:
     """Raise EnvironmentUnusable if this user may not start so many threads; by default, those of any command."""
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if os.geteuid() == 0 or soft == resource.RLIM_INFINITY:  # the kernel does not apply this limit to root
         return
     if needed is None:
-        if soft > _THREAD_COUNT_BOUND:
+        if soft > _MAX_COUNTED_THREAD_LIMIT:
             return
         needed = _COMMAND_THREADS + (os.cpu_count() or 1)
     _ensure_limit("-u", soft, "processes and threads of a user", _user_threads() + needed)
 
 
-def ensure_limits(object_store: int = 0) -> None:
+def check_process_limits(object_store: int = 0) -> None:
     """Raise EnvironmentUnusable if a limit is too low, with its name and the value that is needed.
 
     The soft limit of open files is raised to that value.
@@ -42,12 +42,12 @@ def ensure_limits(object_store: int = 0) -> None:
             resource.RLIMIT_AS,
             "virtual memory",
             3 * _GIB + object_store,
-        ),  # a rank of a tiny run has 2.6 GB
+        ),  # virtual memory: even a rank of a tiny run maps 2.6 GB
         ("-f", resource.RLIMIT_FSIZE, "the size of a file", max(_GIB, object_store)),
     ]
     for option, kind, what, need in needs:
         _ensure_limit(option, resource.getrlimit(kind)[0], what, need)
-    ensure_threads(_RAY_THREADS)
+    check_thread_limit(_RAY_THREADS)
 
 
 def _ensure_limit(option: str, soft: int, what: str, need: int) -> None:

@@ -20,7 +20,7 @@ _SECRET_PARAMETER = re.compile(
 _SECRET_MASK = "***"
 
 
-def without_secrets(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """Return `text` with user names, passwords and signatures in URIs replaced by `***`."""
     if "://" not in text:
         return text

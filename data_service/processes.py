@@ -16,7 +16,7 @@ from pathlib import Path
 
 from data_service.errors import EnvironmentUnusable
 
-RAY_MARK = "maskfleet-started-here"
+RAY_SESSION_MARK = "maskfleet-started-here"
 """Name of a file in Ray's log folder that says that one of our commands started this Ray."""
 COMMAND_VARIABLE = "MASKFLEET_COMMAND"
 """Environment variable with the name of the command that a process belongs to (`command_name`)."""
@@ -33,7 +33,7 @@ def pid_namespace() -> str:
     return os.readlink("/proc/self/ns/pid") if _BOOT_ID_FILE.exists() else ""
 
 
-def process_table() -> str:
+def process_namespace_name() -> str:
     """Return machine, boot and namespace as text. Within one such table a pid names one process at a time."""
     return " ".join(part for part in (socket.gethostname(), boot_id(), pid_namespace()) if part)
 
@@ -67,7 +67,7 @@ def command_name() -> str:
     return os.environ.get(COMMAND_VARIABLE) or own
 
 
-def may_be_running(name: str) -> bool:
+def may_process_exist(name: str) -> bool:
     """Return whether the process of that name may exist: it does, or it would be in another namespace, whose
     processes cannot be looked up here. What is no such name is left alone."""
     pid, _, rest = name.partition("-")
@@ -86,12 +86,13 @@ def mark_ray_session() -> None:
     (_ray_folder() / f"{_RAY_PREFIX}{os.getpid()}").write_text(command_name())
 
 
-def remove_ray_sessions(ended: str = "") -> None:
-    """Remove the session folders of Rays that commands started here, where the command has ended, or is `ended`."""
+def remove_ray_sessions(ended_command: str = "") -> None:
+    """Remove the session folders of Rays that commands started here, where the command has ended, or is
+    `ended_command`."""
     for mark in _ray_folder().glob(f"{_RAY_PREFIX}*"):
         with suppress(OSError):  # another command has removed the mark, or it belongs to another user
             owner = mark.read_text()
-            if owner == ended or not may_be_running(owner):
+            if owner == ended_command or not may_process_exist(owner):
                 for session in _ray_folder().glob(f"ray/session_*_{mark.name.removeprefix(_RAY_PREFIX)}"):
                     shutil.rmtree(session, ignore_errors=True)
                 mark.unlink()
@@ -100,12 +101,12 @@ def remove_ray_sessions(ended: str = "") -> None:
 _RAY_PREFIX = "maskfleet-ray-"
 _TEMPORARY_PREFIX = "maskfleet-temporary-"
 _FOLDER_VARIABLES = ("TMPDIR", "RAY_TMPDIR")  # each names a folder for temporary files
-_TRIAL_BYTES = 4096  # bytes of a test file: on a full disk an empty file can still be written
+_TEST_FILE_BYTES = 4096  # bytes of a test file: on a full disk an empty file can still be written
 _OPEN_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW  # anyone may put a link there
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+def hold_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold the lock on `path` during the block, so that no other process of this machine has it.
 
     `path` is a folder or a file; a missing file is created. The kernel releases the lock if this process is killed.
@@ -144,7 +145,7 @@ def temporary_root() -> Path:
         if given := os.environ.get(variable):
             try:
                 with tempfile.TemporaryFile(dir=given) as file:
-                    file.write(b"\0" * _TRIAL_BYTES)
+                    file.write(b"\0" * _TEST_FILE_BYTES)
             except OSError as error:
                 raise EnvironmentUnusable(
                     f"{variable}={given}: temporary files cannot be written there: {error.strerror or error}",
@@ -154,15 +155,15 @@ def temporary_root() -> Path:
 
 
 @contextmanager
-def temporary_folder(what: str) -> Iterator[Path]:
-    """Yield an empty temporary folder, which is removed at the end of the block. `what`: a part of its name.
+def temporary_folder(purpose: str) -> Iterator[Path]:
+    """Yield an empty temporary folder, which is removed at the end of the block. `purpose`: a part of its name.
 
     The process holds a lock on the folder, so folders of processes that have ended can be recognised.
 
     Raises EnvironmentUnusable: as `temporary_root`.
     """
     _remove_orphans(temporary_root())
-    folder, lock = _locked_folder(what)
+    folder, lock = _locked_folder(purpose)
     try:
         yield folder
     finally:
@@ -173,7 +174,7 @@ def temporary_folder(what: str) -> Iterator[Path]:
 def _locked_folder(what: str) -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY_PREFIX}{what}-"))
-        # Another process took the folder for an orphan before it was locked.
+        # Another process may have removed the folder as an orphan before it was locked.
         with suppress(FileNotFoundError):
             lock = _lock(folder, _OPEN_FOLDER_FLAGS, wait=True)
             if folder.exists():

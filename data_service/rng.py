@@ -26,7 +26,7 @@ def stream_key(*parts: int | str) -> Key:
     return Key(digest.digest())
 
 
-def draws64(key: Key, start: int, stop: int) -> NDArray[np.uint64]:
+def draw_uint64(key: Key, start: int, stop: int) -> NDArray[np.uint64]:
     """Return words `start` to `stop` of the stream, uniform over 64 bits. The cost is proportional to the range."""
     first_count, skip = divmod(start, _WORDS_PER_COUNT)
     philox = np.random.Philox(key=np.frombuffer(key, dtype="<u8"), counter=first_count)
@@ -34,10 +34,10 @@ def draws64(key: Key, start: int, stop: int) -> NDArray[np.uint64]:
     return words[skip:]
 
 
-def draws32(key: Key, start: int, stop: int) -> NDArray[np.uint32]:
+def draw_uint32(key: Key, start: int, stop: int) -> NDArray[np.uint32]:
     """Return half-words `start` to `stop` of the stream, uniform over 32 bits."""
     first_word = start // 2
-    words = draws64(key, first_word, (stop + 1) // 2)
+    words = draw_uint64(key, first_word, (stop + 1) // 2)
     halves: NDArray[np.uint32] = words.astype("<u8", copy=False).view("<u4")
     return halves[start - 2 * first_word : stop - 2 * first_word]
 

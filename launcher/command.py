@@ -24,23 +24,23 @@ from typing import IO, TYPE_CHECKING
 from data_service import processes
 from launcher.exit_codes import CODES, FINISHED, MISTAKE, REPEAT
 from launcher.progress import others_write
-from launcher.signals import heeded
+from launcher.signals import handled_signals
 
 if TYPE_CHECKING:
     import psutil  # imported where it is used: it is slow to import
 
-SAVING_COMMANDS = ("train", "demo", "evaluate")  # commands with signal handlers of their own
+SAVING_COMMANDS = ("train", "demo", "evaluate")  # commands that install signal handlers of their own
 _CORPUS_COMMANDS = ("build", "prepare", "append")  # commands of `corpus` that start a Ray
-_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-_GRACE_S = 15.0  # time limit for a driver that has nothing to save to end by itself
-_SECOND_SIGNAL_S = 3.0  # time limit for the driver to end after a second Ctrl-C
-_KILL_S = 10.0  # time limit for killed processes to be gone
+_RAY_AGENT_NAMES = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+_DRIVER_END_TIMEOUT_S = 15.0  # time limit for a driver that has nothing to save to end by itself
+_SECOND_SIGNAL_TIMEOUT_S = 3.0  # time limit for the driver to end after a second Ctrl-C
+_KILL_TIMEOUT_S = 10.0  # time limit for killed processes to be gone
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # options of prctl(2)
 
-_save_flags = mmap.mmap(-1, 2)  # shared flags: the driver is saving; it ever was
+_save_flags = mmap.mmap(-1, 2)  # flags shared with the driver: whether it is saving, and whether it ever was
 
 
-def is_supervised(arguments: Sequence[str]) -> bool:
+def needs_supervision(arguments: Sequence[str]) -> bool:
     """Return whether the command starts a Ray, so that its process tree is looked after."""
     if {"-h", "--help"} & set(arguments):
         return False
@@ -52,17 +52,17 @@ def is_supervised(arguments: Sequence[str]) -> bool:
     return False
 
 
-def supervise(work: Callable[[], None]) -> int:
-    """Run `work` in a child process, the driver. Return the exit code of the command."""
+def supervise(driver_function: Callable[[], None]) -> int:
+    """Run `driver_function` in a child process, the driver. Return the exit code of the command."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
-    os.environ.pop(processes.COMMAND_VARIABLE, None)  # that a command which started this one has set
+    os.environ.pop(processes.COMMAND_VARIABLE, None)  # removes the value that an outer command has set
     name = processes.command_name()
     _end_orphans()
     os.environ[processes.COMMAND_VARIABLE] = name
     try:
         parent, driver = os.getpid(), os.fork()
         if driver == 0:
-            _be_driver(work, parent)
+            _run_as_driver(driver_function, parent)
         return _exit_code(*_wait_for_driver(driver))
     finally:
         _kill_all(name)
@@ -75,7 +75,7 @@ def supervisor_process() -> int:
 
 
 @contextmanager
-def saving() -> Iterator[None]:
+def mark_saving() -> Iterator[None]:
     """Give the driver time to save after a request to end, inside the `with` block."""
     _save_flags[0] = _save_flags[1] = 1
     try:
@@ -85,10 +85,10 @@ def saving() -> Iterator[None]:
 
 
 @contextmanager
-def output_into(path: Path) -> Iterator[None]:
+def redirect_output(path: Path) -> Iterator[None]:
     """Redirect this process's standard output and error to a file inside the `with` block, because libraries, above all
-    Ray's core, print much that we tell operators in our own words. A `screen()` that was opened before still writes to
-    the screen."""
+    Ray's core, print much that we tell operators in our own words. An `open_terminal_stream()` that was opened before
+    still writes to the screen."""
     kept, file = [os.dup(1), os.dup(2)], os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for number in (1, 2):
         os.dup2(file, number)
@@ -106,14 +106,14 @@ def output_into(path: Path) -> Iterator[None]:
             os.close(before)
 
 
-def screen(number: int = 1) -> IO[str]:
-    """Return a stream to the original standard output (2: error). It works while that is redirected (`output_into`),
-    and drops the text if the terminal is gone."""
-    stream: IO[str] = _ForgivingStream(os.fdopen(os.dup(number), "w", buffering=1))  # type: ignore[assignment]
+def open_terminal_stream(number: int = 1) -> IO[str]:
+    """Return a stream to the original standard output (2: error). It works while that is redirected
+    (`redirect_output`), and drops the text if the terminal is gone."""
+    stream: IO[str] = _LossyStream(os.fdopen(os.dup(number), "w", buffering=1))  # type: ignore[assignment]
     return stream
 
 
-def _be_driver(work: Callable[[], None], parent: int) -> None:
+def _run_as_driver(work: Callable[[], None], parent: int) -> None:
     """Run `work` as the driver, and never return. The process ends with its `parent`, since nobody else watches it."""
     code = REPEAT
     try:
@@ -121,9 +121,9 @@ def _be_driver(work: Callable[[], None], parent: int) -> None:
         _prctl(_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # the parent died before prctl took effect
             os._exit(code)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*heeded(), signal.SIGCHLD})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*handled_signals(), signal.SIGCHLD})
         if sys.argv[1] in SAVING_COMMANDS:  # these commands go on after their terminal has closed
-            sys.stdout, sys.stderr = _ForgivingStream(sys.stdout), _ForgivingStream(sys.stderr)
+            sys.stdout, sys.stderr = _LossyStream(sys.stdout), _LossyStream(sys.stderr)
         logging.getLogger().addHandler(logging.NullHandler())  # messages for people have their own channel
         work()
         code = FINISHED
@@ -132,7 +132,7 @@ def _be_driver(work: Callable[[], None], parent: int) -> None:
     except KeyboardInterrupt:
         pass  # Ctrl-C came before a handler was installed, so nothing was done
     except BaseException as error:
-        _say(f"the command failed: {type(error).__name__}: {error}")
+        _print_error(f"the command failed: {type(error).__name__}: {error}")
     finally:
         with suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -145,12 +145,12 @@ def _wait_for_driver(driver: int) -> tuple[int, bool]:
 
     A driver that is saving gets all the time it needs; another gets a short time and is then killed.
     """
-    asked, interrupts, idle_since, asking = False, 0, 0.0, heeded()
+    asked, interrupts, idle_since, asking = False, 0, 0.0, handled_signals()
     while True:
         found, status = os.waitpid(driver, os.WNOHANG)
         if found:
             return status, asked
-        patience = _SECOND_SIGNAL_S if interrupts > 1 else _GRACE_S
+        patience = _SECOND_SIGNAL_TIMEOUT_S if interrupts > 1 else _DRIVER_END_TIMEOUT_S
         if not asked or (_save_flags[0] and interrupts < 2):
             idle_since = time.monotonic()
         elif time.monotonic() - idle_since > patience:
@@ -172,16 +172,16 @@ def _exit_code(status: int, asked: bool) -> int:
     if not asked:
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
         stands = "; the run stands at its last checkpoint" if sys.argv[1] in SAVING_COMMANDS[:2] else ""
-        _say(f"the process that did the work {how}{stands}")
+        _print_error(f"the process that did the work {how}{stands}")
     if sys.argv[1] not in SAVING_COMMANDS[:2]:
-        _say("the same command goes on: what is stored stays")
+        _print_error("the same command goes on: what is stored stays")
         return REPEAT
     lost = "; what was done since the last checkpoint is lost" if _save_flags[1] else ": no step was made"
-    _say(f"the same command goes on{lost}")
+    _print_error(f"the same command goes on{lost}")
     return REPEAT
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 
@@ -197,7 +197,7 @@ def _kill_all(name: str) -> None:
     """Send SIGKILL to every descendant, until none is left."""
     import psutil
 
-    deadline = time.monotonic() + _KILL_S
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
     while time.monotonic() < deadline:
         named = (process for process, owner in _command_processes() if owner == name)
         left = {*psutil.Process().children(recursive=True), *named}
@@ -208,7 +208,7 @@ def _kill_all(name: str) -> None:
                 pass
         if not left:
             return
-        time.sleep(0.02)  # they are dying: nothing tells when the last one has
+        time.sleep(0.02)  # they are dying, and no event tells when the last one is gone
 
 
 def _kill(process: "psutil.Process") -> None:
@@ -223,7 +223,7 @@ def _end_orphans() -> None:
     import psutil
 
     for process, owner in _command_processes():
-        if not processes.may_be_running(owner):
+        if not processes.may_process_exist(owner):
             _kill(process)
     for process in psutil.process_iter():
         if _is_orphaned_agent(process):
@@ -238,7 +238,9 @@ def _is_orphaned_agent(process: "psutil.Process") -> bool:
     import psutil
 
     with suppress(psutil.Error, OSError):
-        if process.uids().real != os.getuid() or process.cmdline()[:1] not in ([name] for name in _AGENTS):
+        if process.uids().real != os.getuid() or process.cmdline()[:1] not in (
+            [name] for name in _RAY_AGENT_NAMES
+        ):
             return False
         parent = process.parent()
         if processes.start_ticks(os.getsid(process.pid)) or (
@@ -246,7 +248,7 @@ def _is_orphaned_agent(process: "psutil.Process") -> bool:
         ):
             return False
         folders = {Path(file.path).parent for file in process.open_files()}
-        return any((folder / processes.RAY_MARK).exists() for folder in folders)
+        return any((folder / processes.RAY_SESSION_MARK).exists() for folder in folders)
     return False
 
 
@@ -265,7 +267,7 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-class _ForgivingStream:
+class _LossyStream:
     """A stream that drops the text after its terminal was closed or its reader has ended."""
 
     def __init__(self, stream: object) -> None:

@@ -8,9 +8,9 @@ from types import ModuleType
 
 from data_service.errors import UserError
 
-EVALUATE = "evaluate"  # the extra with all that fine-tuning, evaluation and embeddings need
+EVALUATE_EXTRA = "evaluate"  # the extra with all that fine-tuning, evaluation and embeddings need
 
-PEER_GONE = (
+PEER_GONE_MESSAGES = (
     "gloo/transport",
     "Connection closed by peer",
     "ncclRemoteError",
@@ -31,7 +31,7 @@ class RunError(UserError):
     """A run that does not exist, exists already, or is not what its URI suggests."""
 
 
-class TryAgain(RunError):
+class TransientRunError(RunError):
     """An obstacle that may pass by itself: the same command, given again, may succeed."""
 
 
@@ -63,9 +63,9 @@ class CertificateError(UserError):
     """A certificate of a run that cannot be read, trusted or written."""
 
 
-def optional(package: str, use: str, extra: str | None = None) -> ModuleType:
-    """Return the package, imported. Raises MissingPackage, which says that `use` needs it, and how to install it: by
-    itself, or with the other packages of an extra of ours."""
+def import_optional(package: str, purpose: str, extra: str | None = None) -> ModuleType:
+    """Return the package, imported. Raises MissingPackage, which says that `purpose` needs it, and how to install it:
+    by itself, or with the other packages of an extra of ours."""
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
@@ -74,12 +74,12 @@ def optional(package: str, use: str, extra: str | None = None) -> ModuleType:
             package.partition(".")[0],
         ):  # the package is installed, but one of its dependencies is missing
             raise
-        problem = f"{use} needs {package}, which is not installed"
+        problem = f"{purpose} needs {package}, which is not installed"
         wanted = package if extra is None else f"'maskfleet[{extra}]'"
         raise MissingPackage(problem, remedy=f"pip install {wanted}") from error
 
 
-def reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return why a foreign library cannot read a file, in one line. For a damaged file it may raise anything:
     `KeyError: 'added_tokens'`, or a bare `Exception`."""
     said = next(iter(str(error).splitlines()), "")

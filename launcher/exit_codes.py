@@ -8,7 +8,7 @@ from data_service.errors import RayLost
 from data_service.errors import UserError as DataError
 from data_service.store.errors import TRANSIENT_ERRORS, OutOfSpace
 from encoder_core.errors import UserError as ModelError
-from launcher.errors import TryAgain
+from launcher.errors import TransientRunError
 
 FINISHED = 0
 MISTAKE = 2  # a user's mistake, or a failure that recurred after restarts
@@ -19,7 +19,7 @@ CODES = (FINISHED, MISTAKE, STOPPED, REPEAT)
 SAVE_SECONDS = 120  # between the request to stop and the kill: time for a checkpoint
 JOIN_SECONDS = 900  # time limit for all nodes of a job to join its Ray cluster; images may have to be pulled
 
-_RETRYABLE = (*TRANSIENT_ERRORS, OutOfSpace, Superseded, TryAgain, RayLost)
+_RETRYABLE = (*TRANSIENT_ERRORS, OutOfSpace, Superseded, TransientRunError, RayLost)
 
 
 def code_of(error: BaseException) -> int:

@@ -65,14 +65,14 @@ def write_file(path: Path, text: str) -> None:
         if path.exists() and not path.is_file():  # a folder, which is refused, or a device
             path.write_text(text, "utf-8")
         else:
-            _replace(path.resolve(), text)
+            _write_atomically(path.resolve(), text)
     except OSError as error:
         raise OutputError(
             f"cannot write {path}: {error.strerror or error}", remedy=_remedy(error.errno)
         ) from error
 
 
-def _replace(path: Path, text: str) -> None:
+def _write_atomically(path: Path, text: str) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{path.name[:64]}-", dir=path.parent)
     try:
         with open(handle, "w", encoding="utf-8") as file:
@@ -125,7 +125,7 @@ def print_table(table: "Table") -> None:
 
 
 @contextmanager
-def watched_output() -> Iterator[None]:
+def raise_output_errors() -> Iterator[None]:
     """Raise OutputError, inside the `with` block, if standard output cannot be written. If its reader has ended,
     BrokenPipeError is raised as usual, which the command line treats as a normal end.
     """
@@ -150,15 +150,15 @@ class _CheckedOutput:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        with self._as_output_error():
+        with self._translate_errors():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        with self._as_output_error():
+        with self._translate_errors():
             self._stream.flush()
 
     @contextmanager
-    def _as_output_error(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             if self.failure is not None:
                 raise self.failure

@@ -2,10 +2,10 @@
 
     Python starts            Python's own handlers: none of our code has run yet
     `maskfleet` is imported  a signal ends the process at once and in silence: nothing was begun
-    `ended_when_asked`       a signal is raised as the end of the command: temporary files are removed on the way out,
+    `end_on_signal`       a signal is raised as the end of the command: temporary files are removed on the way out,
                              one line says what was asked and what stays, and the code is 128 + the signal's number
 
-A command that another start continues has its own code (`answering`). `train`, `demo` and `evaluate` look after
+A command that another start continues has its own code (`signal_response`). `train`, `demo` and `evaluate` look after
 processes (`launcher.command`), and save first: `launcher.runtime.cluster.stop_requests` turns their signals into codes.
 """
 
@@ -19,10 +19,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
-HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-STAYS = "what is stored is whole, and nothing is half-written"
-_HANDLER_S = 2.0  # time limit for Python to hear of a signal: a library's own loop may last for minutes
-_CLEANUP_S = 30.0  # time limit for temporary files to be removed, and a Ray of its own to end
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+DEFAULT_END_MESSAGE = "what is stored is whole, and nothing is half-written"
+_HANDLER_TIMEOUT_S = (
+    2.0  # time limit for Python to hear of a signal: a library's own loop may last for minutes
+)
+_CLEANUP_TIMEOUT_S = 30.0  # time limit for temporary files to be removed, and a Ray of its own to end
 _NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C"}
 
 
@@ -33,9 +35,9 @@ class _SignalExit(SystemExit):
 @dataclass
 class _Answer:
     code: int | None = None  # exit code; None: 128 + the signal's number
-    stays: str = STAYS
+    stays: str = DEFAULT_END_MESSAGE
     asked: int | None = None  # the signal that is being answered
-    lost: bool = False  # the exception was raised where Python discards exceptions
+    lost: bool = False  # whether the exception was raised where Python discards exceptions
 
     def said(self, number: int) -> int:
         """Print the line about the signal. Return the exit code."""
@@ -45,35 +47,35 @@ class _Answer:
         return 128 + number if self.code is None else self.code
 
 
-_answer = _Answer()
+_signal_answer = _Answer()
 
 
-def heeded() -> frozenset[signal.Signals]:
+def handled_signals() -> frozenset[signal.Signals]:
     """Return the signals that ask for an end: not one that whoever started the command has had ignored, as nohup
     does."""
-    return frozenset(number for number in HEEDED if signal.getsignal(number) != signal.SIG_IGN)
+    return frozenset(number for number in END_SIGNALS if signal.getsignal(number) != signal.SIG_IGN)
 
 
-def as_python_has_them() -> None:
+def restore_default_handlers() -> None:
     """Set Python's default signal handlers, which the import of `maskfleet` replaced, for a process that handles its
     own signals."""
-    for number in heeded():
+    for number in handled_signals():
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @contextmanager
-def answering(code: int, stays: str) -> Iterator[None]:
+def signal_response(code: int, end_message: str) -> Iterator[None]:
     """Set, inside the `with` block, the exit code of a command that is asked to end, and its text on what remains."""
-    before = _answer.code, _answer.stays
-    _answer.code, _answer.stays = code, stays
+    before = _signal_answer.code, _signal_answer.stays
+    _signal_answer.code, _signal_answer.stays = code, end_message
     yield
-    _answer.code, _answer.stays = (
+    _signal_answer.code, _signal_answer.stays = (
         before  # no `finally`: the exception that leaves the block ends the command with its code
     )
 
 
 @contextmanager
-def ended_when_asked() -> Iterator[None]:
+def end_on_signal() -> Iterator[None]:
     """End the command at the first signal inside the `with` block; a second Ctrl-C ends it without cleaning up.
 
     If Python cannot handle the signal because a library computes, a thread ends the process.
@@ -82,33 +84,33 @@ def ended_when_asked() -> Iterator[None]:
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=_reset_in_fork)
-    sys.unraisablehook = _keep_what_is_lost
-    for number in heeded():
+    sys.unraisablehook = _keep_discarded_signal
+    for number in handled_signals():
         signal.signal(number, _end)
-    threading.Thread(target=_end_if_stuck, args=(reading,), name="signals", daemon=True).start()
+    threading.Thread(target=_exit_if_handler_stuck, args=(reading,), name="signals", daemon=True).start()
     try:
         yield
     except BaseException:
-        if _answer.asked is None:
+        if _signal_answer.asked is None:
             raise
-        sys.exit(_answer.said(_answer.asked))
+        sys.exit(_signal_answer.said(_signal_answer.asked))
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    if _answer.asked is None:
-        _answer.asked = number
+    if _signal_answer.asked is None:
+        _signal_answer.asked = number
         raise _SignalExit
 
 
-def _keep_what_is_lost(unraisable: "sys.UnraisableHookArgs") -> None:
+def _keep_discarded_signal(unraisable: "sys.UnraisableHookArgs") -> None:
     """Keep a signal that comes while an object is finalised, which Python would only print."""
     if isinstance(unraisable.exc_value, _SignalExit):
-        _answer.lost = True
+        _signal_answer.lost = True
     else:
         sys.__unraisablehook__(unraisable)
 
 
-def _end_if_stuck(reading: int) -> None:
+def _exit_if_handler_stuck(reading: int) -> None:
     """End the process after a signal, whatever the main thread does. This runs on a separate thread."""
     while True:
         number = os.read(reading, 1)[0]
@@ -119,21 +121,24 @@ def _end_if_stuck(reading: int) -> None:
 def _await_exit(number: int, reading: int) -> None:
     """End the process unless the main thread does in time. Return if the signal was lost, and has been raised again."""
     waited, interrupts = 0.0, int(number == signal.SIGINT)
-    while waited < (_HANDLER_S if _answer.asked is None else _CLEANUP_S) and interrupts < 2:
-        if _answer.lost:
-            _answer.lost, _answer.asked = False, None
+    while (
+        waited < (_HANDLER_TIMEOUT_S if _signal_answer.asked is None else _CLEANUP_TIMEOUT_S)
+        and interrupts < 2
+    ):
+        if _signal_answer.lost:
+            _signal_answer.lost, _signal_answer.asked = False, None
             signal.raise_signal(number)
             return
         if select.select([reading], [], [], 0.1)[0]:
             interrupts += os.read(reading, 1)[0] == signal.SIGINT
         else:
             waited += 0.1
-    os._exit(_answer.said(number))
+    os._exit(_signal_answer.said(number))
 
 
 def _reset_in_fork() -> None:
     """Reset the handling of signals in a forked process, which is not the command."""
     signal.set_wakeup_fd(-1)
-    for number in heeded():
+    for number in handled_signals():
         if signal.getsignal(number) is _end:
             signal.signal(number, signal.SIG_DFL)

@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from checkpoints.errors import ExportError
-from data_service.formats import is_newer, newer_text, parse_json
+from data_service.formats import is_newer, newer_version_message, parse_json
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
@@ -102,7 +102,9 @@ def _recorded_files(out: Store) -> dict[str, str]:
         return ExportRecord.model_validate_json(data).files
     except ValidationError as error:
         if is_newer(data, known=1, error=error):
-            raise ExportError(newer_text(f"{out.uri.rstrip('/')}/{EXPORT_RECORD}"), remedy=_REMEDY) from error
+            raise ExportError(
+                newer_version_message(f"{out.uri.rstrip('/')}/{EXPORT_RECORD}"), remedy=_REMEDY
+            ) from error
         raise ExportError(
             f"{out.uri.rstrip('/')}/{EXPORT_RECORD} is damaged, so it is not known which files an export wrote there",
             remedy=_REMEDY,

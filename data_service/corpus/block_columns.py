@@ -122,7 +122,7 @@ class StoredColumns(Mapping[str, NDArray[Any]]):
                 start=start,
                 length=length,
                 expected=stored.digests[name],
-                otherwise=mismatch,
+                error_on_mismatch=mismatch,
             )
         except (KeyMissing, Truncated) as error:
             raise damaged_corpus(place, error.problem) from error

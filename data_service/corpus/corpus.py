@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.corpus.block_columns import COLUMNS_FOLDER, StoredColumns
-from data_service.corpus.manifest import MANIFEST, TOKENIZER, BlockTable, CorpusManifest, PairTexts
+from data_service.corpus.manifest import MANIFEST_KEY, TOKENIZER_FOLDER, BlockTable, CorpusManifest, PairTexts
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.parts import with_parts
 from data_service.corpus.reader import read_block, read_block_bytes, to_block
@@ -88,7 +88,7 @@ def verify_files(
         *_find_unlisted_files(store, manifest),
     ]
     if not damage and manifest.fingerprint != manifest.computed_fingerprint:
-        damage.append(Damage(MANIFEST, "its fingerprint is not that of its blocks"))
+        damage.append(Damage(MANIFEST_KEY, "its fingerprint is not that of its blocks"))
     return VerifyReport(
         shards=len(manifest.shard_sizes),
         blocks=len(manifest.train) + len(manifest.heldout),
@@ -219,7 +219,7 @@ class Corpus:
             CorpusError: the copy is not the tokenizer with which the corpus was built.
             TokenizerError, StoreError: the copy cannot be read.
         """
-        tokenizer = load_tokenizer(self.store.at(TOKENIZER).uri)
+        tokenizer = load_tokenizer(self.store.at(TOKENIZER_FOLDER).uri)
         self.require_tokenizer(tokenizer)
         return tokenizer
 
@@ -230,7 +230,7 @@ class Corpus:
                 f"{self.store.uri} was built with another tokenizer: its manifest says "
                 f"{self.manifest.tokenizer_hash[:12]} ({self.manifest.vocab_size} ids), "
                 f"the given one is {tokenizer.hash[:12]} ({tokenizer.vocab_size} ids)",
-                remedy=f"use the corpus's copy, {self.store.at(TOKENIZER).uri}, or build with this tokenizer",
+                remedy=f"use the corpus's copy, {self.store.at(TOKENIZER_FOLDER).uri}, or build with this tokenizer",
             )
 
 
@@ -358,7 +358,7 @@ def _show_block(
     before = int(table.documents[:index].sum())
     for document in range(wanted.start, min(wanted.stop, len(block.documents) - 1)):
         bounds = block.sentences[block.documents[document] : block.documents[document + 1] + 1]
-        removal = removals.number_of(split, before + document)
+        removal = removals.removal_number(split, before + document)
         texts = pairwise(bounds) if removal is None else ()
         yield ShownDocument(
             shard=table.key(index),

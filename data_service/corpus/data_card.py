@@ -13,7 +13,7 @@ from data_service.corpus.corpus import Corpus, open_part
 from data_service.corpus.manifest import CorpusManifest
 from data_service.corpus.origin import IndexedSplit, Origin, PreparedInput, StageCounts, by_count
 from data_service.corpus.removals import load_removals
-from data_service.printable import one_line, without_secrets
+from data_service.printable import mask_secrets, one_line
 from data_service.tokenizers.loss import KINDS, TextLoss, describe_loss
 
 _LISTED_VALUES = 50  # values of a field that a table lists
@@ -157,7 +157,7 @@ def render_markdown(card: DataCard, title: str, level: int = 1) -> str:
     """Return the card as Markdown. `level`: of its heading; its sections are one below."""
     head = "#" * level
     lines = [
-        f"{head} {_escaped(title)}\n",
+        f"{head} {_escape_cell(title)}\n",
         *_corpus_lines(card),
         *(line for part in card.built for line in _part_lines(part, f"{head}#", named=len(card.built) > 1)),
         *_removal_lines(card, f"{head}#"),
@@ -174,28 +174,30 @@ def _corpus_lines(card: DataCard) -> Iterator[str]:
         ],
     )
     yield f"Fingerprint `{card.fingerprint}`, manifest `{card.digest}`, tokenizer `{card.tokenizer}`.\n"
-    yield f"{_search_text(card.searched)}\n"
+    yield f"{_searched_splits_text(card.searched)}\n"
 
 
-def _search_text(splits: Sequence[IndexedSplit]) -> str:
+def _searched_splits_text(splits: Sequence[IndexedSplit]) -> str:
     if not splits:
         return "The text was not searched for texts of evaluation sets, or not all of it."
-    named = ", ".join(f"{_escaped(one.split)} ({one.looked_up:,} of {one.texts:,} texts)" for one in splits)
+    named = ", ".join(
+        f"{_escape_cell(one.split)} ({one.looked_up:,} of {one.texts:,} texts)" for one in splits
+    )
     return (
         f"No document of it holds a text of these evaluation sets, as far as runs of words show it: {named}."
     )
 
 
 def _part_lines(part: BuiltPart, head: str, *, named: bool) -> Iterator[str]:
-    yield f"{head} {f'Built at {_escaped(part.uri)}' if named else 'Inputs'}\n"
-    files = ", ".join(f"`{_escaped(one)}`" for one in part.inputs[:_LISTED_PATTERNS])
+    yield f"{head} {f'Built at {_escape_cell(part.uri)}' if named else 'Inputs'}\n"
+    files = ", ".join(f"`{_escape_cell(one)}`" for one in part.inputs[:_LISTED_PATTERNS])
     more = f" and {len(part.inputs) - _LISTED_PATTERNS:,} more" if len(part.inputs) > _LISTED_PATTERNS else ""
     yield f"{part.input_files:,} files, {part.input_bytes:,} bytes: {files}{more}.\n"
     counts = [(name.replace("_", " "), count) for name, count in part.counts.items() if count]
     yield from _table(("at the build", ""), counts)
     if part.loss is not None:
         lost = [describe_loss(part.loss, kind) for kind in KINDS if kind in part.loss.lost]
-        sentences = [f"{_escaped(one)}." for one in lost] or ["The tokenizer loses no character of it."]
+        sentences = [f"{_escape_cell(one)}." for one in lost] or ["The tokenizer loses no character of it."]
         yield "\n\n".join(sentences) + "\n"
     if part.origin is None:
         yield "It is not recorded where the documents are from.\n"
@@ -213,7 +215,7 @@ def _part_lines(part: BuiltPart, head: str, *, named: bool) -> Iterator[str]:
 
 
 def _preparation_lines(prepared: PreparedInput, head: str) -> Iterator[str]:
-    yield f"{head} Prepared at {_escaped(prepared.uri)}\n"
+    yield f"{head} Prepared at {_escape_cell(prepared.uri)}\n"
     partly = "" if prepared.files == prepared.all_files else f", of which {prepared.files:,} files were read"
     yield (
         f"{prepared.documents_kept:,} of {prepared.documents_read:,} documents were kept, in {prepared.all_files:,} "
@@ -267,12 +269,12 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> Iterato
         return
     yield f"| {' | '.join(heads)} |"
     yield f"|{'---|' * len(heads)}"
-    yield from (f"| {' | '.join(map(_escaped, row))} |" for row in rows[:-1])
-    yield f"| {' | '.join(map(_escaped, rows[-1]))} |\n"
+    yield from (f"| {' | '.join(map(_escape_cell, row))} |" for row in rows[:-1])
+    yield f"| {' | '.join(map(_escape_cell, rows[-1]))} |\n"
 
 
-def _escaped(value: str | int) -> str:
+def _escape_cell(value: str | int) -> str:
     """Return a value as text that cannot end a cell or begin markup."""
     if isinstance(value, int):
         return f"{value:,}"
-    return one_line(without_secrets(value)).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    return one_line(mask_secrets(value)).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")

@@ -20,9 +20,9 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.loss import TextLoss
 
-BUILD = "build/"
-CONFIGURATION = "build/configuration.json"
-TOKENIZER = "tokenizer"
+BUILD_FOLDER = "build/"
+CONFIGURATION_KEY = "build/configuration.json"
+TOKENIZER_FOLDER = "tokenizer"
 
 
 @dataclass(frozen=True)
@@ -44,27 +44,27 @@ class BuildLayout:
 
     def hashes(self, split: int) -> str:
         """Return the key of a split's sorted document hashes."""
-        return f"{BUILD}{self.build}/hashes/{split:06d}.bin"
+        return f"{BUILD_FOLDER}{self.build}/hashes/{split:06d}.bin"
 
     def drops(self, partition: int) -> str:
         """Return the key of one partition's list of documents that are copies of an earlier document."""
-        return f"{BUILD}{self.build}/drops/{partition:03d}.bin"
+        return f"{BUILD_FOLDER}{self.build}/drops/{partition:03d}.bin"
 
     def unigram(self, split: int) -> str:
         """Return the key of the token counts of a split's training shard: [vocab_size] int64."""
-        return f"{BUILD}{self.build}/unigrams/{split:06d}.bin"
+        return f"{BUILD_FOLDER}{self.build}/unigrams/{split:06d}.bin"
 
     def words(self, name: str) -> str:
         """Return the key of the workers' copy of one of the files of words."""
-        return f"{BUILD}{self.build}/words/{name}"
+        return f"{BUILD_FOLDER}{self.build}/words/{name}"
 
     def ids(self, split: int) -> str:
         """Return the key of the sorted hashes of the ids of a split's documents."""
-        return f"{BUILD}{self.build}/ids/{split:06d}.bin"
+        return f"{BUILD_FOLDER}{self.build}/ids/{split:06d}.bin"
 
     def receipt(self, stage: str, task: int) -> str:
         """Return the key of the receipt of a finished task."""
-        return f"{BUILD}{self.build}/receipts/{stage}/{task:06d}.json"
+        return f"{BUILD_FOLDER}{self.build}/receipts/{stage}/{task:06d}.json"
 
 
 def shard_stem(split: int) -> str:
@@ -98,7 +98,7 @@ class CorpusPart:
     digest: str
 
 
-MANIFEST = "manifest.json"
+MANIFEST_KEY = "manifest.json"
 MANIFEST_START = b'{"format":"maskfleet-corpus",'
 
 
@@ -190,7 +190,7 @@ class BlockTable:
         return Digests(self.columns["digest"])
 
     @cached_property
-    def first_blocks(self) -> dict[str, int]:
+    def first_block_by_shard(self) -> dict[str, int]:
         """Number of the first block of each shard, by key."""
         shards, first = np.unique(self.shard, return_index=True)
         return {self.shards[shard]: int(block) for shard, block in zip(shards, first, strict=True)}
@@ -243,9 +243,9 @@ class HeldoutRule:
             found if self.clusters else {name: value for name, value in found.items() if name != "clusters"}
         )
 
-    def holds_out(self, low: int) -> bool:
+    def holds_out(self, low_hash_word: int) -> bool:
         """Return whether a document or paragraph with this low word is held out."""
-        return low < self.below and low not in self.trained
+        return low_hash_word < self.below and low_hash_word not in self.trained
 
 
 @dataclass(frozen=True)

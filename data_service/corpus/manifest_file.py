@@ -22,9 +22,9 @@ from pydantic import (
 
 from data_service.corpus.block_columns import MIN_BLOCKS, StoredTable, describe, open_table, write_columns
 from data_service.corpus.manifest import (
-    CONFIGURATION,
+    CONFIGURATION_KEY,
     DTYPES,
-    MANIFEST,
+    MANIFEST_KEY,
     BlockTable,
     CorpusManifest,
     CorpusPart,
@@ -37,7 +37,7 @@ from data_service.corpus.manifest import (
 from data_service.corpus.origin import Origin
 from data_service.corpus.words import Segmentation
 from data_service.errors import CorpusError, damaged_corpus
-from data_service.formats import NEWER_REMEDY, envelope, newer_text, open_envelope
+from data_service.formats import NEWER_REMEDY, newer_version_message, open_envelope, wrap_in_envelope
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.tokenizers.loss import TextLoss
@@ -65,7 +65,7 @@ class _InlineTable(_ManifestObject):
     digest: list[Digest]
 
     @model_validator(mode="after")
-    def _columns_agree(self) -> "_InlineTable":
+    def _check_columns(self) -> "_InlineTable":
         columns = (self.offset, self.length, self.tokens, self.sentences, self.documents, self.digest)
         if any(len(column) != len(self.shard) for column in columns):
             raise ValueError("the columns of a block table differ in length")
@@ -109,7 +109,7 @@ class _ManifestContent(_ManifestObject):
     loss: TextLoss | None = None
 
     @model_validator(mode="after")
-    def _parts_agree(self) -> "_ManifestContent":
+    def _check_parts(self) -> "_ManifestContent":
         if len(self.unigram) != self.vocab_size:
             raise ValueError(f"{len(self.unigram)} unigram counts for {self.vocab_size} ids")
         shards = {*self.train.shards, *self.heldout.shards}
@@ -164,7 +164,7 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
     # Older versions do not know these keys, but can read a manifest without them.
     content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-    return envelope(_FORMAT, _version(content, manifest.heldout_rule), body)
+    return wrap_in_envelope(_FORMAT, _version(content, manifest.heldout_rule), body)
 
 
 def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
@@ -173,13 +173,13 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
     Raises:
         CorpusError: the bytes are damaged, not a manifest, or of a version that this program does not know.
     """
-    place = f"{store.uri.rstrip('/')}/{MANIFEST}"
+    place = f"{store.uri.rstrip('/')}/{MANIFEST_KEY}"
     try:
         stored = open_envelope(_FORMAT, data)
     except ValueError as error:
         raise damaged_corpus(place, str(error)) from error
     if stored.version > NEWEST_VERSION:
-        raise CorpusError(newer_text(place), remedy=NEWER_REMEDY)
+        raise CorpusError(newer_version_message(place), remedy=NEWER_REMEDY)
     try:
         content = _ManifestContent.model_validate_json(stored.body)
     except ValidationError as error:
@@ -215,7 +215,7 @@ def save_manifest(store: Store, manifest: CorpusManifest) -> None:
     if _stores_columns_apart(manifest):
         for split, table in (("train", manifest.train), ("heldout", manifest.heldout)):
             write_columns(store, table, describe(table, split))
-    store.put(MANIFEST, dump_manifest(manifest))
+    store.put(MANIFEST_KEY, dump_manifest(manifest))
 
 
 def with_digest(manifest: CorpusManifest) -> CorpusManifest:
@@ -236,7 +236,7 @@ def load_manifest(store: Store) -> CorpusManifest:
         StoreError: the store cannot be read.
     """
     try:
-        data = store.get(MANIFEST)
+        data = store.get(MANIFEST_KEY)
     except KeyMissing as error:
         raise no_corpus_error(store.uri) from error
     return parse_manifest(data, store)
@@ -244,7 +244,7 @@ def load_manifest(store: Store) -> CorpusManifest:
 
 def no_corpus_error(uri: str) -> CorpusError:
     return CorpusError(
-        f"no corpus at {uri}: it has no {MANIFEST}",
+        f"no corpus at {uri}: it has no {MANIFEST_KEY}",
         remedy="check the URI; if a build was interrupted, run the same `maskfleet corpus build` again",
     )
 
@@ -276,16 +276,17 @@ def _to_manifest(content: _ManifestContent, store: Store) -> CorpusManifest:
     return CorpusManifest(**(fields | converted), recorded=content.fingerprint)
 
 
-def claim_output(store: Store, wanted: Mapping[str, object]) -> None:
-    """Reserve the output for the corpus that `wanted` describes. Files of the same command, interrupted, are accepted.
+def claim_output(store: Store, configuration: Mapping[str, object]) -> None:
+    """Reserve the output for the corpus that `configuration` describes. Files of the same command, interrupted, are
+    accepted.
 
     Raises CorpusError: the output holds a corpus, complete or not, or something else is being made there.
     """
-    described = json.dumps(wanted).encode()
-    if store.size(MANIFEST) is not None:
-        raise CorpusError(f"{store.uri} holds a corpus already", remedy="choose another place")
-    if not store.put_if_absent(CONFIGURATION, described) and store.get(CONFIGURATION) != described:
+    described = json.dumps(configuration).encode()
+    if store.size(MANIFEST_KEY) is not None:
+        raise CorpusError(f"{store.uri} holds a corpus already", remedy="give another folder with --out")
+    if not store.put_if_absent(CONFIGURATION_KEY, described) and store.get(CONFIGURATION_KEY) != described:
         raise CorpusError(
             f"{store.uri} holds a corpus that a build or a merge has not finished",
-            remedy="choose another place, or delete that folder",
+            remedy="give another folder with --out, or delete that folder",
         )

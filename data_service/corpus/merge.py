@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from data_service.corpus.corpus import SPLITS, Corpus, open_corpus
 from data_service.corpus.manifest import (
-    CONFIGURATION,
+    CONFIGURATION_KEY,
     DTYPES,
-    MANIFEST,
+    MANIFEST_KEY,
     BlockTable,
     CorpusManifest,
     CorpusPart,
@@ -36,7 +36,7 @@ from data_service.corpus.manifest import (
     sidecar_key,
 )
 from data_service.corpus.manifest_file import claim_output, save_manifest, with_digest
-from data_service.corpus.merged_ids import EqualIds, refuse_equal_ids
+from data_service.corpus.merged_ids import DuplicateIdError, check_unique_ids
 from data_service.corpus.parts import key_in_part
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import (
@@ -58,11 +58,11 @@ from data_service.types import Block
 ReportBlocks = Callable[[int, int], None]
 """A function that is called with the number of blocks and sidecars just read, and of all."""
 
-COPIES_REASON = "copies of documents of earlier parts"
+DUPLICATE_REMOVAL_REASON = "copies of documents of earlier parts"
 """The reason of the removal that leaves copies out."""
 
 _HASH_RANGES = 256  # one range for each first byte of a hash
-_RECORD = np.dtype(
+_HASH_RECORD_DTYPE = np.dtype(
     [("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4")]
     + [(name, "<i8") for name in ("document", "block", "start", "stop")]
 )
@@ -84,7 +84,12 @@ class MergeReport:
 
 
 def merge_corpora(
-    uris: Sequence[str], output: str, *, by: str, at: int, report: ReportBlocks = lambda done, total: None
+    uris: Sequence[str],
+    output: str,
+    *,
+    removed_by: str,
+    at: int,
+    report: ReportBlocks = lambda done, total: None,
 ) -> MergeReport:
     """Merge corpora, in this order, into one at `output`. They must stay where they are.
 
@@ -93,7 +98,7 @@ def merge_corpora(
     Args:
         uris: at least two corpora, which may be merged ones.
         output: folder or s3:// prefix of its own.
-        by: user and host, for the removal of copies.
+        removed_by: user and host, for the removal of copies.
         at: seconds since 1970.
         report: function that is called in this thread.
 
@@ -103,15 +108,15 @@ def merge_corpora(
         CorruptBlock, StoreError: a block cannot be read, or a store cannot be used.
     """
     sources = [open_corpus(uri) for uri in uris]
-    refuse_incompatible(sources)
+    check_mergeable(sources)
     store = open_store(output)
     if (known := _complete_merge_report(sources, store)) is not None:
         return known
     claim_output(store, {"merge": [source.manifest.digest for source in sources]})
     try:
-        return join_corpora(sources, store, by=by, at=at, report=report)
-    except EqualIds:
-        store.delete(CONFIGURATION)  # frees the output folder for a merge of other corpora
+        return join_corpora(sources, store, removed_by=removed_by, at=at, report=report)
+    except DuplicateIdError:
+        store.delete(CONFIGURATION_KEY)  # frees the output folder for a merge of other corpora
         raise
 
 
@@ -119,14 +124,14 @@ def _complete_merge_report(sources: Sequence[Corpus], store: Store) -> MergeRepo
     """Return the report of this merge if it is complete in `store`; None if it is not, or if documents were removed
     from a source since. Remains of a killed merge are deleted.
     """
-    if store.size(MANIFEST) is None:
+    if store.size(MANIFEST_KEY) is None:
         return None
     merged, carried = open_corpus(store.uri).manifest, [*carried_removals(sources)]
     chain = load_removals(store, merged)
     if merged.digest != with_digest(_merged_manifest(sources)).digest or not begins_with(chain, carried):
         return None
-    store.delete(CONFIGURATION)
-    store.remove_leftovers("", before=MANIFEST)
+    store.delete(CONFIGURATION_KEY)
+    store.remove_leftovers("", before=MANIFEST_KEY)
     return _merge_report(merged, chain, len(carried))
 
 
@@ -134,7 +139,7 @@ def join_corpora(
     sources: Sequence[Corpus],
     store: Store,
     *,
-    by: str,
+    removed_by: str,
     at: int,
     report: ReportBlocks = lambda done, total: None,
 ) -> MergeReport:
@@ -147,24 +152,24 @@ def join_corpora(
     sidecars = sum(len(source.manifest.provenance) for source in sources)
     total = sidecars + sum(len(source.table(split)) for source in sources for split in SPLITS)
     copies = _find_copies(sources, lambda done, _: report(done, total))
-    refuse_equal_ids(sources, copies, lambda done: report(done, total))
+    check_unique_ids(sources, copies, lambda done: report(done, total))
     chain, carried = RemovalChain(), [*carried_removals(sources)]
     for removal in carried:
-        chain = _append(store, manifest, chain, removal)
+        chain = _record_removal(store, manifest, chain, removal)
     train, heldout = chain.for_split("train"), chain.for_split("heldout")
     new = Removal(
-        by,
+        removed_by,
         at,
-        COPIES_REASON,
+        DUPLICATE_REMOVAL_REASON,
         train=_unknown_documents(copies["train"], train),
         heldout=_unknown_documents(copies["heldout"], heldout),
     )
     if len(new.train) or len(new.heldout):
-        chain = _append(store, manifest, chain, new)
+        chain = _record_removal(store, manifest, chain, new)
     for key in manifest.tokenizer_files:
         store.put(key, sources[0].store.get(key))
     save_manifest(store, manifest)
-    store.delete(CONFIGURATION)
+    store.delete(CONFIGURATION_KEY)
     store.remove_leftovers("", before=None)
     return _merge_report(manifest, chain, len(carried))
 
@@ -174,12 +179,14 @@ def _merge_report(manifest: CorpusManifest, chain: RemovalChain, carried: int) -
     before, copies = chain.removals[:carried], chain.removals[carried : carried + 1]
     return MergeReport(
         documents=sum(int(table.documents.sum()) for table in (manifest.train, manifest.heldout)),
-        copies=sum(len(one.train) + len(one.heldout) for one in copies if one.reason == COPIES_REASON),
+        copies=sum(
+            len(one.train) + len(one.heldout) for one in copies if one.reason == DUPLICATE_REMOVAL_REASON
+        ),
         removed=sum(len(one.train) + len(one.heldout) for one in before),
     )
 
 
-def refuse_incompatible(sources: Sequence[Corpus]) -> None:
+def check_mergeable(sources: Sequence[Corpus]) -> None:
     """Raise CorpusError if there are not several corpora, or they differ in what one corpus has only one of."""
     if len({source.manifest.digest for source in sources}) < max(2, len(sources)):
         raise CorpusError(
@@ -223,7 +230,7 @@ def _merged_manifest(sources: Sequence[Corpus]) -> CorpusManifest:
     sizes, digests, sidecars = dict[str, int](), dict[str, str](), dict[str, StoredFile]()
     for source in sources:
         manifest, first = source.manifest, len(parts)
-        parts += parts_of(source)
+        parts += corpus_parts(source)
         moved = {key: _merged_key(key, first, bool(manifest.parts)) for key in manifest.shard_sizes}
         sizes |= {moved[key]: size for key, size in manifest.shard_sizes.items()}
         digests |= {moved[key]: digest for key, digest in manifest.shard_digests.items()}
@@ -264,7 +271,7 @@ def _joined_rule(manifests: Sequence[CorpusManifest]) -> HeldoutRule | None:
     )
 
 
-def parts_of(source: Corpus) -> tuple[CorpusPart, ...]:
+def corpus_parts(source: Corpus) -> tuple[CorpusPart, ...]:
     """Return the corpora in which the shards of a corpus lie: its parts, or itself."""
     return source.manifest.parts or (CorpusPart(_absolute_uri(source.store.uri), source.manifest.digest),)
 
@@ -295,11 +302,14 @@ def _joined_table(tables: Sequence[BlockTable]) -> BlockTable:
     return BlockTable(sum(map(len, tables)), keys, columns)
 
 
-def _append(store: Store, manifest: CorpusManifest, chain: RemovalChain, removal: Removal) -> RemovalChain:
+def _record_removal(
+    store: Store, manifest: CorpusManifest, chain: RemovalChain, removal: Removal
+) -> RemovalChain:
     longer = append_removal(store, manifest, chain, removal)
     if longer is None:
         raise CorpusError(
-            f"{store.uri}: another merge is writing there", remedy="wait for it, or merge into another place"
+            f"{store.uri}: another merge is writing there",
+            remedy="wait for it, or give another folder with --out",
         )
     return longer
 
@@ -314,8 +324,8 @@ def _find_copies(sources: Sequence[Corpus], report: ReportBlocks) -> dict[str, R
     """Return the documents that are copies of one of an earlier part, by split. Reads every block."""
     with temporary_folder("merge") as folder:
         _write_hashes(sources, folder, report)
-        found = [_later_copies(path) for path in sorted(folder.iterdir())]
-    copies = np.concatenate([np.zeros(0, dtype=_RECORD), *found])
+        found = [_find_later_duplicates(path) for path in sorted(folder.iterdir())]
+    copies = np.concatenate([np.zeros(0, dtype=_HASH_RECORD_DTYPE), *found])
     by_split: dict[str, RemovedDocuments] = {}
     for number, split in enumerate(SPLITS):
         mine = np.sort(copies[copies["heldout"] == number], order="document")
@@ -327,7 +337,7 @@ def _find_copies(sources: Sequence[Corpus], report: ReportBlocks) -> dict[str, R
 def _write_hashes(sources: Sequence[Corpus], folder: Path, report: ReportBlocks) -> None:
     """Write a record of every document to the file of its hash's range."""
     total = sum(len(source.table(split)) for source in sources for split in SPLITS)
-    # Numbers of the source's first block and document in the merged corpus.
+    # Numbers that a source's first block and first document have in the merged corpus.
     first, before = Counter[str](), Counter[str]()
     with ExitStack() as files:
         ranges = [files.enter_context((folder / f"{n:03d}").open("wb")) for n in range(_HASH_RANGES)]
@@ -364,15 +374,15 @@ def _document_records(block: Block, *, pairs: bool) -> NDArray[np.void]:
             content.update((ends[number] - start).astype("<i8").tobytes())
         hashes += content.digest()
     both = np.frombuffer(hashes, dtype="<u8").reshape(-1, 2)
-    records = np.zeros(len(edges) - 1, dtype=_RECORD)
+    records = np.zeros(len(edges) - 1, dtype=_HASH_RECORD_DTYPE)
     records["high"], records["low"] = both[:, 0], both[:, 1]
     records["document"], records["start"], records["stop"] = np.arange(len(records)), edges[:-1], edges[1:]
     return records
 
 
-def _later_copies(path: Path) -> NDArray[np.void]:
+def _find_later_duplicates(path: Path) -> NDArray[np.void]:
     """Return the records of a range whose hash a record of an earlier part has."""
-    records = np.fromfile(path, dtype=_RECORD)
+    records = np.fromfile(path, dtype=_HASH_RECORD_DTYPE)
     if not len(records):
         return records
     records = records[np.lexsort((records["part"], records["low"], records["high"]))]

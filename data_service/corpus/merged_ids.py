@@ -23,13 +23,13 @@ from data_service.store.base import parallel_map
 
 _HASH_RANGES = 256  # one range for each first byte of a hash
 _LISTED_IDS = 10  # ids that an error names
-_RECORD = np.dtype(
+_ID_RECORD_DTYPE = np.dtype(
     [("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4"), ("document", "<i8")]
 )
-_Columns = tuple[NDArray[np.int64], NDArray[np.int64], list[str | None]]
+_IdColumns = tuple[NDArray[np.int64], NDArray[np.int64], list[str | None]]
 
 
-class EqualIds(CorpusError):
+class DuplicateIdError(CorpusError):
     """Documents of two corpora that have one id."""
 
 
@@ -41,7 +41,7 @@ class _EqualIdPair:
     second: tuple[int, SplitName, int]
 
 
-def refuse_equal_ids(
+def check_unique_ids(
     sources: Sequence[Corpus], copies: Mapping[str, RemovedDocuments], report: Callable[[int], None]
 ) -> None:
     """Read the ids of all documents. Corpora that were built without provenance have none.
@@ -97,46 +97,48 @@ def _read_ids(source: Corpus, split: SplitName) -> Iterator[tuple[NDArray[np.int
     table = source.table(split)
     starts = np.cumsum(table.documents) - table.documents
 
-    def read(shard: str) -> _Columns:
+    def read(shard: str) -> _IdColumns:
         return read_ids(source, shard)
 
     for shard, (block, document, ids) in zip(table.shards, parallel_map(read, table.shards), strict=True):
-        yield starts[table.first_blocks[shard] + block] + document, ids
+        yield starts[table.first_block_by_shard[shard] + block] + document, ids
 
 
 def _id_records(ids: Sequence[str]) -> NDArray[np.void]:
     """Return records with the hash of each id; the rest of them is 0."""
     hashes = b"".join(blake2b(each.encode(), digest_size=16).digest() for each in ids)
     both = np.frombuffer(hashes, dtype="<u8").reshape(-1, 2)
-    records = np.zeros(len(ids), dtype=_RECORD)
+    records = np.zeros(len(ids), dtype=_ID_RECORD_DTYPE)
     records["high"], records["low"] = both[:, 0], both[:, 1]
     return records
 
 
 def _find_pairs(path: Path) -> Iterator[_EqualIdPair]:
     """Yield the first document with each id that two corpora have, and the first with it in another corpus."""
-    records = np.fromfile(path, dtype=_RECORD)
+    records = np.fromfile(path, dtype=_ID_RECORD_DTYPE)
     if not len(records):
         return
-    records = records[np.lexsort([records[name] for name in reversed(_RECORD.names or ())])]
+    records = records[np.lexsort([records[name] for name in reversed(_ID_RECORD_DTYPE.names or ())])]
     same = (np.diff(records["high"]) == 0) & (np.diff(records["low"]) == 0)
     starts = np.flatnonzero(np.append(True, ~same))
     firsts = np.repeat(starts, np.diff(np.append(starts, len(records))))  # the first record with the same id
     other = np.flatnonzero(records["part"] != records["part"][firsts])
     _, at = np.unique(firsts[other], return_index=True)
     for second in other[at].tolist():
-        yield _EqualIdPair(_record_place(records[firsts[second]]), _record_place(records[second]))
+        yield _EqualIdPair(_decode_location(records[firsts[second]]), _decode_location(records[second]))
 
 
-def _record_place(record: np.void) -> tuple[int, SplitName, int]:
+def _decode_location(record: np.void) -> tuple[int, SplitName, int]:
     return int(record["part"]), SPLITS[int(record["heldout"])], int(record["document"])
 
 
-def _equal_ids_error(sources: Sequence[Corpus], pairs: Sequence[_EqualIdPair], count: int) -> EqualIds:
+def _equal_ids_error(
+    sources: Sequence[Corpus], pairs: Sequence[_EqualIdPair], count: int
+) -> DuplicateIdError:
     lines = [_pair_text(sources, pair) for pair in pairs]
     more = [f"and {count - len(pairs):,} more"] if count > len(pairs) else []
     later = sorted({pair.second[0] for pair in pairs})
-    return EqualIds(
+    return DuplicateIdError(
         "\n".join([f"{count:,} ids name different documents in two corpora:", *lines, *more]),
         remedy=f"give the documents of {', '.join(sources[part].store.uri for part in later)} ids of their own, or "
         "leave them out of its input; only copies of a text may share an id",
@@ -155,6 +157,6 @@ def _find_id(source: Corpus, split: SplitName, number: int) -> str | None:
     """Return the id of document `number` of a split."""
     table = source.table(split)
     block, document = find_document(source, split, number)
-    in_shard = block - table.first_blocks[table.key(block)]
+    in_shard = block - table.first_block_by_shard[table.key(block)]
     where: Conditions = [("block", "==", in_shard), ("document", "==", document)]
     return next(read_origins(source, split, table.key(block), where)).provenance.id

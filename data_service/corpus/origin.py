@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from data_service.corpus.provenance import Provenance, ProvenanceField
 
 COUNTED_FIELDS: tuple[ProvenanceField, ...] = ("source", "licence", "language")
-OTHERS = "(others)"
+OTHER_VALUES_LABEL = "(others)"
 MAX_VALUES = 1000  # values of a field that are counted by name; the rest is counted together
 
 
@@ -152,11 +152,11 @@ def join_value_counts(parts: Iterable[Mapping[ProvenanceField, Mapping[str, Sequ
                 there = sums[field].setdefault(value, [0, 0])
                 there[0] += documents
                 there[1] += tokens
-    return {field: _most_frequent(values) for field, values in sums.items() if values.keys() - {""}}
+    return {field: _merge_rare_values(values) for field, values in sums.items() if values.keys() - {""}}
 
 
-def _most_frequent(values: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
-    ordered = sorted(values.items(), key=lambda item: (item[0] == OTHERS, -item[1][1], item[0]))
+def _merge_rare_values(values: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
+    ordered = sorted(values.items(), key=lambda item: (item[0] == OTHER_VALUES_LABEL, -item[1][1], item[0]))
     rest = [sum(column) for column in zip(*(counts for _, counts in ordered[MAX_VALUES:]), strict=True)]
     most = {value: (counts[0], counts[1]) for value, counts in ordered[:MAX_VALUES]}
-    return most | ({OTHERS: (rest[0], rest[1])} if rest else {})
+    return most | ({OTHER_VALUES_LABEL: (rest[0], rest[1])} if rest else {})

@@ -44,11 +44,11 @@ class PartsStore:
         return self._own.at(prefix)
 
     def get(self, key: str) -> bytes:
-        store, there = self._place(key)
+        store, there = self._locate(key)
         return store.get(there)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        store, there = self._place(key)
+        store, there = self._locate(key)
         return store.get_range(there, start, length)
 
     def put(self, key: str, data: bytes | memoryview) -> None:
@@ -66,11 +66,11 @@ class PartsStore:
         self._own_store(key).put_file(key, path)
 
     def size(self, key: str) -> int | None:
-        store, there = self._place(key)
+        store, there = self._locate(key)
         return store.size(there)
 
     def entry(self, key: str) -> Entry | None:
-        store, there = self._place(key)
+        store, there = self._locate(key)
         return store.entry(there)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
@@ -92,13 +92,13 @@ class PartsStore:
         return self._own.clock()
 
     def age(self, key: str) -> float | None:
-        store, there = self._place(key)
+        store, there = self._locate(key)
         return store.age(there)
 
     def remove_leftovers(self, folder: str, *, before: str | None) -> int:
         return self._own.remove_leftovers(folder, before=before)
 
-    def _place(self, key: str) -> tuple[Store, str]:
+    def _locate(self, key: str) -> tuple[Store, str]:
         """Return the store that holds the object `key`, and its key there."""
         found = _PART_KEY.fullmatch(key)
         if found is None or int(found[2]) >= len(self._parts):
@@ -107,7 +107,7 @@ class PartsStore:
 
     def _own_store(self, key: str) -> Store:
         """Return the corpus's own store. Raises BadUri: `key` lies in a part, which is not to be changed."""
-        store, _ = self._place(key)
+        store, _ = self._locate(key)
         if store is not self._own:
             raise BadUri.at(f"{self.uri}/{key}", "the parts of a merged corpus are only read")
         return self._own

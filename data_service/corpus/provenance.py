@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 ProvenanceField = Literal["id", "source", "url", "licence", "language", "date"]
 PROVENANCE_FIELDS: tuple[ProvenanceField, ...] = get_args(ProvenanceField)
 
-LACKING_REMEDY = (
+MISSING_FIELD_REMEDY = (
     "correct the record; or, in the file of --provenance, name the right field, give a constant for the input, or let "
     "documents lack it (may_lack)"
 )
@@ -95,7 +95,7 @@ class ProvenanceOptions(BaseModel):
     only: dict[ProvenanceField, Patterns] = {}
 
     @model_validator(mode="after")
-    def _records_what_it_names(self) -> Self:
+    def _check_recorded_fields(self) -> Self:
         if not self.recorded:
             raise ValueError(
                 f"nothing is recorded: name a field or a constant for one of {', '.join(PROVENANCE_FIELDS)}"
@@ -122,13 +122,13 @@ class ProvenanceOptions(BaseModel):
         names = (getattr(self, field) for field in PROVENANCE_FIELDS)
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
-    def unmatched(self, uris: list[str]) -> list[str]:
+    def unmatched_patterns(self, uris: list[str]) -> list[str]:
         """Return the patterns of constants that match none of the inputs' URIs."""
         return [one.inputs for one in self.constants if not any(fnmatchcase(uri, one.inputs) for uri in uris)]
 
-    def chooses(self, known: Provenance) -> bool:
+    def is_selected(self, provenance: Provenance) -> bool:
         """Return whether `only` chooses a document of which this is known."""
-        return all(matches_one(getattr(known, field), patterns) for field, patterns in self.only.items())
+        return all(matches_one(getattr(provenance, field), patterns) for field, patterns in self.only.items())
 
     def read(self, record: Mapping[str, object], uri: str) -> Provenance:
         """Return what the record of the file at `uri` says of its document.

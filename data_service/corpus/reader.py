@@ -44,15 +44,15 @@ def read_block(store: Store, table: BlockTable, index: int) -> Block:
 def read_block_bytes(store: Store, table: BlockTable, index: int) -> bytes:
     """Return the verified bytes of a block, which are one tar sample. Raises as `read_block`."""
     start, length, expected = int(table.offset[index]), int(table.length[index]), table.digest[index]
-    mismatch = _corrupt(_place(store, table, index), "its bytes do not match the manifest's hash")
+    mismatch = _corrupt(_block_location(store, table, index), "its bytes do not match the manifest's hash")
     return read_verified(
-        store, table.key(index), start=start, length=length, expected=expected, otherwise=mismatch
+        store, table.key(index), start=start, length=length, expected=expected, error_on_mismatch=mismatch
     )
 
 
 def to_block(data: bytes, store: Store, table: BlockTable, index: int) -> Block:
     """Return the block in verified bytes. Raises CorruptBlock: they are not a block, or not of the listed size."""
-    place = _place(store, table, index)
+    place = _block_location(store, table, index)
     block = parse_block(data, place)
     found = (len(block.tokens), len(block.sentences) - 1, len(block.documents) - 1)
     listed = (int(table.tokens[index]), int(table.sentences[index]), int(table.documents[index]))
@@ -112,7 +112,7 @@ def _are_boundaries(boundaries: NDArray[np.int64], end: int) -> bool:
     return bool((boundaries[1:] > boundaries[:-1]).all())
 
 
-def _place(store: Store, table: BlockTable, index: int) -> str:
+def _block_location(store: Store, table: BlockTable, index: int) -> str:
     return f"{store.uri.rstrip('/')}/{table.place(index)}"
 
 

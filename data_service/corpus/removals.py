@@ -26,7 +26,7 @@ from pydantic import (
 
 from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.errors import CorpusError
-from data_service.formats import NEWER_REMEDY, envelope, newer_text, open_envelope
+from data_service.formats import NEWER_REMEDY, newer_version_message, open_envelope, wrap_in_envelope
 from data_service.store.base import Store, parallel_map
 from data_service.store.errors import KeyMissing
 from data_service.types import Block
@@ -36,7 +36,7 @@ HEAD_KEY = f"{REMOVALS_FOLDER}head.json"
 _VERSION = 1
 _REMOVAL_KEY = re.compile(rf"{REMOVALS_FOLDER}(\d{{6}})\.json")
 _FORMAT = "maskfleet-removal"
-_RESTORE = (
+_RESTORE_REMEDY = (
     "restore the file from a copy of the corpus; what was removed is not read only while the list is whole"
 )
 
@@ -70,9 +70,9 @@ class RemovedDocuments:
         """Number of the documents' tokens."""
         return int((self.stop - self.start).sum())
 
-    def select(self, which: NDArray[np.bool_]) -> Self:
-        """Return some of the documents. `which`: [D]."""
-        return type(self)(*(column[which] for column in vars(self).values()))
+    def select(self, mask: NDArray[np.bool_]) -> Self:
+        """Return some of the documents. `mask`: [D]."""
+        return type(self)(*(column[mask] for column in vars(self).values()))
 
     def stretches(self, block: int) -> NDArray[np.int64]:
         """Return [K, 2] int64, first token and the one behind the last of each of the documents in a block."""
@@ -80,8 +80,8 @@ class RemovedDocuments:
         return np.stack([self.start[low:high], self.stop[low:high]], axis=1)
 
 
-def blank_out(block: Block, stretches: NDArray[np.int64], hole: int) -> Block:
-    """Return a block with the id `hole` in place of removed text. All other tokens keep their places.
+def replace_removed_text(block: Block, stretches: NDArray[np.int64], replacement_id: int) -> Block:
+    """Return a block with the id `replacement_id` in place of removed text. All other tokens keep their places.
 
     `stretches`: [K, 2], as `RemovedDocuments.stretches` returns them.
     """
@@ -91,7 +91,7 @@ def blank_out(block: Block, stretches: NDArray[np.int64], hole: int) -> Block:
     for start, stop in stretches:
         removed[start:stop] = True
     tokens = block.tokens.copy()
-    tokens[removed] = hole
+    tokens[removed] = replacement_id
     return replace(block, tokens=tokens, removed=removed)
 
 
@@ -138,7 +138,7 @@ class RemovalChain:
         order = np.argsort(columns[0], kind="stable")
         return RemovedDocuments(*(column[order] for column in columns))
 
-    def number_of(self, split: str, document: int) -> int | None:
+    def removal_number(self, split: str, document: int) -> int | None:
         """Return the number, from 1, of the removal that took a document out; None if it was not removed."""
         for number, removal in enumerate(self.removals, 1):
             documents = getattr(removal, split).documents
@@ -147,7 +147,7 @@ class RemovalChain:
                 return number
         return None
 
-    def up_to(self, digest: str) -> "RemovalChain | None":
+    def prefix_with_digest(self, digest: str) -> "RemovalChain | None":
         """Return the chain as it was when its digest was `digest`; None if it never was."""
         for count in range(len(self.removals) + 1):
             state = RemovalChain(self.removals[:count])
@@ -167,7 +167,7 @@ class _Documents(_RemovalObject):
     stop: list[PositiveInt]
 
     @model_validator(mode="after")
-    def _columns_agree(self) -> Self:
+    def _check_columns(self) -> Self:
         if not len(self.documents) == len(self.block) == len(self.start) == len(self.stop):
             raise ValueError("the columns of the removed documents differ in length")
         numbers, blocks = np.array(self.documents), np.array(self.block)
@@ -206,11 +206,11 @@ def dump_removal(removal: Removal, corpus: str) -> bytes:
         "by": removal.by,
         "at": removal.at,
         "reason": removal.reason,
-        "train": _columns(removal.train),
-        "heldout": _columns(removal.heldout),
+        "train": _column_lists(removal.train),
+        "heldout": _column_lists(removal.heldout),
     }
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-    return envelope(_FORMAT, _VERSION, body)
+    return wrap_in_envelope(_FORMAT, _VERSION, body)
 
 
 def load_removals(store: Store, manifest: CorpusManifest) -> RemovalChain:
@@ -248,7 +248,7 @@ def load_removals_up_to(store: Store, manifest: CorpusManifest, digest: str) -> 
         CorpusError: as `load_removals`, or the corpus never was in that state.
         StoreError: the store cannot be read.
     """
-    found = load_removals(store, manifest).up_to(digest) if digest else RemovalChain()
+    found = load_removals(store, manifest).prefix_with_digest(digest) if digest else RemovalChain()
     if found is None:
         raise CorpusError(
             f"{store.uri}: the removal {digest[:12]} is missing, by which this run left documents out",
@@ -264,7 +264,7 @@ def parse_removal(data: bytes, store: Store, key: str, manifest: CorpusManifest)
     except ValueError as error:
         _damaged(store, key, str(error), error)
     if stored.version > _VERSION:
-        raise CorpusError(newer_text(store.at(key).uri), remedy=NEWER_REMEDY)
+        raise CorpusError(newer_version_message(store.at(key).uri), remedy=NEWER_REMEDY)
     try:
         content = _RemovalContent.model_validate_json(stored.body)
     except ValidationError as error:
@@ -330,9 +330,11 @@ def _has_documents(removed: RemovedDocuments, table: BlockTable) -> bool:
     return bool((known & (removed.stop <= table.tokens[removed.block])).all())
 
 
-def _columns(removed: RemovedDocuments) -> dict[str, list[int]]:
+def _column_lists(removed: RemovedDocuments) -> dict[str, list[int]]:
     return {name: column.tolist() for name, column in vars(removed).items()}
 
 
 def _damaged(store: Store, key: str, reason: str, cause: Exception | None = None) -> NoReturn:
-    raise CorpusError(f"{store.uri.rstrip('/')}/{key} is damaged: {reason}", remedy=_RESTORE) from cause
+    raise CorpusError(
+        f"{store.uri.rstrip('/')}/{key} is damaged: {reason}", remedy=_RESTORE_REMEDY
+    ) from cause

@@ -146,7 +146,7 @@ def _fields(removal: Removal) -> tuple[object, ...]:
     return removal.by, removal.at, removal.reason, documents
 
 
-def removed_from_parts(corpus: Corpus) -> SplitDocuments:
+def find_removed_in_parts(corpus: Corpus) -> SplitDocuments:
     """Return the documents of a merged corpus that were removed from its parts, before the merge or since.
 
     Raises:
@@ -165,11 +165,11 @@ def removed_from_parts(corpus: Corpus) -> SplitDocuments:
     return _to_split_documents(rows)
 
 
-def unremoved_here(corpus: Corpus) -> SplitDocuments:
+def find_unapplied_removals(corpus: Corpus) -> SplitDocuments:
     """Return the documents that were removed from parts of a merged corpus, but not from itself. Raises as
-    `removed_from_parts`."""
+    `find_removed_in_parts`."""
     chain = load_removals(corpus.store, corpus.manifest)
-    return _partition(removed_from_parts(corpus), chain)[0]
+    return _split_by_removed(find_removed_in_parts(corpus), chain)[0]
 
 
 def _first_block_and_document(table: BlockTable, prefix: str) -> tuple[int, int]:
@@ -181,7 +181,7 @@ def _first_block_and_document(table: BlockTable, prefix: str) -> tuple[int, int]
 
 
 def remove_documents(
-    corpus: Corpus, documents: SplitDocuments, *, by: str, at: int, reason: str
+    corpus: Corpus, documents: SplitDocuments, *, removed_by: str, at: int, reason: str
 ) -> RemovalReport:
     """Add a removal of those of the documents that are still there. If there are none, nothing is written.
 
@@ -190,7 +190,7 @@ def remove_documents(
     Args:
         corpus: the corpus.
         documents: at least one document of it.
-        by: user and host.
+        removed_by: user and host.
         at: seconds since 1970.
         reason: why; not empty.
 
@@ -204,10 +204,10 @@ def remove_documents(
         )
     while True:
         chain = load_removals(corpus.store, corpus.manifest)
-        new, already = _partition(documents, chain)
+        new, already = _split_by_removed(documents, chain)
         if not len(new):
             return RemovalReport(None, new, already)
-        removal = Removal(by, at, reason.strip(), new.train, new.heldout)
+        removal = Removal(removed_by, at, reason.strip(), new.train, new.heldout)
         longer = append_removal(corpus.store, corpus.manifest, chain, removal)
         if longer is not None:
             number = len(longer.removals)
@@ -216,7 +216,9 @@ def remove_documents(
             return RemovalReport(number, new, already)
 
 
-def _partition(documents: SplitDocuments, chain: RemovalChain) -> tuple[SplitDocuments, SplitDocuments]:
+def _split_by_removed(
+    documents: SplitDocuments, chain: RemovalChain
+) -> tuple[SplitDocuments, SplitDocuments]:
     """Return the documents that are not removed, and those that are."""
     kept, removed = {}, {}
     for split in SPLITS:

@@ -20,7 +20,7 @@ from data_service.errors import CorpusError, damaged_corpus
 from data_service.store.base import digest, parallel_map
 from data_service.store.errors import KeyMissing
 
-if TYPE_CHECKING:  # at run time pyarrow is imported only to read or write a sidecar, which few corpora have
+if TYPE_CHECKING:  # pyarrow is imported only to read or write a sidecar, which few corpora have
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -121,18 +121,18 @@ def require_provenance(corpus: Corpus) -> None:
 
 
 def read_origins(
-    corpus: Corpus, split: SplitName, shard: str, where: "Conditions | None" = None
+    corpus: Corpus, split: SplitName, shard: str, conditions: "Conditions | None" = None
 ) -> Iterator[DocumentOrigin]:
     """Yield the documents of a shard, in order, with the numbers of their blocks in the split.
 
-    `where`: conditions on columns, such as `("id", "==", "17")`; `block` counts in the shard.
+    `conditions`: conditions on columns, such as `("id", "==", "17")`; `block` counts in the shard.
 
     Raises:
         CorpusError: the sidecar is missing, or its bytes are not those of the manifest.
         StoreError: the store cannot be read.
     """
-    first = corpus.table(split).first_blocks[shard]
-    for batch in _read_sidecar(corpus, shard, filters=where).to_batches(ROW_GROUP_ROWS):
+    first = corpus.table(split).first_block_by_shard[shard]
+    for batch in _read_sidecar(corpus, shard, filters=conditions).to_batches(ROW_GROUP_ROWS):
         columns = batch.to_pydict()
         known = zip(*(columns[name] for name in PROVENANCE_FIELDS), strict=True)
         numbers = zip(columns["block"], columns["document"], columns["start"], columns["tokens"], strict=True)
@@ -140,12 +140,12 @@ def read_origins(
             yield DocumentOrigin(first + block, document, start, tokens, Provenance(*values), shard)
 
 
-def origins_of(
+def origins_in_ranges(
     corpus: Corpus, split: SplitName, block: int, stretches: Sequence[range]
 ) -> list[DocumentOrigin]:
     """Return the documents that have tokens in one of a block's stretches. Raises as `read_origins`."""
     table = corpus.table(split)
-    number = block - table.first_blocks[table.key(block)]
+    number = block - table.first_block_by_shard[table.key(block)]
     rows = read_origins(corpus, split, table.key(block), [("block", "==", number)])
     return [
         row
@@ -177,7 +177,7 @@ def find_documents(corpus: Corpus, **wanted: str) -> Iterator[FoundDocument]:
         StoreError: the store cannot be read.
     """
     require_provenance(corpus)
-    yield from _find_where(corpus, [(name, "==", value) for name, value in wanted.items()])
+    yield from _find_matching(corpus, [(name, "==", value) for name, value in wanted.items()])
 
 
 def find_ids(
@@ -191,10 +191,10 @@ def find_ids(
     import pyarrow.compute as pc
 
     require_provenance(corpus)
-    yield from _find_where(corpus, pc.field("id").isin(pa.array(sorted(ids), pa.string())), report)
+    yield from _find_matching(corpus, pc.field("id").isin(pa.array(sorted(ids), pa.string())), report)
 
 
-def _find_where(
+def _find_matching(
     corpus: Corpus, where: Conditions, report: Callable[[int, int], None] = lambda done, total: None
 ) -> Iterator[FoundDocument]:
     """Yield the documents of both splits that meet the conditions, in order. Many sidecars are requested at once."""

@@ -55,15 +55,19 @@ class WordOptions(BaseModel):
     lexicon: str | None = None
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
+    def _check_options(self) -> Self:
         if self.segmenter is None and self.lexicon is None:
-            raise ValueError("neither a segmenter nor a lexicon is given; give at least one")
+            raise ValueError(
+                "neither a segmenter nor a lexicon is given; give --segmenter, --lexicon or both"
+            )
         if self.segmenter == "longest_match" and self.dictionary is None:
-            raise ValueError("longest_match takes its words from a dictionary; give one")
+            raise ValueError("longest_match takes its words from a dictionary; give one with --dictionary")
         if self.dictionary is not None and self.segmenter not in ("jieba", "longest_match"):
-            raise ValueError("a dictionary is for the segmenters jieba and longest_match")
+            raise ValueError(
+                "only the segmenters jieba and longest_match use a dictionary; leave --dictionary out"
+            )
         if self.user_words is not None and self.segmenter != "jieba":
-            raise ValueError("user words are for the segmenter jieba; longest_match has its dictionary")
+            raise ValueError("only the segmenter jieba uses user words; leave --user-words out")
         return self
 
     @property
@@ -209,7 +213,7 @@ class UnitFinder:
         return starts[[LEVELS.index(level) for level in self.levels]]
 
 
-def units_of_tokens(
+def mark_unit_starts(
     starts: NDArray[np.bool_], text: str, places: NDArray[np.int64], firsts: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Return [levels, T] bool: which tokens begin a unit.

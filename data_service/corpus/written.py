@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from data_service.corpus.manifest import DTYPES, BlockTable
 
-_COUNTS = ("offset", "length", "tokens", "sentences", "documents")
+_COUNT_COLUMNS = ("offset", "length", "tokens", "sentences", "documents")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class WrittenBlock:
     digest: str
 
 
-_COUNTS_DTYPE = np.dtype([(name, "<i8") for name in _COUNTS] + [("digest", "V16")])
+_BLOCK_ROW_DTYPE = np.dtype([(name, "<i8") for name in _COUNT_COLUMNS] + [("digest", "V16")])
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class WrittenShard:
     @classmethod
     def from_blocks(cls, size: int, digest: str, blocks: Sequence[WrittenBlock]) -> "WrittenShard":
         """Return the shard of these blocks, in order."""
-        table = np.zeros(len(blocks), dtype=_COUNTS_DTYPE)
-        for name in _COUNTS:
+        table = np.zeros(len(blocks), dtype=_BLOCK_ROW_DTYPE)
+        for name in _COUNT_COLUMNS:
             table[name] = [getattr(block, name) for block in blocks]
         table["digest"] = [np.void(bytes.fromhex(block.digest)) for block in blocks]
         return cls(size, digest, b64encode(table.tobytes()).decode())
@@ -60,24 +60,26 @@ class WrittenShard:
     @property
     def table(self) -> NDArray[np.void]:
         """[B] records with the fields of `WrittenBlock`; digests as 16 bytes."""
-        found: NDArray[np.void] = np.frombuffer(b64decode(self.packed), dtype=_COUNTS_DTYPE)
+        found: NDArray[np.void] = np.frombuffer(b64decode(self.packed), dtype=_BLOCK_ROW_DTYPE)
         return found
 
     @property
     def blocks(self) -> tuple[WrittenBlock, ...]:
         """Its blocks in order."""
         return tuple(
-            WrittenBlock(**{name: int(row[name]) for name in _COUNTS}, digest=row["digest"].tobytes().hex())
+            WrittenBlock(
+                **{name: int(row[name]) for name in _COUNT_COLUMNS}, digest=row["digest"].tobytes().hex()
+            )
             for row in self.table
         )
 
 
-def joined_table(shards: Mapping[str, WrittenShard]) -> BlockTable:
+def concatenate_shard_tables(shards: Mapping[str, WrittenShard]) -> BlockTable:
     """Return the table of the blocks of shards, by key, in order."""
     tables = [shard.table for shard in shards.values()]
-    rows = np.concatenate([np.zeros(0, dtype=_COUNTS_DTYPE), *tables])
+    rows = np.concatenate([np.zeros(0, dtype=_BLOCK_ROW_DTYPE), *tables])
     columns: dict[str, NDArray[Any]] = {
-        name: np.ascontiguousarray(rows[name], dtype=DTYPES[name]) for name in (*_COUNTS, "digest")
+        name: np.ascontiguousarray(rows[name], dtype=DTYPES[name]) for name in (*_COUNT_COLUMNS, "digest")
     }
     columns["shard"] = np.repeat(np.arange(len(tables), dtype=DTYPES["shard"]), list(map(len, tables)))
     return BlockTable(len(rows), tuple(shards), {name: columns[name] for name in DTYPES})

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from data_service.corpus.corpus import SPLITS, Corpus, open_corpus
-from data_service.corpus.manifest import CONFIGURATION, MANIFEST, TOKENIZER
+from data_service.corpus.manifest import CONFIGURATION_KEY, MANIFEST_KEY, TOKENIZER_FOLDER
 from data_service.corpus.manifest_file import claim_output
-from data_service.corpus.merge import COPIES_REASON, ReportBlocks, join_corpora, parts_of
-from data_service.corpus.merged_ids import EqualIds
+from data_service.corpus.merge import DUPLICATE_REMOVAL_REASON, ReportBlocks, corpus_parts, join_corpora
+from data_service.corpus.merged_ids import DuplicateIdError
 from data_service.corpus.removals import load_removals
 from data_service.errors import CorpusError
 from data_service.ingest.build import build_corpus
@@ -50,7 +50,7 @@ def append_documents(
     output: str,
     options: BuildOptions,
     *,
-    by: str,
+    removed_by: str,
     at: int,
     progress: ReportProgress,
     report: ReportBlocks = lambda done, total: None,
@@ -65,7 +65,7 @@ def append_documents(
         inputs: as for `build_corpus`.
         output: folder or s3:// prefix of its own. It must stay where it is, too, if it grows further.
         options: what `data_service.ingest.append_options.options_from_corpus` returns.
-        by: user and host, for the removal of copies.
+        removed_by: user and host, for the removal of copies.
         at: seconds since 1970.
         progress: function that is called as the new part is built.
         report: function that is called as the documents of both are compared.
@@ -76,37 +76,39 @@ def append_documents(
     """
     source, store = open_corpus(corpus), open_store(output)
     place = store.at(ADDED_FOLDER).uri
-    complete = store.size(MANIFEST) is not None
+    complete = store.size(MANIFEST_KEY) is not None
     if complete:
         _refuse_other_corpus(store, source)
     else:
         claim_output(store, {"append": source.manifest.digest})
-        if not any(store.size(f"{ADDED_FOLDER}/{key}") is not None for key in (MANIFEST, CONFIGURATION)):
-            # What is left of a part whose deletion was interrupted.
+        if not any(
+            store.size(f"{ADDED_FOLDER}/{key}") is not None for key in (MANIFEST_KEY, CONFIGURATION_KEY)
+        ):
+            # Deletes what an interrupted deletion of a part has left.
             remove_objects(store, f"{ADDED_FOLDER}/", progress)
-    build_corpus(list(inputs), place, f"{corpus.rstrip('/')}/{TOKENIZER}", options, progress)
+    build_corpus(list(inputs), place, f"{corpus.rstrip('/')}/{TOKENIZER_FOLDER}", options, progress)
     new = open_corpus(place)
     if not complete:
         try:
-            join_corpora([source, new], store, by=by, at=at, report=report)
-        except EqualIds:
-            # The manifest goes first: without it the rest is no corpus.
-            remove_objects(store, f"{ADDED_FOLDER}/{MANIFEST}", progress)
+            join_corpora([source, new], store, removed_by=removed_by, at=at, report=report)
+        except DuplicateIdError:
+            # The manifest is deleted first: without it the other files are no corpus.
+            remove_objects(store, f"{ADDED_FOLDER}/{MANIFEST_KEY}", progress)
             remove_objects(store, f"{ADDED_FOLDER}/", progress)
-            store.delete(CONFIGURATION)
+            store.delete(CONFIGURATION_KEY)
             raise
-    store.delete(CONFIGURATION)
+    store.delete(CONFIGURATION_KEY)
     return _append_report(open_corpus(output), new)
 
 
 def _refuse_other_corpus(store: Store, source: Corpus) -> None:
     """Raise CorpusError if the corpus at `store` is not `source`, grown by a part that lies in it."""
     parts = open_corpus(store.uri).manifest.parts
-    built = store.size(f"{ADDED_FOLDER}/{MANIFEST}") is not None
-    if not built or parts != (*parts_of(source), *parts_of(open_corpus(store.at(ADDED_FOLDER).uri))):
+    built = store.size(f"{ADDED_FOLDER}/{MANIFEST_KEY}") is not None
+    if not built or parts != (*corpus_parts(source), *corpus_parts(open_corpus(store.at(ADDED_FOLDER).uri))):
         raise CorpusError(
             f"{store.uri} holds a corpus that is not an extension of {source.store.uri}",
-            remedy="choose another place",
+            remedy="give another folder with --out",
         )
 
 
@@ -117,6 +119,10 @@ def _append_report(grown: Corpus, new: Corpus) -> AppendReport:
     for removal in load_removals(grown.store, grown.manifest).removals:
         for split in SPLITS:
             gone = (removal.train if split == "train" else removal.heldout).documents
-            own = int((gone >= totals[split] - sizes[split]).sum()) if removal.reason == COPIES_REASON else 0
+            own = (
+                int((gone >= totals[split] - sizes[split]).sum())
+                if removal.reason == DUPLICATE_REMOVAL_REASON
+                else 0
+            )
             copies, removed = copies + own, removed + len(gone) - own
     return AppendReport(sum(sizes.values()), copies, sum(totals.values()), removed)

@@ -12,7 +12,7 @@ from data_service.errors import CorpusError
 from data_service.ingest.heldout import heldout_like
 from data_service.ingest.options import BuildOptions
 
-_FREE_OPTIONS = {
+_OPTIONS_THAT_MAY_DIFFER = {
     "text_field",
     "txt_documents",
     "encoding",
@@ -39,7 +39,7 @@ def options_from_corpus(
             another one.
         InputError, StoreError: a file of words cannot be read.
     """
-    assert others.keys() <= _FREE_OPTIONS, "no other setting may differ"
+    assert others.keys() <= _OPTIONS_THAT_MAY_DIFFER, "no other setting may differ"
     origin = _first_part(corpus).manifest
     if "provenance" in others and not origin.provenance:
         raise CorpusError(

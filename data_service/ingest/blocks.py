@@ -13,15 +13,15 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.words import UnitFinder, units_of_tokens
+from data_service.corpus.words import UnitFinder, mark_unit_starts
 from data_service.ingest.sentences import Language, sentence_bounds
 from data_service.tokenizers.loss import LossMeter
 from data_service.tokenizers.quick import TextEncoder
 from data_service.tokenizers.tokenizer import PlacedTokens, Tokenizer
-from data_service.tokenizers.whole_text import encode_whole
+from data_service.tokenizers.whole_text import encode_in_windows
 from data_service.types import Block, Level, Tokens
 
-BATCH = 256 * 1024  # characters encoded per call: enough for speed, few compared with a block
+BATCH_CHARACTERS = 256 * 1024  # characters encoded per call: enough for speed, few compared with a block
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def encode_documents(
     tokenizer: Tokenizer | TextEncoder,
     texts: Sequence[str],
     finder: UnitFinder | None = None,
-    given: Sequence[bytes] = (),
+    word_starts: Sequence[bytes] = (),
     *,
     language: Language = "any",
     meter: LossMeter | None = None,
@@ -56,11 +56,11 @@ def encode_documents(
         tokenizer: tokenizer to encode with, or an encoder by it.
         texts: texts of the documents.
         finder: finder of units; None not to look for units.
-        given: words of each document, as `mark_word_starts` returns them, if the input holds words.
+        word_starts: words of each document, as `mark_word_starts` returns them, if the input holds words.
         language: as for `sentence_bounds`.
         meter: meter that counts what the tokenizer loses of the texts; None not to count.
     """
-    placed, cuts = encode_whole(tokenizer, texts, by_word=finder is None)
+    placed, cuts = encode_in_windows(tokenizer, texts, by_word=finder is None)
     if meter is not None:
         meter.cuts += cuts
         meter.add(texts, placed)
@@ -75,8 +75,8 @@ def encode_documents(
         if finder is not None:
             stops = [0, *bounds[:, 0].tolist(), len(text)]
             sentences = [text[start:stop] for start, stop in pairwise(stops)]
-            starts = finder.find(sentences, given[number] if given else b"")
-            begins = units_of_tokens(starts, text, found.starts, firsts)
+            starts = finder.find(sentences, word_starts[number] if word_starts else b"")
+            begins = mark_unit_starts(starts, text, found.starts, firsts)
         lengths = np.diff(np.append(firsts, len(found)))
         documents.append(EncodedDocument(found.ids, lengths, begins, moved))
     return documents
@@ -133,8 +133,8 @@ class BlockBuilder:
         begins = np.concatenate(found, axis=1) if found else ()
         return Block(
             tokens=_join_tokens([document.tokens for document in documents]),
-            sentences=_boundaries(np.concatenate([document.lengths for document in documents])),
-            documents=_boundaries(np.array([len(document.lengths) for document in documents])),
+            sentences=_cumulative_offsets(np.concatenate([document.lengths for document in documents])),
+            documents=_cumulative_offsets(np.array([len(document.lengths) for document in documents])),
             units={level: np.packbits(bits) for level, bits in zip(self._levels, begins, strict=True)},
         )
 
@@ -143,5 +143,5 @@ def _join_tokens(parts: list[Tokens]) -> Tokens:
     return np.concatenate(parts)  # type: ignore[return-value]
 
 
-def _boundaries(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def _cumulative_offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))

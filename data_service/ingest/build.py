@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from data_service.corpus.manifest import (
-    CONFIGURATION,
-    TOKENIZER,
+    CONFIGURATION_KEY,
+    TOKENIZER_FOLDER,
     BuildLayout,
     CorpusManifest,
     HeldoutRule,
@@ -28,41 +28,41 @@ from data_service.corpus.manifest_file import save_manifest
 from data_service.corpus.words import Segmentation, resolve_segmentation
 from data_service.errors import CorpusError, InputError, TokenizerError
 from data_service.ingest.configuration import (
-    FILE_VERSIONS,
+    FILE_VERSIONS_ENTRY,
     Configuration,
     assemble_manifest,
+    check_provenance_patterns,
+    check_skipped_records,
     claim_output,
-    configuration,
     identity_hash,
+    make_configuration,
     refuse_other_text,
-    refuse_skipped,
-    refuse_unmatched,
 )
 from data_service.ingest.deduplicate import (
     CompareReceipt,
-    DivideReceipt,
-    DivideTask,
+    FindStretchesReceipt,
+    FindStretchesTask,
     KeptDocuments,
     compare_partition,
-    count_documents,
-    divide_split,
-    drop_slices,
+    find_drop_ranges,
+    find_split_stretches,
     plan_partitions,
+    sum_document_figures,
 )
 from data_service.ingest.documents import first_mismatched_files
 from data_service.ingest.heldout import (
-    MIN_BY_TOKENS,
+    MIN_DOCUMENTS_TO_HASH_TOKENS,
     DocumentFigures,
     document_rule,
+    heldout_rule_by_stretches,
     is_default_rule,
     query_rule,
-    stretch_rule,
 )
-from data_service.ingest.identifiers import IdReceipt, find_repeated_ids, plan_ids, refuse_repeated_ids
+from data_service.ingest.identifiers import IdReceipt, find_repeated_ids, plan_id_tasks, refuse_repeated_ids
 from data_service.ingest.inputs import InputFile, InputListing, list_inputs, refuse_own_output
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.origin import read_origin
-from data_service.ingest.pool import Pool, Progress, ReportProgress, Runner, remove_scaffolding
+from data_service.ingest.pool import Pool, Progress, ReportProgress, Runner, remove_build_files
 from data_service.ingest.scan import ScanReceipt, ScanTask, scan_split
 from data_service.ingest.tasks import hash_parts, plan_splits, streamed_files
 from data_service.ingest.write import WriteReceipt, WriteTask, write_split
@@ -70,10 +70,10 @@ from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
-from data_service.tokenizers.loss import TextLoss, refuse_loss
+from data_service.tokenizers.loss import TextLoss, check_loss
 from data_service.tokenizers.tokenizer import Tokenizer
 
-_TRIAL_SPLITS = 4
+_FIRST_SPLITS = 4
 
 
 def build_corpus(
@@ -101,14 +101,14 @@ def build_corpus(
     store = open_store(output)
     listing = list_inputs(inputs, options.encoding)
     refuse_own_output(store, listing)
-    refuse_unmatched(listing, options)
+    check_provenance_patterns(listing, options)
     encoder = load_tokenizer(tokenizer, options.tokenizer_rules)
     words, word_files = resolve_segmentation(options.words) if options.words is not None else (None, {})
-    wanted = configuration(inputs, listing, encoder.hash, options, words)
+    wanted = make_configuration(inputs, listing, encoder.hash, options, words)
     manifest = claim_output(store, wanted)
     if manifest is not None:
-        refuse_skipped(store, manifest, options)
-        if manifest.options.get(FILE_VERSIONS) != wanted[FILE_VERSIONS]:
+        check_skipped_records(store, manifest, options)
+        if manifest.options.get(FILE_VERSIONS_ENTRY) != wanted[FILE_VERSIONS_ENTRY]:
             _refuse_other_text(
                 store, listing, manifest=manifest, wanted=wanted, options=options, progress=progress
             )
@@ -127,11 +127,11 @@ def build_corpus(
                 progress=progress,
             )
         except KeyMissing:
-            # Somebody else may have finished the same build meanwhile and taken down the scaffolding.
+            # Another process may have finished the same build meanwhile and deleted its intermediate files.
             manifest = claim_output(store, wanted)
             if manifest is None:
                 raise
-    remove_scaffolding(store, progress)
+    remove_build_files(store, progress)
     return manifest
 
 
@@ -149,12 +149,12 @@ def _build(
     try:
         origin = read_origin(listing.files)
     except InputError:
-        store.delete(CONFIGURATION)  # the user's correction may change the configuration
+        store.delete(CONFIGURATION_KEY)  # frees the output: a correction may change the configuration
         raise
     with _open_passes(store, listing, wanted=wanted, options=options, progress=progress) as passes:
         scanned = passes.scan()
         heldout, kept = passes.choose_heldout(scanned)
-        save_tokenizer(tokenizer, store.at(TOKENIZER).uri)
+        save_tokenizer(tokenizer, store.at(TOKENIZER_FOLDER).uri)
         for name, content in word_files.items():
             store.put(passes.layout.words(name), content)
         written = passes.write(kept, heldout, tokenizer.hash, words)
@@ -190,7 +190,7 @@ def _refuse_other_text(
     try:
         refuse_other_text(store, manifest, passes.splits, scanned)
     except CorpusError:
-        remove_scaffolding(store, progress)
+        remove_build_files(store, progress)
         raise
 
 
@@ -202,14 +202,14 @@ def _open_passes(
     wanted: Configuration,
     options: BuildOptions,
     progress: ReportProgress,
-) -> "Iterator[Passes]":
+) -> "Iterator[BuildPasses]":
     """Yield the passes of a build; within the block their workers live."""
     with Pool(options.workers, options.split_bytes if streamed_files(listing.files, options) else 0) as pool:
         runner = Runner(BuildLayout(store.uri, identity_hash(wanted)), pool, progress)
-        yield Passes(runner, listing.files, options)
+        yield BuildPasses(runner, listing.files, options)
 
 
-class Passes:
+class BuildPasses:
     """The passes over the splits. Call `scan`, `choose_heldout` and `write` in this order.
 
     Attributes:
@@ -225,7 +225,7 @@ class Passes:
         self, runner: Runner[BuildLayout], files: tuple[InputFile, ...], options: BuildOptions
     ) -> None:
         self._options, self._runner = options, runner
-        with self._release_after_mistakes():
+        with self._release_output_on_user_error():
             sizes, self._runner = runner.measure(streamed_files(files, options))
         self.splits = plan_splits(files, options, sizes)
 
@@ -240,10 +240,10 @@ class Passes:
             ScanTask(self.layout, i, split.source, split, self._options)
             for i, split in enumerate(self.splits)
         ]
-        with self._release_after_mistakes():
+        with self._release_output_on_user_error():
             scanned = self._runner.run("reading", tasks, scan_split, receipt=ScanReceipt)
             if not any(split.documents for split in scanned):
-                remove_scaffolding(self.layout.open(), self._runner.progress)
+                remove_build_files(self.layout.open(), self._runner.progress)
                 raise _no_text_error(scanned)
         return scanned
 
@@ -253,24 +253,24 @@ class Passes:
         Stretches are looked for only if whole documents are too few or too long.
         """
         fraction = self._options.heldout_fraction
-        with self._release_after_mistakes():
+        with self._release_output_on_user_error():
             clusters = self._clusters(scanned)
         tasks = plan_partitions(self.layout, scanned, fraction, clusters=bool(clusters))
         compared = self._runner.run("comparing", tasks, compare_partition, receipt=CompareReceipt)
         dropped = [part.digest for part in compared]
         kept = [
             KeptDocuments(
-                drop_slices(self.layout, i, compared),
+                find_drop_ranges(self.layout, i, compared),
                 split.digest,
                 hash_parts([split.digest, *dropped]),
                 clusters=bool(clusters),
             )
             for i, split in enumerate(scanned)
         ]
-        found = count_documents(compared)
-        with self._release_after_mistakes():
+        found = sum_document_figures(compared)
+        with self._release_output_on_user_error():
             if self._options.has_ids:
-                of_ids = plan_ids(self.layout, scanned, kept)
+                of_ids = plan_id_tasks(self.layout, scanned, kept)
                 compared_ids = self._runner.run("comparing ids", of_ids, find_repeated_ids, receipt=IdReceipt)
                 refuse_repeated_ids(compared_ids, self.splits, self._options)
             given = self._options.heldout_rule is not None
@@ -301,7 +301,7 @@ class Passes:
         given = self._options.heldout_rule
         assert given is not None
         usual = is_default_rule(given, self._options.heldout_fraction)
-        by_tokens = given.by_tokens or found.held_count >= MIN_BY_TOKENS
+        by_tokens = given.by_tokens or found.held_count >= MIN_DOCUMENTS_TO_HASH_TOKENS
         return replace(given, by_tokens=by_tokens) if usual else given
 
     def write(
@@ -329,35 +329,37 @@ class Passes:
             )
             for i, split in enumerate(self.splits)
         ]
-        if len(tasks) > _TRIAL_SPLITS:
-            first = tasks[:: -(-len(tasks) // _TRIAL_SPLITS)]
+        if len(tasks) > _FIRST_SPLITS:
+            first = tasks[:: -(-len(tasks) // _FIRST_SPLITS)]
             self._refuse_loss(self._runner.run("writing", first, write_split, receipt=WriteReceipt))
         written = self._runner.run("writing", tasks, write_split, receipt=WriteReceipt)
         self._refuse_loss(written)
         return written
 
     def _refuse_loss(self, written: Sequence[WriteReceipt]) -> None:
-        with self._release_after_mistakes():
+        with self._release_output_on_user_error():
             loss = TextLoss.total(part.loss for part in written)
             what = f"the tokenizer does not fit the text of {self.layout.output}"
-            refuse_loss(
-                loss, self._options.accept_loss, what, remedy="give one that was trained on such text"
-            )
+            check_loss(loss, self._options.accept_loss, what, remedy="give one that was trained on such text")
 
     def _stretches(self, kept: list[KeptDocuments], found: DocumentFigures) -> HeldoutRule:
         tasks = [
-            DivideTask(self.layout, i, kept[i].source, split, self._options, kept=kept[i], size=found.size)
+            FindStretchesTask(
+                self.layout, i, kept[i].source, split, self._options, kept=kept[i], size=found.size
+            )
             for i, split in enumerate(self.splits)
         ]
         candidates: Counter[int] = Counter()
         clustered: set[int] = set()
-        for divided in self._runner.run("dividing", tasks, divide_split, receipt=DivideReceipt):
+        for divided in self._runner.run(
+            "dividing", tasks, find_split_stretches, receipt=FindStretchesReceipt
+        ):
             candidates.update(dict(divided.candidates))
             clustered.update(divided.clustered)
-        return stretch_rule(candidates, found.size, self._options.heldout_fraction, clustered)
+        return heldout_rule_by_stretches(candidates, found.size, self._options.heldout_fraction, clustered)
 
     @contextmanager
-    def _release_after_mistakes(self) -> Iterator[None]:
+    def _release_output_on_user_error(self) -> Iterator[None]:
         """Free the output for another build after a mistake of the user, whose correction may make it another one.
 
         The receipts of scans stay: if bad records are skipped, or a file is corrected without a change of its size,
@@ -366,7 +368,7 @@ class Passes:
         try:
             yield
         except (InputError, TokenizerError):
-            self.layout.open().delete(CONFIGURATION)
+            self.layout.open().delete(CONFIGURATION_KEY)
             raise
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.corpus.manifest import (
-    CONFIGURATION,
-    MANIFEST,
-    TOKENIZER,
+    CONFIGURATION_KEY,
+    MANIFEST_KEY,
+    TOKENIZER_FOLDER,
     BuildLayout,
     CorpusManifest,
     HeldoutRule,
@@ -25,13 +25,13 @@ from data_service.corpus.manifest import (
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.origin import Origin, join_value_counts
 from data_service.corpus.words import Segmentation
-from data_service.corpus.written import WrittenShard, joined_table
+from data_service.corpus.written import WrittenShard, concatenate_shard_tables
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.heldout import is_default_rule
 from data_service.ingest.inputs import InputListing
-from data_service.ingest.options import BuildOptions, differing_entries
+from data_service.ingest.options import BuildOptions, describe_differences
 from data_service.ingest.pool import Progress, ReportProgress
-from data_service.ingest.records import NOT_CHOSEN
+from data_service.ingest.records import NOT_CHOSEN_REASON
 from data_service.ingest.scan import ScanReceipt
 from data_service.ingest.skipped import MAX_LISTED_RECORDS, with_line_numbers
 from data_service.ingest.tasks import Split
@@ -42,14 +42,14 @@ from data_service.tokenizers.tokenizer import Tokenizer
 
 RULES_VERSION = 3  # version of the rules: grows when the same inputs and options would give other bytes
 
-FILE_VERSIONS = "input_versions"
+FILE_VERSIONS_ENTRY = "input_versions"
 SPLIT_HASHES = "input_content"
-_ENTRIES_WITHOUT_EFFECT = ("inputs", FILE_VERSIONS, SPLIT_HASHES)
+_ENTRIES_WITHOUT_EFFECT = ("inputs", FILE_VERSIONS_ENTRY, SPLIT_HASHES)
 
 Configuration = Mapping[str, object]
 
 
-def configuration(
+def make_configuration(
     patterns: list[str],
     listing: InputListing,
     tokenizer_hash: str,
@@ -68,7 +68,7 @@ def configuration(
         "input_files": len(listing.files),
         "input_bytes": sum(file.size for file in listing.files),
         "input_listing": _hash_of_list([file.uri, file.size] for file in listing.files),
-        FILE_VERSIONS: _hash_of_list(file.version for file in listing.files),
+        FILE_VERSIONS_ENTRY: _hash_of_list(file.version for file in listing.files),
         "tokenizer": tokenizer_hash,
         **options.identity(),
         **({} if words is None else {"words": words.model_dump(mode="json", exclude_none=True)}),
@@ -85,24 +85,26 @@ def _hash_of_list(items: Iterable[object]) -> str:
     return content.hexdigest()
 
 
-def identity_hash(wanted: Configuration) -> str:
+def identity_hash(configuration: Configuration) -> str:
     """Return a short hash of the entries that decide the output."""
-    decisive = {key: value for key, value in wanted.items() if key not in _ENTRIES_WITHOUT_EFFECT}
+    decisive = {key: value for key, value in configuration.items() if key not in _ENTRIES_WITHOUT_EFFECT}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def claim_output(store: Store, wanted: Configuration) -> CorpusManifest | None:
+def claim_output(store: Store, configuration: Configuration) -> CorpusManifest | None:
     """Reserve the output for this build. Return the manifest if the same build is complete there already, else None.
 
     Raises:
         CorpusError: the output holds a corpus, complete or not, that was built from other inputs or with other options.
     """
-    if store.size(MANIFEST) is not None:
+    if store.size(MANIFEST_KEY) is not None:
         manifest = load_manifest(store)
-        _refuse_difference(store, manifest.options, wanted, "a complete corpus")
+        _check_same_configuration(store, manifest.options, configuration, "a complete corpus")
         return manifest
-    if not store.put_if_absent(CONFIGURATION, json.dumps(wanted).encode()):
-        _refuse_difference(store, json.loads(store.get(CONFIGURATION)), wanted, "a half-built corpus")
+    if not store.put_if_absent(CONFIGURATION_KEY, json.dumps(configuration).encode()):
+        _check_same_configuration(
+            store, json.loads(store.get(CONFIGURATION_KEY)), configuration, "a half-built corpus"
+        )
     return None
 
 
@@ -124,24 +126,24 @@ def refuse_other_text(
     among = f"{files[0]} or one of {len(files) - 1:,} others" if len(files) > 1 else files[0]
     raise CorpusError(
         f"{store.uri} holds a complete corpus of other text: {among} changed since it was built",
-        remedy="build into another place, or delete this corpus first",
+        remedy="give another folder with --out, or delete this corpus first",
     )
 
 
-def refuse_skipped(store: Store, manifest: CorpusManifest, options: BuildOptions) -> None:
+def check_skipped_records(store: Store, manifest: CorpusManifest, options: BuildOptions) -> None:
     """Raise CorpusError if bad records are to be refused but the complete corpus was built with some skipped."""
     skipped = manifest.counts.get("skipped", 0)
     if skipped and options.on_bad_records == "error":
         raise CorpusError(
             f"{store.uri} holds a complete corpus from which {skipped:,} bad records were left out",
-            remedy="give --on-bad-records skip, or build into another place",
+            remedy="give --on-bad-records skip, or another folder with --out",
         )
 
 
-def refuse_unmatched(listing: InputListing, options: BuildOptions) -> None:
+def check_provenance_patterns(listing: InputListing, options: BuildOptions) -> None:
     """Raise InputError if constants of provenance are given for inputs that are not there."""
     uris = [file.uri for file in listing.files]
-    unmatched = [] if options.provenance is None else options.provenance.unmatched(uris)
+    unmatched = [] if options.provenance is None else options.provenance.unmatched_patterns(uris)
     if unmatched:
         raise InputError(
             f"constants of --provenance are for {unmatched[0]!r}, which matches none of {len(uris)} inputs "
@@ -151,12 +153,12 @@ def refuse_unmatched(listing: InputListing, options: BuildOptions) -> None:
         )
 
 
-def _refuse_difference(store: Store, there: Configuration, wanted: Configuration, what: str) -> None:
-    lines = differing_entries(there, wanted, _ENTRIES_WITHOUT_EFFECT)
+def _check_same_configuration(store: Store, there: Configuration, wanted: Configuration, what: str) -> None:
+    lines = describe_differences(there, wanted, _ENTRIES_WITHOUT_EFFECT)
     if lines:
         raise CorpusError(
             "\n".join([f"{store.uri} holds {what} that was built in another way:", *lines]),
-            remedy="build into another place or delete this corpus; to continue it, give the same inputs and options",
+            remedy="give another --out or delete this corpus; to continue it, give the same inputs and options",
         )
 
 
@@ -204,15 +206,15 @@ def assemble_manifest(
         tokenizer_hash=tokenizer.hash,
         vocab_size=tokenizer.vocab_size,
         heldout_fraction=fraction,
-        train=joined_table(_shards("train", train)),
-        heldout=joined_table(_shards("heldout", heldout)),
+        train=concatenate_shard_tables(_shards("train", train)),
+        heldout=concatenate_shard_tables(_shards("heldout", heldout)),
         unigram=_sum_unigram_counts(layout, len(written), tokenizer.vocab_size, progress),
         shard_sizes={key: shard.size for key, shard in shards.items()},
         shard_digests={key: shard.digest for key, shard in shards.items()},
         counts=_build_counts(scanned, written) | {"ignored_files": len(listing.left_out)},
         options={**options, SPLIT_HASHES: hash_splits(scanned)},
         document_lengths=tuple(sum(part.lengths[k] for part in train) for k in range(LENGTH_BINS)),
-        tokenizer_files={f"{TOKENIZER}/{name}": digest(files[name]) for name in sorted(files)},
+        tokenizer_files={f"{TOKENIZER_FOLDER}/{name}": digest(files[name]) for name in sorted(files)},
         heldout_rule=None if as_asked else heldout_rule,
         skipped=_skipped_texts(scanned, listing),
         left_out=tuple(str(item) for item in listing.left_out[:MAX_LISTED_RECORDS]),
@@ -259,7 +261,7 @@ def _build_counts(scanned: list[ScanReceipt], written: list[WriteReceipt]) -> di
     encoded_by = sum((Counter(one.encoded_by) for one in written), Counter[str]())
     few = {
         "odd": sum(one.odd for one in scanned),
-        NOT_CHOSEN: sum(one.not_chosen for one in scanned),
+        NOT_CHOSEN_REASON: sum(one.not_chosen for one in scanned),
         "moved_sentences": sum(one.moved for one in written),
         "cut_texts": sum(one.cuts for one in written),
     }

@@ -21,21 +21,21 @@ from data_service.corpus.manifest import BuildLayout
 from data_service.errors import InputError
 from data_service.ingest.documents import read_documents
 from data_service.ingest.heldout import (
-    CANDIDATES,
+    MAX_CANDIDATES,
     DocumentFigures,
-    candidate_bound,
-    hash_bound,
-    stretch_length,
-    stretches,
+    candidate_hash_threshold,
+    hash_threshold,
+    mean_stretch_bytes,
+    split_into_stretches,
 )
 from data_service.ingest.records import Text
 from data_service.ingest.scan import (
     DIGEST_BYTES,
     HASH_BUCKETS,
-    RECORD,
+    HASH_RECORD_DTYPE,
     ScanReceipt,
+    bytes_for_split_digest,
     collapse_spaces,
-    digested_bytes,
     digests_in_order,
     hash_document,
 )
@@ -103,11 +103,13 @@ def plan_partitions(
     starts = [(layout.hashes(number), split.buckets) for number, split in enumerate(scanned)]
     return [
         CompareTask(layout, index, source, part, heldout_fraction, clusters)
-        for index, part in enumerate(cut_hashes(starts, documents))
+        for index, part in enumerate(partition_hashes(starts, documents))
     ]
 
 
-def cut_hashes(starts: list[tuple[str, list[int]]], documents: int) -> Iterator[tuple[Slice | None, ...]]:
+def partition_hashes(
+    starts: list[tuple[str, list[int]]], documents: int
+) -> Iterator[tuple[Slice | None, ...]]:
     """Yield for every partition of the hash space, of about `PARTITION_DOCUMENTS`, its slice of each split's hashes.
 
     `starts`: for each split the key of its sorted hashes and their `bucket_starts`.
@@ -116,22 +118,23 @@ def cut_hashes(starts: list[tuple[str, list[int]]], documents: int) -> Iterator[
         yield tuple(_bucket_slice(key, buckets[first], buckets[stop]) for key, buckets in starts)
 
 
-def partition_ranges(documents: int, most: int) -> list[tuple[int, int]]:
-    """Return the ranges of first bytes of hashes, each of about `most` documents."""
-    count = min(HASH_BUCKETS, max(1, -(-documents // most)))
+def partition_ranges(documents: int, max_documents: int) -> list[tuple[int, int]]:
+    """Return the ranges of first bytes of hashes, each of about `max_documents` documents."""
+    count = min(HASH_BUCKETS, max(1, -(-documents // max_documents)))
     return list(pairwise(HASH_BUCKETS * i // count for i in range(count + 1)))
 
 
 def _bucket_slice(key: str, begin: int, end: int) -> Slice | None:
     if begin == end:
         return None
-    return Slice(key, begin * RECORD.itemsize, (end - begin) * RECORD.itemsize)
+    return Slice(key, begin * HASH_RECORD_DTYPE.itemsize, (end - begin) * HASH_RECORD_DTYPE.itemsize)
 
 
 def compare_partition(task: CompareTask, store: Store) -> CompareReceipt:
     """Write the numbers of the partition's documents that are copies of an earlier document; return the receipt."""
     parts = [
-        np.frombuffer(data, dtype=RECORD) for data in parallel_map(partial(read_slice, store), task.hashes)
+        np.frombuffer(data, dtype=HASH_RECORD_DTYPE)
+        for data in parallel_map(partial(read_slice, store), task.hashes)
     ]
     records = np.concatenate(parts)
     split = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
@@ -142,7 +145,7 @@ def compare_partition(task: CompareTask, store: Store) -> CompareReceipt:
         same = records["high"][order][1:] == records["high"][order][:-1]
     else:
         order = np.lexsort((*place, records["low"], records["high"]))
-        same = equals_previous(records[order])
+        same = is_equal_to_previous(records[order])
     is_later = np.append(np.zeros(min(1, len(order)), dtype=np.bool_), same)
     later, kept = order[is_later], records[order[~is_later]]
     if len(kept):  # copies may differ in line ends: the size of the shortest counts
@@ -150,7 +153,7 @@ def compare_partition(task: CompareTask, store: Store) -> CompareReceipt:
     later = later[np.lexsort((records["ordinal"][later], split[later]))]
     ordinals = records["ordinal"][later].astype(ORDINAL)
     starts = np.searchsorted(split[later], np.arange(len(parts) + 1)).tolist()
-    held = kept[kept["low"].astype(np.uint64) < np.uint64(hash_bound(task.heldout_fraction))]
+    held = kept[kept["low"].astype(np.uint64) < np.uint64(hash_threshold(task.heldout_fraction))]
     return CompareReceipt(
         source=task.source,
         files=put_unless_empty(store, task.layout.drops(task.index), ordinals.tobytes()),
@@ -169,7 +172,7 @@ def read_slice(store: Store, part: Slice | None) -> bytes:
     return store.get_range(part.key, part.start, part.length) if part else b""
 
 
-def count_documents(compared: list[CompareReceipt]) -> DocumentFigures:
+def sum_document_figures(compared: list[CompareReceipt]) -> DocumentFigures:
     """Return the counts of all partitions together."""
     candidates = sorted(pair for part in compared for pair in part.candidates)
     return DocumentFigures(
@@ -177,7 +180,7 @@ def count_documents(compared: list[CompareReceipt]) -> DocumentFigures:
         size=sum(part.size for part in compared),
         held_count=sum(part.held_documents for part in compared),
         held_size=sum(part.held_size for part in compared),
-        candidates=candidates[:CANDIDATES],
+        candidates=candidates[:MAX_CANDIDATES],
     )
 
 
@@ -189,12 +192,12 @@ def _heldout_candidates(kept: NDArray[np.void], clusters: bool) -> list[tuple[in
         low, of_low = np.unique(low, return_inverse=True)
         sizes = np.zeros(len(low), dtype=np.int64)
         np.add.at(sizes, of_low, kept["size"].astype(np.int64))
-        return list(zip(low[:CANDIDATES].tolist(), sizes[:CANDIDATES].tolist(), strict=True))
-    first = np.lexsort((kept["size"], low))[:CANDIDATES]
+        return list(zip(low[:MAX_CANDIDATES].tolist(), sizes[:MAX_CANDIDATES].tolist(), strict=True))
+    first = np.lexsort((kept["size"], low))[:MAX_CANDIDATES]
     return list(zip(low[first].tolist(), kept["size"][first].tolist(), strict=True))
 
 
-def drop_slices(layout: BuildLayout, split: int, compared: list[CompareReceipt]) -> tuple[Slice, ...]:
+def find_drop_ranges(layout: BuildLayout, split: int, compared: list[CompareReceipt]) -> tuple[Slice, ...]:
     """Return the slices of objects that hold the ordinals of the documents to drop from a split."""
     return tuple(
         Slice(layout.drops(partition), begin * ORDINAL.itemsize, (end - begin) * ORDINAL.itemsize)
@@ -205,7 +208,7 @@ def drop_slices(layout: BuildLayout, split: int, compared: list[CompareReceipt])
     )
 
 
-def equals_previous(records: NDArray[np.void]) -> NDArray[np.bool_]:
+def is_equal_to_previous(records: NDArray[np.void]) -> NDArray[np.bool_]:
     """Return [N - 1] bool: whether the hash of each sorted record but the first is that of the record before it."""
     high, low = records["high"], records["low"]
     same: NDArray[np.bool_] = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
@@ -240,7 +243,7 @@ def read_kept(task: SplitTask, kept: KeptDocuments, store: Store) -> Iterator[tu
             continue
         known = digests[DIGEST_BYTES * ordinal : DIGEST_BYTES * (ordinal + 1)]
         digest = hash_document(document, task.options, known)
-        seen.update(digested_bytes(digest, document))
+        seen.update(bytes_for_split_digest(digest, document))
         if ordinal not in drops:
             yield document, digest
         ordinal += 1
@@ -258,7 +261,7 @@ def _read_digests(store: Store, task: SplitTask) -> bytes:
         found = store.get(task.layout.hashes(task.index))
     except KeyMissing:
         return b""
-    return digests_in_order(np.frombuffer(found, dtype=RECORD))
+    return digests_in_order(np.frombuffer(found, dtype=HASH_RECORD_DTYPE))
 
 
 def read_dropped(store: Store, slices: tuple[Slice, ...]) -> set[int]:
@@ -268,7 +271,7 @@ def read_dropped(store: Store, slices: tuple[Slice, ...]) -> set[int]:
 
 
 @dataclass(frozen=True)
-class DivideTask(SplitTask):
+class FindStretchesTask(SplitTask):
     """The task of dividing the kept documents of a split into stretches.
 
     Attributes:
@@ -282,7 +285,7 @@ class DivideTask(SplitTask):
     stage: ClassVar[str] = "divide"
 
 
-class DivideReceipt(TaskReceipt):
+class FindStretchesReceipt(TaskReceipt):
     """The stretches of a split.
 
     `candidates`: (low word of a paragraph's hash, bytes of the stretches that end with it), for low words below the
@@ -294,16 +297,18 @@ class DivideReceipt(TaskReceipt):
     clustered: list[int] = Field(default_factory=list)
 
 
-def divide_split(task: DivideTask, store: Store) -> DivideReceipt:
+def find_split_stretches(task: FindStretchesTask, store: Store) -> FindStretchesReceipt:
     """Read the split and find its stretches; return the receipt. Raises as `read_kept`."""
     fraction = task.options.heldout_fraction
-    length, below = stretch_length(task.size, fraction), candidate_bound(task.size, fraction)
+    length, below = mean_stretch_bytes(task.size, fraction), candidate_hash_threshold(task.size, fraction)
     sizes: Counter[int] = Counter()
     clustered: set[int] = set()
     for document, _ in read_kept(task, task.kept, store):
         alone = document.cluster is None or document.cluster.name is None
-        for stretch, end in stretches(document.text, length):
+        for stretch, end in split_into_stretches(document.text, length):
             if end is not None and end < below:
                 sizes[end] += len(collapse_spaces(stretch).encode())
                 clustered.update(() if alone else (end,))
-    return DivideReceipt(source=task.source, candidates=sorted(sizes.items()), clustered=sorted(clustered))
+    return FindStretchesReceipt(
+        source=task.source, candidates=sorted(sizes.items()), clustered=sorted(clustered)
+    )

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import assert_never
 
 from data_service.errors import InputError
-from data_service.ingest.files import SMALL_FILE_BYTES, fetch, serve_from_memory
+from data_service.ingest.files import SMALL_FILE_BYTES, fetch, use_fetched_bytes
 from data_service.ingest.formats import read_delimited, read_jsonl, read_txt
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.mds import read_mds
 from data_service.ingest.mediawiki import read_dump
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, Text
-from data_service.ingest.tars import read_tar, refuse_fields
+from data_service.ingest.tars import check_no_fields, read_tar
 from data_service.ingest.tasks import FilePiece, Split
 from data_service.ingest.warc import read_warc
 from data_service.store.base import parallel_map
@@ -42,7 +42,7 @@ def _prefetch_small_files(pieces: Sequence[FilePiece]) -> Iterator[FilePiece]:
         if data is None:
             yield piece
             continue
-        with serve_from_memory(piece.file, data):
+        with use_fetched_bytes(piece.file, data):
             yield piece
 
 
@@ -63,7 +63,7 @@ def read_documents(split: Split, options: BuildOptions) -> Iterator[Text]:
 def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
     match piece.file.format:
         case "txt":
-            refuse_fields(piece.file, options)
+            check_no_fields(piece.file, options)
             return read_txt(piece, options)
         case "tar":
             return read_tar(piece, options)

@@ -18,8 +18,17 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-MAX_MARK_BYTES = 4
-_NOT_TEXT = {"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape", "utf-7", "mbcs", "oem"}
+MAX_BOM_BYTES = 4
+_NON_TEXT_CODECS = {
+    "idna",
+    "punycode",
+    "undefined",
+    "unicode_escape",
+    "raw_unicode_escape",
+    "utf-7",
+    "mbcs",
+    "oem",
+}
 _CHUNK_BYTES = 1 << 20
 # Each sequence of bytes that is not UTF-8 is decoded to one `_BAD_BYTE_MARK`, by which its record is recognised as bad.
 _BAD_BYTE_HANDLER = "maskfleet.bad_byte"
@@ -44,17 +53,17 @@ def encoding_name(name: str) -> str:
         "".encode(name)
     except (LookupError, UnicodeError) as error:
         raise ValueError(f"{name!r} is not an encoding of text that Python knows") from error
-    if info.name in _NOT_TEXT or info.name.replace("-", "_") in _NOT_TEXT:
+    if info.name in _NON_TEXT_CODECS or info.name.replace("-", "_") in _NON_TEXT_CODECS:
         raise ValueError(f"{name!r} is not an encoding of files")
     return UTF_8 if info.name in ("utf-8", "utf-8-sig", "ascii") else info.name
 
 
-def marked_encoding(head: bytes) -> str | None:
+def encoding_from_bom(head: bytes) -> str | None:
     """Return the encoding that a file's byte order mark names; None if it has no mark. `head`: its first bytes."""
     return next((name for mark, name in _BYTE_ORDER_MARKS if head.startswith(mark)), None)
 
 
-def without_mark(raw: bytes, offset: int) -> tuple[bytes, int]:
+def strip_bom(raw: bytes, offset: int) -> tuple[bytes, int]:
     """Return `raw`, which begins at byte `offset` of a file, without a byte order mark of UTF-8, and its new offset."""
     if offset == 0 and raw.startswith(codecs.BOM_UTF8):
         return raw[len(codecs.BOM_UTF8) :], len(codecs.BOM_UTF8)
@@ -75,7 +84,7 @@ class Utf8Stream(ReadableStream):
     """
 
     def __init__(self, raw: BinaryIO, head: bytes, declared: str) -> None:
-        encoding = marked_encoding(head) or declared
+        encoding = encoding_from_bom(head) or declared
         self._raw, self._ready = raw, head
         self._decoder = (
             None if encoding == UTF_8 else codecs.getincrementaldecoder(encoding)(errors=_BAD_BYTE_HANDLER)
@@ -117,11 +126,11 @@ def _replace_bad_bytes(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(_BAD_BYTE_HANDLER, _replace_bad_bytes)
 
 
-def encoding_remedy(data: bytes, say: str) -> str | None:
+def encoding_remedy(data: bytes, option_template: str) -> str | None:
     """Return the remedy for bytes that are not UTF-8 text, with a guess of their encoding; None without a guess.
 
-    A guess may be wrong, so the remedy shows the text in that encoding. `say`: how the user declares an encoding, with
-    `{}` for its name.
+    A guess may be wrong, so the remedy shows the text in that encoding. `option_template`: how the user declares an
+    encoding, with `{}` for its name.
     """
     import charset_normalizer  # the import takes 0.1 s, and only errors need it
 
@@ -138,7 +147,7 @@ def encoding_remedy(data: bytes, say: str) -> str | None:
     beyond = next((i for i, character in enumerate(text) if character > "\x7f"), 0)
     begin = max(0, beyond - _EXCERPT_CHARACTERS // 2)
     shown = " ".join(text[begin : begin + _EXCERPT_CHARACTERS].split())
-    return f"it looks like {name} and then reads {shown!r}: if that is right, {say.format(name)}"
+    return f"it looks like {name} and then reads {shown!r}: if that is right, {option_template.format(name)}"
 
 
 def is_garbled(text: str) -> bool:
@@ -150,16 +159,17 @@ def is_garbled(text: str) -> bool:
     return odd > _MAX_ODD_SHARE * len(text)
 
 
-def odd_text_warning(odd: int, documents: int, text_bytes: int = 0, tokens: int = 0) -> str | None:
+def odd_text_warning(odd_characters: int, documents: int, text_bytes: int = 0, tokens: int = 0) -> str | None:
     """Return a warning if text may be in the wrong encoding; None if not.
 
-    It may be if there are `odd` documents (`is_garbled`), or if nearly every byte is a token, because a vocabulary that
-    was learnt from text in the wrong encoding has a token for every byte of it.
+    It may be if there are `odd_characters` documents (`is_garbled`), or if nearly every byte is a token, because a
+    vocabulary that was learnt from text in the wrong encoding has a token for every byte of it.
     """
     remedy = "another encoding may be right: --encoding"
-    if odd:
+    if odd_characters:
         return (
-            f"warning: {odd:,} of {documents:,} documents look like no text: one character in a hundred or more is a "
+            f"warning: {odd_characters:,} of {documents:,} documents look like no text: one character in a "
+            "hundred or more is a "
             f"NUL, another control character or U+FFFD; {remedy}"
         )
     if tokens and text_bytes and text_bytes / tokens < _MIN_BYTES_PER_TOKEN:

@@ -17,7 +17,7 @@ from typing import BinaryIO, assert_never, cast, overload
 import zstandard
 
 from data_service.errors import InputError
-from data_service.ingest.encodings import MAX_MARK_BYTES, UTF_8, ReadableStream, Utf8Stream, marked_encoding
+from data_service.ingest.encodings import MAX_BOM_BYTES, UTF_8, ReadableStream, Utf8Stream, encoding_from_bom
 from data_service.ingest.inputs import Compression, InputFile
 from data_service.ingest.options import MIB
 from data_service.store.base import Store
@@ -42,7 +42,7 @@ def fetch(file: InputFile) -> bytes:
 
 
 @contextmanager
-def serve_from_memory(file: InputFile, data: bytes) -> Iterator[None]:
+def use_fetched_bytes(file: InputFile, data: bytes) -> Iterator[None]:
     """Within the block, `file` is read from `data`, all of its bytes."""
     _fetched[file] = data
     try:
@@ -53,7 +53,7 @@ def serve_from_memory(file: InputFile, data: bytes) -> Iterator[None]:
 
 class _RangedFile(ReadableStream):
     """A seekable read-only file on a stored object. Every read is one ranged get, which the store retries; of a file
-    that was fetched before (`serve_from_memory`) there is none."""
+    that was fetched before (`use_fetched_bytes`) there is none."""
 
     def __init__(self, file: InputFile) -> None:
         self._held = _fetched.get(file)
@@ -89,13 +89,14 @@ def _store_at(root: str) -> Store:
     return open_store(root)
 
 
-def open_ranged(file: InputFile, *, start: int = 0, chunk: int = _CHUNK_BYTES) -> BinaryIO:
-    """Return a stream of the file's stored bytes from byte `start` on. `chunk`: number of bytes fetched at a time.
+def open_ranged(file: InputFile, *, start: int = 0, chunk_bytes: int = _CHUNK_BYTES) -> BinaryIO:
+    """Return a stream of the file's stored bytes from byte `start` on. `chunk_bytes`: number of bytes fetched at a
+    time.
 
     Raises:
         KeyMissing, Truncated: on reading: the file is gone, or shorter than when it was listed.
     """
-    stream = io.BufferedReader(_RangedFile(file), buffer_size=max(1, min(chunk, file.size)))
+    stream = io.BufferedReader(_RangedFile(file), buffer_size=max(1, min(chunk_bytes, file.size)))
     stream.seek(start)
     return cast(BinaryIO, stream)
 
@@ -122,21 +123,23 @@ def line_start(file: InputFile, position: int, within: int | None = None) -> int
     return 0
 
 
-def open_text(file: InputFile, *, start: int = 0, needed: int = _CHUNK_BYTES) -> BinaryIO:
+def open_text(file: InputFile, *, start: int = 0, expected_bytes: int = _CHUNK_BYTES) -> BinaryIO:
     """Return a stream of the file's text, decompressed, in UTF-8. A byte order mark of UTF-8 is kept, so that positions
     are those of the file.
 
-    `start`: number of bytes to skip; only for files whose text is stored plainly (`is_stored_plainly`). `needed`: about
-    how many bytes are read from there, so that few more are fetched.
+    `start`: number of bytes to skip; only for files whose text is stored plainly (`is_uncompressed_utf8`).
+    `expected_bytes`: about how many bytes are read from there, so that few more are fetched.
 
     Raises:
         InputError: now or on reading: the compressed data is damaged or truncated.
     """
     if start:
-        return open_ranged(file, start=start, chunk=min(_CHUNK_BYTES, max(_REQUEST_BYTES, needed)))
+        return open_ranged(
+            file, start=start, chunk_bytes=min(_CHUNK_BYTES, max(_REQUEST_BYTES, expected_bytes))
+        )
     raw = open_bytes(file)
-    head = raw.read(MAX_MARK_BYTES)
-    if file.compression == "" and (marked_encoding(head) or file.encoding) == UTF_8:
+    head = raw.read(MAX_BOM_BYTES)
+    if file.compression == "" and (encoding_from_bom(head) or file.encoding) == UTF_8:
         raw.seek(0)
         return raw
     return cast(BinaryIO, io.BufferedReader(Utf8Stream(raw, head, file.encoding), buffer_size=_BUFFER_BYTES))
@@ -163,25 +166,25 @@ def decompress(raw: BinaryIO, file: InputFile) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(plain, buffer_size=_BUFFER_BYTES))
 
 
-def utf8_text(raw: BinaryIO, declared: str) -> BinaryIO:
+def to_utf8_stream(raw: BinaryIO, declared: str) -> BinaryIO:
     """Return a stream of the text of `raw` in UTF-8.
 
     `declared`: its encoding, unless a byte order mark names another.
     """
-    head = raw.read(MAX_MARK_BYTES)
+    head = raw.read(MAX_BOM_BYTES)
     return cast(BinaryIO, io.BufferedReader(Utf8Stream(raw, head, declared), buffer_size=_BUFFER_BYTES))
 
 
 @lru_cache(maxsize=1024)
-def is_stored_plainly(file: InputFile) -> bool:
+def is_uncompressed_utf8(file: InputFile) -> bool:
     """Return whether the text is stored uncompressed and in UTF-8, so that it can be cut at any line.
 
     This reads the file's first bytes.
     """
     if file.compression or file.encoding != UTF_8:
         return False
-    with open_ranged(file, chunk=MAX_MARK_BYTES) as stream:
-        return marked_encoding(stream.read(MAX_MARK_BYTES)) in (None, UTF_8)
+    with open_ranged(file, chunk_bytes=MAX_BOM_BYTES) as stream:
+        return encoding_from_bom(stream.read(MAX_BOM_BYTES)) in (None, UTF_8)
 
 
 class _Gzip(ReadableStream):
@@ -205,17 +208,17 @@ def _open_zstd(raw: BinaryIO, file: InputFile) -> io.RawIOBase:
         window = 0
     if not _ARROW_WINDOW_BYTES < window <= _MAX_WINDOW_BYTES:
         return _Zstd(raw, file)
-    import psutil  # imported here because few files have such a window
+    import psutil  # imported here because few files have a window of more than 128 MiB
 
     if window > (free := psutil.virtual_memory().available) // 2:
         raise InputError(
             f"{file.uri} needs a window of {window // MIB:,} MiB to be decompressed, but only {free // MIB:,} are free",
             remedy=f"free memory or use fewer --workers; or {_NARROWER_WINDOW_REMEDY}",
         )
-    return _WideZstd(raw, file)
+    return _LargeWindowZstd(raw, file)
 
 
-class _WideZstd(ReadableStream):
+class _LargeWindowZstd(ReadableStream):
     """A stream of frames with windows of up to 2 GiB, as `zstd --long=31` makes them. It is fed few bytes at a time,
     because nothing else limits what they expand to."""
 
@@ -302,7 +305,7 @@ class _JoinedStreams(ReadableStream):
         while True:
             packed = b""
             if self._plain.eof:
-                if not (packed := self._behind_stream()):
+                if not (packed := self._bytes_after_stream()):
                     return b""
                 self._plain = _DECOMPRESSORS[self._file.compression]()
             elif self._plain.needs_input and not (packed := self._raw.read(_BUFFER_BYTES)):
@@ -310,7 +313,7 @@ class _JoinedStreams(ReadableStream):
             if data := self._plain.decompress(packed, size):
                 return data
 
-    def _behind_stream(self) -> bytes:
+    def _bytes_after_stream(self) -> bytes:
         """Return the first bytes behind a finished stream and padding; none at the end."""
         ahead = self._plain.unused_data
         while not (rest := ahead.lstrip(self._padding)) and (ahead := self._raw.read(_BUFFER_BYTES)):

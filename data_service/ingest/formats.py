@@ -15,21 +15,21 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 from data_service.errors import InputError
-from data_service.ingest.encodings import without_mark
+from data_service.ingest.encodings import strip_bom
 from data_service.ingest.files import line_start, open_text
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import (
     BadRecord,
     NumberedPlace,
+    PlaceUnit,
     RecordPlace,
     Text,
-    Unit,
     decode_text,
     flatten_named_fields,
-    guessed_remedy,
-    raise_bad_record,
-    text_of_record,
+    parse_text,
+    raise_error_of_record,
+    suggest_encoding_remedy,
     too_long,
     try_read,
     with_provenance,
@@ -38,12 +38,12 @@ from data_service.ingest.tasks import FilePiece
 
 _SKIP_BYTES = 1 << 20
 _LINE_SEARCH_BYTES = 64 * 1024  # bytes before a piece that are searched first for the line's beginning
-# A line may have this many bytes per byte of its document: escapes take six, other fields the rest.
+# Most bytes of a line per byte of its document: a JSON escape takes six, the rest is for other fields.
 LINE_BYTES_RATIO = 8
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
-_OTHER_DELIMITERS = ";\t,|"  # tried if the usual delimiter does not give the columns
-_QUOTES = "quote fields as RFC 4180 says (pandas' to_csv does), or convert the file to JSON lines"
-_TOO_LONG = '"a line too long"to be held\n'  # invalid CSV at every place in a row, so that the row is bad
+_OTHER_DELIMITERS = ";\t,|"  # delimiters tried if the usual one does not give the columns
+_QUOTES_REMEDY = "quote fields as RFC 4180 says (pandas' to_csv does), or convert the file to JSON lines"
+_INVALID_CSV_LINE = '"a line too long"to be held\n'  # for a line too long: invalid CSV anywhere in a row
 _ROW_BYTES_RATIO = 8  # bytes of a row per byte of its document, for other fields and doubled quotation marks
 
 
@@ -66,7 +66,7 @@ class LinePlace:
     offset: int
 
     @property
-    def unit(self) -> Unit:
+    def unit(self) -> PlaceUnit:
         return "byte"
 
     @property
@@ -82,25 +82,26 @@ class LinePlace:
         return f"{self.file.uri}, line {newlines + 1}"
 
 
-def read_lines(stream: BinaryIO, offset: int, limit: int) -> Iterator[InputLine]:
-    """Yield all lines from the stream's position on, at most `limit` + 1 bytes of each.
+def read_lines(stream: BinaryIO, offset: int, max_bytes: int) -> Iterator[InputLine]:
+    """Yield all lines from the stream's position on, at most `max_bytes` + 1 bytes of each.
 
     `offset`: offset in the file of the stream's position.
     """
-    while data := stream.readline(limit + 1):
+    while data := stream.readline(max_bytes + 1):
         yield InputLine(offset, data)
         offset += len(data)
         if not data.endswith(b"\n"):
             offset += skip_line(stream)
 
 
-def bounded_line_length(stream: BinaryIO, most: int) -> int:
-    """Read to the end of the line at the stream's position; return its length, or 0 if it has more than `most` bytes.
+def bounded_line_length(stream: BinaryIO, max_bytes: int) -> int:
+    """Read to the end of the line at the stream's position; return its length, or 0 if it has more than `max_bytes`
+    bytes.
 
     No more is read than that, so a piece inside a long line costs no more than any other.
     """
     length = 0
-    while length < most and (data := stream.readline(min(_SKIP_BYTES, most - length))):
+    while length < max_bytes and (data := stream.readline(min(_SKIP_BYTES, max_bytes - length))):
         length += len(data)
         if data.endswith(b"\n"):
             return length
@@ -127,7 +128,7 @@ def open_piece(piece: FilePiece, start: int) -> BinaryIO:
     if piece.text is not None:
         return io.BytesIO(piece.text)
     assert not piece.plain_size, "a streamed piece is read by PieceReader"
-    return open_text(piece.file, start=start, needed=piece.stop - start)
+    return open_text(piece.file, start=start, expected_bytes=piece.stop - start)
 
 
 def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
@@ -151,7 +152,7 @@ def _read_separated(piece: FilePiece, options: BuildOptions) -> Iterator[Text | 
         if cut and not next(lines).data.isspace() and not _skip_earlier_document(lines, piece.stop):
             return
         for first, data in split_at_blank_lines(lines, limit):
-            if not piece.holds(first):
+            if not piece.contains(first):
                 return
             yield try_read(options, text_document, data, first, LinePlace(file, first), options)
 
@@ -190,7 +191,7 @@ def text_document(data: bytes, offset: int, place: RecordPlace, options: BuildOp
     """
     if len(data) > options.max_document_bytes:
         raise too_long(place, options.max_document_bytes)
-    data, offset = without_mark(data, offset)
+    data, offset = strip_bom(data, offset)
     found = decode_text(data, options, place, offset)
     found = found if options.metadata_fields is None else replace(found, place=place)
     return with_provenance(found, {}, options, place)
@@ -233,7 +234,7 @@ def read_jsonl(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRe
                 return
             start += above
         for line in read_lines(stream, start, limit):
-            if not piece.holds(line.offset):
+            if not piece.contains(line.offset):
                 return
             if not line.data.isspace():
                 yield try_read(options, json_document, line, LinePlace(file, line.offset), options)
@@ -247,14 +248,14 @@ def json_document(line: InputLine, place: RecordPlace, options: BuildOptions) ->
     """
     if len(line.data) > options.max_document_bytes * LINE_BYTES_RATIO:
         raise too_long(place, options.max_document_bytes * LINE_BYTES_RATIO)
-    data, offset = without_mark(line.data, line.offset)
+    data, offset = strip_bom(line.data, line.offset)
     raw = decode_text(data, options, place, offset)
     try:
         record = _parse_json(raw.text)
     except (json.JSONDecodeError, RecursionError) as error:
         remedy = _one_per_line_hint(raw.text)
         if "\0" in raw.text and options.on_bad_records == "error":
-            remedy = guessed_remedy(place.file, data, remedy)
+            remedy = suggest_encoding_remedy(place.file, data, remedy)
         raise BadRecord(place, f"not JSON: {error}", remedy) from error
     if isinstance(record, str) and options.pairs is None:
         record = {options.text_field: record}
@@ -271,7 +272,7 @@ def json_document(line: InputLine, place: RecordPlace, options: BuildOptions) ->
         raise BadRecord(
             place, reason, "name the field that holds the text with --text-field, or remove the line"
         )
-    found = text_of_record(record, options, place)
+    found = parse_text(record, options, place)
     return replace(found, replaced=found.replaced or raw.replaced)
 
 
@@ -306,7 +307,7 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | B
     # The limit holds for the whole process, which reads no other CSV.
     csv.field_size_limit(options.max_document_bytes * _ROW_BYTES_RATIO)
     rows, names = _open_rows(file, options)
-    there = [name for name in options.further_fields if name in names]
+    there = [name for name in options.optional_fields if name in names]
     columns = {name: _column_index(name, names, file) for name in (*options.fields, *there)}
     while True:
         place = NumberedPlace(file, "line", rows.line_num + 1)
@@ -316,16 +317,18 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | B
             return
         except csv.Error as error:
             yield try_read(
-                options, raise_bad_record, BadRecord(place, f"not {file.format.upper()}: {error}", _QUOTES)
+                options,
+                raise_error_of_record,
+                BadRecord(place, f"not {file.format.upper()}: {error}", _QUOTES_REMEDY),
             )
             continue
         if row:  # a blank line is no row
-            yield try_read(options, _document_of_row, row, len(names), columns, place, options)
+            yield try_read(options, _parse_row, row, len(names), columns, place, options)
 
 
-def possible_delimiters(kind: str, given: str | None) -> tuple[str, ...]:
+def possible_delimiters(kind: str, configured: str | None) -> tuple[str, ...]:
     """Return the possible delimiters of a table of `kind` (csv, tsv), in the order in which they are tried."""
-    return (given,) if given else tuple(dict.fromkeys(_DELIMITERS[kind] + _OTHER_DELIMITERS))
+    return (configured,) if configured else tuple(dict.fromkeys(_DELIMITERS[kind] + _OTHER_DELIMITERS))
 
 
 def _open_rows(file: InputFile, options: BuildOptions) -> tuple[Any, list[str]]:
@@ -348,7 +351,7 @@ def _open_rows(file: InputFile, options: BuildOptions) -> tuple[Any, list[str]]:
             best = rows, names
     if best is None:
         raise InputError(
-            f"{file.uri}, line 1: not {file.format.upper()}: {problems[0]}", remedy=_QUOTES
+            f"{file.uri}, line 1: not {file.format.upper()}: {problems[0]}", remedy=_QUOTES_REMEDY
         ) from problems[0]
     return best
 
@@ -366,7 +369,7 @@ def _column_index(wanted: str, names: list[str], file: InputFile) -> int:
     raise InputError(
         f"{file.uri}: {'two columns' if wanted in names else 'no column'} {wanted!r} "
         f"in its first line (it has {shown})",
-        remedy=guessed_remedy(file, first, remedy) if "\ufffd" in shown else remedy,
+        remedy=suggest_encoding_remedy(file, first, remedy) if "\ufffd" in shown else remedy,
     )
 
 
@@ -378,14 +381,14 @@ def _decoded_lines(file: InputFile, options: BuildOptions) -> Iterator[str]:
     limit = options.max_document_bytes * _ROW_BYTES_RATIO
     with open_text(file) as stream:
         for line in read_lines(stream, 0, limit):
-            data, _ = without_mark(line.data, line.offset)
-            yield data.decode(errors="surrogateescape") if len(data) <= limit else _TOO_LONG
+            data, _ = strip_bom(line.data, line.offset)
+            yield data.decode(errors="surrogateescape") if len(data) <= limit else _INVALID_CSV_LINE
 
 
-def _document_of_row(
+def _parse_row(
     row: list[str], width: int, columns: Mapping[str, int], place: NumberedPlace, options: BuildOptions
 ) -> Text:
     if len(row) != width:
-        raise BadRecord(place, f"{len(row)} fields, but the first line has {width}", _QUOTES)
+        raise BadRecord(place, f"{len(row)} fields, but the first line has {width}", _QUOTES_REMEDY)
     values = {name: row[column].encode(errors="surrogateescape") for name, column in columns.items()}
-    return text_of_record(values, options, place)
+    return parse_text(values, options, place)

@@ -24,14 +24,16 @@ from data_service.ingest.sentences import split_sentences
 EVALUATION_BYTES = 128 * 1024  # bytes of held-out text that are enough for an evaluation
 MAX_SMALL_TEXT_SHARE = 0.05  # share of a small text held out at most, unless more is requested
 MIN_DOCUMENTS = 8  # smallest number of long documents that can represent the corpus
-MIN_BY_TOKENS = 64  # with so many held-out documents, texts with unknown words are divided by tokens
-CANDIDATES = 1024  # number of documents with the smallest hashes that are kept
+MIN_DOCUMENTS_TO_HASH_TOKENS = (
+    64  # held-out documents from which on texts with unknown words are hashed by tokens
+)
+MAX_CANDIDATES = 1024  # number of documents with the smallest hashes that are kept
 MIN_STRETCH_BYTES, MAX_STRETCH_BYTES = 64, 4096  # bounds of a stretch's mean size, in bytes
 MIN_STRETCHES = 16  # approximate smallest number of held-out stretches
 _CUT_HASH_CHARACTERS = 16  # characters whose hash decides where text without sentence ends is cut
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
 _BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*+\n)++)")
-_LINES_BEFORE = re.compile(r"\A\s*\n")
+_LEADING_BLANK_LINES = re.compile(r"\A\s*\n")
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class DocumentFigures:
     Attributes:
         count, size: number of documents, and bytes of their text.
         held_count, held_size: the same of the documents that the requested share would hold out.
-        candidates: (low word of the hash, bytes) of the at most `CANDIDATES` documents with the smallest low words,
+        candidates: (low word of the hash, bytes) of the at most `MAX_CANDIDATES` documents with the smallest low words,
             sorted.
     """
 
@@ -56,7 +58,7 @@ def heldout_like(manifest: CorpusManifest) -> dict[str, object]:
     """Return the options by which a corpus holds text out as that of `manifest` does."""
     rule = manifest.rule
     if is_default_rule(rule, manifest.heldout_fraction):
-        rule = replace(rule, by_tokens=int(manifest.heldout.documents.sum()) >= MIN_BY_TOKENS)
+        rule = replace(rule, by_tokens=int(manifest.heldout.documents.sum()) >= MIN_DOCUMENTS_TO_HASH_TOKENS)
     return {"heldout_fraction": manifest.heldout_fraction, "heldout_rule": rule}
 
 
@@ -69,13 +71,16 @@ def divide_document(rule: HeldoutRule, text: str, digest: bytes) -> Iterator[tup
     if rule.unit == "document":
         yield text, rule.holds_out(low_word(digest))
         return
-    found = ((text, end is not None and rule.holds_out(end)) for text, end in stretches(text, rule.length))
+    found = (
+        (text, end is not None and rule.holds_out(end))
+        for text, end in split_into_stretches(text, rule.length)
+    )
     parts = [
         ("".join(stretch for stretch, _ in run), heldout)
         for heldout, run in groupby(found, key=lambda pair: pair[1])
     ]
     for number, (part, heldout) in enumerate(parts):
-        begun = part if number == 0 else _LINES_BEFORE.sub("", part)
+        begun = part if number == 0 else _LEADING_BLANK_LINES.sub("", part)
         if not is_blank(begun):
             yield begun if number == len(parts) - 1 else begun.rstrip(), heldout
 
@@ -85,17 +90,17 @@ def low_word(digest: bytes) -> int:
     return int.from_bytes(digest[8:], "big")
 
 
-def hash_bound(fraction: float) -> int:
+def hash_threshold(fraction: float) -> int:
     """Return the number below which a share `fraction` of all low words lies."""
     return HeldoutRule.from_fraction(fraction).below
 
 
 def is_default_rule(rule: HeldoutRule, fraction: float) -> bool:
     """Return whether a rule holds out exactly the requested share of documents."""
-    return rule.unit == "document" and rule.below == hash_bound(fraction)
+    return rule.unit == "document" and rule.below == hash_threshold(fraction)
 
 
-def wanted_bytes(size: int, fraction: float) -> int:
+def target_heldout_bytes(size: int, fraction: float) -> int:
     """Return how many of `size` bytes of text should be held out."""
     return max(1, math.ceil(max(fraction * size, min(EVALUATION_BYTES, MAX_SMALL_TEXT_SHARE * size))))
 
@@ -105,10 +110,12 @@ def document_rule(documents: DocumentFigures, fraction: float) -> HeldoutRule | 
 
     The requested share is used if it gives between half and three times the wanted amount of text.
     """
-    requested = HeldoutRule("document", hash_bound(fraction), by_tokens=documents.held_count >= MIN_BY_TOKENS)
+    requested = HeldoutRule(
+        "document", hash_threshold(fraction), by_tokens=documents.held_count >= MIN_DOCUMENTS_TO_HASH_TOKENS
+    )
     if fraction == 0:
         return requested
-    wanted = wanted_bytes(documents.size, fraction)
+    wanted = target_heldout_bytes(documents.size, fraction)
     most = max(3 * wanted, documents.size // 10)
     if (
         wanted <= 2 * documents.held_size
@@ -125,11 +132,11 @@ def document_rule(documents: DocumentFigures, fraction: float) -> HeldoutRule | 
             return None
         if taken >= wanted and (count >= MIN_DOCUMENTS or taken <= count * MAX_STRETCH_BYTES):
             return HeldoutRule("document", low + 1) if count < documents.count else None
-    if documents.count <= CANDIDATES:
+    if documents.count <= MAX_CANDIDATES:
         return None
     return HeldoutRule(
-        "document", hash_bound(wanted / documents.size)
-    )  # the documents are very many and very short
+        "document", hash_threshold(wanted / documents.size)
+    )  # more documents than candidates, all very short: their share is held out by the hash alone
 
 
 def query_rule(documents: DocumentFigures, fraction: float) -> HeldoutRule:
@@ -141,7 +148,7 @@ def query_rule(documents: DocumentFigures, fraction: float) -> HeldoutRule:
     Raises:
         InputError: all examples have the same query.
     """
-    wanted = wanted_bytes(documents.size, fraction)
+    wanted = target_heldout_bytes(documents.size, fraction)
     queries = [
         (low, sum(size for _, size in alike))
         for low, alike in groupby(documents.candidates, key=lambda pair: pair[0])
@@ -159,19 +166,23 @@ def query_rule(documents: DocumentFigures, fraction: float) -> HeldoutRule:
     return HeldoutRule("document", below)
 
 
-def stretch_length(size: int, fraction: float) -> int:
+def mean_stretch_bytes(size: int, fraction: float) -> int:
     """Return the mean length of a stretch in bytes, in a corpus of `size` bytes."""
-    return min(MAX_STRETCH_BYTES, max(MIN_STRETCH_BYTES, wanted_bytes(size, fraction) // MIN_STRETCHES))
+    return min(
+        MAX_STRETCH_BYTES, max(MIN_STRETCH_BYTES, target_heldout_bytes(size, fraction) // MIN_STRETCHES)
+    )
 
 
-def candidate_bound(size: int, fraction: float) -> int:
+def candidate_hash_threshold(size: int, fraction: float) -> int:
     """Return the number below which low words of paragraphs are recorded. Those held out will be far smaller."""
-    enough = max(4 * wanted_bytes(size, fraction), 4 * CANDIDATES * stretch_length(size, fraction))
-    return hash_bound(min(1.0, enough / max(size, 1)))
+    enough = max(
+        4 * target_heldout_bytes(size, fraction), 4 * MAX_CANDIDATES * mean_stretch_bytes(size, fraction)
+    )
+    return hash_threshold(min(1.0, enough / max(size, 1)))
 
 
-def stretch_rule(
-    candidates: Mapping[int, int], size: int, fraction: float, never: Set[int] = frozenset()
+def heldout_rule_by_stretches(
+    candidates: Mapping[int, int], size: int, fraction: float, excluded: Set[int] = frozenset()
 ) -> HeldoutRule:
     """Return the rule that holds out the stretches with the smallest low words, until there is enough text.
 
@@ -179,24 +190,24 @@ def stretch_rule(
         candidates: bytes of all stretches that end with a paragraph, by the low word of the paragraph's hash.
         size: bytes of all text.
         fraction: requested share of the text.
-        never: low words of paragraphs in documents with near duplicates. They are trained on, since the paragraph may
-            differ by a word elsewhere.
+        excluded: low words of paragraphs in documents with near duplicates. They are trained on, since the paragraph
+            may differ by a word elsewhere.
 
     Raises:
         InputError: there is so little text that none can be held out.
     """
-    wanted, length = wanted_bytes(size, fraction), stretch_length(size, fraction)
+    wanted, length = target_heldout_bytes(size, fraction), mean_stretch_bytes(size, fraction)
     most = min(2 * wanted, round(size * (1 - MAX_SMALL_TEXT_SHARE)))
     taken, below, trained = 0, 0, list[int]()
     for low in sorted(candidates):
-        if low in never or taken + candidates[low] > most:
+        if low in excluded or taken + candidates[low] > most:
             trained.append(low)
             continue
         taken, below = taken + candidates[low], low + 1
         if taken >= wanted:
             break
-    if not taken and candidates.keys() - never:  # all candidates are too long: take the shortest
-        low = min(candidates.keys() - never, key=lambda word: (candidates[word], word))
+    if not taken and candidates.keys() - excluded:  # all candidates are too long: take the shortest
+        low = min(candidates.keys() - excluded, key=lambda word: (candidates[word], word))
         taken, below = candidates[low], low + 1
     if not taken or taken > max(most, size // 2):
         raise InputError(
@@ -207,7 +218,7 @@ def stretch_rule(
     return HeldoutRule("stretch", below, length, kept)
 
 
-def stretches(text: str, length: int) -> Iterator[tuple[str, int | None]]:
+def split_into_stretches(text: str, length: int) -> Iterator[tuple[str, int | None]]:
     """Yield (text, low word) of a document's stretches, in order. The low word is that of the last paragraph's hash.
 
     Whether a paragraph ends a stretch, and whether that stretch is held out, depends only on that paragraph. So a
@@ -221,7 +232,7 @@ def stretches(text: str, length: int) -> Iterator[tuple[str, int | None]]:
             continue
         plain = fold_text(piece).encode()
         digest = hashlib.blake2b(plain, digest_size=16).digest()
-        if int.from_bytes(digest[:8], "big") < hash_bound(min(1.0, len(plain) / length)):
+        if int.from_bytes(digest[:8], "big") < hash_threshold(min(1.0, len(plain) / length)):
             yield "".join(pieces), low_word(digest)
             pieces = []
     if pieces:
@@ -251,7 +262,7 @@ def _split_pieces(text: str, most: int) -> Iterator[str]:
     spaces = np.append(codes == ord(" "), True)[places]
     allowed = spaces if np.count_nonzero(spaces) * 100 > len(spaces) else np.ones_like(spaces)
     rate = min(1.0, 4 * len(allowed) / (most * max(1, int(np.count_nonzero(allowed)))))
-    cuts = places[allowed & (_window_hashes(codes) < np.uint64(max(0, hash_bound(rate) - 1)))]
+    cuts = places[allowed & (_window_hashes(codes) < np.uint64(max(0, hash_threshold(rate) - 1)))]
     for start, stop in pairwise([0, *cuts.tolist(), len(text)]):
         if stop > start:
             yield text[start:stop]

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from data_service.corpus.corpus import Corpus
 from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.corpus.reader import read_block
-from data_service.corpus.removals import RemovedDocuments, blank_out, load_removals
+from data_service.corpus.removals import RemovedDocuments, load_removals, replace_removed_text
 from data_service.store.base import parallel_map
 from data_service.types import Block, Tokens
 
 RUN_TOKENS, RUNS_PER_DOCUMENT = 32, 8
-_FILTER_BITS = 22  # leading bits of a hash, which rule out nearly all runs of other text
+_FILTER_BITS = 22  # bits of a hash that index the filter, which rules out nearly all other text
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
 _MIX_FACTOR = np.uint64(0xD6E8FEB86659FD93)
 _MIX_SHIFT_BITS = np.uint64(32)
@@ -52,15 +52,18 @@ class Overlap:
         return self.found_tokens / max(1, self.tokens)
 
 
-def rules_exclude_overlap(held: CorpusManifest, trained: CorpusManifest) -> bool:
-    """Return whether the rules alone say that text held out of `held` is not trained on in `trained`."""
-    one, other = held.rule, trained.rule
+def rules_exclude_overlap(heldout_manifest: CorpusManifest, training_manifest: CorpusManifest) -> bool:
+    """Return whether the rules alone say that text held out of `heldout_manifest` is not trained on in
+    `training_manifest`."""
+    one, other = heldout_manifest.rule, training_manifest.rule
     whole = one.unit == other.unit == "document" and one.clusters == other.clusters
-    return one == other or (whole and one.below <= other.below) or not len(held.heldout)
+    return one == other or (whole and one.below <= other.below) or not len(heldout_manifest.heldout)
 
 
 def find_overlap(
-    held: Corpus, trained: Corpus, report: Callable[[int, int], None] = lambda more, total: None
+    heldout_corpus: Corpus,
+    training_corpus: Corpus,
+    report: Callable[[int, int], None] = lambda more, total: None,
 ) -> Overlap:
     """Look for the held-out text of one corpus in the training text of another of the same tokenizer.
 
@@ -72,14 +75,14 @@ def find_overlap(
     Raises:
         CorpusError, CorruptBlock, StoreError: a corpus cannot be read.
     """
-    total = len(held.manifest.heldout) + len(trained.manifest.train)
+    total = len(heldout_corpus.manifest.heldout) + len(training_corpus.manifest.train)
     index = HeldoutIndex()
-    for block in _read_blocks(held, "heldout"):
+    for block in _read_blocks(heldout_corpus, "heldout"):
         index.add(block)
         report(1, total)
     index.close()
-    for block in _read_blocks(trained, "train"):
-        index.look_up(block)
+    for block in _read_blocks(training_corpus, "train"):
+        index.match_block(block)
         report(1, total)
     return index.overlap()
 
@@ -90,7 +93,7 @@ def _read_blocks(corpus: Corpus, split: str) -> Iterator[Block]:
     removed: RemovedDocuments = load_removals(corpus.store, corpus.manifest).for_split(split)
 
     def read(number: int) -> Block:
-        return blank_out(read_block(corpus.store, table, number), removed.stretches(number), 0)
+        return replace_removed_text(read_block(corpus.store, table, number), removed.stretches(number), 0)
 
     yield from parallel_map(read, range(len(table)))
 
@@ -127,7 +130,7 @@ class HeldoutIndex:
         self._filter = np.zeros(1 << _FILTER_BITS, dtype=np.bool_)
         self._filter[self._keys >> np.uint64(64 - _FILTER_BITS)] = True
 
-    def look_up(self, block: Block) -> None:
+    def match_block(self, block: Block) -> None:
         """Look for the runs in a block of training text: in all its runs, and in documents shorter than a run."""
         sums = _prefix_sums(block.tokens)
         edges = block.sentences[block.documents]

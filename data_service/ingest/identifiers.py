@@ -17,15 +17,15 @@ from data_service.errors import InputError
 from data_service.ingest.deduplicate import (
     KeptDocuments,
     Slice,
-    cut_hashes,
-    equals_previous,
+    is_equal_to_previous,
+    partition_hashes,
     read_dropped,
     read_slice,
 )
 from data_service.ingest.documents import read_documents
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import Text
-from data_service.ingest.scan import RECORD, ScanReceipt
+from data_service.ingest.scan import HASH_RECORD_DTYPE, ScanReceipt
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import BuildTask, Split, TaskReceipt, hash_parts
 from data_service.store.base import Store, parallel_map
@@ -54,7 +54,7 @@ class IdReceipt(TaskReceipt):
     twice: list[tuple[int, int]]
 
 
-def plan_ids(
+def plan_id_tasks(
     layout: BuildLayout, scanned: Sequence[ScanReceipt], kept: Sequence[KeptDocuments]
 ) -> list[IdTask]:
     """Return the tasks that compare all ids."""
@@ -63,13 +63,16 @@ def plan_ids(
     source = hash_parts(split.source for split in kept)
     return [
         IdTask(layout, index, source, part, tuple(kept))
-        for index, part in enumerate(cut_hashes(starts, documents))
+        for index, part in enumerate(partition_hashes(starts, documents))
     ]
 
 
 def find_repeated_ids(task: IdTask, store: Store) -> IdReceipt:
     """Compare the ids of a partition; return the receipt."""
-    parts = [np.frombuffer(data, RECORD) for data in parallel_map(partial(read_slice, store), task.hashes)]
+    parts = [
+        np.frombuffer(data, HASH_RECORD_DTYPE)
+        for data in parallel_map(partial(read_slice, store), task.hashes)
+    ]
     records = np.concatenate(parts)
     split = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     repeated = _repeated_records(records)
@@ -94,7 +97,7 @@ def _first_equal_pair(records: NDArray[np.void], split: NDArray[np.int64]) -> li
 def _repeated_records(records: NDArray[np.void]) -> NDArray[np.int64]:
     """Return the places of the records whose hashes occur more than once, sorted by hash."""
     order = np.lexsort((records["low"], records["high"]))
-    same = equals_previous(records[order])
+    same = is_equal_to_previous(records[order])
     first = np.zeros(min(1, len(order)), dtype=np.bool_)
     repeated: NDArray[np.int64] = order[np.append(first, same) | np.append(same, first)]
     return repeated
@@ -114,7 +117,7 @@ def refuse_repeated_ids(found: Iterable[IdReceipt], splits: Sequence[Split], opt
 
 
 def _read_document(split: Split, number: int, options: BuildOptions) -> Text:
-    if split.streamed is not None:
-        split = Split((PieceReader().read(split.streamed, options),))
+    if split.streamed_piece is not None:
+        split = Split((PieceReader().read(split.streamed_piece, options),))
     documents = (document for document in read_documents(split, options) if not document.blank)
     return next(document for ordinal, document in enumerate(documents) if ordinal == number)

@@ -9,24 +9,38 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from data_service.corpus.manifest import BUILD, CONFIGURATION, MANIFEST, MANIFEST_START, TOKENIZER
+from data_service.corpus.manifest import (
+    BUILD_FOLDER,
+    CONFIGURATION_KEY,
+    MANIFEST_KEY,
+    MANIFEST_START,
+    TOKENIZER_FOLDER,
+)
 from data_service.errors import InputError
 from data_service.ingest.encodings import UTF_8
 from data_service.ingest.mds_index import find_unread_files
 from data_service.store.base import Entry, Store
 from data_service.store.open import open_store
-from data_service.tokenizers.files import CONFIG, DEFINITION, MODEL_FILES, SPECIAL_TOKENS, TOKENIZER_FILES
+from data_service.tokenizers.files import (
+    CONFIG_FILE,
+    DEFINITION_FILE,
+    MODEL_FILES,
+    SPECIAL_TOKENS_FILE,
+    TOKENIZER_FILES,
+)
 
-UNKNOWN_KIND = "a file of unknown kind"
+UNKNOWN_KIND_REASON = "a file of unknown kind"
 _TOKENIZER, _CORPUS, _DESCRIPTION = "a tokenizer's file", "a corpus", "describes a data set"
-_OTHER_XML = "XML, and not named as a dump's pages-articles are: name the file itself to read it as one"
-_DUMP_INDEX = "the index of a dump"
+_OTHER_XML_REASON = (
+    "XML, and not named as a dump's pages-articles are: name the file itself to read it as one"
+)
+_DUMP_INDEX_REASON = "the index of a dump"
 _DUMP, _INDEX = re.compile(r"-pages-(articles|meta)"), re.compile(r"-multistream-index\d*\.txt\b")
-_NOT_IN_STATE = "not one of the files that the data set's state.json names"
+_NOT_IN_STATE_REASON = "not one of the files that the data set's state.json names"
 
 # A folder with any of these files, or with all files of one set, is a tokenizer's.
-_TOKENIZER_MARKS = (
-    *({name} for name in (DEFINITION, CONFIG, SPECIAL_TOKENS, *MODEL_FILES)),
+_TOKENIZER_FILE_SETS = (
+    *({name} for name in (DEFINITION_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, *MODEL_FILES)),
     {"vocab.json", "merges.txt"},
     {"vocab.txt", "config.json"},
     {"vocab.txt", "bert_config.json"},
@@ -35,12 +49,18 @@ _TOKENIZER_MARKS = (
 _TOKENIZER_FILES = {*TOKENIZER_FILES, "config.json", "bert_config.json", "generation_config.json"} - {
     *MODEL_FILES
 }
-_RECEIPTS = re.compile(rf"(.*/|){BUILD}[0-9a-f]{{16}}/receipts/")  # keys of an unfinished build's receipts
+_RECEIPT_KEY_PATTERN = re.compile(
+    rf"(.*/|){BUILD_FOLDER}[0-9a-f]{{16}}/receipts/"
+)  # keys of an unfinished build's receipts
 _DATASET_DICT = ("dataset_dict.json", "dataset_infos.json")
-PREPARED_DOCUMENTS, STATISTICS, PREPARATION = "documents/", "statistics.json", f"{BUILD}preparation.json"
+PREPARED_DOCUMENTS, STATISTICS, PREPARATION = (
+    "documents/",
+    "statistics.json",
+    f"{BUILD_FOLDER}preparation.json",
+)
 """Of an output of `corpus prepare`: its documents, the object that completes it, and the one that says it is begun."""
-_HALF_PREPARED = "documents whose preparation is not complete"
-_NOT_KEPT = "dropped documents or statistics of a preparation"
+_UNFINISHED_PREPARATION_REASON = "documents whose preparation is not complete"
+_NOT_KEPT_REASON = "dropped documents or statistics of a preparation"
 _DATASET_INFO, _STATE = "dataset_info.json", "state.json"
 _CACHE, _HIDDEN = "made by `map` or `filter` of the data next to it", "hidden: name it itself to read it"
 # Matches a path up to its first hidden folder or file.
@@ -73,20 +93,22 @@ def non_text(store: Store, sizes: Mapping[str, int], *, with_hidden: bool = Fals
     sizes = {key: size for key, size in sizes.items() if key not in left_out}
     names = _names_by_folder(sizes)
     corpora = {folder for folder in names if _is_corpus(store, folder, names)}
-    corpora |= {match[1] for folder in names if (match := _RECEIPTS.match(folder))}
+    corpora |= {match[1] for folder in names if (match := _RECEIPT_KEY_PATTERN.match(folder))}
     prepared = {folder for folder in names if _is_prepared(folder, names)}
     corpora -= prepared
-    half = _half_prepared(names) - prepared
+    half = _find_unfinished_preparations(names) - prepared
     corpora |= half
     for folder, found in names.items():
         corpus = next((corpus for corpus in corpora if folder.startswith(corpus)), None)
         if corpus is not None:
-            reason = _HALF_PREPARED if corpus in half else _CORPUS
+            reason = _UNFINISHED_PREPARATION_REASON if corpus in half else _CORPUS
             left_out.update((folder + name, UnreadFile(f"{root}/{corpus}", reason)) for name in found)
             continue
         output = next((one for one in prepared if folder.startswith(one)), None)
         if output is not None and not folder.startswith(output + PREPARED_DOCUMENTS):
-            left_out |= {folder + name: UnreadFile(f"{root}/{folder}{name}", _NOT_KEPT) for name in found}
+            left_out |= {
+                folder + name: UnreadFile(f"{root}/{folder}{name}", _NOT_KEPT_REASON) for name in found
+            }
             continue
         for name, reason in _skipped_files(store, folder, found, sizes):
             left_out[folder + name] = UnreadFile(f"{root}/{folder}{name}", reason)
@@ -97,11 +119,11 @@ def _skipped_files(
     store: Store, folder: str, found: set[str], sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, str]]:
     """Yield (name, reason) of files in a folder, outside of corpora, that are not read."""
-    if any(mark <= found for mark in _TOKENIZER_MARKS):
+    if any(mark <= found for mark in _TOKENIZER_FILE_SETS):
         yield from ((name, _TOKENIZER) for name in found & _TOKENIZER_FILES)
     yield from ((name, _DESCRIPTION) for name in found.intersection(_DATASET_DICT))
-    yield from ((name, _OTHER_XML) for name in found if _is_other_xml(name))
-    yield from ((name, _DUMP_INDEX) for name in found if _INDEX.search(name))
+    yield from ((name, _OTHER_XML_REASON) for name in found if _is_other_xml(name))
+    yield from ((name, _DUMP_INDEX_REASON) for name in found if _INDEX.search(name))
     yield from _dataset_extras(store, folder, found)
     yield from find_unread_files(store, folder, found, sizes)
 
@@ -121,10 +143,10 @@ def _names_by_folder(keys: Iterable[str]) -> dict[str, set[str]]:
 
 
 def _is_corpus(store: Store, folder: str, names: dict[str, set[str]]) -> bool:
-    build, _, configuration = CONFIGURATION.rpartition("/")
-    whole = MANIFEST in names[folder] and f"{folder}{TOKENIZER}/" in names
+    build, _, configuration = CONFIGURATION_KEY.rpartition("/")
+    whole = MANIFEST_KEY in names[folder] and f"{folder}{TOKENIZER_FOLDER}/" in names
     if whole and f"{folder}train/" not in names:  # a merged corpus has no shards of its own
-        whole = store.get(folder + MANIFEST).startswith(MANIFEST_START)
+        whole = store.get(folder + MANIFEST_KEY).startswith(MANIFEST_START)
     return whole or configuration in names.get(f"{folder}{build}/", ())
 
 
@@ -132,7 +154,7 @@ def _is_prepared(folder: str, names: dict[str, set[str]]) -> bool:
     return STATISTICS in names[folder] and folder + PREPARED_DOCUMENTS in names
 
 
-def _half_prepared(names: dict[str, set[str]]) -> set[str]:
+def _find_unfinished_preparations(names: dict[str, set[str]]) -> set[str]:
     """Return the folders, among all that hold files, in which a preparation has begun."""
     build, _, name = PREPARATION.rpartition("/")
     begun = (folder for folder in names if name in names[folder] and f"/{folder}".endswith(f"/{build}/"))
@@ -150,7 +172,7 @@ def _dataset_extras(store: Store, folder: str, found: set[str]) -> Iterator[tupl
     if _STATE in found:
         yield _STATE, _DESCRIPTION
         data = _read_data_files(store, folder + _STATE)
-        yield from ((name, _NOT_IN_STATE) for name in arrow - data)
+        yield from ((name, _NOT_IN_STATE_REASON) for name in arrow - data)
         if missing := sorted(data - found):
             raise InputError(
                 f"{store.uri.rstrip('/')}/{folder}: the data set's file {missing[0]} is missing",
@@ -206,8 +228,12 @@ SUFFIXES: dict[str, tuple[Format, Compression]] = {
     ".mds.gz": ("mds", "gz"),
     ".mds.bz2": ("mds", "bz2"),
 }
-KINDS = f"{', '.join(_FORMATS)} (all of them also with .gz, .zst, .bz2 or .xz), .parquet, .arrow, .mds"
-_PART_OF_DUMP = re.compile(r"(?<=\.xml)-p\d+p\d+(?=\.|$)")  # "-p1p41242" in pages-articles1.xml-p1p41242.bz2
+KNOWN_KINDS_TEXT = (
+    f"{', '.join(_FORMATS)} (all of them also with .gz, .zst, .bz2 or .xz), .parquet, .arrow, .mds"
+)
+_DUMP_PART_SUFFIX = re.compile(
+    r"(?<=\.xml)-p\d+p\d+(?=\.|$)"
+)  # "-p1p41242" in pages-articles1.xml-p1p41242.bz2
 _WILDCARD = re.compile(r"[*?\[]")
 _GLOB_TOKEN = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^]]+\])")
 _LISTED_NAMES = 10  # files that an error names
@@ -297,11 +323,11 @@ def _list_pattern(pattern: str, encoding: str) -> InputListing:
             files.append(InputFile(root, key, entry.size, *kind, entry.version, encoding))
         elif found.named:
             raise InputError(
-                f"{pattern}: unknown kind of file", remedy=f"give files of a known kind: {KINDS}"
+                f"{pattern}: unknown kind of file", remedy=f"give files of a known kind: {KNOWN_KINDS_TEXT}"
             )
         else:
             uri = f"{found.store.uri.rstrip('/')}/{key}"
-            left_out.append(found.left_out or UnreadFile(uri, UNKNOWN_KIND))
+            left_out.append(found.left_out or UnreadFile(uri, UNKNOWN_KIND_REASON))
     return InputListing(tuple(files), tuple(dict.fromkeys(left_out)))
 
 
@@ -310,7 +336,7 @@ def _no_files_error(pattern: str, left_out: tuple[UnreadFile, ...]) -> InputErro
     more = f"\n  and {len(left_out) - _LISTED_NAMES:,} more" if len(left_out) > _LISTED_NAMES else ""
     return InputError(
         f"{pattern}: no such file, or no text file in it{seen}{more}",
-        remedy=f"check the path; files must end in one of {KINDS}",
+        remedy=f"check the path; files must end in one of {KNOWN_KINDS_TEXT}",
     )
 
 
@@ -359,7 +385,7 @@ def _split_parent(path: str) -> tuple[Store | None, str]:
 
 def kind_from_name(key: str) -> tuple[Format, Compression] | None:
     """Return format and compression of a file by its name; None if they are not known."""
-    lowered = _PART_OF_DUMP.sub("", key.lower())
+    lowered = _DUMP_PART_SUFFIX.sub("", key.lower())
     return next((kind for suffix, kind in SUFFIXES.items() if lowered.endswith(suffix)), None)
 
 

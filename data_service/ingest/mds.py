@@ -24,8 +24,8 @@ from data_service.ingest.records import (
     BadRecord,
     NumberedPlace,
     Text,
-    raise_bad_record,
-    text_of_record,
+    parse_text,
+    raise_error_of_record,
     too_long,
     try_read,
 )
@@ -41,7 +41,7 @@ _NUMBER_DTYPES = {"int": "int64"} | {
         *("float16", "float32", "float64"),
     )
 }
-_REFETCH = "fetch or write the data set again; no document of it was used"
+_REFETCH_REMEDY = "fetch or write the data set again; no document of it was used"
 
 
 class _Description(BaseModel):
@@ -71,15 +71,15 @@ def read_mds(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadReco
     file, most = piece.file, options.max_document_bytes * LINE_BYTES_RATIO
     with open_bytes(file) as stream:
         shard = _open_shard(stream, file)
-        wanted = _wanted_columns(shard, file, options)
+        wanted = _select_columns(shard, file, options)
         for row in range(len(shard.offsets) - 1):
             size, place = int(shard.offsets[row + 1] - shard.offsets[row]), NumberedPlace(file, "row", row)
             if size > most:
                 _read_exactly(stream, size, place, kept=False)
-                yield try_read(options, raise_bad_record, too_long(place, most))
+                yield try_read(options, raise_error_of_record, too_long(place, most))
                 continue
             values = _sample(_read_exactly(stream, size, place), shard, wanted, place)
-            yield try_read(options, text_of_record, values, options, place)
+            yield try_read(options, parse_text, values, options, place)
         if stream.read(1):
             raise _damaged(NumberedPlace(file), "bytes follow the last sample")
 
@@ -108,12 +108,12 @@ def _open_shard(stream: BinaryIO, file: InputFile) -> _MdsShard:
     return shard
 
 
-def _wanted_columns(shard: _MdsShard, file: InputFile, options: BuildOptions) -> dict[int, str]:
+def _select_columns(shard: _MdsShard, file: InputFile, options: BuildOptions) -> dict[int, str]:
     """Return the numbers of the columns that are read, with their names. Raises InputError: one cannot be read."""
     names = [name for name, _, _ in shard.columns]
     wanted: dict[int, str] = {}
-    for name in dict.fromkeys((*options.fields, *options.further_fields)):
-        if name not in names and name in options.further_fields:
+    for name in dict.fromkeys((*options.fields, *options.optional_fields)):
+        if name not in names and name in options.optional_fields:
             continue
         encoding = shard.columns[names.index(name)][1] if names.count(name) == 1 else None
         if encoding not in (*_TEXT_ENCODINGS, *_NUMBER_DTYPES):
@@ -172,4 +172,6 @@ def _read_exactly(stream: BinaryIO, size: int, place: NumberedPlace, *, kept: bo
 
 
 def _damaged(place: NumberedPlace, reason: str) -> InputError:
-    return InputError(f"{place}: no shard of MosaicML Streaming, or a damaged one: {reason}", remedy=_REFETCH)
+    return InputError(
+        f"{place}: no shard of MosaicML Streaming, or a damaged one: {reason}", remedy=_REFETCH_REMEDY
+    )

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from xml.parsers import expat
 
 from data_service.errors import InputError
-from data_service.ingest.files import is_stored_plainly, open_ranged, open_text
+from data_service.ingest.files import is_uncompressed_utf8, open_ranged, open_text
 from data_service.ingest.formats import InputLine, bounded_line_length, open_piece, read_lines
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
@@ -26,23 +26,23 @@ from data_service.ingest.records import (
     NumberedPlace,
     Text,
     decode_text,
-    document,
-    no_document,
-    raise_bad_record,
+    empty_document,
+    parse_document,
+    raise_error_of_record,
     too_long,
     try_read,
 )
 from data_service.ingest.tasks import FilePiece
-from data_service.ingest.warc import INSTALL
+from data_service.ingest.warc import INSTALL_REMEDY
 from data_service.ingest.wikitext import plain_text
 
 DUMP_END = b"</mediawiki>"
 _PAGE, PAGE_END = b"<page>", b"</page>"
 _HEADER_BYTES = 1 << 20  # bytes within which the first page begins
 _TAIL_BYTES = 256
-_HIDDEN_NAMESPACES = {"6": ("file", "image"), "14": ("category",)}  # by number: names in every wiki
+_HIDDEN_NAMESPACES = {"6": ("file", "image"), "14": ("category",)}  # by number; names known to every wiki
 _NAMESPACE = re.compile(r'<namespace key="(6|14)"[^>]*>([^<]*)</namespace>')
-_REFETCH = "fetch the dump again; no document of it was used"
+_REFETCH_REMEDY = "fetch the dump again; no document of it was used"
 _READ_ELEMENTS = {
     "page/title",
     "page/ns",
@@ -54,7 +54,7 @@ _READ_ELEMENTS = {
 
 
 @dataclass(frozen=True)
-class Wiki:
+class WikiInfo:
     """What a dump says of its wiki.
 
     Attributes:
@@ -76,7 +76,7 @@ def require_packages(file: InputFile) -> None:
         import mwparserfromhell  # noqa: F401
     except ImportError as error:
         raise InputError(
-            f"{file.uri}: wikitext is read by {error.name}, which is not installed", remedy=INSTALL
+            f"{file.uri}: wikitext is read by {error.name}, which is not installed", remedy=INSTALL_REMEDY
         ) from error
 
 
@@ -98,13 +98,13 @@ def read_dump(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRec
         for offset, data in _pages(read_lines(stream, start, limit), piece, limit):
             place = NumberedPlace(piece.file, "byte", offset)
             if len(data) > limit:
-                yield try_read(options, raise_bad_record, too_long(place, limit))
+                yield try_read(options, raise_error_of_record, too_long(place, limit))
             else:
                 yield try_read(options, _page_document, data, wiki, options, place)
 
 
 @lru_cache(maxsize=64)
-def read_wiki(file: InputFile) -> Wiki:
+def read_wiki(file: InputFile) -> WikiInfo:
     """Return what the first lines of a dump say. Of a dump that is not packed, the last line is looked at, too.
 
     Raises:
@@ -116,14 +116,14 @@ def read_wiki(file: InputFile) -> Wiki:
             f"{file.uri} is no dump of a MediaWiki: it does not begin with <mediawiki>",
             remedy="name dumps such as ...-pages-articles.xml.bz2, or other files by what they are",
         )
-    if is_stored_plainly(file):
-        with open_ranged(file, start=max(0, file.size - _TAIL_BYTES), chunk=_TAIL_BYTES) as stream:
+    if is_uncompressed_utf8(file):
+        with open_ranged(file, start=max(0, file.size - _TAIL_BYTES), chunk_bytes=_TAIL_BYTES) as stream:
             refuse_truncated(file, stream.read())
     base = _text_between(head, "<base>", "</base>")
     names = {name for known in _HIDDEN_NAMESPACES.values() for name in known}
     names |= {html.unescape(name).lower() for _, name in _NAMESPACE.findall(head)}
     language = re.search(r'xml:lang="([^"]+)"', head)
-    return Wiki(
+    return WikiInfo(
         _text_between(head, "<dbname>", "</dbname>"),
         base[: base.rfind("/") + 1],
         language[1] if language else None,
@@ -135,7 +135,7 @@ def refuse_truncated(file: InputFile, tail: bytes) -> None:
     """Raise InputError if the last bytes of a dump are not those of a whole one."""
     if not tail.rstrip().endswith(DUMP_END):
         raise InputError(
-            f"{file.uri}: the dump is cut short: it does not end with </mediawiki>", remedy=_REFETCH
+            f"{file.uri}: the dump is cut short: it does not end with </mediawiki>", remedy=_REFETCH_REMEDY
         )
 
 
@@ -164,7 +164,7 @@ def _pages(lines: Iterator[InputLine], piece: FilePiece, limit: int) -> Iterator
     first = size = 0
     closed = bool(piece.plain_size) or piece.file.compression == ""
     for line in lines:
-        if page is None and not piece.holds(line.offset):
+        if page is None and not piece.contains(line.offset):
             return
         words = line.data.strip()
         if words.startswith(_PAGE):
@@ -172,7 +172,7 @@ def _pages(lines: Iterator[InputLine], piece: FilePiece, limit: int) -> Iterator
                 raise _truncated_error(piece.file, first)
             if page is not None:
                 yield first, b"".join(page)
-                if not piece.holds(line.offset):
+                if not piece.contains(line.offset):
                     return
             page, first, size = [], line.offset, 0
         if page is None:
@@ -193,11 +193,11 @@ def _pages(lines: Iterator[InputLine], piece: FilePiece, limit: int) -> Iterator
 def _truncated_error(file: InputFile, offset: int) -> InputError:
     return InputError(
         f"{file.uri}: damaged or cut short: what follows the page at byte {offset:,} is missing",
-        remedy=_REFETCH,
+        remedy=_REFETCH_REMEDY,
     )
 
 
-def _page_document(data: bytes, wiki: Wiki, options: BuildOptions, place: NumberedPlace) -> Text:
+def _page_document(data: bytes, wiki: WikiInfo, options: BuildOptions, place: NumberedPlace) -> Text:
     raw = decode_text(data, options, place, place.number)
     found = _parse_page(raw.text, place)
     number, title = found.get("page/id", ""), found.get("page/title", "")
@@ -209,12 +209,12 @@ def _page_document(data: bytes, wiki: Wiki, options: BuildOptions, place: Number
         "language": wiki.language,
     }
     if (reason := _non_article_reason(found)) is not None:
-        return no_document(reason, values, options, place)
+        return empty_document(reason, values, options, place)
     try:
         text = plain_text(found.get("page/revision/text", ""), wiki.hidden)
     except ValueError as error:
         raise BadRecord(place, str(error), "leave the page out of the dump") from error
-    made = document({**values, options.text_field: text}, options, place)
+    made = parse_document({**values, options.text_field: text}, options, place)
     return replace(made, replaced=made.replaced or raw.replaced)
 
 

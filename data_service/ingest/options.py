@@ -14,7 +14,7 @@ from data_service.tokenizers.files import TokenizerRules
 from data_service.tokenizers.loss import LossKind
 
 MIB = 1 << 20
-# 0.6 MB a read, and a batch of 8,192 rows draws on 270 blocks: see `data_service.stream.statistics`.
+# Tokens of a block: a read of 0.6 MB; a batch of 8,192 rows draws on 270 blocks (`data_service.stream.statistics`).
 BLOCK_TOKENS = 1 << 18
 
 
@@ -95,13 +95,13 @@ class BuildOptions(BaseModel):
 
     @field_validator("delimiter")
     @classmethod
-    def _no_delimiter_of_another_kind(cls, delimiter: str | None) -> str | None:
+    def _check_delimiter(cls, delimiter: str | None) -> str | None:
         if delimiter is not None and delimiter in '"\r\n':
             raise ValueError("quotation marks and line ends cannot be delimiters of columns")
         return delimiter
 
     @model_validator(mode="after")
-    def _words_of_running_text(self) -> Self:
+    def _check_words(self) -> Self:
         if self.pairs is not None and self.words is not None:
             raise ValueError("words are stored only for running text, but this is a corpus of pairs")
         return self
@@ -123,7 +123,7 @@ class BuildOptions(BaseModel):
             del found["heldout_rule"]["clusters"]
         return found
 
-    def encoded_text(self, text: str) -> str:
+    def text_to_encode(self, text: str) -> str:
         """Return the text of a document, or of an example, that the tokenizer gets."""
         if self.lines == "keep":
             return text
@@ -149,7 +149,7 @@ class BuildOptions(BaseModel):
         return () if field is None else (field,)
 
     @property
-    def further_fields(self) -> tuple[str, ...]:
+    def optional_fields(self) -> tuple[str, ...]:
         """Names of the fields or columns that are read if they are there: those of provenance."""
         columns = () if self.provenance is None else self.provenance.columns
         return tuple(name for name in columns if name not in self.fields)
@@ -160,15 +160,17 @@ class BuildOptions(BaseModel):
         return self.provenance is not None and self.provenance.id is not None
 
 
-def differing_entries(
-    there: Mapping[str, object], wanted: Mapping[str, object], undecided: Sequence[str] = ()
+def describe_differences(
+    stored: Mapping[str, object], requested: Mapping[str, object], ignored: Sequence[str] = ()
 ) -> list[str]:
     """Return a line for each entry in which an output that is there differs from the one that is asked for.
 
-    `undecided`: entries that may differ.
+    `ignored`: entries that may differ.
     """
-    keys = [key for key in {**there, **wanted} if key not in undecided and there.get(key) != wanted.get(key)]
-    lines = [f"  {key}: there {there.get(key)!r}, asked for {wanted.get(key)!r}" for key in keys]
+    keys = [
+        key for key in {**stored, **requested} if key not in ignored and stored.get(key) != requested.get(key)
+    ]
+    lines = [f"  {key}: there {stored.get(key)!r}, asked for {requested.get(key)!r}" for key in keys]
     if "rules" in keys:
         lines.append("  (another version of maskfleet built it by other rules; it can still be read)")
     return lines

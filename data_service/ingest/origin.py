@@ -12,29 +12,29 @@ from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 
 
-class _ReadObject(BaseModel):
+class _LenientModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class _Input(_ReadObject):
+class _Input(_LenientModel):
     source: str
     files: list[str]
 
 
-class _PrepareSettings(_ReadObject):
+class _PrepareSettings(_LenientModel):
     inputs: list[_Input]
     stages: list[dict[str, object]]
 
 
-class _Counts(_ReadObject):
+class _Counts(_LenientModel):
     documents_kept: int
 
 
-class _PreparedPart(_ReadObject):
+class _PreparedPart(_LenientModel):
     size: int
 
 
-class _Statistics(_ReadObject):
+class _Statistics(_LenientModel):
     """What is read of the object `statistics.json`, which `data_service.prepare.statistics` writes."""
 
     preparation: _PrepareSettings

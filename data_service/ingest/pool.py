@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
-from data_service.corpus.manifest import BUILD, BuildLayout
+from data_service.corpus.manifest import BUILD_FOLDER, BuildLayout
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.streamed import MeasuredFile, MeasureTask, PieceReader, measure_file
 from data_service.ingest.tasks import R, SplitTask, T, find_receipts, hash_parts, perform
@@ -86,8 +86,8 @@ class Pool:
 def _run_here(function: Callable[[T, Store], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
     reader = PieceReader()
     for index, task in enumerate(tasks):
-        if isinstance(task, SplitTask) and task.split.streamed:
-            task = task.with_piece(reader.read(task.split.streamed, task.options))
+        if isinstance(task, SplitTask) and task.split.streamed_piece:
+            task = task.with_piece(reader.read(task.split.streamed_piece, task.options))
         yield index, perform(function, task)
 
 
@@ -143,9 +143,9 @@ class Runner(Generic[L]):
         return sizes, replace(self, layout=replace(self.layout, build=build))
 
 
-def remove_scaffolding(store: Store, progress: ReportProgress) -> None:
+def remove_build_files(store: Store, progress: ReportProgress) -> None:
     """Delete all objects that only the build needed, and remains of writes: all that is written is complete."""
-    remove_objects(store, BUILD, progress)
+    remove_objects(store, BUILD_FOLDER, progress)
     store.remove_leftovers("", before=None)
 
 

@@ -37,7 +37,7 @@ _RETRIES = 8
 _OBJECT_STORE_BYTES = 128 << 20  # bytes; enough, because tasks return receipts of a few KB
 _WORKERS_PER_READER = 8  # one reader decompresses as fast as 2 to 4 workers hash, or 50 encode
 _DEATH_ERRORS = (WorkerCrashedError, OutOfMemoryError, RayActorError, ObjectLostError)
-_REPEAT = "run the same command again, which continues what is begun, or run it with --workers 1"
+_REPEAT_REMEDY = "run the same command again, which continues what is begun, or run it with --workers 1"
 _CHECK_INTERVAL_S = 2.0  # seconds between two checks that Ray's own processes live
 _FULL_STORE_ERRORS = (ObjectStoreFullError, OutOfDiskError)
 
@@ -70,7 +70,7 @@ def _connect(workers: int, piece_bytes: int) -> None:
     except UserError:
         raise
     except Exception as error:  # Ray raises plain Exception if a busy machine takes too long
-        raise RayLost(f"Ray did not start: {error}", remedy=_REPEAT) from error
+        raise RayLost(f"Ray did not start: {error}", remedy=_REPEAT_REMEDY) from error
 
 
 @contextmanager
@@ -102,7 +102,7 @@ class RayPool:
         Errors of `function` are raised unchanged.
         """
         remote = ray.remote(max_retries=_RETRIES, num_cpus=1)(_run_single_threaded)
-        waiting = _buffered(self._readers.supply(tasks), _reader_count(self._workers))
+        waiting = _buffered(self._readers.iter_pieces(tasks), _reader_count(self._workers))
         running: dict[ray.ObjectRef, int] = {}
         try:
             while True:
@@ -115,7 +115,9 @@ class RayPool:
                     yield running.pop(finished), _result(finished)
                 _ensure_ray()
         except RayError as error:
-            raise RayLost(f"Ray has failed: {type(error).__name__}: {error}", remedy=_REPEAT) from error
+            raise RayLost(
+                f"Ray has failed: {type(error).__name__}: {error}", remedy=_REPEAT_REMEDY
+            ) from error
         finally:
             if not dead_processes():  # without Ray's processes nothing can be cancelled
                 for reference in running:
@@ -125,7 +127,7 @@ class RayPool:
 def _ensure_ray() -> None:
     """Raise RayLost if a process of the Ray that was started here has died. Ray itself would notice much later."""
     if dead := dead_processes():
-        raise RayLost(f"Ray is lost: its {dead[0]} has died", remedy=_REPEAT)
+        raise RayLost(f"Ray is lost: its {dead[0]} has died", remedy=_REPEAT_REMEDY)
 
 
 class _Readers:
@@ -136,7 +138,7 @@ class _Readers:
         self._kind = ray.remote(num_cpus=0, max_restarts=_RETRIES, max_task_retries=_RETRIES)(PieceReader)
         self._actors: dict[int, Any] = {}
 
-    def supply(self, tasks: Sequence[Any]) -> Iterator[tuple[int, ray.ObjectRef | None]]:
+    def iter_pieces(self, tasks: Sequence[Any]) -> Iterator[tuple[int, ray.ObjectRef | None]]:
         """Yield (index, reference) for every task: the reference to its piece with text, or None if it needs none.
 
         Tasks of the different files, and tasks without a file, alternate.
@@ -173,7 +175,7 @@ class _Readers:
 
 
 def _streamed_piece(task: BuildTask) -> FilePiece | None:
-    return task.split.streamed if isinstance(task, SplitTask) else None
+    return task.split.streamed_piece if isinstance(task, SplitTask) else None
 
 
 def _reader_count(workers: int) -> int:
@@ -190,7 +192,7 @@ def _buffered(items: Iterator[_Item], count: int) -> Iterator[_Item]:
 
 
 def _run_single_threaded(function: Callable[[Any, Store], R], task: Any, piece: FilePiece | None) -> R:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker has one core
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread for tokenizers, because a worker has one core
     return perform(function, task if piece is None else task.with_piece(piece))
 
 
@@ -199,7 +201,7 @@ def _result(reference: ray.ObjectRef) -> Any:
         return ray.get(reference)
     except RayTaskError as error:
         cause = error.cause
-        while isinstance(cause, RayTaskError):  # a reader's error reaches the task that its text was for
+        while isinstance(cause, RayTaskError):  # a reader's error is nested in its task's error
             cause = cause.cause
         if isinstance(cause, _DEATH_ERRORS):
             raise _worker_death_error(cause) from error

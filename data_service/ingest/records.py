@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, ParamSpec, Protocol
 
-from data_service.corpus.provenance import LACKING_REMEDY, DuplicateCluster, Provenance
+from data_service.corpus.provenance import MISSING_FIELD_REMEDY, DuplicateCluster, Provenance
 from data_service.corpus.words import mark_word_starts
 from data_service.errors import InputError
-from data_service.ingest.encodings import UTF_8, encoding_remedy, without_mark
+from data_service.ingest.encodings import UTF_8, encoding_remedy, strip_bom
 from data_service.ingest.files import open_bytes
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions, PairFields
@@ -22,11 +22,11 @@ _CONTEXT_BYTES = 32 * 1024  # bytes on each side of a bad byte from which the en
 _SKIP_REMEDY = "; or leave bad records out with --on-bad-records skip"
 _P = ParamSpec("_P")
 
-Unit = Literal["", "byte", "line", "row", "record"]
-_FIELDS = "name the fields with --query-field, --positive-field and --negatives-field"
-_WORDS = "give every document its words, which spell its text in order; --words-field names the field"
-_MISSING = object()
-NOT_CHOSEN = "not_chosen"  # the reason for a document whose licence or source was not chosen
+PlaceUnit = Literal["", "byte", "line", "row", "record"]
+_PAIR_FIELDS_REMEDY = "name the fields with --query-field, --positive-field and --negatives-field"
+_WORDS_REMEDY = "give every document its words, which spell its text in order; --words-field names the field"
+_MISSING_VALUE = object()
+NOT_CHOSEN_REASON = "not_chosen"  # the reason for a document whose licence or source was not chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class RecordPlace(Protocol):
     def file(self) -> InputFile: ...
 
     @property
-    def unit(self) -> Unit: ...
+    def unit(self) -> PlaceUnit: ...
 
     @property
     def number(self) -> int: ...
@@ -93,7 +93,7 @@ class NumberedPlace:
     """The place of a record that is a line or a row of a file, or the whole file."""
 
     file: InputFile
-    unit: Unit = ""
+    unit: PlaceUnit = ""
     number: int = 0
 
     def __str__(self) -> str:
@@ -128,8 +128,8 @@ def try_read(
         return bad
 
 
-def decode_text(raw: bytes, options: BuildOptions, place: RecordPlace, base: int | None = None) -> Text:
-    """Return the text of `raw`, which begins at byte `base` of the (decompressed) file, or is a value of a table.
+def decode_text(raw: bytes, options: BuildOptions, place: RecordPlace, first_byte: int | None = None) -> Text:
+    """Return the text of `raw`, which begins at byte `first_byte` of the (decompressed) file, or is a value of a table.
 
     Raises:
         BadRecord: the bytes are not UTF-8, unless the options say to replace them.
@@ -139,7 +139,7 @@ def decode_text(raw: bytes, options: BuildOptions, place: RecordPlace, base: int
     except UnicodeDecodeError as error:
         if options.on_bad_bytes == "replace":
             return Text(raw.decode(errors="replace"), True)
-        raise _bad_bytes_record(raw, error, options, place, base) from error
+        raise _bad_bytes_record(raw, error, options, place, first_byte) from error
 
 
 def _bad_bytes_record(
@@ -161,25 +161,27 @@ def _bad_bytes_record(
     if file.format in ("parquet", "arrow"):
         remedy = f"name a column of UTF-8 text with --text-field, or {_REPLACE_REMEDY}"
     elif options.on_bad_records == "error":
-        remedy = guessed_remedy(
+        remedy = suggest_encoding_remedy(
             file, raw[max(0, error.start - _CONTEXT_BYTES) :][: 2 * _CONTEXT_BYTES], remedy
         )
     return BadRecord(place, reason, remedy)
 
 
-def guessed_remedy(file: InputFile, raw: bytes, remedy: str, say: str = "give --encoding {}") -> str:
+def suggest_encoding_remedy(
+    file: InputFile, raw: bytes, remedy: str, option_template: str = "give --encoding {}"
+) -> str:
     """Return the remedy for bytes that cannot be read, with the encoding that they, or the file's first bytes, seem to
     have; `remedy` if there is no guess.
 
-    `say`: how the user declares an encoding, with `{}` for its name.
+    `option_template`: how the user declares an encoding, with `{}` for its name.
     """
     head = raw
     if not file.inside:
         with open_bytes(file) as stream:
             head = stream.read(_CONTEXT_BYTES)
-    marked = without_mark(head, 0)[0]
+    marked = strip_bom(head, 0)[0]
     whole = file.encoding != UTF_8 or not marked.isascii() or b"\0" in head
-    found = encoding_remedy(head if whole else raw, say)
+    found = encoding_remedy(head if whole else raw, option_template)
     return f"{found}; else {remedy}" if found else remedy
 
 
@@ -218,16 +220,16 @@ def too_long(place: RecordPlace, limit: int) -> BadRecord:
 def flatten_named_fields(record: dict[str, object], options: BuildOptions) -> dict[str, object]:
     """Return a record with those fields inside others that the options name, such as `meta.text`, under that name."""
     found = dict(record)
-    for name in (*options.fields, *options.further_fields):
+    for name in (*options.fields, *options.optional_fields):
         value: object = record
         for part in () if name in record else name.split("."):
-            value = value.get(part, _MISSING) if isinstance(value, dict) else _MISSING
-        if value is not record and value is not _MISSING:
+            value = value.get(part, _MISSING_VALUE) if isinstance(value, dict) else _MISSING_VALUE
+        if value is not record and value is not _MISSING_VALUE:
             found[name] = value
     return found
 
 
-def document(record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
+def parse_document(record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
     """Return the document of a record, with its words if the options name a field of words.
 
     Raises:
@@ -243,12 +245,14 @@ def document(record: Mapping[str, object], options: BuildOptions, place: RecordP
             found = replace(found, words=mark_word_starts(found.text, words))
         except ValueError as error:
             raise BadRecord(
-                place, f"field {name!r} does not hold the words of the text: {error}", _WORDS
+                place, f"field {name!r} does not hold the words of the text: {error}", _WORDS_REMEDY
             ) from error
     return with_provenance(_with_metadata(found, record, options, place), record, options, place)
 
 
-def no_document(reason: str, record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
+def empty_document(
+    reason: str, record: Mapping[str, object], options: BuildOptions, place: RecordPlace
+) -> Text:
     """Return the placeholder of a record that is no document: a text that is empty, with the reason.
 
     Raises:
@@ -257,7 +261,7 @@ def no_document(reason: str, record: Mapping[str, object], options: BuildOptions
     return _with_metadata(Text("", False, absent=reason), record, options, place)
 
 
-def raise_bad_record(bad: BadRecord) -> Text:
+def raise_error_of_record(bad: BadRecord) -> Text:
     """Raise a record that was found to be bad, for `try_read`."""
     raise bad
 
@@ -272,7 +276,7 @@ def _with_metadata(
 
 
 def with_provenance(
-    found: Text, record: Mapping[str, object], options: BuildOptions, place: RecordPlace
+    text: Text, record: Mapping[str, object], options: BuildOptions, place: RecordPlace
 ) -> Text:
     """Return the text with what its record says of it, if the options ask for that and it is not blank; in place of a
     text that the options do not choose an empty one.
@@ -280,15 +284,15 @@ def with_provenance(
     Raises:
         BadRecord: the record lacks something that is to be recorded.
     """
-    if options.provenance is None or found.blank:
-        return found
+    if options.provenance is None or text.blank:
+        return text
     try:
         known = options.provenance.read(record, place.file.uri)
     except ValueError as error:
-        raise BadRecord(place, str(error), LACKING_REMEDY) from error
-    if not options.provenance.chooses(known):
-        return Text("", False, absent=NOT_CHOSEN)
-    return replace(found, provenance=known, place=place)
+        raise BadRecord(place, str(error), MISSING_FIELD_REMEDY) from error
+    if not options.provenance.is_selected(known):
+        return Text("", False, absent=NOT_CHOSEN_REASON)
+    return replace(text, provenance=known, place=place)
 
 
 def _metadata_text(value: object, name: str, place: RecordPlace) -> str | None:
@@ -320,19 +324,19 @@ def _word_texts(value: object, name: str, options: BuildOptions, place: RecordPl
             yield from (word for text in _texts(value, name, options, place) for word in text.text.split())
         case _:
             kind = "nothing" if value is None else type(value).__name__
-            raise BadRecord(place, f"field {name!r} holds {kind}, but words are needed", _WORDS)
+            raise BadRecord(place, f"field {name!r} holds {kind}, but words are needed", _WORDS_REMEDY)
 
 
-def text_of_record(record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
+def parse_text(record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
     """Return the example of a record if the options ask for pairs, else its document. Raises as these."""
     return (
-        document(record, options, place)
+        parse_document(record, options, place)
         if options.pairs is None
-        else example(record, options.pairs, options, place)
+        else parse_example(record, options.pairs, options, place)
     )
 
 
-def example(
+def parse_example(
     record: Mapping[str, object], pairs: PairFields, options: BuildOptions, place: RecordPlace
 ) -> Text:
     """Return the example of a record: its query, positive and first `pairs.count` negatives.
@@ -353,7 +357,7 @@ def example(
         raise BadRecord(
             place,
             f"{len(negatives)} negatives in {' and '.join(map(repr, names))}, but each example needs {pairs.count}",
-            f"ask for fewer with --negatives, give more, or {_FIELDS}",
+            f"ask for fewer with --negatives, give more, or {_PAIR_FIELDS_REMEDY}",
         )
     found = (query, positive, *negatives[: pairs.count])
     made = replace(
@@ -371,7 +375,7 @@ def example(
 def _single_text(record: Mapping[str, object], name: str, options: BuildOptions, place: RecordPlace) -> Text:
     if record.get(name) is None:
         there = "it is null" if name in record else f"it has {', '.join(map(repr, record))}"
-        raise BadRecord(place, f"no field {name!r} ({there})", _FIELDS)
+        raise BadRecord(place, f"no field {name!r} ({there})", _PAIR_FIELDS_REMEDY)
     found = list(_texts(record[name], name, options, place))
     if len(found) != 1:
         raise BadRecord(
@@ -396,4 +400,6 @@ def _texts(value: object, name: str, options: BuildOptions, place: RecordPlace) 
             for item in value:
                 yield from _texts(item, name, options, place)
         case _:
-            raise BadRecord(place, f"field {name!r} holds {type(value).__name__}, not text", _FIELDS)
+            raise BadRecord(
+                place, f"field {name!r} holds {type(value).__name__}, not text", _PAIR_FIELDS_REMEDY
+            )

@@ -22,7 +22,7 @@ from pydantic import Field
 from data_service.ingest.documents import read_records
 from data_service.ingest.encodings import is_garbled
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import NOT_CHOSEN, BadRecord, Text
+from data_service.ingest.records import NOT_CHOSEN_REASON, BadRecord, Text
 from data_service.ingest.skipped import MAX_LISTED_RECORDS, SkippedRecord, skipped_record
 from data_service.ingest.tasks import SplitTask, TaskReceipt, put_unless_empty
 from data_service.store.base import Store
@@ -39,46 +39,46 @@ _ASCII_NON_ALPHANUMERIC = bytes(code for code in _ASCII if not chr(code).isalnum
 
 # A document's hash as two big-endian words, its number in its split, and the bytes of its text. 24 bytes, sorted by
 # hash in a file.
-RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("size", "<u4")])
+HASH_RECORD_DTYPE = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("size", "<u4")])
 
 
-def hash_texts(texts: Sequence[str], known: bytes = b"") -> bytes:
+def hash_texts(texts: Sequence[str], text_hash: bytes = b"") -> bytes:
     """Return the hash of a document or an example, 16 bytes: blake2b, 8 bytes each, of its text and its `fold_text`.
 
     Documents with equal hashes count as equal. Documents with the same tokens have equal second halves, unless the
     unknown token is among them. Of an example the first half covers all texts, the second its query alone, so that all
     examples of a query are on the same side.
 
-    `known`: the hash that the texts had before. It saves the folding, which costs more than the rest: texts with equal
-    first halves have equal second halves.
+    `text_hash`: the hash that the texts had before. It saves the folding, which costs more than the rest: texts with
+    equal first halves have equal second halves.
     """
-    return _hash_half(_join_texts(texts)) + (known[8:] or _hash_half(fold_text(texts[0])))
+    return _hash_64_bits(_join_texts(texts)) + (text_hash[8:] or _hash_64_bits(fold_text(texts[0])))
 
 
 def _join_texts(texts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else json.dumps(texts)
 
 
-def _hash_half(text: str) -> bytes:
+def _hash_64_bits(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
-def hash_document(document: Text, options: BuildOptions, known: bytes = b"") -> bytes:
+def hash_document(document: Text, options: BuildOptions, text_hash: bytes = b"") -> bytes:
     """Return the hash of a document: `hash_texts` of what the tokenizer gets, but for one with near duplicates that
     the input keeps.
 
     Of such a document the second half is a hash of the cluster's name. So what decides whether it is held out is the
     same for the whole cluster, and the first half alone says which documents are copies.
 
-    `known`: as for `hash_texts`; only for inputs that name no clusters.
+    `text_hash`: as for `hash_texts`; only for inputs that name no clusters.
     """
-    texts = [options.encoded_text(text) for text in document.texts]
+    texts = [options.text_to_encode(text) for text in document.texts]
     if document.cluster is not None and document.cluster.name is not None:
-        return _hash_half(_join_texts(texts)) + _hash_half(f"cluster {document.cluster.name}")
-    return hash_texts(texts, known)
+        return _hash_64_bits(_join_texts(texts)) + _hash_64_bits(f"cluster {document.cluster.name}")
+    return hash_texts(texts, text_hash)
 
 
-def digested_bytes(digest: bytes, document: Text) -> bytes:
+def bytes_for_split_digest(digest: bytes, document: Text) -> bytes:
     """Return the bytes of a document that a split's digest covers: its hash, its words if the input holds words, and
     its provenance if that is recorded.
     """
@@ -116,7 +116,7 @@ def fold_text(text: str) -> str:
         others = set(text.encode().translate(None, _ASCII).decode())
         if len(others) > _REPLACED_CHARACTERS:
             return _fold_characters(text) or collapse_spaces(text)
-        for character in others:  # many times faster than to look at every character
+        for character in others:  # faster than a loop over all characters of the text
             plain = plain.replace(character, _fold_characters(character))
     return plain.encode().translate(_ASCII_LOWER, _ASCII_NON_ALPHANUMERIC).decode() or collapse_spaces(text)
 
@@ -135,7 +135,7 @@ def sort_records(digests: bytes | bytearray, sizes: Sequence[int]) -> NDArray[np
     """Return the records of a split's documents, sorted by hash, then by document. `digests`: joined hashes."""
     words = np.frombuffer(digests, dtype=">u8").reshape(-1, 2)
     order = np.lexsort((words[:, 1], words[:, 0]))
-    records = np.empty(len(words), dtype=RECORD)
+    records = np.empty(len(words), dtype=HASH_RECORD_DTYPE)
     records["high"], records["low"], records["ordinal"] = words[order, 0], words[order, 1], order
     records["size"] = np.asarray(sizes, dtype=np.uint32)[order]
     return records
@@ -221,15 +221,15 @@ def scan_split(task: ScanTask, store: Store) -> ScanReceipt:
                 first_skipped.append(skipped_record(document))
             continue
         if document.blank:
-            empty += document.absent != NOT_CHOSEN
-            not_chosen += document.absent == NOT_CHOSEN
+            empty += document.absent != NOT_CHOSEN_REASON
+            not_chosen += document.absent == NOT_CHOSEN_REASON
             continue
         replaced += document.replaced
         odd += any(map(is_garbled, document.texts))
         digest = hash_document(document, task.options)
         clusters.add("" if document.cluster is None else document.cluster.found)
         hashes += digest
-        seen.update(digested_bytes(digest, document))
+        seen.update(bytes_for_split_digest(digest, document))
         if task.options.has_ids:
             ids += hash_id(document, task.index, len(sizes))
         sizes.append(document.size)

@@ -36,12 +36,12 @@ Language = Literal["any", "zh", "ja", "de", "es", "fr", "it", "nl", "pt", "ru"]
 UNSPACED_LANGUAGES: tuple[Language, ...] = ("zh", "ja")
 
 _UNSPACED_CLOSERS = "\"'”’»›)\\]}」』）】》〉〕"
-_NO_BOUNDARY_BEFORE = "，、；：,;:。．！？!?…" + _UNSPACED_CLOSERS
+_MARKS_WITHOUT_BOUNDARY_BEFORE = "，、；：,;:。．！？!?…" + _UNSPACED_CLOSERS
 _LATIN_ALPHANUMERIC = "A-Za-z0-9"
 _UNSPACED_BOUNDARY = re.compile(
     rf"(?:[。！？｡]|…{{2}}|\.{{6}}|(?<![{_LATIN_ALPHANUMERIC}])[!?]|[!?](?![{_LATIN_ALPHANUMERIC}])|(?<!\d)．|．(?!\d))"
-    rf"[。！？｡!?…．]*+[{_UNSPACED_CLOSERS}]*+(?P<space>\s*+)(?=[^\s{_NO_BOUNDARY_BEFORE}])"
-    rf"|(?<=[{_LATIN_ALPHANUMERIC}])\.[{_UNSPACED_CLOSERS}]*+(?P<latin>\s++)(?=[^\sa-z{_NO_BOUNDARY_BEFORE}])"
+    rf"[。！？｡!?…．]*+[{_UNSPACED_CLOSERS}]*+(?P<space>\s*+)(?=[^\s{_MARKS_WITHOUT_BOUNDARY_BEFORE}])"
+    rf"|(?<=[{_LATIN_ALPHANUMERIC}])\.[{_UNSPACED_CLOSERS}]*+(?P<latin>\s++)(?=[^\sa-z{_MARKS_WITHOUT_BOUNDARY_BEFORE}])"
 )
 _ORDINAL = re.compile(r"\d{1,2}")
 _ABBREVIATION_LISTS: Mapping[Language, str] = {
@@ -92,25 +92,29 @@ SENTENCE_TERMINAL = re.compile(f"[{_LATIN_MARKS}{_OTHER_MARKS}{_FULL_WIDTH_STOP}
 
 _SPACED_MARKS = _LATIN_MARKS + "…"
 _UNSPACED_MARKS = _OTHER_MARKS + r"\u0F0D-\u0F12"  # the marks above, and Tibetan shads
-_MARKS = _SPACED_MARKS + _UNSPACED_MARKS + _FULL_WIDTH_STOP
+_SENTENCE_MARKS = _SPACED_MARKS + _UNSPACED_MARKS + _FULL_WIDTH_STOP
 # Letters of scripts whose clauses a space may end.
 _CLAUSE_LETTERS = r"\u0E01-\u0E2E\u0E30-\u0E3A\u0E40-\u0E45\u0E47-\u0E4E\u0E81-\u0EC5\u0EC8-\u0ECE"
 _CLOSERS = "\"'”’»›)\\]}」』）"
 
-# One class of characters first, which the engine finds quickly, with one range for all marks beyond U+FFFF.
-_FIRST_CHARACTERS = re.sub(r"\\U[0-9A-F]{8}-?", "", _MARKS) + r"\U00010A56-\U0001DA88\u1361" + _CLAUSE_LETTERS
+# Begins with one class of characters, which the engine finds quickly; one range covers all marks above U+FFFF.
+_FIRST_CHARACTERS = (
+    re.sub(r"\\U[0-9A-F]{8}-?", "", _SENTENCE_MARKS) + r"\U00010A56-\U0001DA88\u1361" + _CLAUSE_LETTERS
+)
 _BOUNDARY = re.compile(
     rf"[{_FIRST_CHARACTERS}](?:"
-    rf"(?<=[{_SPACED_MARKS}])(?![{_MARKS}])[{_CLOSERS}]*+(?P<space>\s++)(?=\S)"
+    rf"(?<=[{_SPACED_MARKS}])(?![{_SENTENCE_MARKS}])[{_CLOSERS}]*+(?P<space>\s++)(?=\S)"
     rf"|(?:(?<=[{_UNSPACED_MARKS}])|(?<={_FULL_WIDTH_STOP})(?!\d)|(?<=\u1361\u1361))(?!\s*+[{_UNSPACED_MARKS}{_FULL_WIDTH_STOP}]|[{_SPACED_MARKS}])"
     rf"[{_CLOSERS}]*+(?P<wide>\s*+)(?=\S)"
     rf"|(?<=[{_CLAUSE_LETTERS}])(?P<clause>\s++)(?=[\u0E01-\u0E2E\u0E40-\u0E44\u0E81-\u0EAE\u0EC0-\u0EC4]))"
 )
-_MARK = re.compile(f"[{_MARKS}]")
+_SENTENCE_MARK_PATTERN = re.compile(f"[{_SENTENCE_MARKS}]")
 _FULL_STOPS = ".\u2024"  # full stops, which may belong to an abbreviation
 _OPENERS = "\"'“‘«‹([{「『（"
-_CLOSING = frozenset(_CLOSERS.replace("\\", ""))
-_WORD_CHARACTERS = 16  # characters before a full stop that are examined; abbreviations are shorter
+_CLOSING_MARK_SET = frozenset(_CLOSERS.replace("\\", ""))
+_MAX_ABBREVIATION_CHARACTERS = (
+    16  # characters before a full stop that are examined; abbreviations are shorter
+)
 _ABBREVIATIONS = frozenset(
     """
     al approx apr assoc aug ave bros ca cap capt cf ch co col corp dec dept dr ed eds eq est etc feb fig figs
@@ -122,7 +126,7 @@ _ABBREVIATIONS = frozenset(
 _SPACE, _NEWLINE, _LOWER, _NARROW_MARK, _CLOSER, _UNSPACED_MARK, _STOP, _PLAIN = (
     1 << bit for bit in range(8)
 )
-_CLASSES = {
+_CHARACTER_CLASS_PATTERNS = {
     _SPACE: r"\s",
     _NEWLINE: r"\n",
     _LOWER: "[a-z]",
@@ -139,7 +143,7 @@ _LAST_MARK = 0x1DA88
 def _character_classes() -> CharacterClasses:
     every = "".join(map(chr, range(_LAST_MARK + 1)))
     found = CharacterClasses()
-    for bit, pattern in _CLASSES.items():
+    for bit, pattern in _CHARACTER_CLASS_PATTERNS.items():
         found.table[[match.start() for match in re.finditer(pattern, every)]] |= bit
     return found
 
@@ -160,7 +164,7 @@ def sentence_bounds(text: str, language: Language = "any") -> NDArray[np.int64]:
     # Line ends are fewer than runs, so each is looked up.
     run = np.searchsorted(edges[::2], newlines, side="right") - 1
     chosen = np.zeros(len(bounds) + 1, dtype=np.bool_)
-    chosen[run] = True  # the last stands for those before the first sentence and behind the last one
+    chosen[run] = True  # the last element is for line ends outside of all sentences
     chosen = chosen[: len(bounds)]
     before = classes.take(bounds[:, 0] - 1)
     marked = np.flatnonzero((before & (_NARROW_MARK | _CLOSER) != 0) & ~chosen)
@@ -176,7 +180,7 @@ def sentence_bounds(text: str, language: Language = "any") -> NDArray[np.int64]:
     rest = marked[~usual & (behind & _LOWER == 0)]
     for number, (stop, following) in zip(rest.tolist(), bounds[rest].tolist(), strict=True):
         mark = stop - 1
-        while mark and text[mark] in _CLOSING:
+        while mark and text[mark] in _CLOSING_MARK_SET:
             mark -= 1
         chosen[number] = classes[mark] & _NARROW_MARK and _ends_sentence(text, mark, following, language)
     return bounds.take(np.flatnonzero(chosen), axis=0)
@@ -194,9 +198,9 @@ def _stops_end(
     begin one.
     """
     words = bounds[runs - 1, 1]
-    words[(runs == 0) | (marks - words > _WORD_CHARACTERS)] = 0
+    words[(runs == 0) | (marks - words > _MAX_ABBREVIATION_CHARACTERS)] = 0
     return [
-        _stop_ends(text[word:mark], language)
+        _does_full_stop_end_sentence(text[word:mark], language)
         if word and text[word - 1] in " \n"
         else _ends_sentence(text, mark, following, language)
         for word, mark, following in zip(
@@ -248,16 +252,16 @@ def _ends_sentence(text: str, mark: int, following: int, language: Language) -> 
     if first.islower():
         return False
     before = text[mark - 1] if mark else ""
-    if text[mark] not in _FULL_STOPS or _MARK.match(before):
+    if text[mark] not in _FULL_STOPS or _SENTENCE_MARK_PATTERN.match(before):
         return True
-    line = text[max(0, mark - _WORD_CHARACTERS) : mark].rpartition("\n")[2].lstrip()
-    return _stop_ends(line[line.rfind(" ") + 1 :], language)
+    line = text[max(0, mark - _MAX_ABBREVIATION_CHARACTERS) : mark].rpartition("\n")[2].lstrip()
+    return _does_full_stop_end_sentence(line[line.rfind(" ") + 1 :], language)
 
 
 @lru_cache(maxsize=1 << 14)
-def _stop_ends(word: str, language: Language) -> bool:
+def _does_full_stop_end_sentence(word: str, language: Language) -> bool:
     """Return whether a full stop behind `word`, which may follow an opening mark, ends a sentence."""
-    if _MARK.match(word[-1:]):
+    if _SENTENCE_MARK_PATTERN.match(word[-1:]):
         return True
     word = word.lstrip(_OPENERS)
     if is_abbreviation(word, language) or "." in word or (len(word) == 1 and word.isupper()):

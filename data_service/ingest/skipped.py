@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from data_service.ingest.files import open_text
 from data_service.ingest.inputs import InputFile
-from data_service.ingest.records import BadRecord, Unit
+from data_service.ingest.records import BadRecord, PlaceUnit
 
 MAX_LISTED_RECORDS = 100
 _CHUNK_BYTES = 1 << 20
@@ -18,7 +18,7 @@ class SkippedRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     uri: str
-    unit: Unit
+    unit: PlaceUnit
     number: int
     reason: str
 

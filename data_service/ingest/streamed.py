@@ -18,7 +18,7 @@ from data_service.ingest.formats import LINE_BYTES_RATIO, skip_line
 from data_service.ingest.inputs import Format, InputFile
 from data_service.ingest.mediawiki import PAGE_END, refuse_truncated
 from data_service.ingest.options import MIB, BuildOptions
-from data_service.ingest.tars import BLOCK_BYTES, max_held, read_header, truncated_error
+from data_service.ingest.tars import BLOCK_BYTES, max_member_bytes, read_header, truncated_error
 from data_service.ingest.tasks import BuildTask, FilePiece, TaskReceipt
 from data_service.store.base import Store
 
@@ -106,17 +106,17 @@ class PieceReader:
         `kept`."""
         self._sought = bound
         if self._file is not None and self._file.format == "tar":
-            self._seek_member(self._file, bound, max_held(options), kept)
+            self._seek_member(self._file, bound, max_member_bytes(options), kept)
             return
         if bound <= self._separator:
             return
-        self._take(bound - 1 - self._position, kept)
+        self._consume_bytes(bound - 1 - self._position, kept)
         limit = options.max_document_bytes * LINE_BYTES_RATIO
         if self._position < bound:
-            self._take_line(limit, kept)
+            self._consume_line(limit, kept)
         self._separator = self._position
         if self._file is not None and self._file.format in _SEPARATORS:
-            self._take_run(limit, kept, _SEPARATORS[self._file.format])
+            self._consume_document_lines(limit, kept, _SEPARATORS[self._file.format])
 
     def _seek_member(self, file: InputFile, bound: int, most: int, kept: list[bytes] | None) -> None:
         """Read members of a tar up to the first whose header, or the empty blocks before it, begin at or after
@@ -130,20 +130,22 @@ class PieceReader:
                 kept += [bytes(skipped), member.raw]
             self._position += len(member.raw)
             begins = self._position
-            self._take(member.stored, kept if member.size <= most else None)
+            self._consume_bytes(member.stored, kept if member.size <= most else None)
             if self._position != begins + member.stored:
                 raise truncated_error(file)
 
-    def _take_run(self, limit: int, kept: list[bytes] | None, separates: Callable[[bytes], bool]) -> None:
+    def _consume_document_lines(
+        self, limit: int, kept: list[bytes] | None, separates: Callable[[bytes], bool]
+    ) -> None:
         """Read lines up to and including one that separates documents. They belong to one document, or to none."""
         taken = 0
-        while line := self._take_line(limit, kept if taken <= limit else None):
+        while line := self._consume_line(limit, kept if taken <= limit else None):
             if separates(line):
                 return
             taken += len(line)
             self._separator = self._position
 
-    def _take_line(self, limit: int, kept: list[bytes] | None) -> bytes:
+    def _consume_line(self, limit: int, kept: list[bytes] | None) -> bytes:
         """Read the rest of a line; return at most `limit` + 1 bytes of it."""
         line = self._stream.readline(limit + 1)
         self._position += len(line)
@@ -153,7 +155,7 @@ class PieceReader:
             kept.append(line)
         return line
 
-    def _take(self, length: int, kept: list[bytes] | None) -> None:
+    def _consume_bytes(self, length: int, kept: list[bytes] | None) -> None:
         if kept is None:
             self._position += _skip_bytes(self._stream, length)
         elif length > 0:

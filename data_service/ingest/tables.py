@@ -19,7 +19,7 @@ from data_service.errors import InputError
 from data_service.ingest.files import open_ranged
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import BadRecord, NumberedPlace, Text, text_of_record, try_read
+from data_service.ingest.records import BadRecord, NumberedPlace, Text, parse_text, try_read
 from data_service.ingest.tasks import FilePiece
 
 CLUSTER_COLUMN = "cluster"
@@ -29,7 +29,7 @@ metadata with the digest of all clusters."""
 
 _BATCH_ROWS = 256
 _READ_AHEAD_BYTES = 64 * 1024
-_COLUMNS = (
+_COLUMN_REMEDY = (
     "name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
     "--negatives-field)"
 )
@@ -49,8 +49,8 @@ def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | Bad
     """
     file = piece.file
     with (
-        _name_damage(file, "Parquet"),
-        pq.ParquetFile(open_ranged(file, chunk=_READ_AHEAD_BYTES), pre_buffer=False) as table,
+        _report_damaged_file(file, "Parquet"),
+        pq.ParquetFile(open_ranged(file, chunk_bytes=_READ_AHEAD_BYTES), pre_buffer=False) as table,
     ):
         columns = _columns(table.schema_arrow, file, options)
         clusters = _read_clusters_digest(table.schema_arrow, file, options)
@@ -88,7 +88,7 @@ def _read_clusters_digest(schema: pa.Schema, file: InputFile, options: BuildOpti
 
 def clusters_digest(file: InputFile) -> bytes:
     """Return the digest of the clusters that a Parquet file of prepared documents names; empty if it names none."""
-    schema = pq.read_schema(open_ranged(file, chunk=_READ_AHEAD_BYTES))
+    schema = pq.read_schema(open_ranged(file, chunk_bytes=_READ_AHEAD_BYTES))
     found: bytes = (schema.metadata or {}).get(CLUSTERS_KEY.encode(), b"")
     return found
 
@@ -100,7 +100,7 @@ def read_arrow(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRe
         InputError: the file is damaged, or a column is missing or not text.
     """
     file, row = piece.file, 0
-    with _name_damage(file, "Arrow"), open_ranged(file) as stream:
+    with _report_damaged_file(file, "Arrow"), open_ranged(file) as stream:
         for batch in _read_batches(stream, file, options):
             for start in range(0, len(batch), _BATCH_ROWS):
                 yield from _read_rows(batch.slice(start, _BATCH_ROWS), row + start, file, options)
@@ -130,7 +130,7 @@ def _read_rows(
     columns = {
         name: (_as_strings if name in beside else _as_bytes)(_values(batch, name)) for name in options.fields
     }
-    there = (name for name in options.further_fields if _column_type(batch.schema, name) is not None)
+    there = (name for name in options.optional_fields if _column_type(batch.schema, name) is not None)
     columns |= {name: _as_strings(_values(batch, name)) for name in there}
     names = batch.column(CLUSTER_COLUMN).cast(pa.string()).to_pylist() if clusters else []
     for index in range(len(batch)):
@@ -143,10 +143,10 @@ def _read_rows(
 
 def _as_bytes(values: pa.Array) -> list[object]:
     """Return texts as bytes; lists of texts as lists of these."""
-    plain = _plain_strings(values)
+    plain = _decode_strings(values)
     if _is_list(plain.type):
         plain = plain.cast(pa.large_list(plain.type.value_type))
-        texts = _plain_strings(plain.flatten()).cast(pa.large_binary()).to_pylist()
+        texts = _decode_strings(plain.flatten()).cast(pa.large_binary()).to_pylist()
         ends = np.cumsum(pc.list_value_length(plain).fill_null(0).to_numpy(zero_copy_only=False))
         starts = [0, *ends.tolist()]
         return [
@@ -159,7 +159,7 @@ def _as_bytes(values: pa.Array) -> list[object]:
 
 def _as_strings(values: pa.Array) -> list[object]:
     """Return texts as bytes; numbers, dates and times as Arrow spells them."""
-    plain = _plain_strings(values)
+    plain = _decode_strings(values)
     if _is_text(plain.type):
         return _as_bytes(plain)
     nested = pa.types.is_nested(plain.type)
@@ -170,16 +170,16 @@ def _as_strings(values: pa.Array) -> list[object]:
 def _parse_row(values: Mapping[str, object], place: NumberedPlace, options: BuildOptions) -> Text:
     if options.pairs is None and not isinstance(values[options.text_field], bytes):
         raise BadRecord(place, f"column {options.text_field!r} is null", "drop the row from the file")
-    return text_of_record(values, options, place)
+    return parse_text(values, options, place)
 
 
-def _plain_strings(values: pa.Array) -> pa.Array:
+def _decode_strings(values: pa.Array) -> pa.Array:
     """Return the plain strings of a column that stores them as a dictionary, as runs or as an extension type."""
     if isinstance(values, pa.DictionaryArray):
-        return _plain_strings(values.dictionary_decode())
+        return _decode_strings(values.dictionary_decode())
     if isinstance(values, pa.RunEndEncodedArray):
-        return _plain_strings(pc.run_end_decode(values))
-    return _plain_strings(values.storage) if isinstance(values, pa.ExtensionArray) else values
+        return _decode_strings(pc.run_end_decode(values))
+    return _decode_strings(values.storage) if isinstance(values, pa.ExtensionArray) else values
 
 
 def _row_group_start(group: pq.RowGroupMetaData) -> int:
@@ -193,7 +193,7 @@ def _columns(schema: pa.Schema, file: InputFile, options: BuildOptions) -> list[
     beside = set(options.metadata_fields or ()) - {options.text_field}
     for column in options.fields:
         _check_column(schema, file, column, lists=column in lists, any_type=column in beside)
-    there = [name for name in options.further_fields if _path(schema, name)[0] in schema.names]
+    there = [name for name in options.optional_fields if _path(schema, name)[0] in schema.names]
     for column in there:
         _checked_type(schema, file, column)
     return [*options.fields, *there]
@@ -225,7 +225,7 @@ def _checked_type(schema: pa.Schema, file: InputFile, column: str) -> pa.DataTyp
         raise InputError(
             f"{file.uri}: {'two columns' if column in schema.names else 'no column'} {column!r} "
             f"(it has {', '.join(schema.names)})",
-            remedy=_COLUMNS,
+            remedy=_COLUMN_REMEDY,
         )
     return kind
 
@@ -235,7 +235,7 @@ def _check_column(schema: pa.Schema, file: InputFile, column: str, *, lists: boo
     if any_type:
         return
     if not (_is_text(kind) or (lists and _is_list(kind) and _is_text(kind.value_type))):
-        raise InputError(f"{file.uri}: column {column!r} has type {kind}, not string", remedy=_COLUMNS)
+        raise InputError(f"{file.uri}: column {column!r} has type {kind}, not string", remedy=_COLUMN_REMEDY)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -251,7 +251,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 @contextmanager
-def _name_damage(file: InputFile, name: str) -> Iterator[None]:
+def _report_damaged_file(file: InputFile, name: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -16,7 +16,7 @@ from typing import BinaryIO, cast
 
 from data_service.errors import InputError
 from data_service.ingest.encodings import ReadableStream
-from data_service.ingest.files import decompress, open_bytes, utf8_text
+from data_service.ingest.files import decompress, open_bytes, to_utf8_stream
 from data_service.ingest.formats import (
     LINE_BYTES_RATIO,
     InputLine,
@@ -31,9 +31,9 @@ from data_service.ingest.records import (
     BadRecord,
     NumberedPlace,
     Text,
+    empty_document,
     flatten_named_fields,
-    no_document,
-    raise_bad_record,
+    raise_error_of_record,
     too_long,
     try_read,
 )
@@ -50,7 +50,7 @@ _EXTENDED_HEADER_TYPES = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
-_REFETCH = "fetch or write the archive again; no document of it was used"
+_REFETCH_REMEDY = "fetch or write the archive again; no document of it was used"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Member:
         return -(-self.size // BLOCK_BYTES) * BLOCK_BYTES
 
 
-def max_held(options: BuildOptions) -> int:
+def max_member_bytes(options: BuildOptions) -> int:
     """Return the number of bytes of a member beyond which its content is passed over."""
     return options.max_document_bytes * LINE_BYTES_RATIO
 
@@ -87,7 +87,9 @@ def read_tar(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadReco
         InputError: the archive, or one in it, is damaged or cut short.
     """
     if piece.text is not None:
-        archive = _Archive(piece.file, io.BytesIO(piece.text), piece.text_start, held=max_held(options))
+        archive = _Archive(
+            piece.file, io.BytesIO(piece.text), piece.text_start, held=max_member_bytes(options)
+        )
         yield from _archive_texts(archive, options, 0)
         return
     with open_bytes(piece.file) as stream:
@@ -197,7 +199,7 @@ class _Content(ReadableStream):
         if not data and self._left and len(view):
             raise InputError(
                 f"{self._file.uri}/{self._member.name}: the archive is cut short: {self._left:,} bytes are missing",
-                remedy=_REFETCH,
+                remedy=_REFETCH_REMEDY,
             )
         self._left -= len(data)
         view[: len(data)] = data
@@ -222,9 +224,9 @@ def _archive_texts(archive: _Archive, options: BuildOptions, depth: int) -> Iter
         kind, hidden = _member_kind(member.name), HIDDEN_PATH.match(member.name)
         if member.kind != "file" or hidden or kind is None:
             reason = "no_file" if member.kind != "file" else "hidden_file" if hidden else "no_text_file"
-            yield try_read(options, no_document, reason, {}, options, place)
-        elif content is None or member.size > max_held(options):
-            yield try_read(options, raise_bad_record, too_long(place, max_held(options)))
+            yield try_read(options, empty_document, reason, {}, options, place)
+        elif content is None or member.size > max_member_bytes(options):
+            yield try_read(options, raise_error_of_record, too_long(place, max_member_bytes(options)))
         else:
             inner = replace(file, format=kind[0], compression=kind[1])
             yield from _member_texts(inner, begins, content, options, depth)
@@ -250,12 +252,12 @@ def _member_texts(
         yield from _archive_texts(_Archive(file, decompress(content, file), 0, held=None), options, depth + 1)
         return
     limit = options.max_document_bytes
-    text = utf8_text(decompress(content, file), file.encoding)
+    text = to_utf8_stream(decompress(content, file), file.encoding)
     place = NumberedPlace(file, "byte", begins)
     if file.format == "jsonl":
         yield from _json_texts(text, place, options)
         return
-    refuse_fields(file, options)
+    check_no_fields(file, options)
     if options.txt_documents == "file":
         yield try_read(options, text_document, text.read(limit + 1), 0, place, options)
         return
@@ -263,7 +265,7 @@ def _member_texts(
         yield try_read(options, text_document, data, first, replace(place, number=begins + first), options)
 
 
-def refuse_fields(file: InputFile, options: BuildOptions) -> None:
+def check_no_fields(file: InputFile, options: BuildOptions) -> None:
     """Raise InputError if the options name fields, which a text file has not."""
     if options.pairs is not None or options.word_fields or options.metadata_fields:
         need = (
@@ -279,13 +281,13 @@ def refuse_fields(file: InputFile, options: BuildOptions) -> None:
 
 def _json_texts(text: BinaryIO, place: NumberedPlace, options: BuildOptions) -> Iterator[Text | BadRecord]:
     """Yield the documents of a member of JSON: a value a line, or one value, as webdataset has them."""
-    most = max_held(options)
+    most = max_member_bytes(options)
     whole = text.read(most + 1)
     value = _parse_whole_json(place.file, whole)
     if len(whole) > most:
-        yield try_read(options, raise_bad_record, too_long(place, most))
+        yield try_read(options, raise_error_of_record, too_long(place, most))
     elif isinstance(value, dict) and options.fields[0] not in flatten_named_fields(value, options):
-        yield try_read(options, no_document, "no_text_field", {}, options, place)
+        yield try_read(options, empty_document, "no_text_field", {}, options, place)
     else:
         lines = read_lines(io.BytesIO(whole), 0, most) if value is None else [InputLine(0, whole)]
         for line in lines:
@@ -304,11 +306,12 @@ def _parse_whole_json(file: InputFile, whole: bytes) -> object:
 def truncated_error(file: InputFile) -> InputError:
     """Return the error for an archive that ends too early."""
     return InputError(
-        f"{file.uri}: the archive is cut short: it does not end with an empty block", remedy=_REFETCH
+        f"{file.uri}: the archive is cut short: it does not end with an empty block", remedy=_REFETCH_REMEDY
     )
 
 
 def _damaged(file: InputFile, position: int, reason: str) -> InputError:
     return InputError(
-        f"{file.uri}: no tar archive, or damaged or cut short at byte {position:,}: {reason}", remedy=_REFETCH
+        f"{file.uri}: no tar archive, or damaged or cut short at byte {position:,}: {reason}",
+        remedy=_REFETCH_REMEDY,
     )

@@ -19,7 +19,7 @@ from typing import ClassVar, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from data_service.corpus.manifest import BuildLayout
-from data_service.ingest.files import is_stored_plainly
+from data_service.ingest.files import is_uncompressed_utf8
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import MIB, BuildOptions
 from data_service.store.base import Store, parallel_map
@@ -27,11 +27,11 @@ from data_service.store.errors import KeyMissing
 
 _COMPRESSION_RATIO = 3  # assumed bytes of text in a byte of a compressed or Parquet file
 _OPEN_COST_BYTES = 16 * 1024  # opening a file costs about as much as reading this many bytes
-_MIN_SPLIT_BYTES = 4 * MIB  # small corpora are cut into about 16 splits, but not into smaller ones
+_MIN_SPLIT_BYTES = 4 * MIB  # smallest split; small corpora are cut into about `_MIN_SPLITS`
 _MIN_SPLITS = 16
 _MAX_WHOLE_SPLITS = 4  # a compressed file of at most so many splits is read by one task, uncut
 # Formats in which records can only be found from the file's beginning.
-_UNCUT_FORMATS = ("csv", "tsv", "arrow", "warc", "mds")
+_INDIVISIBLE_FORMATS = ("csv", "tsv", "arrow", "warc", "mds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class FilePiece:
     text: bytes | None = field(default=None, repr=False)
     text_start: int = 0
 
-    def holds(self, offset: int) -> bool:
+    def contains(self, offset: int) -> bool:
         """Return whether a document that begins at byte `offset` of the text, after `start`, belongs to the piece."""
         whole = self.start == 0 and self.stop == self.file.size
         return whole or bool(self.plain_size) or offset < self.stop
@@ -77,7 +77,7 @@ class Split:
         return sum(piece.stop - piece.start for piece in self.pieces)
 
     @property
-    def streamed(self) -> FilePiece | None:
+    def streamed_piece(self) -> FilePiece | None:
         """The streamed piece, which is always alone in its split; None for any other split."""
         return self.pieces[0] if self.pieces[0].plain_size else None
 
@@ -98,8 +98,10 @@ def hash_parts(parts: Iterable[str]) -> str:
 def streamed_files(files: tuple[InputFile, ...], options: BuildOptions) -> list[InputFile]:
     """Return the packed files that are too big for one task and whose documents a reader tells apart."""
     most = _MAX_WHOLE_SPLITS * _split_target(files, options)
-    big = [file for file in files if _text_bytes(file, file.size) > most and not _is_uncut(file, options)]
-    return [file for file in big if file.format != "parquet" and _is_packed(file)]
+    big = [
+        file for file in files if _text_bytes(file, file.size) > most and not _is_indivisible(file, options)
+    ]
+    return [file for file in big if file.format != "parquet" and _needs_decompression(file)]
 
 
 def plan_splits(
@@ -137,19 +139,19 @@ def _cut(file: InputFile, target: int, options: BuildOptions, plain_size: int) -
         size, text, whole = plain_size, plain_size, False
     else:
         size, text = file.size, _text_bytes(file, file.size)
-        cut = text > target and file.compression == "" and not _is_uncut(file, options)
-        whole = not cut or (file.format != "parquet" and _is_packed(file))
+        cut = text > target and file.compression == "" and not _is_indivisible(file, options)
+        whole = not cut or (file.format != "parquet" and _needs_decompression(file))
     count = 1 if whole else max(1, -(-text // target))
     cuts = [size * i // count for i in range(count + 1)]
     return [FilePiece(file, start, stop, plain_size) for start, stop in pairwise(cuts)]
 
 
-def _is_uncut(file: InputFile, options: BuildOptions) -> bool:
-    return file.format in _UNCUT_FORMATS or (file.format == "txt" and options.txt_documents == "file")
+def _is_indivisible(file: InputFile, options: BuildOptions) -> bool:
+    return file.format in _INDIVISIBLE_FORMATS or (file.format == "txt" and options.txt_documents == "file")
 
 
-def _is_packed(file: InputFile) -> bool:
-    return file.format == "tar" or not is_stored_plainly(file)
+def _needs_decompression(file: InputFile) -> bool:
+    return file.format == "tar" or not is_uncompressed_utf8(file)
 
 
 def _text_bytes(file: InputFile, size: int) -> int:
@@ -242,7 +244,7 @@ def put_unless_empty(store: Store, key: str, data: bytes | memoryview) -> dict[s
     return {key: len(data)}
 
 
-def find_receipts(store: Store, tasks: Sequence[BuildTask], kind: type[R]) -> list[R | None]:
+def find_receipts(store: Store, tasks: Sequence[BuildTask], receipt_type: type[R]) -> list[R | None]:
     """Return the receipt of each task; None if the task must be done.
 
     A receipt counts if its source is one of the task's, and all objects that it names exist with their sizes.
@@ -250,7 +252,7 @@ def find_receipts(store: Store, tasks: Sequence[BuildTask], kind: type[R]) -> li
     written = _sizes(store, [task.receipt for task in tasks])
 
     def read(task: BuildTask) -> R | None:
-        found = _read_receipt(store, task.receipt, kind) if task.receipt in written else None
+        found = _read_receipt(store, task.receipt, receipt_type) if task.receipt in written else None
         return found if found is not None and found.source in task.sources else None
 
     receipts = list(parallel_map(read, tasks))

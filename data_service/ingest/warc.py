@@ -14,11 +14,11 @@ from data_service.ingest.files import open_bytes
 from data_service.ingest.formats import LINE_BYTES_RATIO
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import BadRecord, NumberedPlace, Text, document, too_long, try_read
+from data_service.ingest.records import BadRecord, NumberedPlace, Text, parse_document, too_long, try_read
 from data_service.ingest.tasks import FilePiece
 from data_service.ingest.web_encodings import decode_content, page_text
 
-INSTALL = "pip install 'maskfleet[prepare]'"
+INSTALL_REMEDY = "pip install 'maskfleet[prepare]'"
 _HEADER_BY_FIELD = {
     "id": "WARC-Record-ID",
     "url": "WARC-Target-URI",
@@ -26,9 +26,9 @@ _HEADER_BY_FIELD = {
     "language": "WARC-Identified-Content-Language",
 }
 _REQUIRED_HEADERS = ("WARC-Type", "WARC-Record-ID", "Content-Length")
-_END = b"\r\n\r\n"
-_NO_CODING = ("", "identity", "chunked")
-_READABLE = "fetch the page again, decoded or as gzip, and in UTF-8"
+_RECORD_END = b"\r\n\r\n"
+_IDENTITY_CODINGS = ("", "identity", "chunked")
+_READABLE_PAGE_REMEDY = "fetch the page again, decoded or as gzip, and in UTF-8"
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
 
 
@@ -39,7 +39,8 @@ def require_packages(file: InputFile) -> None:
         import warcio  # noqa: F401
     except ImportError as error:
         raise InputError(
-            f"{file.uri}: a web archive is read by {error.name}, which is not installed", remedy=INSTALL
+            f"{file.uri}: a web archive is read by {error.name}, which is not installed",
+            remedy=INSTALL_REMEDY,
         ) from error
 
 
@@ -54,10 +55,10 @@ def read_warc(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRec
     with open_bytes(file) as stream:
         for number, record in enumerate(_records(stream, file)):
             place = NumberedPlace(file, "record", number)
-            _refuse_no_record(record, place)
+            _check_record_headers(record, place)
             if _is_document(record):
                 yield try_read(options, _record_document, record, options, place)
-            _refuse_truncated(record, place)
+            _check_record_length(record, place)
 
 
 def _records(stream: BinaryIO, file: InputFile) -> Iterator[Any]:
@@ -76,7 +77,9 @@ def _records(stream: BinaryIO, file: InputFile) -> Iterator[Any]:
                 f"{file.uri}, record {number}: damaged or cut short: {error}",
                 remedy="fetch the archive again; no document of it was used",
             ) from error
-        if record is None and tail.last != _END:  # warcio takes truncated headers for the end of the file
+        if (
+            record is None and tail.last != _RECORD_END
+        ):  # warcio takes truncated headers for the end of the file
             raise InputError(
                 f"{file.uri}, record {number}: cut short, or no web archive: it does not end as a record does",
                 remedy="fetch the archive again; no document of it was used",
@@ -96,7 +99,7 @@ class _TailStream:
 
     def read(self, size: int = -1) -> bytes:
         data = self._stream.read(size)
-        self.last = (self.last + data[-len(_END) :])[-len(_END) :]
+        self.last = (self.last + data[-len(_RECORD_END) :])[-len(_RECORD_END) :]
         return data
 
 
@@ -121,9 +124,9 @@ def _record_document(record: Any, options: BuildOptions, place: NumberedPlace) -
             raise too_long(place, most)
         text = page_text(data, record.http_headers.get_header("Content-Type")) if page else None
     except ValueError as error:
-        raise BadRecord(place, f"a page that cannot be read: {error}", _READABLE) from error
+        raise BadRecord(place, f"a page that cannot be read: {error}", _READABLE_PAGE_REMEDY) from error
     values[options.text_field] = _extract_text(text or data, values["url"]) if page else data
-    found = document(values, options, place)
+    found = parse_document(values, options, place)
     return replace(found, replaced=found.replaced or (page and "\ufffd" in found.text))
 
 
@@ -136,7 +139,9 @@ def _read_page(record: Any, most: int) -> bytes:
         values = (value for name, value in record.http_headers.headers if name.lower() == header)
         codings += (name.strip().lower() for name in ",".join(values).split(","))
     stream = ChunkedDataReader(record.raw_stream) if "chunked" in codings else record.raw_stream
-    return decode_content(stream.read(most + 1), [name for name in codings if name not in _NO_CODING], most)
+    return decode_content(
+        stream.read(most + 1), [name for name in codings if name not in _IDENTITY_CODINGS], most
+    )
 
 
 def _extract_text(page: bytes | str, url: object) -> str:
@@ -145,7 +150,7 @@ def _extract_text(page: bytes | str, url: object) -> str:
     return extract(page, url=str(url) if url else None) or ""
 
 
-def _refuse_no_record(record: Any, place: NumberedPlace) -> None:
+def _check_record_headers(record: Any, place: NumberedPlace) -> None:
     """Raise InputError if a record lacks the headers that all have."""
     if missing := [name for name in _REQUIRED_HEADERS if record.rec_headers.get_header(name) is None]:
         raise InputError(
@@ -154,7 +159,7 @@ def _refuse_no_record(record: Any, place: NumberedPlace) -> None:
         )
 
 
-def _refuse_truncated(record: Any, place: NumberedPlace) -> None:
+def _check_record_length(record: Any, place: NumberedPlace) -> None:
     """Raise InputError if the file ends within the record."""
     while record.raw_stream.read(1 << 20):
         pass

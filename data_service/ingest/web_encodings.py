@@ -13,25 +13,27 @@ from contextlib import suppress
 from data_service.ingest.encodings import UTF_8, encoding_name, is_garbled
 
 # Arrow's names of HTTP's content codings.
-_CODECS = dict.fromkeys(("gzip", "x-gzip", "deflate"), "gzip") | {"br": "brotli", "zstd": "zstd"}
+_CODEC_BY_CODING = dict.fromkeys(("gzip", "x-gzip", "deflate"), "gzip") | {"br": "brotli", "zstd": "zstd"}
 _BOMS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_BE, "utf-16-be"), (codecs.BOM_UTF16_LE, "utf-16-le"))
 _BEFORE_MARKUP = b"\xef\xbb\xbf\xff\xfe\0 \t\r\n\f"
-_HEAD_BYTES = 16 * 1024  # bytes of a page searched for its charset; by the standard 1,024 are enough
+_CHARSET_SEARCH_BYTES = (
+    16 * 1024
+)  # bytes of a page searched for its charset; by the standard 1,024 are enough
 _DECLARATION = re.compile(rb"<!--.*?(?:-->|$)|<(?:meta\b|\?xml\b)[^>]*", re.DOTALL | re.IGNORECASE)
 _CHARSET = re.compile(rb"""\b(?:charset|encoding)\s*=\s*["']?\s*([^\s"';,/>]+)""", re.IGNORECASE)
-_CONTENT = re.compile(rb"\bcontent\s*=", re.IGNORECASE)
-_PRAGMA = re.compile(rb"""\bhttp-equiv\s*=\s*["']?\s*content-type""", re.IGNORECASE)
+_CONTENT_ATTRIBUTE = re.compile(rb"\bcontent\s*=", re.IGNORECASE)
+_HTTP_EQUIV = re.compile(rb"""\bhttp-equiv\s*=\s*["']?\s*content-type""", re.IGNORECASE)
 _NON_TEXT_CODEC = "no-text"
 _BROWSER_ERRORS = "maskfleet.as_browsers"
 _ISO_8859 = re.compile(r"(?:cs)?iso8859(\d+?)(?:19\d\d)?[ei]?")
-# The codec by which browsers read a page that names another one.
+# Codec with which browsers read a page, by the codec that the page names.
 _BROWSER_CODECS = {
     **{"iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"},
     **{"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949"},
     **{"utf-16": "utf-16-le"},
 }
 # Labels without punctuation that Python does not know, one line for each codec.
-_CODECS_BY_LABEL = {
+_CODEC_BY_LABEL = {
     label: codec
     for codec, *labels in map(
         str.split,
@@ -57,8 +59,9 @@ _CODECS_BY_LABEL = {
 }
 
 
-def decode_content(data: bytes, codings: Sequence[str], most: int) -> bytes:
-    """Return at most `most` + 1 bytes of a page that was sent in `codings`, in the order in which they were applied.
+def decode_content(data: bytes, codings: Sequence[str], max_bytes: int) -> bytes:
+    """Return at most `max_bytes` + 1 bytes of a page that was sent in `codings`, in the order in which they were
+    applied.
 
     A page that is not in its coding, because it was stored decoded or the coding is none, is returned as it is.
 
@@ -67,7 +70,7 @@ def decode_content(data: bytes, codings: Sequence[str], most: int) -> bytes:
     """
     for coding in reversed(codings):
         try:
-            data = _decompress(data, coding, most + 1) if data else data
+            data = _decompress(data, coding, max_bytes + 1) if data else data
         except (OSError, EOFError, zlib.error, KeyError) as error:
             if not data.lstrip(_BEFORE_MARKUP).startswith(b"<"):
                 raise ValueError(f"content coding {coding!r} is not known, or damaged: {error}") from error
@@ -84,7 +87,7 @@ def _decompress(data: bytes, coding: str, most: int) -> bytes:
         return found
     import pyarrow as pa
 
-    return bytes(pa.CompressedInputStream(io.BytesIO(data), _CODECS[coding]).read(most))
+    return bytes(pa.CompressedInputStream(io.BytesIO(data), _CODEC_BY_CODING[coding]).read(most))
 
 
 def page_text(page: bytes, content_type: str) -> str | None:
@@ -112,9 +115,9 @@ def _declared_charsets(page: bytes, content_type: str) -> Iterator[str]:
     """Yield the charsets that a page's header and its own beginning name."""
     if found := _CHARSET.search(content_type.encode(errors="replace")):
         yield found[1].decode(errors="replace")
-    for tag in _DECLARATION.findall(page[:_HEAD_BYTES]):
+    for tag in _DECLARATION.findall(page[:_CHARSET_SEARCH_BYTES]):
         found = None if tag.startswith(b"<!") else _CHARSET.search(tag)
-        if not found or (_CONTENT.search(tag) and not _PRAGMA.search(tag)):
+        if not found or (_CONTENT_ATTRIBUTE.search(tag) and not _HTTP_EQUIV.search(tag)):
             continue
         label = found[1].decode(errors="replace").lower()
         # The HTML standard demands both replacements: a label that was read as ASCII is not in a page of UTF-16.
@@ -126,8 +129,8 @@ def _codec_for_label(label: str) -> str | None:
     """Return Python's name of a charset; None if the label is unknown, `_NON_TEXT_CODEC` if it is not one of text."""
     label = re.sub(r"^(x-|cn-)+", "", label.strip().lower())
     plain = re.sub(r"[^a-z0-9]", "", label)
-    if plain in _CODECS_BY_LABEL:
-        return _CODECS_BY_LABEL[plain]
+    if plain in _CODEC_BY_LABEL:
+        return _CODEC_BY_LABEL[plain]
     try:
         name = encoding_name(_ISO_8859.sub(r"iso8859-\1", plain) if _ISO_8859.fullmatch(plain) else label)
     except ValueError:
@@ -138,7 +141,7 @@ def _codec_for_label(label: str) -> str | None:
 def _decode_page(page: bytes, codec: str) -> str:
     if (
         codec == "cp1252"
-    ):  # Many servers declare it even for UTF-8, and text in cp1252 is hardly ever valid UTF-8.
+    ):  # many servers declare cp1252 even for pages in UTF-8, and text in cp1252 is hardly ever valid UTF-8
         with suppress(UnicodeDecodeError):
             return page.decode()
     return page.decode(codec, errors=_BROWSER_ERRORS)

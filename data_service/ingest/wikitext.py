@@ -86,9 +86,9 @@ _TABLE = re.compile(r"^[ \t:]*(\{\|)|^[ \t]*(\|\})", re.MULTILINE)
 _LIST = re.compile(r"^[*#:;]+", re.MULTILINE)
 _LINK = re.compile(r"\[\[|\]\]")
 _EXTERNAL = re.compile(r"\[((?:https?:|ftp:|mailto:)?//?[^\[\]\n]*)\]|\[")
-_NESTED_LINKS = 16  # greatest depth of links in links, such as in captions of pictures
-_SWITCH = re.compile(r"__[^\Wa-z]{3,40}?__")  # switches such as __TOC__
-_QUOTES = re.compile(r"'{2,}")  # italics and bold face
+_MAX_LINK_DEPTH = 16  # greatest depth of links in links, such as in captions of pictures
+_BEHAVIOR_SWITCH = re.compile(r"__[^\Wa-z]{3,40}?__")  # switches such as __TOC__
+_EMPHASIS_QUOTES = re.compile(r"'{2,}")  # italics and bold face
 # Parentheses in which a template stood, also those of Chinese and Japanese.
 _EMPTY_PARENTHESES = re.compile(" ?[(\uff08][\\s,;:\u3001\uff0c\uff1b]*[)\uff09]")
 _SPACES = re.compile(r"[^\S\n]+")
@@ -96,12 +96,12 @@ _BLANK_LINES = re.compile(r"\n{3,}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def plain_text(source: str, hidden: frozenset[str]) -> str:
+def plain_text(source: str, hidden_namespaces: frozenset[str]) -> str:
     """Return the plain text of an article.
 
     Args:
         source: the wikitext.
-        hidden: names in lower case of the namespaces whose links show no words: pictures and categories.
+        hidden_namespaces: names in lower case of the namespaces whose links show no words: pictures and categories.
 
     Raises:
         ValueError: the parser cannot make sense of it.
@@ -110,23 +110,23 @@ def plain_text(source: str, hidden: frozenset[str]) -> str:
     from mwparserfromhell.parser import ParserError
 
     try:
-        code = parse(_only_links(source), skip_style_tags=True)
+        code = parse(_strip_all_but_links(source), skip_style_tags=True)
     except ParserError as error:
         raise ValueError(f"mwparserfromhell cannot read its wikitext: {error}") from error
-    text = _EMPTY_PARENTHESES.sub("", "".join(_visible_parts(code, hidden)))
+    text = _EMPTY_PARENTHESES.sub("", "".join(_visible_parts(code, hidden_namespaces)))
     lines = (_SPACES.sub(" ", line).strip() for line in text.split("\n"))
     kept = (line if any(map(str.isalnum, line)) else "" for line in lines)
     return _BLANK_LINES.sub("\n\n", "\n".join(kept)).strip()
 
 
-def _only_links(source: str) -> str:
+def _strip_all_but_links(source: str) -> str:
     """Return the wikitext without all that is cut out; what looks like a tag or an open link is escaped."""
     text = "".join(_outside_tags(source))
     text = _TAG.sub("", _BLOCK.sub("\n", text))
     text = "".join(_outside_templates(text)).replace("{{", "").replace("}}", "")
     text = "".join(_outside_tables(text)).replace("{|", "")
-    text = _QUOTES.sub("", _LIST.sub("", _SWITCH.sub("", text)))
-    return "".join(_paired_links(text)).replace("<", "&lt;")
+    text = _EMPHASIS_QUOTES.sub("", _LIST.sub("", _BEHAVIOR_SWITCH.sub("", text)))
+    return "".join(_escape_unpaired_links(text)).replace("<", "&lt;")
 
 
 def _outside_tags(text: str) -> Iterator[str]:
@@ -189,14 +189,14 @@ def _outside_ranges(text: str, cuts: list[tuple[int, int]]) -> Iterator[str]:
     yield text[at:]
 
 
-def _paired_links(text: str) -> Iterator[str]:
+def _escape_unpaired_links(text: str) -> Iterator[str]:
     """Yield the text; brackets that are no pair, or lie too deep in others, are escaped."""
     open_at: list[int] = []
     paired: set[int] = set()
     for mark in _LINK.finditer(text):
         if mark[0] == "[[":
             open_at.append(mark.start())
-        elif open_at and len(open_at) <= _NESTED_LINKS:
+        elif open_at and len(open_at) <= _MAX_LINK_DEPTH:
             paired |= {open_at.pop(), mark.start()}
         elif open_at:
             open_at.pop()

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from data_service.corpus.manifest import (
-    TOKENIZER,
+    TOKENIZER_FOLDER,
     BuildLayout,
     HeldoutRule,
     StoredFile,
@@ -28,7 +28,13 @@ from data_service.corpus.words import Segmentation, UnitFinder
 from data_service.corpus.writer import ShardWriter
 from data_service.corpus.written import WrittenShard
 from data_service.errors import CorpusError
-from data_service.ingest.blocks import BATCH, BlockBuilder, EncodedDocument, encode_documents, encode_examples
+from data_service.ingest.blocks import (
+    BATCH_CHARACTERS,
+    BlockBuilder,
+    EncodedDocument,
+    encode_documents,
+    encode_examples,
+)
 from data_service.ingest.deduplicate import ORDINAL, KeptDocuments, read_kept
 from data_service.ingest.heldout import divide_document, low_word
 from data_service.ingest.scan import hash_tokens
@@ -36,7 +42,7 @@ from data_service.ingest.tasks import SplitTask, TaskReceipt
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from data_service.store.local import report_full_disk
-from data_service.tokenizers.load import load_saved
+from data_service.tokenizers.load import load_if_unchanged
 from data_service.tokenizers.loss import LossMeter, TextLoss
 from data_service.tokenizers.quick import TextEncoder
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -189,7 +195,7 @@ def write_split(task: WriteTask, store: Store) -> WriteReceipt:
         InputError: the text changed since the first pass; otherwise as `read_documents`.
         StoreError: a shard cannot be stored. OutOfSpace also if the local temporary folder is full.
     """
-    tokenizer = _load_tokenizer(store.at(TOKENIZER).uri, task.tokenizer_hash)
+    tokenizer = _load_tokenizer(store.at(TOKENIZER_FOLDER).uri, task.tokenizer_hash)
     finder = _load_finder(task.layout, task.words) if task.words is not None else None
     levels = () if finder is None else finder.levels
     # Shards are written to a local file before they are stored.
@@ -273,7 +279,7 @@ def _read_pieces(task: WriteTask, store: Store) -> Iterator[_Piece]:
 def _encode_pieces(
     task: WriteTask, filled: _FillCounts, finder: UnitFinder | None, batch: list[_Piece]
 ) -> list[EncodedDocument]:
-    encoded = task.options.encoded_text
+    encoded = task.options.text_to_encode
     if task.options.pairs is not None:
         examples = [tuple(map(encoded, piece.texts)) for piece in batch]
         return encode_examples(filled.encoder, examples, filled.meter)
@@ -293,7 +299,7 @@ def _batches(documents: Iterator[_Piece]) -> Iterator[list[_Piece]]:
     for document in documents:
         batch.append(document)
         characters += sum(map(len, document.texts))
-        if characters >= BATCH:
+        if characters >= BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
     if batch:
@@ -328,7 +334,7 @@ def _load_tokenizer(uri: str, expected: str) -> Tokenizer:
 
     Raises CorpusError: it is another tokenizer than at the beginning of the build.
     """
-    tokenizer = load_saved(uri)
+    tokenizer = load_if_unchanged(uri)
     if tokenizer.hash != expected:
         raise CorpusError(
             f"the tokenizer at {uri} is {tokenizer.hash[:12]}, but the build began with {expected[:12]}",

@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 from data_service.ingest.tasks import TaskReceipt, hash_parts, put_unless_empty
 from data_service.prepare.duplicates import CompareHashesReceipt, clusters_table, group_by_chunk
 from data_service.prepare.layout import ComparingTask, PrepareLayout
-from data_service.prepare.near_duplicates import JoinReceipt, NumberDtype, SignedDocuments
+from data_service.prepare.near_duplicates import MatchBandsReceipt, NumberDtype, SignedDocuments
 from data_service.store.base import Store, digest
 
 _CHUNK_ROWS = 1 << 20  # pairs, or documents, that are processed at a time
 _GROUP_DOCUMENTS = 4_000_000  # documents whose clusters are formed at a time
 _TASK_MEMBERS = 2_000_000  # members that are named by one task, which takes about 500 MB
-_MEMBER = np.dtype([("first", "<u8"), ("number", "<u8"), ("size", "<i8")])
+_MEMBER_DTYPE = np.dtype([("first", "<u8"), ("number", "<u8"), ("size", "<i8")])
 Numbers = NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True)
-class LinkTask(ComparingTask):
+class FormClustersTask(ComparingTask):
     """The task of finding clusters. `pairs`: (key, bytes) of the pairs; `groups`: chunks at which groups begin."""
 
     signed: SignedDocuments
@@ -54,15 +54,15 @@ class MemberPart:
     chunks: tuple[int, int]
 
 
-class LinkReceipt(TaskReceipt):
+class FormClustersReceipt(TaskReceipt):
     """The clusters found."""
 
     parts: list[MemberPart]
 
 
-def plan_link(
-    layout: PrepareLayout, kind: str, signed: SignedDocuments, joined: Sequence[JoinReceipt]
-) -> LinkTask:
+def plan_cluster_task(
+    layout: PrepareLayout, kind: str, signed: SignedDocuments, joined: Sequence[MatchBandsReceipt]
+) -> FormClustersTask:
     """Return the task that joins all pairs."""
     pairs = tuple((key, size) for receipt in joined for key, size in receipt.files.items())
     groups, filled = [0], 0
@@ -72,10 +72,12 @@ def plan_link(
             filled = 0
         filled += chunk.documents
     source = hash_parts([signed.digest, *(receipt.digest for receipt in joined)])
-    return LinkTask(layout, 0, source, kind, signed, pairs, tuple(groups))
+    return FormClustersTask(layout, 0, source, kind, signed, pairs, tuple(groups))
 
 
-def link(task: LinkTask, store: Store, progress: Callable[[int], None]) -> LinkReceipt:
+def form_clusters(
+    task: FormClustersTask, store: Store, progress: Callable[[int], None]
+) -> FormClustersReceipt:
     """Write the members of all clusters, a group of clusters at a time; return the receipt.
 
     `progress` is called with the bytes of pairs that have been read.
@@ -84,7 +86,7 @@ def link(task: LinkTask, store: Store, progress: Callable[[int], None]) -> LinkR
     parents = np.arange(starts[-1], dtype=task.signed.dtype)
     for number, chunk in enumerate(task.signed.chunks):
         if chunk.documents > chunk.signatures:
-            unite_components(parents, chunk.read_copies(store).astype(np.int64) + starts[number])
+            unite_components(parents, chunk.read_copy_flags(store).astype(np.int64) + starts[number])
     done = 0
     for key, size in task.pairs:
         for pairs in _read_pairs(store, key, size, task.signed.dtype):
@@ -99,7 +101,7 @@ def link(task: LinkTask, store: Store, progress: Callable[[int], None]) -> LinkR
             key, data = task.layout.members(task.kind, len(parts)), members.tobytes()
             files |= put_unless_empty(store, key, data)
             parts.append(MemberPart(key, len(data), digest(data), chunks))
-    return LinkReceipt(source=task.source, files=files, parts=parts)
+    return FormClustersReceipt(source=task.source, files=files, parts=parts)
 
 
 def unite_components(parents: Numbers, pairs: NDArray[np.int64]) -> None:
@@ -163,7 +165,7 @@ def _cluster_members(
     for numbers in _documents_with_roots_in(roots, first, stop):
         of_cluster = sizes[roots[numbers].astype(np.int64) - first]
         numbers = numbers[of_cluster > _document_weights(weights, numbers)]
-        members = np.empty(len(numbers), dtype=_MEMBER)
+        members = np.empty(len(numbers), dtype=_MEMBER_DTYPE)
         members["first"], members["number"] = roots[numbers], numbers
         members["size"] = sizes[roots[numbers].astype(np.int64) - first]
         held, count = [*held, members], count + len(members)
@@ -200,7 +202,7 @@ class NameTask(ComparingTask):
         return self.members.size
 
 
-def plan_names(task: LinkTask, linked: LinkReceipt) -> list[NameTask]:
+def plan_naming_tasks(task: FormClustersTask, linked: FormClustersReceipt) -> list[NameTask]:
     """Return one task for each part of the members."""
     sources = [hash_parts([task.signed.digest, part.digest]) for part in linked.parts]
     return [
@@ -209,11 +211,11 @@ def plan_names(task: LinkTask, linked: LinkReceipt) -> list[NameTask]:
     ]
 
 
-def name_members(task: NameTask, store: Store) -> CompareHashesReceipt:
+def write_named_members(task: NameTask, store: Store) -> CompareHashesReceipt:
     """Write for each chunk which documents are near duplicates of which, and the sizes of clusters; return the
     receipt."""
     starts = np.array(task.signed.starts)
-    members = np.frombuffer(store.get(task.members.key), dtype=_MEMBER)
+    members = np.frombuffer(store.get(task.members.key), dtype=_MEMBER_DTYPE)
     firsts, place = np.unique(members["first"], return_inverse=True)
     names = _cluster_names(store, task, firsts.astype(np.int64))
     numbers = members["number"].astype(np.int64)

@@ -6,7 +6,14 @@ from typing import assert_never
 
 from data_service.ingest.pool import Progress, Runner
 from data_service.ingest.tasks import find_receipts, perform
-from data_service.prepare.clusters import LinkReceipt, LinkTask, link, name_members, plan_link, plan_names
+from data_service.prepare.clusters import (
+    FormClustersReceipt,
+    FormClustersTask,
+    form_clusters,
+    plan_cluster_task,
+    plan_naming_tasks,
+    write_named_members,
+)
 from data_service.prepare.duplicates import (
     ChunkClusters,
     CompareHashesReceipt,
@@ -15,12 +22,17 @@ from data_service.prepare.duplicates import (
     locate_clusters,
     plan_compare,
 )
-from data_service.prepare.frequent_paragraphs import CountReceipt, count_range, locate_cuts, plan_counts
+from data_service.prepare.frequent_paragraphs import (
+    CountReceipt,
+    count_range,
+    plan_count_tasks,
+    plan_paragraph_cuts,
+)
 from data_service.prepare.layout import PrepareLayout
 from data_service.prepare.minhash import choose_bands
-from data_service.prepare.near_duplicates import JoinReceipt, join_range, plan_joins
+from data_service.prepare.near_duplicates import MatchBandsReceipt, match_band_range, plan_band_tasks
 from data_service.prepare.paragraphs import DuplicateParagraphs, ParagraphCuts
-from data_service.prepare.passes import IDS_KIND, PassReceipt, texts_kind
+from data_service.prepare.passes import IDS_KIND, PassReceipt, text_hashes_kind
 from data_service.prepare.signatures import SignedChunk
 from data_service.prepare.stages import ComparingStage, ExactDuplicates, NearDuplicates
 
@@ -28,7 +40,7 @@ PrepareRunner = Runner[PrepareLayout]
 
 
 def compare_texts(
-    runner: PrepareRunner, stage: ComparingStage, number: int, before: Sequence[PassReceipt]
+    runner: PrepareRunner, stage: ComparingStage, number: int, receipts: Sequence[PassReceipt]
 ) -> Sequence[ChunkClusters | ParagraphCuts]:
     """Compare the documents that pass `number` left; return for each chunk where it says what is a copy of what, or
     what is cut.
@@ -36,26 +48,26 @@ def compare_texts(
     Raises:
         StoreError: the store cannot be used.
     """
-    kind = texts_kind(number)
+    kind = text_hashes_kind(number)
     match stage:
         case ExactDuplicates():
-            compared = _compare(runner, kind, [receipt.texts for receipt in before])
+            compared = _compare(runner, kind, [receipt.texts for receipt in receipts])
         case NearDuplicates():
-            signed = [receipt.signed for receipt in before if receipt.signed is not None]
+            signed = [receipt.signed for receipt in receipts if receipt.signed is not None]
             compared = _find_near(runner, kind, stage, signed)
         case DuplicateParagraphs():
-            hashed = [receipt.paragraphs for receipt in before if receipt.paragraphs is not None]
-            tasks = plan_counts(runner.layout, kind, stage, hashed)
+            hashed = [receipt.paragraphs for receipt in receipts if receipt.paragraphs is not None]
+            tasks = plan_count_tasks(runner.layout, kind, stage, hashed)
             counted = runner.run("counting", tasks, count_range, receipt=CountReceipt)
-            return locate_cuts(tasks[0], counted)
+            return plan_paragraph_cuts(tasks[0], counted)
         case other:
             assert_never(other)
-    return [locate_clusters(chunk, runner.layout, kind, compared) for chunk in range(len(before))]
+    return [locate_clusters(chunk, runner.layout, kind, compared) for chunk in range(len(receipts))]
 
 
-def compare_ids(runner: PrepareRunner, read: Sequence[PassReceipt]) -> list[CompareHashesReceipt]:
+def compare_ids(runner: PrepareRunner, receipts: Sequence[PassReceipt]) -> list[CompareHashesReceipt]:
     """Compare the ids of all documents read."""
-    return _compare(runner, IDS_KIND, [receipt.ids for receipt in read])
+    return _compare(runner, IDS_KIND, [receipt.ids for receipt in receipts])
 
 
 def _compare(
@@ -68,21 +80,21 @@ def _compare(
 def _find_near(
     runner: PrepareRunner, kind: str, stage: NearDuplicates, signed: Sequence[SignedChunk]
 ) -> list[CompareHashesReceipt]:
-    tasks = plan_joins(runner.layout, kind, signed, choose_bands(stage.similarity))
-    joined = runner.run("matching", tasks, join_range, receipt=JoinReceipt)
-    task = plan_link(runner.layout, kind, tasks[0].signed, joined)
-    linked = _link(runner, task)
-    names = plan_names(task, linked)
-    return runner.run("naming", names, name_members, receipt=CompareHashesReceipt)
+    tasks = plan_band_tasks(runner.layout, kind, signed, choose_bands(stage.similarity))
+    joined = runner.run("matching", tasks, match_band_range, receipt=MatchBandsReceipt)
+    task = plan_cluster_task(runner.layout, kind, tasks[0].signed, joined)
+    linked = _form_clusters(runner, task)
+    names = plan_naming_tasks(task, linked)
+    return runner.run("naming", names, write_named_members, receipt=CompareHashesReceipt)
 
 
-def _link(runner: PrepareRunner, task: LinkTask) -> LinkReceipt:
+def _form_clusters(runner: PrepareRunner, task: FormClustersTask) -> FormClustersReceipt:
     """Find clusters in this process, unless that is done."""
 
     def report(done: int) -> None:
         finished = int(done == task.input_bytes)
         runner.progress(Progress("linking", finished, 1, done, task.input_bytes))
 
-    (found,) = find_receipts(runner.layout.open(), [task], LinkReceipt)
+    (found,) = find_receipts(runner.layout.open(), [task], FormClustersReceipt)
     report(task.input_bytes if found else 0)
-    return found or perform(partial(link, progress=report), task)
+    return found or perform(partial(form_clusters, progress=report), task)

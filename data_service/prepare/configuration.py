@@ -10,7 +10,7 @@ from data_service.errors import InputError, PrepareError
 from data_service.ingest import mediawiki, warc
 from data_service.ingest.encodings import UTF_8, encoding_name
 from data_service.ingest.inputs import PREPARATION, InputListing, UnreadFile, list_inputs, refuse_own_output
-from data_service.ingest.options import MIB, BuildOptions, differing_entries
+from data_service.ingest.options import MIB, BuildOptions, describe_differences
 from data_service.prepare.stages import NearDuplicates, Stage
 from data_service.store.base import Store
 
@@ -96,14 +96,14 @@ class Preparation(BaseModel):
     chunk_bytes: int = Field(default=64 * MIB, ge=4096)
 
     @model_validator(mode="after")
-    def _sources_differ(self) -> Self:
+    def _check_source_names(self) -> Self:
         names = [entry.source for entry in self.inputs]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two inputs are called {twice!r}: give each source another name")
         return self
 
     @model_validator(mode="after")
-    def _clusters_of_one_stage(self) -> Self:
+    def _check_single_cluster_stage(self) -> Self:
         stages = [stage for stage in self.stages if isinstance(stage, NearDuplicates) and not stage.drops]
         if len(stages) > 1:
             raise ValueError(
@@ -155,29 +155,31 @@ def describe_identity(preparation: Preparation, listings: list[InputListing]) ->
     }
 
 
-def short_hash(wanted: dict[str, object]) -> str:
+def short_hash(configuration: dict[str, object]) -> str:
     """Return a short hash of an identity."""
-    return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def claim_output(store: Store, wanted: dict[str, object]) -> None:
+def claim_output(store: Store, configuration: dict[str, object]) -> None:
     """Reserve the output for this preparation.
 
     Raises:
         PrepareError: the output holds documents, complete or not, that were prepared in another way.
     """
-    text = json.dumps(wanted, indent=1).encode()
+    text = json.dumps(configuration, indent=1).encode()
     if store.put_if_absent(PREPARATION, text):
         return
     there = json.loads(store.get(PREPARATION))
-    refuse_difference(store, there, wanted, "half-prepared documents")
+    check_same_configuration(store, there, configuration, "half-prepared documents")
 
 
-def refuse_difference(store: Store, there: dict[str, object], wanted: dict[str, object], what: str) -> None:
+def check_same_configuration(
+    store: Store, stored: dict[str, object], requested: dict[str, object], what: str
+) -> None:
     """Raise PrepareError if what is there was prepared in another way."""
-    lines = differing_entries(there, wanted)
+    lines = describe_differences(stored, requested)
     if lines:
         raise PrepareError(
             "\n".join([f"{store.uri} holds {what} of another preparation:", *lines]),
-            remedy="prepare into another place, or delete these; to continue, give the same file and inputs",
+            remedy="give another OUT folder, or delete these files; to continue, give the same file and inputs",
         )

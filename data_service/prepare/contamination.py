@@ -23,13 +23,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from data_service.corpus.origin import IndexedSplit
 from data_service.errors import PrepareError
-from data_service.prepare.documents import CutDocument, Document, Drop
+from data_service.prepare.documents import CutDecision, Document, DropDecision
 from data_service.prepare.model_file import check_hash
 from data_service.prepare.shingles import hash_runs, hash_units, hash_units_by_line
 
 RUN_WORDS, MIN_WORDS, MAX_RUN_TEXTS = 13, 8, 10
 _INDEX_REMEDY = "make it with `maskfleet tasks ngrams`"
-_LISTED_TEXTS = 3  # texts that the detail of a dropped document names
+_MAX_LISTED_TEXTS = 3  # texts that the detail of a dropped document names
 _INDEX_TITLE = np.frombuffer(b"maskfleet ngrams 1", dtype=np.uint8)
 
 
@@ -65,7 +65,7 @@ class NgramIndex:
             found.update(self.texts[matched[matched >= 0]].tolist())
         return [(self.splits[one >> 32].split, one & 0xFFFFFFFF) for one in sorted(found)]
 
-    def covered(self, units: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def mark_covered_units(self, units: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return [U], whether each of the units belongs to a run that an evaluation text has."""
         covered = np.zeros(len(units), dtype=np.bool_)
         for span, matched in self._matches(units):
@@ -81,7 +81,7 @@ class NgramIndex:
             yield span, np.where(self.keys[places] == wanted, places, -1)
 
 
-_Run = tuple[NDArray[np.uint64], NDArray[np.int64]]
+_KeyedTexts = tuple[NDArray[np.uint64], NDArray[np.int64]]
 
 
 def build_index(texts: Iterable[EvaluationText]) -> NgramIndex:
@@ -92,7 +92,7 @@ def build_index(texts: Iterable[EvaluationText]) -> NgramIndex:
     by_split: dict[str, list[EvaluationText]] = {}
     for text in texts:
         by_split.setdefault(text.split, []).append(text)
-    splits, parts, spans = list[IndexedSplit](), list[_Run](), set[int]()
+    splits, parts, spans = list[IndexedSplit](), list[_KeyedTexts](), set[int]()
     for number, (split, its) in enumerate(by_split.items()):
         described, part, used = _index_split(number, split, its)
         splits.append(described)
@@ -111,7 +111,7 @@ def build_index(texts: Iterable[EvaluationText]) -> NgramIndex:
 
 def _index_split(
     number: int, split: str, texts: Sequence[EvaluationText]
-) -> tuple[IndexedSplit, _Run, set[int]]:
+) -> tuple[IndexedSplit, _KeyedTexts, set[int]]:
     """Return the description of a split, its runs and texts, and the numbers of units of its runs."""
     # The reversed order keeps the first of equal texts.
     different = {text.text: text.number for text in reversed(texts)}
@@ -130,13 +130,13 @@ def _index_split(
     every, owner = every[rare], owner[rare]
     examples = np.array(list(different.values()), dtype=np.int64)
     described = IndexedSplit(
-        split=split, texts=len(different), looked_up=len(np.unique(owner)), digest=digest_of_texts(different)
+        split=split, texts=len(different), looked_up=len(np.unique(owner)), digest=hash_text_set(different)
     )
     order = np.argsort(examples[owner], kind="stable")
     return described, (every[order], (number << 32) + examples[owner][order]), spans
 
 
-def digest_of_texts(texts: Iterable[str]) -> str:
+def hash_text_set(texts: Iterable[str]) -> str:
     """Return the blake2b hash (16 bytes, hex) of a split's different texts, in whatever order they come."""
     digest = blake2b(digest_size=16)
     for text in sorted(set(texts)):
@@ -196,7 +196,9 @@ class Decontaminate(BaseModel):
     found: Literal["drop", "cut"] = "drop"
 
 
-def open_decontaminate(stage: Decontaminate) -> Callable[[Document], Document | Drop | CutDocument]:
+def make_decontamination_filter(
+    stage: Decontaminate,
+) -> Callable[[Document], Document | DropDecision | CutDecision]:
     """Return the function that decides about documents. The reason of a drop is the first split found.
 
     Raises:
@@ -205,31 +207,31 @@ def open_decontaminate(stage: Decontaminate) -> Callable[[Document], Document | 
     check_hash(stage.index, stage.sha256, "index of evaluation texts")
     index = _open_index(stage.index, stage.sha256)
 
-    def decide(document: Document) -> Document | Drop | CutDocument:
+    def decide(document: Document) -> Document | DropDecision | CutDecision:
         found = index.find(document.text)
         if not found:
             return document
-        if stage.found == "cut" and (rest := _without_matches(document.text, index)):
-            return CutDocument(document.with_text(rest), found[0][0])
-        named = ", ".join(f"{split} {number}" for split, number in found[:_LISTED_TEXTS])
-        more = f" and {len(found) - _LISTED_TEXTS} more" if len(found) > _LISTED_TEXTS else ""
-        return Drop(found[0][0], f"examples {named}{more}")
+        if stage.found == "cut" and (rest := _remove_matching_lines(document.text, index)):
+            return CutDecision(document.with_text(rest), found[0][0])
+        named = ", ".join(f"{split} {number}" for split, number in found[:_MAX_LISTED_TEXTS])
+        more = f" and {len(found) - _MAX_LISTED_TEXTS} more" if len(found) > _MAX_LISTED_TEXTS else ""
+        return DropDecision(found[0][0], f"examples {named}{more}")
 
     return decide
 
 
-def _without_matches(text: str, index: NgramIndex) -> str:
+def _remove_matching_lines(text: str, index: NgramIndex) -> str:
     """Return the text without the lines that hold a part of a run.
 
     Empty if nothing is left, or if a run is left after all: lines that were apart can make one.
     """
     lines, units, line_of = hash_units_by_line(text)
-    gone = set(line_of[index.covered(units)].tolist())
+    gone = set(line_of[index.mark_covered_units(units)].tolist())
     rest = "\n".join(line for number, line in enumerate(lines) if number not in gone)
     return "" if not gone or not rest.strip() or index.find(rest) else rest
 
 
-def searched_splits(stages: Iterable[object]) -> list[IndexedSplit]:
+def indexed_splits(stages: Iterable[object]) -> list[IndexedSplit]:
     """Return the splits in the indexes of those of the stages that search documents for them, each once.
 
     Raises PrepareError as `load_index`.

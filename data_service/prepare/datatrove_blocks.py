@@ -13,9 +13,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from data_service.errors import LibraryChanged, PrepareError
-from data_service.ingest.warc import INSTALL
-from data_service.prepare.documents import Document, Drop
-from data_service.prepare.quality import FILTERS
+from data_service.ingest.warc import INSTALL_REMEDY
+from data_service.prepare.documents import Document, DropDecision
+from data_service.prepare.quality import FILTER_BY_NAME
 from data_service.prepare.words import get_splitter
 
 TESTED_VERSIONS = ("0.10.1", "0.11")  # tested versions: from the first to below the second
@@ -118,7 +118,7 @@ class UrlFilter(BaseModel):
 Filter = GopherQuality | GopherRepetition | C4Quality | FineWebQuality | UrlFilter
 
 
-def open_block(stage: Filter) -> Callable[[Document], Document | Drop]:
+def make_filter(stage: Filter) -> Callable[[Document], Document | DropDecision]:
     """Return the function that decides about documents.
 
     Raises:
@@ -134,7 +134,7 @@ def open_block(stage: Filter) -> Callable[[Document], Document | Drop]:
         message = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise PrepareError(
             f"stage {stage.stage} cannot work: {message}",
-            remedy=f"{INSTALL}; if a language is meant, name one that datatrove has rules for, such as eng",
+            remedy=f"{INSTALL_REMEDY}; if a language is meant, name one that datatrove has rules for, such as eng",
         ) from error
     return decide
 
@@ -150,13 +150,13 @@ def _check_version(stage: str) -> None:
         found = version("datatrove")
     except PackageNotFoundError as error:
         raise PrepareError(
-            f"stage {stage} needs datatrove, which is not installed", remedy=INSTALL
+            f"stage {stage} needs datatrove, which is not installed", remedy=INSTALL_REMEDY
         ) from error
     first, below = (_version_numbers(bound) for bound in TESTED_VERSIONS)
     if not first <= _version_numbers(found) < below:
         raise LibraryChanged(
             f"stage {stage} was tested with datatrove {' to below '.join(TESTED_VERSIONS)}, and {found} is installed",
-            remedy=INSTALL,
+            remedy=INSTALL_REMEDY,
         )
 
 
@@ -164,39 +164,39 @@ def _version_numbers(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in name.split(".")[:3] if part.isdigit())
 
 
-def _make_filter(stage: Filter) -> Callable[[Document], Document | Drop]:
+def _make_filter(stage: Filter) -> Callable[[Document], Document | DropDecision]:
     block = _make_block(stage)
     if isinstance(stage, UrlFilter):
         return partial(_decide_by_url, block)
-    check = FILTERS[stage.stage](block, get_splitter(stage.language))
+    check = FILTER_BY_NAME[stage.stage](block, get_splitter(stage.language))
 
-    def decide(document: Document) -> Document | Drop:
+    def decide(document: Document) -> Document | DropDecision:
         text = document.text
         if not any(map(str.isalnum, text)):
-            return Drop("no_words")  # filters divide by the number of words
-        if isinstance(stage, C4Quality) and (reason := _unwanted_page(stage, text)):
-            return Drop(reason)
+            return DropDecision("no_words")  # filters divide by the number of words
+        if isinstance(stage, C4Quality) and (reason := _page_drop_reason(stage, text)):
+            return DropDecision(reason)
         reason, left = check(text)
         if reason:
-            return Drop(reason)
+            return DropDecision(reason)
         if not left.strip():
-            return Drop("empty")
+            return DropDecision("empty")
         return document if left == text else document.with_text(left)
 
     return decide
 
 
-def _decide_by_url(block: Any, document: Document) -> Document | Drop:
+def _decide_by_url(block: Any, document: Document) -> Document | DropDecision:
     from datatrove.data import Document as Theirs
 
     if document.url is None:
         return document
     found = block.filter(Theirs(text=document.text, id=document.id, metadata={"url": document.url}))
     kept, reason = found if isinstance(found, tuple) else (found, "")
-    return document if kept else Drop(reason or "dropped")
+    return document if kept else DropDecision(reason or "dropped")
 
 
-def _unwanted_page(stage: C4Quality, text: str) -> str:
+def _page_drop_reason(stage: C4Quality, text: str) -> str:
     if stage.filter_lorem_ipsum and "lorem ipsum" in text.lower():
         return "lorem_ipsum"
     return "curly_bracket" if stage.filter_curly_bracket and "{" in text else ""

@@ -15,8 +15,8 @@ from data_service.ingest.tables import CLUSTER_COLUMN, CLUSTERS_KEY
 from data_service.ingest.tasks import put_unless_empty
 from data_service.store.base import Store, digest
 
-_GROUP_BYTES = 8 << 20  # bytes of text in a row group; `corpus build` cuts its work at row groups
-_GROUP_ROWS = 16_384
+_ROW_GROUP_BYTES = 8 << 20  # bytes of text in a row group; `corpus build` cuts its work at row groups
+_ROW_GROUP_ROWS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropDecision:
     """The decision to leave a document out. `reason`: kind of reason; `detail`: the values behind it."""
 
     reason: str
@@ -61,7 +61,7 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class CutDocument:
+class CutDecision:
     """The decision to keep a document without a part of its text. `reason`: kind of reason, which statistics count."""
 
     document: Document
@@ -124,7 +124,7 @@ class RowsWriter:
     def add(self, row: Document | DroppedDocument) -> None:
         self._rows.append(row)
         self._size += len(row.text) if isinstance(row, Document) else 0
-        if self._size >= _GROUP_BYTES or len(self._rows) >= _GROUP_ROWS:
+        if self._size >= _ROW_GROUP_BYTES or len(self._rows) >= _ROW_GROUP_ROWS:
             self._flush()
 
     def store(self, store: Store, key: str) -> dict[str, int]:

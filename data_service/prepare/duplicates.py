@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data_service.ingest.deduplicate import equals_previous, partition_ranges
+from data_service.ingest.deduplicate import is_equal_to_previous, partition_ranges
 from data_service.ingest.scan import bucket_starts
 from data_service.ingest.tasks import TaskReceipt, hash_parts, put_unless_empty
 from data_service.prepare.layout import ComparingTask, PrepareLayout, StoredChunk
@@ -26,8 +26,10 @@ from data_service.store.base import Store, digest, parallel_map
 _PARTITION_DOCUMENTS = 1_000_000  # documents that are compared together, in about 250 MB
 # A document's hash as two big-endian words, its number in its chunk, the number of documents that it stands for, and
 # the bytes of its id.
-_RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("weight", "<u4"), ("id", "<u4")])
-Slices = tuple[
+_HASH_RECORD_DTYPE = np.dtype(
+    [("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("weight", "<u4"), ("id", "<u4")]
+)
+RecordAndIdRanges = tuple[
     tuple[str, int, int], tuple[str, int, int]
 ]  # (key, start, length) of records, and of their ids
 _CLUSTERS_SCHEMA = pa.schema([("ordinal", pa.uint32()), ("weight", pa.int64()), ("copy_of", pa.string())])
@@ -51,7 +53,7 @@ class HashCollector:
         """Store the sorted hashes and, behind them, the ids. Return what the receipt says of them."""
         words = np.frombuffer(self._digests, dtype=">u8").reshape(-1, 2)
         order = np.lexsort((words[:, 1], words[:, 0]))
-        records = np.empty(len(words), dtype=_RECORD)
+        records = np.empty(len(words), dtype=_HASH_RECORD_DTYPE)
         records["high"], records["low"], records["ordinal"] = words[order, 0], words[order, 1], order
         records["weight"] = np.asarray(self._weights, dtype=np.uint32)[order]
         records["id"] = np.asarray(self._lengths, dtype=np.uint32)[order]
@@ -74,13 +76,13 @@ class HashedChunk(StoredChunk):
     buckets: list[int]
     ids: list[int]
 
-    def slices(self, first: int, stop: int) -> Slices | None:
+    def slices(self, first: int, stop: int) -> RecordAndIdRanges | None:
         """Return where the records and the ids of buckets [first, stop) are; None if there are none."""
         begin, end = self.buckets[first], self.buckets[stop]
         if begin == end:
             return None
-        names = self.buckets[-1] * _RECORD.itemsize
-        records = (self.key, begin * _RECORD.itemsize, (end - begin) * _RECORD.itemsize)
+        names = self.buckets[-1] * _HASH_RECORD_DTYPE.itemsize
+        records = (self.key, begin * _HASH_RECORD_DTYPE.itemsize, (end - begin) * _HASH_RECORD_DTYPE.itemsize)
         return records, (self.key, names + self.ids[first], self.ids[stop] - self.ids[first])
 
 
@@ -88,7 +90,7 @@ class HashedChunk(StoredChunk):
 class CompareHashesTask(ComparingTask):
     """The task of comparing the hashes of one partition. `slices`: of each chunk, where its records and ids are."""
 
-    slices: tuple[Slices | None, ...]
+    slices: tuple[RecordAndIdRanges | None, ...]
 
     stage: ClassVar[str] = "compare"
 
@@ -126,7 +128,7 @@ def plan_compare(layout: PrepareLayout, kind: str, chunks: Sequence[HashedChunk]
 def compare_hashes(task: CompareHashesTask, store: Store) -> CompareHashesReceipt:
     """Write which documents of the partition are copies of an earlier one; return the receipt."""
     read = list(parallel_map(partial(_read_slices, store), task.slices))
-    parts = [np.frombuffer(records, dtype=_RECORD) for records, _ in read]
+    parts = [np.frombuffer(records, dtype=_HASH_RECORD_DTYPE) for records, _ in read]
     records, names = np.concatenate(parts), b"".join(ids for _, ids in read)
     chunk = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
     rows, first, weights = _find_clusters(records, chunk)
@@ -160,7 +162,7 @@ def _find_clusters(
     """Return, for each document that has a copy: its row, the row of the first of its cluster, the cluster's weight."""
     order = np.lexsort((records["ordinal"], chunk, records["low"], records["high"]))
     found = records[order]
-    begins = np.append(np.ones(min(1, len(order)), dtype=np.bool_), ~equals_previous(found))
+    begins = np.append(np.ones(min(1, len(order)), dtype=np.bool_), ~is_equal_to_previous(found))
     begin = np.flatnonzero(begins)
     if not len(begin):
         return order, order, order
@@ -198,7 +200,7 @@ def group_by_chunk(table: pa.Table, chunk: NDArray[np.uint32], count: int) -> tu
     return b"".join(streams), [0, *accumulate(map(len, streams))]
 
 
-def _read_slices(store: Store, wanted: Slices | None) -> tuple[bytes, bytes]:
+def _read_slices(store: Store, wanted: RecordAndIdRanges | None) -> tuple[bytes, bytes]:
     if wanted is None:
         return b"", b""
     records, ids = wanted

@@ -21,7 +21,7 @@ from data_service.prepare.documents import parquet_bytes
 from data_service.prepare.layout import ComparingTask, PrepareLayout
 from data_service.prepare.paragraphs import (
     INDEX_BITS,
-    RECORD,
+    PARAGRAPH_RECORD_DTYPE,
     DuplicateParagraphs,
     HashedParagraphs,
     ListedParagraph,
@@ -51,7 +51,7 @@ class CountTask(ComparingTask):
     @property
     def input_bytes(self) -> int:
         records = sum(chunk.records for chunk in self.chunks)
-        return (records * RECORD.itemsize * (self.bits[1] - self.bits[0])) >> INDEX_BITS
+        return (records * PARAGRAPH_RECORD_DTYPE.itemsize * (self.bits[1] - self.bits[0])) >> INDEX_BITS
 
 
 class CountReceipt(TaskReceipt):
@@ -70,7 +70,7 @@ class CountReceipt(TaskReceipt):
     first: list[tuple[int, int, int]]
 
 
-def plan_counts(
+def plan_count_tasks(
     layout: PrepareLayout, kind: str, stage: DuplicateParagraphs, chunks: Sequence[HashedParagraphs]
 ) -> list[CountTask]:
     """Cut the hashes into ranges of about `_PARTITION_RECORDS` records."""
@@ -86,7 +86,7 @@ def plan_counts(
 def count_range(task: CountTask, store: Store) -> CountReceipt:
     """Write which paragraphs of each chunk are frequent; return the receipt."""
     parts = list(parallel_map(partial(_read, store, task.bits), task.chunks))
-    records = np.concatenate([np.empty(0, dtype=RECORD), *parts])
+    records = np.concatenate([np.empty(0, dtype=PARAGRAPH_RECORD_DTYPE), *parts])
     chunk = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
     # A stable sort keeps the records of one hash in the order of chunks.
     order = np.argsort(records["key"], kind="stable")
@@ -121,7 +121,7 @@ def _read(store: Store, bits: tuple[int, int], chunk: HashedParagraphs) -> NDArr
     return chunk.read(store, *bits)
 
 
-def locate_cuts(task: CountTask, counted: Sequence[CountReceipt]) -> list[ParagraphCuts]:
+def plan_paragraph_cuts(task: CountTask, counted: Sequence[CountReceipt]) -> list[ParagraphCuts]:
     """Return for each chunk what is cut from its documents. `task`: any of those that gave the receipts."""
     every = sorted((-documents, key, chunk) for each in counted for key, documents, chunk in each.first)
     listed: list[list[tuple[int, int]]] = [[] for _ in task.chunks]

@@ -6,8 +6,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from data_service.errors import PrepareError
-from data_service.ingest.warc import INSTALL
-from data_service.prepare.documents import Document, Drop
+from data_service.ingest.warc import INSTALL_REMEDY
+from data_service.prepare.documents import Document, DropDecision
 from data_service.prepare.model_file import check_hash
 
 _LABEL_PREFIX = "__label__"
@@ -33,7 +33,7 @@ class Language(BaseModel):
     least: float = Field(default=0.65, ge=0.0, le=1.0)
 
 
-def open_language(stage: Language) -> Callable[[Document], Document | Drop]:
+def make_language_filter(stage: Language) -> Callable[[Document], Document | DropDecision]:
     """Return the function that decides about documents.
 
     Raises:
@@ -43,7 +43,9 @@ def open_language(stage: Language) -> Callable[[Document], Document | Drop]:
     try:
         import fasttext
     except ImportError as error:
-        raise PrepareError("stage language needs fasttext, which is not installed", remedy=INSTALL) from error
+        raise PrepareError(
+            "stage language needs fasttext, which is not installed", remedy=INSTALL_REMEDY
+        ) from error
     try:
         model = fasttext.load_model(stage.model)
     except (ValueError, RuntimeError, MemoryError) as error:
@@ -51,15 +53,15 @@ def open_language(stage: Language) -> Callable[[Document], Document | Drop]:
             f"{stage.model} is no fastText model: {error}", remedy="name a .bin or .ftz file of fastText"
         ) from error
 
-    def decide(document: Document) -> Document | Drop:
+    def decide(document: Document) -> Document | DropDecision:
         labels, shares = model.predict(" ".join(document.text[:_DETECTION_CHARACTERS].split()), k=1)
         if not len(labels):
-            return Drop("no_language")
+            return DropDecision("no_language")
         found, share = labels[0].removeprefix(_LABEL_PREFIX), min(1.0, float(shares[0]))
         if share < stage.least:
-            return Drop("unsure", f"{found} {share:.3f}")
+            return DropDecision("unsure", f"{found} {share:.3f}")
         if stage.languages and found not in stage.languages:
-            return Drop("other_language", f"{found} {share:.3f}")
+            return DropDecision("other_language", f"{found} {share:.3f}")
         return document.with_language(found)
 
     return decide

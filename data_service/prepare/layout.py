@@ -4,7 +4,7 @@ that compare documents have in common.
 
 from dataclasses import dataclass
 
-from data_service.corpus.manifest import BUILD, BuildLayout
+from data_service.corpus.manifest import BUILD_FOLDER, BuildLayout
 from data_service.ingest.inputs import PREPARED_DOCUMENTS
 from data_service.ingest.tasks import BuildTask
 
@@ -25,19 +25,19 @@ class PrepareLayout(BuildLayout):
 
     def between(self, chunk: int, number: int) -> str:
         """Return the key of the documents of a chunk that pass `number` hands on."""
-        return f"{BUILD}{self.build}/documents/{number}/{chunk:06d}.parquet"
+        return f"{BUILD_FOLDER}{self.build}/documents/{number}/{chunk:06d}.parquet"
 
-    def hashed(self, kind: str, chunk: int) -> str:
+    def hashes_of_kind_key(self, kind: str, chunk: int) -> str:
         """Return the key of the sorted hashes of a chunk: of its `ids`, or of its texts before pass `kind`."""
-        return f"{BUILD}{self.build}/hashed/{kind}/{chunk:06d}.bin"
+        return f"{BUILD_FOLDER}{self.build}/hashed/{kind}/{chunk:06d}.bin"
 
     def clusters(self, kind: str, partition: int) -> str:
         """Return the key of what comparing one partition of hashes found."""
-        return f"{BUILD}{self.build}/clusters/{kind}/{partition:03d}.arrows"
+        return f"{BUILD_FOLDER}{self.build}/clusters/{kind}/{partition:03d}.arrows"
 
     def frequent(self, kind: str, partition: int) -> str:
         """Return the key of the hashes of frequent paragraphs in one partition."""
-        return f"{BUILD}{self.build}/frequent/{kind}/{partition:06d}.bin"
+        return f"{BUILD_FOLDER}{self.build}/frequent/{kind}/{partition:06d}.bin"
 
     def listed(self, number: int) -> str:
         """Return the key of the table of the most frequent paragraphs that were cut before pass `number`."""
@@ -45,11 +45,11 @@ class PrepareLayout(BuildLayout):
 
     def pairs(self, kind: str, task: int) -> str:
         """Return the key of the pairs of near duplicates that one task found."""
-        return f"{BUILD}{self.build}/pairs/{kind}/{task:06d}.bin"
+        return f"{BUILD_FOLDER}{self.build}/pairs/{kind}/{task:06d}.bin"
 
     def members(self, kind: str, part: int) -> str:
         """Return the key of one part of the members of clusters of near duplicates."""
-        return f"{BUILD}{self.build}/members/{kind}/{part:06d}.bin"
+        return f"{BUILD_FOLDER}{self.build}/members/{kind}/{part:06d}.bin"
 
 
 @dataclass(frozen=True)

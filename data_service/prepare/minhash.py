@@ -15,7 +15,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.prepare.shingles import shingles
+from data_service.prepare.shingles import hash_shingles
 
 HASH_COUNT = 128
 SKETCH_BYTES = HASH_COUNT // 8  # size of a sketch in bytes: one bit of each hash
@@ -26,7 +26,7 @@ _MIX_FACTOR = np.uint32(0x9E3779B1)
 
 
 @dataclass(frozen=True)
-class Bands:
+class BandSettings:
     """How signatures are cut. `count` bands of `rows` minima; `least_equal`: equal bits of two sketches that count as
     similar."""
 
@@ -35,7 +35,7 @@ class Bands:
     least_equal: int
 
 
-def choose_bands(similarity: float) -> Bands:
+def choose_bands(similarity: float) -> BandSettings:
     """Return the longest bands that find 99 % of all pairs of a Jaccard similarity, of at most `HASH_COUNT` minima."""
     fits = [
         rows
@@ -45,7 +45,7 @@ def choose_bands(similarity: float) -> Bands:
     rows = max(fits, default=1)
     equal = (1 + similarity) / 2
     spread = math.sqrt(equal * (1 - equal) * HASH_COUNT)
-    return Bands(HASH_COUNT // rows, rows, math.ceil(equal * HASH_COUNT - _MAX_DEVIATIONS * spread))
+    return BandSettings(HASH_COUNT // rows, rows, math.ceil(equal * HASH_COUNT - _MAX_DEVIATIONS * spread))
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Signature:
 
     minima: NDArray[np.uint32]
 
-    def keys(self, bands: Bands) -> NDArray[np.uint64]:
+    def keys(self, bands: BandSettings) -> NDArray[np.uint64]:
         """Return [bands.count] hashes of the bands."""
         cut = self.minima[: bands.count * bands.rows].reshape(bands.count, bands.rows).astype(np.uint64)
         found = np.zeros(bands.count, dtype=np.uint64)
@@ -72,10 +72,10 @@ class Signature:
         return np.packbits((self.minima * _MIX_FACTOR >> np.uint32(31)).astype(np.bool_))
 
 
-def sign_text(text: str, words: int) -> Signature:
-    """Return the signature of a text, of its shingles of `words` units."""
-    found = (shingles(text, words) >> np.uint64(32)).astype(np.uint32)
-    masks, factors = _hash_functions()
+def sign_text(text: str, words_per_shingle: int) -> Signature:
+    """Return the signature of a text, of its shingles of `words_per_shingle` units."""
+    found = (hash_shingles(text, words_per_shingle) >> np.uint64(32)).astype(np.uint32)
+    masks, factors = _hash_function_coefficients()
     minima = np.full(HASH_COUNT, np.uint32(2**32 - 1))
     for start in range(0, len(found), _CHUNK_SHINGLES):
         part = found[start : start + _CHUNK_SHINGLES, None] ^ masks
@@ -85,7 +85,7 @@ def sign_text(text: str, words: int) -> Signature:
 
 
 @lru_cache(maxsize=1)
-def _hash_functions() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+def _hash_function_coefficients() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Return ([HASHES] masks, [HASHES] odd factors) of the hash functions, which permute 32-bit numbers."""
     drawn = np.random.Generator(np.random.Philox(key=29)).integers(0, 2**32, (2, HASH_COUNT), dtype=np.uint32)
     return drawn[0], drawn[1] | np.uint32(1)

@@ -20,8 +20,8 @@ from data_service.ingest.deduplicate import partition_ranges
 from data_service.ingest.scan import HASH_BUCKETS
 from data_service.ingest.tasks import TaskReceipt, hash_parts, put_unless_empty
 from data_service.prepare.layout import ComparingTask, PrepareLayout
-from data_service.prepare.minhash import HASH_COUNT, Bands
-from data_service.prepare.signatures import RECORD, SignedChunk
+from data_service.prepare.minhash import HASH_COUNT, BandSettings
+from data_service.prepare.signatures import BAND_RECORD_DTYPE, SignedChunk
 from data_service.store.base import Store, digest, parallel_map
 
 _PARTITION_DOCUMENTS = 2_000_000  # documents; about 300 MB while they are compared
@@ -40,7 +40,7 @@ class SignedDocuments:
     """
 
     chunks: tuple[SignedChunk, ...]
-    bands: Bands
+    bands: BandSettings
     digest: str
 
     @property
@@ -55,7 +55,7 @@ class SignedDocuments:
 
 
 @dataclass(frozen=True)
-class JoinTask(ComparingTask):
+class MatchBandsTask(ComparingTask):
     """The task of finding pairs in one range of hashes of one band. `buckets`: first bytes [first, stop)."""
 
     signed: SignedDocuments
@@ -67,31 +67,31 @@ class JoinTask(ComparingTask):
     @property
     def input_bytes(self) -> int:
         records = sum(chunk.signatures for chunk in self.signed.chunks)
-        return records * RECORD.itemsize * (self.buckets[1] - self.buckets[0]) // HASH_BUCKETS
+        return records * BAND_RECORD_DTYPE.itemsize * (self.buckets[1] - self.buckets[0]) // HASH_BUCKETS
 
 
-class JoinReceipt(TaskReceipt):
+class MatchBandsReceipt(TaskReceipt):
     """The result of a join. `pairs`: number of linked pairs; `digest`: digest of them."""
 
     pairs: int
     digest: str
 
 
-def plan_joins(
-    layout: PrepareLayout, kind: str, chunks: Sequence[SignedChunk], bands: Bands
-) -> list[JoinTask]:
+def plan_band_tasks(
+    layout: PrepareLayout, kind: str, chunks: Sequence[SignedChunk], bands: BandSettings
+) -> list[MatchBandsTask]:
     """Cut each band's hashes into ranges of about `_PARTITION_DOCUMENTS` documents."""
     signed = SignedDocuments(tuple(chunks), bands, hash_parts([str(bands), *(one.digest for one in chunks)]))
     ranges = partition_ranges(sum(chunk.signatures for chunk in chunks), _PARTITION_DOCUMENTS)
     return [
-        JoinTask(layout, index, signed.digest, kind, signed, band, buckets)
+        MatchBandsTask(layout, index, signed.digest, kind, signed, band, buckets)
         for index, (band, buckets) in enumerate(
             (band, buckets) for band in range(bands.count) for buckets in ranges
         )
     ]
 
 
-def join_range(task: JoinTask, store: Store) -> JoinReceipt:
+def match_band_range(task: MatchBandsTask, store: Store) -> MatchBandsReceipt:
     """Write [P, 2] numbers of documents, the first of a group and one similar to it; return the receipt."""
     signed = task.signed
     read = list(parallel_map(partial(_read, store, task), signed.chunks))
@@ -104,19 +104,19 @@ def join_range(task: JoinTask, store: Store) -> JoinReceipt:
     ).astype(signed.dtype)
     data = pairs.tobytes()
     files = put_unless_empty(store, task.layout.pairs(task.kind, task.index), data)
-    return JoinReceipt(source=task.source, files=files, pairs=len(pairs), digest=digest(data))
+    return MatchBandsReceipt(source=task.source, files=files, pairs=len(pairs), digest=digest(data))
 
 
 def find_pairs(
-    keys: NDArray[np.uint64], numbers: NDArray[np.int64], sketches: NDArray[np.uint8], least_equal: int
+    keys: NDArray[np.uint64], numbers: NDArray[np.int64], sketches: NDArray[np.uint8], min_equal_bits: int
 ) -> NDArray[np.int64]:
-    """Return [P, 2] pairs of documents with one key whose sketches have at least `least_equal` equal bits.
+    """Return [P, 2] pairs of documents with one key whose sketches have at least `min_equal_bits` equal bits.
 
     Args:
         keys: [N], sorted.
         numbers: [N] numbers of the documents, ascending within a key.
         sketches: [N, SKETCH].
-        least_equal: number of bits.
+        min_equal_bits: number of bits.
     """
     found = [np.empty((0, 2), dtype=np.int64)]
     rows = np.arange(len(keys))
@@ -128,12 +128,12 @@ def find_pairs(
         if not len(rows):
             break
         unequal = np.bitwise_count(sketches[rows] ^ sketches[firsts]).sum(axis=1, dtype=np.int64)
-        similar = HASH_COUNT - unequal >= least_equal
+        similar = HASH_COUNT - unequal >= min_equal_bits
         linked = similar & (rows != firsts)
         found.append(np.stack((numbers[firsts[linked]], numbers[rows[linked]]), axis=1))
         rows = rows[~similar]
     return np.concatenate(found)
 
 
-def _read(store: Store, task: JoinTask, chunk: SignedChunk) -> NDArray[np.void]:
+def _read(store: Store, task: MatchBandsTask, chunk: SignedChunk) -> NDArray[np.void]:
     return chunk.read_band(store, task.signed.bands.count, task.band, task.buckets)

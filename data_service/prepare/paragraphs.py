@@ -22,12 +22,12 @@ from data_service.ingest.tasks import put_unless_empty
 from data_service.prepare.layout import StoredChunk
 from data_service.store.base import Store, digest
 
-RECORD = np.dtype([("key", "<u8"), ("documents", "<u4")])
+PARAGRAPH_RECORD_DTYPE = np.dtype([("key", "<u8"), ("documents", "<u4")])
 INDEX_BITS = 12  # leading bits of a hash that index the table of records
-_NUMBER = np.dtype("<u4")
-_TABLE_BYTES = ((1 << INDEX_BITS) + 1) * _NUMBER.itemsize
+_NUMBER_DTYPE = np.dtype("<u4")
+_TABLE_BYTES = ((1 << INDEX_BITS) + 1) * _NUMBER_DTYPE.itemsize
 _BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*\n)+)")
-SHOWN_CHARACTERS = 200  # characters of a paragraph that the table shows
+MAX_SHOWN_CHARACTERS = 200  # characters of a paragraph that the table shows
 
 
 class DuplicateParagraphs(BaseModel):
@@ -85,14 +85,19 @@ class HashedParagraphs(StoredChunk):
     def read(self, store: Store, first: int, stop: int) -> NDArray[np.void]:
         """Return the records whose hashes begin with the bits [first, stop)."""
         if not self.records:
-            return np.empty(0, dtype=RECORD)
-        width = _NUMBER.itemsize
-        head = np.frombuffer(store.get_range(self.key, first * width, (stop - first + 1) * width), _NUMBER)
+            return np.empty(0, dtype=PARAGRAPH_RECORD_DTYPE)
+        width = _NUMBER_DTYPE.itemsize
+        head = np.frombuffer(
+            store.get_range(self.key, first * width, (stop - first + 1) * width), _NUMBER_DTYPE
+        )
         begin, end = int(head[0]), int(head[-1])
         if begin == end:
-            return np.empty(0, dtype=RECORD)
-        start, length = _TABLE_BYTES + begin * RECORD.itemsize, (end - begin) * RECORD.itemsize
-        return np.frombuffer(store.get_range(self.key, start, length), RECORD)
+            return np.empty(0, dtype=PARAGRAPH_RECORD_DTYPE)
+        start, length = (
+            _TABLE_BYTES + begin * PARAGRAPH_RECORD_DTYPE.itemsize,
+            (end - begin) * PARAGRAPH_RECORD_DTYPE.itemsize,
+        )
+        return np.frombuffer(store.get_range(self.key, start, length), PARAGRAPH_RECORD_DTYPE)
 
 
 class ParagraphHashes:
@@ -110,10 +115,10 @@ class ParagraphHashes:
     def store(self, store: Store, key: str) -> HashedParagraphs:
         """Store the records, sorted, behind the numbers at which they begin; return what the receipt says of them."""
         keys, counts = np.unique(np.frombuffer(self._keys, dtype=np.uint64), return_counts=True)
-        records = np.empty(len(keys), dtype=RECORD)
+        records = np.empty(len(keys), dtype=PARAGRAPH_RECORD_DTYPE)
         records["key"], records["documents"] = keys, counts
         edges = np.arange(1, 1 << INDEX_BITS, dtype=np.uint64) << np.uint64(64 - INDEX_BITS)
-        starts = np.array([0, *np.searchsorted(keys, edges).tolist(), len(keys)], dtype=_NUMBER)
+        starts = np.array([0, *np.searchsorted(keys, edges).tolist(), len(keys)], dtype=_NUMBER_DTYPE)
         data = starts.tobytes() + records.tobytes() if len(keys) else b""
         put_unless_empty(store, key, data)
         return HashedParagraphs(key, digest(data), len(data), len(keys))
@@ -174,13 +179,13 @@ class ParagraphCutter:
             paragraphs += 1
             if (documents := self._wanted.pop(key, None)) is not None:
                 self.listed.append(
-                    ListedParagraph(paragraph=piece.strip()[:SHOWN_CHARACTERS], documents=documents)
+                    ListedParagraph(paragraph=piece.strip()[:MAX_SHOWN_CHARACTERS], documents=documents)
                 )
         if not paragraphs:
             return text, 0, 0
         left = "".join(kept).strip("\n")
         return left, paragraphs, len(text) - len(left)
 
-    def leaves_little(self, text: str) -> bool:
+    def is_too_short(self, text: str) -> bool:
         """Return whether too little is left of a document."""
         return is_blank(text) or len(text.split()) < self._stage.least_words

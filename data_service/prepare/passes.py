@@ -19,9 +19,9 @@ from data_service.prepare.configuration import Input
 from data_service.prepare.counts import PassCounts, count_length
 from data_service.prepare.documents import (
     DROPPED_SCHEMA,
-    CutDocument,
+    CutDecision,
     Document,
-    Drop,
+    DropDecision,
     DroppedDocument,
     RowsWriter,
     kept_schema,
@@ -51,13 +51,13 @@ READ_STAGE = "read"
 IDS_KIND = "ids"
 
 
-def texts_kind(number: int) -> str:
+def text_hashes_kind(number: int) -> str:
     """Return the kind of hashes that pass `number` leaves of the texts that are compared after it."""
     return f"texts-{number}"
 
 
 @dataclass(frozen=True)
-class Pass:
+class PreparePass:
     """Pass `number`: the stages that it takes documents through, and the stage behind it that compares documents.
 
     Attributes:
@@ -101,7 +101,7 @@ class ReadTask(SplitTask):
 
     layout: PrepareLayout
     entry: Input
-    run: Pass
+    run: PreparePass
 
     stage: ClassVar[str] = "pass-0"
 
@@ -120,7 +120,7 @@ class LaterTask(BuildTask):
     """
 
     layout: PrepareLayout
-    run: Pass
+    run: PreparePass
     size: int
     found: ChunkClusters | ParagraphCuts
     compared: str
@@ -155,7 +155,7 @@ def read_chunk(task: ReadTask, store: Store) -> PassReceipt:
             sink.counts.odd += is_garbled(found.text)
             count_length(sink.counts.lengths_read, found.text)
             sink.take(found)
-    return sink.finish(store, task, ids.store(store, task.layout.hashed(IDS_KIND, task.index)))
+    return sink.finish(store, task, ids.store(store, task.layout.hashes_of_kind_key(IDS_KIND, task.index)))
 
 
 def read_documents(task: ReadTask) -> Iterator[tuple[RecordPlace, Document | DroppedDocument]]:
@@ -221,7 +221,7 @@ def _cut_paragraphs(
 ) -> list[ListedParagraph]:
     """Cut frequent paragraphs from the documents; return those of the table."""
     cutter, label = cuts.open(store), task.compared
-    for found in sink.entering(_documents_between(store, task)):
+    for found in sink.count_entering(_documents_between(store, task)):
         text, paragraphs, characters = cutter.cut(found.text)
         if not paragraphs:
             sink.take(found)
@@ -231,7 +231,7 @@ def _cut_paragraphs(
             (sink.counts.characters_cut, characters),
         ):
             counts[label] = counts.get(label, 0) + more
-        if cutter.leaves_little(text):
+        if cutter.is_too_short(text):
             detail = f"{paragraphs} of {cuts.stage.unit}s cut, {len(text.split())} words left"
             sink.drop(DroppedDocument(found.id, found.source, label, cuts.stage.reason, detail))
         else:
@@ -243,10 +243,12 @@ def _cut_paragraphs(
 def _drop_copies(store: Store, task: LaterTask, clusters: ChunkClusters, sink: "_PassOutput") -> None:
     """Drop the documents that are copies of others, or name their clusters."""
     copies, weights = clusters.read(store)
-    for ordinal, found in enumerate(sink.entering(_documents_between(store, task))):
+    for ordinal, found in enumerate(sink.count_entering(_documents_between(store, task))):
         first = copies.get(ordinal)
         if task.reason is None:
-            sink.take(_in_cluster(found, first, sink.counts, task) if first or ordinal in weights else found)
+            sink.take(
+                _with_cluster_id(found, first, sink.counts, task) if first or ordinal in weights else found
+            )
         elif first is not None:
             detail = f"{task.reason.replace('_', ' ')} of {first}"
             sink.drop(DroppedDocument(found.id, found.source, task.compared, task.reason, detail))
@@ -254,7 +256,7 @@ def _drop_copies(store: Store, task: LaterTask, clusters: ChunkClusters, sink: "
             sink.take(replace(found, cluster_size=weights.get(ordinal, found.cluster_size)))
 
 
-def _in_cluster(found: Document, first: str | None, counts: PassCounts, task: LaterTask) -> Document:
+def _with_cluster_id(found: Document, first: str | None, counts: PassCounts, task: LaterTask) -> Document:
     """Return a document with the name of its cluster: the id of the first document, which may be itself."""
     counts.clustered[task.compared] = counts.clustered.get(task.compared, 0) + 1
     return replace(found, cluster=found.id if first is None else first)
@@ -269,14 +271,14 @@ def _documents_between(store: Store, task: LaterTask) -> Iterator[Document]:
 class _PassOutput:
     """Takes a chunk's documents through the stages of a pass, and writes what becomes of them."""
 
-    def __init__(self, layout: PrepareLayout, index: int, run: Pass, clusters: str = "") -> None:
+    def __init__(self, layout: PrepareLayout, index: int, run: PreparePass, clusters: str = "") -> None:
         self.counts = PassCounts()
         self._layout, self._index, self._run = layout, index, run
         self._filters = [(label, open_filter(stage)) for label, stage in run.stages]
         self._kept, self._dropped = RowsWriter(kept_schema(clusters)), RowsWriter(DROPPED_SCHEMA)
         self._texts = _text_collector(run.comparing)
 
-    def entering(self, documents: Iterable[Document]) -> Iterator[Document]:
+    def count_entering(self, documents: Iterable[Document]) -> Iterator[Document]:
         """Yield the documents, and count them."""
         for document in documents:
             self.counts.entered += 1
@@ -286,12 +288,12 @@ class _PassOutput:
     def take(self, document: Document) -> None:
         for label, decide in self._filters:
             decided = decide(document)
-            if isinstance(decided, Drop):
+            if isinstance(decided, DropDecision):
                 self.drop(
                     DroppedDocument(document.id, document.source, label, decided.reason, decided.detail)
                 )
                 return
-            if isinstance(decided, CutDocument):
+            if isinstance(decided, CutDecision):
                 _count_reason(self.counts.cut, label, decided.reason)
                 decided = decided.document
             if decided.text is not document.text and decided.text != document.text:
@@ -331,7 +333,9 @@ class _PassOutput:
         kept, dropped = self._kept.store(store, key), self._dropped.store(store, dropped_key)
         of_texts: HashedChunk | SignedChunk | HashedParagraphs | None = None
         if self._texts is not None:
-            of_texts = self._texts.store(store, self._layout.hashed(texts_kind(number), self._index))
+            of_texts = self._texts.store(
+                store, self._layout.hashes_of_kind_key(text_hashes_kind(number), self._index)
+            )
         parts = dict.fromkeys(dropped, self._dropped.digest)
         if last:
             parts |= dict.fromkeys(kept, self._kept.digest)

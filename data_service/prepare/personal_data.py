@@ -22,7 +22,7 @@ _EMAIL = re.compile(
     r"(?<![A-Za-z0-9_.+%-])([A-Za-z0-9_.+%-][A-Za-z0-9!$%'*+^_`{|}~.-]{0,63})@"
     rf"(?:{_DOMAIN_LABEL}\.)+(?:xn--[A-Za-z0-9-]{{1,58}}[A-Za-z0-9]|[A-Za-z]{{2,63}})(?!-?[A-Za-z0-9_]|\.[A-Za-z0-9])"
 )
-_BEFORE_NAME = re.compile(r"(?:.*\.\.)?[-.+%]*")  # punctuation of the sentence before an address
+_PUNCTUATION_BEFORE_EMAIL = re.compile(r"(?:.*\.\.)?[-.+%]*")  # punctuation of the sentence before an address
 _IP = re.compile(
     r"(?<![A-Za-z0-9_])(?<![0-9]\.)(?:(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![A-Za-z0-9_]|\.[0-9])"
     r"|[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:.]*+(?![A-Za-z0-9_]))"  # all public IPv6 addresses are in 2000::/3
@@ -58,7 +58,7 @@ class Pii(BaseModel):
         return document if text == document.text else document.with_text(text)
 
     def _email(self, found: re.Match[str]) -> str:
-        before = _BEFORE_NAME.match(found[1])
+        before = _PUNCTUATION_BEFORE_EMAIL.match(found[1])
         kept = before[0] if before else ""
         return found[0] if kept == found[1] or found[1].endswith(".") else kept + self.email_replacement
 

@@ -16,28 +16,28 @@ from itertools import islice
 from data_service.corpus.manifest import StoredFile
 from data_service.errors import InputError, PrepareError
 from data_service.ingest.inputs import PREPARATION, PREPARED_DOCUMENTS, STATISTICS, InputListing
-from data_service.ingest.pool import Pool, Progress, ReportProgress, Runner, remove_scaffolding
+from data_service.ingest.pool import Pool, Progress, ReportProgress, Runner, remove_build_files
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import hash_parts, plan_splits, streamed_files
 from data_service.prepare.comparing import PrepareRunner, compare_ids, compare_texts
 from data_service.prepare.configuration import (
     Preparation,
     ReadOptions,
+    check_same_configuration,
     claim_output,
     describe_identity,
     list_all,
-    refuse_difference,
     short_hash,
 )
-from data_service.prepare.contamination import searched_splits
+from data_service.prepare.contamination import indexed_splits
 from data_service.prepare.frequent_paragraphs import write_table
 from data_service.prepare.layout import DROPPED, PARAGRAPHS, PrepareLayout
 from data_service.prepare.paragraphs import ParagraphCuts
 from data_service.prepare.passes import (
     READ_STAGE,
     LaterTask,
-    Pass,
     PassReceipt,
+    PreparePass,
     ReadTask,
     read_chunk,
     read_documents,
@@ -70,7 +70,7 @@ def prepare(preparation: Preparation, output: str, workers: int, progress: Repor
     wanted = describe_identity(preparation, listings)
     if store.size(STATISTICS) is not None:
         statistics = load_statistics(store)
-        refuse_difference(store, statistics.preparation, wanted, "documents")
+        check_same_configuration(store, statistics.preparation, wanted, "documents")
         size = sum(part.size for part in statistics.parts.values())
         progress(Progress("already built", len(statistics.parts), len(statistics.parts), size, size))
     else:
@@ -88,7 +88,7 @@ def prepare(preparation: Preparation, output: str, workers: int, progress: Repor
             raise
         _remove_foreign_parts(store, statistics)
         save_statistics(store, STATISTICS, statistics)
-    remove_scaffolding(store, progress)
+    remove_build_files(store, progress)
     return statistics
 
 
@@ -104,7 +104,7 @@ def load_statistics(store: Store) -> Statistics:
     except ValueError as error:
         raise PrepareError(
             f"{store.uri}/{STATISTICS} does not hold the statistics of prepared documents: {error}",
-            remedy="prepare into another place, or delete what is there",
+            remedy="give another OUT folder, or delete the files in this one",
         ) from error
 
 
@@ -146,7 +146,7 @@ class _Passes:
                 tables |= self._store_listed(number, receipts[number])
         labels = [READ_STAGE, *stage_labels(self._preparation.stages)]
         sources = [task.entry.source for task in tasks]
-        searched = searched_splits(self._preparation.stages)
+        searched = indexed_splits(self._preparation.stages)
         statistics = gather_statistics(wanted, labels, sources, receipts, searched, tables)
         if not statistics.documents_kept:
             raise _nothing_left_error(statistics)
@@ -172,7 +172,7 @@ class _Passes:
             for index, (split, options, entry) in enumerate(chunks)
         ]
 
-    def _later_tasks(self, of_pass: Pass, before: list[PassReceipt]) -> list[LaterTask]:
+    def _later_tasks(self, of_pass: PreparePass, before: list[PassReceipt]) -> list[LaterTask]:
         """Compare what the pass before left; return the tasks of the next one."""
         earlier = self._passes[of_pass.number - 1]
         assert earlier.comparing is not None, "a later pass follows a comparison"
@@ -210,23 +210,23 @@ class _Passes:
         )
 
 
-def plan_passes(preparation: Preparation) -> list[Pass]:
+def plan_passes(preparation: Preparation) -> list[PreparePass]:
     """Return the passes: one more than there are stages that compare documents."""
-    passes: list[Pass] = []
+    passes: list[PreparePass] = []
     stages: list[tuple[str, DocumentStage]] = []
     for label, stage in zip(stage_labels(preparation.stages), preparation.stages, strict=True):
         if isinstance(stage, ComparingStage):
-            passes.append(Pass(len(passes), tuple(stages), label, stage))
+            passes.append(PreparePass(len(passes), tuple(stages), label, stage))
             stages = []
         else:
             stages.append((label, stage))
-    return [*passes, Pass(len(passes), tuple(stages), None, None)]
+    return [*passes, PreparePass(len(passes), tuple(stages), None, None)]
 
 
 def _find_document(task: ReadTask, ordinal: int) -> tuple[str, str]:
     """Return the id of a chunk's document, and its place."""
-    if task.split.streamed:
-        task = task.with_piece(PieceReader().read(task.split.streamed, task.options))
+    if task.split.streamed_piece:
+        task = task.with_piece(PieceReader().read(task.split.streamed_piece, task.options))
     place, found = next(islice(read_documents(task), ordinal, None))
     return found.id, str(place)
 

@@ -21,36 +21,41 @@ _LINE_BREAKS = re.compile("\n+")
 _SPACE_HASH = mix_bits(np.array([32], dtype=np.uint64))  # the hash of a space
 
 
-def gopher_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
+def gopher_quality(datatrove_filter: Any, splitter: Splitter) -> Callable[[str], Decision]:
     """Decide as GopherQualityFilter."""
 
     def reason(text: str) -> str:
         words = splitter.split(text)
         rows, count = words.rows, len(words.rows)
         lengths = rows["length"][~rows["symbols"]]
-        if block.min_doc_words and len(lengths) < block.min_doc_words:
+        if datatrove_filter.min_doc_words and len(lengths) < datatrove_filter.min_doc_words:
             return "gopher_short_doc"
-        if block.max_doc_words and len(lengths) > block.max_doc_words:
+        if datatrove_filter.max_doc_words and len(lengths) > datatrove_filter.max_doc_words:
             return "gopher_long_doc"
         mean = lengths.mean() if len(lengths) else math.nan
-        if block.min_avg_word_length and mean < block.min_avg_word_length:
+        if datatrove_filter.min_avg_word_length and mean < datatrove_filter.min_avg_word_length:
             return "gopher_below_avg_threshold"
-        if block.max_avg_word_length and mean > block.max_avg_word_length:
+        if datatrove_filter.max_avg_word_length and mean > datatrove_filter.max_avg_word_length:
             return "gopher_above_avg_threshold"
-        if (most := block.max_symbol_word_ratio) and text.count("#") / count > most:
+        if (most := datatrove_filter.max_symbol_word_ratio) and text.count("#") / count > most:
             return "gopher_too_many_hashes"
         if most and (text.count("...") + text.count("…")) / count > most:
             return "gopher_too_many_ellipsis"
         lines = text.splitlines()
         bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
-        if (most := block.max_bullet_lines_ratio) and bullets / len(lines) > most:
+        if (most := datatrove_filter.max_bullet_lines_ratio) and bullets / len(lines) > most:
             return "gopher_too_many_bullets"
         open_ends = sum(line.rstrip().endswith(("...", "…")) for line in lines)
-        if (most := block.max_ellipsis_lines_ratio) and open_ends / len(lines) > most:
+        if (most := datatrove_filter.max_ellipsis_lines_ratio) and open_ends / len(lines) > most:
             return "gopher_too_many_end_ellipsis"
-        if (least := block.max_non_alpha_words_ratio) and int(rows["letters"].sum()) / count < least:
+        if (least := datatrove_filter.max_non_alpha_words_ratio) and int(
+            rows["letters"].sum()
+        ) / count < least:
             return "gopher_below_alpha_threshold"
-        if block.min_stop_words and len(block.stop_words.intersection(words.texts())) < block.min_stop_words:
+        if (
+            datatrove_filter.min_stop_words
+            and len(datatrove_filter.stop_words.intersection(words.texts())) < datatrove_filter.min_stop_words
+        ):
             return "gopher_enough_stop_words"
         return ""
 
@@ -188,7 +193,7 @@ def _has_sentences(block: Any, splitter: Splitter, lines: Sequence[str]) -> bool
     for line in lines:
         if missing <= 0:
             return True
-        missing -= splitter.split(line).least_sentences() - 1
+        missing -= splitter.split(line).min_sentence_count() - 1
     return missing <= 0 or sum(len(split_into_sentences(line, block.language)) for line in lines) >= least
 
 
@@ -216,6 +221,6 @@ def fineweb_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]
     return lambda text: (reason(text), text)
 
 
-FILTERS = {
+FILTER_BY_NAME = {
     check.__name__: check for check in (gopher_quality, gopher_repetition, c4_quality, fineweb_quality)
 }

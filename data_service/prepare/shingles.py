@@ -26,13 +26,13 @@ _MIX_SHIFT_BITS = np.uint64(32)
 _CHUNK_CHARACTERS = 1 << 20  # characters that are hashed at a time
 
 
-def shingles(text: str, words: int) -> NDArray[np.uint64]:
-    """Return [S] hashes of all runs of `words` units of a text; of a shorter text, one of all its units.
+def hash_shingles(text: str, words_per_shingle: int) -> NDArray[np.uint64]:
+    """Return [S] hashes of all runs of `words_per_shingle` units of a text; of a shorter text, one of all its units.
 
     A text of nothing but white space has none.
     """
     units = hash_units(text)
-    return hash_runs(units, min(words, len(units)))
+    return hash_runs(units, min(words_per_shingle, len(units)))
 
 
 def hash_units(text: str) -> NDArray[np.uint64]:

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from data_service.ingest.scan import HASH_BUCKETS
 from data_service.ingest.tasks import hash_parts
 from data_service.prepare.layout import StoredChunk
-from data_service.prepare.minhash import SKETCH_BYTES, Bands, sign_text
+from data_service.prepare.minhash import SKETCH_BYTES, BandSettings, sign_text
 from data_service.store.base import Store, digest
 
 # The hash of a band, the document's number in its chunk, and its sketch.
-RECORD = np.dtype([("key", "<u8"), ("ordinal", "<u4"), ("sketch", "u1", SKETCH_BYTES)])
-_NUMBER = np.dtype("<u4")
-_TABLE_BYTES = (HASH_BUCKETS + 1) * _NUMBER.itemsize  # bytes of a band's table of starts
+BAND_RECORD_DTYPE = np.dtype([("key", "<u8"), ("ordinal", "<u4"), ("sketch", "u1", SKETCH_BYTES)])
+_NUMBER_DTYPE = np.dtype("<u4")
+_BAND_STARTS_BYTES = (HASH_BUCKETS + 1) * _NUMBER_DTYPE.itemsize  # bytes of a band's table of starts
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,24 @@ class SignedChunk(StoredChunk):
     def read_band(self, store: Store, bands: int, band: int, buckets: tuple[int, int]) -> NDArray[np.void]:
         """Return the records of one band whose hashes begin with a byte in [first, stop)."""
         if not self.signatures:
-            return np.empty(0, dtype=RECORD)
-        head = np.frombuffer(store.get_range(self.key, band * _TABLE_BYTES, _TABLE_BYTES), dtype=_NUMBER)
+            return np.empty(0, dtype=BAND_RECORD_DTYPE)
+        head = np.frombuffer(
+            store.get_range(self.key, band * _BAND_STARTS_BYTES, _BAND_STARTS_BYTES), dtype=_NUMBER_DTYPE
+        )
         begin, end = int(head[buckets[0]]), int(head[buckets[1]])
         if begin == end:
-            return np.empty(0, dtype=RECORD)
-        start = bands * _TABLE_BYTES + (band * self.signatures + begin) * RECORD.itemsize
-        return np.frombuffer(store.get_range(self.key, start, (end - begin) * RECORD.itemsize), dtype=RECORD)
+            return np.empty(0, dtype=BAND_RECORD_DTYPE)
+        start = bands * _BAND_STARTS_BYTES + (band * self.signatures + begin) * BAND_RECORD_DTYPE.itemsize
+        return np.frombuffer(
+            store.get_range(self.key, start, (end - begin) * BAND_RECORD_DTYPE.itemsize),
+            dtype=BAND_RECORD_DTYPE,
+        )
 
-    def read_copies(self, store: Store) -> NDArray[np.uint32]:
+    def read_copy_flags(self, store: Store) -> NDArray[np.uint32]:
         """Return [C, 2] numbers: of each document with the signature of an earlier one of the chunk, and of the first
         such."""
         copies = self.documents - self.signatures
-        start = self._end - 2 * copies * _NUMBER.itemsize
+        start = self._end - 2 * copies * _NUMBER_DTYPE.itemsize
         return self._read(store, start, 2 * copies).reshape(-1, 2)
 
     def read_weights(self, store: Store) -> NDArray[np.uint32]:
@@ -67,7 +72,7 @@ class SignedChunk(StoredChunk):
         """Return the ids of some documents."""
         if not ordinals:
             return []
-        start = self._end + self.documents * _NUMBER.itemsize
+        start = self._end + self.documents * _NUMBER_DTYPE.itemsize
         ends = np.cumsum(self._read(store, start, self.documents), dtype=np.int64)
         data = store.get_range(self.key, self.size - self.id_bytes, self.id_bytes) if self.id_bytes else b""
         return [data[ends[one - 1] if one else 0 : ends[one]].decode() for one in ordinals]
@@ -75,18 +80,20 @@ class SignedChunk(StoredChunk):
     @property
     def _end(self) -> int:
         """Byte at which the weights begin."""
-        return self.size - self.id_bytes - 2 * self.documents * _NUMBER.itemsize
+        return self.size - self.id_bytes - 2 * self.documents * _NUMBER_DTYPE.itemsize
 
     def _read(self, store: Store, start: int, count: int) -> NDArray[np.uint32]:
         if not count:
             return np.empty(0, dtype=np.uint32)
-        return np.frombuffer(store.get_range(self.key, start, count * _NUMBER.itemsize), dtype=_NUMBER)
+        return np.frombuffer(
+            store.get_range(self.key, start, count * _NUMBER_DTYPE.itemsize), dtype=_NUMBER_DTYPE
+        )
 
 
 class SignatureCollector:
     """Collects the signatures of a chunk's documents: 400 bytes of memory a document, and 600 while they are stored."""
 
-    def __init__(self, words: int, bands: Bands) -> None:
+    def __init__(self, words: int, bands: BandSettings) -> None:
         self._words, self._bands = words, bands
         self._keys, self._sketches = bytearray(), bytearray()
         self._first: dict[bytes, int] = {}
@@ -115,14 +122,14 @@ class SignatureCollector:
         heads, tables = list[bytes](), list[bytes]()
         for band in range(self._bands.count):
             order = np.argsort(keys[:, band], kind="stable")
-            records = np.empty(len(order), dtype=RECORD)
+            records = np.empty(len(order), dtype=BAND_RECORD_DTYPE)
             records["key"], records["ordinal"] = keys[order, band], ordinals[order]
             records["sketch"] = sketches[order]
             heads.append(_bucket_starts(keys[order, band]).tobytes())
             tables.append(records.tobytes())
-        weights = np.asarray(self._weights, dtype=_NUMBER)
+        weights = np.asarray(self._weights, dtype=_NUMBER_DTYPE)
         numbers = [
-            np.asarray(part, dtype=_NUMBER).tobytes() for part in (self._copies, weights, self._lengths)
+            np.asarray(part, dtype=_NUMBER_DTYPE).tobytes() for part in (self._copies, weights, self._lengths)
         ]
         parts = [part for part in (*heads, *tables, *numbers, bytes(self._ids)) if part]
         documents = len(weights)
@@ -142,4 +149,4 @@ class SignatureCollector:
 def _bucket_starts(keys: NDArray[np.uint64]) -> NDArray[np.uint32]:
     """Return [BUCKETS + 1], the numbers at which the sorted hashes of each first byte begin, and the end."""
     firsts = np.arange(1, HASH_BUCKETS, dtype=np.uint64) << np.uint64(56)
-    return np.array([0, *np.searchsorted(keys, firsts).tolist(), len(keys)], dtype=_NUMBER)
+    return np.array([0, *np.searchsorted(keys, firsts).tolist(), len(keys)], dtype=_NUMBER_DTYPE)

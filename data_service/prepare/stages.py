@@ -12,21 +12,21 @@ from typing import Annotated, Literal, Self, assert_never
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from data_service.corpus.provenance import Patterns, matches_one
-from data_service.prepare.contamination import Decontaminate, open_decontaminate
+from data_service.prepare.contamination import Decontaminate, make_decontamination_filter
 from data_service.prepare.datatrove_blocks import (
     C4Quality,
     FineWebQuality,
     GopherQuality,
     GopherRepetition,
     UrlFilter,
-    open_block,
+    make_filter,
 )
-from data_service.prepare.documents import CutDocument, Document, Drop
-from data_service.prepare.language import Language, open_language
+from data_service.prepare.documents import CutDecision, Document, DropDecision
+from data_service.prepare.language import Language, make_language_filter
 from data_service.prepare.paragraphs import DuplicateParagraphs
 from data_service.prepare.personal_data import Pii
 
-DocumentFilter = Callable[[Document], Document | Drop | CutDocument]
+DocumentFilter = Callable[[Document], Document | DropDecision | CutDecision]
 
 
 class Length(BaseModel):
@@ -41,7 +41,7 @@ class Length(BaseModel):
     most_words: PositiveInt | None = None
 
     @model_validator(mode="after")
-    def _something_passes(self) -> Self:
+    def _check_bounds(self) -> Self:
         for unit, least, most in (
             ("characters", self.least_characters, self.most_characters),
             ("words", self.least_words, self.most_words),
@@ -50,19 +50,19 @@ class Length(BaseModel):
                 raise ValueError(f"no text has at least {least} and at most {most} {unit}")
         return self
 
-    def decide(self, document: Document) -> Document | Drop:
+    def decide(self, document: Document) -> Document | DropDecision:
         """Return the document if its length is allowed."""
         characters = len(document.text)
         if characters < self.least_characters:
-            return Drop("too_few_characters", str(characters))
+            return DropDecision("too_few_characters", str(characters))
         if self.most_characters is not None and characters > self.most_characters:
-            return Drop("too_many_characters", str(characters))
+            return DropDecision("too_many_characters", str(characters))
         if self.least_words or self.most_words is not None:
             words = len(document.text.split())
             if words < self.least_words:
-                return Drop("too_few_words", str(words))
+                return DropDecision("too_few_words", str(words))
             if self.most_words is not None and words > self.most_words:
-                return Drop("too_many_words", str(words))
+                return DropDecision("too_many_words", str(words))
         return document
 
 
@@ -80,13 +80,13 @@ class Licence(BaseModel):
     allowed: Patterns
     unstated: Literal["drop", "keep"] = "drop"
 
-    def decide(self, document: Document) -> Document | Drop:
+    def decide(self, document: Document) -> Document | DropDecision:
         """Return the document if its licence is allowed."""
         if document.licence is None:
-            return document if self.unstated == "keep" else Drop("unstated")
+            return document if self.unstated == "keep" else DropDecision("unstated")
         if matches_one(document.licence, self.allowed):
             return document
-        return Drop("not_allowed", document.licence)
+        return DropDecision("not_allowed", document.licence)
 
 
 class ExactDuplicates(BaseModel):
@@ -160,11 +160,11 @@ def open_filter(stage: DocumentStage) -> DocumentFilter:
         case Length() | Licence() | Pii():
             return stage.decide
         case Decontaminate():
-            return open_decontaminate(stage)
+            return make_decontamination_filter(stage)
         case Language():
-            return open_language(stage)
+            return make_language_filter(stage)
         case GopherQuality() | GopherRepetition() | C4Quality() | FineWebQuality() | UrlFilter():
-            return open_block(stage)
+            return make_filter(stage)
         case other:
             assert_never(other)
 

@@ -8,11 +8,11 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from data_service.corpus.manifest import StoredFile
-from data_service.corpus.origin import MAX_VALUES, OTHERS, IndexedSplit, StageCounts, by_count
+from data_service.corpus.origin import MAX_VALUES, OTHER_VALUES_LABEL, IndexedSplit, StageCounts, by_count
 from data_service.prepare.passes import PassReceipt
 from data_service.store.base import Store
 
-FORMAT = 1
+FORMAT_VERSION = 1
 
 
 class SourceCounts(BaseModel):
@@ -46,7 +46,7 @@ class Statistics(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: int = FORMAT
+    format: int = FORMAT_VERSION
     preparation: dict[str, object]
     documents_read: int
     documents_kept: int
@@ -63,7 +63,7 @@ class Statistics(BaseModel):
 
 
 def gather_statistics(
-    wanted: dict[str, object],
+    configuration: dict[str, object],
     labels: Sequence[str],
     sources: Sequence[str],
     passes: Sequence[Sequence[PassReceipt]],
@@ -87,7 +87,7 @@ def gather_statistics(
         for key, found in receipt.parts.items()
     } | dict(tables)
     return Statistics(
-        preparation=wanted,
+        preparation=configuration,
         documents_read=sum(counts.documents_read for counts in by_source.values()),
         documents_kept=sum(counts.documents_kept for counts in by_source.values()),
         text_bytes_read=sum(counts.text_bytes_read for counts in by_source.values()),
@@ -165,7 +165,7 @@ def _sum(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
 def _most_frequent(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     ordered = by_count(_sum(counts))
     rest = sum(count for _, count in ordered[MAX_VALUES:])
-    return dict(ordered[:MAX_VALUES]) | ({OTHERS: rest} if rest else {})
+    return dict(ordered[:MAX_VALUES]) | ({OTHER_VALUES_LABEL: rest} if rest else {})
 
 
 def save_statistics(store: Store, key: str, statistics: Statistics) -> None:

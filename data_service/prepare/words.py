@@ -17,15 +17,18 @@ from numpy.typing import NDArray
 
 from data_service.prepare.shingles import HASH_FACTOR, mix_bits
 
-_CACHE_CHARACTERS = 8 << 20  # characters of cached chunks, each of which counts `_CHUNK_CHARACTERS` more
+_CACHE_CHARACTERS = 8 << 20  # size of the cache; each chunk counts `_CHUNK_CHARACTERS` more
 _CHUNK_CHARACTERS = 32
 _BATCH_CHUNKS = 4096  # chunks that spaCy gets at a time
-_TRIAL = "It's 5a.m. (e.g. in Co. A: ( o : ) = ):= - ( end). don't http://a.b/c?d=e; x-y/z 'S \u2019s 3,000km\n\t\xa0."
+_TRIAL_TEXT = (
+    "It's 5a.m. (e.g. in Co. A: ( o : ) = ):= - ( end). "
+    "don't http://a.b/c?d=e; x-y/z 'S \u2019s 3,000km\n\t\xa0."
+)
 
 # hash: sum of the characters' hashes, each times FACTOR to the power of its place; power: FACTOR to that of the length;
 # whether it has a letter, is punctuation by datatrove's list, ends a sentence, is punctuation by Unicode.
-WORD = np.dtype("<u8,<u8,<i8,?,?,?,?", align=True)
-WORD.names = ("hash", "power", "length", "letters", "symbols", "ends", "mark")
+WORD_RECORD_DTYPE = np.dtype("<u8,<u8,<i8,?,?,?,?", align=True)
+WORD_RECORD_DTYPE.names = ("hash", "power", "length", "letters", "symbols", "ends", "mark")
 
 
 class WordTable:
@@ -38,7 +41,7 @@ class WordTable:
         """Return the words themselves."""
         return [self._texts[place] for place in self._places.tolist()]
 
-    def least_sentences(self) -> int:
+    def min_sentence_count(self) -> int:
         """Return a number that is not above spaCy's number of sentences, which also counts white space as a word."""
         others = np.cumsum(self.rows["ends"])[~(self.rows["ends"] | self.rows["mark"])]
         return 1 + int(np.count_nonzero(np.diff(others, prepend=0)))
@@ -50,15 +53,15 @@ class Splitter:
     def __init__(self, language: str) -> None:
         self._language, self._spacy = language, _SpaCy.load(language)
         self._text: str | None = None
-        self._forget()
-        if self._spacy and self.split(_TRIAL).texts() != self._slow(_TRIAL):
+        self._clear_cache()
+        if self._spacy and self.split(_TRIAL_TEXT).texts() != self._split_by_datatrove(_TRIAL_TEXT):
             self._spacy = None
-            self._forget()
+            self._clear_cache()
 
     def split(self, text: str) -> WordTable:
         """Return the words of a text."""
         if text != self._text:
-            chunks = self._spacy.chunks(text) if self._spacy else self._slow(text)
+            chunks = self._spacy.chunks(text) if self._spacy else self._split_by_datatrove(text)
             numbers = self._numbers(chunks)
             counts = self._ends[numbers] - (starts := self._ends[numbers - 1])
             before = np.cumsum(counts) - counts
@@ -66,16 +69,16 @@ class Splitter:
             self._words, self._text = WordTable(self._rows[places], self._texts, places), text
         return self._words
 
-    def _slow(self, text: str) -> list[str]:
+    def _split_by_datatrove(self, text: str) -> list[str]:
         from datatrove.utils.text import split_into_words
 
         found: list[str] = split_into_words(text, self._language)
         return found
 
-    def _forget(self) -> None:
+    def _clear_cache(self) -> None:
         self._known: dict[str, int] = {"": 0}  # number of each cached chunk
         self._texts: list[str] = []  # words of all cached chunks, in order
-        self._ends, self._rows = np.zeros(1 << 12, dtype=np.int64), np.empty(1 << 12, dtype=WORD)
+        self._ends, self._rows = np.zeros(1 << 12, dtype=np.int64), np.empty(1 << 12, dtype=WORD_RECORD_DTYPE)
         self._characters = 0
         self._text = None
 
@@ -86,15 +89,15 @@ class Splitter:
             fresh = list(dict.fromkeys(compress(chunks, missing.tolist())))
             size = sum(map(len, fresh)) + _CHUNK_CHARACTERS * len(fresh)
             if self._characters and self._characters + size > _CACHE_CHARACTERS:
-                self._forget()
+                self._clear_cache()
                 return self._numbers(chunks)
             self._characters += size
             for start in range(0, len(fresh), _BATCH_CHUNKS):
-                self._learn(fresh[start : start + _BATCH_CHUNKS])
+                self._add_to_cache(fresh[start : start + _BATCH_CHUNKS])
             return self._numbers(chunks)
         return numbers
 
-    def _learn(self, chunks: list[str]) -> None:
+    def _add_to_cache(self, chunks: list[str]) -> None:
         """Add chunks, and the words of each, to the tables."""
         found = self._spacy.words(chunks) if self._spacy else [[chunk] for chunk in chunks]
         first, row = len(self._known), len(self._texts)
@@ -194,7 +197,7 @@ def _word_records(words: list[str], spacy: _SpaCy | None) -> NDArray[np.void]:
     """Return [words] WORD."""
     from datatrove.utils.text import PUNCTUATION_SET
 
-    rows = np.zeros(len(words), dtype=WORD)
+    rows = np.zeros(len(words), dtype=WORD_RECORD_DTYPE)
     rows["length"] = lengths = np.array([len(word) for word in words], dtype=np.int64)
     codes = np.frombuffer("".join(words).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     starts = np.cumsum(lengths) - lengths

@@ -26,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from data_service.rng import draws32
+from data_service.rng import draw_uint32
 from data_service.samples.masking import MaskableRows, RowMasking, purpose_key
-from data_service.samples.packing import EDGE_TOKENS, LaidOutRows
+from data_service.samples.packing import SPECIAL_TOKENS_PER_ROW, LaidOutRows
 from data_service.samples.samples import Samples
-from data_service.samples.selection import Slots, Units, expand_ranges
+from data_service.samples.selection import DrawSlots, Units, expand_ranges
 from data_service.samples.spans import LengthDraws
 from data_service.types import Level, Tokens
 
@@ -67,9 +67,9 @@ class Denoising(RowMasking):
     def corrupts(self) -> bool:
         return True
 
-    def slots(self, edges: NDArray[np.int64], first_row: int) -> Slots:
+    def slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
         """Return the places of each row's draws: one for each token of its text."""
-        return Slots(edges, first_row)
+        return DrawSlots(edges, first_row)
 
     def expected_targets(self, length: int, maskable: int) -> float:
         return length
@@ -79,7 +79,7 @@ class Denoising(RowMasking):
 
     def form(self, length: int) -> int:
         """Return the mean number of tokens in the form of a row of `length` tokens, if units are as long as tokens."""
-        return length - round(self.rate * (length - EDGE_TOKENS) * (1 - 1 / self.span_mean))
+        return length - round(self.rate * (length - SPECIAL_TOKENS_PER_ROW) * (1 - 1 / self.span_mean))
 
     def mask(self, rows: MaskableRows) -> Samples:
         laid_out = rows.rows
@@ -89,7 +89,7 @@ class Denoising(RowMasking):
             assert rows.sentences is not None  # ensured by `reads_sentences`
             text = text.permuted(sentence_order(laid_out, rows.sentences, _token_draws(rows, "sentences")))
         spans = self._spans(rows)
-        tokens, offsets = text.infilled(spans, rows.units.edges, laid_out.offsets, rows.vocabulary.mask)
+        tokens, offsets = text.replace_spans(spans, rows.units.edges, laid_out.offsets, rows.vocabulary.mask)
         causal = np.ones(len(offsets) - 1, dtype=np.bool_)
         return Samples(
             laid_out.tokens,
@@ -104,7 +104,7 @@ class Denoising(RowMasking):
     def _spans(self, rows: MaskableRows) -> "Spans":
         first, slots = rows.slots.first_row, rows.slots
         counts = np.diff(rows.units.edges)
-        uniform = draws32(purpose_key(rows.key, "budgets"), first, first + len(counts)) / _DRAW_RANGE
+        uniform = draw_uint32(purpose_key(rows.key, "budgets"), first, first + len(counts)) / _DRAW_RANGE
         budgets = np.floor(self.rate * counts + uniform).astype(np.int64)
         lengths = poisson_lengths(self.span_mean).from_draws(_token_draws(rows, "lengths")) - 1
         row, sizes = cut_spans_to_budget(budgets, lengths, slots.counts)
@@ -114,7 +114,7 @@ class Denoising(RowMasking):
 def _token_draws(rows: MaskableRows, name: str) -> NDArray[np.uint32]:
     """Return [T] uniform 32-bit draws for one purpose, one for each token of the text."""
     edges = rows.slots.edges
-    return draws32(purpose_key(rows.key, name), int(edges[0]), int(edges[-1]))
+    return draw_uint32(purpose_key(rows.key, name), int(edges[0]), int(edges[-1]))
 
 
 def poisson_lengths(mean: float) -> LengthDraws:
@@ -143,7 +143,7 @@ def sentence_order(
 
 
 def cut_spans_to_budget(
-    budgets: NDArray[np.int64], lengths: NDArray[np.int64], drawn: NDArray[np.int64]
+    budgets: NDArray[np.int64], lengths: NDArray[np.int64], unit_order: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return [K] int64, the row of each span, and [K] int64, its number of units, which may be 0.
 
@@ -153,10 +153,10 @@ def cut_spans_to_budget(
     Args:
         budgets: [N] int64, number of units to cover.
         lengths: [D] int64, numbers of units that are drawn for the rows, row after row.
-        drawn: [N] int64, how many of them belong to each row.
+        unit_order: [N] int64, how many of them belong to each row.
     """
-    row = np.repeat(np.arange(len(budgets)), drawn)
-    left = budgets[row] - _row_prefix_sums(lengths, drawn)
+    row = np.repeat(np.arange(len(budgets)), unit_order)
+    left = budgets[row] - _row_prefix_sums(lengths, unit_order)
     used = left > 0
     row, sizes = row[used], np.minimum(lengths, left)[used]
     covered = np.bincount(row, weights=sizes, minlength=len(budgets)).astype(np.int64)
@@ -212,7 +212,7 @@ class Spans:
         owner, total = np.repeat(np.arange(len(counts)), beads), int(beads.sum())
         shift = np.repeat(np.cumsum(drawn) - drawn - np.cumsum(beads) + beads, beads)
         mine = draws[shift + np.arange(total)].astype(np.int64)
-        # Shuffles each row's beads: its spans and its single units.
+        # Shuffles the items of each row: its spans and its units outside of spans.
         order = np.argsort((owner << 32) | mine, kind="stable")
         first = (np.cumsum(beads) - beads)[rows]
         at = order[first + _row_prefix_sums(np.ones(len(rows), dtype=np.int64), per_row)]
@@ -259,7 +259,7 @@ class _RowText:
             self.tokens[origin], self.places, self.inside[origin], self.first[origin], self.learned
         )
 
-    def infilled(
+    def replace_spans(
         self, spans: Spans, edges: NDArray[np.int64], offsets: NDArray[np.int64], mask: int
     ) -> tuple[Tokens, NDArray[np.int64]]:
         """Return the tokens after infilling, and the rows' offsets in them.

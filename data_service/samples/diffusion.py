@@ -14,10 +14,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.rng import draws32
+from data_service.rng import draw_uint32
 from data_service.samples.masking import MaskableRows, RowMasking, purpose_key
 from data_service.samples.samples import Samples
-from data_service.samples.selection import Slots
+from data_service.samples.selection import DrawSlots
 
 MIN_RATE = 1e-3
 _DRAW_RANGE = 1 << 32
@@ -33,9 +33,9 @@ class DiffusionMasking(RowMasking):
         """The unit: single tokens."""
         return "token"
 
-    def slots(self, edges: NDArray[np.int64], first_row: int) -> Slots:
+    def slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
         """Return the places of each row's draws: one for each token of its text."""
-        return Slots(edges, first_row)
+        return DrawSlots(edges, first_row)
 
     def expected_targets(self, length: int, maskable: int) -> float:
         return (1 + MIN_RATE) / 2 * maskable
@@ -45,10 +45,10 @@ class DiffusionMasking(RowMasking):
 
     def mask(self, rows: MaskableRows) -> Samples:
         laid_out, units, slots = rows.rows, rows.units, rows.slots
-        rates = row_rates(
-            draws32(purpose_key(rows.key, "rates"), slots.first_row, slots.first_row + len(slots.counts))
+        rates = mask_rate_by_row(
+            draw_uint32(purpose_key(rows.key, "rates"), slots.first_row, slots.first_row + len(slots.counts))
         )
-        draws = draws32(purpose_key(rows.key, "hidden"), int(slots.edges[0]), int(slots.edges[-1]))
+        draws = draw_uint32(purpose_key(rows.key, "hidden"), int(slots.edges[0]), int(slots.edges[-1]))
         hidden = draws < np.repeat(rates.astype(np.float64) * _DRAW_RANGE, slots.counts)
         maskable = units.text(np.arange(int(units.edges[-1])))
         text = maskable[hidden[maskable]]
@@ -59,7 +59,7 @@ class DiffusionMasking(RowMasking):
         return Samples(laid_out.tokens, laid_out.offsets, positions, target_ids, rates=rates, maskable=counts)
 
 
-def row_rates(draws: NDArray[np.uint32]) -> NDArray[np.float32]:
+def mask_rate_by_row(draws: NDArray[np.uint32]) -> NDArray[np.float32]:
     """Return [N] float32, a rate for each of N uniform draws: uniform between `MIN_RATE` and 1."""
     uniform = (draws.astype(np.float64) + 0.5) / _DRAW_RANGE
     return (MIN_RATE + (1 - MIN_RATE) * uniform).astype(np.float32)

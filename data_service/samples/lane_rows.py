@@ -18,20 +18,20 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.rng import Key, draws32, draws64, scale_draws, stream_key
-from data_service.samples.lanes import EDGE_TOKENS, LaneRows
+from data_service.rng import Key, draw_uint32, draw_uint64, scale_draws, stream_key
+from data_service.samples.lanes import SPECIAL_TOKENS_PER_ROW, LaneRows
 from data_service.samples.permutation_lm import PermutedPrediction, choose_targets, factorisation_order
 from data_service.samples.samples import Samples, join_rows
 from data_service.samples.selection import fixed_positions
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block, Tokens
 
-_DRAWS_PER_ROW = 3  # whether B is random, where A ends, where B begins
+_DRAWS_PER_ROW = 3  # draws of a row: whether B is random, where A ends, where B begins
 _WORD_START_BIT, _FIXED_BIT, _REMOVED_BIT = np.uint8(1), np.uint8(2), np.uint8(4)
 
 
 @dataclass(frozen=True)
-class LaneText:
+class LaneRowTokens:
     """The tokens of N rows as a rectangle.
 
     Attributes:
@@ -61,7 +61,7 @@ class LaneText:
 
 
 @dataclass(frozen=True)
-class BlockReading:
+class DirectedBlockText:
     """A block's text, forward and, if rows are read backward, once more from its last token to its first.
 
     Attributes:
@@ -127,7 +127,7 @@ class BlockReading:
             holes,
         )
 
-    def lay_out(self, rows: LaneRows, start: int, stop: int, special: SpecialIds, key: Key) -> LaneText:
+    def lay_out(self, rows: LaneRows, start: int, stop: int, special: SpecialIds, key: Key) -> LaneRowTokens:
         """Return the tokens of rows `start` to `stop`. `key`: key of the draws of this block in this epoch."""
         firsts, sizes, seconds, backward = self.parts(rows, start, stop, key)
         places = _token_places(firsts, sizes, seconds, rows)
@@ -140,7 +140,7 @@ class BlockReading:
         flags[np.arange(len(flags)), between + 1] |= _WORD_START_BIT
         flags[:, -2:] = _WORD_START_BIT | _FIXED_BIT
         flags[np.arange(len(flags)), between] = _WORD_START_BIT | _FIXED_BIT
-        return LaneText(
+        return LaneRowTokens(
             tokens,
             (flags & _WORD_START_BIT).view(np.bool_),
             (flags & _FIXED_BIT) > 0,
@@ -157,13 +157,13 @@ class BlockReading:
         numbers = np.arange(start, stop)
         backward = numbers % rows.directions == 1
         firsts = numbers // rows.directions * rows.reuse
-        window = rows.length - EDGE_TOKENS
+        window = rows.length - SPECIAL_TOKENS_PER_ROW
         firsts = np.where(backward, 2 * self.size - firsts - window, firsts)
         room = window - rows.reuse
-        sizes, seconds = self._split(firsts + rows.reuse, room, backward, rows.random, start, key)
+        sizes, seconds = self._segment_bounds(firsts + rows.reuse, room, backward, rows.random, start, key)
         return firsts, sizes, seconds, backward
 
-    def _split(
+    def _segment_bounds(
         self,
         places: NDArray[np.int64],
         room: int,
@@ -177,7 +177,9 @@ class BlockReading:
         The second parts have `room` tokens and begin at `places`.
         """
         stop = first_row + len(places)
-        draws = draws32(stream_key(key.hex(), "segments"), _DRAWS_PER_ROW * first_row, _DRAWS_PER_ROW * stop)
+        draws = draw_uint32(
+            stream_key(key.hex(), "segments"), _DRAWS_PER_ROW * first_row, _DRAWS_PER_ROW * stop
+        )
         drawn, cut, place = draws.reshape(-1, _DRAWS_PER_ROW).T
         low = np.searchsorted(self.bounds, places, side="right")
         choices = np.searchsorted(self.bounds, places + room) - low
@@ -189,7 +191,7 @@ class BlockReading:
         return sizes, np.where(drawn < round(random * (1 << 32)), elsewhere, places + sizes)
 
 
-def lane_places(
+def lane_text_ranges(
     block: Block, rows: LaneRows, special: SpecialIds, key: Key
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return three arrays [S] int64: the row of each stretch of text that the rows of a block hold, its first token in
@@ -197,10 +199,10 @@ def lane_places(
 
     `key`: key of the draws of this block in this epoch.
     """
-    reading = BlockReading.from_block(block, special, (), None, backward=rows.directions == 2)
+    reading = DirectedBlockText.from_block(block, special, (), None, backward=rows.directions == 2)
     firsts, sizes, seconds, backward = reading.parts(rows, 0, len(rows), key)
     ends = firsts + rows.reuse + sizes
-    window = rows.length - EDGE_TOKENS
+    window = rows.length - SPECIAL_TOKENS_PER_ROW
     follows = seconds == ends
     starts = np.concatenate([firsts, seconds[~follows]])
     stops = np.concatenate(
@@ -261,7 +263,7 @@ def permuted_rows(
     stop: int,
     config: PermutedPrediction,
     special: SpecialIds,
-    never: tuple[int, ...],
+    excluded_ids: tuple[int, ...],
     key: Key,
     starts_word: NDArray[np.bool_] | None,
 ) -> Samples:
@@ -269,7 +271,9 @@ def permuted_rows(
 
     `key`: key of the draws of this block in this epoch. Other arguments as for `Reading.of`.
     """
-    reading = BlockReading.from_block(block, special, never, starts_word, backward=rows.directions == 2)
+    reading = DirectedBlockText.from_block(
+        block, special, excluded_ids, starts_word, backward=rows.directions == 2
+    )
     size = max(1, _CHUNK_TOKENS // rows.length)
     parts = []
     for first in range(start, stop, size):
@@ -279,7 +283,7 @@ def permuted_rows(
     return join_rows(parts)
 
 
-def _to_samples(text: LaneText, targets: NDArray[np.bool_], order: NDArray[np.int32]) -> Samples:
+def _to_samples(text: LaneRowTokens, targets: NDArray[np.bool_], order: NDArray[np.int32]) -> Samples:
     count, length = text.tokens.shape
     tokens, positions = text.tokens.ravel(), np.flatnonzero(targets)
     return Samples(
@@ -295,7 +299,7 @@ def _to_samples(text: LaneText, targets: NDArray[np.bool_], order: NDArray[np.in
 
 
 def _choose_targets(
-    text: LaneText, reuse: int, first_row: int, config: PermutedPrediction, key: Key
+    text: LaneRowTokens, reuse: int, first_row: int, config: PermutedPrediction, key: Key
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
     """Return the targets of rows, [N, length] bool, and the order of their tokens, [N, length] int32.
 
@@ -306,13 +310,13 @@ def _choose_targets(
     # One draw a token: its upper half selects single targets, its lower half is its place in the order.
     of_tokens = _row_draws(key, "tokens", first_row, count, length)
     selects, places = (of_tokens >> np.uint64(32)).astype(np.uint32), of_tokens.astype(np.uint32)
-    first_goal, second_goal = config.goals
+    first_goal, second_goal = config.target_counts
     targets = np.concatenate(
         [
             choose_targets(
                 text.begins[:, part],
                 text.fixed[:, part],
-                goal=goal,
+                target_count=goal,
                 config=config,
                 draws=draws,
                 keys=selects[:, part],
@@ -329,5 +333,5 @@ def _choose_targets(
 
 def _row_draws(key: Key, purpose: str, first_row: int, count: int, per_row: int) -> NDArray[np.uint64]:
     """Return [count, per_row] uint64 draws: those of `count` rows from `first_row` on. Each row has fixed draws."""
-    draws = draws64(stream_key(key.hex(), purpose), per_row * first_row, per_row * (first_row + count))
+    draws = draw_uint64(stream_key(key.hex(), purpose), per_row * first_row, per_row * (first_row + count))
     return draws.reshape(count, per_row)

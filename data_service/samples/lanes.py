@@ -22,7 +22,7 @@ from data_service.samples.packing import RowInput
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.types import Block, Share
 
-EDGE_TOKENS = 3  # <sep> after A, <sep> and <cls> after B
+SPECIAL_TOKENS_PER_ROW = 3  # special tokens of a row: <sep> after A, <sep> and <cls> after B
 MAX_ROW_TOKENS = 1 << 16  # largest number of tokens in a row
 
 
@@ -77,7 +77,7 @@ class LaneRows:
         with_ends = self.ends + np.arange(len(self.ends))  # places of the end-of-document tokens
         start, stop = (
             place - int(np.searchsorted(with_ends, place))
-            for place in (first, first + self.length - EDGE_TOKENS)
+            for place in (first, first + self.length - SPECIAL_TOKENS_PER_ROW)
         )
         return (range(start, stop),)
 
@@ -102,21 +102,22 @@ def count_lane_rows(
 ) -> NDArray[np.int64]:
     """Return [B] int64, the number of rows of blocks with these numbers of tokens and documents."""
     text = tokens + documents
-    fitting = (text - (length - EDGE_TOKENS)) // lanes.reuse + 1
+    fitting = (text - (length - SPECIAL_TOKENS_PER_ROW)) // lanes.reuse + 1
     rows: NDArray[np.int64] = np.maximum(fitting, 0) * _direction_count(lanes)
     return rows
 
 
-def check_lanes(lanes: Lanes, permuted: PermutedPrediction, length: int, count: int | None) -> None:
+def check_lane_settings(lanes: Lanes, permuted: PermutedPrediction, length: int, count: int | None) -> None:
     """Raise PlanError if rows of `length` tokens have no room for the reused text, two segments and the targets, or if
     `count` lanes cannot be read in both directions.
     """
-    room = length - EDGE_TOKENS - lanes.reuse
-    first, second = permuted.goals
+    room = length - SPECIAL_TOKENS_PER_ROW - lanes.reuse
+    first, second = permuted.target_counts
     if room < 2 or length > MAX_ROW_TOKENS:
         raise PlanError(
             f"a row of {length} tokens cannot reuse {lanes.reuse} tokens and hold two segments",
-            remedy=f"set length to {lanes.reuse + EDGE_TOKENS + 2} to {MAX_ROW_TOKENS}, or change input.reuse",
+            remedy=f"set length to {lanes.reuse + SPECIAL_TOKENS_PER_ROW + 2} to {MAX_ROW_TOKENS}, or change "
+            "input.reuse",
         )
     if first > lanes.reuse or second > room:
         raise PlanError(

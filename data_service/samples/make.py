@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.rng import Key, stream_key
-from data_service.samples.lane_rows import lane_places, permuted_rows
+from data_service.samples.lane_rows import lane_text_ranges, permuted_rows
 from data_service.samples.lanes import LaneRows, Lanes, lane_rows
 from data_service.samples.masking import NO_TABLES, MaskableRows, MaskingTables, NoMasking, RowMasking
 from data_service.samples.next_token import NextToken, next_tokens
@@ -26,7 +26,7 @@ from data_service.samples.pairs import (
     two_segments,
 )
 from data_service.samples.permutation_lm import PermutedPrediction
-from data_service.samples.samples import Samples, row_holes
+from data_service.samples.samples import Samples, removed_token_indices
 from data_service.samples.selection import fixed_positions, token_units, word_units
 from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import (
@@ -39,20 +39,20 @@ from data_service.samples.texts import (
 )
 from data_service.types import Block
 
-AnyRows = RowCuts | LaneRows | TextRows
+CutRows = RowCuts | LaneRows | TextRows
 """The rows that a block is cut into, of any input."""
 
 
-def cut(block: Block, spec: StreamSpec, key: Key, source: int = 0) -> AnyRows:
+def cut_block(block: Block, spec: StreamSpec, key: Key, source: int = 0) -> CutRows:
     """Return where a block of a source is cut into rows.
 
-    `key`: key of the draws (`structure_key`), for inputs whose boundaries are drawn.
+    `key`: key of the draws (`cutting_key`), for inputs whose boundaries are drawn.
     """
-    match spec.input_of(source):
+    match spec.input_for_source(source):
         case Packed() as packed:
             return pack_block(block, packed.packing, spec.length)
         case SegmentPairs() | SentencePairs() | OrderedPairs() | TwoSegments() as pairs:
-            return RowCuts.paired(_draw_segments(block, pairs, spec.length, key))
+            return RowCuts.from_segments(_draw_segments(block, pairs, spec.length, key))
         case Lanes() as lanes:
             return lane_rows(block, lanes, spec.length)
         case Translations():
@@ -65,33 +65,35 @@ def cut(block: Block, spec: StreamSpec, key: Key, source: int = 0) -> AnyRows:
             assert_never(never)
 
 
-def text_places(
-    block: Block, rows: AnyRows, spec: StreamSpec, key: Key
+def row_text_ranges(
+    block: Block, rows: CutRows, spec: StreamSpec, key: Key
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return three arrays [S] int64: the row of each stretch of text that the rows of a block hold, its first token in
     the block, and the one behind it; row after row.
 
-    `key`: key of the draws of this block in this masking epoch (`block_key`), for inputs that draw what a row holds.
+    `key`: key of the draws of this block in this masking epoch (`masking_key`), for inputs that draw what a row holds.
     """
     if isinstance(rows, LaneRows):
-        return lane_places(block, rows, spec.special, key)
+        return lane_text_ranges(block, rows, spec.special, key)
     found = [(row, part.start, part.stop) for row in range(len(rows)) for part in rows.stretches(row)]
     columns = np.array(found, dtype=np.int64).reshape(-1, 3).T
     return columns[0], columns[1], columns[2]
 
 
-def row_stretches(block: Block, rows: AnyRows, row: int, spec: StreamSpec, key: Key) -> tuple[range, ...]:
-    """Return the ranges of the block's tokens that one row holds, in order. `key`: as for `text_places`."""
+def token_ranges_of_row(
+    block: Block, rows: CutRows, row: int, spec: StreamSpec, key: Key
+) -> tuple[range, ...]:
+    """Return the ranges of the block's tokens that one row holds, in order. `key`: as for `row_text_ranges`."""
     if not isinstance(rows, LaneRows):
         return rows.stretches(row)
-    of_row, starts, stops = lane_places(block, rows, spec.special, key)
+    of_row, starts, stops = lane_text_ranges(block, rows, spec.special, key)
     mine = of_row == row
     return tuple(range(*ends) for ends in zip(starts[mine].tolist(), stops[mine].tolist(), strict=True))
 
 
 def make_rows(
     block: Block,
-    rows: AnyRows,
+    rows: CutRows,
     start: int,
     stop: int,
     spec: StreamSpec,
@@ -104,10 +106,10 @@ def make_rows(
 
     Args:
         block: the block.
-        rows: places where it is cut (`cut`).
+        rows: places where it is cut (`cut_block`).
         start, stop: range of the rows to make. A row has the same bytes in any range.
         spec: spec of the stream.
-        key: key of the draws of this block in this masking epoch; see `block_key`.
+        key: key of the draws of this block in this masking epoch; see `masking_key`.
         tables: tables that the spec's masking needs besides the block.
         source: number of the source that the block belongs to.
         rates: [N] float64, the rate of each row's masks, if they differ.
@@ -126,7 +128,7 @@ def make_rows(
                 tables=tables,
                 rates=rates,
             )
-            return _in_languages(masked, spec, source)
+            return _add_translation_arrays(masked, spec, source)
         case PermutedPrediction() as permuted:
             assert isinstance(rows, LaneRows)
             return permuted_rows(
@@ -136,16 +138,18 @@ def make_rows(
                 stop=stop,
                 config=permuted,
                 special=spec.special,
-                never=spec.never_masked,
+                excluded_ids=spec.never_masked,
                 key=key,
                 starts_word=tables.starts_word,
             )
         case NextToken():
             assert isinstance(rows, RowCuts)  # the spec's input and masking agree
-            return _in_languages(_causal_samples(block, rows, start, stop, spec), spec, source)
+            return _add_translation_arrays(_causal_samples(block, rows, start, stop, spec), spec, source)
         case NoMasking():
             assert isinstance(rows, TextRows)
-            return _in_languages(text_rows(block, rows, start, stop, spec.special, spec.layout), spec, source)
+            return _add_translation_arrays(
+                text_rows(block, rows, start, stop, spec.special, spec.layout), spec, source
+            )
         case _:
             assert_never(spec.masking)
 
@@ -166,7 +170,7 @@ def _masked_samples(
     assert masking.level is None or starts_word is not None
     text = rows.text(block, start, stop)
     laid_out = lay_out(text, rows, start, stop, spec.special)
-    densest = spec.densest_masking
+    densest = spec.masking_at_highest_rate
     assert isinstance(densest, RowMasking)
     slots = densest.slots(rows.edges[start : stop + 1], start)
     fixed = fixed_positions(text, spec.never_masked)
@@ -177,7 +181,7 @@ def _masked_samples(
         assert sentences is not None
         stored = None if masking.level is None else block.begins(masking.level)
         begins = starts_word[text] if stored is None else rows.take(stored, start, stop)
-        units = word_units(begins, laid_out.edges, fixed, breaks=sentences)
+        units = word_units(begins, laid_out.edges, fixed, separator_offsets=sentences)
     vocabulary = spec.vocabulary
     if unigram is not None:
         vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
@@ -201,10 +205,10 @@ def _add_labels(block: Block, rows: RowCuts, start: int, laid_out: LaidOutRows, 
         return samples
     removed = rows.take(block.removed, start, stop)
     lost = np.logical_and.reduceat(removed, laid_out.edges[:-1])
-    return replace(samples, holes=row_holes(laid_out.where(removed), laid_out.offsets, lost))
+    return replace(samples, holes=removed_token_indices(laid_out.where(removed), laid_out.offsets, lost))
 
 
-def _in_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
+def _add_translation_arrays(samples: Samples, spec: StreamSpec, source: int) -> Samples:
     """Return `samples`, rows of one source, with the arrays that rows of other sources of `spec` have, too.
 
     If some rows of the stream are translations, all rows say where their second segment begins. If the model has
@@ -220,13 +224,13 @@ def _in_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
     return replace(samples, languages=np.tile(both, (samples.rows, 1)))
 
 
-def block_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
+def masking_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
     """Return the key of one block's draws in reading `epoch` of its source, or of the copy of the masks used in it."""
     fingerprint = spec.sources[source].manifest_fingerprint
     return stream_key("rows", spec.seed, spec.masking.mask_epoch(epoch), fingerprint, spec.split, block)
 
 
-def structure_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
+def cutting_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
     """Return the key of the draws that cut one block in reading `epoch` of its source."""
     fingerprint = spec.sources[source].manifest_fingerprint
     copy = epoch % spec.input.structures

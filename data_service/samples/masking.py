@@ -22,13 +22,13 @@ from pydantic import (
     model_validator,
 )
 
-from data_service.rng import Key, draws32, draws64, stream_key
+from data_service.rng import Key, draw_uint32, draw_uint64, stream_key
 from data_service.samples.packing import LaidOutRows
 from data_service.samples.replacement import Replacement, Vocabulary, replace_targets
 from data_service.samples.samples import Samples
-from data_service.samples.selection import Slots, Units, select_drawn, select_units
+from data_service.samples.selection import DrawSlots, Units, select_by_draw_count, select_units
 from data_service.samples.similar_words import SimilarWords, replace_words
-from data_service.samples.spans import LengthDraws, StretchRule, ngram_lengths, select_stretches, span_lengths
+from data_service.samples.spans import LengthDraws, SpanRule, ngram_lengths, select_spans, span_lengths
 from data_service.types import Level
 
 _DRAW_RANGE = 1 << 32
@@ -72,7 +72,7 @@ class MaskableRows:
 
     rows: LaidOutRows
     units: Units
-    slots: Slots
+    slots: DrawSlots
     vocabulary: Vocabulary
     key: Key
     tables: MaskingTables = NO_TABLES
@@ -114,7 +114,7 @@ class RowMasking(BaseModel, ABC):
         return epoch
 
     @abstractmethod
-    def slots(self, edges: NDArray[np.int64], first_row: int) -> Slots:
+    def slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
         """Return the places of each row's draws. Arguments as for `Slots.for_rate`."""
 
     @abstractmethod
@@ -139,8 +139,8 @@ class FixedRateMasking(RowMasking):
 
     rate: float = Field(gt=0, le=0.8)
 
-    def slots(self, edges: NDArray[np.int64], first_row: int) -> Slots:
-        return Slots.for_rate(edges, first_row, self.rate)
+    def slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
+        return DrawSlots.for_rate(edges, first_row, self.rate)
 
     def expected_targets(self, length: int, maskable: int) -> float:
         return self.rate * maskable
@@ -149,7 +149,7 @@ class FixedRateMasking(RowMasking):
         return self.rate * tokens + 1
 
 
-class DrawlessMasking(BaseModel):
+class DeterministicMasking(BaseModel):
     """A masking that draws nothing, so all epochs have the same rows."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -164,7 +164,7 @@ class DrawlessMasking(BaseModel):
         return 0
 
 
-class NoMasking(DrawlessMasking):
+class NoMasking(DeterministicMasking):
     """A masking without targets."""
 
     kind: Literal["none"] = "none"
@@ -217,7 +217,7 @@ class MlmMasking(FixedRateMasking):
     max_predictions: PositiveInt | None = None
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
+    def _check_combination(self) -> Self:
         if self.longest is not None and self.unit not in ("ngram", "span"):
             raise ValueError(f"longest needs unit ngram or span; leave it out with unit {self.unit}")
         if self.span_p is not None and self.unit != "span":
@@ -232,7 +232,7 @@ class MlmMasking(FixedRateMasking):
         return self
 
     @model_serializer(mode="wrap")
-    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _omit_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out `ngram_weights` if they are not given, so that specs from before this setting keep their JSON."""
         given = self.ngram_weights is not None
         return {name: value for name, value in serialize(self).items() if name != "ngram_weights" or given}
@@ -269,25 +269,29 @@ class MlmMasking(FixedRateMasking):
 
 
 def target_counts(
-    masking: MlmMasking, wanted: NDArray[np.float64], maskable: NDArray[np.int64], first_row: int, key: Key
+    masking: MlmMasking,
+    target_numbers: NDArray[np.float64],
+    maskable: NDArray[np.int64],
+    first_row: int,
+    key: Key,
 ) -> NDArray[np.int64]:
     """Return [N] int64, the number of targets in each row.
 
     Args:
         masking: settings that decide the number.
-        wanted: [N] float64, number of targets before rounding: the rate times the tokens that it is a share of.
+        target_numbers: [N] float64, number of targets before rounding: the rate times the tokens that it is a share of.
         maskable: [N] int64, number of tokens of each row that can be targets.
         first_row: number of the first row in its block.
         key: key of the draws.
     """
     match masking.count:
         case "stochastic":
-            uniform = draws32(key, first_row, first_row + len(wanted)) / _DRAW_RANGE
-            counts = np.floor(wanted + uniform).astype(np.int64)
+            uniform = draw_uint32(key, first_row, first_row + len(target_numbers)) / _DRAW_RANGE
+            counts = np.floor(target_numbers + uniform).astype(np.int64)
         case "bert" | "drawn":
-            counts = np.maximum(np.rint(wanted), 1).astype(np.int64)
+            counts = np.maximum(np.rint(target_numbers), 1).astype(np.int64)
         case "ceil":
-            counts = np.ceil(wanted).astype(np.int64)
+            counts = np.ceil(target_numbers).astype(np.int64)
         case _:
             assert_never(masking.count)
     if masking.max_predictions is not None:
@@ -321,25 +325,30 @@ def mask_rows(found: MaskableRows, masking: MlmMasking) -> Samples:
             target_ids, sizes[chosen], draws, masking.replace, vocabulary, similar
         )
     else:
-        leaders = _run_leaders(positions) if masking.unit == "span" else None
+        leaders = _first_targets_of_runs(positions) if masking.unit == "span" else None
         rows.tokens[positions] = replace_targets(target_ids, draws, leaders, masking.replace, vocabulary)
     return Samples(rows.tokens, rows.offsets, positions, target_ids)
 
 
 def _select_units(
-    rows: LaidOutRows, units: Units, counts: NDArray[np.int64], slots: Slots, masking: MlmMasking, key: Key
+    rows: LaidOutRows,
+    units: Units,
+    counts: NDArray[np.int64],
+    slots: DrawSlots,
+    masking: MlmMasking,
+    key: Key,
 ) -> NDArray[np.bool_]:
     """Return [U] bool, whether the tokens of each unit are targets."""
     match masking.unit:
         case "token" | "whole_word" | "phrase" | "entity":
             if masking.count == "drawn":
-                return select_drawn(units, counts, slots, purpose_key(key, "drawn"))
+                return select_by_draw_count(units, counts, slots, purpose_key(key, "drawn"))
             return select_units(units, counts, slots, purpose_key(key, "targets"))
         case "ngram":
             weights, longest = masking.ngram_weights, masking.longest or _NGRAM_WORDS
             lengths = ngram_lengths(longest) if weights is None else LengthDraws.weighted(np.array(weights))
-            ngrams = StretchRule(lengths, overlap=False)
-            return select_stretches(
+            ngrams = SpanRule(lengths, overlap=False)
+            return select_spans(
                 units,
                 rows.separators,
                 budgets=counts,
@@ -349,8 +358,8 @@ def _select_units(
             )
         case "span":
             lengths = span_lengths(masking.span_p or _SPAN_P, masking.longest or _SPAN_WORDS)
-            spans = StretchRule(lengths, overlap=True)
-            return select_stretches(
+            spans = SpanRule(lengths, overlap=True)
+            return select_spans(
                 units,
                 rows.separators,
                 budgets=counts,
@@ -362,15 +371,15 @@ def _select_units(
             assert_never(masking.unit)
 
 
-def _row_draws(per_row: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np.uint64]:
+def _row_draws(per_row: NDArray[np.int64], slots: DrawSlots, key: Key) -> NDArray[np.uint64]:
     """Return [M] uint64, a draw for each target. Target r of a row uses the row's slot r."""
-    words = draws64(key, int(slots.edges[0]), int(slots.edges[-1]))
+    words = draw_uint64(key, int(slots.edges[0]), int(slots.edges[-1]))
     before = np.cumsum(per_row) - per_row
     shift = np.repeat(slots.edges[:-1] - slots.edges[0] - before, per_row)
     return words[shift + np.arange(len(shift))]
 
 
-def _run_leaders(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+def _first_targets_of_runs(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return [M] int64, for each of the sorted targets the number of the first target of its run of neighbours."""
     starts = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
     return np.repeat(starts, np.diff(np.append(starts, len(positions))))

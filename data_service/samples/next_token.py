@@ -14,12 +14,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.samples.masking import DrawlessMasking
+from data_service.samples.masking import DeterministicMasking
 from data_service.samples.packing import LaidOutRows
 from data_service.samples.samples import Samples
 
 
-class NextToken(DrawlessMasking):
+class NextToken(DeterministicMasking):
     """Next-token prediction (Radford et al., 2018, section 3.1), for encoders as in Gisserot-Boukhlef et al. (2025,
     arXiv 2507.00994).
     """

@@ -129,7 +129,7 @@ def concatenate_ranges(values: NDArray[V], starts: NDArray[np.int64], sizes: NDA
     return values[where]
 
 
-EDGE_TOKENS = 2  # <s> and </s>
+SPECIAL_TOKENS_PER_ROW = 2  # special tokens of a row: <s> and </s>
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class RowCuts:
     restarts: bool = False
 
     @classmethod
-    def paired(cls, segments: Segments) -> "RowCuts":
+    def from_segments(cls, segments: Segments) -> "RowCuts":
         """Return rows of segments, with a separator before each second one."""
         edges = np.append(0, np.cumsum(segments.sizes.sum(axis=1)))
         seconds = edges[:-1] + segments.sizes[:, 0]
@@ -161,7 +161,7 @@ class RowCuts:
     def restarted(cls, segments: Segments) -> "RowCuts":
         """Return rows of two segments each. The second has its own special tokens, and positions begin again with
         it."""
-        paired = cls.paired(segments)
+        paired = cls.from_segments(segments)
         return replace(paired, separators=np.repeat(paired.separators, 2), restarts=True)
 
     def __len__(self) -> int:
@@ -212,7 +212,7 @@ class RowCuts:
     @property
     def lengths(self) -> NDArray[np.int64]:
         """[N] int64, number of tokens of each row, special ones included."""
-        return np.diff(self.edges + np.searchsorted(self.separators, self.edges)) + EDGE_TOKENS
+        return np.diff(self.edges + np.searchsorted(self.separators, self.edges)) + SPECIAL_TOKENS_PER_ROW
 
 
 def cut_rows(
@@ -225,7 +225,7 @@ def cut_rows(
 
     `sentences`, `documents`: boundaries of the block, as in `Block`.
     """
-    room = length - EDGE_TOKENS
+    room = length - SPECIAL_TOKENS_PER_ROW
     starts = sentences[documents]  # token offsets of the documents, and the end
     match packing:
         case "contiguous":
@@ -251,7 +251,7 @@ def count_contiguous_rows(
 
     `tokens`, `documents`: [B], their numbers in each block.
     """
-    return -(-(tokens + documents - 1) // (length - EDGE_TOKENS))
+    return -(-(tokens + documents - 1) // (length - SPECIAL_TOKENS_PER_ROW))
 
 
 def _contiguous_edges(starts: NDArray[np.int64], room: int) -> NDArray[np.int64]:
@@ -284,7 +284,7 @@ def _greedy_edges(
     begins_document = np.zeros(len(sentences) - 1, dtype=np.int64)
     begins_document[np.searchsorted(sentences, starts[1:-1])] = 1
     document = np.cumsum(begins_document)
-    if cross_documents:  # a separator takes a place: count those before each sentence's start and end
+    if cross_documents:  # separators take places, too: count those before each sentence's start and end
         begin, end = sentences[:-1] + document, sentences[1:] + document
         following = np.searchsorted(end, begin + room, side="right")
     else:
@@ -316,7 +316,7 @@ class LaidOutRows:
 
     def places(self, text: NDArray[np.int64], per_row: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the indices in `tokens` of sorted text offsets. `per_row`: [N], number of the offsets in each row."""
-        shift = np.repeat(1 + EDGE_TOKENS * np.arange(len(per_row)), per_row)
+        shift = np.repeat(1 + SPECIAL_TOKENS_PER_ROW * np.arange(len(per_row)), per_row)
         if len(self.separators):
             passed = np.searchsorted(text, self.separators)
             shift += np.repeat(np.arange(len(passed) + 1), np.diff(passed, prepend=0, append=len(text)))
@@ -336,9 +336,9 @@ def lay_out(text: Tokens, rows: RowCuts, start: int, stop: int, special: Special
     low, high = np.searchsorted(rows.separators, (first, last))
     separators = rows.separators[low:high] - first
     before = np.searchsorted(separators, edges)
-    offsets = edges + before + EDGE_TOKENS * np.arange(len(edges))
+    offsets = edges + before + SPECIAL_TOKENS_PER_ROW * np.arange(len(edges))
     row_of = np.searchsorted(edges, separators, side="right")
-    between = separators + np.arange(len(separators)) + EDGE_TOKENS * row_of - 1
+    between = separators + np.arange(len(separators)) + SPECIAL_TOKENS_PER_ROW * row_of - 1
 
     tokens = np.empty(offsets[-1], dtype=text.dtype)
     is_text = np.ones(len(tokens), dtype=np.bool_)

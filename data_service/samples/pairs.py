@@ -29,17 +29,17 @@ from pydantic import PositiveInt
 
 from data_service.errors import CorpusError
 from data_service.rng import Key
-from data_service.samples.packing import EDGE_TOKENS, Packing, RowCuts, RowInput, Segments
+from data_service.samples.packing import SPECIAL_TOKENS_PER_ROW, Packing, RowCuts, RowInput, Segments
 from data_service.samples.sentence_chunks import (
     PAIR_SPECIAL_TOKENS,
-    Ends,
-    Numbers,
+    SentenceNumbers,
     Sentences,
+    TokenRanges,
+    chunk_starts,
     draw_below,
     draw_bernoulli,
-    draw_other_text,
+    draw_random_second_segments,
     draw_target_lengths,
-    follow_chunks,
     truncate_pairs,
 )
 from data_service.types import Block, Share
@@ -48,7 +48,7 @@ _SHORT_ROW_TOKENS = 5  # least target length of ELECTRA's short rows, special to
 TRANSLATION_TEXTS = 2  # texts of a translation: query and positive, without negatives
 
 
-class DrawnRows(RowInput):
+class RandomlyCutRows(RowInput):
     """Rows whose boundaries are drawn.
 
     Attributes:
@@ -66,7 +66,7 @@ class DrawnRows(RowInput):
         return self.model_copy(update={"copies": 1})
 
 
-class _RandomPairs(DrawnRows):
+class _RandomPairs(RandomlyCutRows):
     """Rows of two segments, of which the second follows the first or is drawn from another document.
 
     Attributes:
@@ -105,7 +105,7 @@ def segment_pairs(block: Block, config: SegmentPairs, length: int, key: Key) -> 
     end = sentences.fill(every, targets)
     split = every + 1 + draw_below(key, "split", every, np.maximum(end - every - 1, 1))
     random = (split == end) | draw_bernoulli(key, "random", every, config.random)
-    first = follow_chunks(np.where(random, split, end))
+    first = chunk_starts(np.where(random, split, end))
     split, end, random = split[first], end[first], random[first]
     a = sentences.span(first, split)
     b = sentences.span(split, end)
@@ -128,7 +128,7 @@ def sentence_pairs(block: Block, config: SentencePairs, length: int, key: Key) -
     every = np.arange(len(sentences))
     last = every + 1 == sentences.document_end(every)
     random = last | draw_bernoulli(key, "random", every, config.random)
-    first = follow_chunks(every + np.where(random, 1, 2))
+    first = chunk_starts(every + np.where(random, 1, 2))
     random = random[first]
     a = sentences.span(first, first + 1)
     b = sentences.span(first + 1, np.where(random, first + 1, first + 2))
@@ -145,22 +145,22 @@ def sentence_pairs(block: Block, config: SentencePairs, length: int, key: Key) -
 
 def _pair_segments(
     sentences: Sentences,
-    following: tuple[Ends, Ends],
-    first: Numbers,
+    following: tuple[TokenRanges, TokenRanges],
+    first: SentenceNumbers,
     random: NDArray[np.bool_],
-    wanted: Numbers,
+    wanted: SentenceNumbers,
     room: int,
     key: Key,
 ) -> Segments:
     """Return segments cut to `room`. If `random`, B is `wanted` tokens from elsewhere in place of the following
     text."""
     a, b = following
-    other = draw_other_text(sentences, first, wanted, key)
+    other = draw_random_second_segments(sentences, first, wanted, key)
     b = (np.where(random, other[0], b[0]), np.where(random, other[1], b[1]))
     return Segments.from_ends(*truncate_pairs(a, b, room, key), random.astype(np.int8))
 
 
-class OrderedPairs(DrawnRows):
+class OrderedPairs(RandomlyCutRows):
     """Rows of two consecutive segments, swapped or not (Lan et al. 2019, section 3.1).
 
     Attributes:
@@ -188,22 +188,24 @@ def ordered_pairs(block: Block, config: OrderedPairs, length: int, key: Key) -> 
     every = np.arange(len(sentences))
     targets = draw_target_lengths(sentences, room, config.short, key)
     end = np.minimum(sentences.fill(every, targets), sentences.fit(every, room))
-    first = follow_chunks(end)
+    first = chunk_starts(end)
     end = end[first]
     start, stop = sentences.span(first, end)
     middle = _random_middles(sentences, first, end, key)
     random = (end == first + 1) & (config.lone_sentence == "random")
     middle = np.where(random, stop, middle)
     swapped = (middle < stop) & draw_bernoulli(key, "swapped", first, config.swapped)
-    a, b = _halves(start, middle, stop, swapped)
+    a, b = _ranges_around_middle(start, middle, stop, swapped)
     if random.any():
-        other = draw_other_text(sentences, first, targets[first] - (stop - start), key)
+        other = draw_random_second_segments(sentences, first, targets[first] - (stop - start), key)
         b = (np.where(random, other[0], b[0]), np.where(random, other[1], b[1]))
         a, b = truncate_pairs(a, b, room, key)
     return Segments.from_ends(a, b, (swapped | random).astype(np.int8))
 
 
-def _random_middles(sentences: Sentences, first: Numbers, end: Numbers, key: Key) -> Numbers:
+def _random_middles(
+    sentences: Sentences, first: SentenceNumbers, end: SentenceNumbers, key: Key
+) -> SentenceNumbers:
     """Return [N], the token offsets at which chunks are cut in two.
 
     They are cut between sentences; a chunk of one sentence is cut between tokens, if it has at least two.
@@ -215,7 +217,9 @@ def _random_middles(sentences: Sentences, first: Numbers, end: Numbers, key: Key
     return np.where(lone, start + cut, sentences.edges[np.minimum(first + cut, end)])
 
 
-def _halves(start: Numbers, middle: Numbers, stop: Numbers, swapped: NDArray[np.bool_]) -> tuple[Ends, Ends]:
+def _ranges_around_middle(
+    start: SentenceNumbers, middle: SentenceNumbers, stop: SentenceNumbers, swapped: NDArray[np.bool_]
+) -> tuple[TokenRanges, TokenRanges]:
     """Return the ranges before and after `middle`; the other way round if `swapped`."""
     return (
         (np.where(swapped, middle, start), np.where(swapped, stop, middle)),
@@ -223,7 +227,7 @@ def _halves(start: Numbers, middle: Numbers, stop: Numbers, swapped: NDArray[np.
     )
 
 
-class TwoSegments(DrawnRows):
+class TwoSegments(RandomlyCutRows):
     """Rows of consecutive text, usually as two segments, without a label (google-research/electra,
     build_pretraining_dataset.py).
 
@@ -249,9 +253,9 @@ def two_segments(block: Block, config: TwoSegments, length: int, key: Key) -> Se
     short = draw_bernoulli(key, "short", every, config.short)
     drawn = _SHORT_ROW_TOKENS + draw_below(key, "short target", every, length - _SHORT_ROW_TOKENS + 1)
     targets = np.where(short, drawn, length)
-    room = np.where(single, length - EDGE_TOKENS, length - PAIR_SPECIAL_TOKENS)
+    room = np.where(single, length - SPECIAL_TOKENS_PER_ROW, length - PAIR_SPECIAL_TOKENS)
     end = np.minimum(sentences.fill(every, targets), sentences.fit(every, room))
-    first = follow_chunks(end)
+    first = chunk_starts(end)
     end, single = end[first], single[first]
     half = (targets[first] - PAIR_SPECIAL_TOKENS) // 2
     split = np.clip(np.searchsorted(sentences.edges, sentences.edges[first] + half) - 1, first + 1, end)
@@ -288,11 +292,13 @@ def translation_rows(block: Block, length: int) -> RowCuts:
         )
     first = block.documents[:-1, None] + np.arange(TRANSLATION_TEXTS)
     starts = block.sentences[first]
-    sizes = _shortened_sizes(block.sentences[first + 1] - starts, length - TRANSLATION_TEXTS * EDGE_TOKENS)
+    sizes = _fit_pair_sizes(
+        block.sentences[first + 1] - starts, length - TRANSLATION_TEXTS * SPECIAL_TOKENS_PER_ROW
+    )
     return RowCuts.restarted(Segments(starts, sizes, None))
 
 
-def _shortened_sizes(sizes: NDArray[np.int64], room: int) -> NDArray[np.int64]:
+def _fit_pair_sizes(sizes: NDArray[np.int64], room: int) -> NDArray[np.int64]:
     """Return [N, 2] sizes of pairs shortened to at most `room` tokens.
 
     The longer text is shortened, down to half of the room at most; then the other is, too.

@@ -48,7 +48,7 @@ class PermutedPrediction(BaseModel):
         return self.predict
 
     @property
-    def goals(self) -> tuple[int, int]:
+    def target_counts(self) -> tuple[int, int]:
         """Numbers of targets in a row's two parts."""
         return self.predict - self.predict // 2, self.predict // 2
 
@@ -92,34 +92,35 @@ def _ranks(ordered: NDArray[np.bool_], keys: NDArray[np.uint32], permutation: in
     return ranks
 
 
-_NO_DRAW = np.uint64(0xFFFFFFFFFFFFFFFF)
+_MAX_UINT64 = np.uint64(0xFFFFFFFFFFFFFFFF)
 _LOW_32_BITS = np.uint64(0xFFFFFFFF)
-_HALF_BITS = np.uint64(32)
+_KEY_SHIFT_BITS = np.uint64(32)
 
 
 def choose_targets(
-    begins: NDArray[np.bool_],
-    fixed: NDArray[np.bool_],
-    goal: int,
+    word_starts: NDArray[np.bool_],
+    special_mask: NDArray[np.bool_],
+    target_count: int,
     config: PermutedPrediction,
     draws: NDArray[np.uint64],
     keys: NDArray[np.uint32],
 ) -> NDArray[np.bool_]:
-    """Return [N, P] bool, the targets: `goal` tokens of each row of P tokens, or all that are not fixed if fewer.
+    """Return [N, P] bool, the targets: `target_count` tokens of each row of P tokens, or all that are not fixed if
+    fewer.
 
     Args:
-        begins: [N, P] bool, whether a word begins with the token. Fixed tokens and those after them count as
+        word_starts: [N, P] bool, whether a word begins with the token. Fixed tokens and those after them count as
         beginnings. fixed: [N, P] bool, whether the token is never chosen. goal: number of tokens to choose in each
-        row. config: settings by which n-grams are drawn. draws: [N, D], one draw for each n-gram; D = `goal` is
+        row. config: settings by which n-grams are drawn. draws: [N, D], one draw for each n-gram; D = `target_count` is
         always enough. keys: [N, P] random numbers by which single tokens are chosen.
     """
-    chosen = choose_ngrams(begins, fixed, goal, config, draws)
-    free = ~(chosen | fixed)
-    missing = np.minimum(goal - chosen.sum(axis=1), free.sum(axis=1))
+    chosen = choose_ngrams(word_starts, special_mask, target_count, config, draws)
+    free = ~(chosen | special_mask)
+    missing = np.minimum(target_count - chosen.sum(axis=1), free.sum(axis=1))
     most = int(missing.max(initial=0))
     if most:
         columns = np.arange(free.shape[1], dtype=np.uint64)
-        order = np.where(free, (keys.astype(np.uint64) << _HALF_BITS) | columns, _NO_DRAW)
+        order = np.where(free, (keys.astype(np.uint64) << _KEY_SHIFT_BITS) | columns, _MAX_UINT64)
         first = np.sort(np.partition(order, most - 1, axis=1)[:, :most], axis=1)
         rows, number = np.nonzero(np.arange(most) < missing[:, None])
         chosen[rows, (first[rows, number] & _LOW_32_BITS).view(np.int64)] = True
@@ -129,21 +130,22 @@ def choose_targets(
 def choose_ngrams(
     begins: NDArray[np.bool_],
     fixed: NDArray[np.bool_],
-    goal: int,
+    target_count: int,
     config: PermutedPrediction,
     draws: NDArray[np.uint64],
 ) -> NDArray[np.bool_]:
-    """Return [N, P] bool, the targets in n-grams, at most `goal` in a row. Arguments as for `choose_targets`."""
+    """Return [N, P] bool, the targets in n-grams, at most `target_count` in a row. Arguments as for
+    `choose_targets`."""
     rows, width = begins.shape
     units = _RowUnits(begins, fixed)
     likely = _ngram_thresholds(config.longest)
     row = np.arange(rows)
-    at, left = row * (width + 1), np.full(rows, goal)
+    at, left = row * (width + 1), np.full(rows, target_count)
     marks = np.zeros(rows * (width + 1) + 1, dtype=np.int8)
     # Each turn of the loop draws one n-gram of every row.
     for of_turn in draws.T:
         word = of_turn[row]
-        n = np.minimum(1 + np.searchsorted(likely, word >> _HALF_BITS, side="right"), left)
+        n = np.minimum(1 + np.searchsorted(likely, word >> _KEY_SHIFT_BITS, side="right"), left)
         context = n * config.context // config.chosen
         passed = scale_draws(word.astype(np.uint32), context)
         end_of_row = row * (width + 1) + width
@@ -174,15 +176,15 @@ class _RowUnits:
         number = np.arange(len(self._places))
         barrier = is_fixed[self._places]
         last = len(number) - 1
-        self._next_word = _minimum_from_each(np.where(barrier, last, number))
-        self._next_fixed = _minimum_from_each(np.where(barrier, number, last))
+        self._next_word = _reversed_cumulative_minimum(np.where(barrier, last, number))
+        self._next_fixed = _reversed_cumulative_minimum(np.where(barrier, number, last))
 
     def ngram(
-        self, at: NDArray[np.int64], n: NDArray[np.int64], most: NDArray[np.int64], whole_words: bool
+        self, at: NDArray[np.int64], n: NDArray[np.int64], max_tokens: NDArray[np.int64], whole_words: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the places at which the n-gram after each place `at` starts and stops. They are equal if none fits.
 
-        n counts words or, from a word's beginning on, tokens. An n-gram of words has at most `most` tokens.
+        n counts words or, from a word's beginning on, tokens. An n-gram of words has at most `max_tokens` tokens.
         """
         unit = self._next_word[self._from[at]]
         start, barrier = self._places[unit], self._next_fixed[unit]
@@ -190,13 +192,13 @@ class _RowUnits:
             return start, np.minimum(start + n, self._places[barrier])
         last = np.minimum(unit + n, barrier)
         stop = self._places[last]
-        while len(over := np.flatnonzero(stop - start > most)):
+        while len(over := np.flatnonzero(stop - start > max_tokens)):
             last[over] -= 1
             stop[over] = self._places[last[over]]
         return start, stop
 
 
-def _minimum_from_each(units: NDArray[np.int64]) -> NDArray[np.int64]:
+def _reversed_cumulative_minimum(units: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the smallest of each number and those after it."""
     smallest: NDArray[np.int64] = np.minimum.accumulate(units[::-1])[::-1]
     return smallest

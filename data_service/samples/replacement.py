@@ -15,7 +15,7 @@ from data_service.rng import scale_draws
 from data_service.types import Share, Tokens
 
 _DRAW_RANGE = 1 << 32
-_LATER_SHARES = ("similar",)  # shares that later versions added: they are not written if they are 0
+_SHARES_OMITTED_IF_ZERO = ("similar",)  # shares that later versions added: they are not written if they are 0
 
 
 class Replacement(BaseModel):
@@ -40,7 +40,7 @@ class Replacement(BaseModel):
     random_from: Literal["vocabulary", "unigram"] = "vocabulary"
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
+    def _check_shares(self) -> Self:
         shares = {"mask": self.mask, "random": self.random, "keep": self.keep, **self.word_shares}
         if abs(sum(shares.values()) - 1) > 1e-9:
             raise ValueError(f"{' + '.join(shares)} is {sum(shares.values()):g}, it must be 1")
@@ -51,14 +51,18 @@ class Replacement(BaseModel):
         return self
 
     @model_serializer(mode="wrap")
-    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _omit_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out shares that later versions added if they are 0, so that older specs keep their JSON."""
-        return {name: value for name, value in serialize(self).items() if name not in _LATER_SHARES or value}
+        return {
+            name: value
+            for name, value in serialize(self).items()
+            if name not in _SHARES_OMITTED_IF_ZERO or value
+        }
 
     @property
     def word_shares(self) -> dict[str, float]:
         """Shares above 0 of rules that replace whole words. If there is one, all shares are of words."""
-        return {name: share for name in _LATER_SHARES if (share := getattr(self, name))}
+        return {name: share for name in _SHARES_OMITTED_IF_ZERO if (share := getattr(self, name))}
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class Vocabulary:
 def replace_targets(
     target_ids: Tokens,
     draws: NDArray[np.uint64],
-    leaders: NDArray[np.int64] | None,
+    first_target_of_run: NDArray[np.int64] | None,
     replace: Replacement,
     vocabulary: Vocabulary,
 ) -> Tokens:
@@ -100,13 +104,14 @@ def replace_targets(
     Args:
         target_ids: [M], ids of the targets.
         draws: [M] uniform 64-bit draws. The upper half decides how a target is replaced, the lower half its random id.
-        leaders: [M], number of the target whose draw decides how each target is replaced; None if each has its own.
+        first_target_of_run: [M], number of the target whose draw decides how each target is replaced; None if each has
+            its own.
         replace: shares of the ways of replacement.
         vocabulary: ids that may be written.
     """
     action = draws >> np.uint64(32)
-    if leaders is not None:
-        action = action[leaders]
+    if first_target_of_run is not None:
+        action = action[first_target_of_run]
     masked = action < round(replace.mask * _DRAW_RANGE)
     randomised = np.flatnonzero(~masked & (action < round((replace.mask + replace.random) * _DRAW_RANGE)))
     ids = target_ids.copy()

@@ -95,8 +95,8 @@ class Samples:
 _AXES: dict[str, ColumnAxis] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(Samples, include_extras=True).items()
 }
-_OFFSETS = ("offsets", "corrupted_offsets")
-_INDICES = ("target_positions", "holes")  # columns of indices in `tokens`, shifted when rows move
+_OFFSET_COLUMNS = ("offsets", "corrupted_offsets")
+_INDEX_COLUMNS = ("target_positions", "holes")  # columns of indices in `tokens`, shifted when rows move
 
 
 def _columns(samples: Samples) -> dict[str, NDArray[Any]]:
@@ -108,8 +108,10 @@ def _columns(samples: Samples) -> dict[str, NDArray[Any]]:
 def _axis_edges(samples: Samples, chosen: Sequence[int] | slice) -> dict[ColumnAxis, Edges]:
     """Return where the rows begin and end along each ragged axis: those that `chosen` takes of [N + 1] edges."""
     columns, offsets = _columns(samples), samples.offsets[chosen]
-    places = {_AXES[name]: np.searchsorted(columns[name], offsets) for name in _INDICES if name in columns}
-    return {_AXES[name]: columns[name][chosen] for name in _OFFSETS if name in columns} | places
+    places = {
+        _AXES[name]: np.searchsorted(columns[name], offsets) for name in _INDEX_COLUMNS if name in columns
+    }
+    return {_AXES[name]: columns[name][chosen] for name in _OFFSET_COLUMNS if name in columns} | places
 
 
 def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
@@ -120,21 +122,23 @@ def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
     for name, column in _columns(samples).items():
         if _AXES[name] is ColumnAxis.ROW:
             found[name] = column[start:stop]
-        elif name in _OFFSETS:
+        elif name in _OFFSET_COLUMNS:
             found[name] = column[start : stop + 1] - column[start]
         else:
             first, last = edges[_AXES[name]]
             found[name] = (
-                column[first:last] - edges[ColumnAxis.TOKEN][0] if name in _INDICES else column[first:last]
+                column[first:last] - edges[ColumnAxis.TOKEN][0]
+                if name in _INDEX_COLUMNS
+                else column[first:last]
             )
     return Samples(**found)
 
 
-def row_holes(
-    places: NDArray[np.int64], offsets: NDArray[np.int64], lost: NDArray[np.bool_]
+def removed_token_indices(
+    places: NDArray[np.int64], offsets: NDArray[np.int64], removed_rows: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Return `Samples.holes` of rows at `offsets`: `places`, and all tokens of the rows that are `lost` [N]."""
-    found = np.repeat(lost, np.diff(offsets))
+    """Return `Samples.holes` of rows at `offsets`: `places`, and all tokens of the rows that are `removed_rows` [N]."""
+    found = np.repeat(removed_rows, np.diff(offsets))
     found[places] = True
     return np.flatnonzero(found)
 
@@ -150,17 +154,17 @@ def join_rows(parts: Sequence[Samples]) -> Samples:
         present = [(part[name], shift) for part, shift in zip(columns, shifts, strict=False) if name in part]
         if not present:
             continue
-        if name in _OFFSETS:
+        if name in _OFFSET_COLUMNS:
             lengths = np.concatenate([np.diff(column) for column, _ in present])
             found[name] = np.append(0, np.cumsum(lengths))
         else:
             found[name] = np.concatenate(
-                [column + shift if name in _INDICES else column for column, shift in present]
+                [column + shift if name in _INDEX_COLUMNS else column for column, shift in present]
             )
     return Samples(**found)
 
 
-def deal_rows(samples: Samples, parts: Iterable[NDArray[np.int64]]) -> list[Samples]:
+def distribute_rows(samples: Samples, parts: Iterable[NDArray[np.int64]]) -> list[Samples]:
     """Return for each of `parts`, [N] row numbers, the samples of these rows, in this order."""
     edges = _axis_edges(samples, slice(None))
     return [_take_rows(samples, edges, part) for part in parts]
@@ -176,8 +180,8 @@ def _take_rows(samples: Samples, edges: Mapping[ColumnAxis, Edges], rows: NDArra
             found[name] = column[rows]
             continue
         where, offsets = taken[_AXES[name]]
-        found[name] = offsets if name in _OFFSETS else column[where]
-        if name in _INDICES:
+        found[name] = offsets if name in _OFFSET_COLUMNS else column[where]
+        if name in _INDEX_COLUMNS:
             found[name] += np.repeat(moved, np.diff(offsets))
     return Samples(**found)
 

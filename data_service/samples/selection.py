@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.rng import Key, draws32, draws64, scale_draws, stream_key
+from data_service.rng import Key, draw_uint32, draw_uint64, scale_draws, stream_key
 from data_service.types import Tokens
 
 
@@ -36,7 +36,7 @@ class Units:
         starts = chosen if self.starts is None else self.starts[chosen]
         return starts if self.sizes is None else expand_ranges(starts, self.sizes[chosen])
 
-    def of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def units_in_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of the units in `rows`, row after row."""
         return expand_ranges(self.edges[rows], self.edges[rows + 1] - self.edges[rows])
 
@@ -47,10 +47,10 @@ def expand_ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArra
     return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
 
 
-def fixed_positions(text: Tokens, never: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return the sorted offsets of the tokens whose id is in `never`. Usually there are none."""
+def fixed_positions(text: Tokens, excluded_ids: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return the sorted offsets of the tokens whose id is in `excluded_ids`. Usually there are none."""
     found = np.zeros(len(text), dtype=np.bool_)
-    for token in never:
+    for token in excluded_ids:
         found |= text == token
     return np.flatnonzero(found)
 
@@ -64,20 +64,23 @@ def token_units(edges: NDArray[np.int64], fixed: NDArray[np.int64]) -> Units:
 
 
 def word_units(
-    starts: NDArray[np.bool_], edges: NDArray[np.int64], fixed: NDArray[np.int64], breaks: NDArray[np.int64]
+    starts: NDArray[np.bool_],
+    edges: NDArray[np.int64],
+    fixed: NDArray[np.int64],
+    separator_offsets: NDArray[np.int64],
 ) -> Units:
     """Return units of whole words. A word extends from a piece that begins one to the next such piece.
 
-    Words also end at ends of rows, at `breaks` and at `fixed` tokens.
+    Words also end at ends of rows, at `separator_offsets` and at `fixed` tokens.
 
     Args:
         starts: [T] bool, whether a word, or another unit, begins with each token of the rows.
         edges: [N + 1] int64, text offsets; row i is text edges[i] to edges[i + 1].
         fixed: offsets of tokens that belong to no unit.
-        breaks: offsets at which a word always begins (sentence starts).
+        separator_offsets: offsets at which a word always begins (sentence starts).
     """
     begins = np.append(starts, True)
-    for always in (edges, breaks, fixed, fixed + 1):
+    for always in (edges, separator_offsets, fixed, fixed + 1):
         begins[always] = True
     places = np.flatnonzero(begins)
     firsts, sizes = places[:-1], np.diff(places)
@@ -88,13 +91,13 @@ def word_units(
     return Units(np.searchsorted(firsts, edges), firsts, sizes)
 
 
-_DRAW_MARGIN = 1.06  # factor by which slots exceed the expected number of draws
-_SPARE_SLOTS = 10  # further slots of each row
-_FRACTION_BITS = 16
+_EXPECTED_DRAWS_FACTOR = 1.06  # factor by which slots exceed the expected number of draws
+_SPARE_SLOTS_PER_ROW = 10  # slots that each row has in addition
+_FIXED_POINT_BITS = 16
 
 
 @dataclass(frozen=True)
-class Slots:
+class DrawSlots:
     """The places of each row's draws in the streams of its block.
 
     Attributes:
@@ -107,23 +110,23 @@ class Slots:
     first_row: int
 
     @classmethod
-    def for_rate(cls, text_edges: NDArray[np.int64], first_row: int, rate: float) -> "Slots":
+    def for_rate(cls, text_edges: NDArray[np.int64], first_row: int, rate: float) -> "DrawSlots":
         """Return slots for selecting a share `rate` (below 1) of the tokens of each row.
 
         `text_edges`: [N + 1], offsets in the block's text; row i lies from text_edges[i] to text_edges[i + 1].
         """
         # Draws per token after which the share `rate` of a long row has been drawn.
         expected = -math.log1p(-rate)
-        per_token = math.ceil(expected * _DRAW_MARGIN * (1 << _FRACTION_BITS))
+        per_token = math.ceil(expected * _EXPECTED_DRAWS_FACTOR * (1 << _FIXED_POINT_BITS))
         rows = np.arange(first_row, first_row + len(text_edges))
-        return cls(((text_edges * per_token) >> _FRACTION_BITS) + _SPARE_SLOTS * rows, first_row)
+        return cls(((text_edges * per_token) >> _FIXED_POINT_BITS) + _SPARE_SLOTS_PER_ROW * rows, first_row)
 
     @property
     def counts(self) -> NDArray[np.int64]:
         return np.diff(self.edges)
 
 
-def select_units(units: Units, budgets: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np.bool_]:
+def select_units(units: Units, budgets: NDArray[np.int64], slots: DrawSlots, key: Key) -> NDArray[np.bool_]:
     """Return [U] bool, whether each unit is selected.
 
     Of single tokens, exactly `budgets` [N] are selected in each row. Words are taken in random order, and those that
@@ -139,14 +142,16 @@ def select_units(units: Units, budgets: NDArray[np.int64], slots: Slots, key: Ke
     if units.sizes is None:
         left = _select_first(chosen, drawn, counts, first, budgets)
     else:
-        left = _select_fitting(
+        left = _select_until_budget(
             chosen, drawn[first], np.repeat(np.arange(len(counts)), counts)[first], units.sizes, budgets
         )
     select_remaining(chosen, units, left, slots.first_row, key)
     return chosen
 
 
-def select_drawn(units: Units, draws: NDArray[np.int64], slots: Slots, key: Key) -> NDArray[np.bool_]:
+def select_by_draw_count(
+    units: Units, draws: NDArray[np.int64], slots: DrawSlots, key: Key
+) -> NDArray[np.bool_]:
     """Return [U] bool, whether each unit is drawn if `draws` [N] units of each row are drawn with replacement."""
     chosen = np.zeros(int(units.edges[-1]), dtype=np.bool_)
     drawn, counts = _draw_units(units, slots, key)
@@ -155,10 +160,10 @@ def select_drawn(units: Units, draws: NDArray[np.int64], slots: Slots, key: Key)
     return chosen
 
 
-def _draw_units(units: Units, slots: Slots, key: Key) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _draw_units(units: Units, slots: DrawSlots, key: Key) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return units drawn with replacement, row after row, and their number in each row (0 if a row has no unit)."""
     counts, available = slots.counts, np.diff(units.edges)
-    draws = draws32(key, int(slots.edges[0]), int(slots.edges[-1]))
+    draws = draw_uint32(key, int(slots.edges[0]), int(slots.edges[-1]))
     if not available.all():
         draws = draws[np.repeat(available > 0, counts)]
         counts = np.where(available > 0, counts, 0)
@@ -184,7 +189,7 @@ def _select_first(
     return lacking
 
 
-def _select_fitting(
+def _select_until_budget(
     chosen: NDArray[np.bool_],
     drawn: NDArray[np.int64],
     row: NDArray[np.int64],
@@ -211,21 +216,26 @@ def _select_fitting(
 
 
 def select_remaining(
-    chosen: NDArray[np.bool_], units: Units, left: NDArray[np.int64], first_row: int, key: Key
+    chosen: NDArray[np.bool_], units: Units, remaining_tokens: NDArray[np.int64], first_row: int, key: Key
 ) -> None:
-    """Select further units of each row in random order, as far as they fit into its `left` [N] tokens.
+    """Select further units of each row in random order, as far as they fit into its `remaining_tokens` [N] tokens.
 
     This goes row by row, because only few rows have such a unit. `first_row`: number of the first row in its block.
     """
-    rows = np.flatnonzero(left)
+    rows = np.flatnonzero(remaining_tokens)
     if units.sizes is not None and len(rows):
-        rest = units.of_rows(rows)
+        rest = units.units_in_rows(rows)
         number = np.repeat(np.arange(len(rows)), np.diff(units.edges)[rows])
-        fits = ~chosen[rest] & (units.sizes[rest] <= left[rows][number])
+        fits = ~chosen[rest] & (units.sizes[rest] <= remaining_tokens[rows][number])
         rows = rows[np.bincount(number[fits], minlength=len(rows)) > 0]
     for row in rows:
         _select_remaining_in_row(
-            chosen, units, row=int(row), left=int(left[row]), row_in_block=first_row + int(row), key=key
+            chosen,
+            units,
+            row=int(row),
+            left=int(remaining_tokens[row]),
+            row_in_block=first_row + int(row),
+            key=key,
         )
 
 
@@ -236,7 +246,7 @@ def _select_remaining_in_row(
     rest = start + np.flatnonzero(~chosen[start:stop])
     if units.sizes is not None:
         rest = rest[units.sizes[rest] <= left]
-    order = np.argsort(draws64(stream_key(key.hex(), row_in_block), 0, len(rest)), kind="stable")
+    order = np.argsort(draw_uint64(stream_key(key.hex(), row_in_block), 0, len(rest)), kind="stable")
     for unit in rest[order]:
         size = 1 if units.sizes is None else int(units.sizes[unit])
         if size <= left:

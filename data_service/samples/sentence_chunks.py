@@ -12,16 +12,16 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.rng import Key, draws32, draws64, scale_draws, stream_key
+from data_service.rng import Key, draw_uint32, draw_uint64, scale_draws, stream_key
 from data_service.samples.packing import cut_long_sentences
 from data_service.types import Block
 
 PAIR_SPECIAL_TOKENS = 3  # special tokens of a row of two segments
 _DRAW_RANGE = 1 << 32
-_WORD_BITS = 64
+_BITS_PER_DRAW = 64
 
-Numbers = NDArray[np.int64]
-Ends = tuple[Numbers, Numbers]
+SentenceNumbers = NDArray[np.int64]
+TokenRanges = tuple[SentenceNumbers, SentenceNumbers]
 """Token offsets at which segments start and stop, each [N]."""
 
 
@@ -35,9 +35,9 @@ class Sentences:
         document: [S] int64, number of the document that each sentence belongs to.
     """
 
-    edges: Numbers
-    documents: Numbers
-    document: Numbers
+    edges: SentenceNumbers
+    documents: SentenceNumbers
+    document: SentenceNumbers
 
     @classmethod
     def from_block(cls, block: Block, longest: int | None = None) -> Self:
@@ -52,18 +52,18 @@ class Sentences:
     def __len__(self) -> int:
         return len(self.document)
 
-    def document_end(self, first: Numbers) -> Numbers:
+    def document_end(self, first: SentenceNumbers) -> SentenceNumbers:
         """Return, for each sentence of `first`, the number of the sentence after the end of its document."""
         return self.documents[self.document[first] + 1]
 
-    def fill(self, first: Numbers, tokens: Numbers) -> Numbers:
+    def fill(self, first: SentenceNumbers, tokens: SentenceNumbers) -> SentenceNumbers:
         """Return the ends of chunks that begin at sentences `first` and continue until they have `tokens` tokens, or
         the document ends.
         """
         reached = np.searchsorted(self.edges, self.edges[first] + tokens)
         return np.clip(reached, first + 1, self.document_end(first))
 
-    def fit(self, first: Numbers, tokens: Numbers | int) -> Numbers:
+    def fit(self, first: SentenceNumbers, tokens: SentenceNumbers | int) -> SentenceNumbers:
         """Return the ends of the longest chunks that begin at sentences `first` and have at most `tokens` tokens.
 
         A chunk has at least its first sentence, even if that is longer.
@@ -71,12 +71,12 @@ class Sentences:
         reached = np.searchsorted(self.edges, self.edges[first] + tokens, side="right") - 1
         return np.clip(reached, first + 1, self.document_end(first))
 
-    def span(self, first: Numbers, stop: Numbers) -> Ends:
+    def span(self, first: SentenceNumbers, stop: SentenceNumbers) -> TokenRanges:
         """Return the token offsets at which sentences `first` to `stop` begin and end."""
         return self.edges[first], self.edges[stop]
 
 
-def follow_chunks(following: Numbers) -> Numbers:
+def chunk_starts(following: SentenceNumbers) -> SentenceNumbers:
     """Return [N], the sentences at which chunks begin, from 0 on. `following`: the next such sentence after each."""
     table, found, at = following.tolist(), [], 0
     while at < len(table):
@@ -85,29 +85,33 @@ def follow_chunks(following: Numbers) -> Numbers:
     return np.array(found, dtype=np.int64)
 
 
-def draw_below(key: Key, purpose: str, which: Numbers, bounds: Numbers | int) -> Numbers:
-    """Return [N] draws, uniform over 0 to `bounds` - 1. `which`: [N], numbers of the draws in the stream."""
-    draws = draws32(stream_key(key.hex(), purpose), 0, int(which.max(initial=-1)) + 1)
-    return scale_draws(draws[which], bounds)
+def draw_below(
+    key: Key, purpose: str, draw_numbers: SentenceNumbers, bounds: SentenceNumbers | int
+) -> SentenceNumbers:
+    """Return [N] draws, uniform over 0 to `bounds` - 1. `draw_numbers`: [N], numbers of the draws in the stream."""
+    draws = draw_uint32(stream_key(key.hex(), purpose), 0, int(draw_numbers.max(initial=-1)) + 1)
+    return scale_draws(draws[draw_numbers], bounds)
 
 
-def draw_bernoulli(key: Key, purpose: str, which: Numbers, share: float) -> NDArray[np.bool_]:
+def draw_bernoulli(key: Key, purpose: str, draw_numbers: SentenceNumbers, share: float) -> NDArray[np.bool_]:
     """Return [N] bool, each true with probability `share`."""
-    return draw_below(key, purpose, which, _DRAW_RANGE) < round(share * _DRAW_RANGE)
+    return draw_below(key, purpose, draw_numbers, _DRAW_RANGE) < round(share * _DRAW_RANGE)
 
 
-def draw_target_lengths(sentences: Sentences, room: int, short: float, key: Key) -> Numbers:
+def draw_target_lengths(sentences: Sentences, room: int, short_share: float, key: Key) -> SentenceNumbers:
     """Return [S], the number of tokens to which a chunk that begins at each sentence is filled.
 
-    It is `room`, or in a share `short` of the documents a number uniform in 2 to `room`.
+    It is `room`, or in a share `short_share` of the documents a number uniform in 2 to `room`.
     """
     documents = np.arange(len(sentences.documents) - 1)
-    is_short = draw_bernoulli(key, "short document", documents, short)
+    is_short = draw_bernoulli(key, "short document", documents, short_share)
     targets = np.where(is_short, 2 + draw_below(key, "short target", documents, room - 1), room)
     return targets[sentences.document]
 
 
-def draw_other_text(sentences: Sentences, first: Numbers, tokens: Numbers, key: Key) -> Ends:
+def draw_random_second_segments(
+    sentences: Sentences, first: SentenceNumbers, tokens: SentenceNumbers, key: Key
+) -> TokenRanges:
     """Return random text (start and end) for the second segments of chunks that begin at sentences `first`.
 
     It begins at a random sentence of a random other document, and continues until it has `tokens` tokens (at least one
@@ -122,7 +126,9 @@ def draw_other_text(sentences: Sentences, first: Numbers, tokens: Numbers, key: 
     return sentences.span(begin, sentences.fill(begin, tokens))
 
 
-def truncate_pairs(first: Ends, second: Ends, room: int, key: Key) -> tuple[Ends, Ends]:
+def truncate_pairs(
+    first: TokenRanges, second: TokenRanges, room: int, key: Key
+) -> tuple[TokenRanges, TokenRanges]:
     """Return pairs of segments shortened to at most `room` tokens.
 
     One token after another is removed from the segment that is currently longer (the second if they are equal), at a
@@ -136,7 +142,7 @@ def truncate_pairs(first: Ends, second: Ends, room: int, key: Key) -> tuple[Ends
     turns = excess - at_once
     lost = np.stack([turns // 2, turns - turns // 2], axis=1)
     lost[np.arange(len(lost)), (difference <= 0).astype(np.int64)] += at_once
-    fronts = _count_heads(key, lost.ravel()).reshape(lost.shape)
+    fronts = _draw_coin_tosses(key, lost.ravel()).reshape(lost.shape)
     backs = lost - fronts
     return (
         (first[0] + fronts[:, 0], first[1] - backs[:, 0]),
@@ -144,14 +150,14 @@ def truncate_pairs(first: Ends, second: Ends, room: int, key: Key) -> tuple[Ends
     )
 
 
-def _count_heads(key: Key, tosses: Numbers) -> Numbers:
+def _draw_coin_tosses(key: Key, tosses: SentenceNumbers) -> SentenceNumbers:
     """Return [N], the number of heads in `tosses` [N] tosses of a coin."""
-    words = -(-tosses // _WORD_BITS)
+    words = -(-tosses // _BITS_PER_DRAW)
     ends = np.cumsum(words)
-    bits = draws64(stream_key(key.hex(), "truncation"), 0, int(ends[-1]) if len(ends) else 0)
-    partial = tosses % _WORD_BITS
-    kept = np.uint64(_WORD_BITS) - partial[partial > 0].astype(np.uint64)
+    bits = draw_uint64(stream_key(key.hex(), "truncation"), 0, int(ends[-1]) if len(ends) else 0)
+    partial = tosses % _BITS_PER_DRAW
+    kept = np.uint64(_BITS_PER_DRAW) - partial[partial > 0].astype(np.uint64)
     bits[ends[partial > 0] - 1] >>= kept
     up_to = np.append(0, np.cumsum(np.bitwise_count(bits), dtype=np.int64))
-    heads: Numbers = up_to[ends] - up_to[ends - words]
+    heads: SentenceNumbers = up_to[ends] - up_to[ends - words]
     return heads

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from data_service.errors import CorpusError
-from data_service.formats import NEWER_REMEDY, newer_text
+from data_service.formats import NEWER_REMEDY, newer_version_message
 from data_service.rng import scale_draws
 from data_service.samples.replacement import Replacement, Vocabulary
 from data_service.store.errors import KeyMissing
@@ -64,7 +64,7 @@ class _Header(BaseModel):
 
 
 @dataclass(frozen=True)
-class WordsOfSize:
+class WordsOfLength:
     """The W words of the table that have s tokens each, ordered by hash.
 
     Attributes:
@@ -106,17 +106,23 @@ class SimilarWords:
     """
 
     tokenizer: str
-    by_size: Mapping[int, WordsOfSize]
+    by_size: Mapping[int, WordsOfLength]
 
 
 def dump_similar_words(
-    pairs: Iterable[SimilarPair], *, tokenizer: str, vocab_size: int, made: Mapping[str, object]
+    pairs: Iterable[SimilarPair], *, tokenizer: str, vocab_size: int, build_settings: Mapping[str, object]
 ) -> bytes:
     """Return the bytes of the table's file. The same words always give the same bytes.
 
-    `made`: settings with which the table was made, for information.
+    `build_settings`: settings with which the table was made, for information.
     """
-    header = {"format": _FORMAT, "version": 1, "tokenizer": tokenizer, "vocab_size": vocab_size, "made": made}
+    header = {
+        "format": _FORMAT,
+        "version": 1,
+        "tokenizer": tokenizer,
+        "vocab_size": vocab_size,
+        "made": build_settings,
+    }
     lines = [json.dumps(header, ensure_ascii=False, sort_keys=True)]
     for pair in sorted(pairs):
         ids, similar = (" ".join(map(str, word)) for word in (pair.ids, pair.similar))
@@ -155,7 +161,7 @@ def parse_similar_words(content: bytes, where: str) -> SimilarWords:
         first, *lines = content.decode().removesuffix("\n").split("\n")
         header = _Header.model_validate_json(first)
         if header.format == _FORMAT and header.version > 1:
-            raise CorpusError(newer_text(where), remedy=NEWER_REMEDY)
+            raise CorpusError(newer_version_message(where), remedy=NEWER_REMEDY)
         if (header.format, header.version) != (_FORMAT, 1):
             raise ValueError(f"it is of format {header.format}, version {header.version}")
         pairs = [_parse_line(line, header.vocab_size) for line in lines]
@@ -167,7 +173,7 @@ def parse_similar_words(content: bytes, where: str) -> SimilarWords:
         ) from error
     by_size = groupby(sorted(pairs, key=lambda pair: len(pair.ids)), key=lambda pair: len(pair.ids))
     return SimilarWords(
-        header.tokenizer, {size: WordsOfSize.from_pairs(of_size) for size, of_size in by_size}
+        header.tokenizer, {size: WordsOfLength.from_pairs(of_size) for size, of_size in by_size}
     )
 
 
@@ -193,7 +199,7 @@ def load_similar_words(source: SimilarSource | None, tokenizer_hash: str) -> Sim
     return table
 
 
-def identify_similar_words(uri: str, tokenizer_hash: str) -> SimilarSource:
+def describe_similar_words_table(uri: str, tokenizer_hash: str) -> SimilarSource:
     """Return the entry of a spec for the table at `uri`. Raises CorpusError: there is no table, or it does not fit."""
     content = read_similar_words(uri)
     _check_tokenizer(parse_similar_words(content, uri), uri, tokenizer_hash)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.rng import Key, draws64, scale_draws, stream_key
-from data_service.samples.selection import Slots, Units, select_remaining
+from data_service.rng import Key, draw_uint64, scale_draws, stream_key
+from data_service.samples.selection import DrawSlots, Units, select_remaining
 
 _DRAW_RANGE = 1 << 32
 
@@ -43,19 +43,20 @@ class LengthDraws:
         return np.searchsorted(self.edges, draws, side="right") + 1
 
 
-def ngram_lengths(longest: int) -> LengthDraws:
-    """Return the distribution with p(n) proportional to 1 / n for n up to `longest` (Lan et al. 2019, section 3.1)."""
-    return LengthDraws.weighted(1 / np.arange(1, longest + 1))
-
-
-def span_lengths(p: float, longest: int) -> LengthDraws:
-    """Return the distribution Geometric(p), truncated after `longest` and renormalised (Joshi et al. 2020, sec.
+def ngram_lengths(max_words: int) -> LengthDraws:
+    """Return the distribution with p(n) proportional to 1 / n for n up to `max_words` (Lan et al. 2019, section
     3.1)."""
-    return LengthDraws.weighted(np.cumprod(np.append(p, np.full(longest - 1, 1 - p))))
+    return LengthDraws.weighted(1 / np.arange(1, max_words + 1))
+
+
+def span_lengths(p: float, max_words: int) -> LengthDraws:
+    """Return the distribution Geometric(p), truncated after `max_words` and renormalised (Joshi et al. 2020, sec.
+    3.1)."""
+    return LengthDraws.weighted(np.cumprod(np.append(p, np.full(max_words - 1, 1 - p))))
 
 
 @dataclass(frozen=True)
-class StretchRule:
+class SpanRule:
     """The kind of stretches to choose.
 
     Attributes:
@@ -68,12 +69,12 @@ class StretchRule:
     overlap: bool
 
 
-def select_stretches(
+def select_spans(
     units: Units,
     separators: NDArray[np.int64],
     budgets: NDArray[np.int64],
-    slots: Slots,
-    stretches: StretchRule,
+    slots: DrawSlots,
+    stretches: SpanRule,
     key: Key,
 ) -> NDArray[np.bool_]:
     """Return [U] bool, whether each word is selected.
@@ -91,8 +92,8 @@ def select_stretches(
         stretches: kind of stretches to choose.
         key: key of the draws.
     """
-    rounds = _StretchSelection(units, separators, budgets, stretches)
-    words = draws64(key, int(slots.edges[0]), int(slots.edges[-1]))
+    rounds = _SpanSelection(units, separators, budgets, stretches)
+    words = draw_uint64(key, int(slots.edges[0]), int(slots.edges[-1]))
     slot, end = slots.edges[:-1] - slots.edges[0], slots.edges[1:] - slots.edges[0]
     active = np.flatnonzero((budgets > 0) & (np.diff(units.edges) > 0))
     while len(active):
@@ -104,7 +105,7 @@ def select_stretches(
     return chosen
 
 
-class _StretchSelection:
+class _SpanSelection:
     """The words chosen so far, and the tokens that each row may still take.
 
     `chosen` and `sizes` extend past the last word by the length of one stretch, so that stretches can be handled as a
@@ -112,7 +113,7 @@ class _StretchSelection:
     """
 
     def __init__(
-        self, units: Units, separators: NDArray[np.int64], budgets: NDArray[np.int64], stretches: StretchRule
+        self, units: Units, separators: NDArray[np.int64], budgets: NDArray[np.int64], stretches: SpanRule
     ) -> None:
         assert units.starts is not None  # words have starts and sizes
         assert units.sizes is not None
@@ -120,7 +121,7 @@ class _StretchSelection:
         width = min(stretches.lengths.longest, int(self._available.max(initial=1)))
         self._steps = np.arange(width)
         self._sizes = np.append(units.sizes, np.zeros(width, dtype=np.int64))
-        self._ends = _stretch_bounds(units.starts, units.sizes, units.edges, separators)
+        self._ends = _separator_bounds(units.starts, units.sizes, units.edges, separators)
         self._stretches = stretches
         self.chosen = np.zeros(len(self._sizes), dtype=np.bool_)
         self.left = budgets.copy()
@@ -143,7 +144,7 @@ class _StretchSelection:
         self.left[rows] -= (sizes * taken).sum(1)
 
 
-def _stretch_bounds(
+def _separator_bounds(
     starts: NDArray[np.int64],
     sizes: NDArray[np.int64],
     edges: NDArray[np.int64],

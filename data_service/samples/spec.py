@@ -20,7 +20,7 @@ from pydantic import (
 
 from data_service.samples.denoising import Denoising
 from data_service.samples.diffusion import DiffusionMasking
-from data_service.samples.lanes import Lanes, check_lanes
+from data_service.samples.lanes import Lanes, check_lane_settings
 from data_service.samples.masking import MlmMasking, NoMasking
 from data_service.samples.next_token import NextToken
 from data_service.samples.packing import Packed
@@ -28,7 +28,7 @@ from data_service.samples.pairs import Pairs, Translations
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.replacement import Vocabulary
 from data_service.samples.similar_words import SimilarSource
-from data_service.samples.texts import RepeatedSentences, TextLayout, TextPairs, Texts
+from data_service.samples.texts import ClassTokenPlace, RepeatedSentences, TextPairs, Texts
 from data_service.tokenizers.specials import SpecialIds
 
 WINDOW_BATCHES = 16  # batches that are shuffled together
@@ -117,11 +117,11 @@ class Stage(_Config):
     most_readings: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
-    def _automatic_sources_have_a_part(self) -> Self:
+    def _check_automatic_weights(self) -> Self:
         numbers = [weight for weight in self.weights if weight is not None]
         if len(numbers) < len(self.weights):
             if sum(numbers) >= 1:
-                raise ValueError("if a weight is None, the other weights must add up to less than 1")
+                raise ValueError("if a source has no weight, the other weights must add up to less than 1")
         elif self.temperature is not None and self.weights:
             raise ValueError("a stage has a temperature for sources without a weight")
         return self
@@ -174,10 +174,10 @@ class WindowSize(_Config):
     stretches: PositiveInt = 1
 
     @classmethod
-    def from_batches(cls, rows: int, *, spread: bool) -> Self:
-        """Return the size of a window for batches of `rows` rows. `spread`: whether neighbours in the text are
+    def from_batches(cls, rows: int, *, is_spread: bool) -> Self:
+        """Return the size of a window for batches of `rows` rows. `is_spread`: whether neighbours in the text are
         spread."""
-        return cls(samples=WINDOW_BATCHES * rows, stretches=WINDOW_BATCHES if spread else 1)
+        return cls(samples=WINDOW_BATCHES * rows, stretches=WINDOW_BATCHES if is_spread else 1)
 
 
 class StreamSpec(_Config):
@@ -221,7 +221,7 @@ class StreamSpec(_Config):
     temperature: float = Field(default=1.0, ge=1)
     translations: float | None = Field(default=None, gt=0, lt=1)
     languages: tuple[str, ...] = ()
-    layout: TextLayout = "cls_first"
+    layout: ClassTokenPlace = "cls_first"
     similar: SimilarSource | None = None
     stages: tuple[Stage, ...] = ()
     annealing: Annealing | None = None
@@ -232,7 +232,7 @@ class StreamSpec(_Config):
     window: WindowSize = WindowSize()
 
     @model_validator(mode="after")
-    def _weights_agree(self) -> Self:
+    def _check_weights(self) -> Self:
         weighted = [source.name for source in self.sources if source.weight is not None]
         if weighted and len(weighted) < len(self.sources):
             raise ValueError(
@@ -241,7 +241,7 @@ class StreamSpec(_Config):
         return self
 
     @model_validator(mode="after")
-    def _input_and_masking_agree(self) -> Self:
+    def _check_input_and_masking(self) -> Self:
         lanes = self.input if isinstance(self.input, Lanes) else None
         permuted = self.masking if isinstance(self.masking, PermutedPrediction) else None
         if (lanes is None) != (permuted is None) or (self.lanes is not None and lanes is None):
@@ -249,7 +249,7 @@ class StreamSpec(_Config):
                 "input lanes needs permuted prediction (plm), and permuted prediction needs input lanes"
             )
         if lanes is not None and permuted is not None:
-            check_lanes(lanes, permuted, self.length, self.lanes)
+            check_lane_settings(lanes, permuted, self.length, self.lanes)
         if lanes is not None and self.one_source is not None:
             raise ValueError(
                 "batches of one source are not possible with input lanes: each row continues one of the previous step"
@@ -264,20 +264,20 @@ class StreamSpec(_Config):
         return self
 
     @model_validator(mode="after")
-    def _languages_are_known(self) -> Self:
+    def _check_languages(self) -> Self:
         for source in self.sources if self.languages else ():
             if not source.languages or not set(source.languages) <= set(self.languages):
                 raise ValueError(f"source {source.name} needs languages, of {', '.join(self.languages)}")
         return self
 
     @model_validator(mode="after")
-    def _rates_can_change(self) -> Self:
+    def _check_annealing(self) -> Self:
         if self.annealing is not None and not isinstance(self.masking, MlmMasking):
-            raise ValueError("a rate that changes needs masking of kind mlm")
+            raise ValueError("a masking rate that changes needs objective.mlm")
         return self
 
     @model_validator(mode="after")
-    def _stages_agree(self) -> Self:
+    def _check_stages(self) -> Self:
         if not self.stages:
             return self
         if self.lanes is not None or self.one_source is not None:
@@ -300,7 +300,7 @@ class StreamSpec(_Config):
         return {name: value for name, value in serialize(self).items() if name not in unset}
 
     @property
-    def densest_masking(self) -> Masking:
+    def masking_at_highest_rate(self) -> Masking:
         """The masking, with the highest rate that it has in this stream."""
         if self.annealing is None or not isinstance(self.masking, MlmMasking):
             return self.masking
@@ -311,7 +311,7 @@ class StreamSpec(_Config):
         """Whether rows may be a sentence and its translation."""
         return isinstance(self.input, Translations)
 
-    def input_of(self, source: int) -> Input:
+    def input_for_source(self, source: int) -> Input:
         """Return the settings by which the blocks of one source are cut. Text in a stream of translations is packed."""
         if isinstance(self.input, Translations) and not self.sources[source].translated:
             return Packed(packing=self.input.text)

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt
 
 from data_service.errors import CorpusError
-from data_service.samples.packing import EDGE_TOKENS, RowInput, concatenate_ranges
-from data_service.samples.samples import Samples, row_holes
+from data_service.samples.packing import SPECIAL_TOKENS_PER_ROW, RowInput, concatenate_ranges
+from data_service.samples.samples import Samples, removed_token_indices
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block, Tokens
 
-TextLayout = Literal["cls_first", "cls_last"]
+ClassTokenPlace = Literal["cls_first", "cls_last"]
 """`<cls> text <sep>`, or XLNet's `text <sep> <cls>`."""
 
 
@@ -78,7 +78,7 @@ class TextRows:
     @property
     def lengths(self) -> NDArray[np.int64]:
         """[N] int64, number of tokens of each row, special ones included."""
-        lengths: NDArray[np.int64] = (self.sizes + EDGE_TOKENS).sum(axis=1)
+        lengths: NDArray[np.int64] = (self.sizes + SPECIAL_TOKENS_PER_ROW).sum(axis=1)
         return lengths
 
     def text(self, block: Block, start: int, stop: int) -> Tokens:
@@ -91,36 +91,39 @@ class TextRows:
         return tuple(range(start, start + size) for start, size in ends)
 
 
-def pair_rows(block: Block, texts: int, length: int) -> TextRows:
-    """Return a row for each document of a corpus of pairs, with its first `texts` texts.
+def pair_rows(block: Block, texts_per_row: int, length: int) -> TextRows:
+    """Return a row for each document of a corpus of pairs, with its first `texts_per_row` texts.
 
     Raises CorpusError: a document has fewer texts.
     """
-    if np.diff(block.documents).min() < texts:
+    if np.diff(block.documents).min() < texts_per_row:
         raise CorpusError(
-            f"a document of a corpus of pairs has fewer than {texts} texts",
+            f"a document of a corpus of pairs has fewer than {texts_per_row} texts",
             remedy="build the corpus again with `maskfleet corpus build --texts pairs`",
         )
-    first = block.documents[:-1, None] + np.arange(texts)
+    first = block.documents[:-1, None] + np.arange(texts_per_row)
     starts = block.sentences[first]
-    return TextRows(starts, np.minimum(block.sentences[first + 1] - starts, length - EDGE_TOKENS))
+    return TextRows(starts, np.minimum(block.sentences[first + 1] - starts, length - SPECIAL_TOKENS_PER_ROW))
 
 
-def repeated_sentence_rows(block: Block, shortest: int, texts: int, length: int) -> TextRows:
-    """Return a row for each sentence of at least `shortest` tokens, with the sentence `texts` times."""
+def repeated_sentence_rows(block: Block, min_tokens: int, texts: int, length: int) -> TextRows:
+    """Return a row for each sentence of at least `min_tokens` tokens, with the sentence `texts` times."""
     sizes = np.diff(block.sentences)
-    long_enough = np.flatnonzero(sizes >= shortest)
-    starts, sizes = block.sentences[long_enough], np.minimum(sizes[long_enough], length - EDGE_TOKENS)
+    long_enough = np.flatnonzero(sizes >= min_tokens)
+    starts, sizes = (
+        block.sentences[long_enough],
+        np.minimum(sizes[long_enough], length - SPECIAL_TOKENS_PER_ROW),
+    )
     return TextRows(np.repeat(starts[:, None], texts, axis=1), np.repeat(sizes[:, None], texts, axis=1))
 
 
 def text_rows(
-    block: Block, rows: TextRows, start: int, stop: int, special: SpecialIds, layout: TextLayout
+    block: Block, rows: TextRows, start: int, stop: int, special: SpecialIds, layout: ClassTokenPlace
 ) -> Samples:
     """Return rows `start` to `stop` with special tokens and without targets."""
     sizes = rows.sizes[start:stop]
-    ends = np.cumsum(sizes.ravel() + EDGE_TOKENS)
-    begins = ends - sizes.ravel() - EDGE_TOKENS
+    ends = np.cumsum(sizes.ravel() + SPECIAL_TOKENS_PER_ROW)
+    begins = ends - sizes.ravel() - SPECIAL_TOKENS_PER_ROW
     text = rows.text(block, start, stop)
     cls_last = layout == "cls_last"
     cls, sep = (ends - 1, ends - 2) if cls_last else (begins, ends - 1)
@@ -135,7 +138,7 @@ def text_rows(
     if block.removed is not None:
         removed = concatenate_ranges(block.removed, rows.starts[start:stop], sizes)
         lost = np.logical_and.reduceat(removed, np.append(0, np.cumsum(sizes.sum(axis=1))[:-1]))
-        holes = row_holes(np.flatnonzero(is_text)[removed], offsets, lost)
+        holes = removed_token_indices(np.flatnonzero(is_text)[removed], offsets, lost)
     return Samples(
         tokens=tokens,
         offsets=offsets,

@@ -13,15 +13,15 @@ from data_service.errors import UserError
 from data_service.samples.samples import Samples, join_rows, slice_rows
 from data_service.samples.spec import StreamSpec
 from data_service.service import tasks
-from data_service.service.feed import Build, FeedHandle, OpenStream, SlabRequest
+from data_service.service.feed import FeedHandle, OpenStream, SlabRequest, WindowBuild
 from data_service.service.prefetch import AnnouncedWindows, EpochWindow
 from data_service.store.errors import StoreUnavailable
-from data_service.stream.stream import SlabLayout, StepLayout
+from data_service.stream.stream import SlabLayout, StepStart
 from data_service.stream.token_axis import TokenAxis
 
 _log = logging.getLogger(__name__)
 _POLL_S = 2.0
-_MAX_BUILDS = 3  # builds of a window that may fail for its store; each retries its requests, too
+_MAX_BUILDS = 3  # failed builds of a window after which its read fails; each build has retried its requests
 
 
 @dataclass
@@ -62,15 +62,15 @@ class FeedClient:
         self._feed = feed
         self._counted = counted
         self._spec_json = spec.model_dump_json()
-        self._opened: OpenStream = self._await(feed.open.remote(self._spec_json))
+        self._opened: OpenStream = self._wait_for_answer(feed.open.remote(self._spec_json))
         self._changed = threading.Condition()  # guards the attributes below
         self._held: dict[EpochWindow, _HeldWindow] = {}
-        self._steps: StepLayout | None = None
+        self._steps: StepStart | None = None
         self._announced = self._announce(())
         self._reading: set[EpochWindow] = set()
         self._failures: dict[EpochWindow, Exception] = {}
         self._closed = False
-        self._thread = threading.Thread(target=self._fetch_announced, name="feed-client", daemon=True)
+        self._thread = threading.Thread(target=self._run_prefetch_thread, name="feed-client", daemon=True)
         self._thread.start()
 
     @property
@@ -100,7 +100,7 @@ class FeedClient:
         The first time, the feed measures the length of every row.
         """
         while True:
-            (axis,) = self._await(self._feed.token_axis.remote(self._spec_json))
+            (axis,) = self._wait_for_answer(self._feed.token_axis.remote(self._spec_json))
             try:
                 found: TokenAxis = _result(axis)
             except (
@@ -127,12 +127,12 @@ class FeedClient:
         ]
         with self._changed:
             self._reading = {window for window, _, _ in spans}
-            self._move_on()
+            self._advance_windows()
         parts = [part for window, first, last in spans for part in self._sample_parts(window, first, last)]
         self.wait_seconds += time.perf_counter() - began
         return join_rows(parts)
 
-    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepLayout | None = None) -> None:
+    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepStart | None = None) -> None:
         """Announce the ranges that will be read, in order, so that they are fetched ahead.
 
         Ranges are taken from the iterator only as far as memory allows, so it may reach to the end of the run. Earlier
@@ -146,14 +146,14 @@ class FeedClient:
         with self._changed:
             self._steps = steps
             self._announced = self._announce(ranges)
-            self._move_on()
+            self._advance_windows()
 
     def close(self) -> None:
         """Stop fetching and drop all samples and references."""
         with self._changed:
             self._closed = True
             self._announced, self._reading = self._announce(()), set()
-            self._move_on()
+            self._advance_windows()
         self._thread.join()
 
     def _announce(self, ranges: Iterable[tuple[int, int, int]]) -> AnnouncedWindows:
@@ -175,7 +175,7 @@ class FeedClient:
     def _sample_parts(self, window: EpochWindow, first: int, last: int) -> list[Samples]:
         """Return samples `first` to `last` of a window, in order."""
         while True:
-            held = self._window(window, lambda layout: layout.slabs_of(first, last))
+            held = self._window(window, lambda layout: layout.slabs_with_samples(first, last))
             try:
                 return [
                     slice_rows(self._slab(window, held, slab), start, stop)
@@ -184,9 +184,9 @@ class FeedClient:
             except _BuildLost:
                 continue
 
-    def _move_on(self) -> None:
+    def _advance_windows(self) -> None:
         """Drop windows that have been read or are no longer announced, and make further ones current."""
-        self._announced.move_on(self._reading)
+        self._announced.advance_past(self._reading)
         kept = self._reading | self._announced.windows.keys()
         for window in self._held.keys() - kept:
             del self._held[window]
@@ -194,7 +194,7 @@ class FeedClient:
             del self._failures[window]
         self._changed.notify()
 
-    def _fetch_announced(self) -> None:
+    def _run_prefetch_thread(self) -> None:
         """Fetch announced slabs that are not here yet, in order, until `close`. The client's thread runs this."""
         while True:
             with self._changed:
@@ -228,27 +228,27 @@ class FeedClient:
         if slab in held.slabs:
             return held.slabs[slab]
         try:
-            samples = self._get(window, held, slab)
+            samples = self._fetch_slab(window, held, slab)
         except StoreUnavailable as error:
-            if self._forget(window, held, _MAX_BUILDS) == _MAX_BUILDS:
+            if self._discard_build(window, held, _MAX_BUILDS) == _MAX_BUILDS:
                 raise
             raise _BuildLost from error
         except UserError:
-            self._forget(window, held, 1)  # the next build may succeed
+            self._discard_build(window, held, 1)  # the next build may succeed
             raise
         except ray.exceptions.RayError as error:
             if tasks.is_worker_death(error) or tasks.is_full(error):
                 self._report(window, held, error)
             elif tasks.is_lost_result(error):
-                self._forget(window, held)
+                self._discard_build(window, held)
             else:
-                self._forget(window, held, 1)
+                self._discard_build(window, held, 1)
                 raise
             raise _BuildLost from error
         held.slabs[slab] = samples
         return samples
 
-    def _get(self, window: EpochWindow, held: _HeldWindow, slab: int) -> Samples:
+    def _fetch_slab(self, window: EpochWindow, held: _HeldWindow, slab: int) -> Samples:
         """Return the slab as soon as either thread has it. Raises _Gone: it is no longer needed.
 
         It polls, because if two threads ask Ray for the same object, one of them sometimes waits for ever.
@@ -269,7 +269,7 @@ class FeedClient:
         Raises BuildFailed: too many builds in a row have failed.
         """
         most = tasks.MAX_FULL_STORES if (full := tasks.is_full(error)) else tasks.MAX_DEATHS
-        failed, (epoch, number) = self._forget(window, held, most), window
+        failed, (epoch, number) = self._discard_build(window, held, most), window
         name = f"window {number} of epoch {epoch} of the {self.spec.split} samples"
         if failed == most:
             raise tasks.build_failed_error(name, self._opened.epoch_layout.window_bytes, error) from error
@@ -298,12 +298,12 @@ class FeedClient:
                 ahead = [
                     self._missing_slabs_request(other) for other in self._announced.windows if other != window
                 ]
-            answer: dict[EpochWindow, Build] = _result(
+            answer: dict[EpochWindow, WindowBuild] = _result(
                 self._feed.windows.remote(self._spec_json, wanted, ahead)
             )
             with self._changed:
                 for found in answer.keys() & {window, *self._announced.windows}:
-                    self._take(found, answer[found])
+                    self._add_build(found, answer[found])
 
     def _missing_slabs_request(
         self, window: EpochWindow, needed: Callable[[SlabLayout], Iterable[int]] = lambda layout: ()
@@ -318,7 +318,7 @@ class FeedClient:
         known = self._held[window].refs if window in self._held else {}
         return SlabRequest(window, layout, tuple(slab for slab in slabs if slab not in known))
 
-    def _take(self, window: EpochWindow, build: Build) -> None:
+    def _add_build(self, window: EpochWindow, build: WindowBuild) -> None:
         held = self._held.get(window)
         if held is not None and held.name == build.name:
             held.refs.update(build.refs)
@@ -327,7 +327,7 @@ class FeedClient:
         if window in self._announced.windows:
             self._announced.windows[window].lay(build.layout)
 
-    def _await(self, answer: Any) -> Any:
+    def _wait_for_answer(self, answer: Any) -> Any:
         """Wait for an answer that may take a counting pass, and return it. Raises the feed's error."""
         while self._counted is not None and not ray.wait([answer], timeout=_POLL_S)[0]:
             progress = self._feed.progress.remote()
@@ -336,7 +336,7 @@ class FeedClient:
                 self._counted(_result(progress))
         return _result(answer)
 
-    def _forget(self, window: EpochWindow, held: _HeldWindow, most: int = 0) -> int:
+    def _discard_build(self, window: EpochWindow, held: _HeldWindow, most: int = 0) -> int:
         """Tell the feed that another build is needed. `most` and the result are as for `Feed.forget`."""
         with self._changed:
             if self._held.get(window) is held:
@@ -350,4 +350,4 @@ def _result(ref: Any) -> Any:
     try:
         return ray.get(ref)
     except ray.exceptions.RayTaskError as error:
-        raise tasks.cause_of(error) from error
+        raise tasks.unwrap_task_error(error) from error

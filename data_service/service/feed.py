@@ -18,7 +18,14 @@ from data_service.samples.samples import Samples
 from data_service.samples.spec import StreamSpec
 from data_service.service.gauges import FeedGauges
 from data_service.service.prefetch import EpochWindow
-from data_service.service.tasks import SlabRefs, is_full, no_room, object_store_bytes, run_pass, submit_window
+from data_service.service.tasks import (
+    SlabRefs,
+    is_full,
+    object_store_bytes,
+    object_store_full_error,
+    run_pass,
+    submit_window,
+)
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.stream.counts import PassRunner, RowCounts, count_rows, measure_rows
@@ -85,7 +92,7 @@ class SlabRequest(NamedTuple):
     slabs: tuple[int, ...]
 
 
-class Build(NamedTuple):
+class WindowBuild(NamedTuple):
     """A build of a window, finished or under way.
 
     Attributes:
@@ -108,9 +115,9 @@ class _HeldBuild(NamedTuple):
     def name(self) -> str:
         return str(self.slabs[0].hex())
 
-    def build(self, wanted: SlabRequest) -> Build:
+    def build(self, wanted: SlabRequest) -> WindowBuild:
         known = wanted.slabs if wanted.layout == self.layout else ()
-        return Build(self.name, self.layout, {slab: self.slabs[slab] for slab in known})
+        return WindowBuild(self.name, self.layout, {slab: self.slabs[slab] for slab in known})
 
 
 @dataclass(frozen=True)
@@ -169,17 +176,17 @@ class Feed:
         return self._counted
 
     def windows(
-        self, spec_json: str, needed: SlabRequest, ahead: Sequence[SlabRequest]
-    ) -> dict[EpochWindow, Build]:
-        """Return builds of the window `needed` and of those windows `ahead` for which there is room."""
+        self, spec_json: str, needed: SlabRequest, ahead_requests: Sequence[SlabRequest]
+    ) -> dict[EpochWindow, WindowBuild]:
+        """Return builds of the window `needed` and of those windows `ahead_requests` for which there is room."""
         stream = self._stream(spec_json)
-        requested = {_window_key(spec_json, wanted.window) for wanted in (needed, *ahead)}
-        for wanted in (needed, *ahead):
-            self._touch(stream, wanted, requested, must=wanted is needed)
+        requested = {_window_key(spec_json, wanted.window) for wanted in (needed, *ahead_requests)}
+        for wanted in (needed, *ahead_requests):
+            self._request_window(stream, wanted, requested, must=wanted is needed)
         self._gauges.update(len(self._builds) - self._unfinished())
         return {
             wanted.window: self._builds[key].build(wanted)
-            for wanted in (needed, *ahead)
+            for wanted in (needed, *ahead_requests)
             if (key := _window_key(spec_json, wanted.window)) in self._builds
         }
 
@@ -191,13 +198,15 @@ class Feed:
         """
         if spec_json not in self._axes:
             stream = self._stream(spec_json)
-            lengths = measure_rows(stream.corpora, self._cache(), self._run, self._count)
+            lengths = measure_rows(stream.corpora, self._cache(), self._run, self._add_counted_blocks)
             axis = TokenAxis(stream.plan, stream.counts, lengths)
             try:
                 self._axes[spec_json] = ray.put(axis)
             except ray.exceptions.RayError as error:
                 raise (
-                    no_room("the lengths of a corpus's rows", error) if is_full(error) else error
+                    object_store_full_error("the lengths of a corpus's rows", error)
+                    if is_full(error)
+                    else error
                 ) from error
         return [self._axes[spec_json]]
 
@@ -231,8 +240,8 @@ class Feed:
     def _open(self, spec_json: str) -> _Stream:
         spec = StreamSpec.model_validate_json(spec_json)
         corpora = Corpora(spec)
-        counts = count_rows(corpora, self._cache(), self._run, self._count)
-        plan = make_plan(corpora, counts, self._cache(), self._run, self._count)
+        counts = count_rows(corpora, self._cache(), self._run, self._add_counted_blocks)
+        plan = make_plan(corpora, counts, self._cache(), self._run, self._add_counted_blocks)
         held = max(2, (memory := self._memory()) // max(1, plan.epoch_layout.window_bytes))
         rows = slab_rows(spec.row_length, self._config.slab_tokens)
         notes = plan.notes
@@ -245,13 +254,15 @@ class Feed:
         """Return the bytes of windows to hold. They change when nodes, with their object stores, join or leave."""
         return min(self._config.memory, object_store_bytes() // 2)
 
-    def _count(self, blocks: int) -> None:
+    def _add_counted_blocks(self, blocks: int) -> None:
         self._counted += blocks
 
     def _cache(self) -> Store | None:
         return None if self._config.cache is None else open_store(self._config.cache)
 
-    def _touch(self, stream: _Stream, wanted: SlabRequest, requested: set[_WindowKey], *, must: bool) -> None:
+    def _request_window(
+        self, stream: _Stream, wanted: SlabRequest, requested: set[_WindowKey], *, must: bool
+    ) -> None:
         """Mark a window as requested now. Start its build if there is room, or in any case if `must`."""
         key = _window_key(stream.spec_json, wanted.window)
         if key not in self._builds:
@@ -266,12 +277,12 @@ class Feed:
         """Drop the least recently requested windows until one more fits. Return whether its build may start."""
         size, memory = stream.plan.epoch_layout.window_bytes, self._memory()
         for key in [key for key in self._builds if key not in requested]:
-            if self._fits(size, memory):
+            if self._has_room_for(size, memory):
                 break
             del self._builds[key]
-        return self._fits(size, memory) and self._unfinished() < self._config.workers
+        return self._has_room_for(size, memory) and self._unfinished() < self._config.workers
 
-    def _fits(self, size: int, memory: int) -> bool:
+    def _has_room_for(self, size: int, memory: int) -> bool:
         held = sum(
             self._streams[spec_json].plan.epoch_layout.window_bytes for spec_json, _, _ in self._builds
         )

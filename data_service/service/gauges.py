@@ -13,8 +13,8 @@ from data_service.store.retries import total_retries
 
 METRIC_PREFIX = "maskfleet_"
 """Prefix of the name of every gauge. Ray puts `ray_` before it."""
-_PLAIN_PUNCTUATION = string.punctuation.replace("%", "") + " "
-DESCRIPTIONS = {
+_UNQUOTED_CHARACTERS = string.punctuation.replace("%", "") + " "
+GAUGE_DESCRIPTIONS = {
     "windows_ready": "Windows of samples that are built and held for the ranks.",
     "store_retries": "Requests to object storage that this process has had to make again.",
 }
@@ -26,15 +26,15 @@ def make_gauge(name: str, description: str, labels: Mapping[str, str], *further:
     Ray accepts only printable ASCII in labels. Other characters of a fixed label are percent-encoded, as in a URI.
     """
     made = Gauge(METRIC_PREFIX + name, description, (*labels, *further))
-    made.set_default_tags({label: quote(value, safe=_PLAIN_PUNCTUATION) for label, value in labels.items()})
+    made.set_default_tags({label: quote(value, safe=_UNQUOTED_CHARACTERS) for label, value in labels.items()})
     return made
 
 
-class StoreRetries:
+class StoreRetryGauge:
     """The gauge of this process's repeated store requests. It shows the number at the last call of `update`."""
 
     def __init__(self) -> None:
-        self._gauge = make_gauge("store_retries", DESCRIPTIONS["store_retries"], {})
+        self._gauge = make_gauge("store_retries", GAUGE_DESCRIPTIONS["store_retries"], {})
 
     def update(self) -> None:
         self._gauge.set(float(total_retries()))
@@ -44,8 +44,8 @@ class FeedGauges:
     """The gauges of the feed."""
 
     def __init__(self) -> None:
-        self._ready = make_gauge("windows_ready", DESCRIPTIONS["windows_ready"], {})
-        self._retries = StoreRetries()
+        self._ready = make_gauge("windows_ready", GAUGE_DESCRIPTIONS["windows_ready"], {})
+        self._retries = StoreRetryGauge()
 
     def update(self, ready: int) -> None:
         self._ready.set(float(ready))

@@ -26,14 +26,14 @@ class AnnouncedWindow:
 
     def add(self, first: int, last: int) -> None:
         self._ranges.append((first, last))
-        self.slabs.update(dict.fromkeys(self.layout.slabs_of(first, last)))
+        self.slabs.update(dict.fromkeys(self.layout.slabs_with_samples(first, last)))
 
     def lay(self, layout: SlabLayout) -> None:
         """Replace the expected layout by `layout`, with which the window has been built."""
         if layout != self.layout:
             self.layout, self.slabs = layout, {}
             for first, last in self._ranges:
-                self.slabs.update(dict.fromkeys(layout.slabs_of(first, last)))
+                self.slabs.update(dict.fromkeys(layout.slabs_with_samples(first, last)))
 
 
 class AnnouncedWindows:
@@ -56,10 +56,10 @@ class AnnouncedWindows:
         self._next = next(self._spans, None)
         self._most, self._layout = most, layout
 
-    def move_on(self, reading: set[EpochWindow]) -> None:
-        """Drop the windows before `reading`, the windows that are read now, and make further ones current."""
-        if reading & self.windows.keys():
-            while (first := next(iter(self.windows))) not in reading:
+    def advance_past(self, current_windows: set[EpochWindow]) -> None:
+        """Drop the windows before `current_windows`, the windows that are read now, and make further ones current."""
+        if current_windows & self.windows.keys():
+            while (first := next(iter(self.windows))) not in current_windows:
                 del self.windows[first]
         while self._next is not None:
             window, first_row, last_row = self._next

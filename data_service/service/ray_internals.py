@@ -19,15 +19,15 @@ from ray._private.state import state
 from ray.job_config import JobConfig
 
 from data_service.errors import EnvironmentUnusable, library_changed
-from data_service.limits import ensure_limits
-from data_service.processes import RAY_MARK, mark_ray_session, temporary_root
+from data_service.limits import check_process_limits
+from data_service.processes import RAY_SESSION_MARK, mark_ray_session, temporary_root
 
 # Parts of Ray that one machine does not need.
-UNUSED_PROCESSES = ("start_api_server", "start_monitor", "start_log_monitor")
-FOLDERS = "_py_driver_sys_path"
+UNUSED_PROCESS_STARTERS = ("start_api_server", "start_monitor", "start_log_monitor")
+DRIVER_SYS_PATH_FIELD = "_py_driver_sys_path"
 NODE, DEAD, LOGS = "_global_node", "dead_processes", "get_logs_dir_path"
-PRINTS = "print_to_stdstream"
-DRAINING = "get_draining_nodes"
+PRINT_FUNCTION = "print_to_stdstream"
+DRAINING_FUNCTION = "get_draining_nodes"
 _VITAL_PROCESSES = ("raylet", "gcs_server")
 NICENESS_VARIABLE = "RAY_worker_niceness"
 
@@ -38,24 +38,26 @@ def start_ray(**local: Any) -> None:
     What its processes print stays in Ray's log folder.
 
     Raises:
-        EnvironmentUnusable: as `temporary_root` and `ensure_limits`, or TMPDIR is too long a name.
+        EnvironmentUnusable: as `temporary_root` and `check_process_limits`, or TMPDIR is too long a name.
         LibraryChanged: this version of Ray has other private names than those that were tested.
     """
     folder = temporary_root()
-    ensure_names()
-    setattr(worker, PRINTS, lambda *_, **__: None)  # Ray would print a dead raylet's log on standard output
+    check_private_names()
+    setattr(
+        worker, PRINT_FUNCTION, lambda *_, **__: None
+    )  # Ray would print a dead raylet's log on standard output
     # "local": without it Ray would join any cluster on the machine.
     own = local | {"address": "local", "include_dashboard": False}
-    if not joins_cluster():
-        ensure_limits(local.get("object_store_memory", 0))
+    if not is_cluster_configured():
+        check_process_limits(local.get("object_store_memory", 0))
         mark_ray_session()
     try:
-        with _reduced_ray():
+        with _minimal_ray_process():
             ray.init(
                 logging_level=logging.ERROR,
                 log_to_driver=False,
-                job_config=installed_packages_only(),
-                **({} if joins_cluster() else own),
+                job_config=job_config_without_driver_path(),
+                **({} if is_cluster_configured() else own),
             )
     except OSError as error:
         if "AF_UNIX" not in str(error):
@@ -66,29 +68,29 @@ def start_ray(**local: Any) -> None:
         ) from error
 
 
-def joins_cluster() -> bool:
+def is_cluster_configured() -> bool:
     return bool(os.environ.get("RAY_ADDRESS"))
 
 
 @contextmanager
-def _reduced_ray() -> Iterator[None]:
+def _minimal_ray_process() -> Iterator[None]:
     """A Ray that is started in this context has only what we use, a token of its own, and a sign that we started it."""
     _set_auth_token()
     # Ray's control process would keep records of the last 100,000 calls for a dashboard.
-    if not joins_cluster():
+    if not is_cluster_configured():
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
         # Niceness of workers, added to the command's: with Ray's default of 15 ranks starve if anything else runs.
         os.environ.setdefault(NICENESS_VARIABLE, "0")
     with without_unused_processes():
         yield
-    if not joins_cluster():
-        (logs_folder() / RAY_MARK).touch()
+    if not is_cluster_configured():
+        (logs_folder() / RAY_SESSION_MARK).touch()
 
 
 def _set_auth_token() -> None:
     """Unless the user has a token for Ray's processes, or joins a cluster: this process and its children get one in
     their environment. Ray would write it to the home folder, which in a container may be read-only or not there."""
-    given = joins_cluster() or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    given = is_cluster_configured() or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     wanted = os.environ.get("RAY_AUTH_MODE", "token") == "token"
     if wanted and not given and not os.path.exists(os.path.expanduser("~/.ray/auth_token")):
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -110,25 +112,25 @@ def _attribute(owner: Any, name: str) -> Any:
         raise library_changed("ray", f"{of}.{name}") from error
 
 
-def ensure_names() -> None:
+def check_private_names() -> None:
     """Check all private names that can be looked up before Ray is started. Raises LibraryChanged: one is missing."""
-    for name in (*UNUSED_PROCESSES, DEAD, LOGS):
+    for name in (*UNUSED_PROCESS_STARTERS, DEAD, LOGS):
         _attribute(Node, name)
-    _attribute(JobConfig(), FOLDERS)
+    _attribute(JobConfig(), DRIVER_SYS_PATH_FIELD)
     _attribute(worker, NODE)
-    _attribute(worker, PRINTS)
-    _attribute(state, DRAINING)
+    _attribute(worker, PRINT_FUNCTION)
+    _attribute(state, DRAINING_FUNCTION)
 
 
-def installed_packages_only() -> JobConfig:
+def job_config_without_driver_path() -> JobConfig:
     """Return a job configuration for `ray.init` with which workers import only installed packages.
 
     By default they would first look into the driver's working directory, where a folder may have the name of one of our
     packages. Ray has no public setting for this.
     """
     job = JobConfig()
-    _attribute(job, FOLDERS)
-    setattr(job, FOLDERS, _FrozenEmptyList())
+    _attribute(job, DRIVER_SYS_PATH_FIELD)
+    setattr(job, DRIVER_SYS_PATH_FIELD, _FrozenEmptyList())
     return job
 
 
@@ -138,9 +140,9 @@ def without_unused_processes() -> Iterator[None]:
 
     On one machine they are not needed, and each takes a second of a core to start. Ray has no public setting for this.
     """
-    ensure_names()
-    before = {name: _attribute(Node, name) for name in UNUSED_PROCESSES}
-    for name in UNUSED_PROCESSES:
+    check_private_names()
+    before = {name: _attribute(Node, name) for name in UNUSED_PROCESS_STARTERS}
+    for name in UNUSED_PROCESS_STARTERS:
         setattr(Node, name, lambda *_, **__: None)
     try:
         yield
@@ -152,7 +154,7 @@ def without_unused_processes() -> Iterator[None]:
 def draining_nodes() -> frozenset[str]:
     """Return the ids of the nodes that are being drained, that is, will be removed. Ray has no public interface for
     it."""
-    return frozenset(_attribute(state, DRAINING)())
+    return frozenset(_attribute(state, DRAINING_FUNCTION)())
 
 
 def dead_processes() -> list[str]:

@@ -10,7 +10,7 @@ import ray
 from data_service.errors import BuildFailed, UserError
 from data_service.samples.samples import Samples
 from data_service.samples.spec import StreamSpec
-from data_service.stream.counts import Counted, Pass, PassResult
+from data_service.stream.counts import CountingPass, PassResult, ReportCountedBlocks
 from data_service.stream.plan import Window
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import SlabLayout, build_window
@@ -38,7 +38,13 @@ def submit_window(spec_json: str, window: Window, layout: SlabLayout, cpus: floa
 
 
 def run_pass(
-    job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted, *, cpus: float
+    job: CountingPass,
+    corpora: Corpora,
+    source: int,
+    blocks: range,
+    report_counted: ReportCountedBlocks,
+    *,
+    cpus: float,
 ) -> PassResult:
     """Run a pass over blocks of a source in Ray tasks. It is a `Runner`; `cpus`: cores that each task reserves.
 
@@ -65,10 +71,10 @@ def run_pass(
             if deaths[part.start] == MAX_DEATHS:
                 raise _counting_error(corpora, source, part, error) from error
             if not (is_worker_death(error) or is_lost_result(error)):
-                raise cause_of(error) from error
+                raise unwrap_task_error(error) from error
             coming[start(part)] = part
         else:
-            counted(len(part))
+            report_counted(len(part))
     return np.concatenate([job(corpora, source, 0, 0), *(found[part.start] for part in parts)])
 
 
@@ -81,7 +87,7 @@ def _counting_error(corpora: Corpora, source: int, part: range, error: Exception
     )
 
 
-def cause_of(error: Exception) -> BaseException:
+def unwrap_task_error(error: Exception) -> BaseException:
     """Return the UserError that a task, or a task that it waited for, raised, without Ray's wrapping; else `error`."""
     cause: BaseException = error
     while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
@@ -105,7 +111,7 @@ def is_full(error: Exception) -> bool:
 def build_failed_error(what: str, window_bytes: int, error: Exception) -> BuildFailed:
     """Return the error for a window of `window_bytes` whose builds failed repeatedly with `error`."""
     if is_full(error):
-        return no_room(what, error)
+        return object_store_full_error(what, error)
     return BuildFailed(
         f"{what} could not be built: {MAX_DEATHS} processes in a row died building it; the last: {death_reason(error)}",
         remedy=f"lower data_service.workers, or give the nodes more memory (a build takes about "
@@ -113,7 +119,7 @@ def build_failed_error(what: str, window_bytes: int, error: Exception) -> BuildF
     )
 
 
-def no_room(what: str, error: Exception) -> BuildFailed:
+def object_store_full_error(what: str, error: Exception) -> BuildFailed:
     """Return the error for `what`, for which Ray's object stores had no room."""
     return BuildFailed(
         f"{what} found no room in Ray's object stores, which hold {object_store_bytes() >> 20} MiB: "
@@ -146,7 +152,7 @@ def _build_slabs(spec_json: str, window: Window, layout: SlabLayout) -> list[Sam
     return slabs if len(slabs) > 1 else slabs[0]
 
 
-def _run_pass_part(job: Pass, spec_json: str, source: int, start: int, stop: int) -> PassResult:
+def _run_pass_part(job: CountingPass, spec_json: str, source: int, start: int, stop: int) -> PassResult:
     return job(_corpora(spec_json), source, start, stop)
 
 

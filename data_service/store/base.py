@@ -37,9 +37,9 @@ def check_key(root: str, key: str) -> str:
     return key
 
 
-def join_path(prefix: str, more: str) -> str:
-    """Return `prefix` extended by `more`. Both are slash-separated paths or ""; slashes around them are ignored."""
-    return "/".join(part for part in (prefix.strip("/"), more.strip("/")) if part)
+def join_path(prefix: str, suffix: str) -> str:
+    """Return `prefix` extended by `suffix`. Both are slash-separated paths or ""; slashes around them are ignored."""
+    return "/".join(part for part in (prefix.strip("/"), suffix.strip("/")) if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,8 @@ def parallel_map(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
             yield begun.pop(0).result()
             begun += [threads.submit(request, item) for item in islice(waiting, 1)]
     except GeneratorExit:
-        # Garbage collection may give the iterator up in any thread, also in one that holds a lock of `threading`, so no
-        # lock may be taken here: `shutdown` would wait for ever. Threads without an executor end by themselves.
+        # Garbage collection may close this generator in any thread, even in one that holds a lock of `threading`. So no
+        # lock may be taken here: `shutdown` could wait forever. Threads end by themselves once their executor is gone.
         for future in begun:
             future.cancel()
         raise
@@ -191,18 +191,18 @@ def chunk_digests(buffers: Iterable[memoryview], chunk: int) -> tuple[str, ...]:
 
 
 def read_verified(
-    store: Store, key: str, start: int, length: int, expected: str, otherwise: Exception
+    store: Store, key: str, start: int, length: int, expected: str, error_on_mismatch: Exception
 ) -> bytes:
     """Return `length` bytes of the object from byte `start`, after checking that their digest is `expected`.
 
     Bytes that do not match are read again, four times in all, because they may have been damaged in transfer.
 
     Raises:
-        `otherwise`: no attempt read bytes with the digest `expected`.
+        `error_on_mismatch`: no attempt read bytes with the digest `expected`.
         StoreError: as `Store.get_range`.
     """
     for _ in range(READ_ATTEMPTS):
         data = store.get_range(key, start, length)
         if digest(data) == expected:
             return data
-    raise otherwise
+    raise error_on_mismatch

@@ -15,8 +15,8 @@ from typing import ClassVar, Generic, Literal, Self, TypeVar
 
 from data_service.store.base import Entry, check_key, join_path
 from data_service.store.errors import CredentialsExpired, CredentialsMissing, StoreError
-from data_service.store.retries import Patience, call_with_retries, outage_of
-from data_service.store.upload_sources import Buffers, LocalFile, call_both
+from data_service.store.retries import RetryLimit, call_with_retries, get_outage
+from data_service.store.upload_sources import Buffers, LocalFile, combine_callbacks
 
 _C = TypeVar("_C")
 _T = TypeVar("_T")
@@ -111,7 +111,7 @@ class BucketStore(ABC, Generic[_C]):
 
     @abstractmethod
     def _put_parts(
-        self, name: str, source: Buffers | LocalFile, patience: Patience, reached: Callable[[int], None]
+        self, name: str, source: Buffers | LocalFile, patience: RetryLimit, reached: Callable[[int], None]
     ) -> None:
         """Create or replace an object by parts. `reached` is called with the number of bytes that are there."""
 
@@ -121,9 +121,9 @@ class BucketStore(ABC, Generic[_C]):
         """Return our error for one of `_failure_types` of a request about `uri`."""
 
     def _upload(self, key: str, source: Buffers | LocalFile, sent: Callable[[int], None] | None) -> None:
-        name, patience = self._name(key), Patience(self.patience_s)
+        name, patience = self._name(key), RetryLimit(self.patience_s)
         if source.size > self._single_upload_bytes:
-            self._put_parts(name, source, patience, call_both(patience.note_progress, sent))
+            self._put_parts(name, source, patience, combine_callbacks(patience.record_progress, sent))
             return
         self._call(name, partial(self._put_whole, name, source.read(0, source.size)))
         if sent is not None:
@@ -144,7 +144,7 @@ class BucketStore(ABC, Generic[_C]):
         self,
         name: str,
         operation: Callable[[_C], _T],
-        patience: Patience | None = None,
+        patience: RetryLimit | None = None,
         *,
         signed: bool = True,
     ) -> _T:
@@ -152,8 +152,8 @@ class BucketStore(ABC, Generic[_C]):
 
         `signed`: whether an answer shows that the credentials are valid.
         """
-        patience = Patience(self.patience_s) if patience is None else patience
-        outage = outage_of(f"{self._service}://{self.bucket}")
+        patience = RetryLimit(self.patience_s) if patience is None else patience
+        outage = get_outage(f"{self._service}://{self.bucket}")
         return call_with_retries(lambda: self._try_once(name, operation, signed=signed), patience, outage)
 
     def _try_once(self, name: str, operation: Callable[[_C], _T], *, signed: bool = True) -> _T:

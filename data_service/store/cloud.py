@@ -33,7 +33,7 @@ from data_service.store.cloud_transfer import (
     read_metadata_field,
 )
 from data_service.store.errors import BadUri, KeyMissing, StoreUnavailable
-from data_service.store.retries import Patience
+from data_service.store.retries import RetryLimit
 from data_service.store.upload_sources import WRITER_FIELD, Buffers, LocalFile
 
 _MAX_DELETIONS = 256  # most objects that one request to Azure may name
@@ -72,7 +72,7 @@ class CloudStore(BucketStore[CloudClient]):
             except AlreadyExistsError as error:
                 # An earlier attempt of ours may have created the object, although its answer was lost.
                 stored = read_metadata_field(client, name, WRITER_FIELD)
-                if stored is None:  # deleted since
+                if stored is None:  # the object was deleted since
                     raise StoreUnavailable.at(
                         self._object_uri(name), "deleted while it was created"
                     ) from error
@@ -93,18 +93,18 @@ class CloudStore(BucketStore[CloudClient]):
     def list(self, prefix: str = "") -> Iterator[Entry]:
         root = f"{self.prefix}/" if self.prefix else ""
         wanted = root + prefix
-        patience = Patience(self.patience_s)
+        patience = RetryLimit(self.patience_s)
         listing = CloudListing(
-            wanted.rpartition("/")[0], ordered=self.scheme != "az", reached=patience.note_progress
+            wanted.rpartition("/")[0], ordered=self.scheme != "az", reached=patience.record_progress
         )
         while listing.more:
             for item in self._call(listing.folder, listing.attempt, patience):
                 name = str(item["path"])
                 if name.startswith(wanted):
                     yield Entry(name.removeprefix(root), int(item["size"]), item["e_tag"] or "")
-                elif name > wanted:  # names come in order
+                elif name > wanted:  # names come in order, so no further name has the prefix
                     return
-            patience = Patience(self.patience_s)
+            patience = RetryLimit(self.patience_s)
 
     def folders(self) -> Iterator[str]:
         def ask(client: CloudClient) -> list[str]:
@@ -155,15 +155,15 @@ class CloudStore(BucketStore[CloudClient]):
         return 0
 
     def _download(self, key: str, start: int, length: int | None) -> bytes:
-        name, patience = self._name(key), Patience(self.patience_s)
-        download = CloudDownload(name, self._object_uri(name), patience.note_progress, start, length)
+        name, patience = self._name(key), RetryLimit(self.patience_s)
+        download = CloudDownload(name, self._object_uri(name), patience.record_progress, start, length)
         return self._call(name, download.attempt, patience)
 
     def _put_whole(self, name: str, body: bytes, client: CloudClient) -> object:
         return obstore.put(client.requests, name, body, use_multipart=False)
 
     def _put_parts(
-        self, name: str, source: Buffers | LocalFile, patience: Patience, reached: Callable[[int], None]
+        self, name: str, source: Buffers | LocalFile, patience: RetryLimit, reached: Callable[[int], None]
     ) -> None:
         self._call(name, CloudUpload(name, source, reached).attempt, patience)
 

@@ -22,7 +22,7 @@ from data_service.store.errors import BadUri, StoreError
 
 Scheme = Literal["gs", "az"]
 
-_READ_TIMEOUT_S = 60.0  # a connection without data for so long counts as dead
+_READ_TIMEOUT_S = 60.0  # seconds without data after which a connection counts as dead
 _PART_TIMEOUT_S = 120.0  # seconds in which a part of an upload must be sent and answered
 _PART_RETRIES = 8
 _PART_RETRY_TIMEOUT_S = 60.0

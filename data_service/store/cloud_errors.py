@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from obstore.exceptions import BaseError
 
-from data_service.printable import one_line, without_secrets
+from data_service.printable import mask_secrets, one_line
 from data_service.store.errors import (
     AccessDenied,
     BadUri,
@@ -24,7 +24,7 @@ from data_service.store.errors import (
 FAILURES = (
     BaseError,
     OSError,  # FileNotFoundError for status 404; others from the request for the server's time
-    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),  # an answer of another shape
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),  # an unexpected answer
     RuntimeError,
 )
 """Everything that a request can raise because of the network, the server or a source of credentials."""
@@ -37,7 +37,7 @@ _CAUSE_RE = re.compile(r'\b(?:message|error): "([^"]+)"')
 _STATUS_PREFIX = "Server returned non-2xx status code: "
 # Azure's answer to a request for many deletions has this text, but no code.
 _NO_CONTAINER = "specified container does not exist"
-_REASON_CHARACTERS = 300  # largest number of characters of a reason
+_MAX_REASON_CHARACTERS = 300  # largest number of characters of a reason
 
 _MISSING_CREDENTIALS_KINDS = ("Credential", "FederatedTokenFile", "AzureCli", "AzureCliResponse")
 _TOKEN_KIND_PREFIX = "Token"  # how Rust's errors about a token begin: TokenRequest, TokenResponseBody
@@ -48,7 +48,7 @@ _WRONG_CREDENTIALS_CODES = (
     *("AuthenticationRequired", "ExpiredToken", "InvalidSecurity", "SignatureDoesNotMatch"),
 )  # fmt: skip
 _EXPIRED_RE = re.compile(r"expired|lifetime validation|valid in the specified time frame", re.IGNORECASE)
-_FULL_CODES = ("QuotaExceeded", "AccountCapacityExceeded")
+_QUOTA_CODES = ("QuotaExceeded", "AccountCapacityExceeded")
 _LOST_UPLOAD_CODES = (
     *("NoSuchUpload", "InvalidPart", "InvalidPartOrder"),
     *("InvalidBlockList", "InvalidBlobOrBlock", "InvalidBlockId"),
@@ -92,8 +92,8 @@ def _reason(error: Exception, shown: str, source: str) -> str:
         parts += [code[1], message[1] if message else ""]
     elif cause is not None and cause[1] not in shown:
         parts.append(cause[1])
-    text = one_line(without_secrets(": ".join(part for part in parts if part)))
-    return text[:_REASON_CHARACTERS] or type(error).__name__
+    text = one_line(mask_secrets(": ".join(part for part in parts if part)))
+    return text[:_MAX_REASON_CHARACTERS] or type(error).__name__
 
 
 def is_beyond_end(error: Exception) -> bool:
@@ -135,11 +135,11 @@ def _token_error(failure: CloudFailure, uri: str, valid_before: bool) -> StoreEr
 def _refusal_error(failure: CloudFailure, status: int, uri: str, valid_before: bool) -> StoreError:
     code, reason = failure.code, failure.reason
     if code in _NO_BUCKET_CODES:
-        return BadUri.no_bucket(uri)
+        return BadUri.without_bucket(uri)
     if status == 401 or code in _WRONG_CREDENTIALS_CODES:
         expired = valid_before or _EXPIRED_RE.search(reason) is not None
         return (CredentialsExpired if expired else AccessDenied).at(uri, reason)
-    if code in _FULL_CODES or status == 507:
+    if code in _QUOTA_CODES or status == 507:
         return OutOfSpace.at(uri, reason)
     if (
         code in _LOST_UPLOAD_CODES

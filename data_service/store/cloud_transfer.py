@@ -84,7 +84,7 @@ class CloudDownload:
             Truncated: the object ends before the last requested byte.
             FAILURES: obstore's errors. The next attempt continues where this one failed.
         """
-        answer = self._ask(client)
+        answer = self._request_body(client)
         expected = self._expected(answer)
         if self._here < expected:
             for piece in answer.stream(min_chunk_size=_READ_BYTES):
@@ -93,11 +93,11 @@ class CloudDownload:
                 self.reached(self._here)
         if self._here != expected:
             here = self._here
-            self._begin_again()
+            self._discard_read_bytes()
             raise ValueError(f"its body has {here} of {expected} bytes")
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
-    def _ask(self, client: CloudClient) -> Any:
+    def _request_body(self, client: CloudClient) -> Any:
         first = self.start + self._here
         options: dict[str, Any] = {} if self._version is None else {"if_match": self._version}
         if self.length is not None:
@@ -107,32 +107,32 @@ class CloudDownload:
         try:
             return obstore.get(client.requests, self.name, options=options)
         except PreconditionError as error:
-            raise self._restart_read() from error
+            raise self._object_changed_error() from error
         except FAILURES as error:
             if not is_beyond_end(error):
                 raise
             stored = head(client, self.name)
             if self._here or stored is None:
-                raise self._restart_read() from error
+                raise self._object_changed_error() from error
             raise self._too_short(int(stored["size"])) from error
 
     def _expected(self, answer: Any) -> int:
         """Return the number of bytes to read in all. Raises if the answer is not what was requested."""
         total, version = int(answer.meta["size"]), answer.meta["e_tag"]
         if self._version not in (None, version) or answer.range[0] != self.start + self._here:
-            raise self._restart_read()
+            raise self._object_changed_error()
         self._version = version
         if self.length is not None and total < self.start + self.length:
             raise self._too_short(total)
         return total if self.length is None else self.length
 
-    def _begin_again(self) -> None:
+    def _discard_read_bytes(self) -> None:
         self._version, self._here = None, 0
         self._pieces.clear()
 
-    def _restart_read(self) -> ValueError:
+    def _object_changed_error(self) -> ValueError:
         """Forget the bytes read so far, so that the next attempt starts again; return the error to raise."""
-        self._begin_again()
+        self._discard_read_bytes()
         return ValueError(
             "the answer holds other bytes than were requested, or the object was replaced while it was read"
         )

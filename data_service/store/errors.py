@@ -8,7 +8,7 @@ AWS_KEYS = "give keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or in ~/.aw
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceWords:
+class ServiceTerms:
     """The words of one kind of object store in messages.
 
     Attributes:
@@ -25,20 +25,20 @@ class ServiceWords:
 
 
 SERVICES = {
-    "s3": ServiceWords(
+    "s3": ServiceTerms(
         bucket="bucket",
         credentials="where boto3 finds them (environment, ~/.aws, instance role)",
         endpoint="AWS_ENDPOINT_URL",
         place="the region (AWS_REGION)",
     ),
-    "gs": ServiceWords(
+    "gs": ServiceTerms(
         bucket="bucket",
         credentials="by GOOGLE_APPLICATION_CREDENTIALS, `gcloud auth application-default login` or the machine's "
         "service account",
         endpoint="GOOGLE_BASE_URL",
         place="the project",
     ),
-    "az": ServiceWords(
+    "az": ServiceTerms(
         bucket="container",
         credentials="in AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, by AZURE_CLIENT_ID, AZURE_TENANT_ID and "
         "AZURE_CLIENT_SECRET, or the machine's managed identity",
@@ -49,7 +49,7 @@ SERVICES = {
 """The object stores that are written to, by the scheme of their URIs."""
 
 
-def _words(uri: str) -> ServiceWords:
+def _service_terms(uri: str) -> ServiceTerms:
     """Return the words for a URI; those of S3 for a URI of none of `SERVICES`."""
     return SERVICES.get(uri.partition("://")[0].lower(), SERVICES["s3"])
 
@@ -93,7 +93,7 @@ class CredentialsMissing(AccessDenied):
 
     @classmethod
     def at(cls, uri: str, reason: str) -> "CredentialsMissing":
-        remedy = f"give credentials {_words(uri).credentials}, then start again"
+        remedy = f"give credentials {_service_terms(uri).credentials}, then start again"
         return cls(f"no credentials for {uri}: {reason}", remedy=remedy)
 
 
@@ -102,7 +102,7 @@ class CredentialsExpired(AccessDenied):
 
     @classmethod
     def at(cls, uri: str, reason: str) -> "CredentialsExpired":
-        remedy = f"renew the credentials {_words(uri).credentials}, then start again"
+        remedy = f"renew the credentials {_service_terms(uri).credentials}, then start again"
         return cls(f"the credentials for {uri} have expired or cannot be renewed: {reason}", remedy=remedy)
 
 
@@ -123,7 +123,7 @@ class StoreUnavailable(StoreError):
     @classmethod
     def at(cls, uri: str, reason: str) -> "StoreUnavailable":
         where = (
-            f"the network and the endpoint ({_words(uri).endpoint})"
+            f"the network and the endpoint ({_service_terms(uri).endpoint})"
             if "://" in uri
             else "the disk or the mount"
         )
@@ -142,7 +142,7 @@ class BadUri(StoreError):
 
     @classmethod
     def with_secret(cls, uri: str) -> "BadUri":
-        scheme, words = uri.partition("://")[0].lower(), _words(uri)
+        scheme, words = uri.partition("://")[0].lower(), _service_terms(uri)
         place, keys = "s3://bucket/prefix", AWS_KEYS
         if scheme in SERVICES and scheme != "s3":
             place, keys = f"{scheme}://{words.bucket}/prefix", f"give credentials {words.credentials}"
@@ -152,9 +152,9 @@ class BadUri(StoreError):
         )
 
     @classmethod
-    def no_bucket(cls, uri: str) -> "BadUri":
+    def without_bucket(cls, uri: str) -> "BadUri":
         scheme, _, rest = uri.partition("://")
-        words = _words(uri)
+        words = _service_terms(uri)
         return cls(
             f"{scheme}://{rest.partition('/')[0]}: the {words.bucket} does not exist, or is elsewhere",
             remedy=f"create the {words.bucket}, or correct its name, {words.place} or the server ({words.endpoint})",

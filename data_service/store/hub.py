@@ -20,7 +20,7 @@ from data_service.store.errors import (
     StoreUnavailable,
     Truncated,
 )
-from data_service.store.retries import Patience, call_with_retries, outage_of
+from data_service.store.retries import RetryLimit, call_with_retries, get_outage
 
 SCHEME = "hf"
 _DATASET_URI = re.compile(
@@ -177,7 +177,7 @@ class HubStore:
             )
             wanted = self._hub.utils.build_hf_headers() | {"Accept-Encoding": "identity"} | headers
             answer = self._hub.get_session().get(url, headers=wanted, follow_redirects=True)
-            if answer.status_code == 416:  # the range begins behind the end
+            if answer.status_code == 416:  # the requested range begins behind the end of the file
                 return b""
             self._hub.utils.hf_raise_for_status(answer)
             if headers and answer.status_code != 206:
@@ -196,7 +196,7 @@ class HubStore:
             except (self._hub.errors.HTTPError, OSError, ValueError) as error:
                 raise self._error(name, error) from error
 
-        return call_with_retries(once, Patience(self._patience_s), outage_of(f"{SCHEME}://{self._repo}"))
+        return call_with_retries(once, RetryLimit(self._patience_s), get_outage(f"{SCHEME}://{self._repo}"))
 
     def _error(self, name: str, error: Exception) -> StoreError:
         """Return our error for an error that the Hub's library raised."""

@@ -27,7 +27,7 @@ from data_service.store.errors import (
     Truncated,
 )
 
-_DENIED_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS)
+_PERMISSION_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRITE_BYTES = 16 << 20  # bytes written at a time, so that a slow disk shows progress
 _CREATE_ATTEMPTS = 100  # attempts to create a file in a folder that concurrent deletes remove when empty
@@ -159,7 +159,7 @@ class LocalStore:
         deadline = math.inf if before is None else self._written_at(before)
         for place, _, names in os.walk(base):
             for path in (Path(place, name) for name in names if name.startswith(TEMP_PREFIX)):
-                # A writer that finishes renames its file.
+                # A writer that finishes meanwhile has renamed its file.
                 with _store_errors(path), suppress(FileNotFoundError):
                     if path.stat().st_mtime < deadline:
                         path.unlink()
@@ -203,7 +203,7 @@ def _store_errors(path: Path, *, writing: bool = False) -> Iterator[None]:
         raise
     except OSError as error:
         reason = error.strerror or str(error)
-        if error.errno in _DENIED_ERRNOS:
+        if error.errno in _PERMISSION_ERRNOS:
             raise AccessDenied.at(str(path), reason) from error
         if error.errno in _FULL_ERRNOS:
             raise OutOfSpace.at(str(path), reason) from error
@@ -238,7 +238,7 @@ def _file_system_clock(folder: Path) -> float:
         finally:
             os.close(descriptor)
             path.unlink(missing_ok=True)
-    except OSError:  # read-only or full
+    except OSError:  # the folder is read-only, or the disk is full
         return time.time()
 
 
@@ -333,7 +333,7 @@ def _entry(key: str, status: os.stat_result) -> Entry:
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself
+    except OSError:  # the link leads to itself
         return False
 
 

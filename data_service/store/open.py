@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote
 
-from data_service.printable import visible, without_secrets
+from data_service.printable import mask_secrets, visible
 from data_service.store.base import Store
 from data_service.store.errors import SERVICES, BadUri, StoreError
 from data_service.store.local import LocalStore
@@ -34,7 +34,7 @@ def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
             f"{visible(text)}: its name is not valid UTF-8",
             remedy="rename the file or folder; no JSON can hold this name",
         )
-    if without_secrets(text) != text:
+    if mask_secrets(text) != text:
         raise BadUri.with_secret(text)
     if not separator:
         return LocalStore(_expand_home(text).absolute())

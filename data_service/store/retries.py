@@ -18,18 +18,20 @@ from functools import cache
 from random import SystemRandom
 from typing import TypeVar
 
-from data_service.printable import one_line, without_secrets
+from data_service.printable import mask_secrets, one_line
 from data_service.store.errors import TRANSIENT_ERRORS, CredentialsMissing, StoreError
 
 _T = TypeVar("_T")
 PATIENCE_VARIABLE = "MASKFLEET_STORE_PATIENCE_S"
 _DEFAULT_PATIENCE_S = 120.0
-_MIN_ATTEMPTS = 3  # made however long the first one took: the process may have been suspended
-_FIRST_CREDENTIALS_S = 20.0  # patience if no credentials were ever accepted: most likely there are none
+_MIN_ATTEMPTS = 3  # attempts made in any case: the process may have been suspended during the first
+_UNACCEPTED_CREDENTIALS_PATIENCE_S = 20.0  # patience if no credentials were ever accepted: there may be none
 _MAX_PAUSE_S = 15.0
-_JITTER = SystemRandom()  # its draws differ between forked processes and do not disturb seeded generators
+_JITTER_RANDOM = (
+    SystemRandom()
+)  # random pauses that differ between forked processes and disturb no seeded generator
 _log = logging.getLogger(__name__)
-ANNOUNCED_OUTAGE_S = 5.0  # shorter outages are not announced
+ANNOUNCED_OUTAGE_S = 5.0  # seconds; shorter outages are not announced
 _lock = threading.Lock()
 _retry_count = 0
 
@@ -53,7 +55,7 @@ def default_patience_s() -> float:
     return seconds
 
 
-class Patience:
+class RetryLimit:
     """The patience with one operation: `seconds` without progress, and at least 3 attempts.
 
     `since`: time of its last progress, or of its beginning, by `time.monotonic`.
@@ -65,7 +67,7 @@ class Patience:
         self._failures = 0
         self._most = 0
 
-    def note_progress(self, amount: int) -> None:
+    def record_progress(self, amount: int) -> None:
         """Note that the operation has reached `amount`, in any unit. Only a new maximum counts as progress."""
         if amount > self._most:
             self._most, self.since, self._failures = amount, time.monotonic(), 0
@@ -73,7 +75,9 @@ class Patience:
     def limit_s(self, error: StoreError) -> float:
         """Return the seconds without progress after which a failure of this kind is final."""
         return (
-            min(self.seconds, _FIRST_CREDENTIALS_S) if isinstance(error, CredentialsMissing) else self.seconds
+            min(self.seconds, _UNACCEPTED_CREDENTIALS_PATIENCE_S)
+            if isinstance(error, CredentialsMissing)
+            else self.seconds
         )
 
     def pause_s(self, error: StoreError) -> float | None:
@@ -86,7 +90,7 @@ class Patience:
         if self._failures >= _MIN_ATTEMPTS and time.monotonic() - self.since >= limit:
             return None
         longest = min(_MAX_PAUSE_S, limit / 4)
-        return _JITTER.uniform(0, min(longest, 0.2 * 2 ** min(self._failures, 10)))
+        return _JITTER_RANDOM.uniform(0, min(longest, 0.2 * 2 ** min(self._failures, 10)))
 
 
 _log.addHandler(logging.NullHandler())  # so that nothing is printed unless the application configures logging
@@ -96,12 +100,12 @@ class Outage:
     """The current outage of one store, if any, shared by all threads of this process."""
 
     def __init__(self, uri: str) -> None:
-        self._uri = without_secrets(uri)
+        self._uri = mask_secrets(uri)
         self._lock = threading.Lock()
         self._began: float | None = None
         self._announced = False
 
-    def note_failure(self, error: StoreError, *, began: float, pause: float, patience_s: float) -> None:
+    def record_failure(self, error: StoreError, *, began: float, pause: float, patience_s: float) -> None:
         """Note that an attempt failed; announce the outage once, if it lasts.
 
         Args:
@@ -118,7 +122,7 @@ class Outage:
         reason = one_line(error.problem)
         _log.warning("%s; trying again, for at most %.0f s without progress", reason, patience_s)
 
-    def note_answer(self) -> None:
+    def record_answer(self) -> None:
         """Note that the store answered, even if it refused. Announce the end of an announced outage."""
         with self._lock:
             began, announced = self._began, self._announced
@@ -128,12 +132,12 @@ class Outage:
 
 
 @cache
-def outage_of(uri: str) -> Outage:
+def get_outage(uri: str) -> Outage:
     """Return the `Outage` of the store at `uri`, one object in this process."""
     return Outage(uri)
 
 
-def call_with_retries(once: Callable[[], _T], patience: Patience, outage: Outage) -> _T:
+def call_with_retries(once: Callable[[], _T], patience: RetryLimit, outage: Outage) -> _T:
     """Return what `once` returns. Call it again while its failures are transient, until the patience is used up.
 
     Raises StoreError: the last failure, or the first that is not transient, which is an answer of the store, too.
@@ -147,15 +151,15 @@ def call_with_retries(once: Callable[[], _T], patience: Patience, outage: Outage
             if pause is None:
                 raise
             silent = max(began, patience.since)
-            outage.note_failure(error, began=silent, pause=pause, patience_s=patience.limit_s(error))
+            outage.record_failure(error, began=silent, pause=pause, patience_s=patience.limit_s(error))
             _log.debug("%s; again in %.1f s", error.problem, pause)
             count_retry()
             time.sleep(pause)
         except StoreError:
-            outage.note_answer()
+            outage.record_answer()
             raise
         else:
-            outage.note_answer()
+            outage.record_answer()
             return result
 
 

@@ -25,7 +25,7 @@ from botocore.session import get_session
 from data_service.store.base import Entry, join_path
 from data_service.store.bucket import BucketStore, Connection
 from data_service.store.errors import BadUri, KeyMissing, StoreError, StoreUnavailable
-from data_service.store.retries import Patience
+from data_service.store.retries import RetryLimit
 from data_service.store.s3_errors import FAILURES, error_code, translate_error
 from data_service.store.s3_transfer import MAX_DELETIONS, Deletion, Download, Listing, Upload, head
 from data_service.store.upload_sources import PART_BYTES, WRITER_FIELD, Buffers, LocalFile
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
 
-_READ_TIMEOUT_S = 60.0  # a connection without data for so long counts as dead
-_METADATA_S = 5  # default time limit for a cloud's metadata service; botocore's default of 1 s is short
+_READ_TIMEOUT_S = 60.0  # seconds without data after which a connection counts as dead
+_METADATA_TIMEOUT_S = 5  # time limit of a cloud's metadata service; botocore's default of 1 s is short
 
 for _library in ("botocore", "boto3", "urllib3"):  # their warnings are about failures that are retried here
     logging.getLogger(_library).addHandler(logging.NullHandler())
@@ -64,7 +64,7 @@ def _connect() -> "S3Client":
     )
     core = get_session()
     if core.get_config_variable("metadata_service_timeout") == 1:
-        core.set_config_variable("metadata_service_timeout", _METADATA_S)
+        core.set_config_variable("metadata_service_timeout", _METADATA_TIMEOUT_S)
     try:
         return boto3.Session(botocore_session=core).client("s3", config=config)
     except ValueError as error:
@@ -104,7 +104,7 @@ class S3Store(BucketStore["S3Client"]):
                     raise
                 # An earlier attempt of ours may have created the object, although its answer was lost.
                 stored = head(client, self.bucket, name)
-                if stored is None:  # deleted since
+                if stored is None:  # the object was deleted since
                     raise StoreUnavailable.at(
                         self._object_uri(name), "deleted while it was created"
                     ) from error
@@ -224,15 +224,15 @@ class S3Store(BucketStore["S3Client"]):
             yield self._call(listing.prefix, listing.attempt)
 
     def _download(self, key: str, start: int, length: int | None) -> bytes:
-        name, patience = self._name(key), Patience(self.patience_s)
-        download = Download(self.bucket, name, patience.note_progress, start, length)
+        name, patience = self._name(key), RetryLimit(self.patience_s)
+        download = Download(self.bucket, name, patience.record_progress, start, length)
         return self._call(name, download.attempt, patience)
 
     def _put_whole(self, name: str, body: bytes, client: "S3Client") -> object:
         return client.put_object(Bucket=self.bucket, Key=name, Body=body)
 
     def _put_parts(
-        self, name: str, source: Buffers | LocalFile, patience: Patience, reached: Callable[[int], None]
+        self, name: str, source: Buffers | LocalFile, patience: RetryLimit, reached: Callable[[int], None]
     ) -> None:
         upload = Upload(self.bucket, name, source, reached)
         try:

@@ -33,7 +33,7 @@ from data_service.store.errors import (
 FAILURES = (
     *(BotoCoreError, ClientError, ResponseParserError),
     *(HTTPError, HTTPException, OSError),  # raised unwrapped while a body is read
-    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),  # an answer of another shape
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),  # an unexpected answer
     RuntimeError,
 )
 """Everything that a botocore request can raise because of the network, the server or a source of credentials."""
@@ -44,9 +44,9 @@ _WRONG_CREDENTIALS_CODES = (
     *("InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId", "InvalidIdentityToken"),
     *("SignatureDoesNotMatch", "UnrecognizedClientException"),
 )
-_FULL_CODES = ("QuotaExceeded", "InsufficientCapacity")
+_QUOTA_CODES = ("QuotaExceeded", "InsufficientCapacity")
 _NO_BUCKET_CODES = ("NoSuchBucket", "InvalidBucketName", "PermanentRedirect")
-_BUSY_CODES = (
+_RETRYABLE_CODES = (
     *("RequestTimeout", "ConditionalRequestConflict", "OperationAborted", "TemporaryRedirect"),
     *("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "IDPCommunicationError"),
     *("InternalError", "ServiceUnavailable", "ServerBusy", "IncompleteBody", "XMinioServerNotInitialized"),
@@ -93,15 +93,15 @@ def _refusal_error(error: ClientError, uri: str, valid_before: bool) -> StoreErr
     if name in _EXPIRED_CODES or (valid_before and name in _WRONG_CREDENTIALS_CODES):
         return CredentialsExpired.at(uri, reason)
     if name in _NO_BUCKET_CODES:
-        return BadUri.no_bucket(uri)
-    if name in _FULL_CODES or status == 507:
+        return BadUri.without_bucket(uri)
+    if name in _QUOTA_CODES or status == 507:
         return OutOfSpace.at(uri, reason)
     if (
-        name in _BUSY_CODES
+        name in _RETRYABLE_CODES
         or name in LOST_UPLOAD_CODES
         or status in (408, 409, 429)
         or (status >= 500 and status != 501)
-        or status < 300  # an error in the body of an answer that began as a success
+        or status < 300  # the answer began with a status of success, and its body holds an error
     ):
         return StoreUnavailable.at(uri, reason)
     if status == 404:

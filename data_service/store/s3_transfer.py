@@ -52,7 +52,7 @@ class Listing:
 
         Raises FAILURES: botocore's errors; ValueError or KeyError: the page cannot be the next one.
         """
-        page = client.list_objects_v2(Bucket=self.bucket, Prefix=self.prefix, **self._place())
+        page = client.list_objects_v2(Bucket=self.bucket, Prefix=self.prefix, **self._page_start())
         names = _names(page)
         self._check(names)
         more, token = page["IsTruncated"], ""
@@ -64,7 +64,7 @@ class Listing:
         self.after, self._empty = max([self.after, *names]), 0 if names else self._empty + 1
         return page
 
-    def _place(self) -> dict[str, Any]:
+    def _page_start(self) -> dict[str, Any]:
         """Return the request's parameters that say where the page begins.
 
         They are the last name where possible, because a token may expire while the caller is busy.
@@ -161,7 +161,7 @@ class Download:
             Truncated: the object ends before the last requested byte.
             FAILURES: botocore's errors. The next attempt continues where this one failed.
         """
-        answer = self._ask(client)
+        answer = self._request_body(client)
         with closing(answer["Body"]) as body:
             expected = self._expected(answer)
             while self._here < expected:
@@ -173,7 +173,7 @@ class Download:
                 self.reached(self._here)
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
-    def _ask(self, client: "S3Client") -> "GetObjectOutputTypeDef":
+    def _request_body(self, client: "S3Client") -> "GetObjectOutputTypeDef":
         first = self.start + self._here
         if self.length is None and first == 0:
             return client.get_object(Bucket=self.bucket, Key=self.name)
@@ -226,9 +226,9 @@ class Upload:
     source: UploadSource
     reached: Callable[[int], None]
     _writer: str = field(default_factory=lambda: uuid4().hex)
-    _number: str | None = None  # the server's name of the upload
+    _number: str | None = None  # id of the upload, which the server gave
     _tags: dict[int, str] = field(default_factory=dict)  # ETags of the parts that the server has, by number
-    _accepted: int = 0  # bytes of these parts
+    _accepted: int = 0  # bytes of the parts that the server has
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def attempt(self, client: "S3Client") -> None:
@@ -278,7 +278,7 @@ class Upload:
         with ThreadPoolExecutor(_CONCURRENT_PARTS, thread_name_prefix="upload") as pool:
             try:
                 list(pool.map(send, missing))
-            except BaseException as error:  # raised by a signal; `send` catches all errors
+            except BaseException as error:  # only a signal raises here: `send` catches all errors
                 failures.append(error)
                 raise
         if failures:

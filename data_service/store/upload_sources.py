@@ -51,13 +51,15 @@ class LocalFile:
             return os.pread(file.fileno(), length, start)
 
 
-def call_both(reached: Callable[[int], None], sent: Callable[[int], None] | None) -> Callable[[int], None]:
-    """Return a function that calls both `reached` and `sent`, the latter only with numbers that have grown."""
+def combine_callbacks(
+    report_reached: Callable[[int], None], sent: Callable[[int], None] | None
+) -> Callable[[int], None]:
+    """Return a function that calls both `report_reached` and `sent`, the latter only with numbers that have grown."""
     most = 0
 
     def report(count: int) -> None:
         nonlocal most
-        reached(count)
+        report_reached(count)
         if sent is not None and count > most:
             most = count
             sent(count)

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from data_service.corpus.manifest import BlockTable
 from data_service.samples.lanes import Lanes, count_lane_rows
-from data_service.samples.make import AnyRows, cut, structure_key
+from data_service.samples.make import CutRows, cut_block, cutting_key
 from data_service.samples.packing import Packed, count_contiguous_rows
-from data_service.samples.pairs import DrawnRows, Translations
+from data_service.samples.pairs import RandomlyCutRows, Translations
 from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import TextPairs
 from data_service.store.base import Store
@@ -39,10 +39,10 @@ RowLengths = NDArray[np.uint32]
 PassResult: TypeAlias = NDArray[np.int64] | NDArray[np.uint32]
 """The result of a pass: row counts or row lengths."""
 
-Pass = Callable[[Corpora, int, int, int], PassResult]
+CountingPass = Callable[[Corpora, int, int, int], PassResult]
 """(corpora, source, start, stop) -> the result for blocks `start` to `stop`: `count_range` or `measure_range`."""
 
-Counted = Callable[[int], None]
+ReportCountedBlocks = Callable[[int], None]
 """A function that is called with the number of blocks that have just been done."""
 
 
@@ -50,7 +50,7 @@ class PassRunner(Protocol):
     """A function that runs a pass over some blocks of a source, in this process or on Ray."""
 
     def __call__(
-        self, job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted
+        self, job: CountingPass, corpora: Corpora, source: int, blocks: range, counted: ReportCountedBlocks
     ) -> PassResult: ...
 
 
@@ -70,39 +70,44 @@ def measure_range(corpora: Corpora, source: int, start: int, stop: int) -> RowLe
     return np.concatenate([np.zeros(0, dtype=np.uint32), *lengths])
 
 
-def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator[AnyRows]:
+def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator[CutRows]:
     """Yield the rows of each of blocks `start` to `stop`, once for every way in which it is cut."""
     spec = corpora.spec
     for number in range(start, stop):
         block = corpora.read(source, number)
         for structure in range(spec.input.structures):
-            yield cut(block, spec, structure_key(spec, source, number, structure), source)
+            yield cut_block(block, spec, cutting_key(spec, source, number, structure), source)
 
 
-def run_here(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> PassResult:
+def run_in_process(
+    job: CountingPass, corpora: Corpora, source: int, blocks: range, counted: ReportCountedBlocks
+) -> PassResult:
     """Run a pass in this process. It is a `PassRunner`."""
     found = job(corpora, source, blocks.start, blocks.stop)
     counted(len(blocks))
     return found
 
 
-def ignore(blocks: int) -> None:
+def ignore_progress(blocks: int) -> None:
     """Ignore progress."""
 
 
 def count_rows(
-    corpora: Corpora, cache: Store | None, run: PassRunner = run_here, counted: Counted = ignore
+    corpora: Corpora,
+    cache: Store | None,
+    runner: PassRunner = run_in_process,
+    report_counted: ReportCountedBlocks = ignore_progress,
 ) -> tuple[RowCounts, ...]:
     """Return the row counts of every source.
 
     Args:
         corpora: corpora to count.
         cache: store that keeps counts between runs; None to count again.
-        run: function that runs the pass over a source's blocks.
-        counted: function that is called with the number of blocks just done, those with kept counts included.
+        runner: function that runs the pass over a source's blocks.
+        report_counted: function that is called with the number of blocks just done, those with kept counts included.
     """
     passing = _CachedPass(
-        kind="rows", job=count_range, corpora=corpora, cache=cache, run=run, counted=counted
+        kind="rows", job=count_range, corpora=corpora, cache=cache, run=runner, counted=report_counted
     )
     found: list[RowCounts] = []
     for source, table in enumerate(corpora.tables):
@@ -113,7 +118,7 @@ def count_rows(
 
 def _counts_from_manifest(spec: StreamSpec, source: int, table: BlockTable) -> RowCounts | None:
     """Return the row counts of a source if they follow from its manifest; None if its blocks must be read."""
-    match spec.input_of(source):
+    match spec.input_for_source(source):
         case Packed(packing="contiguous"):
             return count_contiguous_rows(table.tokens, table.documents, spec.length)
         case TextPairs() | Translations():
@@ -125,7 +130,10 @@ def _counts_from_manifest(spec: StreamSpec, source: int, table: BlockTable) -> R
 
 
 def measure_rows(
-    corpora: Corpora, cache: Store | None, run: PassRunner = run_here, counted: Counted = ignore
+    corpora: Corpora,
+    cache: Store | None,
+    run: PassRunner = run_in_process,
+    counted: ReportCountedBlocks = ignore_progress,
 ) -> tuple[RowLengths, ...]:
     """Return the row lengths of every source. Arguments as for `count_rows`."""
     passing = _CachedPass(
@@ -140,11 +148,11 @@ class _CachedPass:
     """A pass whose results are kept in `cache`: first those of a source's pieces, then those of the whole source."""
 
     kind: str
-    job: Pass
+    job: CountingPass
     corpora: Corpora
     cache: Store | None
     run: PassRunner
-    counted: Counted
+    counted: ReportCountedBlocks
 
     def for_source(self, source: int) -> PassResult:
         name = f"{self.kind}/{_cache_key(self.corpora.spec, source)}"
@@ -157,7 +165,7 @@ class _CachedPass:
         pieces = {f"{name}/{start}.npy": range(start, min(start + _PIECE_BLOCKS, blocks)) for start in starts}
         found = [self._piece(key, source, piece) for key, piece in pieces.items()]
         whole: PassResult = np.concatenate([self.job(self.corpora, source, 0, 0), *found])
-        self._keep(f"{name}.npy", whole)
+        self._store_result(f"{name}.npy", whole)
         if self.cache is not None:
             for key in pieces:
                 self.cache.delete(key)
@@ -169,7 +177,7 @@ class _CachedPass:
             self.counted(len(blocks))
             return kept
         found = self.run(self.job, self.corpora, source, blocks, self.counted)
-        self._keep(key, found)
+        self._store_result(key, found)
         return found
 
     def _load(self, key: str) -> PassResult | None:
@@ -190,7 +198,7 @@ class _CachedPass:
         found: PassResult = np.load(io.BytesIO(body), allow_pickle=False)
         return found
 
-    def _keep(self, key: str, found: PassResult) -> None:
+    def _store_result(self, key: str, found: PassResult) -> None:
         """Store a result, followed by its sha256."""
         if self.cache is not None:
             buffer = io.BytesIO()
@@ -202,8 +210,8 @@ class _CachedPass:
 def _cache_key(spec: StreamSpec, source: int) -> str:
     """Return the key of a source's kept counts, a hash of everything on which its rows depend."""
     fingerprint = spec.sources[source].manifest_fingerprint
-    cut_so = spec.input_of(source)
+    cut_so = spec.input_for_source(source)
     parts: tuple[str | int, ...] = (fingerprint, spec.split, cut_so.model_dump_json(), spec.length)
-    if isinstance(cut_so, DrawnRows):
+    if isinstance(cut_so, RandomlyCutRows):
         parts += (spec.seed,)
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()

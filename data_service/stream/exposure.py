@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 
 from data_service.result_cache import RecentResults
 from data_service.samples.lanes import Lanes
-from data_service.samples.make import block_key, cut, structure_key, text_places
+from data_service.samples.make import cut_block, cutting_key, masking_key, row_text_ranges
 from data_service.stream.plan import StreamPlan
 from data_service.stream.sources import Corpora
 
-_CACHED_ORDERS = 8  # windows whose inverted order is cached
+_MAX_CACHED_ORDERS = 8  # windows whose inverted order is cached
 
 
 @dataclass(frozen=True, order=True)
-class TextPlace:
+class TokenRange:
     """Tokens `start` to `stop` of block `block` of source number `source`, in the split of the stream."""
 
     source: int
@@ -37,9 +37,9 @@ class SampleFinder:
 
     def __init__(self, plan: StreamPlan, corpora: Corpora) -> None:
         self._plan, self._corpora = plan, corpora
-        self._orders: RecentResults[tuple[int, int], NDArray[np.int64]] = RecentResults(_CACHED_ORDERS)
+        self._orders: RecentResults[tuple[int, int], NDArray[np.int64]] = RecentResults(_MAX_CACHED_ORDERS)
 
-    def find(self, places: Sequence[TextPlace], epochs: range) -> Iterator[tuple[TextPlace, int, int]]:
+    def find(self, places: Sequence[TokenRange], epochs: range) -> Iterator[tuple[TokenRange, int, int]]:
         """Yield (place, epoch, sample) for each sample of `epochs` that holds a token of a place.
 
         The places of one block follow each other, and so do the samples of one place; a sample that holds several
@@ -48,7 +48,7 @@ class SampleFinder:
         Raises:
             CorruptBlock, StoreError: a block cannot be read.
         """
-        by_block: dict[tuple[int, int], list[TextPlace]] = {}
+        by_block: dict[tuple[int, int], list[TokenRange]] = {}
         for place in places:
             by_block.setdefault((place.source, place.block), []).append(place)
         for (source, block), together in by_block.items():
@@ -60,7 +60,7 @@ class SampleFinder:
                     for row in self._rows(place, epoch, cuts):
                         yield place, epoch, self._sample(source, epoch, row)
 
-    def _rows(self, place: TextPlace, epoch: int, cuts: "_BlockCuts") -> Iterator[int]:
+    def _rows(self, place: TokenRange, epoch: int, cuts: "_BlockCuts") -> Iterator[int]:
         """Yield the rows of the source's line that the epoch takes and that hold a token of the place."""
         start = self._plan.rows_before(place.source, epoch, 0)
         stop = start + self._plan.epoch_layout.quotas[place.source]
@@ -69,7 +69,7 @@ class SampleFinder:
         line = self._plan.lines[place.source]
         for reading in range(line.reading(start)[0], line.reading(stop - 1)[0] + 1):
             first = line.row_of(reading, place.block, 0)
-            for row in cuts.rows_holding(place, reading):
+            for row in cuts.rows_with_text(place, reading):
                 if start <= first + row < stop:
                     yield first + row
 
@@ -104,7 +104,7 @@ class _BlockCuts:
         self._block = corpora.read(source, block)
         self._found: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = {}
 
-    def rows_holding(self, place: TextPlace, reading: int) -> list[int]:
+    def rows_with_text(self, place: TokenRange, reading: int) -> list[int]:
         """Return the numbers of the block's rows that hold a token of the place, ascending, as cut in a reading."""
         rows, starts, stops = self._text_ranges(reading)
         # False for rows without text, too.
@@ -117,13 +117,13 @@ class _BlockCuts:
         # The rows of lanes are drawn again in each reading; other rows only depend on the way of cutting.
         kept_by = reading if isinstance(spec.input, Lanes) else reading % spec.input.structures
         if kept_by not in self._found:
-            rows = cut(
-                self._block, spec, structure_key(spec, self._source, self._number, reading), self._source
+            rows = cut_block(
+                self._block, spec, cutting_key(spec, self._source, self._number, reading), self._source
             )
-            key = block_key(spec, self._source, self._number, reading)
-            self._found = {kept_by: text_places(self._block, rows, spec, key), **self._of_ways()}
+            key = masking_key(spec, self._source, self._number, reading)
+            self._found = {kept_by: row_text_ranges(self._block, rows, spec, key), **self._ranges_by_cut()}
         return self._found[kept_by]
 
-    def _of_ways(self) -> dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+    def _ranges_by_cut(self) -> dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
         """Return what is worth keeping: the ways of cutting return, a reading of lanes does not."""
         return {} if isinstance(self._spec.input, Lanes) else self._found

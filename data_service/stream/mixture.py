@@ -31,13 +31,15 @@ def source_weights(
         return given or None
     with localcontext() as context:
         context.prec = _DIGITS
-        drawn = _by_temperature(sources, sizes, temperature)
+        drawn = _temperature_weights(sources, sizes, temperature)
         if translations is not None:
             drawn = _scale_translations(sources, drawn, Decimal(translations))
         return list(map(float, drawn))
 
 
-def _by_temperature(sources: Sequence[SourceSpec], sizes: Sequence[int], temperature: float) -> list[Decimal]:
+def _temperature_weights(
+    sources: Sequence[SourceSpec], sizes: Sequence[int], temperature: float
+) -> list[Decimal]:
     """Return each source's part of its language's size ** (1 / T). A source without languages is a group of its own."""
     groups = [source.languages or (f"source {source.name}", "", "") for source in sources]
     totals = Counter[tuple[str, ...]]()
@@ -72,62 +74,62 @@ def _scale_translations(
 
 
 def fill_weights(
-    given: Sequence[float | None],
+    configured: Sequence[float | None],
     sources: Sequence[SourceSpec],
     sizes: Sequence[int],
     temperature: float,
     translations: float | None = None,
 ) -> list[float]:
-    """Return `given` with a weight in place of each None.
+    """Return `configured` with a weight in place of each None.
 
     The given weights are parts of 1. The other sources share the rest as `source_weights` would mix them alone.
 
     Args:
-        given: weight of each source; None: by size. At least one is None; the others add up to less than 1.
+        configured: weight of each source; None: by size. At least one is None; the others add up to less than 1.
         sources, sizes, temperature, translations: as for `source_weights`.
     """
-    own = [size for size, weight in zip(sizes, given, strict=True) if weight is None]
+    own = [size for size, weight in zip(sizes, configured, strict=True) if weight is None]
     unweighted = [
         source.model_copy(update={"weight": None})
-        for source, weight in zip(sources, given, strict=True)
+        for source, weight in zip(sources, configured, strict=True)
         if weight is None
     ]
     drawn = source_weights(unweighted, own, temperature, translations) or own
-    left, total = 1 - sum(weight for weight in given if weight is not None), sum(drawn)
+    left, total = 1 - sum(weight for weight in configured if weight is not None), sum(drawn)
     filled = iter([left * weight / total for weight in drawn])
-    return [next(filled) if weight is None else weight for weight in given]
+    return [next(filled) if weight is None else weight for weight in configured]
 
 
 def quotas(
-    sources: Sequence[SourceSpec], weights: Sequence[float] | None, rows: Sequence[int], granule: int
+    sources: Sequence[SourceSpec], weights: Sequence[float] | None, rows: Sequence[int], multiple: int
 ) -> tuple[int, ...]:
     """Return the number of samples of each source in an epoch that is as long as all sources together.
 
-    The numbers are multiples of `granule`; the largest remainders round up.
+    The numbers are multiples of `multiple`; the largest remainders round up.
 
     Args:
         sources: the sources, for messages.
         weights: weight of each source; None to read each source once.
         rows: number of rows of each source.
-        granule: number of rows in a step if they continue those of the previous step, else 1.
+        multiple: number of rows in a step if they continue those of the previous step, else 1.
 
     Raises:
         PlanError: a source has less than the rows of one step of lanes.
     """
-    if weights is None and granule == 1:
+    if weights is None and multiple == 1:
         return tuple(rows)
-    steps = round_shares(weights or rows, sum(rows) // granule)
+    steps = round_shares(weights or rows, sum(rows) // multiple)
     for source, share in zip(sources, steps, strict=True):
-        if not share and granule > 1:
+        if not share and multiple > 1:
             raise PlanError(
-                f"source {source.name} ({source.uri}) has too little text or weight for one step of {granule} lanes "
+                f"source {source.name} ({source.uri}) has too little text or weight for one step of {multiple} lanes "
                 f"in an epoch",
                 remedy="use fewer sequences in a batch, a smaller input.reuse, or more text",
             )
-    return tuple(share * granule for share in steps)
+    return tuple(share * multiple for share in steps)
 
 
-def source_quotas(
+def epoch_samples_by_source(
     sources: Sequence[SourceSpec],
     rows: Sequence[int],
     batch: int,

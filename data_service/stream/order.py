@@ -31,7 +31,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.rng import Key, draws64, stream_key
+from data_service.rng import Key, draw_uint64, stream_key
 
 _FEISTEL_ROUNDS = 6
 _CHUNK_NUMBERS = 1 << 15  # numbers permuted together: they stay in a processor's cache
@@ -56,7 +56,7 @@ class Permutation:
         check_positions(positions, self.size)
         bits = max(2, (self.size - 1).bit_length())
         network = _Feistel(
-            bits, draws64(self.key, 0, _FEISTEL_ROUNDS), tabulated=len(positions) > 1 << (bits + 1) // 2
+            bits, draw_uint64(self.key, 0, _FEISTEL_ROUNDS), tabulated=len(positions) > 1 << (bits + 1) // 2
         )
         things = np.empty(len(positions), dtype=np.int64)
         for start in range(0, len(positions), _CHUNK_NUMBERS):
@@ -200,7 +200,7 @@ class SpreadOrder:
     def _residues(self) -> NDArray[np.int64]:
         """Return [stretches] int64 residues. Stretch k holds the things whose remainder modulo `stretches` is residue
         k."""
-        first = int(draws64(stream_key("stretches", *self.name), 0, 1)[0] % np.uint64(self.stretches))
+        first = int(draw_uint64(stream_key("stretches", *self.name), 0, 1)[0] % np.uint64(self.stretches))
         dealt = (first + _stride(self.stretches) * np.arange(self.stretches)) % self.stretches
         return np.argsort(dealt)
 

@@ -34,10 +34,16 @@ from data_service.samples.masking import NoMasking, RowMasking
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.spec import StreamSpec
 from data_service.stream.counts import RowCounts
-from data_service.stream.mixture import min_weight, quotas, source_quotas, source_weights, unread_sources
+from data_service.stream.mixture import (
+    epoch_samples_by_source,
+    min_weight,
+    quotas,
+    source_weights,
+    unread_sources,
+)
 from data_service.stream.order import LaneOrder, Permutation, SourceOrder, SpreadOrder
 
-_CACHED_READINGS = 2  # readings of a source whose order of blocks is cached
+_MAX_CACHED_READINGS = 2  # readings of a source whose order of blocks is cached
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class BlockRows:
         return self.stop - self.start
 
 
-class SourceLine(NamedTuple):
+class ShuffledBlocks(NamedTuple):
     """A source's blocks in the order of one reading.
 
     Attributes:
@@ -66,7 +72,7 @@ class SourceLine(NamedTuple):
     ends: NDArray[np.int64]
 
 
-class RowLine:
+class SourceRowSequence:
     """The endless line of rows of source `source` of `spec`. `counts`: number of rows of each entry of the source."""
 
     def __init__(self, spec: StreamSpec, source: int, counts: RowCounts) -> None:
@@ -74,7 +80,7 @@ class RowLine:
         self.structures = spec.input.structures
         self._counts = counts.reshape(-1, self.structures)
         self._starts = np.append(0, np.cumsum(self._counts.sum(axis=0)))
-        self._lines: RecentResults[int, SourceLine] = RecentResults(_CACHED_READINGS)
+        self._lines: RecentResults[int, ShuffledBlocks] = RecentResults(_MAX_CACHED_READINGS)
 
     @property
     def round(self) -> int:
@@ -92,7 +98,7 @@ class RowLine:
         round_, structure = divmod(epoch, self.structures)
         return round_ * self.round + int(self._starts[structure])
 
-    def line(self, epoch: int) -> SourceLine:
+    def line(self, epoch: int) -> ShuffledBlocks:
         """Return the blocks of reading `epoch`. The last few results are cached."""
         return self._lines.get(epoch, lambda: self._draw_line(epoch))
 
@@ -123,14 +129,14 @@ class RowLine:
         index = int(np.flatnonzero(blocks == block)[0])
         return self.begin(epoch) + int(ends[index]) - self.block_rows(block, epoch) + row
 
-    def _draw_line(self, epoch: int) -> SourceLine:
+    def _draw_line(self, epoch: int) -> ShuffledBlocks:
         structure = epoch % self.structures
         counts = self._counts[:, structure]
         reading = epoch if self._spec.one_source is None else structure
         fingerprint = self._spec.sources[self._source].manifest_fingerprint
         name = (self._spec.seed, reading, fingerprint, self._spec.split)
         blocks = Permutation.from_name(len(counts), "blocks", *name).at_many(np.arange(len(counts)))
-        return SourceLine(blocks, np.cumsum(counts[blocks]))
+        return ShuffledBlocks(blocks, np.cumsum(counts[blocks]))
 
 
 _BYTES_PER_TARGET = 8  # the target's position
@@ -177,7 +183,7 @@ class EpochLayout:
         )
         return (self.quotas[source] // self.granule * window + shift) // self.windows * self.granule
 
-    def window_of(self, sample: int) -> int:
+    def window_with_sample(self, sample: int) -> int:
         """Return the number of the window that holds a sample."""
         window = sample * self.windows // self.samples_per_epoch
         while self.start(window) > sample:
@@ -192,7 +198,7 @@ class EpochLayout:
         if not 0 <= start <= stop <= self.samples_per_epoch:
             raise IndexError(f"samples {start} to {stop} are outside an epoch of {self.samples_per_epoch}")
         while start < stop:
-            window = self.window_of(start)
+            window = self.window_with_sample(start)
             base, end = self.start(window), min(stop, self.start(window + 1))
             yield window, start - base, end - base
             start = end
@@ -203,7 +209,7 @@ class EpochLayout:
 
 
 @dataclass(frozen=True)
-class StageShare:
+class StageSourceRows:
     """The rows that a stage takes from each source.
 
     Attributes:
@@ -260,7 +266,7 @@ class StreamPlan:
         spec: StreamSpec,
         tables: tuple[BlockTable, ...],
         counts: tuple[RowCounts, ...],
-        share: StageShare | None = None,
+        share: StageSourceRows | None = None,
     ) -> None:
         for source, rows in zip(spec.sources, counts, strict=True):
             if not rows.sum():
@@ -270,7 +276,7 @@ class StreamPlan:
                     remedy="leave the source out, or build it from more text",
                 )
         self.spec = spec
-        self.lines = tuple(RowLine(spec, source, rows) for source, rows in enumerate(counts))
+        self.lines = tuple(SourceRowSequence(spec, source, rows) for source, rows in enumerate(counts))
         """The line of each source."""
         totals = tuple(line.round for line in self.lines)
         self.begins = (0,) * len(counts) if share is None else share.begins
@@ -331,7 +337,7 @@ class StreamPlan:
 
 
 def _epoch_layout(
-    spec: StreamSpec, totals: tuple[int, ...], text_tokens: int, share: StageShare | None
+    spec: StreamSpec, totals: tuple[int, ...], text_tokens: int, share: StageSourceRows | None
 ) -> EpochLayout:
     granule = spec.lanes or spec.one_source or 1
     if share is not None:
@@ -339,7 +345,9 @@ def _epoch_layout(
     elif spec.one_source is None:
         counted = quotas(spec.sources, _source_weights(spec, totals), totals, granule)
     else:
-        counted = source_quotas(spec.sources, totals, spec.one_source, spec.temperature, spec.translations)
+        counted = epoch_samples_by_source(
+            spec.sources, totals, spec.one_source, spec.temperature, spec.translations
+        )
     rows = sum(counted)
     row_tokens = max(1, int(text_tokens * spec.input.structures * spec.input.repeats) // sum(totals))
     row_tokens = min(row_tokens, spec.row_length) if isinstance(spec.masking, NoMasking) else row_tokens
@@ -360,7 +368,7 @@ def _source_weights(spec: StreamSpec, totals: tuple[int, ...]) -> list[float] | 
 def _row_bytes(spec: StreamSpec, tokens: int) -> float:
     """Return the bytes that `Samples` needs for a row of `tokens` tokens."""
     token = spec.vocabulary.ordinary.itemsize
-    masking = spec.densest_masking
+    masking = spec.masking_at_highest_rate
     if isinstance(masking, NoMasking):
         return _BYTES_PER_ROW + spec.input.texts * _BYTES_PER_TEXT + tokens * token
     targets = (
@@ -379,7 +387,7 @@ def _unread_remarks(spec: StreamSpec, totals: tuple[int, ...], rows: int) -> tup
     """
     weights = _source_weights(spec, totals) or []
     notes: list[str] = []
-    if spec.one_source is not None:  # checked by `source_quotas`
+    if spec.one_source is not None:  # checked by `epoch_samples_by_source`
         return ()
     for number, why in unread_sources(weights, rows).items():
         source = spec.sources[number]

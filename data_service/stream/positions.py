@@ -26,7 +26,7 @@ class BatchRamp:
 
 
 @dataclass(frozen=True)
-class StepBatches:
+class BatchSchedule:
     """The batch of each step of a phase, in samples or in tokens.
 
     Attributes:
@@ -130,15 +130,15 @@ class PhaseBatches:
 
     @classmethod
     def from_samples(
-        cls, steps: int, batch: int, samples_per_epoch: int, rise: BatchRamp | None = None
+        cls, steps: int, batch: int, samples_per_epoch: int, warmup: BatchRamp | None = None
     ) -> "PhaseBatches":
         """Return a phase whose batches count samples."""
-        return cls(steps, batch, samples_per_epoch, SampleAxis(samples_per_epoch), rise)
+        return cls(steps, batch, samples_per_epoch, SampleAxis(samples_per_epoch), warmup)
 
     @cached_property
-    def batches(self) -> StepBatches:
+    def batches(self) -> BatchSchedule:
         """The batch of each step, counted from 0 where the phase begins."""
-        return StepBatches(self.batch, self.rise)
+        return BatchSchedule(self.batch, self.rise)
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Positions:
         """Number of steps of all phases."""
         return self._ends[-1] if self._ends else 0
 
-    def phase_of(self, step: int) -> int:
+    def phase_at_step(self, step: int) -> int:
         """Return the phase of a step, both counted from 0.
 
         Raises IndexError: the step is before the first step that takes data, or after the last.
@@ -198,15 +198,15 @@ class Positions:
         return bisect_right(self._ends, step)
 
     def phase_start(self, step: int) -> int:
-        """Return the first step that takes data in a step's phase. Raises IndexError as `phase_of`."""
-        return self._first_step(self.phase_of(step))
+        """Return the first step that takes data in a step's phase. Raises IndexError as `phase_at_step`."""
+        return self._first_step(self.phase_at_step(step))
 
     def ranges(self, step: int) -> tuple[SampleRange, ...]:
         """Return the samples of a step, in order: one range, or several if an epoch ends or a range is skipped in
         it."""
-        number = self.phase_of(step)
+        number = self.phase_at_step(step)
         phase = self._phases[number]
-        stretches = self._stretches(number, self._used(number, step), self._used(number, step + 1))
+        stretches = self._used_unit_ranges(number, self._used(number, step), self._used(number, step + 1))
         return tuple(piece for start, stop in stretches for piece in _by_epoch(number, phase, start, stop))
 
     def joined(self, start: int, stop: int) -> tuple[SampleRange, ...]:
@@ -253,7 +253,7 @@ class Positions:
         start = self._ends[number] - phase.steps
         return phase.batches.units_before(step - start) - phase.batches.units_before(begin - start)
 
-    def _stretches(self, number: int, first: int, last: int) -> Iterator[tuple[int, int]]:
+    def _used_unit_ranges(self, number: int, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield the stretches (start, stop) of the axis that hold the phase's used units `first` to `last`."""
         start, stop = self._unit(number, first), self._unit(number, last - 1) + 1
         for skip in self._skips[number]:

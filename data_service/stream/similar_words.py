@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from data_service.corpus.corpus import Corpus, open_corpus
 from data_service.corpus.reader import read_block
-from data_service.corpus.removals import blank_out, load_removals
+from data_service.corpus.removals import load_removals, replace_removed_text
 from data_service.errors import CorpusError, InputError
 from data_service.samples.similar_words import MAX_WORD_TOKENS, SimilarPair, dump_similar_words
 from data_service.store.open import open_file
@@ -53,7 +53,7 @@ class SimilarWordOptions(BaseModel):
     seed: NonNegativeInt = 1
 
 
-class WrittenTable(NamedTuple):
+class TableCounts(NamedTuple):
     """The numbers of words in a table (`words`) and of those with a similar word (`with_similar`)."""
 
     words: int
@@ -61,24 +61,27 @@ class WrittenTable(NamedTuple):
 
 
 def write_similar_words(
-    uris: list[str], out: str, options: SimilarWordOptions, report: ReportBlocks = lambda done, total: None
-) -> WrittenTable:
+    uris: list[str], output: str, options: SimilarWordOptions, report: ReportBlocks = lambda done, total: None
+) -> TableCounts:
     """Learn a table from corpora and write it to a path or URI.
 
     `report`: function that is called with the number of blocks read so far and in all, over all passes.
 
     Raises:
-        CorpusError: `out` exists already. Otherwise as `learn_similar_words`.
+        CorpusError: `output` exists already. Otherwise as `learn_similar_words`.
     """
-    store, name = open_file(out)
+    store, name = open_file(output)
     if store.size(name) is not None:
-        raise CorpusError(f"{out} exists already", remedy="name a new file, or delete this one")
+        raise CorpusError(f"{output} exists already", remedy="name a new file, or delete this one")
     pairs, tokenizer = learn_similar_words(uris, options, report)
     made = {**options.model_dump(), "corpora": [open_corpus(uri).manifest.fingerprint for uri in uris]}
     store.put(
-        name, dump_similar_words(pairs, tokenizer=tokenizer.hash, vocab_size=tokenizer.vocab_size, made=made)
+        name,
+        dump_similar_words(
+            pairs, tokenizer=tokenizer.hash, vocab_size=tokenizer.vocab_size, build_settings=made
+        ),
     )
-    return WrittenTable(len(pairs), sum(bool(pair.similar) for pair in pairs))
+    return TableCounts(len(pairs), sum(bool(pair.similar) for pair in pairs))
 
 
 def learn_similar_words(
@@ -145,7 +148,7 @@ class _Sentences:
                 if left <= 0:
                     break
                 block = read_block(corpus.store, table, index)
-                block = blank_out(block, removed.stretches(index), self._tokenizer.special.pad)
+                block = replace_removed_text(block, removed.stretches(index), self._tokenizer.special.pad)
                 left -= len(block.tokens)
                 self._read += 1
                 self._report(self._read, self._blocks)

@@ -7,11 +7,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.manifest import TOKENIZER, BlockTable, CorpusManifest
+from data_service.corpus.manifest import TOKENIZER_FOLDER, BlockTable, CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.parts import with_parts
 from data_service.corpus.reader import read_block
-from data_service.corpus.removals import RemovedDocuments, blank_out, load_removals_up_to
+from data_service.corpus.removals import RemovedDocuments, load_removals_up_to, replace_removed_text
 from data_service.errors import CorpusError
 from data_service.samples.masking import MaskingTables
 from data_service.samples.pairs import Translations
@@ -23,7 +23,7 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.types import Block, Level
 
-Opener = Callable[[str], Store]
+OpenStore = Callable[[str], Store]
 
 
 class Corpora:
@@ -34,7 +34,7 @@ class Corpora:
         StoreError: a store cannot be read.
     """
 
-    def __init__(self, spec: StreamSpec, opener: Opener = open_store) -> None:
+    def __init__(self, spec: StreamSpec, opener: OpenStore = open_store) -> None:
         self.spec = spec
         roots = [opener(source.uri) for source in spec.sources]
         manifests = [load_manifest(store) for store in roots]
@@ -60,7 +60,7 @@ class Corpora:
                     remedy="build all sources of a mixture with the same tokenizer",
                 )
 
-    def at_length(self, length: int) -> "Corpora":
+    def with_row_length(self, length: int) -> "Corpora":
         """Return the same corpora for rows of another length, without stages."""
         found = copy(self)
         found.spec = self.spec.model_copy(update={"length": length, "stages": ()})
@@ -70,7 +70,11 @@ class Corpora:
         """Return one verified block, with the padding id in place of removed documents. Raises as
         `data_service.corpus.reader.read_block`."""
         found, removed = read_block(self._stores[source], self.tables[source], block), self._removed[source]
-        return found if removed is None else blank_out(found, removed.stretches(block), self.spec.special.pad)
+        return (
+            found
+            if removed is None
+            else replace_removed_text(found, removed.stretches(block), self.spec.special.pad)
+        )
 
     @property
     def masking_tables(self) -> MaskingTables:
@@ -90,8 +94,8 @@ class Corpora:
         unit = self.spec.masking.unit
         if unit == "token":
             return None
-        check_units(unit, {source.name: source.uri for source in self.spec.sources}, self._levels)
-        tokenizer = load_tokenizer(self._stores[0].at(TOKENIZER).uri)
+        check_unit_levels(unit, {source.name: source.uri for source in self.spec.sources}, self._levels)
+        tokenizer = load_tokenizer(self._stores[0].at(TOKENIZER_FOLDER).uri)
         starts = tokenizer.word_starts_by(self._word_rules)
         stored = all("word" in levels for levels in self._levels)
         if not stored and not starts[self.spec.vocabulary.ordinary].any():
@@ -130,7 +134,7 @@ class Corpora:
         return counts
 
 
-def check_units(unit: str, uris: Mapping[str, str], levels: Sequence[tuple[Level, ...]]) -> None:
+def check_unit_levels(unit: str, uris: Mapping[str, str], levels: Sequence[tuple[Level, ...]]) -> None:
     """Raise CorpusError if phrases or entities are masked and a corpus does not store them.
 
     Args:
@@ -146,8 +150,10 @@ def check_units(unit: str, uris: Mapping[str, str], levels: Sequence[tuple[Level
             )
 
 
-def check_languages(manifest: CorpusManifest, uri: str, rows: Input, name: str, languages: int) -> None:
-    """Raise CorpusError if source `name` has the wrong number of `languages` for its corpus, in a recipe of
+def check_languages(
+    manifest: CorpusManifest, uri: str, rows: Input, source_name: str, languages: int
+) -> None:
+    """Raise CorpusError if source `source_name` has the wrong number of `languages` for its corpus, in a recipe of
     translations.
 
     A corpus of pairs needs two languages, a corpus of text one.
@@ -156,12 +162,12 @@ def check_languages(manifest: CorpusManifest, uri: str, rows: Input, name: str, 
         return
     if manifest.pairs is not None and languages < 2:
         raise CorpusError(
-            f"{uri} is a corpus of pairs, but source {name} does not name its two languages",
-            remedy=f"set corpus.sources.{name}.languages to the query's and the positive's, as in [en, fr]",
+            f"{uri} is a corpus of pairs, but source {source_name} does not name its two languages",
+            remedy=f"set corpus.sources.{source_name}.languages to the query's and the positive's, as in [en, fr]",
         )
     if manifest.pairs is None and languages > 1:
         raise CorpusError(
-            f"{uri} is a corpus of running text, but source {name} names two languages, as for translations",
+            f"{uri} is a corpus of running text, but source {source_name} names two languages, as for translations",
             remedy="build it with `maskfleet corpus build --texts pairs`, or name only one language",
         )
 

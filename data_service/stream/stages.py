@@ -22,29 +22,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.errors import PlanError
-from data_service.samples.make import cut, structure_key
+from data_service.samples.make import cut_block, cutting_key
 from data_service.samples.spec import Stage, StreamSpec
 from data_service.store.base import Store
 from data_service.stream.counts import (
-    Counted,
     PassRunner,
+    ReportCountedBlocks,
     RowCounts,
     count_rows,
-    ignore,
+    ignore_progress,
     measure_rows,
-    run_here,
+    run_in_process,
 )
 from data_service.stream.mixture import fill_weights, round_shares, source_weights
-from data_service.stream.plan import RowLine, StageShare, StreamPlan
+from data_service.stream.plan import SourceRowSequence, StageSourceRows, StreamPlan
 from data_service.stream.sources import Corpora
-from data_service.stream.token_axis import LineTokens, line_tokens
+from data_service.stream.token_axis import LineTokens, measure_lines
 
 RowStarts = Callable[[int, int, int, int], NDArray[np.int64]]
 """(length, source, block, reading) -> [N] int64, the token of the block's text at which each of its rows begins."""
 
 
 @dataclass(frozen=True)
-class StagedRows:
+class StageInputs:
     """The facts of the corpora from which stages are computed.
 
     Attributes:
@@ -55,7 +55,7 @@ class StagedRows:
     """
 
     text: tuple[int, ...]
-    lines: Callable[[int], Sequence[RowLine]]
+    lines: Callable[[int], Sequence[SourceRowSequence]]
     tokens: Callable[[int], Sequence[LineTokens]]
     starts: RowStarts
 
@@ -64,8 +64,8 @@ def make_plan(
     corpora: Corpora,
     counts: tuple[RowCounts, ...],
     cache: Store | None,
-    run: PassRunner = run_here,
-    counted: Counted = ignore,
+    run: PassRunner = run_in_process,
+    counted: ReportCountedBlocks = ignore_progress,
 ) -> StreamPlan:
     """Return the plan of the corpora's spec.
 
@@ -75,7 +75,7 @@ def make_plan(
         cache, run, counted: as for `count_rows`. If the spec has stages, the rows of earlier stages are counted, too.
 
     Raises:
-        PlanError: as `StreamPlan` and `last_share`; or a source has no text.
+        PlanError: as `StreamPlan` and `last_stage_rows`; or a source has no text.
         CorpusError, StoreError: a block cannot be read.
     """
     spec = corpora.spec
@@ -86,21 +86,23 @@ def make_plan(
     def found(length: int) -> tuple[RowCounts, ...]:
         if length == spec.length:
             return counts
-        return count_rows(corpora.at_length(length), cache, run, counted)
+        return count_rows(corpora.with_row_length(length), cache, run, counted)
 
     @remembered
-    def lines(length: int) -> tuple[RowLine, ...]:
-        return tuple(RowLine(spec, source, rows) for source, rows in enumerate(found(length)))
+    def lines(length: int) -> tuple[SourceRowSequence, ...]:
+        return tuple(SourceRowSequence(spec, source, rows) for source, rows in enumerate(found(length)))
 
     @remembered
     def tokens(length: int) -> tuple[LineTokens, ...]:
-        there = corpora.at_length(length)
+        there = corpora.with_row_length(length)
         lengths = measure_rows(there, cache, run, counted)
-        return line_tokens(there.spec, lines(length), found(length), lengths)
+        return measure_lines(there.spec, lines(length), found(length), lengths)
 
     def starts(length: int, source: int, block: int, reading: int) -> NDArray[np.int64]:
-        there = corpora.at_length(length).spec
-        rows = cut(corpora.read(source, block), there, structure_key(there, source, block, reading), source)
+        there = corpora.with_row_length(length).spec
+        rows = cut_block(
+            corpora.read(source, block), there, cutting_key(there, source, block, reading), source
+        )
         return np.array([rows.stretches(row)[0].start for row in range(len(rows))], dtype=np.int64)
 
     text = tuple(int(table.tokens.sum()) for table in corpora.tables)
@@ -110,27 +112,27 @@ def make_plan(
                 f"source {source.name} ({source.uri}) has no text in its {spec.split} split",
                 remedy="leave the source out, or build it from more text",
             )
-    share = last_share(spec, StagedRows(text, lines, tokens, starts))
+    share = last_stage_rows(spec, StageInputs(text, lines, tokens, starts))
     return StreamPlan(spec, corpora.tables, counts, share)
 
 
-def last_share(spec: StreamSpec, rows: StagedRows) -> StageShare:
+def last_stage_rows(spec: StreamSpec, rows: StageInputs) -> StageSourceRows:
     """Return the rows that the last stage of `spec` takes.
 
     Raises PlanError: a stage would read a source more often than allowed, or its share of a source is less than a row.
     """
-    *_, share = stage_shares(spec, rows)
+    *_, share = rows_by_stage(spec, rows)
     return share
 
 
-def stage_shares(spec: StreamSpec, rows: StagedRows) -> Iterator[StageShare]:
-    """Yield the rows that each stage of `spec` takes, in order. Raises as `last_share`."""
+def rows_by_stage(spec: StreamSpec, rows: StageInputs) -> Iterator[StageSourceRows]:
+    """Yield the rows that each stage of `spec` takes, in order. Raises as `last_stage_rows`."""
     # For each source, the row length of its latest stage, and the rows of that length that were read.
     reached = [(spec.stages[0].length, 0)] * len(spec.sources)
     for stage in spec.stages:
-        begins = tuple(_map_row(rows, source, *at, stage.length) for source, at in enumerate(reached))
+        begins = tuple(_convert_row(rows, source, *at, stage.length) for source, at in enumerate(reached))
         weights = stage_weights(spec, stage, rows.text)
-        share = StageShare(begins, _stage_quotas(stage, weights, begins, rows))
+        share = StageSourceRows(begins, _stage_quotas(stage, weights, begins, rows))
         _check_stage(spec, stage, weights, share, rows)
         yield share
         reached = [
@@ -139,21 +141,23 @@ def stage_shares(spec: StreamSpec, rows: StagedRows) -> Iterator[StageShare]:
         ]
 
 
-def stage_weights(spec: StreamSpec, stage: Stage, text: Sequence[int]) -> tuple[float, ...]:
+def stage_weights(spec: StreamSpec, stage: Stage, text_tokens: Sequence[int]) -> tuple[float, ...]:
     """Return the weight of each source in a stage, as a share of its tokens of text. The weights add up to 1."""
     temperature = stage.temperature or spec.temperature
     if None in stage.weights:
         weights: Sequence[float] = fill_weights(
-            stage.weights, spec.sources, text, temperature, spec.translations
+            stage.weights, spec.sources, text_tokens, temperature, spec.translations
         )
     else:
         own = [weight for weight in stage.weights if weight is not None]
-        weights = own or source_weights(spec.sources, text, temperature, spec.translations) or text
+        weights = (
+            own or source_weights(spec.sources, text_tokens, temperature, spec.translations) or text_tokens
+        )
     return tuple(weight / sum(weights) for weight in weights)
 
 
 def _stage_quotas(
-    stage: Stage, weights: Sequence[float], begins: Sequence[int], rows: StagedRows
+    stage: Stage, weights: Sequence[float], begins: Sequence[int], rows: StageInputs
 ) -> tuple[int, ...]:
     if stage.in_tokens:
         parts = round_shares(weights, stage.units)
@@ -166,7 +170,7 @@ def _stage_quotas(
     return tuple(round_shares(each, stage.units))
 
 
-def _map_row(rows: StagedRows, source: int, length: int, row: int, other: int) -> int:
+def _convert_row(rows: StageInputs, source: int, length: int, row: int, other: int) -> int:
     """Return the place in a source's line of rows of length `other` that corresponds to row `row` at `length`.
 
     It is the first row that begins at the same token of text or after it.
@@ -186,7 +190,7 @@ def _map_row(rows: StagedRows, source: int, length: int, row: int, other: int) -
 
 
 def _check_stage(
-    spec: StreamSpec, stage: Stage, weights: Sequence[float], share: StageShare, rows: StagedRows
+    spec: StreamSpec, stage: Stage, weights: Sequence[float], share: StageSourceRows, rows: StageInputs
 ) -> None:
     for source, (weight, quota) in enumerate(zip(weights, share.quotas, strict=True)):
         corpus, line = spec.sources[source], rows.lines(stage.length)[source]

@@ -73,7 +73,7 @@ def shuffle_radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -
             remedy=f"use a batch of {samples:,} rows or less, or more text",
         )
     starts = np.unique(np.linspace(0, samples // batch - 1, _EXAMINED_BATCHES, dtype=np.int64)) * batch
-    windows = {plan.epoch_layout.window_of(start) for start in starts.tolist()}
+    windows = {plan.epoch_layout.window_with_sample(start) for start in starts.tolist()}
     reads = _sum_reads(_window_reads(plan, tables, window) for window in windows)
     share = batch / sum(plan.epoch_layout.size(window) for window in windows)
     found = [_batch_figures(plan, start, start + batch) for start in starts.tolist()]
@@ -118,7 +118,7 @@ def _sample_rows(
     return places[:, :3], rows
 
 
-class _WindowReads(NamedTuple):
+class _ReadCounts(NamedTuple):
     """The reads of windows: bytes fetched, bytes whose rows are used, and number of reads."""
 
     fetched: float
@@ -126,25 +126,25 @@ class _WindowReads(NamedTuple):
     number: int
 
 
-def _window_reads(plan: StreamPlan, tables: Sequence[BlockTable], window: int) -> _WindowReads:
+def _window_reads(plan: StreamPlan, tables: Sequence[BlockTable], window: int) -> _ReadCounts:
     pieces = plan.window(0, window).pieces
     lengths = [float(tables[piece.source].length[piece.block]) for piece in pieces]
     used = [length * len(p) / plan.rows(p) for length, p in zip(lengths, pieces, strict=True)]
-    return _WindowReads(sum(lengths), sum(used), len(pieces))
+    return _ReadCounts(sum(lengths), sum(used), len(pieces))
 
 
-def _sum_reads(reads: Iterable[_WindowReads]) -> _WindowReads:
+def _sum_reads(reads: Iterable[_ReadCounts]) -> _ReadCounts:
     fetched, used, number = zip(*reads, strict=True)
-    return _WindowReads(sum(fetched), sum(used), sum(number))
+    return _ReadCounts(sum(fetched), sum(used), sum(number))
 
 
 def expected_radius(
-    tokens: Sequence[float], *, batch: int, length: int, spread: bool, block_tokens: int
+    tokens: Sequence[float], *, batch: int, length: int, is_spread: bool, block_tokens: int
 ) -> ShuffleRadius:
     """Return the radius for corpora that need not exist: each source has `tokens` tokens in blocks of
     `block_tokens`."""
     tables = [_imaginary_table(round(source / block_tokens), block_tokens) for source in tokens]
-    return corpus_radius(tables, batch=batch, length=length, spread=spread)
+    return corpus_radius(tables, batch=batch, length=length, spread=is_spread)
 
 
 def corpus_radius(
@@ -165,7 +165,7 @@ def corpus_radius(
         never_masked=(0, 1, 2, 3, 4),
         vocab_size=1 << 16,
         seed=0,
-        window=WindowSize.from_batches(batch, spread=spread),
+        window=WindowSize.from_batches(batch, is_spread=spread),
     )
     counts = tuple(
         table.documents if pairs else count_contiguous_rows(table.tokens, table.documents, length)
@@ -244,7 +244,7 @@ def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusSta
         counts=manifest.counts,
         unigram_entropy=float(-(shares * np.log(shares)).sum()),
         document_lengths={1 << k: count for k, count in enumerate(manifest.document_lengths) if count},
-        radius=_radius_if_large_enough(manifest, batch, length),
+        radius=_radius_or_none(manifest, batch, length),
         heldout_rule=manifest.heldout_rule,
         loss=manifest.loss,
         skipped=manifest.skipped,
@@ -252,7 +252,7 @@ def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusSta
     )
 
 
-def _radius_if_large_enough(manifest: CorpusManifest, batch: int, length: int) -> ShuffleRadius | None:
+def _radius_or_none(manifest: CorpusManifest, batch: int, length: int) -> ShuffleRadius | None:
     pairs = manifest.pairs is not None
     try:
         return corpus_radius([manifest.train], batch=batch, length=length, spread=True, pairs=pairs)

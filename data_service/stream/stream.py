@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 
 from data_service.errors import CorpusError
 from data_service.result_cache import RecentResults
-from data_service.samples.make import block_key, cut, make_rows, row_stretches, structure_key
+from data_service.samples.make import cut_block, cutting_key, make_rows, masking_key, token_ranges_of_row
 from data_service.samples.masking import MlmMasking
-from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
+from data_service.samples.samples import Samples, distribute_rows, join_rows, slice_rows
 from data_service.samples.spec import StreamSpec
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.stream.counts import count_rows, measure_rows
-from data_service.stream.exposure import SampleFinder, TextPlace
+from data_service.stream.exposure import SampleFinder, TokenRange
 from data_service.stream.plan import BlockRows, EpochLayout, Window
-from data_service.stream.sources import Corpora, Opener
+from data_service.stream.sources import Corpora, OpenStore
 from data_service.stream.stages import make_plan
 from data_service.stream.token_axis import TokenAxis
 from data_service.types import Block, Tokens
@@ -35,7 +35,7 @@ from data_service.types import Block, Tokens
 _CONCURRENT_READS = 16  # blocks read ahead, about 10 MB: they arrive while earlier blocks are processed
 
 
-class StepLayout(NamedTuple):
+class StepStart(NamedTuple):
     """The steps in which a stream will be read: `rows` samples each, and one step begins at `sample` of `epoch`."""
 
     rows: int
@@ -59,13 +59,13 @@ class SlabLayout(NamedTuple):
     stripe: int
 
     @classmethod
-    def sliced(cls, size: int, rows: int) -> "SlabLayout":
+    def from_slab_rows(cls, size: int, rows: int) -> "SlabLayout":
         """Return a layout with slabs of `rows` consecutive samples."""
         return cls(size, size, 0, min(size, rows))
 
     @classmethod
     def for_window(
-        cls, epoch_layout: EpochLayout, epoch: int, window: int, *, rows: int, steps: StepLayout | None = None
+        cls, epoch_layout: EpochLayout, epoch: int, window: int, *, rows: int, steps: StepStart | None = None
     ) -> "SlabLayout":
         """Return a layout with slabs of about `rows` samples for a window that is read in `steps`.
 
@@ -73,7 +73,7 @@ class SlabLayout(NamedTuple):
         """
         size = epoch_layout.size(window)
         if steps is None or steps.rows > size:
-            return cls.sliced(size, rows)
+            return cls.from_slab_rows(size, rows)
         epochs = (epoch - steps.epoch) * epoch_layout.samples_per_epoch
         begin = (epochs + epoch_layout.start(window) - steps.sample) % steps.rows
         slabs = max(1, -(-size // rows))
@@ -99,13 +99,13 @@ class SlabLayout(NamedTuple):
             slab = row // self.stripe
             base = slab * self.stripe
             width = min(self.stripe, self.step - base)
-            missing = min(max(self.begin - base, 0), width)  # rows of the stripe before the window begins
+            missing = min(max(self.begin - base, 0), width)  # rows of the stripe that lie before the window
             start = step * width - missing + row - base
             count = min(last - first, base + width - row)
             yield slab, start, start + count
             first += count
 
-    def slabs_of(self, first: int, last: int) -> list[int]:
+    def slabs_with_samples(self, first: int, last: int) -> list[int]:
         """Return the slabs that hold samples `first` to `last` of the window, in the order in which they are needed."""
         end = min(last, first + self.step)  # one step's rows need every slab, so later rows add none
         return list(dict.fromkeys(slab for slab, _, _ in self.pieces(first, end)))
@@ -130,7 +130,7 @@ def build_window(corpora: Corpora, window: Window, layout: SlabLayout) -> list[S
     made = [_make(corpora, piece, block, next(rates)) for piece, block in _read_ahead(corpora, window.pieces)]
     joined = join_rows(made)
     del made
-    return deal_rows(joined, (rows[layout.positions(slab)] for slab in range(layout.slabs)))
+    return distribute_rows(joined, (rows[layout.positions(slab)] for slab in range(layout.slabs)))
 
 
 def _mask_rates(
@@ -153,14 +153,14 @@ def _make(
     corpora: Corpora, piece: BlockRows, block: Block, rates: NDArray[np.float64] | None = None
 ) -> Samples:
     spec = corpora.spec
-    rows = cut(block, spec, structure_key(spec, piece.source, piece.block, piece.epoch), piece.source)
+    rows = cut_block(block, spec, cutting_key(spec, piece.source, piece.block, piece.epoch), piece.source)
     if piece.stop > len(rows):
         raise CorpusError(
             f"{spec.sources[piece.source].uri}: block {piece.block} has {len(rows)} rows, "
             f"but the plan needs at least {piece.stop}",
             remedy="delete the cache of row counts, which is not that of this corpus, and start again",
         )
-    key = block_key(spec, piece.source, piece.block, piece.epoch)
+    key = masking_key(spec, piece.source, piece.block, piece.epoch)
     return make_rows(
         block,
         rows,
@@ -222,7 +222,7 @@ class Stream:
     """
 
     def __init__(
-        self, spec: StreamSpec, opener: Opener = open_store, cache: Store | None = None, windows: int = 2
+        self, spec: StreamSpec, opener: OpenStore = open_store, cache: Store | None = None, windows: int = 2
     ) -> None:
         self.spec = spec
         self._corpora = Corpora(spec, opener)
@@ -258,11 +258,11 @@ class Stream:
         """Return the text of a sample and the place that it comes from."""
         origin = self.plan.origin(epoch, sample)
         block = self._corpora.read(origin.source, origin.block)
-        key = structure_key(self.spec, origin.source, origin.block, origin.epoch)
-        rows = cut(block, self.spec, key, origin.source)
+        key = cutting_key(self.spec, origin.source, origin.block, origin.epoch)
+        rows = cut_block(block, self.spec, key, origin.source)
         corpus = self.spec.sources[origin.source]
-        drawn = block_key(self.spec, origin.source, origin.block, origin.epoch)
-        stretches = row_stretches(block, rows, origin.row, self.spec, drawn)
+        drawn = masking_key(self.spec, origin.source, origin.block, origin.epoch)
+        stretches = token_ranges_of_row(block, rows, origin.row, self.spec, drawn)
         return SampleText(
             name=corpus.name,
             languages=corpus.languages,
@@ -274,12 +274,12 @@ class Stream:
             tokens=np.concatenate([block.tokens[part.start : part.stop] for part in stretches]),
         )
 
-    def find(self, places: Sequence[TextPlace], epochs: range) -> Iterator[tuple[TextPlace, int, int]]:
+    def find(self, places: Sequence[TokenRange], epochs: range) -> Iterator[tuple[TokenRange, int, int]]:
         """Yield the samples of `epochs` that hold a token of `places`, as `SampleFinder.find`."""
         return SampleFinder(self.plan, self._corpora).find(places, epochs)
 
     def _layout(self, window: int) -> SlabLayout:
-        return SlabLayout.sliced(self.plan.epoch_layout.size(window), self._slab_rows)
+        return SlabLayout.from_slab_rows(self.plan.epoch_layout.size(window), self._slab_rows)
 
     def _window(self, epoch: int, window: int) -> list[Samples]:
         def build() -> list[Samples]:

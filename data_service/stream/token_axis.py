@@ -15,7 +15,7 @@ from data_service.errors import CorpusError
 from data_service.result_cache import RecentResults
 from data_service.samples.spec import StreamSpec
 from data_service.stream.counts import RowCounts, RowLengths
-from data_service.stream.plan import BlockRows, RowLine, StreamPlan
+from data_service.stream.plan import BlockRows, SourceRowSequence, StreamPlan
 
 _CACHED_WINDOWS = 4
 
@@ -29,10 +29,12 @@ class LineTokens:
         lengths: number of tokens of each row of the source, entry after entry.
     """
 
-    def __init__(self, line: RowLine, counts: RowCounts, lengths: NDArray[np.unsignedinteger]) -> None:
+    def __init__(
+        self, line: SourceRowSequence, counts: RowCounts, lengths: NDArray[np.unsignedinteger]
+    ) -> None:
         self._line, self._lengths, self._structures = line, lengths, line.structures
         self._first_row = np.append(0, np.cumsum(counts))
-        # Tokens before each block and way of cutting it.
+        # Tokens before each block, for each way of cutting it.
         self._up_to = np.append(0, np.cumsum(_sums_between(lengths, self._first_row)))
         by_structure = np.diff(self._up_to).reshape(-1, self._structures).sum(axis=0)
         self._readings = np.append(0, np.cumsum(by_structure))  # tokens before each reading of a round
@@ -78,7 +80,7 @@ class TokenAxis:
         self, plan: StreamPlan, counts: tuple[RowCounts, ...], lengths: tuple[RowLengths, ...]
     ) -> None:
         self._plan = plan
-        self._lines = line_tokens(plan.spec, plan.lines, counts, lengths)
+        self._lines = measure_lines(plan.spec, plan.lines, counts, lengths)
         self._begin = sum(map(LineTokens.tokens_before, self._lines, plan.begins))
         self._kept: RecentResults[tuple[int, int], NDArray[np.int64]] = RecentResults(_CACHED_WINDOWS)
 
@@ -90,7 +92,7 @@ class TokenAxis:
         epoch_layout = self._plan.epoch_layout
         if sample == epoch_layout.samples_per_epoch:
             return self._tokens_before(epoch + 1, 0)
-        window = epoch_layout.window_of(sample)
+        window = epoch_layout.window_with_sample(sample)
         return self._tokens_before(epoch, window) + int(
             self._token_edges_in(epoch, window)[sample - epoch_layout.start(window)]
         )
@@ -113,17 +115,20 @@ class TokenAxis:
     def _token_edges_in(self, epoch: int, window: int) -> NDArray[np.int64]:
         """Return [N + 1] int64, the number of tokens before each sample of a window, and last the number in all of
         it."""
-        return self._kept.get((epoch, window), lambda: self._count_within(epoch, window))
+        return self._kept.get((epoch, window), lambda: self._compute_token_edges(epoch, window))
 
-    def _count_within(self, epoch: int, window: int) -> NDArray[np.int64]:
+    def _compute_token_edges(self, epoch: int, window: int) -> NDArray[np.int64]:
         found = self._plan.window(epoch, window)
         parts = [self._lines[piece.source].row_lengths(piece) for piece in found.pieces]
         lengths = np.concatenate(parts)[found.order.at_many(np.arange(found.order.size))]
         return np.append(0, np.cumsum(lengths, dtype=np.int64))
 
 
-def line_tokens(
-    spec: StreamSpec, lines: Sequence[RowLine], counts: Sequence[RowCounts], lengths: Sequence[RowLengths]
+def measure_lines(
+    spec: StreamSpec,
+    lines: Sequence[SourceRowSequence],
+    counts: Sequence[RowCounts],
+    lengths: Sequence[RowLengths],
 ) -> tuple[LineTokens, ...]:
     """Return the sources' lines measured in tokens. Raises CorpusError: the lengths are not as many as the rows."""
     for source, rows, measured in zip(spec.sources, counts, lengths, strict=True):

@@ -8,7 +8,7 @@ import numpy as np
 from data_service.errors import TokenizerError
 from data_service.tokenizers.loss import LossMeter, TextLoss
 from data_service.tokenizers.tokenizer import Tokenizer
-from data_service.tokenizers.whole_text import encode_whole
+from data_service.tokenizers.whole_text import encode_in_windows
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def check_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> TokenizerRepo
     meter = LossMeter(tokenizer)
     lines = words = size = exact = stable = 0
     for text in texts:
-        [placed], _ = encode_whole(tokenizer, [text])
+        [placed], _ = encode_in_windows(tokenizer, [text])
         meter.add([text], [placed])
         counts += np.bincount(placed.ids, minlength=len(counts))
         size += len(text.encode())
@@ -81,7 +81,7 @@ def measure_loss(tokenizer: Tokenizer, texts: Iterable[str]) -> TextLoss:
     """Return what the tokenizer loses of whole texts."""
     meter = LossMeter(tokenizer)
     for text in texts:
-        meter.add([text], encode_whole(tokenizer, [text])[0])
+        meter.add([text], encode_in_windows(tokenizer, [text])[0])
     return meter.total()
 
 

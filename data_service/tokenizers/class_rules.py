@@ -71,7 +71,7 @@ _MODEL_TYPES: Mapping[Family, str] = {
 }
 FAMILY_BY_CLASS = {name: family for family, names in _CLASS_NAMES.items() for name in names.split()}
 FAMILY_BY_TYPE = {name: family for family, names in _MODEL_TYPES.items() for name in names.split()}
-PLAIN_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
+CLASSES_WITHOUT_RULES = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
 """Classes that add nothing to the files."""
 FILE_CLASSES = ("FNetTokenizer", "ConvBertTokenizer")
 FILE_MODEL_TYPES = ("modernbert", "modernbert-decoder", "nystromformer", "umt5", "xlm-roberta-xl")
@@ -97,7 +97,7 @@ LAYOUTS: Mapping[Family, TemplateLayout] = {
     **dict.fromkeys(("albert", "fnet", "big_bird", "rembert"), "bert"),
     "xlnet": "xlnet",
 }
-# Families without an entry are RoBERTa's in both tables.
+# In both tables, families without an entry are as RoBERTa.
 _MBART_CODES = (
     "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP nl_XX "
     "ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
@@ -143,13 +143,15 @@ def text_rules(family: Family, config: Mapping[str, Any], characters: bytes) -> 
         case "roberta" | "deberta" | "gpt2":
             return TextRules(None, pre_tokenizers.ByteLevel(bool(prefixed)), decoders.ByteLevel())
         case "albert":
-            folded = _decomposer(
+            folded = _decomposing_normalizer(
                 mapped, lower=lower is not False, strip_accents=not config.get("keep_accents")
             )
             return _rules(folded, [spaces], scheme)
         case "rembert":
             kept = config.get("keep_accents", True)
-            folded = _decomposer(mapped, lower=bool(lower), strip_accents=not kept, single_spaces=True)
+            folded = _decomposing_normalizer(
+                mapped, lower=bool(lower), strip_accents=not kept, single_spaces=True
+            )
             return _rules(folded, [], scheme)
         case "big_bird":
             return _rules(normalizers.Replace(Regex(" {2,}"), SPACE), [], scheme)
@@ -157,13 +159,17 @@ def text_rules(family: Family, config: Mapping[str, Any], characters: bytes) -> 
             spelt = [*([] if mapped is None else [mapped]), normalizers.Replace(" ", SPACE)]
             return TextRules(normalizers.Sequence(spelt), None, decoders.Replace(SPACE, " "))
         case "xlnet":  # XLNet's class strips accents even with `keep_accents`
-            return _rules(_decomposer(mapped, lower=bool(lower), strip_accents=True), [spaces], "always")
+            return _rules(
+                _decomposing_normalizer(mapped, lower=bool(lower), strip_accents=True), [spaces], "always"
+            )
         case "deberta-v2":
             isolated = config.get("split_by_punct")
             before = [pre_tokenizers.Punctuation(behavior="isolated")] if isolated else []
-            return _rules(_composer(lower=bool(lower)), before, "first" if prefixed is False else "always")
+            return _rules(
+                _composing_normalizer(lower=bool(lower)), before, "first" if prefixed is False else "always"
+            )
         case "barthez":
-            return _rules(_composer(lower=False), [], scheme)
+            return _rules(_composing_normalizer(lower=False), [], scheme)
         case "xlm-roberta" | "camembert":
             return _rules(mapped, [spaces], scheme)
         case "mbart" | "t5":
@@ -206,7 +212,7 @@ def _rules(
     return TextRules(normalizer, pre_tokenizers.Sequence([*before, marks]), decoder)
 
 
-def _decomposer(
+def _decomposing_normalizer(
     mapped: normalizers.Normalizer | None, *, lower: bool, strip_accents: bool, single_spaces: bool = False
 ) -> normalizers.Normalizer:
     """Return the normalizer of ALBERT, XLNet and RemBERT, which turns TeX's quotes into plain ones."""
@@ -220,7 +226,7 @@ def _decomposer(
     return normalizers.Sequence([*steps, *([] if mapped is None else [mapped])])
 
 
-def _composer(*, lower: bool) -> normalizers.Normalizer:
+def _composing_normalizer(*, lower: bool) -> normalizers.Normalizer:
     """Return the normalizer of DeBERTa and BARThez, which turns a run of white space into one space and removes it at
     the end."""
     steps: list[normalizers.Normalizer] = [normalizers.Lowercase()] if lower else []

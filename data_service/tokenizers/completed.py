@@ -16,11 +16,11 @@ from data_service.tokenizers.load import choose_definition, configured_roles, fr
 from data_service.tokenizers.specials import find_known_name, row_template, token_name
 from data_service.tokenizers.tokenizer import Tokenizer
 
-_ENCLOSING = {"cls": "bos_token", "sep": "eos_token"}
-_APPENDED = {"unk": "[UNK]", "pad": "[PAD]", "mask": "[MASK]"}
+_ENCLOSING_ROLE_KEYS = {"cls": "bos_token", "sep": "eos_token"}
+_APPENDED_TOKENS = {"unk": "[UNK]", "pad": "[PAD]", "mask": "[MASK]"}
 
 
-def load_completed(uri: str, rules: TokenizerRules = "file") -> Tokenizer:
+def load_with_all_special_tokens(uri: str, rules: TokenizerRules = "file") -> Tokenizer:
     """Return the tokenizer in a folder, with special tokens appended if it lacks some. Raises as
     `load_tokenizer`, and TokenizerError if nothing says what begins and ends a text.
     """
@@ -43,10 +43,10 @@ def complete_from_files(
     with library_errors(where):
         codec = tokenizers.Tokenizer.from_str(text)
     vocabulary = codec.get_vocab(with_added_tokens=True)
-    roles = {role: _name(role, vocabulary, configured) for role in (*_ENCLOSING, *_APPENDED)}
+    roles = {role: _name(role, vocabulary, configured) for role in (*_ENCLOSING_ROLE_KEYS, *_APPENDED_TOKENS)}
     if None not in roles.values():
         return from_files(files, where=where, rules=rules)
-    for role, key in _ENCLOSING.items():
+    for role, key in _ENCLOSING_ROLE_KEYS.items():
         roles[role] = roles[role] or token_name(configured.get(key))
         if roles[role] not in vocabulary:
             raise TokenizerError(
@@ -55,9 +55,9 @@ def complete_from_files(
             )
     missing = [role for role, name in roles.items() if name is None]
     codec.add_special_tokens(
-        [AddedToken(_APPENDED[role], special=True, normalized=False) for role in missing]
+        [AddedToken(_APPENDED_TOKENS[role], special=True, normalized=False) for role in missing]
     )
-    roles |= {role: _APPENDED[role] for role in missing}
+    roles |= {role: _APPENDED_TOKENS[role] for role in missing}
     cls, sep = str(roles["cls"]), str(roles["sep"])
     codec.post_processor = row_template("bert", (cls, vocabulary[cls]), (sep, vocabulary[sep]))
     return Tokenizer(codec.to_str(), {f"{role}_token": name for role, name in roles.items()}, where=where)

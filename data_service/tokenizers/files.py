@@ -15,9 +15,9 @@ from data_service.errors import TokenizerError
 from data_service.formats import parse_json
 from data_service.tokenizers.specials import SpecialNames
 
-DEFINITION = "tokenizer.json"
-CONFIG = "tokenizer_config.json"
-SPECIAL_TOKENS = "special_tokens_map.json"
+DEFINITION_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 ADDED_TOKENS = "added_tokens.json"
 MODEL_CONFIG = "config.json"
 MODEL_FILES = (
@@ -32,12 +32,12 @@ TRAINING_REPORT = "training_report.json"
 """Name of the file that says how many words a vocabulary was learnt from."""
 TOKENIZER_FILES = (
     TRAINING_REPORT,
-    *(DEFINITION, CONFIG, SPECIAL_TOKENS, ADDED_TOKENS),
+    *(DEFINITION_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS),
     *("vocab.txt", "vocab.json", "merges.txt"),
     *MODEL_FILES,
 )
 """Names of all files that a tokenizer may have, here and in transformers."""
-DECISIVE_FILES = (DEFINITION, "vocab.txt", "vocab.json", *MODEL_FILES)
+VOCABULARY_FILES = (DEFINITION_FILE, "vocab.txt", "vocab.json", *MODEL_FILES)
 """Names of which every folder with a tokenizer has at least one."""
 
 Definition = dict[str, Any]  # a parsed tokenizer.json
@@ -45,7 +45,7 @@ TokenizerRules = Literal["file", "class", "agreeing"]
 """What decides if `tokenizer.json` and the class that its folder names treat text in different ways."""
 
 # transformers' own "no limit": the model's maximum belongs to the model's configuration.
-_NO_MAXIMUM = 10**30
+_UNLIMITED_MODEL_MAX_LENGTH = 10**30
 
 
 def companion_files(definition: Definition, pieces: Sequence[str], names: SpecialNames) -> dict[str, bytes]:
@@ -58,7 +58,7 @@ def companion_files(definition: Definition, pieces: Sequence[str], names: Specia
     # plain class reads tokenizer.json as it is.
     config: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": _NO_MAXIMUM,
+        "model_max_length": _UNLIMITED_MODEL_MAX_LENGTH,
         "clean_up_tokenization_spaces": False,
         "model_input_names": _model_inputs(definition),
         "bos_token": names.cls,
@@ -66,13 +66,13 @@ def companion_files(definition: Definition, pieces: Sequence[str], names: Specia
         **roles,
     }
     normalizer = definition.get("normalizer") or {}
-    if normalizer.get("type") == "BertNormalizer":  # read by classes other than the plain one
+    if normalizer.get("type") == "BertNormalizer":  # settings that classes other than the plain one read
         config |= {"do_lower_case": normalizer["lowercase"], "strip_accents": normalizer["strip_accents"]}
         config |= {"tokenize_chinese_chars": normalizer["handle_chinese_chars"]}
     special_map = {"bos_token": names.cls, "eos_token": names.sep, **roles}
     return {
-        CONFIG: _json_bytes(config),
-        SPECIAL_TOKENS: _json_bytes(special_map),
+        CONFIG_FILE: _json_bytes(config),
+        SPECIAL_TOKENS_FILE: _json_bytes(special_map),
         **_vocabulary_files(definition, pieces),
     }
 
@@ -131,7 +131,7 @@ def json_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, An
 MAX_IDS = 1 << 22  # largest vocabulary, because arrays hold all ids; published ones have up to 300,000
 MAX_WORD_CHARACTERS = 1000  # longest word of WordPiece, whose time grows with the length's cube; BERT has 100
 MAX_GROWTH_FACTOR = 4096  # largest factor by which all rules together may lengthen a text
-_PASSED_ERRORS = (KeyboardInterrupt, SystemExit, TokenizerError)
+_UNCHANGED_ERRORS = (KeyboardInterrupt, SystemExit, TokenizerError)
 
 
 def parse_definition(definition: str, where: str) -> dict[str, Any]:
@@ -147,12 +147,12 @@ def parse_definition(definition: str, where: str) -> dict[str, Any]:
     return parsed
 
 
-def check_folder(folder: Path) -> None:
+def check_definition_file(folder: Path) -> None:
     """Check the `tokenizer.json` of a folder, if it has one, before another library reads it.
 
     Raises as `parse_definition`.
     """
-    path = folder / DEFINITION
+    path = folder / DEFINITION_FILE
     if path.is_file():
         parse_definition(path.read_text("utf-8", "replace"), str(path))
 
@@ -165,7 +165,7 @@ def library_errors(where: str, what: str = "not a tokenizer definition") -> Iter
     """
     try:
         yield
-    except _PASSED_ERRORS:
+    except _UNCHANGED_ERRORS:
         raise
     except BaseException as error:
         raise unreadable_error(where, str(error).strip(), what) from error

@@ -13,14 +13,14 @@ from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from data_service.tokenizers.files import (
-    CONFIG,
-    DECISIVE_FILES,
-    DEFINITION,
+    CONFIG_FILE,
+    DEFINITION_FILE,
     MODEL_CONFIG,
     MODEL_FILES,
-    SPECIAL_TOKENS,
+    SPECIAL_TOKENS_FILE,
     TOKENIZER_FILES,
     TRAINING_REPORT,
+    VOCABULARY_FILES,
     TokenizerRules,
     json_file,
     library_errors,
@@ -85,7 +85,7 @@ def find_tokenizer(
 
 def holds_tokenizer(folder: Store) -> bool:
     """Return whether `folder` holds a tokenizer, ours or of transformers. Raises StoreError: it cannot be read."""
-    return any(folder.size(name) is not None for name in DECISIVE_FILES)
+    return any(folder.size(name) is not None for name in VOCABULARY_FILES)
 
 
 def save_tokenizer(tokenizer: Tokenizer, uri: str) -> None:
@@ -93,14 +93,14 @@ def save_tokenizer(tokenizer: Tokenizer, uri: str) -> None:
     Then remains of an earlier attempt go, unless the folder holds anything else, whose writer may be alive."""
     store = open_store(uri)
     files = tokenizer.save_files()
-    for name in sorted(files, key=lambda name: name == DEFINITION):
+    for name in sorted(files, key=lambda name: name == DEFINITION_FILE):
         store.put(name, files[name])
     if all(entry.key in files for entry in islice(store.list(), len(files) + 1)):
-        store.remove_leftovers("", before=DEFINITION)
+        store.remove_leftovers("", before=DEFINITION_FILE)
     _saved_tokenizers[store.uri] = tokenizer
 
 
-def load_saved(uri: str) -> Tokenizer:
+def load_if_unchanged(uri: str) -> Tokenizer:
     """Return the tokenizer in a folder, without reading it if this process saved it there. Raises as
     `load_tokenizer`."""
     return _saved_tokenizers.get(uri) or load_tokenizer(uri)
@@ -137,29 +137,29 @@ def from_files(
 
 def configured_roles(files: Mapping[str, bytes], where: str) -> dict[str, object]:
     """Return what a folder's files configure: `cls_token`, `bos_token` ... Raises TokenizerError: one is damaged."""
-    config = json_file(files, CONFIG, where)
-    return json_file(files, SPECIAL_TOKENS, where) | {k: v for k, v in config.items() if v is not None}
+    config = json_file(files, CONFIG_FILE, where)
+    return json_file(files, SPECIAL_TOKENS_FILE, where) | {k: v for k, v in config.items() if v is not None}
 
 
 def choose_definition(files: Mapping[str, bytes], where: str, rules: TokenizerRules = "file") -> str:
     """Return the text of a `tokenizer.json`. `rules`, and what is raised: as for `from_files`."""
-    if DEFINITION in files:
-        text = text_file(files, DEFINITION, where)
-        made = None if rules == "file" else class_definition(files, where, known=rules == "class")
+    if DEFINITION_FILE in files:
+        text = text_file(files, DEFINITION_FILE, where)
+        made = None if rules == "file" else class_definition(files, where, only_if_known=rules == "class")
         if made is None or rules == "class":
             return text if made is None else made[1]
-        _refuse_disagreement(text, made[1], made[0], where)
+        _check_same_tokens(text, made[1], made[0], where)
         return text
     published = read_published(files, where)
     if published is None:
         raise TokenizerError(
-            f"{where}: no tokenizer here: neither {DEFINITION} nor a vocabulary",
+            f"{where}: no tokenizer here: neither {DEFINITION_FILE} nor a vocabulary",
             remedy="check the path, or train a tokenizer with `maskfleet tokenizer train`",
         )
     return published.to_str()
 
 
-def _refuse_disagreement(by_file: str, by_class: str, named: str, where: str) -> None:
+def _check_same_tokens(by_file: str, by_class: str, named: str, where: str) -> None:
     """Check that two definitions agree on `PROBE_TEXTS`, on pieces of the vocabulary, and on pairs of pieces.
 
     Raises:
@@ -177,7 +177,8 @@ def _refuse_disagreement(by_file: str, by_class: str, named: str, where: str) ->
     for text, ours, theirs in zip(texts, first, second, strict=True):
         if ours.ids != theirs.ids:
             raise TokenizerError(
-                f"{where}: {DEFINITION} and {named}, the class that the folder names, treat text in different ways: "
+                f"{where}: {DEFINITION_FILE} and {named}, the class that the folder names, treat text in "
+                "different ways: "
                 f"{text!r} is {ours.tokens} by the file, {theirs.tokens} by the class",
                 remedy="--tokenizer-rules file follows the file, as transformers 4 did; --tokenizer-rules class the "
                 "class, as transformers 5 does: take the one by which the model was trained",

@@ -34,8 +34,10 @@ HARMLESS_KINDS: frozenset[LossKind] = frozenset({"case", "bytes"})
 
 WARNED_SHARE, REFUSED_SHARE = 0.01, 0.2
 SHOWN_EXAMPLES = 5
-_KEPT_EXAMPLES = 64  # examples of each kind in a record: merged records still know the most frequent
-_COUNTED_EXAMPLES = 4096  # distinct unknown texts that are counted in one piece of work; later ones are not
+_MAX_KEPT_EXAMPLES = 64  # examples of each kind in a record: merged records still know the most frequent
+_MAX_COUNTED_EXAMPLES = (
+    4096  # distinct unknown texts that are counted in one piece of work; later ones are not
+)
 _EXAMPLE_CHARACTERS = 24
 _WORD_CHARACTERS = 64  # characters of the longest word whose loss is cached, as lost words occur again
 
@@ -77,20 +79,22 @@ class TextLoss(BaseModel):
             lost.update(part.lost)
             for kind, found in part.examples.items():
                 examples.setdefault(kind, Counter()).update(found)
-        kept = {kind: _most_frequent(examples[kind], _KEPT_EXAMPLES) for kind in KINDS if kind in examples}
+        kept = {
+            kind: _most_frequent(examples[kind], _MAX_KEPT_EXAMPLES) for kind in KINDS if kind in examples
+        }
         return cls(characters=characters, lost={k: lost[k] for k in KINDS if lost[k]}, examples=kept)
 
 
-def refuse_loss(loss: TextLoss, accepted: Iterable[str], what: str, remedy: str) -> None:
+def check_loss(loss: TextLoss, accepted_kinds: Iterable[str], what: str, remedy: str) -> None:
     """Raise TokenizerError if more than `REFUSED_SHARE` of a text is lost in a way that the user has not accepted.
 
     Args:
         loss: the loss.
-        accepted: kinds of loss that the user accepts.
+        accepted_kinds: kinds of loss that the user accepts.
         what: the tokenizer and the text, for the message.
         remedy: what the user can do besides accepting the loss.
     """
-    refused = [kind for kind in loss.above(REFUSED_SHARE) if kind not in set(accepted)]
+    refused = [kind for kind in loss.above(REFUSED_SHARE) if kind not in set(accepted_kinds)]
     if refused:
         named = "; ".join(describe_loss(loss, kind) for kind in refused)
         accept = " ".join(f"--accept-loss {kind}" for kind in refused)
@@ -125,7 +129,7 @@ class LossMeter:
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self.cuts = 0
         self._tokenizer = tokenizer
-        self._effects = _effects_cache(tokenizer)
+        self._effects = _cached_character_effects(tokenizer)
         # Counts of each code point, and of each one that is white space behind white space.
         self._codes, self._behind = np.zeros((2, CODE_POINT_COUNT), dtype=np.int64)
         self._lost = Counter[LossKind]()
@@ -145,29 +149,29 @@ class LossMeter:
 
     def _add_tokens(self, text: str, tokens: "PlacedTokens") -> None:
         if not tokens.by_word:
-            self._add_lost(*_lost_texts(self._tokenizer, text, tokens))
+            self._count_lost_texts(*_lost_texts(self._tokenizer, text, tokens))
             return
         byte = _byte_tokens(self._tokenizer)
         lossy = tokens.ids == self._tokenizer.special.unk
         lossy = lossy | byte[tokens.ids] if byte is not None and byte.any() else lossy
         places = sorted(set(zip(tokens.starts[lossy].tolist(), tokens.ends[lossy].tolist(), strict=True)))
         beside = "".join(text[start - 1 : start] + text[stop : stop + 1] for start, stop in places)
-        # With the space before it, which a mark at the beginning of a word may be joined to.
+        # Each word keeps the space before it, because a mark at the word's beginning may be joined to that space.
         words = [text[start - text[start - 1 : start].isspace() : stop] for start, stop in places]
         if any(unicodedata.category(mark)[0] in "CM" and not mark.isspace() for mark in beside):
             words = [text]  # marks on both sides of a joiner that separates words make one cluster
         for word in words:
-            lost = _lost_alone if len(word) <= _WORD_CHARACTERS else _lost_alone.__wrapped__
-            self._add_lost(*lost(self._tokenizer, word))
+            lost = _lost_in_single_text if len(word) <= _WORD_CHARACTERS else _lost_in_single_text.__wrapped__
+            self._count_lost_texts(*lost(self._tokenizer, word))
 
-    def _add_lost(self, unknown: Sequence[str], spelt: Sequence[str]) -> None:
+    def _count_lost_texts(self, unknown: Sequence[str], spelt: Sequence[str]) -> None:
         found: tuple[tuple[LossKind, Sequence[str]], ...] = (("unknown", unknown), ("bytes", spelt))
         for kind, texts in found:
             self._lost[kind] += sum(map(len, texts))
             counter = self._texts[kind]
             for text in texts:
                 example = text[:_EXAMPLE_CHARACTERS]
-                if example in counter or len(counter) < _COUNTED_EXAMPLES:
+                if example in counter or len(counter) < _MAX_COUNTED_EXAMPLES:
                     counter[example] += 1
 
     def total(self) -> TextLoss:
@@ -191,7 +195,7 @@ class LossMeter:
 
 
 @lru_cache(maxsize=1 << 14)
-def _lost_alone(tokenizer: "Tokenizer", text: str) -> tuple[Sequence[str], Sequence[str]]:
+def _lost_in_single_text(tokenizer: "Tokenizer", text: str) -> tuple[Sequence[str], Sequence[str]]:
     return _lost_texts(tokenizer, text, tokenizer.encode_placed([text])[0])
 
 
@@ -233,7 +237,7 @@ class _CharacterEffects(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _effects_cache(tokenizer: "Tokenizer") -> _CharacterEffects:
+def _cached_character_effects(tokenizer: "Tokenizer") -> _CharacterEffects:
     return _CharacterEffects(tokenizer, {})
 
 
@@ -246,9 +250,9 @@ def _space_effect(tokenizer: "Tokenizer", spaces: str) -> LossKind | None:
 def _character_effect(tokenizer: "Tokenizer", character: str) -> LossKind | None:
     """Return how a character that is no white space is lost; None if it is kept, or is unknown to the vocabulary."""
     text = f"a{character}a"
-    given, lowered, normal = map(_letters, (text, text.lower(), tokenizer.normalized(text)))
+    given, lowered, normal = map(_normalize_without_spaces, (text, text.lower(), tokenizer.normalized(text)))
     if given == normal:
-        return None if _is_encoded(tokenizer, character) else "other"
+        return None if _has_own_token(tokenizer, character) else "other"
     if normal == lowered:
         return "case"
     if normal in (_without_marks(given), _without_marks(lowered)):
@@ -256,11 +260,11 @@ def _character_effect(tokenizer: "Tokenizer", character: str) -> LossKind | None
     if unicodedata.category(character) == "Cf":
         return "joiners"
     wide = unicodedata.normalize("NFKC", text)
-    forms = [_letters(wide), _letters(wide.lower())]
+    forms = [_normalize_without_spaces(wide), _normalize_without_spaces(wide.lower())]
     return "width" if normal in (*forms, *map(_without_marks, forms)) else "other"
 
 
-def _letters(text: str) -> str:
+def _normalize_without_spaces(text: str) -> str:
     """Return the text without white space, in the form in which canonically equivalent texts are equal."""
     return "".join(unicodedata.normalize("NFD", text).replace(SPACE, " ").split())
 
@@ -269,7 +273,7 @@ def _without_marks(text: str) -> str:
     return "".join(character for character in text if unicodedata.category(character)[0] != "M")
 
 
-def _is_encoded(tokenizer: "Tokenizer", character: str) -> bool:
+def _has_own_token(tokenizer: "Tokenizer", character: str) -> bool:
     """Return whether a token stands for a character between two letters, or for the letter that it makes with the one
     before it, whose place that token has.
     """

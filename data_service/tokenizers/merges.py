@@ -12,15 +12,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-WORD_END = -1
+WORD_END_SYMBOL = -1
 """Symbol behind the last symbol of each word."""
 _MERGED_SYMBOL = -2  # symbol of a place that was merged into the one before it
-_FOLLOWED_SYMBOLS = 1 << 22  # most symbols of a text in which all pairs are counted, not only frequent ones
-_FLOOR_DIVISOR = 8
+_MAX_SYMBOLS_WITH_ALL_PAIRS = (
+    1 << 22
+)  # most symbols of a text in which all pairs are counted, not only frequent ones
+_MIN_COUNT_DIVISOR = 8
 _LOW_32_BITS = (1 << 32) - 1
 
-_Places = NDArray[np.int64]
-_NO_PLACES: _Places = np.zeros(0, np.int64)
+_SymbolIndices = NDArray[np.int64]
+_NO_PLACES: _SymbolIndices = np.zeros(0, np.int64)
 
 
 def learn_merges(
@@ -44,10 +46,10 @@ def learn_merges(
     """
     learner = _MergeLearner(symbols, counts, pieces, prefix)
     floor = 1
-    if len(symbols) > _FOLLOWED_SYMBOLS:
-        floor = max((count for _, count, _ in learner.pairs(1)), default=1) // _FLOOR_DIVISOR
+    if len(symbols) > _MAX_SYMBOLS_WITH_ALL_PAIRS:
+        floor = max((count for _, count, _ in learner.pairs(1)), default=1) // _MIN_COUNT_DIVISOR
     while not learner.learn(vocab_size, max(floor, 1), min_frequency):
-        floor //= _FLOOR_DIVISOR
+        floor //= _MIN_COUNT_DIVISOR
     return learner.pieces, [(learner.pieces[a], learner.pieces[b]) for a, b in learner.merges]
 
 
@@ -56,33 +58,33 @@ class _MergeLearner:
         self, symbols: NDArray[np.int32], counts: NDArray[np.int64], pieces: Sequence[str], prefix: str
     ) -> None:
         self._symbols = symbols.copy()
-        self._weights = np.repeat(counts, np.diff(np.flatnonzero(symbols == WORD_END), prepend=-1))
+        self._weights = np.repeat(counts, np.diff(np.flatnonzero(symbols == WORD_END_SYMBOL), prepend=-1))
         self._next = np.arange(1, len(symbols) + 1, dtype=np.int32)
-        # A word's first symbol comes after the END of the word before.
+        # A word's first symbol comes after the `WORD_END` of the word before.
         self._previous = np.arange(-1, len(symbols) - 1, dtype=np.int32)
         self._prefix = prefix
         self.pieces = list(pieces)
         self._ids = {piece: index for index, piece in enumerate(pieces)}
         self.merges: dict[tuple[int, int], None] = {}
-        self._counts: dict[int, int] = {}  # occurrences of the pairs that are followed
-        self._places: list[_Places] = []
+        self._counts: dict[int, int] = {}  # occurrences of each pair that is counted
+        self._places: list[_SymbolIndices] = []
         self._queue: list[tuple[int, int, int]] = []  # -count, pair, index in _places
 
-    def pairs(self, floor: int) -> Iterator[tuple[int, int, _Places]]:
+    def pairs(self, floor: int) -> Iterator[tuple[int, int, _SymbolIndices]]:
         """Yield (pair, occurrences, places of its first symbol) of every pair that occurs `floor` times or more."""
         places = np.flatnonzero(self._symbols >= 0)
         right = self._symbols[self._next[places]]
         places, right = places[right >= 0], right[right >= 0]
         return _group_places(_pair_keys(self._symbols[places], right), places, self._weights[places], floor)
 
-    def learn(self, vocab_size: int, floor: int, min_frequency: int) -> bool:
-        """Merge all pairs that occur `floor` times or more. Return whether nothing is left to learn."""
+    def learn(self, vocab_size: int, min_count: int, min_frequency: int) -> bool:
+        """Merge all pairs that occur `min_count` times or more. Return whether nothing is left to learn."""
         self._counts = {(a << 32) | b: self._counts.get((a << 32) | b, 0) for a, b in self.merges}
         self._places, self._queue = [], []
-        for pair, count, places in self.pairs(floor):
+        for pair, count, places in self.pairs(min_count):
             self._counts[pair] = count
-            self._push(pair, places)
-        lowest = max(floor, min_frequency)
+            self._queue_pair(pair, places)
+        lowest = max(min_count, min_frequency)
         while self._queue and len(self.pieces) < vocab_size:
             negative, pair, entry = heapq.heappop(self._queue)
             if -negative != self._counts[pair]:
@@ -90,15 +92,15 @@ class _MergeLearner:
             elif -negative < lowest:
                 break
             else:
-                self._merge(pair, self._places[entry], floor)
+                self._merge(pair, self._places[entry], min_count)
                 self._places[entry] = _NO_PLACES
-        return len(self.pieces) >= vocab_size or floor <= max(min_frequency, 1)
+        return len(self.pieces) >= vocab_size or min_count <= max(min_frequency, 1)
 
-    def _push(self, pair: int, places: _Places) -> None:
+    def _queue_pair(self, pair: int, places: _SymbolIndices) -> None:
         heapq.heappush(self._queue, (-self._counts[pair], pair, len(self._places)))
         self._places.append(places)
 
-    def _merge(self, pair: int, places: _Places, floor: int) -> None:
+    def _merge(self, pair: int, places: _SymbolIndices, floor: int) -> None:
         a, b = pair >> 32, pair & _LOW_32_BITS
         merged = self._piece(a, b)
         first = self._current_places(places, a, b)
@@ -120,7 +122,10 @@ class _MergeLearner:
         self._count(list(added), _group_places(removed, removed, both), floor)
 
     def _count(
-        self, added: list[tuple[int, int, _Places]], removed: Iterator[tuple[int, int, _Places]], floor: int
+        self,
+        added: list[tuple[int, int, _SymbolIndices]],
+        removed: Iterator[tuple[int, int, _SymbolIndices]],
+        floor: int,
     ) -> None:
         new = [pair for pair, _, _ in added if pair not in self._counts]
         for pair, count, _ in added:
@@ -130,7 +135,7 @@ class _MergeLearner:
                 self._counts[pair] -= count
         for pair, _, places in added:
             if self._counts[pair] >= floor:
-                self._push(pair, places)
+                self._queue_pair(pair, places)
         for pair in new:
             if self._counts[pair] < floor:
                 del self._counts[pair]
@@ -145,7 +150,7 @@ class _MergeLearner:
             self.pieces.append(piece)
         return self._ids[piece]
 
-    def _current_places(self, places: _Places, a: int, b: int) -> _Places:
+    def _current_places(self, places: _SymbolIndices, a: int, b: int) -> _SymbolIndices:
         """Return those places at which the pair still occurs; where it overlaps itself, the first, third, ..."""
         following = self._next[places]
         places = places[(self._symbols[places] == a) & (self._symbols[following] == b)]
@@ -153,7 +158,7 @@ class _MergeLearner:
             return places
         index = np.arange(len(places))
         begins = np.concatenate([[True], self._next[places[:-1]] != places[1:]])
-        kept: _Places = places[(index - np.maximum.accumulate(np.where(begins, index, 0))) % 2 == 0]
+        kept: _SymbolIndices = places[(index - np.maximum.accumulate(np.where(begins, index, 0))) % 2 == 0]
         return kept
 
 
@@ -162,8 +167,8 @@ def _pair_keys(left: NDArray[np.int32] | int, right: NDArray[np.int32] | int) ->
 
 
 def _group_places(
-    keys: NDArray[np.int64], places: _Places, weights: NDArray[np.int64], floor: int = 1
-) -> Iterator[tuple[int, int, _Places]]:
+    keys: NDArray[np.int64], places: _SymbolIndices, weights: NDArray[np.int64], floor: int = 1
+) -> Iterator[tuple[int, int, _SymbolIndices]]:
     """Yield (key, sum of weights, places in order) of each distinct key whose sum is at least `floor`."""
     if not len(keys):
         return

@@ -18,6 +18,7 @@ from tokenizers import AddedToken, models
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.class_rules import (
+    CLASSES_WITHOUT_RULES,
     FAMILY_BY_CLASS,
     FAMILY_BY_TYPE,
     FILE_CLASSES,
@@ -26,7 +27,6 @@ from data_service.tokenizers.class_rules import (
     FURTHER_ROLES,
     LAYOUTS,
     MBART_LANGUAGES,
-    PLAIN_CLASSES,
     T5_SENTINELS,
     Family,
     special_names,
@@ -34,11 +34,11 @@ from data_service.tokenizers.class_rules import (
 )
 from data_service.tokenizers.files import (
     ADDED_TOKENS,
-    CONFIG,
-    DEFINITION,
+    CONFIG_FILE,
+    DEFINITION_FILE,
     MODEL_CONFIG,
     MODEL_FILES,
-    SPECIAL_TOKENS,
+    SPECIAL_TOKENS_FILE,
     Definition,
     json_file,
     library_errors,
@@ -46,7 +46,7 @@ from data_service.tokenizers.files import (
     text_file,
 )
 from data_service.tokenizers.specials import row_template, token_name
-from data_service.tokenizers.spm import convert_model, marked_pieces, parse_model, piece_model
+from data_service.tokenizers.spm import convert_model, parse_model, piece_model, pieces_matched_first
 
 if TYPE_CHECKING:
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
@@ -70,7 +70,7 @@ class _Folder:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return json_file(self.files, CONFIG, self.where)
+        return json_file(self.files, CONFIG_FILE, self.where)
 
     @cached_property
     def model_config(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class _Folder:
         return str(next(filter(None, names), self.model_type) or "")
 
     @cached_property
-    def declared(self) -> Family | None:
+    def declared_family(self) -> Family | None:
         """The family of what is named; None if nothing is, or something that we do not know."""
         found = FAMILY_BY_CLASS.get(self.named.removesuffix("Fast").removesuffix("Tokenizer"))
         return (
@@ -101,15 +101,16 @@ class _Folder:
     def settings(self) -> dict[str, Any]:
         """Settings of the configuration, with special tokens under the names of their roles."""
         named = {key: value for key, value in self.config.items() if value is not None}
-        return json_file(self.files, SPECIAL_TOKENS, self.where) | named
+        return json_file(self.files, SPECIAL_TOKENS_FILE, self.where) | named
 
     def refuse_unknown(self) -> None:
         """Raise TokenizerError if the folder names a class, or a type of model, whose rules we do not know."""
-        if not self.named or self.declared or self.named.removesuffix("Fast") in PLAIN_CLASSES:
+        if not self.named or self.declared_family or self.named.removesuffix("Fast") in CLASSES_WITHOUT_RULES:
             return
         raise TokenizerError(
-            f"{self.where}: there is no {DEFINITION}, and the rules of {self.named} are unknown here",
-            remedy=f"let transformers write {DEFINITION}, if the class has one: AutoTokenizer.from_pretrained(FOLDER)"
+            f"{self.where}: there is no {DEFINITION_FILE}, and the rules of {self.named} are unknown here",
+            remedy=f"let transformers write {DEFINITION_FILE}, if the class has one: "
+            "AutoTokenizer.from_pretrained(FOLDER)"
             ".save_pretrained(NEW_FOLDER)",
         )
 
@@ -125,20 +126,20 @@ def read_published(files: Mapping[str, bytes], where: str) -> tokenizers.Tokeniz
     folder = _Folder(files, where)
     if "vocab.txt" in files:
         folder.refuse_unknown()
-        family = folder.declared or "bert"
+        family = folder.declared_family or "bert"
         model = _wordpiece_model(folder, family)
         return _with_special_tokens(_make_codec(model, folder, family), folder, family)
     if "vocab.json" in files and "merges.txt" in files:
         folder.refuse_unknown()
         model, brackets = _byte_bpe_model(folder)
-        family = folder.declared or ("deberta" if brackets else "roberta")
+        family = folder.declared_family or ("deberta" if brackets else "roberta")
         return _with_special_tokens(_make_codec(model, folder, family), folder, family)
     name = next((name for name in MODEL_FILES if name in files), None)
     if name is None:
         return None
     folder.refuse_unknown()
     proto = parse_model(files[name], f"{where}: {name}")
-    found = folder.declared or ("deberta-v2" if name == "spm.model" else None)
+    found = folder.declared_family or ("deberta-v2" if name == "spm.model" else None)
     if found is None:
         return convert_model(proto, mask=None)
     codec = _make_codec(
@@ -147,13 +148,15 @@ def read_published(files: Mapping[str, bytes], where: str) -> tokenizers.Tokeniz
         found,
         proto.normalizer_spec.precompiled_charsmap,
     )
-    return _with_special_tokens(codec, folder, found, [] if found in _FAIRSEQ else marked_pieces(proto))
+    return _with_special_tokens(
+        codec, folder, found, [] if found in _FAIRSEQ else pieces_matched_first(proto)
+    )
 
 
 def default_roles(files: Mapping[str, bytes], where: str) -> dict[str, object]:
     """Return the special tokens, as `cls_token` and the like, that the named class of a folder without `tokenizer.json`
     takes where the folder names none. Raises TokenizerError: a file is damaged."""
-    family = None if DEFINITION in files else _Folder(files, where).declared
+    family = None if DEFINITION_FILE in files else _Folder(files, where).declared_family
     return (
         {}
         if family is None
@@ -162,22 +165,22 @@ def default_roles(files: Mapping[str, bytes], where: str) -> dict[str, object]:
 
 
 def class_definition(
-    files: Mapping[str, bytes], where: str, *, known: bool = False
+    files: Mapping[str, bytes], where: str, *, only_if_known: bool = False
 ) -> tuple[str, str] | None:
     """Return (class, definition) for a folder with a `tokenizer.json`: the definition as the named class builds it
     from the vocabulary of that file, in `transformers` 5; None if no class is named that does so.
 
     Raises:
-        TokenizerError: a file is damaged; the named class must be `known`, and is not; or it makes another kind of
-            vocabulary than the file holds.
+        TokenizerError: a file is damaged; the named class must be `only_if_known`, and is not; or it makes another kind
+            of vocabulary than the file holds.
     """
     folder = _Folder(files, where)
-    family, text = folder.declared, folder.text(DEFINITION)
+    family, text = folder.declared_family, folder.text(DEFINITION_FILE)
     definition = parse_definition(text, where)
-    if known and family is None and folder.named.removesuffix("Fast") not in PLAIN_CLASSES:
+    if only_if_known and family is None and folder.named.removesuffix("Fast") not in CLASSES_WITHOUT_RULES:
         raise TokenizerError(
             f"{where}: {f'the rules of {folder.named} are unknown here' if folder.named else 'it names no class'}",
-            remedy=f"follow {DEFINITION}: --tokenizer-rules file",
+            remedy=f"follow {DEFINITION_FILE}: --tokenizer-rules file",
         )
     follows = folder.named.removesuffix("Fast") in FILE_CLASSES or folder.model_type in FILE_MODEL_TYPES
     # The class of Llama 2 is named in folders of Llama 3, too, whose file is followed; ESM's class has no such file.
@@ -188,8 +191,8 @@ def class_definition(
         if model is None:
             raise TokenizerError(
                 f"{where}: {folder.named} makes no vocabulary of the kind {definition['model'].get('type')}, which "
-                f"{DEFINITION} holds",
-                remedy=f"follow {DEFINITION}: --tokenizer-rules file; or correct tokenizer_class in {CONFIG}",
+                f"{DEFINITION_FILE} holds",
+                remedy=f"follow {DEFINITION_FILE}: --tokenizer-rules file; or correct tokenizer_class in {CONFIG_FILE}",
             )
         made = json.loads(_make_codec(model, folder, family, _character_map(definition)).to_str())
     changed = {part: made[part] for part in ("model", "normalizer", "pre_tokenizer", "decoder")}
@@ -292,8 +295,10 @@ def _sentencepiece_model(proto: "ModelProto", folder: _Folder, family: Family) -
         return piece_model(proto, byte_fallback=True)
     if proto.trainer_spec.model_type != 1:
         raise TokenizerError(
-            f"{folder.where}: {folder.named or family} makes unigram of its pieces, but the SentencePiece model is BPE",
-            remedy=f"correct tokenizer_class in {CONFIG}; a folder that names none is read as SentencePiece reads it",
+            f"{folder.where}: {folder.named or family} makes unigram of its pieces, but the SentencePiece "
+            "model is BPE",
+            remedy=f"correct tokenizer_class in {CONFIG_FILE}; a folder that names none is read as SentencePiece "
+            "reads it",
         )
     scored = [(piece.piece, float(piece.score)) for piece in proto.pieces]
     special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
@@ -334,8 +339,8 @@ def _with_special_tokens(
     names: dict[str, str | None] = {**special_names(family).by_role(), **FURTHER_ROLES.get(family, {})}
     names |= {role: found for role in _ROLES if (found := token_name(folder.settings.get(f"{role}_token")))}
     special = [name for role in _ROLES if (name := names.get(role))] + [*FURTHER_PIECES.get(family, ())]
-    _add_numbered(codec, folder, special)
-    if folder.declared is None and family != "deberta-v2":
+    _add_tokens_with_ids(codec, folder, special)
+    if folder.declared_family is None and family != "deberta-v2":
         special = [name for name in special if codec.token_to_id(name) is not None]
     codec.add_special_tokens([_special_token(name, lstrip=name == names["mask"]) for name in special])
     if family == "esm":  # ESM's class looks for pieces before it splits text into words
@@ -355,9 +360,9 @@ def _with_special_tokens(
     return codec
 
 
-def _add_numbered(codec: tokenizers.Tokenizer, folder: _Folder, special: list[str]) -> None:
+def _add_tokens_with_ids(codec: tokenizers.Tokenizer, folder: _Folder, special: list[str]) -> None:
     """Add the tokens that follow the vocabulary, with the ids that the folder gives them."""
-    for wanted, token in sorted(_numbered_tokens(folder, special), key=lambda entry: entry[0]):
+    for wanted, token in sorted(_tokens_with_ids(folder, special), key=lambda entry: entry[0]):
         codec.add_tokens([token])
         if codec.token_to_id(token.content) != wanted:
             raise TokenizerError(
@@ -367,7 +372,7 @@ def _add_numbered(codec: tokenizers.Tokenizer, folder: _Folder, special: list[st
             )
 
 
-def _numbered_tokens(folder: _Folder, special: list[str]) -> list[tuple[int, AddedToken]]:
+def _tokens_with_ids(folder: _Folder, special: list[str]) -> list[tuple[int, AddedToken]]:
     """Return (id, token) of the added tokens.
 
     They are in `added_tokens_decoder` of the configuration, or in the older file of added tokens.

@@ -30,9 +30,11 @@ from data_service.tokenizers.words import SPACE
 TESTED_VERSIONS = {"fastokens": "0.3.5", "splintr-rs": "0.22.0"}
 """The versions that were tried on millions of texts; others are not used."""
 
-TRIED_CHARACTERS = 1 << 14  # characters of the first texts, which are encoded both ways to compare the tokens
+COMPARED_CHARACTERS = (
+    1 << 14
+)  # characters of the first texts, which are encoded both ways to compare the tokens
 # Bytes of text from which on a quick library saves more time than opening it takes.
-WORTHWHILE_BYTES = 1 << 20
+MIN_QUICK_TEXT_BYTES = 1 << 20
 _MEMORY_CHECK_CHARACTERS = 1 << 22  # characters encoded between two checks of the process's memory
 # Growth of the process after which a library is opened again: fastokens caches every word that it meets.
 _CACHE_BYTES = 1 << 27
@@ -48,7 +50,7 @@ _CLASS_BY_TOKEN_COUNTS = {(1, 2): _REMOVED, (2, 2): _SEPARATOR, (1, 3): _LETTER,
 _Ids = NDArray[np.uint32]
 
 
-class _Unsuited(Exception):
+class _UnsuitableTokenizer(Exception):
     """The libraries cannot be used for a tokenizer, for the reason that is its text."""
 
 
@@ -59,23 +61,23 @@ class TextEncoder:
         counts: number of texts by library and version, with the reason if it is the definition for all of them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, text_bytes: int = WORTHWHILE_BYTES) -> None:
+    def __init__(self, tokenizer: Tokenizer, text_bytes: int = MIN_QUICK_TEXT_BYTES) -> None:
         """`text_bytes`: about how much text is to be encoded; for little, no other library is opened."""
         self.counts = Counter[str]()
         self._tokenizer = tokenizer
-        self._untried = TRIED_CHARACTERS
+        self._untried = COMPARED_CHARACTERS
         self._definition = f"tokenizers {version('tokenizers')}"
         self._quick: _QuickEncoder | None = None
         self._reason = ""
         try:
-            self._quick = _quick_encoder(tokenizer) if text_bytes >= WORTHWHILE_BYTES else None
-        except _Unsuited as reason:
+            self._quick = _quick_encoder(tokenizer) if text_bytes >= MIN_QUICK_TEXT_BYTES else None
+        except _UnsuitableTokenizer as reason:
             self._reason = f" ({reason})"
 
     def encode_placed(self, texts: Sequence[str], by_word: bool = False) -> list[PlacedTokens]:
         """Return the tokens of each text. `by_word`: whether they may have the places of their words."""
         found = [self._quick.encode(text, by_word) if self._quick is not None else None for text in texts]
-        tried = self._next_tried(texts) if self._quick is not None else 0
+        tried = self._count_texts_to_compare(texts) if self._quick is not None else 0
         chosen = [number for number, tokens in enumerate(found) if tokens is None or number < tried]
         placed = self._tokenizer.encode_placed([texts[number] for number in chosen])
         defined = dict(zip(chosen, placed, strict=True))
@@ -91,7 +93,7 @@ class TextEncoder:
         self.counts += Counter(defining if tokens is None else library for tokens in found)
         return [defined[number] if tokens is None else tokens for number, tokens in enumerate(found)]
 
-    def _next_tried(self, texts: Sequence[str]) -> int:
+    def _count_texts_to_compare(self, texts: Sequence[str]) -> int:
         """Return how many of the texts are encoded both ways."""
         number = 0
         while number < len(texts) and self._untried > 0:
@@ -124,13 +126,13 @@ class _QuickEncoder:
         """Raises _Unsuited."""
         library = _LIBRARIES.get(tokenizer.kind)
         if library is None:
-            raise _Unsuited("no other library gives the same")
+            raise _UnsuitableTokenizer("no other library gives the same")
         try:
             installed = version(library)
         except PackageNotFoundError as error:
-            raise _Unsuited(f"{library} is not installed") from error
+            raise _UnsuitableTokenizer(f"{library} is not installed") from error
         if installed != TESTED_VERSIONS[library]:
-            raise _Unsuited(f"{library} is {installed}, {TESTED_VERSIONS[library]} was tried")
+            raise _UnsuitableTokenizer(f"{library} is {installed}, {TESTED_VERSIONS[library]} was tried")
         self.name = f"{library} {installed}"
         self._tokenizer = tokenizer
         self._definition = tokenizer.text_definition
@@ -141,8 +143,8 @@ class _QuickEncoder:
             with library_errors(self.name):
                 self._library = OPENERS[library](self._definition)
         except TokenizerError as error:
-            raise _Unsuited(f"{self.name} does not read it") from error
-        self._try(np.arange(128))
+            raise _UnsuitableTokenizer(f"{self.name} does not read it") from error
+        self._classify_characters(np.arange(128))
 
     def encode(self, text: str, by_word: bool) -> PlacedTokens | None:
         """Return the tokens of a text; None if this is left to the definition."""
@@ -151,7 +153,7 @@ class _QuickEncoder:
         classes = self._classes.classify(text)
         untried = classes == _UNTRIED
         if untried.any():
-            self._try(np.unique(code_points(text)[untried]))
+            self._classify_characters(np.unique(code_points(text)[untried]))
             classes = self._classes.classify(text)
         if (classes == _DIFFERING).any():
             return None
@@ -175,7 +177,7 @@ class _QuickEncoder:
         except TokenizerError:
             return None
 
-    def _try(self, codes: NDArray[np.integer[Any]]) -> None:
+    def _classify_characters(self, codes: NDArray[np.integer[Any]]) -> None:
         """Find the classes of characters."""
         contexts = [context.format(chr(code)) for code in codes.tolist() for context in _TRIAL_CONTEXTS]
         defined = self._tokenizer.encode_batch(contexts)
@@ -226,7 +228,7 @@ def _piece_rules(tokenizer: Tokenizer, definition: dict[str, Any]) -> _PieceRule
     if tokenizer.kind == "byte_bpe":
         form = normalizer.get("type")
         if form not in (None, *_UNICODE_FORMS):
-            raise _Unsuited(f"texts are changed by {form}")
+            raise _UnsuitableTokenizer(f"texts are changed by {form}")
         widths = [
             len(piece.encode() if own else piece) for piece, own in zip(tokenizer.pieces, added, strict=True)
         ]
@@ -240,7 +242,7 @@ def _piece_rules(tokenizer: Tokenizer, definition: dict[str, Any]) -> _PieceRule
         # Where an accent between two spaces is stripped, two spaces remain.
         spaces &= len(names) > 1 or "StripAccents" not in json.dumps(normalizer)
     if not words and not (spaces and tokenizer.kind == "unigram"):
-        raise _Unsuited("words are split by other rules")
+        raise _UnsuitableTokenizer("words are split by other rules")
     prefix = definition["model"].get("continuing_subword_prefix", "##")
     begins = [not p.startswith(prefix) if words else p.startswith(SPACE) for p in tokenizer.pieces]
     return _PieceRules(None, np.array(begins, dtype=np.bool_), added, tokenizer.special.unk, bool(spaces))

@@ -60,22 +60,22 @@ class SpecialStyle:
     layout: TemplateLayout
 
 
-_BERT = SpecialNames(cls="[CLS]", sep="[SEP]", pad="[PAD]", mask="[MASK]", unk="[UNK]")
-_ALBERT = SpecialNames(cls="[CLS]", sep="[SEP]", pad="<pad>", mask="[MASK]", unk="<unk>")
-_ROBERTA = SpecialNames(cls="<s>", sep="</s>", pad="<pad>", mask="<mask>", unk="<unk>")
-_XLNET = SpecialNames(cls="<cls>", sep="<sep>", pad="<pad>", mask="<mask>", unk="<unk>")
+_BERT_NAMES = SpecialNames(cls="[CLS]", sep="[SEP]", pad="[PAD]", mask="[MASK]", unk="[UNK]")
+_ALBERT_NAMES = SpecialNames(cls="[CLS]", sep="[SEP]", pad="<pad>", mask="[MASK]", unk="<unk>")
+_ROBERTA_NAMES = SpecialNames(cls="<s>", sep="</s>", pad="<pad>", mask="<mask>", unk="<unk>")
+_XLNET_NAMES = SpecialNames(cls="<cls>", sep="<sep>", pad="<pad>", mask="<mask>", unk="<unk>")
 
 STYLES: Mapping[Style, SpecialStyle] = {
-    "roberta": SpecialStyle(("<s>", "<pad>", "</s>", "<unk>", "<mask>"), _ROBERTA, "roberta"),
-    "bert": SpecialStyle(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), _BERT, "bert"),
-    "albert": SpecialStyle(("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"), _ALBERT, "bert"),
-    "deberta": SpecialStyle(("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"), _BERT, "bert"),
+    "roberta": SpecialStyle(("<s>", "<pad>", "</s>", "<unk>", "<mask>"), _ROBERTA_NAMES, "roberta"),
+    "bert": SpecialStyle(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), _BERT_NAMES, "bert"),
+    "albert": SpecialStyle(("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"), _ALBERT_NAMES, "bert"),
+    "deberta": SpecialStyle(("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"), _BERT_NAMES, "bert"),
     "xlnet": SpecialStyle(
-        ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"), _XLNET, "xlnet"
+        ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"), _XLNET_NAMES, "xlnet"
     ),
 }
 
-END_OF_DOCUMENT = "<eod>"
+END_OF_DOCUMENT_TOKEN = "<eod>"
 
 # Names tried, in this order, for a role that a foreign folder's configuration does not name.
 _KNOWN_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -88,7 +88,7 @@ _KNOWN_NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 def resolve_names(
-    vocabulary: Mapping[str, int], configured: Mapping[str, object], *, where: str
+    vocabulary: Mapping[str, int], configured_tokens: Mapping[str, object], *, where: str
 ) -> SpecialNames:
     """Return the piece for each role: the one that a folder's configuration names (`cls_token`, ...), else a known
     name.
@@ -97,7 +97,10 @@ def resolve_names(
         TokenizerError: there is no piece for a role, or the configured piece is not in the vocabulary.
     """
     return SpecialNames(
-        **{role: _resolve(role, vocabulary, configured.get(f"{role}_token"), where) for role in _KNOWN_NAMES}
+        **{
+            role: _resolve(role, vocabulary, configured_tokens.get(f"{role}_token"), where)
+            for role in _KNOWN_NAMES
+        }
     )
 
 
@@ -163,6 +166,6 @@ def added_tokens(style: SpecialStyle) -> list[AddedToken]:
     ]
 
 
-def role_config(style: SpecialStyle) -> dict[str, object]:
+def special_tokens_config(style: SpecialStyle) -> dict[str, object]:
     """Return the pieces under the names of `tokenizer_config.json`: {"cls_token": "[CLS]", ...}."""
     return {f"{role}_token": name for role, name in style.names.by_role().items()}

@@ -42,11 +42,11 @@ def parse_model(model: bytes, where: str) -> "ModelProto":
     return proto
 
 
-def append_pieces(proto: "ModelProto", scored: Iterable[tuple[str, float]]) -> bytes:
+def append_pieces(proto: "ModelProto", scored_pieces: Iterable[tuple[str, float]]) -> bytes:
     """Return the model file of `proto`, extended by ordinary pieces with scores."""
     extended = type(proto)()
     extended.CopyFrom(proto)
-    for piece, score in scored:
+    for piece, score in scored_pieces:
         extended.pieces.add(piece=piece, score=score, type=_NORMAL_PIECE)
     extended.trainer_spec.vocab_size = len(extended.pieces)
     content: bytes = extended.SerializeToString(deterministic=True)
@@ -86,7 +86,7 @@ def convert_model(
     return tokenizer
 
 
-def marked_pieces(proto: "ModelProto") -> list[AddedToken]:
+def pieces_matched_first(proto: "ModelProto") -> list[AddedToken]:
     """Return the pieces that are found in text before all others: control pieces, which are special, and user's
     symbols."""
     return [

@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.files import (
-    DEFINITION,
+    DEFINITION_FILE,
     Definition,
     companion_files,
     library_errors,
     parse_definition,
 )
-from data_service.tokenizers.specials import END_OF_DOCUMENT, SpecialIds, SpecialNames, resolve_names
-from data_service.tokenizers.words import RULES_VERSION, word_starts
+from data_service.tokenizers.specials import END_OF_DOCUMENT_TOKEN, SpecialIds, SpecialNames, resolve_names
+from data_service.tokenizers.words import RULES_VERSION, word_start_table
 from data_service.types import Tokens
 
-_UNSPLIT_REASON = "it cannot split a text"
+_UNSPLITTABLE_REASON = "it cannot split a text"
 _UNUSED_CHARACTER = "\U0010fffe"  # a character that no vocabulary has
 
 Kind = Literal["byte_bpe", "wordpiece", "unigram", "bpe", "wordlevel"]
@@ -66,7 +66,7 @@ class PlacedTokens:
         """Return tokens `first` to `stop` - 1."""
         return PlacedTokens(self.ids[first:stop], self.starts[first:stop], self.ends[first:stop])
 
-    def shifted(self, characters: int) -> "PlacedTokens":
+    def shift_characters(self, characters: int) -> "PlacedTokens":
         """Return the tokens of a text before which `characters` more characters were put."""
         return PlacedTokens(self.ids, self.starts + characters, self.ends + characters)
 
@@ -119,7 +119,7 @@ class Tokenizer:
         self.pieces = _pieces_by_id(vocabulary)
         self.names: SpecialNames = resolve_names(vocabulary, configured or {}, where=where)
         roles = {role: vocabulary[name] for role, name in self.names.by_role().items()}
-        self.special = SpecialIds(**roles, eod=vocabulary.get(END_OF_DOCUMENT))
+        self.special = SpecialIds(**roles, eod=vocabulary.get(END_OF_DOCUMENT_TOKEN))
         self._model_files = dict(model_files or {})
         self._dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
         with library_errors(where):
@@ -155,8 +155,8 @@ class Tokenizer:
         return self.word_starts_by(RULES_VERSION)
 
     def word_starts_by(self, rules: int) -> NDArray[np.bool_]:
-        """Return `word_starts` by the rules of version `rules`. Older corpora keep the rules of their build."""
-        return word_starts(self.kind, self.pieces, self.special_mask, rules)
+        """Return `word_start_table` by the rules of version `rules`. Older corpora keep the rules of their build."""
+        return word_start_table(self.kind, self.pieces, self.special_mask, rules)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
         """Return the ids of each text, without special tokens: [n] uint16, or uint32 if there are more than 65,536 ids.
@@ -165,7 +165,7 @@ class Tokenizer:
         `cls`, `sep`, `pad` and `mask` never occur in the result. It uses all cores unless the environment variable
         TOKENIZERS_PARALLELISM is "false".
         """
-        with library_errors(self._where, _UNSPLIT_REASON):
+        with library_errors(self._where, _UNSPLITTABLE_REASON):
             encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
 
@@ -174,7 +174,7 @@ class Tokenizer:
 
         `by_word` is for `quick.TextEncoder`, which may give the places of words; here they are those of tokens.
         """
-        with library_errors(self._where, _UNSPLIT_REASON):
+        with library_errors(self._where, _UNSPLITTABLE_REASON):
             encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
         return [self._to_placed_tokens(encoding) for encoding in encodings]
 
@@ -200,7 +200,7 @@ class Tokenizer:
     def normalized(self, text: str) -> str:
         """Return the text that reaches the vocabulary, before it is split into words."""
         normalizer = self._encoder.normalizer
-        with library_errors(self._where, _UNSPLIT_REASON):
+        with library_errors(self._where, _UNSPLITTABLE_REASON):
             return text if normalizer is None else str(normalizer.normalize_str(text))
 
     def encode(self, text: str) -> Tokens:
@@ -231,7 +231,7 @@ class Tokenizer:
 
     @cached_property
     def _files(self) -> dict[str, bytes]:
-        written = {DEFINITION: f"{self._text}\n".encode()}
+        written = {DEFINITION_FILE: f"{self._text}\n".encode()}
         return written | companion_files(self._definition, self.pieces, self.names) | self._model_files
 
     def _special_ids(self) -> set[int]:

@@ -24,19 +24,24 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from data_service.errors import TokenizerError
 from data_service.processes import temporary_root
-from data_service.tokenizers.merges import WORD_END, learn_merges
+from data_service.tokenizers.merges import WORD_END_SYMBOL, learn_merges
 from data_service.tokenizers.specials import (
     STYLES,
     SpecialStyle,
     Style,
     added_tokens,
     post_processor,
-    role_config,
+    special_tokens_config,
 )
 from data_service.tokenizers.spm import convert_model, parse_model
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.word_counts import WordCounts, code_points, count_words
-from data_service.tokenizers.word_splits import BertWords, ByteWords, LineWords, PieceSplitter
+from data_service.tokenizers.word_splits import (
+    BertSplitter,
+    ByteBpeSplitter,
+    SentencePieceSplitter,
+    WordSplitter,
+)
 from data_service.tokenizers.words import BYTES_BY_LETTER
 
 _DEFAULT_STYLE: dict[Kind, Style] = {
@@ -47,9 +52,9 @@ _DEFAULT_STYLE: dict[Kind, Style] = {
 }
 
 
-CONTINUATION = "##"
+CONTINUATION_PREFIX = "##"
 """What a piece of WordPiece that does not begin a word begins with."""
-MAX_LEARNT_BYTES = 1 << 25
+MAX_TRAINING_WORD_BYTES = 1 << 25
 """Bytes of distinct words, each with one more, from which a vocabulary is learnt at most; unigram's, half of them."""
 
 
@@ -90,7 +95,7 @@ def train_tokenizer(
     vocab_size: int,
     options: TokenizerOptions | None = None,
     *,
-    at_most: bool = False,
+    allow_fewer_ids: bool = False,
     workers: int = 1,
 ) -> Tokenizer:
     """Learn a vocabulary of exactly `vocab_size` ids, special tokens included. It does not depend on the order of the
@@ -104,7 +109,7 @@ def train_tokenizer(
         texts: documents or lines, read once.
         vocab_size: number of ids.
         options: settings; None for the defaults.
-        at_most: whether fewer ids are accepted if the text does not support `vocab_size`.
+        allow_fewer_ids: whether fewer ids are accepted if the text does not support `vocab_size`.
         workers: number of processes that count, on which nothing depends. With more than one, the module that is run
             as `__main__` is imported by each.
 
@@ -114,14 +119,14 @@ def train_tokenizer(
         OutOfSpace: the temporary folder is full.
     """
     options = options or TokenizerOptions()
-    kept = _non_blank(texts)
+    kept = _skip_blank_texts(texts)
     if kind == "byte_bpe":
         _check_byte_bpe(vocab_size, options)
     # For unigram models, SentencePiece takes 200 bytes of memory for each byte of text.
-    limit = MAX_LEARNT_BYTES // 2 if kind == "unigram" else MAX_LEARNT_BYTES
+    limit = MAX_TRAINING_WORD_BYTES // 2 if kind == "unigram" else MAX_TRAINING_WORD_BYTES
     counts = count_words(kept, partial(_splitter, kind, options), limit, workers)
-    tokenizer = _train(kind, counts, vocab_size, options, at_most)
-    if tokenizer.vocab_size != vocab_size and not at_most:
+    tokenizer = _train(kind, counts, vocab_size, options, allow_fewer_ids)
+    if tokenizer.vocab_size != vocab_size and not allow_fewer_ids:
         raise TokenizerError(
             f"vocab_size {vocab_size} is too large: the text supports {tokenizer.vocab_size} {kind} pieces",
             remedy=f"ask for {tokenizer.vocab_size} ids or fewer (--vocab-size), or give more text",
@@ -129,14 +134,14 @@ def train_tokenizer(
     return tokenizer
 
 
-def _splitter(kind: Kind, options: TokenizerOptions) -> PieceSplitter:
+def _splitter(kind: Kind, options: TokenizerOptions) -> WordSplitter:
     match kind:
         case "byte_bpe":
-            return ByteWords()
+            return ByteBpeSplitter()
         case "wordpiece":
-            return BertWords(_bert_normalizer(options), options.lowercase)
+            return BertSplitter(_bert_normalizer(options), options.lowercase)
         case "unigram" | "bpe":
-            return LineWords(_text_normalizer(options), options.lowercase)
+            return SentencePieceSplitter(_text_normalizer(options), options.lowercase)
         case "wordlevel":
             raise TokenizerError(
                 "a tokenizer of kind wordlevel cannot be trained here",
@@ -154,7 +159,7 @@ def _train(
     return train_sentencepiece(kind, counts, vocab_size, options, at_most=at_most)
 
 
-def _non_blank(texts: Iterable[str]) -> Iterator[str]:
+def _skip_blank_texts(texts: Iterable[str]) -> Iterator[str]:
     """Return an iterator over the texts that are not blank. Raises TokenizerError, before it returns: there are
     none."""
     kept = (text for text in texts if text and not text.isspace())
@@ -177,12 +182,12 @@ def train_byte_bpe(counts: WordCounts, vocab_size: int, options: TokenizerOption
     style = options.style("byte_bpe")
     _check_byte_bpe(vocab_size, options)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    symbols = np.full(256, WORD_END, np.int32)
+    symbols = np.full(256, WORD_END_SYMBOL, np.int32)
     for index, letter in enumerate(alphabet, start=len(style.pieces)):
         symbols[BYTES_BY_LETTER[letter]] = index
     # Words are separated by a byte that UTF-8 does not have.
     text = b"".join(word.encode() + b"\xff" for word in counts.words)
-    symbols[0xFF] = WORD_END
+    symbols[0xFF] = WORD_END_SYMBOL
     vocabulary, merges = learn_merges(
         symbols[np.frombuffer(text, np.uint8)],
         counts.counts,
@@ -196,7 +201,7 @@ def train_byte_bpe(counts: WordCounts, vocab_size: int, options: TokenizerOption
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(added_tokens(style))
     tokenizer.post_processor = post_processor(style)
-    return Tokenizer(tokenizer.to_str(), role_config(style), model_files=counts.report())
+    return Tokenizer(tokenizer.to_str(), special_tokens_config(style), model_files=counts.report())
 
 
 def _check_byte_bpe(vocab_size: int, options: TokenizerOptions) -> None:
@@ -209,7 +214,7 @@ def _check_byte_bpe(vocab_size: int, options: TokenizerOptions) -> None:
     if vocab_size < smallest:
         raise TokenizerError(
             f"vocab_size {vocab_size} is too small: byte_bpe needs 256 bytes, the special tokens and a merge",
-            remedy=f"ask for {smallest} or more",
+            remedy=f"ask for {smallest} ids or more (--vocab-size)",
         )
 
 
@@ -228,7 +233,7 @@ def train_wordpiece(counts: WordCounts, vocab_size: int, options: TokenizerOptio
         raise TokenizerError(
             f"vocab_size {vocab_size} is too small: the special tokens and the alphabet of this text are "
             f"{smallest - 1} pieces",
-            remedy=f"ask for {smallest} or more, or a smaller alphabet",
+            remedy=f"ask for {smallest} ids or more (--vocab-size), or give text with fewer characters",
         )
     pieces = [*style.pieces, *alphabet]
     vocabulary, _ = learn_merges(
@@ -237,16 +242,16 @@ def train_wordpiece(counts: WordCounts, vocab_size: int, options: TokenizerOptio
         pieces,
         vocab_size=vocab_size,
         min_frequency=options.min_frequency,
-        prefix=CONTINUATION,
+        prefix=CONTINUATION_PREFIX,
     )
     ids = {piece: index for index, piece in enumerate(vocabulary)}
     tokenizer = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=style.names.unk))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION, cleanup=False)
+    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION_PREFIX, cleanup=False)
     tokenizer.add_special_tokens(added_tokens(style))
     tokenizer.post_processor = post_processor(style)
-    return Tokenizer(tokenizer.to_str(), role_config(style), model_files=counts.report())
+    return Tokenizer(tokenizer.to_str(), special_tokens_config(style), model_files=counts.report())
 
 
 def _bert_normalizer(options: TokenizerOptions) -> normalizers.Normalizer:
@@ -263,10 +268,12 @@ def _alphabet(counts: WordCounts, limit: int, normalizer: normalizers.Normalizer
     totals[ord("\n")] = 0
     by_frequency = np.argsort(-totals, kind="stable")[: min(limit, np.count_nonzero(totals))]
     kept = [chr(code) for code in np.sort(by_frequency).tolist()]
-    return kept + [f"{CONTINUATION}{character}" for character in kept if _is_joined(character, normalizer)]
+    return kept + [
+        f"{CONTINUATION_PREFIX}{character}" for character in kept if _joins_words(character, normalizer)
+    ]
 
 
-def _is_joined(character: str, normalizer: normalizers.Normalizer) -> bool:
+def _joins_words(character: str, normalizer: normalizers.Normalizer) -> bool:
     between = normalizer.normalize_str(f"a{character}a")
     return len(pre_tokenizers.BertPreTokenizer().pre_tokenize_str(between)) == 1
 
@@ -274,12 +281,12 @@ def _is_joined(character: str, normalizer: normalizers.Normalizer) -> bool:
 def _wordpiece_symbols(words: Sequence[str], pieces: Sequence[str]) -> NDArray[np.int32]:
     """Return the ids of each word's characters and WORD_END. Characters without a piece are left out."""
     codes = code_points(words)
-    absent = WORD_END - 1
+    absent = WORD_END_SYMBOL - 1
     begins, continues = np.full((2, sys.maxunicode + 1), absent, np.int32)
     for index, piece in enumerate(pieces):
-        if len(letter := piece.removeprefix(CONTINUATION)) == 1:
+        if len(letter := piece.removeprefix(CONTINUATION_PREFIX)) == 1:
             (begins if letter == piece else continues)[ord(letter)] = index
-    begins[ord("\n")] = continues[ord("\n")] = WORD_END
+    begins[ord("\n")] = continues[ord("\n")] = WORD_END_SYMBOL
     behind = np.concatenate([[ord("\n")], codes[:-1]])
     symbols = np.where(behind == ord("\n"), begins[codes], continues[codes])
     kept: NDArray[np.int32] = symbols[symbols != absent]
@@ -319,7 +326,7 @@ def train_sentencepiece(
     tokenizer = convert_model(proto, mask=style.names.mask, mapping=_text_normalizer(options))
     tokenizer.post_processor = post_processor(style)
     files = {MODEL_FILE: proto.SerializeToString(deterministic=True)} | counts.report()
-    return Tokenizer(tokenizer.to_str(), role_config(style), model_files=files)
+    return Tokenizer(tokenizer.to_str(), special_tokens_config(style), model_files=files)
 
 
 def _text_normalizer(options: TokenizerOptions) -> normalizers.Normalizer:
@@ -353,14 +360,14 @@ def _learn_model(
             max_sentence_length=_MAX_WORD_BYTES,
             num_threads=_THREADS,
             minloglevel=2,
-            **_meta_pieces(style),
+            **_special_piece_options(style),
         )
     except RuntimeError as error:
         raise _training_error(str(error), vocab_size) from error
     return model.getvalue()
 
 
-def _meta_pieces(style: SpecialStyle) -> dict[str, Any]:
+def _special_piece_options(style: SpecialStyle) -> dict[str, Any]:
     """Return the trainer's settings with which each special piece gets its index in `style.pieces` as id."""
     return {
         "unk_id": style.pieces.index(style.names.unk),
@@ -376,12 +383,12 @@ def _training_error(message: str, vocab_size: int) -> TokenizerError:
     if found := re.search(r"set it to a value <= (\d+)", message):
         return TokenizerError(
             f"vocab_size {vocab_size} is too large: the text supports {found[1]} pieces",
-            remedy=f"ask for {found[1]} or fewer, or give more text",
+            remedy=f"ask for {found[1]} ids or fewer (--vocab-size), or give more text",
         )
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return TokenizerError(
             f"vocab_size {vocab_size} is too small: special tokens, bytes and alphabet are {found[1]} pieces",
-            remedy=f"ask for more than {found[1]}, or a smaller coverage",
+            remedy=f"ask for more than {found[1]} ids (--vocab-size)",
         )
     return TokenizerError(
         f"SentencePiece cannot train on this text: {message}", remedy="check the text and the vocabulary size"

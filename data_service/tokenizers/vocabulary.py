@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tokenizers import decoders
 
 from data_service.errors import TokenizerError
-from data_service.tokenizers.files import DEFINITION, MODEL_FILES, Definition
+from data_service.tokenizers.files import DEFINITION_FILE, MODEL_FILES, Definition
 from data_service.tokenizers.load import from_files
 from data_service.tokenizers.spm import append_pieces, parse_model
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -34,7 +34,7 @@ _SCORE_MARGIN = 1e-3  # how far above its word's best split a new piece is score
 
 
 @dataclass(frozen=True)
-class Extension:
+class ExtendedTokenizer:
     """A tokenizer with further pieces.
 
     Attributes:
@@ -48,7 +48,7 @@ class Extension:
     known: tuple[str, ...]
 
 
-def extend_tokenizer(tokenizer: Tokenizer, terms: Iterable[str]) -> Extension:
+def extend_tokenizer(tokenizer: Tokenizer, terms: Iterable[str]) -> ExtendedTokenizer:
     """Add pieces to `tokenizer` so that each term, a single word, becomes one token. Terms may repeat or be blank.
 
     Raises TokenizerError: there are no terms, or the tokenizer splits one before it looks for pieces, such as two
@@ -57,16 +57,18 @@ def extend_tokenizer(tokenizer: Tokenizer, terms: Iterable[str]) -> Extension:
     wanted = list(dict.fromkeys(term.strip() for term in terms if term.strip()))
     if not wanted:
         raise TokenizerError("no terms to add", remedy="give a file with one word a line")
-    definition: Definition = json.loads(tokenizer.save_files()[DEFINITION])
+    definition: Definition = json.loads(tokenizer.save_files()[DEFINITION_FILE])
     codec = tokenizers.Tokenizer.from_str(json.dumps(definition))
     words = {term: _pieces_for_term(codec, tokenizer, term) for term in wanted}
-    known = tuple(term for term in wanted if all(_is_id(tokenizer, form) for form in words[term].values()))
+    known = tuple(
+        term for term in wanted if all(_is_single_piece(tokenizer, form) for form in words[term].values())
+    )
     vocabulary = set(tokenizer.pieces)
     pieces = dict.fromkeys(word for forms in words.values() for word in forms if word not in vocabulary)
     added = sorted(pieces, key=len) if tokenizer.kind == "unigram" else list(pieces)
     extended = _rebuild(tokenizer, definition, added)
-    _verify(extended, words)
-    return Extension(extended, tuple(added), known)
+    _check_terms_are_pieces(extended, words)
+    return ExtendedTokenizer(extended, tuple(added), known)
 
 
 def _pieces_for_term(codec: tokenizers.Tokenizer, tokenizer: Tokenizer, term: str) -> dict[str, str]:
@@ -90,7 +92,7 @@ def _pieces_for_term(codec: tokenizers.Tokenizer, tokenizer: Tokenizer, term: st
     return found
 
 
-def _is_id(tokenizer: Tokenizer, text: str) -> bool:
+def _is_single_piece(tokenizer: Tokenizer, text: str) -> bool:
     ids = tokenizer.encode(text)
     return len(ids) == 1 and int(ids[0]) != tokenizer.special.unk
 
@@ -108,7 +110,9 @@ def _rebuild(old: Tokenizer, definition: Definition, added: Sequence[str]) -> To
         model["vocab"] |= {piece: i for i, piece in enumerate([*old.pieces, *added]) if piece}
     if old.kind in ("byte_bpe", "bpe"):
         model["ignore_merges"] = True
-    return from_files(files | {DEFINITION: json.dumps(definition).encode()}, where="the extended tokenizer")
+    return from_files(
+        files | {DEFINITION_FILE: json.dumps(definition).encode()}, where="the extended tokenizer"
+    )
 
 
 def _score_pieces(vocab: list[list[Any]], old: Tokenizer, added: Sequence[str]) -> list[list[Any]]:
@@ -142,9 +146,9 @@ def _model_files(old: Tokenizer, vocab: list[list[Any]]) -> dict[str, bytes]:
     return extended
 
 
-def _verify(extended: Tokenizer, words: dict[str, dict[str, str]]) -> None:
+def _check_terms_are_pieces(extended: Tokenizer, words: dict[str, dict[str, str]]) -> None:
     for term, forms in words.items():
-        if not all(_is_id(extended, form) for form in forms.values()):
+        if not all(_is_single_piece(extended, form) for form in forms.values()):
             raise TokenizerError(
                 f"the term {term!r} does not become one piece of this {extended.kind} tokenizer",
                 remedy="leave it out",
@@ -226,7 +230,7 @@ class _Splitter:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._model = tokenizers.Tokenizer.from_str(tokenizer.save_files()[DEFINITION].decode()).model
+        self._model = tokenizers.Tokenizer.from_str(tokenizer.save_files()[DEFINITION_FILE].decode()).model
         self._ids = {piece: i for i, piece in enumerate(tokenizer.pieces)}
 
     def __call__(self, piece: str) -> list[int]:

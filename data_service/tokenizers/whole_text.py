@@ -14,10 +14,10 @@ from data_service.tokenizers.tokenizer import PlacedTokens, Tokenizer
 
 WINDOW_CHARACTERS = 1 << 20
 OVERLAP_CHARACTERS = 1 << 12  # characters by which a window reaches into its neighbours
-_AGREEING_TOKENS = 32  # tokens on each side of a joint that must be the same in both windows
+_MATCHING_TOKENS_AT_JOINT = 32  # tokens on each side of a joint that must be the same in both windows
 
 
-def encode_whole(
+def encode_in_windows(
     encoder: Tokenizer | TextEncoder,
     texts: Sequence[str],
     window: int = WINDOW_CHARACTERS,
@@ -45,7 +45,7 @@ def _encode_long(encoder: Tokenizer | TextEncoder, text: str, window: int) -> tu
     overlap = min(OVERLAP_CHARACTERS, window // 2)
 
     def encode(start: int, stop: int) -> PlacedTokens:
-        return encoder.encode_placed([text[start:stop]])[0].shifted(start)
+        return encoder.encode_placed([text[start:stop]])[0].shift_characters(start)
 
     parts: list[PlacedTokens] = []
     # `begin`: the character at which the window begins; `first`: the window's first token that counts.
@@ -73,8 +73,8 @@ def _find_joint(left: PlacedTokens, right: PlacedTokens, middle: int, overlap: i
     near = left.starts[low:high]
     for place in near[np.argsort(np.abs(near - middle), kind="stable")]:
         i, j = (int(np.searchsorted(window.starts, place)) for window in (left, right))
-        before = min(_AGREEING_TOKENS, i, j - 1)
-        behind = min(_AGREEING_TOKENS, len(left) - 1 - i, len(right) - j)
+        before = min(_MATCHING_TOKENS_AT_JOINT, i, j - 1)
+        behind = min(_MATCHING_TOKENS_AT_JOINT, len(left) - 1 - i, len(right) - j)
         if min(before, behind) < 1:
             continue
         if left.part(i - before, i + behind).equals(right.part(j - before, j + behind)):

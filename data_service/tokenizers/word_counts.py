@@ -24,11 +24,11 @@ from data_service.errors import TokenizerError
 from data_service.processes import temporary_folder
 from data_service.store.local import report_full_disk
 from data_service.tokenizers.files import TRAINING_REPORT
-from data_service.tokenizers.word_splits import PieceSplitter, split_text
+from data_service.tokenizers.word_splits import WordSplitter, split_text
 
 _MAX_PROCESSES = 4  # counting processes, with tables of 0.7 GB each; one reader can feed no more
 _MAX_TABLE_PIECES = 2_000_000  # largest number of pieces in a table, which take about 200 bytes each
-_SHORT_CHARACTERS = 64  # a long piece counts as one more piece for each so many characters
+_SHORT_CHARACTERS = 64  # a piece longer than this counts as one more piece for each so many characters
 _SPILL_FILE_BITS = 6  # bits of a word's hash that select its file
 _MAX_FILE_BYTES = 1 << 30  # size above which a file is divided by the hash's next bits
 _BATCH_CHARACTERS = 1 << 20  # characters of text that are sent to a process at a time
@@ -66,7 +66,7 @@ def code_points(words: Iterable[str]) -> NDArray[np.uint32]:
 
 
 def count_words(
-    texts: Iterable[str], splitter: Callable[[], PieceSplitter], limit: int, workers: int = 1
+    texts: Iterable[str], splitter: Callable[[], WordSplitter], limit: int, workers: int = 1
 ) -> WordCounts:
     """Count words, and keep the most frequent ones, of equally frequent ones the first by characters.
 
@@ -87,14 +87,14 @@ def count_words(
             table = _SpillingCounter(splitter(), folder, 0)
             for text in texts:
                 table.add(text)
-            table.spill()
+            table.write_counts()
         return _most_frequent(_merge_spilled(folder), limit)
 
 
 class _SpillingCounter:
     """Counts pieces, and spills the counts of their words. `number`: of the process, which has files of its own."""
 
-    def __init__(self, splitter: PieceSplitter, folder: Path, number: int) -> None:
+    def __init__(self, splitter: WordSplitter, folder: Path, number: int) -> None:
         self._splitter, self._folder, self._number = splitter, folder, number
         self._pieces: Counter[str] = Counter()
         self._long = 0  # number of characters of all long pieces
@@ -105,9 +105,9 @@ class _SpillingCounter:
             if longest > _SHORT_CHARACTERS:
                 self._long += sum(len(piece) for piece in pieces if len(piece) > _SHORT_CHARACTERS)
             if len(self._pieces) + self._long // _SHORT_CHARACTERS > _MAX_TABLE_PIECES:
-                self.spill()
+                self.write_counts()
 
-    def spill(self) -> None:
+    def write_counts(self) -> None:
         """Write the counts, and begin a new table."""
         counts: Counter[str] = Counter()
         for piece, count in self._pieces.items():
@@ -179,11 +179,13 @@ def _cut_to_bytes(entries: list[tuple[int, str]], limit: int) -> tuple[list[tupl
 
 
 def _count_in_processes(
-    texts: Iterable[str], splitter: Callable[[], PieceSplitter], folder: Path, workers: int
+    texts: Iterable[str], splitter: Callable[[], WordSplitter], folder: Path, workers: int
 ) -> None:
     """Spill the counts of texts, which processes take in turns."""
     with ExitStack() as stack:
-        pipes = [stack.enter_context(_worker(splitter, folder, number)) for number in range(workers)]
+        pipes = [
+            stack.enter_context(_counting_process(splitter, folder, number)) for number in range(workers)
+        ]
         for pipe, batch in zip(cycle(pipes), _batches(texts), strict=False):
             if pipe.poll():
                 break  # the process has ended
@@ -193,7 +195,7 @@ def _count_in_processes(
             with suppress(ConnectionError):
                 pipe.send(None)
         for pipe in pipes:
-            _finish(pipe)
+            _wait_for_process(pipe)
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -208,7 +210,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
     yield batch
 
 
-def _finish(pipe: Connection) -> None:
+def _wait_for_process(pipe: Connection) -> None:
     try:
         failure = pipe.recv()
     except (EOFError, ConnectionError) as error:
@@ -221,7 +223,9 @@ def _finish(pipe: Connection) -> None:
 
 
 @contextmanager
-def _worker(splitter: Callable[[], PieceSplitter], folder: Path, number: int) -> Iterator[Connection]:
+def _counting_process(
+    splitter: Callable[[], WordSplitter], folder: Path, number: int
+) -> Iterator[Connection]:
     """Yield a pipe to a process that counts the texts it is sent, and answers None by None, or before by an error."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -235,14 +239,14 @@ def _worker(splitter: Callable[[], PieceSplitter], folder: Path, number: int) ->
         process.join()
 
 
-def _serve_counts(pipe: Connection, splitter: Callable[[], PieceSplitter], folder: Path, number: int) -> None:
+def _serve_counts(pipe: Connection, splitter: Callable[[], WordSplitter], folder: Path, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sending process decides when this one ends
     table = _SpillingCounter(splitter(), folder, number)
     try:
         while (texts := pipe.recv()) is not None:
             for text in texts:
                 table.add(text)
-        table.spill()
+        table.write_counts()
         pipe.send(None)
     except EOFError:  # the sending process has ended
         return

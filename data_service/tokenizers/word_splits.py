@@ -15,13 +15,13 @@ from tokenizers import normalizers, pre_tokenizers
 RUN_CHARACTERS = 1000  # longest run of non-spaces in training text; the trainers' time grows with its square
 _SKIPPED_CHARACTER = "\u2585"  # SentencePiece silently skips lines that contain this character, a block
 _WINDOW_CHARACTERS = 1 << 20  # largest number of characters that are split at a time
-_BOUNDED_RUN = re.compile(rf"\s*+\S{{1,{RUN_CHARACTERS}}}+|\s++")
+_RUN_OR_SPACES = re.compile(rf"\s*+\S{{1,{RUN_CHARACTERS}}}+|\s++")
 # For Python \x1c to \x1f are white space, too.
 _WHITE_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _BEFORE_WORD = re.compile(rf"[ \n](?=[^{_WHITE_SPACE}\x1c-\x1f])")
 
 
-class PieceSplitter(Protocol):
+class WordSplitter(Protocol):
     """A way to split text. A piece of text is split in the same way wherever it stands."""
 
     def pieces(self, text: str) -> list[str]:
@@ -31,7 +31,7 @@ class PieceSplitter(Protocol):
         """Return the words of a piece."""
 
 
-def split_text(text: str, splitter: PieceSplitter) -> Iterator[tuple[list[str], int]]:
+def split_text(text: str, splitter: WordSplitter) -> Iterator[tuple[list[str], int]]:
     """Yield the pieces of a text, window by window, and the number of characters of the longest. Words of more than
     RUN_CHARACTERS are cut."""
     start = 0
@@ -42,7 +42,7 @@ def split_text(text: str, splitter: PieceSplitter) -> Iterator[tuple[list[str], 
         pieces = splitter.pieces(window)
         longest = max(map(len, pieces), default=0)
         if longest > RUN_CHARACTERS:
-            pieces = [piece for part in _BOUNDED_RUN.findall(window) for piece in splitter.pieces(part)]
+            pieces = [piece for part in _RUN_OR_SPACES.findall(window) for piece in splitter.pieces(part)]
         yield pieces, longest
         start = stop
 
@@ -58,7 +58,7 @@ class _ClassCache(dict[int, str]):
         return self[code]
 
 
-class ByteWords:
+class ByteBpeSplitter:
     """Words of GPT-2's expression, each with the space before it. A piece has another space before each line's end than
     the text, and lacks the one that it begins with. What a text begins with follows a space in place of nothing.
     """
@@ -91,7 +91,7 @@ class ByteWords:
         return next(alike, "\t")
 
 
-class BertWords:
+class BertSplitter:
     """Words of BERT: normalised text is split at white space and at each mark. A piece has no white space.
 
     Args:
@@ -104,7 +104,7 @@ class BertWords:
     _WORDS = re.compile("a+|!")
 
     def __init__(self, normalizer: normalizers.Normalizer, lowercase: bool) -> None:
-        self._normalised = _normalised_by(normalizer, lowercase)
+        self._normalised = _make_normalise(normalizer, lowercase)
         self._classes = _ClassCache(self._classify)
         self._split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
 
@@ -120,14 +120,14 @@ class BertWords:
         return "?a !"[len(self._split(f"a{character}a"))]
 
 
-class LineWords:
+class SentencePieceSplitter:
     """Words of SentencePiece: normalised text is split at white space. A piece has no white space. Arguments: as for
-    `BertWords`."""
+    `BertSplitter`."""
 
     _WORDS = re.compile(r"[\S\x1f]+")
 
     def __init__(self, normalizer: normalizers.Normalizer, lowercase: bool) -> None:
-        self._normalised = _normalised_by(normalizer, lowercase)
+        self._normalised = _make_normalise(normalizer, lowercase)
 
     def pieces(self, text: str) -> list[str]:
         return self._WORDS.findall(text) if "\x1f" in text else text.split()
@@ -136,7 +136,7 @@ class LineWords:
         return self._WORDS.findall(self._normalised(piece).replace(_SKIPPED_CHARACTER, " "))
 
 
-def _normalised_by(normalizer: normalizers.Normalizer, lowercase: bool) -> Callable[[str], str]:
+def _make_normalise(normalizer: normalizers.Normalizer, lowercase: bool) -> Callable[[str], str]:
     """Return a quicker function that does the same to pieces: to ASCII nothing but its case is done."""
 
     def normalised(piece: str) -> str:

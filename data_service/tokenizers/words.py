@@ -54,11 +54,11 @@ _UNSPACED_BLOCKS = (
 )
 
 
-def word_starts(
+def word_start_table(
     kind: Literal["byte_bpe", "wordpiece", "unigram", "bpe", "wordlevel"],
     pieces: Sequence[str],
     special: NDArray[np.bool_],
-    rules: int = RULES_VERSION,
+    rules_version: int = RULES_VERSION,
 ) -> NDArray[np.bool_]:
     """Return [vocab] bool, read-only: which pieces begin a word. Special tokens are words of their own.
 
@@ -69,7 +69,7 @@ def word_starts(
     without any ASCII letter, digit or mark, so that every CJK piece is a word (google-research/albert,
     create_pretraining_data.py, except that digits and apostrophes continue a word here). Of byte-fallback pieces
     only the first bytes of Han characters begin one.
-    All: a piece that begins with a letter of a script without spaces, from `rules` 2 on.
+    All: a piece that begins with a letter of a script without spaces, from `rules_version` 2 on.
     """
     begins = {
         "byte_bpe": _starts_word_byte_bpe,
@@ -78,7 +78,7 @@ def word_starts(
         "unigram": _starts_word_sentencepiece,
         "bpe": _starts_word_sentencepiece,
     }[kind]
-    starts = np.array([begins(piece, rules > 1) for piece in pieces], dtype=np.bool_) | special
+    starts = np.array([begins(piece, rules_version > 1) for piece in pieces], dtype=np.bool_) | special
     starts.flags.writeable = False
     return starts
 

@@ -5,10 +5,10 @@ checkpoints.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from launcher.after.diagnose.evaluators import evaluating, pending
+from launcher.after.diagnose.evaluators import evaluate_commits, is_evaluation_pending
 from launcher.observe.sinks.process import publishing
 from launcher.runtime.cluster.ray_session import Note
-from launcher.runtime.cluster.train import Companions
+from launcher.runtime.cluster.train import CompanionServices
 from launcher.runtime.run.record import Run
 
 
@@ -18,4 +18,6 @@ def _publishing(run: Run, note: Note) -> Iterator[None]:
         yield
 
 
-COMPANIONS = Companions(publishing=_publishing, evaluating=evaluating, pending=pending)
+COMPANIONS = CompanionServices(
+    publishing=_publishing, evaluating=evaluate_commits, pending=is_evaluation_pending
+)

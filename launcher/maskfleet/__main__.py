@@ -4,28 +4,30 @@ import signal
 import sys
 
 from data_service.errors import EnvironmentUnusable
-from data_service.limits import ensure_threads
-from launcher.command import SAVING_COMMANDS, is_supervised, supervise
+from data_service.limits import check_thread_limit
+from launcher.command import SAVING_COMMANDS, needs_supervision, supervise
 from launcher.exit_codes import MISTAKE, REPEAT
-from launcher.signals import answering, as_python_has_them, ended_when_asked, heeded
+from launcher.signals import end_on_signal, handled_signals, restore_default_handlers, signal_response
 
 
 def main() -> None:
     try:
-        ensure_threads()
+        check_thread_limit()
     except EnvironmentUnusable as error:
         print(f"error: {error.problem}\nremedy: {error.remedy}", file=sys.stderr)
         sys.exit(MISTAKE)
-    if is_supervised(sys.argv[1:]):
-        signal.pthread_sigmask(signal.SIG_BLOCK, {*heeded(), signal.SIGCHLD})  # from here on none is lost
-        as_python_has_them()
+    if needs_supervision(sys.argv[1:]):
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, {*handled_signals(), signal.SIGCHLD}
+        )  # from here on none is lost
+        restore_default_handlers()
         sys.exit(supervise(_run if sys.argv[1] in SAVING_COMMANDS else _build))
-    with ended_when_asked():
+    with end_on_signal():
         _run()
 
 
 def _build() -> None:
-    with ended_when_asked(), answering(REPEAT, "the same command continues what is begun"):
+    with end_on_signal(), signal_response(REPEAT, "the same command continues what is begun"):
         _run()
 
 

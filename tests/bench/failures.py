@@ -27,7 +27,7 @@ from program import note, run
 
 from launcher.plan.estimate.estimate import Estimate, best_interval, estimate, young
 from launcher.runtime.capacity.devices import COPY_RATE, LINK_SHARE, MTBF_HOURS, STORE_RATE, Cluster, find_gpu
-from launcher.runtime.cluster.resources import sizing
+from launcher.runtime.cluster.resources import choose_sizing
 from launcher.runtime.policies.recovery import COPY_TIME_SHARE
 from launcher.runtime.recipe.load import load
 
@@ -128,7 +128,7 @@ def forecast(e: Estimate, progress: Callable[[str], None] = lambda name: None) -
     setting = Setting(
         nodes=e.cluster.nodes,
         ranks_of_node=e.cluster.gpus_per_node,
-        sizing=sizing(e.recipe, e.cluster.ranks),
+        sizing=choose_sizing(e.recipe, e.cluster.ranks),
         microbatches=phase.microbatches,
         round=phase.compute / phase.rounds,
         rest=phase.step - phase.compute,

@@ -1,8 +1,8 @@
 """A month of a run on a cluster that has faults, by discrete events in simulated time.
 
 What is decided, is decided by the code that decides in a run: `WorldSizeTracker` (how many ranks, on which nodes, when
-to make room for more), `Deaths` (the failure policy) and `partners` (who keeps whose copy). Only what takes time is
-arithmetic: steps, saves, copies, restarts.
+to make room for more), `FailureHistory` (the failure policy) and `partners` (who keeps whose copy). Only what takes
+time is arithmetic: steps, saves, copies, restarts.
 
 Training passes through three stages: places are looked for, the ranks come together, the ranks train. A fault of a
 node in use ends the second and the third.
@@ -26,7 +26,7 @@ from failures_cluster import (
     noticed,
 )
 
-from launcher.runtime.cluster.deaths import Deaths
+from launcher.runtime.cluster.deaths import FailureHistory
 from launcher.runtime.cluster.world_size import Nodes, WorldSizeTracker
 from launcher.runtime.policies.elastic import Sizing, places
 from launcher.runtime.policies.failures import Failure, Stop
@@ -135,7 +135,7 @@ class Simulation:
         each = {name: amount * setting.ranks_of_node for name, amount in setting.sizing.each.items()}
         self.machines = Machines(setting.nodes, each, faults)
         self.world = self.tracker(None)
-        self.deaths = Deaths(())
+        self.deaths = FailureHistory(())
         self.layout = Layout((), setting.ranks_of_node, 0)
         self.work = self.committed = 0.0
         self.copy: MemoryCopy | None = None
@@ -219,7 +219,7 @@ class Simulation:
     def has_room(self) -> bool:
         """Return whether the ranks should end so that more can start, as the driver decides. It also notes since
         when there are so many places, so it is asked whenever something has happened."""
-        return self.world.grows(self.there())
+        return self.world.should_grow(self.there())
 
     def goes_on(self, failure: Failure) -> bool:
         """Follow the failure policy. Return whether it lets the run go on."""
@@ -228,7 +228,7 @@ class Simulation:
         if isinstance(decision, Stop):
             return False
         before = len(self.world.without)
-        self.world.leave_out(self.there(decision.without), decision.without)
+        self.world.exclude_nodes(self.there(decision.without), decision.without)
         self.month.excluded += len(self.world.without) - before
         return True
 

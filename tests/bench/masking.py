@@ -16,7 +16,7 @@ from program import BenchError, note, run
 from synthetic import NEVER_MASKED, SPECIAL, VOCABULARY, random_block
 
 from data_service.rng import stream_key
-from data_service.samples.make import block_key, cut, make_rows
+from data_service.samples.make import cut_block, make_rows, masking_key
 from data_service.samples.masking import MaskingTables, MlmMasking
 from data_service.samples.packing import pack_block
 from data_service.samples.spec import SourceSpec, StreamSpec
@@ -63,9 +63,9 @@ def bench_masking(length: int = 512, rounds: int = 5, progress: Callable[[str], 
             spec = _spec(length, masking)
             words = None if unit == "token" else starts_word
             began = time.perf_counter()
-            found = cut(block, spec, _KEY)
+            found = cut_block(block, spec, _KEY)
             made = make_rows(
-                block, found, 0, len(found), spec, block_key(spec, 0, 0, turn), MaskingTables(words)
+                block, found, 0, len(found), spec, masking_key(spec, 0, 0, turn), MaskingTables(words)
             )
             ours[unit].append(len(made.tokens) / (time.perf_counter() - began))
         for form, shape in _FORMS.items():

@@ -22,7 +22,14 @@ from program import BenchError, note, run
 from checkpoints.hf.load import read_folder_config
 from launcher.after.onnx.graph import GRAPH, INT8_GRAPH, OnnxGraph, write_graph
 from launcher.after.onnx.network import ServedNetwork, open_network
-from launcher.after.onnx.parity import OwnEncoder, Sample, Session, in_torch, relative_difference, samples
+from launcher.after.onnx.parity import (
+    ReferenceEncoder,
+    Sample,
+    Session,
+    in_torch,
+    relative_difference,
+    samples,
+)
 from tests.support.models.exports import SERVED, Family, export
 
 _STATES = "last_hidden_state"
@@ -66,7 +73,7 @@ def measured(family: Family, folder: Path, *, batches: int, pairs: int, rows: in
     export(family, folder)
     place = folder / family.folders[-1]
     made = write_graph(place, int8=True)
-    network, own, config = open_network(place), OwnEncoder(place), read_folder_config(place)
+    network, own, config = open_network(place), ReferenceEncoder(place), read_folder_config(place)
     graphs = [Session(place / name) for name in (GRAPH, INT8_GRAPH)]
     drawn = list(samples(config, network.inputs, batches, seed=1))
     wanted = [own(sample) for sample in drawn]

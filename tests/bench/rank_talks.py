@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import ray
 
-from launcher.runtime.cluster.orders import News, Orders
+from launcher.runtime.cluster.orders import RankNews, RankOrders
 from launcher.runtime.cluster.rank_group import RankGroup
 from launcher.runtime.policies.elastic import GroupStart
 from launcher.runtime.policies.watchdog import Beat, Observer, RankLocation, Watchdog, next_beat
@@ -26,15 +26,15 @@ ROUNDS, PROCESSES = 8, 4
 class StandIn:
     """A process that answers for many ranks."""
 
-    def talk(self, group: int, orders: Orders) -> News:
-        return News(group, "training", 0, RankLocation("n" * 56, 1234, "host-0123"))
+    def talk(self, group: int, orders: RankOrders) -> RankNews:
+        return RankNews(group, "training", 0, RankLocation("n" * 56, 1234, "host-0123"))
 
 
 def measure(ranks: int) -> dict[str, float]:
     """Return CPU seconds of the driver for each rank and round, seconds of a round, and bytes of the driver's memory
     for each rank."""
     actors = [ray.remote(num_cpus=0)(StandIn).remote() for _ in range(PROCESSES)]
-    ray.get([actor.talk.remote(0, Orders()) for actor in actors])
+    ray.get([actor.talk.remote(0, RankOrders()) for actor in actors])
     memory = psutil.Process().memory_info().rss
     pool: Any = None
     group = RankGroup(GroupStart(ranks, frozenset()), pool)
@@ -43,7 +43,7 @@ def measure(ranks: int) -> dict[str, float]:
     observer, beats = Observer(), dict[int, Beat]()
     own, began = time.process_time(), time.monotonic()
     for number in range(ROUNDS):
-        group.orders = Orders(stop=number % 2 == 1)  # new orders: each rank is told at once
+        group.orders = RankOrders(stop=number % 2 == 1)  # new orders: each rank is told at once
         heard = 0
         while heard < ranks:
             for rank, news in group.talk():

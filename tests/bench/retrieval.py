@@ -29,7 +29,7 @@ from train_alone import train_alone
 
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions, PairFields
-from launcher.after.embed.evaluate import CellSettings, embed_cell
+from launcher.after.embed.evaluate import CellSettings, measure_checkpoint_vectors
 from launcher.after.export.sentence_transformer import Pooling
 from launcher.after.finetune.pretrained import open_pretrained
 from launcher.after.tasks.task import load_task
@@ -218,9 +218,9 @@ def measure(trial: Trial, bench: Bench, pool: Executor) -> Measured:
         task = load_task(f"{bench.root}/task/headings.yaml")
         with open_pretrained(str(place)) as model:
             ndcg: dict[str, float] = {
-                pooling: embed_cell(model, task, CellSettings(pooling=pooling, max_length=_LENGTH, batch=64))[
-                    "ndcg@10"
-                ]
+                pooling: measure_checkpoint_vectors(
+                    model, task, CellSettings(pooling=pooling, max_length=_LENGTH, batch=64)
+                )["ndcg@10"]
                 for pooling in (_TRAINED if trial.pairs else _POOLINGS)
             }
         found = Measured(*trial, seconds, ndcg)

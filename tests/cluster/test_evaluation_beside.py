@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.after.diagnose.evaluators import pending
+from launcher.after.diagnose.evaluators import is_evaluation_pending
 from launcher.observe.inspect.report.page import write_report
 from launcher.runtime.run.evaluations import evaluated
 from launcher.runtime.run.record import open_run
@@ -133,7 +133,7 @@ def test_evaluation_changes_nothing_of_the_run(tmp_path: Path, capsys: pytest.Ca
         )
     for name in ("with", "killed"):
         small_runs.ensure_same(uris[name], uris["without"], STEPS)
-        assert not pending(open_run(uris[name])), "the last commit is evaluated"
+        assert not is_evaluation_pending(open_run(uris[name])), "the last commit is evaluated"
     assert killed["killed"] > 0
     assert not list(evaluated(open_run(uris["without"]).store))
     write_report(

@@ -18,7 +18,7 @@ from data_service.service.tasks import is_worker_death
 from data_service.store.errors import Truncated
 from data_service.store.open import open_store
 from data_service.stream.positions import PhaseBatches, Positions, SampleRange
-from data_service.stream.stream import StepLayout, Stream
+from data_service.stream.stream import StepStart, Stream
 from data_service.tokenizers.load import save_tokenizer
 from launcher.runtime.rank.data import cut_ranges
 from tests.support.data.corpora import (
@@ -177,7 +177,7 @@ def test_ranks_come_and_go_whatever_steps_they_announce(spec: StreamSpec) -> Non
             ranks = [clients.enter_context(connected(feed, spec)) for _ in range(world)]
             parts = [[cut_rows(step, rank * share, share) for step in steps[first:]] for rank in range(world)]
             for client, part in zip(ranks, parts, strict=True):
-                hint = StepLayout(draws.choice([batch, batch, 100]), 0, draws.choice([0, 0, 17]))
+                hint = StepStart(draws.choice([batch, batch, 100]), 0, draws.choice([0, 0, 17]))
                 client.prefetch([r for step in part for r in step], draws.choice([hint, None]))
             for number in range(8):
                 for client, part in zip(ranks, parts, strict=True):
@@ -308,7 +308,7 @@ def test_batches_of_examples_are_of_one_source_for_every_rank(tmp_path: Path, sl
     for rank in range(3):
         mine = [cut_rows(step, 4 * rank, 4) for step in steps]
         with connected(feed, spec) as client:
-            client.prefetch((range_ for step in mine for range_ in step), StepLayout(12, 0, 0))
+            client.prefetch((range_ for step in mine for range_ in step), StepStart(12, 0, 0))
             for step in mine:
                 for range_ in step:
                     assert_same(client.read(*range_), reference.read(*range_))

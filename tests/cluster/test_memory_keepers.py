@@ -13,7 +13,7 @@ from ray.cluster_utils import Cluster
 from checkpoints.layout import LineageSegment, element_count
 from checkpoints.memory import MemoryReader, MemoryWriter, SetOffer, manifest_from_sets, newest_sets
 from checkpoints.memory_slots import CommonDescription
-from launcher.runtime.cluster.memory_keeper import NodeMemory, ensure_keepers
+from launcher.runtime.cluster.memory_keeper import StateKeepersClient, ensure_keepers
 from tests.support.ranks.checkpointing import SHAPES, cut, random_state
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(300)]
@@ -64,19 +64,19 @@ def common(step: int, attempt: int = 1) -> CommonDescription:
     return CommonDescription(shapes=SHAPES, own_kinds={}, memory={}, state={"step": step}, lineage=lineage)
 
 
-def whole_on(node: str, memory: NodeMemory) -> list[SetOffer] | None:
+def whole_on(node: str, memory: StateKeepersClient) -> list[SetOffer] | None:
     """The sets of the newest step that the keeper of one node holds whole; None if there is none."""
     offers = [SetOffer(memory.describe(held), held) for held in memory.held() if held["node"] == node]
     return newest_sets(offers, "r")
 
 
-def newest_on(node: str, memory: NodeMemory) -> int | None:
+def newest_on(node: str, memory: StateKeepersClient) -> int | None:
     """The step of these sets."""
     found = whole_on(node, memory)
     return found[0].description.step if found is not None else None
 
 
-def left_on(node: str, memory: NodeMemory) -> tuple[int, MemoryReader]:
+def left_on(node: str, memory: StateKeepersClient) -> tuple[int, MemoryReader]:
     """The step of these sets, and a reader of them."""
     found = whole_on(node, memory)
     assert found is not None
@@ -87,7 +87,7 @@ def left_on(node: str, memory: NodeMemory) -> tuple[int, MemoryReader]:
 
 def test_each_node_has_all_sets_of_the_newest_step_or_the_one_before(nodes: list[str]) -> None:
     keepers = ensure_keepers({}, nodes)
-    memories = [NodeMemory(keepers, nodes, rank, attempt=1, remembers=True) for rank in range(2)]
+    memories = [StateKeepersClient(keepers, nodes, rank, attempt=1, remembers=True) for rank in range(2)]
     writers = [
         MemoryWriter(memory, recipe="r", attempt=1, rank=rank, world=2)
         for rank, memory in enumerate(memories)
@@ -110,7 +110,7 @@ def test_slots_of_a_later_group_are_told_from_those_before(nodes: list[str]) -> 
     """A process that stays makes new slots, which may have the descriptors of those that it has closed. A keeper that
     Ray has started again holds what it is told next."""
     keepers = ensure_keepers({}, nodes[:1])
-    memory = NodeMemory(keepers, nodes[:1], 0, attempt=1, remembers=True)
+    memory = StateKeepersClient(keepers, nodes[:1], 0, attempt=1, remembers=True)
     step = 0
     for attempt in range(1, 6):
         writer = MemoryWriter(memory, recipe="r", attempt=attempt, rank=0, world=1)
@@ -134,7 +134,7 @@ def test_slots_of_a_later_group_are_told_from_those_before(nodes: list[str]) -> 
 def test_a_node_without_memory_for_copies_says_so_and_copies_again_once_it_has(nodes: list[str]) -> None:
     """The keeper's process may make no file, in memory either. What it reserved for a torn copy is not left behind."""
     keepers = ensure_keepers({}, nodes)
-    memory = NodeMemory(keepers, nodes, 0, attempt=1, remembers=True)
+    memory = StateKeepersClient(keepers, nodes, 0, attempt=1, remembers=True)
     first, second = (MemoryWriter(memory, recipe="r", attempt=1, rank=0, world=1) for _ in range(2))
     write_all(first, 1)
     await_true(lambda: first.ready and newest_on(nodes[1], memory) == 1)
@@ -158,7 +158,7 @@ def test_a_node_without_memory_for_copies_says_so_and_copies_again_once_it_has(n
 def test_all_ranks_and_keepers_give_their_memory_back_if_one_rank_has_none(nodes: list[str]) -> None:
     """Also a set that is completed, or to be copied, afterwards. The next attempt's sets are held again."""
     keepers = ensure_keepers({}, nodes)
-    memories = [NodeMemory(keepers, nodes, rank, attempt=1, remembers=True) for rank in range(2)]
+    memories = [StateKeepersClient(keepers, nodes, rank, attempt=1, remembers=True) for rank in range(2)]
     writers = [
         MemoryWriter(memory, recipe="r", attempt=1, rank=rank, world=2)
         for rank, memory in enumerate(memories)
@@ -169,7 +169,7 @@ def test_all_ranks_and_keepers_give_their_memory_back_if_one_rank_has_none(nodes
     writers[0].write(4, cut(random_state(4), [ELEMENTS // 3], 0), common(4))
     await_true(lambda: not any(writer.ready or writer.failure is None for writer in writers))
     await_true(lambda: not memories[0].held())
-    again = NodeMemory(keepers, nodes[:1], 0, attempt=2, remembers=True)
+    again = StateKeepersClient(keepers, nodes[:1], 0, attempt=2, remembers=True)
     writer = MemoryWriter(again, recipe="r", attempt=2, rank=0, world=1)
     write_all(writer, 5, 2)
     await_true(lambda: newest_on(nodes[0], again) == 5)

@@ -9,9 +9,9 @@ import pytest
 import ray
 
 from data_service.service.feed import FeedConfig, start_feed
-from data_service.service.gauges import DESCRIPTIONS as SERVICE
+from data_service.service.gauges import GAUGE_DESCRIPTIONS as SERVICE
 from data_service.store.open import open_store
-from launcher.runtime.cluster.gauges import DESCRIPTIONS, Gauges
+from launcher.runtime.cluster.gauges import GAUGE_DESCRIPTIONS, Gauges
 from launcher.runtime.run.log import evaluation_record
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 from tests.support.runs.untrained import step_record
@@ -50,7 +50,7 @@ def test_every_gauge_is_on_the_metrics_port(port: str, tmp_path: Path) -> None:
     ray.get(feed.open.remote(spec.model_dump_json()))
     ray.get(feed.windows.remote(spec.model_dump_json(), [(0, 0)], []))
 
-    wanted = {f"ray_maskfleet_{name}" for name in (*DESCRIPTIONS, *SERVICE)}
+    wanted = {f"ray_maskfleet_{name}" for name in (*GAUGE_DESCRIPTIONS, *SERVICE)}
     page = await_names(port, wanted)
     run = f'run="{uri}"'
     (step,) = (line for line in page if line.startswith("ray_maskfleet_step{"))

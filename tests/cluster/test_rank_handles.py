@@ -15,9 +15,9 @@ import psutil
 import pytest
 import ray
 
-from launcher.runtime.cluster.orders import Finished, News, Orders, Raised, RankEnd
+from launcher.runtime.cluster.orders import FinishedTraining, Raised, RankNews, RankOrders, RankResult
 from launcher.runtime.cluster.rank_group import RankGroup
-from launcher.runtime.cluster.rank_process import CONCURRENCY
+from launcher.runtime.cluster.rank_process import CONCURRENCY_GROUPS
 from launcher.runtime.policies.elastic import GroupStart
 from launcher.runtime.policies.watchdog import RankLocation
 
@@ -33,19 +33,19 @@ class StandIn:
     def pid(self) -> int:
         return os.getpid()
 
-    def train(self, attempt: int) -> RankEnd:
+    def train(self, attempt: int) -> RankResult:
         while not self._stopped.wait(0.01):
             if self._freed.is_set():
-                return RankEnd(Raised("RuntimeError: connection closed by peer", "silent"), stays=True)
-        return RankEnd(Finished(attempt), stays=True)
+                return RankResult(Raised("RuntimeError: connection closed by peer", "silent"), stays=True)
+        return RankResult(FinishedTraining(attempt), stays=True)
 
     @ray.method(concurrency_group="talks")
-    def talk(self, group: int, orders: Orders) -> News:
+    def talk(self, group: int, orders: RankOrders) -> RankNews:
         if orders.stop:
             self._stopped.set()
         if orders.abort:
             self._freed.set()
-        return News(group, "training", 0, RankLocation("node", os.getpid()))
+        return RankNews(group, "training", 0, RankLocation("node", os.getpid()))
 
 
 class Pool:
@@ -66,7 +66,9 @@ def cluster() -> Iterator[None]:
 
 def started(count: int) -> tuple[RankGroup, Pool, list[int]]:
     """A group of stand-ins that has joined, its pool, and the ranks' processes."""
-    actors = [ray.remote(num_cpus=0, concurrency_groups=CONCURRENCY)(StandIn).remote() for _ in range(count)]
+    actors = [
+        ray.remote(num_cpus=0, concurrency_groups=CONCURRENCY_GROUPS)(StandIn).remote() for _ in range(count)
+    ]
     pool: Any = Pool()
     group = RankGroup(GroupStart(count, frozenset(), number=7), pool)
     places: Any = [SimpleNamespace(actor=actor) for actor in actors]
@@ -74,9 +76,9 @@ def started(count: int) -> tuple[RankGroup, Pool, list[int]]:
     return group, pool, ray.get([actor.pid.remote() for actor in actors])
 
 
-def follow(group: RankGroup, each: Callable[[int], None]) -> dict[int, News]:
+def follow(group: RankGroup, each: Callable[[int], None]) -> dict[int, RankNews]:
     """Have the group train until it ends; `each` gets the number of the turn. Returns the last news."""
-    news: dict[int, News] = {}
+    news: dict[int, RankNews] = {}
     for turn, _ in enumerate(group.train(3, 0.05)):
         each(turn)
         news |= dict(group.talk())
@@ -88,11 +90,14 @@ def test_a_request_to_stop_is_pushed_and_the_outcome_is_the_return_of_the_call()
 
     def stop(turn: int) -> None:
         if turn == 5:
-            group.orders = Orders(stop=True)
+            group.orders = RankOrders(stop=True)
 
     with group:
         news = follow(group, stop)
-    assert {rank: end.outcome for rank, end in group.ends.items()} == {0: Finished(3), 1: Finished(3)}
+    assert {rank: end.outcome for rank, end in group.ends.items()} == {
+        0: FinishedTraining(3),
+        1: FinishedTraining(3),
+    }
     assert (group.failed, pool.stay) == ([], {0: True, 1: True})
     assert {rank: one.step for rank, one in news.items()} == {0: 7, 1: 7}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_service.processes import locked, temporary_folder
+from data_service.processes import hold_lock, temporary_folder
 
 PROGRAM = """
 import time
@@ -87,14 +87,14 @@ def test_a_lock_is_of_one_until_it_lets_go_or_is_killed(temporary: Path, name: s
     place = temporary / name
     if name == "folder":
         place.mkdir()
-    with locked(place), pytest.raises(BlockingIOError), locked(place, wait=False):
+    with hold_lock(place), pytest.raises(BlockingIOError), hold_lock(place, wait=False):
         pass
     with subprocess.Popen([sys.executable, "-c", HOLDER, place], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(BlockingIOError), locked(place, wait=False):
+        with pytest.raises(BlockingIOError), hold_lock(place, wait=False):
             pass
         holder.kill()
-        with locked(place):
+        with hold_lock(place):
             pass
     assert place.exists()

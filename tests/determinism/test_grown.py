@@ -46,7 +46,7 @@ def grown(folder: Path) -> str:
         [f"{folder}/more.jsonl"],
         f"{folder}/grown",
         options,
-        by="x",
+        removed_by="x",
         at=1,
         progress=lambda progress: None,
     )
@@ -123,7 +123,9 @@ def test_a_document_that_is_removed_from_the_grown_corpus(folder: Path, grown: s
     corpus = open_corpus(f"{folder}/copy")
     total = int(corpus.manifest.train.documents.sum())
     under_way = small_runs.new_run(folder, "before-removal", own)
-    remove_documents(corpus, documents_in(corpus, ["0", str(total - 1)]), by="x", at=1, reason="asked")
+    remove_documents(
+        corpus, documents_in(corpus, ["0", str(total - 1)]), removed_by="x", at=1, reason="asked"
+    )
     with pytest.raises(RunChanged) as refused:
         small_runs.operate(under_way)
     assert "phases.1.corpora.text: 2 " in refused.value.problem

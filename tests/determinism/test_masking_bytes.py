@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data_service.corpus.manifest import TOKENIZER
+from data_service.corpus.manifest import TOKENIZER_FOLDER
 from data_service.samples.masking import MlmMasking
 from data_service.samples.replacement import Replacement
 from data_service.stream.stream import Stream
@@ -26,8 +26,8 @@ def test_the_bytes_of_an_epoch(tmp_path: Path, scheme: str) -> None:
     uri = write_corpus(tmp_path / "c", [written_out(number) for number in range(5)])
     pieces = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
     pieces += [f"##p{number}" if number % 3 == 0 else f"p{number}" for number in range(5, VOCABULARY)]
-    (tmp_path / "c" / TOKENIZER).mkdir()
-    (tmp_path / "c" / TOKENIZER / "vocab.txt").write_text("\n".join(pieces) + "\n", "utf-8")
+    (tmp_path / "c" / TOKENIZER_FOLDER).mkdir()
+    (tmp_path / "c" / TOKENIZER_FOLDER / "vocab.txt").write_text("\n".join(pieces) + "\n", "utf-8")
     stream = Stream(spec_of(source_of(uri), masking=masking))
     samples = stream.read(3, 0, stream.samples_per_epoch)
     digest = hashlib.sha256()

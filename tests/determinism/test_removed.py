@@ -13,7 +13,7 @@ from checkpoints.attempt import Attempt, newest_attempt
 from data_service.corpus.corpus import open_corpus
 from data_service.corpus.remove import documents_by_number, remove_documents
 from data_service.store.open import open_store
-from launcher.after.certificate.examine import certify, examine, read_certificate
+from launcher.after.certificate.examine import certify, compare_with_certificate, read_certificate
 from launcher.errors import RunChanged
 from launcher.observe.inspect.document_selection import removed_documents
 from launcher.observe.inspect.exposure import find_exposures
@@ -33,7 +33,7 @@ def take_out(folder: Path, seed: int) -> None:
     total = int(corpus.table("train").documents.sum())
     numbers = [str(number) for number in random.Random(seed).sample(range(total), 5)]
     found = documents_by_number(corpus, [*numbers, "heldout:0"])
-    remove_documents(corpus, found, by="x", at=1, reason="asked for")
+    remove_documents(corpus, found, removed_by="x", at=1, reason="asked for")
 
 
 @pytest.mark.long
@@ -68,7 +68,7 @@ def test_a_run_under_way(folder: Path) -> None:
 
     ensure_certified(killed)
     take_out(folder, seed=4)
-    assert examine(killed, read_certificate(killed)).problems == []  # that was not its state
+    assert compare_with_certificate(killed, read_certificate(killed)).problems == []  # that was not its state
     now = datetime(2026, 5, 1, tzinfo=UTC)
     forked = fork(open_run(calm), f"{folder}/forked", 12, (), keep_position=False, now=now)
     assert (forked.restarted, forked.run.record.data_begins) == ((), 0)
@@ -113,7 +113,7 @@ def ensure_certified(uri: str) -> None:
     key = next(entry.key for entry in store.list("removals/"))
     data = store.get(key)
     store.put(key, data.replace(b'"step":', b'"step": '))
-    assert [place for place, _ in examine(uri, certificate).problems] == [f"{uri}/{key}"]
+    assert [place for place, _ in compare_with_certificate(uri, certificate).problems] == [f"{uri}/{key}"]
     store.put(key, data)
 
 

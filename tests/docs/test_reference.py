@@ -12,7 +12,7 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS
 from launcher.exit_codes import CODES
 from launcher.observe.inspect.report.events import ROUTINE
-from launcher.runtime.cluster.gauges import DESCRIPTIONS
+from launcher.runtime.cluster.gauges import GAUGE_DESCRIPTIONS
 from launcher.runtime.recipe.identity import kind_of
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.metrics import HELD_OUT, STEP, UNSHOWN_FIELDS
@@ -200,9 +200,9 @@ def test_every_exit_code_is_in_the_runbook() -> None:
 def test_every_gauge_is_explained() -> None:
     modules = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     named = (re.findall(r'\bmake_gauge\(\s*"(\w+)"', path.read_text("utf-8")) for path in modules)
-    made = {*DESCRIPTIONS, *(name for names in named for name in names)}
+    made = {*GAUGE_DESCRIPTIONS, *(name for names in named for name in names)}
     rows = [row[0] for row in table_rows("operating.md", "## Gauges")]
-    assert len(made) > len(DESCRIPTIONS)
+    assert len(made) > len(GAUGE_DESCRIPTIONS)
     assert {name for row in rows for name in re.findall(r"`(?:ray_maskfleet)?_(\w+)", row)} == made
 
 

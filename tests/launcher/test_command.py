@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from data_service.processes import RAY_MARK
+from data_service.processes import RAY_SESSION_MARK
 from launcher.exit_codes import REPEAT
 from tests.support.runs.observer import listens
 
@@ -205,7 +205,7 @@ def test_only_agents_of_our_own_rays_are_ended(mark: str, tmp_path: Path, ours: 
     """Ray's two agents outlive a raylet that is killed with its driver. Their environment cannot be read."""
     (tmp_path / "logs").mkdir()
     if ours:
-        (tmp_path / "logs" / RAY_MARK).touch()
+        (tmp_path / "logs" / RAY_SESSION_MARK).touch()
     shell = ["sh", "-c", 'exec "$@" & ', "sh"]  # its session's leader is gone at once, as a killed driver is
     started = subprocess.Popen(
         [*shell, sys.executable, "-c", AGENT, str(tmp_path / "logs" / "agent.log")],

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.exit_codes import REPEAT
-from launcher.signals import HEEDED
+from launcher.signals import END_SIGNALS
 from tests.support.data.raw_text import tokenizer_folder
 
 _TEXT = 3_000_000  # bytes: each command computes on it for seconds
@@ -67,7 +67,7 @@ def test_asked_to_end_at_any_moment(text: Path, tmp_path: Path, draw: int) -> No
         ["tokenizer", "check", tokenizer, given],
         ["corpus", "build", given, "--tokenizer", tokenizer, "--out", out, "--workers", "1"],
     ][draw % 4]
-    number = draws.choice(HEEDED)
+    number = draws.choice(END_SIGNALS)
     process = started(command, temporary)
     with suppress(subprocess.TimeoutExpired):
         process.wait(draws.uniform(0, draws.choice((0.3, _LATEST_S))))
@@ -112,7 +112,7 @@ with ended_when_asked(), answering(REPEAT, "it stays") if sys.argv[2:] else temp
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", HEEDED)
+@pytest.mark.parametrize("number", END_SIGNALS)
 @pytest.mark.parametrize("arguments", [["python"], ["library", "own"], ["python", "own"]])
 def test_one_line_says_what_was_asked(number: signal.Signals, arguments: list[str], tmp_path: Path) -> None:
     process = subprocess.Popen(

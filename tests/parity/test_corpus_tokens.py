@@ -27,7 +27,7 @@ OPTIONS = BuildOptions(heldout_fraction=0, accept_loss=frozenset(set(KINDS) - {"
 
 @pytest.fixture(autouse=True)
 def quick_for_little_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick, "WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(quick, "MIN_QUICK_TEXT_BYTES", 0)
 
 
 def _corpus(folder: Path, tokenizer: Path, texts: list[str]) -> list[list[int]]:

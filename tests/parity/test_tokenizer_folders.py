@@ -14,9 +14,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from data_service.errors import TokenizerError
-from data_service.tokenizers.completed import load_completed
+from data_service.tokenizers.completed import load_with_all_special_tokens
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
-from data_service.tokenizers.specials import END_OF_DOCUMENT
+from data_service.tokenizers.specials import END_OF_DOCUMENT_TOKEN
 from data_service.tokenizers.train import train_tokenizer
 from tests.support.data.all_sorts import documents_of_all_sorts
 from tests.support.data.random_text import random_text
@@ -42,7 +42,7 @@ def test_ids_are_those_of_the_class(made: Callable[[str], Path], name: str) -> N
     folder = made(name)
     theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(str(folder), "agreeing")
     assert ours.vocab_size == len(theirs)
-    names = [piece for role, piece in ours.names.by_role().items() if role != "unk"] + [END_OF_DOCUMENT]
+    names = [piece for role, piece in ours.names.by_role().items() if role != "unk"] + [END_OF_DOCUMENT_TOKEN]
     further = [piece for i in np.flatnonzero(ours.special_mask) if (piece := ours.piece(int(i))) not in names]
     random = Random(name)
     for text in documents_of_all_sorts(80, seed=5):
@@ -258,11 +258,17 @@ def test_a_completed_decoder_follows_the_rules_that_are_asked_for(
     definition["pre_tokenizer"] = {"type": "WhitespaceSplit"}
     (folder / "tokenizer.json").write_text(json.dumps(definition))
     with pytest.raises(TokenizerError, match="--tokenizer-rules"):
-        load_completed(str(folder), "agreeing")
-    by_class, theirs = load_completed(str(folder), "class"), AutoTokenizer.from_pretrained(folder)
+        load_with_all_special_tokens(str(folder), "agreeing")
+    by_class, theirs = (
+        load_with_all_special_tokens(str(folder), "class"),
+        AutoTokenizer.from_pretrained(folder),
+    )
     text = "Every rank  reads\tits rows."
     assert by_class.encode(text).tolist() == theirs(text, add_special_tokens=False).input_ids
-    assert load_completed(str(folder), "file").encode(text).tolist() != by_class.encode(text).tolist()
+    assert (
+        load_with_all_special_tokens(str(folder), "file").encode(text).tolist()
+        != by_class.encode(text).tolist()
+    )
 
 
 @pytest.mark.parametrize("named", ["RobertaTokenizer", "DebertaTokenizer", "XLMRobertaTokenizer"])
@@ -281,7 +287,7 @@ def test_a_class_of_another_kind_of_vocabulary_is_a_question(
 @pytest.mark.parametrize("named", ["XLMRobertaTokenizer", "AlbertTokenizer", "T5Tokenizer"])
 def test_a_bpe_model_under_a_class_of_unigram_is_refused(tmp_path: Path, named: str) -> None:
     texts = documents_of_all_sorts(60, seed=4)
-    files = train_tokenizer("bpe", texts, 2500, at_most=True).save_files()
+    files = train_tokenizer("bpe", texts, 2500, allow_fewer_ids=True).save_files()
     (tmp_path / "sentencepiece.bpe.model").write_bytes(files["spiece.model"])
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": named}))
     with pytest.raises(TokenizerError, match="unigram"):

@@ -17,10 +17,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
-from data_service.formats import NEWER_REMEDY, is_newer, newer_text, parse_json
-from launcher.errors import CertificateError, optional
+from data_service.formats import NEWER_REMEDY, is_newer, newer_version_message, parse_json
+from launcher.errors import CertificateError, import_optional
 
-CERTIFICATE = "certificate.json"  # key in the run's store
+CERTIFICATE_KEY = "certificate.json"  # key in the run's store
 CHUNK_BYTES = 4 << 20
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -31,7 +31,7 @@ Digests = tuple[Sha256, ...]
 class _Strict(BaseModel, frozen=True, extra="forbid"): ...
 
 
-class Link(_Strict, frozen=True):
+class ChainLink(_Strict, frozen=True):
     """A link of the chain. `what`: key of the object, or prefix of the log; its newest link holds."""
 
     what: str
@@ -41,7 +41,7 @@ class Link(_Strict, frozen=True):
 
 class Certificate(_Strict, frozen=True):
     format: Literal[2] = 2
-    chain: Annotated[tuple[Link, ...], Field(min_length=1)]
+    chain: Annotated[tuple[ChainLink, ...], Field(min_length=1)]
 
     @property
     def digest(self) -> str:
@@ -53,16 +53,16 @@ class Certificate(_Strict, frozen=True):
         return {link.what: link.sha256 for link in self.chain}
 
 
-def extend_chain(former: Certificate | None, found: Mapping[str, Digests]) -> Certificate:
-    """Return the certificate of what was found, which continues `former`, an earlier one of the run. What is no longer
-    there gets a link without digests."""
-    chain = list(former.chain) if former else []
-    known = former.newest if former else {}
-    for what in sorted({*known, *found}):
-        digests = found.get(what, ())
+def extend_chain(previous: Certificate | None, object_digests: Mapping[str, Digests]) -> Certificate:
+    """Return the certificate of what was found, which continues `previous`, an earlier one of the run. What is no
+    longer there gets a link without digests."""
+    chain = list(previous.chain) if previous else []
+    known = previous.newest if previous else {}
+    for what in sorted({*known, *object_digests}):
+        digests = object_digests.get(what, ())
         if known.get(what) != digests:
             digest = _link_digest(chain[-1].digest if chain else "", what, digests)
-            chain.append(Link(what=what, sha256=digests, digest=digest))
+            chain.append(ChainLink(what=what, sha256=digests, digest=digest))
     return Certificate(chain=tuple(chain))
 
 
@@ -83,7 +83,7 @@ def decode(data: bytes, where: str) -> Certificate:
         certificate = Certificate.model_validate(parse_json(data))
     except ValueError as error:
         if is_newer(data, 2, error if isinstance(error, ValidationError) else None):
-            raise CertificateError(newer_text(where), remedy=NEWER_REMEDY) from error
+            raise CertificateError(newer_version_message(where), remedy=NEWER_REMEDY) from error
         raise _damaged(where, "a field is missing or wrong") from error
     before = ""
     for number, link in enumerate(certificate.chain):
@@ -124,7 +124,7 @@ def read_key(path: Path, kind: Literal["private", "public"]) -> Any:
     """
     names = ("serialization", "asymmetric.ed25519")
     serialization, ed25519 = (
-        optional(f"{_LIBRARY}.{name}", "a signed certificate", "sign") for name in names
+        import_optional(f"{_LIBRARY}.{name}", "a signed certificate", "sign") for name in names
     )
     cause: Exception = TypeError("it is a key of another kind")
     try:

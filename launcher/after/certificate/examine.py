@@ -16,7 +16,7 @@ from data_service.store.base import Store, parallel_map
 from data_service.store.errors import KeyMissing, Truncated
 from data_service.store.open import open_store
 from launcher.after.certificate.chain import (
-    CERTIFICATE,
+    CERTIFICATE_KEY,
     CHUNK_BYTES,
     SIGNATURE,
     Certificate,
@@ -31,9 +31,16 @@ from launcher.progress import BYTES, work
 from launcher.runtime.preflight.releases import torch_change
 from launcher.runtime.run.segments import EVENTS, METRICS, DamagedPack, Pack, read, segment_prefix, stored
 
-_IMMUTABLE = (f"{METRICS}/", f"{EVENTS}/", "attempts/", CHECKPOINTS_FOLDER, "removals/", "tokenizers/")
-_UNCERTIFIED_PREFIXES = (CERTIFICATE, SIGNATURE, "attempts/stop.json", "tensorboard/")
-_UNHASHED_ENDINGS = (".heartbeat", ".jsonl")  # segments of logs are hashed separately
+_IMMUTABLE_PREFIXES = (
+    f"{METRICS}/",
+    f"{EVENTS}/",
+    "attempts/",
+    CHECKPOINTS_FOLDER,
+    "removals/",
+    "tokenizers/",
+)
+_UNCERTIFIED_PREFIXES = (CERTIFICATE_KEY, SIGNATURE, "attempts/stop.json", "tensorboard/")
+_SEPARATELY_HASHED_SUFFIXES = (".heartbeat", ".jsonl")  # segments of logs are hashed separately
 
 
 @dataclass
@@ -55,7 +62,7 @@ def read_certificate(uri: str, key: Any = None) -> Certificate | None:
         StoreError: the run cannot be read.
     """
     store = open_store(uri)
-    data, where = _get(store, CERTIFICATE), f"{store.uri.rstrip('/')}/{CERTIFICATE}"
+    data, where = _get(store, CERTIFICATE_KEY), f"{store.uri.rstrip('/')}/{CERTIFICATE_KEY}"
     if data is None:
         return None
     if key is not None:
@@ -65,21 +72,24 @@ def read_certificate(uri: str, key: Any = None) -> Certificate | None:
 
 def certify(uri: str, key: Any = None) -> tuple[Certificate | None, Examination]:
     """Compare the run at `uri` with its certificate, and continue that; with problems nothing is written, and None is
-    returned. Settings and derived files may have changed. `key` signs the certificate. Raises as `examine`."""
+    returned. Settings and derived files may have changed. `key` signs the certificate. Raises as
+    `compare_with_certificate`."""
     store, former = open_store(uri), read_certificate(uri)
-    found = examine(uri, former, may_change=True)
+    found = compare_with_certificate(uri, former, may_change=True)
     if found.problems:
         return None, found
     certificate = extend_chain(former, found.contents)
     data = encode(certificate)
     store.delete(SIGNATURE)  # the old signature does not cover the new certificate
-    store.put(CERTIFICATE, data)
+    store.put(CERTIFICATE_KEY, data)
     if key is not None:
         store.put(SIGNATURE, key.sign(data))
     return certificate, found
 
 
-def examine(uri: str, certificate: Certificate | None, *, may_change: bool = False) -> Examination:
+def compare_with_certificate(
+    uri: str, certificate: Certificate | None, *, may_change: bool = False
+) -> Examination:
     """Hash all that the run at `uri` keeps, and compare it with the certificate, if there is one.
 
     Args:
@@ -100,7 +110,7 @@ def examine(uri: str, certificate: Certificate | None, *, may_change: bool = Fal
             deleted.add(mark)
             continue
         changes = [(f"{store.uri.rstrip('/')}/{what}", change) for change in _changes(what, then, now)]
-        if may_change and not what.startswith(_IMMUTABLE):
+        if may_change and not what.startswith(_IMMUTABLE_PREFIXES):
             found.notes += [f"{place}: {change}" for place, change in changes]
         else:
             found.problems += changes
@@ -144,7 +154,8 @@ def _hash_objects(store: Store) -> dict[str, Digests]:
     sizes = {
         entry.key: entry.size
         for entry in store.list()
-        if not entry.key.startswith(_UNCERTIFIED_PREFIXES) and not entry.key.endswith(_UNHASHED_ENDINGS)
+        if not entry.key.startswith(_UNCERTIFIED_PREFIXES)
+        and not entry.key.endswith(_SEPARATELY_HASHED_SUFFIXES)
     }
     with work("reading the run", sum(sizes.values()), BYTES) as now:
         hashed = list(

@@ -16,14 +16,20 @@ from data_service.errors import UserError as DataError
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from encoder_core.errors import UserError as ModelError
-from launcher.after.diagnose.isotropy import anisotropy, heldout_sentences
-from launcher.after.diagnose.measures import SAMPLING_SEED, OwnData, digest_of_json, held_out, read_own_data
+from launcher.after.diagnose.isotropy import heldout_sentences, measure_anisotropy
+from launcher.after.diagnose.measures import (
+    SAMPLING_SEED,
+    OwnData,
+    digest_of_json,
+    measure_heldout_loss,
+    read_own_data,
+)
 from launcher.after.diagnose.states import (
     Checkpoint,
+    encode_text_rows,
     open_checkpoint,
     open_frozen,
     read_checkpoint,
-    rows_of_texts,
 )
 from launcher.after.tasks.schema import SCORED
 from launcher.after.tasks.task import load_task
@@ -62,14 +68,16 @@ class CommitOutcome:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def evaluate_commit(run: Run, mark: CheckpointName, tasks: Sequence[EvaluationTask]) -> CommitOutcome:
+def evaluate_commit(
+    run: Run, checkpoint_name: CheckpointName, tasks: Sequence[EvaluationTask]
+) -> CommitOutcome:
     """Make the missing measurements of a commit, and store each result at once. An error of one, such as missing data,
     does not stop the others. Raises DamagedCheckpoint, StoreError if the commit cannot be read or a result cannot be
     written."""
-    checkpoint = _read(run, mark)
+    checkpoint = _read(run, checkpoint_name)
     if checkpoint is None:
         return CommitOutcome(gone=True)
-    write_commit(run.store, mark, checkpoint.frozen.digest)
+    write_commit(run.store, checkpoint_name, checkpoint.frozen.digest)
     computed, known, failed = list[str](), list[str](), dict[str, str]()
     for task in tasks:
         began = time.monotonic()
@@ -103,7 +111,7 @@ def _cell(checkpoint: Checkpoint, task: EvaluationTask, own: OwnData | None) -> 
     run, recipe = checkpoint.run, checkpoint.run.recipe
     if own is not None:
         data = own.digest
-    else:  # corpora, and how they are cut and masked
+    else:  # a measure on the run's held-out text: digest of its corpora, and of how they are cut and masked
         inputs, last = run.record.inputs, recipe.phases[-1].length
         cut = [recipe.input.model_dump(mode="json"), recipe.objective.model_dump(mode="json"), last]
         data = digest_of_json([inputs.corpora, inputs.tokenizer, cut])
@@ -116,9 +124,9 @@ def _figures(checkpoint: Checkpoint, task: EvaluationTask, own: OwnData | None) 
         return own.figures(checkpoint.frozen)
     if task.anisotropy:
         rows = heldout_sentences(checkpoint.run, checkpoint.frozen, task.anisotropy.texts)
-        return anisotropy(checkpoint.frozen, rows, task.anisotropy.poolings)
+        return measure_anisotropy(checkpoint.frozen, rows, task.anisotropy.poolings)
     assert task.heldout  # a task has exactly one measure
-    return held_out(checkpoint, task.heldout.rows)
+    return measure_heldout_loss(checkpoint, task.heldout.rows)
 
 
 @dataclass(frozen=True)
@@ -164,14 +172,14 @@ def diagnoses(
     frozen = checkpoint.frozen if checkpoint else open_frozen(source, step)
     rows, of = None, "texts"
     if text is not None:
-        rows = rows_of_texts(frozen, _lines(text, limit))
+        rows = encode_text_rows(frozen, _lines(text, limit))
     elif checkpoint is not None:
         rows, of = heldout_sentences(checkpoint.run, frozen, limit), "held-out sentences"
     if rows is not None:
-        figures = anisotropy(frozen, rows, poolings)
+        figures = measure_anisotropy(frozen, rows, poolings)
         yield Diagnosis(f"Anisotropy of {frozen.name} on {len(rows):,} {of}", "anisotropy", figures)
     if checkpoint is not None:
-        figures = held_out(checkpoint, HeldOutSettings().rows)
+        figures = measure_heldout_loss(checkpoint, HeldOutSettings().rows)
         yield Diagnosis(f"Held-out loss of {frozen.name}", "heldout", figures)
     for name in tasks:
         parts = [

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from checkpoints.layout import CheckpointName
     from launcher.runtime.recipe.schema import Recipe
 
-_CORES_PER_EVALUATOR_CORE = 4  # one of so many of a node's cores is used
+_CORES_PER_EVALUATOR_CORE = 4  # cores of a node for each core that an evaluator uses
 
 
 class EvaluatorProcess:
@@ -29,11 +29,11 @@ class EvaluatorProcess:
         try:
             os.sched_setscheduler(
                 0, os.SCHED_IDLE, os.sched_param(0)
-            )  # this thread, and those that it will start
-        except OSError:  # a sandbox that forbids it
+            )  # the lowest priority for this thread, and for those that it will start
+        except OSError:  # a sandbox may forbid it
             os.nice(19)
 
-    def evaluate(self, uri: str, recipe: "Recipe", mark: "CheckpointName") -> dict[str, Any]:
+    def evaluate(self, uri: str, recipe: "Recipe", checkpoint_name: "CheckpointName") -> dict[str, Any]:
         """Evaluate a commit (`launcher.after.diagnose.evaluate.evaluate_commit`). Return the outcome as plain data,
         with the `seconds` that it took."""
         from dataclasses import asdict, replace
@@ -46,5 +46,5 @@ class EvaluatorProcess:
         began = time.monotonic()
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // _CORES_PER_EVALUATOR_CORE))
         run = replace(open_run(uri), recipe=recipe)
-        outcome = evaluate_commit(run, mark, recipe.evaluation.tasks)
+        outcome = evaluate_commit(run, checkpoint_name, recipe.evaluation.tasks)
         return asdict(outcome) | {"seconds": time.monotonic() - began}

@@ -31,7 +31,7 @@ END_S = 300.0
 
 _POLL_S = 5.0
 _MAX_TRIES = 2  # how often one commit is tried
-_RECORD_S = 5.0  # time limit for writing the last events
+_LOG_CLOSE_TIMEOUT_S = 5.0  # time limit for writing the last events
 
 Note = Callable[[str], None]
 
@@ -49,13 +49,13 @@ class CommitEvaluation:
         self._run, self._note, self._poll_s, self._idle = run, note, poll_s, idle
         self._log = OperatorLog(run.store, note)
         self._over: set[CheckpointName] | None = (
-            None  # commits that are done or too old; None before the first look
+            None  # commits that are evaluated or too old; None before the first search
         )
         self._tries = Counter[CheckpointName]()
         self._told: set[str] = set()
         self._actor: Any = None
         self._last, self._closed = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run_thread, name="evaluation", daemon=True)
+        self._thread = threading.Thread(target=self._evaluate_until_stopped, name="evaluation", daemon=True)
         self._thread.start()
 
     def finish(self, asked: threading.Event, patience_s: float = END_S) -> None:
@@ -76,9 +76,9 @@ class CommitEvaluation:
         self._closed.set()
         self._last.set()
         self._end_process()
-        self._log.close(_RECORD_S)
+        self._log.close(_LOG_CLOSE_TIMEOUT_S)
 
-    def _run_thread(self) -> None:
+    def _evaluate_until_stopped(self) -> None:
         """Evaluate commits until the end. Errors here never stop training."""
         last = False
         while not last and not self._closed.is_set():
@@ -157,7 +157,7 @@ class CommitEvaluation:
         self._log.event("evaluation_skipped", steps=[mark.step for mark in marks], reason=reason)
 
     def _mark_done(self, mark: CheckpointName) -> None:
-        assert self._over is not None  # there was a look before
+        assert self._over is not None  # set by the first search for commits
         self._over.add(mark)
 
     def _warn_once(self, subject: str, text: str) -> None:
@@ -187,7 +187,7 @@ def _error_line(error: BaseException) -> str:
     return f"{type(cause).__name__}: {text[0][:300] if text else ''}"
 
 
-def pending(run: Run) -> bool:
+def is_evaluation_pending(run: Run) -> bool:
     """Return whether the run's newest commit is still to be evaluated. Raises StoreError."""
     tasks = run.recipe.evaluation.tasks
     marks = list_committed(run.store) if tasks else []
@@ -195,7 +195,9 @@ def pending(run: Run) -> bool:
 
 
 @contextmanager
-def evaluating(run: Run, note: Note, asked: threading.Event, patience_s: float = END_S) -> Iterator[None]:
+def evaluate_commits(
+    run: Run, note: Note, stop_requested: threading.Event, patience_s: float = END_S
+) -> Iterator[None]:
     """Evaluate the run's commits inside the `with` block, if its recipe asks for that. Call it when Ray is connected.
 
     If training is complete at the end of the block, wait for the evaluation of the last commit, at most `patience_s`
@@ -207,8 +209,8 @@ def evaluating(run: Run, note: Note, asked: threading.Event, patience_s: float =
     beside = CommitEvaluation(run, note)
     try:
         yield
-        if _is_complete(run) and not asked.is_set():
-            beside.finish(asked, patience_s)
+        if _is_complete(run) and not stop_requested.is_set():
+            beside.finish(stop_requested, patience_s)
     finally:
         beside.close()
 
@@ -216,6 +218,6 @@ def evaluating(run: Run, note: Note, asked: threading.Event, patience_s: float =
 def _is_complete(run: Run) -> bool:
     try:
         marks = list_committed(run.store)
-    except StoreError:  # nothing can be waited for
+    except StoreError:  # the store does not answer, so there is nothing to wait for
         return False
     return bool(marks) and marks[0].step >= run.recipe.total_steps

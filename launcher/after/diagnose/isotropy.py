@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.stream.sources import Corpora
-from launcher.after.diagnose.states import FrozenEncoder, Row, pooled_states, rows_of_tokens
+from launcher.after.diagnose.states import FrozenEncoder, Row, pooled_states, token_rows
 from launcher.errors import RunError
 from launcher.runtime.recipe.evaluation import Pooling
 from launcher.runtime.run.evaluations import Figure, Form
@@ -25,7 +25,7 @@ from launcher.runtime.run.streams import heldout_spec
 
 Floats = NDArray[np.float64]
 
-_NULL_VARIANCE_SHARE = 1e-9  # share of the largest variance: a direction with less has none
+_MIN_VARIANCE_SHARE = 1e-9  # share of the largest variance; a direction with less counts as having none
 
 
 def mean_cosine(points: NDArray[np.floating]) -> float:
@@ -96,7 +96,7 @@ class Whitening:
         """Fit a whitening to one or more vectors, [N, n]."""
         cloud = points.astype(np.float64)
         variances, directions = _principal_axes(cloud)
-        some = variances > _NULL_VARIANCE_SHARE * variances.max(initial=0.0)
+        some = variances > _MIN_VARIANCE_SHARE * variances.max(initial=0.0)
         return cls(cloud.mean(0), directions[:, some] / np.sqrt(variances[some]))
 
     def __call__(self, points: NDArray[np.floating]) -> Floats:
@@ -113,11 +113,13 @@ def _principal_axes(cloud: Floats) -> tuple[Floats, Floats]:
 
 
 _MIN_TEXTS = 4  # texts: two to fit the whitening on, two to compare
-_MIN_TOKENS = 4  # tokens of a sentence that is one
-_OVERSAMPLING = 4  # times as many sentences as asked for, to choose from
+_MIN_TOKENS = 4  # least number of tokens of a sentence
+_SENTENCE_OVERSAMPLING = 4  # sentences read for each one that is requested, to choose from
 
 
-def anisotropy(frozen: FrozenEncoder, rows: Sequence[Row], poolings: Sequence[Pooling]) -> list[Figure]:
+def measure_anisotropy(
+    frozen: FrozenEncoder, rows: Sequence[Row], poolings: Sequence[Pooling]
+) -> list[Figure]:
     """Return `cosine`, `iso_score` and `effective_rank` of each layer, pooling and form, on every second row.
 
     Raises RunError for fewer than four rows.
@@ -132,7 +134,7 @@ def anisotropy(frozen: FrozenEncoder, rows: Sequence[Row], poolings: Sequence[Po
         figure
         for pooling in poolings
         for layer, points in enumerate(pooled[pooling])
-        for form, cloud in _forms(points).items()
+        for form, cloud in _raw_and_whitened(points).items()
         for figure in _figures_of_cloud(cloud, layer, pooling, form)
     ]
 
@@ -150,12 +152,12 @@ def heldout_sentences(run: Run, frozen: FrozenEncoder, count: int) -> list[Row]:
         block = corpora.read(*places[place])
         sentences = np.split(block.tokens, block.sentences[1:-1])
         found += [tokens for tokens in sentences if len(tokens) >= _MIN_TOKENS]
-        if len(found) >= _OVERSAMPLING * count:
+        if len(found) >= _SENTENCE_OVERSAMPLING * count:
             break
-    return rows_of_tokens(frozen, [found[index] for index in draw.permutation(len(found))[:count]])
+    return token_rows(frozen, [found[index] for index in draw.permutation(len(found))[:count]])
 
 
-def _forms(points: NDArray[np.float32]) -> dict[Form, NDArray[np.floating]]:
+def _raw_and_whitened(points: NDArray[np.float32]) -> dict[Form, NDArray[np.floating]]:
     """Return the measured half of [N, H] vectors, raw and whitened. The whitening is fitted on the other half."""
     fitted, measured = points[::2], points[1::2]
     return {"raw": measured, "whitened": Whitening.fit(fitted)(measured)}

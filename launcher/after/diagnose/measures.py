@@ -27,21 +27,21 @@ from encoder_core.objectives.losses import CoupledObjective
 from encoder_core.train.collate import to_batch
 from encoder_core.train.metrics import means, sum_losses
 from encoder_core.train.step import Microbatch
-from launcher.after.diagnose.isotropy import Whitening, anisotropy
-from launcher.after.diagnose.states import Checkpoint, FrozenEncoder, pooled_states, rows_of_texts
-from launcher.after.tasks.examples import Sentences, digest, select
-from launcher.after.tasks.measurable import named_task, splits_of
+from launcher.after.diagnose.isotropy import Whitening, measure_anisotropy
+from launcher.after.diagnose.states import Checkpoint, FrozenEncoder, encode_text_rows, pooled_states
+from launcher.after.tasks.examples import Sentences, digest, select_examples
+from launcher.after.tasks.measurable import load_measured_task, splits_to_read
 from launcher.after.tasks.task import Task
-from launcher.errors import EVALUATE, RunError, optional
+from launcher.errors import EVALUATE_EXTRA, RunError, import_optional
 from launcher.runtime.rank.build import teach
 from launcher.runtime.recipe.evaluation import EvaluationTask, Pooling
 from launcher.runtime.recipe.timeline import phase_at
 from launcher.runtime.run.evaluations import Figure, Form
 from launcher.runtime.run.streams import heldout_spec
 
-_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)  # times the sum of squared weights, beside the mean loss
+_L2_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)  # factors of the sum of squared weights, added to the mean loss
 _ITERATIONS = 1000  # largest number of iterations for each penalty
-_PROBE = "a linear probe"
+_PROBE_USE = "a linear probe"
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,10 @@ def _check_splits(splits: Splits) -> None:
 
 def _features(frozen: FrozenEncoder, sentences: Sentences, pooling: Pooling) -> NDArray[np.float32]:
     """Return the features of N examples for D layers, [D, N, F]. F is the hidden size, or twice that for pairs."""
-    first = pooled_states(frozen, rows_of_texts(frozen, sentences.first), (pooling,))[pooling]
+    first = pooled_states(frozen, encode_text_rows(frozen, sentences.first), (pooling,))[pooling]
     if sentences.second is None:
         return first
-    second = pooled_states(frozen, rows_of_texts(frozen, sentences.second), (pooling,))[pooling]
+    second = pooled_states(frozen, encode_text_rows(frozen, sentences.second), (pooling,))[pooling]
     return np.concatenate([np.abs(first - second), first * second], axis=2)
 
 
@@ -116,18 +116,20 @@ def _concatenated(features: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _fit_probe(parts: tuple[NDArray[np.float32], ...], splits: Splits) -> _ProbeScores:
     """Fit a logistic regression with each penalty, and return the accuracies of the one that is best on dev."""
-    scaler = optional("sklearn.preprocessing", _PROBE, EVALUATE).StandardScaler().fit(parts[0])
+    scaler = (
+        import_optional("sklearn.preprocessing", _PROBE_USE, EVALUATE_EXTRA).StandardScaler().fit(parts[0])
+    )
     train, dev, test = (scaler.transform(part) for part in parts)
-    regression = optional("sklearn.linear_model", _PROBE, EVALUATE).LogisticRegression
+    regression = import_optional("sklearn.linear_model", _PROBE_USE, EVALUATE_EXTRA).LogisticRegression
     fits = [
         regression(C=1 / (2 * penalty * len(train)), max_iter=_ITERATIONS).fit(train, splits.train.labels)
-        for penalty in _PENALTIES
+        for penalty in _L2_PENALTIES
     ]
     best = max(fits, key=lambda fit: fit.score(dev, splits.dev.labels))
     return _ProbeScores(best.score(dev, splits.dev.labels), best.score(test, splits.test.labels))
 
 
-def similarity(frozen: FrozenEncoder, pairs: Sentences, poolings: Sequence[Pooling]) -> list[Figure]:
+def measure_similarity(frozen: FrozenEncoder, pairs: Sentences, poolings: Sequence[Pooling]) -> list[Figure]:
     """Return `spearman`, the rank correlation of cosines with the scores of `pairs`, for each layer, pooling and form.
 
     The whitened form follows Su et al. (2021): the whitening is fitted on the same texts, without their scores.
@@ -140,16 +142,16 @@ def similarity(frozen: FrozenEncoder, pairs: Sentences, poolings: Sequence[Pooli
         raise RunError(
             "similarity needs pairs of texts with a score, two at least", remedy="name a similarity task"
         )
-    pooled = pooled_states(frozen, rows_of_texts(frozen, [*pairs.first, *pairs.second]), poolings)
+    pooled = pooled_states(frozen, encode_text_rows(frozen, [*pairs.first, *pairs.second]), poolings)
     return [
         Figure(measure="spearman", value=_spearman(vectors, pairs), layer=layer, pooling=pooling, form=form)
         for pooling in poolings
         for layer, points in enumerate(pooled[pooling])
-        for form, vectors in _forms(points).items()
+        for form, vectors in _raw_and_whitened(points).items()
     ]
 
 
-def _forms(points: NDArray[np.float32]) -> dict[Form, NDArray[np.floating]]:
+def _raw_and_whitened(points: NDArray[np.float32]) -> dict[Form, NDArray[np.floating]]:
     return {"raw": points, "whitened": Whitening.fit(points)(points)}
 
 
@@ -166,15 +168,15 @@ def _spearman(vectors: NDArray[np.floating], pairs: Sentences) -> float:
     found = cosines(vectors[: len(pairs)], vectors[len(pairs) :])
     if np.ptp(found) == 0 or np.ptp(pairs.labels) == 0:
         return float("nan")
-    stats = optional("scipy.stats", "similarity", EVALUATE)
+    stats = import_optional("scipy.stats", "similarity", EVALUATE_EXTRA)
     return float(stats.spearmanr(found, pairs.labels).statistic)
 
 
-_MIN_ROW_TOKENS = 32  # tokens of a row
+_MIN_ROW_TOKENS = 32  # least number of tokens in a row
 _BATCH_ROWS = 64  # rows that are measured at a time
 
 
-def held_out(checkpoint: Checkpoint, rows: int) -> list[Figure]:
+def measure_heldout_loss(checkpoint: Checkpoint, rows: int) -> list[Figure]:
     """Return each term's `<term>_loss` (nats per target) and metrics, and the weighted `loss`, for each length and
     source.
 
@@ -248,21 +250,23 @@ class OwnData:
         if measure.probe:
             return linear_probe(frozen, Splits(*self.data), measure.probe.pooling)
         if measure.similarity:
-            return similarity(frozen, self.data[0], measure.similarity.poolings)
+            return measure_similarity(frozen, self.data[0], measure.similarity.poolings)
         assert measure.anisotropy  # the last that has a task
-        return anisotropy(frozen, rows_of_texts(frozen, self.data[0].first), measure.anisotropy.poolings)
+        return measure_anisotropy(
+            frozen, encode_text_rows(frozen, self.data[0].first), measure.anisotropy.poolings
+        )
 
 
 def read_own_data(measure: EvaluationTask) -> OwnData | None:
     """Read the data of a measure's task; return None for one on a run's held-out text.
 
     Without a labelled test split, a probe is measured on dev, and its penalty is chosen on a tenth of train. Raises the
-    errors of `named_task` and `Task.read`.
+    errors of `load_measured_task` and `Task.read`.
     """
-    task = named_task(measure)
+    task = load_measured_task(measure)
     if task is None:
         return None
-    parts = [task.read(split) for split in splits_of(measure, task)]
+    parts = [task.read(split) for split in splits_to_read(measure, task)]
     examples = [part for part in parts if isinstance(part, Sentences)]
     assert len(examples) == len(parts)  # both have an entry for each task
     if measure.similarity:
@@ -275,7 +279,9 @@ def read_own_data(measure: EvaluationTask) -> OwnData | None:
         return OwnData(measure, task, (train, *others))
     order = np.random.default_rng(SAMPLING_SEED).permutation(len(train))
     apart = -(-len(train) // _PENALTY_FOLD)
-    return OwnData(measure, task, (select(train, order[apart:]), select(train, order[:apart]), *others))
+    return OwnData(
+        measure, task, (select_examples(train, order[apart:]), select_examples(train, order[:apart]), *others)
+    )
 
 
 def digest_of_json(content: object) -> str:
@@ -287,4 +293,6 @@ def subsample(examples: Sentences, count: int) -> Sentences:
     """Return `count` of the examples, the same ones at every call; all examples if there are fewer."""
     if len(examples) <= count:
         return examples
-    return select(examples, np.sort(np.random.default_rng(SAMPLING_SEED).permutation(len(examples))[:count]))
+    return select_examples(
+        examples, np.sort(np.random.default_rng(SAMPLING_SEED).permutation(len(examples))[:count])
+    )

@@ -92,7 +92,7 @@ def open_frozen(source: str, step: int | None = None) -> FrozenEncoder:
 def frozen_folder(pretrained: LocalModel) -> FrozenEncoder:
     """Return the encoder in a transformers folder, without its heads. Raises as `open_frozen`."""
     config = read_folder_config(pretrained.folder)
-    own = config.has_decoder or config.permutes  # whose class has no other heads
+    own = config.has_decoder or config.permutes  # classes of BART and XLNet have no heads but these
     tensors = weights_for(config, pretrained.folder, config.main_heads if own else "mlm")
     encoder = build_encoder(config)
     with torch.no_grad():
@@ -152,15 +152,15 @@ Pooled = Mapping[Pooling, NDArray[np.float32]]
 """By pooling: [D, N, H]."""
 
 _BATCH_TOKENS = 8192  # tokens of a forward pass
-_CLASS_SEGMENT = 2  # XLNet's, of the class token alone
+_CLASS_SEGMENT = 2  # XLNet's segment id, which only the class token has
 
 
-def rows_of_texts(frozen: FrozenEncoder, texts: Sequence[str]) -> list[Row]:
+def encode_text_rows(frozen: FrozenEncoder, texts: Sequence[str]) -> list[Row]:
     """Return each text as a row with its special tokens; what is longer than the model takes is cut."""
-    return rows_of_tokens(frozen, frozen.tokenizer.encode_batch(texts))
+    return token_rows(frozen, frozen.tokenizer.encode_batch(texts))
 
 
-def rows_of_tokens(frozen: FrozenEncoder, texts: Sequence[NDArray[np.generic]]) -> list[Row]:
+def token_rows(frozen: FrozenEncoder, texts: Sequence[NDArray[np.generic]]) -> list[Row]:
     """Return the same for texts that are token ids already."""
     cls, sep = frozen.tokenizer.special.cls, frozen.tokenizer.special.sep
     cut = [text[: frozen.length - 2].astype(np.int64) for text in texts]

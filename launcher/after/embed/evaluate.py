@@ -16,7 +16,7 @@ from pydantic import PositiveInt
 from launcher.after.embed.model import (
     DOCUMENT,
     QUERY,
-    library_module,
+    import_library_part,
     load_model,
     show_progress,
     warn_of_truncation,
@@ -43,13 +43,15 @@ class CellSettings(Encoding):
     batch: PositiveInt = 32
 
 
-def embed_cell(pretrained: LocalModel, task: Task, settings: CellSettings) -> dict[str, float]:
-    """Return the task's metrics of a checkpoint's vectors. Raises the errors of `measure` and `load_model`."""
+def measure_checkpoint_vectors(
+    pretrained: LocalModel, task: Task, settings: CellSettings
+) -> dict[str, float]:
+    """Return the task's metrics of a checkpoint's vectors. Raises the errors of `measure_task` and `load_model`."""
     examples = task.read(settings.split or ("dev" if "dev" in task.splits else "test"))
-    return measure(load_model(pretrained, settings), task, examples, settings.batch)
+    return measure_task(load_model(pretrained, settings), task, examples, settings.batch)
 
 
-def measure(
+def measure_task(
     model: "SentenceTransformer", task: Task, examples: Examples, batch: int = 32
 ) -> dict[str, float]:
     """Return the task's metrics, its main one first, from 0 to 1 (correlations from -1).
@@ -94,7 +96,7 @@ def _similarity(
             f"{task.name}: all scores are {scores[0]:g}, so nothing correlates with them",
             remedy="measure on a split with several scores",
         )
-    evaluator = library_module("evaluation").EmbeddingSimilarityEvaluator(
+    evaluator = import_library_part("evaluation").EmbeddingSimilarityEvaluator(
         list(examples.first),
         list(examples.second or ()),
         scores,

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from checkpoints.hf.folder import INDEX, WEIGHTS
 from checkpoints.hf.load import json_object
 from data_service.formats import parse_json
-from data_service.tokenizers.files import DECISIVE_FILES, check_folder, library_errors
+from data_service.tokenizers.files import VOCABULARY_FILES, check_definition_file, library_errors
 from encoder_core.errors import ModelError
 from launcher.after.embed.settings import Encoding
-from launcher.after.export.sentence_transformer import MODULES, SETTINGS, their_pooling
+from launcher.after.export.sentence_transformer import MODULES_FILE, SETTINGS_FILE, library_pooling_name
 from launcher.after.finetune.model import max_row_tokens
 from launcher.after.finetune.pretrained import LocalModel, check_class, read_modules
-from launcher.errors import EVALUATE, optional, reason
+from launcher.errors import EVALUATE_EXTRA, describe_error, import_optional
 from launcher.progress import work
 
 if TYPE_CHECKING:
@@ -29,15 +29,23 @@ if TYPE_CHECKING:
 QUERY, DOCUMENT = "query", "document"
 """Names of the prompts that retrieval uses, where the model has them."""
 _LOG = logging.getLogger(__name__)
-_LOADABLE = ("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "Dropout", "WeightedLayerPooling")
-_WEIGHTED_MODULES = ("Transformer", "Dense", "LayerNorm", "WeightedLayerPooling")
+_LOADABLE_MODULES = (
+    "Transformer",
+    "Pooling",
+    "Normalize",
+    "Dense",
+    "LayerNorm",
+    "Dropout",
+    "WeightedLayerPooling",
+)
+_MODULES_WITH_WEIGHTS = ("Transformer", "Dense", "LayerNorm", "WeightedLayerPooling")
 _CHECKED_TEXTS = 10_000  # number of texts that are checked for truncation
 
 
-def library_module(part: str) -> Any:
+def import_library_part(part: str) -> Any:
     """Return the module `sentence_transformers.sentence_transformer.<part>`. Raises MissingPackage if it is not
     installed."""
-    optional("sentence_transformers", "maskfleet embed", EVALUATE)
+    import_optional("sentence_transformers", "maskfleet embed", EVALUATE_EXTRA)
     return import_module(f"sentence_transformers.sentence_transformer.{part}")
 
 
@@ -52,8 +60,11 @@ def load_model(pretrained: LocalModel, encoding: Encoding) -> "SentenceTransform
     folder = pretrained.folder
     check_class(folder, pretrained.name)
     modules = _known_modules(folder)
-    _check_files(folder, [path for path, kind in modules if kind in _WEIGHTED_MODULES] or [""])
-    st, settings = optional("sentence_transformers", "maskfleet embed", EVALUATE), folder / SETTINGS
+    _check_files(folder, [path for path, kind in modules if kind in _MODULES_WITH_WEIGHTS] or [""])
+    st, settings = (
+        import_optional("sentence_transformers", "maskfleet embed", EVALUATE_EXTRA),
+        folder / SETTINGS_FILE,
+    )
     stored = json_object(settings.read_bytes(), str(settings)) if settings.is_file() else {}
     try:
         with library_errors(str(folder), "no model that can be read"):
@@ -67,9 +78,9 @@ def load_model(pretrained: LocalModel, encoding: Encoding) -> "SentenceTransform
         )
     except ModelError:
         raise
-    except Exception as error:  # any error of the library; see `reason`
+    except Exception as error:  # any error of the library; see `describe_error`
         raise ModelError(
-            f"{pretrained.name} cannot be loaded: {reason(error)}",
+            f"{pretrained.name} cannot be loaded: {describe_error(error)}",
             remedy="give a folder that `save_pretrained` wrote whole",
         ) from error
     _set_length(model, pretrained, encoding.max_length)
@@ -81,15 +92,15 @@ def _known_modules(folder: Path) -> list[tuple[str, str]]:
     modules = []
     for place, kind in read_modules(folder):
         package, _, name = kind.rpartition(".")
-        if not package.startswith("sentence_transformers.") or name not in _LOADABLE:
+        if not package.startswith("sentence_transformers.") or name not in _LOADABLE_MODULES:
             raise ModelError(
-                f"{folder / MODULES} names {kind}, which is not loaded here",
-                remedy=f"give a model made of {', '.join(_LOADABLE)}",
+                f"{folder / MODULES_FILE} names {kind}, which is not loaded here",
+                remedy=f"give a model made of {', '.join(_LOADABLE_MODULES)}",
             )
         modules.append((place, name))
-    if (folder / MODULES).is_file() and (not modules or modules[0][1] != "Transformer"):
+    if (folder / MODULES_FILE).is_file() and (not modules or modules[0][1] != "Transformer"):
         raise ModelError(
-            f"{folder / MODULES} does not begin with a Transformer", remedy="give an encoder's folder"
+            f"{folder / MODULES_FILE} does not begin with a Transformer", remedy="give an encoder's folder"
         )
     return modules
 
@@ -102,11 +113,11 @@ def _check_files(folder: Path, places: Iterable[str]) -> None:
                 remedy="load it where you trust it, then save_pretrained(folder); pickled weights are not opened here",
             )
     first = next(iter(places), "")
-    if not any((folder / first / name).is_file() for name in DECISIVE_FILES):
+    if not any((folder / first / name).is_file() for name in VOCABULARY_FILES):
         raise ModelError(
-            f"{folder / first} has no tokenizer", remedy=f"put its files there: {', '.join(DECISIVE_FILES)}"
+            f"{folder / first} has no tokenizer", remedy=f"put its files there: {', '.join(VOCABULARY_FILES)}"
         )
-    check_folder(folder / first)
+    check_definition_file(folder / first)
     for path in sorted(folder.glob("*.json")):
         try:
             parse_json(path.read_bytes())
@@ -122,14 +133,14 @@ def _load_modules(folder: Path, st: Any) -> list[Any]:
 def _transformer(folder: Path) -> Any:
     options = {"local_files_only": True}
     weights = options | {"use_safetensors": True}
-    return library_module("modules").Transformer(
+    return import_library_part("modules").Transformer(
         str(folder), model_kwargs=weights, processor_kwargs=options, config_kwargs=options
     )
 
 
 def _replace_modules(stack: Sequence[Any], encoding: Encoding, folder: Path) -> list[Any]:
     """Return the modules of `stack` with the pooling and normalisation of `encoding` in place of their own."""
-    modules, kind = library_module("modules"), stack[0].model.config.model_type
+    modules, kind = import_library_part("modules"), stack[0].model.config.model_type
     pools = [module for module in stack if isinstance(module, modules.Pooling)]
     rest = [module for module in stack[1:] if not isinstance(module, modules.Pooling | modules.Normalize)]
     normalize = encoding.normalize
@@ -137,7 +148,7 @@ def _replace_modules(stack: Sequence[Any], encoding: Encoding, folder: Path) -> 
         normalize = any(isinstance(module, modules.Normalize) for module in stack)
     if encoding.pooling is not None or not pools:
         width = stack[0].get_embedding_dimension()
-        pools = [modules.Pooling(width, their_pooling(encoding.pooling or "mean", kind))]
+        pools = [modules.Pooling(width, library_pooling_name(encoding.pooling or "mean", kind))]
         _check_width(rest, width, folder)
     return [stack[0], *pools, *rest, *([modules.Normalize()] if normalize else [])]
 

@@ -20,20 +20,20 @@ from data_service.ingest.tasks import plan_splits
 from data_service.store.open import open_file
 from launcher.after.embed.model import DOCUMENT, QUERY, warn_of_truncation
 from launcher.after.embed.settings import MiningSettings
-from launcher.errors import EVALUATE, TaskError, optional
+from launcher.errors import EVALUATE_EXTRA, TaskError, import_optional
 from launcher.progress import work
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 _LOG = logging.getLogger(__name__)
-_USE = "maskfleet embed negatives"
+_PACKAGE_USE = "maskfleet embed negatives"
 _MIN_MARGIN = 1e-6  # sentence-transformers takes a margin of 0 for none
 _SEARCHED_RANKS = 1000  # texts nearest to a query, among which negatives are looked for
 
 
 @dataclass(frozen=True)
-class Example:
+class PairExample:
     """A query, its positive, and negatives, the nearest first."""
 
     query: str
@@ -47,18 +47,18 @@ class Example:
         return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
 
 
-def read_examples(listing: InputListing, options: BuildOptions) -> list[Example]:
+def read_examples(listing: InputListing, options: BuildOptions) -> list[PairExample]:
     """Return the queries and positives of the inputs, as `corpus build --texts pairs` reads them; without
     those of which one is blank.
 
     Raises InputError if a record has none, and StoreError.
     """
-    found: list[Example] = []
+    found: list[PairExample] = []
     with work("reading pairs", unit="examples") as now:
         for split in plan_splits(listing.files, options):
             for record in read_documents(split, options):
                 if not record.blank:
-                    found.append(Example(record.text, record.others[0]))
+                    found.append(PairExample(record.text, record.others[0]))
                 now.advance()
     return found
 
@@ -70,16 +70,16 @@ def require_no_file(out: str) -> None:
         raise TaskError(f"{out} exists already", remedy="name a new file, or delete this one")
 
 
-def write_examples(examples: Sequence[Example], out: str) -> None:
+def write_examples(examples: Sequence[PairExample], out: str) -> None:
     """Write the examples to the file or s3:// URI `out`. Raises TaskError if it exists, and StoreError."""
     require_no_file(out)
     store, name = open_file(out)
     store.put(name, b"".join(example.line for example in examples))
 
 
-def with_negatives(
-    model: "SentenceTransformer", examples: Sequence[Example], settings: MiningSettings
-) -> list[Example]:
+def mine_negatives(
+    model: "SentenceTransformer", examples: Sequence[PairExample], settings: MiningSettings
+) -> list[PairExample]:
     """Return the examples with `settings.negatives` negatives each, without those that have fewer.
 
     Positives of a query in any of the examples are never its negatives. Prompts `query` and `document` of the model are
@@ -89,10 +89,10 @@ def with_negatives(
     warn_of_truncation(model, [positive for _, positive in pairs], "positives")
     columns = {"query": [query for query, _ in pairs], "positive": [positive for _, positive in pairs]}
     prompts = {name: name if name in model.prompts else None for name in (QUERY, DOCUMENT)}
-    mine = optional("sentence_transformers.util", _USE, EVALUATE).mine_hard_negatives
+    mine = import_optional("sentence_transformers.util", _PACKAGE_USE, EVALUATE_EXTRA).mine_hard_negatives
     with work("searching negatives"):
         mined = mine(
-            optional("datasets", _USE, EVALUATE).Dataset.from_dict(columns),
+            import_optional("datasets", _PACKAGE_USE, EVALUATE_EXTRA).Dataset.from_dict(columns),
             model,
             relative_margin=max(1 - settings.share, _MIN_MARGIN),
             num_negatives=settings.negatives,
@@ -104,12 +104,12 @@ def with_negatives(
             batch_size=settings.batch,
             verbose=False,
         )
-    found = [Example(row["query"], row["positive"], tuple(list(row.values())[2:])) for row in mined]
+    found = [PairExample(row["query"], row["positive"], tuple(list(row.values())[2:])) for row in mined]
     lacking = f"fewer than {settings.negatives} texts below {settings.share:g} of the positive's cosine"
     if not found:
         raise TaskError(
             f"every example has {lacking}",
-            remedy="ask for fewer negatives, give more pairs, or raise the share",
+            remedy="use a smaller --negatives or a larger --share, or give more pairs",
         )
     if len(found) < len(pairs):
         left_out = f"{len(pairs) - len(found):,} of {len(pairs):,}"

@@ -9,8 +9,8 @@ import numpy as np
 
 from launcher.after.embed.settings import RowSource
 from launcher.after.tasks.examples import Examples, Sentences
-from launcher.after.tasks.files import FileRow, RowFormat, TaskFolder, format_of, read_rows
-from launcher.after.tasks.read import label_index, score_in
+from launcher.after.tasks.files import FileRow, RowFormat, TaskFolder, format_from_suffix, read_rows
+from launcher.after.tasks.read import label_index, parse_score
 from launcher.after.tasks.task import Task, load_task
 from launcher.errors import TaskError
 
@@ -46,10 +46,10 @@ def read_source(source: RowSource, root: str | None) -> TextColumns:
     if not source.tasks:
         return _read_files(source, root or ".")
     tasks = [load_task(name, root) for name in source.tasks]
-    return rows_of_pairs([(task, task.read(source.split)) for task in tasks])
+    return pair_columns([(task, task.read(source.split)) for task in tasks])
 
 
-def rows_of_pairs(parts: Sequence[tuple[Task, Examples]]) -> TextColumns:
+def pair_columns(parts: Sequence[tuple[Task, Examples]]) -> TextColumns:
     """Return the pairs of one or several tasks. Raises TaskError if one has no pairs, or other labels than the
     first."""
     first: list[str] = []
@@ -96,7 +96,7 @@ def _read_files(source: RowSource, root: str) -> TextColumns:
                 found.append(_text(row, column))
             if source.label is not None:
                 labels.append(_label(row, row.label(str(source.label)), source))
-    except TaskError as error:  # its remedy speaks of a task's YAML
+    except TaskError as error:  # its remedy names keys of a task's YAML, which are not used here
         raise TaskError(
             error.problem,
             remedy="correct the file, or the columns in `texts`, `label` and `where`, its `encoding`, `classes`, "
@@ -116,7 +116,7 @@ def _rows(source: RowSource, root: str) -> Iterator[FileRow]:
     """Yield the rows of all files that are selected by `where`."""
     folder = TaskFolder(root, "embed train", source.published or "wherever you have your data")
     for path in source.files:
-        form = format_of(path)
+        form = format_from_suffix(path)
         layout = RowFormat(form, source.columns, encoding=source.encoding, quoted=form == "csv")
         for row in read_rows(layout, folder.find(path)):
             if all(str(row.value(column)) == value for column, value in source.where.items()):
@@ -134,4 +134,4 @@ def _label(row: FileRow, label: str, source: RowSource) -> int | float:
     if source.classes is not None:
         return label_index(label, row.place, source.classes)
     low, high = source.scores
-    return (score_in(label, row.place, source.scores) - low) / (high - low)
+    return (parse_score(label, row.place, source.scores) - low) / (high - low)

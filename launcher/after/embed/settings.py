@@ -13,7 +13,9 @@ from launcher.after.tasks.task import bundled_texts, read_yaml
 from launcher.errors import RecipeError
 from launcher.runtime.recipe import document as recipe_yaml
 
-_WORDS = recipe_yaml.DocumentWords("training's settings", "maskfleet embed settings nli", RecipeError)
+_DOCUMENT_WORDS = recipe_yaml.DocumentWords(
+    "training's settings", "maskfleet embed settings nli", RecipeError
+)
 
 
 class _Settings(BaseModel):
@@ -209,16 +211,18 @@ class EmbedTraining(Encoding):
         return self
 
 
-def bundled() -> Mapping[str, str]:
+def bundled_settings() -> Mapping[str, str]:
     """Return the YAML of the bundled settings, by name."""
     return bundled_texts("launcher.after.embed", "library")
 
 
-def bundled_text(name: str) -> str:
+def read_bundled_settings(name: str) -> str:
     """Return the YAML of bundled settings. Raises RecipeError if there are none of that name."""
-    if name not in bundled():
-        raise RecipeError(f"there are no settings {name!r}", remedy=f"choose one of {', '.join(bundled())}")
-    return bundled()[name]
+    if name not in bundled_settings():
+        raise RecipeError(
+            f"there are no settings {name!r}", remedy=f"choose one of {', '.join(bundled_settings())}"
+        )
+    return bundled_settings()[name]
 
 
 def load_settings(source: str, assignments: Sequence[str] = (), data: str | None = None) -> EmbedTraining:
@@ -227,14 +231,14 @@ def load_settings(source: str, assignments: Sequence[str] = (), data: str | None
     `data`: folder or s3:// URI of the data. Without it, paths in a file are relative to that file. Raises RecipeError
     if there is no such file, or it has a mistake; TaskError if it is not text.
     """
-    if source not in bundled() and not Path(source).is_file():
+    if source not in bundled_settings() and not Path(source).is_file():
         raise RecipeError(
             f"{source} is neither a file nor bundled settings",
-            remedy=f"give a YAML file, or {', '.join(bundled())}",
+            remedy=f"give a YAML file, or {', '.join(bundled_settings())}",
         )
-    text = bundled()[source] if source in bundled() else read_yaml(source)
-    document = recipe_yaml.override(recipe_yaml.parse(text, source, _WORDS), assignments)
+    text = bundled_settings()[source] if source in bundled_settings() else read_yaml(source)
+    document = recipe_yaml.override(recipe_yaml.parse(text, source, _DOCUMENT_WORDS), assignments)
     training = recipe_yaml.validate(EmbedTraining, document)
-    home = None if source in bundled() else str(Path(source).parent)
+    home = None if source in bundled_settings() else str(Path(source).parent)
     training._root = home if data is None else data
     return training

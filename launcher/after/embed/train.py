@@ -15,7 +15,7 @@ from data_service.printable import one_line
 from data_service.processes import temporary_folder
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
-from launcher.after.embed.model import library_module, load_model, warn_of_truncation
+from launcher.after.embed.model import import_library_part, load_model, warn_of_truncation
 from launcher.after.embed.rows import TextColumns, read_source
 from launcher.after.embed.settings import (
     Cosine,
@@ -28,7 +28,7 @@ from launcher.after.embed.settings import (
     Triplet,
 )
 from launcher.after.finetune.pretrained import LocalModel
-from launcher.errors import EVALUATE, TaskError, optional
+from launcher.errors import EVALUATE_EXTRA, TaskError, import_optional
 from launcher.progress import Work, work
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _LOSS_LINES = 20  # lines with losses in a training
-_USE = "maskfleet embed"
-_LABELS = {
+_PACKAGE_USE = "maskfleet embed"
+_SHOWN_METRIC_NAMES = {
     "loss": "loss",
     "learning_rate": "lr",
     "eval_dev_spearman_cosine": "dev spearman",
@@ -46,7 +46,7 @@ _LABELS = {
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """The result of a training.
 
     Attributes:
@@ -62,7 +62,7 @@ class Trained:
     dev: dict[str, float]
 
 
-def train_embeddings(pretrained: LocalModel, training: EmbedTraining) -> Trained:
+def train_embeddings(pretrained: LocalModel, training: EmbedTraining) -> TrainingResult:
     """Train `pretrained` as `training` says.
 
     Raises:
@@ -75,12 +75,14 @@ def train_embeddings(pretrained: LocalModel, training: EmbedTraining) -> Trained
     check_rows(training.loss, train, dev)
     model = load_model(pretrained, training)
     warn_of_truncation(model, (text for column in train.texts.values() for text in column), "train")
-    transformers = optional("transformers", _USE, EVALUATE)
-    model.model_card_data.generate_widget_examples = False  # the model card is ours
-    transformers.set_seed(training.seed)  # the head of softmax is drawn now
+    transformers = import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA)
+    model.model_card_data.generate_widget_examples = False  # we write the model card ourselves
+    transformers.set_seed(training.seed)  # the classifier of the softmax loss is initialized now
     evaluator = None if dev is None or training.dev is None else _evaluator(dev, training, training.dev)
     with temporary_folder("embed") as place, work("training", unit="steps") as now:
-        trainer = optional("sentence_transformers", _USE, EVALUATE).SentenceTransformerTrainer(
+        trainer = import_optional(
+            "sentence_transformers", _PACKAGE_USE, EVALUATE_EXTRA
+        ).SentenceTransformerTrainer(
             model=model,
             args=_training_arguments(training, train, evaluator, place),
             train_dataset=_dataset(train),
@@ -88,11 +90,11 @@ def train_embeddings(pretrained: LocalModel, training: EmbedTraining) -> Trained
             evaluator=evaluator,
             callbacks=[_progress_callback(now)],
         )
-        trainer.remove_callback(transformers.PrinterCallback)  # prints every record
+        trainer.remove_callback(transformers.PrinterCallback)  # it would print every record
         trainer.train()
         _check_finite(model, trainer.state.global_step)
     model.eval()
-    return Trained(
+    return TrainingResult(
         model, len(train), trainer.state.global_step, evaluator(model) if evaluator is not None else {}
     )
 
@@ -113,7 +115,8 @@ def check_rows(loss: Loss, train: TextColumns, dev: TextColumns | None) -> None:
             assert_never(loss)
     if not fits:
         raise TaskError(
-            f"train is not what the loss {loss.kind} compares: {wanted}", remedy="choose other data or loss"
+            f"the loss {loss.kind} needs rows of {wanted}, and train has others",
+            remedy="choose other data or loss",
         )
     if dev is not None and (dev.classes or len(dev.texts) != (3 if dev.labels is None else 2)):
         raise TaskError(
@@ -124,7 +127,7 @@ def check_rows(loss: Loss, train: TextColumns, dev: TextColumns | None) -> None:
 
 def _loss(model: "SentenceTransformer", training: EmbedTraining, classes: int) -> Any:
     """Return sentence-transformers' loss. Raises ModelError if a Matryoshka length exceeds that of the vectors."""
-    losses, width = library_module("losses"), model.get_embedding_dimension()
+    losses, width = import_library_part("losses"), model.get_embedding_dimension()
     loss = _plain_loss(losses, model, training.loss, classes)
     if training.matryoshka is None:
         return loss
@@ -165,16 +168,16 @@ def _dataset(rows: TextColumns) -> Any:
     columns: dict[str, Any] = {f"text{number}": texts for number, texts in enumerate(rows.texts.values(), 1)}
     if rows.labels is not None:
         columns["label"] = rows.labels
-    return optional("datasets", _USE, EVALUATE).Dataset.from_dict(columns)
+    return import_optional("datasets", _PACKAGE_USE, EVALUATE_EXTRA).Dataset.from_dict(columns)
 
 
 def _training_arguments(training: EmbedTraining, train: TextColumns, evaluator: object, place: Path) -> Any:
-    optional("accelerate", _USE, EVALUATE)
+    import_optional("accelerate", _PACKAGE_USE, EVALUATE_EXTRA)
     when = "epoch" if training.every is None else "steps"
     steps = -(-len(train) // training.batch) * training.epochs
     best = evaluator is not None and training.keep == "best"
     ranked = isinstance(training.loss, MultipleNegatives)
-    arguments = library_module("training_args").SentenceTransformerTrainingArguments(
+    arguments = import_library_part("training_args").SentenceTransformerTrainingArguments(
         output_dir=str(place),
         per_device_train_batch_size=training.batch,
         per_device_eval_batch_size=training.batch,
@@ -204,7 +207,7 @@ def _training_arguments(training: EmbedTraining, train: TextColumns, evaluator: 
         report_to="none",
         disable_tqdm=True,
     )
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # else the batch is as many times larger as there are GPUs
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # else the Trainer multiplies the batch by the number of GPUs
     return arguments
 
 
@@ -219,7 +222,7 @@ def _prompts_by_column(training: EmbedTraining) -> dict[str, str] | None:
 
 def _evaluator(dev: TextColumns, training: EmbedTraining, source: RowSource) -> Any:
     """Return sentence-transformers' evaluator: rank correlation of scored pairs, or share of correct triplets."""
-    evaluation = library_module("evaluation")
+    evaluation = import_library_part("evaluation")
     names = source.prompts or (None,) * len(dev.texts)
     columns = [
         texts if name is None else [training.prompts[name] + text for text in texts]
@@ -239,14 +242,18 @@ def _evaluator(dev: TextColumns, training: EmbedTraining, source: RowSource) -> 
 
 def _progress_callback(now: Work) -> Any:
     """Return the trainer's callback that shows the progress and the figures."""
-    transformers = optional("transformers", _USE, EVALUATE)
+    transformers = import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA)
 
     class Records(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             now.at(state.global_step, state.max_steps)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
-            figures = {_LABELS[name]: value for name, value in (logs or {}).items() if name in _LABELS}
+            figures = {
+                _SHOWN_METRIC_NAMES[name]: value
+                for name, value in (logs or {}).items()
+                if name in _SHOWN_METRIC_NAMES
+            }
             if figures:
                 said = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
                 _LOG.info("step %s of %s: %s", f"{state.global_step:,}", f"{state.max_steps:,}", said)
@@ -263,7 +270,11 @@ def _check_finite(model: "SentenceTransformer", step: int) -> None:
 
 
 def export_embeddings(
-    trained: Trained, pretrained: LocalModel, training: EmbedTraining, out: str, licence: str | None = None
+    trained: TrainingResult,
+    pretrained: LocalModel,
+    training: EmbedTraining,
+    out: str,
+    licence: str | None = None,
 ) -> None:
     """Write the model to the folder or s3:// URI `out`, whole or not at all; an earlier export there is replaced.
 
@@ -275,7 +286,9 @@ def export_embeddings(
         (folder / MODEL_CARD).write_text(card, encoding="utf-8")
 
 
-def _card(trained: Trained, pretrained: LocalModel, training: EmbedTraining, licence: str | None) -> str:
+def _card(
+    trained: TrainingResult, pretrained: LocalModel, training: EmbedTraining, licence: str | None
+) -> str:
     model = trained.model
     fields: dict[str, object] = {
         "library_name": "sentence-transformers",

@@ -22,7 +22,7 @@ from launcher.observe.inspect.report.task_table import TableRow
 from launcher.runtime.run.sealed import hash_of
 
 if TYPE_CHECKING:
-    from launcher.after.evaluate.model import Model
+    from launcher.after.evaluate.model import EvaluatedModel
     from launcher.after.finetune.pretrained import LocalModel
     from launcher.after.tasks.task import Task
 
@@ -32,11 +32,11 @@ gives another result."""
 _VERSIONED_PACKAGES = ("maskfleet", "torch", "transformers", "sentence-transformers", "scikit-learn", "numpy")
 
 
-class _Record(BaseModel):
+class _FrozenModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Cell(_Record):
+class Cell(_FrozenModel):
     """A checkpoint, a task, and the measurement.
 
     Attributes:
@@ -69,7 +69,7 @@ class Cell(_Record):
         return f"{self.measure} of {checkpoint} on {self.task}{lr}, seed {self.seed}"
 
 
-class CellFigures(_Record):
+class CellFigures(_FrozenModel):
     """The figures of a cell.
 
     Attributes:
@@ -82,7 +82,7 @@ class CellFigures(_Record):
     details: dict[str, object] = {}
 
 
-class Result(_Record):
+class Result(_FrozenModel):
     """The result of a cell.
 
     Attributes:
@@ -99,7 +99,7 @@ class Result(_Record):
 
 
 @dataclass(frozen=True)
-class Measure:
+class MeasureSpec:
     """A measurement of checkpoints, sent to the process that makes it.
 
     Attributes:
@@ -126,11 +126,11 @@ class CellWork:
     """A cell, and how it is computed."""
 
     cell: Cell
-    measure: Measure
+    measure: MeasureSpec
 
 
 def plan_cells(
-    models: "Sequence[LocalModel | Model]", measures: Sequence[Measure], seeds: Sequence[int]
+    models: "Sequence[LocalModel | EvaluatedModel]", measures: Sequence[MeasureSpec], seeds: Sequence[int]
 ) -> list[CellWork]:
     """Return the cells of every checkpoint with every measure, and with every seed if figures depend on it; in the
     order of a table. Equal cells are one."""
@@ -155,13 +155,13 @@ def plan_cells(
     return list({(work.cell.source, work.cell.key): work for work in works}.values())
 
 
-def keep_result(
-    store: Store, work: CellWork, measured: CellFigures, searched: dict[str, bool] | None
+def store_result(
+    store: Store, work: CellWork, measured: CellFigures, searched_splits: dict[str, bool] | None
 ) -> None:
     """Store a cell's result. Raises StoreError."""
     versions = {name: metadata.version(name) for name in _VERSIONED_PACKAGES if _is_installed(name)}
-    result = Result(cell=work.cell, measured=measured, searched=searched, versions=versions)
-    store.put(_path(work.cell.key), result.model_dump_json(indent=1).encode() + b"\n")
+    result = Result(cell=work.cell, measured=measured, searched=searched_splits, versions=versions)
+    store.put(_result_key(work.cell.key), result.model_dump_json(indent=1).encode() + b"\n")
 
 
 def _is_installed(name: str) -> bool:
@@ -172,19 +172,19 @@ def find_results(store: Store, keys: Iterable[str] | None = None) -> dict[str, R
     """Return the results that there are, by key: those of `keys`, or all. What is no result of its key is left out.
     Raises StoreError."""
     there = [entry.key for entry in store.list("cells/")]
-    wanted = there if keys is None else sorted(set(there) & {_path(key) for key in keys})
+    wanted = there if keys is None else sorted(set(there) & {_result_key(key) for key in keys})
     found: dict[str, Result] = {}
     for path, data in zip(wanted, parallel_map(store.get, wanted), strict=True):
         try:
             result = Result.model_validate_json(data)
         except ValidationError:
             continue
-        if _path(result.cell.key) == path:
+        if _result_key(result.cell.key) == path:
             found[result.cell.key] = result
     return found
 
 
-def _path(key: str) -> str:
+def _result_key(key: str) -> str:
     return f"cells/{key}.json"
 
 

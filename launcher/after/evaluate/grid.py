@@ -17,23 +17,23 @@ from pathlib import Path
 import ray
 
 from data_service.errors import UserError as DataError
-from data_service.service.ray_internals import joins_cluster
+from data_service.service.ray_internals import is_cluster_configured
 from data_service.service.tasks import death_reason, is_worker_death
 from data_service.service.tasks import is_lost_result as gone
 from encoder_core.errors import UserError as ModelError
 from launcher.after.evaluate.cells import CellFigures, CellWork
-from launcher.after.finetune.pretrained import LocalModel, files_of
-from launcher.errors import OptionError, TryAgain
+from launcher.after.finetune.pretrained import LocalModel, model_files
+from launcher.errors import OptionError, TransientRunError
 from launcher.exit_codes import REPEAT, code_of
-from launcher.runtime.cluster.nodes import connect, dead_process, log_folder, request_nodes
+from launcher.runtime.cluster.nodes import connect_ray, dead_process, log_folder, request_nodes
 from launcher.runtime.cluster.rank_placement import visible_devices
 from launcher.runtime.cluster.rank_process import assigned_gpus
 from launcher.runtime.preflight.network import connection_error
 
-_MAX_DEATHS = 3  # processes that die of one cell: more often than machines do by chance
+_MAX_DEATHS = 3  # deaths of one cell's processes after which the cell has failed
 _POLL_S = 2.0  # interval of checking that Ray is alive
-_STOP_S = 5.0  # time limit for cancelled cells to end
-_ANSWER_S = 10.0  # time limit for a cluster's head to take a connection
+_CANCEL_TIMEOUT_S = 5.0  # time limit for cancelled cells to end
+_CONNECT_TIMEOUT_S = 10.0  # time limit for a cluster's head to take a connection
 _OBJECT_STORE_BYTES = 256 << 20  # object store of a Ray started here; its tasks read the driver's folders
 _TRACE_CHARACTERS = 4000
 
@@ -62,8 +62,8 @@ class CellFailure:
     trace: str = ""
 
 
-def compute(
-    works: Sequence[CellWork], models: Mapping[str, LocalModel], share: CellResources
+def compute_cells(
+    works: Sequence[CellWork], models: Mapping[str, LocalModel], resources: CellResources
 ) -> Iterator[tuple[CellWork, CellFigures | CellFailure]]:
     """Compute cells on the Ray cluster, and yield each as it ends, in any order, with its figures or why it has none.
     `models`: by digest.
@@ -72,7 +72,7 @@ def compute(
         TryAgain: if there is no cluster, or Ray has died.
         OptionError: if a cell needs more than any machine has.
     """
-    with _ray_for_cells(share, len(works)) as (remote, settled):
+    with _ray_for_cells(resources, len(works)) as (remote, settled):
         task = ray.remote(num_cpus=settled.cpus, num_gpus=settled.gpus, max_retries=0)(_compute)
         sent = {digest: [ray.put(_pack_files(model))] if remote else None for digest, model in models.items()}
         node, deaths = ray.get_runtime_context().get_node_id(), Counter[str]()
@@ -99,7 +99,7 @@ def compute(
 
 def _wait_for_done(running: Mapping["ray.ObjectRef", CellWork]) -> list["ray.ObjectRef"]:
     if (part := dead_process()) is not None:
-        raise TryAgain(f"Ray's {part} has died", remedy="run the same command again")
+        raise TransientRunError(f"Ray's {part} has died", remedy="run the same command again")
     return list(ray.wait(list(running), timeout=_POLL_S)[0])
 
 
@@ -111,7 +111,7 @@ def _outcome(
         found: CellFigures | CellFailure = ray.get(reference)
         return found
     except ray.exceptions.LocalRayletDiedError as error:
-        raise TryAgain("Ray's raylet has died", remedy="run the same command again") from error
+        raise TransientRunError("Ray's raylet has died", remedy="run the same command again") from error
     except ray.exceptions.RayError as error:
         deaths[work.cell.key] += 1
         if (gone(error) or is_worker_death(error)) and deaths[work.cell.key] < _MAX_DEATHS:
@@ -128,7 +128,7 @@ def _stop(running: list["ray.ObjectRef"]) -> None:
         return
     for reference in running:
         ray.cancel(reference)
-    _, stuck = ray.wait(running, num_returns=len(running), timeout=_STOP_S)
+    _, stuck = ray.wait(running, num_returns=len(running), timeout=_CANCEL_TIMEOUT_S)
     for reference in stuck:
         ray.cancel(reference, force=True)
 
@@ -140,7 +140,7 @@ def _compute(
     on other nodes the model is unpacked once into the folder of Ray's session, and is deleted with it."""
     # Ray hides no GPU from a task that asks for none. CUDA reads the variable once, when unpickling imports torch.
     os.environ.update(visible_devices(assigned_gpus()))
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a cell has the cores that it was given
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a cell may use only its own cores
     work: CellWork = ray.cloudpickle.loads(packed)
     place = log_folder().parent / "maskfleet-models"
     try:
@@ -148,10 +148,10 @@ def _compute(
             pretrained = _unpack_model(pretrained, ray.get(sent[0]), place)
         return work.measure.compute(pretrained, work.cell.seed, place)
     except Exception as error:
-        return failure_of(work, error)
+        return cell_failure(work, error)
 
 
-def failure_of(work: CellWork, error: Exception) -> CellFailure:
+def cell_failure(work: CellWork, error: Exception) -> CellFailure:
     """Return the failure for what a cell's computation raised, with the cell's name."""
     name = work.cell.name
     if isinstance(error, DataError | ModelError):
@@ -163,7 +163,9 @@ def failure_of(work: CellWork, error: Exception) -> CellFailure:
 
 
 def _pack_files(model: LocalModel) -> dict[str, bytes]:
-    return {path.relative_to(model.folder).as_posix(): path.read_bytes() for path in files_of(model.folder)}
+    return {
+        path.relative_to(model.folder).as_posix(): path.read_bytes() for path in model_files(model.folder)
+    }
 
 
 def _unpack_model(model: LocalModel, files: Mapping[str, bytes], place: Path) -> LocalModel:
@@ -189,14 +191,14 @@ def _ray_for_cells(share: CellResources, cells: int) -> Iterator[tuple[bool, Cel
     """The cluster that this process is connected to, else the one RAY_ADDRESS names, else one of its own: whether it
     may have other machines, and the share of a cell there. An autoscaler is asked for room for `cells` cells."""
     if ray.is_initialized():
-        yield True, _with_gpus(share)
+        yield True, _resolve_gpus(share)
         return
-    joined = joins_cluster()
+    joined = is_cluster_configured()
     if joined:
         _check_address(os.environ["RAY_ADDRESS"])
-    connect(object_store_memory=_OBJECT_STORE_BYTES)
+    connect_ray(object_store_memory=_OBJECT_STORE_BYTES)
     try:
-        share = _with_gpus(share)
+        share = _resolve_gpus(share)
         if not joined and any(
             ray.cluster_resources().get(name, 0.0) < amount for name, amount in _ray_resources(share)
         ):
@@ -210,7 +212,7 @@ def _ray_for_cells(share: CellResources, cells: int) -> Iterator[tuple[bool, Cel
         ray.shutdown()
 
 
-def _with_gpus(share: CellResources) -> CellResources:
+def _resolve_gpus(share: CellResources) -> CellResources:
     some = ray.cluster_resources().get("GPU", 0.0) > 0
     return CellResources(share.cpus, float(some) if share.gpus is None else share.gpus)
 
@@ -221,9 +223,9 @@ def _ray_resources(share: CellResources) -> list[tuple[str, float]]:
 
 def _check_address(address: str) -> None:
     """Raise TryAgain if nothing answers at the address. Ray itself would try for many minutes."""
-    refused = connection_error(address, _ANSWER_S)
+    refused = connection_error(address, _CONNECT_TIMEOUT_S)
     if refused is not None:
-        raise TryAgain(
+        raise TransientRunError(
             f"no Ray cluster answers at RAY_ADDRESS={address}: {refused}",
             remedy="check the address and that the cluster's head is up; unset RAY_ADDRESS to use this machine alone",
         ) from refused

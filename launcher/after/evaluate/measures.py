@@ -19,17 +19,23 @@ from pathlib import Path
 from checkpoints.hf.folder import NETWORKS
 from data_service.corpus.data_card import DataCard
 from data_service.corpus.origin import IndexedSplit
-from data_service.prepare.contamination import digest_of_texts
-from data_service.processes import locked
+from data_service.prepare.contamination import hash_text_set
+from data_service.processes import hold_lock
 from data_service.store.open import open_store
 from launcher.after.diagnose.measures import OwnData, read_own_data
 from launcher.after.diagnose.states import frozen_folder
-from launcher.after.embed.evaluate import CellSettings, embed_cell
-from launcher.after.evaluate.cells import CellFigures, CellWork, Measure
+from launcher.after.embed.evaluate import CellSettings, measure_checkpoint_vectors
+from launcher.after.evaluate.cells import CellFigures, CellWork, MeasureSpec
 from launcher.after.export.model_card import read_cards, run_cards
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
 from launcher.after.finetune.run import finetune, finetune_predecessor
-from launcher.after.finetune.settings import MACHINE_SETTINGS, WORDS, Diverged, FinetuneSettings, candidates
+from launcher.after.finetune.settings import (
+    MACHINE_SETTING_NAMES,
+    WORDS,
+    FinetuneSettings,
+    TrainingDiverged,
+    settings_grid,
+)
 from launcher.after.tasks.summary import texts_of_task
 from launcher.after.tasks.task import Task, load_task, task_digest
 from launcher.errors import TaskError
@@ -38,10 +44,10 @@ from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.evaluations import VERSION, Figure
 from launcher.runtime.run.record import RECORD, open_run
 
-_VECTOR_TASKS = ("similarity", "retrieval")
+_VECTOR_TASK_KINDS = ("similarity", "retrieval")
 
 
-def measures(tasks: Sequence[Task], assignments: Sequence[str]) -> list[Measure]:
+def plan_measures(tasks: Sequence[Task], assignments: Sequence[str]) -> list[MeasureSpec]:
     """Return a measure for each task and each combination of its settings. `assignments` (`KEY=VALUE`) replace the
     task's own settings.
 
@@ -52,35 +58,35 @@ def measures(tasks: Sequence[Task], assignments: Sequence[str]) -> list[Measure]
     return [measure for task in tasks for measure in _measures(task, assignments)]
 
 
-def _measures(task: Task, assignments: Sequence[str]) -> Iterable[Measure]:
+def _measures(task: Task, assignments: Sequence[str]) -> Iterable[MeasureSpec]:
     data = task_digest(task)
-    if task.kind in _VECTOR_TASKS:
-        own = _own_assignments(assignments, CellSettings.model_fields, FinetuneSettings.model_fields)
+    if task.kind in _VECTOR_TASK_KINDS:
+        own = _assignments_for(assignments, CellSettings.model_fields, FinetuneSettings.model_fields)
         chosen = validate(CellSettings, override(RecipeDocument({}, task.name, {}, words=WORDS), own))
         compute = partial(_vector_cell, task=task, data=data, chosen=chosen)
-        yield Measure("embed", task.name, task, data, chosen.model_dump(mode="json"), compute)
+        yield MeasureSpec("embed", task.name, task, data, chosen.model_dump(mode="json"), compute)
         return
-    own = _own_assignments(assignments, FinetuneSettings.model_fields, CellSettings.model_fields)
+    own = _assignments_for(assignments, FinetuneSettings.model_fields, CellSettings.model_fields)
     given, before = override(RecipeDocument(dict(task.finetune), task.name, {}), own).data, _predecessor(task)
-    for settings in candidates(given, {}):
+    for settings in settings_grid(given, {}):
         plain = {**settings.model_dump(mode="json"), "after": before}
         compute = partial(_finetune_cell, task=task, data=data, chosen=settings, before=before)
-        yield Measure("finetune", task.name, task, data, plain, compute, seeded=True)
+        yield MeasureSpec("finetune", task.name, task, data, plain, compute, seeded=True)
 
 
-def frozen_measures(tasks: Sequence[EvaluationTask]) -> list[Measure]:
+def frozen_measures(tasks: Sequence[EvaluationTask]) -> list[MeasureSpec]:
     """Return the measures of a suite's `frozen` block, whose data are read. Raises the errors of
-    `launcher.after.diagnose.measures`, and TaskError for a measure that needs a run."""
+    `launcher.after.diagnose.plan_measures`, and TaskError for a measure that needs a run."""
     return [_frozen_measure(task) for task in tasks]
 
 
-def _frozen_measure(wanted: EvaluationTask) -> Measure:
-    own = _read_own_data(wanted)
+def _frozen_measure(wanted: EvaluationTask) -> MeasureSpec:
+    own = _read_task_data(wanted)
     (chosen,) = wanted.model_dump(mode="json").values()
     # Figures do not depend on where the task's data are.
     settings = {name: value for name, value in chosen.items() if name not in ("task", "data")}
     compute = partial(_frozen_cell, wanted=wanted, data=own.digest)
-    return Measure(
+    return MeasureSpec(
         wanted.measure, wanted.name, own.task, own.digest, {**settings, "version": VERSION}, compute
     )
 
@@ -107,7 +113,7 @@ def _finetune_cell(
     try:
         first = open_predecessor(pretrained, task, chosen, before, place) if before else None
         outcome = finetune(pretrained, task, chosen, seed, intermediate=first)
-    except Diverged as error:
+    except TrainingDiverged as error:
         return CellFigures(metrics=dict.fromkeys(task.metrics), details={"diverged": error.problem})
     details = {name: value for name, value in outcome.record().items() if name != "metrics"}
     return CellFigures(metrics=_finite(outcome.metrics), details=details)
@@ -116,9 +122,10 @@ def _finetune_cell(
 def _vector_cell(
     pretrained: LocalModel, seed: int, place: Path, *, task: Task, data: str, chosen: CellSettings
 ) -> CellFigures:
-    """Return the task's metrics. Raises the errors of `embed_cell`, and TaskError as `_finetune_cell`."""
+    """Return the task's metrics. Raises the errors of `measure_checkpoint_vectors`, and TaskError as
+    `_finetune_cell`."""
     _check_digest(task_digest(task), data, f"{task.name} at {task.root}")
-    return CellFigures(metrics=_finite(embed_cell(pretrained, task, chosen)))
+    return CellFigures(metrics=_finite(measure_checkpoint_vectors(pretrained, task, chosen)))
 
 
 def _frozen_cell(
@@ -126,14 +133,14 @@ def _frozen_cell(
 ) -> CellFigures:
     """Return the figures of all layers together, or of the last layer; the details hold every figure. Raises the errors
     of the measures, and TaskError as `_finetune_cell`."""
-    own = _read_own_data(wanted)
+    own = _read_task_data(wanted)
     _check_digest(own.digest, data, wanted.name)
     figures = own.figures(frozen_folder(pretrained))
     details: dict[str, object] = {"figures": [figure.model_dump(exclude_none=True) for figure in figures]}
-    return CellFigures(metrics=headline(figures), details=details)
+    return CellFigures(metrics=main_figures(figures), details=details)
 
 
-def headline(figures: Sequence[Figure]) -> dict[str, float | None]:
+def main_figures(figures: Sequence[Figure]) -> dict[str, float | None]:
     """Return the main figure of each measure: that of all layers together, else that of the last layer. If there are
     several poolings or forms, the first gets the plain name of the measure."""
     whole = {figure.measure for figure in figures if figure.layer is None}
@@ -147,7 +154,7 @@ def headline(figures: Sequence[Figure]) -> dict[str, float | None]:
     return found
 
 
-def _read_own_data(task: EvaluationTask) -> OwnData:
+def _read_task_data(task: EvaluationTask) -> OwnData:
     own = read_own_data(task)
     if own is None:
         raise TaskError(
@@ -170,7 +177,7 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
-def _own_assignments(assignments: Sequence[str], ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
+def _assignments_for(assignments: Sequence[str], ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
     """Return the assignments without those that only the other kind of cell has. Unknown settings are kept, so that
     validation rejects them."""
     only_theirs = set(theirs) - set(ours)
@@ -186,22 +193,26 @@ def _predecessor(task: Task) -> dict[str, object]:
 
 
 def open_predecessor(
-    pretrained: LocalModel, task: Task, chosen: FinetuneSettings, before: Mapping[str, object], place: Path
+    pretrained: LocalModel,
+    task: Task,
+    chosen: FinetuneSettings,
+    predecessor: Mapping[str, object],
+    place: Path,
 ) -> LocalModel:
     """Return the model that `task` starts after, in a folder below `place`. The first process that needs it trains
     it. Others wait until it is done, and train it themselves if that process has died.
 
     Args:
-        before: digest and settings of the task that comes first.
+        predecessor: digest and settings of the task that comes first.
         place: folder that the cells on this machine share.
 
     Raises the errors of `finetune_predecessor`, and OSError if `place` cannot be written.
     """
-    of_machine = chosen.model_dump(mode="json", include=MACHINE_SETTINGS)
-    text = json.dumps([pretrained.digest, dict(before), of_machine], sort_keys=True)
+    of_machine = chosen.model_dump(mode="json", include=MACHINE_SETTING_NAMES)
+    text = json.dumps([pretrained.digest, dict(predecessor), of_machine], sort_keys=True)
     folder = place / f"first-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
     place.mkdir(parents=True, exist_ok=True)
-    with locked(Path(f"{folder}.lock")):
+    with hold_lock(Path(f"{folder}.lock")):
         if not folder.is_dir():
             fresh = Path(tempfile.mkdtemp(prefix=".", dir=place))
             finetune_predecessor(pretrained, task, chosen, fresh)
@@ -249,4 +260,4 @@ def _digests(task: Task) -> dict[str, str]:
     texts: dict[str, list[str]] = {}
     for text in texts_of_task(task):
         texts.setdefault(text.split.removeprefix(f"{task.name}/"), []).append(text.text)
-    return {split: digest_of_texts(found) for split, found in texts.items()}
+    return {split: hash_text_set(found) for split, found in texts.items()}

@@ -17,7 +17,7 @@ from launcher.runtime.run.sealed import hash_of
 
 
 @dataclass(frozen=True)
-class Model:
+class EvaluatedModel:
     """A model by its digest; attributes as in `LocalModel`."""
 
     source: str
@@ -31,7 +31,7 @@ class Model:
             yield replace(found, digest=self.digest)
 
 
-def find_models(sources: Sequence[str], steps: Sequence[int] | None) -> list[Model]:
+def find_models(sources: Sequence[str], steps: Sequence[int] | None) -> list[EvaluatedModel]:
     """Return the models at `sources`: the checkpoints of runs at `steps` (None: all; empty: the newest), and folders.
 
     Raises the errors of `open_pretrained`, and RunError if `steps` are given but all sources are folders, or a run has
@@ -47,23 +47,23 @@ def find_models(sources: Sequence[str], steps: Sequence[int] | None) -> list[Mod
     ]
 
 
-def _folder(source: str) -> Model:
+def _folder(source: str) -> EvaluatedModel:
     with open_pretrained(source) as found:
-        return Model(source, None, found.digest)
+        return EvaluatedModel(source, None, found.digest)
 
 
-def _checkpoints(source: str, steps: Sequence[int] | None) -> Iterator[Model]:
+def _checkpoints(source: str, steps: Sequence[int] | None) -> Iterator[EvaluatedModel]:
     run = open_run(source)
     newest = {
         mark.step: mark for mark in reversed(list_committed(run.store))
-    }  # the newest attempt's comes first
+    }  # reversed, so that a step's checkpoint of the newest attempt is kept
     wanted = sorted(newest) if steps is None else steps or sorted(newest)[-1:]
     lacking = [step for step in wanted if step not in newest]
     if lacking or not wanted:
         what = f"of step {lacking[0]}" if lacking else "yet"
         there = ", ".join(map(str, sorted(newest))) or "none"
         raise RunError(f"{source} has no checkpoint {what}", remedy=f"its checkpoints: {there}")
-    yield from (Model(source, step, _digest(run, newest[step])) for step in wanted)
+    yield from (EvaluatedModel(source, step, _digest(run, newest[step])) for step in wanted)
 
 
 def _digest(run: Run, mark: CheckpointName) -> str:

@@ -25,8 +25,8 @@ from encoder_core.optim.average import AVERAGE
 from encoder_core.train.zero_state import MASTER
 from launcher.after.export.model_card import (
     DATA_CARDS,
+    CheckpointFacts,
     ExportedNetwork,
-    Facts,
     dump_cards,
     read_facts,
     render,
@@ -45,7 +45,7 @@ SOURCES_FILE = "mean.json"
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """The result of an export.
 
     Attributes:
@@ -67,21 +67,21 @@ def export_run(
     *,
     licence: str | None = None,
     average: bool = False,
-    complete: Callable[[Path], object] = lambda folder: None,
-) -> Exported:
+    add_files: Callable[[Path], object] = lambda folder: None,
+) -> ExportResult:
     """Export the checkpoint of `step` (None: the newest good one) to the URI `out`, with a model card.
 
     `licence`: licence of the model for the card. `average`: whether to export the average of the weights that the run
-    keeps, in their place. `complete` adds files to the local folder of each network before all are published. Files of
+    keeps, in their place. `add_files` adds files to the local folder of each network before all are published. Files of
     an earlier export in `out` are replaced.
 
-    Raises what `complete` raises, and:
+    Raises what `add_files` raises, and:
         RunError: if there is no such checkpoint, or it holds no average.
         CheckpointError: if the checkpoint is damaged, or `out` holds something else.
         StoreError: if a store cannot be read or written.
         ModelError: if transformers has no such model, or the export does not read back.
     """
-    replaceable_files(open_store(out))  # known before the checkpoint is read
+    replaceable_files(open_store(out))  # raises before the checkpoint is read if `out` may not be replaced
     manifest = select_checkpoint(run, step)
     if average and AVERAGE not in manifest.kinds:
         raise RunError(
@@ -97,26 +97,26 @@ def export_run(
     facts = read_facts(run, [manifest], made)
     with Reader(run.store, manifest) as reader:
         read = partial(reader.read_full, kind=AVERAGE if average else MASTER)
-        return export_weights(facts, manifest, read, out, licence=licence, complete=complete)
+        return export_weights(facts, manifest, read, out, licence=licence, add_files=add_files)
 
 
 def export_weights(
-    facts: Facts,
+    checkpoint_facts: CheckpointFacts,
     manifest: CheckpointManifest,
     read: ReadParameter,
     out: str,
     *,
     licence: str | None,
-    complete: Callable[[Path], object],
-) -> Exported:
+    add_files: Callable[[Path], object],
+) -> ExportResult:
     """Export weights of the model that a run has at a checkpoint, as `export_run` does.
 
     Args:
-        facts: the facts for the card.
+        checkpoint_facts: the facts for the card.
         manifest: the checkpoint's manifest.
         read: function that returns a whole parameter by its name in the run's module.
     """
-    run, target = facts.run, open_store(out)
+    run, target = checkpoint_facts.run, open_store(out)
     tokenizer = run.tokenizer()
     files = tokenizer.save_files()
     trained = recipe_after(run.recipe, manifest.step).model
@@ -124,7 +124,7 @@ def export_weights(
     objective = run.recipe.objective
     networks = _networks(manifest, config, objective, causal=causal_after(run.recipe, manifest.step))
     modules = kept_modules(run.store)
-    notes = {part: _notes(facts, network, licence) for part, network in networks.items()}
+    notes = {part: _note_files(checkpoint_facts, network, licence) for part, network in networks.items()}
     with (
         work("reading the checkpoint, writing the model and comparing"),
         publish_on_exit(target) as folder,
@@ -146,13 +146,13 @@ def export_weights(
             else:
                 write_modules(folder, modules)
         for part in networks:
-            complete(folder / part)
+            add_files(folder / part)
     models = {part: network.architecture for part, network in networks.items()}
     left_out = {name for network in networks.values() for name in network.left_out}
-    return Exported(manifest.step, models, tuple(sorted(left_out)))
+    return ExportResult(manifest.step, models, tuple(sorted(left_out)))
 
 
-def _notes(facts: Facts, network: ExportedNetwork, licence: str | None) -> dict[str, str]:
+def _note_files(facts: CheckpointFacts, network: ExportedNetwork, licence: str | None) -> dict[str, str]:
     """Return the files that say what the model is, by name."""
     notes = {MODEL_CARD: render(facts, network, licence)}
     if facts.cards:
@@ -208,7 +208,7 @@ def checkpoints_of(run: Run, steps: Sequence[int]) -> list[CheckpointManifest]:
 
 def export_mean(
     run: Run, manifests: Sequence[CheckpointManifest], out: str, *, licence: str | None = None
-) -> Exported:
+) -> ExportResult:
     """Export the mean of the weights in these checkpoints, the oldest first, to the URI `out`, as `export_run` exports
     one. Its file `mean.json` names them with the digests of their manifests, which hold the digests of all their bytes.
 
@@ -231,7 +231,7 @@ def export_mean(
         def complete(folder: Path) -> None:
             (folder / SOURCES_FILE).write_text(sources, encoding="utf-8")
 
-        return export_weights(facts, manifests[-1], mean.read_full, out, licence=licence, complete=complete)
+        return export_weights(facts, manifests[-1], mean.read_full, out, licence=licence, add_files=complete)
 
 
 def _sources_json(run: Run, manifests: Sequence[CheckpointManifest]) -> str:

@@ -49,7 +49,7 @@ written = model.generate(read.input_ids, attention_mask=read.attention_mask, max
 print(tokenizer.decode(written[0], skip_special_tokens=True))
 ```
 """
-_IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # how the Hub spells a licence that it knows
+_LICENCE_IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # how the Hub spells a licence that it knows
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ExportedNetwork:
 
 
 @dataclass(frozen=True)
-class Facts:
+class CheckpointFacts:
     """The facts about a checkpoint for its card.
 
     Attributes:
@@ -90,20 +90,20 @@ class Facts:
     made: str
 
 
-def read_facts(run: Run, manifests: Sequence[CheckpointManifest], made: str) -> Facts:
-    """Return the facts about weights that are made of these checkpoints, the oldest first; `made` says how, and is
+def read_facts(run: Run, manifests: Sequence[CheckpointManifest], made_by: str) -> CheckpointFacts:
+    """Return the facts about weights that are made of these checkpoints, the oldest first; `made_by` says how, and is
     empty for those of one checkpoint. The card says so if a corpus no longer exists. Raises StoreError, CheckpointError
     if the run's own records cannot be read."""
     manifest = manifests[-1]
-    known = len(manifests) == 1 and _is_on_lineage(run, manifest)  # no mean was ever evaluated
+    known = len(manifests) == 1 and _is_on_lineage(run, manifest)  # a mean of checkpoints was never evaluated
     records = read_history(run.store).evaluations if known else ()
     before = [record for record in records if record["step"] <= manifest.step]
     data = tuple(_source(run, name) for name in corpora_by_name(run.recipe))
-    newest = (_average_figures(before[-1]) if made else before[-1]) if before else None
+    newest = (_average_figures(before[-1]) if made_by else before[-1]) if before else None
     cards = tuple(
         (name, card) for name, card in run_cards(run).items() if card is not None and card.has_facts
     )
-    return Facts(run, manifest.step, newest, data, cards, _certificate(run, manifests), made)
+    return CheckpointFacts(run, manifest.step, newest, data, cards, _certificate(run, manifests), made_by)
 
 
 def _average_figures(record: Record) -> Record:
@@ -112,7 +112,7 @@ def _average_figures(record: Record) -> Record:
     return {"step": record["step"], **own}
 
 
-def render(facts: Facts, network: ExportedNetwork, licence: str | None) -> str:
+def render(facts: CheckpointFacts, network: ExportedNetwork, licence: str | None) -> str:
     """Return the card as Markdown. `licence` as the user states it, None if nothing is stated."""
     recipe = facts.run.recipe
     parts = (
@@ -164,19 +164,19 @@ def _front_matter(recipe: Recipe, network: ExportedNetwork, licence: str | None)
     fields: dict[str, object] = {"tags": ["maskfleet", recipe.model.family]}
     if network.architecture is not None:
         fields["library_name"] = "transformers"
-    task = _task(recipe, network)
+    task = _pipeline_tag(recipe, network)
     if task is not None:
         fields["pipeline_tag"] = task
     if task == "sentence-similarity":
         fields["library_name"] = "sentence-transformers"
     if licence:
-        fields["license"] = licence if _IDENTIFIER.fullmatch(licence) else "other"
+        fields["license"] = licence if _LICENCE_IDENTIFIER.fullmatch(licence) else "other"
     return f"---\n{yaml.safe_dump(fields, sort_keys=True)}---\n"
 
 
-def _task(recipe: Recipe, network: ExportedNetwork) -> str | None:
+def _pipeline_tag(recipe: Recipe, network: ExportedNetwork) -> str | None:
     """Return the pipeline of transformers that uses the head, or of sentence-transformers."""
-    if _gives_vectors(recipe, network):
+    if _is_sentence_transformer(recipe, network):
         return "sentence-similarity"
     if not network.architecture or "XLNet" in network.architecture or recipe.model.has_decoder:
         return None
@@ -184,12 +184,12 @@ def _task(recipe: Recipe, network: ExportedNetwork) -> str | None:
     return "fill-mask" if filled else "feature-extraction"
 
 
-def _gives_vectors(recipe: Recipe, network: ExportedNetwork) -> bool:
+def _is_sentence_transformer(recipe: Recipe, network: ExportedNetwork) -> bool:
     """Return whether sentence-transformers loads the export: the networks of a pair are for transformers alone."""
     return bool(network.architecture and recipe.objective.contrastive and not recipe.objective.rtd)
 
 
-def _introduction(facts: Facts, network: ExportedNetwork) -> Iterator[str]:
+def _introduction(facts: CheckpointFacts, network: ExportedNetwork) -> Iterator[str]:
     recipe = facts.run.recipe
     part = f", the {network.part} of a pair" if network.part else ""
     loads = f"loads it as `{network.architecture}`" if network.architecture else "has no class for it"
@@ -219,7 +219,7 @@ def _usage(recipe: Recipe, network: ExportedNetwork) -> Iterator[str]:
     if network.architecture is None:
         yield "Maskfleet reads the folder: `maskfleet diagnose`, `maskfleet fill`, and a recipe's `start:`.\n"
         return
-    if _gives_vectors(recipe, network):
+    if _is_sentence_transformer(recipe, network):
         yield _VECTOR_EXAMPLE
         yield f"Text is cut at {recipe.model.max_length} tokens; training saw texts of up to {longest}.\n"
         return
@@ -227,7 +227,7 @@ def _usage(recipe: Recipe, network: ExportedNetwork) -> Iterator[str]:
         yield _GENERATION_EXAMPLE
         yield f"Training saw rows of up to {longest} tokens, with spans of text behind one mask each.\n"
         return
-    masks = _task(recipe, network) == "fill-mask"
+    masks = _pipeline_tag(recipe, network) == "fill-mask"
     call = (
         'pipeline("fill-mask", model=folder, tokenizer_kwargs={"truncation": True})'
         if masks
@@ -240,7 +240,7 @@ def _usage(recipe: Recipe, network: ExportedNetwork) -> Iterator[str]:
     )
 
 
-def _data(facts: Facts) -> Iterator[str]:
+def _data(facts: CheckpointFacts) -> Iterator[str]:
     yield "## Data\n"
     yield "| source | where it was | documents | tokens | weight | content |\n|---|---|---|---|---|---|"
     yield "\n".join(facts.data) + "\n"
@@ -253,7 +253,7 @@ def _data(facts: Facts) -> Iterator[str]:
         )
 
 
-def _training(facts: Facts) -> Iterator[str]:
+def _training(facts: CheckpointFacts) -> Iterator[str]:
     recipe = facts.run.recipe
     yield "## Training\n"
     objective = ", ".join(recipe.objective.model_dump(exclude_none=True))

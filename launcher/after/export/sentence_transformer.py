@@ -13,8 +13,8 @@ from checkpoints.hf.folder import CONFIG
 from encoder_core.errors import ModelError
 
 Pooling = Literal["cls", "mean", "weighted_mean", "last_token", "max"]
-MODULES = "modules.json"
-SETTINGS = "config_sentence_transformers.json"
+MODULES_FILE = "modules.json"
+SETTINGS_FILE = "config_sentence_transformers.json"
 
 _POOLING_SWITCHES = {
     "cls": "pooling_mode_cls_token",
@@ -23,13 +23,13 @@ _POOLING_SWITCHES = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
-_CLASS_TOKEN_LAST = ("xlnet",)  # model types
+_CLASS_TOKEN_LAST = ("xlnet",)  # model types whose class token is the last token
 # How config.json names the width of the model: most of them, XLNet, XLM, DistilBERT.
 _WIDTH_FIELDS = ("hidden_size", "d_model", "emb_dim", "dim")
 _LIBRARY = "sentence_transformers.models"
 
 
-def their_pooling(pooling: str, model_type: str) -> str:
+def library_pooling_name(pooling: str, model_type: str) -> str:
     """Return sentence-transformers' name of a pooling. `cls` means the class token, wherever the model has it.
 
     XLNet's class token is the last one, so `cls` becomes `lasttoken` there. The side of padding does not matter. Raises
@@ -67,16 +67,16 @@ def write_sentence_transformer(
     width = next((fields[name] for name in _WIDTH_FIELDS if name in fields), None)
     if not isinstance(width, int):
         raise ModelError(f"{folder / CONFIG} has no hidden_size", remedy="give the folder of an encoder")
-    mode = their_pooling(pooling, str(fields.get("model_type")))
+    mode = library_pooling_name(pooling, str(fields.get("model_type")))
     switches = {switch: name == mode for name, switch in _POOLING_SWITCHES.items()}
     modules = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] * normalize)]
     _write(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
     _write(folder / "1_Pooling" / CONFIG, {"word_embedding_dimension": width, **switches})
     if normalize:
         _write(folder / "2_Normalize" / CONFIG, {})
-    _write(folder / SETTINGS, _settings(prompts or {}))
+    _write(folder / SETTINGS_FILE, _settings(prompts or {}))
     _write(
-        folder / MODULES,
+        folder / MODULES_FILE,
         [
             {"idx": index, "name": str(index), "path": path, "type": f"{_LIBRARY}.{name}"}
             for index, (path, name) in enumerate(modules)

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from checkpoints.hf.load import load_pretrained, read_folder_config
 from data_service.errors import TokenizerError
-from data_service.rng import draws64, stream_key
+from data_service.rng import draw_uint64, stream_key
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.objectives.network import masked_language_model
-from launcher.after.finetune.model import load_weights, silenced
-from launcher.errors import EVALUATE, optional
+from launcher.after.finetune.model import load_weights, silence_transformers
+from launcher.errors import EVALUATE_EXTRA, import_optional
 
 MASK = "<mask>"
 _MASKS = re.compile(r"<mask(?::(\d{1,6}))?>")
@@ -158,9 +158,9 @@ class MaskFiller:
         total, never = len(text.masked), torch.from_numpy(self._tokenizer.special_mask.nonzero()[0])
         for step in range(steps):
             keep = total // steps + (step < total % steps)
-            draws = draws64(stream_key("unmask", sampling.seed, step), 0, len(text.ids))
+            draws = draw_uint64(stream_key("unmask", sampling.seed, step), 0, len(text.ids))
             draws_M = torch.from_numpy((draws[list(text.masked)] >> np.uint64(11)) / 2.0**53)
-            ids_M, confidence_M = predict(self._logits(text), never, sampling.temperature, draws_M)
+            ids_M, confidence_M = predict_masks(self._logits(text), never, sampling.temperature, draws_M)
             surest = torch.sort(confidence_M, descending=True, stable=True).indices[:keep].tolist()
             text = text.filled({text.masked[mask]: int(ids_M[mask]) for mask in surest})
         return text.text(self._tokenizer)
@@ -170,24 +170,24 @@ class MaskFiller:
         return self._model.logits(text.batch())
 
 
-def predict(
+def predict_masks(
     logits_MV: Float[Tensor, "masks vocab"],
-    never: Int[Tensor, " special"],
+    excluded_ids: Int[Tensor, " special"],
     temperature: float,
-    draws_M: Float[Tensor, " masks"],
+    uniform_M: Float[Tensor, " masks"],
 ) -> tuple[Int[Tensor, " masks"], Float[Tensor, " masks"]]:
     """Return an id for each mask, and its probability at temperature 1, in fp64.
 
     Args:
         logits_MV: scores of all ids.
-        never: ids that are not predicted.
+        excluded_ids: ids that are not predicted.
         temperature: 0: the likeliest id; else an id is drawn from softmax(logits / temperature), by inversion.
-        draws_M: uniform numbers from 0 to 1, fp64.
+        uniform_M: uniform numbers from 0 to 1, fp64.
     """
-    scores_MV = logits_MV.double().index_fill(1, never, float("-inf"))
+    scores_MV = logits_MV.double().index_fill(1, excluded_ids, float("-inf"))
     if temperature > 0:
         cumulated_MV = (scores_MV / temperature).softmax(-1).cumsum(-1)
-        wanted_M1 = draws_M[:, None] * cumulated_MV[:, -1:]
+        wanted_M1 = uniform_M[:, None] * cumulated_MV[:, -1:]
         ids_M = torch.searchsorted(cumulated_MV, wanted_M1, right=True)[:, 0].clamp(
             max=logits_MV.shape[1] - 1
         )
@@ -218,8 +218,8 @@ class TextWriter:
         if not config.has_decoder:
             raise ModelError(f"{folder} has no decoder, which writes text", remedy="give a BART model")
         self._longest = config.max_length
-        self._transformers = optional("transformers", "writing a text", EVALUATE)
-        with silenced(self._transformers):
+        self._transformers = import_optional("transformers", "writing a text", EVALUATE_EXTRA)
+        with silence_transformers(self._transformers):
             self._model, lacking = load_weights("AutoModelForSeq2SeqLM", folder)
         if lacking:
             raise ModelError(

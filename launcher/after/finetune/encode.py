@@ -15,16 +15,23 @@ from numpy.typing import NDArray
 
 from launcher.after.finetune.model import Head
 from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch
-from launcher.after.tasks.examples import Answer, Examples, Questions, Sentences, Tagged, select
-from launcher.after.tasks.metrics import score
+from launcher.after.tasks.examples import (
+    Answer,
+    Examples,
+    Questions,
+    Sentences,
+    TaggedSentences,
+    select_examples,
+)
+from launcher.after.tasks.metrics import compute_metrics
 from launcher.after.tasks.task import Task
-from launcher.errors import EVALUATE, optional, reason
+from launcher.errors import EVALUATE_EXTRA, describe_error, import_optional
 
-IGNORED = -100
+IGNORED_LABEL = -100
 """The label of positions that the loss ignores."""
-_MIN_CONTEXT_TOKENS = 8  # tokens of a context in a window
-_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
-Outputs = NDArray[np.float32]
+_MIN_CONTEXT_TOKENS = 8  # least number of context tokens in a window
+_MODEL_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
+OutputArray = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -140,14 +147,14 @@ class Encoder:
 
     @property
     def head(self) -> Head:
-        return head_of(self.task)
+        return head_for_task(self.task)
 
-    def encode(self, examples: Examples) -> "Encoded":
+    def encode(self, examples: Examples) -> "EncodedSplit":
         """Return the rows. Raises TaskMismatch if a text cannot be cut, or a question leaves no room for a context."""
         match examples:
             case Sentences():
                 return EncodedSentences(self.task, examples, self._encode_sentences(examples))
-            case Tagged():
+            case TaggedSentences():
                 return self._encode_words(examples)
             case Questions():
                 return self._encode_questions(examples)
@@ -162,7 +169,7 @@ class Encoder:
                 list(examples.first), second, truncation=cut, max_length=self.max_length, verbose=False
             )
         except Exception as error:  # the library has no error class for a text that is too short to cut
-            raise self._too_long(cut, reason(error)) from error
+            raise self._too_long(cut, describe_error(error)) from error
         if max(map(len, encoded["input_ids"])) > self.max_length:
             raise self._too_long(cut, "the text that is kept whole is longer")
         return _dataset(encoded, labels=labels)
@@ -173,8 +180,8 @@ class Encoder:
             remedy="set the task's truncation to longest_first",
         )
 
-    def _encode_words(self, examples: Tagged) -> "EncodedWords":
-        texts = [[self._readable(word) for word in words] for words in examples.words]
+    def _encode_words(self, examples: TaggedSentences) -> "EncodedWords":
+        texts = [[self._without_dropped_characters(word) for word in words] for words in examples.words]
         encoded = self._windows([" ".join(words) for words in texts], None)
         ends = [np.array(list(accumulate(len(word) + 1 for word in words)), np.int64) - 1 for words in texts]
         places = [np.full((len(words), 2), -1, np.int64) for words in texts]
@@ -183,14 +190,14 @@ class Encoder:
             for word, at, around in _first_tokens(encoded, row, ends[example]):
                 if around > context[example][word]:
                     context[example][word], places[example][word] = around, (row, at)
-        labels = [np.full(len(ids), IGNORED, np.int64) for ids in encoded["input_ids"]]
+        labels = [np.full(len(ids), IGNORED_LABEL, np.int64) for ids in encoded["input_ids"]]
         for tags, found in zip(examples.tags, places, strict=True):
             for tag, (row, at) in zip(tags, found, strict=True):
                 if row >= 0:
                     labels[row][at] = tag
         return EncodedWords(self.task, examples, _dataset(encoded, labels=labels), places)
 
-    def _readable(self, word: str) -> str:
+    def _without_dropped_characters(self, word: str) -> str:
         """Return a word without characters that tokenizers drop (control, format, unassigned); the unknown token if
         nothing is left."""
         kept = "".join(one for one in word if not unicodedata.category(one).startswith("C"))
@@ -204,7 +211,7 @@ class Encoder:
             window = self._window(encoded, row, example, examples.contexts[example])
             answers = examples.answers[example]
             windows.append(window)
-            spans.append(_target(window, answers[0] if answers else None))
+            spans.append(_answer_positions(window, answers[0] if answers else None))
         start, end = np.array(spans, np.int64).T
         dataset = _dataset(encoded, start_positions=start, end_positions=end)
         return EncodedQuestions(self.task, examples, dataset, windows, self.settings.max_answer)
@@ -251,7 +258,7 @@ class Encoder:
         )
 
 
-def head_of(task: Task) -> Head:
+def head_for_task(task: Task) -> Head:
     """Return the head for a kind of task. Raises TaskMismatch if models are not fine-tuned for this kind."""
     match task.kind:
         case "classification" | "pair_classification" | "regression":
@@ -267,8 +274,8 @@ def head_of(task: Task) -> Head:
 
 
 def _dataset(encoded: Mapping[str, Any], **labels: Any) -> Any:
-    columns = {name: encoded[name] for name in _INPUTS if name in encoded}
-    return optional("datasets", "fine-tuning", EVALUATE).Dataset.from_dict({**columns, **labels})
+    columns = {name: encoded[name] for name in _MODEL_INPUTS if name in encoded}
+    return import_optional("datasets", "fine-tuning", EVALUATE_EXTRA).Dataset.from_dict({**columns, **labels})
 
 
 def _first_tokens(encoded: Any, row: int, ends: NDArray[np.int64]) -> list[tuple[int, int, int]]:
@@ -287,7 +294,7 @@ def _first_tokens(encoded: Any, row: int, ends: NDArray[np.int64]) -> list[tuple
     ]
 
 
-def _target(window: ContextWindow, answer: Answer | None) -> tuple[int, int]:
+def _answer_positions(window: ContextWindow, answer: Answer | None) -> tuple[int, int]:
     """Return the positions of the answer's first and last token; twice that of the class token if the window does not
     show the whole answer."""
     characters, absent = window.characters, (window.null, window.null)
@@ -308,13 +315,13 @@ class EncodedSentences:
     examples: Sentences
     dataset: Any
 
-    def scores(self, outputs: Outputs, threshold: float | None = None) -> Scores:
+    def scores(self, outputs: OutputArray, threshold: float | None = None) -> Scores:
         found = (
             outputs.argmax(-1).astype(np.int64)
             if self.task.labels
             else outputs.reshape(-1).astype(np.float64)
         )
-        return Scores(score(self.task, self.examples, found))
+        return Scores(compute_metrics(self.task, self.examples, found))
 
 
 @dataclass(frozen=True)
@@ -323,18 +330,18 @@ class EncodedWords:
     for a word without a token, which gets the tag of most words: O, or the first."""
 
     task: Task
-    examples: Tagged
+    examples: TaggedSentences
     dataset: Any
     places: Sequence[NDArray[np.int64]]
 
-    def scores(self, outputs: Outputs, threshold: float | None = None) -> Scores:
+    def scores(self, outputs: OutputArray, threshold: float | None = None) -> Scores:
         likeliest = outputs.argmax(-1)
         unread = self.task.labels.index("O") if "O" in self.task.labels else 0
         tags = tuple(
             tuple(int(likeliest[row, at]) if row >= 0 else unread for row, at in found)
             for found in self.places
         )
-        return Scores(score(self.task, self.examples, tags))
+        return Scores(compute_metrics(self.task, self.examples, tags))
 
 
 @dataclass(frozen=True)
@@ -347,7 +354,7 @@ class EncodedQuestions:
     windows: Sequence[ContextWindow]
     max_answer: int
 
-    def scores(self, outputs: tuple[Outputs, Outputs], threshold: float | None = None) -> Scores:
+    def scores(self, outputs: tuple[OutputArray, OutputArray], threshold: float | None = None) -> Scores:
         logits = np.stack(outputs, axis=-1)
         questions = self.examples
         found = find_answers(len(questions), self.windows, logits, self.max_answer)
@@ -358,7 +365,7 @@ class EncodedQuestions:
                 margins, self._score_each(always), self._score_each([""] * len(always))
             )
         texts = answer_texts(found, questions.contexts, np.inf if threshold is None else threshold)
-        metrics = score(self.task, questions, dict(zip(questions.ids, texts, strict=True)))
+        metrics = compute_metrics(self.task, questions, dict(zip(questions.ids, texts, strict=True)))
         return Scores(metrics, threshold)
 
     def _score_each(self, texts: Sequence[str]) -> list[float]:
@@ -366,11 +373,11 @@ class EncodedQuestions:
         main = self.task.model_copy(update={"metrics": self.task.metrics[:1]})
         found: list[float] = []
         for index, text in enumerate(texts):
-            one = select(self.examples, [index])
-            found += score(main, one, {one.ids[0]: text}).values()
+            one = select_examples(self.examples, [index])
+            found += compute_metrics(main, one, {one.ids[0]: text}).values()
         return found
 
 
-Encoded = EncodedSentences | EncodedWords | EncodedQuestions
+EncodedSplit = EncodedSentences | EncodedWords | EncodedQuestions
 """The rows of a split (`dataset`, of `datasets`). Its `scores` turns what `Trainer.predict` returns into metrics; the
 `threshold` of "no answer" is the one that was found on dev, or is found there."""

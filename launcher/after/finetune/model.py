@@ -12,28 +12,28 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from data_service.tokenizers.files import check_folder, library_errors
+from data_service.tokenizers.files import check_definition_file, library_errors
 from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch
-from launcher.errors import EVALUATE, optional, reason
+from launcher.errors import EVALUATE_EXTRA, describe_error, import_optional
 
 Head = Literal["SequenceClassification", "TokenClassification", "QuestionAnswering"]
-_USE = "fine-tuning"
-_UNLIMITED_TOKENS = 1 << 20  # tokens; tokenizers without a maximal length report more than this
-_LAYER = re.compile(r"(?:^|\.)(?:layers?|albert_layer_groups|attentions|layer_norm[12]|ffns)\.(\d+)\.")
-_LOADING = {"local_files_only": True, "trust_remote_code": False}
+_PACKAGE_USE = "fine-tuning"
+_MAX_PLAUSIBLE_TOKENS = 1 << 20  # tokens; tokenizers without a maximal length report more than this
+_LAYER_NUMBER = re.compile(r"(?:^|\.)(?:layers?|albert_layer_groups|attentions|layer_norm[12]|ffns)\.(\d+)\.")
+_LOADING_OPTIONS = {"local_files_only": True, "trust_remote_code": False}
 
 
 def open_tokenizer(folder: Path) -> Any:
     """Return the tokenizer in `folder`. Raises TaskMismatch if transformers has no fast tokenizer for it, or it lacks
     the padding, class or separator token."""
-    transformers = optional("transformers", _USE, EVALUATE)
-    check_folder(folder)
+    transformers = import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA)
+    check_definition_file(folder)
     try:
         with library_errors(str(folder)):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **_LOADING)
-    except Exception as error:  # any error of the library; see `reason`
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **_LOADING_OPTIONS)
+    except Exception as error:  # any error of the library; see `describe_error`
         raise TaskMismatch(
-            f"{folder} has no tokenizer that transformers reads: {reason(error)}",
+            f"{folder} has no tokenizer that transformers reads: {describe_error(error)}",
             remedy="put tokenizer.json and tokenizer_config.json of the model beside its weights",
         ) from error
     missing = [role for role in ("pad_token", "cls_token", "sep_token") if getattr(tokenizer, role) is None]
@@ -54,17 +54,17 @@ def open_model(folder: Path, head: Head, labels: tuple[str, ...]) -> Any:
 
     Raises TaskMismatch if transformers cannot load it, it has a decoder, or weights of the encoder are missing.
     """
-    config = _load_config(optional("transformers", _USE, EVALUATE), folder, head, labels)
+    config = _load_config(import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA), folder, head, labels)
     model, lacking = load_weights(f"AutoModelFor{head}", folder, config=config)
     _check_encoder(model, lacking, folder)
-    _draw_head(model, float(getattr(config, "initializer_range", 0.02)))
+    _initialize_head(model, float(getattr(config, "initializer_range", 0.02)))
     return model
 
 
 def load_weights(auto_class: str, folder: Path, **options: Any) -> tuple[Any, list[str]]:
     """Return the model in `folder` as a class of transformers loads it, in fp32, on the CPU, and the names of
     parameters that the folder lacks or has in another shape. Raises TaskMismatch if transformers cannot load it."""
-    transformers = optional("transformers", _USE, EVALUATE)
+    transformers = import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA)
     try:
         model, report = getattr(transformers, auto_class).from_pretrained(
             str(folder),
@@ -72,23 +72,23 @@ def load_weights(auto_class: str, folder: Path, **options: Any) -> tuple[Any, li
             use_safetensors=True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            **_LOADING,
+            **_LOADING_OPTIONS,
             **options,
         )
-    except Exception as error:  # any error of the library; see `reason`
+    except Exception as error:  # any error of the library; see `describe_error`
         raise TaskMismatch(
-            f"transformers cannot load {folder} as {auto_class}: {reason(error)}",
-            remedy="give a folder with model.safetensors of a model that transformers has for this",
+            f"transformers cannot load {folder} as {auto_class}: {describe_error(error)}",
+            remedy=f"give a folder with model.safetensors of a model that {auto_class} can load",
         ) from error
     return model, [*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])]
 
 
 def _load_config(transformers: Any, folder: Path, head: Head, labels: tuple[str, ...]) -> Any:
     try:
-        config = transformers.AutoConfig.from_pretrained(str(folder), **_LOADING)
-    except Exception as error:  # any error of the library; see `reason`
+        config = transformers.AutoConfig.from_pretrained(str(folder), **_LOADING_OPTIONS)
+    except Exception as error:  # any error of the library; see `describe_error`
         raise TaskMismatch(
-            f"{folder} has no configuration that transformers reads: {reason(error)}",
+            f"{folder} has no configuration that transformers reads: {describe_error(error)}",
             remedy="give a folder that `save_pretrained` or `maskfleet checkpoints export` wrote",
         ) from error
     if getattr(config, "is_encoder_decoder", False):
@@ -103,7 +103,7 @@ def _load_config(transformers: Any, folder: Path, head: Head, labels: tuple[str,
     if head == "SequenceClassification":
         config.problem_type = "single_label_classification" if labels else "regression"
     if config.model_type == "xlnet":
-        config.bi_data = False  # half of each batch backwards is for pretraining
+        config.bi_data = False  # only pretraining reads half of each batch backwards
     return config
 
 
@@ -121,7 +121,7 @@ def _check_encoder(model: Any, lacking: list[str], folder: Path) -> None:
 
 
 @torch.no_grad()
-def _draw_head(model: Any, spread: float) -> None:
+def _initialize_head(model: Any, spread: float) -> None:
     """Draw the linear layers outside of the encoder anew: a folder that was fine-tuned before has a head, too."""
     encoder = set(model.base_model.modules())
     for module in model.modules():
@@ -131,15 +131,16 @@ def _draw_head(model: Any, spread: float) -> None:
                 module.bias.zero_()
 
 
-def check_fit(tokenizer: Any, model: Any, folder: Path, wanted: int | None) -> int:
-    """Return the largest number of tokens of an input: `wanted`, or that of model and tokenizer.
+def check_tokenizer_fits_model(tokenizer: Any, model: Any, folder: Path, max_length: int | None) -> int:
+    """Return the largest number of tokens of an input: `max_length`, or that of model and tokenizer.
 
-    Raises TaskMismatch if the tokenizer has more ids or token types than the model, or `wanted` is more than it takes.
+    Raises TaskMismatch if the tokenizer has more ids or token types than the model, or `max_length` is more than it
+    takes.
     """
     config, sample = model.config, tokenizer("a", "a")
     largest = max(*tokenizer.get_vocab().values(), *sample["input_ids"])
     rows, types = getattr(config, "type_vocab_size", 0) or 0, max(sample.get("token_type_ids", [0]))
-    relative = config.model_type == "xlnet"  # its token types say whether two tokens have the same, not which
+    relative = config.model_type == "xlnet"  # XLNet only compares the types of two tokens: all ids are valid
     if largest >= config.vocab_size or (rows and types >= rows and not relative):
         raise TaskMismatch(
             f"the tokenizer in {folder} does not fit the model there: its largest id is {largest:,} of "
@@ -147,12 +148,12 @@ def check_fit(tokenizer: Any, model: Any, folder: Path, wanted: int | None) -> i
             remedy="use the tokenizer that the model was pretrained with",
         )
     longest = max_row_tokens(tokenizer, model)
-    if wanted is not None and longest is not None and wanted > longest:
+    if max_length is not None and longest is not None and max_length > longest:
         raise TaskMismatch(
-            f"max_length {wanted:,} is more than the {longest:,} tokens that the model in {folder} takes",
+            f"max_length {max_length:,} is more than the {longest:,} tokens that the model in {folder} takes",
             remedy=f"give a max_length of at most {longest:,}",
         )
-    return wanted or longest or 512
+    return max_length or longest or 512
 
 
 def max_row_tokens(tokenizer: Any, model: Any) -> int | None:
@@ -164,7 +165,7 @@ def max_row_tokens(tokenizer: Any, model: Any) -> int | None:
             f"the tokenizer's model_max_length is {stated!r}, no number of tokens",
             remedy="correct it in tokenizer_config.json",
         )
-    lengths = [int(stated)] if stated < _UNLIMITED_TOKENS else []
+    lengths = [int(stated)] if stated < _MAX_PLAUSIBLE_TOKENS else []
     positions = getattr(model.config, "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 0:
         lengths.append(positions - _first_position(model))
@@ -179,7 +180,7 @@ def _first_position(model: nn.Module) -> int:
     return 0
 
 
-def layered_groups(model: Any, settings: FinetuneSettings) -> list[dict[str, Any]]:
+def layerwise_parameter_groups(model: Any, settings: FinetuneSettings) -> list[dict[str, Any]]:
     """Return AdamW's groups of parameters with a learning rate for each layer.
 
     A parameter at depth d of L layers has the rate `lr * layer_decay ** (L + 1 - d)`: the head has `lr`, the top layer
@@ -187,7 +188,7 @@ def layered_groups(model: Any, settings: FinetuneSettings) -> list[dict[str, Any
     encoder has outside of its layers, beside a pooler, counts as embeddings.
     """
     encoder = {id(parameter): name for name, parameter in model.base_model.named_parameters()}
-    numbers = {name: int(found[1]) + 1 for name in encoder.values() if (found := _LAYER.search(name))}
+    numbers = {name: int(found[1]) + 1 for name in encoder.values() if (found := _LAYER_NUMBER.search(name))}
     top, groups = max(numbers.values(), default=0) + 1, dict[tuple[float, bool], list[nn.Parameter]]()
     for name, parameter in model.named_parameters():
         inside = encoder.get(id(parameter))
@@ -203,7 +204,7 @@ def layered_groups(model: Any, settings: FinetuneSettings) -> list[dict[str, Any
 
 
 @contextmanager
-def silenced(transformers: Any) -> Iterator[None]:
+def silence_transformers(transformers: Any) -> Iterator[None]:
     """Suppress transformers' progress bars, and its warnings about new heads, which are intended."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -24,16 +24,16 @@ from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import CLASSLESS_TYPES
 from launcher.after.export.export import export_run
 from launcher.after.export.model_card import DATA_CARDS
-from launcher.after.export.sentence_transformer import MODULES
+from launcher.after.export.sentence_transformer import MODULES_FILE
 from launcher.errors import RunError
 from launcher.runtime.run.record import RECORD, open_run
 
-_FILES = (".json", ".safetensors", ".txt", ".model")  # files that are read; never a pickle
-_ORIGIN_RECORDS = (
+_READ_SUFFIXES = (".json", ".safetensors", ".txt", ".model")  # files that are read; never a pickle
+_UNDIGESTED_FILES = (
     RECORD_OF_EXPORT,
     "results.json",
     DATA_CARDS,
-)  # records of the folder's origin, which its digest leaves out
+)  # files that say where the folder comes from; its digest leaves them out
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ def open_pretrained(source: str, step: int | None = None) -> Iterator[LocalModel
             part = NETWORKS[1] if NETWORKS[1] in exported.models else "."
             folder, step = Path(name, part), exported.step
         else:
-            folder = _plain_folder(source, step, store, name)
+            folder = _fetch_transformers_folder(source, step, store, name)
         yield LocalModel(source, step, folder, folder_digest(folder))
 
 
-def _plain_folder(source: str, step: int | None, store: Store, place: Path) -> Path:
+def _fetch_transformers_folder(source: str, step: int | None, store: Store, place: Path) -> Path:
     part = next(
         (part for part in (".", NETWORKS[1]) if store.size(f"{part}/{CONFIG}".removeprefix("./"))), None
     )
@@ -94,11 +94,11 @@ def _plain_folder(source: str, step: int | None, store: Store, place: Path) -> P
     if isinstance(within, LocalStore):
         return Path(within.root)
     for entry in within.list(""):
-        if "/" not in entry.key and entry.key.endswith(_FILES):
+        if "/" not in entry.key and entry.key.endswith(_READ_SUFFIXES):
             copy_file(within, entry.key, place)
     for module in _module_folders(place):
         for entry in within.list(f"{module}/"):
-            if entry.key.endswith(_FILES):
+            if entry.key.endswith(_READ_SUFFIXES):
                 copy_file(within, entry.key, place)
     return place
 
@@ -109,7 +109,7 @@ def read_modules(folder: Path) -> list[tuple[str, str]]:
 
     Raises ModelError if modules.json does not list modules, or names folders outside of `folder`.
     """
-    path = folder / MODULES
+    path = folder / MODULES_FILE
     if not path.is_file():
         return []
     try:
@@ -127,24 +127,29 @@ def _module_folders(folder: Path) -> list[str]:
     return sorted({place for place, _ in read_modules(folder) if place})
 
 
-def files_of(folder: Path) -> list[Path]:
+def model_files(folder: Path) -> list[Path]:
     """Return the files that a model in `folder` is loaded from, those of a SentenceTransformer's modules included."""
     places = [folder, *(folder / module for module in _module_folders(folder))]
-    found = [path for place in places for path in place.glob("*") if path.suffix in _FILES and path.is_file()]
-    return sorted(path for path in found if path.name not in _ORIGIN_RECORDS)
+    found = [
+        path
+        for place in places
+        for path in place.glob("*")
+        if path.suffix in _READ_SUFFIXES and path.is_file()
+    ]
+    return sorted(path for path in found if path.name not in _UNDIGESTED_FILES)
 
 
 def folder_digest(folder: Path) -> str:
     """Return the SHA-256 of names and contents of the files in `folder` that the predictions of its model depend on."""
     digest = hashlib.sha256()
-    for path in files_of(folder):
+    for path in model_files(folder):
         name = path.relative_to(folder).as_posix()
         digest.update(json.dumps([name, _digest_of(path)]).encode())
     return digest.hexdigest()
 
 
 def _digest_of(path: Path) -> str:
-    if path.name == CONFIG:  # predictions do not depend on the library that wrote it
+    if path.name == CONFIG:  # the library's version in it does not change predictions
         fields = json_object(path.read_bytes(), str(path))
         kept = {
             name: value

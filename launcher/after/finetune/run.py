@@ -17,28 +17,34 @@ import yaml
 from data_service.printable import one_line
 from data_service.processes import temporary_folder
 from data_service.tokenizers.files import TOKENIZER_FILES
-from launcher.after.finetune.encode import Encoded, Encoder, Scores, head_of
-from launcher.after.finetune.model import check_fit, layered_groups, open_model, open_tokenizer, silenced
+from launcher.after.finetune.encode import EncodedSplit, Encoder, Scores, head_for_task
+from launcher.after.finetune.model import (
+    check_tokenizer_fits_model,
+    layerwise_parameter_groups,
+    open_model,
+    open_tokenizer,
+    silence_transformers,
+)
 from launcher.after.finetune.pretrained import LocalModel, check_class, folder_digest
 from launcher.after.finetune.settings import (
-    MACHINE_SETTINGS,
-    Diverged,
+    MACHINE_SETTING_NAMES,
     Epoch,
     FinetuneOutcome,
     FinetuneSettings,
     TaskMismatch,
-    candidates,
+    TrainingDiverged,
+    settings_grid,
 )
 from launcher.after.tasks.examples import Examples
-from launcher.after.tasks.metrics import check_measurable
-from launcher.after.tasks.task import Task, digest_of_examples, load_task
-from launcher.errors import EVALUATE, optional
+from launcher.after.tasks.metrics import check_metrics_defined
+from launcher.after.tasks.task import Task, hash_examples, load_task
+from launcher.errors import EVALUATE_EXTRA, import_optional
 from launcher.progress import Work, work
 from launcher.runtime.run.log import encode
 
 _LOG = logging.getLogger("launcher.after.finetune")
-_USE = "fine-tuning"
-_EVALUATION_ROWS = 64  # rows of a batch without training
+_PACKAGE_USE = "fine-tuning"
+_EVALUATION_ROWS = 64  # rows of a batch in evaluation
 RESULTS = "results.json"
 _PIPELINES = {
     "SequenceClassification": "text-classification",
@@ -70,31 +76,31 @@ def finetune(
         MissingPackage: if a library is not installed.
     """
     check_class(pretrained.folder, pretrained.name)
-    head, examples = head_of(task), read_splits(task)
+    head, examples = head_for_task(task), read_splits(task)
     with ExitStack() as stack:
         start = pretrained
         if task.after is not None:
             start = intermediate or finetune_predecessor(
                 pretrained, task, settings, stack.enter_context(temporary_folder("first"))
             )
-        transformers = optional("transformers", _USE, EVALUATE)
-        stack.enter_context(silenced(transformers))
+        transformers = import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA)
+        stack.enter_context(silence_transformers(transformers))
         transformers.set_seed(seed)
         model, tokenizer = open_model(start.folder, head, tuple(task.labels)), open_tokenizer(start.folder)
-        longest = check_fit(tokenizer, model, start.folder, settings.max_length)
+        longest = check_tokenizer_fits_model(tokenizer, model, start.folder, settings.max_length)
         last = model.config.model_type == "xlnet" and head == "SequenceClassification"
-        tokenizer.padding_side = "left" if last else "right"  # XLNet's summary is the last token
+        tokenizer.padding_side = "left" if last else "right"  # XLNet's classifier reads the last token
         encoder = Encoder(task, tokenizer, settings, longest)
         splits = {name: _encode(encoder, name, read) for name, read in examples.items()}
         scratch = stack.enter_context(temporary_folder("finetune"))
         outcome = _train(model, encoder, splits, seed, scratch)
         if out is not None:
-            digest = digest_of_examples(task, examples)
+            digest = hash_examples(task, examples)
             write_folder(model, out, Provenance(pretrained, start, task, digest, settings, seed, outcome))
         return outcome
 
 
-def _encode(encoder: Encoder, name: str, examples: Examples) -> Encoded:
+def _encode(encoder: Encoder, name: str, examples: Examples) -> EncodedSplit:
     with work(f"splitting {name} into tokens"):
         return encoder.encode(examples)
 
@@ -107,7 +113,7 @@ def read_splits(task: Task) -> dict[str, Examples]:
         with work(f"reading {split}"):
             found[split] = task.read(split)
         if split != "train":
-            check_measurable(task, found[split], f"the split {split}")
+            check_metrics_defined(task, found[split], f"the split {split}")
     return found
 
 
@@ -123,16 +129,16 @@ def finetune_predecessor(
     before = load_task(task.after, task.root)
     if before.after is not None:
         raise TaskMismatch(
-            f"{task.name} starts after {before.name}, and that after {before.after}",
+            f"{task.name} starts after {before.name}, and {before.name} starts after {before.after}",
             remedy="leave out `after` in one of them",
         )
-    first = candidates(before.finetune, settings.model_dump(include=MACHINE_SETTINGS))[0]
+    first = settings_grid(before.finetune, settings.model_dump(include=MACHINE_SETTING_NAMES))[0]
     finetune(pretrained, before, first, _PREDECESSOR_SEED, folder)
     return LocalModel(f"{pretrained.name} after {before.name}", None, folder, folder_digest(folder))
 
 
 def _train(
-    model: Any, encoder: Encoder, splits: Mapping[str, Encoded], seed: int, scratch: Path
+    model: Any, encoder: Encoder, splits: Mapping[str, EncodedSplit], seed: int, scratch: Path
 ) -> FinetuneOutcome:
     """Train, measure and return the outcome. At the end, `model` has the weights of the chosen epoch."""
     trainer = _trainer(model, encoder, splits, seed, scratch)
@@ -152,16 +158,18 @@ def _train(
     return FinetuneOutcome(dev.metrics, round(best / each), curves, dev.threshold, others)
 
 
-def _trainer(model: Any, encoder: Encoder, splits: Mapping[str, Encoded], seed: int, scratch: Path) -> Any:
-    transformers, settings = optional("transformers", _USE, EVALUATE), encoder.settings
+def _trainer(
+    model: Any, encoder: Encoder, splits: Mapping[str, EncodedSplit], seed: int, scratch: Path
+) -> Any:
+    transformers, settings = import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA), encoder.settings
     tagged = encoder.head == "TokenClassification"  # a label for each token is padded, too
     collator = (
         transformers.DataCollatorForTokenClassification if tagged else transformers.DataCollatorWithPadding
     )
     optimizer = None
     if settings.layer_decay < 1:
-        torch = optional("torch", _USE)
-        groups, betas = layered_groups(model, settings), settings.adam_betas
+        torch = import_optional("torch", _PACKAGE_USE)
+        groups, betas = layerwise_parameter_groups(model, settings), settings.adam_betas
         optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.adam_epsilon)
     patience = [] if settings.patience is None else [transformers.EarlyStoppingCallback(settings.patience)]
     trainer = transformers.Trainer(
@@ -174,7 +182,7 @@ def _trainer(model: Any, encoder: Encoder, splits: Mapping[str, Encoded], seed: 
         optimizers=(optimizer, None),
         callbacks=patience,
     )
-    trainer.remove_callback(transformers.PrinterCallback)  # prints every record
+    trainer.remove_callback(transformers.PrinterCallback)  # it would print every record
     # Else the losses of microbatches are added up: several of transformers' classes take the number of targets in the
     # whole batch and do not divide by it.
     trainer.model_accepts_loss_kwargs = False
@@ -182,8 +190,8 @@ def _trainer(model: Any, encoder: Encoder, splits: Mapping[str, Encoded], seed: 
 
 
 def _training_arguments(encoder: Encoder, seed: int, scratch: Path) -> Any:
-    optional("accelerate", _USE, EVALUATE)
-    transformers, settings = optional("transformers", _USE, EVALUATE), encoder.settings
+    import_optional("accelerate", _PACKAGE_USE, EVALUATE_EXTRA)
+    transformers, settings = import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA), encoder.settings
     rows, best = settings.microbatch or settings.batch, settings.keep == "best"
     arguments = transformers.TrainingArguments(
         output_dir=str(scratch),
@@ -193,7 +201,7 @@ def _training_arguments(encoder: Encoder, seed: int, scratch: Path) -> Any:
         num_train_epochs=settings.epochs,
         learning_rate=settings.lr,
         lr_scheduler_type="linear",
-        warmup_steps=settings.warmup,  # a number below 1 is a share
+        warmup_steps=settings.warmup,  # transformers reads a number below 1 as a share of all steps
         weight_decay=settings.weight_decay,
         adam_beta1=settings.adam_betas[0],
         adam_beta2=settings.adam_betas[1],
@@ -215,22 +223,22 @@ def _training_arguments(encoder: Encoder, seed: int, scratch: Path) -> Any:
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # else the batch is as many times larger as there are GPUs
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # else the Trainer multiplies the batch by the number of GPUs
     return arguments
 
 
-def _measure(trainer: Any, split: Encoded, threshold: float | None = None) -> Scores:
+def _measure(trainer: Any, split: EncodedSplit, threshold: float | None = None) -> Scores:
     trainer.compute_metrics = None
     return _score_outputs(split, trainer.predict(split.dataset).predictions, threshold)
 
 
-def _score_outputs(split: Encoded, outputs: Any, threshold: float | None = None) -> Scores:
+def _score_outputs(split: EncodedSplit, outputs: Any, threshold: float | None = None) -> Scores:
     """Return the metrics of the Trainer's outputs, of which a model may add some behind its logits. Raises Diverged."""
-    numpy = optional("numpy", _USE)
+    numpy = import_optional("numpy", _PACKAGE_USE)
     wanted = 2 if "start_positions" in split.dataset.column_names else 1
     found = outputs if isinstance(outputs, tuple) else (outputs,)
     if not all(numpy.isfinite(part).all() for part in found[:wanted]):
-        raise Diverged("outputs of the model are not finite", remedy="lower lr, or lengthen warmup")
+        raise TrainingDiverged("outputs of the model are not finite", remedy="lower lr, or lengthen warmup")
     logits: Any = found[0] if wanted == 1 else found[:2]
     return split.scores(logits, threshold)
 
@@ -246,7 +254,7 @@ def _curves(history: Sequence[Mapping[str, float]], metrics: Sequence[str]) -> t
 
 def _progress(task: str, now: Work) -> Any:
     """Return the Trainer's callback that shows progress, and refuses a loss that is not finite."""
-    transformers = optional("transformers", _USE, EVALUATE)
+    transformers = import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA)
 
     class Progress(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
@@ -257,7 +265,7 @@ def _progress(task: str, now: Work) -> Any:
                 name: value for name, value in (logs or {}).items() if name == "loss" or "eval_" in name
             }
             if not math.isfinite(figures.get("loss", 0.0)):
-                raise Diverged(
+                raise TrainingDiverged(
                     f"the loss is no longer finite in epoch {state.epoch:g}",
                     remedy="lower lr, or lengthen warmup",
                 )
@@ -317,7 +325,7 @@ def _results(of: Provenance) -> dict[str, object]:
 def _model_card(model: Any, of: Provenance) -> str:
     fields = {
         "library_name": "transformers",
-        "pipeline_tag": _PIPELINES[head_of(of.task)],
+        "pipeline_tag": _PIPELINES[head_for_task(of.task)],
         "tags": ["maskfleet", model.config.model_type],
     }
     figures = ", ".join(f"{metric} {value:.4f}" for metric, value in of.outcome.metrics.items())

@@ -11,7 +11,7 @@ from launcher.errors import OptionError, RunError
 from launcher.runtime.recipe.document import DocumentWords, RecipeDocument, validate
 
 WORDS = DocumentWords("fine-tuning", "maskfleet tasks show sst2", OptionError)
-MACHINE_SETTINGS = {"microbatch", "precision"}
+MACHINE_SETTING_NAMES = {"microbatch", "precision"}
 """Settings that depend on the machine. The fine-tuning on an intermediate task (`after`) uses the same values."""
 _RETIRED_SETTINGS = ("reinit_layers", "freeze", "pooling", "layers", "dropout", "task_dropout", "threads")
 
@@ -71,7 +71,9 @@ class FinetuneSettings(BaseModel):
         return self
 
 
-def candidates(defaults: Mapping[str, object], chosen: Mapping[str, object]) -> tuple[FinetuneSettings, ...]:
+def settings_grid(
+    defaults: Mapping[str, object], chosen: Mapping[str, object]
+) -> tuple[FinetuneSettings, ...]:
     """Return every combination of the values in a task's `defaults`, each of which is a value or a list of values.
     `chosen` values replace defaults.
 
@@ -110,7 +112,7 @@ class TaskMismatch(RunError):
     """The error if a task does not fit the checkpoint or the settings."""
 
 
-class Diverged(RunError):
+class TrainingDiverged(RunError):
     """The error if the loss or the outputs of a fine-tuning are not finite."""
 
 

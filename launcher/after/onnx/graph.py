@@ -19,8 +19,8 @@ from checkpoints.hf.export import MODEL_CARD
 from checkpoints.hf.load import read_folder_config
 from encoder_core.errors import ModelError
 from launcher.after.onnx.network import EXTRA, USE, ServedNetwork, open_network
-from launcher.after.onnx.parity import Session, check, mean_cosine, samples
-from launcher.errors import optional, reason
+from launcher.after.onnx.parity import Session, check_parity, mean_cosine, samples
+from launcher.errors import describe_error, import_optional
 from launcher.output import human_bytes
 
 OPSET = 18
@@ -60,7 +60,7 @@ class OnnxGraph:
 def check_installed() -> None:
     """Raise MissingPackage if a package of the extra is not installed."""
     for package in ("onnx", "onnxscript", "onnxruntime", "transformers"):
-        optional(package, USE, EXTRA)
+        import_optional(package, USE, EXTRA)
 
 
 def write_graph(folder: Path, *, int8: bool = False) -> OnnxGraph:
@@ -74,9 +74,11 @@ def write_graph(folder: Path, *, int8: bool = False) -> OnnxGraph:
     network = open_network(folder)
     path, small = folder / GRAPH, folder / INT8_GRAPH
     path.parent.mkdir()
-    with _silenced():
+    with _silence_exporter():
         _trace(folder, network, path)
-        made = OnnxGraph(network.inputs, network.outputs, check(folder, Session(path), network), _size(path))
+        made = OnnxGraph(
+            network.inputs, network.outputs, check_parity(folder, Session(path), network), _size(path)
+        )
         if int8:
             _quantise(path, small)
             cosine = mean_cosine(folder, Session(small), network)
@@ -102,9 +104,10 @@ def _trace(folder: Path, network: ServedNetwork, path: Path) -> None:
             dynamic_shapes={name: {0: "batch", 1: "length"} for name in network.inputs},
             external_data=size > _MAX_FILE_BYTES,
         )
-    except Exception as error:  # whatever it is: see `reason`
+    except Exception as error:  # whatever it is: see `describe_error`
         raise ModelError(
-            f"torch's exporter makes no ONNX graph of {type(network.model).__name__}: {reason(_root_cause(error))}",
+            f"torch's exporter makes no ONNX graph of {type(network.model).__name__}: "
+            f"{describe_error(_root_cause(error))}",
             remedy="export without --onnx",
         ) from error
 
@@ -135,7 +138,7 @@ def _size(path: Path) -> int:
 
 
 @contextmanager
-def _silenced() -> Iterator[None]:
+def _silence_exporter() -> Iterator[None]:
     """Suppress what exporter and quantiser log and print about their own ways; errors still arise."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -13,13 +13,13 @@ from checkpoints.hf.load import json_object, read_folder_config, weights_for
 from encoder_core.families.catalogue import ModelConfig, embedded_languages, hf_equivalent, interchange
 from launcher.after.embed.model import load_model
 from launcher.after.embed.settings import Encoding
-from launcher.after.export.sentence_transformer import MODULES
+from launcher.after.export.sentence_transformer import MODULES_FILE
 from launcher.after.finetune.model import load_weights
 from launcher.after.finetune.pretrained import LocalModel
-from launcher.errors import optional
+from launcher.errors import import_optional
 
 USE, EXTRA = "an ONNX graph", "onnx"
-_HEADS = ("ForMaskedLM", "ForPreTraining", "XLMWithLMHeadModel")
+_DROPPED_HEAD_SUFFIXES = ("ForMaskedLM", "ForPreTraining", "XLMWithLMHeadModel")
 """Endings of the classes whose scores belong to each place. XLNet's belong to a place that its token does not see."""
 Inputs = dict[str, Tensor]
 """By name, each [R, L] int64."""
@@ -42,7 +42,7 @@ class ServedNetwork(nn.Module):
         self.inputs += ("langs",) if embedded_languages(config) else ()
         # XLNet's class computes 1.0 - mask, which torch's exporter cannot write for integers.
         self.floating_mask = config.permutes
-        self.headed = type(model).__name__.endswith(_HEADS)
+        self.headed = type(model).__name__.endswith(_DROPPED_HEAD_SUFFIXES)
         own = ("sentence_embedding",) if pooling else ("logits",) if self.headed else ()
         self.outputs = ("last_hidden_state", *own)
 
@@ -94,20 +94,20 @@ def open_network(folder: Path) -> ServedNetwork:
 def _model(folder: Path, config: ModelConfig) -> tuple[nn.Module, tuple[nn.Module, ...]]:
     like = hf_equivalent(config)
     if like is not config:
-        return _as_class_of(like, config, folder), ()
-    if (folder / MODULES).is_file():
+        return _load_as_class(like, config, folder), ()
+    if (folder / MODULES_FILE).is_file():
         encoder, *rest = load_model(LocalModel(str(folder), None, folder, ""), Encoding())
         return encoder.model, tuple(rest)
     named = json_object((folder / CONFIG).read_bytes(), str(folder / CONFIG)).get("architectures") or [""]
-    if not config.has_decoder and str(named[0]).endswith(_HEADS):
+    if not config.has_decoder and str(named[0]).endswith(_DROPPED_HEAD_SUFFIXES):
         return load_weights(str(named[0]), folder)[0], ()
     encoder = load_weights("AutoModel", folder)[0]
     return (encoder.get_encoder() if config.has_decoder else encoder), ()
 
 
-def _as_class_of(like: ModelConfig, config: ModelConfig, folder: Path) -> nn.Module:
+def _load_as_class(like: ModelConfig, config: ModelConfig, folder: Path) -> nn.Module:
     """Return the encoder in `folder` as transformers' class of `like`, an encoder with the same weights."""
-    transformers = optional("transformers", USE, EXTRA)
+    transformers = import_optional("transformers", USE, EXTRA)
     their, weights = interchange(like, "none"), weights_for(config, folder)
     made: nn.Module = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**their.fields))
     names = their.table.names(their.layers).items()

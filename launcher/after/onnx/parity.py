@@ -20,12 +20,12 @@ from encoder_core.families.catalogue import ModelConfig, embedded_languages
 from launcher.after.diagnose.states import frozen_folder, layer_states
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.after.onnx.network import EXTRA, USE, Inputs, ServedNetwork
-from launcher.errors import optional
+from launcher.errors import import_optional
 
 TOLERANCE = 1e-4
 """Largest difference that is taken for rounding, relative to the largest number of the output."""
 _BATCHES, _ROWS = 6, 4
-_LENGTH = 300  # largest number of tokens of a row: more than local attention sees
+_MAX_SAMPLE_TOKENS = 300  # largest number of tokens of a row: more than local attention sees
 Outputs = Mapping[str, NDArray[np.float32]]
 """By name; where an output has places, only those of tokens: [T, ...]."""
 
@@ -56,7 +56,7 @@ def samples(config: ModelConfig, names: Sequence[str], count: int, seed: int = 0
     def draw(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=generator)
 
-    most = min(config.max_length, _LENGTH)
+    most = min(config.max_length, _MAX_SAMPLE_TOKENS)
     for index in range(count):
         rows = int(draw(1, _ROWS + 1))
         lengths = draw(1, (most if index % 2 else min(most, 16)) + 1, rows)
@@ -77,7 +77,7 @@ class Session:
     """A graph in onnxruntime, on the CPU, on one thread. Raises MissingPackage if that is not installed."""
 
     def __init__(self, path: Path) -> None:
-        library = optional("onnxruntime", USE, EXTRA)
+        library = import_optional("onnxruntime", USE, EXTRA)
         options = library.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._session: Any = library.InferenceSession(str(path), options, ["CPUExecutionProvider"])
@@ -85,22 +85,22 @@ class Session:
 
     def __call__(self, sample: Sample) -> Outputs:
         found = self._session.run(None, {name: tensor.numpy() for name, tensor in sample.inputs.items()})
-        return _without_padding(dict(zip(self.outputs, found, strict=True)), sample)
+        return _mask_padding(dict(zip(self.outputs, found, strict=True)), sample)
 
 
 @torch.no_grad()
 def in_torch(network: ServedNetwork, sample: Sample) -> Outputs:
     """Return what the traced network computes in PyTorch."""
     found = [output.numpy() for output in network(**sample.inputs)]
-    return _without_padding(dict(zip(network.outputs, found, strict=True)), sample)
+    return _mask_padding(dict(zip(network.outputs, found, strict=True)), sample)
 
 
-def _without_padding(outputs: Outputs, sample: Sample) -> Outputs:
+def _mask_padding(outputs: Outputs, sample: Sample) -> Outputs:
     vector = "sentence_embedding"
     return {name: output if name == vector else output[sample.mask] for name, output in outputs.items()}
 
 
-class OwnEncoder:
+class ReferenceEncoder:
     """Our encoder with the weights of a folder, for the states that a graph must have. Raises as `frozen_folder`."""
 
     def __init__(self, folder: Path) -> None:
@@ -118,14 +118,14 @@ class OwnEncoder:
         return states
 
 
-def check(folder: Path, session: Session, network: ServedNetwork) -> float:
+def check_parity(folder: Path, session: Session, network: ServedNetwork) -> float:
     """Return the largest relative difference between a graph and PyTorch: of the states from our own encoder, of all
     outputs from the class of transformers.
 
     Raises:
         ModelError: it exceeds TOLERANCE or is no number, or the graph fails on some shape.
     """
-    config, own = read_folder_config(folder), OwnEncoder(folder)
+    config, own = read_folder_config(folder), ReferenceEncoder(folder)
     pairs: dict[str, list[tuple[NDArray[np.float32], NDArray[np.float32]]]] = {}
     for sample in samples(config, network.inputs, _BATCHES):
         try:
@@ -145,9 +145,9 @@ def check(folder: Path, session: Session, network: ServedNetwork) -> float:
     return worst
 
 
-def relative_difference(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+def relative_difference(computed: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
     """Return the largest difference, relative to the largest number that is wanted; NaN where either has one."""
-    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+    return float(np.abs(computed - expected).max() / np.abs(expected).max())
 
 
 def mean_cosine(folder: Path, session: Session, network: ServedNetwork) -> float:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.after.tasks.schema import Shares
+from launcher.after.tasks.schema import SplitShares
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Sentences:
 
 
 @dataclass(frozen=True)
-class Tagged:
+class TaggedSentences:
     """N sentences cut into words, each word with a tag. Kind: tagging.
 
     Attributes:
@@ -95,17 +95,17 @@ class Retrieval:
         return len(self.queries)
 
 
-Examples = Sentences | Tagged | Questions | Retrieval
-Rows = TypeVar("Rows", bound=Sentences | Tagged | Questions)
+Examples = Sentences | TaggedSentences | Questions | Retrieval
+Rows = TypeVar("Rows", bound=Sentences | TaggedSentences | Questions)
 
 
-def texts_of(examples: Examples) -> list[tuple[str, ...]]:
+def example_texts(examples: Examples) -> list[tuple[str, ...]]:
     """Return the texts of each example; of a retrieval task those of its queries."""
     match examples:
         case Sentences():
             columns = (examples.first,) if examples.second is None else (examples.first, examples.second)
             return list(zip(*columns, strict=True))
-        case Tagged():
+        case TaggedSentences():
             return [(" ".join(words),) for words in examples.words]
         case Questions():
             return list(zip(examples.questions, examples.contexts, strict=True))
@@ -122,9 +122,11 @@ def digest(examples: Examples) -> str:
     return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def select(examples: Rows, chosen: Sequence[int] | NDArray[np.int64]) -> Rows:
+def select_examples(examples: Rows, indices: Sequence[int] | NDArray[np.int64]) -> Rows:
     """Return the examples at these indices, in that order."""
-    return type(examples)(**{name: _select_column(column, chosen) for name, column in vars(examples).items()})
+    return type(examples)(
+        **{name: _select_column(column, indices) for name, column in vars(examples).items()}
+    )
 
 
 def _select_column(column: Any, chosen: Sequence[int] | NDArray[np.int64]) -> Any:
@@ -133,29 +135,29 @@ def _select_column(column: Any, chosen: Sequence[int] | NDArray[np.int64]) -> An
     return tuple(column[index] for index in chosen)
 
 
-def division(examples: Examples, shares: Shares, split: str) -> Examples:
+def split_by_shares(examples: Examples, shares: SplitShares, split: str) -> Examples:
     """Return the part of all published `examples` that belongs to `split`: train, dev or test."""
     assert not isinstance(examples, Retrieval), "refused with the task"
     bounds = {"dev": (0.0, shares.dev), "test": (shares.dev, shares.dev + shares.test)}
     start, stop = bounds.get(split, (shares.dev + shares.test, 1.0))
-    return select(
+    return select_examples(
         examples,
-        [index for index, text in enumerate(_texts(examples)) if start <= _position(text) < stop],
+        [index for index, text in enumerate(_texts(examples)) if start <= _hash_fraction(text) < stop],
     )
 
 
-def _texts(examples: Sentences | Tagged | Questions) -> list[str]:
+def _texts(examples: Sentences | TaggedSentences | Questions) -> list[str]:
     """Return the text of each example whose hash chooses its split: all its texts; for a question, the context."""
     match examples:
         case Sentences():
             pairs = zip(examples.first, examples.second or [None] * len(examples), strict=True)
             return [json.dumps(pair) for pair in pairs]
-        case Tagged():
+        case TaggedSentences():
             return [json.dumps(words) for words in examples.words]
         case Questions():
             return list(examples.contexts)
 
 
-def _position(text: str) -> float:
+def _hash_fraction(text: str) -> float:
     """Return a number in [0, 1) from the text's hash, uniform over texts."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]) / 2**48

@@ -10,7 +10,7 @@ from typing import Any
 
 from data_service.ingest.files import open_ranged, open_text
 from data_service.ingest.inputs import Compression, InputFile, kind_from_name
-from data_service.ingest.records import NumberedPlace, guessed_remedy
+from data_service.ingest.records import NumberedPlace, suggest_encoding_remedy
 from data_service.store.open import open_file
 from launcher.after.tasks.schema import Description, Format
 from launcher.errors import TaskError
@@ -91,7 +91,7 @@ class RowFormat:
         )
 
 
-def format_of(path: str) -> Format:
+def format_from_suffix(path: str) -> Format:
     """Return the format that a name's ending says. Raises TaskError if it says none."""
     match kind_from_name(path):
         case ("jsonl" | "parquet" | "tsv" | "csv") as form, "" | "gz" | "zst":
@@ -129,7 +129,7 @@ class FileRow:
             value = " ".join(value)
         if not isinstance(value, str):
             raise self.error(f"the field {name!r} is {type(value).__name__}, not text")
-        return valid_text(value, self.place)
+        return check_valid_unicode(value, self.place)
 
     def label(self, name: str) -> str:
         """Return the label as the task's `labels` spell it. Raises TaskError if it is missing, or no name or number."""
@@ -141,7 +141,7 @@ class FileRow:
         raise self.error(f"the label is {type(value).__name__}, not a name or a number")
 
 
-def valid_text(text: str, place: Place) -> str:
+def check_valid_unicode(text: str, place: Place) -> str:
     """Return `text`. Raises TaskError if it holds half a surrogate pair, which JSON allows but no tokenizer reads."""
     try:
         text.encode()
@@ -167,7 +167,7 @@ def read_lines(file: InputFile, encoding: str) -> Iterator[str]:
                 remedy = "convert the file to UTF-8, or set the task's `encoding`"
                 raise TaskError(
                     f"{file.uri}, line {number}: byte {error.start} is not {file.encoding}",
-                    remedy=guessed_remedy(file, raw, remedy, "write `encoding: {}` into the task"),
+                    remedy=suggest_encoding_remedy(file, raw, remedy, "write `encoding: {}` into the task"),
                 ) from error
             yield (
                 (line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line)
@@ -192,10 +192,10 @@ def read_rows(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
             for number, line in enumerate(read_lines(file, layout.encoding), 1):
                 if line.strip():
                     place = NumberedPlace(file, "line", number)
-                    yield FileRow(place, _parsed(form, line, place))
+                    yield FileRow(place, _parse_line(form, line, place))
 
 
-def _parsed(form: Format, line: str, place: Place) -> Mapping[str, object]:
+def _parse_line(form: Format, line: str, place: Place) -> Mapping[str, object]:
     if form == "txt":
         return {"first": line}
     if form == "jsonl":
@@ -293,7 +293,7 @@ def _parquet(layout: RowFormat, file: InputFile) -> Iterator[dict[str, object]]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(open_ranged(file, chunk=_READ_AHEAD_BYTES), pre_buffer=False) as table:
+        with pq.ParquetFile(open_ranged(file, chunk_bytes=_READ_AHEAD_BYTES), pre_buffer=False) as table:
             names, columns = table.schema_arrow.names, [str(column) for column in layout.columns]
             if missing := [column for column in columns if names.count(column) != 1]:
                 raise TaskError(

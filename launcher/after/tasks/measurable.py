@@ -10,7 +10,7 @@ from data_service.errors import UserError
 from data_service.store.errors import StoreError
 from launcher.after.tasks.schema import SCORED, TEXTS, Kind
 from launcher.after.tasks.task import Task, load_task
-from launcher.errors import EVALUATE, RecipeError, RunError, TaskError, optional
+from launcher.errors import EVALUATE_EXTRA, RecipeError, RunError, TaskError, import_optional
 from launcher.runtime.recipe.evaluation import EvaluationTask
 
 _MEASURABLE_KINDS: dict[str, tuple[tuple[Kind, ...], str, str]] = {
@@ -24,7 +24,7 @@ _MEASURABLE_KINDS: dict[str, tuple[tuple[Kind, ...], str, str]] = {
 }  # by measure: kinds of tasks that it can measure; why it cannot measure others, and the remedy
 
 
-def named_task(measure: EvaluationTask) -> Task | None:
+def load_measured_task(measure: EvaluationTask) -> Task | None:
     """Return the task that a measure names; None if it is measured on a run's held-out text. Raises TaskError if there
     is no such task, RunError if its kind cannot be measured so."""
     named = measure.named_task
@@ -37,7 +37,7 @@ def named_task(measure: EvaluationTask) -> Task | None:
     return task
 
 
-def splits_of(measure: EvaluationTask, task: Task) -> tuple[str, ...]:
+def splits_to_read(measure: EvaluationTask, task: Task) -> tuple[str, ...]:
     """Return the splits that a measure reads: the one on which figures are measured, which is the last (test if it is
     labelled, else dev); before it those of a probe that is fitted and chosen."""
     measured = "test" if "test" in task.splits else "dev"
@@ -54,7 +54,7 @@ def check_tasks(tasks: Sequence[EvaluationTask], *, files: bool = True) -> None:
     not installed.
     """
     if files and any(task.probe or task.similarity for task in tasks):
-        optional("sklearn", "a probe, or similarity, of a recipe's evaluation.tasks", EVALUATE)
+        import_optional("sklearn", "a probe, or similarity, of a recipe's evaluation.tasks", EVALUATE_EXTRA)
     found = [(index, measure, _problem(measure, files=files)) for index, measure in enumerate(tasks)]
     problems = [(f"evaluation.tasks.{index}.{measure.measure}", *one) for index, measure, one in found if one]
     if problems:
@@ -68,7 +68,7 @@ def _problem(measure: EvaluationTask, *, files: bool) -> tuple[str, UserError] |
     """Return the field of a measure that is wrong, and what is wrong with it; None if nothing is."""
     field = "task"
     try:
-        task = named_task(measure)
+        task = load_measured_task(measure)
         field = "data"
         if files and task is not None:
             _check_files(measure, task)
@@ -85,5 +85,5 @@ def _check_files(measure: EvaluationTask, task: Task) -> None:
             f"the folder with the files of {task.name} is not given",
             remedy=f"set data to the folder or s3:// URI of the files, which are published at {task.published}",
         )
-    for split in splits_of(measure, task):
+    for split in splits_to_read(measure, task):
         task.check_files(split)

@@ -17,9 +17,9 @@ from difflib import SequenceMatcher
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.after.tasks.examples import Examples, Questions, Sentences, Tagged
+from launcher.after.tasks.examples import Examples, Questions, Sentences, TaggedSentences
 from launcher.after.tasks.schema import Description, Metric
-from launcher.errors import EVALUATE, TaskError, optional
+from launcher.errors import EVALUATE_EXTRA, TaskError, import_optional
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = frozenset(string.punctuation)
@@ -32,12 +32,12 @@ _WORDS = re.compile(
 
 def _similarity(accepted: str, predicted: str, *, exact: bool, chinese: bool) -> float:
     if chinese and exact:
-        return float(plain_chinese(accepted) == plain_chinese(predicted))
+        return float(normalise_chinese(accepted) == normalise_chinese(predicted))
     if chinese:
-        right, given = pieces_of_chinese(accepted), pieces_of_chinese(predicted)
+        right, given = chinese_f1_pieces(accepted), chinese_f1_pieces(predicted)
         common = SequenceMatcher(None, right, given, autojunk=False).find_longest_match().size
         return _overlap_f1(common, len(right), len(given))
-    right, given = words_of(accepted), words_of(predicted)
+    right, given = normalised_words(accepted), normalised_words(predicted)
     if exact:
         return float(right == given)
     return _overlap_f1(sum((Counter(right) & Counter(given)).values()), len(right), len(given))
@@ -48,13 +48,13 @@ def _overlap_f1(common: int, right: int, given: int) -> float:
     return 2 * common / (right + given) if common else 0.0
 
 
-def words_of(answer: str) -> list[str]:
+def normalised_words(answer: str) -> list[str]:
     """Return the words of an answer in lower case, without ASCII punctuation and articles, as SQuAD compares them."""
     plain = "".join(character for character in answer.lower() if character not in _PUNCTUATION)
     return _ARTICLES.sub(" ", plain).split()
 
 
-def pieces_of_chinese(answer: str) -> list[str]:
+def chinese_f1_pieces(answer: str) -> list[str]:
     """Return the pieces of an answer that CMRC compares for F1: each Chinese character and each other word, without
     punctuation.
 
@@ -62,23 +62,23 @@ def pieces_of_chinese(answer: str) -> list[str]:
     contractions ("don't").
     """
     pieces: list[str] = []
-    for stretch in _CHINESE.split(plain_chinese(answer)):
+    for stretch in _CHINESE.split(normalise_chinese(answer)):
         pieces += [stretch] if _CHINESE.fullmatch(stretch) else _WORDS.findall(stretch)
     return pieces
 
 
-def plain_chinese(answer: str) -> str:
+def normalise_chinese(answer: str) -> str:
     """Return an answer in lower case and without punctuation, as CMRC compares answers for exact match."""
     return "".join(character for character in answer.lower().strip() if character not in _CMRC_PUNCTUATION)
 
 
 Predictions = NDArray[np.int64] | NDArray[np.float64] | tuple[tuple[int, ...], ...] | Mapping[str, str]
 
-_USE = "measuring a task"
+_PACKAGE_USE = "measuring a task"
 _TWO_CLASSES: tuple[Metric, ...] = ("f1", "matthews")  # undefined for a split with a single class
 
 
-def score(task: Description, examples: Examples, predictions: Predictions) -> dict[str, float]:
+def compute_metrics(task: Description, examples: Examples, predictions: Predictions) -> dict[str, float]:
     """Return the task's metrics in the task's order; the first is the main metric.
 
     Args:
@@ -92,18 +92,18 @@ def score(task: Description, examples: Examples, predictions: Predictions) -> di
         TaskError: if the split has a single class or score and the metric needs two.
         MissingPackage: if a library is not installed.
     """
-    check_measurable(task, examples)
+    check_metrics_defined(task, examples)
     match examples, predictions:
         case Questions(), Mapping():
             return {metric: _answer_metric(metric, task, examples, predictions) for metric in task.metrics}
-        case Tagged(), tuple():
+        case TaggedSentences(), tuple():
             return {metric: _tag_metric(metric, task, examples.tags, predictions) for metric in task.metrics}
         case Sentences(), np.ndarray():
             return {metric: _metric(metric, examples.labels, predictions) for metric in task.metrics}
     raise AssertionError(f"{type(predictions).__name__} are no predictions for a task of {task.kind}")
 
 
-def check_measurable(task: Description, examples: Examples, where: str = "the split") -> None:
+def check_metrics_defined(task: Description, examples: Examples, where: str = "the split") -> None:
     """Raise TaskError if all examples have the same label or score and a metric of the task is undefined then.
 
     `where`: name of the examples for the message.
@@ -121,7 +121,7 @@ def check_measurable(task: Description, examples: Examples, where: str = "the sp
 
 
 def _metric(metric: Metric, right: NDArray[np.generic], predicted: NDArray[np.generic]) -> float:
-    sklearn = optional("sklearn.metrics", _USE, EVALUATE)
+    sklearn = import_optional("sklearn.metrics", _PACKAGE_USE, EVALUATE_EXTRA)
     match metric:
         case "accuracy":
             return float(sklearn.accuracy_score(right, predicted))
@@ -134,7 +134,7 @@ def _metric(metric: Metric, right: NDArray[np.generic], predicted: NDArray[np.ge
         case "pearson" | "spearman":
             if len(np.unique(predicted)) < 2:  # the correlation is undefined; such a model has learnt nothing
                 return 0.0
-            function = getattr(optional("scipy.stats", _USE, EVALUATE), f"{metric}r")
+            function = getattr(import_optional("scipy.stats", _PACKAGE_USE, EVALUATE_EXTRA), f"{metric}r")
             return float(function(right, predicted).statistic)
     raise AssertionError(f"{metric} is refused with the task")
 
@@ -148,7 +148,9 @@ def _tag_metric(metric: Metric, task: Description, right: Tags, predicted: Tags)
             metric, *(np.array([tag for tags in side for tag in tags]) for side in (right, predicted))
         )
     named = [[[task.labels[tag] for tag in tags] for tags in side] for side in (right, predicted)]
-    return float(optional("seqeval.metrics", _USE, EVALUATE).f1_score(*named, zero_division=0))
+    return float(
+        import_optional("seqeval.metrics", _PACKAGE_USE, EVALUATE_EXTRA).f1_score(*named, zero_division=0)
+    )
 
 
 def _answer_metric(
@@ -159,7 +161,7 @@ def _answer_metric(
     for name, accepted in zip(examples.ids, examples.answers, strict=True):
         texts = [answer.text for answer in accepted]
         if task.no_answer and not chinese:
-            texts = [text for text in texts if words_of(text)]
+            texts = [text for text in texts if normalised_words(text)]
         total += max(
             _similarity(text, predictions[name], exact=exact or not texts, chinese=chinese)
             for text in texts or [""]

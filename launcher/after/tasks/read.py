@@ -13,19 +13,27 @@ import numpy as np
 
 from data_service.ingest.files import open_text
 from data_service.ingest.inputs import InputFile
-from launcher.after.tasks.examples import Answer, Questions, Retrieval, Sentences, Tagged
+from launcher.after.tasks.examples import Answer, Questions, Retrieval, Sentences, TaggedSentences
 from launcher.after.tasks.files import (
     FileRow,
     Place,
     RowFormat,
     TaskFolder,
-    format_of,
+    check_valid_unicode,
+    format_from_suffix,
     parse_object,
     read_lines,
     read_rows,
-    valid_text,
 )
-from launcher.after.tasks.schema import SCORED, Description, File, Judged, OneClass, Scheme, WithGold
+from launcher.after.tasks.schema import (
+    SCORED,
+    Description,
+    RetrievalFiles,
+    SingleLabelFile,
+    TagScheme,
+    TaskFile,
+    TextAndLabelFiles,
+)
 from launcher.errors import TaskError
 
 _DOCUMENT_LINE = "-DOCSTART-"  # beginning of a line between two documents of CoNLL
@@ -33,7 +41,7 @@ _QUERY, _DOCUMENT, _SCORE = "query-id", "corpus-id", "score"
 _LOG = logging.getLogger("launcher.after.tasks")
 
 
-def read_sentences(task: Description, files: Sequence[File], folder: TaskFolder) -> Sentences:
+def read_sentences(task: Description, files: Sequence[TaskFile], folder: TaskFolder) -> Sentences:
     """Return the examples of `files` in their order, without those whose label is one of `skip_labels`. Raises
     TaskError if a file is missing, a row cannot be used, or a label is not one of the task's."""
     names = {"first": "first", "label": "label"} | {role: str(at) for role, at in task.fields.named().items()}
@@ -43,7 +51,7 @@ def read_sentences(task: Description, files: Sequence[File], folder: TaskFolder)
             if label in task.skip_labels:
                 continue
             labels.append(
-                score_in(label, row.place, task.score_range)
+                parse_score(label, row.place, task.score_range)
                 if task.kind in SCORED
                 else label_index(label, row.place, task.labels, by_index=task.label_ids)
             )
@@ -58,19 +66,23 @@ def read_sentences(task: Description, files: Sequence[File], folder: TaskFolder)
     )
 
 
-def _labelled(task: Description, file: File, folder: TaskFolder, label: str) -> Iterator[tuple[FileRow, str]]:
+def _labelled(
+    task: Description, file: TaskFile, folder: TaskFolder, label: str
+) -> Iterator[tuple[FileRow, str]]:
     """Yield rows with their labels as the files spell them."""
     layout = RowFormat.from_task(task)
-    if isinstance(file, OneClass):
+    if isinstance(file, SingleLabelFile):
         shared = str(task.labels.index(file.label)) if task.label_ids else file.label
         yield from ((row, shared) for row in read_rows(layout, folder.find(file.path)))
-    elif isinstance(file, WithGold):
-        yield from _with_gold(task, file, folder)
+    elif isinstance(file, TextAndLabelFiles):
+        yield from _read_with_label_file(task, file, folder)
     else:
         yield from ((row, row.label(label)) for row in read_rows(layout, folder.find(str(file))))
 
 
-def _with_gold(task: Description, file: WithGold, folder: TaskFolder) -> Iterator[tuple[FileRow, str]]:
+def _read_with_label_file(
+    task: Description, file: TextAndLabelFiles, folder: TaskFolder
+) -> Iterator[tuple[FileRow, str]]:
     """Yield the rows of a file of texts with the lines of the same number in the file of labels. A label may be blank
     (STS: a pair without a score)."""
     texts, golds = folder.find(file.path), folder.find(file.gold)
@@ -102,7 +114,7 @@ def label_index(label: str, place: Place, labels: Sequence[str], *, by_index: bo
     )
 
 
-def score_in(text: str, place: Place, bounds: tuple[float, float] | None) -> float:
+def parse_score(text: str, place: Place, bounds: tuple[float, float] | None) -> float:
     """Return a score within the `bounds`; None: any finite number. Raises TaskError if it is not."""
     score = math.nan
     with suppress(ValueError):
@@ -116,31 +128,31 @@ def score_in(text: str, place: Place, bounds: tuple[float, float] | None) -> flo
     return score
 
 
-def read_tagged(task: Description, files: Sequence[File], folder: TaskFolder) -> Tagged:
+def read_tagged(task: Description, files: Sequence[TaskFile], folder: TaskFolder) -> TaggedSentences:
     """Return the sentences of `files` in their order, tags converted to BIO. Raises TaskError if a file is missing, a
     sentence has more or fewer tags than words, or a tag is not one of the task's."""
     words, tags = list[tuple[str, ...]](), list[tuple[int, ...]]()
     for path in files:
         file = folder.find(str(path))
         for place, sentence, given in (
-            _columns(task, file) if task.format == "columns" else _lists(task, file)
+            _read_column_file(task, file) if task.format == "columns" else _read_list_rows(task, file)
         ):
             if len(sentence) != len(given):
                 raise TaskError(
                     f"{place}: {len(sentence)} words, but {len(given)} tags",
                     remedy="correct or remove the record",
                 )
-            words.append(tuple(valid_text(word, place) for word in sentence))
+            words.append(tuple(check_valid_unicode(word, place) for word in sentence))
             bio = to_bio(given, task.scheme)
             tags.append(tuple(label_index(tag, place, task.labels, by_index=task.label_ids) for tag in bio))
-    return Tagged(tuple(words), tuple(tags))
+    return TaggedSentences(tuple(words), tuple(tags))
 
 
 TaggedSentence = tuple[Place, list[str], list[str]]
 """The position of a sentence in its file (for columns, of its last line), its words, and its tags as they are there."""
 
 
-def _lists(task: Description, file: InputFile) -> Iterator[TaggedSentence]:
+def _read_list_rows(task: Description, file: InputFile) -> Iterator[TaggedSentence]:
     for row in read_rows(RowFormat.from_task(task), file):
         found = []
         for name in (str(task.fields.words), str(task.fields.tags)):
@@ -152,7 +164,7 @@ def _lists(task: Description, file: InputFile) -> Iterator[TaggedSentence]:
             yield row.place, found[0], found[1]
 
 
-def _columns(task: Description, file: InputFile) -> Iterator[TaggedSentence]:
+def _read_column_file(task: Description, file: InputFile) -> Iterator[TaggedSentence]:
     """Yield the sentences of a file with a word on each line and a blank line after each sentence. Columns are
     separated by tabs or, in a line without tabs, by spaces."""
     at = [int(column) - 1 for column in (task.fields.words, task.fields.tags) if column is not None]
@@ -175,7 +187,7 @@ def _columns(task: Description, file: InputFile) -> Iterator[TaggedSentence]:
         yield place, [cells[at[0]] for cells in found], [cells[at[1]] for cells in found]
 
 
-def to_bio(tags: Sequence[str], scheme: Scheme) -> list[str]:
+def to_bio(tags: Sequence[str], scheme: TagScheme) -> list[str]:
     """Return the tags of a sentence in BIO (IOB2), where every entity begins with B-.
 
     iob1 (CoNLL-2003 as published): B- only begins an entity that directly follows another of its type.
@@ -203,7 +215,7 @@ class _Question:
     answers: tuple[Answer, ...]
 
 
-def read_questions(task: Description, files: Sequence[File], folder: TaskFolder) -> Questions:
+def read_questions(task: Description, files: Sequence[TaskFile], folder: TaskFolder) -> Questions:
     """Return the questions of `files` in their order.
 
     Raises TaskError if a file is missing or does not hold questions; if two questions have the same id; if an answer is
@@ -219,7 +231,7 @@ def read_questions(task: Description, files: Sequence[File], folder: TaskFolder)
                     remedy="give each question a different id: predictions are keyed by the id",
                 )
             seen[question.id] = question.place
-            placed = _with_located_answers(task, question)
+            placed = _locate_answers(task, question)
             if placed is None:
                 broken += 1
             else:
@@ -234,7 +246,7 @@ def read_questions(task: Description, files: Sequence[File], folder: TaskFolder)
     )
 
 
-def _with_located_answers(task: Description, question: _Question) -> _Question | None:
+def _locate_answers(task: Description, question: _Question) -> _Question | None:
     """Return the question with answers that are where they say; None if it is left out."""
     if not question.answers and not task.no_answer:
         raise TaskError(
@@ -286,14 +298,14 @@ def _squad(file: InputFile, encoding: str) -> Iterator[_Question]:
     """
     with open_text(replace(file, encoding=encoding)) as stream:
         data = parse_object(stream.read(), file.uri)
-    for a, article in enumerate(_items(data, "data", file.uri)):
-        for p, paragraph in enumerate(_items(article, "paragraphs", f"{file.uri}, data {a}")):
+    for a, article in enumerate(_require_list(data, "data", file.uri)):
+        for p, paragraph in enumerate(_require_list(article, "paragraphs", f"{file.uri}, data {a}")):
             place = f"{file.uri}, data {a}, paragraph {p}"
             context = _text(paragraph, "context", place)
-            for q, found in enumerate(_items(paragraph, "qas", place)):
+            for q, found in enumerate(_require_list(paragraph, "qas", place)):
                 at = f"{place}, question {q}"
                 impossible = isinstance(found, Mapping) and found.get("is_impossible") is True
-                answers = () if impossible else _answers(_items(found, "answers", at), at)
+                answers = () if impossible else _answers(_require_list(found, "answers", at), at)
                 yield _Question(at, _text(found, "id", at), _text(found, "question", at), context, answers)
 
 
@@ -301,7 +313,7 @@ def _answers(value: object, place: Place) -> tuple[Answer, ...]:
     """Return the answers in `value`: a list of objects, or an object of lists, as the library `datasets` stores
     them."""
     if isinstance(value, Mapping):
-        texts, starts = _items(value, "text", place), _items(value, "answer_start", place)
+        texts, starts = _require_list(value, "text", place), _require_list(value, "answer_start", place)
         if len(texts) != len(starts):
             problem = f"{place}: {len(texts)} answers, but {len(starts)} values of answer_start"
             raise TaskError(problem, remedy="correct the record")
@@ -316,7 +328,7 @@ def _answers(value: object, place: Place) -> tuple[Answer, ...]:
     return tuple(dict.fromkeys(Answer(text, start) for text, start in found))
 
 
-def _items(value: object, key: str, place: Place) -> list[Any]:
+def _require_list(value: object, key: str, place: Place) -> list[Any]:
     found = value.get(key) if isinstance(value, Mapping) else None
     if isinstance(found, list):
         return found
@@ -326,11 +338,11 @@ def _items(value: object, key: str, place: Place) -> list[Any]:
 def _text(value: object, key: str, place: Place) -> str:
     found = value.get(key) if isinstance(value, Mapping) else None
     if isinstance(found, str):
-        return valid_text(found, place)
+        return check_valid_unicode(found, place)
     raise TaskError(f"{place}: no text {key!r}", remedy="write the file in the format of SQuAD")
 
 
-def read_retrieval(task: Description, files: Sequence[File], folder: TaskFolder) -> Retrieval:
+def read_retrieval(task: Description, files: Sequence[TaskFile], folder: TaskFolder) -> Retrieval:
     """Return all documents, and the queries that are judged. A judgement without a score counts as 1 (NanoBEIR).
 
     Raises TaskError if a file or a field of a line is missing; if two texts have the same id; if a judgement has the id
@@ -339,18 +351,18 @@ def read_retrieval(task: Description, files: Sequence[File], folder: TaskFolder)
     documents, queries = dict[str, str](), dict[str, str]()
     relevant: dict[str, dict[str, int]] = {}
     for file in files:
-        assert isinstance(file, Judged), "refused with the task"
+        assert isinstance(file, RetrievalFiles), "refused with the task"
         _read_texts(folder.find(file.corpus), documents)
         _read_texts(folder.find(file.queries), queries)
         qrels = folder.find(file.qrels)
-        for row in read_rows(RowFormat(format_of(qrels.key), (_QUERY, _DOCUMENT), (_SCORE,)), qrels):
-            _judge(row, queries, documents, relevant)
+        for row in read_rows(RowFormat(format_from_suffix(qrels.key), (_QUERY, _DOCUMENT), (_SCORE,)), qrels):
+            _add_judgement(row, queries, documents, relevant)
     return Retrieval({query: queries[query] for query in relevant}, documents, relevant)
 
 
 def _read_texts(file: InputFile, texts: dict[str, str]) -> None:
     """Add the texts of a file to `texts`, by id. A title is put before its text."""
-    for row in read_rows(RowFormat(format_of(file.key), ("_id", "text"), ("title",)), file):
+    for row in read_rows(RowFormat(format_from_suffix(file.key), ("_id", "text"), ("title",)), file):
         name = row.label("_id")
         if name in texts:
             raise row.error(f"the id {name!r} is there already", "give each text a different id")
@@ -358,7 +370,7 @@ def _read_texts(file: InputFile, texts: dict[str, str]) -> None:
         texts[name] = f"{title} {row.text('text')}".strip()
 
 
-def _judge(
+def _add_judgement(
     row: FileRow, queries: dict[str, str], documents: dict[str, str], relevant: dict[str, dict[str, int]]
 ) -> None:
     query, document = row.label(_QUERY), row.label(_DOCUMENT)

@@ -38,7 +38,7 @@ Metric = Literal[
     "recall@100",
 ]
 Truncation = Literal["longest_first", "only_first", "only_second"]
-Scheme = Literal["bio", "iob1", "bioes"]
+TagScheme = Literal["bio", "iob1", "bioes"]
 TextEncoding = Annotated[str, AfterValidator(encoding_name)]
 Setting = bool | int | float | str | None
 
@@ -50,9 +50,9 @@ TABLES: tuple[Format, ...] = (
     "csv",
     "parquet",
     "columns",
-)  # the task names the fields of these
-SCORED: tuple[Kind, ...] = ("regression", "similarity")  # labels are numbers
-LABELLED: tuple[Kind, ...] = ("classification", "pair_classification", "tagging")  # labels are names
+)  # formats whose fields the task names
+SCORED: tuple[Kind, ...] = ("regression", "similarity")  # their labels are numbers
+LABELLED: tuple[Kind, ...] = ("classification", "pair_classification", "tagging")  # their labels are names
 
 METRICS: dict[Kind, tuple[Metric, ...]] = {
     "classification": ("accuracy", "f1", "macro_f1", "matthews"),
@@ -72,27 +72,27 @@ FORMATS: dict[Kind, tuple[Format, ...]] = {
 }
 
 
-class TaskPart(BaseModel):
+class TaskModel(BaseModel):
     """A part of a task's YAML. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class OneClass(TaskPart):
+class SingleLabelFile(TaskModel):
     """A file whose texts all have one label."""
 
     path: str
     label: str
 
 
-class WithGold(TaskPart):
+class TextAndLabelFiles(TaskModel):
     """A file of texts and a file of their labels or scores, line by line (SemEval's STS)."""
 
     path: str
     gold: str
 
 
-class Judged(TaskPart):
+class RetrievalFiles(TaskModel):
     """The files of a retrieval task, as in BEIR: documents, queries, and judgements of relevance (qrels)."""
 
     corpus: str
@@ -100,10 +100,10 @@ class Judged(TaskPart):
     qrels: str
 
 
-File = str | OneClass | WithGold | Judged
+TaskFile = str | SingleLabelFile | TextAndLabelFiles | RetrievalFiles
 
 
-class Fields(TaskPart):
+class Fields(TaskModel):
     """The places of a task's values in a row, a line or an object: names of fields, or numbers of columns from 1.
 
     With numbers, the file has no first line with names. The fields that a task needs follow from its kind; the formats
@@ -125,17 +125,17 @@ class Fields(TaskPart):
         return {name: place for name, place in self if place is not None}
 
 
-class Shares(TaskPart):
+class SplitShares(TaskModel):
     """Shares of the published examples that become dev and test, for a task that is published without these splits."""
 
     dev: float = Field(default=0.0, ge=0, lt=1)
     test: float = Field(default=0.0, ge=0, lt=1)
 
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+TaskName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 
 
-class Description(TaskPart):
+class Description(TaskModel):
     """A task as its YAML describes it.
 
     Attributes:
@@ -168,13 +168,13 @@ class Description(TaskPart):
         after: name of the task whose fine-tuned model is the start of this one, as in the task's papers.
     """
 
-    name: Name
+    name: TaskName
     kind: Kind
     about: str = ""
     published: str = Field(min_length=1)
-    files: dict[Name, File | list[File]] = Field(min_length=1)
+    files: dict[TaskName, TaskFile | list[TaskFile]] = Field(min_length=1)
     unlabelled: list[str] = []
-    held_out: Shares = Shares()
+    held_out: SplitShares = SplitShares()
     format: Format
     fields: Fields = Fields()
     labels: list[str] = []
@@ -185,13 +185,13 @@ class Description(TaskPart):
     quotes: bool | None = None
     delimiter: str | None = Field(default=None, min_length=1, max_length=1)
     encoding: TextEncoding = UTF_8
-    scheme: Scheme = "bio"
+    scheme: TagScheme = "bio"
     score_range: tuple[float, float] | None = None
     no_answer: bool = False
     metrics: list[Metric] = Field(min_length=1)
     truncation: Truncation = "longest_first"
     finetune: dict[str, Setting | list[Setting]] = {}
-    after: Name | None = None
+    after: TaskName | None = None
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -201,7 +201,7 @@ class Description(TaskPart):
         usual = [name for name in ("train", "dev", "test") if name in named]
         return (*usual, *(name for name in named if name not in usual))
 
-    def sources(self, split: str) -> list[File]:
+    def sources(self, split: str) -> list[TaskFile]:
         """Return the files of a published split."""
         given = self.files[split]
         return given if isinstance(given, list) else [given]
@@ -211,13 +211,13 @@ class Description(TaskPart):
         return [path for file in self.sources(split) for path in _paths(file)]
 
 
-def _paths(file: File) -> tuple[str, ...]:
+def _paths(file: TaskFile) -> tuple[str, ...]:
     match file:
-        case OneClass():
+        case SingleLabelFile():
             return (file.path,)
-        case WithGold():
+        case TextAndLabelFiles():
             return (file.path, file.gold)
-        case Judged():
+        case RetrievalFiles():
             return (file.corpus, file.queries, file.qrels)
         case _:
             return (file,)
@@ -225,7 +225,13 @@ def _paths(file: File) -> tuple[str, ...]:
 
 def task_issues(task: Description) -> list[RecipeIssue]:
     """Return the contradictions in a task whose single values are valid."""
-    return [*_kind(task), *_labels(task), *_splits(task), *_fields(task), *_files(task)]
+    return [
+        *_kind(task),
+        *_label_issues(task),
+        *_split_issues(task),
+        *_field_issues(task),
+        *_file_issues(task),
+    ]
 
 
 def _kind(task: Description) -> Iterator[RecipeIssue]:
@@ -242,11 +248,11 @@ def _kind(task: Description) -> Iterator[RecipeIssue]:
             yield RecipeIssue(("metrics", index), what, "use macro_f1")
     if task.after == task.name:
         yield RecipeIssue(("after",), "a task cannot start from itself", "leave after out")
-    for name in [name for name, wrong in _unused_settings(task).items() if wrong]:
+    for name in [name for name, wrong in _unused_setting_flags(task).items() if wrong]:
         yield RecipeIssue((name,), f"{kind} has no {name}", f"leave {name} out")
 
 
-def _unused_settings(task: Description) -> dict[str, bool]:
+def _unused_setting_flags(task: Description) -> dict[str, bool]:
     """Return which settings the task has that its kind has no use for."""
     return {
         "no_answer": task.no_answer and task.kind != "span",
@@ -255,7 +261,7 @@ def _unused_settings(task: Description) -> dict[str, bool]:
     }
 
 
-def _labels(task: Description) -> Iterator[RecipeIssue]:
+def _label_issues(task: Description) -> Iterator[RecipeIssue]:
     if task.kind in LABELLED and len(task.labels) < 2:
         yield RecipeIssue(("labels",), f"{task.kind} needs at least two labels", "list them in `labels`")
     for index, label in enumerate(task.labels):
@@ -266,7 +272,7 @@ def _labels(task: Description) -> Iterator[RecipeIssue]:
         yield RecipeIssue(("score_range",), "the lowest score is not less than the highest", "swap them")
 
 
-def _splits(task: Description) -> Iterator[RecipeIssue]:
+def _split_issues(task: Description) -> Iterator[RecipeIssue]:
     made = [name for name, share in task.held_out if share]
     if made and ("train" not in task.files or task.kind == "retrieval"):
         yield RecipeIssue(("held_out",), "there is no split train that it could divide", "leave held_out out")
@@ -287,7 +293,7 @@ def _splits(task: Description) -> Iterator[RecipeIssue]:
         )
 
 
-def _fields(task: Description) -> Iterator[RecipeIssue]:
+def _field_issues(task: Description) -> Iterator[RecipeIssue]:
     given = task.fields.named()
     if task.format not in TABLES:
         if given:
@@ -317,11 +323,11 @@ def _needed_fields(task: Description) -> tuple[str, ...]:
             return ()
         case _:
             files = [file for split in task.files for file in task.sources(split)]
-            apart = any(isinstance(file, OneClass | WithGold) for file in files)
+            apart = any(isinstance(file, SingleLabelFile | TextAndLabelFiles) for file in files)
             return ("first", *(("second",) if task.kind in PAIRS else ()), *(() if apart else ("label",)))
 
 
-def _files(task: Description) -> Iterator[RecipeIssue]:
+def _file_issues(task: Description) -> Iterator[RecipeIssue]:
     for split, given in task.files.items():
         for index, file in enumerate(task.sources(split)):
             if reason := _file_problem(task, file):
@@ -331,14 +337,14 @@ def _files(task: Description) -> Iterator[RecipeIssue]:
             yield RecipeIssue(("files", split), "no file", "name one, or leave the split out")
 
 
-def _file_problem(task: Description, file: File) -> tuple[str, str] | None:
+def _file_problem(task: Description, file: TaskFile) -> tuple[str, str] | None:
     """Return the problem of a file and its remedy; None if the file fits the task."""
-    if isinstance(file, Judged) != (task.kind == "retrieval"):
+    if isinstance(file, RetrievalFiles) != (task.kind == "retrieval"):
         remedy = "write {corpus, queries, qrels} for retrieval, and paths for other kinds"
         return f"not a file of {task.kind}", remedy
-    if isinstance(file, OneClass) and file.label not in task.labels:
+    if isinstance(file, SingleLabelFile) and file.label not in task.labels:
         return f"the label {file.label!r} is not one of labels", "use one of labels, or add it there"
-    if isinstance(file, WithGold):
+    if isinstance(file, TextAndLabelFiles):
         named = any(isinstance(place, str) for place in task.fields.named().values())
         if named or task.format not in ("tsv", "txt"):
             return "gold needs texts in lines without names", "use format txt, or tsv with columns by number"

@@ -17,7 +17,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from data_service.store.open import parent_folder
-from launcher.after.tasks.schema import Name, Setting, TaskPart
+from launcher.after.tasks.schema import Setting, TaskModel, TaskName
 from launcher.after.tasks.task import Task, bundled_tasks, bundled_texts, load_task, read_yaml, unknown_name
 from launcher.errors import TaskError
 from launcher.runtime.recipe.document import DocumentWords, parse, validate
@@ -26,7 +26,7 @@ from launcher.runtime.recipe.evaluation import EvaluationTask
 WORDS = DocumentWords("suite", "maskfleet tasks show glue", TaskError)
 
 
-class SuiteEntry(TaskPart):
+class SuiteEntry(TaskModel):
     """A task of a suite.
 
     Attributes:
@@ -39,10 +39,10 @@ class SuiteEntry(TaskPart):
     task: str
     data: str | None = None
     finetune: dict[str, Setting | list[Setting]] = Field(default_factory=dict)
-    after: Name | None = None
+    after: TaskName | None = None
 
 
-class Suite(TaskPart):
+class Suite(TaskModel):
     """A suite as its YAML describes it.
 
     Attributes:
@@ -50,7 +50,7 @@ class Suite(TaskPart):
         frozen: measures of the models' hidden states, layer by layer.
     """
 
-    name: Name
+    name: TaskName
     about: str = ""
     tasks: tuple[str | SuiteEntry, ...] = ()
     frozen: tuple[EvaluationTask, ...] = ()
@@ -62,7 +62,7 @@ class Suite(TaskPart):
         return self
 
     @property
-    def entries(self) -> list[SuiteEntry]:
+    def suite_entries(self) -> list[SuiteEntry]:
         """All tasks in the long form."""
         return [SuiteEntry(task=entry) if isinstance(entry, str) else entry for entry in self.tasks]
 
@@ -83,8 +83,8 @@ def load_suite(name_or_path: str, data: str | None = None) -> tuple[Task, ...]:
         return (load_task(name_or_path, data),)
     home = None if name_or_path in bundled_suites() else parent_folder(name_or_path)
     tasks: dict[str, Task] = {}
-    for entry in suite.entries:
-        task = _task(entry, home, data)
+    for entry in suite.suite_entries:
+        task = _load_entry(entry, home, data)
         if task.name in tasks:
             raise TaskError(
                 f"the suite {suite.name} has two tasks called {task.name}",
@@ -101,14 +101,14 @@ def load_frozen(name_or_path: str, data: str | None = None) -> list[EvaluationTa
     """
     suite = read_suite(name_or_path)
     home = None if name_or_path in bundled_suites() else parent_folder(name_or_path)
-    found = [_with_place(task, home, data) for task in suite.frozen] if suite else []
+    found = [_resolve_measure_place(task, home, data) for task in suite.frozen] if suite else []
     names = [task.name for task in found]
     if again := [name for name in names if names.count(name) > 1]:
         raise TaskError(f"the suite {name_or_path} has {again[0]} twice", remedy="leave one of them out")
     return found
 
 
-def _with_place(measure: EvaluationTask, home: str | None, data: str | None) -> EvaluationTask:
+def _resolve_measure_place(measure: EvaluationTask, home: str | None, data: str | None) -> EvaluationTask:
     named = measure.named_task
     if named is None or named.task is None:
         return measure
@@ -147,7 +147,7 @@ def bundled_suites() -> Mapping[str, str]:
     return bundled_texts("launcher.after.tasks", "library/suites")
 
 
-def _task(entry: SuiteEntry, home: str | None, data: str | None) -> Task:
+def _load_entry(entry: SuiteEntry, home: str | None, data: str | None) -> Task:
     """Return the task of an entry; arguments as for `_place`."""
     task = load_task(*_place(entry.task, home, data if entry.data is None else entry.data))
     changes: dict[str, object] = {"finetune": {**task.finetune, **entry.finetune}}

@@ -12,8 +12,16 @@ from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.tasks import plan_splits
 from data_service.prepare.contamination import EvaluationText
-from launcher.after.tasks.examples import Examples, Questions, Retrieval, Sentences, Tagged, digest, texts_of
-from launcher.after.tasks.metrics import check_measurable
+from launcher.after.tasks.examples import (
+    Examples,
+    Questions,
+    Retrieval,
+    Sentences,
+    TaggedSentences,
+    digest,
+    example_texts,
+)
+from launcher.after.tasks.metrics import check_metrics_defined
 from launcher.after.tasks.task import Task
 
 
@@ -41,7 +49,7 @@ class SplitSummary:
     digest: str
 
 
-def summarise(task: Task) -> Iterator[SplitSummary]:
+def summarise_splits(task: Task) -> Iterator[SplitSummary]:
     """Yield the summary of every split with labels, one after another.
 
     Raises:
@@ -51,8 +59,8 @@ def summarise(task: Task) -> Iterator[SplitSummary]:
     for split in task.splits:
         examples = task.read(split)
         if split != "train":
-            check_measurable(task, examples, f"the split {split}")
-        texts = ["\n".join(parts) for parts in texts_of(examples)]
+            check_metrics_defined(task, examples, f"the split {split}")
+        texts = ["\n".join(parts) for parts in example_texts(examples)]
         different = frozenset(texts)
         lengths = [len(text) for text in texts]
         yield SplitSummary(
@@ -62,20 +70,20 @@ def summarise(task: Task) -> Iterator[SplitSummary]:
             in_train=sum(text in train for text in texts),
             median_length=int(np.median(lengths)),
             longest=max(lengths),
-            labels=_labels(task, examples),
+            labels=_label_shares_text(task, examples),
             digest=digest(examples),
         )
         if split == "train":
             train = different
 
 
-def _labels(task: Task, examples: Examples) -> str:
+def _label_shares_text(task: Task, examples: Examples) -> str:
     match examples:
         case Sentences():
             if not task.labels:
                 return f"{examples.labels.min():g} to {examples.labels.max():g}, mean {examples.labels.mean():.2f}"
             return _shares(Counter(task.labels[int(label)] for label in examples.labels))
-        case Tagged():
+        case TaggedSentences():
             return _shares(Counter(task.labels[tag] for tags in examples.tags for tag in tags))
         case Questions():
             without = sum(not answers for answers in examples.answers)
@@ -101,7 +109,7 @@ def texts_of_task(task: Task) -> Iterator[EvaluationText]:
     text that is searched. Raises as `Task.read`."""
     for split in task.splits:
         if split != "train":
-            for column in zip(*texts_of(task.read(split)), strict=True):
+            for column in zip(*example_texts(task.read(split)), strict=True):
                 for number, text in enumerate(column):
                     yield EvaluationText(f"{task.name}/{split}", number, text)
 

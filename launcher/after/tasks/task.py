@@ -15,7 +15,7 @@ from pydantic import PrivateAttr
 
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_file, parent_folder
-from launcher.after.tasks.examples import Examples, digest, division
+from launcher.after.tasks.examples import Examples, digest, split_by_shares
 from launcher.after.tasks.files import TaskFolder
 from launcher.after.tasks.read import read_questions, read_retrieval, read_sentences, read_tagged
 from launcher.after.tasks.schema import Description, task_issues
@@ -23,7 +23,14 @@ from launcher.errors import TaskError
 from launcher.runtime.recipe.document import DocumentWords, parse, validate
 
 WORDS = DocumentWords("task", "maskfleet tasks show sst2", TaskError)
-_DIGESTED = {"kind", "labels", "score_range", "no_answer", "metrics", "truncation"}  # beside the examples
+_DIGESTED_SETTINGS = {
+    "kind",
+    "labels",
+    "score_range",
+    "no_answer",
+    "metrics",
+    "truncation",
+}  # part of the digest
 
 
 class Task(Description):
@@ -46,7 +53,7 @@ class Task(Description):
         published, folder = self._place(split)
         examples = self._published(published, folder)
         if published == "train" and (self.held_out.dev or self.held_out.test):
-            examples = division(examples, self.held_out, split)
+            examples = split_by_shares(examples, self.held_out, split)
         if not len(examples):
             raise TaskError(
                 f"the split {split} of the task {self.name} is empty",
@@ -110,10 +117,12 @@ def load_task(name_or_path: str, data: str | None = None) -> Task:
     """
     known = bundled_tasks()
     if name_or_path in known:
-        return loads(known[name_or_path], name_or_path, data)
+        return parse_task(known[name_or_path], name_or_path, data)
     if not name_or_path.endswith((".yaml", ".yml")):
         raise unknown_name(name_or_path, tasks=known)
-    return loads(read_yaml(name_or_path), name_or_path, parent_folder(name_or_path) if data is None else data)
+    return parse_task(
+        read_yaml(name_or_path), name_or_path, parent_folder(name_or_path) if data is None else data
+    )
 
 
 def unknown_name(name: str, **known: Collection[str]) -> TaskError:
@@ -129,7 +138,7 @@ def unknown_name(name: str, **known: Collection[str]) -> TaskError:
     )
 
 
-def loads(text: str, name: str, root: str | None) -> Task:
+def parse_task(text: str, name: str, root: str | None) -> Task:
     """Return the task in the YAML `text`, whose files are below `root`. `name`: name of the YAML in messages. Raises
     TaskError if the text has a mistake."""
     document = parse(text, name, WORDS)
@@ -165,12 +174,12 @@ def task_digest(task: Task) -> str:
 
     Raises the errors of `Task.read`.
     """
-    return digest_of_examples(task, {split: task.read(split) for split in task.splits})
+    return hash_examples(task, {split: task.read(split) for split in task.splits})
 
 
-def digest_of_examples(task: Task, examples: Mapping[str, Examples]) -> str:
+def hash_examples(task: Task, examples: Mapping[str, Examples]) -> str:
     """Return what `task_digest` returns, from splits that have been read already."""
-    settings = task.model_dump(mode="json", include=_DIGESTED)
+    settings = task.model_dump(mode="json", include=_DIGESTED_SETTINGS)
     content = {split: digest(read) for split, read in examples.items()}
     data = json.dumps([settings, content], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(data.encode()).hexdigest()

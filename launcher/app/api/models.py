@@ -11,7 +11,7 @@ from checkpoints.load import Reader
 from data_service.processes import temporary_folder
 from launcher.after.export.export import export_run
 from launcher.after.finetune.pretrained import check_class
-from launcher.errors import RunError, optional
+from launcher.errors import RunError, import_optional
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.timeline import recipe_after
 from launcher.runtime.run.record import Run, select_checkpoint
@@ -38,7 +38,7 @@ def transformers_model(run: Run, step: int | None, part: str | None) -> "PreTrai
 
     The weights go through an export, which is read back and compared.
     """
-    transformers = optional("transformers", "a model of transformers")
+    transformers = import_optional("transformers", "a model of transformers")
     with temporary_folder("model") as folder:
         models = export_run(run, step, str(folder)).models
         chosen = part or (NETWORKS[1] if NETWORKS[1] in models else ".")

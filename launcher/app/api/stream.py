@@ -119,10 +119,10 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
                 remedy=f"its steps are {self._first} to {run.recipe.total_steps - 1}",
             )
         self._start = self._next = start
-        self._workers: int | None = None  # workers in the loaded state
+        self._workers: int | None = None  # number of DataLoader workers in the loaded state
         self._in_workers = torch.zeros(1, dtype=torch.uint8)  # 1 once a DataLoader's workers iterate
         self._in_workers.share_memory_()  # type: ignore[no-untyped-call]
-        self._data: tuple[int, RunData] | None = None  # by process id: a fork opens its own
+        self._data: tuple[int, RunData] | None = None  # (process id, its data): a fork opens its own
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         """Yield items from the step that was given or was loaded last."""

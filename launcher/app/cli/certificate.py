@@ -52,13 +52,13 @@ def verify(run: RunArgument, public_key: PublicKeyOption = None, as_json: JsonOp
     """
     require_run(run)
     from launcher.after.certificate.chain import read_key
-    from launcher.after.certificate.examine import examine, read_certificate
+    from launcher.after.certificate.examine import compare_with_certificate, read_certificate
 
     known = read_certificate(run, None if public_key is None else read_key(public_key, "public"))
     if known is None:
         typer.echo("no certificate: maskfleet runs certify RUN writes one", err=True)
         raise typer.Exit(1)
-    found = examine(run, known)
+    found = compare_with_certificate(run, known)
     if as_json:
         problems = [{"place": place, "what": what} for place, what in found.problems]
         print_json([{"certificate": known.digest, "problems": problems, "notes": found.notes}])

@@ -18,7 +18,7 @@ from launcher.errors import OptionError
 
 if TYPE_CHECKING:
     from checkpoints.verify import ReportBytes, Verification
-    from launcher.after.export.export import Exported
+    from launcher.after.export.export import ExportResult
     from launcher.after.onnx.graph import OnnxGraph
 
 OutOption = Annotated[str, typer.Option("--out", help="Folder or s3:// URI for the exported model.")]
@@ -115,7 +115,7 @@ def export(
     """
     require_run(run)
     if int8 and not onnx:
-        raise OptionError("--int8 needs --onnx", remedy="add --onnx; the graph in 8 bits is made of it")
+        raise OptionError("--int8 needs --onnx", remedy="add --onnx: the 8-bit graph is made from its graph")
     from launcher.after.export.export import export_run
     from launcher.runtime.run.record import open_run
 
@@ -131,7 +131,7 @@ def export(
 
             graphs.append(write_graph(folder, int8=int8))
 
-    exported = export_run(open_run(run), step, out, licence=licence, average=average, complete=complete)
+    exported = export_run(open_run(run), step, out, licence=licence, average=average, add_files=complete)
     _say(exported, f"{'the average at ' if average else ''}step {exported.step:,}", out)
     for graph in graphs:
         typer.echo(f"  {graph}")
@@ -174,7 +174,7 @@ def _numbers(steps: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _say(exported: "Exported", what: str, out: str) -> None:
+def _say(exported: "ExportResult", what: str, out: str) -> None:
     typer.echo(f"exported {what} to {out}")
     for folder, architecture in exported.models.items():
         known = f"for transformers' {architecture}" if architecture else "transformers has no class for it"

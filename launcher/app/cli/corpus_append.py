@@ -87,7 +87,7 @@ def append(
         "accept_loss": accept_loss,
     }
     given = {name: value for name, value in others.items() if value is not None}
-    settings(BuildOptions, **given)  # raises if a value cannot be
+    settings(BuildOptions, **given)  # raises OptionError if a value is not valid
     files = {"dictionary": dictionary, "user_words": user_words, "lexicon": lexicon}
     options = options_from_corpus(
         open_corpus(corpus),
@@ -122,7 +122,7 @@ def _append_and_watch(
             inputs,
             out,
             options,
-            by=whoami(),
+            removed_by=whoami(),
             at=int(time.time()),
             progress=progress,
             report=now.advance,

@@ -54,10 +54,10 @@ def remove(
             "no documents to remove are named", remedy="give one of --ids, --documents and --from-parts"
         )
     if not reason.strip():
-        raise OptionError("--reason is empty", remedy="say why the documents are taken out")
+        raise OptionError("--reason is empty", remedy="say why the documents are removed: --reason TEXT")
     opened = open_corpus(corpus)
     wanted = _wanted(opened, ids, documents)
-    report = remove_documents(opened, wanted, by=whoami(), at=int(time.time()), reason=reason)
+    report = remove_documents(opened, wanted, removed_by=whoami(), at=int(time.time()), reason=reason)
     if as_json:
         counts = {"documents": len(report.documents), "tokens": report.documents.tokens}
         print_json([{"removal": report.number, **counts, "removed_before": len(report.already)}])
@@ -76,7 +76,7 @@ def remove(
 
 def _wanted(corpus: "Corpus", ids: str | None, documents: str | None) -> "SplitDocuments":
     """Return the documents that a file names; without a file those that were removed from the corpus's parts."""
-    from data_service.corpus.remove import documents_by_id, documents_by_number, removed_from_parts
+    from data_service.corpus.remove import documents_by_id, documents_by_number, find_removed_in_parts
     from launcher.app.cli.texts import read_list
     from launcher.progress import work
 
@@ -85,7 +85,7 @@ def _wanted(corpus: "Corpus", ids: str | None, documents: str | None) -> "SplitD
             return documents_by_id(corpus, read_list(ids), now.advance)
         if documents is not None:
             return documents_by_number(corpus, read_list(documents), now.advance)
-        return removed_from_parts(corpus)
+        return find_removed_in_parts(corpus)
 
 
 def merge(
@@ -109,7 +109,7 @@ def merge(
     from launcher.runtime.run.request_stop import whoami
 
     with work("comparing documents", unit="blocks") as now:
-        report = merge_corpora(corpora, out, by=whoami(), at=int(time.time()), report=now.advance)
+        report = merge_corpora(corpora, out, removed_by=whoami(), at=int(time.time()), report=now.advance)
     if as_json:
         print_json([vars(report)])
     else:

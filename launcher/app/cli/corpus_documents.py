@@ -44,7 +44,7 @@ def show(
         typer.echo(visible(f"== {place}: {document.tokens:,} tokens{gone}"))
         names = [f"{name}: " for name in document.pairs.names] if document.pairs is not None else repeat("")
         for name, sentence in zip(names, document.sentences, strict=False):
-            line = sentence.removeprefix("\r").removeprefix("\n")  # the one that ended the line before
+            line = sentence.removeprefix("\r").removeprefix("\n")  # without the end of the line before
             typer.echo(visible(name + line.rstrip("\n")))
 
 
@@ -90,7 +90,7 @@ def find(
     removals = load_removals(opened.store, opened.manifest)
     for document in find_documents(opened, **wanted):
         found = True
-        removal = removals.number_of(document.split, document.number)
+        removal = removals.removal_number(document.split, document.number)
         gone = "" if removal is None else f", removed (removal {removal})"
         typer.echo(visible(f"{document}{gone}"))
     if not found:

@@ -93,7 +93,7 @@ def _documents() -> Iterator[tuple[str, str]]:
 def _docstrings(path: Path) -> Iterator[str]:
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # templates and deliberately broken files among the sources
+    except (SyntaxError, ValueError):  # some source files are templates, or broken on purpose
         return
     for node in ast.walk(tree):
         if isinstance(node, Node):
@@ -113,7 +113,7 @@ def _is_new(paragraph: str, seen: set[bytes]) -> bool:
 _VOCABULARY = 2048
 _TOKENIZER_SAMPLE_BYTES = 50_000_000  # bytes of text to learn the tokenizer from
 _STAGE_COUNT = 8
-_COMPRESSION_RATIO = 4  # bytes of text that a byte of a compressed file may be
+_COMPRESSION_RATIO = 4  # assumed bytes of text in a byte of a compressed file
 _SENTENCES = (
     "Return <mask> if the object is an instance of the class.",
     "This method raises an <mask> if the value is not valid.",
@@ -206,7 +206,7 @@ class Demo:
         with self._timed(f"tokenizer: byte-level BPE of at most {_VOCABULARY:,} ids"):
             uri = str(self.out / "tokenizer")
             texts = sample_texts(inputs, self._options(inputs), _TOKENIZER_SAMPLE_BYTES)
-            tokenizer = train_tokenizer("byte_bpe", texts, _VOCABULARY, at_most=True)
+            tokenizer = train_tokenizer("byte_bpe", texts, _VOCABULARY, allow_fewer_ids=True)
             if (self.out / "tokenizer").exists() and load_tokenizer(uri).hash != tokenizer.hash:
                 raise TokenizerError(
                     f"{self.out} holds a demo on other text", remedy="give another folder with --out"

@@ -112,7 +112,7 @@ def evaluate(
     chosen = [load_task(name, data) for name in tasks]
     require_model(model)
     with work("loading libraries"):
-        from launcher.after.embed.evaluate import CellSettings, embed_cell
+        from launcher.after.embed.evaluate import CellSettings, measure_checkpoint_vectors
         from launcher.after.finetune.pretrained import open_pretrained
 
         _silence_library_warnings()
@@ -121,7 +121,7 @@ def evaluate(
     with repeatable(), show_logs("launcher.after.embed"), open_pretrained(model, step) as pretrained:
         for task in chosen:
             where = cell.split or ("dev" if "dev" in task.splits else "test")
-            metrics = embed_cell(pretrained, task, cell)
+            metrics = measure_checkpoint_vectors(pretrained, task, cell)
             if as_json:
                 found = {"model": model, "step": pretrained.step, "task": task.name, "split": where}
                 print_json([{**found, "metrics": metrics}])
@@ -170,9 +170,9 @@ def negatives(
     with work("loading libraries"):
         from launcher.after.embed.model import load_model
         from launcher.after.embed.negatives import (
+            mine_negatives,
             read_examples,
             require_no_file,
-            with_negatives,
             write_examples,
         )
         from launcher.after.finetune.pretrained import open_pretrained
@@ -182,7 +182,7 @@ def negatives(
         require_no_file(out)
         examples = read_examples(listing, options)
         with open_pretrained(model, step) as pretrained:
-            found = with_negatives(load_model(pretrained, mining), examples, mining)
+            found = mine_negatives(load_model(pretrained, mining), examples, mining)
         write_examples(found, out)
     typer.echo(f"{len(found):,} pairs, negatives of each: {count}; written to {out}")
 
@@ -192,15 +192,15 @@ def show_settings(
     name: Annotated[str, typer.Argument(metavar="NAME", help="nli, stsb or pairs.")],
 ) -> None:
     """Print bundled settings, as a start for a file of your own."""
-    from launcher.after.embed.settings import bundled_text
+    from launcher.after.embed.settings import read_bundled_settings
 
-    typer.echo(bundled_text(name), nl=False)
+    typer.echo(read_bundled_settings(name), nl=False)
 
 
 def _silence_library_warnings() -> None:
-    from launcher.errors import EVALUATE, optional
+    from launcher.errors import EVALUATE_EXTRA, import_optional
 
-    optional("sentence_transformers", "maskfleet embed", EVALUATE)
-    libraries = optional("transformers", "maskfleet embed", EVALUATE).utils.logging
+    import_optional("sentence_transformers", "maskfleet embed", EVALUATE_EXTRA)
+    libraries = import_optional("transformers", "maskfleet embed", EVALUATE_EXTRA).utils.logging
     libraries.set_verbosity_error()
     libraries.disable_progress_bar()

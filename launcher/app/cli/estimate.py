@@ -71,7 +71,7 @@ def estimate(
     if mfu is not None:
         from launcher.plan.estimate.utilisation import given_share
 
-        given_share(mfu)  # a wrong share is told before torch is loaded
+        given_share(mfu)  # raises for a wrong share before torch is loaded
     wanted = load_recipe(recipe, assignments, tiny)
     _print_estimated(wanted, cluster, mfu, size, as_json=as_json)
 

@@ -19,7 +19,7 @@ from launcher.progress import work
 
 if TYPE_CHECKING:
     from data_service.store.base import Store
-    from launcher.after.evaluate.cells import Cell, Measure
+    from launcher.after.evaluate.cells import Cell, MeasureSpec
     from launcher.after.evaluate.grid import CellFailure
     from launcher.observe.inspect.report.task_table import TableRow
 
@@ -149,14 +149,14 @@ def _require_tasks(suite: str, data: str | None, names: list[str] | None) -> Non
 
 def _measures(
     suite: str, data: str | None, names: list[str] | None, assignments: list[str] | None
-) -> "list[Measure]":
+) -> "list[MeasureSpec]":
     """Return the suite's tasks and frozen measures, or those of these `names`."""
-    from launcher.after.evaluate.measures import frozen_measures, measures
+    from launcher.after.evaluate.measures import frozen_measures, plan_measures
     from launcher.after.tasks.suite import load_frozen, load_suite
 
     places = _absolute_place(suite), None if data is None else _absolute_place(data)
     tasks, frozen = load_suite(*places), load_frozen(*places)
-    learnt = measures([task for task in tasks if not names or task.name in names], assignments or ())
+    learnt = plan_measures([task for task in tasks if not names or task.name in names], assignments or ())
     return learnt + frozen_measures([task for task in frozen if not names or task.name in names])
 
 
@@ -186,15 +186,15 @@ def _evaluate_missing(
     store: "Store",
     sources: list[str],
     steps: list[int] | None,
-    measures: "list[Measure]",
+    measures: "list[MeasureSpec]",
     seeds: int,
     share: tuple[float, float | None],
 ) -> "tuple[list[TableRow], list[CellFailure]]":
     """Compute the cells without a result, and store each as it ends. Return the table, and why cells have no result."""
     from contextlib import ExitStack
 
-    from launcher.after.evaluate.cells import find_results, keep_result, plan_cells, table
-    from launcher.after.evaluate.grid import CellFailure, CellResources, compute
+    from launcher.after.evaluate.cells import find_results, plan_cells, store_result, table
+    from launcher.after.evaluate.grid import CellFailure, CellResources, compute_cells
     from launcher.after.evaluate.measures import find_searches
     from launcher.after.evaluate.model import find_models
 
@@ -210,11 +210,11 @@ def _evaluate_missing(
             model.digest: stack.enter_context(model.open()) for model in models if model.digest in needed
         }
         with work("computing", len(missing), "cells") as now:
-            for ended, outcome in compute(missing, files, CellResources(*share)) if missing else ():
+            for ended, outcome in compute_cells(missing, files, CellResources(*share)) if missing else ():
                 if isinstance(outcome, CellFailure):
                     failures.append(outcome)
                 else:
-                    keep_result(store, ended, outcome, searched[ended.cell.key])
+                    store_result(store, ended, outcome, searched[ended.cell.key])
                 now.advance()
                 _say(outcome.problem if isinstance(outcome, CellFailure) else ended.cell.name)
     return table([work.cell for work in works], find_results(store, keys)), failures

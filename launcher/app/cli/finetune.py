@@ -56,7 +56,7 @@ def fine_tune(
 
     Example: `maskfleet finetune s3://bucket/runs/base sst2 --data glue/ --out base-sst2/`
     """
-    from launcher.after.finetune.settings import candidates
+    from launcher.after.finetune.settings import settings_grid
     from launcher.after.tasks.task import load_task
     from launcher.runtime.recipe.document import RecipeDocument, override
 
@@ -64,7 +64,7 @@ def fine_tune(
         require_assignments(assignments or ())
         asked = load_task(task, data)
         given = override(RecipeDocument(dict(asked.finetune), asked.name, {}), assignments or ()).data
-        settings = candidates(given, {})[0]
+        settings = settings_grid(given, {})[0]
         require_model(checkpoint)
         with work("loading libraries"):
             from checkpoints.hf.export import publish_on_exit

@@ -16,8 +16,8 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from data_service.errors import UserError as DataError
-from data_service.limits import ensure_limits
-from data_service.printable import visible, without_secrets
+from data_service.limits import check_process_limits
+from data_service.printable import mask_secrets, visible
 from data_service.processes import temporary_root
 from encoder_core.errors import UserError as ModelError
 from launcher.app.cli import (
@@ -39,9 +39,9 @@ from launcher.app.cli import (
     tokenizer,
     train,
 )
-from launcher.command import SAVING_COMMANDS, is_supervised, screen
+from launcher.command import SAVING_COMMANDS, needs_supervision, open_terminal_stream
 from launcher.exit_codes import code_of
-from launcher.output import watched_output
+from launcher.output import raise_output_errors
 from launcher.progress import shown
 
 _HELP = """
@@ -68,7 +68,7 @@ class _HintingGroup(TyperGroup):
             groups = [name for name, one in self.commands.items() if args[0] in getattr(one, "commands", ())]
             if groups and hasattr(error, "message"):
                 found = " or ".join(f"maskfleet {name} {args[0]}" for name in groups)
-                asked = error.message.partition(" Did you mean")[0]  # a guess, where the place is known
+                asked = error.message.partition(" Did you mean")[0]  # without Typer's guess
                 error.message = f"{asked.rstrip('.')}: it is {found}"
             raise
 
@@ -136,15 +136,15 @@ evaluate.register(app)
 def main() -> None:
     """Run the command line. An error of ours ends in its message, without a traceback: with code 2 if it is a user's
     mistake, with 75 if it may pass (`launcher.exit_codes`)."""
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPUs have the numbers that nvidia-smi shows
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # CUDA numbers GPUs as nvidia-smi does
     _print_warnings()
     command = typer.main.get_command(app)
     try:
-        with shown(_command_words(command, sys.argv[1:])), watched_output():
+        with shown(_command_words(command, sys.argv[1:])), raise_output_errors():
             _run(command)
     except (DataError, ModelError) as error:
         console = Console(stderr=True, soft_wrap=True)
-        problem, remedy = (visible(without_secrets(text)) for text in (error.problem, error.remedy))
+        problem, remedy = (visible(mask_secrets(text)) for text in (error.problem, error.remedy))
         console.print(Text("error: ", style="bold red") + Text(problem, style="default"))
         console.print(Text("remedy: ", style="bold") + Text(remedy, style="default"))
         sys.exit(code_of(error))
@@ -160,16 +160,16 @@ def main() -> None:
 
 def _run(command: Callable[[], object]) -> None:
     """Run the command. Raises EnvironmentUnusable if a limit or TMPDIR explains what failed."""
-    if is_supervised(sys.argv[1:]):
+    if needs_supervision(sys.argv[1:]):
         temporary_root()
-        if sys.argv[1] in SAVING_COMMANDS:  # a build may do without a Ray
-            ensure_limits()
+        if sys.argv[1] in SAVING_COMMANDS:  # builds of corpora can run without Ray
+            check_process_limits()
     try:
         command()
     except (DataError, ModelError):
         raise
     except Exception:
-        ensure_limits()
+        check_process_limits()
         temporary_root()
         raise
 
@@ -187,7 +187,7 @@ def _command_words(command: Any, given: list[str]) -> str:
 
 def _print_warnings() -> None:
     """Print warnings of the store and of commands to standard error, one line each."""
-    handler = logging.StreamHandler(screen(2))
+    handler = logging.StreamHandler(open_terminal_stream(2))
     handler.setLevel(logging.WARNING)
     for name in (
         "data_service.store",

@@ -241,13 +241,13 @@ def require_corpora(options: Iterable[str]) -> None:
     Raises:
         CorpusError: there is no corpus at a local path.
     """
-    from data_service.corpus.manifest import MANIFEST
+    from data_service.corpus.manifest import MANIFEST_KEY
     from data_service.corpus.manifest_file import no_corpus_error
     from launcher.runtime.run.corpus_option import CorpusOption
 
     for option in options:
         uri = CorpusOption.parse(option).uri
-        if "://" not in uri and not Path(uri, MANIFEST).is_file():
+        if "://" not in uri and not Path(uri, MANIFEST_KEY).is_file():
             raise no_corpus_error(uri)
 
 

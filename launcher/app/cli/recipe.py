@@ -133,7 +133,10 @@ def show(
     from launcher.runtime.recipe.source import source_text
 
     if as_json and not timeline:
-        raise OptionError("--json needs --timeline", remedy="add --timeline; a recipe itself is YAML")
+        raise OptionError(
+            "--json needs --timeline",
+            remedy="add --timeline, or leave --json out: the recipe is shown as YAML",
+        )
     if timeline:
         if raw:
             raise OptionError("--raw and --timeline cannot be combined", remedy="give one of them")

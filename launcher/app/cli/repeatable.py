@@ -6,25 +6,25 @@ from contextlib import contextmanager
 
 import typer
 
-from data_service.printable import visible, without_secrets
+from data_service.printable import mask_secrets, visible
 
 
 @contextmanager
 def repeatable() -> Iterator[None]:
     """End the command with code 75 after a signal."""
     from launcher.exit_codes import REPEAT
-    from launcher.signals import answering
+    from launcher.signals import signal_response
 
-    with answering(REPEAT, "the same command begins again"):
+    with signal_response(REPEAT, "the same command begins again"):
         yield
 
 
 @contextmanager
 def show_logs(*names: str) -> Iterator[None]:
     """Send messages of these loggers to standard error inside the block."""
-    from launcher.command import screen
+    from launcher.command import open_terminal_stream
 
-    handler = logging.StreamHandler(screen(2))
+    handler = logging.StreamHandler(open_terminal_stream(2))
     before = {name: logging.getLogger(name).level for name in names}
     for name in names:
         logging.getLogger(name).setLevel(logging.INFO)
@@ -39,4 +39,4 @@ def show_logs(*names: str) -> Iterator[None]:
 
 def say(text: str) -> None:
     """Print a line to standard error."""
-    typer.echo(visible(without_secrets(text)), err=True)
+    typer.echo(visible(mask_secrets(text)), err=True)

@@ -94,13 +94,13 @@ def watch(
     from launcher.observe.watch.live import cached_reads, require_one_run
     from launcher.observe.watch.site import Server, Site, serve
 
-    store = open_store(run, patience_s=10.0)  # a page can wait, and says for what
+    store = open_store(run, patience_s=10.0)  # seconds of patience: a page that waits for the store says so
     require_one_run(run, store)
     with TemporaryDirectory(prefix="maskfleet-watch-", ignore_cleanup_errors=True) as folder:
         site = Site(run, cached_reads(store, folder))
         serve(Server(site, host, port), lambda url: typer.echo(f"{run} is shown at {url}"))
     sys.stdout.flush()
-    os._exit(0)  # reads of a store that does not answer are not waited for
+    os._exit(0)  # ends without waiting for reads of a store that does not answer
 
 
 @group.command()

@@ -34,7 +34,7 @@ def list_tasks(as_json: JsonOption = False) -> None:
 
     tasks = [load_task(name) for name in bundled_tasks()]
     found = [suite for name in bundled_suites() if (suite := read_suite(name)) is not None]
-    suites = {suite.name: [entry.task for entry in suite.entries] for suite in found}
+    suites = {suite.name: [entry.task for entry in suite.suite_entries] for suite in found}
     if as_json:
         print_json(_task_record(task, suites) for task in tasks)
         return
@@ -82,14 +82,14 @@ def check(task: TaskArgument, data: DataOption = None, as_json: JsonOption = Fal
     """
     from data_service.errors import InputError, UserError
     from launcher.after.tasks.suite import load_suite
-    from launcher.after.tasks.summary import summarise
+    from launcher.after.tasks.summary import summarise_splits
     from launcher.errors import TaskError
 
     tasks = load_suite(task, data)
     mistakes: list[UserError] = []
     for loaded in tasks:
         try:
-            for summary in summarise(loaded):
+            for summary in summarise_splits(loaded):
                 _say(loaded, summary, as_json)
         except (TaskError, InputError) as error:
             mistakes.append(error)

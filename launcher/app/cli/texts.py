@@ -63,7 +63,7 @@ def sample_texts(
     splits = plan_splits(files, options)
     count = max(1, min(len(splits), limit // _SPLIT_BYTES))
     chosen = [index * len(splits) // count for index in range(count)]
-    others = sorted(set(range(len(splits))) - set(chosen))  # only read where the chosen have too little
+    others = sorted(set(range(len(splits))) - set(chosen))  # read if the chosen splits hold too little text
     skipped: list[BadRecord] = []
     left = limit
     documents = odd = 0

@@ -32,7 +32,7 @@ group = typer.Typer(
 
 _MB = 1_000_000
 _VOCABULARY = 50_000
-_LOSS_SAMPLE_BYTES = 4 * _MB  # text of which is measured what a new vocabulary loses
+_LOSS_SAMPLE_BYTES = 4 * _MB  # bytes of text in which the loss of a new vocabulary is measured
 
 
 TokenizerKind = Literal["byte_bpe", "wordpiece", "unigram", "bpe"]
@@ -116,7 +116,7 @@ def _learn(
     from launcher.progress import work
 
     with work("learning the vocabulary"):
-        tokenizer = train_tokenizer(kind, texts, asked, options, at_most=True, workers=workers)
+        tokenizer = train_tokenizer(kind, texts, asked, options, allow_fewer_ids=True, workers=workers)
     if tokenizer.vocab_size < asked:
         typer.echo(f"{asked:,} ids were asked for: the text supports {tokenizer.vocab_size:,}", err=True)
     report = json.loads(tokenizer.save_files()[TRAINING_REPORT])
@@ -132,12 +132,12 @@ def _check_loss(tokenizer: "Tokenizer", texts: Iterable[str], accepted: Sequence
         TokenizerError: it loses most of the text in a way that is not accepted.
     """
     from data_service.tokenizers.check import measure_loss
-    from data_service.tokenizers.loss import refuse_loss
+    from data_service.tokenizers.loss import check_loss
     from launcher.app.cli.texts import print_loss
 
     loss = measure_loss(tokenizer, texts)
     what = f"a {tokenizer.kind} vocabulary does not hold this text"
-    refuse_loss(loss, accepted or (), what, remedy="choose another --kind (byte_bpe holds every text)")
+    check_loss(loss, accepted or (), what, remedy="choose another --kind (byte_bpe holds every text)")
     print_loss(loss)
 
 
@@ -217,7 +217,7 @@ def extend(
 
     Example: `maskfleet tokenizer extend bpe-50k/ bpe-medical/ --terms drugs.txt`
     """
-    from data_service.tokenizers.completed import load_completed
+    from data_service.tokenizers.completed import load_with_all_special_tokens
     from data_service.tokenizers.load import load_tokenizer, save_tokenizer
     from data_service.tokenizers.vocabulary import extend_tokenizer
     from launcher.app.cli.texts import read_list
@@ -226,7 +226,10 @@ def extend(
     if terms is None and not specials:
         raise OptionError("nothing to add", remedy="give --terms FILE, or --specials, or both")
     _check_free(new, replace)
-    extended, told = (load_completed if specials else load_tokenizer)(tokenizer, tokenizer_rules), ""
+    extended, told = (
+        (load_with_all_special_tokens if specials else load_tokenizer)(tokenizer, tokenizer_rules),
+        "",
+    )
     if terms is not None:
         extension = extend_tokenizer(extended, read_list(terms))
         extended = extension.tokenizer

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data_service.printable import shell_word, without_secrets
+from data_service.printable import mask_secrets, shell_word
 from launcher.app.cli.options import (
     CorpusTokenizerOption,
     RunArgument,
@@ -76,7 +76,7 @@ def init(
     refuse_placeholders(wanted, f"maskfleet init {shell_word(recipe)} {shell_word(run)}")
     wanted = keep_start(wanted, run)
     if wanted.start not in (SCRATCH, TEACHER):
-        from launcher.runtime.rank.initial_weights import check_start  # it loads torch
+        from launcher.runtime.rank.initial_weights import check_start  # imported late, because it loads torch
 
         check_start(wanted)
     check_tasks(wanted.evaluation.tasks)
@@ -117,7 +117,7 @@ def train(
     SIGTERM, SIGHUP and Ctrl-C commit a checkpoint first. Exit codes: 0 finished; 3 stopped by `maskfleet runs stop`,
     to stay so; 2 a mistake in what it was given, or what no repetition cures; 75 anything else: run it again to go on.
     """
-    typer.echo(f"opening {without_secrets(run)}")  # what follows takes seconds of imports
+    typer.echo(f"opening {mask_secrets(run)}")  # the imports of what follows take seconds
     from rich.console import Console
 
     if recipe is not None:

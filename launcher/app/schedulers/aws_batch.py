@@ -16,7 +16,7 @@ from launcher.app.schedulers.job import render as fill
 from launcher.errors import LaunchError
 from launcher.exit_codes import JOIN_SECONDS, SAVE_SECONDS
 
-if TYPE_CHECKING:  # it imports torch, and options are looked at first
+if TYPE_CHECKING:  # it imports torch, which the check of options does not need
     from launcher.runtime.recipe.schema import Recipe
 
 MAX_ATTEMPTS = 10  # AWS's own limit

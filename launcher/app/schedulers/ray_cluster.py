@@ -72,7 +72,7 @@ def submit(job: RayCluster) -> str:
     with tempfile.TemporaryDirectory(prefix="maskfleet-launch-", dir=temporary_root()) as folder:
         cluster = Path(folder) / "cluster.yaml"
         cluster.write_text(render(job), "utf-8")
-        run_command(["ray", "get-auth-token", "--generate"])  # its answer is the token: it goes nowhere
+        run_command(["ray", "get-auth-token", "--generate"])  # the token it prints is not shown
         run_command(["ray", "up", "--yes", "--no-config-cache", str(cluster)])
         return run_command(["ray", "exec", str(cluster), shlex.join(submission(job, _DASHBOARD))])
 

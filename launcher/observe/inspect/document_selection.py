@@ -8,7 +8,7 @@ import numpy as np
 from data_service.corpus.corpus import Corpus, locate_document, open_corpus
 from data_service.corpus.removals import load_removals
 from data_service.errors import CorpusError
-from data_service.stream.exposure import TextPlace
+from data_service.stream.exposure import TokenRange
 from launcher.errors import RunError
 from launcher.runtime.recipe.corpora import corpora_by_name, corpus_name, corpus_source
 from launcher.runtime.run.record import Run
@@ -38,7 +38,7 @@ class DocumentSelection:
         heldout: names of held-out documents, which no step reads.
     """
 
-    places: dict[DocumentName, TextPlace]
+    places: dict[DocumentName, TokenRange]
     ids: dict[DocumentName, str] = field(default_factory=dict)
     heldout: tuple[str, ...] = ()
 
@@ -65,7 +65,7 @@ def documents_by_number(run: Run, documents: Sequence[DocumentName]) -> Document
     opened = {name: corpus for name, corpus in _corpora(run) if name in wanted}
     return DocumentSelection(
         {
-            document: TextPlace(
+            document: TokenRange(
                 sources.index(document.source),
                 *locate_document(opened[document.source], "train", document.number),
             )
@@ -99,7 +99,7 @@ def documents_by_id(
                 heldout.append(f"{name}:heldout:{found.number} (id {known})")
                 continue
             document = DocumentName(name, found.number)
-            selection.places[document] = TextPlace(number, at.block, at.start, at.start + at.tokens)
+            selection.places[document] = TokenRange(number, at.block, at.start, at.start + at.tokens)
             selection.ids[document] = known
     if missing:
         more = f" and {len(missing) - _MAX_NAMED_IDS:,} more" if len(missing) > _MAX_NAMED_IDS else ""
@@ -113,7 +113,7 @@ def documents_by_id(
 
 def removed_documents(run: Run) -> DocumentSelection:
     """Return all documents that were ever removed from the run's corpora. Raises CorpusError, StoreError."""
-    places: dict[DocumentName, TextPlace] = {}
+    places: dict[DocumentName, TokenRange] = {}
     heldout: list[str] = []
     sources = list(run.recipe.corpus.sources)
     for corpus_of_run, source in corpora_by_name(run.recipe).items():
@@ -121,7 +121,7 @@ def removed_documents(run: Run) -> DocumentSelection:
         number, chain = sources.index(name), load_removals(corpus.store, corpus.manifest)
         gone = chain.for_split("train")
         for document, *at in zip(*(column.tolist() for column in vars(gone).values()), strict=True):
-            places[DocumentName(name, document)] = TextPlace(number, *at)
+            places[DocumentName(name, document)] = TokenRange(number, *at)
         heldout += [
             f"{name}:heldout:{document}" for document in chain.for_split("heldout").documents.tolist()
         ]
@@ -140,7 +140,7 @@ class LeftOutDocuments:
             corpus = open_corpus(source.uri)
             chain = load_removals(corpus.store, corpus.manifest)
             for digest in {state[name] for state in states if name in state}:
-                known = chain.up_to(digest)
+                known = chain.prefix_with_digest(digest)
                 removed = np.zeros(0, dtype=np.int64) if known is None else known.for_split("train").documents
                 self._gone[name, digest] = frozenset(np.intersect1d(numbers, removed).tolist())
 

@@ -17,7 +17,7 @@ from checkpoints.gather import Alone
 from checkpoints.listing import Rewind
 from checkpoints.newest import newest_good
 from data_service.printable import visible
-from data_service.stream.exposure import TextPlace
+from data_service.stream.exposure import TokenRange
 from data_service.stream.positions import Positions, SampleRange
 from data_service.stream.stream import Stream
 from launcher.errors import RunError
@@ -112,7 +112,7 @@ class _Finder:
     def __init__(
         self,
         streams: Sequence[Stream],
-        documents: Mapping[TextPlace, DocumentName],
+        documents: Mapping[TokenRange, DocumentName],
         report: Callable[[int], None],
     ) -> None:
         self._streams, self._documents, self._report = streams, documents, report

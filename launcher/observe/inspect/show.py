@@ -80,7 +80,7 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
     if step < run.record.data_begins:
         raise RunError(
             f"{run.uri} has no data for step {step}: it began with step {run.record.data_begins}, on other data",
-            remedy=f"ask the run it was forked from: {run.record.origins[-1].run}",
+            remedy=f"give the run that it was forked from: {run.record.origins[-1].run}",
         )
     tokenizer = run.tokenizer()
     cache = run.store.at("cache")
@@ -115,9 +115,11 @@ def _documents(source: SampleText) -> tuple["DocumentOrigin", ...]:
     corpus = open_corpus(source.uri)
     if not corpus.manifest.provenance:
         return ()
-    from data_service.corpus.sidecar import origins_of  # pyarrow is imported only for corpora that need it
+    from data_service.corpus.sidecar import (
+        origins_in_ranges,  # pyarrow is imported only for corpora that need it
+    )
 
-    return tuple(origins_of(corpus, "train", source.block, source.stretches))
+    return tuple(origins_in_ranges(corpus, "train", source.block, source.stretches))
 
 
 def _left_out(source: SampleText, state: str) -> frozenset[int]:

@@ -6,4 +6,4 @@ import sys
 from launcher.observe.sinks.publish import main
 
 os.nice(10)
-sys.exit(main())  # clients tidy up at exit; the driver ends one that does not come to it
+sys.exit(main())  # clients clean up at exit; the driver kills the process if a client hangs

@@ -36,7 +36,7 @@ class MlflowRun(Sink):
 
         metrics = []
         for row in rows:
-            self._time = max(int(time.time() * 1000), self._time + 1)  # another machine's clock may be ahead
+            self._time = max(int(time.time() * 1000), self._time + 1)  # times must grow across machines
             metrics += [Metric(name, value, self._time, row.step) for name, value in row.figures.items()]
         logged = RunTag(_LOGGED, str(self._time))
         for start in range(0, len(metrics), _REQUEST_METRICS):

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.formats import NEWER_REMEDY, is_newer, newer_text
+from data_service.formats import NEWER_REMEDY, is_newer, newer_version_message
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 from data_service.store.open import open_store
@@ -114,7 +114,9 @@ class Publisher:
             return PublishState()
         except ValidationError as error:
             if is_newer(data, known=1, error=error):
-                raise RunError(newer_text(f"{self._store.uri}/{self._key}"), remedy=NEWER_REMEDY) from error
+                raise RunError(
+                    newer_version_message(f"{self._store.uri}/{self._key}"), remedy=NEWER_REMEDY
+                ) from error
             raise
 
     def _store_state(self) -> None:
@@ -155,7 +157,7 @@ def publish(name: str, request: PublishRequest, ending: threading.Event, note: N
             return note(str(error))
         except RunError as error:  # a newer version wrote the records
             return note(error.problem)
-        except BaseException as error:  # a client's sys.exit, too
+        except BaseException as error:  # BaseException, because a client may call sys.exit
             note(f"{type(error).__name__}: {str(error)[:_MAX_REASON_CHARACTERS]}")
         if ending.wait(_REOPEN_S):
             return

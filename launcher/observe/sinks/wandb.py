@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, StepFigures, UnusableSink
 
-_MAX_TAGS = 50  # one for each kind of event
+_MAX_TAGS = 50  # largest number of tags; each kind of event is one
 
 
 class WandbRun(Sink):
@@ -56,4 +56,4 @@ class WandbRun(Sink):
 
     def finish(self, summary: EventSummary) -> None:
         self._run.finish(exit_code=int(summary.end == "failed"))
-        self._teardown()  # its own process ends
+        self._teardown()  # ends wandb's own process

@@ -68,8 +68,8 @@ class Site:
         return html_page(f"{self._uri} - Maskfleet", [section], _HEAD)
 
 
-_MAX_REQUESTS = 256  # served at a time; further ones queue
-_SLOT_WAIT_S = 0.02  # wait for a request to end, before an unfinished one gives up its place
+_MAX_REQUESTS = 256  # requests served at a time; further ones queue
+_SLOT_WAIT_S = 0.02  # seconds to wait for a request to end before the slowest one is dropped
 _SEND_TIMEOUT_S = 10.0  # longest wait for a browser that does not finish its request
 _HOST = re.compile(
     r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:@/?#\\\[\]]+))(?::[0-9]{1,5})?"

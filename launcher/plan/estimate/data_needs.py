@@ -18,13 +18,13 @@ from launcher.runtime.capacity.devices import TOKEN_BYTES
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import tokens_per_step
 
-TOKEN_CPU_S = 0.044e-6  # CPU seconds a token, S3 to microbatches, rows of 512, masked by token
-MASKING_CPU_S = 1 / 114e6  # the part of it that is cutting and masking
-SENTENCE_TOKENS = 25  # tokens of a sentence: assumed, for the boundaries that are read with the tokens
-BOUNDARY_BYTES = 8  # bytes of a boundary, at most
-_EPOCH_TOKENS = 4e9  # tokens of an epoch, and
-_EPOCH_BATCHES = 64  # batches at least: enough for what one batch draws on
-SPARE_WORKERS = 2.0  # workers for each that would be busy all the time: ours
+TOKEN_CPU_S = 0.044e-6  # CPU seconds per token, from S3 to microbatches; rows of 512, masked by token
+MASKING_CPU_S = 1 / 114e6  # CPU seconds per token of cutting and masking, a part of `TOKEN_CPU_S`
+SENTENCE_TOKENS = 25  # assumed tokens of a sentence, whose boundary is read with them
+BOUNDARY_BYTES = 8  # largest number of bytes of a boundary
+_EPOCH_TOKENS = 4e9  # assumed tokens of an epoch
+_EPOCH_BATCHES = 64  # least batches of an epoch: enough to estimate what one batch draws on
+SPARE_WORKERS = 2.0  # workers to plan for each that would be busy all the time; our choice
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def shuffle_radius(recipe: Recipe) -> ShuffleRadius | None:
         [each] * len(recipe.corpus.sources),
         batch=rows,
         length=largest.length,
-        spread=recipe.shuffle == "spread",
+        is_spread=recipe.shuffle == "spread",
         block_tokens=BLOCK_TOKENS,
     )
 
@@ -104,7 +104,7 @@ def _masking_rate(recipe: Recipe) -> float:
         return 4e6
     pairs = not isinstance(recipe.input, Packed)
     mlm = recipe.objective.mlm
-    match "token" if mlm is None else mlm.unit:  # for clm nothing is drawn, and no more is done
+    match "token" if mlm is None else mlm.unit:  # clm draws nothing, and costs no more than masking by token
         case "token":
             return 56e6 if pairs else 114e6
         case "whole_word" | "phrase" | "entity":

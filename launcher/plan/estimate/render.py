@@ -23,7 +23,7 @@ from launcher.runtime.capacity.devices import (
 )
 from launcher.runtime.recipe.summary import momentum_matrices
 
-_WHAT, _RESULT = 42, 14  # columns
+_WHAT, _RESULT = 42, 14  # widths in columns: a line's subject, and its result
 _NODE_HOURS = (24.0, 24.0 * 7, 24.0 * 30)
 
 

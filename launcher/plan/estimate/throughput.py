@@ -79,7 +79,7 @@ def phase_time(
     peak = cluster.gpu.peak if recipe.precision == "bf16" else cluster.gpu.peak_fp32
     moved = {fewer: network_bytes(parameters, cluster.ranks, recipe, fewer) for fewer in {rounds, *rising}}
     matrices = sum(orthogonalisation_flops(shape) for shape in momentum_matrices(recipe))
-    orthogonalising = matrices / (cluster.ranks if recipe.zero else 1)  # at stage 0 every rank does all
+    orthogonalising = matrices / (cluster.ranks if recipe.zero else 1)  # at ZeRO stage 0 every rank does all
     compute = rounds * done / (peak * utilisation.share)
     sending = {fewer: sent / (LINK_SHARE * cluster.rate) for fewer, sent in moved.items()}
     return PhaseTime(

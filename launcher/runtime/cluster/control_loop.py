@@ -18,24 +18,24 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, assert_never
 
 from checkpoints.errors import RunIsActive
-from launcher.errors import TryAgain
+from launcher.errors import TransientRunError
 from launcher.runtime.cluster.assignment import Assignment
-from launcher.runtime.cluster.deaths import Deaths
+from launcher.runtime.cluster.deaths import FailureHistory
 from launcher.runtime.cluster.gauges import Gauges
 from launcher.runtime.cluster.group_record import GroupRecord
-from launcher.runtime.cluster.nodes import dead_process, draining, nodes_without
+from launcher.runtime.cluster.nodes import dead_process, draining_node_ids, exclude_nodes
 from launcher.runtime.cluster.operator_log import OperatorLog
 from launcher.runtime.cluster.orders import (
-    Fatal,
-    Finished,
-    Joined,
-    News,
+    FatalError,
+    FinishedTraining,
+    JoinedGroup,
     Raised,
-    RankEnd,
+    RankNews,
+    RankResult,
+    RestartFromEarlierState,
     TakenOver,
     UnfitNodes,
     Unsaved,
-    WentBack,
 )
 from launcher.runtime.cluster.rank_group import RankGroup
 from launcher.runtime.cluster.rank_pool import RankPool
@@ -49,11 +49,11 @@ from launcher.runtime.policies.watchdog import Observer, culprits
 from launcher.runtime.run.record import Run
 
 _POLL_S = 0.25
-_PLACES_POLL_S = 0.5  # interval of looking for places while ranks wait for them
-_ROOM_INTERVAL_S = 5.0  # interval of checking whether ranks should move, or more ranks could train
-_STACKS_S = 5.0  # time limit for the tracebacks of the ranks that still answer
-_END_S = 30.0  # time that ranks have to end once they are done
-NOT_SAVED = "the steps done since the last checkpoint are lost"
+_PLACEMENT_POLL_S = 0.5  # interval of looking for places while ranks wait for them
+_RESIZE_CHECK_INTERVAL_S = 5.0  # interval of checking whether ranks should move, or more ranks could train
+_STACKS_TIMEOUT_S = 5.0  # time limit for the tracebacks of the ranks that still answer
+_END_TIMEOUT_S = 30.0  # time that ranks have to end once they are done
+UNSAVED_STEPS_REMEDY = "the steps done since the last checkpoint are lost"
 
 
 class Display(Protocol):
@@ -78,7 +78,7 @@ class LoopEnd:
     finished: int | None = None
     unsaved: str | None = None
     taken_over: bool = False
-    fatal: Fatal | None = None
+    fatal: FatalError | None = None
 
 
 class ControlLoop:
@@ -114,7 +114,7 @@ class ControlLoop:
         self._limits, self._recovery = run.recipe.watchdog, run.recipe.recovery
         self._claim, self._sizing, self._log, self._stopping = claim, sizing, log, stopping
         self._display, self._gauges = display, Gauges(run.store.uri)
-        self._world, self._deaths = WorldSizeTracker(sizing, last), Deaths(failures)
+        self._world, self._deaths = WorldSizeTracker(sizing, last), FailureHistory(failures)
         self._observer = Observer()
         self.group, self._number, self._starts = GroupRecord(), 0, 0
         self._pauses = False  # whether the present group was told to end early
@@ -128,13 +128,13 @@ class ControlLoop:
         """Run groups of ranks until the run is complete, or no further group may start. Raises TryAgain if Ray itself
         has died on this machine."""
         if self._deaths.failures:
-            self.follow_policy(nodes_without(draining()))
+            self.apply_failure_policy(exclude_nodes(draining_node_ids()))
         with RankPool(self._uri, self._sizing, self._recovery) as pool:
             while (start := self.next_group()) is not None:
                 with RankGroup(start, pool) as group:
                     self._follow(group, assignment, pool)
                     self._take_news(group.last_news() if dead_process() is None else ())
-                    self.conclude(group.ends, group.failed)
+                    self.handle_group_end(group.ends, group.failed)
                 assignment = replace(assignment, before={})
         return self.end
 
@@ -144,7 +144,7 @@ class ControlLoop:
             _ensure_ray()
             if self._stopping.asked.is_set() and not self._in_memory:
                 return None
-            there = nodes_without(draining())
+            there = exclude_nodes(draining_node_ids())
             ranks = self._world.start(there)
             if (text := self._world.news()) is not None:
                 self._display.note(text)
@@ -153,10 +153,10 @@ class ControlLoop:
                 self.group, self._in_memory, self.end.finished = GroupRecord(), False, None
                 self._pauses = self._hands_over = False
                 return GroupStart(ranks, self._world.without, self._frugal, self._number)
-            if self._stopping.asked.is_set():  # nobody can save what is in memory
+            if self._stopping.asked.is_set():  # no rank runs that could save the state in memory
                 self.end.finished = None
                 return None
-            time.sleep(_PLACES_POLL_S)  # machines that come do not announce themselves
+            time.sleep(_PLACEMENT_POLL_S)  # polls, because Ray does not announce new nodes
         return None
 
     def _is_over(self) -> bool:
@@ -173,25 +173,25 @@ class ControlLoop:
         that they load.
         """
         for _ in group.join(assignment, _POLL_S):
-            if self.look_after(group):
+            if self.supervise_group(group):
                 return
         if not group.joined or not self.claim_attempt(group):
             return
         done = None
         for _ in group.train(self.group.attempt or 0, _POLL_S):
-            if self.look_after(group):
+            if self.supervise_group(group):
                 return
-            if time.monotonic() - self._looked >= _ROOM_INTERVAL_S:
+            if time.monotonic() - self._looked >= _RESIZE_CHECK_INTERVAL_S:
                 self._looked = time.monotonic()
-                self.pause_for_nodes()
+                self.pause_if_nodes_changed()
                 if self.group.worked:
-                    pool.refill()
+                    pool.start_missing_spares()
             if group.done:
                 done = done or time.monotonic()
-                if time.monotonic() - done > _END_S:
+                if time.monotonic() - done > _END_TIMEOUT_S:
                     return
 
-    def look_after(self, group: RankGroup) -> bool:
+    def supervise_group(self, group: RankGroup) -> bool:
         """Give orders, take in news, and see that the ranks are alive. Return whether the group must be killed."""
         _ensure_ray()
         group.orders = replace(
@@ -210,15 +210,15 @@ class ControlLoop:
             what = stuck_text(found)
             self._display.note(f"the ranks are stuck, and will be started again: {what}")
             self.group.hung, self.group.blamed = True, culprits(found, self.group.beats)
-            self._ask_stacks(group)
+            self._request_stacks(group)
             self._log.hang(what, self.group)
             kill_ranks([beat.place for beat in self.group.beats.values()])
         return False
 
-    def _ask_stacks(self, group: RankGroup) -> None:
+    def _request_stacks(self, group: RankGroup) -> None:
         """Ask the ranks for the tracebacks of their threads, and wait for those that answer."""
         group.orders = replace(group.orders, stacks=True)
-        deadline = time.monotonic() + _STACKS_S
+        deadline = time.monotonic() + _STACKS_TIMEOUT_S
         while time.monotonic() < deadline and self.group.stacks.keys() < self.group.beats.keys():
             self._take_news(group.talk())
             time.sleep(_POLL_S)
@@ -227,18 +227,18 @@ class ControlLoop:
         """Claim the attempt of the group, which has joined. Return whether it may train. While the store does not
         answer, the ranks wait for it."""
         try:
-            for attempt in self._claim.claiming(self._display.note, _POLL_S):
+            for attempt in self._claim.claim_with_retries(self._display.note, _POLL_S):
                 self._take_news(group.talk())
                 self.group.attempt = attempt.number if attempt is not None else None
                 if attempt is None and self._stopping.asked.is_set() and not self._in_memory:
                     return False
         except RunIsActive as error:
-            self._take_over(error.problem)
+            self._record_takeover(error.problem)
             return False
         self._starts += 1
         self._gauges.started(self._starts)
         first = next((end.outcome for rank, end in group.ends.items() if rank == 0), None)
-        if self._starts == 1 and isinstance(first, Joined):
+        if self._starts == 1 and isinstance(first, JoinedGroup):
             for text in first.warnings:
                 self._display.note(text)
         self._record_world(len(group.ends))
@@ -250,13 +250,13 @@ class ControlLoop:
             self._display.note(f"{world} ranks instead of {change.before}: {change.cause}")
             self._log.event("world", **{"from": change.before, "to": world, "cause": change.cause})
 
-    def _take_news(self, answers: Sequence[tuple[int, News]]) -> None:
+    def _take_news(self, answers: Sequence[tuple[int, RankNews]]) -> None:
         for rank, news in answers:
             self.take_rank_news(rank, news)
 
-    def take_rank_news(self, rank: int, news: News) -> None:
+    def take_rank_news(self, rank: int, news: RankNews) -> None:
         """Take in a rank's news: where it is; its figures, for every sink of them; what it says and records."""
-        self.group.take_news(rank, news)
+        self.group.add_news(rank, news)
         if news.stack is not None:
             self.group.stacks[rank] = news.stack
         if news.resumed is not None and not self.group.resumed:
@@ -280,17 +280,17 @@ class ControlLoop:
         repeats = f", {again:,} steps are repeated" if again else ""
         self._display.note(f"loading the state of step {step:,}{repeats}")
 
-    def pause_for_nodes(self) -> None:
+    def pause_if_nodes_changed(self) -> None:
         """Pause the ranks at a checkpoint if a node of theirs is being drained, or if more could train."""
         if self._pauses:
             return
-        going = draining()
-        there = nodes_without(going)
+        going = draining_node_ids()
+        there = exclude_nodes(going)
         ours = going & {beat.place.node for beat in self.group.beats.values()}
         if ours:
             names = ", ".join(sorted(node[:8] for node in ours))
             self._pause(f"nodes that ranks are on are being drained: {names}", "elsewhere", there)
-        elif self._world.grows(there):
+        elif self._world.should_grow(there):
             self._pause("there is room for more ranks", "with them", there)
 
     def _pause(self, reason: str, how: str, there: Nodes) -> None:
@@ -299,54 +299,54 @@ class ControlLoop:
         self._display.note(f"{reason}: {'' if self._hands_over else 'saving, to '}go on {how}")
         self._log.event("pause", reason=reason)
 
-    def conclude(self, ends: Mapping[int, RankEnd], failed: Sequence[int]) -> None:
-        """Decide what the end of a group means. `ends`: how the ranks ended that returned. `failed`: the ranks that
-        ended the group, as far as Ray knows."""
+    def handle_group_end(self, end_by_rank: Mapping[int, RankResult], failed_ranks: Sequence[int]) -> None:
+        """Decide what the end of a group means. `end_by_rank`: how the ranks ended that returned. `failed_ranks`: the
+        ranks that ended the group, as far as Ray knows."""
         excused = False
-        for rank, end in ends.items():
+        for rank, end in end_by_rank.items():
             match end.outcome:
                 case Raised() as error:
                     self.group.add_error(rank, error)
-                case Fatal() as fatal:
+                case FatalError() as fatal:
                     self.end.fatal = self.end.fatal or fatal
                 case TakenOver(problem):
-                    self._take_over(problem)
+                    self._record_takeover(problem)
                 case Unsaved(reason):
                     self.end.unsaved = reason
                 case UnfitNodes() as unfit:
                     if not excused:
                         self._exclude_nodes(unfit)
                     excused = True
-                case WentBack():
+                case RestartFromEarlierState():
                     excused = True
-                case Finished(step, saved):
+                case FinishedTraining(step, saved):
                     if rank == 0:
                         self.end.finished, self._in_memory, excused = step, not saved, True
                         self._deaths.resumed(step)
-                case Joined():
+                case JoinedGroup():
                     pass
                 case outcome:
                     assert_never(outcome)
-        began = self.group.attempt is not None or self.group.errors or failed
+        began = self.group.attempt is not None or self.group.errors or failed_ranks
         if began and not excused and not self._is_over():
-            self._judge(failed)
+            self._judge(failed_ranks)
 
     def _exclude_nodes(self, unfit: UnfitNodes) -> None:
         """Exclude the nodes that the preflight found unfit. If too few nodes are left, the run ends."""
         bad = frozenset(preflight["node"] for preflight in unfit.preflights)
-        if self._world.leave_out(nodes_without(draining()), bad):
+        if self._world.exclude_nodes(exclude_nodes(draining_node_ids()), bad):
             self._display.note(f"left out: {unfit.problem} ({unfit.remedy})")
         else:
-            self.end.fatal = self.end.fatal or Fatal(unfit.problem, unfit.remedy)
+            self.end.fatal = self.end.fatal or FatalError(unfit.problem, unfit.remedy)
         for preflight in unfit.preflights:
             self._log.event("unfit", **preflight)
 
     def _is_taken_over(self) -> bool:
         if self._claim.taken:
-            self._take_over("a newer start has taken the run over: this one ends")
+            self._record_takeover("a newer start has taken the run over: this one ends")
         return self.end.taken_over
 
-    def _take_over(self, problem: str) -> None:
+    def _record_takeover(self, problem: str) -> None:
         if not self.end.taken_over:
             self.end.taken_over = True
             self._display.note(problem)
@@ -360,22 +360,22 @@ class ControlLoop:
         self._log.death(failure, failed, group)
         if not stopped:
             self._deaths.add(failure)
-            self.follow_policy(nodes_without(draining()))
+            self.apply_failure_policy(exclude_nodes(draining_node_ids()))
 
-    def follow_policy(self, there: Nodes) -> None:
-        decision = self._deaths.decide(nodes=len(there))
+    def apply_failure_policy(self, nodes: Nodes) -> None:
+        decision = self._deaths.decide(nodes=len(nodes))
         match decision:
             case Stop():
-                self.end.fatal = self.end.fatal or Fatal(decision.reason, decision.remedy)
+                self.end.fatal = self.end.fatal or FatalError(decision.reason, decision.remedy)
             case Restart():
-                self._world.leave_out(there, decision.without)
-                self._announce_frugality(decision.frugal)
+                self._world.exclude_nodes(nodes, decision.without)
+                self._announce_low_memory_mode(decision.frugal)
             case _:
                 assert_never(decision)
         if not self._is_taken_over():
             self._log.deaths(self._deaths.failures)
 
-    def _announce_frugality(self, frugal: bool) -> None:
+    def _announce_low_memory_mode(self, frugal: bool) -> None:
         """Say so, once, if the next ranks make no copies of their state and have no spare processes."""
         if frugal and not self._frugal:
             failures = self._deaths.failures
@@ -390,4 +390,4 @@ class ControlLoop:
 def _ensure_ray() -> None:
     dead = dead_process()
     if dead is not None:
-        raise TryAgain(f"Ray is lost: its {dead} has died", remedy=NOT_SAVED)
+        raise TransientRunError(f"Ray is lost: its {dead} has died", remedy=UNSAVED_STEPS_REMEDY)

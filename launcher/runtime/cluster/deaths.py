@@ -13,15 +13,15 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from checkpoints.attempt import Attempt
-from data_service.formats import NEWER_REMEDY, is_newer, newer_text
+from data_service.formats import NEWER_REMEDY, is_newer, newer_version_message
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 from launcher.errors import RunError
 from launcher.runtime.policies.failures import Failure, Restart, Stop, decide
 
-DEATHS = "attempts/deaths.json"
-MAX_KEPT = 32  # number of newest failures that are stored; the policy uses fewer
-_ERROR_CHARACTERS = 500  # characters of an error
+DEATHS_KEY = "attempts/deaths.json"
+MAX_STORED_FAILURES = 32  # number of newest failures that are stored; the policy uses fewer
+_ERROR_CHARACTERS = 500  # largest number of characters of a stored error
 
 
 class _DeathsRecord(BaseModel):
@@ -31,7 +31,7 @@ class _DeathsRecord(BaseModel):
     failures: tuple[Failure, ...]
 
 
-class Deaths:
+class FailureHistory:
     """The failures of a run in the memory of its newest start.
 
     Attributes:
@@ -46,7 +46,7 @@ class Deaths:
 
     def add(self, failure: Failure) -> None:
         """Add the failure of a group of ranks."""
-        self.failures = [*self.failures, failure][-MAX_KEPT:]
+        self.failures = [*self.failures, failure][-MAX_STORED_FAILURES:]
         self._reached = failure.step
 
     def resumed(self, step: int) -> int:
@@ -69,21 +69,24 @@ def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
     """Return the failures on record, the oldest first. A damaged record counts as no failures, and `note` tells the
     operator so. Raises StoreError; RunError if a newer version of Maskfleet wrote the record."""
     try:
-        data = store.get(DEATHS)
+        data = store.get(DEATHS_KEY)
         return list(_DeathsRecord.model_validate_json(data).failures)
     except KeyMissing:
         return []
     except ValidationError as error:
         if is_newer(data, known=1, error=error):
-            raise RunError(newer_text(f"{store.uri}/{DEATHS}"), remedy=NEWER_REMEDY) from error
-        note(f"{store.uri}/{DEATHS} is damaged: earlier failures of the run are not counted")
+            raise RunError(newer_version_message(f"{store.uri}/{DEATHS_KEY}"), remedy=NEWER_REMEDY) from error
+        note(f"{store.uri}/{DEATHS_KEY} is damaged: earlier failures of the run are not counted")
         return []
 
 
 def write_deaths(store: Store, failures: Sequence[Failure]) -> None:
     """Replace the record by the newest `failures`. Raises StoreError."""
-    newest = (replace(one, error=one.error and one.error[:_ERROR_CHARACTERS]) for one in failures[-MAX_KEPT:])
-    store.put(DEATHS, _DeathsRecord(failures=tuple(newest)).model_dump_json().encode())
+    newest = (
+        replace(one, error=one.error and one.error[:_ERROR_CHARACTERS])
+        for one in failures[-MAX_STORED_FAILURES:]
+    )
+    store.put(DEATHS_KEY, _DeathsRecord(failures=tuple(newest)).model_dump_json().encode())
 
 
 def past_failures(
@@ -102,7 +105,9 @@ def past_failures(
     return failures
 
 
-def count_start(attempt: Attempt, error: Exception, *, committed: int, note: Callable[[str], None]) -> None:
+def record_failed_start(
+    attempt: Attempt, error: Exception, *, committed: int, note: Callable[[str], None]
+) -> None:
     """Count a start that ended by `error`, an obstacle that may pass, as a failure of the run.
 
     Raises RunError if the failure policy ends the run: restarts have not cured it. A store that fails now is passed
@@ -111,7 +116,9 @@ def count_start(attempt: Attempt, error: Exception, *, committed: int, note: Cal
     with suppress(StoreError):
         line = f"{type(error).__name__}: {getattr(error, 'problem', error)}"
         failures = read_deaths(attempt.store, note)
-        deaths = Deaths([*failures, _silent_death(committed, time.time(), line)][-MAX_KEPT:])
+        deaths = FailureHistory(
+            [*failures, _silent_death(committed, time.time(), line)][-MAX_STORED_FAILURES:]
+        )
         decision = deaths.decide(nodes=1)
         write_deaths(attempt.store, deaths.failures)
         if isinstance(decision, Stop):

@@ -12,9 +12,9 @@ from launcher.output import human_duration
 from launcher.progress import shown_elsewhere, work
 from launcher.runtime.run.metrics import losses_text, running_mean, shown_on, term_losses
 
-_PLAIN_SECONDS = 10.0
+_PLAIN_INTERVAL_S = 10.0
 _STARTING = "starting"  # the activity of a rank that does nothing that takes long
-_FIELDS = {"seconds", *(name for metric in shown_on("progress") for name in metric.fields)}
+_SHOWN_FIELDS = {"seconds", *(name for metric in shown_on("progress") for name in metric.fields)}
 
 
 class Watch:
@@ -66,7 +66,7 @@ class Watch:
             self._bar = None
 
     def _step(self, record: Mapping[str, Any]) -> None:
-        for name in _FIELDS & record.keys():
+        for name in _SHOWN_FIELDS & record.keys():
             self._mean(name, record[name])
         if not record["skipped"]:
             self._losses = term_losses(record)
@@ -79,7 +79,7 @@ class Watch:
             self._alone.enter_context(shown_elsewhere())
         if self._console.is_terminal:
             self._draw(done)
-        elif self._clock() - self._printed_at >= _PLAIN_SECONDS or done == self._total:
+        elif self._clock() - self._printed_at >= _PLAIN_INTERVAL_S or done == self._total:
             self._printed_at = self._clock()
             self.note(f"step {done}/{self._total}  {self._figures(done)}")
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from launcher.runtime.cluster.orders import News, Raised
+from launcher.runtime.cluster.orders import Raised, RankNews
 from launcher.runtime.policies.failures import Failure, where_it_began
 from launcher.runtime.policies.watchdog import Beat, next_beat
 
@@ -34,7 +34,7 @@ class GroupRecord:
     resumed: bool = False
     hung: bool = False
 
-    def take_news(self, rank: int, news: News) -> None:
+    def add_news(self, rank: int, news: RankNews) -> None:
         """Take in where a rank is."""
         beat = Beat(1, news.step, news.doing, news.done, news.place)
         self.beats[rank] = next_beat(self.beats.get(rank), beat)
@@ -49,15 +49,15 @@ class GroupRecord:
         """Number of steps that were done when the group ended."""
         return max((beat.step for beat in self.beats.values()), default=0)
 
-    def failure(self, failed: Sequence[int], *, committed: int, now: float) -> Failure:
+    def failure(self, failed_ranks: Sequence[int], *, committed: int, now: float) -> Failure:
         """Return the group's end as a failure for the failure policy. `committed`: steps of the newest checkpoint;
         `now`: seconds since 1970."""
-        cause = self.cause(failed)
+        cause = self.cause(failed_ranks)
         kind = "silent" if cause is None else self.errors[cause].kind
         places = {rank: beat.place.node for rank, beat in self.beats.items()}
         errors = {rank: raised.text for rank, raised in self.errors.items()}
-        mute = self._silent_ranks(failed)
-        node = where_it_began(places, errors, mute if cause is None else failed, self.blamed)
+        mute = self._silent_ranks(failed_ranks)
+        node = where_it_began(places, errors, mute if cause is None else failed_ranks, self.blamed)
         return Failure(
             time=now,
             step=self.step,
@@ -81,17 +81,19 @@ class GroupRecord:
         if cause is not None:
             raised = self.errors[cause]
             verb = "was failed by the store" if raised.kind == "transient" else "raised"
-            return f"{self._named_ranks([cause])} {verb} at step {self.step:,}: {raised.text}"
+            return f"{self._ranks_text([cause])} {verb} at step {self.step:,}: {raised.text}"
         if self.hung:
             return f"the ranks were stuck at step {self.step:,}, and killed"
         who = self._silent_ranks(failed) or [rank for rank in self.beats if rank not in self.errors]
-        return f"{self._named_ranks(who)} died at step {self.step:,} without a word (killed, or its machine lost)"
+        return (
+            f"{self._ranks_text(who)} died at step {self.step:,} without a word (killed, or its machine lost)"
+        )
 
     def _silent_ranks(self, failed: Sequence[int]) -> list[int]:
         """Return those of the `failed` ranks that reported no error."""
         return [rank for rank in failed if rank not in self.errors]
 
-    def _named_ranks(self, ranks: Sequence[int]) -> str:
+    def _ranks_text(self, ranks: Sequence[int]) -> str:
         known = {str(self.beats[rank].place) for rank in ranks if rank in self.beats}
         where = f" on {', '.join(sorted(known))}" if known else ""
         if not ranks or len(ranks) == len(self.beats) > 1:

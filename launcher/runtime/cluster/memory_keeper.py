@@ -23,8 +23,8 @@ from launcher.runtime.cluster.nodes import on_thread
 from launcher.runtime.policies.recovery import partners
 
 _CHUNK_BYTES = 32 << 20  # bytes that are fetched at a time
-_CHUNK_S = 60.0  # time limit for a chunk
-_ALIVE_S = 0.5
+_CHUNK_TIMEOUT_S = 60.0  # time limit for a chunk
+_ALIVE_TIMEOUT_S = 0.5
 
 _serving = on_thread("serving")
 _copying = on_thread("copying")
@@ -45,7 +45,7 @@ class HeldSlot:
     description: str
 
 
-Place = tuple[int, Sequence[tuple[int, int]]]
+SlotLocations = tuple[int, Sequence[tuple[int, int]]]
 """Where the slots of a rank are: its process, and descriptor and inode of each."""
 
 
@@ -59,7 +59,7 @@ class _Rank:
         before: those of processes before, which are needed until this one has completed two sets.
     """
 
-    place: Place
+    place: SlotLocations
     slots: list[Slot]
     before: list[Slot]
 
@@ -76,14 +76,16 @@ class MemoryKeeper:
     def ping(self) -> None:
         """Answer, to show that the process lives."""
 
-    def completed(self, rank: int, count: int, place: Place, partner: Any = None, *, attempt: int) -> None:
+    def completed(
+        self, rank: int, count: int, place: SlotLocations, partner: Any = None, *, attempt: int
+    ) -> None:
         """Note that a rank of this attempt has completed its set number `count` in its slots at `place`. If it is the
         second, all ranks have completed their first, and sets of attempts before are not needed. `partner`: the keeper
         that is to copy the set."""
         if attempt <= self._dropped:
-            _drop(_open_slots(place) or [])
+            _close_slots(_open_slots(place) or [])
             return
-        known = self._hold(rank, place)
+        known = self._open_rank_slots(rank, place)
         if known is None:
             return
         if count >= 2 and known.before:
@@ -95,7 +97,7 @@ class MemoryKeeper:
             copied = partner.copy.remote(ray.get_runtime_context().current_actor, rank, attempt)
             copied.future().add_done_callback(partial(_free, slots))
 
-    def _hold(self, rank: int, place: Place) -> _Rank | None:
+    def _open_rank_slots(self, rank: int, place: SlotLocations) -> _Rank | None:
         """Return the slots of a rank, opened if they are not; None if its process has ended."""
         known = self._ranks.get(rank)
         if known is not None and known.place == place:
@@ -109,7 +111,7 @@ class MemoryKeeper:
     def drop(self, attempt: int) -> None:
         """Drop the sets of the ranks of this node, of attempts up to this one, and let the ranks know."""
         self._dropped = max(self._dropped, attempt)
-        _drop([slot for rank in self._ranks.values() for slot in (*rank.slots, *rank.before)])
+        _close_slots([slot for rank in self._ranks.values() for slot in (*rank.slots, *rank.before)])
         self._ranks = {}
 
     @_copying
@@ -138,7 +140,7 @@ class MemoryKeeper:
         return self._slot(descriptor).data[start:stop]
 
     @_serving
-    def lend(self, rank: int) -> tuple[int, tuple[int, bytes], int] | None:
+    def newest_set_for_copy(self, rank: int) -> tuple[int, tuple[int, bytes], int] | None:
         """Return file, identity and used bytes of the newest set of a rank; None if there is none."""
         known = self._ranks.get(rank)
         newest = max(known.slots, key=lambda slot: slot.seal) if known is not None else None
@@ -158,7 +160,7 @@ class MemoryKeeper:
         if attempt <= self._dropped:
             return True
         with suppress(RayError, GetTimeoutError, KeyError):
-            lent = ray.get(source.lend.remote(rank), timeout=_CHUNK_S)
+            lent = ray.get(source.newest_set_for_copy.remote(rank), timeout=_CHUNK_TIMEOUT_S)
             kept = self._copies.setdefault(rank, [])
             if lent is None or (kept and kept[0].identity == lent[1]):
                 return True
@@ -195,8 +197,10 @@ def _fetch(source: Any, descriptor: int, identity: tuple[int, bytes], *, target:
     try:
         for start in range(8, used, _CHUNK_BYTES):
             stop = min(start + _CHUNK_BYTES, used)
-            target.data[start:stop] = ray.get(source.read.remote(descriptor, start, stop), timeout=_CHUNK_S)
-        whole = bool(ray.get(source.identity.remote(descriptor), timeout=_CHUNK_S) == identity)
+            target.data[start:stop] = ray.get(
+                source.read.remote(descriptor, start, stop), timeout=_CHUNK_TIMEOUT_S
+            )
+        whole = bool(ray.get(source.identity.remote(descriptor), timeout=_CHUNK_TIMEOUT_S) == identity)
         if whole:
             target.mark_awaits_copy(False)
             target.complete_copied_set(identity[0])
@@ -206,7 +210,7 @@ def _fetch(source: Any, descriptor: int, identity: tuple[int, bytes], *, target:
     return whole
 
 
-def _open_slots(place: Place) -> list[Slot] | None:
+def _open_slots(place: SlotLocations) -> list[Slot] | None:
     """Return the slots at `place`; None if their process has ended."""
     pid, files = place
     try:
@@ -215,7 +219,7 @@ def _open_slots(place: Place) -> list[Slot] | None:
         return None
 
 
-def _drop(slots: Sequence[Slot]) -> None:
+def _close_slots(slots: Sequence[Slot]) -> None:
     """Close slots, and let the rank that writes them know."""
     for slot in slots:
         slot.mark_dropped()
@@ -233,14 +237,17 @@ def _free(slots: Sequence[Slot], copied: "Future[bool]") -> None:
                 slot.mark_awaits_copy(False)
 
 
-def ensure_keepers(known: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
-    """Return a keeper for each of `nodes`: the one that is `known`, if its process lives, or else a new one."""
-    asked = {node: known[node].ping.remote() for node in nodes if node in known}
+def ensure_keepers(keeper_by_node: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
+    """Return a keeper for each of `nodes`: the one in `keeper_by_node`, if its process lives, or else a new
+    one."""
+    asked = {node: keeper_by_node[node].ping.remote() for node in nodes if node in keeper_by_node}
     calls = list(asked.values())
-    answered = set(ray.wait(calls, num_returns=len(calls), timeout=_ALIVE_S)[0]) if calls else set()
+    answered = set(ray.wait(calls, num_returns=len(calls), timeout=_ALIVE_TIMEOUT_S)[0]) if calls else set()
     dead = {node for node, call in asked.items() if call in answered and not _is_alive(call)}
     # One that does not answer is still starting, or its machine is busy.
-    return {node: known[node] if node in asked and node not in dead else _start(node) for node in nodes}
+    return {
+        node: keeper_by_node[node] if node in asked and node not in dead else _start(node) for node in nodes
+    }
 
 
 def _is_alive(call: Any) -> bool:
@@ -259,10 +266,10 @@ def _start(node: str) -> Any:
     return actor.options(scheduling_strategy=strategy).remote()
 
 
-_OFFERS_S = 3.0  # time limit for keepers to tell what they hold: those of lost nodes do not answer
+_OFFERS_TIMEOUT_S = 3.0  # time limit for keepers to tell what they hold: those of lost nodes do not answer
 
 
-class NodeMemory:
+class StateKeepersClient:
     """A rank's access to the keepers: it is the `Keeper` of its writer, and finds and reads sets.
 
     Args:
@@ -289,7 +296,7 @@ class NodeMemory:
         self.shares, self.ranks = self._partner is not None, list(nodes).count(self._node)
 
     def completed(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
-        place: Place = (os.getpid(), tuple((slot.descriptor, slot.inode) for slot in slots))
+        place: SlotLocations = (os.getpid(), tuple((slot.descriptor, slot.inode) for slot in slots))
         self._keepers[self._node].completed.remote(rank, count, place, self._partner, attempt=self._attempt)
 
     def drop(self) -> None:
@@ -301,7 +308,7 @@ class NodeMemory:
         """Return the sets that all keepers hold which answer in time, those of this node first, as JSON."""
         calls = [keeper.offers.remote() for keeper in self._keepers.values() if self._remembers]
         found: list[HeldSlot] = []
-        for call in ray.wait(calls, num_returns=len(calls), timeout=_OFFERS_S)[0] if calls else ():
+        for call in ray.wait(calls, num_returns=len(calls), timeout=_OFFERS_TIMEOUT_S)[0] if calls else ():
             with suppress(RayError):
                 found += ray.get(call)
         return [asdict(held) for held in sorted(found, key=lambda held: held.node != self._node)]
@@ -322,6 +329,6 @@ class NodeMemory:
             parts = range(start, stop, _CHUNK_BYTES)
             asked = [(HEADER_BYTES + at, HEADER_BYTES + min(at + _CHUNK_BYTES, stop)) for at in parts]
             calls = [keeper.read.remote(there.descriptor, *part) for part in asked]
-            return bytearray(b"".join(ray.get(calls, timeout=_CHUNK_S)))
+            return bytearray(b"".join(ray.get(calls, timeout=_CHUNK_TIMEOUT_S)))
 
         return fetch

@@ -16,14 +16,15 @@ from data_service.service.ray_internals import dead_processes, draining_nodes, l
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def connect(**local: Any) -> None:
-    """Join the cluster in RAY_ADDRESS, or start a Ray on this machine with the settings `local` of `ray.init`."""
+def connect_ray(**init_settings: Any) -> None:
+    """Join the cluster in RAY_ADDRESS, or start a Ray on this machine with the settings `init_settings` of
+    `ray.init`."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # then Ray ends this process
-    start_ray(**local)
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # s, then Ray ends this process
+    start_ray(**init_settings)
 
 
-def draining() -> frozenset[str]:
+def draining_node_ids() -> frozenset[str]:
     """Return the ids of the nodes that are about to leave the cluster: preempted by the cloud, or drained by an
     operator or an autoscaler."""
     return draining_nodes()
@@ -52,9 +53,10 @@ def request_nodes(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
             request_resources(bundles=[])
 
 
-def nodes_without(going: Container[str]) -> list[dict[str, Any]]:
-    """Return the nodes of `ray.nodes()` that are not in `going`, the ids of nodes on which Ray places nothing new."""
-    return [node for node in ray.nodes() if node["NodeID"] not in going]
+def exclude_nodes(departing_node_ids: Container[str]) -> list[dict[str, Any]]:
+    """Return the nodes of `ray.nodes()` that are not in `departing_node_ids`, the ids of nodes on which Ray places
+    nothing new."""
+    return [node for node in ray.nodes() if node["NodeID"] not in departing_node_ids]
 
 
 def on_thread(name: str) -> Callable[[F], F]:

@@ -10,7 +10,7 @@ from launcher.runtime.policies.watchdog import RankLocation
 
 
 @dataclass(frozen=True)
-class Orders:
+class RankOrders:
     """The driver's orders to a rank.
 
     Attributes:
@@ -29,7 +29,7 @@ class Orders:
 
 
 @dataclass(frozen=True)
-class News:
+class RankNews:
     """A rank's answer to orders.
 
     Attributes:
@@ -54,7 +54,7 @@ class News:
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedGroup:
     """The rank is in its group, whose nodes are fit, and waits for the number of the attempt. `warnings`: those of the
     preflight, as lines for the operator."""
 
@@ -62,7 +62,7 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedTraining:
     """The rank ended in good order after `step` steps. `saved`: whether the last state is committed; if not, it is in
     memory, for the next group."""
 
@@ -79,7 +79,7 @@ class Unsaved:
 
 
 @dataclass(frozen=True)
-class WentBack:
+class RestartFromEarlierState:
     """The rank ends so that the next group resumes from an earlier state. It is no failure."""
 
 
@@ -101,7 +101,7 @@ class UnfitNodes:
 
 
 @dataclass(frozen=True)
-class Fatal:
+class FatalError:
     """The reason why a run cannot continue, and what the operator should do."""
 
     problem: str
@@ -126,12 +126,21 @@ class Raised:
     blamed: Sequence[int] | None = None
 
 
-Outcome = Joined | Finished | Unsaved | WentBack | TakenOver | UnfitNodes | Fatal | Raised
+RankOutcome = (
+    JoinedGroup
+    | FinishedTraining
+    | Unsaved
+    | RestartFromEarlierState
+    | TakenOver
+    | UnfitNodes
+    | FatalError
+    | Raised
+)
 """How a rank's part in a group ended, or that it has joined the group."""
 
 
 @dataclass(frozen=True)
-class RankEnd:
+class RankResult:
     """The return of the driver's call to a rank.
 
     Attributes:
@@ -139,6 +148,6 @@ class RankEnd:
         news: the rank's last news; None if it had no line to the driver yet.
     """
 
-    outcome: Outcome
+    outcome: RankOutcome
     stays: bool
-    news: News | None = None
+    news: RankNews | None = None

@@ -4,7 +4,7 @@ import torch
 
 from launcher.runtime.cluster.rank_placement import Seat, SeatError
 
-NCCL_FOR_MIG = (2, 31)
+MIN_NCCL_VERSION_FOR_MIG = (2, 31)
 """The first version whose guide names MIG instances as devices of one communicator."""
 
 
@@ -12,7 +12,7 @@ class DeviceMissing(Exception):
     """The error if CUDA does not show a rank the GPUs of its seat."""
 
 
-def take_device(seat: Seat) -> None:
+def select_device(seat: Seat) -> None:
     """Make the rank's GPU the device of this process.
 
     Raises:
@@ -22,11 +22,12 @@ def take_device(seat: Seat) -> None:
     """
     if not seat.gpus:
         return
-    if seat.shares_a_gpu and seat.local_world > 1 and (nccl := _nccl()) < NCCL_FOR_MIG:
+    if seat.shares_gpu and seat.local_world > 1 and (nccl := _nccl()) < MIN_NCCL_VERSION_FOR_MIG:
         raise SeatError(
-            f"{seat.local_world} ranks have MIG instances of one machine, which NCCL {_dotted(nccl)} does not connect",
+            f"{seat.local_world} ranks have MIG instances of one machine, which NCCL {_version_text(nccl)} "
+            "does not connect",
             remedy="start one rank on each machine, or use whole GPUs, or install a torch with NCCL "
-            f"{_dotted(NCCL_FOR_MIG)} or later",
+            f"{_version_text(MIN_NCCL_VERSION_FOR_MIG)} or later",
         )
     found = torch.cuda.device_count()
     if found != len(seat.visible):
@@ -41,5 +42,5 @@ def _nccl() -> tuple[int, ...]:
     return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
 
 
-def _dotted(version: tuple[int, ...]) -> str:
+def _version_text(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))

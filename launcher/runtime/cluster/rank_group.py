@@ -19,15 +19,17 @@ from ray.exceptions import RayError
 
 from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.nodes import dead_process
-from launcher.runtime.cluster.orders import Joined, News, Orders, RankEnd
-from launcher.runtime.cluster.rank_placement import Seat, rank_order, seats
-from launcher.runtime.cluster.rank_pool import Place, RankPool, Waiting
+from launcher.runtime.cluster.orders import JoinedGroup, RankNews, RankOrders, RankResult
+from launcher.runtime.cluster.rank_placement import Seat, assign_seats, rank_order
+from launcher.runtime.cluster.rank_pool import RankPlace, RankPool, WaitSteps
 from launcher.runtime.policies.elastic import GroupStart
 from launcher.runtime.policies.watchdog import beat_interval
 from launcher.runtime.rank.startup import Startup
 
-READY_S = 180.0  # time limit for all processes to start: imports from a cold disk take long
-_LEAVE_S = 5.0  # time that the other ranks have to leave or to report their errors, once one has failed
+READY_TIMEOUT_S = 180.0  # time limit for all processes to start: imports from a cold disk take long
+_LEAVE_TIMEOUT_S = (
+    5.0  # time that the other ranks have to leave or to report their errors, once one has failed
+)
 _LAST_NEWS_S = 1.0  # time limit for answers that are on their way when a group ends
 
 
@@ -41,14 +43,14 @@ class RankGroup:
     """
 
     def __init__(self, start: GroupStart, pool: RankPool) -> None:
-        self.orders = Orders()
+        self.orders = RankOrders()
         self.failed: list[int] = []
-        self.ends: dict[int, RankEnd] = {}
+        self.ends: dict[int, RankResult] = {}
         self._start, self._pool = start, pool
-        self._places: list[Place] = []
+        self._places: list[RankPlace] = []
         self._calls: list[Any] = []  # the last call to each rank
         self._talks: dict[Any, int] = {}  # calls of `talk` without an answer so far, and their ranks
-        self._told: dict[int, tuple[Orders, float]] = {}  # the last orders to each rank, and when
+        self._told: dict[int, tuple[RankOrders, float]] = {}  # the last orders to each rank, and their time
         self._interval = beat_interval(start.ranks)
 
     def __enter__(self) -> "RankGroup":
@@ -57,12 +59,14 @@ class RankGroup:
     def __exit__(self, *error: object) -> None:
         if dead_process() is None:  # without Ray nobody answers, and the ranks die with their node
             ended = _done_calls(self._calls, 0.0)
-            self._pool.release({rank: _is_ok(call) for rank, call in enumerate(self._calls) if call in ended})
+            self._pool.release(
+                {rank: _returned_reusable(call) for rank, call in enumerate(self._calls) if call in ended}
+            )
 
     @property
     def done(self) -> bool:
         """Whether the first rank has ended its part."""
-        return 0 in self.ends and not isinstance(self.ends[0].outcome, Joined)
+        return 0 in self.ends and not isinstance(self.ends[0].outcome, JoinedGroup)
 
     @property
     def joined(self) -> bool:
@@ -71,10 +75,10 @@ class RankGroup:
         return (
             not self.failed
             and len(ends) == self._start.ranks
-            and all(isinstance(end, Joined) for end in ends)
+            and all(isinstance(end, JoinedGroup) for end in ends)
         )
 
-    def join(self, assignment: Assignment, poll_s: float) -> Waiting:
+    def join(self, assignment: Assignment, poll_s: float) -> WaitSteps:
         """Place the ranks, start them, and have them join. Yield every `poll_s` seconds or more often. Raises SeatError
         if the GPUs of a node cannot be told apart."""
         startup = Startup(assignment.before)
@@ -100,13 +104,13 @@ class RankGroup:
         ]
         yield from self._await(calls, poll_s, float("inf"))
 
-    def train(self, attempt: int, poll_s: float) -> Waiting:
+    def train(self, attempt: int, poll_s: float) -> WaitSteps:
         """Have the ranks, which have joined, train as this attempt. Yield as `join` does."""
         self.ends = {}
         calls = [place.actor.train.remote(attempt) for place in self._places]
         yield from self._await(calls, poll_s, float("inf"))
 
-    def talk(self) -> list[tuple[int, News]]:
+    def talk(self) -> list[tuple[int, RankNews]]:
         """Send `orders` to the ranks that do not have them, and ask those for news that have not been asked for a
         while. Return the news that came. A rank that does not answer is not asked again."""
         news = self._answers(0.0)
@@ -118,26 +122,26 @@ class RankGroup:
                 self._talks[place.actor.talk.remote(self._start.number, self.orders)] = rank
         return news
 
-    def last_news(self) -> list[tuple[int, News]]:
+    def last_news(self) -> list[tuple[int, RankNews]]:
         """Return the last news of the ranks, once their parts have ended."""
         news = self._answers(_LAST_NEWS_S)
         return news + [(rank, end.news) for rank, end in self.ends.items() if end.news is not None]
 
-    def _answers(self, patience_s: float) -> list[tuple[int, News]]:
+    def _answers(self, patience_s: float) -> list[tuple[int, RankNews]]:
         found, talks = [], [talk for talk, rank in self._talks.items() if rank not in self.failed]
         for answer in ray.wait(talks, num_returns=len(talks), timeout=patience_s)[0] if talks else ():
             rank = self._talks.pop(answer)
-            with suppress(RayError):  # its death is known by its call
+            with suppress(RayError):  # the pending call to the rank reports its death
                 news = ray.get(answer)
                 if news is not None:
                     found.append((rank, news))
         return found
 
-    def _seats(self, places: list[Place], poll_s: float) -> Generator[None, None, list[Seat]]:
+    def _seats(self, places: list[RankPlace], poll_s: float) -> Generator[None, None, list[Seat]]:
         """Return the seats of the ranks, and bring `places` into their order: that of the last group if processes of it
         stayed. An empty list if a rank has `failed`, or a process that stayed does not see the GPUs of its seat."""
         asked = [place.actor.placement.remote() for place in places]
-        found = yield from self._await(asked, poll_s, READY_S)
+        found = yield from self._await(asked, poll_s, READY_TIMEOUT_S)
         if self.failed:
             return []
         anew = all(place.placement is None for place in places)
@@ -145,11 +149,13 @@ class RankGroup:
             place.placement = place.placement or placement
         if anew:
             places[:] = self._pool.sort(rank_order(found))
-        ports = yield from self._await([place.actor.free_port.remote() for place in places], poll_s, READY_S)
+        ports = yield from self._await(
+            [place.actor.free_port.remote() for place in places], poll_s, READY_TIMEOUT_S
+        )
         if self.failed:
             return []
-        taken = seats([place.placement for place in places if place.placement is not None], ports[0])
-        if not all(place.sees(seat) for place, seat in zip(places, taken, strict=True)):
+        taken = assign_seats([place.placement for place in places if place.placement is not None], ports[0])
+        if not all(place.can_take_seat(seat) for place, seat in zip(places, taken, strict=True)):
             self._calls = []  # then all processes end, and the next group has new ones
             return []
         for place, seat in zip(places, taken, strict=True):
@@ -166,16 +172,18 @@ class RankGroup:
                 return []
             ray.wait(left, num_returns=1, timeout=poll_s)
             done, left = ray.wait(left, num_returns=len(left), timeout=0)
-            if not all(map(_is_ok, done)):
-                self._free_the_others()
-                done = [*done, *_done_calls(left, _LEAVE_S + self._interval)]
+            if not all(map(_returned_reusable, done)):
+                self._order_others_to_leave()
+                done = [*done, *_done_calls(left, _LEAVE_TIMEOUT_S + self._interval)]
                 over = set(done)
-                self.failed = [rank for rank, call in enumerate(calls) if call in over and not _is_ok(call)]
+                self.failed = [
+                    rank for rank, call in enumerate(calls) if call in over and not _returned_reusable(call)
+                ]
             self._note_ends(done)
             yield
         return [] if self.failed else ray.get(calls)
 
-    def _free_the_others(self) -> None:
+    def _order_others_to_leave(self) -> None:
         """Order the ranks to leave what they compute together, which a dead rank will never finish."""
         self.orders = replace(self.orders, abort=True)
         for rank, place in enumerate(self._places):
@@ -187,7 +195,7 @@ class RankGroup:
         ranks, ends = {call: rank for rank, call in enumerate(self._calls)}, []
         for call in done:
             with suppress(RayError):
-                if isinstance(end := ray.get(call), RankEnd):
+                if isinstance(end := ray.get(call), RankResult):
                     ends.append((end.stays, ranks[call], end))
         self.ends |= {rank: end for _, rank, end in sorted(ends, key=lambda one: one[:2])}
 
@@ -197,11 +205,11 @@ def _done_calls(calls: Sequence[Any], patience_s: float) -> set[Any]:
     return set(ray.wait(list(calls), num_returns=len(calls), timeout=patience_s)[0]) if calls else set()
 
 
-def _is_ok(call: Any) -> bool:
+def _returned_reusable(call: Any) -> bool:
     """Return whether a call that is over has returned, and its process can train again. If not, its process died, or
     its rank failed."""
     try:
         found = ray.get(call)
     except RayError:
         return False
-    return not isinstance(found, RankEnd) or found.stays
+    return not isinstance(found, RankResult) or found.stays

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from launcher.errors import RunError
 
 _ID_PREFIXES = ("GPU-", "MIG-")  # beginnings of ids; other names of GPUs are numbers
-_MIG = "MIG-"
+_MIG_ID_PREFIX = "MIG-"
 
 
 class SeatError(RunError):
@@ -51,20 +51,20 @@ class Seat:
     gpus: tuple[str, ...]
 
     @property
-    def shares_a_gpu(self) -> bool:
+    def shares_gpu(self) -> bool:
         """Whether the rank has a MIG instance, a part of a GPU."""
-        return any(gpu.startswith(_MIG) for gpu in self.gpus)
+        return any(gpu.startswith(_MIG_ID_PREFIX) for gpu in self.gpus)
 
     @property
     def visible(self) -> tuple[str, ...]:
         """The GPUs that the rank sees: those of all ranks of its node, since NCCL and torch need them all to connect
         the ranks. CUDA shows a process at most one MIG instance, which must be the rank's own."""
-        return (self.gpus[self.local_rank],) if self.shares_a_gpu else self.gpus
+        return (self.gpus[self.local_rank],) if self.shares_gpu else self.gpus
 
     @property
     def device(self) -> int:
         """The number of the rank's GPU among those that it sees."""
-        return 0 if self.shares_a_gpu else self.local_rank
+        return 0 if self.shares_gpu else self.local_rank
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that torch, DeepSpeed and NCCL read. `LOCAL_RANK` is `device`, because
@@ -85,7 +85,7 @@ class Seat:
         # With expandable segments, rows of many lengths do not fragment the GPU's memory.
         allocator = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         found = visible_devices(self.visible) | {"PYTORCH_ALLOC_CONF": allocator}
-        if self.shares_a_gpu:  # NCCL's guide asks for this, because no MIG instance has NVLink
+        if self.shares_gpu:  # NCCL's guide asks for this, because no MIG instance has NVLink
             found["NCCL_MNNVL_ENABLE"] = os.environ.get("NCCL_MNNVL_ENABLE", "0")
         return found
 
@@ -97,7 +97,7 @@ def visible_devices(gpus: Sequence[str]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": order}
 
 
-def seats(placements: Sequence[Placement], port: int) -> list[Seat]:
+def assign_seats(placements: Sequence[Placement], port: int) -> list[Seat]:
     """Return the seats of processes that are sorted by rank (`rank_order`). `port`: a free port of the first process's
     node, where rank 0 will listen.
 
@@ -146,10 +146,11 @@ def rank_order(placements: Sequence[Placement]) -> list[int]:
     """Return the indices of `placements` in the order of their ranks: node by node, on each node by GPU."""
     first = {placement.node: index for index, placement in reversed(list(enumerate(placements)))}
     return sorted(
-        range(len(placements)), key=lambda index: (first[placements[index].node], _order(placements[index]))
+        range(len(placements)),
+        key=lambda index: (first[placements[index].node], _rank_sort_key(placements[index])),
     )
 
 
-def _order(placement: Placement) -> tuple[int, str, int]:
+def _rank_sort_key(placement: Placement) -> tuple[int, str, int]:
     gpu = placement.gpus[0] if placement.gpus else ""
     return (int(gpu) if gpu.isdecimal() else 0, gpu, placement.pid)

@@ -19,27 +19,27 @@ from ray.util import placement_group, placement_group_table, remove_placement_gr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from launcher.runtime.cluster.memory_keeper import ensure_keepers
-from launcher.runtime.cluster.nodes import dead_process, draining
+from launcher.runtime.cluster.nodes import dead_process, draining_node_ids
 from launcher.runtime.cluster.rank_placement import Placement, Seat
-from launcher.runtime.cluster.rank_process import CONCURRENCY, RankProcess
+from launcher.runtime.cluster.rank_process import CONCURRENCY_GROUPS, RankProcess
 from launcher.runtime.policies.elastic import GroupStart, Sizing
 from launcher.runtime.policies.recovery import Recovery, spares_for
 
-Waiting = Generator[None, None, None]
+WaitSteps = Generator[None, None, None]
 """A generator that yields now and then, so that its caller can do other things while it waits."""
 
 Origin = Literal["stayed", "spare", "new"]
 """Where a rank's process comes from."""
 
-_PLACING_S = 10.0  # time limit for Ray to reserve the places of the ranks
-_MOVING_S = 3.0  # time for Ray to move the places of a lost node to another one
+_RESERVATION_TIMEOUT_S = 10.0  # time limit for Ray to reserve the places of the ranks
+_MOVE_TIMEOUT_S = 3.0  # time for Ray to move the places of a lost node to another one
 _POLL_S = 0.1
-_ALIVE_S = 1.0  # time limit for a spare process to answer
+_ALIVE_TIMEOUT_S = 1.0  # time limit for a spare process to answer
 _NODE_LABEL = "ray.io/node-id"
 
 
 @dataclass(eq=False)
-class Place:
+class RankPlace:
     """The place of a rank, and its process.
 
     Attributes:
@@ -64,7 +64,7 @@ class Place:
         """The node of the process, or of the one before."""
         return self.placement.node if self.placement is not None else None
 
-    def sees(self, seat: Seat) -> bool:
+    def can_take_seat(self, seat: Seat) -> bool:
         """Return whether the process can have this seat. CUDA has read the node's GPUs if it had one before."""
         return self.origin != "stayed" or self.seat is None or self.seat.visible == seat.visible
 
@@ -89,8 +89,8 @@ class RankPool:
         self._run_uri, self._each, self._recovery = run_uri, dict(sizing.each), recovery
         self._keepers: dict[str, Any] = {}
         self._groups: list[Any] = []
-        self._places: list[Place] = []
-        self._vacant: list[Place] = []
+        self._places: list[RankPlace] = []
+        self._vacant: list[RankPlace] = []
         self._spares: list[_Spare] = []
         self._ended = False  # whether a group has ended
         self._frugal = False  # whether the ranks have neither keepers nor spare processes
@@ -99,31 +99,31 @@ class RankPool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if dead_process() is not None:  # nobody is there to be asked, and they die with their node
+        if dead_process() is not None:  # without Ray the processes die with their nodes
             return
-        self._drop_reserves()
-        self._clear()
+        self._end_keepers_and_spares()
+        self._release_all_places()
 
-    def _drop_reserves(self) -> None:
+    def _end_keepers_and_spares(self) -> None:
         """End the keepers, and what they hold, and the spare processes."""
         for actor in (*(spare.actor for spare in self._spares), *self._keepers.values()):
             _kill(actor)
         self._spares, self._keepers = [], {}
 
-    def fill(self, start: GroupStart, poll_s: float) -> Generator[None, None, list[Place]]:
+    def fill(self, start: GroupStart, poll_s: float) -> Generator[None, None, list[RankPlace]]:
         """Return the places of a group in the order of its ranks, each with a process. The list is empty if Ray does
         not find them in time. Processes that are new have no placement yet.
 
         Ranks that stayed keep their order; a process that replaces another takes its rank."""
         self._frugal = start.frugal
         if start.frugal:
-            self._drop_reserves()
-        avoided = start.without | draining()
+            self._end_keepers_and_spares()
+        avoided = start.without | draining_node_ids()
         stayed = [place for place in self._places if place.actor is not None and place.node not in avoided]
         if not stayed:
-            self._clear()
+            self._release_all_places()
         kept = stayed[: start.ranks]
-        self._vacate(kept)
+        self._end_other_processes(kept)
         kept += yield from self._reused_places(start.ranks - len(kept), avoided)
         self._vacant = [place for place in self._vacant if place not in kept]
         if len(kept) < start.ranks:
@@ -133,14 +133,14 @@ class RankPool:
             placed = True
         self._places = sorted(kept, key=lambda place: place.number)
         if not placed:
-            self._clear()
+            self._release_all_places()
             return []
         for place in self._places:
             if place.actor is None:
-                self._occupy(place)
+                self._start_process_in(place)
         return self._places
 
-    def sort(self, order: Sequence[int]) -> list[Place]:
+    def sort(self, order: Sequence[int]) -> list[RankPlace]:
         """Give the places the order of ranks, `order` being their numbers so far; return them."""
         self._places = [self._places[index] for index in order]
         for number, place in enumerate(self._places):
@@ -173,7 +173,7 @@ class RankPool:
                 _kill(place.actor)
                 place.actor = None
 
-    def refill(self) -> None:
+    def start_missing_spares(self) -> None:
         """Start the spare processes that are missing on the nodes of the ranks. Call it now and then while ranks
         train."""
         if self._frugal:
@@ -183,12 +183,12 @@ class RankPool:
         memory = {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in ray.nodes()}
         wanted = spares_for(ranks, memory, self._recovery.spares)
         missing = {node: count - there[node] for node, count in sorted(wanted.items())}
-        gone = draining() if any(count > 0 for count in missing.values()) else frozenset()
+        gone = draining_node_ids() if any(count > 0 for count in missing.values()) else frozenset()
         for node, count in missing.items():
             if node not in gone:
                 self._spares += [self._spare(node, ranks[node]) for _ in range(count)]
 
-    def _vacate(self, kept: Sequence[Place]) -> None:
+    def _end_other_processes(self, kept: Sequence[RankPlace]) -> None:
         """End the processes of all places but those `kept`. Ray holds these places for later groups."""
         left = [place for place in self._places if place not in kept]
         for place in left:
@@ -197,10 +197,10 @@ class RankPool:
                 place.actor = None
         self._vacant = [*self._vacant, *left]
 
-    def _reused_places(self, count: int, avoided: Container[str]) -> Generator[None, None, list[Place]]:
+    def _reused_places(self, count: int, avoided: Container[str]) -> Generator[None, None, list[RankPlace]]:
         """Return at most `count` of the vacant places that Ray holds on nodes that may have ranks. When a node is lost,
         Ray moves its places to others as soon as they have room, which is awaited for a moment."""
-        deadline = time.monotonic() + _MOVING_S
+        deadline = time.monotonic() + _MOVE_TIMEOUT_S
         while True:
             alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
             now = {place: node for place, node in self._vacant_places() if node in alive}
@@ -215,14 +215,14 @@ class RankPool:
                 place.placement = place.seat = None
         return found
 
-    def _vacant_places(self) -> list[tuple[Place, str]]:
+    def _vacant_places(self) -> list[tuple[RankPlace, str]]:
         """Return the vacant places with the nodes on which Ray holds them, "" if on none."""
         groups = {id(place.group): place.group for place in self._vacant}
         tables = {key: placement_group_table(group)["bundles_to_node_id"] for key, group in groups.items()}
         vacant = sorted(self._vacant, key=lambda place: place.number)
         return [(place, tables[id(place.group)].get(place.bundle, "")) for place in vacant]
 
-    def _reserve(self, count: int, without: frozenset[str]) -> list[Place]:
+    def _reserve(self, count: int, without: frozenset[str]) -> list[RankPlace]:
         """Return so many new places, which Ray has yet to find."""
         label = {_NODE_LABEL: f"!in({','.join(sorted(without))})"} if without else {}
         group = placement_group(
@@ -232,16 +232,16 @@ class RankPool:
         )
         self._groups.append(group)
         number = max((place.number for place in (*self._places, *self._vacant)), default=-1) + 1
-        return [Place(group, bundle, number + bundle) for bundle in range(count)]
+        return [RankPlace(group, bundle, number + bundle) for bundle in range(count)]
 
-    def _occupy(self, place: Place) -> None:
+    def _start_process_in(self, place: RankPlace) -> None:
         """Give the place a process: a spare one of its node, which takes over the GPUs of the process before, which
         the placement group still reserves; or else a new one."""
         before = place.placement
         while before is not None and (spare := self._take_spare(before.node)) is not None:
             with suppress(RayError):
-                there: Placement = ray.get(spare.loaded, timeout=_ALIVE_S)
-                ray.get(spare.actor.placement.remote(), timeout=_ALIVE_S)
+                there: Placement = ray.get(spare.loaded, timeout=_ALIVE_TIMEOUT_S)
+                ray.get(spare.actor.placement.remote(), timeout=_ALIVE_TIMEOUT_S)
                 place.actor, place.origin = spare.actor, "spare"
                 place.placement = replace(before, pid=there.pid)
                 return
@@ -264,12 +264,12 @@ class RankPool:
 
     def _process(self, each: Mapping[str, float], strategy: Any) -> Any:
         cores, gpus = each.get("CPU", 0), each.get("GPU", 0)
-        actor = ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0, concurrency_groups=CONCURRENCY)(
-            RankProcess
-        )
+        actor = ray.remote(
+            num_cpus=cores, num_gpus=gpus, max_restarts=0, concurrency_groups=CONCURRENCY_GROUPS
+        )(RankProcess)
         return actor.options(scheduling_strategy=strategy).remote()
 
-    def _clear(self) -> None:
+    def _release_all_places(self) -> None:
         """End the processes of all ranks, and give up their places. Spare processes stay."""
         for place in self._places:
             if place.actor is not None:
@@ -282,7 +282,7 @@ class RankPool:
 
 def _is_reserved(group: Any, poll_s: float) -> Generator[None, None, bool]:
     """Return whether Ray finds all places of a placement group in time."""
-    deadline = time.monotonic() + _PLACING_S
+    deadline = time.monotonic() + _RESERVATION_TIMEOUT_S
     while time.monotonic() < deadline:
         if group.wait(poll_s):
             return True

@@ -19,10 +19,10 @@ from launcher.runtime.cluster.rank_placement import Placement, Seat, SeatError
 
 if TYPE_CHECKING:
     from launcher.runtime.cluster.assignment import Assignment
-    from launcher.runtime.cluster.orders import News, Orders, RankEnd
+    from launcher.runtime.cluster.orders import RankNews, RankOrders, RankResult
     from launcher.runtime.cluster.worker import Rank
 
-CONCURRENCY = {"talks": 1}
+CONCURRENCY_GROUPS = {"talks": 1}
 """Ray's groups of threads of the actor, besides the thread on which a rank trains."""
 _SET_NAME = 15  # an option of prctl(2)
 _CUDA_LIBRARIES = ("torch", "deepspeed")
@@ -36,11 +36,12 @@ def assigned_gpus() -> tuple[str, ...]:
 
 class RankProcess:
     """The actor in which a rank runs: of one group after another, as long as its groups end in good order or by the
-    death of other ranks. The driver talks with it on its own thread (`CONCURRENCY`), whatever the rank computes."""
+    death of other ranks. The driver talks with it on its own thread (`CONCURRENCY_GROUPS`), whatever the rank
+    computes."""
 
     def __init__(self) -> None:
-        self._loaded = False  # whether we loaded torch, which may then be there before a seat
-        self._rank: Rank | None = None  # what this process is in its present group
+        self._loaded = False  # whether `load` has imported torch, before the rank has a seat
+        self._rank: Rank | None = None  # this process as a rank of its present group
 
     def load(self, run_uri: str, gpus: bool, ranks: int) -> Placement:
         """Prepare a spare process for a rank of the run, and return the process's place. `gpus`: whether ranks have
@@ -48,11 +49,11 @@ class RankProcess:
         `ranks`: number of ranks on this node."""
         os.environ["DS_ACCELERATOR"] = "cuda" if gpus else "cpu"
         self._loaded = True
-        with _without_gc():
+        with _gc_disabled():
             import launcher.runtime.cluster.worker  # noqa: F401
-        from launcher.runtime.cluster.spare_process import prepare
+        from launcher.runtime.cluster.spare_process import prepare_process
 
-        prepare(run_uri, gpus=gpus, ranks=ranks)
+        prepare_process(run_uri, gpus=gpus, ranks=ranks)
         return self.placement()
 
     def placement(self) -> Placement:
@@ -65,40 +66,40 @@ class RankProcess:
             port: int = probe.getsockname()[1]
             return port
 
-    def join(self, group: int, seat: Seat, assignment: "Assignment") -> "RankEnd":
+    def join(self, group: int, seat: Seat, assignment: "Assignment") -> "RankResult":
         """Take a seat in group number `group`, and join its other ranks. The environment is set before torch is
         imported; something else that has already loaded torch or DeepSpeed ends the run."""
         began = time.monotonic()
-        from launcher.runtime.cluster.orders import Fatal, RankEnd
+        from launcher.runtime.cluster.orders import FatalError, RankResult
 
         try:
             if not self._loaded:
                 _ensure_not_loaded()
         except SeatError as error:
-            return RankEnd(Fatal(error.problem, error.remedy), stays=False)
+            return RankResult(FatalError(error.problem, error.remedy), stays=False)
         os.environ.update(seat.environment())
         self._loaded = True
-        with _without_gc():
+        with _gc_disabled():
             from launcher.runtime.cluster.worker import Rank
         if self._rank is not None:  # that group ended before its ranks trained
-            self._rank.leave(broken=True)
+            self._rank.leave(group_is_broken=True)
         self._rank = Rank(group, seat, assignment, began)
         _name_thread(f"rank {seat.rank}")
         return self._ended(self._rank.join())
 
-    def train(self, attempt: int) -> "RankEnd":
+    def train(self, attempt: int) -> "RankResult":
         """Train as a rank of the group that was joined, under this number."""
         assert self._rank is not None
         _name_thread(f"rank {self._rank.link.rank}")
         return self._ended(self._rank.train(attempt))
 
-    def _ended(self, end: "RankEnd") -> "RankEnd":
+    def _ended(self, end: "RankResult") -> "RankResult":
         if self._rank is not None and not self._rank.joined:
             self._rank = None
         return end
 
     @ray.method(concurrency_group="talks")  # type: ignore[untyped-decorator]
-    def talk(self, group: int, orders: "Orders") -> "News | None":
+    def talk(self, group: int, orders: "RankOrders") -> "RankNews | None":
         """Take orders for the rank of group number `group`, and return its news; None if it is not there (yet)."""
         rank = self._rank
         return rank.link.talk(orders) if rank is not None and rank.group == group else None
@@ -111,7 +112,7 @@ def _name_thread(name: str) -> None:
 
 
 @contextmanager
-def _without_gc() -> Iterator[None]:
+def _gc_disabled() -> Iterator[None]:
     """What is imported stays: to look through it for garbage is a tenth of the time of the imports."""
     gc.disable()
     try:

@@ -9,11 +9,11 @@ from typing import Any
 
 import ray
 
-from data_service.service.ray_internals import joins_cluster
-from launcher.command import output_into
-from launcher.errors import RunError, TryAgain
+from data_service.service.ray_internals import is_cluster_configured
+from launcher.command import redirect_output
+from launcher.errors import RunError, TransientRunError
 from launcher.exit_codes import JOIN_SECONDS
-from launcher.runtime.cluster.nodes import connect, log_folder
+from launcher.runtime.cluster.nodes import connect_ray, log_folder
 from launcher.runtime.cluster.resources import Resources
 from launcher.runtime.cluster.stop_requests import StopRequests
 from launcher.runtime.preflight.network import connection_error
@@ -26,7 +26,7 @@ _CONNECTION_S = 2.0  # time limit of one connection to it
 _SHUTDOWN_S = 5.0  # time limit for Ray to disconnect
 
 
-def await_cluster(stopping: StopRequests, note: Note) -> None:
+def wait_for_cluster(stopping: StopRequests, note: Note) -> None:
     """Wait until something answers at RAY_ADDRESS. Ray itself would try for many minutes without a useful message.
 
     Raises TryAgain if nothing answers. It is no mistake of the user for certain, because a wrong address and a head
@@ -39,7 +39,7 @@ def await_cluster(stopping: StopRequests, note: Note) -> None:
         if refused is None:
             return
         if time.monotonic() > deadline:
-            raise TryAgain(
+            raise TransientRunError(
                 f"no Ray cluster answers at RAY_ADDRESS={address}: {refused}",
                 remedy="check the address and that the cluster's head is up; unset RAY_ADDRESS to train on this "
                 "machine alone",
@@ -51,20 +51,20 @@ def await_cluster(stopping: StopRequests, note: Note) -> None:
 
 
 @contextmanager
-def ray_session(resources: Resources, stopping: StopRequests) -> Iterator[None]:
+def connected_ray(resources: Resources, stopping: StopRequests) -> Iterator[None]:
     """Join the cluster in RAY_ADDRESS, or start a Ray on this machine for as long as the run lasts.
 
     The output of ranks stays in Ray's log folder. They tell the driver what the operator should know.
     """
-    local = {} if joins_cluster() else _local_cluster(resources)
+    local = {} if is_cluster_configured() else _local_cluster(resources)
     try:
-        connect(**local)
-    except ValueError as error:  # Ray's, where its object store would leave no memory for anything else
+        connect_ray(**local)
+    except ValueError as error:  # Ray raises it if its object store would leave no memory for anything else
         if not local:
             raise
         raise resources.too_large(str(error)) from error
     stopping.listen()
-    with output_into(log_folder() / f"maskfleet-{os.getpid()}.log"):
+    with redirect_output(log_folder() / f"maskfleet-{os.getpid()}.log"):
         try:
             yield
         finally:
@@ -73,18 +73,18 @@ def ray_session(resources: Resources, stopping: StopRequests) -> Iterator[None]:
             goodbye.join(_SHUTDOWN_S)
 
 
-def await_nodes(wanted: int, stopping: StopRequests, note: Note) -> None:
-    """Wait until the cluster has `wanted` nodes, or a stop is requested. Raises TryAgain if nodes are still missing
+def wait_for_nodes(node_count: int, stopping: StopRequests, note: Note) -> None:
+    """Wait until the cluster has `node_count` nodes, or a stop is requested. Raises TryAgain if nodes are still missing
     after the time limit; the message names the nodes that joined."""
-    seconds = float(os.environ.get("MASKFLEET_JOIN_SECONDS", JOIN_SECONDS))  # as infra/ray_node.sh waits
+    seconds = float(os.environ.get("MASKFLEET_JOIN_SECONDS", JOIN_SECONDS))  # the same in infra/ray_node.sh
     deadline, announced = time.monotonic() + seconds, False
-    while len(there := sorted(node["NodeName"] for node in ray.nodes() if node["Alive"])) < wanted:
+    while len(there := sorted(node["NodeName"] for node in ray.nodes() if node["Alive"])) < node_count:
         if not announced:
-            note(f"waiting for nodes: {len(there)} of {wanted} are there")
+            note(f"waiting for nodes: {len(there)} of {node_count} are there")
             announced = True
         if time.monotonic() > deadline:
-            raise TryAgain(
-                f"only {len(there)} of {wanted} nodes joined the Ray cluster in {seconds:g} s: {', '.join(there)}",
+            raise TransientRunError(
+                f"only {len(there)} of {node_count} nodes joined the Ray cluster in {seconds:g} s: {', '.join(there)}",
                 remedy="see the logs of the missing nodes, or start with fewer nodes (--nodes) to train without them",
             )
         if stopping.asked.wait(0.5):

@@ -7,14 +7,16 @@ from typing import Any
 
 import psutil
 
-from launcher.errors import RunError, TryAgain
+from launcher.errors import RunError, TransientRunError
 from launcher.output import human_bytes
 from launcher.runtime.policies.elastic import Sizing, Trainers
 from launcher.runtime.recipe.schema import Recipe
 
-TRAINER_CPUS = 0.25  # ranks reserve little: on a small machine data tasks must still find a place beside them
+CPUS_PER_RANK = (
+    0.25  # ranks reserve little: on a small machine data tasks must still find a place beside them
+)
 # Where the number of ranks follows the machine's cores, each core holds a rank and a data task.
-ELASTIC_CPUS = 0.75
+CPUS_PER_ELASTIC_RANK = 0.75
 MAX_DATA_WORKERS = 4  # data workers for each rank
 
 
@@ -36,7 +38,7 @@ class Resources:
         if the machine could hold so much memory when nothing else runs.
         """
         whole = psutil.virtual_memory().total
-        kind = TryAgain if self.object_store_bytes < 0.9 * whole else RunError
+        kind = TransientRunError if self.object_store_bytes < 0.9 * whole else RunError
         return kind(
             f"Ray did not start on this machine, which has {human_bytes(whole)} of memory; its object store needs "
             f"{human_bytes(self.object_store_bytes)}: {reason}",
@@ -50,11 +52,11 @@ def plan_resources(recipe: Recipe) -> Resources:
     cores = _cores()
     match recipe.trainers:
         case "auto":
-            ranks, each = min(2, cores), TRAINER_CPUS
+            ranks, each = min(2, cores), CPUS_PER_RANK
         case Trainers() as trainers:
-            ranks, each = trainers.min, ELASTIC_CPUS
+            ranks, each = trainers.min, CPUS_PER_ELASTIC_RANK
         case count:
-            ranks, each = count, TRAINER_CPUS
+            ranks, each = count, CPUS_PER_RANK
     workers = data_workers(recipe, cores, ranks)
     memory = int(recipe.data_service.memory)
     return Resources(max(cores, -int(-ranks * each // 1) + workers + 1), 2 * memory + (256 << 20))
@@ -67,23 +69,23 @@ def data_workers(recipe: Recipe, cores: float, ranks: int) -> int:
     return asked if asked != "auto" else max(1, min(int(cores) // 2, MAX_DATA_WORKERS * ranks))
 
 
-def cores_of(nodes: Iterable[Mapping[str, Any]]) -> float:
+def total_cpus(nodes: Iterable[Mapping[str, Any]]) -> float:
     """Return the number of CPUs of the living nodes of `ray.nodes()`."""
     return sum(float(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"])
 
 
-def gpus_of(nodes: Iterable[Mapping[str, Any]]) -> int:
+def total_gpus(nodes: Iterable[Mapping[str, Any]]) -> int:
     """Return the number of GPUs of the living nodes of `ray.nodes()`."""
     return sum(int(node["Resources"].get("GPU", 0)) for node in nodes if node["Alive"])
 
 
-def sizing(recipe: Recipe, gpus: int) -> Sizing:
+def choose_sizing(recipe: Recipe, gpus: int) -> Sizing:
     """Return how many ranks `recipe` may have in a cluster with `gpus` GPUs; never more than a step has microbatches.
 
     `trainers: 8` means 8 ranks. `trainers: auto` means a rank for every GPU that the cluster has at any time; without
     GPUs, one for each core of this machine, at most two. A rank reserves one GPU, or without GPUs a part of a core.
     """
-    useful, each = recipe.microbatches, {"CPU": TRAINER_CPUS} | ({"GPU": 1.0} if gpus else {})
+    useful, each = recipe.microbatches, {"CPU": CPUS_PER_RANK} | ({"GPU": 1.0} if gpus else {})
     trainers = recipe.trainers
     if trainers == "auto":
         trainers = Trainers() if gpus else min(2, _cores())
@@ -100,7 +102,7 @@ def sizing(recipe: Recipe, gpus: int) -> Sizing:
         min(expected, useful),
         trainers.wait,
         trainers.grow,
-        each if gpus else {"CPU": ELASTIC_CPUS},
+        each if gpus else {"CPU": CPUS_PER_ELASTIC_RANK},
     )
 
 

@@ -15,9 +15,9 @@ from data_service.store.errors import TRANSIENT_ERRORS, StoreError
 
 _log = logging.getLogger(__name__)
 
-SUCCESSOR_POLL_S = 10.0  # interval of checking for a newer claim of the run
+SUCCESSOR_CHECK_INTERVAL_S = 10.0  # interval of checking for a newer claim of the run
 _CLAIM_POLL_S = 1.0  # interval of claiming again while the store does not answer
-_CLOSE_S = 0.5  # time limit for the last heartbeat
+_LAST_HEARTBEAT_TIMEOUT_S = 0.5  # time limit for the last heartbeat
 
 
 class RunClaim:
@@ -30,13 +30,13 @@ class RunClaim:
         look_s: seconds between two looks for a newer attempt of another start.
     """
 
-    def __init__(self, first: Attempt, owner: Owner, look_s: float = SUCCESSOR_POLL_S) -> None:
+    def __init__(self, first: Attempt, owner: Owner, look_s: float = SUCCESSOR_CHECK_INTERVAL_S) -> None:
         self._newest, self._owner, self._look_s = first, owner, look_s
         self._unused = True  # no group has used the newest attempt yet
         self._taken, self._closed = threading.Event(), threading.Event()
         self._claims = ThreadPoolExecutor(1, thread_name_prefix="claim")
         self._heart = Heartbeat(first)
-        self._heart.__enter__()  # here, because the first group may have to wait for machines
+        self._heart.__enter__()  # begins here, because the first group may have to wait for machines
         threading.Thread(target=self._watch_claims, name="successor", daemon=True).start()
 
     @property
@@ -48,9 +48,9 @@ class RunClaim:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close(_CLOSE_S)
+        self.close(_LAST_HEARTBEAT_TIMEOUT_S)
 
-    def claiming(self, note: Callable[[str], None], poll_s: float) -> Iterator[Attempt | None]:
+    def claim_with_retries(self, note: Callable[[str], None], poll_s: float) -> Iterator[Attempt | None]:
         """Claim the attempt of the next group of ranks. Yield None every `poll_s` seconds until it is claimed, and then
         the attempt. While the store does not answer, the claim is repeated, and `note` tells the operator so once.
 
@@ -79,7 +79,7 @@ class RunClaim:
             StoreError: if the store does not answer; call again.
         """
         if not self._unused:
-            self._advance(claim(self._newest.store, owner=self._owner))
+            self._set_newest_attempt(claim(self._newest.store, owner=self._owner))
         self._unused = False
         return self._newest
 
@@ -91,7 +91,7 @@ class RunClaim:
         ending.start()
         ending.join(patience_s)
 
-    def _advance(self, attempt: Attempt) -> None:
+    def _set_newest_attempt(self, attempt: Attempt) -> None:
         before, self._heart = self._heart, Heartbeat(attempt)
         self._heart.__enter__()
         self._newest = attempt

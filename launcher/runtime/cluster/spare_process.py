@@ -23,21 +23,21 @@ from launcher.runtime.run.record import open_run
 _SINGLE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 
 
-def prepare(run_uri: str, *, gpus: bool, ranks: int) -> None:
+def prepare_process(run_uri: str, *, gpus: bool, ranks: int) -> None:
     """Prepare this process for a rank of the run. `ranks`: number of ranks on this node, which share its cores."""
     loaded_versions()
     run = open_run(run_uri)
     tokenizer = cached_tokenizer(run.store, run.record.inputs.tokenizer, run.recipe)
     if gpus:
         # This loads torch's compiler, as building an engine does, which takes seconds. It makes no call to CUDA.
-        torch.compiler.disable(_rehearse)  # type: ignore[no-untyped-call]
+        torch.compiler.disable(_warm_up_engine)  # type: ignore[no-untyped-call]
     else:
         torch.set_num_threads(threads_per_rank(ranks))
-        _rehearse(engine_config(run.recipe))
+        _warm_up_engine(engine_config(run.recipe))
         take_compiled(run, tokenizer)
 
 
-def _rehearse(config: EngineConfig) -> None:
+def _warm_up_engine(config: EngineConfig) -> None:
     os.environ.update(_SINGLE_RANK)
     alone = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=alone, rank=0, world_size=1)

@@ -10,9 +10,9 @@ from types import FrameType
 from checkpoints.attempt import Attempt
 from checkpoints.ownership import find_stop_request
 from data_service.store.errors import StoreError
-from launcher.command import saving
+from launcher.command import mark_saving
 from launcher.exit_codes import REPEAT, STOPPED
-from launcher.signals import heeded
+from launcher.signals import handled_signals
 
 POLL_S = 2.0
 _SIGNAL_WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "the terminal was closed (SIGHUP)"}
@@ -38,7 +38,7 @@ class StopRequests:
 
     def __init__(self, note: Callable[[str], None], poll_s: float = POLL_S) -> None:
         self._note, self._poll_s = note, poll_s
-        self._saves = False  # ranks train, and save when they are stopped
+        self._saves = False  # whether ranks train, which save when they are stopped
         self._signals: SimpleQueue[signal.Signals | None] = SimpleQueue()
         self._signalled = False
         self._asking = threading.Lock()
@@ -47,7 +47,7 @@ class StopRequests:
         self.code = REPEAT
 
     def __enter__(self) -> "StopRequests":
-        self._before = {number: signal.getsignal(number) for number in heeded()}
+        self._before = {number: signal.getsignal(number) for number in handled_signals()}
         self._heeding = threading.Thread(target=self._request_by_signal, name="signals", daemon=True)
         self._heeding.start()
         self.listen()
@@ -81,7 +81,7 @@ class StopRequests:
         """Note that ranks train inside the `with` block, which save at a request to stop and get the time for it."""
         self._saves = True
         try:
-            with saving():
+            with mark_saving():
                 yield
         finally:
             self._saves = False

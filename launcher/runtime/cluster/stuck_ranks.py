@@ -10,19 +10,21 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from launcher.runtime.policies.watchdog import RankLocation, Stuck
 
-_KILL_S = 10.0  # time limit for the nodes to kill ranks; a node that does not answer is lost to Ray as well
+_KILL_TIMEOUT_S = (
+    10.0  # time limit for the nodes to kill ranks; a node that does not answer is lost to Ray as well
+)
 _LISTED_RANKS = 8  # most ranks that a message names: when one of a thousand ranks hangs, all do
 
 
-def stuck_text(found: Sequence[Stuck]) -> str:
+def stuck_text(stuck_ranks: Sequence[Stuck]) -> str:
     """Return which ranks are stuck and why, as text."""
-    more = f"; {len(found) - _LISTED_RANKS} more" if len(found) > _LISTED_RANKS else ""
-    return "; ".join(map(str, found[:_LISTED_RANKS])) + more
+    more = f"; {len(stuck_ranks) - _LISTED_RANKS} more" if len(stuck_ranks) > _LISTED_RANKS else ""
+    return "; ".join(map(str, stuck_ranks[:_LISTED_RANKS])) + more
 
 
 def kill_ranks(places: Sequence[RankLocation]) -> None:
     """Send SIGKILL to the ranks at `places`, through a task on each rank's node. Return when all tasks have ended, or
-    after `_KILL_S` seconds if a node does not answer."""
+    after `_KILL_TIMEOUT_S` seconds if a node does not answer."""
     task = ray.remote(num_cpus=0, max_retries=0)(_kill)
     orders = [
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False)).remote(
@@ -30,7 +32,7 @@ def kill_ranks(places: Sequence[RankLocation]) -> None:
         )
         for place in places
     ]
-    ray.wait(orders, num_returns=len(orders), timeout=_KILL_S)
+    ray.wait(orders, num_returns=len(orders), timeout=_KILL_TIMEOUT_S)
 
 
 def _kill(pid: int) -> None:

@@ -2,7 +2,7 @@
 
 Ray places processes and reports when they die. The driver decides everything else: which attempt may write, where to
 resume, when to start ranks again, when to stop, and which failures end the run. Services that training does not need
-(`Companions`) come from the command line: the runtime knows neither trackers nor evaluation tasks.
+(`CompanionServices`) come from the command line: the runtime knows neither trackers nor evaluation tasks.
 
 Whatever was raised, the command ends with one of the exit codes of `launcher.exit_codes`. A run ends for good only
 because of a wrong input, or because of a failure that restarts have not cured.
@@ -28,25 +28,25 @@ from checkpoints.ownership import await_claim
 from data_service.errors import UserError as DataError
 from data_service.processes import temporary_root
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
-from data_service.service.ray_internals import joins_cluster
+from data_service.service.ray_internals import is_cluster_configured
 from data_service.store.errors import TRANSIENT_ERRORS, StoreError
 from encoder_core.errors import UserError as ModelError
-from launcher.command import screen, supervisor_process
+from launcher.command import open_terminal_stream, supervisor_process
 from launcher.errors import RunError
 from launcher.exit_codes import FINISHED, MISTAKE, REPEAT, code_of
 from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.control_loop import ControlLoop, Display, LoopEnd
-from launcher.runtime.cluster.deaths import count_start, past_failures
+from launcher.runtime.cluster.deaths import past_failures, record_failed_start
 from launcher.runtime.cluster.display import Watch
 from launcher.runtime.cluster.nodes import request_nodes
 from launcher.runtime.cluster.operator_log import OperatorLog
-from launcher.runtime.cluster.ray_session import Note, await_cluster, await_nodes, ray_session
+from launcher.runtime.cluster.ray_session import Note, connected_ray, wait_for_cluster, wait_for_nodes
 from launcher.runtime.cluster.resources import (
-    cores_of,
+    choose_sizing,
     data_workers,
-    gpus_of,
     plan_resources,
-    sizing,
+    total_cpus,
+    total_gpus,
 )
 from launcher.runtime.cluster.run_claim import RunClaim
 from launcher.runtime.cluster.stop_requests import StopRequests
@@ -56,7 +56,7 @@ from launcher.runtime.run.streams import before_specs, heldout_specs, stream_spe
 
 
 @dataclass(frozen=True)
-class Companions:
+class CompanionServices:
     """Services that run beside training. Their errors are shown, and training continues.
 
     Attributes:
@@ -71,9 +71,9 @@ class Companions:
     pending: Callable[[Run], bool]
 
 
-_REASON_CHARACTERS = 2000  # characters of a reason on record
-_RECORD_S = 10.0  # time limit for writing the last record
-_UNCOUNTED = (*TRANSIENT_ERRORS, Superseded, RunIsActive)  # errors that say nothing against the run
+_MAX_REASON_CHARACTERS = 2000  # characters of a reason on record
+_LOG_CLOSE_TIMEOUT_S = 10.0  # time limit for writing the last record
+_UNCOUNTED_ERRORS = (*TRANSIENT_ERRORS, Superseded, RunIsActive)  # errors that are not counted as failures
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class RunOutcome:
     reason: str | None = None
 
 
-def train(run: Run, console: Console, companions: Companions, nodes: int = 1) -> RunOutcome:
+def train(run: Run, console: Console, companions: CompanionServices, nodes: int = 1) -> RunOutcome:
     """Train until the run is complete or asked to stop, and show progress. The end is recorded as an event.
 
     Training begins when the cluster has `nodes` nodes. A start without an event of its end was killed; the report says
@@ -95,7 +95,7 @@ def train(run: Run, console: Console, companions: Companions, nodes: int = 1) ->
     """
     watch = Watch(console, run.recipe.total_steps)
     with (
-        _own_screen(console),
+        _separate_console_stream(console),
         closing(watch),
         companions.publishing(run, watch.note),
     ):
@@ -103,21 +103,23 @@ def train(run: Run, console: Console, companions: Companions, nodes: int = 1) ->
         try:
             return _train(run, watch, log, companions=companions, nodes=nodes)
         finally:
-            log.close(_RECORD_S)
+            log.close(_LOG_CLOSE_TIMEOUT_S)
 
 
 @contextmanager
-def _own_screen(console: Console) -> Iterator[None]:
+def _separate_console_stream(console: Console) -> Iterator[None]:
     """Give `console` a separate stream inside the `with` block, so that neither libraries nor a closed terminal disturb
     it."""
-    before, console.file = console.file, screen()
+    before, console.file = console.file, open_terminal_stream()
     try:
         yield
     finally:
         console.file = before
 
 
-def _train(run: Run, watch: Watch, log: OperatorLog, *, companions: Companions, nodes: int) -> RunOutcome:
+def _train(
+    run: Run, watch: Watch, log: OperatorLog, *, companions: CompanionServices, nodes: int
+) -> RunOutcome:
     with StopRequests(watch.note) as stopping:
         try:
             outcome = supervise(run, watch, log, stopping, companions=companions, nodes=nodes)
@@ -145,7 +147,7 @@ def _record_user_error(run: Run, error: DataError | ModelError, watch: Watch, lo
     """Record and show an error that is meant for users. An error because another start took the run over is no failure
     and is not recorded."""
     if not isinstance(error, RunIsActive | Superseded):
-        log.event("failed", reason=error.problem[:_REASON_CHARACTERS])
+        log.event("failed", reason=error.problem[:_MAX_REASON_CHARACTERS])
     if code_of(error) == MISTAKE:
         raise error
     watch.note(f"{error.problem}\n  {error.remedy}")
@@ -159,8 +161,8 @@ def _record_bug(run: Run, error: Exception, watch: Watch, log: OperatorLog) -> R
     line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     log.event(
         "failed",
-        reason=line[:_REASON_CHARACTERS],
-        trace="".join(traceback.format_exception(error))[-_REASON_CHARACTERS:],
+        reason=line[:_MAX_REASON_CHARACTERS],
+        trace="".join(traceback.format_exception(error))[-_MAX_REASON_CHARACTERS:],
     )
     watch.note(f"the driver failed: {line[:300]}")
     watch.note(_resume_advice(run))
@@ -173,7 +175,7 @@ def supervise(
     log: OperatorLog,
     stopping: StopRequests,
     *,
-    companions: Companions,
+    companions: CompanionServices,
     nodes: int = 1,
 ) -> RunOutcome:
     """Start or continue `run`, and follow it until it is complete or asked to stop.
@@ -189,7 +191,7 @@ def supervise(
     startup = Startup.from_command(supervisor_process())
     startup.done("command")
     temporary_root()  # Ray needs a temporary folder: check before the run is claimed
-    await_cluster(stopping, display.note)
+    wait_for_cluster(stopping, display.note)
     owner = Owner.for_process(supervisor_process(), time.time())
     attempt = await_claim(run.store, owner, stopping.asked, display.note)
     if attempt is None:
@@ -205,8 +207,12 @@ def supervise(
             start = _RunStart(run, display, log, stopping, companions, startup, newest)
             return start.supervise(attempt, claim, nodes)
     except Exception as error:
-        if not stopping.asked.is_set() and code_of(error) == REPEAT and not isinstance(error, _UNCOUNTED):
-            count_start(attempt, error, committed=newest.step if newest else 0, note=display.note)
+        if (
+            not stopping.asked.is_set()
+            and code_of(error) == REPEAT
+            and not isinstance(error, _UNCOUNTED_ERRORS)
+        ):
+            record_failed_start(attempt, error, committed=newest.step if newest else 0, note=display.note)
         raise
     finally:
         with suppress(
@@ -215,11 +221,13 @@ def supervise(
             end_newest_attempt(run.store, owner, time.time())
 
 
-def _evaluate_last_commit(run: Run, display: Display, stopping: StopRequests, companions: Companions) -> None:
+def _evaluate_last_commit(
+    run: Run, display: Display, stopping: StopRequests, companions: CompanionServices
+) -> None:
     """Evaluate the last commit of a complete run, if the command that completed the run did not evaluate it."""
     if companions.pending(run):
         with (
-            ray_session(plan_resources(run.recipe), stopping),
+            connected_ray(plan_resources(run.recipe), stopping),
             companions.evaluating(run, display.note, stopping.asked),
         ):
             pass
@@ -239,23 +247,23 @@ class _RunStart:
     display: Display
     log: OperatorLog
     stopping: StopRequests
-    companions: Companions
+    companions: CompanionServices
     startup: Startup
     last: CheckpointManifest | None
 
     def supervise(self, attempt: Attempt, claim: RunClaim, nodes: int) -> RunOutcome:
         """Start Ray and its services, then follow the ranks to their end."""
-        self.display.note("joining the Ray cluster" if joins_cluster() else "starting Ray")
+        self.display.note("joining the Ray cluster" if is_cluster_configured() else "starting Ray")
         recipe, stopping = self.run.recipe, self.stopping
-        with ray_session(plan_resources(recipe), stopping):
+        with connected_ray(plan_resources(recipe), stopping):
             self.startup.done("Ray")
-            await_nodes(nodes, stopping, self.display.note)
+            wait_for_nodes(nodes, stopping, self.display.note)
             if stopping.asked.is_set():
                 return RunOutcome(stopping.code, self.last.step if self.last else 0, stopping.reason)
             there = ray.nodes()
-            size = sizing(recipe, gpus_of(there))
-            feed = start_feed(_feed_config(self.run, data_workers(recipe, cores_of(there), size.most)))
-            open_streams_ahead(self.run, feed)
+            size = choose_sizing(recipe, total_gpus(there))
+            feed = start_feed(_feed_config(self.run, data_workers(recipe, total_cpus(there), size.most)))
+            prefetch_streams(self.run, feed)
             committed, ranks = (self.last.step, self.last.world_size) if self.last else (0, None)
             failures = past_failures(attempt, committed=committed, now=time.time(), note=self.display.note)
             known = (self.run, claim, size, ranks, failures)
@@ -301,7 +309,7 @@ def _feed_config(run: Run, workers: int) -> FeedConfig:
     return FeedConfig(workers=workers, memory=memory, cache=run.store.at("cache").uri)
 
 
-def open_streams_ahead(run: Run, feed: FeedHandle) -> None:
+def prefetch_streams(run: Run, feed: FeedHandle) -> None:
     """Ask the feed for the streams of all phases, and for held-out rows, in the order in which ranks open them, while
     the ranks still import their libraries.
 

@@ -13,9 +13,9 @@ from checkpoints.listing import list_committed
 from data_service.store.open import open_store
 from launcher.exit_codes import FINISHED, MISTAKE, STOPPED
 
-How = Literal["finished", "stopped", "mistake", "again"]
-_OUTCOME_OF_CODE: dict[int, How] = {FINISHED: "finished", STOPPED: "stopped", MISTAKE: "mistake"}
-_MAX_LINES = 200  # lines of what was said
+EndKind = Literal["finished", "stopped", "mistake", "again"]
+_OUTCOME_OF_CODE: dict[int, EndKind] = {FINISHED: "finished", STOPPED: "stopped", MISTAKE: "mistake"}
+_MAX_LINES = 200  # newest lines of output that are kept
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Ending:
     """
 
     code: int
-    how: How
+    how: EndKind
     step: int
     said: str
 

@@ -24,7 +24,7 @@ from checkpoints.gloo_peers import GROUP_TIMEOUT, GlooPeers
 from data_service.errors import CorpusError, CorruptBlock, InputError, PlanError, TokenizerError
 from data_service.samples.spec import StreamSpec
 from data_service.service.client import FeedClient
-from data_service.service.gauges import StoreRetries
+from data_service.service.gauges import StoreRetryGauge
 from data_service.store.errors import TRANSIENT_ERRORS, StoreError
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.layers.torch_internals import nccl_backends
@@ -33,24 +33,24 @@ from encoder_core.train.exchange import Control
 from encoder_core.train.groups import abort_groups, groups_failed, leave_count
 from encoder_core.train.loop import HANDING_OVER
 from encoder_core.train.weight_check import CorruptReplica
-from launcher.errors import PEER_GONE, RecipeError, RunError
+from launcher.errors import PEER_GONE_MESSAGES, RecipeError, RunError
 from launcher.runtime.cluster.assignment import Assignment
-from launcher.runtime.cluster.memory_keeper import NodeMemory
+from launcher.runtime.cluster.memory_keeper import StateKeepersClient
 from launcher.runtime.cluster.orders import (
-    Fatal,
-    Finished,
-    Joined,
-    News,
-    Orders,
-    Outcome,
+    FatalError,
+    FinishedTraining,
+    JoinedGroup,
     Raised,
-    RankEnd,
+    RankNews,
+    RankOrders,
+    RankOutcome,
+    RankResult,
+    RestartFromEarlierState,
     TakenOver,
     UnfitNodes,
     Unsaved,
-    WentBack,
 )
-from launcher.runtime.cluster.rank_device import take_device
+from launcher.runtime.cluster.rank_device import select_device
 from launcher.runtime.cluster.rank_placement import Seat
 from launcher.runtime.policies.failures import Kind
 from launcher.runtime.policies.watchdog import FIRST_SUMS, RankLocation, Watchdog, stack_of_every_thread
@@ -74,8 +74,10 @@ from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.record import open_run
 
 _LISTENING_S, _RETRY_S = 60.0, 0.01
-_TIMEOUT_RATIO = 1.5  # torch's limit of a collective over the watchdog's, which comes first to name the ranks
-_WAITING_RECORDS = 4096  # most records that wait for a driver which is stopped; the oldest are not shown
+_COLLECTIVE_TIMEOUT_RATIO = (
+    1.5  # torch's limit of a collective over the watchdog's, which comes first to name the ranks
+)
+_MAX_WAITING_RECORDS = 4096  # most records that wait for a driver which is stopped; the oldest are not shown
 _ERROR_LENGTH = 500  # number of characters of an error by which failures are compared
 _USER_ERRORS = (
     RecipeError, RunError, NoGoodCheckpoint, NewerFormat, InputError, CorpusError, PlanError, TokenizerError,
@@ -84,7 +86,7 @@ _USER_ERRORS = (
 """Errors in the inputs of a run, or damage to it: a restart does not cure them."""
 
 
-class RankLink:
+class DriverLink:
     """A rank's line to the driver. The driver calls `talk`, on a thread of its own: a rank that waits in a collective
     still says where it is, and is freed from it if another rank is gone.
 
@@ -98,11 +100,11 @@ class RankLink:
         self._where = (0, "starting", 0)
         self._resumed: int | None = None
         self._stop, self._pause, self._hand_over = (threading.Event() for _ in range(3))
-        self._records: deque[Mapping[str, Any]] = deque(maxlen=_WAITING_RECORDS)
-        self._notes: deque[str] = deque(maxlen=_WAITING_RECORDS)
-        self._events: deque[tuple[str, Mapping[str, Any]]] = deque(maxlen=_WAITING_RECORDS)
+        self._records: deque[Mapping[str, Any]] = deque(maxlen=_MAX_WAITING_RECORDS)
+        self._notes: deque[str] = deque(maxlen=_MAX_WAITING_RECORDS)
+        self._events: deque[tuple[str, Mapping[str, Any]]] = deque(maxlen=_MAX_WAITING_RECORDS)
         self._place = RankLocation(ray.get_runtime_context().get_node_id(), os.getpid(), socket.gethostname())
-        self._retries = StoreRetries()
+        self._retries = StoreRetryGauge()
 
     def beat(self, step: int, doing: str, done: int = 0) -> None:
         """Set where the rank is: step, activity, and the progress within a long activity (`Beat`)."""
@@ -134,7 +136,7 @@ class RankLink:
         return "hand over" if self._hand_over.is_set() and not self._stop.is_set() else "save"
 
     @property
-    def handed_over(self) -> bool:
+    def left_state_in_memory(self) -> bool:
         """Whether the rank has left its last state in memory alone."""
         return self._where[1] == HANDING_OVER
 
@@ -143,7 +145,7 @@ class RankLink:
         """Whether the rank is making its last save after a stop was requested."""
         return self._stop.is_set() and self._where[1] == "saving"
 
-    def talk(self, orders: Orders) -> News:
+    def talk(self, orders: RankOrders) -> RankNews:
         """Take the driver's orders, and return the news since the last call."""
         if orders.stop:
             self._stop.set()
@@ -157,15 +159,15 @@ class RankLink:
         self._retries.update()
         return self.news(stack_of_every_thread() if orders.stacks else None)
 
-    def news(self, stack: str | None = None) -> News:
-        """Return the news since the last call. `stack`: as in `News`."""
-        lists = (_drain(self._records), _drain(self._notes), _drain(self._events))
-        return News(*self._where, self._place, self._resumed, *lists, stack=stack)
+    def news(self, stack: str | None = None) -> RankNews:
+        """Return the news since the last call. `stack`: as in `RankNews`."""
+        lists = (_pop_all(self._records), _pop_all(self._notes), _pop_all(self._events))
+        return RankNews(*self._where, self._place, self._resumed, *lists, stack=stack)
 
 
-def _drain(waiting: deque[Any]) -> list[Any]:
+def _pop_all(waiting: deque[Any]) -> list[Any]:
     taken = []
-    with suppress(IndexError):  # a talk and the rank's end may both take
+    with suppress(IndexError):  # `talk` and the rank's end may empty it at the same time
         while True:
             taken.append(waiting.popleft())
     return taken
@@ -193,35 +195,35 @@ class Rank:
         self.group, self._seat, self._assignment = group, seat, assignment
         self._startup = Startup(assignment.before, began, assignment.processes)
         self._startup.done("imports")
-        self.link = RankLink(seat.rank, assignment.save_multiple)
+        self.link = DriverLink(seat.rank, assignment.save_multiple)
         self._membership: _Membership | None = None
 
     @property
     def joined(self) -> bool:
         return self._membership is not None
 
-    def join(self) -> RankEnd:
+    def join(self) -> RankResult:
         """Connect to the other ranks, and examine the nodes. Collective."""
         return self._ended(self._join)
 
-    def train(self, attempt: int) -> RankEnd:
+    def train(self, attempt: int) -> RankResult:
         """Train until the run is complete, or this rank is asked to end. Collective."""
         return self._ended(lambda: self._train(attempt))
 
-    def leave(self, broken: bool) -> None:
-        """Leave the process groups, as `_leave_group`."""
+    def leave(self, group_is_broken: bool) -> None:
+        """Leave the process groups, as `_leave_groups_and_free_engine`."""
         self._membership = None  # it holds the process groups that are left below
-        _leave_group(broken)
+        _leave_groups_and_free_engine(group_is_broken)
 
-    def _ended(self, work: Callable[[], Joined | Finished]) -> RankEnd:
+    def _ended(self, work: Callable[[], JoinedGroup | FinishedTraining]) -> RankResult:
         broken, stays = False, True
-        outcome: Outcome
+        outcome: RankOutcome
         try:
             outcome = work()
-            if isinstance(outcome, Joined):
-                return RankEnd(outcome, stays, self.link.news())
+            if isinstance(outcome, JoinedGroup):
+                return RankResult(outcome, stays, self.link.news())
         except BaseException as error:
-            broken, outcome = True, outcome_of(error, self.link)
+            broken, outcome = True, outcome_for_error(error, self.link)
             spared = isinstance(error, Exception) and isinstance(outcome, Raised) and outcome.kind == "silent"
             stays = spared or isinstance(outcome, Unsaved)
             traceback.clear_frames(error.__traceback__)  # the traceback holds the groups, too
@@ -229,20 +231,20 @@ class Rank:
             self.leave(broken)
         except RuntimeError:  # the GPU has failed
             stays = False
-        return RankEnd(outcome, stays, self.link.news())
+        return RankResult(outcome, stays, self.link.news())
 
-    def _join(self) -> Joined:
+    def _join(self) -> JoinedGroup:
         _join_network(self._seat, self._assignment.recipe.watchdog)
         control = Control.join()
         peers = GlooPeers(dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT))
         nodes = [str(node) for node in peers.all_gather(ray.get_runtime_context().get_node_id())]
         self._startup.done("group")
-        reports = examine(self._assignment, self.link, peers, nodes)
+        reports = run_preflight(self._assignment, self.link, peers, nodes)
         self._startup.done("preflight")
         self._membership = _Membership(control, peers, nodes, reports)
-        return Joined(warning_lines(reports))
+        return JoinedGroup(warning_lines(reports))
 
-    def _train(self, number: int) -> Finished:
+    def _train(self, number: int) -> FinishedTraining:
         assert self._membership is not None
         assignment, link, member = self._assignment, self.link, self._membership
         run = replace(open_run(assignment.run_uri), wanted=assignment.removals)
@@ -257,13 +259,13 @@ class Rank:
         memory = None
         if assignment.keepers:
             keepers, remembers = assignment.keepers, assignment.remembers
-            memory = NodeMemory(keepers, member.nodes, rank, attempt=number, remembers=remembers)
+            memory = StateKeepersClient(keepers, member.nodes, rank, attempt=number, remembers=remembers)
         parts = (member.control, member.peers, open_stream, link, self._startup, member.reports, memory)
         state = run_rank(run, attempt, *parts)
-        return Finished(state.step, saved=not link.handed_over)
+        return FinishedTraining(state.step, saved=not link.left_state_in_memory)
 
 
-def _leave_group(broken: bool) -> None:
+def _leave_groups_and_free_engine(broken: bool) -> None:
     """Leave the process groups, and give back the memory of the engine that trained. Raises RuntimeError if the GPU
     has failed, so that this process cannot use it again. `broken`: as in `leave_groups`."""
     leave_groups(broken=broken)
@@ -276,14 +278,14 @@ def _leave_group(broken: bool) -> None:
 def _join_network(seat: Seat, limits: Watchdog) -> None:
     """Connect to the other ranks, over the network of the address under which Ray knows this node."""
     os.environ.update(network_variables(ray.util.get_node_ip_address(), os.environ))
-    take_device(seat)
+    select_device(seat)
     _await_rank_0(seat)
     dist.init_process_group(
         "nccl" if seat.gpus else "gloo",
         init_method="env://",
         rank=seat.rank,
         world_size=seat.world,
-        timeout=timedelta(seconds=_TIMEOUT_RATIO * max(limits.step, limits.other)),
+        timeout=timedelta(seconds=_COLLECTIVE_TIMEOUT_RATIO * max(limits.step, limits.other)),
     )
     nccl_backends()  # raises now if they cannot be aborted later
 
@@ -298,7 +300,7 @@ def _await_rank_0(seat: Seat) -> None:
         time.sleep(_RETRY_S)
 
 
-def outcome_of(error: BaseException, link: RankLink) -> Outcome:
+def outcome_for_error(error: BaseException, link: DriverLink) -> RankOutcome:
     """Return how a rank's part ends by `error`. What restarts may cure is for the failure policy."""
     match error:
         case UnfitGroup():
@@ -307,24 +309,24 @@ def outcome_of(error: BaseException, link: RankLink) -> Outcome:
             return _describe_failure(error, link)
         case Superseded():
             return TakenOver(error.problem)
-        case CheckpointError() | StoreError() if link.is_saving_last:  # the last commit stands
+        case CheckpointError() | StoreError() if link.is_saving_last:  # only the last save failed
             return Unsaved(error.problem)
         case CorruptBlock():  # perhaps only on this machine; if the data are damaged, the failure repeats itself
             return _describe_failure(error, link)
         case _ if isinstance(error, _USER_ERRORS):
-            return Fatal(error.problem, error.remedy)
+            return FatalError(error.problem, error.remedy)
         case Rewound():
             if link.rank == 0:
                 link.note(str(error))
-            return WentBack()
-        case SmallerMicrobatch():  # on the rank whose memory gave out
+            return RestartFromEarlierState()
+        case SmallerMicrobatch():  # raised on the rank that ran out of memory
             link.note(str(error))
-            return WentBack()
+            return RestartFromEarlierState()
         case _:
             return _describe_failure(error, link)
 
 
-def _describe_failure(error: BaseException, link: RankLink) -> Raised:
+def _describe_failure(error: BaseException, link: DriverLink) -> Raised:
     """Return a failure, for the failure policy. CorruptReplica is raised by all ranks, though most of them are intact,
     so it names the ranks at fault."""
     blamed = error.ranks if isinstance(error, CorruptReplica) else None
@@ -333,7 +335,7 @@ def _describe_failure(error: BaseException, link: RankLink) -> Raised:
     return Raised(f"{name}{error}"[:_ERROR_LENGTH], _kind_of(error, link), trace, blamed)
 
 
-def _kind_of(error: BaseException, link: RankLink) -> Kind:
+def _kind_of(error: BaseException, link: DriverLink) -> Kind:
     if link.peer_gone:  # after a peer died, this error may be a consequence
         return "silent"
     if isinstance(error, TRANSIENT_ERRORS):
@@ -341,25 +343,25 @@ def _kind_of(error: BaseException, link: RankLink) -> Kind:
     if isinstance(error, ray.exceptions.RayError) and not isinstance(error, ray.exceptions.RayTaskError):
         return "silent"  # an actor or a data worker is gone
     lost = isinstance(error, dist.DistNetworkError) or not isinstance(error, Exception)
-    gone = isinstance(error, RuntimeError) and any(sign in str(error) for sign in PEER_GONE)
+    gone = isinstance(error, RuntimeError) and any(sign in str(error) for sign in PEER_GONE_MESSAGES)
     return "silent" if lost or gone else "raised"
 
 
-def examine(
-    assignment: Assignment, link: RankLink, peers: GlooPeers, nodes: Sequence[str]
+def run_preflight(
+    assignment: Assignment, link: DriverLink, peers: GlooPeers, nodes: Sequence[str]
 ) -> list[NodeReport]:
     """Run the preflight of the nodes, then the trial sums of the group. Collective. Raises Unfit if a node must not
     train. A rank that does not reach the sums still reports "starting", by which the watchdog finds it."""
     reports = preflight(PreflightSubject(assignment.recipe, assignment.run_uri), peers, nodes)
-    _ensure_fit(reports)
+    _check_nodes_fit(reports)
     link.beat(0, FIRST_SUMS[dist.get_backend()])
     reports = with_sums(reports, first_sums(peers), nodes)
     link.beat(0, "starting")
-    _ensure_fit(reports)
+    _check_nodes_fit(reports)
     return reports
 
 
-def _ensure_fit(reports: Sequence[NodeReport]) -> None:
+def _check_nodes_fit(reports: Sequence[NodeReport]) -> None:
     """Raise UnfitGroup if a node failed its preflight."""
     if bad := unfit_reports(reports):
         raise UnfitGroup(bad)

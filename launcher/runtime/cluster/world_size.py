@@ -41,18 +41,18 @@ class WorldSizeTracker:
         self._wanted = max(sizing.expected, last or 0)
         self._first = True
         self._began = 0.0
-        self._asked: float | None = None  # time when a group was first asked for; None while one trains
+        self._asked: float | None = None  # time when ranks were first requested; None while a group trains
         self._granted: int | None = None  # number of ranks that may start and do not train yet
         self._failed: int | None = None  # number of ranks that were allowed to start and did not
         self._told: float | None = None
-        self._starting: int | None = None  # number of starting ranks that the operator was told of
+        self._starting: int | None = None  # number of starting ranks in the last message to the operator
         self._found = 0
         self._changed = 0.0  # time when the number of places last changed
 
-    def leave_out(self, nodes: Nodes, bad: frozenset[str]) -> bool:
-        """Exclude the `bad` nodes, as far as enough places for ranks remain. Return whether all are excluded."""
-        self.without = exclude_nodes(nodes, self._sizing, self.without, bad)
-        return bad <= self.without
+    def exclude_nodes(self, nodes: Nodes, bad_nodes: frozenset[str]) -> bool:
+        """Exclude the `bad_nodes` nodes, as far as enough places for ranks remain. Return whether all are excluded."""
+        self.without = exclude_nodes(nodes, self._sizing, self.without, bad_nodes)
+        return bad_nodes <= self.without
 
     def start(self, nodes: Nodes) -> int | None:
         """Return how many ranks may start now; None: ask again later."""
@@ -89,7 +89,7 @@ class WorldSizeTracker:
             return None
         return WorldSizeChange(before, world, cause(self._sizing, before, world, first=first))
 
-    def grows(self, nodes: Nodes) -> bool:
+    def should_grow(self, nodes: Nodes) -> bool:
         """Return whether the present ranks should end at a checkpoint so that more can start. It is called every few
         seconds."""
         found, now = self._count(nodes), self._clock()

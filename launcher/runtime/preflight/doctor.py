@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from checkpoints.host_memory import available_memory
-from data_service.printable import without_secrets
+from data_service.printable import mask_secrets
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
 from launcher.progress import work
@@ -133,7 +133,7 @@ def probe_store(uri: str) -> Iterator[Finding]:
         started = time.monotonic()
         wrong = try_store(store, f"maskfleet-doctor-{uuid.uuid4().hex}")
     except StoreError as error:
-        yield Finding(f"store {without_secrets(uri)}", "failure", error.problem, error.remedy)
+        yield Finding(f"store {mask_secrets(uri)}", "failure", error.problem, error.remedy)
         return
     if wrong:
         yield Finding(f"store {uri}", "failure", wrong, "use a store with conditional puts (If-None-Match)")

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from checkpoints.host_memory import available_memory
-from data_service.corpus.manifest import MANIFEST
+from data_service.corpus.manifest import MANIFEST_KEY
 from data_service.errors import TokenizerError
 from data_service.store.base import Store
 from data_service.store.errors import StoreError, StoreUnavailable
@@ -315,11 +315,11 @@ def _run_store(store: Store) -> Finding:
 
 def _corpus(name: str, uri: str) -> Finding:
     store = open_store(uri, patience_s=_PATIENCE_S)
-    size = store.size(MANIFEST)
+    size = store.size(MANIFEST_KEY)
     if size is None:
         remedy = "mount the corpus's folder on this node, at the same path as on the others"
-        return Finding(f"corpus {name}", "failure", f"{uri} has no {MANIFEST} here", remedy)
-    store.get_range(MANIFEST, 0, min(size, _MIB))
+        return Finding(f"corpus {name}", "failure", f"{uri} has no {MANIFEST_KEY} here", remedy)
+    store.get_range(MANIFEST_KEY, 0, min(size, _MIB))
     return Finding(f"corpus {name}", "ok", f"{uri} can be read")
 
 

@@ -11,7 +11,7 @@ import torch
 
 from data_service.samples.samples import Samples, join_rows, slice_rows
 from data_service.stream.positions import Positions, SampleRange
-from data_service.stream.stream import StepLayout
+from data_service.stream.stream import StepStart
 from encoder_core.batch import Batch
 from encoder_core.train.collate import idle_batch, to_batch
 from encoder_core.train.loop import StepData
@@ -28,7 +28,7 @@ class SampleStream(StreamLength, Protocol):
 
     def read(self, epoch: int, start: int, stop: int) -> Samples: ...
 
-    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepLayout | None = None) -> None: ...
+    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepStart | None = None) -> None: ...
 
     def close(self) -> None: ...
 
@@ -142,13 +142,13 @@ class RankData:
 
     def rows(self, step: int) -> int:
         """Return the number of rows of a full microbatch of `step`."""
-        return self._share.rows[self._positions.phase_of(step)]
+        return self._share.rows[self._positions.phase_at_step(step)]
 
     def heldout(self, step: int) -> dict[str, Iterator[Microbatch]]:
         """Return this rank's held-out microbatches after `step` steps, for the phase of the last of them, by the prefix
         of their figures. Rows and masks are the same at every call. A rank with fewer rows adds empty batches, so that
         all ranks make the same number of passes."""
-        phase = self._positions.phase_of(max(0, step - 1))
+        phase = self._positions.phase_at_step(max(0, step - 1))
         return {prefix: iter(self._heldout_rows(prefix, phase)) for prefix in self._heldout}
 
     def _heldout_rows(self, prefix: str, phase: int) -> list[Microbatch]:
@@ -253,13 +253,13 @@ def _checksum(row: Samples) -> int:
     return crc
 
 
-def _steps(steps: Sequence[Sequence[SampleRange]]) -> StepLayout | None:
+def _steps(steps: Sequence[Sequence[SampleRange]]) -> StepStart | None:
     """Return where these steps lie in their stream: rows of a step (their mean if steps are measured in tokens), and
     the epoch and the row at which they begin. None without steps."""
     if not steps:
         return None
     first, rows = steps[0][0], sum(r.stop - r.start for ranges in steps for r in ranges)
-    return StepLayout(max(1, round(rows / len(steps))), first.epoch, first.start)
+    return StepStart(max(1, round(rows / len(steps))), first.epoch, first.start)
 
 
 def _add_counts(counts: Iterator[dict[str, int]]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from checkpoints.hf.folder import GENERATOR_CONFIG, GENERATOR_PICKLE, NETWORKS, PICKLE, PICKLE_INDEX
 from data_service.tokenizers.files import TOKENIZER_FILES
-from launcher.errors import RecipeError, optional
+from launcher.errors import RecipeError, import_optional
 
 SCHEME = "hf://"
 _NAME = re.compile(r"hf://(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
@@ -30,7 +30,7 @@ def fetch(uri: str, *, generator: bool) -> tuple[Path, str]:
         raise RecipeError(
             f"start: {uri} does not name a model", remedy="write hf://ORG/NAME or hf://ORG/NAME@REVISION"
         )
-    hub = optional("huggingface_hub", f"start: {uri}")
+    hub = import_optional("huggingface_hub", f"start: {uri}")
     try:
         # HF_ENDPOINT may have been set after the import.
         api = hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))

@@ -17,7 +17,7 @@ from checkpoints.listing import list_committed
 from checkpoints.load import Reader
 from checkpoints.newest import newest_good
 from data_service.store.base import Store
-from data_service.tokenizers.completed import load_completed
+from data_service.tokenizers.completed import load_with_all_special_tokens
 from data_service.tokenizers.load import find_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
@@ -199,7 +199,7 @@ def from_folder(
             remedy="put the folder on a shared disk or in a bucket",
         )
     record["start_digest"] = digests[0]
-    found = find_tokenizer((store, store.at(NETWORKS[1])), load_completed)
+    found = find_tokenizer((store, store.at(NETWORKS[1])), load_with_all_special_tokens)
     if found is None:
         record["tokenizer"] = "none in the folder: taken to be the recipe's"
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -283,7 +283,9 @@ def _check_padding(its: ModelConfig, config: ModelConfig, store: Store, where: s
     """Raise RunError if the folder's padding id is its tokenizer's class or separator token. transformers gives such
     a token no position of its own, so that in every row the model has learnt other positions than ours."""
     found = (
-        find_tokenizer((store, store.at(NETWORKS[1])), load_completed) if _pads_differ(its, config) else None
+        find_tokenizer((store, store.at(NETWORKS[1])), load_with_all_special_tokens)
+        if _pads_differ(its, config)
+        else None
     )
     if found is not None and its.pad_id in (found.special.cls, found.special.sep):
         raise RunError(

@@ -199,7 +199,7 @@ class RankMicrobatches:
     def shrink(self, step: int) -> None:
         """Halve the microbatches from `step` on. Raises SmallerMicrobatch if `step` uses memory of the step before,
         since only memory in a checkpoint can be cut to other microbatches."""
-        phase = self.positions.phase_of(step)
+        phase = self.positions.phase_at_step(step)
         before, rows = self.data.rows(step), self.limits.halve(phase)
         if self.rank == 0:
             self.limits.keep()
@@ -209,7 +209,7 @@ class RankMicrobatches:
         self._record(step, before)
 
     def out_of_memory_error(self, step: int, error: RuntimeError) -> Exception:
-        before, rows = self.data.rows(step), self.limits.halve(self.positions.phase_of(step))
+        before, rows = self.data.rows(step), self.limits.halve(self.positions.phase_at_step(step))
         self.limits.keep()
         return SmallerMicrobatch(f"{_shrink_text(step, before, rows)}: {error}")
 

@@ -25,7 +25,8 @@ from launcher.runtime.run.segments import METRICS, read
 
 
 class NodeSets(Keeper, Protocol):
-    """A rank's access to the sets in the memory of the nodes (`launcher.runtime.cluster.memory_keeper.NodeMemory`)."""
+    """A rank's access to the sets in the memory of the nodes
+    (`launcher.runtime.cluster.memory_keeper.StateKeepersClient`)."""
 
     def held(self) -> list[Any]:
         """Return all sets that can be found, as objects that `open_set` and `describe` take on any rank."""

@@ -61,7 +61,7 @@ class SpikeGuard:
             return math.inf
         name = f"{turn}_{LOSS}"
         self._turns[name] = means(gather_sums(self.control, sums))[LOSS]
-        phase = self.positions.phase_of(step)
+        phase = self.positions.phase_at_step(step)
         if self._turns[name] > spikes.max_allowed(self._settings, self.recent, phase, name):
             return -math.inf
         return spikes.max_allowed(self._settings, self.recent, phase, _norm(turn))
@@ -77,7 +77,7 @@ class SpikeGuard:
         step, figures = report.before.step, {LOSS: means(report.sums)[LOSS]}
         if self._settings.outlier is not None:
             figures |= self._turns | {_norm(turn): made.grad_norm for turn, made in report.updates.items()}
-        phase, updated = self.positions.phase_of(step), all(report.applied.values())
+        phase, updated = self.positions.phase_at_step(step), all(report.applied.values())
         self.recent = spikes.next_history(self._settings, self.recent, phase, step, figures, updated=updated)
         if self.recent.since is not None and spikes.is_spike(self._settings, self.recent, step + 1):
             norm = math.hypot(*(update.grad_norm for update in report.updates.values()))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from data_service.stream.positions import BatchRamp, StepBatches
+from data_service.stream.positions import BatchRamp, BatchSchedule
 from encoder_core.optim import schedules
 from encoder_core.terms.term import WeightSchedule, weight_at
 from launcher.runtime.recipe.phases import in_phase
@@ -56,15 +56,15 @@ def learning_rate(recipe: Recipe, peak: float, step: int) -> float:
     return schedules.learning_rate(phase.schedule, peak=highest, total=phase.steps, step=step - start)
 
 
-def step_batches(recipe: Recipe, phase: RecipePhase) -> StepBatches:
+def step_batches(recipe: Recipe, phase: RecipePhase) -> BatchSchedule:
     """Return the batch of each step of a phase, in rows or in tokens, as the recipe gives it."""
     rows, tokens, warmup = phase.batch.sequences, phase.batch.tokens, phase.batch.warmup
     full = rows or tokens
     assert full is not None  # a batch has exactly one of the two
     if warmup is None:
-        return StepBatches(full)
+        return BatchSchedule(full)
     granule = 1 if rows else phase.length
-    return StepBatches(full, BatchRamp(warmup.start, warmup.steps, granule))
+    return BatchSchedule(full, BatchRamp(warmup.start, warmup.steps, granule))
 
 
 def tokens_before(recipe: Recipe, step: int) -> int:

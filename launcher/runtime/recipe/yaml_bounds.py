@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import yaml
 
-from data_service.printable import without_secrets
+from data_service.printable import mask_secrets
 from data_service.store import errors as store_errors
 
 NO_SECRETS = f"write s3://bucket/prefix; {store_errors.AWS_KEYS}, a tracker's in MLFLOW_TRACKING_USERNAME and _PASSWORD"
@@ -65,7 +65,7 @@ def secrets_in(data: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple
 
     Such a secret would be recorded with the run, sent to trackers and printed.
     """
-    if isinstance(data, str) and (shown := without_secrets(data)) != data:
+    if isinstance(data, str) and (shown := mask_secrets(data)) != data:
         yield path, shown
     elif isinstance(data, dict):
         for name, value in data.items():

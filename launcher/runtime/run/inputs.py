@@ -8,15 +8,15 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from data_service.corpus.corpus import open_corpus
-from data_service.corpus.manifest import TOKENIZER, CorpusManifest
+from data_service.corpus.manifest import TOKENIZER_FOLDER, CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.removals import load_removals
 from data_service.errors import CorpusError, TokenizerError
 from data_service.printable import shell_word
-from data_service.samples.similar_words import identify_similar_words
+from data_service.samples.similar_words import describe_similar_words_table
 from data_service.store.open import open_store
 from data_service.stream.mixture import min_weight, unread_sources
-from data_service.stream.sources import check_kind, check_languages, check_units
+from data_service.stream.sources import check_kind, check_languages, check_unit_levels
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.checks import tokenizer_issues
@@ -128,7 +128,7 @@ def sections_for(corpora: Sequence[str], tokenizer: str | None) -> dict[str, obj
             f"the corpora hold out different shares of their documents: {listed}",
             remedy="build them with the same --heldout",
         )
-    uri = tokenizer or f"{given[0].uri.rstrip('/')}/{TOKENIZER}"
+    uri = tokenizer or f"{given[0].uri.rstrip('/')}/{TOKENIZER_FOLDER}"
     heldout = {"fraction": next(iter(shares.values()))}
     return {"corpus": {"sources": sources, "heldout": heldout}, "tokenizer": {"uri": uri}}
 
@@ -196,9 +196,9 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
 
 def _refuse_unmerged_removals(uri: str) -> None:
     """Raise CorpusError if documents were removed from parts of a merged corpus, but not from itself."""
-    from data_service.corpus.remove import unremoved_here  # imports pyarrow
+    from data_service.corpus.remove import find_unapplied_removals  # imports pyarrow
 
-    documents = unremoved_here(open_corpus(uri))
+    documents = find_unapplied_removals(open_corpus(uri))
     if len(documents):
         raise CorpusError(
             f"{uri} has {len(documents):,} documents that were removed from the corpora that it was merged from",
@@ -210,7 +210,7 @@ def _similar_words(recipe: Recipe, tokenizer_hash: str) -> str | None:
     """Check the table of similar words and return its hash; None if the recipe has no table."""
     if recipe.similar_words is None:
         return None
-    return identify_similar_words(recipe.similar_words.uri, tokenizer_hash).hash
+    return describe_similar_words_table(recipe.similar_words.uri, tokenizer_hash).hash
 
 
 def _check_phase_corpora(recipe: Recipe, manifests: Mapping[str, CorpusManifest]) -> None:
@@ -238,7 +238,7 @@ def _check_units(recipe: Recipe, manifests: Mapping[str, CorpusManifest]) -> Non
     for phase in recipe.phases:
         mlm = in_phase(recipe, phase).objective.mlm
         if mlm is not None:
-            check_units(mlm.unit, uris, levels)
+            check_unit_levels(mlm.unit, uris, levels)
 
 
 def unigram_probabilities(recipe: Recipe) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@ folder that the tokenizer came from."""
 
 from collections.abc import Iterator
 
-from data_service.corpus.manifest import TOKENIZER
+from data_service.corpus.manifest import TOKENIZER_FOLDER
 from data_service.errors import TokenizerError
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
@@ -78,7 +78,7 @@ def _places(store: Store, fingerprint: str, recipe: Recipe) -> Iterator[Store]:
     yield _own_copy(store, fingerprint)
     yield open_store(recipe.tokenizer.uri)
     for source in recipe.corpus.sources.values():
-        yield open_store(source.uri).at(TOKENIZER)
+        yield open_store(source.uri).at(TOKENIZER_FOLDER)
 
 
 def _own_copy(store: Store, fingerprint: str) -> Store:

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.formats import NEWER_REMEDY, is_newer, newer_text, parse_json
+from data_service.formats import NEWER_REMEDY, is_newer, newer_version_message, parse_json
 from data_service.printable import control_characters, shell_word, visible
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
@@ -227,7 +227,7 @@ def unreadable_record(uri: str, record: bytes, error: ValidationError) -> RunErr
             "are",
         )
     if is_newer(record, known=FORMAT, error=error):
-        return RunError(newer_text(where), remedy=NEWER_REMEDY)
+        return RunError(newer_version_message(where), remedy=NEWER_REMEDY)
     return RunError(f"{where} is damaged: {error.errors()[0]['msg']}", remedy="restore it from a copy")
 
 

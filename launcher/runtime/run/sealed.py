@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.formats import NEWER_REMEDY, newer_text
+from data_service.formats import NEWER_REMEDY, newer_version_message
 from data_service.store.base import READ_ATTEMPTS, Store, digest, parallel_map
 from data_service.store.errors import KeyMissing
 from launcher.errors import RunError
@@ -82,7 +82,7 @@ def read_sealed(store: Store, path: str, kind: type[M]) -> M | None:
         if found is not None:
             return found if found.path == path else None
     if _is_whole(data):
-        raise RunError(newer_text(f"{store.uri.rstrip('/')}/{path}"), remedy=NEWER_REMEDY)
+        raise RunError(newer_version_message(f"{store.uri.rstrip('/')}/{path}"), remedy=NEWER_REMEDY)
     return None
 
 

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from checkpoints.layout import add_digest, strip_digest
-from data_service.formats import NEWER_REMEDY, has_newer_format, newer_text
+from data_service.formats import NEWER_REMEDY, has_newer_format, newer_version_message
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from launcher.errors import RunError
@@ -217,7 +217,7 @@ class Pack:
                 raise ValueError("its metadata do not match their digest")
             about = json.loads(body)
             if has_newer_format(about):
-                raise RunError(newer_text(self._name), remedy=NEWER_REMEDY)
+                raise RunError(newer_version_message(self._name), remedy=NEWER_REMEDY)
             self._lines: int = about["lines"]
             self.fields: list[str] = about["fields"]
             if file.schema_arrow.names != [*self.fields, _SEGMENT, _STEP_LINE, _OTHER_LINE]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.formats import NEWER_REMEDY, has_newer_format, newer_text
+from data_service.formats import NEWER_REMEDY, has_newer_format, newer_version_message
 from launcher.errors import RunError
 
 Floats = NDArray[np.float64]
@@ -115,7 +115,7 @@ def parse_line(line: bytes, name: str) -> Any:
     """
     found = json.loads(line)
     if has_newer_format(found):
-        raise RunError(newer_text(name), remedy=NEWER_REMEDY)
+        raise RunError(newer_version_message(name), remedy=NEWER_REMEDY)
     return found
 
 

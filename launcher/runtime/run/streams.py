@@ -93,7 +93,7 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
     rows = batch.sequences or max(1, (batch.tokens or length) // length)
     lanes = rows if isinstance(run.recipe.input, Lanes) else None
     if lanes is None:
-        window = WindowSize.from_batches(rows, spread=run.recipe.shuffle == "spread")
+        window = WindowSize.from_batches(rows, is_spread=run.recipe.shuffle == "spread")
     else:
         window = WindowSize(samples=LANES_WINDOW_BATCHES * rows)
     spec = _split_spec(run, tokenizer, "train", length, window, lanes, phase)

@@ -13,7 +13,7 @@ import pytest
 
 from data_service.corpus.corpus import open_corpus
 from data_service.corpus.data_card import make_card, render_markdown
-from data_service.corpus.manifest import MANIFEST
+from data_service.corpus.manifest import MANIFEST_KEY
 from data_service.corpus.merge import merge_corpora
 from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.remove import documents_by_id, remove_documents
@@ -137,7 +137,7 @@ def test_a_merged_corpus_claims_what_all_parts_do(folder: Path, tmp_path: Path) 
     rule = open_corpus(str(folder / "corpus")).manifest.heldout_rule
     options = OPTIONS.model_copy(update={"heldout_rule": rule})
     part = build(tmp_path, "part", prepared(tmp_path, "third", DOCUMENTS[60:90], [same]), options=options)
-    merge_corpora([str(folder / "corpus"), part], str(tmp_path / "merged"), by="me", at=0)
+    merge_corpora([str(folder / "corpus"), part], str(tmp_path / "merged"), removed_by="me", at=0)
     assert splits(str(tmp_path / "merged")) == ["a/dev"]
     card = make_card(open_corpus(str(tmp_path / "merged")))
     assert [one.uri for one in card.built] == [str(folder / "corpus"), part]
@@ -169,7 +169,7 @@ def test_the_page_is_plain_markdown_and_tells_of_removals(folder: Path, tmp_path
     first = pq.read_table(tmp_path / "removed" / "provenance" / "train").to_pylist()[0]
     before = render_markdown(make_card(corpus), "a | b")
     gone = documents_by_id(corpus, [str(first["id"])])
-    remove_documents(corpus, gone, by="me", at=0, reason="asked | for\n# it")
+    remove_documents(corpus, gone, removed_by="me", at=0, reason="asked | for\n# it")
     card = make_card(open_corpus(uri))
     page = render_markdown(card, "a | b", level=3)
     assert "asked" not in before
@@ -188,5 +188,5 @@ def test_a_corpus_of_plain_files_says_nothing(tmp_path: Path) -> None:
     raw = write_jsonl(tmp_path / "raw.jsonl", DOCUMENTS[:20])
     manifest = open_corpus(build(tmp_path, "plain", raw, options=SMALL)).manifest
     assert manifest.origin is None
-    assert b'"version":6,' in (tmp_path / "plain" / MANIFEST).read_bytes()[:60]
+    assert b'"version":6,' in (tmp_path / "plain" / MANIFEST_KEY).read_bytes()[:60]
     assert not make_card(open_corpus(str(tmp_path / "plain"))).has_facts

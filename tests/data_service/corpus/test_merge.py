@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from data_service.corpus import manifest_file
 from data_service.corpus.corpus import SPLITS, Corpus, open_corpus, show_documents, verify_corpus
-from data_service.corpus.manifest import CONFIGURATION, MANIFEST
+from data_service.corpus.manifest import CONFIGURATION_KEY, MANIFEST_KEY
 from data_service.corpus.merge import MergeReport, merge_corpora
 from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.reader import read_block
@@ -19,9 +19,9 @@ from data_service.corpus.removals import load_removals
 from data_service.corpus.remove import (
     documents_by_id,
     documents_by_number,
+    find_removed_in_parts,
+    find_unapplied_removals,
     remove_documents,
-    removed_from_parts,
-    unremoved_here,
 )
 from data_service.corpus.sidecar import find_documents
 from data_service.errors import CorpusError
@@ -56,7 +56,7 @@ def removed(corpus: Corpus, split: str) -> set[int]:
 
 
 def merge(uris: list[str], out: Path) -> MergeReport:
-    return merge_corpora(uris, str(out), by="x", at=1)
+    return merge_corpora(uris, str(out), removed_by="x", at=1)
 
 
 def later_copies(parts: list[Corpus]) -> dict[str, set[int]]:
@@ -112,7 +112,11 @@ def test_documents_one_after_another_and_later_copies_left_out(
             if chosen:
                 names = [f"{split}:{number}" for number in chosen]
                 remove_documents(
-                    part, documents_by_number(part, names), by="y", at=2, reason=f"of {part.store.uri}"
+                    part,
+                    documents_by_number(part, names),
+                    removed_by="y",
+                    at=2,
+                    reason=f"of {part.store.uri}",
                 )
             gone[split] |= {before[split] + number for number in chosen}
             before[split] += count
@@ -135,7 +139,7 @@ def test_documents_one_after_another_and_later_copies_left_out(
         assert verify_corpus(str(folder / name)).damage == ()
         assert len(merged.manifest.parts) == len(uris)
         others = {key for key in files_of(folder / name) if not key.startswith("removals/")}
-        assert others == {MANIFEST}
+        assert others == {MANIFEST_KEY}
     total = sum(map(len, gone.values()))
     assert report.removed == carried
     assert (report.documents, report.copies) == (sum(before.values()), total - report.removed)
@@ -256,16 +260,16 @@ def test_what_is_removed_from_a_part_later(tmp_path: Path) -> None:
     merge(uris[:2], tmp_path / "two")
     merge([str(tmp_path / "two"), uris[2]], tmp_path / "merged")
     merged, texts = open_corpus(str(tmp_path / "merged")), list[tuple[int, ...]]()
-    assert len(unremoved_here(merged)) == 0
+    assert len(find_unapplied_removals(merged)) == 0
     for uri, names in zip(uris, (["1"], ["heldout:0", "4"], ["2", "heldout:1"]), strict=True):
         part = open_corpus(uri)
-        remove_documents(part, documents_by_number(part, names), by="y", at=2, reason="later")
+        remove_documents(part, documents_by_number(part, names), removed_by="y", at=2, reason="later")
         for split in SPLITS:
             listed = [document for block in read(part, split) for document in block]
             texts += [listed[number] for number in sorted(removed(part, split))]
-    assert len(unremoved_here(merged)) == 5
-    remove_documents(merged, removed_from_parts(merged), by="y", at=3, reason="as in the parts")
-    assert len(unremoved_here(merged)) == 0
+    assert len(find_unapplied_removals(merged)) == 5
+    remove_documents(merged, find_removed_in_parts(merged), removed_by="y", at=3, reason="as in the parts")
+    assert len(find_unapplied_removals(merged)) == 0
     found = [
         [document for block in read(merged, split) for document in block][number]
         for split in SPLITS
@@ -275,7 +279,7 @@ def test_what_is_removed_from_a_part_later(tmp_path: Path) -> None:
     shutil.copytree(uris[0], tmp_path / "copy")
     shutil.rmtree(uris[0])
     with pytest.raises(CorpusError):
-        unremoved_here(merged)
+        find_unapplied_removals(merged)
 
 
 @pytest.mark.long
@@ -294,10 +298,10 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     store = open_corpus(one).store
     (tmp_path / "other").mkdir()
     (tmp_path / "other/build").mkdir()
-    (tmp_path / "other" / CONFIGURATION).write_text("{}")
+    (tmp_path / "other" / CONFIGURATION_KEY).write_text("{}")
     with pytest.raises(CorpusError):
         merge([one, same], tmp_path / "other")
-    assert store.size(MANIFEST)
+    assert store.size(MANIFEST_KEY)
 
 
 def test_a_complete_merge_is_known(tmp_path: Path) -> None:
@@ -305,18 +309,18 @@ def test_a_complete_merge_is_known(tmp_path: Path) -> None:
     one = write_corpus(tmp_path / "one", [random_block(1, 300)], [random_block(2, 200)])
     two = write_corpus(tmp_path / "two", [random_block(1, 300)], [random_block(4, 200)])
     remove_documents(
-        open_corpus(one), documents_by_number(open_corpus(one), ["1"]), by="y", at=2, reason="later"
+        open_corpus(one), documents_by_number(open_corpus(one), ["1"]), removed_by="y", at=2, reason="later"
     )
     report = merge([one, two], tmp_path / "out")
     assert report.copies
     assert report.removed == 1
     merged = open_corpus(str(tmp_path / "out"))
-    remove_documents(merged, documents_by_number(merged, ["2"]), by="y", at=3, reason="later still")
-    merged.store.put(CONFIGURATION, b"{}")
+    remove_documents(merged, documents_by_number(merged, ["2"]), removed_by="y", at=3, reason="later still")
+    merged.store.put(CONFIGURATION_KEY, b"{}")
     assert merge([one, two], tmp_path / "out") == report
-    assert merged.store.size(CONFIGURATION) is None
+    assert merged.store.size(CONFIGURATION_KEY) is None
     remove_documents(
-        open_corpus(two), documents_by_number(open_corpus(two), ["0"]), by="y", at=4, reason="since"
+        open_corpus(two), documents_by_number(open_corpus(two), ["0"]), removed_by="y", at=4, reason="since"
     )
     with pytest.raises(CorpusError):  # the merged corpus does not know of it
         merge([one, two], tmp_path / "out")
@@ -333,4 +337,4 @@ def test_an_interrupted_merge_is_done_again(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "out/removals").exists()
     assert merge([one, two], tmp_path / "out").copies > 0
     assert verify_corpus(str(tmp_path / "out")).damage == ()
-    assert not (tmp_path / "out" / CONFIGURATION).exists()
+    assert not (tmp_path / "out" / CONFIGURATION_KEY).exists()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from data_service.corpus.manifest import BlockTable, block_table
 from data_service.corpus.reader import parse_block, read_block
 from data_service.corpus.writer import ShardWriter
-from data_service.corpus.written import WrittenBlock, WrittenShard, joined_table
+from data_service.corpus.written import WrittenBlock, WrittenShard, concatenate_shard_tables
 from data_service.errors import CorruptBlock
 from data_service.store.open import open_store
 from data_service.types import Block
@@ -143,7 +143,7 @@ def test_packed_blocks_are_the_written_ones_and_their_tables_are_joined() -> Non
         assert shard.blocks == tuple(blocks)
         rows += [(number, b.offset, b.length, b.tokens, b.sentences, b.documents) for b in blocks]
         digests += [b.digest for b in blocks]
-    joined, expected = joined_table(shards), block_table(rows, digests, list(shards))  # type: ignore[arg-type]
+    joined, expected = concatenate_shard_tables(shards), block_table(rows, digests, list(shards))  # type: ignore[arg-type]
     assert (len(joined), joined.shards) == (len(expected), expected.shards)
     for name, column in expected.columns.items():
         assert joined.columns[name].dtype == column.dtype

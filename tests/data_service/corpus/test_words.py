@@ -148,7 +148,7 @@ def test_tokens_begin_the_words_of_their_text(documents: list[str]) -> None:
 @pytest.mark.parametrize("kind", ["byte_bpe", "unigram", "bpe"])
 def test_a_piece_of_several_characters_and_parts_of_one(kind: Kind) -> None:
     """Tokenizers of other kinds: whatever a token holds, words joined from their tokens are those of the text."""
-    tokenizer = train_tokenizer(kind, ["天 地 人 、 hello worlds 。"] * 9, 700, at_most=True)
+    tokenizer = train_tokenizer(kind, ["天 地 人 、 hello worlds 。"] * 9, 700, allow_fewer_ids=True)
     finder = UnitFinder(
         Segmentation(segmenter="longest_match", version="1"), {"dictionary": "天地\n人".encode()}
     )

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from data_service.corpus.corpus import SPLITS, Corpus, SplitName, open_corpus, verify_corpus
-from data_service.corpus.manifest import CONFIGURATION, MANIFEST
+from data_service.corpus.manifest import CONFIGURATION_KEY, MANIFEST_KEY
 from data_service.corpus.manifest_file import load_manifest, save_manifest
 from data_service.corpus.merge import merge_corpora
-from data_service.corpus.merged_ids import EqualIds
+from data_service.corpus.merged_ids import DuplicateIdError
 from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import load_removals
@@ -50,7 +50,7 @@ def append(corpus: Path, inputs: Path, out: Path, **others: object) -> AppendRep
         open_corpus(str(corpus)), workers=1, on_bad_records="error", word_files={}, **others
     )
     return append_documents(
-        str(corpus), [str(inputs)], str(out), options, by="x", at=1, progress=ignore_progress
+        str(corpus), [str(inputs)], str(out), options, removed_by="x", at=1, progress=ignore_progress
     )
 
 
@@ -67,7 +67,7 @@ def kept(corpus: Corpus) -> Kept:
             block = read_block(corpus.store, table, index)
             edges = block.sentences[block.documents].tolist()
             for document, (start, stop) in enumerate(pairwise(edges)):
-                if chain.number_of(split, number) is None:
+                if chain.removal_number(split, number) is None:
                     tokens = tuple(block.tokens[start:stop].tolist())
                     found[split, tokens, ids.get((index, document))] += 1
                 number += 1
@@ -99,7 +99,7 @@ def test_a_corpus_that_grows_twice_is_one_that_was_built_at_once(tmp_path: Path,
             before = kept(old)
             gone = draw.randrange(int(old.manifest.train.documents.sum()))
             chosen = documents_by_number(old, [str(gone)])
-            remove_documents(old, chosen, by="y", at=2, reason="asked")
+            remove_documents(old, chosen, removed_by="y", at=2, reason="asked")
             removed += before - kept(old)
         unchanged = files_of(tmp_path / "0")
         report = append(
@@ -111,7 +111,7 @@ def test_a_corpus_that_grows_twice_is_one_that_was_built_at_once(tmp_path: Path,
         totals = [int(grown.table(split).documents.sum()) for split in SPLITS]
         assert sum(kept(grown).values()) == sum(totals) - report.copies - report.removed
         assert report.documents == sum(totals)
-        assert (tmp_path / str(number) / CONFIGURATION).exists() is False
+        assert (tmp_path / str(number) / CONFIGURATION_KEY).exists() is False
         again = append(tmp_path / str(number - 1), tmp_path / f"in-{number}", tmp_path / str(number))
         assert again == report
     build(
@@ -150,14 +150,14 @@ def test_an_id_of_two_corpora_is_refused_unless_one_is_a_copy(tmp_path: Path, se
         options = options.model_copy(update=rule)
     uris = [str(tmp_path / str(side)) for side in (0, 1)]
     if not wrong:
-        assert merge_corpora(uris, str(tmp_path / "merged"), by="x", at=1).copies == 5
+        assert merge_corpora(uris, str(tmp_path / "merged"), removed_by="x", at=1).copies == 5
         assert append(tmp_path / "0", tmp_path / "in-1", tmp_path / "grown").copies == 5
         return
     for grow in (
-        lambda: merge_corpora(uris, str(tmp_path / "merged"), by="x", at=1),
+        lambda: merge_corpora(uris, str(tmp_path / "merged"), removed_by="x", at=1),
         lambda: append(tmp_path / "0", tmp_path / "in-1", tmp_path / "grown"),
     ):
-        with pytest.raises(EqualIds) as refused:
+        with pytest.raises(DuplicateIdError) as refused:
             grow()
         assert {line.split("'")[1] for line in refused.value.problem.splitlines()[1:]} == set(wrong)
         assert refused.value.problem.startswith(f"{len(wrong)} ")
@@ -170,7 +170,7 @@ def test_an_id_of_two_corpora_is_refused_unless_one_is_a_copy(tmp_path: Path, se
     shutil.rmtree(tmp_path / "1")
     build(tmp_path / "in-1", tmp_path / "1", options)
     for grow in (  # at the same places
-        lambda: merge_corpora(uris, str(tmp_path / "merged"), by="x", at=1),
+        lambda: merge_corpora(uris, str(tmp_path / "merged"), removed_by="x", at=1),
         lambda: append(tmp_path / "0", tmp_path / "in-1", tmp_path / "grown"),
     ):
         assert grow().copies == 5
@@ -244,7 +244,7 @@ def test_what_cannot_be_appended(tmp_path: Path) -> None:
         append(tmp_path / "0", tmp_path / "in-2", tmp_path / "grown")
     assert verify_corpus(str(tmp_path / "grown")).damage == ()
     (tmp_path / "in-2" / "grown").mkdir()
-    for name in (MANIFEST, "tokenizer", ADDED_FOLDER):
+    for name in (MANIFEST_KEY, "tokenizer", ADDED_FOLDER):
         shutil.move(tmp_path / "grown" / name, tmp_path / "in-2" / "grown" / name)
     found = list_inputs([str(tmp_path / "in-2")])  # a corpus among the text is left out
     assert [file.key for file in found.files] == ["x.jsonl"]

@@ -67,8 +67,8 @@ def documents_of(path: Path, options: BuildOptions) -> list[str]:
             sizes[file.uri] = len(stream.read())
     reader, found = PieceReader(), []
     for split in plan_splits(files, options, sizes):
-        if split.streamed is not None:
-            split = Split((reader.read(split.streamed, options),))
+        if split.streamed_piece is not None:
+            split = Split((reader.read(split.streamed_piece, options),))
         found += [document.text for document in read_documents(split, options)]
     return found
 

@@ -9,7 +9,7 @@ import pytest
 
 from data_service.corpus.corpus import open_corpus
 from data_service.corpus.manifest import HeldoutRule
-from data_service.ingest.heldout import hash_bound
+from data_service.ingest.heldout import hash_threshold
 from data_service.ingest.heldout_overlap import (
     RUN_TOKENS,
     RUNS_PER_DOCUMENT,
@@ -82,7 +82,7 @@ def test_found_is_what_a_search_of_all_places_finds(seed: int) -> None:
     index.add(block_of(held[6:]))
     index.close()
     for block in blocks:
-        index.look_up(block_of(block))
+        index.match_block(block_of(block))
     kept = [number for number in range(12) if number not in gone]
     expected = [number for number in kept if is_found(held[number], blocks)]
     found = index.overlap()
@@ -104,7 +104,7 @@ def test_of_two_sizes_with_one_share_the_smaller_ones_text_is_found(tmp_path: Pa
     write_jsonl(tmp_path / "in-large/a.jsonl", [*both, *texts(900, 2)])
     write_jsonl(tmp_path / "in-small/a.jsonl", both)
     options = SMALL.model_copy(update={"heldout_fraction": 0.02})
-    few = HeldoutRule("document", hash_bound(0.01))  # what a much larger corpus would hold out
+    few = HeldoutRule("document", hash_threshold(0.01))  # what a much larger corpus would hold out
     build(tmp_path / "in-large", tmp_path / "large", options.model_copy(update={"heldout_rule": few}))
     build(tmp_path / "in-small", tmp_path / "small", options)
     large, small = (open_corpus(str(tmp_path / name)) for name in ("large", "small"))
@@ -128,7 +128,7 @@ def test_which_rules_keep_apart(tmp_path: Path) -> None:
     def by(rule: HeldoutRule | None) -> object:
         return replace(manifest, heldout_rule=rule)
 
-    usual = HeldoutRule("document", hash_bound(0.1))
+    usual = HeldoutRule("document", hash_threshold(0.1))
     more, stretch = replace(usual, below=usual.below + 1), HeldoutRule("stretch", 9, 64)
     marked = replace(usual, clusters="a")
     rules = [

@@ -17,15 +17,15 @@ from data_service.corpus.reader import read_block
 from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.heldout import (
-    CANDIDATES,
+    MAX_CANDIDATES,
     DocumentFigures,
     divide_document,
     document_rule,
+    heldout_rule_by_stretches,
     low_word,
-    stretch_length,
-    stretch_rule,
-    stretches,
-    wanted_bytes,
+    mean_stretch_bytes,
+    split_into_stretches,
+    target_heldout_bytes,
 )
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.scan import hash_texts
@@ -175,7 +175,7 @@ def measured(texts: list[str], fraction: float) -> DocumentFigures:
     found = sorted((low_word(hash_texts([text])), len(text.encode())) for text in set(texts))
     held = [size for low, size in found if low < fraction * 2.0**64]
     return DocumentFigures(
-        len(found), sum(size for _, size in found), len(held), sum(held), found[:CANDIDATES]
+        len(found), sum(size for _, size in found), len(held), sum(held), found[:MAX_CANDIDATES]
     )
 
 
@@ -187,10 +187,10 @@ def settled(texts: list[str], fraction: float) -> HeldoutRule:
         return rule
     sizes: Counter[int] = Counter()
     for text in set(texts):
-        for stretch, end in stretches(text, stretch_length(found.size, fraction)):
+        for stretch, end in split_into_stretches(text, mean_stretch_bytes(found.size, fraction)):
             if end is not None:
                 sizes[end] += len(stretch.encode())
-    return stretch_rule(sizes, found.size, fraction)
+    return heldout_rule_by_stretches(sizes, found.size, fraction)
 
 
 PARAGRAPHS = st.sampled_from([prose(seed, draw) for seed, draw in enumerate([20, 60, 150, 400, 1500] * 12)])
@@ -219,7 +219,7 @@ def test_shared_paragraphs_never_put_a_held_out_stretch_into_training(
         alone = [
             stretch.strip()
             for text in kept
-            for stretch, end in stretches(text, rule.length)
+            for stretch, end in split_into_stretches(text, rule.length)
             if end is not None and rule.holds_out(end)
         ]
         assert not [text for text in alone if any(f"\n\n{text}\n\n" in other for other in train)]
@@ -229,7 +229,7 @@ def test_shared_paragraphs_never_put_a_held_out_stretch_into_training(
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(max_size=400) | st.text("ab. \n。", max_size=3000), length=st.integers(1, 200))
 def test_stretches_laid_end_to_end_are_the_text(text: str, length: int) -> None:
-    joined = "".join(stretch for stretch, _ in stretches(text, length))
+    joined = "".join(stretch for stretch, _ in split_into_stretches(text, length))
     assert "".join(joined.split()) == "".join(text.split())
 
 
@@ -243,7 +243,7 @@ def test_the_amount_is_about_what_is_wanted(count: int, size: int) -> None:
     parts = [part for text in texts for part in divide_document(rule, text, hash_texts([text]))]
     held = sum(len(text.encode()) for text, heldout in parts if heldout)
     total = sum(len(text.encode()) for text in texts)
-    wanted = wanted_bytes(total, FRACTION)
+    wanted = target_heldout_bytes(total, FRACTION)
     assert wanted / 2 <= held <= max(3 * wanted, total / 10)
 
 
@@ -255,13 +255,13 @@ def test_a_separator_of_all_stretches_is_trained_on() -> None:
         rule = settled(texts, fraction)
         parts = [part for text in texts for part in divide_document(rule, text, hash_texts([text]))]
         held = sum(len(text) for text, heldout in parts if heldout)
-        assert held <= 3 * wanted_bytes(sum(map(len, texts)), fraction)
+        assert held <= 3 * target_heldout_bytes(sum(map(len, texts)), fraction)
 
 
 def test_a_long_line_that_was_shifted_is_cut_at_the_same_places() -> None:
     line = " ".join(prose(5, 60_000).replace(".", "").split())
-    first = [text for text, _ in stretches(line, 2000)]
-    second = [text for text, _ in stretches("One more word " + line, 2000)]
+    first = [text for text, _ in split_into_stretches(line, 2000)]
+    second = [text for text, _ in split_into_stretches("One more word " + line, 2000)]
     assert len(first) > 10
     assert first[1:] == second[1:]
 

@@ -20,7 +20,7 @@ from data_service.corpus.sidecar import (
     DocumentOrigin,
     count_by,
     find_documents,
-    origins_of,
+    origins_in_ranges,
     read_origins,
 )
 from data_service.errors import CorpusError, InputError
@@ -126,7 +126,7 @@ def test_documents_are_found_counted_and_told_of_a_row(tmp_path: Path) -> None:
         place = (found.origin.shard, found.origin.block, found.origin.document, found.origin.tokens)
         assert place == (shown.shard, shown.block, shown.document, shown.tokens)
         inside = range(found.origin.start + 1, found.origin.start + 2)
-        assert origins_of(corpus, found.split, found.origin.block, [inside]) == [found.origin]
+        assert origins_in_ranges(corpus, found.split, found.origin.block, [inside]) == [found.origin]
     assert not list(find_documents(corpus, id="doc"))
     counted = count_by(corpus, "licence")
     assert set(counted) == {"CC0-1.0", "MIT", "CC-BY-4.0"}

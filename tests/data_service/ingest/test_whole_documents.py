@@ -21,7 +21,7 @@ from data_service.tokenizers.loss import LossMeter
 from data_service.tokenizers.quick import TextEncoder
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
-from data_service.tokenizers.whole_text import encode_whole
+from data_service.tokenizers.whole_text import encode_in_windows
 from tests.support.data.made_up import SCRIPTS, scripts_text
 from tests.support.data.published_tokenizers import published_folder
 
@@ -161,7 +161,7 @@ def test_text_encoded_in_windows_has_the_tokens_of_the_whole(
     for seed in range(40):
         random = Random(f"{kind} {seed}")
         text = "\n".join(scripts_text(seed * 100 + n, random.choice(list(SCRIPTS))) for n in range(40))
-        (found,), cuts = encode_whole(tokenizer, [text], window=random.randrange(300, 900))
+        (found,), cuts = encode_in_windows(tokenizer, [text], window=random.randrange(300, 900))
         (whole,) = tokenizer.encode_placed([text])
         assert cuts == 0
         assert found.equals(whole)
@@ -173,7 +173,7 @@ def test_text_that_is_one_word_is_cut_and_counted_and_none_of_it_lost(
 ) -> None:
     tokenizer = trained(kind)
     text = "before " + "".join(Random(kind).choices("acgt", k=5000)) + " behind, and more of it"
-    (found,), cuts = encode_whole(tokenizer, [text], window=600)
+    (found,), cuts = encode_in_windows(tokenizer, [text], window=600)
     covered = np.zeros(len(text), dtype=bool)
     for start, end in zip(found.starts.tolist(), found.ends.tolist(), strict=True):
         covered[start:end] = True

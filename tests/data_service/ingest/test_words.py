@@ -20,7 +20,7 @@ from data_service.corpus.words import WordOptions
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
-from data_service.samples.lane_rows import BlockReading
+from data_service.samples.lane_rows import DirectedBlockText
 from data_service.samples.lanes import Lanes
 from data_service.samples.masking import MlmMasking
 from data_service.samples.pairs import OrderedPairs
@@ -277,7 +277,7 @@ def test_permuted_prediction_takes_stored_words_whole(tmp_path: Path) -> None:
     spec = stream_of(
         tmp_path, manifest, input=Lanes(packing="lanes", reuse=16), masking=PermutedPrediction(predict=12)
     )
-    reading = BlockReading.from_block(
+    reading = DirectedBlockText.from_block(
         block, spec.special, spec.never_masked, Corpora(spec).starts_word, backward=True
     )
     words = [

@@ -28,7 +28,7 @@ from data_service.prepare.contamination import (
     dump_index,
     load_index,
 )
-from data_service.prepare.documents import CutDocument, Document, Drop
+from data_service.prepare.documents import CutDecision, Document, DropDecision
 from data_service.prepare.prepare import prepare
 from data_service.prepare.shingles import hash_units, hash_units_by_line
 from data_service.prepare.stages import DocumentFilter, open_filter
@@ -128,9 +128,9 @@ def test_lines_with_a_part_of_a_run_are_cut(drawn: list[EvaluationText], lines: 
     if not found:
         assert decided == Document("d", "\n".join(lines), "web")
     elif rest.strip() and not search(texts, rest):
-        assert decided == CutDocument(Document("d", rest, "web"), found[0][0])
+        assert decided == CutDecision(Document("d", rest, "web"), found[0][0])
     else:
-        assert isinstance(decided, Drop)
+        assert isinstance(decided, DropDecision)
 
 
 @given(st.text(st.characters(codec="utf-8") | st.sampled_from("\n\n aé字か")))

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from data_service.errors import LibraryChanged, PrepareError
 from data_service.prepare import datatrove_blocks
-from data_service.prepare.documents import CutDocument, Document, Drop
+from data_service.prepare.documents import CutDecision, Document, DropDecision
 from data_service.prepare.stages import Stage, check_requirements, open_filter
 from tests.support.data.hostile_texts import hostile_text
 from tests.support.data.raw_text import DOCUMENTS
@@ -26,10 +26,10 @@ FILTERS = ("gopher_quality", "gopher_repetition", "c4_quality", "fineweb_quality
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Stage)
 
 
-def decided(text: str, url: str | None = None, **settings: Any) -> Document | Drop:
+def decided(text: str, url: str | None = None, **settings: Any) -> Document | DropDecision:
     stage = ADAPTER.validate_python(settings)
     found = open_filter(stage)(Document("a", text, "s", url=url))
-    assert not isinstance(found, CutDocument)
+    assert not isinstance(found, CutDecision)
     return found
 
 
@@ -126,7 +126,7 @@ def check_hostile(stage: str, language: str, texts: int, seed: int) -> Counter[s
                 expected = ("dropped", reason)
             elif expected[0] == "kept" and not expected[1].strip():
                 expected = ("dropped", "empty")
-            shown = ("dropped", ours.reason) if isinstance(ours, Drop) else ("kept", ours.text)
+            shown = ("dropped", ours.reason) if isinstance(ours, DropDecision) else ("kept", ours.text)
             assert shown == expected, (chosen, text)
             seen[shown[1] if shown[0] == "dropped" else ""] += 1
     return seen
@@ -161,7 +161,7 @@ def test_our_defaults_are_datatroves(stage: str) -> None:
     texts = [*DOCUMENTS[:40], "Short.", "word " * 400, "A line.\n" * 60]
     for text in (text for text in texts if "{" not in text):  # see the test of C4's pages
         ours = decided(text, stage=stage)
-        shown = ("dropped", ours.reason) if isinstance(ours, Drop) else ("kept", ours.text)
+        shown = ("dropped", ours.reason) if isinstance(ours, DropDecision) else ("kept", ours.text)
         assert shown == theirs(stage, text)
         seen.add(shown[0])
     assert "dropped" in seen
@@ -171,25 +171,25 @@ def test_our_defaults_are_datatroves(stage: str) -> None:
 @settings(max_examples=15, deadline=None)
 @given(text=st.text(max_size=300))
 def test_any_text_is_decided(stage: str, text: str) -> None:
-    assert isinstance(decided(text, stage=stage), Document | Drop)
+    assert isinstance(decided(text, stage=stage), Document | DropDecision)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("stage", FILTERS)
 def test_text_in_no_language_and_long_text(stage: str) -> None:
-    assert decided("... --- !!!\n\n***", stage=stage) == Drop("no_words")
+    assert decided("... --- !!!\n\n***", stage=stage) == DropDecision("no_words")
     drawn = random.Random(2)
     long = " ".join(
         "".join(drawn.choices("abcdefg", k=5)) for _ in range(220_000)
     )  # beyond spaCy's usual limit
-    assert isinstance(decided(long, stage=stage), Document | Drop)
+    assert isinstance(decided(long, stage=stage), Document | DropDecision)
 
 
 @pytest.mark.long
 def test_a_url_is_dropped_by_domain_word_or_list() -> None:
     filtered = {"stage": "url_filter", "domains": ("badplace.org",), "banned_words": ("casino",)}
-    assert decided("x", "https://www.badplace.org/a", **filtered) == Drop("domain")
-    assert decided("x", "https://goodplace.org/casino-a", **filtered) == Drop("hard_blacklisted")
+    assert decided("x", "https://www.badplace.org/a", **filtered) == DropDecision("domain")
+    assert decided("x", "https://goodplace.org/casino-a", **filtered) == DropDecision("hard_blacklisted")
     assert isinstance(decided("x", "https://goodplace.org/a", **filtered), Document)
     assert isinstance(decided("x", None, **filtered), Document)
 
@@ -202,7 +202,7 @@ def test_c4_looks_at_the_whole_page(place: int, text: str, reason: str) -> None:
     """Also at lines that end in no punctuation, which datatrove leaves out before it looks."""
     lines = ["Here is a whole sentence. And here is another one."] * 3
     page = "\n".join([*lines[:place], text, *lines[place:]])
-    assert decided(page, stage="c4_quality") == Drop(reason)
+    assert decided(page, stage="c4_quality") == DropDecision(reason)
     assert theirs("c4_quality", page)[0] == "kept"
     kept = decided(page, stage="c4_quality", filter_curly_bracket=False, filter_lorem_ipsum=False)
     assert isinstance(kept, Document)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from data_service.errors import PrepareError
-from data_service.prepare.documents import Document, Drop
-from data_service.prepare.language import Language, open_language
+from data_service.prepare.documents import Document, DropDecision
+from data_service.prepare.language import Language, make_language_filter
 
 WORDS = {"en": ("the", "and", "with"), "de": ("der", "und", "mit")}
 
@@ -31,9 +31,9 @@ def write_model(path: Path) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def decided(path: Path, text: str, sha256: str, **settings: Any) -> Document | Drop:
+def decided(path: Path, text: str, sha256: str, **settings: Any) -> Document | DropDecision:
     stage = Language(stage="language", model=str(path), sha256=sha256, **settings)
-    return open_language(stage)(Document("a", text, "s", language="said"))
+    return make_language_filter(stage)(Document("a", text, "s", language="said"))
 
 
 def test_the_language_is_found_and_written(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_the_language_is_found_and_written(tmp_path: Path) -> None:
     assert isinstance(found, Document)
     assert (found.language, found.text) == ("en", text)
     other = decided(tmp_path / "lid.bin", "der Hund und", sha256, languages=("en",))
-    assert isinstance(other, Drop)
+    assert isinstance(other, DropDecision)
     assert (other.reason, other.detail[:2]) == ("other_language", "de")
 
 
@@ -53,7 +53,7 @@ def test_text_in_no_language_or_in_two_is_dropped(tmp_path: Path) -> None:
     sha256 = write_model(tmp_path / "lid.bin")
     for text in ("☃ ☃☃ 12", "the der and und"):
         found = decided(tmp_path / "lid.bin", text, sha256)
-        assert isinstance(found, Drop)
+        assert isinstance(found, DropDecision)
         assert found.reason in ("unsure", "no_language")
 
 

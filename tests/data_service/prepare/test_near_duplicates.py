@@ -19,7 +19,7 @@ from data_service.ingest.tasks import perform
 from data_service.prepare.clusters import flatten_trees, unite_components
 from data_service.prepare.minhash import HASH_COUNT, SKETCH_BYTES, choose_bands, sign_text
 from data_service.prepare.near_duplicates import find_pairs
-from data_service.prepare.shingles import MAX_UNIT_LETTERS, shingles
+from data_service.prepare.shingles import MAX_UNIT_LETTERS, hash_shingles
 from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
 from tests.support.data.preparations import rows_of, run, write_lines
 from tests.support.data.raw_text import files_of
@@ -254,7 +254,7 @@ def test_shingles_are_equal_where_runs_of_units_are(one: str, other: str, words:
         units = units_of(text)
         span = min(words, len(units))
         here = [tuple(units[start : start + span]) for start in range(len(units) - span + 1)] if units else []
-        hashes = shingles(text, words).tolist()
+        hashes = hash_shingles(text, words).tolist()
         assert len(hashes) == len(here)
         found, runs = found + hashes, runs + here
     assert len(set(found)) == len(set(runs)) == len(set(zip(found, runs, strict=True)))
@@ -286,15 +286,15 @@ def test_texts_of_any_alphabet_are_near_copies_though_one_character_differs(alph
 
 
 def test_texts_without_letters_are_compared_by_their_characters() -> None:
-    assert len(shingles("!?! ...", 2)) == 5
-    assert len(shingles(" \n\t", 5)) == 0
+    assert len(hash_shingles("!?! ...", 2)) == 5
+    assert len(hash_shingles(" \n\t", 5)) == 0
     assert sign_text("", 5).digest() == sign_text(" \n", 5).digest()
 
 
 @pytest.mark.parametrize("repeated", [61_681, 185_043])
 def test_a_long_text_is_hashed_in_pieces_that_change_nothing(repeated: int) -> None:
-    found = shingles("word and another " * repeated, 3)
-    assert set(found.tolist()) == set(shingles("word and another " * 6, 3).tolist())
+    found = hash_shingles("word and another " * repeated, 3)
+    assert set(found.tolist()) == set(hash_shingles("word and another " * 6, 3).tolist())
     assert len(found) == 3 * repeated - 2
 
 

@@ -101,7 +101,7 @@ def test_whole_texts_of_a_tokenizer_that_is_not_spacys(monkeypatch: pytest.Monke
     for _ in range(20):
         text = hostile_text(drawn)
         assert splitter.split(text).texts() == datatrove_text.split_into_words(text, "eng")
-        assert splitter.split(text).least_sentences() == 1
+        assert splitter.split(text).min_sentence_count() == 1
 
 
 def test_a_tokenizer_that_differs_on_the_trial_gets_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from data_service.rng import Key, draws32, stream_key
+from data_service.rng import Key, draw_uint32, stream_key
 from data_service.samples.denoising import Denoising, poisson_lengths
 from data_service.samples.make import make_rows
 from data_service.samples.masking import MaskingTables, purpose_key
 from data_service.samples.packing import RowCuts, pack_block
-from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
+from data_service.samples.samples import Samples, distribute_rows, join_rows, slice_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
 from tests.support.data.corpora import NEVER_MASKED, SPECIAL, VOCABULARY, random_block, spec_of
@@ -55,7 +55,7 @@ def plainly(block: Block, rows: RowCuts, row: int, noise: Denoising, key: Key) -
     """The corrupted form of one row, token by token."""
     start, stop = int(rows.edges[row]), int(rows.edges[row + 1])
     names = ("sentences", "lengths", "places")
-    drawn = {name: draws32(purpose_key(key, name), start, stop).tolist() for name in names}
+    drawn = {name: draw_uint32(purpose_key(key, name), start, stop).tolist() for name in names}
     cuts = sorted({start, stop, *(int(c) for c in (*rows.separators, *block.sentences) if start < c < stop)})
     documents: list[list[tuple[int, int]]] = []
     for sentence in pairwise(cuts):
@@ -80,7 +80,7 @@ def plainly(block: Block, rows: RowCuts, row: int, noise: Denoising, key: Key) -
                     beads += [] if fixed else [layout[-1]]
                 layout[-1].append(token)
                 fresh = fixed
-    (uniform,) = draws32(purpose_key(key, "budgets"), row, row + 1) / 2**32
+    (uniform,) = draw_uint32(purpose_key(key, "budgets"), row, row + 1) / 2**32
     budget = math.floor(noise.rate * len(beads) + uniform)
     spans: list[int] = []
     lengths = poisson_lengths(noise.span_mean).from_draws(np.array(drawn["lengths"], dtype=np.uint32)) - 1
@@ -158,7 +158,7 @@ def test_a_row_is_the_same_alone_and_among_others(seed: int, noise: Denoising, d
     rows, whole = make(block, spec, key)
     row = data.draw(st.integers(0, len(rows) - 1))
     _, alone = make(block, spec, key, row, row + 1)
-    (dealt,) = deal_rows(join_rows([alone, whole]), [np.array([row + 1])])
+    (dealt,) = distribute_rows(join_rows([alone, whole]), [np.array([row + 1])])
     for found in (slice_rows(whole, row, row + 1), dealt):
         for name in ("tokens", "target_positions", "target_ids", "corrupted", "corrupted_offsets", "causal"):
             np.testing.assert_array_equal(getattr(found, name), getattr(alone, name))

@@ -9,7 +9,7 @@ from data_service.rng import Key, stream_key
 from data_service.samples.diffusion import MIN_RATE, DiffusionMasking
 from data_service.samples.make import make_rows
 from data_service.samples.packing import Packed, pack_block
-from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
+from data_service.samples.samples import Samples, distribute_rows, join_rows, slice_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
 from tests.support.data.corpora import NEVER_MASKED, SPECIAL, random_block, spec_of, targets_per_row
@@ -54,7 +54,7 @@ def test_a_row_is_the_same_alone_and_among_others(seed: int, data: st.DataObject
     whole = make(block, key)
     row = data.draw(st.integers(0, whole.rows - 1))
     alone, cut = make(block, key, row, row + 1), slice_rows(whole, row, row + 1)
-    (dealt,) = deal_rows(join_rows([whole, alone]), [np.array([row])])
+    (dealt,) = distribute_rows(join_rows([whole, alone]), [np.array([row])])
     for found in (cut, dealt):
         for name in ("tokens", "target_positions", "target_ids", "rates", "maskable"):
             np.testing.assert_array_equal(getattr(found, name), getattr(alone, name))

@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 
 from data_service.errors import PlanError
 from data_service.rng import stream_key
-from data_service.samples.lane_rows import BlockReading, LaneText
-from data_service.samples.lanes import EDGE_TOKENS, LaneRows, Lanes, check_lanes, count_lane_rows, lane_rows
+from data_service.samples.lane_rows import DirectedBlockText, LaneRowTokens
+from data_service.samples.lanes import (
+    SPECIAL_TOKENS_PER_ROW,
+    LaneRows,
+    Lanes,
+    check_lane_settings,
+    count_lane_rows,
+    lane_rows,
+)
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block
@@ -43,13 +50,13 @@ def lanes_of(reuse: int, *, random: float = 0.5, both: bool = True) -> Lanes:
     return Lanes(packing="lanes", reuse=reuse, random=random, both_directions=both)
 
 
-def laid_out(block: Block, lanes: Lanes, length: int) -> tuple[LaneRows, LaneText]:
+def laid_out(block: Block, lanes: Lanes, length: int) -> tuple[LaneRows, LaneRowTokens]:
     rows = lane_rows(block, lanes, length)
-    reading = BlockReading.from_block(block, SPECIAL, NEVER, None, backward=rows.directions == 2)
+    reading = DirectedBlockText.from_block(block, SPECIAL, NEVER, None, backward=rows.directions == 2)
     return rows, reading.lay_out(rows, 0, len(rows), SPECIAL, KEY)
 
 
-def segments_of(text: LaneText, row: int, reuse: int) -> tuple[list[int], list[int], list[int]]:
+def segments_of(text: LaneRowTokens, row: int, reuse: int) -> tuple[list[int], list[int], list[int]]:
     """The reused part, A and B of a row; its `<sep>` and `<cls>` are where they belong."""
     tokens, second = text.tokens[row].tolist(), int(text.segment_starts[row])
     assert [tokens[second - 1], *tokens[-2:]] == [SPECIAL.sep, SPECIAL.sep, SPECIAL.cls]
@@ -60,7 +67,7 @@ def segments_of(text: LaneText, row: int, reuse: int) -> tuple[list[int], list[i
 def test_a_row_with_its_own_second_segment_is_its_window(
     documents: list[list[int]], reuse: int, room: int, both: bool
 ) -> None:
-    block, length = block_of(documents), reuse + room + EDGE_TOKENS
+    block, length = block_of(documents), reuse + room + SPECIAL_TOKENS_PER_ROW
     rows, text = laid_out(block, lanes_of(reuse, random=0, both=both), length)
     whole = text_of(block)
     starts = [start for start in range(0, len(whole), reuse) if start + reuse + room <= len(whole)]
@@ -79,7 +86,7 @@ def test_the_first_segment_ends_with_a_sentence_if_one_ends_in_the_window(
     documents: list[list[int]], reuse: int, room: int
 ) -> None:
     block = block_of(documents)
-    rows, text = laid_out(block, lanes_of(reuse), reuse + room + EDGE_TOKENS)
+    rows, text = laid_out(block, lanes_of(reuse), reuse + room + SPECIAL_TOKENS_PER_ROW)
     whole = text_of(block)
     firsts = set(block.tokens[block.sentences[:-1]].tolist())
     for row in range(len(rows)):
@@ -100,7 +107,7 @@ def test_a_random_second_segment_is_text_from_a_sentence_on(
     documents: list[list[int]], reuse: int, room: int
 ) -> None:
     block = block_of(documents)
-    rows, text = laid_out(block, lanes_of(reuse, random=1), reuse + room + EDGE_TOKENS)
+    rows, text = laid_out(block, lanes_of(reuse, random=1), reuse + room + SPECIAL_TOKENS_PER_ROW)
     whole = text_of(block)
     document = np.repeat(np.arange(len(documents)), np.diff(block.documents))
     forward = (block.sentences[:-1] + document).tolist()  # where sentences begin in `whole`
@@ -117,7 +124,7 @@ def test_rows_go_on_and_reuse_every_token_once_in_each_direction(both: bool) -> 
     block = block_of([rng.integers(1, 40, rng.integers(1, 6)).tolist() for _ in range(30)])
     reuse, length = 16, 45
     rows, text = laid_out(block, lanes_of(reuse, both=both), length)
-    whole, window = text_of(block), length - EDGE_TOKENS
+    whole, window = text_of(block), length - SPECIAL_TOKENS_PER_ROW
     reused = text.tokens[:, :reuse]
     forward = reused[:: rows.directions].ravel().tolist()
     assert forward == whole[: len(forward)]
@@ -133,7 +140,11 @@ def test_rows_go_on_and_reuse_every_token_once_in_each_direction(both: bool) -> 
 def test_rows_are_counted_from_the_manifest(
     documents: list[list[int]], reuse: int, room: int, both: bool
 ) -> None:
-    block, lanes, length = block_of(documents), lanes_of(reuse, both=both), reuse + room + EDGE_TOKENS
+    block, lanes, length = (
+        block_of(documents),
+        lanes_of(reuse, both=both),
+        reuse + room + SPECIAL_TOKENS_PER_ROW,
+    )
     counted = count_lane_rows(np.array([len(block.tokens)]), np.array([len(documents)]), lanes, length)
     rows = lane_rows(block, lanes, length)
     assert counted.tolist() == [len(rows)]
@@ -148,7 +159,7 @@ def test_the_share_of_random_second_segments() -> None:
     rng = np.random.default_rng(4)
     block = block_of([rng.integers(4, 20, 30_000).tolist()])
     for random in (0.5, 0.2):
-        rows, text = laid_out(block, lanes_of(6, random=random), 6 + 21 + EDGE_TOKENS)
+        rows, text = laid_out(block, lanes_of(6, random=random), 6 + 21 + SPECIAL_TOKENS_PER_ROW)
         every = np.arange(len(rows))
         assert text.backward is not None
         step = np.where(text.backward, -1, 1)
@@ -169,7 +180,7 @@ def test_words_are_the_same_read_either_way() -> None:
     begins[block.sentences[:-1]] = True
     word = dict(zip(block.tokens.tolist(), np.cumsum(begins).tolist(), strict=True))
     rows = lane_rows(block, lanes_of(10), 33)
-    reading = BlockReading.from_block(block, SPECIAL, NEVER, starts_word, backward=True)
+    reading = DirectedBlockText.from_block(block, SPECIAL, NEVER, starts_word, backward=True)
     text = reading.lay_out(rows, 0, len(rows), SPECIAL, KEY)
     for row in range(len(rows)):
         tokens = text.tokens[row].tolist()
@@ -183,23 +194,25 @@ def test_words_are_the_same_read_either_way() -> None:
 
 def test_without_an_end_of_document_token_the_separator_ends_documents() -> None:
     block = block_of([[10], [10]])
-    reading = BlockReading.from_block(block, SpecialIds(0, 2, 1, 4, 3), (0, 1, 2, 3, 4), None, backward=False)
+    reading = DirectedBlockText.from_block(
+        block, SpecialIds(0, 2, 1, 4, 3), (0, 1, 2, 3, 4), None, backward=False
+    )
     assert reading.tokens.tolist() == [*range(7, 17), 2, *range(17, 27), 2]
     assert np.flatnonzero(reading.flags & 2).tolist() == [10, 21]
 
 
 def test_what_does_not_fit_is_refused() -> None:
     lanes, permuted = lanes_of(16), PermutedPrediction(predict=8)
-    check_lanes(lanes, permuted, 24, 4)
+    check_lane_settings(lanes, permuted, 24, 4)
     for length, problem in (
         (20, "cannot reuse 16"),
         (70_000, "cannot reuse 16"),
         (22, "8 targets do not fit"),
     ):
         with pytest.raises(PlanError, match=problem):
-            check_lanes(lanes, permuted, length, 4)
+            check_lane_settings(lanes, permuted, length, 4)
     with pytest.raises(PlanError, match=r"\b34 targets\b"):
-        check_lanes(lanes, PermutedPrediction(predict=34), 64, 4)
+        check_lane_settings(lanes, PermutedPrediction(predict=34), 64, 4)
     with pytest.raises(PlanError, match=r"\b5 lanes\b"):
-        check_lanes(lanes, permuted, 24, 5)
-    check_lanes(lanes_of(16, both=False), permuted, 24, 5)
+        check_lane_settings(lanes, permuted, 24, 5)
+    check_lane_settings(lanes_of(16, both=False), permuted, 24, 5)

@@ -10,7 +10,7 @@ from data_service.samples.make import make_rows
 from data_service.samples.masking import MlmMasking
 from data_service.samples.next_token import NextToken
 from data_service.samples.packing import RowCuts, pack_block
-from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
+from data_service.samples.samples import Samples, distribute_rows, join_rows, slice_rows
 from data_service.samples.spec import Masking, SourceSpec, StreamSpec
 from data_service.types import Block
 from tests.support.data.corpora import NEVER_MASKED, SPECIAL, random_block, spec_of, targets_per_row
@@ -63,7 +63,7 @@ def test_any_range_of_rows_is_the_same(block: Block, data: st.DataObject) -> Non
     stop = data.draw(st.integers(start + 1, len(rows)))
     part = make_rows(block, rows, start, stop, spec_with("full_sentences", NextToken()), stream_key("other"))
     expected = slice_rows(whole, start, stop)
-    joined = join_rows(deal_rows(whole, [np.arange(start, stop)]))
+    joined = join_rows(distribute_rows(whole, [np.arange(start, stop)]))
     for found in (part, joined):
         np.testing.assert_array_equal(found.tokens, expected.tokens)
         np.testing.assert_array_equal(found.target_positions, expected.target_positions)

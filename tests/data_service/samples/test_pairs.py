@@ -291,7 +291,7 @@ def test_no_token_is_lost_or_repeated(
         segments = two_segments(
             block, TwoSegments(packing="two_segments", short=short, single=other), length, key
         )
-    rows = RowCuts.paired(segments)
+    rows = RowCuts.from_segments(segments)
     found = [token for row in range(len(rows)) for part in rows.stretches(row) for token in part]
     assert sorted(found) == list(range(len(block.tokens)))
     assert rows.lengths.max() <= length

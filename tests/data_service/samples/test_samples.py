@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
+from data_service.samples.samples import Samples, distribute_rows, join_rows, slice_rows
 
 Row = dict[str, Any]
 BY_ROW: dict[str, type[np.generic]] = {
@@ -78,7 +78,7 @@ def test_any_rows_with_any_columns_stay_whole(seed: int) -> None:
     first, stop = np.sort(random.integers(0, joined.rows + 1, 2)).tolist()
     assert _rows(slice_rows(joined, first, stop)) == rows[first:stop]
     chosen = [random.integers(0, joined.rows, 5 * bool(joined.rows)) for _ in range(3)]
-    for dealt, numbers in zip(deal_rows(joined, chosen), chosen, strict=True):
+    for dealt, numbers in zip(distribute_rows(joined, chosen), chosen, strict=True):
         assert _rows(dealt) == [rows[number] for number in numbers]
         for field in fields(Samples):
             before, after = getattr(joined, field.name), getattr(dealt, field.name)

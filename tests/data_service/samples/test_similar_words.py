@@ -36,7 +36,7 @@ WORDS = st.lists(IDS, min_size=1, max_size=4).map(tuple)
 
 def table_of(similar: dict[tuple[int, ...], tuple[int, ...]], tokenizer: str = "0" * 64) -> bytes:
     pairs = [SimilarPair(word, other) for word, other in similar.items()]
-    return dump_similar_words(pairs, tokenizer=tokenizer, vocab_size=VOCABULARY, made={})
+    return dump_similar_words(pairs, tokenizer=tokenizer, vocab_size=VOCABULARY, build_settings={})
 
 
 def of_equal_sizes(similar: dict[tuple[int, ...], tuple[int, ...]]) -> dict[tuple[int, ...], tuple[int, ...]]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.rng import draws32, stream_key
+from data_service.rng import draw_uint32, stream_key
 from data_service.samples.make import make_rows
 from data_service.samples.masking import MaskingTables, MlmMasking
 from data_service.samples.packing import pack_block
@@ -21,7 +21,7 @@ DRAWS = 1_000_000
 
 def assert_shares(lengths: LengthDraws, shares: list[float]) -> np.ndarray:
     """Every length within five standard deviations of its share."""
-    drawn = lengths.from_draws(draws32(stream_key("lengths"), 0, DRAWS))
+    drawn = lengths.from_draws(draw_uint32(stream_key("lengths"), 0, DRAWS))
     counts = np.bincount(drawn, minlength=len(shares) + 1)
     assert counts[0] == 0
     assert len(counts) == len(shares) + 1

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from data_service.errors import CorpusError
 from data_service.rng import stream_key
-from data_service.samples.make import cut, make_rows
-from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
+from data_service.samples.make import cut_block, make_rows
+from data_service.samples.samples import Samples, distribute_rows, join_rows, slice_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.samples.texts import TextRows
 from data_service.types import Block
@@ -33,7 +33,7 @@ def texts_spec(packing: str, layout: str = "cls_first", length: int = 12, **sett
 
 
 def made(block: Block, spec: StreamSpec) -> Samples:
-    rows = cut(block, spec, KEY)
+    rows = cut_block(block, spec, KEY)
     return make_rows(block, rows, 0, len(rows), spec, KEY)
 
 
@@ -84,7 +84,7 @@ def test_a_sentence_long_enough_is_a_row_that_holds_it_twice(seed: int, shortest
         for start, stop in itertools.pairwise(block.sentences.tolist())
         if stop - start >= shortest
     ]
-    rows = cut(block, spec, KEY)
+    rows = cut_block(block, spec, KEY)
     assert len(rows) == len(sentences)
     if sentences:
         assert texts_of(made(block, spec)) == [[laid(text, layout, 12)] * 2 for text in sentences]
@@ -97,7 +97,7 @@ def test_rows_alone_joined_and_dealt_are_the_rows_among_others(
 ) -> None:
     block = block_of_pairs(seed, 12, 3)
     spec = texts_spec("pairs", layout, negatives=1)
-    rows, whole = cut(block, spec, KEY), made(block, spec)
+    rows, whole = cut_block(block, spec, KEY), made(block, spec)
     start = data.draw(st.integers(0, 11))
     stop = data.draw(st.integers(start + 1, 12))
     alone = make_rows(block, rows, start, stop, spec, KEY)
@@ -106,13 +106,13 @@ def test_rows_alone_joined_and_dealt_are_the_rows_among_others(
         join_rows([slice_rows(whole, 0, start), alone] if start else [alone]), slice_rows(whole, 0, stop)
     )
     order = np.array(data.draw(st.permutations(range(12))))
-    (dealt,) = deal_rows(whole, [order])
+    (dealt,) = distribute_rows(whole, [order])
     assert texts_of(dealt) == [texts_of(whole)[row] for row in order.tolist()]
 
 
 def test_the_text_behind_a_row_is_found_again() -> None:
     block = block_of([[3, 20, 2], [1, 4, 5]])
-    rows = cut(block, texts_spec("pairs", negatives=0), KEY)
+    rows = cut_block(block, texts_spec("pairs", negatives=0), KEY)
     assert isinstance(rows, TextRows)
     assert rows.stretches(0) == (range(3), range(3, 13))
     assert rows.stretches(1) == (range(25, 26), range(26, 30))
@@ -123,7 +123,7 @@ def test_the_text_behind_a_row_is_found_again() -> None:
 
 def test_documents_with_too_few_texts_are_no_examples() -> None:
     with pytest.raises(CorpusError, match=r"\b3 texts\b"):
-        cut(block_of([[3, 4], [5, 6, 7]]), texts_spec("pairs", negatives=1), KEY)
+        cut_block(block_of([[3, 4], [5, 6, 7]]), texts_spec("pairs", negatives=1), KEY)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from data_service.errors import CorpusError
 from data_service.rng import stream_key
-from data_service.samples.make import cut, make_rows
+from data_service.samples.make import cut_block, make_rows
 from data_service.samples.masking import MaskingTables
-from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
+from data_service.samples.samples import Samples, distribute_rows, join_rows, slice_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
 from tests.support.data.corpora import (
@@ -46,7 +46,7 @@ def translations(length: int = 24, **changes: object) -> StreamSpec:
 
 
 def made(block: Block, spec: StreamSpec, source: int = PAIRS) -> Samples:
-    rows = cut(block, spec, KEY, source)
+    rows = cut_block(block, spec, KEY, source)
     return make_rows(block, rows, 0, len(rows), spec, KEY, MaskingTables(WORDS), source=source)
 
 
@@ -108,7 +108,9 @@ def test_any_rows_alone_are_as_among_others(seed: int, one: int, other: int, uni
     start, stop = sorted((one, other))
     whole = made(block, spec)
     if start < stop:
-        alone = make_rows(block, cut(block, spec, KEY, PAIRS), start, stop, spec, KEY, MaskingTables(WORDS))
+        alone = make_rows(
+            block, cut_block(block, spec, KEY, PAIRS), start, stop, spec, KEY, MaskingTables(WORDS)
+        )
         assert_same(alone, slice_rows(whole, start, stop))
 
 
@@ -140,7 +142,7 @@ def test_text_beside_translations_is_packed_as_it_is_alone() -> None:
     assert alone.restarts is None
     together = join_rows([samples, made(block_of_pairs(1, 4, 2), spec)])
     order = np.random.default_rng(0).permutation(together.rows)
-    (dealt,) = deal_rows(together, [order])
+    (dealt,) = distribute_rows(together, [order])
     for column in ("languages", "restarts", "segment_starts"):
         np.testing.assert_array_equal(getattr(dealt, column), getattr(together, column)[order])
 

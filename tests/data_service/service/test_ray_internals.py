@@ -15,9 +15,9 @@ from data_service.errors import LibraryChanged
 from data_service.service import ray_internals as internals
 
 CLASSES: list[tuple[Any, str]] = [
-    *((Node, name) for name in (*internals.UNUSED_PROCESSES, internals.DEAD, internals.LOGS)),
+    *((Node, name) for name in (*internals.UNUSED_PROCESS_STARTERS, internals.DEAD, internals.LOGS)),
     (worker, internals.NODE),
-    (type(state), internals.DRAINING),
+    (type(state), internals.DRAINING_FUNCTION),
 ]
 
 
@@ -39,16 +39,18 @@ def test_folders_of_workers_under_another_name(monkeypatch: pytest.MonkeyPatch) 
 
     def renamed(self: JobConfig, *given: Any, **named: Any) -> None:
         make(self, *given, **named)
-        self.__dict__.pop(internals.FOLDERS)
+        self.__dict__.pop(internals.DRIVER_SYS_PATH_FIELD)
 
     monkeypatch.setattr(JobConfig, "__init__", renamed)
     with pytest.raises(LibraryChanged):
-        internals.installed_packages_only()
+        internals.job_config_without_driver_path()
 
 
 def test_what_is_there_is_found() -> None:
-    internals.ensure_names()
-    assert isinstance(getattr(internals.installed_packages_only(), internals.FOLDERS), list)
+    internals.check_private_names()
+    assert isinstance(
+        getattr(internals.job_config_without_driver_path(), internals.DRIVER_SYS_PATH_FIELD), list
+    )
 
 
 @pytest.mark.long

@@ -30,7 +30,7 @@ def taken_and_planned(uri: str, **given: object) -> tuple[int, int]:
         sum(
             slab.nbytes
             for slab in build_window(
-                corpora, plan.window(0, w), SlabLayout.sliced(plan.epoch_layout.size(w), 300)
+                corpora, plan.window(0, w), SlabLayout.from_slab_rows(plan.epoch_layout.size(w), 300)
             )
         )
         for w in range(plan.epoch_layout.windows)

@@ -10,13 +10,13 @@ import pytest
 
 from data_service.store.open import open_store
 from data_service.stream.counts import (
-    Counted,
-    Pass,
+    CountingPass,
     PassResult,
     PassRunner,
+    ReportCountedBlocks,
     count_rows,
     measure_rows,
-    run_here,
+    run_in_process,
 )
 from data_service.stream.sources import Corpora
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
@@ -34,9 +34,11 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Corpora:
 def watched(gone_through: list[int]) -> PassRunner:
     """The usual runner, and how many blocks it has gone through."""
 
-    def run(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> PassResult:
+    def run(
+        job: CountingPass, corpora: Corpora, source: int, blocks: range, counted: ReportCountedBlocks
+    ) -> PassResult:
         gone_through.append(len(blocks))
-        return run_here(job, corpora, source, blocks, counted)
+        return run_in_process(job, corpora, source, blocks, counted)
 
     return run
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.samples.spec import SourceSpec, Stage
-from data_service.stream.exposure import TextPlace
+from data_service.stream.exposure import TokenRange
 from data_service.stream.stream import Stream
 from tests.support.data.corpora import block_of_pairs, random_block, source_of, spec_of, write_corpus
 
@@ -58,7 +58,7 @@ def inputs(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def scanned(stream: Stream, place: TextPlace, epochs: range) -> set[tuple[int, int]]:
+def scanned(stream: Stream, place: TokenRange, epochs: range) -> set[tuple[int, int]]:
     """The (epoch, sample) of each sample whose text has a token of the place: every sample is looked at."""
     uri = stream.spec.sources[place.source].uri
     held = range(place.start, place.stop)
@@ -73,7 +73,7 @@ def scanned(stream: Stream, place: TextPlace, epochs: range) -> set[tuple[int, i
     return found
 
 
-def assert_found(stream: Stream, places: list[TextPlace], epochs: range) -> None:
+def assert_found(stream: Stream, places: list[TokenRange], epochs: range) -> None:
     found = list(stream.find(places, epochs))
     assert len(found) == len(set(found))
     for place in places:
@@ -82,11 +82,11 @@ def assert_found(stream: Stream, places: list[TextPlace], epochs: range) -> None
 
 
 @st.composite
-def places(draw: st.DrawFn) -> TextPlace:
+def places(draw: st.DrawFn) -> TokenRange:
     source = draw(st.integers(0, len(SIZES) - 1))
     block = draw(st.integers(0, len(SIZES[source]) - 1))
     start = draw(st.integers(0, SIZES[source][block] - 1))
-    return TextPlace(source, block, start, draw(st.integers(start + 1, SIZES[source][block])))
+    return TokenRange(source, block, start, draw(st.integers(start + 1, SIZES[source][block])))
 
 
 @pytest.mark.long
@@ -95,7 +95,7 @@ def places(draw: st.DrawFn) -> TextPlace:
 def test_as_a_scan_of_all_samples(
     sources: tuple[SourceSpec, ...],
     given_inputs: dict[str, Any],
-    wanted: list[TextPlace],
+    wanted: list[TokenRange],
     epoch: int,
     data: st.DataObject,
 ) -> None:
@@ -114,7 +114,7 @@ def test_a_segment_that_is_only_the_end_of_a_document_holds_no_text(sources: tup
     lanes = {"packing": "lanes", "reuse": 16, "both_directions": True}
     more = {"masking": {"kind": "plm", "predict": 4}, "window": {"samples": 16, "least_tokens": 1}}
     stream = Stream(spec_of(*sources, length=32, input=lanes, **more))
-    place = TextPlace(0, 2, 0, 201)
+    place = TokenRange(0, 2, 0, 201)
     assert range(200, 200) in stream.source(3, 292).stretches
     assert_found(stream, [place], range(2, 6))
 
@@ -132,13 +132,13 @@ def test_of_pairs(tmp_path: Path) -> None:
             window=FEW,
         )
     )
-    assert_found(stream, [TextPlace(0, 1, 30, 75), TextPlace(0, 2, 0, 4)], range(3))
+    assert_found(stream, [TokenRange(0, 1, 30, 75), TokenRange(0, 2, 0, 4)], range(3))
 
 
 @pytest.mark.long
 @settings(deadline=None, max_examples=3)
 @given(st.lists(places(), min_size=1, max_size=3, unique=True), st.sampled_from([1, 2, 3]))
-def test_of_phases_that_read_on(sources: tuple[SourceSpec, ...], wanted: list[TextPlace], last: int) -> None:
+def test_of_phases_that_read_on(sources: tuple[SourceSpec, ...], wanted: list[TokenRange], last: int) -> None:
     stages = (
         Stage(phase=0, length=16, units=40, weights=(1, 0, 1)),
         Stage(phase=1, length=32, units=700, in_tokens=True, weights=(1, 2, 0)),
@@ -151,4 +151,4 @@ def test_of_phases_that_read_on(sources: tuple[SourceSpec, ...], wanted: list[Te
 def test_a_source_of_which_nothing_is_taken(sources: tuple[SourceSpec, ...]) -> None:
     stages = (Stage(phase=0, length=16, units=40, weights=(1, 0, 1)),)
     stream = Stream(spec_of(*sources, length=16, stages=stages, window=FEW))
-    assert list(stream.find([TextPlace(1, 0, 0, 420)], range(3))) == []
+    assert list(stream.find([TokenRange(1, 0, 0, 420)], range(3))) == []

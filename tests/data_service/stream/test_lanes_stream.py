@@ -75,7 +75,9 @@ def test_each_lane_of_a_step_continues_itself(
         (now,), (then,) = positions.ranges(step), positions.ranges(following)
         assert now.start % LANES == then.start % LANES == 0
         grid = stream.plan.epoch_layout
-        same_window = now.epoch == then.epoch and grid.window_of(now.start) == grid.window_of(then.start)
+        same_window = now.epoch == then.epoch and grid.window_with_sample(
+            now.start
+        ) == grid.window_with_sample(then.start)
         rows, coming = (stream.read(r.epoch, r.start, r.stop) for r in (now, then))
         assert rows.reversed_rows is not None
         assert rows.reversed_rows.tolist() == [False, True] * (LANES // 2)

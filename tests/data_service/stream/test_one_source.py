@@ -229,7 +229,7 @@ def test_any_part_of_a_stream_is_read_alone(
 def test_windows_are_the_same_in_any_slabs(corpora: tuple[str, str], rows: int) -> None:
     stream = stream_of(corpora)
     window = stream.plan.window(0, 0)
-    layout = SlabLayout.sliced(window.order.size, rows)
+    layout = SlabLayout.from_slab_rows(window.order.size, rows)
     slabs = build_window(Corpora(stream.spec), window, layout)
     assert_same(join_rows(slabs), stream.read(0, 0, stream.plan.epoch_layout.start(1)))
 

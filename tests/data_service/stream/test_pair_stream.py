@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.rng import stream_key
-from data_service.samples.make import cut, make_rows
+from data_service.samples.make import cut_block, make_rows
 from data_service.samples.masking import MaskingTables, MlmMasking
 from data_service.samples.packing import RowCuts
 from data_service.samples.samples import join_rows, slice_rows
@@ -56,7 +56,7 @@ def test_rows_alone_are_the_rows_among_others(
     spec = spec_of(NOWHERE, length=24, input={"packing": packing}, masking=masking)
     words = WORD_STARTS if whole_words else None
     block = random_block(seed, 300, sentence=7)
-    rows = cut(block, spec, stream_key("structure", seed))
+    rows = cut_block(block, spec, stream_key("structure", seed))
     whole = make_rows(block, rows, 0, len(rows), spec, stream_key("test"), MaskingTables(words))
     start = data.draw(st.integers(0, len(rows) - 1))
     stop = data.draw(st.integers(start + 1, len(rows)))
@@ -72,7 +72,7 @@ def test_rows_are_laid_out_with_their_segments(seed: int, packing: str) -> None:
     """[CLS] A [SEP] B [SEP], or [CLS] A [SEP]; B begins after the first separator."""
     spec = spec_of(NOWHERE, length=24, input={"packing": packing})
     block = random_block(seed, 300, sentence=7)
-    rows = cut(block, spec, stream_key("structure", seed))
+    rows = cut_block(block, spec, stream_key("structure", seed))
     assert isinstance(rows, RowCuts)
     made = make_rows(block, rows, 0, len(rows), spec, stream_key("test"))
     tokens = made.tokens.copy()
@@ -97,7 +97,7 @@ def test_words_end_with_their_segment_and_sentence(seed: int, packing: str) -> N
         NOWHERE, length=40, input={"packing": packing}, masking=MlmMasking(rate=0.3, unit="whole_word")
     )
     block = random_block(seed, 300, sentence=7)
-    rows = cut(block, spec, stream_key("structure", seed))
+    rows = cut_block(block, spec, stream_key("structure", seed))
     assert isinstance(rows, RowCuts)
     made = make_rows(block, rows, 0, len(rows), spec, stream_key("test"), MaskingTables(WORD_STARTS))
     sentences = set(block.sentences.tolist())

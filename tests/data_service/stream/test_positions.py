@@ -12,24 +12,24 @@ from hypothesis import strategies as st
 from data_service.errors import PlanError
 from data_service.stream.positions import (
     BatchRamp,
+    BatchSchedule,
     PhaseBatches,
     Positions,
     SampleAxis,
     SampleRange,
-    StepBatches,
 )
 
 
 @st.composite
-def rising(draw: st.DrawFn) -> StepBatches:
+def rising(draw: st.DrawFn) -> BatchSchedule:
     granule = draw(st.integers(1, 5))
     start = granule * draw(st.integers(1, 4))
     batch = start + granule * draw(st.integers(1, 30))
-    return StepBatches(batch, BatchRamp(start, draw(st.integers(1, 50)), granule))
+    return BatchSchedule(batch, BatchRamp(start, draw(st.integers(1, 50)), granule))
 
 
 @given(rising())
-def test_a_batch_rises_evenly_in_whole_granules(batches: StepBatches) -> None:
+def test_a_batch_rises_evenly_in_whole_granules(batches: BatchSchedule) -> None:
     rise = batches.rise
     assert rise is not None
     height = batches.batch - rise.start
@@ -42,12 +42,12 @@ def test_a_batch_rises_evenly_in_whole_granules(batches: StepBatches) -> None:
 
 
 def test_a_batch_that_does_not_rise() -> None:
-    assert [StepBatches(7).at(step) for step in (0, 9)] == [7, 7]
-    assert [StepBatches(7).units_before(step) for step in (0, 9)] == [0, 63]
+    assert [BatchSchedule(7).at(step) for step in (0, 9)] == [7, 7]
+    assert [BatchSchedule(7).units_before(step) for step in (0, 9)] == [0, 63]
 
 
 @given(rising(), st.integers(1, 60), st.integers(0, 59))
-def test_steps_take_their_batches_one_after_another(batches: StepBatches, steps: int, begin: int) -> None:
+def test_steps_take_their_batches_one_after_another(batches: BatchSchedule, steps: int, begin: int) -> None:
     """Also where a run's data begins within the rise."""
     begin, epoch = min(begin, steps - 1), batches.batch + 3
     phases = [PhaseBatches.from_samples(steps, batches.batch, epoch, batches.rise)]
@@ -239,7 +239,7 @@ def test_data_may_begin_at_a_later_step(phases: list[PhaseBatches], begin: int) 
     assert [samples(positions.ranges(step)) for step in range(begin, total)] == literal
     assert positions.phase_start(begin) == begin
     for step in range(begin, total):
-        assert {r.phase for r in positions.ranges(step)} == {positions.phase_of(step)}
+        assert {r.phase for r in positions.ranges(step)} == {positions.phase_at_step(step)}
     with pytest.raises(IndexError, match=rf"\bstep {begin}\b"):
         positions.ranges(begin - 1)
 

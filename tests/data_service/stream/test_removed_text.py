@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.corpus.corpus import open_corpus
-from data_service.corpus.removals import blank_out, load_removals
+from data_service.corpus.removals import load_removals, replace_removed_text
 from data_service.corpus.remove import documents_by_number, remove_documents
 from data_service.errors import CorpusError
 from data_service.rng import stream_key
-from data_service.samples.make import cut, make_rows, row_stretches, text_places
+from data_service.samples.make import cut_block, make_rows, row_text_ranges, token_ranges_of_row
 from data_service.samples.masking import MaskingTables
-from data_service.samples.samples import Samples, deal_rows, join_rows, slice_rows
+from data_service.samples.samples import Samples, distribute_rows, join_rows, slice_rows
 from data_service.samples.similar_words import SimilarPair, dump_similar_words, parse_similar_words
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.store.local import LocalStore
@@ -47,7 +47,7 @@ TABLES = MaskingTables(
             [SimilarPair((word,), (word + 200,)) for word in range(5, 300)],
             tokenizer="0" * 64,
             vocab_size=VOCABULARY,
-            made={},
+            build_settings={},
         ),
         "table",
     ),
@@ -152,29 +152,29 @@ def test_any_rows_of_a_block(chosen: dict[str, Any], seed: int, size: int, data:
     tables = replace(TABLES, starts_word=None if spec.masking.unit == "token" else TABLES.starts_word)
     if chosen["masking"].get("replace", {}).get("random_from") != "unigram":
         tables = replace(tables, unigram=None)
-    hollow, made = blank_out(block, stretches, SPECIAL.pad), []
+    hollow, made = replace_removed_text(block, stretches, SPECIAL.pad), []
     for each in (block, hollow):
-        rows = cut(each, spec, stream_key("cut"))
+        rows = cut_block(each, spec, stream_key("cut"))
         if not len(rows):
             return
         made.append(make_rows(each, rows, 0, len(rows), spec, stream_key("test"), tables))
     before, after = made
     assert_gone(before, after)
-    of_row, starts, stops = text_places(block, rows, spec, stream_key("test"))
+    of_row, starts, stops = row_text_ranges(block, rows, spec, stream_key("test"))
     within = np.array([(starts < stop) & (stops > start) for start, stop in stretches]).reshape(
         -1, len(starts)
     )
     marked = np.flatnonzero(originals(before) >= FROM)
     seen = np.searchsorted(before.offsets, marked, side="right") - 1
     assert set(of_row[within.any(axis=0)].tolist()) == set(seen.tolist())
-    own = [row_stretches(block, rows, row, spec, stream_key("test")) for row in range(len(rows))]
+    own = [token_ranges_of_row(block, rows, row, spec, stream_key("test")) for row in range(len(rows))]
     assert [(row, part.start, part.stop) for row, parts in enumerate(own) for part in parts] == list(
         zip(of_row.tolist(), starts.tolist(), stops.tolist(), strict=True)
     )
     order = np.random.default_rng(seed).permutation(after.rows)
     middle = data.draw(st.integers(0, len(order)))
     parts = (order[:middle], order[middle:])
-    for one, other in zip(deal_rows(before, parts), deal_rows(after, parts), strict=True):
+    for one, other in zip(distribute_rows(before, parts), distribute_rows(after, parts), strict=True):
         assert_gone(one, other)
     assert_gone(join_rows([before, before]), join_rows([after, slice_rows(after, 0, after.rows)]))
 
@@ -196,7 +196,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
     uri = write_corpus(tmp_path_factory.mktemp("corpus"), blocks["train"], blocks["heldout"])
     opened = open_corpus(uri)
     for part in (names[::2], names[1::2]):
-        remove_documents(opened, documents_by_number(opened, part), by="x", at=1, reason="r")
+        remove_documents(opened, documents_by_number(opened, part), removed_by="x", at=1, reason="r")
     chain = load_removals(opened.store, opened.manifest)
     digests = [removal.digest for removal in chain.removals]
     return uri, digests[0], digests[1]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_service.corpus.manifest import MANIFEST, TOKENIZER
+from data_service.corpus.manifest import MANIFEST_KEY, TOKENIZER_FOLDER
 from data_service.corpus.manifest_file import load_manifest, save_manifest
 from data_service.errors import CorpusError
 from data_service.store.open import open_store
@@ -28,7 +28,7 @@ ALWAYS_RANDOM = {"mask": 0, "random": 1, "keep": 0, "random_from": "unigram"}
 
 def write_vocabulary(uri: str, pieces: list[str]) -> None:
     """A WordPiece tokenizer of special and these further pieces, where a corpus keeps its own."""
-    folder = Path(uri) / TOKENIZER
+    folder = Path(uri) / TOKENIZER_FOLDER
     folder.mkdir()
     special = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
     (folder / "vocab.txt").write_text("\n".join([*special, *pieces]) + "\n", "utf-8")
@@ -88,7 +88,7 @@ def test_words_of_an_older_corpus_stay_as_they_were(tmp_path: Path) -> None:
         )
     store = open_store(str(tmp_path / "new"))
     built = replace(load_manifest(store), options={"rules": 2})
-    store.delete(MANIFEST)
+    store.delete(MANIFEST_KEY)
     save_manifest(store, built)
     old, new = (source_of(str(tmp_path / name), name) for name in ("old", "new"))
     assert old.manifest_fingerprint != new.manifest_fingerprint

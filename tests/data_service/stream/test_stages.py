@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from data_service.corpus.manifest import block_table
 from data_service.errors import PlanError
 from data_service.samples.spec import SourceSpec, Stage, StreamSpec
-from data_service.stream.plan import RowLine, StreamPlan
-from data_service.stream.stages import StagedRows, last_share, stage_weights
-from data_service.stream.token_axis import TokenAxis, line_tokens
+from data_service.stream.plan import SourceRowSequence, StreamPlan
+from data_service.stream.stages import StageInputs, last_stage_rows, stage_weights
+from data_service.stream.token_axis import TokenAxis, measure_lines
 from tests.support.data.corpora import rows_of_epoch, spec_of
 
 LENGTHS = (8, 12, 32)
@@ -68,16 +68,16 @@ class MadeUp:
         return spec_of(*self.sources, length=stages[-1].length, stages=tuple(stages), window=window)
 
     @cached_property
-    def rows(self) -> StagedRows:
+    def rows(self) -> StageInputs:
         spec = spec_of(*self.sources)
 
-        def lines(length: int) -> list[RowLine]:
-            return [RowLine(spec, source, rows) for source, rows in enumerate(self.counts(length))]
+        def lines(length: int) -> list[SourceRowSequence]:
+            return [SourceRowSequence(spec, source, rows) for source, rows in enumerate(self.counts(length))]
 
-        return StagedRows(
+        return StageInputs(
             tuple(map(sum, self.blocks)),
             lines,
-            lambda length: line_tokens(spec, lines(length), self.counts(length), self.measured(length)),
+            lambda length: measure_lines(spec, lines(length), self.counts(length), self.measured(length)),
             self.starts,
         )
 
@@ -91,7 +91,7 @@ class MadeUp:
             block_table([(0, 0, 0, n, 1, 1) for n in blocks], ["0" * 32] * len(blocks), ["shard"])
             for blocks in self.blocks
         )
-        return StreamPlan(spec, tables, self.counts(spec.length), last_share(spec, self.rows))
+        return StreamPlan(spec, tables, self.counts(spec.length), last_stage_rows(spec, self.rows))
 
     def text_of(self, plan: StreamPlan, rows: Sequence[tuple[int, int, int, int]]) -> list[list[Reading]]:
         """By source, the text behind rows (source, block, row, reading), in the order of its line."""
@@ -245,32 +245,34 @@ def test_a_source_is_read_as_often_as_it_may_and_no_more() -> None:
     first = STAGE.model_copy(update={"weights": (0.5, 0.5), "most_readings": 3.0})
     second = first.model_copy(update={"phase": 1, "weights": (0.6, 0.4), "most_readings": 3.0})
     with pytest.raises(PlanError, match=r"s1 \(u1\).*\b90 tokens\b.*\b4\.\d\d times\b") as caught:
-        last_share(CORPORA.spec([first, second]), CORPORA.rows)
+        last_stage_rows(CORPORA.spec([first, second]), CORPORA.rows)
     assert re.search(r"\bphase 1\b.*\bmost_readings\W+3\b", caught.value.problem)
     remedy = caught.value.remedy
     share = float(remedy.split("at most ")[1].split(" %")[0]) / 100
     limit = float(remedy.split("most_readings to ")[1].split()[0])
     assert 0.1 < share < 0.4
     for changed in ({"weights": (1 - share + 0.02, share - 0.02)}, {"most_readings": limit}):
-        last_share(CORPORA.spec([first, second.model_copy(update=changed)]), CORPORA.rows)
+        last_stage_rows(CORPORA.spec([first, second.model_copy(update=changed)]), CORPORA.rows)
     with pytest.raises(PlanError):
-        last_share(CORPORA.spec([first, second.model_copy(update={"weights": (0.5, 0.5)})]), CORPORA.rows)
+        last_stage_rows(
+            CORPORA.spec([first, second.model_copy(update={"weights": (0.5, 0.5)})]), CORPORA.rows
+        )
 
 
 def test_a_source_that_has_been_read_enough_can_only_be_left_out() -> None:
     first = STAGE.model_copy(update={"weights": (0.0, 1.0)})
     second = STAGE.model_copy(update={"phase": 1, "weights": (0.9, 0.1), "most_readings": 4.0})
     with pytest.raises(PlanError) as caught:
-        last_share(CORPORA.spec([first, second]), CORPORA.rows)
+        last_stage_rows(CORPORA.spec([first, second]), CORPORA.rows)
     assert " phase" in caught.value.remedy
     left_out = second.model_copy(update={"weights": (1.0, 0.0), "most_readings": 4.0})
-    last_share(CORPORA.spec([first, left_out]), CORPORA.rows)
+    last_stage_rows(CORPORA.spec([first, left_out]), CORPORA.rows)
 
 
 def test_a_share_of_less_than_a_row_is_refused() -> None:
     few = Stage(phase=2, length=8, units=20, weights=(1.0, 0.001))
     with pytest.raises(PlanError, match=r"\bphase 2\b.*\b20 rows\b"):
-        last_share(CORPORA.spec([few]), CORPORA.rows)
+        last_stage_rows(CORPORA.spec([few]), CORPORA.rows)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_orders_differ_by_name_and_are_not_regular() -> None:
 
 
 def at_large_batches(*, spread: bool, block_tokens: int) -> ShuffleRadius:
-    return expected_radius(LARGE, batch=8192, length=512, spread=spread, block_tokens=block_tokens)
+    return expected_radius(LARGE, batch=8192, length=512, is_spread=spread, block_tokens=block_tokens)
 
 
 @pytest.mark.long
@@ -84,7 +84,7 @@ def test_larger_blocks_of_existing_corpora_are_spread_too() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("batch", "length"), [(256, 128), (30_000, 512)])
 def test_other_batches_are_spread_too(batch: int, length: int) -> None:
-    found = expected_radius([1e9], batch=batch, length=length, spread=True, block_tokens=BLOCK_TOKENS)
+    found = expected_radius([1e9], batch=batch, length=length, is_spread=True, block_tokens=BLOCK_TOKENS)
     assert found.continued < 0.005
 
 

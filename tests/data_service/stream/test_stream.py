@@ -16,7 +16,14 @@ from data_service.samples.replacement import Replacement
 from data_service.samples.samples import Samples, join_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.store.open import open_store
-from data_service.stream.counts import Counted, Pass, PassResult, count_rows, measure_rows, run_here
+from data_service.stream.counts import (
+    CountingPass,
+    PassResult,
+    ReportCountedBlocks,
+    count_rows,
+    measure_rows,
+    run_in_process,
+)
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from tests.support.data.corpora import random_block, source_of, spec_of, text_of, write_corpus
@@ -139,7 +146,9 @@ def test_masks_belong_to_the_row_not_to_its_neighbours(tmp_path: Path) -> None:
 def test_counts_are_kept_and_used(corpus: str, tmp_path: Path) -> None:
     spec, cache = spec_of(source_of(corpus)), open_store(tmp_path / "cache")
 
-    def never(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> PassResult:
+    def never(
+        job: CountingPass, corpora: Corpora, source: int, blocks: range, counted: ReportCountedBlocks
+    ) -> PassResult:
         raise AssertionError("counted again")
 
     corpora = Corpora(spec)
@@ -165,7 +174,7 @@ def test_a_pass_that_was_interrupted_goes_on(
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append(part)
-        return run_here(job, corpora, source, part, counted)
+        return run_in_process(job, corpora, source, part, counted)
 
     with pytest.raises(KeyboardInterrupt):
         count(corpora, cache, dies_at_the_third)
@@ -173,7 +182,7 @@ def test_a_pass_that_was_interrupted_goes_on(
 
     def noted(job: Any, corpora: Corpora, source: int, part: range, counted: Any) -> Any:
         again.append(part)
-        return run_here(job, corpora, source, part, counted)
+        return run_in_process(job, corpora, source, part, counted)
 
     told: list[int] = []
     (found,) = count(corpora, cache, noted, told.append)
@@ -193,7 +202,9 @@ def test_damaged_counts_are_made_again(corpus: str, tmp_path: Path) -> None:
 
 
 def test_contiguous_packing_counts_without_reading(corpus: str) -> None:
-    def never(job: Pass, corpora: Corpora, source: int, blocks: range, counted: Counted) -> PassResult:
+    def never(
+        job: CountingPass, corpora: Corpora, source: int, blocks: range, counted: ReportCountedBlocks
+    ) -> PassResult:
         raise AssertionError("read")
 
     corpora = Corpora(spec_of(source_of(corpus), input={"packing": "contiguous"}))

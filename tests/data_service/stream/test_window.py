@@ -13,7 +13,7 @@ from data_service.samples.samples import join_rows, slice_rows
 from data_service.service.prefetch import AnnouncedWindows
 from data_service.stream.plan import EpochLayout
 from data_service.stream.sources import Corpora
-from data_service.stream.stream import SlabLayout, StepLayout, Stream, build_window
+from data_service.stream.stream import SlabLayout, StepStart, Stream, build_window
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 
 layouts = st.builds(
@@ -25,7 +25,7 @@ layouts = st.builds(
     st.integers(0, 7),
     st.integers(0, 5),
     st.integers(1, 40),
-    st.none() | st.builds(StepLayout, st.integers(1, 50), st.integers(0, 5), st.integers(0, 200)),
+    st.none() | st.builds(StepStart, st.integers(1, 50), st.integers(0, 5), st.integers(0, 200)),
 )
 
 
@@ -44,14 +44,14 @@ def test_any_range_is_found_in_its_slabs(layout: SlabLayout, data: st.DataObject
     pieces = list(layout.pieces(first, last))
     found = [position for slab, start, stop in pieces for position in slabs[slab][start:stop].tolist()]
     assert found == list(range(first, last))
-    assert set(layout.slabs_of(first, last)) == {slab for slab, _, _ in pieces}
+    assert set(layout.slabs_with_samples(first, last)) == {slab for slab, _, _ in pieces}
 
 
 @given(st.integers(1, 12), st.integers(0, 3), st.integers(0, 500), st.integers(1, 40))
 def test_a_share_of_every_step_lies_in_few_slabs(ranks: int, epoch: int, sample: int, rows: int) -> None:
     """Whatever the window and wherever steps begin: the rows of one rank are in as many slabs as those of one step."""
     share, grid = 6, EpochLayout((4000,), 3, 1)
-    steps = StepLayout(share * ranks, 0, sample)
+    steps = StepStart(share * ranks, 0, sample)
     for window in range(3):
         layout = SlabLayout.for_window(grid, epoch, window, rows=rows, steps=steps)
         origin = epoch * 4000 + grid.start(window)
@@ -62,13 +62,13 @@ def test_a_share_of_every_step_lies_in_few_slabs(ranks: int, epoch: int, sample:
             (start + 2 * (ranks - 1), start + 2 * (ranks - 1) + share)
             for start in range(first, layout.size - steps.rows, steps.rows)
         ]
-        needed = [layout.slabs_of(*part) for part in mine]
+        needed = [layout.slabs_with_samples(*part) for part in mine]
         assert all(slabs == needed[0] for slabs in needed)
         assert len(needed[0]) <= share // layout.stripe + 2
 
 
-@pytest.mark.parametrize("steps", [None, StepLayout(30, 1, 17), StepLayout(7, 0, 0)])
-def test_a_window_built_in_any_layout_holds_the_stream(tmp_path: Path, steps: StepLayout | None) -> None:
+@pytest.mark.parametrize("steps", [None, StepStart(30, 1, 17), StepStart(7, 0, 0)])
+def test_a_window_built_in_any_layout_holds_the_stream(tmp_path: Path, steps: StepStart | None) -> None:
     spec = spec_of(source_of(write_corpus(tmp_path / "c", [random_block(seed, 4000) for seed in range(4)])))
     stream, corpora = Stream(spec), Corpora(spec)
     grid = stream.plan.epoch_layout
@@ -92,21 +92,21 @@ def test_as_many_reads_as_a_long_run_has_cost_the_same_each() -> None:
             yield (0, number), 0, 10
 
     began = time.process_time()
-    announced = AnnouncedWindows(spans(), 2, lambda window: SlabLayout.sliced(10, 5))
+    announced = AnnouncedWindows(spans(), 2, lambda window: SlabLayout.from_slab_rows(10, 5))
     for _ in range(500_000):
-        announced.move_on({(0, 0)})
+        announced.advance_past({(0, 0)})
     assert list(announced.windows) == [(0, 0), (0, 1)]
-    announced.move_on({(0, 1)})
+    announced.advance_past({(0, 1)})
     assert list(announced.windows) == [(0, 1), (0, 2)]
     assert time.process_time() - began < 60
 
 
 def test_a_window_with_another_layout_than_was_thought() -> None:
-    thought, built = SlabLayout.sliced(100, 10), SlabLayout(100, 20, 0, 2)
+    thought, built = SlabLayout.from_slab_rows(100, 10), SlabLayout(100, 20, 0, 2)
     announced = AnnouncedWindows(
         [((0, 0), start, start + 2) for start in (4, 24, 44)], 2, lambda window: thought
     )
-    announced.move_on(set())
+    announced.advance_past(set())
     part = announced.windows[0, 0]
     assert list(part.slabs) == [0, 2, 4]
     part.lay(built)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.check import measure_loss
-from data_service.tokenizers.loss import KINDS, TextLoss, refuse_loss
+from data_service.tokenizers.loss import KINDS, TextLoss, check_loss
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 
@@ -127,10 +127,10 @@ def test_most_of_a_text_is_lost_only_by_consent(trained: Callable[[Kind], Tokeni
     assert loss.share("unknown") == pytest.approx(150 / 177)
     assert loss.shown("unknown") == (dna[:24],)
     with pytest.raises(TokenizerError) as raised:
-        refuse_loss(loss, (), "a tokenizer", "give another")
+        check_loss(loss, (), "a tokenizer", "give another")
     assert "--accept-loss unknown" in str(raised.value)
-    refuse_loss(loss, ["unknown"], "a tokenizer", "give another")
-    refuse_loss(measure_loss(trained("byte_bpe"), [dna]), (), "a tokenizer", "give another")
+    check_loss(loss, ["unknown"], "a tokenizer", "give another")
+    check_loss(measure_loss(trained("byte_bpe"), [dna]), (), "a tokenizer", "give another")
 
 
 def test_case_and_bytes_are_said_and_never_refused() -> None:
@@ -143,7 +143,7 @@ def test_a_vocabulary_that_has_no_latin_letter_loses_no_mark(kind: Kind) -> None
     """Characters are looked at between letters that such a vocabulary does not know."""
     texts = ["पढ़ाई क्या मछुआरों ने जाल उतारे", "Ставка їжак ё", "แม่น้ำ ที่ ผู้", "می\u200cروم كَتَبَ"] * 20
     options = TokenizerOptions(byte_fallback=False, coverage=1.0)
-    tokenizer = train_tokenizer(kind, texts, 300, options, at_most=True)
+    tokenizer = train_tokenizer(kind, texts, 300, options, allow_fewer_ids=True)
     loss = measure_loss(tokenizer, texts)
     # BERT's rules drop joiners; NFKC writes Thai's sara am as two characters.
     assert loss.lost == ({"joiners": 20} if kind == "wordpiece" else {"width": 20})

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
-from data_service.tokenizers.merges import WORD_END, learn_merges
+from data_service.tokenizers.merges import WORD_END_SYMBOL, learn_merges
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 Learnt = tuple[list[str], list[tuple[str, str]]]
@@ -34,7 +34,7 @@ def by_counts(texts: list[str], vocab_size: int, min_frequency: int, times: int 
     counts = Counter(word for text in texts for word in text.split())
     pieces = ["<s>", *ALPHABET]
     ids = {piece: index for index, piece in enumerate(pieces)}
-    symbols = [symbol for word in counts for symbol in (*(ids[letter] for letter in word), WORD_END)]
+    symbols = [symbol for word in counts for symbol in (*(ids[letter] for letter in word), WORD_END_SYMBOL)]
     return learn_merges(
         np.array(symbols, np.int32),
         np.array(list(counts.values()), np.int64) * times,
@@ -53,7 +53,7 @@ def hostile(random: Random) -> list[str]:
 
 @pytest.mark.parametrize("followed", [0, 1 << 22])
 def test_merges_are_the_librarys(followed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_service.tokenizers.merges._FOLLOWED_SYMBOLS", followed)
+    monkeypatch.setattr("data_service.tokenizers.merges._MAX_SYMBOLS_WITH_ALL_PAIRS", followed)
     for seed in range(60):
         random = Random(seed)
         texts, size, frequency = hostile(random), random.choice([270, 300, 2000]), random.choice([1, 2, 3])

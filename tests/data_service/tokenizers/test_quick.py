@@ -15,7 +15,7 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.tokenizers import quick
 from data_service.tokenizers.load import from_files, save_tokenizer
-from data_service.tokenizers.quick import TRIED_CHARACTERS, TextEncoder
+from data_service.tokenizers.quick import COMPARED_CHARACTERS, TextEncoder
 from data_service.tokenizers.tokenizer import Kind, PlacedTokens, Tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from tests.support.data.all_sorts import documents_of_all_sorts
@@ -109,9 +109,9 @@ def test_every_text_at_the_beginning_is_encoded_both_ways(
 
     monkeypatch.setattr(tokenizer, "encode_placed", counted)
     encoder, text = TextEncoder(tokenizer), "a few words of text " * 1000
-    for _ in range(TRIED_CHARACTERS // len(text) + 2):
+    for _ in range(COMPARED_CHARACTERS // len(text) + 2):
         encoder.encode_placed([text])
-    assert len(seen) == -(-TRIED_CHARACTERS // len(text))
+    assert len(seen) == -(-COMPARED_CHARACTERS // len(text))
 
 
 def test_other_versions_are_not_used(tokenizers: dict[str, Tokenizer], unknown_versions: None) -> None:
@@ -121,7 +121,7 @@ def test_other_versions_are_not_used(tokenizers: dict[str, Tokenizer], unknown_v
 
 
 def test_for_little_text_no_library_is_opened(tokenizers: dict[str, Tokenizer]) -> None:
-    encoder = TextEncoder(tokenizers["byte_bpe"], quick.WORTHWHILE_BYTES - 1)
+    encoder = TextEncoder(tokenizers["byte_bpe"], quick.MIN_QUICK_TEXT_BYTES - 1)
     encoder.encode_placed(["a b"])
     assert encoder.counts == {DEFINITION: 1}
 
@@ -148,7 +148,7 @@ def test_a_process_may_be_forked_afterwards(tokenizers: dict[str, Tokenizer], ki
 def test_a_corpus_is_the_same_bytes_either_way(
     tokenizers: dict[str, Tokenizer], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quick, "WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(quick, "MIN_QUICK_TEXT_BYTES", 0)
     save_tokenizer(tokenizers[kind], str(tmp_path / "tokenizer"))
     random = Random(kind)
     texts = [*documents_of_all_sorts(150, seed=11), *(random.choice(DOCUMENTS)[:3000] for _ in range(30))]

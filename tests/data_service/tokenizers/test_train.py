@@ -55,12 +55,12 @@ def test_neither_the_order_of_texts_nor_the_number_of_processes_matters(
 ) -> None:
     """With tables so small that each is spilled many times; the rarest words are left out."""
     monkeypatch.setattr("data_service.tokenizers.word_counts._MAX_TABLE_PIECES", 700)
-    monkeypatch.setattr("data_service.tokenizers.train.MAX_LEARNT_BYTES", 15_000)
+    monkeypatch.setattr("data_service.tokenizers.train.MAX_TRAINING_WORD_BYTES", 15_000)
     texts = [*documents[:20], *(SORTS["language"](Random(seed)) for seed in range(40))]
     made = []
     for workers in (1, 2, 3):
         Random(f"{kind} {workers}").shuffle(texts)
-        made.append(train_tokenizer(kind, texts, 2500, at_most=True, workers=workers).save_files())
+        made.append(train_tokenizer(kind, texts, 2500, allow_fewer_ids=True, workers=workers).save_files())
     assert made[0] == made[1] == made[2]
     report = json.loads(made[0][TRAINING_REPORT])
     assert 0 < report["left_out"] < report["words"] / 2
@@ -192,7 +192,7 @@ def test_case_and_marks_are_folded_only_as_asked(kind: Kind, lowercase: bool, st
     """Two words of every script, which differ in case or in a mark, have different tokens unless that is folded."""
     texts = [" ".join(pair) for pair in CASES + MARKS] * 6
     options = TokenizerOptions(lowercase=lowercase, strip_marks=strip_marks, coverage=1.0)
-    tokenizer = train_tokenizer(kind, texts, 900, options, at_most=True)
+    tokenizer = train_tokenizer(kind, texts, 900, options, allow_fewer_ids=True)
     for pairs, folded in ((CASES, lowercase), (MARKS, strip_marks)):
         for first, second in pairs:
             assert np.array_equal(tokenizer.encode(first), tokenizer.encode(second)) == folded, (
@@ -208,7 +208,7 @@ def test_case_and_marks_are_folded_only_as_asked(kind: Kind, lowercase: bool, st
 def test_nothing_of_text_of_all_sorts_is_lost_but_white_space(kind: Kind) -> None:
     """Joiners and marks stay, of forty languages; SentencePiece's kinds fold compatibility forms, and say so."""
     texts = [SORTS["language"](Random(seed)) for seed in range(300)] + [*JOINED] * 4
-    tokenizer = train_tokenizer(kind, texts, 4000, at_most=True)
+    tokenizer = train_tokenizer(kind, texts, 4000, allow_fewer_ids=True)
     loss = measure_loss(tokenizer, [*texts, *documents_of_all_sorts(100, seed=3)])
     assert set(loss.lost) <= ({"bytes"} if kind == "byte_bpe" else {"bytes", "white_space", "width"})
     for text in JOINED:
@@ -221,10 +221,10 @@ def test_nothing_of_text_of_all_sorts_is_lost_but_white_space(kind: Kind) -> Non
 def test_a_line_without_spaces_takes_no_longer_than_many_lines(kind: Kind) -> None:
     """A million letters in one run took minutes, since trainers look at whole words again and again."""
     letters = "".join(Random(kind).choices("ACGT", k=1_000_000))
-    tokenizer = train_tokenizer(kind, [letters], 600, at_most=True)
+    tokenizer = train_tokenizer(kind, [letters], 600, allow_fewer_ids=True)
     assert tokenizer.vocab_size > 500
     lines = [letters[start : start + RUN_CHARACTERS] for start in range(0, len(letters), RUN_CHARACTERS)]
-    assert train_tokenizer(kind, ["\n".join(lines)], 600, at_most=True).vocab_size > 500
+    assert train_tokenizer(kind, ["\n".join(lines)], 600, allow_fewer_ids=True).vocab_size > 500
 
 
 def test_wordpiece_splits_cjk_characters() -> None:
@@ -274,7 +274,7 @@ def test_ordinary_words_beside_a_long_run_keep_the_space_before_them() -> None:
     words = ["hello world people river"] * 50
     runs = ["0123456789abcdef" * 80, *words]
     for texts in (words, [" ".join(runs)]):
-        tokenizer = train_tokenizer("byte_bpe", texts, 400, at_most=True)
+        tokenizer = train_tokenizer("byte_bpe", texts, 400, allow_fewer_ids=True)
         pieces = [tokenizer.piece(i) for i in tokenizer.encode("a people river people")]
         assert pieces == ["a", "Ġpeople", "Ġriver", "Ġpeople"]
 
@@ -282,6 +282,6 @@ def test_ordinary_words_beside_a_long_run_keep_the_space_before_them() -> None:
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_lines_with_a_character_that_sentencepiece_skips_are_learnt_from(kind: Kind) -> None:
     texts = ["progress ▅▅ window"] * 50 + ["other text"] * 50
-    tokenizer = train_tokenizer(kind, texts, 330, at_most=True)
+    tokenizer = train_tokenizer(kind, texts, 330, allow_fewer_ids=True)
     assert "w" in "".join(piece for piece in tokenizer.pieces if not piece.startswith("<"))
     assert tokenizer.decode(tokenizer.encode(texts[0])) == texts[0]

@@ -113,7 +113,7 @@ def test_a_class_that_one_chooses_folds_what_the_vocabulary_was_learnt_with(
 ) -> None:
     texts = ["The schön Boat má mạ Größe पढ़ाई came BACK"] * 20
     options = TokenizerOptions(lowercase=lowercase, strip_marks=strip_marks)
-    tokenizer = train_tokenizer("wordpiece", texts, 200, options, at_most=True)
+    tokenizer = train_tokenizer("wordpiece", texts, 200, options, allow_fewer_ids=True)
     _write(tokenizer.save_files(), tmp_path / "folder")
     lines = [texts[0], "ÄÖ schon", "THE BACK"]
     for theirs in (AutoTokenizer, BertTokenizer):

@@ -19,7 +19,13 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from data_service.processes import temporary_folder
 from data_service.store.errors import OutOfSpace
 from data_service.tokenizers.word_counts import WordCounts, count_words
-from data_service.tokenizers.word_splits import RUN_CHARACTERS, BertWords, ByteWords, LineWords, PieceSplitter
+from data_service.tokenizers.word_splits import (
+    RUN_CHARACTERS,
+    BertSplitter,
+    ByteBpeSplitter,
+    SentencePieceSplitter,
+    WordSplitter,
+)
 from data_service.tokenizers.words import BYTES_BY_LETTER
 from tests.support.faults.process import files_limited_to
 
@@ -85,18 +91,21 @@ def bert(*, lowercase: bool) -> normalizers.Normalizer:
     return normalizers.BertNormalizer(lowercase=lowercase, strip_accents=lowercase)
 
 
-WAYS: list[tuple[Callable[[], PieceSplitter], Callable[[str], list[str]]]] = [
-    (ByteWords, gpt2_words),
+WAYS: list[tuple[Callable[[], WordSplitter], Callable[[str], list[str]]]] = [
+    (ByteBpeSplitter, gpt2_words),
     *(
         (partial(kind, made, lowercase), partial(by_library, normalizer=made))
-        for kind, normalizer, by_library in ((BertWords, bert, bert_words), (LineWords, nfkc, line_words))
+        for kind, normalizer, by_library in (
+            (BertSplitter, bert, bert_words),
+            (SentencePieceSplitter, nfkc, line_words),
+        )
         for lowercase in (False, True)
         for made in (normalizer(lowercase=lowercase),)
     ),
 ]
 
 
-def counted(texts: list[str], splitter: Callable[[], PieceSplitter]) -> WordCounts:
+def counted(texts: list[str], splitter: Callable[[], WordSplitter]) -> WordCounts:
     return count_words(texts, splitter, 1 << 40)
 
 
@@ -106,7 +115,7 @@ def by_word(counts: WordCounts) -> dict[str, int]:
 
 @pytest.mark.parametrize(("splitter", "by_library"), WAYS)
 def test_words_are_the_librarys(
-    splitter: Callable[[], PieceSplitter],
+    splitter: Callable[[], WordSplitter],
     by_library: Callable[[str], list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -121,7 +130,7 @@ def test_words_are_the_librarys(
 
 @pytest.mark.parametrize(("splitter", "by_library"), WAYS)
 def test_every_character_between_two_of_each_class(
-    splitter: Callable[[], PieceSplitter], by_library: Callable[[str], list[str]]
+    splitter: Callable[[], WordSplitter], by_library: Callable[[str], list[str]]
 ) -> None:
     characters = [chr(code) for code in range(0x3100) if code not in range(0xD800, 0xE000)]
     texts = [f"a{c}b {c}{c} 1{c}2 !{c}? {c}" for c in characters]
@@ -150,14 +159,14 @@ def test_the_most_frequent_words_are_kept_of_any_order_and_processes(
     every = Counter(word for text in texts for word in gpt2_words(text))
     for processes in {1, workers}:
         random.shuffle(texts)
-        counts = count_words(texts, ByteWords, limit, processes)
+        counts = count_words(texts, ByteBpeSplitter, limit, processes)
         assert by_word(counts) == most_frequent(every, limit)
         assert counts.occurrences == every.total()
         assert counts.left_out == every.total() - sum(counts.counts)
 
 
 @pytest.mark.parametrize(("splitter", "_"), WAYS)
-def test_longer_runs_are_cut(splitter: Callable[[], PieceSplitter], _: object) -> None:
+def test_longer_runs_are_cut(splitter: Callable[[], WordSplitter], _: object) -> None:
     counts = counted(["x" * (3 * RUN_CHARACTERS + 5) + " y"], splitter)
     assert sorted(len(word.strip()) for word in counts.words) == [1, 5, RUN_CHARACTERS]
 
@@ -165,7 +174,7 @@ def test_longer_runs_are_cut(splitter: Callable[[], PieceSplitter], _: object) -
 def test_counts_of_any_size_add_up(tmp_path: Path) -> None:
     """A word that stands in every window of many, counted in two files."""
     texts = ["a " * 300_000] * 8
-    assert by_word(counted(texts, ByteWords))[" a"] == 8 * 300_000 - 8
+    assert by_word(counted(texts, ByteBpeSplitter))[" a"] == 8 * 300_000 - 8
 
 
 MEASURED = """
@@ -204,7 +213,7 @@ def test_a_full_disk_names_the_temporary_folder(monkeypatch: pytest.MonkeyPatch,
     text = " ".join(f"{number:x}" for number in range(20_000))
     for workers in (1, 2):
         with files_limited_to(1000), pytest.raises(OutOfSpace, match="TMPDIR") as raised:
-            count_words([text], ByteWords, 1 << 20, workers)
+            count_words([text], ByteBpeSplitter, 1 << 20, workers)
         assert str(tmp_path) in raised.value.problem
         assert not list(tmp_path.iterdir())
 

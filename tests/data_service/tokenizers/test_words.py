@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from data_service.tokenizers.load import from_files
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
-from data_service.tokenizers.words import word_starts
+from data_service.tokenizers.words import word_start_table
 
 # Blocks in which scripts without spaces lie; text of others keeps its words.
 _UNSPACED = regex.compile(
@@ -29,7 +29,7 @@ def byte_level() -> ByteLevel:
 
 
 def _words(tokenizer: Tokenizer, text: str) -> list[str]:
-    """Split a segmentation where `word_starts` says, the first piece counting as a beginning."""
+    """Split a segmentation where `word_start_table` says, the first piece counting as a beginning."""
     ids = tokenizer.encode(text)
     starts = tokenizer.word_starts[ids].copy()
     starts[0] = True
@@ -121,8 +121,8 @@ def test_han_spelled_in_bytes_is_a_word_a_character(trained: Callable[[Kind], To
 def test_letters_of_scripts_without_spaces_begin_words(piece: str, begins: bool) -> None:
     written = byte_level().pre_tokenize_str(piece)
     pieces = ["".join(part for part, _ in written)]
-    assert word_starts("byte_bpe", pieces, np.zeros(1, dtype=np.bool_)).tolist() == [begins]
-    continued = word_starts("wordpiece", [f"##{piece}"], np.zeros(1, dtype=np.bool_))
+    assert word_start_table("byte_bpe", pieces, np.zeros(1, dtype=np.bool_)).tolist() == [begins]
+    continued = word_start_table("wordpiece", [f"##{piece}"], np.zeros(1, dtype=np.bool_))
     assert continued.tolist() == [begins and not piece[0].isspace()]
 
 
@@ -132,7 +132,7 @@ def test_part_of_a_character_begins_a_word_only_if_its_script_is_certain(text: s
     pieces = [part for part, _ in byte_level().pre_tokenize_str(text)]
     prefixes = [piece[: i + 1] for piece in pieces for i in range(len(piece))]
     none = np.zeros(len(prefixes), dtype=np.bool_)
-    new, old = word_starts("byte_bpe", prefixes, none), word_starts("byte_bpe", prefixes, none, 1)
+    new, old = word_start_table("byte_bpe", prefixes, none), word_start_table("byte_bpe", prefixes, none, 1)
     assert (new >= old).all()
     if not _UNSPACED.search(text):
         np.testing.assert_array_equal(new, old)

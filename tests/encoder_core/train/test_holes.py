@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from data_service.corpus.removals import blank_out
+from data_service.corpus.removals import replace_removed_text
 from data_service.rng import stream_key
-from data_service.samples.make import cut, make_rows
-from data_service.samples.samples import Samples, deal_rows
+from data_service.samples.make import cut_block, make_rows
+from data_service.samples.samples import Samples, distribute_rows
 from data_service.samples.spec import SourceSpec
 from encoder_core.batch import Batch
 from encoder_core.families.bert import BertConfig
@@ -44,10 +44,10 @@ def samples(seed: int, packing: str, share: float = 0.5) -> Samples:
     block = block_of_pairs(seed, 12, 2) if packing == "pairs" else random_block(seed, 400, document=2.0)
     edges = block.sentences[block.documents]
     gone = np.flatnonzero(rng.random(len(edges) - 1) < share)
-    hollow = blank_out(block, np.stack([edges[gone], edges[gone + 1]], axis=1), SPECIAL.pad)
+    hollow = replace_removed_text(block, np.stack([edges[gone], edges[gone + 1]], axis=1), SPECIAL.pad)
     masking = {"kind": "none"} if texts else {"kind": "mlm"}
     spec = spec_of(SOURCE, length=24, input={"packing": packing}, masking=masking)
-    rows = cut(hollow, spec, stream_key("cut"))
+    rows = cut_block(hollow, spec, stream_key("cut"))
     return make_rows(hollow, rows, 0, len(rows), spec, stream_key("x"))
 
 
@@ -65,7 +65,7 @@ def test_rows_that_held_nothing_else_are_left_out_and_the_others_keep_their_numb
         made = samples(seed, packing)
         kept = lasting(made)
         left_out += made.rows - len(kept)
-        batch, (others,) = to_batch(made, CPU, first=7), deal_rows(made, [kept])
+        batch, (others,) = to_batch(made, CPU, first=7), distribute_rows(made, [kept])
         expected, group = to_batch(others, CPU), batch.group
         numbers = (7 + kept[:, None]) * group + np.arange(group)
         assert batch.numbers is not None
@@ -136,7 +136,7 @@ def test_an_example_that_was_taken_out_is_no_negative() -> None:
     torch.manual_seed(2)
     initialise(model)
     made = samples(3, "pairs")
-    (others,) = deal_rows(made, [lasting(made)])
+    (others,) = distribute_rows(made, [lasting(made)])
     assert 1 < others.rows < made.rows
     sums = []
     for rows in (made, others):

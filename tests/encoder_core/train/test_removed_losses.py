@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data_service.corpus.removals import blank_out
+from data_service.corpus.removals import replace_removed_text
 from data_service.rng import stream_key
-from data_service.samples.make import cut, make_rows
+from data_service.samples.make import cut_block, make_rows
 from data_service.samples.masking import NO_TABLES, MaskingTables
 from data_service.samples.samples import Samples
 from data_service.samples.spec import SourceSpec
@@ -128,10 +128,10 @@ def made(case: Case, seed: int) -> Made:
     marked = _with_other_text(block, of_text, rng)
 
     def rows_of(each: Block) -> Samples:
-        rows = cut(each, spec, stream_key("cut"))
+        rows = cut_block(each, spec, stream_key("cut"))
         return make_rows(each, rows, 0, len(rows), spec, stream_key("x"), case.tables)
 
-    found = [rows_of(blank_out(each, stretches, SPECIAL.pad)) for each in (block, marked)]
+    found = [rows_of(replace_removed_text(each, stretches, SPECIAL.pad)) for each in (block, marked)]
     removed = _originals(rows_of(marked)) >= FROM
     return Made(found[0], to_batch(found[0], CPU), to_batch(found[1], CPU), removed)
 

@@ -11,7 +11,7 @@ from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
 from checkpoints.newest import newest_good
 from checkpoints.verify import verify
-from launcher.after.export.export import Exported, export_run
+from launcher.after.export.export import ExportResult, export_run
 from launcher.runtime.recipe.load import reload
 from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.record import open_run
@@ -81,7 +81,7 @@ def test_the_world_and_the_stage_may_change_between_two_refreshes(folder: Path, 
     assert small_runs.losses(run) == pytest.approx(small_runs.losses(undisturbed), rel=1e-5)
     assert small_runs.digests(run) == small_runs.digests(undisturbed)
     exported = export_run(open_run(run), 6, str(folder / "exported"))
-    assert exported == Exported(6, {".": "XLNetLMHeadModel"}, ()), "memory stays behind"
+    assert exported == ExportResult(6, {".": "XLNetLMHeadModel"}, ()), "memory stays behind"
     assert XLNetLMHeadModel.from_pretrained(folder / "exported").config.mem_len == 24
 
 

@@ -121,7 +121,7 @@ def test_a_slow_metadata_service_is_asked_again(
     known = threading.Event()
     if valid_before:
         known.set()
-        monkeypatch.setattr("data_service.store.retries._FIRST_CREDENTIALS_S", 0.01)
+        monkeypatch.setattr("data_service.store.retries._UNACCEPTED_CREDENTIALS_PATIENCE_S", 0.01)
     monkeypatch.setattr("data_service.store.bucket._CREDENTIALS_ACCEPTED", {"s3": known})
     with MetadataService(refusals=4) as service:
         service.use(monkeypatch)
@@ -134,7 +134,7 @@ def test_a_slow_metadata_service_is_asked_again(
 def test_a_process_that_never_had_credentials_is_told_soon(
     store: Store, monkeypatch: pytest.MonkeyPatch, never_valid: None
 ) -> None:
-    monkeypatch.setattr("data_service.store.retries._FIRST_CREDENTIALS_S", 0.2)
+    monkeypatch.setattr("data_service.store.retries._UNACCEPTED_CREDENTIALS_PATIENCE_S", 0.2)
     with MetadataService(refusals=10_000) as service:
         service.use(monkeypatch)
         began = time.monotonic()

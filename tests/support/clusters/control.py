@@ -12,9 +12,17 @@ from checkpoints.attempt import Owner, claim
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from launcher.runtime.cluster.control_loop import ControlLoop
-from launcher.runtime.cluster.nodes import nodes_without
+from launcher.runtime.cluster.nodes import exclude_nodes
 from launcher.runtime.cluster.operator_log import OperatorLog
-from launcher.runtime.cluster.orders import Finished, Joined, News, Orders, Outcome, Raised, RankEnd
+from launcher.runtime.cluster.orders import (
+    FinishedTraining,
+    JoinedGroup,
+    Raised,
+    RankNews,
+    RankOrders,
+    RankOutcome,
+    RankResult,
+)
 from launcher.runtime.cluster.run_claim import RunClaim
 from launcher.runtime.cluster.stop_requests import StopRequests
 from launcher.runtime.policies.elastic import GroupStart, Sizing
@@ -63,12 +71,12 @@ class Ranks:
     """Stands for a `RankGroup`. `answers`: the news that the next talk brings."""
 
     def __init__(self, count: int = 0) -> None:
-        self.orders = Orders()
-        self.ends = {rank: RankEnd(Joined(), stays=True) for rank in range(count)}
-        self.answers: list[tuple[int, News]] = []
+        self.orders = RankOrders()
+        self.ends = {rank: RankResult(JoinedGroup(), stays=True) for rank in range(count)}
+        self.answers: list[tuple[int, RankNews]] = []
         self.talks, self.done = 0, False
 
-    def talk(self) -> list[tuple[int, News]]:
+    def talk(self) -> list[tuple[int, RankNews]]:
         self.talks += 1
         found, self.answers = self.answers, []
         return found
@@ -93,7 +101,7 @@ class Driver:
         parts: Any = {"display": self.display, "log": self.log, "stopping": self.stopping}
         self.loop = ControlLoop(run, self.claim, sizing, last, failures, **parts)
         if failures:
-            self.loop.follow_policy(nodes_without(()))
+            self.loop.apply_failure_policy(exclude_nodes(()))
         self.ranks: Any = Ranks()
 
     def next_group(self) -> GroupStart | None:
@@ -119,25 +127,25 @@ class Driver:
         self, rank: int, node: str, step: int = 7, doing: str = "training", **more: Any
     ) -> None:
         place = RankLocation(node, 100 + rank, f"host-{node}")
-        self.loop.take_rank_news(rank, News(step, doing, 0, place, **more))
+        self.loop.take_rank_news(rank, RankNews(step, doing, 0, place, **more))
 
     def worked(self) -> None:
         """A step is done."""
         self.take_rank_news(0, self.loop.group.beats[0].place.node, records=[{"kind": "step", "step": 6}])
 
-    def orders(self) -> Orders:
+    def orders(self) -> RankOrders:
         """What the ranks are told in the loop's next turn."""
-        self.loop.look_after(self.ranks)
-        orders: Orders = self.ranks.orders
+        self.loop.supervise_group(self.ranks)
+        orders: RankOrders = self.ranks.orders
         return orders
 
-    def end(self, *failed: int, **outcomes: Outcome) -> None:
+    def end(self, *failed: int, **outcomes: RankOutcome) -> None:
         """The group ends. `failed`: the ranks that ended it; `outcomes`: those of ranks that returned, as `rank0`."""
-        ends = {int(name.removeprefix("rank")): RankEnd(one, False) for name, one in outcomes.items()}
-        self.loop.conclude(ends, failed)
+        ends = {int(name.removeprefix("rank")): RankResult(one, False) for name, one in outcomes.items()}
+        self.loop.handle_group_end(ends, failed)
 
     def finish(self, step: int, *, saved: bool = True) -> None:
-        self.end(rank0=Finished(step, saved))
+        self.end(rank0=FinishedTraining(step, saved))
 
     def close(self) -> bool:
         self.claim.close(0.5)

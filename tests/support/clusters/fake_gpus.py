@@ -219,9 +219,9 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
     import ray
     from ray.cluster_utils import Cluster
 
-    from data_service.service.ray_internals import installed_packages_only
+    from data_service.service.ray_internals import job_config_without_driver_path
     from launcher.runtime.cluster.assignment import Assignment
-    from launcher.runtime.cluster.orders import Fatal, Unsaved
+    from launcher.runtime.cluster.orders import FatalError, Unsaved
     from launcher.runtime.cluster.rank_group import RankGroup
     from launcher.runtime.cluster.rank_placement import SeatError
     from launcher.runtime.cluster.rank_pool import RankPool
@@ -242,7 +242,10 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
             num_cpus=ranks, num_gpus=node.gpus, object_store_memory=100 << 20, include_dashboard=False
         )
     ray.init(
-        cluster.address, logging_level="ERROR", log_to_driver=False, job_config=installed_packages_only()
+        cluster.address,
+        logging_level="ERROR",
+        log_to_driver=False,
+        job_config=job_config_without_driver_path(),
     )
     sizing = Sizing(ranks, ranks, ranks, 0.0, 0.0, {"CPU": 0.25, "GPU": 1.0})
     assignment = Assignment("", None, None, 1, {}, {}, {}, False, {})  # type: ignore[arg-type]
@@ -255,7 +258,7 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
         except SeatError as error:
             problem = error.problem
     ends = [end.outcome for end in group.ends.values()]
-    problem = problem or next((end.problem for end in ends if isinstance(end, Fatal)), "")
+    problem = problem or next((end.problem for end in ends if isinstance(end, FatalError)), "")
     ranks_found = [RankFound(**json.loads(end.reason)) for end in ends if isinstance(end, Unsaved)]
     found = Found(ranks_found, group.failed, problem)
     ray.shutdown()

@@ -16,7 +16,7 @@ from data_service.samples.spec import StreamSpec
 from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.stream.positions import PhaseBatches, Positions, SampleRange
-from data_service.stream.stream import StepLayout
+from data_service.stream.stream import StepStart
 from launcher.runtime.rank.data import ANNOUNCED_STEPS, RankShard
 
 ROOT = Path(__file__).parents[3]
@@ -88,7 +88,7 @@ class Host:
         first = coming[0][0]
         batch = share.rows[0] * share.world
         client.prefetch(
-            [(r.epoch, r.start, r.stop) for r in mine], StepLayout(batch, first.epoch, first.start)
+            [(r.epoch, r.start, r.stop) for r in mine], StepStart(batch, first.epoch, first.start)
         )
 
     def _look(self) -> None:

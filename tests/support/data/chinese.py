@@ -43,7 +43,7 @@ def made_up_documents(count: int, seed: int = 0, words: int = 60) -> list[list[s
 def chinese_tokenizer() -> Tokenizer:
     """WordPiece: a piece a Chinese character, Latin words in pieces."""
     texts = ["".join(words) for words in made_up_documents(60)] + ["".join(CHARACTERS)]
-    return train_tokenizer("wordpiece", texts, 160, at_most=True)
+    return train_tokenizer("wordpiece", texts, 160, allow_fewer_ids=True)
 
 
 def chinese_tokenizer_folder(folder: Path) -> str:

@@ -10,7 +10,7 @@ from data_service.corpus.manifest_file import save_manifest
 from data_service.corpus.writer import ShardWriter
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
-from data_service.stream.stream import StepLayout, Stream
+from data_service.stream.stream import StepStart, Stream
 from data_service.types import Block, Tokens
 
 HELDOUT = 0.01  # share that the manifest states; the held-out split has one block
@@ -22,7 +22,7 @@ _BLOCKS_PER_SHARD = 16
 class InProcess(Stream):
     """A stream that this process computes. It has nothing to prefetch or to close."""
 
-    def prefetch(self, ranges: object, steps: StepLayout | None = None) -> None:
+    def prefetch(self, ranges: object, steps: StepStart | None = None) -> None:
         pass
 
     def close(self) -> None:

@@ -36,7 +36,9 @@ def prepare_translations(
     document, and there is less of `re` than of `en`; pairs come from a table with a column a language."""
     options = BuildOptions(heldout_fraction=heldout, block_tokens=block_tokens)
     known = [translate(sentence) for translate in LANGUAGES.values() for sentence in sentences]
-    tokenizer = train_tokenizer(kind, known, vocabulary, TokenizerOptions(specials="bert"), at_most=True)
+    tokenizer = train_tokenizer(
+        kind, known, vocabulary, TokenizerOptions(specials="bert"), allow_fewer_ids=True
+    )
     save_tokenizer(tokenizer, f"{folder}/tokenizer")
     for name, languages in SOURCES.items():
         if len(languages) == 1:

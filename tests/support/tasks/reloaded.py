@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import transformers
 
-from launcher.after.tasks.examples import Questions, Sentences, Tagged
+from launcher.after.tasks.examples import Questions, Sentences, TaggedSentences
 
 _CLASSES = {
     "tagging": transformers.AutoModelForTokenClassification,
@@ -33,7 +33,7 @@ def predictions(folder: Path, kind: str, examples: Any, threshold: float | None)
             )
             logits = model(**inputs).logits.numpy()
             return logits[:, 0] if kind == "regression" else logits.argmax(-1)
-        case Tagged():
+        case TaggedSentences():
             return tuple(_tags(tokenizer, model, " ".join(words), words) for words in examples.words)
         case Questions():
             given = zip(examples.ids, examples.questions, examples.contexts, strict=True)

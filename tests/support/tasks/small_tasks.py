@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
 from launcher.after.finetune.settings import FinetuneSettings
-from launcher.after.tasks.task import Task, loads
+from launcher.after.tasks.task import Task, parse_task
 from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, export
 
@@ -53,7 +53,7 @@ def task(kind: str, folder: Path, *, train: int = 48, dev: int = 24, extra: str 
         draw = random.Random(f"{kind} {seed}")
         lines = [json.dumps({"id": f"{split}-{index}", **_MAKERS[kind](draw)}) for index in range(count)]
         (folder / f"{kind}.{split}.jsonl").write_text("\n".join(lines) + "\n")
-    return loads(description(kind) + extra, kind, str(folder))
+    return parse_task(description(kind) + extra, kind, str(folder))
 
 
 def description(kind: str) -> str:

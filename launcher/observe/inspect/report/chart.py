@@ -132,7 +132,7 @@ def draw(chart: Chart) -> str:
     body = [*_grid(frame, ticks, chart), *(_mark(frame, mark) for mark in marks)]
     body += [_level(frame, level) for level in chart.levels]
     body += [shape for curve in curves for shape in _curve(frame, curve, chart)]
-    body += [_level_name(frame, level, chart.format) for level in chart.levels]  # over the curves
+    body += [_level_name(frame, level, chart.format) for level in chart.levels]  # drawn over the curves
     label = text(_label(chart, curves))
     svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(body)}</svg>'
     keys = "".join(f'<span class="key s{one.series.tone}">{text(one.series.name)}</span>' for one in curves)

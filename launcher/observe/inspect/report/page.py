@@ -86,7 +86,7 @@ def draw_page(run: Outline, baselines: dict[str, float], now: datetime, head: st
 
 def _baselines(run: "Run", wanted: bool) -> dict[str, float]:
     objective = run.recipe.objective
-    predicting = (objective.mlm, objective.clm, objective.plm)  # tokens, hidden or next
+    predicting = (objective.mlm, objective.clm, objective.plm)  # they predict hidden or next tokens
     if not wanted or all(term is None for term in predicting):
         return {}
     from launcher.observe.inspect.baselines import baselines

@@ -16,8 +16,13 @@ from checkpoints.listing import list_committed
 from data_service.errors import UserError
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
-from launcher.after.certificate.chain import CERTIFICATE, CHUNK_BYTES, SIGNATURE, decode, read_key
-from launcher.after.certificate.examine import Examination, certify, examine, read_certificate
+from launcher.after.certificate.chain import CERTIFICATE_KEY, CHUNK_BYTES, SIGNATURE, decode, read_key
+from launcher.after.certificate.examine import (
+    Examination,
+    certify,
+    compare_with_certificate,
+    read_certificate,
+)
 from launcher.after.export.export import export_run
 from launcher.app.cli.main import app
 from launcher.errors import CertificateError
@@ -57,7 +62,7 @@ def run(root: Path, tmp_path: Path) -> str:
 
 
 def verified(run: str) -> Examination:
-    return examine(run, read_certificate(run))
+    return compare_with_certificate(run, read_certificate(run))
 
 
 def sound(run: str) -> Examination:
@@ -106,15 +111,17 @@ def test_a_change_is_named_by_its_range(run: str) -> None:
     mark = list_committed(open_store(run))[0]
     (file, *_) = sorted(Path(run, mark.folder).glob("*.safetensors"))
     file.write_bytes(bytes(2 * CHUNK_BYTES + 5))
-    certificate, _ = certify(shutil.copytree(run, f"{run}-other", ignore=shutil.ignore_patterns(CERTIFICATE)))
+    certificate, _ = certify(
+        shutil.copytree(run, f"{run}-other", ignore=shutil.ignore_patterns(CERTIFICATE_KEY))
+    )
     with file.open("r+b") as data:
         data.seek(CHUNK_BYTES)
         data.write(b"\1")
-    assert examine(run, certificate).problems == [
+    assert compare_with_certificate(run, certificate).problems == [
         (str(file), f"bytes {CHUNK_BYTES} to {2 * CHUNK_BYTES}: changed")
     ]
     file.unlink()
-    assert {place for place, _ in examine(run, certificate).problems} == {str(file)}
+    assert {place for place, _ in compare_with_certificate(run, certificate).problems} == {str(file)}
 
 
 @pytest.mark.long
@@ -149,7 +156,7 @@ def test_where_torch_was_changed_is_noted(run: str) -> None:
     assert not any("torch" in note for note in sound(run).notes)
     newest, *_, oldest = list_committed(store)
     with_torch(store, oldest, "2.11.0")
-    (note,) = (note for note in examine(run, None).notes if "torch" in note)
+    (note,) = (note for note in compare_with_certificate(run, None).notes if "torch" in note)
     assert f"step {oldest.step}:" in note
     assert "torch 2.11.0 " in note
     store.put(newest.manifest, b"{")  # what is damaged is named by its digest, not by this
@@ -184,11 +191,11 @@ def test_settings_may_change_and_a_new_certificate_says_so(run: str) -> None:
 def test_what_must_not_change_is_not_certified_again(run: str) -> None:
     (segment, *_) = sorted(Path(run, "metrics/a000002").iterdir())
     segment.write_bytes(segment.read_bytes().replace(b'"loss":', b'"lass":', 1))
-    before = Path(run, CERTIFICATE).read_bytes()
+    before = Path(run, CERTIFICATE_KEY).read_bytes()
     statement, found = certify(run)
     assert statement is None
     assert found.problems == [(f"{segment.parent}/", f"segment {int(segment.stem)}: changed")]
-    assert Path(run, CERTIFICATE).read_bytes() == before
+    assert Path(run, CERTIFICATE_KEY).read_bytes() == before
 
 
 def test_an_export_names_the_certificate(run: str, tmp_path: Path) -> None:
@@ -196,7 +203,7 @@ def test_an_export_names_the_certificate(run: str, tmp_path: Path) -> None:
     assert statement is not None
     export_run(open_run(run), None, str(tmp_path / "model"))
     assert statement.digest in (tmp_path / "model" / "README.md").read_text()
-    Path(run, CERTIFICATE).unlink()
+    Path(run, CERTIFICATE_KEY).unlink()
     export_run(open_run(run), None, str(tmp_path / "other"))
     assert statement.digest not in (tmp_path / "other" / "README.md").read_text()
 
@@ -215,7 +222,7 @@ def test_a_signature_holds_for_its_key_and_its_bytes_alone(run: str, keys: Path)
     mine, other = (read_key(keys / f"{name}.public.pem", "public") for name in ("mine", "other"))
     written, _ = certify(run, read_key(keys / "mine.pem", "private"))
     assert read_certificate(run, mine) == written == read_certificate(run)
-    options = ("-in", f"{run}/{CERTIFICATE}", "-sigfile", f"{run}/{SIGNATURE}")
+    options = ("-in", f"{run}/{CERTIFICATE_KEY}", "-sigfile", f"{run}/{SIGNATURE}")
     check = (
         "openssl",
         "pkeyutl",
@@ -230,7 +237,7 @@ def test_a_signature_holds_for_its_key_and_its_bytes_alone(run: str, keys: Path)
     with pytest.raises(CertificateError):
         read_certificate(run, other)
     draw = random.Random(7)
-    for path in (Path(run, SIGNATURE), Path(run, CERTIFICATE)) * 20:
+    for path in (Path(run, SIGNATURE), Path(run, CERTIFICATE_KEY)) * 20:
         before = path.read_bytes()
         changed = bytearray(before)
         changed[draw.randrange(len(before))] ^= 1 << draw.randrange(8)
@@ -244,7 +251,7 @@ def test_a_signature_holds_for_its_key_and_its_bytes_alone(run: str, keys: Path)
 
 
 def test_a_certificate_that_was_changed_is_refused_without_a_key(run: str) -> None:
-    path, draw = Path(run, CERTIFICATE), random.Random(8)
+    path, draw = Path(run, CERTIFICATE_KEY), random.Random(8)
     before = path.read_bytes()
     for _ in range(60):
         changed = bytearray(before)
@@ -274,7 +281,7 @@ def test_the_commands(run: str, keys: Path) -> None:
     assert done.exit_code == 0
     told = json.loads(done.stdout)
     assert told["problems"] == []
-    assert told["certificate"] == decode(Path(run, CERTIFICATE).read_bytes(), "here").digest
+    assert told["certificate"] == decode(Path(run, CERTIFICATE_KEY).read_bytes(), "here").digest
     Path(run, "checkpoints/began.json").write_bytes(b"[]\n")
     done = ended("verify", run, "--json")
     assert done.exit_code == 1
@@ -283,5 +290,5 @@ def test_the_commands(run: str, keys: Path) -> None:
     assert isinstance(
         ended("verify", run, "--public-key", str(keys / "mine.pem")).exception, CertificateError
     )
-    Path(run, CERTIFICATE).unlink()
+    Path(run, CERTIFICATE_KEY).unlink()
     assert ended("verify", run).exit_code == 1

@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from data_service.service.ray_internals import start_ray
-from launcher.after.diagnose.evaluators import CommitEvaluation, evaluating, pending
+from launcher.after.diagnose.evaluators import CommitEvaluation, evaluate_commits, is_evaluation_pending
 from launcher.observe.inspect.status import describe, status
 from launcher.runtime.run.evaluations import evaluated
 from launcher.runtime.run.record import open_run
@@ -107,14 +107,14 @@ def test_the_end_waits_for_the_last_commit_only_so_long(cluster: None, inputs: P
     uri = new_run(inputs, str(tmp_path / "run"), SETTINGS)
     Committing(uri).commit(open_run(uri).recipe.total_steps)
     run, notes = open_run(uri), list[str]()
-    assert pending(run)
-    with evaluating(run, notes.append, threading.Event(), patience_s=0.0):
+    assert is_evaluation_pending(run)
+    with evaluate_commits(run, notes.append, threading.Event(), patience_s=0.0):
         pass
-    assert pending(run), "a process cannot even start in that time"
+    assert is_evaluation_pending(run), "a process cannot even start in that time"
     assert " command" in notes[-1]
-    with evaluating(run, notes.append, threading.Event()):
+    with evaluate_commits(run, notes.append, threading.Event()):
         pass
-    assert not pending(run)
+    assert not is_evaluation_pending(run)
     assert steps(uri) == [14]
 
 
@@ -122,9 +122,9 @@ def test_without_tasks_nothing_is_done(fresh_run: str) -> None:
     """Not even Ray is asked for."""
     Committing(fresh_run).commit(3)
     run = open_run(fresh_run)
-    assert not pending(run)
-    with evaluating(run, lambda text: None, threading.Event()):
+    assert not is_evaluation_pending(run)
+    with evaluate_commits(run, lambda text: None, threading.Event()):
         pass
     assert list(evaluated(run.store)) == []
     operate(fresh_run, "evaluation.tasks=[heldout]")
-    assert pending(open_run(fresh_run)), "it may be asked for at any restart"
+    assert is_evaluation_pending(open_run(fresh_run)), "it may be asked for at any restart"

@@ -12,7 +12,7 @@ from checkpoints.layout import CheckpointName
 from data_service.stream.stream import Stream
 from encoder_core.train.collate import to_batch
 from launcher.after.diagnose.evaluate import CommitOutcome, evaluate_commit
-from launcher.after.diagnose.measures import held_out
+from launcher.after.diagnose.measures import measure_heldout_loss
 from launcher.after.diagnose.states import open_checkpoint
 from launcher.runtime.recipe.evaluation import EvaluationTask, HeldOutSettings
 from launcher.runtime.run.evaluations import (
@@ -182,7 +182,7 @@ def whole(run: Run) -> dict[str, float]:
 def test_held_out_loss_is_that_of_all_rows_and_lengths_cut_the_same_text(fresh_run: str) -> None:
     Committing(fresh_run).commit(3)
     run = open_run(fresh_run)
-    found = held_out(open_checkpoint(run), 1000)
+    found = measure_heldout_loss(open_checkpoint(run), 1000)
     losses = {(figure.length, figure.source): figure.value for figure in select_measure(found, "mlm_loss")}
     assert set(losses) == {(32, None), (64, None), (None, "text")}
     assert losses[64, None] == losses[None, "text"] == pytest.approx(whole(run)["mlm_loss"], abs=1e-5)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from launcher.after.diagnose.states import (
     FrozenEncoder,
+    encode_text_rows,
     open_checkpoint,
     open_frozen,
     pooled_states,
-    rows_of_texts,
 )
 from launcher.after.export.export import export_run
 from launcher.runtime.recipe.evaluation import Pooling
@@ -56,7 +56,7 @@ def test_a_folder_s_states_are_those_of_transformers(name: str, tmp_path: Path) 
     family = FAMILIES[name]
     export(family, tmp_path)
     frozen = open_frozen(str(tmp_path))
-    rows = rows_of_texts(frozen, [*TEXTS, " ".join(WORDS * 3)])
+    rows = encode_text_rows(frozen, [*TEXTS, " ".join(WORDS * 3)])
     assert max(map(len, rows)) == LENGTH, "what is too long is cut"
     ours = pooled_states(frozen, rows, POOLINGS)
     for pooling, expected in theirs(tmp_path / family.folders[-1], rows, frozen).items():
@@ -75,9 +75,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> FrozenEncoder:
 @settings(max_examples=15, deadline=None)
 @given(texts=st.lists(st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join), min_size=1, max_size=8))
 def test_a_text_s_states_do_not_depend_on_the_others(small: FrozenEncoder, texts: list[str]) -> None:
-    together = pooled_states(small, rows_of_texts(small, texts), POOLINGS)
+    together = pooled_states(small, encode_text_rows(small, texts), POOLINGS)
     for place, text in enumerate(texts):
-        alone = pooled_states(small, rows_of_texts(small, [text]), POOLINGS)
+        alone = pooled_states(small, encode_text_rows(small, [text]), POOLINGS)
         for pooling in POOLINGS:
             np.testing.assert_allclose(together[pooling][:, place], alone[pooling][:, 0], atol=2e-6)
 
@@ -86,7 +86,7 @@ def test_a_run_and_its_export_give_the_same(fresh_run: str, tmp_path: Path) -> N
     Committing(fresh_run).commit(3)
     export_run(open_run(fresh_run), None, str(tmp_path / "out"))
     of_run, of_folder = open_checkpoint(open_run(fresh_run)).frozen, open_frozen(str(tmp_path / "out"))
-    states = [pooled_states(one, rows_of_texts(one, TEXTS), POOLINGS) for one in (of_run, of_folder)]
+    states = [pooled_states(one, encode_text_rows(one, TEXTS), POOLINGS) for one in (of_run, of_folder)]
     for pooling in POOLINGS:
         np.testing.assert_array_equal(states[0][pooling], states[1][pooling])
 

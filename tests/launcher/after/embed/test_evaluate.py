@@ -15,7 +15,7 @@ from scipy.stats import pearsonr, spearmanr
 from torch import nn
 
 from launcher.after.embed import evaluate
-from launcher.after.embed.evaluate import CellSettings, embed_cell, score_ranking
+from launcher.after.embed.evaluate import CellSettings, measure_checkpoint_vectors, score_ranking
 from launcher.after.embed.model import load_model
 from launcher.after.embed.settings import Encoding
 from launcher.after.finetune.pretrained import LocalModel, open_pretrained
@@ -71,7 +71,7 @@ def test_similarity_is_the_correlation_of_the_cosine(bert: LocalModel, tmp_path:
     model = load_model(bert, Encoding(pooling="max"))
     first, second = (model.encode(list(texts)) for texts in (examples.first, examples.second))
     cosines = (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
-    found = embed_cell(bert, task, CellSettings(pooling="max", batch=5))
+    found = measure_checkpoint_vectors(bert, task, CellSettings(pooling="max", batch=5))
     assert list(found) == ["spearman", "pearson"]
     assert found["spearman"] == pytest.approx(spearmanr(cosines, examples.labels).statistic, abs=1e-3)
     assert found["pearson"] == pytest.approx(pearsonr(cosines, examples.labels).statistic, abs=1e-5)
@@ -116,7 +116,7 @@ def test_retrieval_is_beirs(
     expected = [by_trec_eval(grades[query], run[query]) for query in grades]
     for chunk in (50_000, 37):
         monkeypatch.setattr(evaluate, "_CHUNK_DOCUMENTS", chunk)
-        found = embed_cell(bert, task, CellSettings())
+        found = measure_checkpoint_vectors(bert, task, CellSettings())
         assert list(found) == task.metrics
         for metric, value in found.items():
             assert value == pytest.approx(np.mean([one[metric] for one in expected]), abs=2e-6), metric
@@ -236,14 +236,14 @@ def test_a_task_that_vectors_do_not_answer(bert: LocalModel, tmp_path: Path) -> 
         "fields: {first: 1, label: 2}\nlabels: ['0', '1']\nmetrics: [accuracy]\n"
     )
     with pytest.raises(TaskError, match=r"\bkind\b.*\bvectors\b"):
-        embed_cell(bert, load_task(str(tmp_path / "class.yaml")), CellSettings())
+        measure_checkpoint_vectors(bert, load_task(str(tmp_path / "class.yaml")), CellSettings())
 
 
 def test_scores_that_are_all_equal(bert: LocalModel, tmp_path: Path) -> None:
     task = sts(tmp_path)
     (tmp_path / "dev.tsv").write_text("3\ta rank\trows\n3\tloss\tfalls\n")
     with pytest.raises(TaskError, match=r"\bscores\b.*\b3\b"):
-        embed_cell(bert, task, CellSettings())
+        measure_checkpoint_vectors(bert, task, CellSettings())
 
 
 def test_long_texts_are_cut_and_it_is_said(
@@ -252,5 +252,5 @@ def test_long_texts_are_cut_and_it_is_said(
     task = sts(tmp_path)
     (tmp_path / "dev.tsv").write_text(f"3\ta rank\t{'rows ' * 100}\n1\tloss\tfalls\n")
     with caplog.at_level("WARNING"):
-        embed_cell(bert, task, CellSettings())
+        measure_checkpoint_vectors(bert, task, CellSettings())
     assert re.search(r"\b1 of 4 texts\b.*\b24 tokens\b", caplog.text)

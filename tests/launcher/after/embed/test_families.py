@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from launcher.after.embed.evaluate import CellSettings, embed_cell
+from launcher.after.embed.evaluate import CellSettings, measure_checkpoint_vectors
 from launcher.after.embed.settings import EmbedTraining
 from launcher.after.embed.train import export_embeddings, train_embeddings
 from launcher.after.finetune.pretrained import open_pretrained
-from launcher.after.tasks.task import Task, loads
+from launcher.after.tasks.task import Task, parse_task
 from tests.support.models.exports import FAMILIES, export
 from tests.support.tasks.small_tasks import scored, sentence, write_rows
 
@@ -33,7 +33,7 @@ def finding(folder: Path) -> Task:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
     lines = [f"queries{q}\tcorpus{d}\t1\n" for q in range(10) for d in range(40) if q % 2 == d % 2]
     (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
-    return loads(FIND, "find", str(folder))
+    return parse_task(FIND, "find", str(folder))
 
 
 @pytest.mark.long
@@ -60,7 +60,7 @@ def test_a_family_from_checkpoint_to_vectors(tmp_path: Path, family: str, poolin
         export_embeddings(trained, pretrained, training, str(out))
     assert trained.dev["dev_spearman_cosine"] > 0.6
     with open_pretrained(str(out)) as written:
-        found = embed_cell(written, finding(tmp_path), CellSettings())
+        found = measure_checkpoint_vectors(written, finding(tmp_path), CellSettings())
     assert found["ndcg@10"] > 0.75
     texts = [str(row["a"]) for row in scored(20, seed=4)]
     loaded = SentenceTransformer(str(out), device="cpu")

@@ -16,7 +16,7 @@ from data_service.ingest.options import BuildOptions, PairFields
 from data_service.store.base import Store
 from data_service.tokenizers.load import save_tokenizer
 from launcher.after.embed.model import load_model
-from launcher.after.embed.negatives import Example, read_examples, with_negatives, write_examples
+from launcher.after.embed.negatives import PairExample, mine_negatives, read_examples, write_examples
 from launcher.after.embed.settings import Encoding, MiningSettings
 from launcher.after.finetune.pretrained import open_pretrained
 from launcher.errors import TaskError
@@ -38,21 +38,24 @@ def model(folder: Path) -> SentenceTransformer:
         return load_model(pretrained, Encoding(pooling="cls"))
 
 
-def pairs(seed: int, count: int = 24) -> list[Example]:
+def pairs(seed: int, count: int = 24) -> list[PairExample]:
     """Some queries twice, with another positive; some positives of two queries; one that is its own query's text."""
     draw = random.Random(seed)
     found = [
-        Example(" ".join(draw.choices(WORDS, k=4)), " ".join(draw.choices(WORDS, k=8))) for _ in range(count)
+        PairExample(" ".join(draw.choices(WORDS, k=4)), " ".join(draw.choices(WORDS, k=8)))
+        for _ in range(count)
     ]
-    found += [Example(found[0].query, found[5].positive), Example(found[1].query, "another one")]
+    found += [PairExample(found[0].query, found[5].positive), PairExample(found[1].query, "another one")]
     return [
         *found,
-        Example("the answer to itself", found[2].positive),
-        Example("why", "the answer to itself"),
+        PairExample("the answer to itself", found[2].positive),
+        PairExample("why", "the answer to itself"),
     ]
 
 
-def literal(model: SentenceTransformer, examples: list[Example], count: int, share: float) -> list[list[str]]:
+def literal(
+    model: SentenceTransformer, examples: list[PairExample], count: int, share: float
+) -> list[list[str]]:
     """Pair by pair, over all texts by their cosine."""
     texts = list(dict.fromkeys(example.positive for example in examples))
     vector = {
@@ -77,9 +80,9 @@ def test_negatives_are_the_nearest_texts_of_others(
 ) -> None:
     examples = pairs(seed)
     expected = literal(model, examples, count, share)
-    found = with_negatives(model, examples, MiningSettings(negatives=count, share=share, batch=5))
+    found = mine_negatives(model, examples, MiningSettings(negatives=count, share=share, batch=5))
     whole = [
-        Example(one.query, one.positive, tuple(texts))
+        PairExample(one.query, one.positive, tuple(texts))
         for one, texts in zip(examples, expected, strict=True)
         if len(texts) == count
     ]
@@ -90,7 +93,7 @@ def test_negatives_are_the_nearest_texts_of_others(
 
 def test_if_no_pair_has_enough_it_is_said(model: SentenceTransformer) -> None:
     with pytest.raises(TaskError, match=r"\b2\b"):
-        with_negatives(model, pairs(0)[:2], MiningSettings(negatives=2, share=1.0))
+        mine_negatives(model, pairs(0)[:2], MiningSettings(negatives=2, share=1.0))
 
 
 @pytest.mark.long
@@ -104,7 +107,7 @@ def test_pairs_are_read_as_corpora_of_pairs_are_and_written_once(tmp_path: Path,
     with pytest.raises(InputError, match=r"\ba\b"):
         read_examples(list_inputs([str(tmp_path / "c.jsonl")]), options)
     out = f"{any_store.uri}/mined.jsonl"
-    write_examples([Example("ü", "y", ("n", "m"))], out)
+    write_examples([PairExample("ü", "y", ("n", "m"))], out)
     assert json.loads(any_store.get("mined.jsonl")) == {
         "query": "ü",
         "positive": "y",

@@ -7,7 +7,7 @@ import pytest
 from launcher.after.diagnose.measures import read_own_data
 from launcher.after.diagnose.states import open_frozen
 from launcher.after.evaluate.cells import CellFigures, plan_cells
-from launcher.after.evaluate.measures import frozen_measures, headline
+from launcher.after.evaluate.measures import frozen_measures, main_figures
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.after.tasks.suite import load_frozen, load_suite
 from launcher.errors import TaskError
@@ -51,7 +51,7 @@ def test_a_suite_names_them_and_their_figures_are_those_of_the_frozen_model(
         own = read_own_data(task)
         assert own is not None
         figures = own.figures(frozen)
-        assert measured.metrics == headline(figures)
+        assert measured.metrics == main_figures(figures)
         assert measured.details["figures"] == [figure.model_dump(exclude_none=True) for figure in figures]
         assert CellFigures.model_validate_json(measured.model_dump_json()) == measured
 
@@ -111,4 +111,4 @@ def test_the_headline_is_the_last_layers_unless_all_are_measured_together() -> N
         Figure(measure="spearman", value=0.2, layer=2, pooling="cls", form="raw"),
         Figure(measure="spearman", value=None, layer=2, pooling="cls", form="whitened"),
     ]
-    assert headline(figures) == {"accuracy": 0.9, "spearman": 0.2, "spearman (cls, whitened)": None}
+    assert main_figures(figures) == {"accuracy": 0.9, "spearman": 0.2, "spearman (cls, whitened)": None}

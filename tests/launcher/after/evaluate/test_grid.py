@@ -17,8 +17,8 @@ import ray
 
 from data_service.store.open import open_store
 from launcher.after.evaluate import grid
-from launcher.after.evaluate.cells import CellFigures, CellWork, Measure, find_results, plan_cells
-from launcher.after.evaluate.grid import CellFailure, CellResources, compute
+from launcher.after.evaluate.cells import CellFigures, CellWork, MeasureSpec, find_results, plan_cells
+from launcher.after.evaluate.grid import CellFailure, CellResources, compute_cells
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
 from launcher.after.tasks.task import load_task
 from launcher.errors import OptionError, TaskError
@@ -47,9 +47,9 @@ def counted(
     return CellFigures(metrics={"bytes": float(size + seed)})
 
 
-def counting(task: str, diary: str, fault: str = "", times: int = 0) -> Measure:
+def counting(task: str, diary: str, fault: str = "", times: int = 0) -> MeasureSpec:
     compute = partial(counted, task=task, diary=diary, fault=fault, times=times)
-    return Measure("counting", task, load_task("sst2"), task, {}, compute, seeded=True)
+    return MeasureSpec("counting", task, load_task("sst2"), task, {}, compute, seeded=True)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_deaths_are_repeated_and_failures_are_named(pretrained: LocalModel, tmp_
         counting("broken", diary, "breaks", 99),
     ]
     works = plan_cells([pretrained], measures, [0])
-    ended = list(compute(works, {pretrained.digest: pretrained}, CellResources()))
+    ended = list(compute_cells(works, {pretrained.digest: pretrained}, CellResources()))
     outcomes = {work.cell.task: outcome for work, outcome in ended}
     size = float((pretrained.folder / "config.json").stat().st_size)
     assert outcomes["whole"] == outcomes["dies-twice"] == CellFigures(metrics={"bytes": size})
@@ -112,7 +112,7 @@ def test_a_cell_that_wants_more_than_the_machine_has(pretrained: LocalModel, tmp
         ray.shutdown()
     works: list[CellWork] = plan_cells([pretrained], [counting("a", str(tmp_path / "diary"))], [0])
     with pytest.raises(OptionError, match="--cpus-per-cell"):
-        list(compute(works, {pretrained.digest: pretrained}, CellResources(cpus=4096)))
+        list(compute_cells(works, {pretrained.digest: pretrained}, CellResources(cpus=4096)))
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ from data_service.prepare.configuration import Preparation
 from data_service.prepare.contamination import build_index, dump_index
 from data_service.prepare.prepare import prepare
 from launcher.after.evaluate.cells import CellFigures, Result, plan_cells, table
-from launcher.after.evaluate.measures import find_searches, measures
+from launcher.after.evaluate.measures import find_searches, plan_measures
 from launcher.after.evaluate.model import find_models
 from launcher.after.export.export import export_run
 from launcher.after.export.model_card import DATA_CARDS
@@ -71,7 +71,7 @@ def folder(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def row_of(model: str, folder: Path) -> TableRow:
     """The row of a model and the task."""
-    work = measures([load_task(str(folder / "word.yaml"))], ["lr=1e-3"])
+    work = plan_measures([load_task(str(folder / "word.yaml"))], ["lr=1e-3"])
     (planned,) = plan_cells(find_models([model], []), work, [0])
     cell, (searched,) = planned.cell, find_searches([planned]).values()
     result = Result(

@@ -16,7 +16,7 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.network import masked_language_model
 from encoder_core.objectives.plm import permuted_language_model
-from launcher.after.fill.fill import MaskFiller, Sampling, predict
+from launcher.after.fill.fill import MaskFiller, Sampling, predict_masks
 from tests.support.checks.command import maskfleet
 from tests.support.models.written import export_model
 from tests.support.runs.small_runs import prepare_corpus
@@ -110,7 +110,7 @@ def test_ids_are_drawn_from_the_softmax_at_the_temperature() -> None:
     logits = torch.randn(7, generator=generator)
     never = torch.tensor([2, 6])
     draws = torch.rand(40_000, generator=generator, dtype=torch.float64)
-    ids, confidence = predict(logits.expand(len(draws), 7), never, 0.7, draws)
+    ids, confidence = predict_masks(logits.expand(len(draws), 7), never, 0.7, draws)
     allowed = logits.double().index_fill(0, never, float("-inf"))
     shares = torch.bincount(ids, minlength=7) / len(draws)
     expected = (allowed / 0.7).softmax(-1)

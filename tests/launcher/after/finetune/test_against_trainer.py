@@ -11,7 +11,7 @@ import torch
 import transformers
 from scipy.stats import spearmanr
 
-from launcher.after.finetune.encode import head_of
+from launcher.after.finetune.encode import head_for_task
 from launcher.after.finetune.model import open_model, open_tokenizer
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.after.finetune.run import finetune
@@ -26,7 +26,7 @@ SETTINGS = FinetuneSettings(lr=2e-3, epochs=2, batch=16, keep="last")
 def with_a_head(pretrained: LocalModel, asked: Task, seed: int, folder: Path) -> Path:
     """The model as `finetune` begins with it for this seed, as a folder."""
     transformers.set_seed(seed)
-    open_model(pretrained.folder, head_of(asked), tuple(asked.labels)).save_pretrained(folder)
+    open_model(pretrained.folder, head_for_task(asked), tuple(asked.labels)).save_pretrained(folder)
     open_tokenizer(pretrained.folder).save_pretrained(folder)
     return folder
 

@@ -14,7 +14,7 @@ from encoder_core.errors import UserError as ModelError
 from launcher.after.embed.model import load_model
 from launcher.after.embed.settings import Encoding
 from launcher.after.export.sentence_transformer import write_sentence_transformer
-from launcher.after.finetune.model import check_fit, open_model, open_tokenizer
+from launcher.after.finetune.model import check_tokenizer_fits_model, open_model, open_tokenizer
 from launcher.after.finetune.pretrained import open_pretrained
 from tests.support.faults.files import altered, damaged
 from tests.support.tasks.small_tasks import Models
@@ -38,7 +38,7 @@ def predict(folder: Path) -> None:
     with open_pretrained(str(folder)) as found:
         network = open_model(found.folder, "SequenceClassification", ("no", "yes"))
         tokenizer = open_tokenizer(found.folder)
-        check_fit(tokenizer, network, found.folder, None)
+        check_tokenizer_fits_model(tokenizer, network, found.folder, None)
         logits = network(**tokenizer("rank reads its rows", return_tensors="pt")).logits
         assert logits.shape == (1, 2)
 

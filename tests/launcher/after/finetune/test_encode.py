@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.after.finetune.encode import IGNORED, EncodedQuestions, EncodedWords, Encoder
+from launcher.after.finetune.encode import IGNORED_LABEL, EncodedQuestions, EncodedWords, Encoder
 from launcher.after.finetune.model import open_tokenizer
 from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch
-from launcher.after.tasks.examples import Answer, Questions, Tagged
+from launcher.after.tasks.examples import Answer, Questions, TaggedSentences
 from tests.support.data.made_up import WORDS
 from tests.support.tasks.small_tasks import Models, task
 
@@ -37,7 +37,7 @@ def test_each_word_has_its_tag_once(
 ) -> None:
     asked = encoder(models, family, "tagging", tmp_path, length)
     tags = tuple(tuple(index % 3 for index in range(len(words))) for words in sentences)
-    examples = Tagged(tuple(map(tuple, sentences)), tags)
+    examples = TaggedSentences(tuple(map(tuple, sentences)), tags)
     found = asked.encode(examples)
     assert isinstance(found, EncodedWords)
     rows, labels = found.dataset["input_ids"], found.dataset["labels"]
@@ -45,13 +45,13 @@ def test_each_word_has_its_tag_once(
     places = np.concatenate(found.places)
     assert (places >= 0).all()
     assert len({tuple(place) for place in places.tolist()}) == len(places)
-    assert sum(label != IGNORED for row in labels for label in row) == len(places)
+    assert sum(label != IGNORED_LABEL for row in labels for label in row) == len(places)
     # Outputs that say the labels themselves are the tags, padded as the Trainer pads.
     width = max(map(len, rows))
-    outputs = np.full((len(rows), width, 3), IGNORED, np.float32)
+    outputs = np.full((len(rows), width, 3), IGNORED_LABEL, np.float32)
     for row, values in enumerate(labels):
         for at, label in enumerate(values):
-            outputs[row, at] = np.eye(3)[label if label != IGNORED else 0]
+            outputs[row, at] = np.eye(3)[label if label != IGNORED_LABEL else 0]
     assert found.scores(outputs).metrics["accuracy"] == 1.0
 
 

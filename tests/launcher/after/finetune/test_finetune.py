@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from launcher.after.finetune.model import layered_groups, open_model
+from launcher.after.finetune.model import layerwise_parameter_groups, open_model
 from launcher.after.finetune.run import finetune
-from launcher.after.finetune.settings import Diverged, FinetuneSettings, TaskMismatch
+from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch, TrainingDiverged
 from launcher.after.tasks.examples import Questions, Sentences
-from launcher.after.tasks.metrics import score
-from launcher.after.tasks.task import loads
+from launcher.after.tasks.metrics import compute_metrics
+from launcher.after.tasks.task import parse_task
 from tests.support.tasks.reloaded import predictions
 from tests.support.tasks.small_tasks import QUICK, Models, description, model, task
 
@@ -41,7 +41,7 @@ def test_transformers_alone_has_the_figures_from_the_export(
     assert outcome.curves[-1].loss < outcome.curves[0].loss
     examples = asked.read("dev")
     found = predictions(tmp_path / "out", kind, examples, outcome.threshold)
-    assert score(asked, examples, found) == pytest.approx(dict(outcome.metrics), abs=1e-3)
+    assert compute_metrics(asked, examples, found) == pytest.approx(dict(outcome.metrics), abs=1e-3)
     results = json.loads((tmp_path / "out/results.json").read_bytes())
     assert results["metrics"] == pytest.approx(dict(outcome.metrics))
     assert isinstance(examples, Questions) == (outcome.threshold is not None)
@@ -74,7 +74,7 @@ def test_a_task_after_another_starts_from_its_encoder(models: Models, tmp_path: 
 
 
 def test_a_loss_that_is_no_longer_finite_is_an_error(models: Models, tmp_path: Path) -> None:
-    with pytest.raises(Diverged):
+    with pytest.raises(TrainingDiverged):
         finetune(models("bert"), task("classification", tmp_path), QUICK.model_copy(update={"lr": 1e30}), 1)
 
 
@@ -103,7 +103,7 @@ def test_a_head_in_the_folder_is_not_used(models: Models, tmp_path: Path) -> Non
 @pytest.mark.parametrize("family", ["bert", "xlnet", "deberta-v3"])
 def test_rates_fall_layer_by_layer_to_the_embeddings(models: Models, family: str) -> None:
     network = open_model(models(family).folder, "SequenceClassification", ("no", "yes"))
-    groups = layered_groups(network, FinetuneSettings(lr=1.0, layer_decay=0.5, weight_decay=0.1))
+    groups = layerwise_parameter_groups(network, FinetuneSettings(lr=1.0, layer_decay=0.5, weight_decay=0.1))
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     rates = {names[id(one)]: group["lr"] for group in groups for one in group["params"]}
     decays = {names[id(one)]: group["weight_decay"] for group in groups for one in group["params"]}
@@ -120,12 +120,12 @@ def test_kinds_that_are_measured_are_not_fine_tuned(models: Models, tmp_path: Pa
     task("regression", tmp_path)
     text = description("regression").replace("kind: regression", "kind: similarity")
     with pytest.raises(TaskMismatch, match="embed"):
-        finetune(models("bert"), loads(text, "x", str(tmp_path)), QUICK, 1)
+        finetune(models("bert"), parse_task(text, "x", str(tmp_path)), QUICK, 1)
 
 
 def test_other_splits_are_measured_too(models: Models, tmp_path: Path) -> None:
     asked = task("classification", tmp_path)
-    more = loads(
+    more = parse_task(
         description("classification").replace("files: {", "files: {other: classification.train.jsonl, "),
         "x",
         str(tmp_path),
@@ -134,4 +134,4 @@ def test_other_splits_are_measured_too(models: Models, tmp_path: Path) -> None:
     examples = more.read("other")
     assert isinstance(examples, Sentences)
     found = predictions(tmp_path / "out", "classification", examples, None)
-    assert outcome.others == {"other": pytest.approx(score(asked, examples, found))}
+    assert outcome.others == {"other": pytest.approx(compute_metrics(asked, examples, found))}

@@ -17,10 +17,10 @@ from launcher.after.export.sentence_transformer import write_sentence_transforme
 from launcher.after.onnx.graph import GRAPH, INT8_GRAPH, OPSET, write_graph
 from launcher.after.onnx.network import open_network
 from launcher.after.onnx.parity import (
-    OwnEncoder,
+    ReferenceEncoder,
     Sample,
     Session,
-    check,
+    check_parity,
     relative_difference,
     samples,
 )
@@ -46,7 +46,7 @@ def test_a_graph_computes_what_our_network_does(name: str, tmp_path: Path) -> No
     export(family, tmp_path)
     folder = tmp_path / family.folders[-1]
     made = write_graph(folder, int8=True)
-    session, own, config = Session(folder / GRAPH), OwnEncoder(folder), read_folder_config(folder)
+    session, own, config = Session(folder / GRAPH), ReferenceEncoder(folder), read_folder_config(folder)
     scores = _scores(family, folder) if "logits" in made.outputs else None
     pairs = []
     for sample in samples(config, made.inputs, BATCHES, seed=1):
@@ -161,14 +161,14 @@ def test_the_command_adds_a_graph_and_a_changed_one_is_refused(fresh_run: str, t
     assert [dimension.dim_param for dimension in dimensions] == ["batch", "length"]
 
     served = open_network(out)
-    assert check(out, Session(out / GRAPH), served) < 1e-5
+    assert check_parity(out, Session(out / GRAPH), served) < 1e-5
     weight = max(graph.graph.initializer, key=lambda tensor: len(tensor.raw_data))
     values = onnx.numpy_helper.to_array(weight).copy()
     values.flat[len(values.flat) // 2 :] *= 1.01
     weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
     onnx.save(graph, tmp_path / "changed.onnx")
     with pytest.raises(ModelError, match=r"\b(last_hidden_state|logits)\b"):
-        check(out, Session(tmp_path / "changed.onnx"), served)
+        check_parity(out, Session(tmp_path / "changed.onnx"), served)
 
 
 def test_what_is_missing_is_named_before_anything_is_read(

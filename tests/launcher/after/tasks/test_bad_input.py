@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_service.errors import InputError, UserError
-from launcher.after.tasks.task import Task, loads
+from launcher.after.tasks.task import Task, parse_task
 from launcher.errors import TaskError
 from tests.support.tasks import published_folders
 
@@ -48,7 +48,7 @@ def made(settings: Mapping[str, object], root: Path, content: str | bytes, **mor
     """The task over one file, its split dev."""
     data = content if isinstance(content, bytes) else content.encode()
     (root / "dev").write_bytes(data)
-    return loads(json.dumps({"files": {"dev": "dev"}, **settings, **more}), "mine.yaml", str(root))
+    return parse_task(json.dumps({"files": {"dev": "dev"}, **settings, **more}), "mine.yaml", str(root))
 
 
 def question(text: str, start: object, name: str = "q1") -> dict[str, object]:
@@ -214,7 +214,7 @@ def test_a_bad_retrieval_file_is_named(
         "format": "beir",
         "metrics": ["ndcg@10"],
     }
-    task = loads(json.dumps({**described, "files": {"test": names}}), "mine.yaml", str(tmp_path))
+    task = parse_task(json.dumps({**described, "files": {"test": names}}), "mine.yaml", str(tmp_path))
     with pytest.raises(TaskError) as caught:
         task.read("test")
     assert problem in caught.value.problem

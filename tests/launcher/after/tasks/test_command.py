@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from data_service.prepare.contamination import Decontaminate, open_decontaminate
-from data_service.prepare.documents import Document, Drop
+from data_service.prepare.contamination import Decontaminate, make_decontamination_filter
+from data_service.prepare.documents import Document, DropDecision
 from launcher.app.cli import main as cli
 from tests.support.checks.command import exit_code
 from tests.support.tasks import published_folders
@@ -134,12 +134,12 @@ def test_ngrams_of_a_task_and_a_file_drop_what_holds_them(tmp_path: Path) -> Non
     ]
     assert {one["sha256"] for one in records} == {hashlib.sha256(out.read_bytes()).hexdigest()}
     stage = Decontaminate(stage="decontaminate", index=str(out), sha256=records[0]["sha256"])
-    decide = open_decontaminate(stage)
+    decide = make_decontamination_filter(stage)
     for text, reason in (
         (sentences["dev"][1], "sst2/dev"),
         (notes, str(tmp_path / "notes.txt")),
         (sentences["train"][1], None),
     ):
         found = decide(Document("1", f"before {text} after", "web"))
-        assert (found.reason if isinstance(found, Drop) else None) == reason
+        assert (found.reason if isinstance(found, DropDecision) else None) == reason
     assert records[0]["sha256"] in run("ngrams", "sst2", *files)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.after.tasks.examples import digest
 from launcher.after.tasks.suite import load_suite
-from launcher.after.tasks.task import Task, bundled_tasks, load_task, loads
+from launcher.after.tasks.task import Task, bundled_tasks, load_task, parse_task
 from launcher.errors import TaskError
 
 MINE = """\
@@ -59,7 +59,7 @@ metrics: [accuracy]
 def test_a_mistake_is_named(before: str, after: str, problem: str, remedy: str) -> None:
     assert before in MINE
     with pytest.raises(TaskError) as caught:
-        loads(MINE.replace(before, after, 1), "mine.yaml", None)
+        parse_task(MINE.replace(before, after, 1), "mine.yaml", None)
     assert problem in caught.value.problem
     assert remedy in caught.value.remedy
 
@@ -86,13 +86,13 @@ VALUES = st.recursive(
 def test_any_values_make_a_task_or_our_error(changes: dict[str, object]) -> None:
     text = yaml.safe_dump({**yaml.safe_load(MINE), **changes})
     with suppress(TaskError):
-        task = loads(text, "mine.yaml", None)
+        task = parse_task(text, "mine.yaml", None)
         assert set(task.splits) <= {*task.files, "dev", "test"}
 
 
 def test_all_missing_keys_are_named_at_once() -> None:
     with pytest.raises(TaskError, match=r"x: published\b.* files\b.* format\b.* metrics\b"):
-        loads("name: x\nkind: tagging\n", "x", None)
+        parse_task("name: x\nkind: tagging\n", "x", None)
 
 
 def test_names_that_there_are_not() -> None:
@@ -116,14 +116,14 @@ def test_a_files_paths_are_beside_it(tmp_path: Path) -> None:
     assert load_task(path).read("dev").first == ("a",)  # type: ignore[union-attr]
     assert load_task(path, str(elsewhere)).read("dev").first == ("b",)  # type: ignore[union-attr]
     absolute = MINE.replace("dev.tsv", str(elsewhere / "dev.tsv"))
-    assert loads(absolute, "mine.yaml", str(tmp_path)).read("dev").first == ("b",)  # type: ignore[union-attr]
+    assert parse_task(absolute, "mine.yaml", str(tmp_path)).read("dev").first == ("b",)  # type: ignore[union-attr]
     with pytest.raises(TaskError, match=r"\bsplit 'tset'"):
         load_task(path).read("tset")
 
 
 def test_a_task_travels_to_a_worker_with_its_folder(tmp_path: Path) -> None:
     (tmp_path / "dev.tsv").write_text("text\tlabel\na\tno\n")
-    task = loads(MINE, "mine.yaml", str(tmp_path)).model_copy(update={"finetune": {"lr": 1e-5}})
+    task = parse_task(MINE, "mine.yaml", str(tmp_path)).model_copy(update={"finetune": {"lr": 1e-5}})
     sent = ray.cloudpickle.loads(ray.cloudpickle.dumps(task))
     assert (sent, sent.root) == (task, str(tmp_path))
     assert digest(sent.read("dev")) == digest(task.read("dev"))
@@ -136,7 +136,7 @@ def test_labels_may_be_indices_where_files_have_one_class_each(tmp_path: Path) -
     )
     for name in ("a", "b"):
         (tmp_path / name).write_text(f"{name}\n\n{name}{name}\n")
-    task = loads(text.replace("fields: {first: text, label: label}\n", ""), "mine.yaml", str(tmp_path))
+    task = parse_task(text.replace("fields: {first: text, label: label}\n", ""), "mine.yaml", str(tmp_path))
     assert task.read("dev").labels.tolist() == [0, 0, 1, 1]  # type: ignore[union-attr]
 
 

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.store.open import open_store
-from launcher.after.tasks.examples import Questions, Sentences, Tagged, digest
+from launcher.after.tasks.examples import Questions, Sentences, TaggedSentences, digest
 from launcher.after.tasks.read import to_bio
-from launcher.after.tasks.task import Task, loads, task_digest
+from launcher.after.tasks.task import Task, parse_task, task_digest
 from launcher.errors import TaskError
 from tests.support.stores.s3 import S3Server
 
@@ -44,7 +44,7 @@ def pairs(root: str | Path, form: str, **more: object) -> Task:
         "metrics": ["accuracy"],
         **more,
     }
-    return loads(json.dumps(settings), "pairs.yaml", str(root))
+    return parse_task(json.dumps(settings), "pairs.yaml", str(root))
 
 
 def spell(form: str, rows: list[tuple[str, str, str]]) -> bytes:
@@ -237,7 +237,7 @@ def test_words_and_tags_in_lists(form: str, tmp_path: Path) -> None:
     else:
         rows = [dict(zip(records, row, strict=True)) for row in zip(*records.values(), strict=True)]
         (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = loads(
+    task = parse_task(
         json.dumps(
             {
                 "name": "t",
@@ -254,7 +254,7 @@ def test_words_and_tags_in_lists(form: str, tmp_path: Path) -> None:
         "t.yaml",
         str(tmp_path),
     )
-    assert task.read("test") == Tagged((("New", "York"), ("rain",)), ((1, 2), (0,)))
+    assert task.read("test") == TaggedSentences((("New", "York"), ("rain",)), ((1, 2), (0,)))
 
 
 def test_questions_in_parquet_as_datasets_saves_squad(tmp_path: Path) -> None:
@@ -265,6 +265,6 @@ def test_questions_in_parquet_as_datasets_saves_squad(tmp_path: Path) -> None:
         "{name: q, kind: span, published: x, files: {dev: dev.parquet}, format: parquet, no_answer: true, "
         "fields: {id: id, question: question, context: context, answers: answers}, metrics: [answer_f1]}"
     )
-    examples = loads(text, "q", str(tmp_path)).read("dev")
+    examples = parse_task(text, "q", str(tmp_path)).read("dev")
     assert isinstance(examples, Questions)
     assert [[answer.text for answer in accepted] for accepted in examples.answers] == [["b"], []]

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from launcher.after.tasks.examples import Answer, Questions, Sentences, Tagged
-from launcher.after.tasks.metrics import score, words_of
+from launcher.after.tasks.examples import Answer, Questions, Sentences, TaggedSentences
+from launcher.after.tasks.metrics import compute_metrics, normalised_words
 from launcher.after.tasks.task import Task, load_task
 from launcher.errors import MissingPackage, TaskError
 
@@ -43,7 +43,7 @@ def test_scores_of_two_classes_are_those_of_the_four_counts(pairs: list[tuple[in
         "f1": 2 * tp / (2 * tp + fp + fn),
         "macro_f1": np.mean([2 * tp / (2 * tp + fp + fn), 2 * tn / (2 * tn + fp + fn)]),
     }
-    found = score(labelled(COLA, *expected), sentences(right), given_)
+    found = compute_metrics(labelled(COLA, *expected), sentences(right), given_)
     assert list(found) == list(expected)
     assert found == pytest.approx(expected)
 
@@ -54,7 +54,7 @@ def test_correlations_are_numpys_and_zero_where_all_is_the_same(pairs: list[tupl
     right, given_ = (np.array(side, np.float64) for side in zip(*pairs, strict=True))
     if len(set(right.tolist())) < 2:
         return
-    found = score(STSB, sentences(right), given_)
+    found = compute_metrics(STSB, sentences(right), given_)
     if len(set(given_.tolist())) < 2:  # a model that says the same of every pair
         assert found == {"spearman": 0.0, "pearson": 0.0}
         return
@@ -96,12 +96,12 @@ def test_entity_f1_counts_whole_entities(seed: int) -> None:
     total = sum(len(entities(tags)) for tags in (*right, *given_))
     index = [[[CONLL.labels.index(tag) for tag in tags] for tags in side] for side in (right, given_)]
     as_tuples = [tuple(tuple(tags) for tags in side) for side in index]
-    examples = Tagged(tuple(tuple("w" * len(tags)) for tags in right), as_tuples[0])
+    examples = TaggedSentences(tuple(tuple("w" * len(tags)) for tags in right), as_tuples[0])
     expected = 2 * correct / total if total else 0.0
-    assert score(CONLL, examples, as_tuples[1])["entity_f1"] == pytest.approx(expected)
+    assert compute_metrics(CONLL, examples, as_tuples[1])["entity_f1"] == pytest.approx(expected)
     words = sum(map(len, right))
     same = sum(r == g for rs, gs in zip(right, given_, strict=True) for r, g in zip(rs, gs, strict=True))
-    assert score(labelled(CONLL, "accuracy"), examples, as_tuples[1])["accuracy"] == pytest.approx(
+    assert compute_metrics(labelled(CONLL, "accuracy"), examples, as_tuples[1])["accuracy"] == pytest.approx(
         same / words
     )
 
@@ -131,7 +131,7 @@ def questions(*accepted: tuple[str, ...]) -> Questions:
 def test_answers_are_compared_as_squad_does(
     accepted: tuple[str, ...], predicted: str, exact: float, f1: float
 ) -> None:
-    found = score(SQUAD, questions(accepted), {"0": predicted})
+    found = compute_metrics(SQUAD, questions(accepted), {"0": predicted})
     assert found == pytest.approx({"answer_f1": f1, "exact_match": exact})
 
 
@@ -145,7 +145,7 @@ def overlap(common: int, right: int, given_: int) -> float:
 
 def squad_1(gold: str, predicted: str) -> tuple[float, float]:
     """SQuAD 1.1's script: two texts of which nothing is left are equal, and have no word in common."""
-    right, given_ = words_of(gold), words_of(predicted)
+    right, given_ = normalised_words(gold), normalised_words(predicted)
     common = sum((Counter(right) & Counter(given_)).values())
     return float(right == given_), overlap(common, len(right), len(given_))
 
@@ -153,12 +153,12 @@ def squad_1(gold: str, predicted: str) -> tuple[float, float]:
 def squad_2(gold: str, predicted: str) -> tuple[float, float]:
     """SQuAD 2.0's: if one of them is empty, F1 is whether both are."""
     exact, f1 = squad_1(gold, predicted)
-    return exact, f1 if words_of(gold) and words_of(predicted) else exact
+    return exact, f1 if normalised_words(gold) and normalised_words(predicted) else exact
 
 
 def official(golds: tuple[str, ...], predicted: str, *, second: bool) -> tuple[float, float]:
     """The best of each figure over the golds; 2.0 drops those that normalise to nothing."""
-    kept = [gold for gold in golds if words_of(gold)] if second else list(golds)
+    kept = [gold for gold in golds if normalised_words(gold)] if second else list(golds)
     scores = [(squad_2 if second else squad_1)(gold, predicted) for gold in kept or [""]]
     return max(exact for exact, _ in scores), max(f1 for _, f1 in scores)
 
@@ -197,7 +197,7 @@ TEXTS = st.lists(st.sampled_from(["the", "a", "...", "an!", "cat", "Paris", "the
 def test_both_of_squads_scripts(golds: tuple[str, ...], predicted: str, second: bool) -> None:
     task = SQUAD if second else load_task("squad")
     golds = golds if second else golds or ("",)  # each question of 1.1 has an answer
-    found = score(task, questions(golds), {"0": predicted})
+    found = compute_metrics(task, questions(golds), {"0": predicted})
     assert (found["exact_match"], found["answer_f1"]) == pytest.approx(
         official(golds, predicted, second=second)
     )
@@ -212,14 +212,14 @@ CHINESE = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(CHINESE, min_size=1, max_size=3).map(tuple), CHINESE)
 def test_cmrcs_script(golds: tuple[str, ...], predicted: str) -> None:
-    found = score(CMRC, questions(golds), {"0": predicted})
+    found = compute_metrics(CMRC, questions(golds), {"0": predicted})
     assert (found["cmrc_exact_match"], found["cmrc_f1"]) == pytest.approx(cmrc(golds, predicted))
 
 
 @pytest.mark.parametrize("name", ["squad", "cmrc2018"])
 def test_nothing_against_nothing_is_equal_and_has_nothing_in_common(name: str) -> None:
     gold, predicted = ("the", "A!") if name == "squad" else ("。", "《》")
-    assert [*score(load_task(name), questions((gold,)), {"0": predicted}).values()] == [0.0, 1.0]
+    assert [*compute_metrics(load_task(name), questions((gold,)), {"0": predicted}).values()] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_nothing_against_nothing_is_equal_and_has_nothing_in_common(name: str) -
 def test_chinese_answers_are_compared_as_cmrc_does(
     accepted: tuple[str, ...], predicted: str, exact: float, f1: float
 ) -> None:
-    found = score(CMRC, questions(accepted), {"0": predicted})
+    found = compute_metrics(CMRC, questions(accepted), {"0": predicted})
     assert found == pytest.approx({"cmrc_f1": f1, "cmrc_exact_match": exact})
 
 
@@ -259,7 +259,7 @@ def test_answers_f1_is_the_mean_overlap_of_words(pairs: list[tuple[list[str], li
             expected.append(2 * precision * recall / (precision + recall))
     examples = questions(*((" ".join(right),) if right else () for right, _ in pairs))
     predicted = {str(number): " ".join(given_) for number, (_, given_) in enumerate(pairs)}
-    assert score(SQUAD, examples, predicted)["answer_f1"] == pytest.approx(np.mean(expected))
+    assert compute_metrics(SQUAD, examples, predicted)["answer_f1"] == pytest.approx(np.mean(expected))
 
 
 ONES = np.ones(3, np.int64)
@@ -275,11 +275,11 @@ ONES = np.ones(3, np.int64)
 )
 def test_what_cannot_be_measured(task: Task, examples: Any, predictions: Any, problem: str) -> None:
     with pytest.raises(TaskError, match=problem):
-        score(task, examples, predictions)
+        compute_metrics(task, examples, predictions)
 
 
 def test_accuracy_needs_no_second_class() -> None:
-    assert score(MNLI, sentences(ONES), ONES) == {"accuracy": 1.0}
+    assert compute_metrics(MNLI, sentences(ONES), ONES) == {"accuracy": 1.0}
 
 
 def test_a_library_that_is_not_there_is_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,5 +290,5 @@ def test_a_library_that_is_not_there_is_a_remedy(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("launcher.errors.import_module", absent)
     with pytest.raises(MissingPackage) as caught:
-        score(COLA, sentences(np.array([0, 1])), np.array([0, 1]))
+        compute_metrics(COLA, sentences(np.array([0, 1])), np.array([0, 1]))
     assert caught.value.remedy == "pip install 'maskfleet[evaluate]'"

@@ -11,8 +11,8 @@ import scipy.stats
 import seqeval.metrics
 import sklearn.metrics
 
-from launcher.after.tasks.examples import Answer, Questions, Sentences, Tagged
-from launcher.after.tasks.metrics import score
+from launcher.after.tasks.examples import Answer, Questions, Sentences, TaggedSentences
+from launcher.after.tasks.metrics import compute_metrics
 from launcher.after.tasks.schema import METRICS, Kind, Metric
 from launcher.after.tasks.task import Task, load_task
 
@@ -32,7 +32,7 @@ SKLEARN: dict[str, Callable[[Any, Any], float]] = {
 
 
 def measured(task: Task, metric: Metric, examples: Any, predictions: Any) -> float:
-    return score(task.model_copy(update={"metrics": [metric]}), examples, predictions)[metric]
+    return compute_metrics(task.model_copy(update={"metrics": [metric]}), examples, predictions)[metric]
 
 
 def classes(metric: Metric, draw: Draw) -> Case:
@@ -68,7 +68,7 @@ def tags(metric: Metric, draw: Draw) -> Case:
     right, given = (
         tuple(tuple(draw.integers(0, most, length).tolist()) for length in lengths) for _ in range(2)
     )
-    examples = Tagged(tuple(("w",) * length for length in lengths), right)
+    examples = TaggedSentences(tuple(("w",) * length for length in lengths), right)
     found = measured(TAGS, metric, examples, given)
     if metric == "entity_f1":
         named = [[[TAGS.labels[tag] for tag in one] for one in side] for side in (right, given)]

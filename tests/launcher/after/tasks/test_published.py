@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launcher.after.tasks.examples import Answer, Questions, Retrieval, Sentences, Tagged
+from launcher.after.tasks.examples import Answer, Questions, Retrieval, Sentences, TaggedSentences
 from launcher.after.tasks.suite import bundled_suites, load_suite
 from launcher.after.tasks.task import bundled_tasks, load_task, task_digest
 from launcher.errors import TaskError
@@ -149,7 +149,7 @@ def test_cmrc_answers_are_found_near_their_place(root: Path) -> None:
 def test_conll_2003_in_bio(root: Path) -> None:
     task = load_task("conll2003", str(root))
     examples = task.read("train")
-    assert isinstance(examples, Tagged)
+    assert isinstance(examples, TaggedSentences)
     assert examples.words == (("EU", "rejects", "German"), ("Peter", "Blackburn", "Smith"))
     names = [[task.labels[tag] for tag in tags] for tags in examples.tags]
     assert names == [["B-ORG", "O", "B-MISC"], ["B-PER", "I-PER", "B-PER"]]
@@ -158,7 +158,7 @@ def test_conll_2003_in_bio(root: Path) -> None:
 def test_msra_has_spaces_as_words_and_a_dev_split_of_its_own(root: Path) -> None:
     task = load_task("msra-ner", str(root))
     test, train, dev = (task.read(split) for split in ("test", "train", "dev"))
-    assert isinstance(test, Tagged)
+    assert isinstance(test, TaggedSentences)
     assert test.words[0] == ("历", "博", "、", " ")
     assert len(train) + len(dev) == 202
     assert 0 < len(dev) < 40

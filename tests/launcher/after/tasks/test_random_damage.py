@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_service.errors import UserError
-from launcher.after.tasks.summary import summarise
-from launcher.after.tasks.task import bundled_tasks, loads, task_digest
+from launcher.after.tasks.summary import summarise_splits
+from launcher.after.tasks.task import bundled_tasks, parse_task, task_digest
 from launcher.errors import TaskError
 from tests.support.faults.files import altered, damaged
 from tests.support.tasks import published_folders
@@ -136,8 +136,8 @@ def read_all(text: str, files: Mapping[str, bytes], folder: Path) -> None:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     with suppress(UserError):
-        task = loads(text, "mine.yaml", str(folder))
-        list(summarise(task))
+        task = parse_task(text, "mine.yaml", str(folder))
+        list(summarise_splits(task))
         assert len(task_digest(task)) == 64
 
 
@@ -146,7 +146,7 @@ def test_good_ones_are_read(name: str, tmp_path: Path) -> None:
     described, files = CASES[name]
     for file, content in files.items():
         (tmp_path / file).write_bytes(content)
-    task = loads(json.dumps(described), "mine.yaml", str(tmp_path))
+    task = parse_task(json.dumps(described), "mine.yaml", str(tmp_path))
     assert all(len(task.read(split)) for split in task.splits)
 
 
@@ -157,7 +157,7 @@ def test_a_first_line_that_is_no_csv_is_refused(first: bytes, tmp_path: Path) ->
     """It is read before the others, to find what stands between its columns."""
     (tmp_path / "f").write_bytes(first + b"1,2,no\n")
     with pytest.raises(TaskError, match=r"\bf\b"):
-        loads(json.dumps(CASES["csv"][0]), "mine.yaml", str(tmp_path)).read("dev")
+        parse_task(json.dumps(CASES["csv"][0]), "mine.yaml", str(tmp_path)).read("dev")
 
 
 @pytest.mark.long
@@ -188,7 +188,7 @@ def test_damaged_descriptions(data: st.DataObject) -> None:
     text = known[data.draw(st.sampled_from(sorted(known)))]
     spoilt = data.draw(damaged(text.encode())).decode("utf-8", "surrogateescape")
     with suppress(TaskError):
-        assert loads(spoilt, "mine.yaml", None).kind
+        assert parse_task(spoilt, "mine.yaml", None).kind
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import maskfleet
-from data_service.stream.stream import StepLayout, Stream
+from data_service.stream.stream import StepStart, Stream
 from data_service.tokenizers.load import load_tokenizer
 from encoder_core.families.neobert import NeoBertConfig
 from launcher.errors import MissingPackage, RunError
@@ -32,7 +32,7 @@ Item = dict[str, torch.Tensor]
 class Local(Stream):
     """A stream as ranks want it, without Ray."""
 
-    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepLayout | None = None) -> None:
+    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepStart | None = None) -> None:
         pass
 
     def close(self) -> None:

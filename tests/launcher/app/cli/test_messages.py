@@ -279,6 +279,6 @@ def test_the_name_of_a_level_lies_over_the_curves() -> None:
 def test_a_model_that_is_not_there_is_told_before_its_libraries_are_loaded(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.errors.optional", lambda *_: pytest.fail("a library was loaded"))
+    monkeypatch.setattr("launcher.errors.import_optional", lambda *_: pytest.fail("a library was loaded"))
     with pytest.raises(RunError, match="absent"):
         CliRunner().invoke(app, list(command), catch_exceptions=False)

@@ -73,7 +73,7 @@ def test_words_that_were_left_out_are_said_and_stay_on_record(
     write_text(tmp_path / "text.jsonl")
     train = ("tokenizer", "train", tmp_path / "text.jsonl", "--vocab-size", 270, "--out")
     assert "Left out" not in maskfleet(*train, tmp_path / "all")
-    monkeypatch.setattr("data_service.tokenizers.train.MAX_LEARNT_BYTES", 60)
+    monkeypatch.setattr("data_service.tokenizers.train.MAX_TRAINING_WORD_BYTES", 60)
     said = maskfleet(*train, tmp_path / "frequent")
     every, frequent = (
         json.loads((tmp_path / name / "training_report.json").read_bytes()) for name in ("all", "frequent")

@@ -135,7 +135,7 @@ def test_a_corpus_that_grew_is_read_where_its_parts_lie(inputs: Path, tmp_path: 
         [str(tmp_path / "new.jsonl")],
         str(tmp_path / "grown"),
         options,
-        by="me",
+        removed_by="me",
         at=0,
         progress=ignore_progress,
     )

@@ -185,7 +185,7 @@ def test_documents_that_are_removed_on_the_way(inputs: Path, tmp_path: Path, see
 
     def remove(numbers: list[int]) -> None:
         found = documents_by_number_in(corpus, list(map(str, numbers)))
-        remove_documents(corpus, found, by="x", at=1, reason="asked for")
+        remove_documents(corpus, found, removed_by="x", at=1, reason="asked for")
 
     remove(gone[0])
     run = open_run(new_run(tmp_path / "inputs", "run"))

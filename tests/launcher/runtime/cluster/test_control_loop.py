@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from data_service.store.local import LocalStore
-from launcher.runtime.cluster.orders import Fatal, Orders, Unsaved, WentBack
+from launcher.runtime.cluster.orders import FatalError, RankOrders, RestartFromEarlierState, Unsaved
 from launcher.runtime.policies.elastic import GroupStart
 from launcher.runtime.policies.failures import NODE_FAILURES, SAME_ERROR, SILENT_DEATHS, UNSAVED_FAILURES
 from launcher.runtime.run.history import read_history
 from tests.support.clusters.control import ELASTIC, FIXED, Cluster, driver, raised
 
-HAND_OVER = Orders(pause=True, hand_over=True)
-SAVE = Orders(pause=True)
+HAND_OVER = RankOrders(pause=True, hand_over=True)
+SAVE = RankOrders(pause=True)
 
 
 def test_a_machine_goes_and_comes_back(cluster: Cluster, tmp_path: Path) -> None:
@@ -24,15 +24,15 @@ def test_a_machine_goes_and_comes_back(cluster: Cluster, tmp_path: Path) -> None
     loop.end(2)
     assert loop.next_group() == GroupStart(2, frozenset())
     assert loop.begin("a", "a") == 2, "every group is an attempt of its own"
-    loop.loop.pause_for_nodes()
+    loop.loop.pause_if_nodes_changed()
     assert not loop.orders().pause
     cluster.cores["c"] = 1
-    loop.loop.pause_for_nodes()
+    loop.loop.pause_if_nodes_changed()
     assert loop.orders() == HAND_OVER
     loop.finish(9, saved=False)
     assert loop.next_group() == GroupStart(3, frozenset())
     assert loop.begin("a", "a", "c") == 3
-    assert loop.orders() == Orders(), "that was for the ranks before"
+    assert loop.orders() == RankOrders(), "that was for the ranks before"
     assert loop.events() == [("world", 3, 2), ("pause", None, None), ("world", 2, 3)]
 
 
@@ -42,10 +42,10 @@ def test_a_node_that_is_to_go_is_left_in_time(cluster: Cluster, tmp_path: Path) 
     loop.begin("a", "a", "b")
     cluster.cores["c"] = 1
     cluster.draining = {"c": 0}
-    loop.loop.pause_for_nodes()
+    loop.loop.pause_if_nodes_changed()
     assert not loop.orders().pause, "no rank is on that one"
     cluster.draining = {"b": 1_800_000_000_000}
-    loop.loop.pause_for_nodes()
+    loop.loop.pause_if_nodes_changed()
     assert loop.orders() == HAND_OVER
     loop.finish(9, saved=False)
     assert loop.next_group() == GroupStart(3, frozenset()), "with c in place of b"
@@ -58,7 +58,7 @@ def test_a_state_is_saved_if_nobody_goes_on_at_once(cluster: Cluster, tmp_path: 
     loop.next_group()
     loop.begin("a", "a", "b")
     cluster.draining = {"b": 1_800_000_000_000}
-    loop.loop.pause_for_nodes()
+    loop.loop.pause_if_nodes_changed()
     assert loop.orders() == SAVE
     loop.finish(9)
     assert loop.next_group() is None
@@ -73,7 +73,7 @@ def test_a_state_that_only_the_memory_has_is_saved_before_the_command_ends(
         loop.next_group()
         loop.begin("a", "a", "b")
         cluster.draining = {"b": 1_800_000_000_000}
-        loop.loop.pause_for_nodes()
+        loop.loop.pause_if_nodes_changed()
         loop.finish(9, saved=False)
         cluster.draining = {}
         loop.stopping.asked.set()
@@ -175,7 +175,12 @@ def test_who_ends_to_go_back_has_not_died(cluster: Cluster, tmp_path: Path) -> N
     for _ in range(2 * UNSAVED_FAILURES):
         assert loop.next_group() is not None
         loop.begin("a", "a")
-        loop.end(0, 1, rank0=WentBack(), rank1=raised("RuntimeError: connection closed by peer", "silent"))
+        loop.end(
+            0,
+            1,
+            rank0=RestartFromEarlierState(),
+            rank1=raised("RuntimeError: connection closed by peer", "silent"),
+        )
     assert loop.next_group() is not None
 
 
@@ -184,9 +189,12 @@ def test_a_mistake_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
     loop.next_group()
     loop.begin("a", "a")
     loop.end(
-        0, 1, rank1=Fatal("what", "do"), rank0=raised("RuntimeError: connection closed by peer", "silent")
+        0,
+        1,
+        rank1=FatalError("what", "do"),
+        rank0=raised("RuntimeError: connection closed by peer", "silent"),
     )
-    assert loop.loop.end.fatal == Fatal("what", "do")
+    assert loop.loop.end.fatal == FatalError("what", "do")
     assert loop.next_group() is None
 
 

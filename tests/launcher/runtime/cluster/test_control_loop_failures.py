@@ -99,7 +99,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[list[RankLocation]]:
     """The processes that were killed, each time."""
     found: list[list[RankLocation]] = []
     monkeypatch.setattr(control_loop, "kill_ranks", found.append)
-    monkeypatch.setattr(control_loop, "_STACKS_S", 0.01)
+    monkeypatch.setattr(control_loop, "_STACKS_TIMEOUT_S", 0.01)
     monkeypatch.setattr(control_loop, "_POLL_S", 0.001)
     return found
 
@@ -214,9 +214,9 @@ def test_the_run_was_taken_over(cluster: Cluster, tmp_path: Path, killed: list[l
     seen = driver(tmp_path / "seen", ELASTIC)
     seen.next_group()
     seen.begin("a", "a", "b")
-    assert not seen.loop.look_after(seen.ranks)
+    assert not seen.loop.supervise_group(seen.ranks)
     seen.claim._taken.set()
-    assert seen.loop.look_after(seen.ranks)
+    assert seen.loop.supervise_group(seen.ranks)
     assert len(killed) == 1
 
 

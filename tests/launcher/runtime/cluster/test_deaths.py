@@ -6,7 +6,14 @@ import pytest
 
 from checkpoints.attempt import claim, newest_attempt
 from data_service.store.local import LocalStore
-from launcher.runtime.cluster.deaths import DEATHS, MAX_KEPT, Deaths, past_failures, read_deaths, write_deaths
+from launcher.runtime.cluster.deaths import (
+    DEATHS_KEY,
+    MAX_STORED_FAILURES,
+    FailureHistory,
+    past_failures,
+    read_deaths,
+    write_deaths,
+)
 from launcher.runtime.policies.failures import UNSAVED_FAILURES, Failure, Restart, Stop
 
 
@@ -29,11 +36,11 @@ def silence(text: str) -> None:
 def test_the_newest_come_back_as_they_were(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     assert read_deaths(store, silence) == []
-    failures = [failure(step, error="é" * 3 if step % 2 else None) for step in range(MAX_KEPT + 5)]
+    failures = [failure(step, error="é" * 3 if step % 2 else None) for step in range(MAX_STORED_FAILURES + 5)]
     write_deaths(store, failures)
     assert read_deaths(store, silence) == failures[5:]
     write_deaths(store, [failure(1, error="x" * 100_000)])
-    assert (store.size(DEATHS) or 0) in range(1, 2000)
+    assert (store.size(DEATHS_KEY) or 0) in range(1, 2000)
     claim(store)
     assert newest_attempt(store) == 1, "it is no attempt"
 
@@ -44,7 +51,7 @@ def test_the_newest_come_back_as_they_were(tmp_path: Path) -> None:
 def test_a_damaged_record_counts_as_none_and_is_told(tmp_path: Path, text: bytes) -> None:
     notes: list[str] = []
     store = LocalStore(tmp_path)
-    store.put(DEATHS, text)
+    store.put(DEATHS_KEY, text)
     assert read_deaths(store, notes.append) == []
     assert "damaged" in notes[0]
 
@@ -67,11 +74,11 @@ def test_drivers_that_die_for_ever_without_a_commit_end_the_run(tmp_path: Path) 
     store = LocalStore(tmp_path)
     for start in range(UNSAVED_FAILURES + 1):
         failures = past_failures(claim(store), committed=40, now=1e9 + start, note=silence)
-    assert isinstance(Deaths(failures).decide(nodes=2), Stop)
+    assert isinstance(FailureHistory(failures).decide(nodes=2), Stop)
 
 
 def test_a_verdict_ends_the_count() -> None:
-    deaths = Deaths([failure(7), failure(7)])
+    deaths = FailureHistory([failure(7), failure(7)])
     assert deaths.decide(nodes=2) == Restart()
     deaths.add(failure(7))
     assert isinstance(deaths.decide(nodes=2), Stop)
@@ -79,7 +86,7 @@ def test_a_verdict_ends_the_count() -> None:
 
 
 def test_steps_since_the_commit_count_as_repeated_once() -> None:
-    deaths = Deaths([])
+    deaths = FailureHistory([])
     assert deaths.resumed(40) == 0
     deaths.add(failure(47))
     assert (deaths.resumed(40), deaths.committed) == (7, 40)

@@ -22,7 +22,7 @@ from data_service.store.errors import (
 )
 from encoder_core.errors import TrainingError
 from launcher.app.companions import COMPANIONS
-from launcher.errors import RecipeError, RunChanged, RunError, TryAgain
+from launcher.errors import RecipeError, RunChanged, RunError, TransientRunError
 from launcher.exit_codes import FINISHED, MISTAKE, REPEAT, STOPPED, code_of
 from launcher.runtime.cluster import train as training
 from launcher.runtime.cluster.display import Watch
@@ -40,7 +40,7 @@ MISTAKES = (
     BadUri, AccessDenied, KeyMissing, EnvironmentUnusable,
 )  # fmt: skip
 PASSING = (
-    StoreUnavailable, CredentialsExpired, CredentialsMissing, OutOfSpace, Superseded, TryAgain, RayLost,
+    StoreUnavailable, CredentialsExpired, CredentialsMissing, OutOfSpace, Superseded, TransientRunError, RayLost,
 )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def test_an_outage_does_not_mask_the_reason(fresh_run: str, monkeypatch: pytest.
         raise StoreUnavailable.at(fresh_run, "no answer")
 
     monkeypatch.setattr("launcher.runtime.cluster.operator_log.operator_event", away)
-    monkeypatch.setattr(training, "_RECORD_S", 0.1)
+    monkeypatch.setattr(training, "_LOG_CLOSE_TIMEOUT_S", 0.1)
     code, shown, events = ended(fresh_run, monkeypatch, StoreUnavailable.at("s3://b/k", "refused"))
     assert (code, events) == (REPEAT, [])
     assert " s3://b/k: refused" in shown
@@ -120,7 +120,7 @@ def test_no_cluster_at_the_address(fresh_run: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("launcher.runtime.cluster.ray_session._CONNECT_S", 0.5)
     notes: list[str] = []
 
-    with pytest.raises(TryAgain, match="RAY_ADDRESS="):
+    with pytest.raises(TransientRunError, match="RAY_ADDRESS="):
         supervised(open_run(fresh_run), notes)
     assert "RAY_ADDRESS=127.0.0.1:1 " in notes[0]
     assert not list(open_run(fresh_run).store.list("attempts/"))
@@ -141,7 +141,7 @@ def test_a_store_that_leaves_no_memory_is_named_with_the_key(
     run = replace(run, recipe=reload(run.recipe, (f"data_service.memory={memory}",)))
     with pytest.raises(RunError) as caught:
         supervised(run, [])
-    assert isinstance(caught.value, TryAgain) == passes
+    assert isinstance(caught.value, TransientRunError) == passes
     assert "data_service.memory=" in caught.value.remedy
 
 
@@ -154,7 +154,7 @@ def test_starts_that_fail_before_the_first_step_end_the_run(
         raise OSError(f"no Ray, attempt {len(codes)}")
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("launcher.runtime.cluster.ray_session.connect", connect)
+    monkeypatch.setattr("launcher.runtime.cluster.ray_session.connect_ray", connect)
     codes: list[int] = []
     for _ in range(UNSAVED_FAILURES):
         with pytest.raises((OSError, RunError)) as caught:

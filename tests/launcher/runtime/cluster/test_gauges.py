@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from data_service.service.gauges import DESCRIPTIONS as SERVICE
+from data_service.service.gauges import GAUGE_DESCRIPTIONS as SERVICE
 from launcher.runtime.cluster import gauges
-from launcher.runtime.cluster.gauges import DESCRIPTIONS, Gauges
+from launcher.runtime.cluster.gauges import GAUGE_DESCRIPTIONS, Gauges
 from tests.support.runs.untrained import step_record
 
 DASHBOARD = Path(__file__).parents[4] / "infra/grafana/maskfleet.json"
@@ -97,7 +97,7 @@ def expressions() -> list[str]:
 
 def test_the_dashboard_draws_all_that_is_exported_and_nothing_else() -> None:
     drawn = {name for text in expressions() for name in re.findall(r"ray_maskfleet_(\w+)", text)}
-    assert drawn == {*DESCRIPTIONS, *SERVICE}
+    assert drawn == {*GAUGE_DESCRIPTIONS, *SERVICE}
 
 
 def test_the_dashboard_uses_labels_that_there_are() -> None:
@@ -105,7 +105,7 @@ def test_the_dashboard_uses_labels_that_there_are() -> None:
         matched = re.findall(r"\{(\w+)=", text)
         grouped = [name for names in re.findall(r"by \(([^)]*)\)", text) for name in names.split(", ")]
         assert {*matched, *grouped} <= LABELS, text
-        ours = set(re.findall(r"ray_maskfleet_(\w+)", text)) <= DESCRIPTIONS.keys()
+        ours = set(re.findall(r"ray_maskfleet_(\w+)", text)) <= GAUGE_DESCRIPTIONS.keys()
         assert ("run" in matched) == ours, f"{text}: only the driver's gauges say which run they are of"
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.after.diagnose.evaluator_process import EvaluatorProcess
-from launcher.runtime.cluster.rank_placement import Placement, Seat, SeatError, rank_order, seats
+from launcher.runtime.cluster.rank_placement import Placement, Seat, SeatError, assign_seats, rank_order
 from tests.support.clusters.fake_gpus import shown
 
 ROOT = Path(__file__).parents[4]
@@ -42,7 +42,7 @@ def seated(found: Sequence[tuple[Placement, list[str]]]) -> Seated:
     order = rank_order([placement for placement, _ in found])
     assert sorted(order) == list(range(len(found)))
     placed = [found[index] for index in order]
-    taken = seats([placement for placement, _ in placed], 1234)
+    taken = assign_seats([placement for placement, _ in placed], 1234)
     return [(placement, seat, machine) for (placement, machine), seat in zip(placed, taken, strict=True)]
 
 
@@ -83,7 +83,7 @@ def test_cuda_shows_every_rank_its_nodes_gpus_and_its_own_is_the_one_that_ray_ga
             assert len(devices) == len(seat.visible)
             own.append(given_gpu)
             seen.append(devices)
-        cut = here[0][1].shares_a_gpu
+        cut = here[0][1].shares_gpu
         assert seen == ([[gpu] for gpu in own] if cut else [own] * len(own))
 
 
@@ -103,7 +103,7 @@ def test_gpus_that_cannot_be_told_apart_are_refused(
     gpus = data.draw(st.sampled_from(wrong))
     spoilt[index] = Placement(victim.node, victim.address, victim.pid, gpus)
     with pytest.raises(SeatError) as raised:
-        seats([spoilt[index] for index in rank_order(spoilt)], 1)
+        assign_seats([spoilt[index] for index in rank_order(spoilt)], 1)
     assert victim.address in raised.value.problem
     assert "CUDA_VISIBLE_DEVICES" in raised.value.remedy
 
@@ -112,13 +112,13 @@ def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "PYTORCH_ALLOC_CONF": "", "NCCL_MNNVL_ENABLE": "2"}
     for name, value in kept.items():
         monkeypatch.setenv(name, value)
-    (seat,) = seats([Placement("a", "10.0.0.1", 7, ("MIG-1",))], 1)
+    (seat,) = assign_seats([Placement("a", "10.0.0.1", 7, ("MIG-1",))], 1)
     assert {name: seat.environment()[name] for name in kept} == kept
 
 
 def test_ranks_on_cpus_see_no_gpu() -> None:
     """Ray may have been told that a node has none."""
-    (seat,) = seats([Placement("a", "10.0.0.1", 7, ())], 1234)
+    (seat,) = assign_seats([Placement("a", "10.0.0.1", 7, ())], 1234)
     assert seat.environment() == {
         "RANK": "0",
         "WORLD_SIZE": "1",

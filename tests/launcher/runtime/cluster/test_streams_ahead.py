@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from data_service.samples.spec import StreamSpec
-from launcher.runtime.cluster.train import open_streams_ahead
+from launcher.runtime.cluster.train import prefetch_streams
 from launcher.runtime.run.record import open_run
 from launcher.runtime.run.streams import heldout_spec, stream_spec
 from tests.support.runs import small_runs
@@ -29,7 +29,7 @@ def uri(tmp_path: Path) -> str:
 
 def test_they_are_the_ranks_streams_in_their_order(uri: str) -> None:
     feed, run = RecordingFeed(), open_run(uri)
-    open_streams_ahead(open_run(uri), feed)
+    prefetch_streams(open_run(uri), feed)
     tokenizer = run.tokenizer()
     expected = [*(stream_spec(run, tokenizer, phase) for phase in (0, 1)), heldout_spec(run, tokenizer)]
     assert feed.opened == [spec.model_dump_json() for spec in expected]
@@ -40,5 +40,5 @@ def test_what_cannot_be_read_is_left_to_the_ranks(uri: str, tmp_path: Path) -> N
     feed, run = RecordingFeed(), open_run(uri)
     for copy in {path.parent for path in tmp_path.rglob("tokenizer.json")}:
         shutil.rmtree(copy)
-    open_streams_ahead(run, feed)
+    prefetch_streams(run, feed)
     assert feed.opened == []

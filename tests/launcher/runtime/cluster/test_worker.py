@@ -22,19 +22,19 @@ from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import RecipeError, RunError
 from launcher.runtime.cluster import worker
 from launcher.runtime.cluster.orders import (
-    Fatal,
-    Orders,
-    Outcome,
+    FatalError,
     Raised,
+    RankOrders,
+    RankOutcome,
+    RestartFromEarlierState,
     TakenOver,
     UnfitNodes,
     Unsaved,
-    WentBack,
 )
-from launcher.runtime.cluster.rank_device import NCCL_FOR_MIG, DeviceMissing, take_device
-from launcher.runtime.cluster.rank_placement import Placement, Seat, SeatError, seats
+from launcher.runtime.cluster.rank_device import MIN_NCCL_VERSION_FOR_MIG, DeviceMissing, select_device
+from launcher.runtime.cluster.rank_placement import Placement, Seat, SeatError, assign_seats
 from launcher.runtime.cluster.rank_process import RankProcess
-from launcher.runtime.cluster.worker import RankLink, outcome_of
+from launcher.runtime.cluster.worker import DriverLink, outcome_for_error
 from launcher.runtime.preflight.collective import NodeReport, UnfitGroup
 from launcher.runtime.preflight.findings import Finding, RankSums, WrongNumbers
 from launcher.runtime.rank.microbatch_size import SmallerMicrobatch
@@ -50,13 +50,13 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_rank_tells_is_told_once_and_where_it_resumed_always() -> None:
     """A quick group may be over before the driver asks."""
-    link = RankLink(2, save_multiple=1)
+    link = DriverLink(2, save_multiple=1)
     link.beat(12, "loading", 3)
     link.beat(13, "training")
     link.note("a line")
     link.record({"kind": "step", "step": 12})
     link.event("memory_failed", {"step": 12, "reason": "no memory"})
-    first, second = link.talk(Orders()), link.talk(Orders(stacks=True))
+    first, second = link.talk(RankOrders()), link.talk(RankOrders(stacks=True))
     assert (first.step, first.doing, first.resumed, first.place.node) == (13, "training", 12, "node")
     assert (first.notes, first.records) == (["a line"], [{"kind": "step", "step": 12}])
     ((kind, fields),) = first.events
@@ -68,15 +68,15 @@ def test_what_a_rank_tells_is_told_once_and_where_it_resumed_always() -> None:
 
 def test_a_rank_ends_by_orders() -> None:
     """A pause waits for a multiple of steps after which checkpoints are taken; a stop does not."""
-    saving, handing, other, stopped = (RankLink(rank, save_multiple=4) for rank in (0, 0, 1, 1))
+    saving, handing, other, stopped = (DriverLink(rank, save_multiple=4) for rank in (0, 0, 1, 1))
     for link in (saving, handing, other, stopped):
         link.beat(7, "training")
         assert (link.stop_requested(), link.ends) == (False, None)
-    saving.talk(Orders(pause=True))
-    handing.talk(Orders(pause=True, hand_over=True))
-    other.talk(Orders(pause=True, hand_over=True))
-    stopped.talk(Orders(pause=True, hand_over=True))
-    stopped.talk(Orders(stop=True))
+    saving.talk(RankOrders(pause=True))
+    handing.talk(RankOrders(pause=True, hand_over=True))
+    other.talk(RankOrders(pause=True, hand_over=True))
+    stopped.talk(RankOrders(pause=True, hand_over=True))
+    stopped.talk(RankOrders(stop=True))
     assert [link.stop_requested() for link in (saving, handing, other, stopped)] == [
         False,
         False,
@@ -96,23 +96,23 @@ def test_a_rank_ends_by_orders() -> None:
 
 def test_orders_for_another_group_are_nobodys() -> None:
     process = RankProcess()
-    assert process.talk(1, Orders(stop=True)) is None, "before it has joined one"
-    link = RankLink(0, save_multiple=1)
+    assert process.talk(1, RankOrders(stop=True)) is None, "before it has joined one"
+    link = DriverLink(0, save_multiple=1)
     process._rank = SimpleNamespace(group=2, link=link)  # type: ignore[assignment]
-    assert process.talk(1, Orders(stop=True)) is None
+    assert process.talk(1, RankOrders(stop=True)) is None
     assert not link.stop_requested()
-    assert process.talk(2, Orders(stop=True)) is not None
+    assert process.talk(2, RankOrders(stop=True)) is not None
     assert link.stop_requested()
 
 
 def told(
     error: BaseException, *, stopped: bool = False, doing: str = "training", rank: int = 3
-) -> tuple[Outcome, list[str]]:
+) -> tuple[RankOutcome, list[str]]:
     """How a rank's part ends by this error, and what the operator is told."""
-    link = RankLink(rank, save_multiple=1)
+    link = DriverLink(rank, save_multiple=1)
     link.beat(7, doing)
-    link.talk(Orders(stop=stopped))
-    outcome = outcome_of(error, link)
+    link.talk(RankOrders(stop=stopped))
+    outcome = outcome_for_error(error, link)
     return outcome, list(link.news().notes)
 
 
@@ -130,7 +130,7 @@ def told(
     ],
 )
 def test_a_mistake_ends_the_run(kind: Any) -> None:
-    assert told(kind("what", remedy="do")) == (Fatal("what", "do"), [])
+    assert told(kind("what", remedy="do")) == (FatalError("what", "do"), [])
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ def test_what_is_nobodys_failure() -> None:
     assert isinstance(unfit, UnfitNodes)
     assert ([one["node"] for one in unfit.preflights], unfit.remedy) == (["n"], "more")
     assert told(Superseded("a newer one", remedy="-")) == (TakenOver("a newer one"), [])
-    assert told(Rewound("back")) == (WentBack(), [])
-    assert told(Rewound("back"), rank=0) == (WentBack(), ["back"])
-    assert told(SmallerMicrobatch("half")) == (WentBack(), ["half"])
+    assert told(Rewound("back")) == (RestartFromEarlierState(), [])
+    assert told(Rewound("back"), rank=0) == (RestartFromEarlierState(), ["back"])
+    assert told(SmallerMicrobatch("half")) == (RestartFromEarlierState(), ["half"])
 
 
 def test_who_found_the_weights_of_another_wrong_is_not_blamed() -> None:
@@ -190,9 +190,9 @@ def test_a_last_save_that_fails_ends_in_good_order_if_a_stop_was_asked_for(error
 )
 def test_a_rank_that_was_freed_because_another_is_gone_is_not_at_fault(error: Exception) -> None:
     """Whatever it raises: it may have computed with garbage."""
-    link = RankLink(0, save_multiple=1)
-    link.talk(Orders(abort=True))
-    outcome = outcome_of(error, link)
+    link = DriverLink(0, save_multiple=1)
+    link.talk(RankOrders(abort=True))
+    outcome = outcome_for_error(error, link)
     assert isinstance(outcome, Raised)
     assert outcome.kind == "silent"
     with pytest.raises(GroupsAborted):
@@ -202,9 +202,9 @@ def test_a_rank_that_was_freed_because_another_is_gone_is_not_at_fault(error: Ex
 
 
 def test_a_late_order_frees_nobody_from_the_next_group() -> None:
-    link = RankLink(0, save_multiple=1)
+    link = DriverLink(0, save_multiple=1)
     leave_groups()
-    link.talk(Orders(abort=True))
+    link.talk(RankOrders(abort=True))
     ensure_not_aborted()
 
 
@@ -217,7 +217,7 @@ def test_a_group_sums_once_its_nodes_are_fit_and_a_wrong_sum_makes_them_unfit(
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
     for findings, summed, unfit in (((), [right], 0), ((), [wrong], 1), ((ill,), [], 1)):
         sums, place = list(summed), list[object]()
-        link = RankLink(0, save_multiple=1)
+        link = DriverLink(0, save_multiple=1)
 
         def sum_up(peers: Any, sums: Any = sums, place: Any = place, link: Any = link) -> list[RankSums]:
             place.append(link._where)
@@ -227,7 +227,7 @@ def test_a_group_sums_once_its_nodes_are_fit_and_a_wrong_sum_makes_them_unfit(
         monkeypatch.setattr(worker, "first_sums", sum_up)
         assignment: Any = SimpleNamespace(recipe=None, run_uri="run")
         with pytest.raises(UnfitGroup) if unfit else nullcontext():
-            reports = worker.examine(assignment, link, Alone(), ["n"])  # type: ignore[arg-type]
+            reports = worker.run_preflight(assignment, link, Alone(), ["n"])  # type: ignore[arg-type]
             assert [f.what for f in reports[0].findings] == ["sums"]
             assert link._where == (0, "starting", 0)
         assert sums == []
@@ -236,7 +236,7 @@ def test_a_group_sums_once_its_nodes_are_fit_and_a_wrong_sum_makes_them_unfit(
 
 def seats_of(*gpus: str) -> list[Seat]:
     """The seats of ranks on one node, each with one of these GPUs."""
-    return seats([Placement("a", "10.0.0.1", number, (gpu,)) for number, gpu in enumerate(gpus)], 1)
+    return assign_seats([Placement("a", "10.0.0.1", number, (gpu,)) for number, gpu in enumerate(gpus)], 1)
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_a_rank_takes_its_own_of_its_nodes_devices(cuda: list[int]) -> None:
     for seat in seats_of("2", "7"):
-        take_device(seat)
+        select_device(seat)
     assert cuda == [0, 1]
 
 
@@ -261,7 +261,7 @@ def test_a_device_that_cuda_does_not_show_is_missed_before_another_is_taken(
 ) -> None:
     """It may have fallen out, so the failure policy judges it, as it does any failure of a node."""
     with pytest.raises(DeviceMissing) as raised:
-        take_device(seats_of(*gpus)[0])
+        select_device(seats_of(*gpus)[0])
     assert cuda == []
     assert ",".join(gpus) in str(raised.value)
     assert isinstance(told(raised.value)[0], Raised)
@@ -271,11 +271,11 @@ def test_instances_of_one_machine_need_an_nccl_that_connects_them(
     cuda: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    take_device(seats_of("MIG-1")[0])
+    select_device(seats_of("MIG-1")[0])
     two = seats_of("MIG-1", "MIG-2")
     with pytest.raises(SeatError) as raised:
-        take_device(two[1])
-    assert isinstance(told(raised.value)[0], Fatal)
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: NCCL_FOR_MIG)
-    take_device(two[1])
+        select_device(two[1])
+    assert isinstance(told(raised.value)[0], FatalError)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: MIN_NCCL_VERSION_FOR_MIG)
+    select_device(two[1])
     assert cuda == [0, 0]

@@ -40,9 +40,9 @@ def test_a_machine_is_lost_and_comes_back() -> None:
     assert ranks.entered(4) is None
 
     clock.now += 100
-    assert not ranks.grows(machines(2))
+    assert not ranks.should_grow(machines(2))
     clock.now += 1700
-    assert ranks.grows(machines(2))
+    assert ranks.should_grow(machines(2))
     assert ranks.start(machines(2)) == 8
     assert ranks.entered(8) == WorldSizeChange(4, 8, "the cluster has places for 8 ranks")
 
@@ -53,10 +53,10 @@ def test_machines_that_come_and_go_do_not_disturb() -> None:
     ranks.entered(8)
     clock.now += 5000
     for count in (3, 2, 3, 2, 3):
-        assert not ranks.grows(machines(count))
+        assert not ranks.should_grow(machines(count))
         clock.now += 59
     clock.now += 1
-    assert ranks.grows(machines(3))
+    assert ranks.should_grow(machines(3))
 
 
 def test_the_first_group_waits_for_what_is_expected() -> None:
@@ -77,11 +77,11 @@ def test_and_for_as_many_as_wrote_the_checkpoint() -> None:
 
 def test_a_node_left_out_is_no_place() -> None:
     ranks, clock = roster(last=8)
-    assert ranks.leave_out(machines(2), frozenset("0"))
+    assert ranks.exclude_nodes(machines(2), frozenset("0"))
     assert ranks.start(machines(2)) is None
     clock.now += 60
     assert ranks.start(machines(2)) == 4
-    assert not ranks.leave_out(machines(2), frozenset("1")), "the last one is needed"
+    assert not ranks.exclude_nodes(machines(2), frozenset("1")), "the last one is needed"
     assert ranks.without == frozenset("0")
 
 

@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.runtime.cluster.resources import cores_of, data_workers, gpus_of, plan_resources, sizing
+from launcher.runtime.cluster.resources import (
+    choose_sizing,
+    data_workers,
+    plan_resources,
+    total_cpus,
+    total_gpus,
+)
 from launcher.runtime.policies.elastic import Sizing, Trainers, exclude_nodes, places, rank_count, should_grow
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
@@ -78,7 +84,7 @@ def test_places_are_counted_on_living_nodes_only() -> None:
         "a GPU without a core for its process is no place"
     )
     assert places(nodes, {"CPU": 1.0}, ()) == 3, "no rank on half a core"
-    assert gpus_of(nodes) == 12
+    assert total_gpus(nodes) == 12
 
 
 def test_a_bad_node_is_left_out_if_enough_places_remain() -> None:
@@ -114,22 +120,24 @@ def recipe(*assignments: str) -> Recipe:
 def test_what_a_recipe_asks_of_a_cluster(
     trainers: str, gpus: int, least: int, most: int, expected: int
 ) -> None:
-    size = sizing(recipe(f"trainers={trainers}"), gpus)
+    size = choose_sizing(recipe(f"trainers={trainers}"), gpus)
     assert (size.least, size.most, size.expected) == (least, most, expected)
 
 
 def test_without_gpus_auto_is_this_machine_as_it_is() -> None:
-    size = sizing(recipe("trainers=auto"), gpus=0)
+    size = choose_sizing(recipe("trainers=auto"), gpus=0)
     assert size.least == size.most == size.expected <= 2
     assert size.each == {"CPU": 0.25}
-    assert sizing(recipe("trainers={max: 3}"), gpus=0).each == {"CPU": 0.75}, "a core, but for a data task"
+    assert choose_sizing(recipe("trainers={max: 3}"), gpus=0).each == {"CPU": 0.75}, (
+        "a core, but for a data task"
+    )
 
 
 @pytest.mark.parametrize("trainers", ["7", "auto", "{min: 7}", "{min: 5, max: 9}"])
 def test_a_cluster_started_here_has_room_for_the_least(trainers: str) -> None:
     asked = recipe(f"trainers={trainers}")
     cluster = [node("here", CPU=plan_resources(asked).local_cpus)]
-    size = sizing(asked, gpus=0)
+    size = choose_sizing(asked, gpus=0)
     assert places(cluster, size.each, ()) >= size.least
 
 
@@ -169,7 +177,7 @@ def test_data_workers_are_counted_by_the_cluster_not_by_the_machine_that_starts_
         node("b", CPU=96, GPU=8),
         node("c", alive=False, CPU=96),
     ]
-    cores = cores_of(cluster)
+    cores = total_cpus(cluster)
     assert data_workers(recipe("data_service.workers=auto"), cores, ranks=16) == 64, "four a rank"
     assert data_workers(recipe("data_service.workers=auto"), cores, ranks=128) == 97, "half of the cores"
     assert data_workers(recipe("data_service.workers=auto"), 1, ranks=1) == 1

@@ -13,7 +13,7 @@ from checkpoints.load import Reader
 from checkpoints.newest import newest_good
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions, PairFields
-from launcher.after.diagnose.measures import held_out
+from launcher.after.diagnose.measures import measure_heldout_loss
 from launcher.after.diagnose.states import open_checkpoint
 from launcher.after.export.export import export_run
 from launcher.runtime.run.evaluations import Figure
@@ -78,7 +78,7 @@ def test_pairs_from_a_pretrained_run_to_a_sentence_transformer(folder: Path, tmp
     checkpoint = open_checkpoint(open_run(run))
     figures = {
         figure.conditions: figure.value
-        for figure in held_out(checkpoint, checkpoint.run.recipe.evaluation.samples)
+        for figure in measure_heldout_loss(checkpoint, checkpoint.run.recipe.evaluation.samples)
     }
     for name in ("contrastive_loss", "contrastive_accuracy", "loss"):
         of_source = Figure(measure=name, value=None, source="text").conditions

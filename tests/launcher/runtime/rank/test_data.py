@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data_service.stream.positions import PhaseBatches, Positions, SampleRange
-from data_service.stream.stream import StepLayout, Stream
+from data_service.stream.stream import StepStart, Stream
 from launcher.runtime.rank.data import ANNOUNCED_STEPS, RankData, RankShard
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 
@@ -17,7 +17,7 @@ STEPS, MICROBATCH = 150, 4
 class Told(Stream):
     """A stream that keeps what it was told would be read."""
 
-    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepLayout | None = None) -> None:
+    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepStart | None = None) -> None:
         self.ranges, self.steps = list(ranges), steps
 
     def close(self) -> None:
@@ -96,4 +96,4 @@ def test_ranks_together_announce_every_row_once(uri: str, world: int, batch: str
     assert sorted(found) == sorted((r.epoch, n) for r in expected for n in range(r.start, r.stop))
     assert len({rank.steps for rank in ranks}) == 1, "all lay their windows alike"
     rows = sum(r.stop - r.start for r in expected)
-    assert ranks[0].steps == StepLayout(round(rows / ANNOUNCED_STEPS), 0, 0)
+    assert ranks[0].steps == StepStart(round(rows / ANNOUNCED_STEPS), 0, 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.after.diagnose.measures import held_out
+from launcher.after.diagnose.measures import measure_heldout_loss
 from launcher.after.diagnose.states import open_checkpoint
 from launcher.after.export.export import export_run
 from launcher.after.fill.fill import MaskFiller, Sampling
@@ -50,7 +50,7 @@ def test_held_out_rows_have_the_same_rates_and_masks_every_time(run: str) -> Non
     assert first.masking.kind == stream_spec(opened, opened.tokenizer(), 0).masking.kind == "diffusion"
     (measured,) = (
         figure.value
-        for figure in held_out(open_checkpoint(opened), 12)
+        for figure in measure_heldout_loss(open_checkpoint(opened), 12)
         if figure.measure == "diffusion_bits" and figure.length == first.length
     )
     assert measured == pytest.approx(small_runs.history(run).evaluations[-1]["diffusion_bits"], rel=1e-5)

@@ -12,7 +12,7 @@ from checkpoints.newest import newest_good
 from data_service.errors import UserError
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
-from launcher.after.diagnose.measures import held_out
+from launcher.after.diagnose.measures import measure_heldout_loss
 from launcher.after.diagnose.states import open_checkpoint
 from launcher.after.export.export import export_run
 from launcher.errors import RunChanged
@@ -85,7 +85,10 @@ def test_killed_and_resumed_it_is_the_same_run(folder: Path) -> None:
 @pytest.mark.long
 def test_losses_of_a_checkpoint_are_measured_with_the_teacher(folder: Path) -> None:
     run = finish(new_run(folder, "measured", *taught_by(folder / "teacher")), 1)
-    found = {(f.measure, f.length, f.source): f.value for f in held_out(open_checkpoint(open_run(run)), 12)}
+    found = {
+        (f.measure, f.length, f.source): f.value
+        for f in measure_heldout_loss(open_checkpoint(open_run(run)), 12)
+    }
     recorded = history(run).evaluations[-1]
     for name in ("distil_loss", "cosine_loss", "mlm_loss"):
         assert found[name, 32, None] == pytest.approx(recorded[name], rel=1e-4)

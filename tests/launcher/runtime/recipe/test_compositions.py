@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from data_service.samples.make import block_key, cut, make_rows, structure_key
+from data_service.samples.make import cut_block, cutting_key, make_rows, masking_key
 from data_service.samples.masking import MaskingTables
 from data_service.samples.spec import SourceSpec, StreamSpec
-from data_service.samples.texts import TextLayout
+from data_service.samples.texts import ClassTokenPlace
 from data_service.types import Block
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
@@ -42,7 +42,7 @@ def learnable_text() -> Block:
 
 
 @cache
-def batch_of(row_number: int, layout: TextLayout, known: tuple[str, ...]) -> Batch:
+def batch_of(row_number: int, layout: ClassTokenPlace, known: tuple[str, ...]) -> Batch:
     """The first rows of the text, cut and masked as an objective of the table asks; `known`: the model's languages."""
     row = OBJECTIVES[row_number]
     languages = LANGUAGES if row.packing == "translations" else LANGUAGES[:1]
@@ -60,9 +60,9 @@ def batch_of(row_number: int, layout: TextLayout, known: tuple[str, ...]) -> Bat
         vocab_size=VOCAB,
         seed=1,
     )
-    cuts = cut(block, spec, structure_key(spec, 0, 0, 0))
+    cuts = cut_block(block, spec, cutting_key(spec, 0, 0, 0))
     words = None if masking.unit == "token" else np.arange(VOCAB) % 2 == 0
-    rows = make_rows(block, cuts, 0, ROWS, spec, block_key(spec, 0, 0, 0), MaskingTables(words))
+    rows = make_rows(block, cuts, 0, ROWS, spec, masking_key(spec, 0, 0, 0), MaskingTables(words))
     return to_batch(rows, torch.device("cpu"))
 
 
@@ -101,7 +101,7 @@ def test_it_learns_or_is_refused_with_a_reason(family: str, row: Row) -> None:
         return
     torch.manual_seed(0)
     module = objective_module(config, row.terms)
-    layout: TextLayout = "cls_last" if row.name == "contrastive" and family == "XLNet" else "cls_first"
+    layout: ClassTokenPlace = "cls_last" if row.name == "contrastive" and family == "XLNet" else "cls_first"
     batch = batch_of(OBJECTIVES.index(row), layout, embedded_languages(config))
     initialise(module, 0.1)
     if row.terms.distil is not None:

@@ -11,7 +11,7 @@ from data_service.corpus.manifest import HeldoutRule
 from data_service.corpus.manifest_file import load_manifest
 from data_service.errors import CorpusError
 from data_service.ingest.build import build_corpus
-from data_service.ingest.heldout import hash_bound
+from data_service.ingest.heldout import hash_threshold
 from data_service.ingest.options import BuildOptions
 from data_service.store.open import open_store
 from launcher.runtime.recipe.load import load
@@ -33,7 +33,7 @@ def corpora(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpora")
     write_text(folder / "all.jsonl", 300)
     lines = (folder / "all.jsonl").read_text().splitlines(keepends=True)
-    few = HeldoutRule("document", hash_bound(0.03))
+    few = HeldoutRule("document", hash_threshold(0.03))
     parts = {"large": (lines[:200], few), "small": (lines[:80], None), "like": (lines[:80], few)}
     for name, (chosen, rule) in {**parts, "apart": (lines[200:], None)}.items():
         (folder / f"{name}.jsonl").write_text("".join(chosen))

@@ -7,7 +7,7 @@ from encoder_core.train.engine import Update
 from encoder_core.train.exchange import Signals
 from encoder_core.train.metrics import CopyReport, StepReport
 from encoder_core.train.state import TrainState
-from launcher.runtime.cluster.gauges import DESCRIPTIONS
+from launcher.runtime.cluster.gauges import GAUGE_DESCRIPTIONS
 from launcher.runtime.run.log import evaluation_record
 from launcher.runtime.run.metrics import (
     HELD_OUT,
@@ -45,7 +45,7 @@ def test_users_dashboards_find_every_figure_under_its_name() -> None:
     assert {
         *("loss", "heldout_loss", "heldout_perplexity", "tokens_per_second", "step_seconds", "mfu"),
         *("data_wait_share", "learning_rate", "gradient_norm", "step", "goodput", "restarts"),
-    } <= DESCRIPTIONS.keys()
+    } <= GAUGE_DESCRIPTIONS.keys()
 
 
 def test_all_that_a_step_records_is_in_the_table() -> None:

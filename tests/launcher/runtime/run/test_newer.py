@@ -216,7 +216,7 @@ def test_newer_records_are_not_packed_and_none_is_deleted(tmp_path: Path) -> Non
 
 
 def test_a_table_of_similar_words_and_a_request_to_stop(tmp_path: Path) -> None:
-    table = dump_similar_words([], tokenizer="t", vocab_size=5, made={})
+    table = dump_similar_words([], tokenizer="t", vocab_size=5, build_settings={})
     with pytest.raises(CorpusError, match="newer"):
         parse_similar_words(
             table.replace(b'"version": 1', b'"version": 2').replace(b'"version":1', b'"version":2'), "x"
