@@ -18,7 +18,8 @@ import zstandard
 
 from data_service.errors import InputError
 from data_service.ingest.encodings import MAX_BOM_BYTES, UTF_8, ReadableStream, Utf8Stream, encoding_from_bom
-from data_service.ingest.inputs import Compression, InputFile
+from data_service.ingest.file_kinds import Compression
+from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import MIB
 from data_service.store.base import Store
 from data_service.store.open import open_store

@@ -27,9 +27,9 @@ from data_service.ingest.records import (
     Text,
     decode_text,
     flatten_named_fields,
+    guess_remedy,
     parse_text,
     raise_error_of_record,
-    suggest_encoding_remedy,
     too_long,
     try_read,
     with_provenance,
@@ -255,7 +255,7 @@ def json_document(line: InputLine, place: RecordPlace, options: BuildOptions) ->
     except (json.JSONDecodeError, RecursionError) as error:
         remedy = _one_per_line_hint(raw.text)
         if "\0" in raw.text and options.on_bad_records == "error":
-            remedy = suggest_encoding_remedy(place.file, data, remedy)
+            remedy = guess_remedy(place.file, data, remedy)
         raise BadRecord(place, f"not JSON: {error}", remedy) from error
     if isinstance(record, str) and options.pairs is None:
         record = {options.text_field: record}
@@ -369,7 +369,7 @@ def _column_index(wanted: str, names: list[str], file: InputFile) -> int:
     raise InputError(
         f"{file.uri}: {'two columns' if wanted in names else 'no column'} {wanted!r} "
         f"in its first line (it has {shown})",
-        remedy=suggest_encoding_remedy(file, first, remedy) if "\ufffd" in shown else remedy,
+        remedy=guess_remedy(file, first, remedy) if "\ufffd" in shown else remedy,
     )
 
 

@@ -1,239 +1,27 @@
 """Expands the inputs that the user named (files, folders, globs; local or in object stores) to a list of files.
 
-Files that are not text, as those of a tokenizer or a corpus, are left out, and listed with the reason.
+Files that are not text are left out, and listed with the reason (`file_kinds.py`).
 """
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
-from data_service.corpus.manifest import (
-    BUILD_FOLDER,
-    CONFIGURATION_KEY,
-    MANIFEST_KEY,
-    MANIFEST_START,
-    TOKENIZER_FOLDER,
-)
 from data_service.errors import InputError
 from data_service.ingest.encodings import UTF_8
-from data_service.ingest.mds_index import find_unread_files
+from data_service.ingest.file_kinds import (
+    HIDDEN_PATH,
+    KNOWN_KINDS_TEXT,
+    UNKNOWN_KIND_REASON,
+    Compression,
+    Format,
+    UnreadFile,
+    kind_from_name,
+    non_text,
+)
 from data_service.store.base import Entry, Store
 from data_service.store.open import open_store
-from data_service.tokenizers.files import (
-    CONFIG_FILE,
-    DEFINITION_FILE,
-    MODEL_FILES,
-    SPECIAL_TOKENS_FILE,
-    TOKENIZER_FILES,
-)
 
-UNKNOWN_KIND_REASON = "a file of unknown kind"
-_TOKENIZER, _CORPUS, _DESCRIPTION = "a tokenizer's file", "a corpus", "describes a data set"
-_OTHER_XML_REASON = (
-    "XML, and not named as a dump's pages-articles are: name the file itself to read it as one"
-)
-_DUMP_INDEX_REASON = "the index of a dump"
-_DUMP, _INDEX = re.compile(r"-pages-(articles|meta)"), re.compile(r"-multistream-index\d*\.txt\b")
-_NOT_IN_STATE_REASON = "not one of the files that the data set's state.json names"
-
-# A folder with any of these files, or with all files of one set, is a tokenizer's.
-_TOKENIZER_FILE_SETS = (
-    *({name} for name in (DEFINITION_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, *MODEL_FILES)),
-    {"vocab.json", "merges.txt"},
-    {"vocab.txt", "config.json"},
-    {"vocab.txt", "bert_config.json"},
-)
-# SentencePiece's model files are left out here: they have no known kind, so they are never read.
-_TOKENIZER_FILES = {*TOKENIZER_FILES, "config.json", "bert_config.json", "generation_config.json"} - {
-    *MODEL_FILES
-}
-_RECEIPT_KEY_PATTERN = re.compile(
-    rf"(.*/|){BUILD_FOLDER}[0-9a-f]{{16}}/receipts/"
-)  # keys of an unfinished build's receipts
-_DATASET_DICT = ("dataset_dict.json", "dataset_infos.json")
-PREPARED_DOCUMENTS, STATISTICS, PREPARATION = (
-    "documents/",
-    "statistics.json",
-    f"{BUILD_FOLDER}preparation.json",
-)
-"""Of an output of `corpus prepare`: its documents, the object that completes it, and the one that says it is begun."""
-_UNFINISHED_PREPARATION_REASON = "documents whose preparation is not complete"
-_NOT_KEPT_REASON = "dropped documents or statistics of a preparation"
-_DATASET_INFO, _STATE = "dataset_info.json", "state.json"
-_CACHE, _HIDDEN = "made by `map` or `filter` of the data next to it", "hidden: name it itself to read it"
-# Matches a path up to its first hidden folder or file.
-HIDDEN_PATH = re.compile(r"(?:[^/]+/)*?(?:\.(?!\.?/)[^/]*|__MACOSX)(?:/|$)")
-
-
-@dataclass(frozen=True)
-class UnreadFile:
-    """A file among the inputs that is not read, or a folder of such files, and the reason."""
-
-    uri: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.uri} ({self.reason})"
-
-
-def non_text(store: Store, sizes: Mapping[str, int], *, with_hidden: bool = False) -> dict[str, UnreadFile]:
-    """Return the keys that are not text despite their names, with reasons; of corpora and hidden folders one for all.
-
-    `sizes`: bytes of each object, by key. `with_hidden`: whether what is hidden is read.
-
-    Raises:
-        InputError: a saved data set cannot be read as it is.
-        StoreError: its state.json cannot be read.
-    """
-    root = store.uri.rstrip("/")
-    begins = () if with_hidden else filter(None, map(HIDDEN_PATH.match, sizes))
-    left_out = {begin.string: UnreadFile(f"{root}/{begin[0]}", _HIDDEN) for begin in begins}
-    sizes = {key: size for key, size in sizes.items() if key not in left_out}
-    names = _names_by_folder(sizes)
-    corpora = {folder for folder in names if _is_corpus(store, folder, names)}
-    corpora |= {match[1] for folder in names if (match := _RECEIPT_KEY_PATTERN.match(folder))}
-    prepared = {folder for folder in names if _is_prepared(folder, names)}
-    corpora -= prepared
-    half = _find_unfinished_preparations(names) - prepared
-    corpora |= half
-    for folder, found in names.items():
-        corpus = next((corpus for corpus in corpora if folder.startswith(corpus)), None)
-        if corpus is not None:
-            reason = _UNFINISHED_PREPARATION_REASON if corpus in half else _CORPUS
-            left_out.update((folder + name, UnreadFile(f"{root}/{corpus}", reason)) for name in found)
-            continue
-        output = next((one for one in prepared if folder.startswith(one)), None)
-        if output is not None and not folder.startswith(output + PREPARED_DOCUMENTS):
-            left_out |= {
-                folder + name: UnreadFile(f"{root}/{folder}{name}", _NOT_KEPT_REASON) for name in found
-            }
-            continue
-        for name, reason in _skipped_files(store, folder, found, sizes):
-            left_out[folder + name] = UnreadFile(f"{root}/{folder}{name}", reason)
-    return left_out
-
-
-def _skipped_files(
-    store: Store, folder: str, found: set[str], sizes: Mapping[str, int]
-) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason) of files in a folder, outside of corpora, that are not read."""
-    if any(mark <= found for mark in _TOKENIZER_FILE_SETS):
-        yield from ((name, _TOKENIZER) for name in found & _TOKENIZER_FILES)
-    yield from ((name, _DESCRIPTION) for name in found.intersection(_DATASET_DICT))
-    yield from ((name, _OTHER_XML_REASON) for name in found if _is_other_xml(name))
-    yield from ((name, _DUMP_INDEX_REASON) for name in found if _INDEX.search(name))
-    yield from _dataset_extras(store, folder, found)
-    yield from find_unread_files(store, folder, found, sizes)
-
-
-def _is_other_xml(name: str) -> bool:
-    kind = kind_from_name(name)
-    return kind is not None and kind[0] == "mediawiki" and not _DUMP.search(name)
-
-
-def _names_by_folder(keys: Iterable[str]) -> dict[str, set[str]]:
-    """Return the names of the files in each folder, by folder. Folders end in a slash; the root is empty."""
-    names: dict[str, set[str]] = {}
-    for key in keys:
-        folder, slash, name = key.rpartition("/")
-        names.setdefault(folder + slash, set()).add(name)
-    return names
-
-
-def _is_corpus(store: Store, folder: str, names: dict[str, set[str]]) -> bool:
-    build, _, configuration = CONFIGURATION_KEY.rpartition("/")
-    whole = MANIFEST_KEY in names[folder] and f"{folder}{TOKENIZER_FOLDER}/" in names
-    if whole and f"{folder}train/" not in names:  # a merged corpus has no shards of its own
-        whole = store.get(folder + MANIFEST_KEY).startswith(MANIFEST_START)
-    return whole or configuration in names.get(f"{folder}{build}/", ())
-
-
-def _is_prepared(folder: str, names: dict[str, set[str]]) -> bool:
-    return STATISTICS in names[folder] and folder + PREPARED_DOCUMENTS in names
-
-
-def _find_unfinished_preparations(names: dict[str, set[str]]) -> set[str]:
-    """Return the folders, among all that hold files, in which a preparation has begun."""
-    build, _, name = PREPARATION.rpartition("/")
-    begun = (folder for folder in names if name in names[folder] and f"/{folder}".endswith(f"/{build}/"))
-    return {folder.removesuffix(f"{build}/") for folder in begun}
-
-
-def _dataset_extras(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason) of files next to a saved data set: descriptions, and caches of `map` and `filter`."""
-    arrow = {name for name in found if name.endswith(".arrow")}
-    if not arrow:
-        return
-    if _DATASET_INFO in found:
-        yield _DATASET_INFO, _DESCRIPTION
-        yield from ((name, _CACHE) for name in arrow if name.startswith("cache-") and _STATE not in found)
-    if _STATE in found:
-        yield _STATE, _DESCRIPTION
-        data = _read_data_files(store, folder + _STATE)
-        yield from ((name, _NOT_IN_STATE_REASON) for name in arrow - data)
-        if missing := sorted(data - found):
-            raise InputError(
-                f"{store.uri.rstrip('/')}/{folder}: the data set's file {missing[0]} is missing",
-                remedy="copy the folder again, or save the data set again with save_to_disk",
-            )
-
-
-def _read_data_files(store: Store, key: str) -> set[str]:
-    place = f"{store.uri.rstrip('/')}/{key}"
-    try:
-        state = json.loads(store.get(key))
-        names = {str(file["filename"]) for file in state["_data_files"]}
-        chosen = state.get("_indices_data_files") or state.get("_indices_files")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(
-            f"{place} is not the state of a saved data set: {error}", remedy="save it again with save_to_disk"
-        ) from error
-    if chosen:
-        raise InputError(
-            f"{place}: the data set is a choice of rows, which is stored in a separate file",
-            remedy="load it with `datasets`, call flatten_indices() and save it again",
-        )
-    return names
-
-
-Format = Literal["txt", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "mediawiki", "tar", "mds"]
-Compression = Literal["", "gz", "zst", "bz2", "xz"]
-
-_FORMATS: dict[str, Format] = {
-    ".txt": "txt",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".warc": "warc",
-    ".wet": "warc",
-    ".xml": "mediawiki",
-    ".tar": "tar",
-}
-_COMPRESSIONS: dict[str, Compression] = {"": "", ".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
-SUFFIXES: dict[str, tuple[Format, Compression]] = {
-    ending + packed: (kind, compression)
-    for ending, kind in _FORMATS.items()
-    for packed, compression in _COMPRESSIONS.items()
-} | {
-    ".parquet": ("parquet", ""),
-    ".arrow": ("arrow", ""),
-    ".tgz": ("tar", "gz"),
-    ".txz": ("tar", "xz"),
-    ".mds": ("mds", ""),
-    ".mds.zstd": ("mds", "zst"),
-    ".mds.gz": ("mds", "gz"),
-    ".mds.bz2": ("mds", "bz2"),
-}
-KNOWN_KINDS_TEXT = (
-    f"{', '.join(_FORMATS)} (all of them also with .gz, .zst, .bz2 or .xz), .parquet, .arrow, .mds"
-)
-_DUMP_PART_SUFFIX = re.compile(
-    r"(?<=\.xml)-p\d+p\d+(?=\.|$)"
-)  # "-p1p41242" in pages-articles1.xml-p1p41242.bz2
 _WILDCARD = re.compile(r"[*?\[]")
 _GLOB_TOKEN = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^]]+\])")
 _LISTED_NAMES = 10  # files that an error names
@@ -381,12 +169,6 @@ def _split_parent(path: str) -> tuple[Store | None, str]:
     if name in ("", ".", "..") or base.endswith(":/"):
         return None, ""
     return open_store(base or ("/" if slash else ".")), name
-
-
-def kind_from_name(key: str) -> tuple[Format, Compression] | None:
-    """Return format and compression of a file by its name; None if they are not known."""
-    lowered = _DUMP_PART_SUFFIX.sub("", key.lower())
-    return next((kind for suffix, kind in SUFFIXES.items() if lowered.endswith(suffix)), None)
 
 
 def _glob_regex(glob: str, pattern: str) -> re.Pattern[str]:

@@ -7,7 +7,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data_service.corpus.origin import IndexedSplit, Origin, PreparedInput, PreparedSource, StageCounts
 from data_service.errors import InputError
-from data_service.ingest.inputs import PREPARED_DOCUMENTS, STATISTICS, InputFile
+from data_service.ingest.file_kinds import PREPARED_DOCUMENTS, STATISTICS
+from data_service.ingest.inputs import InputFile
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 

@@ -23,7 +23,7 @@ _SKIP_REMEDY = "; or leave bad records out with --on-bad-records skip"
 _P = ParamSpec("_P")
 
 PlaceUnit = Literal["", "byte", "line", "row", "record"]
-_PAIR_FIELDS_REMEDY = "name the fields with --query-field, --positive-field and --negatives-field"
+_FIELDS_REMEDY = "name the fields with --query-field, --positive-field and --negatives-field"
 _WORDS_REMEDY = "give every document its words, which spell its text in order; --words-field names the field"
 _MISSING_VALUE = object()
 NOT_CHOSEN_REASON = "not_chosen"  # the reason for a document whose licence or source was not chosen
@@ -161,13 +161,11 @@ def _bad_bytes_record(
     if file.format in ("parquet", "arrow"):
         remedy = f"name a column of UTF-8 text with --text-field, or {_REPLACE_REMEDY}"
     elif options.on_bad_records == "error":
-        remedy = suggest_encoding_remedy(
-            file, raw[max(0, error.start - _CONTEXT_BYTES) :][: 2 * _CONTEXT_BYTES], remedy
-        )
+        remedy = guess_remedy(file, raw[max(0, error.start - _CONTEXT_BYTES) :][: 2 * _CONTEXT_BYTES], remedy)
     return BadRecord(place, reason, remedy)
 
 
-def suggest_encoding_remedy(
+def guess_remedy(
     file: InputFile, raw: bytes, remedy: str, option_template: str = "give --encoding {}"
 ) -> str:
     """Return the remedy for bytes that cannot be read, with the encoding that they, or the file's first bytes, seem to
@@ -250,9 +248,7 @@ def parse_document(record: Mapping[str, object], options: BuildOptions, place: R
     return with_provenance(_with_metadata(found, record, options, place), record, options, place)
 
 
-def empty_document(
-    reason: str, record: Mapping[str, object], options: BuildOptions, place: RecordPlace
-) -> Text:
+def no_document(reason: str, record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
     """Return the placeholder of a record that is no document: a text that is empty, with the reason.
 
     Raises:
@@ -357,7 +353,7 @@ def parse_example(
         raise BadRecord(
             place,
             f"{len(negatives)} negatives in {' and '.join(map(repr, names))}, but each example needs {pairs.count}",
-            f"ask for fewer with --negatives, give more, or {_PAIR_FIELDS_REMEDY}",
+            f"ask for fewer with --negatives, give more, or {_FIELDS_REMEDY}",
         )
     found = (query, positive, *negatives[: pairs.count])
     made = replace(
@@ -375,7 +371,7 @@ def parse_example(
 def _single_text(record: Mapping[str, object], name: str, options: BuildOptions, place: RecordPlace) -> Text:
     if record.get(name) is None:
         there = "it is null" if name in record else f"it has {', '.join(map(repr, record))}"
-        raise BadRecord(place, f"no field {name!r} ({there})", _PAIR_FIELDS_REMEDY)
+        raise BadRecord(place, f"no field {name!r} ({there})", _FIELDS_REMEDY)
     found = list(_texts(record[name], name, options, place))
     if len(found) != 1:
         raise BadRecord(
@@ -400,6 +396,4 @@ def _texts(value: object, name: str, options: BuildOptions, place: RecordPlace) 
             for item in value:
                 yield from _texts(item, name, options, place)
         case _:
-            raise BadRecord(
-                place, f"field {name!r} holds {type(value).__name__}, not text", _PAIR_FIELDS_REMEDY
-            )
+            raise BadRecord(place, f"field {name!r} holds {type(value).__name__}, not text", _FIELDS_REMEDY)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO, ClassVar
 
 from data_service.errors import InputError
+from data_service.ingest.file_kinds import Format
 from data_service.ingest.files import open_bytes, open_text
 from data_service.ingest.formats import LINE_BYTES_RATIO, skip_line
-from data_service.ingest.inputs import Format, InputFile
+from data_service.ingest.inputs import InputFile
 from data_service.ingest.mediawiki import PAGE_END, refuse_truncated
 from data_service.ingest.options import MIB, BuildOptions
 from data_service.ingest.tars import BLOCK_BYTES, max_member_bytes, read_header, truncated_error

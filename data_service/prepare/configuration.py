@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from data_service.errors import InputError, PrepareError
 from data_service.ingest import mediawiki, warc
 from data_service.ingest.encodings import UTF_8, encoding_name
-from data_service.ingest.inputs import PREPARATION, InputListing, UnreadFile, list_inputs, refuse_own_output
+from data_service.ingest.file_kinds import PREPARATION, UnreadFile
+from data_service.ingest.inputs import InputListing, list_inputs, refuse_own_output
 from data_service.ingest.options import MIB, BuildOptions, describe_differences
 from data_service.prepare.stages import NearDuplicates, Stage
 from data_service.store.base import Store

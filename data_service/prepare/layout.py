@@ -5,7 +5,7 @@ that compare documents have in common.
 from dataclasses import dataclass
 
 from data_service.corpus.manifest import BUILD_FOLDER, BuildLayout
-from data_service.ingest.inputs import PREPARED_DOCUMENTS
+from data_service.ingest.file_kinds import PREPARED_DOCUMENTS
 from data_service.ingest.tasks import BuildTask
 
 DROPPED, PARAGRAPHS = "dropped/", "paragraphs/"

@@ -15,7 +15,8 @@ from itertools import islice
 
 from data_service.corpus.manifest import StoredFile
 from data_service.errors import InputError, PrepareError
-from data_service.ingest.inputs import PREPARATION, PREPARED_DOCUMENTS, STATISTICS, InputListing
+from data_service.ingest.file_kinds import PREPARATION, PREPARED_DOCUMENTS, STATISTICS
+from data_service.ingest.inputs import InputListing
 from data_service.ingest.pool import Pool, Progress, ReportProgress, Runner, remove_build_files
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import hash_parts, plan_splits, streamed_files

@@ -128,7 +128,7 @@ def make_rows(
                 tables=tables,
                 rates=rates,
             )
-            return _add_translation_arrays(masked, spec, source)
+            return _add_languages(masked, spec, source)
         case PermutedPrediction() as permuted:
             assert isinstance(rows, LaneRows)
             return permuted_rows(
@@ -144,10 +144,10 @@ def make_rows(
             )
         case NextToken():
             assert isinstance(rows, RowCuts)  # the spec's input and masking agree
-            return _add_translation_arrays(_causal_samples(block, rows, start, stop, spec), spec, source)
+            return _add_languages(_causal_samples(block, rows, start, stop, spec), spec, source)
         case NoMasking():
             assert isinstance(rows, TextRows)
-            return _add_translation_arrays(
+            return _add_languages(
                 text_rows(block, rows, start, stop, spec.special, spec.layout), spec, source
             )
         case _:
@@ -208,7 +208,7 @@ def _add_labels(block: Block, rows: RowCuts, start: int, laid_out: LaidOutRows, 
     return replace(samples, holes=removed_token_indices(laid_out.where(removed), laid_out.offsets, lost))
 
 
-def _add_translation_arrays(samples: Samples, spec: StreamSpec, source: int) -> Samples:
+def _add_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
     """Return `samples`, rows of one source, with the arrays that rows of other sources of `spec` have, too.
 
     If some rows of the stream are translations, all rows say where their second segment begins. If the model has

@@ -129,7 +129,7 @@ def quotas(
     return tuple(share * multiple for share in steps)
 
 
-def epoch_samples_by_source(
+def epoch_quotas(
     sources: Sequence[SourceSpec],
     rows: Sequence[int],
     batch: int,

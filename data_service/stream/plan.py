@@ -35,7 +35,7 @@ from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.spec import StreamSpec
 from data_service.stream.counts import RowCounts
 from data_service.stream.mixture import (
-    epoch_samples_by_source,
+    epoch_quotas,
     min_weight,
     quotas,
     source_weights,
@@ -345,9 +345,7 @@ def _epoch_layout(
     elif spec.one_source is None:
         counted = quotas(spec.sources, _source_weights(spec, totals), totals, granule)
     else:
-        counted = epoch_samples_by_source(
-            spec.sources, totals, spec.one_source, spec.temperature, spec.translations
-        )
+        counted = epoch_quotas(spec.sources, totals, spec.one_source, spec.temperature, spec.translations)
     rows = sum(counted)
     row_tokens = max(1, int(text_tokens * spec.input.structures * spec.input.repeats) // sum(totals))
     row_tokens = min(row_tokens, spec.row_length) if isinstance(spec.masking, NoMasking) else row_tokens
@@ -387,7 +385,7 @@ def _unread_remarks(spec: StreamSpec, totals: tuple[int, ...], rows: int) -> tup
     """
     weights = _source_weights(spec, totals) or []
     notes: list[str] = []
-    if spec.one_source is not None:  # checked by `epoch_samples_by_source`
+    if spec.one_source is not None:  # checked by `epoch_quotas`
         return ()
     for number, why in unread_sources(weights, rows).items():
         source = spec.sources[number]

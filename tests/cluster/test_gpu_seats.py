@@ -97,8 +97,8 @@ import json, sys
 from pathlib import Path
 import ray
 from launcher.after.evaluate import measures
-from launcher.after.evaluate.cells import CellFigures, Measure, plan_cells
-from launcher.after.evaluate.grid import CellResources, compute
+from launcher.after.evaluate.cells import CellFigures, MeasureSpec, plan_cells
+from launcher.after.evaluate.grid import CellResources, compute_cells
 from launcher.after.finetune.pretrained import LocalModel
 from tests.support.clusters import fake_gpus
 
@@ -111,8 +111,8 @@ Path(sys.argv[1]).mkdir()
 (Path(sys.argv[1]) / "config.json").write_text("{}")
 model = LocalModel("model", None, Path(sys.argv[1]), "digest")
 for gpus in (0.0, 1.0):
-    looking = Measure("looking", "a", None, "a", {}, looked, seeded=True)
-    ended = compute(plan([model], [looking], [0, 1]), {"digest": model}, CellResources(1.0, gpus))
+    looking = MeasureSpec("looking", "a", None, "a", {}, looked, seeded=True)
+    ended = compute_cells(plan([model], [looking], [0, 1]), {"digest": model}, CellResources(1.0, gpus))
     print(json.dumps([outcome.details["seen"] for _, outcome in ended]))
 """
 

@@ -75,8 +75,8 @@ def test_of_many_processes_those_of_the_killed_go_with_the_next(temporary: Path,
 HOLDER = """
 import sys, time
 from pathlib import Path
-from data_service.processes import locked
-with locked(Path(sys.argv[1])):
+from data_service.processes import hold_lock
+with hold_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(1000)
 """

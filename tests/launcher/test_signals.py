@@ -91,7 +91,7 @@ def test_asked_to_end_at_any_moment(text: Path, tmp_path: Path, draw: int) -> No
 PROGRAM = """
 import hashlib, sys, tempfile
 from launcher.exit_codes import REPEAT
-from launcher.signals import answering, ended_when_asked
+from launcher.signals import end_on_signal, signal_response
 
 class Finalised:
     def __del__(self):
@@ -102,7 +102,7 @@ def loop():
     while True:
         Finalised()
 
-with ended_when_asked(), answering(REPEAT, "it stays") if sys.argv[2:] else tempfile.TemporaryDirectory():
+with end_on_signal(), signal_response(REPEAT, "it stays") if sys.argv[2:] else tempfile.TemporaryDirectory():
     with tempfile.TemporaryFile() as nameless:
         print("ready", flush=True)
         if sys.argv[1] == "library":

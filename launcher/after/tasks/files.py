@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from data_service.ingest.file_kinds import Compression, kind_from_name
 from data_service.ingest.files import open_ranged, open_text
-from data_service.ingest.inputs import Compression, InputFile, kind_from_name
-from data_service.ingest.records import NumberedPlace, suggest_encoding_remedy
+from data_service.ingest.inputs import InputFile
+from data_service.ingest.records import NumberedPlace, guess_remedy
 from data_service.store.open import open_file
 from launcher.after.tasks.schema import Description, Format
 from launcher.errors import TaskError
@@ -167,7 +168,7 @@ def read_lines(file: InputFile, encoding: str) -> Iterator[str]:
                 remedy = "convert the file to UTF-8, or set the task's `encoding`"
                 raise TaskError(
                     f"{file.uri}, line {number}: byte {error.start} is not {file.encoding}",
-                    remedy=suggest_encoding_remedy(file, raw, remedy, "write `encoding: {}` into the task"),
+                    remedy=guess_remedy(file, raw, remedy, "write `encoding: {}` into the task"),
                 ) from error
             yield (
                 (line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line)

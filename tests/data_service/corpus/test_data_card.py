@@ -19,7 +19,7 @@ from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.remove import documents_by_id, remove_documents
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.build import build_corpus
-from data_service.ingest.inputs import PREPARED_DOCUMENTS, STATISTICS
+from data_service.ingest.file_kinds import PREPARED_DOCUMENTS, STATISTICS
 from data_service.prepare.configuration import Preparation
 from data_service.prepare.contamination import EvaluationText, build_index, dump_index
 from data_service.prepare.prepare import prepare

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
-from data_service.ingest.inputs import Compression, Format, InputFile, list_inputs
+from data_service.ingest.file_kinds import Compression, Format
+from data_service.ingest.inputs import InputFile, list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.tasks import plan_splits
 from data_service.store.errors import StoreError

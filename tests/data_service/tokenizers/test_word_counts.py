@@ -181,7 +181,7 @@ MEASURED = """
 import resource, sys, time
 from random import Random
 from data_service.tokenizers.word_counts import count_words
-from data_service.tokenizers.word_splits import ByteWords
+from data_service.tokenizers.word_splits import ByteBpeSplitter
 megabytes = int(sys.argv[2])
 random = Random(1)
 text = {
@@ -190,7 +190,7 @@ text = {
     "distinct": lambda: " ".join(f"{random.getrange(1 << 30):x}" for _ in range(megabytes * 30_000)),
 }[sys.argv[1]]()
 before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-counts = count_words([text], ByteWords, 1 << 20)
+counts = count_words([text], ByteBpeSplitter, 1 << 20)
 print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, counts.occurrences)
 """.replace("getrange", "randrange")
 
@@ -221,10 +221,10 @@ def test_a_full_disk_names_the_temporary_folder(monkeypatch: pytest.MonkeyPatch,
 ENDLESS = """
 from itertools import count
 from data_service.tokenizers import word_counts
-from data_service.tokenizers.word_splits import ByteWords
+from data_service.tokenizers.word_splits import ByteBpeSplitter
 if __name__ == "__main__":
     print("begun", flush=True)
-    word_counts.count_words((f"word {n} and {n * n}" for n in count()), ByteWords, 1 << 20, 2)
+    word_counts.count_words((f"word {n} and {n * n}" for n in count()), ByteBpeSplitter, 1 << 20, 2)
 """
 
 
