@@ -147,9 +147,8 @@ def make_rows(
             return _add_languages(_causal_samples(block, rows, start, stop, spec), spec, source)
         case NoMasking():
             assert isinstance(rows, TextRows)
-            return _add_languages(
-                text_rows(block, rows, start, stop, spec.special, spec.layout), spec, source
-            )
+            texts = text_rows(block, rows, start, stop, spec.special, spec.layout)
+            return _add_languages(texts, spec, source)
         case _:
             assert_never(spec.masking)
 

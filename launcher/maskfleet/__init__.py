@@ -21,7 +21,8 @@ from types import FrameType
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
-    os._exit(128 + number)
+    """End the command: `train` with 75, as `launcher.exit_codes` has it, because schedulers give it again then."""
+    os._exit(75 if sys.argv[1:2] == ["train"] else 128 + number)
 
 
 def _is_command() -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.exit_codes import REPEAT
+from launcher.exit_codes import MISTAKE, REPEAT
 from launcher.signals import END_SIGNALS
 from tests.support.data.raw_text import tokenizer_folder
 
@@ -87,10 +87,21 @@ def test_asked_to_end_at_any_moment(text: Path, tmp_path: Path, draw: int) -> No
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.parametrize("number", END_SIGNALS)
+def test_training_that_is_asked_to_end_while_it_imports_is_given_again(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """With 75, never with 128 + the signal; with 2 if it was so quick that it found no run before the signal came."""
+    process = started(["train", str(tmp_path / "no run")], tmp_path)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode in (REPEAT, MISTAKE), said
+
+
 # Each computes for minutes: where Python hears of a signal at once, where it does not, and where it loses it.
 PROGRAM = """
 import hashlib, sys, tempfile
-from launcher.exit_codes import REPEAT
+from launcher.exit_codes import MISTAKE, REPEAT
 from launcher.signals import end_on_signal, signal_response
 
 class Finalised:
