@@ -63,11 +63,19 @@ def names_in_strings(program: str) -> Iterator[str]:
 
 
 def names_imported(program: str) -> Iterator[str]:
+    """What a program imports of ours, and what it reads from or sets on the modules among that."""
+    modules: dict[str, str] = {}
     for node in ast.walk(ast.parse(program)):
         if isinstance(node, ast.ImportFrom) and re.match(rf"({OURS})\b", node.module or ""):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            modules |= {(one.asname or one.name): f"{node.module}.{one.name}" for one in node.names}
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if DOTTED.fullmatch(alias.name))
+    for node in ast.walk(ast.parse(program)):
+        match node:
+            case ast.Attribute(value=ast.Name(of), attr=attr) if of in modules:
+                if names_of(modules[of]) is not None:
+                    yield f"{modules[of]}.{attr}"
 
 
 def test_names_of_ours_in_strings_are_there() -> None:
@@ -86,9 +94,10 @@ def test_names_of_ours_in_strings_are_there() -> None:
         "patch('launcher.runtime.run.create.{name}')",
         "from launcher.runtime.run import create as made\nsetattr(made, '{name}', 1)",
         "CODE = '''\nfrom launcher.runtime.run.create import {name}\n'''",
+        "CODE = '''\nfrom launcher.runtime.run import create as made\nmade.{name} = 1\n'''",
     ],
 )
 def test_a_name_that_is_gone_is_told_however_it_is_written(program: str) -> None:
     for name in ("create_run", "create_" + "nothing"):
-        (found,) = names_in_strings(program.replace("{name}", name))
+        *_, found = names_in_strings(program.replace("{name}", name))
         assert is_there(found) == (name == "create_run")

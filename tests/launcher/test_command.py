@@ -34,7 +34,7 @@ def work():
     print("ready", flush=True)
     DOES
 
-command._GRACE_S = command._AT_ONCE_S = 0.5
+command._DRIVER_END_TIMEOUT_S = command._SECOND_SIGNAL_TIMEOUT_S = 0.5
 sys.argv[1:] = ["train", "somewhere"]
 console._run = work
 console.main()
@@ -44,7 +44,7 @@ SAVING_COMMANDS = """
     asked = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
     signal.signal(signal.SIGHUP, lambda *_: asked.append(1))
-    with command.saving():
+    with command.mark_saving():
         print("listening", flush=True)
         while not asked:
             time.sleep(0.01)

@@ -202,7 +202,7 @@ def test_a_zip_that_grows_needs_more_memory_than_it_may(folder: Path) -> None:
 CONFINED = """
 import ctypes, os, socket, subprocess, sys
 from checkpoints.hf import pickled_process as confined
-confined._rehearse()
+confined._preload_torch_loader()
 libc = ctypes.CDLL(None, use_errno=True)
 confined._confine(1000)
 def attempts():
