@@ -19,10 +19,20 @@ import signal
 import sys
 from types import FrameType
 
+REPEATED_COMMANDS = (
+    *("train", "demo", "corpus build", "corpus prepare", "corpus append"),  # which continue what is begun
+    *("evaluate", "finetune", "embed"),
+)
+"""Commands that a signal ends with 75 (`launcher.exit_codes.REPEAT`): schedulers and people give them again."""
+
+
+def is_repeated() -> bool:
+    """Return whether this process's command is one of `REPEATED_COMMANDS`."""
+    return not {*sys.argv[1:2], " ".join(sys.argv[1:3])}.isdisjoint(REPEATED_COMMANDS)
+
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
-    """End the command: `train` with 75, as `launcher.exit_codes` has it, because schedulers give it again then."""
-    os._exit(75 if sys.argv[1:2] == ["train"] else 128 + number)
+    os._exit(75 if is_repeated() else 128 + number)
 
 
 def _is_command() -> bool:

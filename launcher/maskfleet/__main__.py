@@ -2,12 +2,14 @@
 
 import signal
 import sys
+from contextlib import nullcontext
 
 from data_service.errors import EnvironmentUnusable
 from data_service.limits import check_thread_limit
 from launcher.command import SAVING_COMMANDS, needs_supervision, supervise
 from launcher.exit_codes import MISTAKE, REPEAT
 from launcher.signals import end_on_signal, handled_signals, restore_default_handlers, signal_response
+from maskfleet import is_repeated
 
 
 def main() -> None:
@@ -17,12 +19,12 @@ def main() -> None:
         print(f"error: {error.problem}\nremedy: {error.remedy}", file=sys.stderr)
         sys.exit(MISTAKE)
     if needs_supervision(sys.argv[1:]):
-        signal.pthread_sigmask(
-            signal.SIG_BLOCK, {*handled_signals(), signal.SIGCHLD}
-        )  # from here on none is lost
+        # From here on no signal is lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {*handled_signals(), signal.SIGCHLD})
         restore_default_handlers()
         sys.exit(supervise(_run if sys.argv[1] in SAVING_COMMANDS else _build))
-    with end_on_signal():
+    again = signal_response(REPEAT, "the same command begins again") if is_repeated() else nullcontext()
+    with end_on_signal(), again:
         _run()
 
 

@@ -82,17 +82,30 @@ def test_asked_to_end_at_any_moment(text: Path, tmp_path: Path, draw: int) -> No
         assert not asked or ended_s < _AT_ONCE_S, said
     else:
         assert asked, said
-        repeated = command[0] == "corpus" and process.returncode == REPEAT  # a build goes on where it was
-        assert repeated or process.returncode == 128 + number, said
+        code = REPEAT if command[0] == "corpus" else 128 + number  # a build goes on where it was
+        assert process.returncode == code, said
     assert not list(temporary.iterdir())
 
 
+REPEATED = (
+    ["train", "no run"],
+    ["evaluate", "no suite"],
+    ["finetune", "no model", "sst2", "--data", "no folder"],
+    ["embed", "train", "no model", "sst2", "--data", "no folder", "--out", "out"],
+    ["corpus", "build", "no text", "--tokenizer", "no tokenizer", "--out", "out"],
+)
+
+
 @pytest.mark.parametrize("number", END_SIGNALS)
-def test_training_that_is_asked_to_end_while_it_imports_is_given_again(
-    number: signal.Signals, tmp_path: Path
+@pytest.mark.parametrize("command", REPEATED, ids=lambda command: command[0])
+@pytest.mark.parametrize("draw", [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 12))])
+def test_what_is_given_again_ends_with_its_code_from_the_first_moment_on(
+    draw: int, command: list[str], number: signal.Signals, tmp_path: Path
 ) -> None:
-    """With 75, never with 128 + the signal; with 2 if it was so quick that it found no run before the signal came."""
-    process = started(["train", str(tmp_path / "no run")], tmp_path)
+    """While it imports, too; with 2 if it has found by then that what it was given is not there."""
+    process = started(command, tmp_path)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(draw and random.Random(f"{draw} {command} {number}").uniform(0, 1.5))
     process.send_signal(number)
     _, said = process.communicate(timeout=120)
     assert process.returncode in (REPEAT, MISTAKE), said

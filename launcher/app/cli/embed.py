@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from launcher.app.cli.corpus_options import PositiveFieldOption, QueryFieldOption
+from launcher.app.cli.long_commands import show_logs
 from launcher.app.cli.options import (
     DataOption,
     InputsArgument,
@@ -14,7 +15,6 @@ from launcher.app.cli.options import (
     print_json,
     require_model,
 )
-from launcher.app.cli.repeatable import repeatable, show_logs
 from launcher.progress import work
 
 group = typer.Typer(no_args_is_help=True, help="Train and measure sentence embeddings (Sentence-BERT).")
@@ -68,7 +68,7 @@ def train(
         from launcher.after.finetune.pretrained import open_pretrained
 
         _silence_library_warnings()
-    with repeatable(), show_logs("launcher.after.embed"):
+    with show_logs("launcher.after.embed"):
         replaceable_files(open_store(out))  # raises here, before hours of training
         with open_pretrained(model, step) as pretrained:
             trained = train_embeddings(pretrained, training)
@@ -118,7 +118,7 @@ def evaluate(
         _silence_library_warnings()
     cell = checked(CellSettings, split=split, pooling=pooling, max_length=max_length, batch=batch)
     table = Table("task", "split", "metric", "x 100", box=None, pad_edge=False)
-    with repeatable(), show_logs("launcher.after.embed"), open_pretrained(model, step) as pretrained:
+    with show_logs("launcher.after.embed"), open_pretrained(model, step) as pretrained:
         for task in chosen:
             where = cell.split or ("dev" if "dev" in task.splits else "test")
             metrics = measure_checkpoint_vectors(pretrained, task, cell)
@@ -178,7 +178,7 @@ def negatives(
         from launcher.after.finetune.pretrained import open_pretrained
 
         _silence_library_warnings()
-    with repeatable(), show_logs("launcher.after.embed"):
+    with show_logs("launcher.after.embed"):
         require_no_file(out)
         examples = read_examples(listing, options)
         with open_pretrained(model, step) as pretrained:

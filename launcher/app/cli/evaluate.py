@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launcher.app.cli.long_commands import say as _say
 from launcher.app.cli.options import (
     CHECKPOINT_HELP,
     DataOption,
@@ -13,7 +14,6 @@ from launcher.app.cli.options import (
     require_assignments,
     require_model,
 )
-from launcher.app.cli.repeatable import say as _say
 from launcher.errors import OptionError
 from launcher.progress import work
 

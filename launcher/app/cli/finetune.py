@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from launcher.app.cli.long_commands import show_logs
 from launcher.app.cli.options import (
     CheckpointArgument,
     DataOption,
@@ -14,7 +15,6 @@ from launcher.app.cli.options import (
     require_assignments,
     require_model,
 )
-from launcher.app.cli.repeatable import repeatable, show_logs
 from launcher.progress import work
 
 TaskArgument = Annotated[
@@ -60,7 +60,7 @@ def fine_tune(
     from launcher.after.tasks.task import load_task
     from launcher.runtime.recipe.document import RecipeDocument, override
 
-    with repeatable(), show_logs("launcher.after.finetune"):
+    with show_logs("launcher.after.finetune"):
         require_assignments(assignments or ())
         asked = load_task(task, data)
         given = override(RecipeDocument(dict(asked.finetune), asked.name, {}), assignments or ()).data

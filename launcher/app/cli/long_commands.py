@@ -1,4 +1,4 @@
-"""Ends `finetune`, `evaluate` and `embed`, commands that compute for hours and may be given again."""
+"""What `finetune`, `evaluate` and `embed`, which compute for hours, print meanwhile."""
 
 import logging
 from collections.abc import Iterator
@@ -7,16 +7,6 @@ from contextlib import contextmanager
 import typer
 
 from data_service.printable import mask_secrets, visible
-
-
-@contextmanager
-def repeatable() -> Iterator[None]:
-    """End the command with code 75 after a signal."""
-    from launcher.exit_codes import REPEAT
-    from launcher.signals import signal_response
-
-    with signal_response(REPEAT, "the same command begins again"):
-        yield
 
 
 @contextmanager
