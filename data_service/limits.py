@@ -35,6 +35,7 @@ def check_process_limits(object_store: int = 0) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < _RAY_OPEN_FILES and (hard >= _RAY_OPEN_FILES or hard < 0):  # RLIM_INFINITY is -1
         resource.setrlimit(resource.RLIMIT_NOFILE, (_RAY_OPEN_FILES, hard))
+    # Virtual memory: even a rank of a tiny run maps 2.6 GB.
     needs = [
         ("-n", resource.RLIMIT_NOFILE, "open files", _RAY_OPEN_FILES),
         (
@@ -42,7 +43,7 @@ def check_process_limits(object_store: int = 0) -> None:
             resource.RLIMIT_AS,
             "virtual memory",
             3 * _GIB + object_store,
-        ),  # virtual memory: even a rank of a tiny run maps 2.6 GB
+        ),
         ("-f", resource.RLIMIT_FSIZE, "the size of a file", max(_GIB, object_store)),
     ]
     for option, kind, what, need in needs:

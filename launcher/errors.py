@@ -69,10 +69,11 @@ def import_optional(package: str, purpose: str, extra: str | None = None) -> Mod
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
+        # The package is installed, but one of its dependencies is missing.
         if error.name not in (
             package,
             package.partition(".")[0],
-        ):  # the package is installed, but one of its dependencies is missing
+        ):
             raise
         problem = f"{purpose} needs {package}, which is not installed"
         wanted = package if extra is None else f"'maskfleet[{extra}]'"

@@ -58,9 +58,8 @@ SUFFIXES: dict[str, tuple[Format, Compression]] = {
 KNOWN_KINDS_TEXT = (
     f"{', '.join(_FORMATS)} (all of them also with .gz, .zst, .bz2 or .xz), .parquet, .arrow, .mds"
 )
-_DUMP_PART_SUFFIX = re.compile(
-    r"(?<=\.xml)-p\d+p\d+(?=\.|$)"
-)  # "-p1p41242" in pages-articles1.xml-p1p41242.bz2
+# Such as "-p1p41242" in pages-articles1.xml-p1p41242.bz2.
+_DUMP_PART_SUFFIX = re.compile(r"(?<=\.xml)-p\d+p\d+(?=\.|$)")
 
 UNKNOWN_KIND_REASON = "a file of unknown kind"
 _TOKENIZER, _CORPUS, _DESCRIPTION = "a tokenizer's file", "a corpus", "describes a data set"
@@ -82,9 +81,8 @@ _TOKENIZER_FILE_SETS = (
 _TOKENIZER_FILES = {*TOKENIZER_FILES, "config.json", "bert_config.json", "generation_config.json"} - {
     *MODEL_FILES
 }
-_RECEIPT_KEY_PATTERN = re.compile(
-    rf"(.*/|){BUILD_FOLDER}[0-9a-f]{{16}}/receipts/"
-)  # keys of an unfinished build's receipts
+# The keys of an unfinished build's receipts.
+_RECEIPT_KEY_PATTERN = re.compile(rf"(.*/|){BUILD_FOLDER}[0-9a-f]{{16}}/receipts/")
 _DATASET_DICT = ("dataset_dict.json", "dataset_infos.json")
 PREPARED_DOCUMENTS, STATISTICS, PREPARATION = (
     "documents/",

@@ -134,9 +134,8 @@ def document_rule(documents: DocumentFigures, fraction: float) -> HeldoutRule | 
             return HeldoutRule("document", low + 1) if count < documents.count else None
     if documents.count <= MAX_CANDIDATES:
         return None
-    return HeldoutRule(
-        "document", hash_threshold(wanted / documents.size)
-    )  # more documents than candidates, all very short: their share is held out by the hash alone
+    # There are more documents than candidates, all very short: their share is held out by the hash alone.
+    return HeldoutRule("document", hash_threshold(wanted / documents.size))
 
 
 def query_rule(documents: DocumentFigures, fraction: float) -> HeldoutRule:

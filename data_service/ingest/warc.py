@@ -77,9 +77,8 @@ def _records(stream: BinaryIO, file: InputFile) -> Iterator[Any]:
                 f"{file.uri}, record {number}: damaged or cut short: {error}",
                 remedy="fetch the archive again; no document of it was used",
             ) from error
-        if (
-            record is None and tail.last != _RECORD_END
-        ):  # warcio takes truncated headers for the end of the file
+        # warcio takes truncated headers for the end of the file.
+        if record is None and tail.last != _RECORD_END:
             raise InputError(
                 f"{file.uri}, record {number}: cut short, or no web archive: it does not end as a record does",
                 remedy="fetch the archive again; no document of it was used",

@@ -16,9 +16,8 @@ from data_service.ingest.encodings import UTF_8, encoding_name, is_garbled
 _CODEC_BY_CODING = dict.fromkeys(("gzip", "x-gzip", "deflate"), "gzip") | {"br": "brotli", "zstd": "zstd"}
 _BOMS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_BE, "utf-16-be"), (codecs.BOM_UTF16_LE, "utf-16-le"))
 _BEFORE_MARKUP = b"\xef\xbb\xbf\xff\xfe\0 \t\r\n\f"
-_CHARSET_SEARCH_BYTES = (
-    16 * 1024
-)  # bytes of a page searched for its charset; by the standard 1,024 are enough
+# The bytes of a page that are searched for its charset; by the standard 1,024 are enough.
+_CHARSET_SEARCH_BYTES = 16 * 1024
 _DECLARATION = re.compile(rb"<!--.*?(?:-->|$)|<(?:meta\b|\?xml\b)[^>]*", re.DOTALL | re.IGNORECASE)
 _CHARSET = re.compile(rb"""\b(?:charset|encoding)\s*=\s*["']?\s*([^\s"';,/>]+)""", re.IGNORECASE)
 _CONTENT_ATTRIBUTE = re.compile(rb"\bcontent\s*=", re.IGNORECASE)
@@ -139,9 +138,8 @@ def _codec_for_label(label: str) -> str | None:
 
 
 def _decode_page(page: bytes, codec: str) -> str:
-    if (
-        codec == "cp1252"
-    ):  # many servers declare cp1252 even for pages in UTF-8, and text in cp1252 is hardly ever valid UTF-8
+    # Many servers declare cp1252 even for pages in UTF-8, and text in cp1252 is hardly ever valid UTF-8.
+    if codec == "cp1252":
         with suppress(UnicodeDecodeError):
             return page.decode()
     return page.decode(codec, errors=_BROWSER_ERRORS)

@@ -29,9 +29,8 @@ _PARTITION_DOCUMENTS = 1_000_000  # documents that are compared together, in abo
 _HASH_RECORD_DTYPE = np.dtype(
     [("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("weight", "<u4"), ("id", "<u4")]
 )
-RecordAndIdRanges = tuple[
-    tuple[str, int, int], tuple[str, int, int]
-]  # (key, start, length) of records, and of their ids
+# (key, start, length) of records, and of their ids.
+RecordAndIdRanges = tuple[tuple[str, int, int], tuple[str, int, int]]
 _CLUSTERS_SCHEMA = pa.schema([("ordinal", pa.uint32()), ("weight", pa.int64()), ("copy_of", pa.string())])
 
 

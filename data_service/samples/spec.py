@@ -32,6 +32,7 @@ from data_service.samples.texts import ClassTokenPlace, RepeatedSentences, TextP
 from data_service.tokenizers.specials import SpecialIds
 
 WINDOW_BATCHES = 16  # batches that are shuffled together
+# Fields that later versions added are left out of the JSON unless they are set.
 _OMITTED_IF_UNSET = (
     "layout",
     "one_source",
@@ -41,7 +42,7 @@ _OMITTED_IF_UNSET = (
     "translations",
     "stages",
     "annealing",
-)  # fields that later versions added: left out of the JSON unless they are set
+)
 
 
 class _Config(BaseModel):

@@ -103,9 +103,8 @@ class FeedClient:
             (axis,) = self._wait_for_answer(self._feed.token_axis.remote(self._spec_json))
             try:
                 found: TokenAxis = _result(axis)
-            except (
-                ray.exceptions.ObjectLostError
-            ):  # the axis was lost with its feed; the next feed computes it again
+            except ray.exceptions.ObjectLostError:
+                # The axis was lost with its feed; the next feed computes it again.
                 continue
             return found
 

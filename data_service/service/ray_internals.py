@@ -43,9 +43,8 @@ def start_ray(**local: Any) -> None:
     """
     folder = temporary_root()
     check_private_names()
-    setattr(
-        worker, PRINT_FUNCTION, lambda *_, **__: None
-    )  # Ray would print a dead raylet's log on standard output
+    # Ray would print a dead raylet's log on standard output.
+    setattr(worker, PRINT_FUNCTION, lambda *_, **__: None)
     # "local": without it Ray would join any cluster on the machine.
     own = local | {"address": "local", "include_dashboard": False}
     if not is_cluster_configured():

@@ -18,9 +18,8 @@ from data_service.store.errors import Truncated
 from data_service.store.upload_sources import UploadSource
 
 _READ_BYTES = 4 << 20  # least number of bytes read at a time
-_PART_BYTES = (
-    8 << 20
-)  # bytes of a part: half of S3's, because parts are all that is known of an upload's progress
+# The bytes of a part: half of S3's, because parts are all that is known of an upload's progress.
+_PART_BYTES = 8 << 20
 SINGLE_UPLOAD_BYTES = 2 * _PART_BYTES  # size in bytes of the largest object that is sent by one request
 _MAX_PARTS = 10_000  # largest number of parts of an upload; Azure takes 50,000
 _CONCURRENT_PARTS = 4  # parts uploaded at the same time

@@ -27,9 +27,8 @@ _DEFAULT_PATIENCE_S = 120.0
 _MIN_ATTEMPTS = 3  # attempts made in any case: the process may have been suspended during the first
 _UNACCEPTED_CREDENTIALS_PATIENCE_S = 20.0  # patience if no credentials were ever accepted: there may be none
 _MAX_PAUSE_S = 15.0
-_JITTER_RANDOM = (
-    SystemRandom()
-)  # random pauses that differ between forked processes and disturb no seeded generator
+# Random pauses that differ between forked processes and disturb no seeded generator.
+_JITTER_RANDOM = SystemRandom()
 _log = logging.getLogger(__name__)
 ANNOUNCED_OUTAGE_S = 5.0  # seconds; shorter outages are not announced
 _lock = threading.Lock()

@@ -212,9 +212,8 @@ class S3Store(BucketStore["S3Client"]):
             try:
                 client.abort_multipart_upload(Bucket=self.bucket, Key=name, UploadId=upload)
             except ClientError as error:
-                if (
-                    error_code(error) != "NoSuchUpload"
-                ):  # this code means that the upload was completed meanwhile
+                # This code means that the upload was completed meanwhile.
+                if error_code(error) != "NoSuchUpload":
                     raise
 
         self._call(name, abort)

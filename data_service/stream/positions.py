@@ -56,9 +56,8 @@ class BatchSchedule:
         if self.rise is None:
             return ((0, self.batch),)
         rise, height = self.rise, self.batch - self.rise.start
-        levels = {
-            -(-up * rise.steps // height): rise.start + up for up in range(0, height, rise.granule)
-        }  # if the batch grows by more than a granule a step, some sizes are skipped
+        # If the batch grows by more than a granule a step, some sizes are skipped.
+        levels = {-(-up * rise.steps // height): rise.start + up for up in range(0, height, rise.granule)}
         return (*levels.items(), (rise.steps, self.batch))
 
     @cached_property

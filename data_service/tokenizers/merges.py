@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 WORD_END_SYMBOL = -1
 """Symbol behind the last symbol of each word."""
 _MERGED_SYMBOL = -2  # symbol of a place that was merged into the one before it
-_MAX_SYMBOLS_WITH_ALL_PAIRS = (
-    1 << 22
-)  # most symbols of a text in which all pairs are counted, not only frequent ones
+# The largest number of symbols of a text in which all pairs are counted, not only frequent ones.
+_MAX_SYMBOLS_WITH_ALL_PAIRS = 1 << 22
 _MIN_COUNT_DIVISOR = 8
 _LOW_32_BITS = (1 << 32) - 1
 

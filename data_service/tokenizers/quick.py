@@ -30,9 +30,8 @@ from data_service.tokenizers.words import SPACE
 TESTED_VERSIONS = {"fastokens": "0.3.5", "splintr-rs": "0.22.0"}
 """The versions that were tried on millions of texts; others are not used."""
 
-COMPARED_CHARACTERS = (
-    1 << 14
-)  # characters of the first texts, which are encoded both ways to compare the tokens
+# So many characters of the first texts are encoded both ways, to compare the tokens.
+COMPARED_CHARACTERS = 1 << 14
 # Bytes of text from which on a quick library saves more time than opening it takes.
 MIN_QUICK_TEXT_BYTES = 1 << 20
 _MEMORY_CHECK_CHARACTERS = 1 << 22  # characters encoded between two checks of the process's memory

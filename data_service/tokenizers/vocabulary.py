@@ -101,9 +101,8 @@ def _rebuild(old: Tokenizer, definition: Definition, added: Sequence[str]) -> To
     model: dict[str, Any] = definition["model"]
     files = {name: content for name, content in old.save_files().items() if name not in MODEL_FILES}
     if old.kind == "unigram":
-        model["vocab"] += [
-            [piece, 0.0] for piece in old.pieces[len(model["vocab"]) :]
-        ]  # added tokens, in the order of their ids
+        # Added tokens stand in the order of their ids.
+        model["vocab"] += [[piece, 0.0] for piece in old.pieces[len(model["vocab"]) :]]
         model["vocab"] += _score_pieces(model["vocab"], old, added)
         files |= _model_files(old, model["vocab"])
     else:

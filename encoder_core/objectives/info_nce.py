@@ -192,11 +192,12 @@ class _CachedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
+        # An idle microbatch is empty in another shape.
         return (
             (gradient * grad).reshape(ctx.shape),
             None,
             None,
-        )  # an idle microbatch is empty in another shape
+        )
 
 
 cached_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = _CachedLoss.apply

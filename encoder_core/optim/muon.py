@@ -35,11 +35,12 @@ from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
 from encoder_core.optim.updates import group_defaults, tensors_to_update, update_count
 
 STEPS = 5
+# Published: steep at 0, at the price of ending near 1 only.
 _LINEAR, _CUBIC, _QUINTIC = (
     3.4445,
     -4.7750,
     2.0315,
-)  # published: steep at 0, at the price of ending near 1 only
+)
 _NORM_EPSILON = 1e-7  # added to the norm, so that a matrix of zeros stays zero
 
 

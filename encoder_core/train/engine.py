@@ -164,9 +164,8 @@ class Engine:
     def begin(self, update_group: str) -> None:
         """Enter training mode, and enable gradients for the parameters of this update group only."""
         self.training(True)
-        if (
-            len(self.update_groups) > 1
-        ):  # DeepSpeed counts a frozen parameter's gradient as 0, and an unused one's as its last
+        # DeepSpeed counts a frozen parameter's gradient as 0, and an unused one's as its last.
+        if len(self.update_groups) > 1:
             for name, params in self._movable.items():
                 for p in params:
                     p.requires_grad_(name == update_group)

@@ -84,9 +84,8 @@ _EXPORTED_FROM = {
     "train": "launcher.runtime.cluster.train_subprocess",
 }
 _PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")
-_PACKAGE_FOLDERS = (
-    Path(__file__).resolve().parents[1:3]
-)  # where they lie: beside this folder, or in a checkout one above
+# They lie beside this folder, or in a checkout one above.
+_PACKAGE_FOLDERS = Path(__file__).resolve().parents[1:3]
 
 
 class InTheWay(ImportError):
@@ -97,9 +96,8 @@ def _shadowing_path(name: str) -> Path | None:
     """The file or folder that Python takes for our package `name`; None if it is ours, or there is none."""
     loaded = sys.modules.get(name)
     spec = find_spec(name) if loaded is None else loaded.__spec__
-    if (
-        spec is None or spec.origin is None
-    ):  # a folder without __init__.py yields to a package further down the path
+    # A folder without __init__.py yields to a package further down the path.
+    if spec is None or spec.origin is None:
         return None
     found = Path(spec.origin).resolve()
     found = found.parent if found.name == "__init__.py" else found

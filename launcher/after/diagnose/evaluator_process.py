@@ -27,9 +27,8 @@ class EvaluatorProcess:
         if not idle:
             return
         try:
-            os.sched_setscheduler(
-                0, os.SCHED_IDLE, os.sched_param(0)
-            )  # the lowest priority for this thread, and for those that it will start
+            # The lowest priority for this thread, and for those that it will start.
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         except OSError:  # a sandbox may forbid it
             os.nice(19)
 

@@ -82,9 +82,8 @@ class CommitEvaluation:
         """Evaluate commits until the end. Errors here never stop training."""
         last = False
         while not last and not self._closed.is_set():
-            last = (
-                self._last.is_set()
-            )  # read before the search: commits made before `finish` are then evaluated, too
+            # Read before the search: commits made before `finish` are then evaluated, too.
+            last = self._last.is_set()
             try:
                 while (
                     not self._closed.is_set() and dead_process() is None and (mark := self._newest_pending())

@@ -150,9 +150,8 @@ def rank(model: "SentenceTransformer", examples: Retrieval, batch: int) -> dict[
         cosine_QD = query_QW @ unit_vectors(model, texts, DOCUMENT, batch).T
         place_QD = np.broadcast_to(begin + np.arange(len(texts)), cosine_QD.shape)
         found = np.concatenate([cosine_QK, cosine_QD], 1), np.concatenate([place_QK, place_QD], 1)
-        order_QK = np.argsort(-found[0], axis=1, kind="stable")[
-            :, : _RANKED_DOCUMENTS + 1
-        ]  # one may be the query's own
+        # One may be the query's own.
+        order_QK = np.argsort(-found[0], axis=1, kind="stable")[:, : _RANKED_DOCUMENTS + 1]
         cosine_QK, place_QK = (np.take_along_axis(one, order_QK, 1) for one in found)
     kept = examples.relevant
     return {

@@ -54,9 +54,8 @@ def _folder(source: str) -> EvaluatedModel:
 
 def _checkpoints(source: str, steps: Sequence[int] | None) -> Iterator[EvaluatedModel]:
     run = open_run(source)
-    newest = {
-        mark.step: mark for mark in reversed(list_committed(run.store))
-    }  # reversed, so that a step's checkpoint of the newest attempt is kept
+    # Reversed, so that a step's checkpoint of the newest attempt is kept.
+    newest = {mark.step: mark for mark in reversed(list_committed(run.store))}
     wanted = sorted(newest) if steps is None else steps or sorted(newest)[-1:]
     lacking = [step for step in wanted if step not in newest]
     if lacking or not wanted:

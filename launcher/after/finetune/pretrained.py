@@ -29,11 +29,12 @@ from launcher.errors import RunError
 from launcher.runtime.run.record import RECORD, open_run
 
 _READ_SUFFIXES = (".json", ".safetensors", ".txt", ".model")  # files that are read; never a pickle
+# Files that say where the folder comes from; its digest leaves them out.
 _UNDIGESTED_FILES = (
     RECORD_OF_EXPORT,
     "results.json",
     DATA_CARDS,
-)  # files that say where the folder comes from; its digest leaves them out
+)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from launcher.after.tasks.task import Task, load_task
 from launcher.errors import EVALUATE_EXTRA, RecipeError, RunError, TaskError, import_optional
 from launcher.runtime.recipe.evaluation import EvaluationTask
 
+# By measure: kinds of tasks that it can measure; why it cannot measure others, and the remedy.
 _MEASURABLE_KINDS: dict[str, tuple[tuple[Kind, ...], str, str]] = {
     "probe": (
         ("classification", "pair_classification"),
@@ -21,7 +22,7 @@ _MEASURABLE_KINDS: dict[str, tuple[tuple[Kind, ...], str, str]] = {
     ),
     "similarity": (SCORED, "which has no pairs of texts with a score each", "name a task of kind similarity"),
     "anisotropy": (TEXTS, "which has no texts for it", "name a task of classification or similarity"),
-}  # by measure: kinds of tasks that it can measure; why it cannot measure others, and the remedy
+}
 
 
 def load_measured_task(measure: EvaluationTask) -> Task | None:

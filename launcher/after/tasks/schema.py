@@ -44,13 +44,14 @@ Setting = bool | int | float | str | None
 
 TEXTS: tuple[Kind, ...] = ("classification", "pair_classification", "regression", "similarity")
 PAIRS: tuple[Kind, ...] = ("pair_classification", "similarity")
+# Formats whose fields the task names.
 TABLES: tuple[Format, ...] = (
     "jsonl",
     "tsv",
     "csv",
     "parquet",
     "columns",
-)  # formats whose fields the task names
+)
 SCORED: tuple[Kind, ...] = ("regression", "similarity")  # their labels are numbers
 LABELLED: tuple[Kind, ...] = ("classification", "pair_classification", "tagging")  # their labels are names
 

@@ -23,6 +23,7 @@ from launcher.errors import TaskError
 from launcher.runtime.recipe.document import DocumentWords, parse, validate
 
 WORDS = DocumentWords("task", "maskfleet tasks show sst2", TaskError)
+# Part of the digest.
 _DIGESTED_SETTINGS = {
     "kind",
     "labels",
@@ -30,7 +31,7 @@ _DIGESTED_SETTINGS = {
     "no_answer",
     "metrics",
     "truncation",
-}  # part of the digest
+}
 
 
 class Task(Description):

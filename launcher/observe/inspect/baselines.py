@@ -116,9 +116,8 @@ class TokenPairs:
         """Return [M], the probability of each target given its left neighbour; by frequency alone if it has none."""
         history = self._codes // self._vocab
         seen = np.bincount(history, self._counts, self._vocab)  # c(h): occurrences of token h
-        kinds = np.bincount(history, minlength=self._vocab).astype(
-            np.float64
-        )  # T(h): kinds of tokens after h
+        # T(h): kinds of tokens after h.
+        kinds = np.bincount(history, minlength=self._vocab).astype(np.float64)
         together = self._lookup(targets.left * self._vocab + targets.ids)  # c(h, w): occurrences of w after h
         alone = unigram[targets.ids]
         mass = seen[targets.left] + kinds[targets.left]

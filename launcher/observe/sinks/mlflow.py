@@ -9,10 +9,11 @@ from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, Step
 from launcher.runtime.recipe.operation import Mlflow, holds_login
 
 _ID, _LOGGED = "maskfleet.id", "maskfleet.logged"
+# Figures in one request; MLflow allows 1000 with tags, 100 of them parameters.
 _REQUEST_METRICS, _REQUEST_PARAMS = (
     900,
     100,
-)  # figures in one request; MLflow allows 1000 with tags, 100 of them parameters
+)
 _MAX_CHARACTERS = 500  # limit of older servers for a parameter
 _STATES = {"finished": "FINISHED", "failed": "FAILED"}
 

@@ -71,9 +71,8 @@ class Site:
 _MAX_REQUESTS = 256  # requests served at a time; further ones queue
 _SLOT_WAIT_S = 0.02  # seconds to wait for a request to end before the slowest one is dropped
 _SEND_TIMEOUT_S = 10.0  # longest wait for a browser that does not finish its request
-_HOST = re.compile(
-    r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:@/?#\\\[\]]+))(?::[0-9]{1,5})?"
-)  # value of a Host header, with its port
+# The value of a Host header, with its port.
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:@/?#\\\[\]]+))(?::[0-9]{1,5})?")
 _BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 _STYLE_HASH = b64encode(sha256(CSS.encode()).digest()).decode()
 _HEADERS = {

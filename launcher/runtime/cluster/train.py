@@ -215,9 +215,8 @@ def supervise(
             record_failed_start(attempt, error, committed=newest.step if newest else 0, note=display.note)
         raise
     finally:
-        with suppress(
-            StoreError
-        ):  # if this fails, the next start sees that the process is gone, or waits for the lease
+        # If this fails, the next start sees that the process is gone, or waits for the lease.
+        with suppress(StoreError):
             end_newest_attempt(run.store, owner, time.time())
 
 
@@ -292,9 +291,8 @@ def _outcome(run: Run, end: LoopEnd, stopping: StopRequests) -> RunOutcome:
     if end.taken_over:
         raise Superseded(f"another start of {run.uri} has taken it over", remedy="training goes on there")
     if end.finished is None:
-        newest = (
-            _newest_checkpoint(run) if end.unsaved is None else None
-        )  # after a failed save the store does not answer, and the call would wait for it
+        # After a failed save the store does not answer, and the call would wait for it.
+        newest = _newest_checkpoint(run) if end.unsaved is None else None
         at = newest.step if newest else 0
         reason = f"{stopping.reason}; not saved: {end.unsaved}" if end.unsaved else stopping.reason
         return RunOutcome(stopping.code, at, reason)

@@ -29,10 +29,11 @@ from launcher.runtime.recipe.schema import (
 )
 
 STEPS = 2000
+# They take more steps: the order of sentences, and replaced tokens, are learned after the words.
 ORDER_STEPS, DETECTION_STEPS = (
     4500,
     6000,
-)  # more steps: the order of sentences, and replaced tokens, are learned after the words
+)
 ROWS, MICROBATCH = 32, 16  # rows of a batch: one microbatch for each of two ranks
 LENGTH, LONGEST = 32, 48  # tokens in a row of one segment or of a short phase; in other rows
 LAYERS, HIDDEN, HEADS, FEED_FORWARD, EMBEDDING = 2, 128, 4, 512, 64
