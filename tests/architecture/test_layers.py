@@ -27,7 +27,7 @@ DRAWN = {
     "launcher.plan": """
     """,
     "launcher.after": """
-        evaluate -> diagnose embed export finetune tasks
+        evaluate -> embed export finetune tasks
         onnx -> diagnose embed export finetune
         diagnose -> finetune tasks
         embed -> export finetune tasks

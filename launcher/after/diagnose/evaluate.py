@@ -7,7 +7,6 @@ The weights are read into memory first, so the checkpoint may be deleted meanwhi
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from checkpoints.errors import DamagedCheckpoint
 from checkpoints.layout import CheckpointName
@@ -16,7 +15,6 @@ from data_service.errors import UserError as DataError
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from encoder_core.errors import UserError as ModelError
-from launcher.after.diagnose.isotropy import heldout_sentences, measure_anisotropy
 from launcher.after.diagnose.measures import (
     SAMPLING_SEED,
     OwnData,
@@ -26,7 +24,6 @@ from launcher.after.diagnose.measures import (
 )
 from launcher.after.diagnose.states import (
     Checkpoint,
-    encode_text_rows,
     open_checkpoint,
     open_frozen,
     read_checkpoint,
@@ -122,10 +119,7 @@ def _cell(checkpoint: Checkpoint, task: EvaluationTask, own: OwnData | None) -> 
 def _figures(checkpoint: Checkpoint, task: EvaluationTask, own: OwnData | None) -> list[Figure]:
     if own is not None:
         return own.figures(checkpoint.frozen)
-    if task.anisotropy:
-        rows = heldout_sentences(checkpoint.run, checkpoint.frozen, task.anisotropy.texts)
-        return measure_anisotropy(checkpoint.frozen, rows, task.anisotropy.poolings)
-    assert task.heldout  # a task has exactly one measure
+    assert task.heldout  # the only measure without a task
     return measure_heldout_loss(checkpoint, task.heldout.rows)
 
 
@@ -146,7 +140,6 @@ def diagnoses(
     source: str,
     step: int | None,
     *,
-    text: Path | None,
     tasks: Sequence[str],
     data: str | None,
     poolings: list[Pooling],
@@ -155,29 +148,18 @@ def diagnoses(
     """Yield the measurements one after another.
 
     Args:
-        text: file whose lines are the texts for anisotropy; None: a run's held-out text.
         tasks: names or YAML files of tasks.
         data: folder or s3:// URI with the files of the tasks.
         poolings: how the vectors are made.
-        limit: largest number of texts, and of examples of a split.
+        limit: largest number of examples of a split.
 
     Raises OptionError if there is nothing to measure; also the errors of `open_frozen`, `load_task` and the measures.
     """
     is_run = open_store(source).size(RECORD) is not None
-    if not is_run and text is None and not tasks:
-        raise OptionError(
-            f"{source} is a model without text of its own", remedy="give --text FILE or --task NAME"
-        )
+    if not is_run and not tasks:
+        raise OptionError(f"{source} is a model without text of its own", remedy="give --task NAME")
     checkpoint = open_checkpoint(open_run(source), step) if is_run else None
     frozen = checkpoint.frozen if checkpoint else open_frozen(source, step)
-    rows, of = None, "texts"
-    if text is not None:
-        rows = encode_text_rows(frozen, _lines(text, limit))
-    elif checkpoint is not None:
-        rows, of = heldout_sentences(checkpoint.run, frozen, limit), "held-out sentences"
-    if rows is not None:
-        figures = measure_anisotropy(frozen, rows, poolings)
-        yield Diagnosis(f"Anisotropy of {frozen.name} on {len(rows):,} {of}", "anisotropy", figures)
     if checkpoint is not None:
         figures = measure_heldout_loss(checkpoint, HeldOutSettings().rows)
         yield Diagnosis(f"Held-out loss of {frozen.name}", "heldout", figures)
@@ -205,15 +187,3 @@ def _title(own: OwnData) -> str:
         return f"{own.task.name}: {len(own.data[0]):,} pairs"
     train, _, test = own.data
     return f"{own.task.name}: linear probe fitted on {len(train):,} examples, measured on {len(test):,}"
-
-
-def _lines(path: Path, most: int) -> list[str]:
-    """Return the first texts of a file that are not empty. Raises OptionError if it cannot be read."""
-    try:
-        with path.open(encoding="utf-8") as lines:
-            texts = (line.strip() for line in lines)
-            return [text for _, text in zip(range(most), filter(None, texts), strict=False)]
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(
-            f"--text {path} cannot be read: {error}", remedy="give a UTF-8 text file"
-        ) from error

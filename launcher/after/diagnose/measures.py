@@ -27,7 +27,6 @@ from encoder_core.objectives.losses import CoupledObjective
 from encoder_core.train.collate import to_batch
 from encoder_core.train.metrics import means, sum_losses
 from encoder_core.train.step import Microbatch
-from launcher.after.diagnose.isotropy import Whitening, measure_anisotropy
 from launcher.after.diagnose.states import Checkpoint, FrozenEncoder, encode_text_rows, pooled_states
 from launcher.after.tasks.examples import Sentences, digest, select_examples
 from launcher.after.tasks.measurable import load_measured_task, splits_to_read
@@ -36,7 +35,7 @@ from launcher.errors import EVALUATE_EXTRA, RunError, import_optional
 from launcher.runtime.rank.build import teach
 from launcher.runtime.recipe.evaluation import EvaluationTask, Pooling
 from launcher.runtime.recipe.timeline import phase_at
-from launcher.runtime.run.evaluations import Figure, Form
+from launcher.runtime.run.evaluations import Figure
 from launcher.runtime.run.streams import heldout_spec
 
 _L2_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)  # factors of the sum of squared weights, added to the mean loss
@@ -130,9 +129,7 @@ def _fit_probe(parts: tuple[NDArray[np.float32], ...], splits: Splits) -> _Probe
 
 
 def measure_similarity(frozen: FrozenEncoder, pairs: Sentences, poolings: Sequence[Pooling]) -> list[Figure]:
-    """Return `spearman`, the rank correlation of cosines with the scores of `pairs`, for each layer, pooling and form.
-
-    The whitened form follows Su et al. (2021): the whitening is fitted on the same texts, without their scores.
+    """Return `spearman`, the rank correlation of cosines with the scores of `pairs`, for each layer and pooling.
 
     Raises:
         RunError: if the task has single texts, or fewer than two pairs.
@@ -144,15 +141,10 @@ def measure_similarity(frozen: FrozenEncoder, pairs: Sentences, poolings: Sequen
         )
     pooled = pooled_states(frozen, encode_text_rows(frozen, [*pairs.first, *pairs.second]), poolings)
     return [
-        Figure(measure="spearman", value=_spearman(vectors, pairs), layer=layer, pooling=pooling, form=form)
+        Figure(measure="spearman", value=_spearman(points, pairs), layer=layer, pooling=pooling)
         for pooling in poolings
         for layer, points in enumerate(pooled[pooling])
-        for form, vectors in _raw_and_whitened(points).items()
     ]
-
-
-def _raw_and_whitened(points: NDArray[np.float32]) -> dict[Form, NDArray[np.floating]]:
-    return {"raw": points, "whitened": Whitening.fit(points)(points)}
 
 
 def cosines(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -249,12 +241,8 @@ class OwnData:
         measure = self.measure
         if measure.probe:
             return linear_probe(frozen, Splits(*self.data), measure.probe.pooling)
-        if measure.similarity:
-            return measure_similarity(frozen, self.data[0], measure.similarity.poolings)
-        assert measure.anisotropy  # the last that has a task
-        return measure_anisotropy(
-            frozen, encode_text_rows(frozen, self.data[0].first), measure.anisotropy.poolings
-        )
+        assert measure.similarity  # the only other measure of a task
+        return measure_similarity(frozen, self.data[0], measure.similarity.poolings)
 
 
 def read_own_data(measure: EvaluationTask) -> OwnData | None:
@@ -271,9 +259,7 @@ def read_own_data(measure: EvaluationTask) -> OwnData | None:
     assert len(examples) == len(parts)  # both have an entry for each task
     if measure.similarity:
         return OwnData(measure, task, (examples[0],))
-    if measure.anisotropy:
-        return OwnData(measure, task, (subsample(examples[0], measure.anisotropy.texts),))
-    assert measure.probe  # the last that has a task
+    assert measure.probe  # the only other measure of a task
     train, *others = (subsample(part, measure.probe.examples) for part in examples)
     if len(others) == 2:
         return OwnData(measure, task, (train, *others))

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
@@ -107,8 +106,7 @@ class MeasureSpec:
         measured_task: the task that is measured.
         data: digest of the task's data on the machine that planned the grid.
         settings: everything else that figures depend on, beside the seed, as plain JSON.
-        compute: function of a checkpoint, a seed, and a folder that the cells on this machine share. It raises kinds of
-            UserError.
+        compute: function of a checkpoint and a seed. It raises kinds of UserError.
         seeded: whether the figures depend on the seed. If not, one seed is enough.
     """
 
@@ -117,7 +115,7 @@ class MeasureSpec:
     measured_task: "Task"
     data: str
     settings: dict[str, object]
-    compute: "Callable[[LocalModel, int, Path], CellFigures]"
+    compute: "Callable[[LocalModel, int], CellFigures]"
     seeded: bool = False
 
 

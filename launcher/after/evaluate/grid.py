@@ -142,11 +142,11 @@ def _compute(
     os.environ.update(visible_devices(assigned_gpus()))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a cell may use only its own cores
     work: CellWork = ray.cloudpickle.loads(packed)
-    place = log_folder().parent / "maskfleet-models"
     try:
         if sent is not None and ray.get_runtime_context().get_node_id() != node:
+            place = log_folder().parent / "maskfleet-models"
             pretrained = _unpack_model(pretrained, ray.get(sent[0]), place)
-        return work.measure.compute(pretrained, work.cell.seed, place)
+        return work.measure.compute(pretrained, work.cell.seed)
     except Exception as error:
         return cell_failure(work, error)
 

@@ -1,47 +1,31 @@
-"""The measures of a cell: fine-tune a checkpoint on a task; measure its vectors on a task of similarity or retrieval;
-or measure its frozen hidden states layer by layer; and whether the model's corpora were searched for the task's texts,
-so that a figure states it.
-
-Several cells may start from an intermediate model, fine-tuned on another task: RTE, MRPC and STS-B start from the model
-of MNLI (Liu et al. 2019, section 5.1), which takes longer to train than the tasks after it. That model is a pure
-function of the checkpoint, that task and its settings, so cells share it: it is made once a machine, not once a cell.
+"""The measures of a cell: fine-tune a checkpoint on a task, or measure its vectors on a task of similarity or
+retrieval; and whether the model's corpora were searched for the task's texts, so that a figure states it.
 """
 
-import hashlib
-import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from checkpoints.hf.folder import NETWORKS
 from data_service.corpus.data_card import DataCard
 from data_service.corpus.origin import IndexedSplit
 from data_service.prepare.contamination import hash_text_set
-from data_service.processes import hold_lock
 from data_service.store.open import open_store
-from launcher.after.diagnose.measures import OwnData, read_own_data
-from launcher.after.diagnose.states import frozen_folder
 from launcher.after.embed.evaluate import CellSettings, measure_checkpoint_vectors
 from launcher.after.evaluate.cells import CellFigures, CellWork, MeasureSpec
 from launcher.after.export.model_card import read_cards, run_cards
-from launcher.after.finetune.pretrained import LocalModel, folder_digest
-from launcher.after.finetune.run import finetune, finetune_predecessor
+from launcher.after.finetune.pretrained import LocalModel
+from launcher.after.finetune.run import finetune
 from launcher.after.finetune.settings import (
-    MACHINE_SETTING_NAMES,
     WORDS,
     FinetuneSettings,
     TrainingDiverged,
     settings_grid,
 )
 from launcher.after.tasks.summary import texts_of_task
-from launcher.after.tasks.task import Task, load_task, task_digest
+from launcher.after.tasks.task import Task, task_digest
 from launcher.errors import TaskError
 from launcher.runtime.recipe.document import RecipeDocument, override, validate
-from launcher.runtime.recipe.evaluation import EvaluationTask
-from launcher.runtime.run.evaluations import VERSION, Figure
 from launcher.runtime.run.record import RECORD, open_run
 
 _VECTOR_TASK_KINDS = ("similarity", "retrieval")
@@ -67,52 +51,25 @@ def _measures(task: Task, assignments: Sequence[str]) -> Iterable[MeasureSpec]:
         yield MeasureSpec("embed", task.name, task, data, chosen.model_dump(mode="json"), compute)
         return
     own = _assignments_for(assignments, FinetuneSettings.model_fields, CellSettings.model_fields)
-    given, before = override(RecipeDocument(dict(task.finetune), task.name, {}), own).data, _predecessor(task)
+    given = override(RecipeDocument(dict(task.finetune), task.name, {}), own).data
     for settings in settings_grid(given, {}):
-        plain = {**settings.model_dump(mode="json"), "after": before}
-        compute = partial(_finetune_cell, task=task, data=data, chosen=settings, before=before)
+        plain = settings.model_dump(mode="json")
+        compute = partial(_finetune_cell, task=task, data=data, chosen=settings)
         yield MeasureSpec("finetune", task.name, task, data, plain, compute, seeded=True)
 
 
-def frozen_measures(tasks: Sequence[EvaluationTask]) -> list[MeasureSpec]:
-    """Return the measures of a suite's `frozen` block, whose data are read. Raises the errors of
-    `launcher.after.diagnose.plan_measures`, and TaskError for a measure that needs a run."""
-    return [_frozen_measure(task) for task in tasks]
-
-
-def _frozen_measure(wanted: EvaluationTask) -> MeasureSpec:
-    own = _read_task_data(wanted)
-    (chosen,) = wanted.model_dump(mode="json").values()
-    # Figures do not depend on where the task's data are.
-    settings = {name: value for name, value in chosen.items() if name not in ("task", "data")}
-    compute = partial(_frozen_cell, wanted=wanted, data=own.digest)
-    return MeasureSpec(
-        wanted.measure, wanted.name, own.task, own.digest, {**settings, "version": VERSION}, compute
-    )
-
-
 def _finetune_cell(
-    pretrained: LocalModel,
-    seed: int,
-    place: Path,
-    *,
-    task: Task,
-    data: str,
-    chosen: FinetuneSettings,
-    before: Mapping[str, object],
+    pretrained: LocalModel, seed: int, *, task: Task, data: str, chosen: FinetuneSettings
 ) -> CellFigures:
     """Fine-tune, and return the metrics on dev. A fine-tuning that diverges yields a result without a figure.
 
-    Args:
-        data: digest of the task on the machine that planned the grid.
-        before: digest of the task that this one starts after, and its settings; empty if there is none.
+    `data`: digest of the task on the machine that planned the grid.
 
     Raises the errors of `finetune`, and TaskError if this machine's data are not those of the plan.
     """
     _check_digest(task_digest(task), data, f"{task.name} at {task.root}")
     try:
-        first = open_predecessor(pretrained, task, chosen, before, place) if before else None
-        outcome = finetune(pretrained, task, chosen, seed, intermediate=first)
+        outcome = finetune(pretrained, task, chosen, seed)
     except TrainingDiverged as error:
         return CellFigures(metrics=dict.fromkeys(task.metrics), details={"diverged": error.problem})
     details = {name: value for name, value in outcome.record().items() if name != "metrics"}
@@ -120,48 +77,12 @@ def _finetune_cell(
 
 
 def _vector_cell(
-    pretrained: LocalModel, seed: int, place: Path, *, task: Task, data: str, chosen: CellSettings
+    pretrained: LocalModel, seed: int, *, task: Task, data: str, chosen: CellSettings
 ) -> CellFigures:
     """Return the task's metrics. Raises the errors of `measure_checkpoint_vectors`, and TaskError as
     `_finetune_cell`."""
     _check_digest(task_digest(task), data, f"{task.name} at {task.root}")
     return CellFigures(metrics=_finite(measure_checkpoint_vectors(pretrained, task, chosen)))
-
-
-def _frozen_cell(
-    pretrained: LocalModel, seed: int, place: Path, *, wanted: EvaluationTask, data: str
-) -> CellFigures:
-    """Return the figures of all layers together, or of the last layer; the details hold every figure. Raises the errors
-    of the measures, and TaskError as `_finetune_cell`."""
-    own = _read_task_data(wanted)
-    _check_digest(own.digest, data, wanted.name)
-    figures = own.figures(frozen_folder(pretrained))
-    details: dict[str, object] = {"figures": [figure.model_dump(exclude_none=True) for figure in figures]}
-    return CellFigures(metrics=main_figures(figures), details=details)
-
-
-def main_figures(figures: Sequence[Figure]) -> dict[str, float | None]:
-    """Return the main figure of each measure: that of all layers together, else that of the last layer. If there are
-    several poolings or forms, the first gets the plain name of the measure."""
-    whole = {figure.measure for figure in figures if figure.layer is None}
-    last = max((figure.layer for figure in figures if figure.layer is not None), default=None)
-    found: dict[str, float | None] = {}
-    for figure in figures:
-        if figure.layer is None or (figure.layer == last and figure.measure not in whole):
-            plain = figure.measure not in found
-            name = figure.measure if plain else f"{figure.measure} ({figure.pooling}, {figure.form})"
-            found[name] = figure.value
-    return found
-
-
-def _read_task_data(task: EvaluationTask) -> OwnData:
-    own = read_own_data(task)
-    if own is None:
-        raise TaskError(
-            f"{task.name} is measured on a run's held-out text, which a model in a suite need not have",
-            remedy="name a task in it: anisotropy: {task: sst2}; or ask for it in a recipe's evaluation.tasks",
-        )
-    return own
 
 
 def _check_digest(here: str, planned: str, of: str) -> None:
@@ -182,42 +103,6 @@ def _assignments_for(assignments: Sequence[str], ours: Iterable[str], theirs: It
     validation rejects them."""
     only_theirs = set(theirs) - set(ours)
     return [text for text in assignments if text.partition("=")[0].partition(".")[0] not in only_theirs]
-
-
-def _predecessor(task: Task) -> dict[str, object]:
-    """Return what decides the model that `task` starts after another."""
-    if task.after is None:
-        return {}
-    first = load_task(task.after, task.root)
-    return {"task": task_digest(first), "finetune": dict(first.finetune)}
-
-
-def open_predecessor(
-    pretrained: LocalModel,
-    task: Task,
-    chosen: FinetuneSettings,
-    predecessor: Mapping[str, object],
-    place: Path,
-) -> LocalModel:
-    """Return the model that `task` starts after, in a folder below `place`. The first process that needs it trains
-    it. Others wait until it is done, and train it themselves if that process has died.
-
-    Args:
-        predecessor: digest and settings of the task that comes first.
-        place: folder that the cells on this machine share.
-
-    Raises the errors of `finetune_predecessor`, and OSError if `place` cannot be written.
-    """
-    of_machine = chosen.model_dump(mode="json", include=MACHINE_SETTING_NAMES)
-    text = json.dumps([pretrained.digest, dict(predecessor), of_machine], sort_keys=True)
-    folder = place / f"first-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
-    place.mkdir(parents=True, exist_ok=True)
-    with hold_lock(Path(f"{folder}.lock")):
-        if not folder.is_dir():
-            fresh = Path(tempfile.mkdtemp(prefix=".", dir=place))
-            finetune_predecessor(pretrained, task, chosen, fresh)
-            os.rename(fresh, folder)
-    return LocalModel(f"{pretrained.name} after {task.after}", None, folder, folder_digest(folder))
 
 
 def find_searches(works: Sequence[CellWork]) -> dict[str, dict[str, bool] | None]:

@@ -25,19 +25,16 @@ from launcher.after.finetune.model import (
     open_tokenizer,
     silence_transformers,
 )
-from launcher.after.finetune.pretrained import LocalModel, check_class, folder_digest
+from launcher.after.finetune.pretrained import LocalModel, check_class
 from launcher.after.finetune.settings import (
-    MACHINE_SETTING_NAMES,
     Epoch,
     FinetuneOutcome,
     FinetuneSettings,
-    TaskMismatch,
     TrainingDiverged,
-    settings_grid,
 )
 from launcher.after.tasks.examples import Examples
 from launcher.after.tasks.metrics import check_metrics_defined
-from launcher.after.tasks.task import Task, hash_examples, load_task
+from launcher.after.tasks.task import Task, hash_examples
 from launcher.errors import EVALUATE_EXTRA, import_optional
 from launcher.progress import Work, work
 from launcher.runtime.run.log import encode
@@ -51,7 +48,6 @@ _PIPELINES = {
     "TokenClassification": "token-classification",
     "QuestionAnswering": "question-answering",
 }
-_PREDECESSOR_SEED = 0  # seed of the model that a task starts `after`: one for all its seeds, as in the papers
 
 
 def finetune(
@@ -60,11 +56,8 @@ def finetune(
     settings: FinetuneSettings,
     seed: int,
     out: Path | None = None,
-    *,
-    intermediate: LocalModel | None = None,
 ) -> FinetuneOutcome:
-    """Fine-tune a model for a task. A task that starts after another begins with the encoder of `intermediate`, the
-    model of that task; without it, this function makes it, as `finetune_predecessor` does.
+    """Fine-tune a model for a task.
 
     `out`: empty folder for the chosen model; None: the model is not written.
 
@@ -78,16 +71,14 @@ def finetune(
     check_class(pretrained.folder, pretrained.name)
     head, examples = head_for_task(task), read_splits(task)
     with ExitStack() as stack:
-        start = pretrained
-        if task.after is not None:
-            start = intermediate or finetune_predecessor(
-                pretrained, task, settings, stack.enter_context(temporary_folder("first"))
-            )
         transformers = import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA)
         stack.enter_context(silence_transformers(transformers))
         transformers.set_seed(seed)
-        model, tokenizer = open_model(start.folder, head, tuple(task.labels)), open_tokenizer(start.folder)
-        longest = check_tokenizer_fits_model(tokenizer, model, start.folder, settings.max_length)
+        model, tokenizer = (
+            open_model(pretrained.folder, head, tuple(task.labels)),
+            open_tokenizer(pretrained.folder),
+        )
+        longest = check_tokenizer_fits_model(tokenizer, model, pretrained.folder, settings.max_length)
         last = model.config.model_type == "xlnet" and head == "SequenceClassification"
         tokenizer.padding_side = "left" if last else "right"  # XLNet's classifier reads the last token
         encoder = Encoder(task, tokenizer, settings, longest)
@@ -96,7 +87,7 @@ def finetune(
         outcome = _train(model, encoder, splits, seed, scratch)
         if out is not None:
             digest = hash_examples(task, examples)
-            write_folder(model, out, Provenance(pretrained, start, task, digest, settings, seed, outcome))
+            write_folder(model, out, Provenance(pretrained, task, digest, settings, seed, outcome))
         return outcome
 
 
@@ -115,26 +106,6 @@ def read_splits(task: Task) -> dict[str, Examples]:
         if split != "train":
             check_metrics_defined(task, found[split], f"the split {split}")
     return found
-
-
-def finetune_predecessor(
-    pretrained: LocalModel, task: Task, settings: FinetuneSettings, folder: Path
-) -> LocalModel:
-    """Fine-tune on the task that `task` starts after, with the defaults of that task and seed 0, and return the model,
-    in the empty `folder`. The settings of the machine (microbatch, precision) are those of `settings`.
-
-    Raises TaskMismatch if that task itself starts after another one; other errors as `finetune`.
-    """
-    assert task.after is not None
-    before = load_task(task.after, task.root)
-    if before.after is not None:
-        raise TaskMismatch(
-            f"{task.name} starts after {before.name}, and {before.name} starts after {before.after}",
-            remedy="leave out `after` in one of them",
-        )
-    first = settings_grid(before.finetune, settings.model_dump(include=MACHINE_SETTING_NAMES))[0]
-    finetune(pretrained, before, first, _PREDECESSOR_SEED, folder)
-    return LocalModel(f"{pretrained.name} after {before.name}", None, folder, folder_digest(folder))
 
 
 def _train(
@@ -281,13 +252,11 @@ class Provenance:
     """A result with everything that it depends on.
 
     Attributes:
-        pretrained: the checkpoint that the user gave.
-        start: the model that was fine-tuned; it differs from `pretrained` if the task starts after another task.
+        pretrained: the model that was fine-tuned.
         task_digest: digest of the task's settings and of the examples that were read.
     """
 
     pretrained: LocalModel
-    start: LocalModel
     task: Task
     task_digest: str
     settings: FinetuneSettings
@@ -299,8 +268,8 @@ def write_folder(model: Any, folder: Path, of: Provenance) -> None:
     """Write the model, its tokenizer's files, `results.json` and a card into `folder`."""
     model.save_pretrained(str(folder))
     for name in TOKENIZER_FILES:
-        if (of.start.folder / name).is_file():
-            shutil.copyfile(of.start.folder / name, folder / name)
+        if (of.pretrained.folder / name).is_file():
+            shutil.copyfile(of.pretrained.folder / name, folder / name)
     # `encode` writes null for numbers that are not finite.
     record = json.dumps(json.loads(encode(_results(of))), indent=2, ensure_ascii=False)
     (folder / RESULTS).write_text(record + "\n", "utf-8")
@@ -314,7 +283,6 @@ def _results(of: Provenance) -> dict[str, object]:
         "kind": of.task.kind,
         "task_digest": of.task_digest,
         "checkpoint": checkpoint,
-        "started_from": {"name": of.start.name, "digest": of.start.digest},
         "settings": of.settings.model_dump(mode="json"),
         "seed": of.seed,
         **of.outcome.record(),
@@ -329,7 +297,7 @@ def _model_card(model: Any, of: Provenance) -> str:
         "tags": ["maskfleet", model.config.model_type],
     }
     figures = ", ".join(f"{metric} {value:.4f}" for metric, value in of.outcome.metrics.items())
-    start, name = one_line(of.start.name), type(model).__name__
+    start, name = one_line(of.pretrained.name), type(model).__name__
     return (
         f"---\n{yaml.safe_dump(fields, sort_keys=True)}---\n\n# {of.task.name}\n\n"
         f"{start}, fine-tuned on {of.task.name} with Maskfleet (seed {of.seed}). transformers loads it as `{name}`.\n\n"

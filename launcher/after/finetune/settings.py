@@ -11,8 +11,6 @@ from launcher.errors import OptionError, RunError
 from launcher.runtime.recipe.document import DocumentWords, RecipeDocument, validate
 
 WORDS = DocumentWords("fine-tuning", "maskfleet tasks show sst2", OptionError)
-MACHINE_SETTING_NAMES = {"microbatch", "precision"}
-"""Settings that depend on the machine. The fine-tuning on an intermediate task (`after`) uses the same values."""
 _RETIRED_SETTINGS = ("reinit_layers", "freeze", "pooling", "layers", "dropout", "task_dropout", "threads")
 
 

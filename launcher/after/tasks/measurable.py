@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from data_service.errors import UserError
 from data_service.store.errors import StoreError
-from launcher.after.tasks.schema import SCORED, TEXTS, Kind
+from launcher.after.tasks.schema import SCORED, Kind
 from launcher.after.tasks.task import Task, load_task
 from launcher.errors import EVALUATE_EXTRA, RecipeError, RunError, TaskError, import_optional
 from launcher.runtime.recipe.evaluation import EvaluationTask
@@ -21,7 +21,6 @@ _MEASURABLE_KINDS: dict[str, tuple[tuple[Kind, ...], str, str]] = {
         "name a classification task",
     ),
     "similarity": (SCORED, "which has no pairs of texts with a score each", "name a task of kind similarity"),
-    "anisotropy": (TEXTS, "which has no texts for it", "name a task of classification or similarity"),
 }
 
 
@@ -29,7 +28,7 @@ def load_measured_task(measure: EvaluationTask) -> Task | None:
     """Return the task that a measure names; None if it is measured on a run's held-out text. Raises TaskError if there
     is no such task, RunError if its kind cannot be measured so."""
     named = measure.named_task
-    if named is None or named.task is None:
+    if named is None:
         return None
     task = load_task(named.task, named.data)
     kinds, why, remedy = _MEASURABLE_KINDS[measure.measure]
@@ -42,9 +41,7 @@ def splits_to_read(measure: EvaluationTask, task: Task) -> tuple[str, ...]:
     """Return the splits that a measure reads: the one on which figures are measured, which is the last (test if it is
     labelled, else dev); before it those of a probe that is fitted and chosen."""
     measured = "test" if "test" in task.splits else "dev"
-    if measure.probe:
-        return tuple(dict.fromkeys(("train", "dev", measured)))
-    return ("dev",) if measure.anisotropy and "dev" in task.splits else (measured,)
+    return tuple(dict.fromkeys(("train", "dev", measured))) if measure.probe else (measured,)
 
 
 def check_tasks(tasks: Sequence[EvaluationTask], *, files: bool = True) -> None:

@@ -166,7 +166,6 @@ class Description(TaskModel):
         metrics: names of the metrics; the first is the main metric.
         truncation: which text of a pair is cut if both together are too long.
         finetune: default settings of a fine-tuning, each a value or a list of values to try.
-        after: name of the task whose fine-tuned model is the start of this one, as in the task's papers.
     """
 
     name: TaskName
@@ -192,7 +191,6 @@ class Description(TaskModel):
     metrics: list[Metric] = Field(min_length=1)
     truncation: Truncation = "longest_first"
     finetune: dict[str, Setting | list[Setting]] = {}
-    after: TaskName | None = None
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -247,8 +245,6 @@ def _kind(task: Description) -> Iterator[RecipeIssue]:
         elif metric == "f1" and len(task.labels) != 2:
             what = f"f1 is of two labels, the second being the positive one, not of {len(task.labels)}"
             yield RecipeIssue(("metrics", index), what, "use macro_f1")
-    if task.after == task.name:
-        yield RecipeIssue(("after",), "a task cannot start from itself", "leave after out")
     for name in [name for name, wrong in _unused_setting_flags(task).items() if wrong]:
         yield RecipeIssue((name,), f"{kind} has no {name}", f"leave {name} out")
 

@@ -3,25 +3,19 @@
 name: small
 tasks:
   - sst2
-  - {task: rte, finetune: {epochs: 5}, after: null}
+  - {task: rte, finetune: {epochs: 5}}
   - mine/news.yaml
-frozen:
-  - probe: {task: sst2}
-  - similarity: {task: stsb}
-  - anisotropy: {task: sst2}
 """
 
 from collections.abc import Mapping
-from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from data_service.store.open import parent_folder
 from launcher.after.tasks.schema import Setting, TaskModel, TaskName
 from launcher.after.tasks.task import Task, bundled_tasks, bundled_texts, load_task, read_yaml, unknown_name
 from launcher.errors import TaskError
 from launcher.runtime.recipe.document import DocumentWords, parse, validate
-from launcher.runtime.recipe.evaluation import EvaluationTask
 
 WORDS = DocumentWords("suite", "maskfleet tasks show glue", TaskError)
 
@@ -33,13 +27,11 @@ class SuiteEntry(TaskModel):
         task: name of a bundled task, or path of a YAML file relative to the suite's file.
         data: folder or s3:// URI with the task's files; None: that of the suite.
         finetune: settings that replace the task's settings of the same names.
-        after: name that replaces the task's `after`, if it is given; null: start from the pretrained model.
     """
 
     task: str
     data: str | None = None
     finetune: dict[str, Setting | list[Setting]] = Field(default_factory=dict)
-    after: TaskName | None = None
 
 
 class Suite(TaskModel):
@@ -47,19 +39,11 @@ class Suite(TaskModel):
 
     Attributes:
         tasks: tasks for which models are fine-tuned, or on which their vectors are measured.
-        frozen: measures of the models' hidden states, layer by layer.
     """
 
     name: TaskName
     about: str = ""
-    tasks: tuple[str | SuiteEntry, ...] = ()
-    frozen: tuple[EvaluationTask, ...] = ()
-
-    @model_validator(mode="after")
-    def _check_not_empty(self) -> Self:
-        if not self.tasks and not self.frozen:
-            raise ValueError("a suite needs tasks, or frozen measures")
-        return self
+    tasks: tuple[str | SuiteEntry, ...] = Field(min_length=1)
 
     @property
     def suite_entries(self) -> list[SuiteEntry]:
@@ -94,28 +78,6 @@ def load_suite(name_or_path: str, data: str | None = None) -> tuple[Task, ...]:
     return tuple(tasks.values())
 
 
-def load_frozen(name_or_path: str, data: str | None = None) -> list[EvaluationTask]:
-    """Return the frozen measures of a suite, with absolute places of their tasks' files; none for a single task.
-
-    `data` and errors: as in `load_suite`; also TaskError if the suite has the same measure of the same task twice.
-    """
-    suite = read_suite(name_or_path)
-    home = None if name_or_path in bundled_suites() else parent_folder(name_or_path)
-    found = [_resolve_measure_place(task, home, data) for task in suite.frozen] if suite else []
-    names = [task.name for task in found]
-    if again := [name for name in names if names.count(name) > 1]:
-        raise TaskError(f"the suite {name_or_path} has {again[0]} twice", remedy="leave one of them out")
-    return found
-
-
-def _resolve_measure_place(measure: EvaluationTask, home: str | None, data: str | None) -> EvaluationTask:
-    named = measure.named_task
-    if named is None or named.task is None:
-        return measure
-    task, root = _place(named.task, home, data if named.data is None else named.data)
-    return measure.model_copy(update={measure.measure: named.model_copy(update={"task": task, "data": root})})
-
-
 def _place(task: str, home: str | None, root: str | None) -> tuple[str, str | None]:
     """Return the name or absolute path of a task that a suite names, and the folder of its files. `home`: folder of the
     suite's file; None for a bundled suite. `root`: that folder if it is given."""
@@ -139,7 +101,7 @@ def read_suite(name_or_path: str) -> Suite | None:
     if not name_or_path.endswith((".yaml", ".yml")):
         raise unknown_name(name_or_path, suites=suites, tasks=tasks)
     document = parse(read_yaml(name_or_path), name_or_path, WORDS)
-    return validate(Suite, document) if {"tasks", "frozen"} & document.data.keys() else None
+    return validate(Suite, document) if "tasks" in document.data else None
 
 
 def bundled_suites() -> Mapping[str, str]:
@@ -150,7 +112,4 @@ def bundled_suites() -> Mapping[str, str]:
 def _load_entry(entry: SuiteEntry, home: str | None, data: str | None) -> Task:
     """Return the task of an entry; arguments as for `_place`."""
     task = load_task(*_place(entry.task, home, data if entry.data is None else entry.data))
-    changes: dict[str, object] = {"finetune": {**task.finetune, **entry.finetune}}
-    if "after" in entry.model_fields_set:
-        changes["after"] = entry.after
-    return task.model_copy(update=changes)
+    return task.model_copy(update={"finetune": {**task.finetune, **entry.finetune}})

@@ -171,7 +171,7 @@ def task_digest(task: Task) -> str:
     the examples of all splits with labels.
 
     Renaming the task or moving its files keeps the digest; other data or another metric changes it. The settings of
-    fine-tuning (`finetune`, `after`) are left out, because results are keyed by them separately.
+    fine-tuning (`finetune`) are left out, because results are keyed by them separately.
 
     Raises the errors of `Task.read`.
     """

@@ -1,8 +1,7 @@
-"""`maskfleet diagnose`: measures a checkpoint's hidden states: their geometry, and what probes can read from them."""
+"""`maskfleet diagnose`: measures what can be read from a checkpoint's hidden states."""
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +12,6 @@ from launcher.app.cli.options import (
     JsonOption,
     StepOption,
     print_json,
-    require_file,
     require_model,
 )
 from launcher.progress import work
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from launcher.after.diagnose.evaluate import Diagnosis
     from launcher.runtime.recipe.evaluation import Pooling
     from launcher.runtime.run.evaluations import Figure
-
-_NAMES = {"iso_score": "IsoScore", "effective_rank": "effective rank", "spearman": "Spearman"}
 
 
 class FrozenPooling(StrEnum):  # typer takes no list of Literal
@@ -39,9 +35,6 @@ def register(app: typer.Typer) -> None:
 def diagnose(
     checkpoint: CheckpointArgument,
     step: StepOption = None,
-    text: Annotated[
-        Path | None, typer.Option("--text", help="Anisotropy on the lines of this file, a text each.")
-    ] = None,
     task: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,31 +50,25 @@ def diagnose(
     ] = None,
     limit: Annotated[
         int,
-        typer.Option(
-            "--limit", min=4, help="Most texts for anisotropy, and examples of a split for a probe."
-        ),
+        typer.Option("--limit", min=4, help="Most examples of a split for a probe."),
     ] = 4000,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure anisotropy, linear probes and similarity of a frozen checkpoint, layer by layer.
+    """Measure linear probes and similarity of a frozen checkpoint, layer by layer.
 
-    For a run, also the held-out loss by row length and by source; anisotropy is measured on its held-out text unless
-    --text names another one. With --task alone, a folder is measured on those tasks only.
+    For a run, also the held-out loss by row length and by source. A folder is measured on the tasks only.
 
     Example: `maskfleet diagnose runs/base --task sst2 --data glue/`
     """
     from launcher.after.tasks.task import load_task
 
-    require_file(text, "--text")
     for name in task or ():
         load_task(name, data)
     require_model(checkpoint)
     with work("loading libraries"):
         from launcher.after.diagnose.evaluate import diagnoses
     poolings: list[Pooling] = [one.value for one in pooling or (FrozenPooling.CLS, FrozenPooling.MEAN)]
-    found = diagnoses(
-        checkpoint, step, text=text, tasks=task or (), data=data, poolings=poolings, limit=limit
-    )
+    found = diagnoses(checkpoint, step, tasks=task or (), data=data, poolings=poolings, limit=limit)
     for subject in found:
         if as_json:
             print_json(subject.records())
@@ -90,34 +77,26 @@ def diagnose(
 
 
 def _show(subject: "Diagnosis") -> None:
-    from launcher.runtime.run.evaluations import ANISOTROPY
-
     typer.echo(f"{subject.title}")
-    layered = [figure for figure in subject.figures if figure.layer is not None]
-    _print_layers(layered)
+    _print_layers([figure for figure in subject.figures if figure.layer is not None])
     _print_rest([figure for figure in subject.figures if figure.layer is None])
-    if any(figure.measure == "iso_score" for figure in layered):
-        typer.echo(ANISOTROPY)
     typer.echo("")
 
 
 def _print_layers(figures: Sequence["Figure"]) -> None:
-    """Print a row for each pooling and layer, and a column for each measure and form."""
+    """Print a row for each pooling and layer, and a column for each measure."""
     from rich.table import Table
 
     from launcher.output import print_table
 
     if not figures:
         return
-    columns = list(dict.fromkeys((figure.measure, figure.form) for figure in figures))
-    heads = (f"{_NAMES.get(measure, measure)}{f', {form}' if form else ''}" for measure, form in columns)
-    table = Table("pooling", "layer", *heads, box=None, pad_edge=False)
+    columns = list(dict.fromkeys(figure.measure for figure in figures))
+    table = Table("pooling", "layer", *map(str.capitalize, columns), box=None, pad_edge=False)
     places = list(dict.fromkeys((figure.pooling, figure.layer) for figure in figures))
-    values = {(figure.pooling, figure.layer, figure.measure, figure.form): figure.value for figure in figures}
+    values = {(figure.pooling, figure.layer, figure.measure): figure.value for figure in figures}
     for place in places:
-        table.add_row(
-            str(place[0]), str(place[1]), *(_number(values.get((*place, *column))) for column in columns)
-        )
+        table.add_row(*map(str, place), *(_number(values.get((*place, column))) for column in columns))
     print_table(table)
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from data_service.store.base import Store
     from launcher.after.evaluate.cells import Cell, MeasureSpec
     from launcher.after.evaluate.grid import CellFailure
+    from launcher.after.tasks.task import Task
     from launcher.observe.inspect.report.task_table import TableRow
 
 
@@ -107,7 +108,7 @@ def evaluate(
     if only_table:
         found = find_results(store)
         cells = [result.cell for result in found.values()]
-        known = _names(suite, data)
+        known = [task.name for task in _tasks(suite, data)]
         _print_table(
             table([cell for cell in cells if _is_selected(cell, checkpoints, wanted, known)], found), as_json
         )
@@ -139,7 +140,7 @@ def _require_tasks(suite: str, data: str | None, names: list[str] | None) -> Non
         TaskError: there is no such suite.
         OptionError: the suite has no task of one of the `names`.
     """
-    known = _names(suite, data)
+    known = [task.name for task in _tasks(suite, data)]
     unknown = [name for name in names or () if name not in known]
     if unknown:
         raise OptionError(
@@ -150,14 +151,17 @@ def _require_tasks(suite: str, data: str | None, names: list[str] | None) -> Non
 def _measures(
     suite: str, data: str | None, names: list[str] | None, assignments: list[str] | None
 ) -> "list[MeasureSpec]":
-    """Return the suite's tasks and frozen measures, or those of these `names`."""
-    from launcher.after.evaluate.measures import frozen_measures, plan_measures
-    from launcher.after.tasks.suite import load_frozen, load_suite
+    """Return the measures of the suite's tasks, or of those of these `names`."""
+    from launcher.after.evaluate.measures import plan_measures
 
-    places = _absolute_place(suite), None if data is None else _absolute_place(data)
-    tasks, frozen = load_suite(*places), load_frozen(*places)
-    learnt = plan_measures([task for task in tasks if not names or task.name in names], assignments or ())
-    return learnt + frozen_measures([task for task in frozen if not names or task.name in names])
+    tasks = [task for task in _tasks(suite, data) if not names or task.name in names]
+    return plan_measures(tasks, assignments or ())
+
+
+def _tasks(suite: str, data: str | None) -> "tuple[Task, ...]":
+    from launcher.after.tasks.suite import load_suite
+
+    return load_suite(_absolute_place(suite), None if data is None else _absolute_place(data))
 
 
 def _absolute_place(place: str) -> str:
@@ -165,13 +169,6 @@ def _absolute_place(place: str) -> str:
     from pathlib import Path
 
     return str(Path(place).absolute()) if Path(place).exists() else place
-
-
-def _names(suite: str, data: str | None) -> list[str]:
-    from launcher.after.tasks.suite import load_frozen, load_suite
-
-    places = _absolute_place(suite), None if data is None else _absolute_place(data)
-    return [task.name for task in load_suite(*places)] + [task.name for task in load_frozen(*places)]
 
 
 def _is_selected(cell: "Cell", sources: list[str], steps: list[int] | None, names: list[str]) -> bool:

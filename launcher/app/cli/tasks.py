@@ -54,7 +54,6 @@ def _task_record(task: "Task", suites: dict[str, list[str]]) -> dict[str, object
         "about": task.about,
         "metrics": task.metrics,
         "splits": task.splits,
-        "after": task.after,
         "published": task.published,
         "suites": [suite for suite, members in suites.items() if task.name in members],
     }

@@ -26,23 +26,6 @@ class HeldOutSettings(_EvaluationObject):
     rows: PositiveInt = 128
 
 
-class AnisotropySettings(_EvaluationObject):
-    """Anisotropy of the vectors of texts. The whitening is fitted on half of the texts.
-
-    Attributes:
-        task: name of a bundled task, or the path of a task's file, whose dev texts are used; None: sentences of the
-            run's held-out text.
-        data: folder or s3:// URI with the files that the task names.
-        texts: largest number of texts.
-        poolings: how the vectors are made; each way is measured.
-    """
-
-    task: str | None = None
-    data: str | None = None
-    texts: PositiveInt = 2000
-    poolings: Poolings = ["cls", "mean"]
-
-
 class ProbeSettings(_EvaluationObject):
     """A linear probe of a classification task.
 
@@ -71,14 +54,13 @@ class EvaluationTask(Choice):
     """One measure; exactly one field is given."""
 
     heldout: HeldOutSettings | None = None
-    anisotropy: AnisotropySettings | None = None
     probe: ProbeSettings | None = None
     similarity: SimilaritySettings | None = None
 
     @model_validator(mode="after")
     def _exactly_one_given(self) -> Self:
         if sum(getattr(self, name) is not None for name in type(self).model_fields) != 1:
-            raise ValueError("give exactly one of heldout, anisotropy, probe and similarity")
+            raise ValueError("give exactly one of heldout, probe and similarity")
         return self
 
     @property
@@ -87,23 +69,17 @@ class EvaluationTask(Choice):
         return next(name for name in type(self).model_fields if getattr(self, name) is not None)
 
     @property
-    def named_task(self) -> ProbeSettings | SimilaritySettings | AnisotropySettings | None:
+    def named_task(self) -> ProbeSettings | SimilaritySettings | None:
         """The settings, if they name a task with its own data; else None."""
-        return self.probe or self.similarity or (self.anisotropy if self.task_name else None)
-
-    @property
-    def task_name(self) -> str | None:
-        """The name of that task or the path of its file; None without a task."""
-        of = self.probe or self.similarity or self.anisotropy
-        return None if of is None else of.task
+        return self.probe or self.similarity
 
     @property
     def name(self) -> str:
         """The measure and its task as people read them, such as `heldout` or `probe sst2`."""
-        name = self.task_name
-        if name is None:
+        named = self.named_task
+        if named is None:
             return self.measure
-        return f"{self.measure} {name.rpartition('/')[2].removesuffix('.yaml')}"
+        return f"{self.measure} {named.task.rpartition('/')[2].removesuffix('.yaml')}"
 
 
 def _expand_shorthand(value: object) -> object:

@@ -10,7 +10,6 @@ kinds of objects are stored like the results of grids (`launcher.runtime.run.sea
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
@@ -26,26 +25,14 @@ _COMMITS = f"{ROOT}commits/"
 _HASH_DIGITS = 32  # hexadecimal digits of a hash in a name
 
 
-Form = Literal["raw", "whitened"]
-"""Whether vectors are as the encoder returns them, or whitened."""
-
-ANISOTROPY = (
-    "A diagnosis, not an objective. Normalising vectors does not cure anisotropy: a cosine ignores how long they are. "
-    "Whitening does, fitted here on other texts than those measured. Less isotropy can serve a task better. IsoScore "
-    "is 0 for a line and 1 for equal variance in all directions; the effective rank counts directions."
-)
-"""The note that is shown beside figures of anisotropy."""
-
-
 class Figure(BaseModel):
     """One measured number. Fields that do not apply are None.
 
     Attributes:
-        measure: name of the measure: `cosine`, `spearman`, `accuracy`, `mlm_loss`, ...
+        measure: name of the measure: `spearman`, `accuracy`, `mlm_loss`, ...
         value: the number; None if it is not finite.
         layer: 0 for the embeddings, L for the last layer's output; None for all layers together.
         pooling: how a text's hidden states became one vector.
-        form: whether the vectors are raw or whitened.
         length: largest number of tokens in a row that was measured.
         source: name of the corpus in the recipe.
     """
@@ -56,7 +43,6 @@ class Figure(BaseModel):
     value: float | None
     layer: int | None = None
     pooling: str | None = None
-    form: Form | None = None
     length: int | None = None
     source: str | None = None
 
@@ -68,7 +54,7 @@ class Figure(BaseModel):
     @property
     def conditions(self) -> tuple[object, ...]:
         """Everything but the value. Figures of two checkpoints can be compared if this is equal."""
-        return (self.measure, self.layer, self.pooling, self.form, self.length, self.source)
+        return (self.measure, self.layer, self.pooling, self.length, self.source)
 
 
 def select_measure(figures: Iterable[Figure], measure: str) -> list[Figure]:

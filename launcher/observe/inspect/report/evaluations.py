@@ -7,9 +7,8 @@ import numpy as np
 
 from encoder_core.objectives.figures import TERM_LOSS
 from launcher.observe.inspect.report.chart import TONES, Chart, Level, Series, draw
-from launcher.observe.inspect.report.style import text
 from launcher.runtime.recipe.evaluation import EvaluationTask
-from launcher.runtime.run.evaluations import ANISOTROPY, DiagnosticResult, Evaluated, Figure, select_measure
+from launcher.runtime.run.evaluations import DiagnosticResult, Evaluated, Figure, select_measure
 from launcher.runtime.run.step_table import Record
 
 
@@ -33,8 +32,7 @@ def evaluations_html(found: Sequence[Evaluated], events: Sequence[Record]) -> st
     if not curves:
         return ""
     drawn = "".join(draw(chart) for curve in curves.values() for chart in _charts(curve))
-    note = ANISOTROPY if any(curve.task.anisotropy for curve in curves.values()) else ""
-    return f'<h2>Evaluation of commits</h2><p class="soft">{text(note)}</p><div class="charts">{drawn}</div>'
+    return f'<h2>Evaluation of commits</h2><div class="charts">{drawn}</div>'
 
 
 def on_lineage(found: Iterable[Evaluated], events: Sequence[Record]) -> list[Evaluated]:
@@ -79,7 +77,7 @@ def _charts(curve: _Curve) -> Iterator[Chart]:
 def _name(figure: Figure) -> str:
     """Return what tells a figure apart from others of its measure."""
     length = f"{figure.length:,} tokens" if figure.length is not None else None
-    parts = (length, figure.source, figure.pooling, figure.form)
+    parts = (length, figure.source, figure.pooling)
     return ", ".join(part for part in parts if part is not None) or figure.measure.replace("_", " ")
 
 

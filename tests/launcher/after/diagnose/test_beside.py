@@ -23,7 +23,7 @@ from tests.support.tasks.small_tasks import task_files
 
 pytestmark = pytest.mark.cluster
 
-SETTINGS = "evaluation={every: {steps: 7}, samples: 20, tasks: [heldout, {anisotropy: {texts: 20}}]}"
+SETTINGS = "evaluation={every: {steps: 7}, samples: 20, tasks: [heldout, {heldout: {rows: 20}}]}"
 WAIT_S = 240.0
 
 
@@ -59,7 +59,7 @@ def test_the_newest_comes_next_and_what_fails_is_told_once(
     cluster: None, inputs: Path, tmp_path: Path
 ) -> None:
     word, _ = task_files(str(tmp_path))
-    tasks = f"[{{anisotropy: {{texts: 20}}}}, {{probe: {{task: '{word}'}}}}]"
+    tasks = f"[heldout, {{probe: {{task: '{word}'}}}}]"
     evaluation = f"evaluation={{every: {{steps: 7}}, samples: 20, tasks: {tasks}}}"
     uri = new_run(inputs, str(tmp_path / "run"), evaluation)
     (tmp_path / "train.tsv").unlink()

@@ -9,14 +9,13 @@ from typer.testing import CliRunner
 
 from launcher.after.diagnose.evaluate import evaluate_commit
 from launcher.app.cli.main import app
-from launcher.errors import OptionError, RunError
+from launcher.errors import OptionError
 from launcher.observe.inspect.report.evaluations import evaluations_html, on_lineage
 from launcher.observe.inspect.report.page import write_report
 from launcher.runtime.run.evaluations import evaluated
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import RunLog, operator_event
 from launcher.runtime.run.record import open_run
-from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, export
 from tests.support.runs.small_runs import new_run
 from tests.support.runs.untrained import Committing
@@ -38,39 +37,30 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.long
 def test_a_folder_on_text_and_tasks(tmp_path: Path) -> None:
     export(FAMILIES["electra"], tmp_path / "model")
-    texts = tmp_path / "texts.txt"
-    texts.write_text("\n\n".join(" ".join(WORDS[place : place + 5]) for place in range(len(WORDS))) + "\n")
     word, shared = task_files(str(tmp_path))
-    arguments = (tmp_path / "model", "--text", texts, "--task", word, "--task", shared, "--pooling", "mean")
+    arguments = (tmp_path / "model", "--task", word, "--task", shared, "--pooling", "mean")
     records = [json.loads(line) for line in diagnose(*arguments, "--json").splitlines()]
-    assert {record["task"] for record in records} == {"anisotropy", "word", "shared"}
-    keys = {"task", "measure", "value", "layer", "pooling", "form", "length", "source"}
+    assert {record["task"] for record in records} == {"word", "shared"}
+    keys = {"task", "measure", "value", "layer", "pooling", "length", "source"}
     assert all(set(record) == keys for record in records)
-    assert {record["layer"] for record in records if record["measure"] == "cosine"} == {0, 1, 2}
+    assert {record["layer"] for record in records if record["measure"] == "spearman"} == {0, 1, 2}
     shown = diagnose(*arguments)
-    assert "cosine" in shown
-    assert "IsoScore, whitened" in shown
+    assert "Spearman" in shown
+    assert "best accuracy" in shown
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
     export(FAMILIES["bert"], tmp_path / "model")
-    with pytest.raises(OptionError, match="--text"):
+    with pytest.raises(OptionError, match="--task"):
         diagnose(tmp_path / "model")
-    refused = CliRunner().invoke(
-        app, ["diagnose", str(tmp_path / "model"), "--text", "x", "--pooling", "median"]
-    )
+    refused = CliRunner().invoke(app, ["diagnose", str(tmp_path / "model"), "--pooling", "median"])
     assert refused.exit_code == 2
     assert "median" in refused.output
-    with pytest.raises(OptionError, match=r"absent\.txt"):
-        diagnose(tmp_path / "model", "--text", tmp_path / "absent.txt")
-    (tmp_path / "one.txt").write_text("one text\n")
-    with pytest.raises(RunError, match=r"\bfew\b"):
-        diagnose(tmp_path / "model", "--text", tmp_path / "one.txt")
 
 
 @pytest.mark.long
 def test_a_run_and_its_report(inputs: Path, tmp_path: Path) -> None:
-    tasks = "evaluation={every: {steps: 7}, samples: 20, tasks: [heldout, {anisotropy: {texts: 20}}]}"
+    tasks = "evaluation={every: {steps: 7}, samples: 20, tasks: [heldout]}"
     uri = new_run(inputs, str(tmp_path / "run"), tasks)
     committing = Committing(uri)
     run = open_run(uri)
@@ -79,16 +69,10 @@ def test_a_run_and_its_report(inputs: Path, tmp_path: Path) -> None:
         evaluate_commit(run, committing.commit(step), run.recipe.evaluation.tasks)
     operator_event(run.store, "evaluation_failed", 1.0, step=6, what="probe <sst2>", reason="no file")
     shown = page(uri, tmp_path)
-    for text in (
-        "Evaluation of commits",
-        "32 tokens",
-        "IsoScore",
-        "anisotropy: effective rank",
-        "probe &lt;sst2&gt;",
-    ):
+    for text in ("Evaluation of commits", "32 tokens", "probe &lt;sst2&gt;"):
         assert text in shown
     records = [json.loads(line) for line in diagnose(uri, "--limit", 20, "--json").splitlines()]
-    assert {record["task"] for record in records} == {"anisotropy", "heldout"}
+    assert {record["task"] for record in records} == {"heldout"}
 
     later = Committing(uri)
     journal = RunLog(run.store, later.attempt.number, 1000.0)

@@ -32,7 +32,7 @@ from tests.support.runs.small_runs import new_run
 from tests.support.runs.untrained import Committing
 from tests.support.tasks.small_tasks import task_files
 
-NAMES = ("heldout", "anisotropy", "probe word", "similarity shared")
+NAMES = ("heldout", "probe word", "similarity shared")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def evaluated_run(inputs: Path, tmp_path: Path) -> str:
     """A run that asks for every measure."""
     word, shared = task_files(str(tmp_path))
     of_tasks = f"{{probe: {{task: '{word}'}}}}, {{similarity: {{task: '{shared}'}}}}"
-    tasks = f"[heldout, {{anisotropy: {{texts: 40}}}}, {of_tasks}]"
+    tasks = f"[heldout, {of_tasks}]"
     return new_run(
         inputs, str(tmp_path / "run"), f"evaluation={{every: {{steps: 7}}, samples: 20, tasks: {tasks}}}"
     )
@@ -81,13 +81,7 @@ def test_every_measure_once_whoever_asks(evaluated_run: str) -> None:
         for one in evaluated(open_run(evaluated_run).store)
     }
     assert set(found) == {3, 4}
-    assert {figure.measure for figure in found[3]} >= {
-        "mlm_loss",
-        "cosine",
-        "iso_score",
-        "accuracy",
-        "spearman",
-    }
+    assert {figure.measure for figure in found[3]} >= {"mlm_loss", "accuracy", "spearman"}
     assert found[3] != found[4]
 
 
@@ -97,7 +91,7 @@ def test_other_data_under_the_same_name_is_another_result(evaluated_run: str, tm
     evaluate(evaluated_run, mark)
     (tmp_path / "test.tsv").write_text("the machine\t1\nnothing lost\t0\n")
     assert evaluate(evaluated_run, mark) == CommitOutcome(
-        computed=("probe word",), known=(NAMES[0], NAMES[1], NAMES[3])
+        computed=("probe word",), known=(NAMES[0], NAMES[2])
     )
 
 
@@ -116,13 +110,13 @@ def test_what_one_task_lacks_does_not_hinder_the_others(evaluated_run: str, tmp_
     (tmp_path / "dev.tsv").unlink()
     (tmp_path / "pairs.tsv").write_text("2\tno second text\n")
     outcome = evaluate(evaluated_run, mark)
-    assert outcome.computed == NAMES[:2]
-    assert set(outcome.failed) == set(NAMES[2:])
+    assert outcome.computed == NAMES[:1]
+    assert set(outcome.failed) == set(NAMES[1:])
     assert "dev.tsv" in outcome.failed["probe word"]
     assert "line 1" in outcome.failed["similarity shared"]
     assert pending(evaluated_run, mark)
     task_files(str(tmp_path))
-    assert evaluate(evaluated_run, mark) == CommitOutcome(computed=NAMES[2:], known=NAMES[:2])
+    assert evaluate(evaluated_run, mark) == CommitOutcome(computed=NAMES[1:], known=NAMES[:1])
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ from data_service.store.open import open_store
 from launcher.after.evaluate import grid
 from launcher.after.evaluate.cells import CellFigures, CellWork, MeasureSpec, find_results, plan_cells
 from launcher.after.evaluate.grid import CellFailure, CellResources, compute_cells
+from launcher.after.evaluate.measures import plan_measures
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
 from launcher.after.tasks.task import load_task
 from launcher.errors import OptionError, TaskError
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.cluster
 
 
 def counted(
-    pretrained: LocalModel, seed: int, place: Path, *, task: str, diary: str, fault: str, times: int
+    pretrained: LocalModel, seed: int, *, task: str, diary: str, fault: str, times: int
 ) -> CellFigures:
     """Count the bytes of a model's configuration, after noting in `diary` that it began. `fault`: what happens at its
     first `times` beginnings: `dies`, `mistake` or `breaks`."""
@@ -69,6 +70,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     )  # fmt: skip
     yield
     ray.shutdown()
+
+
+def test_a_machine_with_other_files_refuses(pretrained: LocalModel, tmp_path: Path) -> None:
+    for path in task_files(str(tmp_path)):
+        (measure, *_) = plan_measures([load_task(path)], [])
+        for file in tmp_path.glob("*.tsv"):
+            file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+        with pytest.raises(TaskError, match=r"\bfiles\b.*\bmachine\b"):
+            measure.compute(pretrained, 0)
 
 
 @pytest.mark.usefixtures("cluster")

@@ -7,6 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from launcher.after.finetune.model import layerwise_parameter_groups, open_model
+from launcher.after.finetune.pretrained import open_pretrained
 from launcher.after.finetune.run import finetune
 from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch, TrainingDiverged
 from launcher.after.tasks.examples import Questions, Sentences
@@ -58,19 +59,12 @@ def test_the_seed_decides_and_the_best_epoch_is_kept(models: Models, tmp_path: P
     assert last.metrics == pytest.approx(last.curves[-1].metrics)
 
 
-def test_a_task_after_another_starts_from_its_encoder(models: Models, tmp_path: Path) -> None:
-    task("pair_classification", tmp_path)
-    first = description("pair_classification") + "finetune: {epochs: 2, batch: 8, lr: 3.e-3}\n"
-    (tmp_path / "first.yaml").write_text(first)
-    asked = task("regression", tmp_path).model_copy(update={"after": str(tmp_path / "first.yaml")})
-    after = finetune(models("bert"), asked, QUICK, 1, tmp_path / "after")
-    plain = finetune(models("bert"), asked.model_copy(update={"after": None}), QUICK, 1, tmp_path / "plain")
-    assert after.curves != plain.curves
-    started = json.loads((tmp_path / "after/results.json").read_bytes())["started_from"]
-    assert "pair-classification" in started["name"]
-    (tmp_path / "first.yaml").write_text(first + "after: mnli\n")
-    with pytest.raises(TaskMismatch, match="after mnli"):
-        finetune(models("bert"), asked, QUICK, 1)
+def test_a_model_of_another_task_gives_its_encoder_and_no_head(models: Models, tmp_path: Path) -> None:
+    pairs, scores = task("pair_classification", tmp_path), task("regression", tmp_path)
+    finetune(models("bert"), pairs, QUICK, 0, tmp_path / "first")
+    with open_pretrained(str(tmp_path / "first")) as first:
+        after = finetune(first, scores, QUICK, 1)
+    assert after.curves != finetune(models("bert"), scores, QUICK, 1).curves
 
 
 def test_a_loss_that_is_no_longer_finite_is_an_error(models: Models, tmp_path: Path) -> None:

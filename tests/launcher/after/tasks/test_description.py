@@ -49,7 +49,6 @@ metrics: [accuracy]
         ("dev: dev.tsv}", "dev: dev.tsv}\nunlabelled: [tset]", "unlabelled.0: tset is no split", "train, dev"),
         ("dev: dev.tsv}", "dev: dev.tsv}\nheld_out: {dev: 0.1}", "held_out.dev: the split dev is in files", "out"),
         ("dev: dev.tsv}", "dev: dev.tsv}\nheld_out: {test: 1.5}", "mine.yaml:5: held_out.test = 1.5", "correct"),
-        ("name: mine", "name: mine\nafter: mine", "mine.yaml:2: after: a task cannot start from itself", "out"),
         ("name: mine", "name: Mine!", 'mine.yaml:1: name = "Mine!"', "name"),
         ("name: mine", "name: mine\nname: two", "mine.yaml:2: name is given twice", "keep one"),
         ("name: mine", "name: mine\nscore_range: [0.0, 1.0]", "score_range: classification", "leave"),
@@ -152,11 +151,11 @@ def test_a_bundled_task_without_its_data_can_be_looked_at_only() -> None:
 def test_a_suite_changes_its_tasks(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(MINE)
     (tmp_path / "small.yaml").write_text(
-        "name: small\ntasks: [sst2, mine.yaml, {task: rte, finetune: {epochs: 5}, after: null, data: other}]\n"
+        "name: small\ntasks: [sst2, mine.yaml, {task: rte, finetune: {epochs: 5}, data: other}]\n"
     )
     first, mine, rte = load_suite(str(tmp_path / "small.yaml"), "data")
     assert (first.name, first.root, mine.name, mine.root) == ("sst2", "data", "mine", "data")
-    assert (rte.after, rte.finetune["epochs"], rte.finetune["batch"], rte.root) == (None, 5, 16, "other")
+    assert (rte.finetune["epochs"], rte.finetune["batch"], rte.root) == (5, 16, "other")
     beside = [task.root for task in load_suite(str(tmp_path / "small.yaml"))]
     assert beside == [str(tmp_path), str(tmp_path), "other"]
     assert [task.name for task in load_suite(str(tmp_path / "mine.yaml"))] == ["mine"]

@@ -32,7 +32,6 @@ def test_every_bundled_task_reads_its_published_folder(name: str, root: Path) ->
     assert task.name == name
     read = {split: task.read(split) for split in task.splits}
     assert all(len(examples) > 0 for examples in read.values())
-    assert task.after is None or task.after in bundled_tasks()
     assert len(task_digest(task)) == 64
 
 
@@ -59,11 +58,6 @@ def test_suites_name_bundled_tasks() -> None:
         "qnli",
         "rte",
     ]
-
-
-def test_those_that_papers_start_from_mnli(root: Path) -> None:
-    chained = {name for name in bundled_tasks() if load_task(name).after == "mnli"}
-    assert chained == {"rte", "mrpc", "stsb", "ax"}
 
 
 def test_cola_has_no_line_of_names(root: Path) -> None:

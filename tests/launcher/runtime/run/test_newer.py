@@ -26,7 +26,7 @@ from launcher.observe.inspect.kept_baselines import Baselines
 from launcher.observe.inspect.report.task_table import store_rows
 from launcher.observe.sinks.publish import Publisher
 from launcher.runtime.cluster.deaths import read_deaths
-from launcher.runtime.recipe.evaluation import AnisotropySettings, EvaluationTask
+from launcher.runtime.recipe.evaluation import EvaluationTask, HeldOutSettings
 from launcher.runtime.run.evaluations import DiagnosticCell, DiagnosticResult, write_commit, write_result
 from launcher.runtime.run.packing import Packer, pack_once
 from launcher.runtime.run.record import open_run
@@ -135,7 +135,7 @@ def _record_steps(store: LocalStore) -> None:
 def _measure(store: LocalStore, fingerprint: str) -> None:
     write_commit(store, CheckpointName(1, 3), weights := "ab" * 32)
     measured = DiagnosticCell(
-        weights=weights, task=EvaluationTask(anisotropy=AnisotropySettings()), data="d", seed=0
+        weights=weights, task=EvaluationTask(heldout=HeldOutSettings()), data="d", seed=0
     )
     write_result(store, DiagnosticResult(cell=measured, figures=(), seconds=1.0))
     names = {"source": "runs/base", "step": 100, "weights": "w", "task": "sst2", "data": "d"}
