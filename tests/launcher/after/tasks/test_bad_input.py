@@ -2,14 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from data_service.errors import InputError, UserError
+from data_service.errors import InputError
 from launcher.after.tasks.task import Task, parse_task
 from launcher.errors import TaskError
 from tests.support.tasks import published_folders
@@ -218,20 +215,3 @@ def test_a_bad_retrieval_file_is_named(
     with pytest.raises(TaskError) as caught:
         task.read("test")
     assert problem in caught.value.problem
-
-
-@pytest.mark.long
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_any_bytes_give_examples_or_our_error(data: st.DataObject, tmp_path: Path) -> None:
-    """Good files, cut, doubled, or with bytes changed: never a traceback."""
-    described, content, *_ = data.draw(st.sampled_from(TABLES))
-    raw = bytearray(content.encode())
-    for _ in range(data.draw(st.integers(0, 3))):
-        position = data.draw(st.integers(0, len(raw)))
-        if data.draw(st.booleans()):
-            raw[position:position] = data.draw(st.binary(max_size=4))
-        else:
-            del raw[position : position + data.draw(st.integers(0, 9))]
-    with suppress(UserError):
-        assert len(made(described, tmp_path, bytes(raw)).read("dev")) > 0

@@ -12,21 +12,14 @@ from data_service.prepare.contamination import Decontaminate, make_decontaminati
 from data_service.prepare.documents import Document, DropDecision
 from launcher.app.cli import main as cli
 from tests.support.checks.command import exit_code
+from tests.support.checks.guide import promised
 from tests.support.tasks import published_folders
-
-RECORDS = Path(__file__).parents[4] / "infra/docs/records.md"
 
 
 def run(*arguments: str) -> str:
     result = CliRunner().invoke(cli.app, ["tasks", *arguments], catch_exceptions=False)
     assert result.exit_code == 0
     return result.stdout
-
-
-def promised(command: str) -> list[str]:
-    """The keys in the line of the guide for the command."""
-    (line,) = [line for line in RECORDS.read_text().splitlines() if line.startswith(f"| `{command}` ")]
-    return re.findall("`(.*?)`", line.split("|")[2])
 
 
 def test_list_shows_tasks_and_suites_with_the_promised_keys() -> None:

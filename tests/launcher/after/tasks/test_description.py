@@ -1,17 +1,13 @@
 """A task's YAML: what does not go together is named by file, line, path and remedy; suites change tasks."""
 
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import ray
-import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from launcher.after.tasks.examples import digest
 from launcher.after.tasks.suite import load_suite
-from launcher.after.tasks.task import Task, bundled_tasks, load_task, parse_task
+from launcher.after.tasks.task import load_task, parse_task
 from launcher.errors import TaskError
 
 MINE = """\
@@ -63,46 +59,9 @@ def test_a_mistake_is_named(before: str, after: str, problem: str, remedy: str) 
     assert remedy in caught.value.remedy
 
 
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-3, 3)
-    | st.floats()
-    | st.sampled_from(["", "x", "tsv", "train", "f1"]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["path", "label", "gold", "dev", "train", "first", "x"]), inner, max_size=3
-        )
-    ),
-    max_leaves=5,
-)
-
-
-@pytest.mark.long
-@settings(deadline=None, max_examples=60)
-@given(st.dictionaries(st.sampled_from(sorted(Task.model_fields)), VALUES, min_size=1, max_size=3))
-def test_any_values_make_a_task_or_our_error(changes: dict[str, object]) -> None:
-    text = yaml.safe_dump({**yaml.safe_load(MINE), **changes})
-    with suppress(TaskError):
-        task = parse_task(text, "mine.yaml", None)
-        assert set(task.splits) <= {*task.files, "dev", "test"}
-
-
 def test_all_missing_keys_are_named_at_once() -> None:
     with pytest.raises(TaskError, match=r"x: published\b.* files\b.* format\b.* metrics\b"):
         parse_task("name: x\nkind: tagging\n", "x", None)
-
-
-def test_names_that_there_are_not() -> None:
-    with pytest.raises(TaskError) as caught:
-        load_task("sst-2")
-    assert " sst2?" in caught.value.remedy
-    with pytest.raises(TaskError) as caught:
-        load_suite("gleu")
-    assert " glue?" in caught.value.remedy
-    with pytest.raises(TaskError, match=r"nowhere/mine\.yaml"):
-        load_task("nowhere/mine.yaml")
 
 
 def test_a_files_paths_are_beside_it(tmp_path: Path) -> None:
@@ -139,15 +98,6 @@ def test_labels_may_be_indices_where_files_have_one_class_each(tmp_path: Path) -
     assert task.read("dev").labels.tolist() == [0, 0, 1, 1]  # type: ignore[union-attr]
 
 
-def test_a_bundled_task_without_its_data_can_be_looked_at_only() -> None:
-    task = load_task("sst2")
-    assert task.splits == ("train", "dev")
-    with pytest.raises(TaskError) as caught:
-        task.read("dev")
-    assert "--data" in caught.value.remedy
-    assert task.published in caught.value.remedy
-
-
 def test_a_suite_changes_its_tasks(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(MINE)
     (tmp_path / "small.yaml").write_text(
@@ -165,13 +115,3 @@ def test_a_suite_changes_its_tasks(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text("name: small\ntasks:\n  - {task: sst2, finetun: {}}\n")
     with pytest.raises(TaskError, match=r"small\.yaml:3"):
         load_suite(str(tmp_path / "small.yaml"))
-
-
-@pytest.mark.parametrize("name", bundled_tasks())
-def test_bundled_tasks_say_what_they_are(name: str) -> None:
-    task = load_task(name)
-    assert task.about
-    assert task.published.startswith("http")
-    if task.kind not in ("similarity", "retrieval") and name != "ax":
-        assert {"lr", "epochs", "batch", "max_length"} <= task.finetune.keys()
-        assert {"train", "dev"} <= set(task.splits)

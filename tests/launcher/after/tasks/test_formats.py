@@ -17,12 +17,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_service.store.open import open_store
 from launcher.after.tasks.examples import Questions, Sentences, TaggedSentences, digest
 from launcher.after.tasks.read import to_bio
 from launcher.after.tasks.task import Task, parse_task, task_digest
 from launcher.errors import TaskError
-from tests.support.stores.s3 import S3Server
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\t\0"), max_size=12)
 PLAIN = TEXT.filter(
@@ -147,18 +145,6 @@ def test_compressed_files_are_found_by_the_name_without_ending(tmp_path: Path) -
         (folder / f"pairs.jsonl{ending}").write_bytes(packed)
         found.append(task_digest(pairs(folder, "jsonl")))
     assert len(set(found)) == 1
-
-
-@pytest.mark.long
-def test_files_on_s3(s3: S3Server, tmp_path: Path) -> None:
-    rows = [("a", "b", "no"), ("c", "d", "yes")]
-    root = f"s3://{s3.new_bucket()}/tasks"
-    store = open_store(root)
-    for form in ("jsonl", "parquet"):
-        store.put(f"pairs.{form}", spell(form, rows))
-        task = pairs(root, form)
-        (tmp_path / f"pairs.{form}").write_bytes(spell(form, rows))
-        assert task_digest(task) == task_digest(pairs(tmp_path, form))
 
 
 def test_a_digest_is_of_what_decides_a_result(tmp_path: Path) -> None:

@@ -75,21 +75,15 @@ def test_a_store_that_does_not_answer_is_no_mistake(monkeypatch: pytest.MonkeyPa
         check_tasks([probe(task="sst2", data="s3://bucket/glue")])
 
 
-def test_init_creates_no_run_with_such_a_task(
-    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", ["init", "train", "recipe check"])
+def test_commands_that_read_a_recipe_refuse_it(
+    command: str, inputs: Path, fresh_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["init", "roberta-base", str(tmp_path / "run"), "--tiny", "--corpus", f"{inputs}/corpus"]
-    setting = "evaluation.tasks=[{probe: {task: sst-2}}]"
-    assert exit_code(*command, "--set", setting) == 2
-    assert "evaluation.tasks.0.probe.task" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("command", [["train"], ["recipe", "check"]])
-def test_train_and_recipe_check_refuse_it_too(
-    command: list[str], fresh_run: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    of = fresh_run if command == ["train"] else "roberta-base"
-    setting = "evaluation.tasks=[{probe: {task: sst-2}}]"
-    assert exit_code(*command, of, "--set", setting) == 2
+    words = {
+        "init": ["roberta-base", str(tmp_path / "new"), "--tiny", "--corpus", f"{inputs}/corpus"],
+        "train": [fresh_run],
+        "recipe check": ["roberta-base"],
+    }[command]
+    assert exit_code(*command.split(), *words, "--set", "evaluation.tasks=[{probe: {task: sst-2}}]") == 2
     assert "evaluation.tasks.0.probe.task: " in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "new").exists()

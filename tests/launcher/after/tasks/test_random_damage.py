@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from data_service.errors import UserError
 from launcher.after.tasks.summary import summarise_splits
-from launcher.after.tasks.task import bundled_tasks, parse_task, task_digest
+from launcher.after.tasks.task import Task, parse_task, task_digest
 from launcher.errors import TaskError
-from tests.support.faults.files import altered, damaged
+from tests.support.faults.files import VALUES, altered, damaged
 from tests.support.tasks import published_folders
 
 ANY = settings(deadline=None, suppress_health_check=list(HealthCheck))
+KEYS = st.sampled_from(sorted(Task.model_fields))
 ROWS = [("a b", "c d", "no"), ("ö", "x\u3000y", "yes"), ("e", "f", "no")]
 _COMMON = {"name": "mine", "published": "here"}
 _PAIRS = {
@@ -161,42 +162,15 @@ def test_a_first_line_that_is_no_csv_is_refused(first: bytes, tmp_path: Path) ->
 
 
 @pytest.mark.long
-@settings(ANY, max_examples=150)
-@given(data=st.data())
-def test_damaged_files(data: st.DataObject, tmp_path: Path) -> None:
-    described, files = CASES[data.draw(st.sampled_from(sorted(CASES)))]
-    spoilt = data.draw(st.sampled_from(sorted(files)))
-    read_all(json.dumps(described), {**files, spoilt: data.draw(damaged(files[spoilt]))}, tmp_path)
-
-
-@pytest.mark.long
-@settings(ANY, max_examples=150)
-@given(data=st.data())
-def test_altered_descriptions(data: st.DataObject, tmp_path: Path) -> None:
-    described, files = CASES[data.draw(st.sampled_from(sorted(CASES)))]
-    changed = data.draw(altered(described))
-    text = json.dumps(changed) if data.draw(st.booleans()) else yaml.safe_dump(changed)
-    read_all(text, files, tmp_path)
-
-
-@pytest.mark.long
-@settings(ANY, max_examples=100)
-@given(data=st.data())
-def test_damaged_descriptions(data: st.DataObject) -> None:
-    """Characters of bundled YAML lost, doubled and put in."""
-    known = bundled_tasks()
-    text = known[data.draw(st.sampled_from(sorted(known)))]
-    spoilt = data.draw(damaged(text.encode())).decode("utf-8", "surrogateescape")
-    with suppress(TaskError):
-        assert parse_task(spoilt, "mine.yaml", None).kind
-
-
-@pytest.mark.long
 @settings(ANY, max_examples=5000)
 @given(data=st.data())
 def test_anything_damaged(data: st.DataObject, tmp_path: Path) -> None:
+    """Files, and a description as it is, with one value changed or with further keys, in JSON or YAML, whole or not."""
     described, files = CASES[data.draw(st.sampled_from(sorted(CASES)))]
-    text = json.dumps(data.draw(altered(described)))
+    changed = data.draw(st.one_of(st.just(described), altered(described)))
+    if isinstance(changed, dict):
+        changed = changed | data.draw(st.dictionaries(KEYS, VALUES, max_size=2))
+    text = json.dumps(changed) if data.draw(st.booleans()) else yaml.safe_dump(changed)
     if data.draw(st.booleans()):
         text = data.draw(damaged(text.encode())).decode("utf-8", "surrogateescape")
     spoilt = {name: data.draw(st.one_of(st.just(part), damaged(part))) for name, part in files.items()}
