@@ -1,7 +1,5 @@
 """Commits evaluated beside training: the newest first, an evaluator that is killed, the end that waits only so long."""
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -81,25 +79,6 @@ def test_the_newest_comes_next_and_what_fails_is_told_once(
     found = status(open_run(uri), time.time())
     assert "train.tsv" in str(found.evaluation_problem)
     assert any("train.tsv" in line for line in describe(found, time.time()))
-
-
-@pytest.mark.long
-def test_a_killed_evaluator_is_replaced(cluster: None, inputs: Path, tmp_path: Path) -> None:
-    uri = new_run(inputs, str(tmp_path / "run"), SETTINGS)
-    committing, notes = Committing(uri), list[str]()
-    committing.commit(3)
-    beside = CommitEvaluation(open_run(uri), notes.append, poll_s=0.1, idle=False)
-    try:
-        wait_for(lambda: 3 in steps(uri))
-        os.kill(evaluators()[0].pid, signal.SIGKILL)
-        committing.commit(6)
-        beside.finish(threading.Event(), WAIT_S)
-    finally:
-        beside.close()
-    wait_for(lambda: not evaluators())
-    assert steps(uri) == [3, 6]
-    assert all(event["step"] == 6 for event in events(uri, "evaluation_failed"))
-    assert status(open_run(uri), time.time()).evaluation_problem is None, "what came after went well"
 
 
 @pytest.mark.long

@@ -89,15 +89,3 @@ def test_a_run_and_its_export_give_the_same(fresh_run: str, tmp_path: Path) -> N
     states = [pooled_states(one, encode_text_rows(one, TEXTS), POOLINGS) for one in (of_run, of_folder)]
     for pooling in POOLINGS:
         np.testing.assert_array_equal(states[0][pooling], states[1][pooling])
-
-
-@pytest.mark.long
-def test_equal_weights_have_equal_digests_whoever_committed_them(fresh_run: str) -> None:
-    first = Committing(fresh_run)
-    first.commit(3)
-    digests = [open_checkpoint(open_run(fresh_run)).frozen.digest]
-    Committing(fresh_run).commit(3)
-    digests.append(open_checkpoint(open_run(fresh_run)).frozen.digest)
-    Committing(fresh_run).commit(4)
-    digests.append(open_checkpoint(open_run(fresh_run)).frozen.digest)
-    assert digests[0] == digests[1] != digests[2]

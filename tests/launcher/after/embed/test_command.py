@@ -174,9 +174,6 @@ def broken(place: Path, tmp_path: Path, what: str) -> Path:
             (folder / "modules.json").write_text(json.dumps([*modules, {"path": "../x", "type": "y"}]))
         case "damaged":
             (folder / "model.safetensors").write_bytes(b"\0" * 100)
-        case "half a tokenizer":
-            path = folder / "tokenizer.json"
-            path.write_bytes(path.read_bytes()[:100])
         case "list":
             (folder / "modules.json").write_text("{}x")
     return folder
@@ -191,7 +188,6 @@ def broken(place: Path, tmp_path: Path, what: str) -> Path:
         ("dense", "2_Dense has no model.safetensors"),
         ("outside", "names a folder elsewhere"),
         ("damaged", "cannot be loaded"),
-        ("half a tokenizer", "tokenizer.json"),
         ("list", "does not list modules"),
     ],
 )
@@ -209,8 +205,6 @@ def test_a_model_that_cannot_be_used(
     ("words", "problem"),
     [
         (["--max-length", "4000"], "max_length is 4000"),
-        (["--pooling", "average"], "--pooling"),
-        (["--batch", "0"], "--batch"),
         (["--split", "train"], "no split 'train'"),
         (["--step", "3"], "has no steps"),
     ],

@@ -87,16 +87,6 @@ def test_matryoshka_trains_the_beginning_of_the_vector(place: Path, bert: LocalM
 
 
 @pytest.mark.long
-def test_xlnet_learns_at_its_last_token(place: Path, tmp_path: Path) -> None:
-    export(FAMILIES["xlnet"], tmp_path / "xlnet")
-    with open_pretrained(str(tmp_path / "xlnet")) as xlnet:
-        changes = {"epochs": 6, "batch": 8, "lr": 5e-3, "pooling": "cls", "normalize": True}
-        trained = train_embeddings(xlnet, settings(place, "cosent", **changes))
-    assert trained.model[1].pooling_mode == "lasttoken"
-    assert trained.dev["dev_spearman_cosine"] > 0.7
-
-
-@pytest.mark.long
 def test_the_seed_decides(place: Path, bert: LocalModel) -> None:
     """Also of the softmax's head, which is drawn before the trainer begins."""
     first, again, other = (
