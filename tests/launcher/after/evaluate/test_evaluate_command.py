@@ -18,8 +18,6 @@ from tests.support.checks.guide import keys, promised
 from tests.support.models.exports import FAMILIES, export
 from tests.support.runs.small_runs import new_run
 from tests.support.runs.untrained import Committing
-from tests.support.stores.fault_proxy import FaultProxy
-from tests.support.stores.s3 import S3Server
 from tests.support.tasks.small_tasks import task_files
 
 QUICK = ("--set", "epochs=1", "--set", "lr=[1e-3,3e-3]", "--set", "batch=8", "--seeds", "1")
@@ -106,29 +104,6 @@ def test_all_is_computed_and_a_repetition_computes_and_exports_nothing(
 @pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.usefixtures("cluster")
-def test_a_task_is_its_data_whatever_it_is_called(
-    evaluate: Command, run: str, word: str, tmp_path: Path
-) -> None:
-    command = (run, word, "--results", tmp_path / "results", *QUICK, "--set", "lr=1e-3", "--json")
-    first = evaluate(*command)
-    description = Path(word).read_text()
-    Path(word).write_text(description.replace("name: word", "name: renamed"))
-    renamed = evaluate(*command)
-    assert re.search(r": 1 .*\b0 ", renamed.err)
-    assert rows(renamed) == [{**rows(first)[0], "task": "renamed"}]
-
-    Path(word).write_text(description)
-    lines = (tmp_path / "train.tsv").read_text().splitlines()
-    (tmp_path / "train.tsv").write_text("\n".join(lines[1:]) + "\n")
-    other = evaluate(*command)
-    assert other.code == 0
-    assert re.search(r": 0 .*\b1 ", other.err)
-    assert rows(other)[0]["data"] != rows(first)[0]["data"]
-
-
-@pytest.mark.long
-@pytest.mark.cluster
-@pytest.mark.usefixtures("cluster")
 def test_a_model_without_its_head_is_evaluated_and_one_without_a_layer_is_named(
     evaluate: Command, word: str, tmp_path: Path
 ) -> None:
@@ -190,21 +165,3 @@ def test_a_label_that_is_none_is_found_before_anything_is_computed(
     assert "dev.tsv" in said.err
     assert "'7'" in said.err
     assert find_results(open_store(tmp_path / "results")) == {}
-
-
-@pytest.mark.long
-def test_a_store_that_does_not_answer_is_code_75_and_what_was_computed_is_there(
-    evaluate: Command,
-    run: str,
-    word: str,
-    s3: S3Server,
-    faults: FaultProxy,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("MASKFLEET_STORE_PATIENCE_S", "0.3")
-    command = (run, word, "--results", f"s3://{s3.new_bucket()}/r", *QUICK, "--set", "lr=1e-3")
-    faults.always = "error 500"
-    said = evaluate(*command)
-    assert said.code == 75
-    assert re.search(r"\breach s3://", said.err)
-    assert "Traceback" not in said.err

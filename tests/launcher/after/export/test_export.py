@@ -41,7 +41,7 @@ from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import open_run
 from tests.support.models.parity import random_weights
-from tests.support.runs.starts import Setting, trained
+from tests.support.runs.starts import BERT, Setting, trained
 
 SHAPE: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 64}
 MLM = MlmTerm()
@@ -49,7 +49,6 @@ DISENTANGLED = ReplacedTokenConfig(embeddings="gradient_disentangled")
 
 Case = tuple[ModelConfig, RecipeObjective, dict[str, str | None], tuple[str, ...]]
 CASES: dict[str, Case] = {
-    "bert": (BertConfig(**SHAPE), RecipeObjective(mlm=MLM), {".": "BertForMaskedLM"}, ()),
     "bert-nsp": (
         BertConfig(**SHAPE),
         RecipeObjective(mlm=MLM, nsp=NspConfig()),
@@ -105,12 +104,6 @@ CASES: dict[str, Case] = {
         {".": "XLNetLMHeadModel"},
         (),
     ),
-    "electra": (
-        ElectraConfig(**SHAPE, embedding=16, generator_divisor=2),
-        RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()),
-        {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"},
-        (),
-    ),
     "roberta-nsp-rtd": (
         RobertaConfig(**SHAPE),
         RecipeObjective(mlm=MLM, nsp=NspConfig(), rtd=DISENTANGLED),
@@ -129,7 +122,6 @@ CASES: dict[str, Case] = {
         {"generator": "DebertaV2ForMaskedLM", "discriminator": "DebertaV2Model"},
         (),
     ),
-    "neobert": (NeoBertConfig(**SHAPE), RecipeObjective(mlm=MLM), {".": None}, ()),
     "neobert-vectors": (
         NeoBertConfig(**SHAPE),
         RecipeObjective(mlm=MLM, contrastive=ContrastiveConfig()),
@@ -213,7 +205,7 @@ def _assert_names_no_class(folder: Path) -> None:
 
 def test_an_export_replaces_the_one_before_and_nothing_else(fresh_run: str, tmp_path: Path) -> None:
     run = open_run(fresh_run)
-    trained(Setting(run, run.tokenizer()), fresh_run, CASES["bert"][0], CASES["bert"][1])
+    trained(Setting(run, run.tokenizer()), fresh_run, BERT, RecipeObjective(mlm=MLM))
     run = open_run(fresh_run)
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/config.json").write_text("{}")
@@ -229,7 +221,7 @@ def test_an_export_replaces_the_one_before_and_nothing_else(fresh_run: str, tmp_
 
 def test_the_card_states_the_loss_at_its_step(fresh_run: str, tmp_path: Path) -> None:
     run = open_run(fresh_run)
-    trained(Setting(run, run.tokenizer()), fresh_run, CASES["bert"][0], CASES["bert"][1])
+    trained(Setting(run, run.tokenizer()), fresh_run, BERT, RecipeObjective(mlm=MLM))
     journal = RunLog(run.store, 1, 1000.0, lambda line: None)
     for step, loss in ((2, 5.5), (4, 4.25), (6, 3.0)):
         figures = {"loss": loss, "mlm_loss": loss, "perplexity": 70.1}

@@ -66,11 +66,14 @@ def metric_of(trainer: transformers.Trainer, asked: Task) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kind", "metric"),
-    [("classification", "accuracy"), ("pair_classification", "accuracy"), ("regression", "spearman")],
+    ("family", "kind"),
+    [
+        ("bert", "classification"),
+        ("deberta-v2", "pair_classification"),
+        ("modernbert", "regression"),
+    ],
 )
-@pytest.mark.parametrize("family", ["bert", "deberta-v2", "modernbert"])
-def test_the_same_head_ends_in_the_same_weights(family: str, kind: str, metric: str, tmp_path: Path) -> None:
+def test_the_same_head_ends_in_the_same_weights(family: str, kind: str, tmp_path: Path) -> None:
     seed = len(family) + len(kind)
     pretrained, asked = model(family, tmp_path / "model"), task(kind, tmp_path, train=160, dev=60)
     start = with_a_head(pretrained, asked, seed, tmp_path / "start")
@@ -83,4 +86,5 @@ def test_the_same_head_ends_in_the_same_weights(family: str, kind: str, metric: 
     assert written.keys() == theirs.keys()
     assert [name for name, weight in theirs.items() if not torch.equal(weight, written[name])] == []
     assert any(not torch.equal(weight, begun[name]) for name, weight in theirs.items()), "it was trained"
+    metric = "accuracy" if asked.labels else "spearman"
     assert ours.metrics[metric] == pytest.approx(metric_of(trainer, asked), abs=1e-12)

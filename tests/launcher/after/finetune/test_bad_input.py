@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from typer.testing import CliRunner
 from data_service.errors import UserError as DataError
 from encoder_core.errors import UserError as ModelError
 from launcher.app.cli.main import app
-from tests.support.checks.silence import without_signs_of_life
 from tests.support.tasks.small_tasks import Models, description, task
 
 Spoil = Callable[[Path], None]
@@ -118,23 +115,3 @@ def test_it_is_said_before_training(place: Path, name: str) -> None:
     assert result.exception.remedy
     assert "epoch" not in result.output
     assert not (place / "out").exists()
-
-
-@pytest.mark.long
-def test_longer_inputs_are_cut_or_read_in_windows(models: Models, place: Path) -> None:
-    rewritten("train", long)(place)
-    command = ["finetune", str(place / "model"), str(place / "task.yaml"), "--set", "epochs=1"]
-    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
-
-
-@pytest.mark.long
-def test_on_a_terminal_it_is_an_error_and_a_remedy(place: Path) -> None:
-    rewritten("dev", lambda lines: lines[4].update(label="maybe"))(place)
-    command = [sys.executable, "-m", "maskfleet", "finetune", str(place / "model"), str(place / "task.yaml")]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert ended.stdout == ""
-    assert [line.partition(":")[0] for line in without_signs_of_life(ended.stderr).splitlines()] == [
-        "error",
-        "remedy",
-    ]

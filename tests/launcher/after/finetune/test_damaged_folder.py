@@ -21,16 +21,7 @@ from tests.support.tasks.small_tasks import Models
 
 ANY = settings(deadline=None, suppress_health_check=list(HealthCheck))
 FAMILIES = ("bert", "roberta", "albert", "xlnet", "electra", "deberta-v3")
-NONSENSE = (
-    "{}",
-    "[]",
-    "null",
-    "3",
-    "{",
-    '"x"',
-    '{"model": {"type": "WordPiece"}}',
-    '{"version": "1.0", "model": {}}',
-)
+NONSENSE = ("{}", "null", "{", '{"version": "1.0", "model": {}}')
 
 
 def predict(folder: Path) -> None:
@@ -86,14 +77,6 @@ def test_a_panic_of_the_tokenizers_library_is_an_error(models: Models, tmp_path:
     (folder / "tokenizer.json").write_text(json.dumps(definition))
     with pytest.raises((DataError, ModelError), match=str(folder)):
         use(folder)  # type: ignore[operator]
-
-
-@pytest.mark.long
-@settings(ANY, max_examples=12)
-@given(data=st.data())
-def test_a_damaged_folder(models: Models, tmp_path: Path, data: st.DataObject) -> None:
-    with suppress(DataError, ModelError):
-        predict(spoilt(models, data.draw(st.sampled_from(FAMILIES[:2])), tmp_path / "model", data))
 
 
 @pytest.mark.long

@@ -25,7 +25,6 @@ LEARNS = FinetuneSettings(lr=3e-3, epochs=6, batch=8)
     ("family", "kind"),
     [
         *(("bert", kind) for kind in KINDS),
-        ("xlnet", "classification"),
         *(pytest.param(family, kind, marks=pytest.mark.long) for family in FAMILIES for kind in KINDS),
     ],
 )
@@ -72,9 +71,11 @@ def test_a_loss_that_is_no_longer_finite_is_an_error(models: Models, tmp_path: P
         finetune(models("bert"), task("classification", tmp_path), QUICK.model_copy(update={"lr": 1e30}), 1)
 
 
-@pytest.mark.parametrize("kind", ["classification", "regression"])
-def test_microbatches_change_no_more_than_rounding(tmp_path: Path, kind: str) -> None:
-    asked, still = task(kind, tmp_path), {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+def test_microbatches_change_no_more_than_rounding(tmp_path: Path) -> None:
+    asked, still = (
+        task("classification", tmp_path),
+        {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0},
+    )
     start = model("bert", tmp_path / "model")
     config = json.loads((start.folder / "config.json").read_bytes())
     (start.folder / "config.json").write_text(json.dumps(config | still))
