@@ -1,8 +1,11 @@
 """The command line in this process."""
 
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from launcher.app.cli import main as cli
@@ -24,3 +27,17 @@ def exit_code(*arguments: object) -> int:
         except SystemExit as ended:
             return int(ended.code or 0)
     return 0
+
+
+def _commands(group: Any, words: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        below = f"{words} {name}".strip()
+        if hasattr(command, "commands"):
+            yield from _commands(command, below)
+        else:
+            yield below, command
+
+
+def command_tree() -> dict[str, Any]:
+    """Every command by its words, without groups."""
+    return dict(_commands(typer.main.get_command(cli.app)))

@@ -1,7 +1,7 @@
 """`import maskfleet`: what notebooks and scripts see of a run that has trained."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -14,29 +14,17 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import maskfleet
-from data_service.stream.stream import StepStart, Stream
 from data_service.tokenizers.load import load_tokenizer
 from encoder_core.families.neobert import NeoBertConfig
 from launcher.errors import MissingPackage, RunError
-from launcher.runtime.rank.data import RankData, RankShard, checksum
+from launcher.runtime.rank.data import checksum
 from launcher.runtime.run.record import open_run
-from launcher.runtime.run.streams import heldout_spec, sample_positions, stream_spec
 from tests.support.ranks.run_group import finish
 from tests.support.runs.small_runs import STEPS, history, new_run, prepare_corpus
 from tests.support.runs.starts import Setting, trained
 from tests.support.runs.untrained import Attempt
 
 Item = dict[str, torch.Tensor]
-
-
-class Local(Stream):
-    """A stream as ranks want it, without Ray."""
-
-    def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepStart | None = None) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 Made = tuple[str, dict[str, torch.Tensor]]
@@ -126,24 +114,6 @@ def test_a_sample_prints_as_the_command_shows_it(run: maskfleet.Run) -> None:
     assert "->" in str(sample)
     with pytest.raises(RunError, match="no row 99"):
         run.sample(9, 99)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_the_stream_is_what_the_runs_ranks_get(run: maskfleet.Run, uri: str, world: int) -> None:
-    opened = open_run(uri)
-    tokenizer = load_tokenizer(opened.recipe.tokenizer.uri)
-    for rank in range(world):
-        streams = [Local(stream_spec(opened, tokenizer, phase)) for phase in range(2)]
-        share = RankShard(rank, world, opened.recipe.phase_microbatches)
-        heldout = {"": ([Local(heldout_spec(opened, tokenizer))] * 2, 4)}
-        steps = sample_positions(opened, streams, ())
-        data = RankData(streams, steps, heldout, share, torch.device("cpu"), lambda batch: {})
-        mine = run.stream(rank, world)
-        for step in range(STEPS):
-            fetched = data.fetch(step)
-            assert sum(checksum(part) for part in mine.microbatches(step)) == fetched.digest
-        data.close()
 
 
 @pytest.mark.long

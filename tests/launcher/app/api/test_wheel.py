@@ -12,7 +12,6 @@ import sys
 import venv
 import zipfile
 from collections.abc import Iterable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -132,15 +131,6 @@ def test_what_evaluation_needs_is_an_extra(wheel: Path) -> None:
     assert of_extra == beyond
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("path", ["", "."], ids=["in the folder", "with the folder on the path"])
-def test_the_command_works_beside_folders_that_bear_our_names(
-    installed: Path, hostile: Path, path: str
-) -> None:
-    said = run(installed / "maskfleet", "--version", cwd=hostile, PYTHONPATH=path).stdout
-    assert said.strip() == f"maskfleet {version('maskfleet')}"
-
-
 def test_it_can_be_run_as_a_module(installed: Path, hostile: Path) -> None:
     assert "maskfleet" in run(installed / "python", "-m", "maskfleet", "--version", cwd=hostile).stdout
 
@@ -176,16 +166,6 @@ def test_folders_without_code_are_in_nobodys_way(installed: Path, tmp_path: Path
         "data_service.errors",
         "False",
     ]
-
-
-@pytest.mark.long
-def test_templates_and_recipes_are_found_outside_a_checkout(installed: Path, tmp_path: Path) -> None:
-    code = "import maskfleet, launcher.app.schedulers.job as t; from importlib.resources import files; "
-    code += "print(t.folder()); print(len(list((files('launcher.runtime.recipe') / 'library').iterdir())))"
-    folder, recipes = run(installed / "python", "-c", code, cwd=tmp_path).stdout.split()
-    assert Path(folder).is_relative_to(installed.parent)
-    assert (Path(folder) / "slurm" / "job.sh").is_file()
-    assert int(recipes) > 30
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ from launcher import output
 from launcher.app.cli.main import app
 from launcher.errors import OutputError, RecipeError, RunError
 from launcher.observe.inspect import baselines as counting
-from launcher.observe.inspect.report.chart import Chart, ChartMark, Level, Series, draw
+from launcher.observe.inspect.report.chart import Chart, ChartMark, Series, draw
 from launcher.runtime.preflight.doctor import probe_store
 from launcher.runtime.preflight.measure import _checkpoint_bytes
 from launcher.runtime.rank.initial_weights import check_start
@@ -82,27 +82,15 @@ def test_a_device_is_written_to() -> None:
     output.write_file(Path("/dev/null"), "text")
 
 
-@pytest.mark.long
-def test_report_and_launch_write_so(
-    fresh_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    err = failing("report", fresh_run, "--no-baselines", "--out", tmp_path, capsys=capsys)
-    assert f" {tmp_path}: Is a directory" in err
-    machines = ("--nodes", 1, "--cpus-per-node", 4, "--memory", "8GiB")
-    err = failing("launch", "slurm", fresh_run, *machines, "--out", "/dev/full", capsys=capsys)
-    assert " /dev/full: No space left" in err
-
-
 def command(*arguments: str, stdout: int) -> subprocess.CompletedProcess[str]:
     run = [sys.executable, "-c", "from launcher.app.cli.main import main; main()", *arguments]
     return subprocess.run(run, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("arguments", [("recipe", "show", "bert-tiny"), ("--help",)])
-def test_a_full_standard_output_is_said(arguments: tuple[str, ...]) -> None:
+def test_a_full_standard_output_is_said() -> None:
     with Path("/dev/full").open("w") as full:
-        done = command(*arguments, stdout=full.fileno())
+        done = command("recipe", "show", "bert-tiny", stdout=full.fileno())
     assert done.returncode == 2
     said = without_signs_of_life(done.stderr)
     assert re.match(r"error: .*: No space left on device\nremedy: ", said)
@@ -195,7 +183,6 @@ def test_preflight_knows_the_vocabulary_of_the_run(inputs: Path) -> None:
 
 
 def test_a_forks_curves_begin_where_it_does() -> None:
-    import numpy as np
 
     steps = np.arange(9000.0, 9100.0)
     series = (Series("loss", steps, steps),)
@@ -265,20 +252,3 @@ def test_what_is_elsewhere_is_named(arguments: tuple[str, ...], names: str) -> N
     assert result.exit_code == 2
     assert names in " ".join(result.output.replace("│", " ").split())
     assert "Did you mean" not in result.output
-
-
-def test_the_name_of_a_level_lies_over_the_curves() -> None:
-    series = Series("s", np.arange(3.0), np.array([7.0, 6.0, 7.0]))
-    drawn = draw(Chart("t", "u", (series,), 3.0, levels=(Level("bigram", 7.0),)))
-    assert drawn.index('class="level-name"') > drawn.index("points=")
-
-
-@pytest.mark.parametrize(
-    "command", [("embed", "eval", "absent", "stsb"), ("embed", "train", "absent", "stsb", "--out", "o")]
-)
-def test_a_model_that_is_not_there_is_told_before_its_libraries_are_loaded(
-    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("launcher.errors.import_optional", lambda *_: pytest.fail("a library was loaded"))
-    with pytest.raises(RunError, match="absent"):
-        CliRunner().invoke(app, list(command), catch_exceptions=False)

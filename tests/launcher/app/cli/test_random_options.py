@@ -5,16 +5,14 @@ traceback.
 import os
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.app.cli import main as cli
+from tests.support.checks.command import command_tree
 
 _VALUES = (
     *("", "-1", "0", "1.5", "-0.1", "nan", "inf", "1e400", "9" * 40, "true", "null", "a b", "ünï", "\x1b[2J"),
@@ -40,23 +38,14 @@ _ELSEWHERE = {
 }  # what they start or measure has tests of its own
 
 
-def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command of the tree by its words."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, (*path, name))
-        else:
-            yield (*path, name), command
+TREE = command_tree()
+TRIED = sorted(one for one in TREE if one not in _ELSEWHERE and one != "runs watch")  # it serves
 
 
-TREE = dict(commands(typer.main.get_command(cli.app)))
-TRIED = sorted(path for path in TREE if path[0] not in _ELSEWHERE and path != ("runs", "watch"))  # it serves
-
-
-def words(path: tuple[str, ...], draw: random.Random) -> list[str]:
+def words(command: str, draw: random.Random) -> list[str]:
     """A command line: what is required, and some of the rest."""
-    found: list[str] = [*path]
-    for parameter in TREE[path].params:
+    found = command.split()
+    for parameter in TREE[command].params:
         if not parameter.required and draw.random() < 0.7:
             continue
         usual = "5" if parameter.default is None else str(parameter.default)
@@ -87,15 +76,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     database=None,
 )
-@given(path=st.sampled_from(TRIED), seed=st.integers(0, 2**32))
+@given(command=st.sampled_from(TRIED), seed=st.integers(0, 2**32))
 def test_random_options_end_in_a_message(
-    path: tuple[str, ...],
+    command: str,
     seed: int,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = words(path, random.Random(seed))
+    arguments = words(command, random.Random(seed))
     with monkeypatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["maskfleet", *arguments])

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
-from launcher.app.cli import main as cli
+from tests.support.checks.command import command_tree
+from tests.support.runs.small_runs import new_run
 
 # Ends a command that imports one of these, or opens a connection, in a way that none of them catches.
 _DRIVER = """
@@ -159,16 +159,7 @@ NAMED = (
 )
 
 
-def commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, command in group.commands.items():
-        words = f"{path} {name}".strip()
-        if hasattr(command, "commands"):
-            yield from commands(command, words)
-        else:
-            yield words, command
-
-
-TREE = dict(commands(typer.main.get_command(cli.app)))
+TREE = command_tree()
 
 
 def mistakes() -> Iterator[list[str]]:
@@ -212,8 +203,6 @@ def places(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     (made / "model/config.json").write_text("{}")
     (made / "text.txt").write_text("Some text.\n")
     (made / "prepare.yaml").write_text(f"inputs: [{{uri: {made}/text.txt, source: text}}]\nstages: []\n")
-    from tests.support.runs.small_runs import new_run
-
     found = {name: str(made / name) for name in ("model", "data", "new", "gone")}
     return found | {
         "text": str(made / "text.txt"),
@@ -243,7 +232,7 @@ def told(lines: list[list[str]], places: dict[str, str]) -> list[tuple[list[str]
     return [(line, code, said) for line, (code, said) in zip(lines, answers, strict=True)]
 
 
-@pytest.mark.parametrize("most", [80, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("most", [50, pytest.param(10_000, marks=pytest.mark.long)])
 def test_mistakes_are_told_before_what_is_heavy(places: dict[str, str], most: int) -> None:
     """Arguments and options of all commands that may be wrong, drawn at random, or every one; in any order, since a
     failed import leaves traces."""

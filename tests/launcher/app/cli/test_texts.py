@@ -38,11 +38,6 @@ def test_a_limit_inside_a_file(tmp_path: Path, suffix: str, pack: type[bytes]) -
     assert size(sample(tmp_path, 100_000_000)) == 1400 * 10_007
 
 
-def test_a_single_long_document_is_cut(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("é" * 5_000_000)
-    assert size(sample(tmp_path, 1_000_001)) == 1_000_000
-
-
 def test_it_is_from_all_over(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(2400))
     numbers = [int(text[:6]) for text in sample(tmp_path, 2_000_000)]

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from launcher.app.schedulers.kuberay import KubeRayJob, render
-from launcher.errors import LaunchError
 
 
 def manifest(**settings: object) -> dict[str, Any]:
@@ -80,8 +79,3 @@ def test_secrets_are_references(gpus: dict[str, object], secrets: tuple[str, ...
         variables = {entry["name"]: entry for entry in pod["containers"][0]["env"]}
         for name in ("HF_TOKEN", "WANDB_API_KEY"):
             assert variables[name]["valueFrom"] == {"secretKeyRef": {"name": "keys", "key": name}}
-
-
-def test_a_run_on_a_disk_is_refused(cpus: dict[str, object]) -> None:
-    with pytest.raises(LaunchError, match="disk"):
-        manifest(**{**cpus, "run": "/data/run"})

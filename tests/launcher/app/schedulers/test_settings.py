@@ -55,11 +55,6 @@ def test_a_name_from_the_uri(cpus: dict[str, object], run: str, name: str) -> No
     Launch.from_options(**{**cpus, "name": job_name(run)})
 
 
-def test_a_run_on_a_disk_is_refused() -> None:
-    with pytest.raises(LaunchError, match="disk"):
-        needs_object_storage(TrainingJob.from_options(run="/data/runs/base", nodes=1))
-
-
 @pytest.mark.parametrize("run", ["s3://bucket/run", "gs://bucket/run", "az://container/run", "GS://b/r"])
 def test_a_run_in_any_object_store_is_taken(run: str) -> None:
     assert needs_object_storage(TrainingJob.from_options(run=run, nodes=1)).run == run
@@ -69,11 +64,6 @@ def test_a_run_in_any_object_store_is_taken(run: str) -> None:
 def test_what_cannot_be_written_from_all_machines_is_refused(run: str) -> None:
     with pytest.raises(LaunchError, match=run):
         needs_object_storage(TrainingJob.from_options(run=run, nodes=1))
-
-
-def test_the_words_of_the_command(gpus: dict[str, object]) -> None:
-    sets = ["--set", "zero=2", "--set", "name=it's $(HOME)"]
-    assert Launch.from_options(**gpus).command == ["maskfleet", "train", gpus["run"], *sets, "--nodes", "2"]
 
 
 def test_a_tool_that_is_not_installed() -> None:
