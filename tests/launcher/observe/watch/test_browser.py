@@ -201,8 +201,7 @@ def test_the_page_is_drawn_again_as_records_come(run: ToldRun, tab: Browser) -> 
     assert refused == []
 
 
-@pytest.mark.parametrize("width", [1280, 768, 360])
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (768, True), (360, False), (360, True)])
 def test_everything_fits_and_can_be_read(
     run: ToldRun, tab: Browser, width: int, dark: bool, tmp_path: Path
 ) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from launcher.observe.watch import live
 from launcher.observe.watch.live import require_one_run
 from launcher.observe.watch.site import Server, Site
 from launcher.runtime.run.outline import open_outline
+from tests.support.checks.html import Page
 from tests.support.runs.untrained import ToldRun
 from tests.support.stores.faulty import FaultyStore, set_fault
 
@@ -97,32 +97,6 @@ def run(tmp_path: Path) -> ToldRun:
     return run
 
 
-class Tags(HTMLParser):
-    """Names and attributes of all elements; they must nest."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.text = ""
-        self.feed(html)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "br", "link", "input"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 def test_the_page_is_the_report_and_follows_the_records(run: ToldRun) -> None:
     with serving(run.folder) as ask:
         served = without_times(ask.page())
@@ -170,14 +144,14 @@ def test_nothing_but_reading_is_served(run: ToldRun) -> None:
 
 def test_only_who_names_this_machine_is_answered(run: ToldRun) -> None:
     with serving(run.folder) as ask:
-        for host in ("localhost", "localhost:9000", "127.0.0.1", "[::1]:80", "LOCALHOST"):
+        for host in ("localhost:9000", "[::1]:80", "LOCALHOST"):
             assert ask(host=host)[0] == 200, host
-        others = "evil.example evil.example:80 localhost.evil.example 127.0.0.1.evil.example 127.0.0.1:80.evil.example"
-        others += (
-            " localhost:18765.evil.example:80 evil.example@localhost localhost@evil.example localhost/evil"
-        )
-        for host in (*others.split(), "localhost,evil.example", "[::1]evil.example", "localhost:", "", "["):
-            assert ask(host=host or "@")[0] == 403, host
+        for host in ("evil.example:80", "localhost.evil.example", "localhost@evil.example", "@"):
+            assert ask(host=host)[0] == 403, host
+        assert ask("http://evil.example/")[0] == 403
+        with socket.create_connection(("127.0.0.1", ask.port)) as client:
+            client.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.0 403")
 
 
 @given(
@@ -194,14 +168,6 @@ def test_a_host_that_is_answered_is_a_name_and_a_port(parts: list[str]) -> None:
     server.names = {"localhost"}
     name = re.sub(r":[0-9]{1,5}$", "", host) if not host.endswith("::1") else host
     assert server.is_named(host) == (name in ("localhost", "127.0.0.1", "[::1]"))
-
-
-def test_a_request_for_another_host_by_its_target_or_a_second_header(run: ToldRun) -> None:
-    with serving(run.folder) as ask:
-        assert ask("http://evil.example/")[0] == 403
-        with socket.create_connection(("127.0.0.1", ask.port)) as client:
-            client.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
-            assert client.recv(100).startswith(b"HTTP/1.0 403")
 
 
 def test_hundreds_of_requests_at_once_are_all_answered(run: ToldRun) -> None:
@@ -236,10 +202,14 @@ def test_no_script_but_its_own_may_run(run: ToldRun) -> None:
             policy = ask(path)[1]["Content-Security-Policy"]
             assert "default-src 'none'; script-src 'self'; style-src 'sha256-" in policy
             assert "unsafe" not in policy
-        page = Tags(ask.page())
-        assert [attrs for tag, attrs in page.tags if tag == "script"] == [{"src": "/live.js", "defer": None}]
+        page = Page(ask.page())
+        assert [attrs for tag, attrs in page.elements if tag == "script"] == [
+            {"src": "/live.js", "defer": None}
+        ]
         assert not [
-            attrs for _, attrs in page.tags if any(name.startswith("on") or name == "style" for name in attrs)
+            attrs
+            for _, attrs in page.elements
+            if any(name.startswith("on") or name == "style" for name in attrs)
         ]
 
 
@@ -251,8 +221,8 @@ def test_hostile_text_is_text(tmp_path: Path) -> None:
     run.event(HOSTILE, 1, **{HOSTILE: HOSTILE, "lone": "\ud800", "deep": [[HOSTILE]]})
     run.event("straggler", 1, step=3, rank=1, host=HOSTILE, ratio=2.0, doing=HOSTILE)
     with serving(run.folder) as ask:
-        page = Tags(ask.until("onerror"))
-        assert "img" not in [tag for tag, _ in page.tags]
+        page = Page(ask.until("onerror"))
+        assert "img" not in [tag for tag, _ in page.elements]
         assert "\u202e" not in page.text
         assert page.text.count("onerror") >= 6
         (run.folder / "run.json").write_text(f'{{"{HOSTILE}')

@@ -12,7 +12,7 @@ from data_service.store.open import open_store
 from launcher.app.cli.main import app
 from launcher.errors import EstimateError
 from launcher.output import hours_or_days
-from launcher.plan.estimate.estimate import Estimate, estimate, halvings
+from launcher.plan.estimate.estimate import Estimate, estimate
 from launcher.plan.estimate.render import render
 from launcher.runtime.capacity.devices import Cluster, find_gpu, parse_text_size
 from launcher.runtime.capacity.memory_fit import fixed_memory
@@ -31,7 +31,7 @@ def of(
 
 @pytest.mark.long
 def test_the_command_shows_its_arithmetic() -> None:
-    result = CliRunner().invoke(app, ["estimate", *LARGE])
+    result = CliRunner().invoke(app, ["estimate", *LARGE, "--text", "160GB"])
     assert result.exit_code == 0
     for shown in (
         "355,411,033 parameters",
@@ -39,16 +39,16 @@ def test_the_command_shows_its_arithmetic() -> None:
         "sqrt(2 d M)",
         "what autograd keeps",
         "GPU-hours",
+        "RESULTS-gpu.md",
     ):
         assert shown in result.output
-
-
-@pytest.mark.long
-def test_of_a_text_it_says_how_often_it_is_read() -> None:
-    result = CliRunner().invoke(app, ["estimate", *LARGE, "--text", "160GB"])
+    assert result.output.count("utilisation, ") == 1
     assert re.search(r"^ *tokens of the run +2\.1T ", result.output, re.MULTILINE)
     assert re.search(r"^ *tokens of the text +36\.4G ", result.output, re.MULTILINE)
     assert re.search(r"^ *epochs +57\.67 ", result.output, re.MULTILINE)
+    given = CliRunner().invoke(app, ["estimate", *LARGE, "--mfu", "0.4"]).output
+    assert given.count("utilisation, ") == 1
+    assert "RESULTS-gpu.md" not in given
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,6 @@ def test_sizes_of_texts(told: str, size: float) -> None:
 def test_no_size_is_refused(told: str) -> None:
     with pytest.raises(EstimateError):
         parse_text_size(told)
-
-
-@pytest.mark.long
-def test_it_states_one_utilisation() -> None:
-    for given in ((), ("--mfu", "0.4")):
-        output = CliRunner().invoke(app, ["estimate", *LARGE, *given]).output
-        assert output.count("utilisation, ") == 1
-        assert ("RESULTS-gpu.md" in output) == (not given)
 
 
 def test_below_two_days_it_says_hours() -> None:
@@ -99,14 +91,9 @@ def test_as_json_it_has_the_same_figures() -> None:
     ],
 )
 def test_nonsense_is_refused(nodes: int, gpus: int, gpu: str, mfu: float | None, what: str) -> None:
-    with pytest.raises(EstimateError, match=what):
+    with pytest.raises(EstimateError, match=what) as error:
         estimate(load("bert-tiny"), Cluster(nodes, gpus, find_gpu(gpu), mtbf=1e6), mfu)
-
-
-def test_an_unknown_gpu_lists_those_known() -> None:
-    with pytest.raises(EstimateError) as error:
-        find_gpu("H1000")
-    assert all(name in error.value.remedy for name in ("A100-40", "H100", "B200", "L4"))
+    assert what != "Voodoo2" or all(name in error.value.remedy for name in ("A100-40", "H100", "B200", "L4"))
 
 
 @pytest.mark.long
@@ -234,9 +221,3 @@ def test_every_bundled_recipe_can_be_estimated(name: str) -> None:
     assert found.seconds > 0
     assert all(0 < phase.forward < phase.model <= phase.executed for phase in found.phases)
     assert found.recipe.name in render(found)
-
-
-def test_halvings_double_from_one_and_end_with_the_number_itself() -> None:
-    assert halvings(1) == [1]
-    assert halvings(48) == [1, 2, 4, 8, 16, 32, 48]
-    assert halvings(64) == [1, 2, 4, 8, 16, 32, 64]
