@@ -145,14 +145,6 @@ def test_importing_maskfleet_waits_for_nothing() -> None:
     assert not loaded_with(["maskfleet"]) & {*PACKAGES, "torch", "ray", "numpy"}
 
 
-def test_what_a_rank_is_told_waits_for_no_recipe() -> None:
-    assert not loaded_with(["launcher.runtime.cluster.orders"]) & {
-        "torch",
-        "ray",
-        "launcher.runtime.recipe.schema",
-    }
-
-
 def test_nothing_that_a_rank_needs_for_its_seat_reaches_torch() -> None:
     """CUDA is asked when torch or DeepSpeed is imported, and would show the one GPU that Ray gave the rank."""
     loaded = loaded_with(["launcher.runtime.cluster.rank_process", "ray._private.worker", "ray.util"])
@@ -166,7 +158,7 @@ def test_nothing_that_a_rank_needs_for_its_seat_reaches_torch() -> None:
     }
 
 
-def test_what_the_driver_and_a_rank_tell_each_other_reaches_no_torch() -> None:
+def test_what_the_driver_and_a_rank_tell_each_other_reaches_no_torch_and_no_recipe() -> None:
     """Orders may reach a rank's process before it has imported anything else."""
     names = (
         "cluster.orders",
@@ -175,7 +167,8 @@ def test_what_the_driver_and_a_rank_tell_each_other_reaches_no_torch() -> None:
         "policies.elastic",
         "policies.failures",
     )
-    assert not loaded_with([f"launcher.runtime.{name}" for name in names]) & {"torch", "deepspeed"}
+    loaded = loaded_with([f"launcher.runtime.{name}" for name in names])
+    assert not loaded & {"torch", "deepspeed", "launcher.runtime.recipe.schema"}
 
 
 def test_what_ray_unpickles_as_a_ranks_actor_comes_from_the_seat_alone() -> None:

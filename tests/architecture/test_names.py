@@ -86,18 +86,3 @@ def test_names_of_ours_in_strings_are_there() -> None:
     found = [(f, name) for f in files if f.exists() for name in names_in_strings(f.read_text("utf-8"))]
     assert len(found) > 200
     assert [f"{f.relative_to(ROOT)}: {name}" for f, name in found if not is_there(name)] == []
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        "patch('launcher.runtime.run.create.{name}')",
-        "from launcher.runtime.run import create as made\nsetattr(made, '{name}', 1)",
-        "CODE = '''\nfrom launcher.runtime.run.create import {name}\n'''",
-        "CODE = '''\nfrom launcher.runtime.run import create as made\nmade.{name} = 1\n'''",
-    ],
-)
-def test_a_name_that_is_gone_is_told_however_it_is_written(program: str) -> None:
-    for name in ("create_run", "create_" + "nothing"):
-        *_, found = names_in_strings(program.replace("{name}", name))
-        assert is_there(found) == (name == "create_run")

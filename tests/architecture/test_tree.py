@@ -189,23 +189,6 @@ def test_the_readme_and_ci_run_the_same_commands() -> None:
     assert os.access(ROOT / ".ci/run", os.X_OK)
 
 
-def test_commands_in_the_documentation_exist() -> None:
-    """Every `maskfleet ...` in a README names a command that the CLI has."""
-    import typer.main
-
-    from launcher.app.cli.main import app
-
-    commands = getattr(typer.main.get_command(app), "commands")  # noqa: B009 - typer carries its own click
-    documents = [path for path in tracked() if path.name == "README.md"]
-    text = "\n".join(path.read_text("utf-8") for path in documents)
-    named = set(re.findall(r"maskfleet ([a-z]+)(?: ([a-z]+))?", text))
-    assert len(named) > 10
-    for first, second in named:
-        assert first in commands, f"maskfleet {first}"
-        inner = getattr(commands[first], "commands", None)
-        assert not second or inner is None or second in inner, f"maskfleet {first} {second}"
-
-
 def test_the_fault_matrix_names_tests_that_exist() -> None:
     matrix = ROOT / "tests/faults/README.md"
     named = re.findall(r"`((?:\.\./)?[\w/]*test_\w+\.py)(?:::(\w+))?`", matrix.read_text())

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ _CODE = re.compile(r"`([^`\n]+)`")
 _PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b|NNN")
 
 
+@cache
 def tracked() -> list[str]:
     """Files of the checkout, relative to its root; none of what is no checkout."""
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
@@ -109,6 +111,9 @@ def named_paths(code: str) -> Iterator[str]:
             yield name
 
 
+COMMANDS: Any = typer.main.get_command(app)
+
+
 def told(path: Path) -> Iterator[list[str]]:
     """The words of every `maskfleet` command in the document's blocks, without redirections."""
     for language, text in document_blocks(path):
@@ -123,8 +128,7 @@ def told(path: Path) -> Iterator[list[str]]:
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_in_blocks_have_these_options(path: Path) -> None:
     for words in told(path):
-        command: Any = typer.main.get_command(app)
-        rest = list(words)
+        command, rest = COMMANDS, list(words)
         while rest and hasattr(command, "commands"):
             if rest[0].startswith("-"):
                 break

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.support.checks.guide import GUIDE, STAND_INS, Page, document_blocks
+from tests.support.checks.guide import GUIDE, Page, document_blocks
 from tests.support.data.chinese import made_up_documents
 from tests.support.data.made_up import write_text
 from tests.support.stores.gcs import FakeGcs
@@ -210,7 +210,3 @@ def test_blocks_hold_commands_where_they_are_run() -> None:
                 or loop
                 or "maskfleet " not in text.replace("maskfleet train RUN        the parent", "")
             ), f"{path.name}: a block of {language or 'no language'} holds a command"
-
-
-def test_commands_of_others_are_known() -> None:
-    assert set(ANSWERS) <= set(STAND_INS)

@@ -206,25 +206,16 @@ def test_every_gauge_is_explained() -> None:
     assert {name for row in rows for name in re.findall(r"`(?:ray_maskfleet)?_(\w+)", row)} == made
 
 
+@pytest.mark.long
+def test_the_table_of_what_is_trained_together_is_what_the_tests_try() -> None:
+    """`python -m tests.support.models.compositions` prints it."""
+    from tests.support.models.compositions import table
+
+    assert table() in (GUIDE / "keys.md").read_text("utf-8")
+
+
 def test_every_family_is_in_the_table_of_what_goes_together() -> None:
     families = {one.model_fields["family"].default for one in get_args(get_args(ModelConfig)[0])}
     said = re.search(r"`model.family` is ([^\n]+)", (GUIDE / "keys.md").read_text("utf-8"))
     assert said is not None
     assert set(re.findall(r"`(\w+)`", said[1])) == families
-
-
-def test_the_glossary_has_the_words_that_the_guide_needs() -> None:
-    entries = re.findall(r"^\*\*(.+?)\.\*\*", (GUIDE / "glossary.md").read_text("utf-8"), re.MULTILINE)
-    words = {word.strip().lower() for entry in entries for word in entry.split(",")}
-    asked = {
-        "run",
-        "attempt",
-        "commit",
-        "lineage",
-        "window",
-        "slab",
-        "lane",
-        "update group",
-        "logical microbatch",
-    }
-    assert asked <= words

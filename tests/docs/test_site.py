@@ -1,19 +1,15 @@
 """The site that `infra/build_site` makes: it builds without a warning, no link is broken, no page is left out."""
 
 import re
-import shlex
 import subprocess
 import sys
 from html import unescape
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-import typer.main
 
 import maskfleet
-from launcher.app.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "infra/build_site"
@@ -71,16 +67,3 @@ def test_the_reference_has_every_public_name(pages: dict[Path, str], site: Path)
     described = set(re.findall(r'<dt [^>]*id="([^"]+)"', reference))
     assert {f"maskfleet.{name}" for name in maskfleet.__all__} <= described
     assert "maskfleet.Run.sample" in described
-
-
-@pytest.mark.long
-def test_commands_of_the_start_page_have_these_options(pages: dict[Path, str], site: Path) -> None:
-    blocks = unescape("\n".join(re.findall(r"<pre>(.*?)</pre>", pages[site / "index.html"], re.DOTALL)))
-    lines = re.findall(r"^maskfleet (.*)", blocks.replace("\\\n", " "), re.MULTILINE)
-    assert lines
-    for line in lines:
-        words = shlex.split(line, comments=True)
-        command: Any = typer.main.get_command(app)
-        while hasattr(command, "commands"):
-            command = command.commands[words.pop(0)]
-        command.make_context("maskfleet", words)  # parses, and runs nothing

@@ -38,7 +38,6 @@ def commands(inputs: Path, out: Path) -> dict[str, list[str]]:
         "train": ["train", str(inputs / "run")],
         "build": ["corpus", "build", text, "--tokenizer", tokenizer, "--out", str(out)],
         "prepare": ["corpus", "prepare", str(inputs / "prepare.yaml"), str(out)],
-        "merge": ["corpus", "merge", str(inputs / "corpus"), str(inputs / "corpus"), "--out", str(out)],
         "tokenizer": [
             "tokenizer",
             "train",
@@ -70,8 +69,13 @@ def run(
     return found.returncode, found.stdout + found.stderr
 
 
-@pytest.mark.parametrize("variable", ["TMPDIR", "RAY_TMPDIR"])
-@pytest.mark.parametrize("name", ["train", "build", "prepare", "tokenizer", "demo"])
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [
+        ("train", "RAY_TMPDIR"),
+        *((name, "TMPDIR") for name in ("train", "build", "prepare", "tokenizer", "demo")),
+    ],
+)
 def test_a_folder_for_temporary_files_that_cannot_be_written(
     name: str, variable: str, inputs: Path, tmp_path: Path
 ) -> None:
@@ -100,8 +104,15 @@ def large_build(inputs: Path, out: Path, workers: int) -> list[str]:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(("option", "limit"), [("-n", 64), ("-v", 1 << 30), ("-f", 200 << 10)])
-@pytest.mark.parametrize("name", ["train", "build"])
+@pytest.mark.parametrize(
+    ("name", "option", "limit"),
+    [
+        ("train", "-n", 64),
+        ("train", "-v", 1 << 30),
+        ("build", "-v", 1 << 30),
+        ("build", "-f", 200 << 10),
+    ],
+)
 def test_a_limit_that_is_too_low(name: str, option: str, limit: int, large: Path, tmp_path: Path) -> None:
     """And a low soft limit on open files, which may be raised, stops nobody."""
     arguments = (
