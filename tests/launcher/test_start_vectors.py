@@ -18,7 +18,6 @@ from tests.support.models.parity import parameters_of
 from tests.support.models.written import export_model
 from tests.support.runs.starts import (
     BERT,
-    DEBERTA_V2,
     MLM,
     PAIRS,
     Setting,
@@ -26,7 +25,6 @@ from tests.support.runs.starts import (
     fresh,
     trained,
 )
-from tests.support.stores.s3 import S3Server
 
 VECTORS = RecipeObjective(contrastive=ContrastiveConfig(projection=True))
 
@@ -57,28 +55,10 @@ def test_the_discriminator_of_a_run_or_of_its_export(
         assert found.keys() <= expected.keys()
         assert all(torch.equal(value, expected[name]) for name, value in found.items())
         assert start.record["fresh"] == ["projection.weight", "projection.bias"]
+        if place == other_run:
+            assert (start.record["network"], start.record["start_step"]) == ("discriminator", 4)
+            assert start.record["left"], "the head that says what was replaced"
         assert torch.equal(parameters_of(model)["projection.weight"], fresh(asked)["projection.weight"])
-
-
-@pytest.mark.long
-def test_a_run_says_that_it_began_with_the_discriminator(setting: Setting, other_run: str) -> None:
-    trained(setting, other_run, DEBERTA_V2, detection("gradient_disentangled"))
-    _, start = setting.asks(DEBERTA_V2, VECTORS, other_run).begin()
-    assert start.record["network"] == "discriminator"
-    assert start.record["start_step"] == 4
-    assert start.record["left"], "the head that says what was replaced"
-
-
-@pytest.mark.long
-def test_a_pair_in_a_bucket(setting: Setting, s3: S3Server, tmp_path: Path) -> None:
-    config, sharing = PAIRS["electra"]
-    export(setting.asks(config, detection(sharing), "scratch"), tmp_path)
-    uri = f"s3://{s3.new_bucket()}/pair"
-    for path in tmp_path.rglob("*"):
-        if path.is_file():
-            open_store(uri).put_file(path.relative_to(tmp_path).as_posix(), path)
-    there, here = (setting.asks(config, VECTORS, place).begin()[0] for place in (uri, tmp_path))
-    assert all(torch.equal(value, parameters_of(here)[name]) for name, value in parameters_of(there).items())
 
 
 def test_a_generator_alone_is_not_taken_for_the_pair(setting: Setting, tmp_path: Path) -> None:

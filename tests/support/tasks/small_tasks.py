@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
 from launcher.after.finetune.settings import FinetuneSettings
@@ -16,8 +17,12 @@ from launcher.after.tasks.task import Task, parse_task
 from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, export
 
-Models = Callable[[str], LocalModel]
-"""A model of the family, made once and only read."""
+
+class Models(Protocol):
+    def __call__(self, family: str, length: int = ...) -> LocalModel:
+        """A model of the family, made once and only read."""
+
+
 LENGTH = 96
 NAMES = ("rank", "machine", "workers")
 PLAIN = [word for word in WORDS if word not in ("falls", "back", *NAMES)]

@@ -5,10 +5,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from launcher.after.diagnose.evaluate import evaluate_commit
-from launcher.app.cli.main import app
 from launcher.errors import OptionError
 from launcher.observe.inspect.report.evaluations import evaluations_html, on_lineage
 from launcher.observe.inspect.report.page import write_report
@@ -16,16 +14,11 @@ from launcher.runtime.run.evaluations import evaluated
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import RunLog, operator_event
 from launcher.runtime.run.record import open_run
+from tests.support.checks.command import maskfleet
 from tests.support.models.exports import FAMILIES, export
 from tests.support.runs.small_runs import new_run
 from tests.support.runs.untrained import Committing
-from tests.support.tasks.small_tasks import task_files
-
-
-def diagnose(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["diagnose", *map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+from tests.support.tasks.small_tasks import Models, task_files
 
 
 @pytest.fixture(autouse=True)
@@ -39,23 +32,19 @@ def test_a_folder_on_text_and_tasks(tmp_path: Path) -> None:
     export(FAMILIES["electra"], tmp_path / "model")
     word, shared = task_files(str(tmp_path))
     arguments = (tmp_path / "model", "--task", word, "--task", shared, "--pooling", "mean")
-    records = [json.loads(line) for line in diagnose(*arguments, "--json").splitlines()]
+    records = [json.loads(line) for line in maskfleet("diagnose", *arguments, "--json").splitlines()]
     assert {record["task"] for record in records} == {"word", "shared"}
     keys = {"task", "measure", "value", "layer", "pooling", "length", "source"}
     assert all(set(record) == keys for record in records)
     assert {record["layer"] for record in records if record["measure"] == "spearman"} == {0, 1, 2}
-    shown = diagnose(*arguments)
+    shown = maskfleet("diagnose", *arguments)
     assert "Spearman" in shown
     assert "best accuracy" in shown
 
 
-def test_mistakes_are_named(tmp_path: Path) -> None:
-    export(FAMILIES["bert"], tmp_path / "model")
+def test_without_a_task_the_option_is_named(models: Models) -> None:
     with pytest.raises(OptionError, match="--task"):
-        diagnose(tmp_path / "model")
-    refused = CliRunner().invoke(app, ["diagnose", str(tmp_path / "model"), "--pooling", "median"])
-    assert refused.exit_code == 2
-    assert "median" in refused.output
+        maskfleet("diagnose", models("bert").folder)
 
 
 @pytest.mark.long
@@ -71,7 +60,7 @@ def test_a_run_and_its_report(inputs: Path, tmp_path: Path) -> None:
     shown = page(uri, tmp_path)
     for text in ("Evaluation of commits", "32 tokens", "probe &lt;sst2&gt;"):
         assert text in shown
-    records = [json.loads(line) for line in diagnose(uri, "--limit", 20, "--json").splitlines()]
+    records = [json.loads(line) for line in maskfleet("diagnose", uri, "--limit", 20, "--json").splitlines()]
     assert {record["task"] for record in records} == {"heldout"}
 
     later = Committing(uri)

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from launcher.after.tasks.examples import Sentences
 from launcher.errors import RunError
 from launcher.runtime.run.evaluations import Figure, select_measure
 from tests.support.data.made_up import WORDS
-from tests.support.models.exports import FAMILIES, export
+from tests.support.tasks.small_tasks import Models
 
 OTHERS = [word for word in WORDS if word != "machine"]
 
@@ -36,10 +35,8 @@ def splits(*, told: bool, seed: int = 5) -> Splits:
 
 
 @pytest.fixture(scope="module", params=["bert", "xlnet"])
-def frozen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FrozenEncoder:
-    folder: Path = tmp_path_factory.mktemp(request.param)
-    export(FAMILIES[request.param], folder)
-    return open_frozen(str(folder))
+def frozen(request: pytest.FixtureRequest, models: Models) -> FrozenEncoder:
+    return open_frozen(str(models(request.param).folder))
 
 
 def value(figures: list[Figure], measure: str, layer: int | None = None) -> float:

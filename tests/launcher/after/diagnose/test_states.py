@@ -22,6 +22,7 @@ from launcher.runtime.run.record import open_run
 from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, LENGTH, export
 from tests.support.runs.untrained import Committing
+from tests.support.tasks.small_tasks import Models
 
 TEXTS = ["every rank reads its rows", "a", "the loss falls while nothing is lost and workers die"]
 POOLINGS: tuple[Pooling, ...] = ("cls", "mean", "max")
@@ -65,10 +66,8 @@ def test_a_folder_s_states_are_those_of_transformers(name: str, tmp_path: Path) 
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> FrozenEncoder:
-    folder = tmp_path_factory.mktemp("bert")
-    export(FAMILIES["bert"], folder)
-    return open_frozen(str(folder))
+def small(models: Models) -> FrozenEncoder:
+    return open_frozen(str(models("bert").folder))
 
 
 @pytest.mark.long

@@ -18,12 +18,12 @@ from launcher.after.embed import evaluate
 from launcher.after.embed.evaluate import CellSettings, measure_checkpoint_vectors, score_ranking
 from launcher.after.embed.model import load_model
 from launcher.after.embed.settings import Encoding
-from launcher.after.finetune.pretrained import LocalModel, open_pretrained
+from launcher.after.finetune.pretrained import LocalModel
 from launcher.after.tasks.examples import Retrieval, Sentences
 from launcher.after.tasks.task import Task, load_task
 from launcher.errors import TaskError
 from tests.support.data.made_up import WORDS
-from tests.support.models.exports import FAMILIES, export
+from tests.support.tasks.small_tasks import Models
 
 STS = """name: sts
 kind: similarity
@@ -44,11 +44,8 @@ metrics: [ndcg@10, mrr@10, recall@100, map@100]
 
 
 @pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
-    folder = tmp_path_factory.mktemp("bert")
-    export(FAMILIES["bert"], folder / "model")
-    with open_pretrained(str(folder / "model")) as pretrained:
-        return pretrained
+def bert(models: Models) -> LocalModel:
+    return models("bert", 24)
 
 
 def sts(folder: Path, seed: int = 1) -> Task:

@@ -18,24 +18,16 @@ from data_service.tokenizers.load import save_tokenizer
 from launcher.after.embed.model import load_model
 from launcher.after.embed.negatives import PairExample, mine_negatives, read_examples, write_examples
 from launcher.after.embed.settings import Encoding, MiningSettings
-from launcher.after.finetune.pretrained import open_pretrained
 from launcher.errors import TaskError
 from tests.support.checks.command import exit_code
 from tests.support.data.made_up import WORDS
-from tests.support.models.exports import FAMILIES, export, fitting_tokenizer
+from tests.support.models.exports import fitting_tokenizer
+from tests.support.tasks.small_tasks import Models
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("bert") / "model"
-    export(FAMILIES["bert"], place)
-    return place
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> SentenceTransformer:
-    with open_pretrained(str(folder)) as pretrained:
-        return load_model(pretrained, Encoding(pooling="cls"))
+def model(models: Models) -> SentenceTransformer:
+    return load_model(models("bert"), Encoding(pooling="cls"))
 
 
 def pairs(seed: int, count: int = 24) -> list[PairExample]:
@@ -119,14 +111,21 @@ def test_pairs_are_read_as_corpora_of_pairs_are_and_written_once(tmp_path: Path,
 
 @pytest.mark.long
 def test_a_command_from_pairs_to_the_next_phases_corpus(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    models: Models, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Twice the same bytes, and a corpus that has them."""
     lines = [json.dumps({"query": one.query, "positive": one.positive}) for one in pairs(3)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines) + "\n")
     written = []
     for name in ("one.jsonl", "two.jsonl"):
-        words = ["embed", "negatives", str(folder), str(tmp_path / "pairs.jsonl"), "--pooling", "cls"]
+        words = [
+            "embed",
+            "negatives",
+            str(models("bert").folder),
+            str(tmp_path / "pairs.jsonl"),
+            "--pooling",
+            "cls",
+        ]
         options = ["--negatives", "2", "--share", "1", "--out", str(tmp_path / name)]
         assert exit_code(*words, *options) == 0, capsys.readouterr().err
         written.append((tmp_path / name).read_bytes())

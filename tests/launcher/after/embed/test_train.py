@@ -11,9 +11,8 @@ from scipy.stats import spearmanr
 from encoder_core.errors import ModelError
 from launcher.after.embed.settings import EmbedTraining
 from launcher.after.embed.train import train_embeddings
-from launcher.after.finetune.pretrained import LocalModel, open_pretrained
-from tests.support.models.exports import FAMILIES, export
-from tests.support.tasks.small_tasks import scored, triplets, write_rows
+from launcher.after.finetune.pretrained import LocalModel
+from tests.support.tasks.small_tasks import Models, scored, triplets, write_rows
 
 PAIRS = {"texts": ["a", "b"], "label": "score", "scores": [0, 5]}
 LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -34,7 +33,6 @@ LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("embed")
-    export(FAMILIES["bert"], root / "bert")
     write_rows(root / "pairs.jsonl", scored(96))
     write_rows(root / "triplets.jsonl", triplets(96))
     write_rows(root / "dev.jsonl", scored(80, seed=9))
@@ -42,9 +40,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bert(place: Path) -> LocalModel:
-    with open_pretrained(str(place / "bert")) as pretrained:
-        return pretrained  # a local folder: it stays
+def bert(models: Models) -> LocalModel:
+    return models("bert")
 
 
 def settings(place: Path, loss: str = "cosent", **changes: Any) -> EmbedTraining:

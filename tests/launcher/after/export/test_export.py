@@ -17,50 +17,48 @@ from checkpoints.errors import ExportError
 from checkpoints.gather import Alone
 from checkpoints.save import Saver
 from data_service.tokenizers.load import load_tokenizer
-from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.families.electra import ElectraConfig
+from encoder_core.families.deberta import DebertaConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.neobert import NeoBertConfig
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.terms.condenser import CondenserConfig
 from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
 from encoder_core.terms.retromae import RetromaeConfig
 from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
-from encoder_core.terms.span_boundary import SboConfig
 from encoder_core.train.zero_state import MASTER, Fragment
 from launcher.after.diagnose.states import open_frozen
 from launcher.after.export.export import export_run
 from launcher.runtime.rank.build import build_model
 from launcher.runtime.recipe.continued import continued_recipe
-from launcher.runtime.recipe.objective import MlmTerm, PlmTerm, RecipeObjective
+from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import open_run
+from tests.support.models.exports import DISENTANGLED, FAMILIES, MLM
 from tests.support.models.parity import random_weights
 from tests.support.runs.starts import BERT, Setting, trained
 
 SHAPE: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "max_length": 64}
-MLM = MlmTerm()
-DISENTANGLED = ReplacedTokenConfig(embeddings="gradient_disentangled")
+DETECTION = ReplacedTokenConfig()
 
 Case = tuple[ModelConfig, RecipeObjective, dict[str, str | None], tuple[str, ...]]
+
+
+def family(name: str, models: dict[str, str | None], *left_out: str) -> Case:
+    return FAMILIES[name].config, FAMILIES[name].objective, models, left_out
+
+
 CASES: dict[str, Case] = {
-    "bert-nsp": (
-        BertConfig(**SHAPE),
-        RecipeObjective(mlm=MLM, nsp=NspConfig()),
-        {".": "BertForPreTraining"},
-        (),
+    "bert-nsp": family("bert", {".": "BertForPreTraining"}),
+    "spanbert": family("spanbert", {".": "BertForMaskedLM"}, "boundary_head"),
+    "albert-sop": family("albert", {".": "AlbertForPreTraining"}),
+    "deberta-v2": family("deberta-v2", {".": "DebertaV2ForMaskedLM"}),
+    "deberta-v3": family(
+        "deberta-v3", {"generator": "DebertaV2ForMaskedLM", "discriminator": "DebertaV2Model"}
     ),
-    "spanbert": (
-        BertConfig(**SHAPE),
-        RecipeObjective(mlm=MLM.model_copy(update={"unit": "span"}), sbo=SboConfig()),
-        {".": "BertForMaskedLM"},
-        ("boundary_head",),
-    ),
+    "xlnet": family("xlnet", {".": "XLNetLMHeadModel"}),
     "bert-retromae": (
         BertConfig(**SHAPE),
         RecipeObjective(mlm=MLM, retromae=RetromaeConfig()),
@@ -72,12 +70,6 @@ CASES: dict[str, Case] = {
         RecipeObjective(mlm=MLM, condenser=CondenserConfig()),
         {".": "ModernBertForMaskedLM"},
         ("condenser",),
-    ),
-    "albert-sop": (
-        AlbertConfig(**SHAPE, embedding=16),
-        RecipeObjective(mlm=MLM, sop=SopConfig()),
-        {".": "AlbertForPreTraining"},
-        (),
     ),
     "deberta-sop": (
         DebertaConfig(**SHAPE, mask_decoder="plain"),
@@ -92,16 +84,9 @@ CASES: dict[str, Case] = {
         ("projection",),
     ),
     "electra-vectors": (
-        ElectraConfig(**SHAPE, embedding=16, generator_divisor=2),
-        RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig(), contrastive=ContrastiveConfig()),
+        FAMILIES["electra"].config,
+        RecipeObjective(mlm=MLM, rtd=DETECTION, contrastive=ContrastiveConfig()),
         {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"},
-        (),
-    ),
-    "deberta-v2": (DebertaV2Config(**SHAPE), RecipeObjective(mlm=MLM), {".": "DebertaV2ForMaskedLM"}, ()),
-    "xlnet": (
-        XlnetConfig(**SHAPE, reuse=0, memory=0),
-        RecipeObjective(plm=PlmTerm()),
-        {".": "XLNetLMHeadModel"},
         (),
     ),
     "roberta-nsp-rtd": (
@@ -112,14 +97,8 @@ CASES: dict[str, Case] = {
     ),
     "modernbert-rtd": (
         ModernBertConfig(**SHAPE, generator_layers=2),
-        RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()),
+        RecipeObjective(mlm=MLM, rtd=DETECTION),
         {"generator": "ModernBertForMaskedLM", "discriminator": "ModernBertModel"},
-        (),
-    ),
-    "deberta-v3": (
-        DebertaV2Config(**SHAPE),
-        RecipeObjective(mlm=MLM, rtd=DISENTANGLED),
-        {"generator": "DebertaV2ForMaskedLM", "discriminator": "DebertaV2Model"},
         (),
     ),
     "neobert-vectors": (
@@ -130,7 +109,7 @@ CASES: dict[str, Case] = {
     ),
     "neobert-rtd": (
         NeoBertConfig(**SHAPE, generator_layers=2),
-        RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()),
+        RecipeObjective(mlm=MLM, rtd=DETECTION),
         {"generator": None, "discriminator": None},
         (),
     ),

@@ -28,6 +28,7 @@ from launcher.runtime.rank.build import build_model
 from launcher.runtime.rank.initial_weights import initial_weights
 from launcher.runtime.run.log import RunLog, evaluation_record
 from launcher.runtime.run.record import Run, open_run, select_checkpoint
+from tests.support.checks.command import maskfleet
 from tests.support.models.parity import random_weights
 from tests.support.runs.untrained import Committing
 
@@ -59,12 +60,6 @@ def ensure_equal(found: dict[str, Tensor], expected: dict[str, np.ndarray]) -> N
         assert np.array_equal(found[name].numpy(), values), name
 
 
-def run_command(*words: str) -> str:
-    result = CliRunner().invoke(app, ["checkpoints", *words])
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 @pytest.fixture
 def run(fresh_run: str) -> Run:
     committing = Committing(fresh_run)
@@ -76,7 +71,9 @@ def run(fresh_run: str) -> Run:
 def test_any_steps_of_a_run_become_their_mean_which_a_run_starts_from(run: Run, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     steps = sorted(random.Random(1).sample(STEPS, 3))
-    said = run_command("average", run.uri, "--steps", ",".join(map(str, reversed(steps))), "--out", out)
+    said = maskfleet(
+        "checkpoints", "average", run.uri, "--steps", ",".join(map(str, reversed(steps))), "--out", out
+    )
     assert all(str(step) in said for step in steps)
     expected = mean(run, steps)
     ensure_equal(exported(tmp_path / "out"), expected)
@@ -95,7 +92,7 @@ def test_any_steps_of_a_run_become_their_mean_which_a_run_starts_from(run: Run, 
 
 
 def test_the_newest_ones_of_the_present_history(run: Run, tmp_path: Path) -> None:
-    run_command("average", run.uri, "--last", "2", "--out", str(tmp_path / "out"))
+    maskfleet("checkpoints", "average", run.uri, "--last", "2", "--out", str(tmp_path / "out"))
     ensure_equal(exported(tmp_path / "out"), mean(run, list(STEPS[-2:])))
     card = (tmp_path / "out/README.md").read_text()
     assert "mean of those after steps 9, 12" in card
@@ -141,7 +138,7 @@ def test_the_average_that_a_run_keeps(fresh_run: str, tmp_path: Path) -> None:
     journal = RunLog(run.store, 1, 1000.0, lambda line: None)
     journal.metric(evaluation_record(4, {"loss": 4.0, "mlm_loss": 4.0, "average_mlm_loss": 3.5}))
     journal.close()
-    run_command("export", run.uri, "--average", "--out", str(tmp_path / "average"))
+    maskfleet("checkpoints", "export", run.uri, "--average", "--out", str(tmp_path / "average"))
     export_run(run, None, str(tmp_path / "weights"))
     for folder, module in (("average", average), ("weights", weights)):
         for name, values in exported(tmp_path / folder).items():

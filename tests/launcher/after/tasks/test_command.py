@@ -11,41 +11,39 @@ from typer.testing import CliRunner
 from data_service.prepare.contamination import Decontaminate, make_decontamination_filter
 from data_service.prepare.documents import Document, DropDecision
 from launcher.app.cli import main as cli
-from tests.support.checks.command import exit_code
+from tests.support.checks.command import exit_code, maskfleet
 from tests.support.checks.guide import promised
 from tests.support.tasks import published_folders
 
 
-def run(*arguments: str) -> str:
-    result = CliRunner().invoke(cli.app, ["tasks", *arguments], catch_exceptions=False)
-    assert result.exit_code == 0
-    return result.stdout
-
-
 def test_list_shows_tasks_and_suites_with_the_promised_keys() -> None:
-    text = run("list")
+    text = maskfleet("tasks", "list")
     assert re.search(r"^cola +classification +matthews, accuracy", text, re.MULTILINE)
     assert "glue: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte" in text
-    records = {record["name"]: record for record in map(json.loads, run("list", "--json").splitlines())}
+    records = {
+        record["name"]: record
+        for record in map(json.loads, maskfleet("tasks", "list", "--json").splitlines())
+    }
     assert all(list(record) == promised("tasks list") for record in records.values())
     assert records["rte"]["suites"] == ["glue"]
 
 
 def test_show_prints_what_can_be_checked(tmp_path: Path) -> None:
     published_folders.glue(tmp_path)
-    (tmp_path / "mine.yaml").write_text(run("show", "cola"))
-    assert "names" in run("show", str(tmp_path / "mine.yaml"))  # comments too
-    assert "cola dev: 2 examples" in run("check", str(tmp_path / "mine.yaml"))
-    assert run("show", "glue").startswith("name: glue\n")
+    (tmp_path / "mine.yaml").write_text(maskfleet("tasks", "show", "cola"))
+    assert "names" in maskfleet("tasks", "show", str(tmp_path / "mine.yaml"))  # comments too
+    assert "cola dev: 2 examples" in maskfleet("tasks", "check", str(tmp_path / "mine.yaml"))
+    assert maskfleet("tasks", "show", "glue").startswith("name: glue\n")
 
 
 def test_check_says_what_is_in_a_task(tmp_path: Path) -> None:
     published_folders.glue(tmp_path)
-    text = run("check", "cola", "--data", str(tmp_path))
+    text = maskfleet("tasks", "check", "cola", "--data", str(tmp_path))
     assert re.search(r"\bcola train: 2 examples, 1 50\.0%, 0 50\.0%; .*\b27\b.*\b36\b", text)
     assert re.search(r"\b2 .*\btrain, too\b", text)
     records = [
-        json.loads(line) for line in run("check", "mnli", "--data", str(tmp_path), "--json").splitlines()
+        json.loads(line)
+        for line in maskfleet("tasks", "check", "mnli", "--data", str(tmp_path), "--json").splitlines()
     ]
     assert [record["split"] for record in records] == ["train", "dev", "mismatched"]
     assert all(list(record) == promised("tasks check") for record in records)
@@ -89,7 +87,7 @@ def test_a_split_with_one_class_is_refused_where_the_metric_needs_two(tmp_path: 
 )
 def test_check_knows_every_kind(task: str, line: str, tmp_path: Path) -> None:
     published_folders.everything(tmp_path)
-    assert line in run("check", task, "--data", str(tmp_path))
+    assert line in maskfleet("tasks", "check", task, "--data", str(tmp_path))
 
 
 def test_a_damaged_file_does_not_hide_the_others(tmp_path: Path) -> None:
@@ -119,7 +117,9 @@ def test_ngrams_of_a_task_and_a_file_drop_what_holds_them(tmp_path: Path) -> Non
     published_folders.write(tmp_path / "notes.txt", notes)
     out = tmp_path / "found.ngrams"
     files = ("--data", str(tmp_path), "--file", str(tmp_path / "notes.txt"), "--out", str(out))
-    records = [json.loads(line) for line in run("ngrams", "sst2", *files, "--json").splitlines()]
+    records = [
+        json.loads(line) for line in maskfleet("tasks", "ngrams", "sst2", *files, "--json").splitlines()
+    ]
     assert all(list(record) == promised("tasks ngrams") for record in records)
     assert [(one["split"], one["texts"], one["looked_up"]) for one in records] == [
         ("sst2/dev", 3, 3),
@@ -135,4 +135,4 @@ def test_ngrams_of_a_task_and_a_file_drop_what_holds_them(tmp_path: Path) -> Non
     ):
         found = decide(Document("1", f"before {text} after", "web"))
         assert (found.reason if isinstance(found, DropDecision) else None) == reason
-    assert records[0]["sha256"] in run("ngrams", "sst2", *files)
+    assert records[0]["sha256"] in maskfleet("tasks", "ngrams", "sst2", *files)

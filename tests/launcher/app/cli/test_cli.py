@@ -101,30 +101,6 @@ def test_python_documentation_is_real_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_wrong_start_is_noticed_before_a_run_exists(
-    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nothing there, a folder that is no model, a model of another shape; all before anything is written."""
-    config = {"model_type": "roberta", "num_hidden_layers": 3, "vocab_size": 320, "type_vocab_size": 1}
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/config.json").write_text(json.dumps(config))
-    for folder, said in {
-        "absent": "neither a run nor a folder with a config.json",
-        "empty": "neither a run nor a folder with a config.json",
-        "other": "is not the recipe's model: layers is 2 here and 3 there",
-    }.items():
-        places = {"corpus.sources.text.uri": inputs / "corpus", "tokenizer.uri": inputs / "tokenizer"}
-        settings = [f"{key}={value}" for key, value in (places | {"start": tmp_path / folder}).items()]
-        options = [part for setting in settings for part in ("--set", setting)]
-        code, err = failing("init", "quickstart", tmp_path / "run", *options, capsys=capsys)
-        assert code == 2
-        assert said in err
-        assert str(tmp_path / folder) in err
-        assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.long
 def test_a_dead_endpoint_is_one_sentence_and_the_error() -> None:
     settings = {
         "AWS_ENDPOINT_URL": "http://127.0.0.1:9",

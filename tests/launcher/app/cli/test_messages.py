@@ -26,10 +26,10 @@ from launcher.runtime.preflight.measure import _checkpoint_bytes
 from launcher.runtime.rank.initial_weights import check_start
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.summary import parameters
-from launcher.runtime.run import record
-from launcher.runtime.run.record import open_run
+from launcher.runtime.run.record import open_run, select_checkpoint
 from tests.support.checks.command import exit_code
 from tests.support.checks.silence import without_signs_of_life
+from tests.support.runs.untrained import Committing
 
 
 def failing(*arguments: object, capsys: pytest.CaptureFixture[str]) -> str:
@@ -146,18 +146,15 @@ def test_a_missing_bucket_is_named_by_the_doctor(s3: object) -> None:
     assert "bucket" in finding.remedy
 
 
-def test_a_checkpoint_that_is_passed_over_is_named(
-    fresh_run: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Found:
-        passed_over = ("step 9 (attempt 2): w.safetensors is cut short",)
-        manifest = type("M", (), {"step": 6})()
-
-    monkeypatch.setattr(record, "newest_good", lambda *_: Found)
+def test_a_checkpoint_that_is_passed_over_is_named(fresh_run: str, caplog: pytest.LogCaptureFixture) -> None:
+    committing = Committing(fresh_run)
+    committing.commit(3)
+    (weights, *_) = Path(fresh_run, committing.commit(6).folder).glob("*.safetensors")
+    weights.write_bytes(b"")
     with caplog.at_level(logging.WARNING):
-        assert record.select_checkpoint(open_run(fresh_run), None).step == 6
-    assert "step 9 (attempt 2): w.safetensors" in caplog.text
-    assert re.search(r"\bcheckpoint of step 6\b", caplog.text)
+        assert select_checkpoint(open_run(fresh_run), None).step == 3
+    assert weights.name in caplog.text
+    assert re.search(r"\bcheckpoint of step 3\b", caplog.text)
 
 
 def test_half_an_interval_that_is_set_does_not_silently_keep_the_other(

@@ -1,11 +1,6 @@
 """`corpus prepare`: mistakes in its file by line, its tables, and the same bytes however often it is killed."""
 
 import json
-import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +9,7 @@ from typer.testing import CliRunner
 from data_service.errors import PrepareError
 from launcher.app.cli.main import app
 from launcher.app.cli.prepared import read_preparation
-from tests.support.data.raw_text import DOCUMENTS, files_of
+from tests.support.data.raw_text import DOCUMENTS
 
 PREPARATION = """
 inputs:
@@ -71,21 +66,3 @@ def test_mistakes_in_the_file_are_named_by_line(file: Path, old: str, new: str, 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(PrepareError, match=r"none\.yaml"):
         read_preparation(str(tmp_path / "none.yaml"))
-
-
-@pytest.mark.long
-@pytest.mark.cluster
-@pytest.mark.parametrize("workers", [1, 2])
-def test_killed_at_random_it_writes_the_same_bytes(file: Path, tmp_path: Path, workers: int) -> None:
-    command = [sys.executable, "-m", "maskfleet", "corpus", "prepare", str(file)]
-    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
-    drawn, out = random.Random(workers), str(tmp_path / "out")
-    for _ in range(5):
-        process = subprocess.Popen(
-            [*command, out, "--workers", str(workers)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        time.sleep(drawn.uniform(0.5, 4 * workers))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    subprocess.run([*command, out, "--workers", str(3 - workers)], check=True, capture_output=True)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")

@@ -105,14 +105,6 @@ def test_a_model_that_fits_nowhere_is_said_to() -> None:
 
 
 @pytest.mark.long
-def test_memory_falls_with_the_stage_and_grows_with_the_rows() -> None:
-    sizes = {(fit.stage, fit.rows): fit.bytes for fit in of("albert-xxlarge", nodes=1).fits}
-    assert sizes[1, 2] > sizes[1, 1]
-    large = {fit.stage: fit.bytes for fit in of("deberta-v2-xxlarge").fits if fit.rows == 1}
-    assert large[1] > large[2]
-
-
-@pytest.mark.long
 def test_more_machines_are_faster_until_there_are_no_microbatches_left() -> None:
     seconds = [of("roberta-large-160gb", nodes=nodes).seconds for nodes in (8, 16, 32)]
     assert seconds[1] < 0.6 * seconds[0]
