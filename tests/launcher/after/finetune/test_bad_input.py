@@ -67,18 +67,11 @@ CASES: dict[str, tuple[Spoil, tuple[str, ...], str]] = {
         (),
         "dev.jsonl, line 5: the label 'maybe' is not one of neither, either",
     ),
-    "field": (
-        rewritten("train", lambda lines: lines[2].pop("other")),
-        (),
-        "train.jsonl, line 3: the field 'other' is missing",
-    ),
-    "empty": (rewritten("dev", lambda lines: lines.clear()), (), "the split dev of the task .* is empty"),
     "one label": (
         rewritten("dev", all_yes),
         (),
         "every example of the split dev has the label 'either', but f1 needs two",
     ),
-    "no test file": (lambda folder: (folder / f"{KIND}.test.jsonl").unlink(), (), "test.jsonl is not there"),
     "longer than the model": (lambda folder: None, ("max_length=97",), "more than the 96 tokens"),
     "kept whole and too long": (
         lambda folder: (rewritten("train", long)(folder), described("truncation: only_second\n")(folder))[0],

@@ -108,26 +108,24 @@ def test_a_placeholder_is_answered_with_the_command(
     assert not run.exists()
 
 
-SEQUENCES = "phases.0.length=64 phases.0.batch.sequences=8192"
+SEQUENCES = ("phases.0.length=64", "phases.0.batch.sequences=8192")
+XLNETS = ("input.reuse=16", "model.reuse=16", "model.memory=16", "objective.plm.predict=9")
+TOKENS = ("phases=[{steps: 9, length: 64, batch: {tokens: 2000000}}]", "schedule.warmup=1")
 
 
 @pytest.mark.parametrize(
     ("recipe", "settings"),
     [
-        ("roberta-base", "phases=[{steps:9,length:64,batch:{tokens:2000000}}] schedule.warmup=1"),
+        ("roberta-base", TOKENS),
         pytest.param("roberta-base", SEQUENCES, marks=pytest.mark.long),
-        pytest.param(
-            "xlnet-base",
-            f"{SEQUENCES} input.reuse=16 model.reuse=16 model.memory=16 objective.plm.predict=9",
-            marks=pytest.mark.long,
-        ),
+        pytest.param("xlnet-base", (*SEQUENCES, *XLNETS), marks=pytest.mark.long),
         pytest.param("deberta-base-sop", SEQUENCES, marks=pytest.mark.long),
     ],
 )
 def test_a_batch_larger_than_an_epoch_is_refused_with_the_size_that_fits(
-    corpora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], recipe: str, settings: str
+    corpora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], recipe: str, settings: tuple[str, ...]
 ) -> None:
-    given = ["--corpus", corpora / "one", *(part for one in settings.split() for part in ("--set", one))]
+    given = ["--corpus", corpora / "one", *(part for one in settings for part in ("--set", one))]
     code, _, err = maskfleet("init", recipe, tmp_path / "run", *given, capsys=capsys)
     assert code == 2
     assert re.search(r"\bepoch\b", err), err
