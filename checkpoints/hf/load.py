@@ -25,8 +25,7 @@ class Pretrained:
     Attributes:
         config: our configuration of the model.
         tensors: parameters by our names, on the CPU. They are fp32, except sums of two stored parameters (`Fold`),
-        which
-            are fp64. Rounded to fp32, such a sum equals the sum computed in fp32.
+            which are fp64. Rounded to fp32, such a sum equals the sum computed in fp32.
     """
 
     config: ModelConfig

@@ -279,20 +279,25 @@ class CorpusManifest:
         train, heldout: tables of the blocks of each split.
         unigram: [vocab_size] int64, token counts of the training split.
         shard_sizes, shard_digests: size in bytes and hash of each whole shard, by key, so that any flipped byte is
-        found. counts: numbers of documents read, duplicates dropped and the like, for `corpus stats`. options: inputs
-        and options of the build, for information and for continuing it. document_lengths: numbers of training
-        documents by length; entry k counts those of 2**k to 2**(k + 1) - 1 tokens. skipped: first hundred bad records
-        that were skipped: file, line or row, and reason. left_out: first hundred files among the inputs that were not
-        read, and reasons. tokenizer_files: hashes (blake2b, 16 bytes) of the files of the tokenizer's copy, by key.
-        heldout_rule: rule by which text was held out; None if `heldout_fraction` of the documents was. pairs: texts
-        of an example in a corpus of pairs; None in a corpus of plain text. words: segmentation that decided where
-        stored units begin; None if no units are stored. provenance: sizes and hashes of the sidecars that say where
-        documents come from, by key; empty in a corpus that was built without. parts: corpora in which the shards lie,
-        if the corpus was merged (`parts.py`). origin: where the text is from, and how it was prepared; None if
-        neither provenance nor outputs of `corpus prepare` say it, and in a merged corpus, whose parts have it. loss:
-        what the tokenizer loses of the text; None in a corpus that was built before it was measured. digest:
-        sha256 (hex) of the manifest's whole content, so also of counts, options and sidecars, which `fingerprint` does
-        not cover; empty until it is written.
+            found.
+        counts: numbers of documents read, duplicates dropped and the like, for `corpus stats`.
+        options: inputs and options of the build, for information and for continuing it.
+        document_lengths: numbers of training documents by length; entry k counts those of 2**k to 2**(k + 1) - 1
+            tokens.
+        skipped: first hundred bad records that were skipped: file, line or row, and reason.
+        left_out: first hundred files among the inputs that were not read, and reasons.
+        tokenizer_files: hashes (blake2b, 16 bytes) of the files of the tokenizer's copy, by key.
+        heldout_rule: rule by which text was held out; None if `heldout_fraction` of the documents was.
+        pairs: texts of an example in a corpus of pairs; None in a corpus of plain text.
+        words: segmentation that decided where stored units begin; None if no units are stored.
+        provenance: sizes and hashes of the sidecars that say where documents come from, by key; empty in a corpus that
+            was built without.
+        parts: corpora in which the shards lie, if the corpus was merged (`parts.py`).
+        origin: where the text is from, and how it was prepared; None if neither provenance nor outputs of `corpus
+            prepare` say it, and in a merged corpus, whose parts have it.
+        loss: what the tokenizer loses of the text; None in a corpus that was built before it was measured.
+        digest: sha256 (hex) of the manifest's whole content, so also of counts, options and sidecars, which
+            `fingerprint` does not cover; empty until it is written.
     """
 
     tokenizer_hash: str

@@ -41,8 +41,7 @@ class WordOptions(BaseModel):
             line).
         user_words: URI of a file of words to add to jieba's dictionary (`word [frequency] [tag]` a line).
         field: name of the input's field of words. It holds a list of words, a list of sentences that are lists of
-        words,
-            or words separated by spaces.
+            words, or words separated by spaces.
         lexicon: URI of a file of entities and phrases (`text <TAB> entity` or `text <TAB> phrase` a line).
     """
 

@@ -217,8 +217,7 @@ class BuildPasses:
 
     Raises:
         InputError: from all methods: the text is not valid. If the build is continued after the text was corrected,
-        only
-            the tasks that depend on it are repeated.
+            only the tasks that depend on it are repeated.
     """
 
     def __init__(

@@ -24,8 +24,7 @@ def read_records(split: Split, options: BuildOptions) -> Iterator[Text | BadReco
 
     Raises:
         InputError: a file is not of the format that its name says; or a record is bad, and bad records are to be
-        refused.
-            The message names the file and the place.
+            refused. The message names the file and the place.
         StoreError: a file cannot be read.
     """
     for piece in _prefetch_small_files(split.pieces):

@@ -46,8 +46,7 @@ class FilePiece:
         file: file that the piece is a part of.
         start, stop: range of bytes.
         plain_size: bytes of the file's text in UTF-8, if it is a big packed file, which is streamed; else 0. Then
-        `start`
-            and `stop` count these bytes, and a reader delivers the piece's text to the task.
+            `start` and `stop` count these bytes, and a reader delivers the piece's text to the task.
         text: documents that begin in a streamed piece, once the reader has delivered them.
         text_start: byte of the decompressed file at which `text` begins.
     """

@@ -269,7 +269,7 @@ def permuted_rows(
 ) -> Samples:
     """Return rows `start` to `stop` of a block with their targets and orders.
 
-    `key`: key of the draws of this block in this epoch. Other arguments as for `Reading.of`.
+    `key`: key of the draws of this block in this epoch. Other arguments as for `DirectedBlockText.from_block`.
     """
     reading = DirectedBlockText.from_block(
         block, special, excluded_ids, starts_word, backward=rows.directions == 2

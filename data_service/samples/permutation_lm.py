@@ -110,9 +110,12 @@ def choose_targets(
 
     Args:
         word_starts: [N, P] bool, whether a word begins with the token. Fixed tokens and those after them count as
-        beginnings. fixed: [N, P] bool, whether the token is never chosen. goal: number of tokens to choose in each
-        row. config: settings by which n-grams are drawn. draws: [N, D], one draw for each n-gram; D = `target_count` is
-        always enough. keys: [N, P] random numbers by which single tokens are chosen.
+            beginnings.
+        special_mask: [N, P] bool, whether the token is never chosen.
+        target_count: number of tokens to choose in each row.
+        config: settings by which n-grams are drawn.
+        draws: [N, D], one draw for each n-gram; D = `target_count` is always enough.
+        keys: [N, P] random numbers by which single tokens are chosen.
     """
     chosen = choose_ngrams(word_starts, special_mask, target_count, config, draws)
     free = ~(chosen | special_mask)

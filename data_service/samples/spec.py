@@ -162,11 +162,9 @@ class WindowSize(_Config):
         samples: smallest number of samples (16 global batches).
         least_tokens: smallest number of tokens.
         most_tokens: approximate largest number of tokens, so that memory is bounded (about 8 bytes a token to build).
-        It
-            overrides the two others.
+            It overrides the two others.
         stretches: number of stretches of the window to which consecutive rows of the text are dealt (`SpreadOrder`).
-        With
-            1, rows are shuffled over the whole window.
+            With 1, rows are shuffled over the whole window.
     """
 
     samples: PositiveInt = 1
@@ -193,8 +191,7 @@ class StreamSpec(_Config):
         lanes: number of rows in a step, if each continues a row of the previous step (`Lanes` input). None if rows are
             independent and shuffled.
         one_source: number of rows in a step, if all of them come from one source (contrastive training). None if
-        batches
-            mix the sources.
+            batches mix the sources.
         temperature: temperature T. Sources without weights are mixed in proportion to size ** (1 / T); 1: by size. The
             sources of one language, or of translations between the same two, count as one, and divide its share by
             size.

@@ -205,8 +205,7 @@ class CorpusStats:
         train, heldout: counts of each split.
         vocab_size: number of ids of the tokenizer.
         counts: numbers of documents read, of those that were empty, duplicates, without tokens or had bad bytes
-        replaced,
-            and of bad records.
+            replaced, and of bad records.
         unigram_entropy: entropy of the training split's tokens in nats: the loss of guessing by frequency.
         skipped: first hundred bad records that were skipped, with file and place.
         pairs: texts of an example in a corpus of pairs, whose documents are examples; None in a corpus of text.

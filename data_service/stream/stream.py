@@ -49,8 +49,9 @@ class SlabLayout(NamedTuple):
     Attributes:
         size: number of samples in the window.
         step: number of samples that are read together; `size` if it is not known, and then slabs are consecutive
-        samples. begin: place of the window's first sample in its step. stripe: number of samples of a step in a slab;
-        the last slab may have fewer.
+            samples.
+        begin: place of the window's first sample in its step.
+        stripe: number of samples of a step in a slab; the last slab may have fewer.
     """
 
     size: int
