@@ -205,7 +205,7 @@ class UncertainAttempt:
     Attributes:
         attempt: the attempt.
         owner: the process that claimed it.
-        silence: seconds since its latest heartbeat, by the store's clock.
+        silence_s: seconds since its latest heartbeat, by the store's clock.
         heartbeat: its latest heartbeat, as stored. If it changes while we watch, the attempt is alive.
     """
 
