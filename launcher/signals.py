@@ -21,9 +21,8 @@ from types import FrameType
 
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 DEFAULT_END_MESSAGE = "what is stored is whole, and nothing is half-written"
-_HANDLER_TIMEOUT_S = (
-    2.0  # time limit for Python to hear of a signal: a library's own loop may last for minutes
-)
+# Time limit for Python to hear of a signal: a library's own loop may last for minutes.
+_HANDLER_TIMEOUT_S = 2.0
 _CLEANUP_TIMEOUT_S = 30.0  # time limit for temporary files to be removed, and a Ray of its own to end
 _NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C"}
 
@@ -69,9 +68,8 @@ def signal_response(code: int, end_message: str) -> Iterator[None]:
     before = _signal_answer.code, _signal_answer.stays
     _signal_answer.code, _signal_answer.stays = code, end_message
     yield
-    _signal_answer.code, _signal_answer.stays = (
-        before  # no `finally`: the exception that leaves the block ends the command with its code
-    )
+    # No `finally`: the exception that leaves the block ends the command with its code.
+    _signal_answer.code, _signal_answer.stays = before
 
 
 @contextmanager

@@ -24,9 +24,8 @@ from data_service.ingest.sentences import split_sentences
 EVALUATION_BYTES = 128 * 1024  # bytes of held-out text that are enough for an evaluation
 MAX_SMALL_TEXT_SHARE = 0.05  # share of a small text held out at most, unless more is requested
 MIN_DOCUMENTS = 8  # smallest number of long documents that can represent the corpus
-MIN_DOCUMENTS_TO_HASH_TOKENS = (
-    64  # held-out documents from which on texts with unknown words are hashed by tokens
-)
+# Held-out documents from which on texts with unknown words are hashed by tokens.
+MIN_DOCUMENTS_TO_HASH_TOKENS = 64
 MAX_CANDIDATES = 1024  # number of documents with the smallest hashes that are kept
 MIN_STRETCH_BYTES, MAX_STRETCH_BYTES = 64, 4096  # bounds of a stretch's mean size, in bytes
 MIN_STRETCHES = 16  # approximate smallest number of held-out stretches

@@ -112,9 +112,8 @@ _SENTENCE_MARK_PATTERN = re.compile(f"[{_SENTENCE_MARKS}]")
 _FULL_STOPS = ".\u2024"  # full stops, which may belong to an abbreviation
 _OPENERS = "\"'“‘«‹([{「『（"
 _CLOSING_MARK_SET = frozenset(_CLOSERS.replace("\\", ""))
-_MAX_ABBREVIATION_CHARACTERS = (
-    16  # characters before a full stop that are examined; abbreviations are shorter
-)
+# Characters before a full stop that are examined; abbreviations are shorter.
+_MAX_ABBREVIATION_CHARACTERS = 16
 _ABBREVIATIONS = frozenset(
     """
     al approx apr assoc aug ave bros ca cap capt cf ch co col corp dec dept dr ed eds eq est etc feb fig figs

@@ -50,9 +50,8 @@ PROBE_TEXTS = (
 )
 """Texts in which classes and files have been seen to differ."""
 _PROBED_PIECES = 256
-_PICKLE_STARTS = (
-    b"\x80"  # first byte of every pickle since protocol 2, but of no UTF-8 text and no SentencePiece model
-)
+# First byte of every pickle since protocol 2, but of no UTF-8 text and no SentencePiece model.
+_PICKLE_STARTS = b"\x80"
 
 
 _saved_tokenizers: WeakValueDictionary[str, Tokenizer] = WeakValueDictionary()

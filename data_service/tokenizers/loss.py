@@ -35,9 +35,8 @@ HARMLESS_KINDS: frozenset[LossKind] = frozenset({"case", "bytes"})
 WARNED_SHARE, REFUSED_SHARE = 0.01, 0.2
 SHOWN_EXAMPLES = 5
 _MAX_KEPT_EXAMPLES = 64  # examples of each kind in a record: merged records still know the most frequent
-_MAX_COUNTED_EXAMPLES = (
-    4096  # distinct unknown texts that are counted in one piece of work; later ones are not
-)
+# Distinct unknown texts that are counted in one piece of work; later ones are not.
+_MAX_COUNTED_EXAMPLES = 4096
 _EXAMPLE_CHARACTERS = 24
 _WORD_CHARACTERS = 64  # characters of the longest word whose loss is cached, as lost words occur again
 

@@ -48,9 +48,8 @@ class CommitEvaluation:
     def __init__(self, run: Run, note: Note, *, poll_s: float = _POLL_S, idle: bool = True) -> None:
         self._run, self._note, self._poll_s, self._idle = run, note, poll_s, idle
         self._log = OperatorLog(run.store, note)
-        self._over: set[CheckpointName] | None = (
-            None  # commits that are evaluated or too old; None before the first search
-        )
+        # Commits that are evaluated or too old; None before the first search.
+        self._over: set[CheckpointName] | None = None
         self._tries = Counter[CheckpointName]()
         self._told: set[str] = set()
         self._actor: Any = None

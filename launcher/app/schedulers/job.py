@@ -89,9 +89,8 @@ def render(name: str, **values: object) -> str:
     return environment.get_template(name).render(**values)
 
 
-_JOB_NAME = (
-    r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # what Kubernetes and CloudFormation take, with room for suffixes
-)
+# What Kubernetes and CloudFormation take, with room for suffixes.
+_JOB_NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"
 
 
 def _printable(text: str) -> str:

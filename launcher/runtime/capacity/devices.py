@@ -122,9 +122,8 @@ LINK_SHARE = 0.8  # share of a link's rate that a collective reaches: a guess
 # Bytes per second from a GPU to its host while training waits: PCIe 4.0 x16 reaches about twice that; a guess.
 COPY_RATE = 10e9
 STORE_RATE = 1e9  # bytes/s from one node to object storage: a guess; 10 Gbit/s of its network
-SAVE_PAUSE_S = (
-    0.2  # s that training waits for any save: its collectives, and steps slowed by the upload; a guess
-)
+# Seconds that training waits for any save: its collectives, and steps slowed by the upload; a guess.
+SAVE_PAUSE_S = 0.2
 # Seconds from a failure to the next step, without loading: Ray's restart took 10-26 s on 2 cores; NCCL on top.
 RESTART_S = 60.0
 MTBF_HOURS = 54 * 24 * 2048 / 419

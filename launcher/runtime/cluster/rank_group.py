@@ -27,9 +27,8 @@ from launcher.runtime.policies.watchdog import beat_interval
 from launcher.runtime.rank.startup import Startup
 
 READY_TIMEOUT_S = 180.0  # time limit for all processes to start: imports from a cold disk take long
-_LEAVE_TIMEOUT_S = (
-    5.0  # time that the other ranks have to leave or to report their errors, once one has failed
-)
+# Time that the other ranks have to leave or to report their errors, once one has failed.
+_LEAVE_TIMEOUT_S = 5.0
 _LAST_NEWS_S = 1.0  # time limit for answers that are on their way when a group ends
 
 

@@ -12,9 +12,8 @@ from launcher.output import human_bytes
 from launcher.runtime.policies.elastic import Sizing, Trainers
 from launcher.runtime.recipe.schema import Recipe
 
-CPUS_PER_RANK = (
-    0.25  # ranks reserve little: on a small machine data tasks must still find a place beside them
-)
+# Ranks reserve little: on a small machine data tasks must still find a place beside them.
+CPUS_PER_RANK = 0.25
 # Where the number of ranks follows the machine's cores, each core holds a rank and a data task.
 CPUS_PER_ELASTIC_RANK = 0.75
 MAX_DATA_WORKERS = 4  # data workers for each rank

@@ -10,9 +10,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from launcher.runtime.policies.watchdog import RankLocation, Stuck
 
-_KILL_TIMEOUT_S = (
-    10.0  # time limit for the nodes to kill ranks; a node that does not answer is lost to Ray as well
-)
+# Time limit for the nodes to kill ranks; a node that does not answer is lost to Ray as well.
+_KILL_TIMEOUT_S = 10.0
 _LISTED_RANKS = 8  # most ranks that a message names: when one of a thousand ranks hangs, all do
 
 

@@ -74,9 +74,8 @@ from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.record import open_run
 
 _LISTENING_S, _RETRY_S = 60.0, 0.01
-_COLLECTIVE_TIMEOUT_RATIO = (
-    1.5  # torch's limit of a collective over the watchdog's, which comes first to name the ranks
-)
+# The ratio of torch's limit of a collective to the watchdog's, which comes first to name the ranks.
+_COLLECTIVE_TIMEOUT_RATIO = 1.5
 _MAX_WAITING_RECORDS = 4096  # most records that wait for a driver which is stopped; the oldest are not shown
 _ERROR_LENGTH = 500  # number of characters of an error by which failures are compared
 _USER_ERRORS = (

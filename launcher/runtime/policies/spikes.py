@@ -25,9 +25,8 @@ from launcher.runtime.policies.failures import Stop
 
 LOSS = "loss"
 _MAD_TO_SIGMA = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
-_MIN_SPREAD_SHARE = (
-    0.01  # smallest spread, as a share of the median: losses that hardly vary must not make trifles spikes
-)
+# Smallest spread, as a share of the median: losses that hardly vary must not make trifles spikes.
+_MIN_SPREAD_SHARE = 0.01
 
 
 class Spikes(BaseModel):

@@ -41,9 +41,8 @@ from launcher.runtime.recipe.summary import has_automatic, with_rows
 from launcher.runtime.run.record import Run
 
 FOLDER = "microbatch"
-_CPU_SHARE = (
-    0.5  # share of a machine's memory that its ranks may fill together; other processes have the rest
-)
+# Share of a machine's memory that its ranks may fill together; other processes have the rest.
+_CPU_SHARE = 0.5
 
 
 class SmallerMicrobatch(Exception):

@@ -26,9 +26,8 @@ from launcher.runtime.recipe.timeline import step_batches, tokens_before
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import heldout_spec, stream_spec
 
-MAX_COUNTED = (
-    50_000_000  # largest number of tokens of text that is counted row by row: it takes a second or two
-)
+# Largest number of tokens of text that is counted row by row: it takes a second or two.
+MAX_COUNTED = 50_000_000
 MIN_ROW_FILL = 0.85  # smallest share of text in a row: a row ends early if the next sentence does not fit
 
 
