@@ -261,19 +261,3 @@ def require_assignments(assignments: Iterable[str]) -> None:
 
     for assignment in assignments:
         parse_assignment(assignment)
-
-
-def require_file(path: Path | None, option: str) -> None:
-    """Check that the file given by `option` is readable.
-
-    Raises:
-        OptionError: the file cannot be read.
-    """
-    if path is None:
-        return
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise OptionError(
-            f"{option} {path} cannot be read: {error.strerror or error}", remedy="give a file that is there"
-        ) from error
