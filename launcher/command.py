@@ -29,7 +29,11 @@ from launcher.signals import handled_signals
 if TYPE_CHECKING:
     import psutil  # imported where it is used: it is slow to import
 
-SAVING_COMMANDS = ("train", "demo", "evaluate")  # commands that install signal handlers of their own
+COMMANDS_WITH_SIGNAL_HANDLERS = (
+    "train",
+    "demo",
+    "evaluate",
+)  # commands that install signal handlers of their own
 _CORPUS_COMMANDS = ("build", "prepare", "append")  # commands of `corpus` that start a Ray
 _RAY_AGENT_NAMES = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 _DRIVER_END_TIMEOUT_S = 15.0  # time limit for a driver that has nothing to save to end by itself
@@ -48,11 +52,11 @@ def needs_supervision(arguments: Sequence[str]) -> bool:
         case ["corpus", name, *_]:
             return name in _CORPUS_COMMANDS
         case [name, *_]:
-            return name in SAVING_COMMANDS
+            return name in COMMANDS_WITH_SIGNAL_HANDLERS
     return False
 
 
-def supervise(driver_function: Callable[[], None]) -> int:
+def run_supervised(driver_function: Callable[[], None]) -> int:
     """Run `driver_function` in a child process, the driver. Return the exit code of the command."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
     os.environ.pop(processes.COMMAND_VARIABLE, None)  # removes the value that an outer command has set
@@ -122,7 +126,9 @@ def _run_as_driver(work: Callable[[], None], parent: int) -> None:
         if os.getppid() != parent:  # the parent died before prctl took effect
             os._exit(code)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {*handled_signals(), signal.SIGCHLD})
-        if sys.argv[1] in SAVING_COMMANDS:  # these commands go on after their terminal has closed
+        if (
+            sys.argv[1] in COMMANDS_WITH_SIGNAL_HANDLERS
+        ):  # these commands go on after their terminal has closed
             sys.stdout, sys.stderr = _LossyStream(sys.stdout), _LossyStream(sys.stderr)
         logging.getLogger().addHandler(logging.NullHandler())  # messages for people have their own channel
         work()
@@ -171,9 +177,13 @@ def _exit_code(status: int, asked: bool) -> int:
         return code
     if not asked:
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
-        stands = "; the run stands at its last checkpoint" if sys.argv[1] in SAVING_COMMANDS[:2] else ""
+        stands = (
+            "; the run stands at its last checkpoint"
+            if sys.argv[1] in COMMANDS_WITH_SIGNAL_HANDLERS[:2]
+            else ""
+        )
         _print_error(f"the process that did the work {how}{stands}")
-    if sys.argv[1] not in SAVING_COMMANDS[:2]:
+    if sys.argv[1] not in COMMANDS_WITH_SIGNAL_HANDLERS[:2]:
         _print_error("the same command goes on: what is stored stays")
         return REPEAT
     lost = "; what was done since the last checkpoint is lost" if _save_flags[1] else ": no step was made"

@@ -13,11 +13,11 @@ from launcher.runtime.run.record import Run
 
 
 @contextmanager
-def _publishing(run: Run, note: Note) -> Iterator[None]:
+def _publish_run(run: Run, note: Note) -> Iterator[None]:
     with publishing(run.store, run.recipe, note):
         yield
 
 
-COMPANIONS = CompanionServices(
-    publishing=_publishing, evaluating=evaluate_commits, pending=is_evaluation_pending
+TRAINING_COMPANIONS = CompanionServices(
+    publishing=_publish_run, evaluating=evaluate_commits, pending=is_evaluation_pending
 )

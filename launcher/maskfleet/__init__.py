@@ -31,7 +31,7 @@ def is_repeated() -> bool:
     return not {*sys.argv[1:2], " ".join(sys.argv[1:3])}.isdisjoint(REPEATED_COMMANDS)
 
 
-def _end_at_once(number: int, frame: FrameType | None) -> None:
+def _exit_on_signal(number: int, frame: FrameType | None) -> None:
     os._exit(75 if is_repeated() else 128 + number)
 
 
@@ -44,7 +44,7 @@ def _is_command() -> bool:
 if _is_command():  # while it imports, a signal ends it in silence: `launcher.signals` says what comes then
     for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         if signal.getsignal(_number) != signal.SIG_IGN:
-            signal.signal(_number, _end_at_once)
+            signal.signal(_number, _exit_on_signal)
 
 from importlib import import_module  # noqa: E402
 from importlib.util import find_spec  # noqa: E402
@@ -73,7 +73,7 @@ __all__ = [
     "train",
 ]
 
-_EXPORTED_FROM = {
+_MODULE_BY_EXPORT = {
     "Ending": "launcher.runtime.cluster.train_subprocess",
     "ModelError": "encoder_core.errors",
     "Run": "launcher.app.api.run",
@@ -114,7 +114,7 @@ def _refuse_shadowing() -> None:
             )
 
 
-def _skip_shadowing() -> None:
+def _remove_shadowing_paths() -> None:
     """Takes every folder that holds one off the path: of this process, and of those it starts."""
     while others := [other for name in _PACKAGES if (other := _shadowing_path(name)) is not None]:
         holding = {other.parent for other in others}
@@ -128,13 +128,13 @@ def _skip_shadowing() -> None:
 
 
 if _is_command():
-    _skip_shadowing()
+    _remove_shadowing_paths()
 else:
     _refuse_shadowing()
 
 
 def __getattr__(name: str) -> object:
     """Imports what is asked for: `import maskfleet` itself waits for nothing."""
-    if name not in _EXPORTED_FROM:
+    if name not in _MODULE_BY_EXPORT:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_EXPORTED_FROM[name]), name)
+    return getattr(import_module(_MODULE_BY_EXPORT[name]), name)

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 from data_service.errors import EnvironmentUnusable
 from data_service.limits import check_thread_limit
-from launcher.command import SAVING_COMMANDS, needs_supervision, supervise
+from launcher.command import COMMANDS_WITH_SIGNAL_HANDLERS, needs_supervision, run_supervised
 from launcher.exit_codes import MISTAKE, REPEAT
 from launcher.signals import end_on_signal, handled_signals, restore_default_handlers, signal_response
 from maskfleet import is_repeated
@@ -22,7 +22,7 @@ def main() -> None:
         # From here on no signal is lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, {*handled_signals(), signal.SIGCHLD})
         restore_default_handlers()
-        sys.exit(supervise(_run if sys.argv[1] in SAVING_COMMANDS else _build))
+        sys.exit(run_supervised(_run if sys.argv[1] in COMMANDS_WITH_SIGNAL_HANDLERS else _build))
     again = signal_response(REPEAT, "the same command begins again") if is_repeated() else nullcontext()
     with end_on_signal(), again:
         _run()

@@ -23,7 +23,7 @@ from failures_month import Month, Setting, simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.plan.estimate.estimate import Saving, estimate, goodput
+from launcher.plan.estimate.estimate import CheckpointTimes, estimate, goodput
 from launcher.runtime.capacity.devices import Cluster, find_gpu
 from launcher.runtime.policies.elastic import Sizing
 from launcher.runtime.policies.failures import UNSAVED_FAILURES
@@ -53,7 +53,7 @@ def test_goodput_is_that_of_dalys_model(mtbf: float, interval: float) -> None:
     """Deaths of single ranks at a constant rate, and a store that always answers. With few nodes, the failure
     policy would exclude some that died several times by chance."""
     restart = noticed("rank", 0.0, setting(512).ranks) + ANEW.anew + ANEW.load
-    saving = Saving(blocked=4.0, behind=20.0, restart=restart)
+    saving = CheckpointTimes(blocked=4.0, behind=20.0, restart=restart)
     found = [
         simulate(setting(512), ANEW, interval, only("rank", mtbf, seed), ()).goodput for seed in range(16)
     ]

@@ -11,7 +11,7 @@ import yaml
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS
 from launcher.exit_codes import CODES
-from launcher.observe.inspect.report.events import ROUTINE
+from launcher.observe.inspect.report.events import ROUTINE_EVENT_KINDS
 from launcher.runtime.cluster.gauges import GAUGE_DESCRIPTIONS
 from launcher.runtime.recipe.identity import kind_of
 from launcher.runtime.recipe.load import load
@@ -169,7 +169,7 @@ def test_every_kind_of_event_is_in_the_runbook_and_none_is_invented() -> None:
     }
     assert sorted(written.keys() - in_runbook) == []
     assert sorted(in_runbook - written.keys()) == []
-    assert written.keys() >= ROUTINE
+    assert written.keys() >= ROUTINE_EVENT_KINDS
 
 
 @pytest.mark.long

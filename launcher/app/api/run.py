@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from launcher.observe.inspect.show import Shown
     from launcher.observe.inspect.status import RunStatus
 
-_DATA_FRAME_USE = "a frame of a run's figures"
+_PANDAS_USE = "a frame of a run's figures"
 
 
 def open_run(uri: str) -> "Run":
@@ -83,7 +83,7 @@ class Run:
         Raises:
             MissingPackage: pandas is not installed.
         """
-        pandas = import_optional("pandas", _DATA_FRAME_USE)
+        pandas = import_optional("pandas", _PANDAS_USE)
         steps = read_history(self._opened.store).steps
         columns = {name: steps.column(name) for name in sorted(steps.fields - {"step"})}
         return pandas.DataFrame(columns, index=pandas.Index(steps.numbers.astype("int64"), name="step"))
@@ -103,7 +103,7 @@ class Run:
             MissingPackage: pandas is not installed.
         """
         frame = _frame(read_history(self._opened.store).events, "time")
-        frame.index = import_optional("pandas", _DATA_FRAME_USE).to_datetime(frame.index, unit="s", utc=True)
+        frame.index = import_optional("pandas", _PANDAS_USE).to_datetime(frame.index, unit="s", utc=True)
         return frame
 
     def sample(self, step: int, row: int = 0) -> "Shown":
@@ -168,6 +168,6 @@ class Run:
 
 
 def _frame(records: tuple[Record, ...], index: str) -> "pd.DataFrame":
-    pandas = import_optional("pandas", _DATA_FRAME_USE)
+    pandas = import_optional("pandas", _PANDAS_USE)
     frame = pandas.DataFrame.from_records(list(records))
     return frame.set_index(index) if len(records) else pandas.DataFrame(index=pandas.Index([], name=index))

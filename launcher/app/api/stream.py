@@ -25,10 +25,10 @@ from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.removals import CorpusStates
 from launcher.runtime.run.streams import current_skips, sample_positions, stream_spec
 
-IGNORED = -100
+IGNORED_LABEL = -100
 """The label where nothing is to be predicted: what torch's cross-entropy ignores."""
 
-_CPU = torch.device("cpu")
+_CPU_DEVICE = torch.device("cpu")
 
 
 class RunData:
@@ -192,11 +192,11 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
 
 def _padded(rows: Samples | None, pad: int) -> dict[str, Tensor]:
     """Return ragged rows as padded rectangles."""
-    batch = idle_batch(_CPU) if rows is None else to_batch(rows, _CPU)
+    batch = idle_batch(_CPU_DEVICE) if rows is None else to_batch(rows, _CPU_DEVICE)
     lay = partial(_as_rectangle, batch)
-    labels = torch.full_like(batch.tokens, IGNORED)
+    labels = torch.full_like(batch.tokens, IGNORED_LABEL)
     labels[batch.target_positions] = batch.target_ids
-    found = {"labels": lay(labels, IGNORED), **_encoder_inputs(batch, pad)}
+    found = {"labels": lay(labels, IGNORED_LABEL), **_encoder_inputs(batch, pad)}
     if batch.corrupted is not None:
         return found | _encoder_inputs(batch.corrupted, pad) | {"corrupted": torch.tensor(True)}
     if rows is None:

@@ -132,7 +132,7 @@ def export(
             graphs.append(write_graph(folder, int8=int8))
 
     exported = export_run(open_run(run), step, out, licence=licence, average=average, add_files=complete)
-    _say(exported, f"{'the average at ' if average else ''}step {exported.step:,}", out)
+    _print_exported(exported, f"{'the average at ' if average else ''}step {exported.step:,}", out)
     for graph in graphs:
         typer.echo(f"  {graph}")
 
@@ -156,7 +156,7 @@ def average(
     """
     if (last is None) == (steps is None):
         raise typer.BadParameter("give --last or --steps, exactly one of the two", param_hint="--last")
-    numbers = _numbers(steps) if steps is not None else []
+    numbers = _parse_steps(steps) if steps is not None else []
     require_run(run)
     from launcher.after.export.export import checkpoints_of, export_mean, newest_checkpoints
     from launcher.runtime.run.record import open_run
@@ -164,17 +164,19 @@ def average(
     opened = open_run(run)
     chosen = checkpoints_of(opened, numbers) if last is None else newest_checkpoints(opened, last)
     exported = export_mean(opened, chosen, out, licence=licence)
-    _say(exported, f"the mean of steps {', '.join(f'{manifest.step:,}' for manifest in chosen)}", out)
+    _print_exported(
+        exported, f"the mean of steps {', '.join(f'{manifest.step:,}' for manifest in chosen)}", out
+    )
 
 
-def _numbers(steps: str) -> list[int]:
+def _parse_steps(steps: str) -> list[int]:
     parts = steps.split(",")
     if not all(part.strip().isdecimal() for part in parts):
         raise typer.BadParameter(f"{steps!r} is not a list of steps, as in 8000,9000", param_hint="--steps")
     return [int(part) for part in parts]
 
 
-def _say(exported: "ExportResult", what: str, out: str) -> None:
+def _print_exported(exported: "ExportResult", what: str, out: str) -> None:
     typer.echo(f"exported {what} to {out}")
     for folder, architecture in exported.models.items():
         known = f"for transformers' {architecture}" if architecture else "transformers has no class for it"

@@ -23,7 +23,7 @@ from launcher.app.cli.corpus_options import (
     Segmenter,
     SegmenterOption,
     SentencesOption,
-    Texts,
+    TextsKind,
     TextsOption,
     TokenizerOption,
     TxtDocumentsOption,
@@ -43,7 +43,7 @@ from launcher.app.cli.options import (
     TokenizerRulesOption,
     print_json,
     reading_settings,
-    settings,
+    validate_options,
 )
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ def build(
     Example: `maskfleet corpus build 'news/*.jsonl.zst' --tokenizer s3://bucket/bpe-50k --out s3://bucket/news`
     """
     from data_service.ingest.options import BuildOptions
-    from launcher.app.cli.texts import build_workers, read_provenance
+    from launcher.app.cli.texts import choose_workers, read_provenance
 
-    options = settings(
+    options = validate_options(
         BuildOptions,
         called={"heldout_fraction": "--heldout", "pairs": "--texts pairs", "words": "--segmenter"},
         **reading_settings(text_field, encoding, delimiter),
@@ -117,7 +117,7 @@ def build(
         **({"heldout_fraction": heldout} if heldout_like is None else _heldout_like(heldout_like)),
         block_tokens=block_tokens,
         max_document_bytes=max_document_bytes,
-        workers=build_workers(inputs, workers),
+        workers=choose_workers(inputs, workers),
     )
     _build_and_watch(inputs, out, tokenizer, options)
 
@@ -153,15 +153,15 @@ def _build_and_watch(inputs: list[str], out: str, tokenizer: str, options: "Buil
     from rich.console import Console
 
     from data_service.ingest.build import build_corpus
-    from launcher.app.cli.corpus_shown import build_watch
+    from launcher.app.cli.corpus_shown import show_build_progress
 
-    with build_watch(Console()) as progress:
+    with show_build_progress(Console()) as progress:
         build_corpus(inputs, out, tokenizer, options, progress)
     stats(out)
 
 
 def _pair_settings(
-    texts: Texts, count: int | None, query: str | None, positive: str | None, negatives: list[str] | None
+    texts: TextsKind, count: int | None, query: str | None, positive: str | None, negatives: list[str] | None
 ) -> dict[str, object] | None:
     """Return the settings of pairs that were given; None for running text.
 

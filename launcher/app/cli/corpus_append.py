@@ -22,19 +22,19 @@ from launcher.app.cli.options import (
     JsonOption,
     delimiter_character,
     print_json,
-    settings,
+    validate_options,
 )
 
 if TYPE_CHECKING:
     from data_service.ingest.append import AppendReport
     from data_service.ingest.options import BuildOptions
 
-_DEFAULT = "Default: as the corpus was built."
-_OwnEncoding = Annotated[
-    str | None, typer.Option("--encoding", help=f"Of .txt, JSON lines, CSV and TSV. {_DEFAULT}")
+_DEFAULT_HELP = "Default: as the corpus was built."
+_EncodingOverride = Annotated[
+    str | None, typer.Option("--encoding", help=f"Of .txt, JSON lines, CSV and TSV. {_DEFAULT_HELP}")
 ]
-_OwnBadBytes = Annotated[
-    BadBytes | None, typer.Option("--on-bad-bytes", help=f"Text not in its encoding. {_DEFAULT}")
+_BadBytesOverride = Annotated[
+    BadBytes | None, typer.Option("--on-bad-bytes", help=f"Text not in its encoding. {_DEFAULT_HELP}")
 ]
 
 
@@ -48,14 +48,14 @@ def append(
     inputs: InputsArgument,
     out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI of its own for the grown corpus.")],
     text_field: Annotated[
-        str | None, typer.Option("--text-field", help=f"Field or column that holds the text. {_DEFAULT}")
+        str | None, typer.Option("--text-field", help=f"Field or column that holds the text. {_DEFAULT_HELP}")
     ] = None,
     txt_documents: Annotated[
-        TxtDocuments | None, typer.Option("--txt-documents", help=f"Documents in .txt. {_DEFAULT}")
+        TxtDocuments | None, typer.Option("--txt-documents", help=f"Documents in .txt. {_DEFAULT_HELP}")
     ] = None,
-    encoding: _OwnEncoding = None,
+    encoding: _EncodingOverride = None,
     delimiter: DelimiterOption = None,
-    on_bad_bytes: _OwnBadBytes = None,
+    on_bad_bytes: _BadBytesOverride = None,
     on_bad_records: BadRecordsOption = "error",
     provenance: ProvenanceOption = None,
     dictionary: DictionaryOption = None,
@@ -75,7 +75,7 @@ def append(
     from data_service.corpus.corpus import open_corpus
     from data_service.ingest.append_options import options_from_corpus
     from data_service.ingest.options import BuildOptions
-    from launcher.app.cli.texts import build_workers, read_provenance
+    from launcher.app.cli.texts import choose_workers, read_provenance
 
     others: dict[str, Any] = {
         "text_field": text_field,
@@ -87,11 +87,11 @@ def append(
         "accept_loss": accept_loss,
     }
     given = {name: value for name, value in others.items() if value is not None}
-    settings(BuildOptions, **given)  # raises OptionError if a value is not valid
+    validate_options(BuildOptions, **given)  # raises OptionError if a value is not valid
     files = {"dictionary": dictionary, "user_words": user_words, "lexicon": lexicon}
     options = options_from_corpus(
         open_corpus(corpus),
-        workers=build_workers(inputs, workers),
+        workers=choose_workers(inputs, workers),
         on_bad_records=on_bad_records,
         word_files={name: uri for name, uri in files.items() if uri is not None},
         **given,
@@ -112,11 +112,11 @@ def _append_and_watch(
     from rich.console import Console
 
     from data_service.ingest.append import append_documents
-    from launcher.app.cli.corpus_shown import build_watch
+    from launcher.app.cli.corpus_shown import show_build_progress
     from launcher.progress import work
     from launcher.runtime.run.request_stop import whoami
 
-    with work("comparing documents") as now, build_watch(Console(stderr=as_json)) as progress:
+    with work("comparing documents") as now, show_build_progress(Console(stderr=as_json)) as progress:
         return append_documents(
             corpus,
             inputs,

@@ -56,7 +56,7 @@ def remove(
     if not reason.strip():
         raise OptionError("--reason is empty", remedy="say why the documents are removed: --reason TEXT")
     opened = open_corpus(corpus)
-    wanted = _wanted(opened, ids, documents)
+    wanted = _select_documents(opened, ids, documents)
     report = remove_documents(opened, wanted, removed_by=whoami(), at=int(time.time()), reason=reason)
     if as_json:
         counts = {"documents": len(report.documents), "tokens": report.documents.tokens}
@@ -74,7 +74,7 @@ def remove(
         typer.echo(f"removal {report.number}: {counted}, {report.documents.tokens:,} tokens")
 
 
-def _wanted(corpus: "Corpus", ids: str | None, documents: str | None) -> "SplitDocuments":
+def _select_documents(corpus: "Corpus", ids: str | None, documents: str | None) -> "SplitDocuments":
     """Return the documents that a file names; without a file those that were removed from the corpus's parts."""
     from data_service.corpus.remove import documents_by_id, documents_by_number, find_removed_in_parts
     from launcher.app.cli.texts import read_list

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import typer
 
 TxtDocuments = Literal["file", "blank_line"]
-Texts = Literal["plain", "pairs"]
+TextsKind = Literal["plain", "pairs"]
 Segmenter = Literal["jieba", "longest_match", "field"]
 TxtDocumentsOption = Annotated[
     TxtDocuments, typer.Option("--txt-documents", help="In .txt: a document a file, or between blank lines.")
@@ -26,7 +26,8 @@ HeldoutLikeOption = Annotated[
     ),
 ]
 TextsOption = Annotated[
-    Texts, typer.Option("--texts", help="Running text, or pairs: query, positive, negatives in each record.")
+    TextsKind,
+    typer.Option("--texts", help="Running text, or pairs: query, positive, negatives in each record."),
 ]
 NegativesOption = Annotated[
     int | None, typer.Option("--negatives", min=0, help="Of each pair. A record with fewer is a bad one.")

@@ -135,7 +135,7 @@ def heldout_note(stats: CorpusStats) -> str | None:
 
 
 @contextmanager
-def build_watch(console: Console) -> Iterator[ReportProgress]:
+def show_build_progress(console: Console) -> Iterator[ReportProgress]:
     """Yield a function that shows the progress of a build."""
     stage, shown = "", ExitStack()
     begun: Work | None = None

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.app.cli.options import EncodingOption, settings
+from launcher.app.cli.options import EncodingOption, validate_options
 from launcher.progress import work
 
 
@@ -32,7 +32,7 @@ def demo(
         from data_service.ingest.options import BuildOptions
         from launcher.app.cli.texts import list_texts
 
-        settings(BuildOptions, encoding=encoding)
+        validate_options(BuildOptions, encoding=encoding)
         list_texts([text], encoding)
     from rich.console import Console
 

@@ -35,10 +35,10 @@ from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from launcher.after.export.export import export_run
 from launcher.after.fill.fill import MaskFiller
-from launcher.app.cli.corpus_shown import build_watch, heldout_note
-from launcher.app.cli.options import settings
-from launcher.app.cli.texts import automatic_workers, sample_texts
-from launcher.app.companions import COMPANIONS
+from launcher.app.cli.corpus_shown import heldout_note, show_build_progress
+from launcher.app.cli.options import validate_options
+from launcher.app.cli.texts import default_workers, sample_texts
+from launcher.app.companions import TRAINING_COMPANIONS
 from launcher.errors import RunError
 from launcher.observe.inspect.baselines import baselines
 from launcher.observe.inspect.report.page import write_report
@@ -53,7 +53,7 @@ from launcher.runtime.run.record import RECORD, Run, open_run
 _MIN_DOCUMENT_CHARACTERS = 200  # characters: below this a module's documentation is no text to learn from
 _SKIP_DIRS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "pydoc_data"}
 
-Node = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+DocumentedNode = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def python_documentation() -> Iterator[tuple[str, str]]:
@@ -63,7 +63,7 @@ def python_documentation() -> Iterator[tuple[str, str]]:
     """
     seen: set[bytes] = set()
     for name, text in _documents():
-        kept = [paragraph for paragraph in text.split("\n\n") if _is_new(paragraph, seen)]
+        kept = [paragraph for paragraph in text.split("\n\n") if _is_first_occurrence(paragraph, seen)]
         document = "\n\n".join(kept)
         if len(document) >= _MIN_DOCUMENT_CHARACTERS:
             yield name, document
@@ -96,13 +96,13 @@ def _docstrings(path: Path) -> Iterator[str]:
     except (SyntaxError, ValueError):  # some source files are templates, or broken on purpose
         return
     for node in ast.walk(tree):
-        if isinstance(node, Node):
+        if isinstance(node, DocumentedNode):
             text = ast.get_docstring(node)
             if text:
                 yield text
 
 
-def _is_new(paragraph: str, seen: set[bytes]) -> bool:
+def _is_first_occurrence(paragraph: str, seen: set[bytes]) -> bool:
     digest = hashlib.blake2b(" ".join(paragraph.split()).encode(errors="replace"), digest_size=16).digest()
     if digest in seen:
         return False
@@ -114,7 +114,7 @@ _VOCABULARY = 2048
 _TOKENIZER_SAMPLE_BYTES = 50_000_000  # bytes of text to learn the tokenizer from
 _STAGE_COUNT = 8
 _COMPRESSION_RATIO = 4  # assumed bytes of text in a byte of a compressed file
-_SENTENCES = (
+_EXAMPLE_SENTENCES = (
     "Return <mask> if the object is an instance of the class.",
     "This method raises an <mask> if the value is not valid.",
     "If the file does not <mask>, an error is raised.",
@@ -193,7 +193,7 @@ class Demo:
         """Return build options. A .txt file is one document; if it is longer than a document may be, blank lines end
         documents.
         """
-        options = settings(BuildOptions, encoding=self.encoding if self.text is not None else UTF_8)
+        options = validate_options(BuildOptions, encoding=self.encoding if self.text is not None else UTF_8)
         sizes = (
             file.size * (_COMPRESSION_RATIO if file.compression else 1)
             for file in list_inputs(inputs).files
@@ -218,10 +218,10 @@ class Demo:
         with self._timed("corpus: shards with hashes, duplicates dropped, held-out documents apart"):
             fraction = load("quickstart").corpus.heldout.fraction
             options = self._options(inputs).model_copy(
-                update={"heldout_fraction": fraction, "workers": automatic_workers(inputs)}
+                update={"heldout_fraction": fraction, "workers": default_workers(inputs)}
             )
             uri = str(self.out / "corpus")
-            with build_watch(self.console) as report:
+            with show_build_progress(self.console) as report:
                 build_corpus(inputs, uri, str(self.out / "tokenizer"), options, report)
             stats = corpus_stats(uri)
             held = (
@@ -250,7 +250,7 @@ class Demo:
         """Train the run. Return whether training was stopped before its end."""
         ranks, stage = run.recipe.trainers, run.recipe.zero
         with self._timed(f"training: {ranks} ranks, ZeRO {stage}, data through Ray"):
-            outcome = train(run, self.console, COMPANIONS)
+            outcome = train(run, self.console, TRAINING_COMPANIONS)
             if outcome.code:
                 self._say(f"stopped at step {outcome.step:,}; the same command goes on from there")
             return outcome.code != 0
@@ -281,7 +281,7 @@ class Demo:
                 f"step {step:,} to {folder}; transformers loads it: AutoModelForMaskedLM, AutoTokenizer"
             )
             filler = MaskFiller(folder)
-            for sentence in _SENTENCES:
+            for sentence in _EXAMPLE_SENTENCES:
                 guesses = filler.guesses(sentence, 4)
                 shown = ", ".join(f"{guess.text.strip()!r} {guess.probability:.0%}" for guess in guesses)
                 self._say(f"{sentence}\n        {shown}")

@@ -73,13 +73,13 @@ def diagnose(
         if as_json:
             print_json(subject.records())
         else:
-            _show(subject)
+            _print_diagnosis(subject)
 
 
-def _show(subject: "Diagnosis") -> None:
+def _print_diagnosis(subject: "Diagnosis") -> None:
     typer.echo(f"{subject.title}")
     _print_layers([figure for figure in subject.figures if figure.layer is not None])
-    _print_rest([figure for figure in subject.figures if figure.layer is None])
+    _print_other_figures([figure for figure in subject.figures if figure.layer is None])
     typer.echo("")
 
 
@@ -100,7 +100,7 @@ def _print_layers(figures: Sequence["Figure"]) -> None:
     print_table(table)
 
 
-def _print_rest(figures: Iterable["Figure"]) -> None:
+def _print_other_figures(figures: Iterable["Figure"]) -> None:
     from rich.table import Table
 
     from launcher.output import print_table

@@ -105,7 +105,7 @@ def evaluate(
 
     from launcher.after.embed.settings import Encoding
     from launcher.after.tasks.task import load_task
-    from launcher.app.cli.options import settings as checked
+    from launcher.app.cli.options import validate_options as checked
     from launcher.output import print_table
 
     checked(Encoding, pooling=pooling, max_length=max_length)
@@ -156,7 +156,7 @@ def negatives(
     """
     from data_service.ingest.options import BuildOptions
     from launcher.after.embed.settings import MiningSettings
-    from launcher.app.cli.options import settings as checked
+    from launcher.app.cli.options import validate_options as checked
     from launcher.app.cli.texts import list_texts
 
     mining = checked(

@@ -69,9 +69,9 @@ def estimate(
     cluster = Cluster(nodes, gpus_per_node, find_gpu(gpu), hours * 3600)
     size = None if text is None else parse_text_size(text)
     if mfu is not None:
-        from launcher.plan.estimate.utilisation import given_share
+        from launcher.plan.estimate.utilisation import parse_utilisation
 
-        given_share(mfu)  # raises for a wrong share before torch is loaded
+        parse_utilisation(mfu)  # raises for a wrong share before torch is loaded
     wanted = load_recipe(recipe, assignments, tiny)
     _print_estimated(wanted, cluster, mfu, size, as_json=as_json)
 

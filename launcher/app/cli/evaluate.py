@@ -116,7 +116,7 @@ def evaluate(
     measures = _measures(suite, data, tasks, assignments)
     rows, failures = _evaluate_missing(store, checkpoints, wanted, measures, seeds, (cpus, gpus))
     _print_table(rows, as_json)
-    _keep_for_reports(checkpoints, rows)
+    _store_rows_for_reports(checkpoints, rows)
     _exit_with_failures(failures)
 
 
@@ -217,7 +217,7 @@ def _evaluate_missing(
     return table([work.cell for work in works], find_results(store, keys)), failures
 
 
-def _keep_for_reports(sources: list[str], table: "list[TableRow]") -> None:
+def _store_rows_for_reports(sources: list[str], table: "list[TableRow]") -> None:
     """Store the rows about each run where `maskfleet report` finds them. This comes after the table is printed."""
     from data_service.store.errors import StoreError
     from data_service.store.open import open_store

@@ -340,7 +340,7 @@ def ray_job(
     if submit:
         typer.echo(backend.submit_to(job, address))
     else:
-        typer.echo(shlex.join(backend.submission(job, address)))
+        typer.echo(shlex.join(backend.submission_command(job, address)))
 
 
 def _absolute(run: str) -> str:

@@ -39,7 +39,7 @@ from launcher.app.cli import (
     tokenizer,
     train,
 )
-from launcher.command import SAVING_COMMANDS, needs_supervision, open_terminal_stream
+from launcher.command import COMMANDS_WITH_SIGNAL_HANDLERS, needs_supervision, open_terminal_stream
 from launcher.exit_codes import code_of
 from launcher.output import raise_output_errors
 from launcher.progress import shown
@@ -162,7 +162,7 @@ def _run(command: Callable[[], object]) -> None:
     """Run the command. Raises EnvironmentUnusable if a limit or TMPDIR explains what failed."""
     if needs_supervision(sys.argv[1:]):
         temporary_root()
-        if sys.argv[1] in SAVING_COMMANDS:  # builds of corpora can run without Ray
+        if sys.argv[1] in COMMANDS_WITH_SIGNAL_HANDLERS:  # builds of corpora can run without Ray
             check_process_limits()
     try:
         command()

@@ -129,7 +129,7 @@ def print_json(records: Iterable[Mapping[str, object]]) -> None:
         typer.echo(encode(record), nl=False)
 
 
-def settings(model: type[M], *, called: dict[str, str] | None = None, **values: object) -> M:
+def validate_options(model: type[M], *, called: dict[str, str] | None = None, **values: object) -> M:
     """Return a `model` of a command's options.
 
     Args:
@@ -179,7 +179,7 @@ def require_run(uri: str) -> None:
         raise no_run(uri)
 
 
-def require_free(uri: str) -> None:
+def require_new_run(uri: str) -> None:
     """Check that a run can be created at `uri`.
 
     Raises:

@@ -16,18 +16,18 @@ from data_service.prepare.prepare import prepare
 from data_service.prepare.statistics import Statistics
 from data_service.printable import one_line
 from data_service.store.open import open_store
-from launcher.app.cli.corpus_shown import build_watch
-from launcher.app.cli.texts import automatic_workers, read_settings
+from launcher.app.cli.corpus_shown import show_build_progress
+from launcher.app.cli.texts import default_workers, read_settings
 from launcher.output import human_bytes
 from launcher.runtime.recipe.document import DocumentWords
 
-_WORDS = DocumentWords("preparation", "infra/docs/prepare.md", PrepareError)
-_ROWS = 20
+_DOCUMENT_WORDS = DocumentWords("preparation", "infra/docs/prepare.md", PrepareError)
+_MAX_TABLE_ROWS = 20
 
 
 def read_preparation(path: str) -> Preparation:
     """Return the preparation in a file, local or on S3. Raises PrepareError, StoreError as `read_settings`."""
-    return read_settings(path, Preparation, _WORDS)
+    return read_settings(path, Preparation, _DOCUMENT_WORDS)
 
 
 def prepare_and_watch(path: str, output: str, workers: int | None, console: Console) -> Statistics:
@@ -40,11 +40,11 @@ def prepare_and_watch(path: str, output: str, workers: int | None, console: Cons
     listings = list_all(preparation, open_store(output))
     if unread := unread_files(listings):
         typer.echo(f"Files not read: {len(unread):,}", err=True)
-        for item in unread[:_ROWS]:
+        for item in unread[:_MAX_TABLE_ROWS]:
             typer.echo(f"  {one_line(str(item))}", err=True)
     files = tuple(file for listing in listings for file in listing.files)
-    with build_watch(console) as report:
-        return prepare(preparation, output, workers or automatic_workers(InputListing(files, ())), report)
+    with show_build_progress(console) as report:
+        return prepare(preparation, output, workers or default_workers(InputListing(files, ())), report)
 
 
 def statistics_tables(statistics: Statistics) -> Iterator[Table]:
@@ -76,6 +76,6 @@ def statistics_tables(statistics: Statistics) -> Iterator[Table]:
     yield sources
     for title, values in (("language", statistics.languages), ("licence", statistics.licences)):
         table = Table(title, "documents", box=None, pad_edge=False)
-        for value, count in list(values.items())[:_ROWS]:
+        for value, count in list(values.items())[:_MAX_TABLE_ROWS]:
             table.add_row(Text(one_line(value) if value else "(none)"), f"{count:,}")
         yield table

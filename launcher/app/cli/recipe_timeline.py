@@ -11,10 +11,10 @@ from launcher.runtime.recipe.phases import PHASE_KEYS, PhaseKey
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import Stretch, changing_weights, phase_at, step_batches, timeline
 
-_EIGHTHS = " ▁▂▃▄▅▆▇█"
-_COLUMNS = 72  # width of the plots in terminal columns
+_BAR_CHARACTERS = " ▁▂▃▄▅▆▇█"
+_PLOT_COLUMNS = 72  # width of the plots in terminal columns
 _RATE_ROWS = 6  # height of the learning rate's plot in lines
-_CURVES = {"one_minus_sqrt": "1 - sqrt", "inverse_sqrt": "1 / sqrt"}
+_CURVE_NAMES = {"one_minus_sqrt": "1 - sqrt", "inverse_sqrt": "1 / sqrt"}
 _BATCH_ROWS = 2  # height of the batch's plot in lines
 
 
@@ -22,14 +22,14 @@ def print_timeline(recipe: Recipe) -> None:
     """Print a row for every stretch of steps, then the picture."""
     rate = schedule(recipe)
     print_table(_table(recipe, timeline(recipe, rate)))
-    steps = _sampled(recipe.total_steps)
+    steps = _sample_steps(recipe.total_steps)
     rates = [rate(step) for step in steps]
     tokens = [_batch_tokens(recipe, step) for step in steps]
     lines = ["", f"learning rate, up to {max(rates):.3g}"]
     lines += plot(rates, _RATE_ROWS)
     lines += ["", f"tokens of a step, up to {human_count(max(tokens))}"]
     lines += plot(tokens, _BATCH_ROWS)
-    for title, values in _more_curves(recipe, steps):
+    for title, values in _phase_setting_curves(recipe, steps):
         lines += ["", title, *plot(values, 1)]
     last = f"{recipe.total_steps - 1:,}"
     lines.append(f"step 0{last:>{max(len(last) + 1, len(steps) - 6)}}")
@@ -37,7 +37,7 @@ def print_timeline(recipe: Recipe) -> None:
         console().print(line, highlight=False, markup=False, no_wrap=True, crop=False)
 
 
-def _more_curves(recipe: Recipe, steps: Sequence[int]) -> Iterator[tuple[str, list[float]]]:
+def _phase_setting_curves(recipe: Recipe, steps: Sequence[int]) -> Iterator[tuple[str, list[float]]]:
     """Yield other values that phases change, each curve with its title."""
     phases = [recipe.phases[phase_at(recipe, step)[0]] for step in steps]
     for key in PHASE_KEYS:
@@ -71,14 +71,14 @@ def plot(values: Sequence[float], height: int) -> list[str]:
     top = max(values)
     eighths = [max(1, round(8 * height * value / top)) if value > 0 else 0 for value in values]
     return [
-        "".join(_EIGHTHS[min(8, max(0, each - 8 * line))] for each in eighths).rstrip()
+        "".join(_BAR_CHARACTERS[min(8, max(0, each - 8 * line))] for each in eighths).rstrip()
         for line in reversed(range(height))
     ]
 
 
-def _sampled(total: int) -> list[int]:
+def _sample_steps(total: int) -> list[int]:
     """Return evenly spaced steps from first to last, one for each column."""
-    columns = min(_COLUMNS, total)
+    columns = min(_PLOT_COLUMNS, total)
     return [column * (total - 1) // max(1, columns - 1) for column in range(columns)]
 
 
@@ -91,7 +91,7 @@ def _batch_tokens(recipe: Recipe, step: int) -> int:
 
 def _table(recipe: Recipe, stretches: Sequence[Stretch]) -> Table:
     names = ["phase", "steps", "tokens so far", "length", "batch", "learning rate", ""]
-    more = _more_columns(recipe)
+    more = _phase_setting_columns(recipe)
     table = Table(*names, *more, box=None, pad_edge=False)
     previous = None
     for stretch in stretches:
@@ -101,33 +101,35 @@ def _table(recipe: Recipe, stretches: Sequence[Stretch]) -> Table:
             f"{stretch.first:,} - {stretch.last:,}",
             human_count(stretch.tokens),
             str(phase.length),
-            _span(*(f"{batch:,}" for batch in stretch.batches))
+            _range_text(*(f"{batch:,}" for batch in stretch.batches))
             + (" rows" if phase.batch.sequences else " tokens"),
-            _span(*(f"{rate:.3g}" for rate in stretch.rates)),
-            _CURVES.get(stretch.curve, stretch.curve),
+            _range_text(*(f"{rate:.3g}" for rate in stretch.rates)),
+            _CURVE_NAMES.get(stretch.curve, stretch.curve),
             *(cell(stretch) for cell in more.values()),
         )
         previous = stretch.phase
     return table
 
 
-def _more_columns(recipe: Recipe) -> dict[str, Callable[[Stretch], str]]:
+def _phase_setting_columns(recipe: Recipe) -> dict[str, Callable[[Stretch], str]]:
     """Return columns for other values that phases change: title, and function of a cell."""
     found: dict[str, Callable[[Stretch], str]] = {
-        key.title: partial(_key_cell, recipe=recipe, key=key) for key in PHASE_KEYS if key.is_used(recipe)
+        key.title: partial(_phase_setting_text, recipe=recipe, key=key)
+        for key in PHASE_KEYS
+        if key.is_used(recipe)
     }
     return found | {
-        f"weight of {name}": partial(_weight_cell, name=name) for name in changing_weights(recipe)
+        f"weight of {name}": partial(_source_weight_text, name=name) for name in changing_weights(recipe)
     }
 
 
-def _key_cell(at: Stretch, recipe: Recipe, key: PhaseKey) -> str:
+def _phase_setting_text(at: Stretch, recipe: Recipe, key: PhaseKey) -> str:
     return key.text(recipe, recipe.phases[at.phase])
 
 
-def _weight_cell(at: Stretch, name: str) -> str:
-    return _span(*(f"{weight:.3g}" for weight in at.weights[name]))
+def _source_weight_text(at: Stretch, name: str) -> str:
+    return _range_text(*(f"{weight:.3g}" for weight in at.weights[name]))
 
 
-def _span(first: str, last: str) -> str:
+def _range_text(first: str, last: str) -> str:
     return first if first == last else f"{first} to {last}"

@@ -10,7 +10,7 @@ from launcher.app.cli.options import (
     RunArgument,
     StepOption,
     require_assignments,
-    require_free,
+    require_new_run,
     require_run,
 )
 from launcher.app.cli.recipe import SetOption
@@ -48,13 +48,13 @@ def status(
     from dataclasses import asdict
 
     from data_service.printable import visible
-    from launcher.observe.inspect.status import RunStatus, Unreadable, describe, statuses, table
+    from launcher.observe.inspect.status import RunStatus, UnreadableRun, describe, read_statuses, table
     from launcher.output import print_table
     from launcher.runtime.run.log import encode
 
     now = time.time()
-    found = list(statuses(places, now, brief=brief))
-    unreadable = [one for one in found if isinstance(one, Unreadable)]
+    found = list(read_statuses(places, now, brief=brief))
+    unreadable = [one for one in found if isinstance(one, UnreadableRun)]
     if as_json:
         for one in found:
             origins = [origin.model_dump() for origin in one.origins] if isinstance(one, RunStatus) else []
@@ -91,13 +91,13 @@ def watch(
     from tempfile import TemporaryDirectory
 
     from data_service.store.open import open_store
-    from launcher.observe.watch.live import cached_reads, require_one_run
+    from launcher.observe.watch.live import make_caching_store, require_one_run
     from launcher.observe.watch.site import Server, Site, serve
 
     store = open_store(run, patience_s=10.0)  # seconds of patience: a page that waits for the store says so
     require_one_run(run, store)
     with TemporaryDirectory(prefix="maskfleet-watch-", ignore_cleanup_errors=True) as folder:
-        site = Site(run, cached_reads(store, folder))
+        site = Site(run, make_caching_store(store, folder))
         serve(Server(site, host, port), lambda url: typer.echo(f"{run} is shown at {url}"))
     sys.stdout.flush()
     os._exit(0)  # ends without waiting for reads of a store that does not answer
@@ -113,14 +113,14 @@ def stop(
     The request goes through the run's store, and is for the start that runs now: `maskfleet train` continues the run
     as ever.
     """
-    from launcher.observe.inspect.status import absent, status
+    from launcher.observe.inspect.status import not_running_reason, status
     from launcher.runtime.run import request_stop as run_stop
     from launcher.runtime.run.outline import open_outline
 
     opened = open_outline(run)
     asked = run_stop.stop(opened.store, time.time())
     if asked.found is None or not asked.asked:
-        typer.echo(f"{run} {absent(asked.found)}: nothing to stop")
+        typer.echo(f"{run} {not_running_reason(asked.found)}: nothing to stop")
         return
     where = f"{asked.found.owner.host}, process {asked.found.owner.pid}"
     typer.echo(f"asked the start on {where} to stop; it saves after its present step")
@@ -164,7 +164,7 @@ def fork(
     """
     require_assignments(assignments or ())
     require_run(run)
-    require_free(new)
+    require_new_run(new)
     from datetime import UTC, datetime
 
     from launcher.runtime.run import fork as forking
@@ -234,7 +234,7 @@ def exposure(
     from launcher.runtime.run.record import open_run
 
     opened = open_run(run)
-    selection = _selection(opened, named, ids)
+    selection = _select_documents(opened, named, ids)
     with work("finding rows", len(selection.places) * len(opened.recipe.phases), "documents") as now:
         report = find_exposures(opened, selection, now.advance)
     if as_json:
@@ -247,7 +247,7 @@ def exposure(
         typer.echo(line)
 
 
-def _selection(run: "Run", named: list[tuple[str, int]], ids: str | None) -> "DocumentSelection":
+def _select_documents(run: "Run", named: list[tuple[str, int]], ids: str | None) -> "DocumentSelection":
     """Return the documents that are named by number, else by the ids of a file, else all that were removed."""
     from launcher.app.cli.texts import read_list
     from launcher.observe.inspect.document_selection import (

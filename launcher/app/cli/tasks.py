@@ -89,7 +89,7 @@ def check(task: TaskArgument, data: DataOption = None, as_json: JsonOption = Fal
     for loaded in tasks:
         try:
             for summary in summarise_splits(loaded):
-                _say(loaded, summary, as_json)
+                _print_summary(loaded, summary, as_json)
         except (TaskError, InputError) as error:
             mistakes.append(error)
     if mistakes:
@@ -149,7 +149,7 @@ def ngrams(
     typer.echo(visible(f"wrote {out}: {len(index.keys):,} runs of words, sha256 {digest}"))
 
 
-def _say(task: "Task", summary: "SplitSummary", as_json: bool) -> None:
+def _print_summary(task: "Task", summary: "SplitSummary", as_json: bool) -> None:
     from dataclasses import asdict
 
     if as_json:

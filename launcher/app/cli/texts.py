@@ -28,7 +28,7 @@ from launcher.runtime.recipe.document import DocumentWords, parse, validate
 _MODEL = TypeVar("_MODEL", bound=BaseModel)
 _SMALL_INPUT_BYTES = 64 << 20  # bytes
 _SPLIT_BYTES = 256 << 10  # bytes of text for which a split is worth opening
-_SHOWN_SHARE = 0.00005  # share of the characters below which a harmless loss would read 0.00%
+_MIN_SHOWN_LOSS_SHARE = 0.00005  # share of the characters below which a harmless loss would read 0.00%
 
 
 def list_texts(inputs: Sequence[str], encoding: str = UTF_8) -> InputListing:
@@ -107,7 +107,7 @@ def print_loss(loss: TextLoss | None) -> None:
         return
     much = loss.above(WARNED_SHARE)
     for kind in KINDS:
-        if kind in loss.lost and (kind not in HARMLESS_KINDS or loss.share(kind) >= _SHOWN_SHARE):
+        if kind in loss.lost and (kind not in HARMLESS_KINDS or loss.share(kind) >= _MIN_SHOWN_LOSS_SHARE):
             warning = "warning: " if kind in much else ""
             typer.echo(f"{warning}{one_line(describe_loss(loss, kind))}", err=kind in much)
 
@@ -118,13 +118,13 @@ def _print_warning(title: str, items: Sequence[object]) -> None:
         typer.echo(line, err=True)
 
 
-def build_workers(inputs: Sequence[str], asked: int | None) -> int:
+def choose_workers(inputs: Sequence[str], asked: int | None) -> int:
     """Return the number of processes to build a corpus with. Raises and prints as `list_texts`."""
     listing = list_texts(inputs)
-    return asked or automatic_workers(listing)
+    return asked or default_workers(listing)
 
 
-def automatic_workers(inputs: Sequence[str] | InputListing) -> int:
+def default_workers(inputs: Sequence[str] | InputListing) -> int:
     """Return the number of processes to build a corpus with. A small input gets one, because Ray takes seconds to
     start.
     """

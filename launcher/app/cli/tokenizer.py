@@ -19,7 +19,7 @@ from launcher.app.cli.options import (
     TokenizerRulesOption,
     print_json,
     reading_settings,
-    settings,
+    validate_options,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ group = typer.Typer(
 )
 
 _MB = 1_000_000
-_VOCABULARY = 50_000
+_DEFAULT_VOCABULARY_SIZE = 50_000
 _LOSS_SAMPLE_BYTES = 4 * _MB  # bytes of text in which the loss of a new vocabulary is measured
 
 
@@ -89,10 +89,10 @@ def train(
     from data_service.ingest.options import BuildOptions
     from data_service.tokenizers.load import save_tokenizer
     from data_service.tokenizers.train import TokenizerOptions
-    from launcher.app.cli.texts import automatic_workers, sample_texts
+    from launcher.app.cli.texts import default_workers, sample_texts
 
-    _check_free(out, replace)
-    options = settings(
+    _check_no_tokenizer(out, replace)
+    options = validate_options(
         BuildOptions,
         **reading_settings(text_field, encoding, delimiter),
         on_bad_bytes=on_bad_bytes,
@@ -100,13 +100,15 @@ def train(
     )
     texts = sample_texts(inputs, options, sample_mb * _MB)
     folding = TokenizerOptions(lowercase=lowercase, strip_marks=strip_marks)
-    tokenizer = _learn(kind, texts, vocab_size or _VOCABULARY, folding, workers=automatic_workers(inputs))
+    tokenizer = _train_tokenizer(
+        kind, texts, vocab_size or _DEFAULT_VOCABULARY_SIZE, folding, workers=default_workers(inputs)
+    )
     _check_loss(tokenizer, sample_texts(inputs, options, _LOSS_SAMPLE_BYTES, quiet=True), accept_loss)
     save_tokenizer(tokenizer, out)
     typer.echo(f"{kind} tokenizer of {tokenizer.vocab_size:,} ids at {out} (hash {tokenizer.hash[:12]})")
 
 
-def _learn(
+def _train_tokenizer(
     kind: TokenizerKind, texts: Iterable[str], asked: int, options: "TokenizerOptions", *, workers: int
 ) -> "Tokenizer":
     """Return a new tokenizer of at most `asked` ids; print to standard error if it has fewer, and how many words were
@@ -163,7 +165,7 @@ def check(
     from launcher.app.cli.texts import print_loss, sample_texts
     from launcher.output import print_table
 
-    options = settings(
+    options = validate_options(
         BuildOptions,
         **reading_settings(text_field, encoding, delimiter),
         on_bad_bytes=on_bad_bytes,
@@ -225,7 +227,7 @@ def extend(
 
     if terms is None and not specials:
         raise OptionError("nothing to add", remedy="give --terms FILE, or --specials, or both")
-    _check_free(new, replace)
+    _check_no_tokenizer(new, replace)
     extended, told = (
         (load_with_all_special_tokens if specials else load_tokenizer)(tokenizer, tokenizer_rules),
         "",
@@ -240,7 +242,7 @@ def extend(
     typer.echo(f"{told}{extended.vocab_size:,} ids at {new} (hash {extended.hash[:12]})")
 
 
-def _check_free(uri: str, replace: bool) -> None:
+def _check_no_tokenizer(uri: str, replace: bool) -> None:
     """Check that no tokenizer would be overwritten without `--replace`, because corpora and runs that name it would
     find another.
 

@@ -11,7 +11,7 @@ from launcher.app.cli.options import (
     RunArgument,
     require_assignments,
     require_corpora,
-    require_free,
+    require_new_run,
     require_recipe,
     require_run,
 )
@@ -59,7 +59,7 @@ def init(
     require_recipe(recipe)
     require_assignments(assignments or ())
     require_corpora(corpora or ())
-    require_free(run)
+    require_new_run(run)
     from datetime import UTC, datetime
 
     from launcher.after.tasks.measurable import check_tasks
@@ -125,17 +125,17 @@ def train(
     require_assignments(assignments or ())
     require_run(run)
     with work("opening the run"):
-        opened = _open_reconciled(run, recipe, tuple(assignments or ()), accept_changes, without_removed)
+        opened = _open_run_with_recipe(run, recipe, tuple(assignments or ()), accept_changes, without_removed)
     with work("loading libraries"):
-        from launcher.app.companions import COMPANIONS
+        from launcher.app.companions import TRAINING_COMPANIONS
         from launcher.runtime.cluster.train import train
-    outcome = train(opened, Console(), COMPANIONS, nodes)
+    outcome = train(opened, Console(), TRAINING_COMPANIONS, nodes)
     if outcome.step:
         typer.echo(f"{run}: step {outcome.step:,} of {opened.recipe.total_steps:,}")
     raise typer.Exit(outcome.code)
 
 
-def _open_reconciled(
+def _open_run_with_recipe(
     uri: str, recipe: str | None, assignments: tuple[str, ...], accept_changes: bool, without_removed: bool
 ) -> "Run":
     """Return the run at `uri`, ready to train with the settings that this start changes."""

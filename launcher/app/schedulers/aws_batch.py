@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, NonNegativeInt
 
 from data_service.processes import temporary_root
-from launcher.app.schedulers.job import Launch, Printable, Size, Word, needs_object_storage, run_command
+from launcher.app.schedulers.job import Launch, Printable, Size, Word, require_object_storage, run_command
 from launcher.app.schedulers.job import render as fill
 from launcher.errors import LaunchError
 from launcher.exit_codes import JOIN_SECONDS, SAVE_SECONDS
@@ -63,7 +63,7 @@ class BatchJob(Launch):
     def places(self) -> list[BucketPrefix]:
         """The S3 locations that the job's role is granted: the run's, and every other one once."""
         others = dict.fromkeys(uri for uri in self.reads if uri.startswith("s3://"))
-        return [_place(self.run, writes=True), *(_place(uri, writes=False) for uri in others)]
+        return [_bucket_prefix(self.run, writes=True), *(_bucket_prefix(uri, writes=False) for uri in others)]
 
 
 def read_uris(recipe: "Recipe") -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def render(job: BatchJob) -> str:
     Raises:
         LaunchError: the run is not in S3, which is all that the job's roles are granted.
     """
-    job = needs_object_storage(job)
+    job = require_object_storage(job)
     if not job.run.startswith("s3://"):
         raise LaunchError(
             f"{job.run} is not in S3, and the roles of a job on AWS Batch open S3 alone",
@@ -125,7 +125,7 @@ def submit(job: BatchJob) -> str:
     return run_command(["aws", "batch", "submit-job", *names, "--query", "jobId", "--output", "text"]).strip()
 
 
-def _place(uri: str, *, writes: bool) -> BucketPrefix:
+def _bucket_prefix(uri: str, *, writes: bool) -> BucketPrefix:
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     if set("*?$") & set(uri):
         raise LaunchError(

@@ -130,7 +130,7 @@ def _parse_size(told: object) -> int:
 
 
 Size = Annotated[int, BeforeValidator(_parse_size)]
-_OPTIONS = {
+_OPTION_BY_FIELD = {
     "run": "RUN",
     "gpus": "--gpus-per-node",
     "cpus": "--cpus-per-node",
@@ -168,7 +168,7 @@ class JobSettings(BaseModel):
 
 def _option(place: tuple[int | str, ...]) -> str:
     field = str(place[0])
-    return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
+    return _OPTION_BY_FIELD.get(field, f"--{field.replace('_', '-')}")
 
 
 class TrainingJob(JobSettings):
@@ -226,7 +226,7 @@ def job_name(run: str) -> str:
     return cleaned if cleaned[:1].isalpha() else f"maskfleet-{cleaned}".rstrip("-")
 
 
-def needs_object_storage(settings: AnyTraining) -> AnyTraining:
+def require_object_storage(settings: AnyTraining) -> AnyTraining:
     """Return `settings` if the run is in object storage.
 
     Raises:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from launcher.app.schedulers.job import Launch, Size, Word, needs_object_storage, run_command
+from launcher.app.schedulers.job import Launch, Size, Word, require_object_storage, run_command
 from launcher.app.schedulers.job import render as fill
 from launcher.exit_codes import SAVE_SECONDS
 
@@ -53,7 +53,7 @@ def render(job: KubeRayJob) -> str:
     Raises:
         LaunchError: the run is not in object storage.
     """
-    job = needs_object_storage(job)
+    job = require_object_storage(job)
     return fill(
         "kuberay/rayjob.yaml",
         job=job,

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from data_service.processes import temporary_root
-from launcher.app.schedulers.job import Launch, Size, TrainingJob, Word, needs_object_storage, run_command
+from launcher.app.schedulers.job import Launch, Size, TrainingJob, Word, require_object_storage, run_command
 from launcher.app.schedulers.job import render as fill
 from launcher.exit_codes import SAVE_SECONDS
 
@@ -49,10 +49,10 @@ def render(job: RayCluster) -> str:
     Raises:
         LaunchError: the run is not in object storage.
     """
-    return fill("ray_cluster/cluster.yaml", job=needs_object_storage(job), save_seconds=SAVE_SECONDS)
+    return fill("ray_cluster/cluster.yaml", job=require_object_storage(job), save_seconds=SAVE_SECONDS)
 
 
-def submission(job: TrainingJob, address: str) -> list[str]:
+def submission_command(job: TrainingJob, address: str) -> list[str]:
     """Return the command that submits the job to the cluster whose dashboard is at `address`."""
     variables = {
         "MASKFLEET_RUN": job.run,
@@ -74,7 +74,7 @@ def submit(job: RayCluster) -> str:
         cluster.write_text(render(job), "utf-8")
         run_command(["ray", "get-auth-token", "--generate"])  # the token it prints is not shown
         run_command(["ray", "up", "--yes", "--no-config-cache", str(cluster)])
-        return run_command(["ray", "exec", str(cluster), shlex.join(submission(job, _DASHBOARD))])
+        return run_command(["ray", "exec", str(cluster), shlex.join(submission_command(job, _DASHBOARD))])
 
 
 def submit_to(job: TrainingJob, address: str) -> str:
@@ -83,4 +83,4 @@ def submit_to(job: TrainingJob, address: str) -> str:
     Raises:
         LaunchError: the run is not in object storage, or `ray` is missing or fails.
     """
-    return run_command(submission(needs_object_storage(job), address))
+    return run_command(submission_command(require_object_storage(job), address))

@@ -22,7 +22,7 @@ Time = Annotated[
         "minutes, HH:MM:SS, D-HH or D-HH:MM:SS, as 24:00:00 and 2-12",
     ),
 ]
-_OWN_OPTIONS = {
+_OPTION_BY_SBATCH_OPTION = {
     "job-name": "--name",
     "nodes": "--nodes",
     "cpus-per-task": "--cpus-per-node",
@@ -37,7 +37,7 @@ _OWN_OPTIONS = {
     "export": "--env",
 }
 """Options of `sbatch`, each with the option of ours that sets it."""
-_SCRIPT_OPTIONS = {
+_RESERVED_SBATCH_OPTIONS = {
     "array", "error", "gpus", "mem-per-cpu", "mem-per-gpu", "no-requeue", "ntasks", "ntasks-per-node", "open-mode",
     "parsable", "requeue", "signal", "wrap",
 }  # fmt: skip
@@ -46,14 +46,14 @@ _SCRIPT_OPTIONS = {
 
 def _check_directive(text: str) -> str:
     name = text.removeprefix("--").partition("=")[0]
-    if name in _OWN_OPTIONS:
-        raise ValueError(f"{_OWN_OPTIONS[name]} sets this option")
-    if name in _SCRIPT_OPTIONS:
+    if name in _OPTION_BY_SBATCH_OPTION:
+        raise ValueError(f"{_OPTION_BY_SBATCH_OPTION[name]} sets this option")
+    if name in _RESERVED_SBATCH_OPTIONS:
         raise ValueError("the script sets this option itself and relies on its value")
     return text
 
 
-Directive = Annotated[
+SbatchDirective = Annotated[
     str,
     matches(
         r"--[a-z][a-z0-9-]*(=[A-Za-z0-9._:/@=,+*%&|!()\[\]-]+)?",
@@ -86,7 +86,7 @@ class SlurmJob(Launch):
     account: Word | None = None
     qos: Word | None = None
     constraint: Word | None = None
-    sbatch: tuple[Directive, ...] = ()
+    sbatch: tuple[SbatchDirective, ...] = ()
     container: Printable | None = None
     setup: tuple[Printable, ...] = ()
 

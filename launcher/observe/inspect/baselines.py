@@ -18,7 +18,7 @@ from data_service.store.errors import StoreError
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from data_service.types import Block
-from launcher.observe.inspect.kept_baselines import KEY, Baselines, kept_baselines
+from launcher.observe.inspect.kept_baselines import BASELINES_KEY, Baselines, load_baselines
 from launcher.progress import counted as counting
 from launcher.progress import work
 from launcher.runtime.run.inputs import unigram_probabilities
@@ -35,7 +35,7 @@ _BIGRAM_TOKENS = 50_000_000  # tokens of training text in which pairs are counte
 
 
 @dataclass(frozen=True)
-class Targets:
+class HeldoutTargets:
     """M held-out targets: their ids, and the true token to the left of each (-1 at the start of a text)."""
 
     ids: Ints
@@ -48,11 +48,11 @@ def baselines(run: Run) -> Baselines:
     Raises:
         CorpusError, StoreError: the corpora cannot be read.
     """
-    if (stored := kept_baselines(run.store, run.record.fingerprint)) is not None:
+    if (stored := load_baselines(run.store, run.record.fingerprint)) is not None:
         return stored
     computed = compute_baselines(run)
     try:
-        run.store.put(KEY, seal(computed))
+        run.store.put(BASELINES_KEY, seal(computed))
     except StoreError as error:
         _log.warning("the baselines are not kept, and will be computed again: %s", error.problem)
     return computed
@@ -66,11 +66,13 @@ def compute_baselines(run: Run) -> Baselines:
         rows = min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
         targets = find_targets(heldout.read(0, 0, rows), tokenizer.special_mask)
     unigram = unigram_probabilities(run.recipe)
-    pairs = TokenPairs(tokenizer.vocab_size)
+    pairs = BigramCounts(tokenizer.vocab_size)
     counted = 0
     corpora = Corpora(stream_spec(run, tokenizer, len(run.recipe.phases) - 1))
     total = min(_BIGRAM_TOKENS, sum(int(table.tokens.sum()) for table in corpora.tables))
-    blocks = counting(_training_blocks(corpora), "counting pairs of tokens", total, "tokens", _block_length)
+    blocks = counting(
+        _training_blocks(corpora), "counting pairs of tokens", total, "tokens", _block_token_count
+    )
     for block in blocks:
         pairs.add(block)
         counted += len(block.tokens)
@@ -83,19 +85,19 @@ def compute_baselines(run: Run) -> Baselines:
     )
 
 
-def _block_length(block: Block) -> int:
+def _block_token_count(block: Block) -> int:
     return len(block.tokens)
 
 
-def find_targets(samples: Samples, special: NDArray[np.bool_]) -> Targets:
+def find_targets(samples: Samples, special: NDArray[np.bool_]) -> HeldoutTargets:
     """Return the targets of some rows. `special` [V] marks ids that are not text, which do not count as neighbours."""
     original = samples.tokens.astype(np.int64)
     original[samples.target_positions] = samples.target_ids
     left = original[samples.target_positions - 1]  # a row begins with <s>, which is never a target
-    return Targets(samples.target_ids.astype(np.int64), np.where(special[left], -1, left))
+    return HeldoutTargets(samples.target_ids.astype(np.int64), np.where(special[left], -1, left))
 
 
-class TokenPairs:
+class BigramCounts:
     """Counts of neighbouring tokens within documents."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -112,7 +114,7 @@ class TokenPairs:
         weights = np.concatenate([self._counts, counts])
         self._codes, self._counts = merged, np.bincount(places, weights, len(merged)).astype(np.int64)
 
-    def probabilities(self, targets: Targets, unigram: Floats) -> Floats:
+    def probabilities(self, targets: HeldoutTargets, unigram: Floats) -> Floats:
         """Return [M], the probability of each target given its left neighbour; by frequency alone if it has none."""
         history = self._codes // self._vocab
         seen = np.bincount(history, self._counts, self._vocab)  # c(h): occurrences of token h

@@ -128,7 +128,7 @@ def removed_documents(run: Run) -> DocumentSelection:
     return DocumentSelection(places, heldout=tuple(dict.fromkeys(heldout)))
 
 
-class LeftOutDocuments:
+class RemovedDocumentSteps:
     """Tells at which steps a run left documents out."""
 
     def __init__(self, run: Run, selection: DocumentSelection) -> None:

@@ -21,15 +21,15 @@ from data_service.stream.exposure import TokenRange
 from data_service.stream.positions import Positions, SampleRange
 from data_service.stream.stream import Stream
 from launcher.errors import RunError
-from launcher.observe.inspect.document_selection import DocumentName, DocumentSelection, LeftOutDocuments
+from launcher.observe.inspect.document_selection import DocumentName, DocumentSelection, RemovedDocumentSteps
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import read_skipped, sample_positions, stream_spec
 
-_BATCH_DOCUMENTS = 1024  # documents that one pass over an epoch looks for
+_DOCUMENTS_PER_PASS = 1024  # documents that one pass over an epoch looks for
 
 
 @dataclass(frozen=True)
-class Exposure:
+class DocumentExposure:
     """A row that holds tokens of a document.
 
     Attributes:
@@ -62,7 +62,7 @@ class ExposureReport:
     """
 
     selection: DocumentSelection
-    found: tuple[Exposure, ...]
+    found: tuple[DocumentExposure, ...]
     left_out: Counter[DocumentName]
     trained: int
     begins: int
@@ -88,10 +88,10 @@ def find_exposures(
     good = newest_good(run.store, Alone(), full=False)
     lost = read_skipped(run, good.manifest if good else None, Alone())
     finder = _Finder(streams, {place: name for name, place in selection.places.items()}, report)
-    gone = LeftOutDocuments(run, selection)
-    found, left_out = list[Exposure](), Counter[DocumentName]()
+    gone = RemovedDocumentSteps(run, selection)
+    found, left_out = list[DocumentExposure](), Counter[DocumentName]()
     committed = finder.exposures(sample_positions(run, streams, lost.ranges))
-    for each in chain(committed, _undone_exposures(run, streams, lost.gone_back, finder)):
+    for each in chain(committed, _exposures_before_rewinds(run, streams, lost.gone_back, finder)):
         if gone.at(each.document, each.phase, each.step, each.undone):
             left_out[each.document] += 1
         else:
@@ -118,22 +118,22 @@ class _Finder:
         self._streams, self._documents, self._report = streams, documents, report
         self._places = sorted(documents)
 
-    def exposures(self, positions: Positions) -> Iterator[Exposure]:
+    def exposures(self, positions: Positions) -> Iterator[DocumentExposure]:
         """Yield the exposures of a run that takes data by `positions`."""
         for phase, stream in enumerate(self._streams):
             epochs = positions.epochs(phase)
-            for first in range(0, len(self._places), _BATCH_DOCUMENTS):
-                part = self._places[first : first + _BATCH_DOCUMENTS]
+            for first in range(0, len(self._places), _DOCUMENTS_PER_PASS):
+                part = self._places[first : first + _DOCUMENTS_PER_PASS]
                 for place, epoch, sample in stream.find(part, epochs):
                     taken = positions.step_of(phase, epoch, sample)
                     if taken is not None:
-                        yield Exposure(self._documents[place], *taken, phase, epoch, sample)
+                        yield DocumentExposure(self._documents[place], *taken, phase, epoch, sample)
                 self._report(len(part))
 
 
-def _undone_exposures(
+def _exposures_before_rewinds(
     run: Run, streams: Sequence[Stream], gone_back: Sequence[Rewind], finder: _Finder
-) -> Iterator[Exposure]:
+) -> Iterator[DocumentExposure]:
     """Yield the exposures of steps that were taken before a rewind: with the data that were skipped then."""
     for rewind in gone_back:
         returned = rewind.to.step if rewind.to else run.record.data_begins

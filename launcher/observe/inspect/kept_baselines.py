@@ -3,7 +3,7 @@
 from data_service.store.base import Store
 from launcher.runtime.run.sealed import Sealed, read_sealed
 
-KEY = "baselines.json"
+BASELINES_KEY = "baselines.json"
 
 
 class Baselines(Sealed):
@@ -24,15 +24,15 @@ class Baselines(Sealed):
 
     @property
     def path(self) -> str:
-        return KEY
+        return BASELINES_KEY
 
     def named(self) -> dict[str, float]:
         """Return the two losses by the names that pages show."""
         return {"unigram": self.unigram, "left bigram": self.bigram}
 
 
-def kept_baselines(store: Store, fingerprint: str) -> Baselines | None:
+def load_baselines(store: Store, fingerprint: str) -> Baselines | None:
     """Return the baselines of the run with this fingerprint; None if the store has none of it, or damaged ones. Raises
     StoreError; RunError if a newer version wrote them."""
-    stored = read_sealed(store, KEY, Baselines)
+    stored = read_sealed(store, BASELINES_KEY, Baselines)
     return stored if stored is not None and stored.fingerprint == fingerprint else None

@@ -88,7 +88,7 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
     specs = [stream_spec(as_read, tokenizer, phase) for phase in range(len(run.recipe.phases))]
     streams = [Stream(spec, cache=cache) for spec in specs]
     ranges = sample_positions(run, streams, current_skips(run)).ranges(step)
-    place, rows = _place(ranges, row), sum(span.stop - span.start for span in ranges)
+    place, rows = _sample_position(ranges, row), sum(span.stop - span.start for span in ranges)
     if place is None:
         raise RunError(f"step {step} has no row {row}", remedy=f"its rows are 0 to {rows - 1}")
     phase, epoch, sample = place
@@ -106,7 +106,7 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
         samples,
         tokenizer,
         documents=_documents(source),
-        left_out=_left_out(source, as_read.removals.get(source.name, "")),
+        left_out=_removed_document_starts(source, as_read.removals.get(source.name, "")),
     )
 
 
@@ -122,7 +122,7 @@ def _documents(source: SampleText) -> tuple["DocumentOrigin", ...]:
     return tuple(origins_in_ranges(corpus, "train", source.block, source.stretches))
 
 
-def _left_out(source: SampleText, state: str) -> frozenset[int]:
+def _removed_document_starts(source: SampleText, state: str) -> frozenset[int]:
     """Return the first tokens of the removed documents of a row's block. `state`: digest of the last removal."""
     if not state:
         return frozenset()
@@ -142,7 +142,7 @@ def render(shown: Shown) -> Iterator[str]:
     languages = f", {' and '.join(map(visible, source.languages))}" if source.languages else ""
     yield (
         f"from {escape(visible(source.name))} ({escape(visible(source.uri))}{escape(languages)}): "
-        f"block {source.block}, row {source.row}, {_places(source)}, read {source.epoch} time(s) before"
+        f"block {source.block}, row {source.row}, {_text_location(source)}, read {source.epoch} time(s) before"
     )
     for document in shown.documents:
         gone = ", removed" if document.start in shown.left_out else ""
@@ -182,7 +182,7 @@ def _text(shown: Shown) -> Iterator[str]:
         yield marked_text(samples, shown.tokenizer)
         return
     middle, end = int(samples.segment_starts[0]), len(samples.tokens)
-    for name, segment in zip(_segments(shown), (range(middle), range(middle, end)), strict=True):
+    for name, segment in zip(_segment_texts(shown), (range(middle), range(middle, end)), strict=True):
         if segment:
             yield f"[bold]{name}[/] {marked_text(samples, shown.tokenizer, segment)}"
     if samples.pair_label is not None:
@@ -195,7 +195,7 @@ def _without_targets(samples: Samples) -> Samples:
     return replace(samples, target_positions=none, target_ids=samples.target_ids[:0])
 
 
-def _segments(shown: Shown) -> tuple[str, str]:
+def _segment_texts(shown: Shown) -> tuple[str, str]:
     """Return the names of the two segments: A and B, or the languages of a translation, if they are known."""
     languages = shown.source.languages
     if not isinstance(shown.input, Translations) or not languages:
@@ -224,7 +224,7 @@ def _meaning(rows: Input, label: int) -> str:
     return "B is from elsewhere" if label else "B follows A"
 
 
-def _places(source: SampleText) -> str:
+def _text_location(source: SampleText) -> str:
     """Return the place of the text in its block, segment by segment."""
     return " and ".join(f"text tokens {stretch.start} to {stretch.stop}" for stretch in source.stretches)
 
@@ -238,13 +238,15 @@ def marked_text(samples: Samples, tokenizer: Tokenizer, part: range | None = Non
     for is_target, run in groupby(part, key=lambda index: bool(target[index] >= 0)):
         indices = list(run)
         if is_target:
-            parts += [_mark(int(samples.tokens[i]), int(target[i]), tokenizer) for i in indices]
+            parts += [
+                _replaced_token_markup(int(samples.tokens[i]), int(target[i]), tokenizer) for i in indices
+            ]
         else:
             parts.append(escape(visible(tokenizer.decode(samples.tokens[indices]))))
     return "".join(parts)
 
 
-def _mark(given: int, original: int, tokenizer: Tokenizer) -> str:
+def _replaced_token_markup(given: int, original: int, tokenizer: Tokenizer) -> str:
     pair = f"[{tokenizer.decode([given])} -> {tokenizer.decode([original])}]"
     return f"[bold yellow]{escape(visible(pair))}[/]"
 
@@ -255,7 +257,7 @@ def _target_line(position: int, original: int, given: int, tokenizer: Tokenizer)
     return escape(visible(f"{position:8}  {tokenizer.piece(original):<14}  {kind}{piece}"))
 
 
-def _place(ranges: tuple[SampleRange, ...], row: int) -> tuple[int, int, int] | None:
+def _sample_position(ranges: tuple[SampleRange, ...], row: int) -> tuple[int, int, int] | None:
     """Return phase, epoch and sample of a row of a step; None if the step has fewer rows."""
     for span in ranges:
         if row < span.stop - span.start:

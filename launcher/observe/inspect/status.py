@@ -17,7 +17,7 @@ from checkpoints.ownership import Presence, read_presence
 from data_service.errors import UserError
 from data_service.printable import one_line
 from data_service.store.base import Store
-from launcher.observe.inspect.report.figures import Interruption, interruptions, measure, medians
+from launcher.observe.inspect.report.figures import Interruption, interruptions, measure, metric_medians
 from launcher.output import human_count, human_duration
 from launcher.runtime.run.history import History, StepHistory, read_history
 from launcher.runtime.run.log import token_loss
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from launcher.runtime.run.record import Run
 
 State = Literal["never started", "running", "finished", "stopped", "failed", "dead"]
-_RECENT_STEPS = 100  # number of newest steps whose median is the present rate
+_RATE_STEPS = 100  # number of newest steps whose median is the present rate
 _BRIEF_SEGMENTS = 16  # number of newest segments of metrics that are read for a line of a table
 _END_STATES: dict[str, State] = {"stop": "stopped", "end": "finished", "failed": "failed"}
 
@@ -108,7 +108,7 @@ class RunStatus:
 
 
 @dataclass(frozen=True)
-class Unreadable:
+class UnreadableRun:
     """A run, among several, whose status cannot be read, and the reason."""
 
     uri: str
@@ -120,10 +120,12 @@ def status(run: "Run | Outline", now: float, *, brief: bool = False) -> RunStatu
 
     `brief`: read only the newest metrics, which is quick even for a run of weeks, and leave out interruptions.
     """
-    return status_by(run, read_history(run.store, _BRIEF_SEGMENTS if brief else None), now, brief=brief)
+    return status_from_history(
+        run, read_history(run.store, _BRIEF_SEGMENTS if brief else None), now, brief=brief
+    )
 
 
-def status_by(run: "Run | Outline", history: History, now: float, *, brief: bool) -> RunStatus:
+def status_from_history(run: "Run | Outline", history: History, now: float, *, brief: bool) -> RunStatus:
     """Return the status of a run whose history was read already, at least that of its newest steps. Raises
     StoreError."""
     found = read_presence(run.store, now)
@@ -131,7 +133,7 @@ def status_by(run: "Run | Outline", history: History, now: float, *, brief: bool
     steps = history.steps
     step = max(int(steps.numbers[-1]) + 1 if len(steps) else 0, manifest.step if manifest else 0)
     state, reason = _state(run, found, history.events, step)
-    recent = medians(steps, "status", _RECENT_STEPS)
+    recent = metric_medians(steps, "status", _RATE_STEPS)
     step_seconds = recent.get("seconds")
     evaluation = history.evaluations[-1] if history.evaluations else None
     figures = None if brief else measure(history)
@@ -151,7 +153,7 @@ def status_by(run: "Run | Outline", history: History, now: float, *, brief: bool
         total_steps=run.total_steps,
         tokens=_tokens(steps, manifest),
         loss=_mean(steps, "loss"),
-        terms=_terms(steps),
+        terms=_term_losses(steps),
         flush_seconds=run.flush_seconds,
         heldout=token_loss(evaluation) if evaluation else None,
         perplexity=evaluation.get("perplexity") if evaluation else None,
@@ -224,7 +226,7 @@ def _tokens(steps: StepHistory, manifest: CheckpointManifest | None) -> int:
     return before + int(np.nansum(steps.column("tokens")[np.searchsorted(steps.numbers, since) :]))
 
 
-def _terms(steps: StepHistory) -> dict[str, float]:
+def _term_losses(steps: StepHistory) -> dict[str, float]:
     """Return the running means of the losses by term."""
     named = {name: _mean(steps, name) for name in sorted(steps.fields) if name.endswith("loss")}
     return term_losses({name: value for name, value in named.items() if value is not None})
@@ -233,18 +235,20 @@ def _terms(steps: StepHistory) -> dict[str, float]:
 def _mean(steps: StepHistory, name: str) -> float | None:
     """Return the running mean of a field over the newest steps that were not skipped; None if none of them has a
     number."""
-    values, mean = steps.column(name)[-_RECENT_STEPS:], None
-    skipped = steps.column("skipped")[-_RECENT_STEPS:] > 0
+    values, mean = steps.column(name)[-_RATE_STEPS:], None
+    skipped = steps.column("skipped")[-_RATE_STEPS:] > 0
     for value in values[np.isfinite(values) & ~skipped].tolist():
         mean = running_mean(mean, value)
     return mean
 
 
-def statuses(uris: Sequence[str], now: float, *, brief: bool = False) -> Iterator[RunStatus | Unreadable]:
+def read_statuses(
+    uris: Sequence[str], now: float, *, brief: bool = False
+) -> Iterator[RunStatus | UnreadableRun]:
     """Return an iterator over the statuses of the runs at `uris` or directly below them.
 
     A single run has its whole status unless `brief`. Several runs have brief ones; a run that cannot be read is
-    `Unreadable`.
+    `UnreadableRun`.
 
     Raises:
         RunError, StoreError: there is no run, or the only one cannot be read.
@@ -252,17 +256,17 @@ def statuses(uris: Sequence[str], now: float, *, brief: bool = False) -> Iterato
     found = [run for uri in uris for run in runs_at(uri)]
     if len(found) == 1:
         return iter([status(open_outline(found[0]), now, brief=brief)])
-    return (_one_of_several(run, now) for run in found)
+    return (_brief_status_or_error(run, now) for run in found)
 
 
-def _one_of_several(uri: str, now: float) -> RunStatus | Unreadable:
+def _brief_status_or_error(uri: str, now: float) -> RunStatus | UnreadableRun:
     try:
         return status(open_outline(uri), now, brief=True)
     except UserError as error:
-        return Unreadable(uri, error.problem)
+        return UnreadableRun(uri, error.problem)
 
 
-_LINES_SHOWN = 5  # number of newest interruptions, or of damaged records, that are shown
+_MAX_SHOWN_LINES = 5  # number of newest interruptions, or of damaged records, that are shown
 
 
 def describe(run: RunStatus, now: float) -> Iterator[str]:
@@ -270,10 +274,10 @@ def describe(run: RunStatus, now: float) -> Iterator[str]:
     yield f"{run.name}  {run.uri}"
     for name, value in facts(run, now):
         yield f"{name:<12}{value}"
-    yield from _interruptions(run)
+    yield from _interruption_lines(run)
     if run.damage:
         yield f"{'damaged':<12}{len(run.damage):,} records or objects could not be read; all else is without them:"
-        yield from (f"{'':<12}{line}" for line in run.damage[:_LINES_SHOWN])
+        yield from (f"{'':<12}{line}" for line in run.damage[:_MAX_SHOWN_LINES])
     for origin in reversed(run.origins):
         changes = f", changed: {'; '.join(line[2:] for line in origin.changes)}" if origin.changes else ""
         yield f"{'forked from':<12}{origin.run} at step {origin.step:,}{changes}"
@@ -301,13 +305,13 @@ def facts(run: RunStatus, now: float) -> Iterator[tuple[str, str]]:
         yield "evaluation", f"failed at {run.evaluation_problem}"
 
 
-def table(runs: Sequence[RunStatus | Unreadable], now: float) -> Table:
+def table(runs: Sequence[RunStatus | UnreadableRun], now: float) -> Table:
     """Return a table with a line for each run."""
     heads = ("run", "state", "step", "of", "loss", "held out", "tokens/s", "to go", "checkpoint", "host")
     found = Table(*heads, box=None, pad_edge=False)
     for run in runs:
         name = escape(one_line(run.uri.rstrip("/").rpartition("/")[2]))
-        if isinstance(run, Unreadable):
+        if isinstance(run, UnreadableRun):
             found.add_row(name, "unreadable")
             continue
         found.add_row(
@@ -319,13 +323,15 @@ def table(runs: Sequence[RunStatus | Unreadable], now: float) -> Table:
             losses_text(run.heldout_terms),
             "" if run.tokens_per_second is None else human_count(run.tokens_per_second),
             "" if run.eta_seconds is None else human_duration(run.eta_seconds),
-            "" if run.checkpoint is None else f"{human_duration(_ago(run.checkpoint.committed, now))} ago",
+            ""
+            if run.checkpoint is None
+            else f"{human_duration(_seconds_since(run.checkpoint.committed, now))} ago",
             escape(one_line(run.host or "")) if run.state == "running" else "",
         )
     return found
 
 
-def absent(found: Presence | None) -> str:
+def not_running_reason(found: Presence | None) -> str:
     """Return why there is nothing to stop."""
     if found is None:
         return "was never started"
@@ -338,11 +344,13 @@ def _state_line(run: RunStatus, now: float) -> str:
     if run.attempt is None or run.heard is None or run.since is None:
         return run.state
     where = f"{run.host}, process {run.pid}, attempt {run.attempt}"
-    heard = f"heard of {human_duration(_ago(run.heard, now))} ago"
+    heard = f"heard of {human_duration(_seconds_since(run.heard, now))} ago"
     match run.state:
         case "running":
             request = f"; asked to stop by {run.stop_requested}" if run.stop_requested else ""
-            return f"running for {human_duration(_ago(run.since, now))} on {where}, {heard}{request}"
+            return (
+                f"running for {human_duration(_seconds_since(run.since, now))} on {where}, {heard}{request}"
+            )
         case "dead":
             return f"dead: it did not end, and is not running; last on {where}, {heard}"
         case _:
@@ -363,23 +371,25 @@ def _checkpoint(run: RunStatus, now: float) -> str:
         return f"the newest is damaged: {run.checkpoint_problem}"
     if run.checkpoint is None:
         return "none yet"
-    return f"step {run.checkpoint.step:,}, {human_duration(_ago(run.checkpoint.committed, now))} ago"
+    return (
+        f"step {run.checkpoint.step:,}, {human_duration(_seconds_since(run.checkpoint.committed, now))} ago"
+    )
 
 
-def _interruptions(run: RunStatus) -> Iterator[str]:
+def _interruption_lines(run: RunStatus) -> Iterator[str]:
     if not run.interruptions:
         return
-    older = len(run.interruptions) - _LINES_SHOWN
-    more = f", the newest {_LINES_SHOWN}" if older > 0 else ""
+    older = len(run.interruptions) - _MAX_SHOWN_LINES
+    more = f", the newest {_MAX_SHOWN_LINES}" if older > 0 else ""
     yield f"{'interrupted':<12}{len(run.interruptions):,} times{more}:"
-    for gap in run.interruptions[-_LINES_SHOWN:]:
+    for gap in run.interruptions[-_MAX_SHOWN_LINES:]:
         then = "not resumed yet"
         if gap.resumed_from is not None and gap.downtime is not None:
             then = f"resumed at step {gap.resumed_from:,} after {human_duration(gap.downtime)}"
         yield f"{'':<12}{_date(gap.time)}  {gap.cause}; {then}"
 
 
-def _ago(then: float, now: float) -> float:
+def _seconds_since(then: float, now: float) -> float:
     """Return the seconds since `then`; at least 0, because the clocks of two machines may differ."""
     return max(0.0, now - then)
 

@@ -28,7 +28,7 @@ class MlflowRun(Sink):
             raise UnusableSink(f"{error}: install maskfleet[mlflow]") from error
         settings = request.mlflow
         assert settings is not None
-        self._client = MlflowClient(_server(settings))
+        self._client = MlflowClient(_tracking_uri(settings))
         self._run, self._time = self._open(request, settings.experiment, identify())
         self._client.update_run(self._run, status="RUNNING")
 
@@ -77,7 +77,7 @@ class MlflowRun(Sink):
             self._client.log_batch(run, params=parameters[start : start + _REQUEST_PARAMS])
 
 
-def _server(settings: Mlflow) -> str:
+def _tracking_uri(settings: Mlflow) -> str:
     uri = settings.uri or os.environ.get("MLFLOW_TRACKING_URI", "")
     if not uri:
         raise UnusableSink("no server is named: set logging.mlflow.uri or MLFLOW_TRACKING_URI")

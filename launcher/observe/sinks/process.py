@@ -1,7 +1,7 @@
 """The driver's part in publishing a run to its sinks: it keeps their process, which may hang, crash or fail to start.
 
-Only the end of the command waits for it, at most `END_WAIT_S`. Records that are not published then are published by the
-next start.
+Only the end of the command waits for it, at most `END_TIMEOUT_S`. Records that are not published then are published by
+the next start.
 """
 
 import json
@@ -22,7 +22,7 @@ from launcher.observe.sinks.sink import PublishRequest
 from launcher.runtime.recipe.identity import flatten
 from launcher.runtime.recipe.schema import Recipe
 
-END_WAIT_S = 10.0
+END_TIMEOUT_S = 10.0
 """Seconds for publishing the remaining records when the command ends."""
 _POLL_S = 5.0
 _RESTART_S = 60.0  # seconds until a process that has ended by itself is started again
@@ -113,7 +113,7 @@ class SinkProcess:
 @contextmanager
 def publishing(store: Store, recipe: Recipe, note: Note) -> Iterator[None]:
     """Publish the run in `store` to the sinks that its recipe names, until the context ends. Raises StoreError."""
-    request = request_of(store, recipe)
+    request = make_publish_request(store, recipe)
     if not request.sinks:
         yield
         return
@@ -122,10 +122,10 @@ def publishing(store: Store, recipe: Recipe, note: Note) -> Iterator[None]:
         yield
     finally:
         process.ask_to_end()
-        process.end(END_WAIT_S)
+        process.end(END_TIMEOUT_S)
 
 
-def request_of(store: Store, recipe: Recipe, poll_s: float = _POLL_S) -> PublishRequest:
+def make_publish_request(store: Store, recipe: Recipe, poll_s: float = _POLL_S) -> PublishRequest:
     """Return the request for all sinks that the recipe names. Raises StoreError."""
     logging, hook = recipe.logging, recipe.events.webhook_env
     folder = str(store.root) if isinstance(store, LocalStore) else None

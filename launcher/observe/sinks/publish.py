@@ -25,7 +25,7 @@ from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 from data_service.store.open import open_store
 from launcher.errors import RunError
-from launcher.observe.inspect.report.events import ROUTINE, describe_event, utc
+from launcher.observe.inspect.report.events import ROUTINE_EVENT_KINDS, describe_event, utc_text
 from launcher.observe.sinks.mlflow import MlflowRun
 from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, StepFigures, UnusableSink
 from launcher.observe.sinks.tensorboard import TensorBoardFiles
@@ -44,11 +44,11 @@ SINKS: dict[str, type[Sink]] = {
 """The sinks by name."""
 UNUSABLE_CODE = 3
 """The exit code if no sink can be used, so that another process would not help."""
-_ORPHAN_PUBLISH_S = 60.0  # seconds to publish the remaining records after the driver died
+_ORPHAN_TIMEOUT_S = 60.0  # seconds to publish the remaining records after the driver died
 _REOPEN_S = 60.0  # seconds until a sink that failed is opened again
 _LISTED_EVENTS = 100  # number of newest events in a summary
 _MAX_REASON_CHARACTERS = 300
-_END_STATES = {"end": "finished", "failed": "failed"}
+_STATE_BY_END_EVENT = {"end": "finished", "failed": "failed"}
 
 Note = Callable[[str], None]
 
@@ -83,7 +83,7 @@ class Publisher:
         more = self._sink.takes_figures
         while more:
             more = self._publish()
-        new = [event for event in self._event_follower.new() if event["kind"] not in ROUTINE]
+        new = [event for event in self._event_follower.new() if event["kind"] not in ROUTINE_EVENT_KINDS]
         self._events += new
         if new:
             self._sink.tell(summarise(self._events, new))
@@ -134,9 +134,11 @@ def summarise(events: Sequence[Record], new: Sequence[Record] = ()) -> EventSumm
     counts: dict[str, int] = {}
     for event in events:
         counts[event["kind"]] = counts.get(event["kind"], 0) + 1
-    lines = (f"{utc(float(event['time']))}  {describe_event(event)}" for event in events[-_LISTED_EVENTS:])
+    lines = (
+        f"{utc_text(float(event['time']))}  {describe_event(event)}" for event in events[-_LISTED_EVENTS:]
+    )
     last = events[-1]["kind"] if events else None
-    return EventSummary(new, counts, "\n".join(lines), _END_STATES.get(str(last)))
+    return EventSummary(new, counts, "\n".join(lines), _STATE_BY_END_EVENT.get(str(last)))
 
 
 def run_id(store: Store, name: str) -> str:
@@ -180,7 +182,7 @@ def _publish(name: str, request: PublishRequest, ending: threading.Event, note: 
 def main() -> int:
     """Publish a run to its sinks and return the exit code. 0: the driver has ended this process. UNUSABLE: no sink can
     be used."""
-    output, lock = _private_output(), threading.Lock()
+    output, lock = _reserve_output(), threading.Lock()
     request = PublishRequest.model_validate_json(sys.stdin.readline())
     ending = threading.Event()
 
@@ -192,7 +194,7 @@ def main() -> int:
         publish(name, request, ending, lambda problem: report(name, problem))
         report(name, None)
 
-    threading.Thread(target=_follow_driver, args=(ending,), name="driver", daemon=True).start()
+    threading.Thread(target=_end_after_driver, args=(ending,), name="driver", daemon=True).start()
     threads = [threading.Thread(target=serve, args=(name,), name=name, daemon=True) for name in request.sinks]
     for thread in threads:
         thread.start()
@@ -201,16 +203,16 @@ def main() -> int:
     return 0 if ending.is_set() else UNUSABLE_CODE
 
 
-def _follow_driver(ending: threading.Event) -> None:
+def _end_after_driver(ending: threading.Event) -> None:
     """Wait until the driver closes our input or is gone. Then end this process after a while, even if a client hangs:
     nobody else would end it."""
     sys.stdin.read()
     ending.set()
-    time.sleep(_ORPHAN_PUBLISH_S)
+    time.sleep(_ORPHAN_TIMEOUT_S)
     os.killpg(0, signal.SIGKILL)
 
 
-def _private_output() -> TextIO:
+def _reserve_output() -> TextIO:
     """Return a stream to the driver to which no client prints. Standard output and error are discarded from now on."""
     output = os.fdopen(os.dup(1), "w", buffering=1)
     nowhere = os.open(os.devnull, os.O_WRONLY)

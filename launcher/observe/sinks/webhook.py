@@ -27,7 +27,7 @@ class NotDelivered(ConnectionError):
     """The server did not take an event, but another try may succeed."""
 
 
-class Refused(ConnectionError):
+class EventRefused(ConnectionError):
     """The server does not take an event, and another try would not help."""
 
 
@@ -64,7 +64,7 @@ class EventPoster(Sink):
             if event["attempt"] > self._request.attempts or event["time"] >= self._request.began:
                 try:
                     self._tries(self._post, event)
-                except (NotDelivered, Refused) as error:
+                except (NotDelivered, EventRefused) as error:
                     self._note(f"an event was not delivered: {error}")
 
     def _post(self, event: Record) -> None:
@@ -77,13 +77,13 @@ class EventPoster(Sink):
                 return
         # Our own words, and no chained exception: the message of a library or a server may repeat the URL.
         except urllib.error.HTTPError as error:
-            raise _refusal(error.code) from None
+            raise _error_for_status(error.code) from None
         except urllib.error.URLError as error:
             raise NotDelivered(f"the webhook cannot be reached: {_kind(error.reason)}") from None
         except (OSError, HTTPException) as error:
             raise NotDelivered(f"the webhook does not answer: {_kind(error)}") from None
         except ValueError:
-            raise Refused("the webhook's address is malformed") from None
+            raise EventRefused("the webhook's address is malformed") from None
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -94,11 +94,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _refusal(code: int) -> NotDelivered | Refused:
+def _error_for_status(code: int) -> NotDelivered | EventRefused:
     if 300 <= code < 400:
-        return Refused(f"the webhook answered {code}, a redirect, not followed: name the final address")
+        return EventRefused(f"the webhook answered {code}, a redirect, not followed: name the final address")
     may_pass = code >= 500 or code in _TRANSIENT_CODES
-    return (NotDelivered if may_pass else Refused)(f"the webhook answered {code}")
+    return (NotDelivered if may_pass else EventRefused)(f"the webhook answered {code}")
 
 
 def _kind(reason: object) -> str:

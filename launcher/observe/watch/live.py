@@ -12,20 +12,22 @@ from data_service.errors import UserError
 from data_service.store.base import Entry, Store, digest
 from data_service.store.local import LocalStore
 from launcher.errors import OptionError
-from launcher.observe.inspect.kept_baselines import kept_baselines
+from launcher.observe.inspect.kept_baselines import load_baselines
 from launcher.observe.inspect.report.page import draw_page
 from launcher.runtime.run.outline import Outline, open_outline, runs_at
 
 _INTERVAL_S = 2.0  # shortest wait between two drawings
-_WAIT_PER_WORK = 5.0  # the wait is at least this many times the last drawing: a sixth of a core at most
+_MIN_WAIT_PER_DRAW_TIME = (
+    5.0  # the wait is at least this many times the last drawing: a sixth of a core at most
+)
 _IDLE_S = 60.0  # drawing ends so long after the last look
-_FIRST_DRAWING_S = 3.0  # longest wait of a look for the first drawing
+_FIRST_DRAW_TIMEOUT_S = 3.0  # longest wait of a look for the first drawing
 
 
 def draw_run(uri: str, store: Store, head: str) -> str:
     """Return the report on the run at `uri` as it is now. Raises RunError, StoreError."""
     run = open_outline(uri, store)
-    return draw_page(run, _known_baselines(run), datetime.now(UTC), head)
+    return draw_page(run, _stored_baselines(run), datetime.now(UTC), head)
 
 
 def require_one_run(uri: str, store: Store) -> None:
@@ -40,8 +42,8 @@ def require_one_run(uri: str, store: Store) -> None:
         )
 
 
-def _known_baselines(run: Outline) -> dict[str, float]:
-    known = kept_baselines(run.store, run.record.fingerprint)
+def _stored_baselines(run: Outline) -> dict[str, float]:
+    known = load_baselines(run.store, run.record.fingerprint)
     return known.named() if known else {}
 
 
@@ -79,7 +81,7 @@ class _CachedReads:
         return name
 
 
-def cached_reads(store: Store, folder: str) -> Store:
+def make_caching_store(store: Store, folder: str) -> Store:
     """Return `store`, whose objects are requested once for each version; `folder` holds copies. A local store is
     returned as it is."""
     return store if isinstance(store, LocalStore) else cast("Store", _CachedReads(store, folder))
@@ -116,7 +118,7 @@ class LivePage:
                 self._running, self._fresh, self._started = True, False, self._looked
                 threading.Thread(target=self._run, name="live page", daemon=True).start()
             self._changed.wait_for(
-                lambda: self._fresh, max(0.0, self._started + _FIRST_DRAWING_S - self._looked)
+                lambda: self._fresh, max(0.0, self._started + _FIRST_DRAW_TIMEOUT_S - self._looked)
             )
             now = self._clock()
             return self._html, {
@@ -140,7 +142,7 @@ class LivePage:
                     self._failed = now
                 self._error, self._fresh = error, True
                 self._changed.notify_all()
-                self._changed.wait(max(_INTERVAL_S, _WAIT_PER_WORK * seconds))
+                self._changed.wait(max(_INTERVAL_S, _MIN_WAIT_PER_DRAW_TIME * seconds))
                 if self._clock() - self._looked > _IDLE_S:
                     self._running = False
                     return

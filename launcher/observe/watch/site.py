@@ -69,7 +69,7 @@ class Site:
 
 
 _MAX_REQUESTS = 256  # requests served at a time; further ones queue
-_SLOT_WAIT_S = 0.02  # seconds to wait for a request to end before the slowest one is dropped
+_SLOT_TIMEOUT_S = 0.02  # seconds to wait for a request to end before the slowest one is dropped
 _SEND_TIMEOUT_S = 10.0  # longest wait for a browser that does not finish its request
 # The value of a Host header, with its port.
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:@/?#\\\[\]]+))(?::[0-9]{1,5})?")
@@ -105,7 +105,11 @@ class Server(ThreadingHTTPServer):
         self.site, self._host = site, host
         self._unfinished: OrderedDict[socket.socket, None] = OrderedDict()  # requests, the oldest first
         self._slots = threading.BoundedSemaphore(_MAX_REQUESTS)
-        self.names = {"localhost", host.lower(), *({socket.gethostname().lower()} if _is_any(host) else ())}
+        self.names = {
+            "localhost",
+            host.lower(),
+            *({socket.gethostname().lower()} if _is_wildcard_address(host) else ()),
+        }
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), _Handler)
@@ -118,7 +122,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        host = "localhost" if _is_any(self._host) else self._host
+        host = "localhost" if _is_wildcard_address(self._host) else self._host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.server_address[1]}/"
 
     def is_named(self, host: str | None) -> bool:
@@ -132,7 +136,7 @@ class Server(ThreadingHTTPServer):
         """Answer on a thread. While all places are taken, further clients queue, and the client that has been slowest
         to send its request is answered 503."""
         assert isinstance(request, socket.socket)
-        while not self._slots.acquire(timeout=_SLOT_WAIT_S):
+        while not self._slots.acquire(timeout=_SLOT_TIMEOUT_S):
             with suppress(KeyError, OSError):
                 slowest = self._unfinished.popitem(last=False)[0]
                 slowest.sendall(_BUSY)
@@ -235,7 +239,7 @@ def _plain(status: HTTPStatus, words: str, **headers: str) -> Response:
     return Response(status, "text/plain", f"{words}\n".encode("utf-8", "replace"), headers)
 
 
-def _is_any(host: str) -> bool:
+def _is_wildcard_address(host: str) -> bool:
     """Return whether `host` stands for all addresses of this machine."""
     return host in ("", "0.0.0.0", "::")
 

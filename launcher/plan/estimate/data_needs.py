@@ -24,7 +24,7 @@ SENTENCE_TOKENS = 25  # assumed tokens of a sentence, whose boundary is read wit
 BOUNDARY_BYTES = 8  # largest number of bytes of a boundary
 _EPOCH_TOKENS = 4e9  # assumed tokens of an epoch
 _EPOCH_BATCHES = 64  # least batches of an epoch: enough to estimate what one batch draws on
-SPARE_WORKERS = 2.0  # workers to plan for each that would be busy all the time; our choice
+WORKERS_PER_BUSY_WORKER = 2.0  # workers to plan for each that would be busy all the time; our choice
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,18 @@ class DataNeeds:
 
 def data_needs(recipe: Recipe, vocabulary: int, tokens: float) -> DataNeeds:
     """Return what the data service must provide so that the run trains on `tokens` tokens a second."""
-    cpu = TOKEN_CPU_S - MASKING_CPU_S + 1 / _masking_rate(recipe)
+    cpu = TOKEN_CPU_S - MASKING_CPU_S + 1 / _masked_tokens_per_cpu_s(recipe)
     size = 2 if vocabulary <= 1 << 16 else 4
     return DataNeeds(
         tokens,
         cpu * 1e6,
-        max(1, math.ceil(SPARE_WORKERS * tokens * cpu)),
+        max(1, math.ceil(WORKERS_PER_BUSY_WORKER * tokens * cpu)),
         tokens * (size + BOUNDARY_BYTES / SENTENCE_TOKENS),
         tokens / BLOCK_TOKENS,
     )
 
 
-def trained_tokens(tokens: float, text: float | None) -> Iterator[tuple[str, str, str]]:
+def trained_token_lines(tokens: float, text: float | None) -> Iterator[tuple[str, str, str]]:
     """Yield lines of an estimate, (what, how, result): the tokens of the whole run, and how often it reads a corpus
     of `text` bytes.
     """
@@ -94,7 +94,7 @@ def shuffle_radius(recipe: Recipe) -> ShuffleRadius | None:
     )
 
 
-def _masking_rate(recipe: Recipe) -> float:
+def _masked_tokens_per_cpu_s(recipe: Recipe) -> float:
     """Return how many tokens one core cuts and masks in a second."""
     if isinstance(recipe.input, TextPairs | RepeatedSentences):
         return 300e6  # rows are cut from documents, and nothing is masked

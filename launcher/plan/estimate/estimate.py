@@ -14,7 +14,7 @@ from encoder_core.train import zero_memory as memory
 from encoder_core.train.zero_memory import STAGES, MemoryPart, Stage
 from launcher.plan.estimate.data_needs import DataNeeds, data_needs, shuffle_radius
 from launcher.plan.estimate.throughput import PhaseTime, phase_time
-from launcher.plan.estimate.utilisation import assumed_share, given_share
+from launcher.plan.estimate.utilisation import assume_utilisation, parse_utilisation
 from launcher.runtime.capacity.devices import COPY_RATE, RESTART_S, SAVE_PAUSE_S, STORE_RATE, Cluster, usable
 from launcher.runtime.capacity.memory_fit import RankMemory, fixed_memory, microbatch_memory, rows_that_fit
 from launcher.runtime.recipe.schema import Recipe
@@ -22,7 +22,7 @@ from launcher.runtime.recipe.summary import has_automatic, parameters, state_byt
 
 
 @dataclass(frozen=True)
-class Saving:
+class CheckpointTimes:
     """Times of saving and resuming, in seconds.
 
     Attributes:
@@ -51,12 +51,12 @@ def daly(blocked: float, mtbf: float) -> float:
     return young(blocked, mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - blocked
 
 
-def best_interval(saving: Saving, mtbf: float) -> float:
+def best_interval(saving: CheckpointTimes, mtbf: float) -> float:
     """Return Daly's interval, but at least the time to commit a save, because only one save runs at a time."""
     return max(daly(saving.blocked, mtbf), saving.behind)
 
 
-def goodput(saving: Saving, interval: float, mtbf: float) -> float:
+def goodput(saving: CheckpointTimes, interval: float, mtbf: float) -> float:
     """Return the share of wall time that ends up in the model if a save follows every `interval` seconds of work.
 
     Daly's complete model: each interval takes M e^(r/M) (e^((t + d)/M) - 1) of wall time, where r is the time to
@@ -70,7 +70,7 @@ def goodput(saving: Saving, interval: float, mtbf: float) -> float:
 
 
 @dataclass(frozen=True)
-class MemoryFit:
+class MemoryNeed:
     """The memory that one microbatch size needs at one ZeRO stage, and whether a GPU has it. Rows are those of the
     phase that fills most memory.
     """
@@ -86,7 +86,7 @@ class MemoryFit:
 
 
 @dataclass(frozen=True)
-class Checkpoints:
+class CheckpointEstimate:
     """A checkpoint's size and times, and the interval between saves that loses the least time.
 
     Attributes:
@@ -100,7 +100,7 @@ class Checkpoints:
     """
 
     bytes: int
-    saving: Saving
+    saving: CheckpointTimes
     mtbf: float
     young: float
     daly: float
@@ -131,10 +131,10 @@ class Estimate:
     cluster: Cluster
     parameters: int
     phases: tuple[PhaseTime, ...]
-    fits: tuple[MemoryFit, ...]
+    fits: tuple[MemoryNeed, ...]
     data: DataNeeds
     radius: ShuffleRadius | None
-    checkpoints: Checkpoints
+    checkpoints: CheckpointEstimate
     seconds: float
     text: float | None = None
 
@@ -150,17 +150,17 @@ class Estimate:
     @property
     def fullest(self) -> PhaseTime:
         """The phase whose microbatch needs the most memory."""
-        return max(self.phases, key=_memory_order)
+        return max(self.phases, key=_memory_sort_key)
 
     @property
-    def as_configured(self) -> MemoryFit | None:
+    def as_configured(self) -> MemoryNeed | None:
         """The memory at the recipe's own stage and microbatch. None if the stage does not support the recipe's
         precision.
         """
         chosen = [fit for fit in self.fits if fit.stage == self.recipe.zero]
         return max(chosen, key=lambda fit: fit.rows, default=None)
 
-    def largest(self, stage: Stage) -> MemoryFit | None:
+    def largest(self, stage: Stage) -> MemoryNeed | None:
         """Return the largest microbatch that fits at `stage`, or None if none fits."""
         fitting = [fit for fit in self.fits if fit.stage == stage and fit.fits]
         return max(fitting, key=lambda fit: fit.rows, default=None)
@@ -182,7 +182,7 @@ def estimate(
     Raises:
         EstimateError: `mfu` is not a share between 0 and 1, or a run without records of it.
     """
-    share = None if mfu is None else given_share(str(mfu))
+    share = None if mfu is None else parse_utilisation(str(mfu))
     count = parameters(recipe)
     recipe, automatic = (recipe.model_copy(update={"model": with_vocab(recipe.model)}), has_automatic(recipe))
     if automatic:
@@ -190,7 +190,11 @@ def estimate(
         recipe = with_rows(recipe, cluster.ranks, most)
     phases = tuple(
         phase_time(
-            recipe, phase, cluster, count, share or assumed_share(recipe.model, phase.length, cluster.gpu)
+            recipe,
+            phase,
+            cluster,
+            count,
+            share or assume_utilisation(recipe.model, phase.length, cluster.gpu),
         )
         for phase in recipe.phases
     )
@@ -203,7 +207,7 @@ def estimate(
         cluster=cluster,
         parameters=count,
         phases=phases,
-        fits=tuple(_fits(recipe, cluster, count, max(phases, key=_memory_order))),
+        fits=tuple(_memory_needs(recipe, cluster, count, max(phases, key=_memory_sort_key))),
         data=data_needs(recipe, recipe.model.vocabulary, fastest),
         radius=shuffle_radius(recipe),
         checkpoints=saved,
@@ -212,40 +216,40 @@ def estimate(
     )
 
 
-def _memory_order(phase: PhaseTime) -> tuple[int, int, int]:
+def _memory_sort_key(phase: PhaseTime) -> tuple[int, int, int]:
     """Return the order of phases by memory: tokens of a microbatch, then the length of its rows, then their targets."""
     return phase.shape.tokens, phase.length, phase.shape.targets_per_row
 
 
-def _fits(recipe: Recipe, cluster: Cluster, count: int, phase: PhaseTime) -> list[MemoryFit]:
+def _memory_needs(recipe: Recipe, cluster: Cluster, count: int, phase: PhaseTime) -> list[MemoryNeed]:
     added, fits = microbatch_memory(recipe, phase.shape), []
     for stage in STAGES:
         if not stage and recipe.precision != "fp32":
             continue
-        for rows in halvings(phase.shape.rows):
+        for rows in microbatch_candidates(phase.shape.rows):
             always = fixed_memory(recipe, count, cluster.ranks, stage, rows=rows * phase.rounds)
             parts = (*always, *added.parts(rows))
-            fits.append(MemoryFit(stage, rows, parts, memory.total(parts) <= usable(cluster.gpu.memory)))
+            fits.append(MemoryNeed(stage, rows, parts, memory.total(parts) <= usable(cluster.gpu.memory)))
     return fits
 
 
-def halvings(rows: int) -> list[int]:
+def microbatch_candidates(rows: int) -> list[int]:
     """Return 1, 2, 4, ... below `rows`, and `rows` itself."""
     powers = [1 << i for i in range(rows.bit_length()) if 1 << i < rows]
     return [*powers, rows]
 
 
-def _checkpoints(recipe: Recipe, cluster: Cluster, count: int, step: float) -> Checkpoints:
+def _checkpoints(recipe: Recipe, cluster: Cluster, count: int, step: float) -> CheckpointEstimate:
     size = state_bytes(recipe, count)
     of_node = size / cluster.nodes
-    saving = Saving(
+    saving = CheckpointTimes(
         blocked=SAVE_PAUSE_S + size / cluster.ranks / COPY_RATE,
         behind=of_node / STORE_RATE,
         restart=RESTART_S + of_node / STORE_RATE,
     )
     mtbf = cluster.mtbf / cluster.nodes
     best, chosen = best_interval(saving, mtbf), _interval(recipe, step)
-    return Checkpoints(
+    return CheckpointEstimate(
         bytes=size,
         saving=saving,
         mtbf=mtbf,

@@ -8,7 +8,7 @@ from data_service.ingest.options import BLOCK_TOKENS
 from data_service.stream.statistics import ShuffleRadius
 from encoder_core.train.zero_memory import STAGES
 from launcher.output import hours_or_days, human_bytes, human_count, human_duration
-from launcher.plan.estimate.data_needs import trained_tokens
+from launcher.plan.estimate.data_needs import trained_token_lines
 from launcher.plan.estimate.estimate import Estimate, goodput
 from launcher.plan.estimate.throughput import PhaseTime, network_bytes
 from launcher.runtime.capacity.devices import (
@@ -34,8 +34,8 @@ def render(estimate: Estimate) -> str:
         _memory(estimate),
         _configured_memory(estimate),
         _data(estimate),
-        _checkpoints(estimate),
-        _whole_run(estimate),
+        _checkpoint_lines(estimate),
+        _run_lines(estimate),
     ]
     return "\n\n".join("\n".join(section) for section in sections)
 
@@ -66,7 +66,9 @@ def _flops(e: Estimate, phase: PhaseTime) -> list[str]:
         f"{', causal' if shape.causal else ''} "
         f"({phase.steps:,} steps of {phase.rows:,} rows)",
         _line(
-            "forward + backward", f"{_tera(phase.forward)} + {_tera(backward)}, counted", _tera(phase.model)
+            "forward + backward",
+            f"{_teraflop_text(phase.forward)} + {_teraflop_text(backward)}, counted",
+            _teraflop_text(phase.model),
         ),
         _line(
             "each token",
@@ -76,7 +78,7 @@ def _flops(e: Estimate, phase: PhaseTime) -> list[str]:
     ]
     if phase.executed > phase.model:
         twice = "layers, or a first pass of vectors, once more"
-        lines.append(_line("computed twice", twice, _tera(phase.executed - phase.model)))
+        lines.append(_line("computed twice", twice, _teraflop_text(phase.executed - phase.model)))
     return [*lines, *_step(e, phase)]
 
 
@@ -94,10 +96,10 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
         (f"utilisation, {'measured' if share.measured else 'assumed'}", share.source, f"{share.share:.1%}"),
         (
             "computing",
-            f"{phase.rounds} x {_tera(phase.executed)} / ({peak} x {share.share:.3f})",
+            f"{phase.rounds} x {_teraflop_text(phase.executed)} / ({peak} x {share.share:.3f})",
             f"{phase.compute:.4f} s",
         ),
-        *_updating(e, phase),
+        *_muon_lines(e, phase),
         ("network, not hidden", network, f"{phase.network:.4f} s"),
         ("a step", f"{' + '.join(f'{part:.4f}' for part in parts)} s", f"{phase.step:.4f} s"),
         ("tokens", f"{phase.rows:,} x {phase.length} / {phase.step:.4f} s", tokens),
@@ -108,11 +110,11 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
         yield _line("ranks that idle", "microbatches do not divide evenly", f"{idle:.0%} of time")
 
 
-def _updating(e: Estimate, phase: PhaseTime) -> Iterator[tuple[str, str, str]]:
+def _muon_lines(e: Estimate, phase: PhaseTime) -> Iterator[tuple[str, str, str]]:
     """Yield the line for Muon's orthogonalisation in a step."""
     if phase.optimizer:
         peak = f"{e.cluster.gpu.peak / 1e12:,.1f} TFLOPS"
-        formula = f"{_tera(phase.orthogonalising)} a rank / ({peak} x {phase.utilisation.share:.3f})"
+        formula = f"{_teraflop_text(phase.orthogonalising)} a rank / ({peak} x {phase.utilisation.share:.3f})"
         yield "orthogonalising", formula, f"{phase.optimizer:.4f} s"
 
 
@@ -167,7 +169,7 @@ def _data(e: Estimate) -> list[str]:
     data = e.data
     return [
         "Data",
-        *(_line(*line) for line in trained_tokens(e.tokens, e.text)),
+        *(_line(*line) for line in trained_token_lines(e.tokens, e.text)),
         _line("tokens", "the fastest phase", f"{human_count(data.tokens)}/s"),
         _line(
             "cores busy",
@@ -204,7 +206,7 @@ def _state(e: Estimate) -> str:
     return f"{16 if e.recipe.average else 12} B x {e.parameters:,}{less}"
 
 
-def _checkpoints(e: Estimate) -> list[str]:
+def _checkpoint_lines(e: Estimate) -> list[str]:
     c, ranks, nodes = e.checkpoints, e.cluster.ranks, e.cluster.nodes
     size = f"{c.bytes / 1e9:.2f} GB"
     lines = [
@@ -244,14 +246,14 @@ def _checkpoints(e: Estimate) -> list[str]:
     return lines
 
 
-def _phase_sum(phase: PhaseTime) -> str:
+def _phase_formula(phase: PhaseTime) -> str:
     rising = f" - {phase.spared:,.0f} s of smaller batches" if phase.spared else ""
     return f"{phase.steps:,} x {phase.step:.4f} s{rising}"
 
 
-def _whole_run(e: Estimate) -> list[str]:
+def _run_lines(e: Estimate) -> list[str]:
     work = sum(phase.seconds for phase in e.phases)
-    sums = " + ".join(_phase_sum(phase) for phase in e.phases)
+    sums = " + ".join(_phase_formula(phase) for phase in e.phases)
     if e.seconds == float("inf"):
         return [
             "The whole run",
@@ -270,7 +272,7 @@ def _whole_run(e: Estimate) -> list[str]:
     ]
 
 
-def _tera(flops: float) -> str:
+def _teraflop_text(flops: float) -> str:
     return f"{flops / 1e12:.3f} TFLOP"
 
 

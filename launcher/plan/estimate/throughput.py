@@ -75,7 +75,7 @@ def phase_time(
     microbatches = -(-rows // recipe.microbatch_of(phase))
     rounds = -(-microbatches // cluster.ranks)
     done = executed_flops(recipe, shape)
-    rising = _fewer_rounds(recipe, phase, cluster, rounds)
+    rising = _warmup_rounds(recipe, phase, cluster, rounds)
     peak = cluster.gpu.peak if recipe.precision == "bf16" else cluster.gpu.peak_fp32
     moved = {fewer: network_bytes(parameters, cluster.ranks, recipe, fewer) for fewer in {rounds, *rising}}
     matrices = sum(orthogonalisation_flops(shape) for shape in momentum_matrices(recipe))
@@ -104,7 +104,7 @@ def phase_time(
     )
 
 
-def _fewer_rounds(recipe: Recipe, phase: RecipePhase, cluster: Cluster, rounds: int) -> Counter[int]:
+def _warmup_rounds(recipe: Recipe, phase: RecipePhase, cluster: Cluster, rounds: int) -> Counter[int]:
     """Return how many steps of a batch-size warm-up have how many rounds; only numbers below `rounds` are keys."""
     batches = step_batches(recipe, phase)
     if batches.rise is None:

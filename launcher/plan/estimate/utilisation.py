@@ -14,11 +14,11 @@ from launcher.errors import EstimateError
 from launcher.runtime.capacity.devices import AssumedUtilisation, Gpu, check_mfu
 from launcher.runtime.run.history import read_history
 
-_NEWEST_STEPS = 1000  # newest steps of a run, whose median is taken
+_MEDIAN_STEPS = 1000  # newest steps of a run, whose median is taken
 
 
 @dataclass(frozen=True)
-class KnownRun:
+class ReferenceRun:
     """A run whose share is known.
 
     Attributes:
@@ -36,29 +36,36 @@ class KnownRun:
     source: str
 
 
-_PLAIN = frozenset({"bert", "roberta", "albert", "electra", "xlm", "bart"})
-_RELATIVE = frozenset({"deberta", "deberta_v2", "xlnet"})
+_ABSOLUTE_POSITION_FAMILIES = frozenset({"bert", "roberta", "albert", "electra", "xlm", "bart"})
+_RELATIVE_POSITION_FAMILIES = frozenset({"deberta", "deberta_v2", "xlnet"})
 _PRE_NORM = frozenset({"modernbert", "eurobert", "neobert"})
 _OWN_RESULTS = "tests/bench/RESULTS-gpu.md"
 KNOWN_RUNS = (
-    KnownRun(_PLAIN, 256, 128, "V100", 0.03, "ELECTRA-small, 4 days on a V100, its authors' code in fp32"),
-    KnownRun(_PLAIN, 768, 512, "H200", 0.301, f"RoBERTa base, {_OWN_RESULTS}"),
-    KnownRun(_PLAIN, 1024, 128, "H200", 0.404, f"BERT-large, {_OWN_RESULTS}"),
-    KnownRun(_PLAIN, 1024, 512, "H200", 0.361, f"BERT-large, {_OWN_RESULTS}"),
-    KnownRun(_PLAIN, 1024, 128, "V100", 0.51, "BERT-Large, DeepSpeed: 272 rows/s"),
-    KnownRun(_PLAIN, 1024, 512, "V100", 0.42, "BERT-Large, DeepSpeed: 52 rows/s"),
-    KnownRun(_PLAIN, 1024, 128, "A100", 0.45, "BERT-Large, NVIDIA: 580 rows/s"),
-    KnownRun(_RELATIVE, 768, 512, "H200", 0.122, f"DeBERTa v3 base, {_OWN_RESULTS}"),
-    KnownRun(_PRE_NORM, 768, 1024, "H200", 0.264, f"ModernBERT base, {_OWN_RESULTS}"),
+    ReferenceRun(
+        _ABSOLUTE_POSITION_FAMILIES,
+        256,
+        128,
+        "V100",
+        0.03,
+        "ELECTRA-small, 4 days on a V100, its authors' code in fp32",
+    ),
+    ReferenceRun(_ABSOLUTE_POSITION_FAMILIES, 768, 512, "H200", 0.301, f"RoBERTa base, {_OWN_RESULTS}"),
+    ReferenceRun(_ABSOLUTE_POSITION_FAMILIES, 1024, 128, "H200", 0.404, f"BERT-large, {_OWN_RESULTS}"),
+    ReferenceRun(_ABSOLUTE_POSITION_FAMILIES, 1024, 512, "H200", 0.361, f"BERT-large, {_OWN_RESULTS}"),
+    ReferenceRun(_ABSOLUTE_POSITION_FAMILIES, 1024, 128, "V100", 0.51, "BERT-Large, DeepSpeed: 272 rows/s"),
+    ReferenceRun(_ABSOLUTE_POSITION_FAMILIES, 1024, 512, "V100", 0.42, "BERT-Large, DeepSpeed: 52 rows/s"),
+    ReferenceRun(_ABSOLUTE_POSITION_FAMILIES, 1024, 128, "A100", 0.45, "BERT-Large, NVIDIA: 580 rows/s"),
+    ReferenceRun(_RELATIVE_POSITION_FAMILIES, 768, 512, "H200", 0.122, f"DeBERTa v3 base, {_OWN_RESULTS}"),
+    ReferenceRun(_PRE_NORM, 768, 1024, "H200", 0.264, f"ModernBERT base, {_OWN_RESULTS}"),
 )
 
 
-def assumed_share(model: ModelConfig, length: int, gpu: Gpu) -> AssumedUtilisation:
+def assume_utilisation(model: ModelConfig, length: int, gpu: Gpu) -> AssumedUtilisation:
     """Return the share of the known run that is most like a network on rows of `length`: of its kind if one is, then of
     its width, GPU and rows.
     """
 
-    def distance(known: KnownRun) -> tuple[bool, float, bool, float]:
+    def distance(known: ReferenceRun) -> tuple[bool, float, bool, float]:
         width, rows = math.log(known.hidden / model.hidden), math.log(known.length / length)
         return model.family not in known.kind, abs(width), not gpu.name.startswith(known.gpu), abs(rows)
 
@@ -68,7 +75,7 @@ def assumed_share(model: ModelConfig, length: int, gpu: Gpu) -> AssumedUtilisati
     )
 
 
-def given_share(text: str) -> AssumedUtilisation:
+def parse_utilisation(text: str) -> AssumedUtilisation:
     """Return the share that the user gives: a number, or the URI of a run that recorded its own.
 
     Raises:
@@ -78,13 +85,13 @@ def given_share(text: str) -> AssumedUtilisation:
     try:
         share = float(text)
     except ValueError:
-        return _recorded_share(text)
+        return _read_recorded_utilisation(text)
     check_mfu(share)
     return AssumedUtilisation(share, "given")
 
 
-def _recorded_share(uri: str) -> AssumedUtilisation:
-    shares = read_history(open_store(uri)).steps.newest(_NEWEST_STEPS).column("mfu")
+def _read_recorded_utilisation(uri: str) -> AssumedUtilisation:
+    shares = read_history(open_store(uri)).steps.newest(_MEDIAN_STEPS).column("mfu")
     shares = shares[np.isfinite(shares)]
     if not len(shares):
         raise EstimateError(

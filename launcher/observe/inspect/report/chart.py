@@ -16,10 +16,10 @@ from launcher.observe.inspect.report.style import text
 Floats = NDArray[np.float64]
 
 WIDTH, HEIGHT = 440, 216
-TONES = 8  # number of colours for series in the style sheet
+COLOUR_COUNT = 8  # number of colours for series in the style sheet
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 16, 30
 _BUCKETS = 200
-_MARKS_DRAWN = 200  # number of newest marks that are drawn
+_MAX_DRAWN_MARKS = 200  # number of newest marks that are drawn
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class _Frame:
+class _PlotArea:
     """The map from data to pixels."""
 
     x_start: float
@@ -127,10 +127,10 @@ def draw(chart: Chart) -> str:
         return ""
     ticks = _ticks(*_bounds(chart, curves))
     end = chart.x_end if chart.x_end > chart.x_start else chart.x_start + 1.0
-    frame = _Frame(chart.x_start, end, ticks[0], ticks[-1])
-    marks = [mark for mark in chart.marks if chart.x_start <= mark.x <= end][-_MARKS_DRAWN:]
+    frame = _PlotArea(chart.x_start, end, ticks[0], ticks[-1])
+    marks = [mark for mark in chart.marks if chart.x_start <= mark.x <= end][-_MAX_DRAWN_MARKS:]
     body = [*_grid(frame, ticks, chart), *(_mark(frame, mark) for mark in marks)]
-    body += [_level(frame, level) for level in chart.levels]
+    body += [_draw_reference_line(frame, level) for level in chart.levels]
     body += [shape for curve in curves for shape in _curve(frame, curve, chart)]
     body += [_level_name(frame, level, chart.format) for level in chart.levels]  # drawn over the curves
     label = text(_label(chart, curves))
@@ -172,7 +172,7 @@ def _ticks(low: float, high: float) -> list[float]:
     return [step * index for index in range(first, max(last, first + 1) + 1)]
 
 
-def _grid(frame: _Frame, ticks: Sequence[float], chart: Chart) -> list[str]:
+def _grid(frame: _PlotArea, ticks: Sequence[float], chart: Chart) -> list[str]:
     left, right, bottom = _LEFT, WIDTH - _RIGHT, HEIGHT - _BOTTOM
     shapes = []
     for tick in ticks:
@@ -192,24 +192,24 @@ def _grid(frame: _Frame, ticks: Sequence[float], chart: Chart) -> list[str]:
     return shapes
 
 
-def _mark(frame: _Frame, mark: ChartMark) -> str:
+def _mark(frame: _PlotArea, mark: ChartMark) -> str:
     at = f"{frame.x(mark.x):.1f}"
     title = f"<title>{text(mark.text)} at step {mark.x:,.0f}</title>"
     return f'<line class="mark" x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}">{title}</line>'
 
 
-def _level(frame: _Frame, level: Level) -> str:
+def _draw_reference_line(frame: _PlotArea, level: Level) -> str:
     y = frame.y(level.y)
     return f'<line class="level" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
 
 
-def _level_name(frame: _Frame, level: Level, label: Callable[[float], str]) -> str:
+def _level_name(frame: _PlotArea, level: Level, label: Callable[[float], str]) -> str:
     spelled = text(f"{level.name} {label(level.y)}")
     at = f'x="{WIDTH - _RIGHT}" y="{frame.y(level.y) - 5:.1f}"'
     return f'<text class="level-name" {at} text-anchor="end">{spelled}</text>'
 
 
-def _curve(frame: _Frame, one: _Curve, chart: Chart) -> list[str]:
+def _curve(frame: _PlotArea, one: _Curve, chart: Chart) -> list[str]:
     tone, x = one.series.tone, one.x
     low, mean, high = (np.clip(values, frame.low, frame.high) for values in (one.low, one.mean, one.high))
     shapes = []

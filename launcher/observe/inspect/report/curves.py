@@ -14,7 +14,7 @@ from launcher.runtime.run.metrics import BEFORE, TOKEN_TERMS, shown_on, spell_fi
 from launcher.runtime.run.step_table import Record
 
 _TOKEN_LOSSES = tuple(term + TERM_LOSS.suffix for term in TOKEN_TERMS)
-_ABBREVIATION_STEPS = 20_000  # steps from which numbers on the axis are abbreviated
+_MIN_ABBREVIATED_STEPS = 20_000  # steps from which numbers on the axis are abbreviated
 
 
 def charts(history: History, gaps: Sequence[Interruption], baselines: Mapping[str, float]) -> Iterator[Chart]:
@@ -24,7 +24,7 @@ def charts(history: History, gaps: Sequence[Interruption], baselines: Mapping[st
     chart = partial(_chart, steps.numbers, marks=_marks(gaps, history.events))
     levels = tuple(Level(name, value) for name, value in baselines.items())
     losses = _names(steps.fields, TERM_LOSS)
-    curves = partial(_curves_of, history)
+    curves = partial(_term_curves, history)
     if len(losses) > 1:
         yield chart("Loss", "weighted sum of all terms, nats", curves("loss"))
     for name in losses:
@@ -63,11 +63,11 @@ def _chart(
         x_start=start,
         zero=zero,
         format=format,
-        x_format=human_count if end > _ABBREVIATION_STEPS else lambda value: f"{value:,.0f}",
+        x_format=human_count if end > _MIN_ABBREVIATED_STEPS else lambda value: f"{value:,.0f}",
     )
 
 
-def _curves_of(history: History, name: str) -> tuple[Series, ...]:
+def _term_curves(history: History, name: str) -> tuple[Series, ...]:
     """Return a field's curve in training and in evaluations, and those on the text of `evaluation.before` and of the
     average of the weights, if they are known."""
     steps = history.steps

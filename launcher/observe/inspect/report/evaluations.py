@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from encoder_core.objectives.figures import TERM_LOSS
-from launcher.observe.inspect.report.chart import TONES, Chart, Level, Series, draw
+from launcher.observe.inspect.report.chart import COLOUR_COUNT, Chart, Level, Series, draw
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.evaluations import DiagnosticResult, Evaluated, Figure, select_measure
 from launcher.runtime.run.step_table import Record
@@ -67,7 +67,7 @@ def _charts(curve: _Curve) -> Iterator[Chart]:
         lines = {_name(figure): figure for figure in whole or figures if figure.layer in (None, last)}
         series = tuple(
             _series(curve, name, figure, tone)
-            for tone, (name, figure) in enumerate(list(lines.items())[-TONES:], start=1)
+            for tone, (name, figure) in enumerate(list(lines.items())[-COLOUR_COUNT:], start=1)
         )
         title = f"{task.name}: {measure.replace('_', ' ')}"
         unit = "nats per target" if task.heldout else "last layer" if not whole else "all layers"

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from data_service.printable import one_line
 from launcher.runtime.run.step_table import Record
 
-ROUTINE = frozenset({"commit", "evaluated", "evaluation_skipped", "preflight", "underway"})
+ROUTINE_EVENT_KINDS = frozenset({"commit", "evaluated", "evaluation_skipped", "preflight", "underway"})
 """The kinds of events that neither pages nor receivers of events get, because nobody needs to know of them."""
-PROBLEMS = frozenset(
+PROBLEM_EVENT_KINDS = frozenset(
     {
         *(
             "commit_failed",
@@ -31,9 +31,9 @@ _MAX_CHARACTERS = 300
 def describe_event(event: Record) -> str:
     """Return the event on one line, such as `death at step 8: a cosmic ray, ranks 1, 2`."""
     kind = str(event["kind"]).replace("_", " ")
-    step = f" at step {_spell(event['step'])}" if event.get("step") is not None else ""
+    step = f" at step {_value_text(event['step'])}" if event.get("step") is not None else ""
     fields = {
-        name: _spell(value)
+        name: _value_text(value)
         for name, value in event.items()
         if name not in ("time", "kind", "attempt", "step") and value not in (None, "", [])
     }
@@ -42,7 +42,7 @@ def describe_event(event: Record) -> str:
     return one_line(f"{kind}{step}{': ' if words else ''}{', '.join(words)}")[:_MAX_CHARACTERS]
 
 
-def _spell(value: object) -> str:
+def _value_text(value: object) -> str:
     match value:
         case bool() | str():
             return str(value)
@@ -51,12 +51,12 @@ def _spell(value: object) -> str:
         case float():
             return f"{value:.3g}"
         case list():
-            return ", ".join(map(_spell, value))
+            return ", ".join(map(_value_text, value))
         case Mapping():
-            return ", ".join(f"{name} {_spell(one)}" for name, one in value.items())
+            return ", ".join(f"{name} {_value_text(one)}" for name, one in value.items())
     return str(value)
 
 
-def utc(seconds: float) -> str:
+def utc_text(seconds: float) -> str:
     """Return a time since 1970 as date and time in UTC, to the second."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 _START_KINDS = ("start", "resume")
 _END_KINDS = ("end",)
-_CAUSES = {
+_CAUSE_BY_EVENT_KIND = {
     "stop": "asked to stop",
     "death": "ranks died",
     "hang": "ranks were stuck",
@@ -120,7 +120,7 @@ def mean(metric: Metric, steps: StepHistory) -> float | None:
     return float(np.mean(finite)) if len(finite) else None
 
 
-def medians(steps: StepHistory, display: Display, newest: int = 0) -> dict[str, float]:
+def metric_medians(steps: StepHistory, display: Display, newest: int = 0) -> dict[str, float]:
     """Return the median of each figure that a display shows, by name, over the `newest` steps (0: over all). Raises
     StoreError."""
     found = {}
@@ -143,7 +143,7 @@ def _median(known: Floats | None) -> float | None:
 
 def interruptions(history: History) -> list[Interruption]:
     """Return the interruptions between attempts, and the last one if the run has not resumed."""
-    kinds = (*_START_KINDS, *_CAUSES, *_END_KINDS)
+    kinds = (*_START_KINDS, *_CAUSE_BY_EVENT_KIND, *_END_KINDS)
     events = [event for event in history.events if event["kind"] in kinds or event["attempt"]]
     begins = [index for index, event in enumerate(events) if event["kind"] in _START_KINDS]
     attempts = [events[begin:end] for begin, end in zip(begins, [*begins[1:], None], strict=False)]
@@ -175,7 +175,7 @@ def _interruption(attempt: Sequence[Record], following: Sequence[Record]) -> Int
 def _last_cause(attempt: Sequence[Record]) -> Record | None:
     """Return the event that says most about an attempt's end. Deaths follow from other events, so one is returned only
     if there is no other event."""
-    causes = [event for event in attempt if event["kind"] in (*_CAUSES, *_END_KINDS)]
+    causes = [event for event in attempt if event["kind"] in (*_CAUSE_BY_EVENT_KIND, *_END_KINDS)]
     first_hand = [event for event in causes if event["kind"] != "death"] or causes
     return first_hand[-1] if first_hand else None
 
@@ -184,4 +184,4 @@ def _cause(event: Record | None) -> str:
     if event is None:
         return "killed without notice (last event before it shown)"
     reason = str(event.get("reason") or event.get("what") or "")
-    return _CAUSES[event["kind"]] + (f": {reason}" if reason else "")
+    return _CAUSE_BY_EVENT_KIND[event["kind"]] + (f": {reason}" if reason else "")

@@ -14,7 +14,7 @@ from launcher.observe.inspect.report.evaluations import evaluations_html
 from launcher.observe.inspect.report.figures import Figures, Interruption, interruptions, mean, measure
 from launcher.observe.inspect.report.style import badge, header, html_page, table, text, tiles
 from launcher.observe.inspect.report.task_table import TableRow, headings, lines, searched_note, stored_rows
-from launcher.observe.inspect.status import RunStatus, facts, status_by
+from launcher.observe.inspect.status import RunStatus, facts, status_from_history
 from launcher.output import human_count, human_duration, write_file
 from launcher.runtime.run.evaluations import Evaluated, evaluated
 from launcher.runtime.run.history import History, read_history
@@ -26,7 +26,7 @@ from launcher.runtime.run.step_table import Record
 if TYPE_CHECKING:
     from launcher.runtime.run.record import Run
 
-_BADGES = {"finished": "", "running": " live", "failed": " bad", "dead": " bad"}
+_BADGE_BY_STATE = {"finished": "", "running": " live", "failed": " bad", "dead": " bad"}
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def draw_page(run: Outline, baselines: dict[str, float], now: datetime, head: st
         evaluated=stored_rows(run.store),
         baselines=baselines,
         beside=tuple(evaluated(run.store)),
-        status=status_by(run, history, now.timestamp(), brief=True),
+        status=status_from_history(run, history, now.timestamp(), brief=True),
     )
     return render(subject, history, now, head)
 
@@ -107,11 +107,11 @@ def _sections(subject: ReportSubject, history: History, now: datetime) -> dict[s
     curves = "".join(draw(chart) for chart in charts(history, gaps, subject.baselines))
     return {
         "head": _header(subject, figures, now),
-        "figures": tiles(_figures(subject, history, figures, gaps)),
+        "figures": tiles(_figure_tiles(subject, history, figures, gaps)),
         "charts": f'<div class="charts">{curves}</div>',
         "status": _status(subject.status, now),
         "evaluations": evaluations_html(subject.beside, history.events),
-        "evaluated": _evaluated(subject.evaluated),
+        "evaluated": _task_table_html(subject.evaluated),
         "events": tables.events_table(history.events),
         "interruptions": tables.interruptions_table(gaps),
         "damage": tables.damage_table(history.damage),
@@ -124,7 +124,7 @@ def _header(subject: ReportSubject, figures: Figures, now: datetime) -> str:
     status, shown = subject.status, ""
     if status is not None:
         why = f'<span class="why">{text(status.reason)}</span>' if status.reason else ""
-        shown = badge(status.state, _BADGES.get(status.state, " open")) + why
+        shown = badge(status.state, _BADGE_BY_STATE.get(status.state, " open")) + why
     top = header(subject.name, shown, f"<code>{text(subject.uri)}</code>", when)
     step, ahead = (status.step, status.eta_seconds) if status is not None else (figures.steps, None)
     return top + _progress(step, subject.total_steps, ahead)
@@ -138,12 +138,12 @@ def _progress(step: int, total: int, eta_seconds: float | None) -> str:
     return f'<div class="progress">{bar}<span>step {step:,} of {total:,}{share}{ahead}</span></div>'
 
 
-def _figures(
+def _figure_tiles(
     subject: ReportSubject, history: History, figures: Figures, gaps: Sequence[Interruption]
 ) -> Iterator[tuple[str, str]]:
     """Yield the figures of the tiles, each with what it counts."""
     if history.evaluations:
-        yield from _held_out(subject, history.evaluations[-1])
+        yield from _heldout_tiles(subject, history.evaluations[-1])
     goodput = "-" if figures.goodput is None else f"{figures.goodput:.1%}"
     yield human_count(figures.tokens), "tokens trained on"
     yield human_count(figures.tokens_per_second), "tokens/s, median step"
@@ -159,7 +159,7 @@ def _figures(
         yield f"{figures.skipped:,}", "steps skipped, gradients not finite or far too large"
 
 
-def _held_out(subject: ReportSubject, evaluation: Record) -> Iterator[tuple[str, str]]:
+def _heldout_tiles(subject: ReportSubject, evaluation: Record) -> Iterator[tuple[str, str]]:
     """Yield the figures of an evaluation, each with what it counts."""
     loss = token_loss(evaluation)
     perplexity = evaluation.get("perplexity")
@@ -176,7 +176,7 @@ def _status(status: RunStatus | None, now: datetime) -> str:
     return "<h2>Status</h2>" + table(("what", "now"), facts(status, now.timestamp()), 2)
 
 
-def _evaluated(rows: Sequence[TableRow]) -> str:
+def _task_table_html(rows: Sequence[TableRow]) -> str:
     if not rows:
         return ""
     shown = [line[1:] for line in lines(rows)]

@@ -2,7 +2,12 @@
 
 from collections.abc import Sequence
 
-from launcher.observe.inspect.report.events import PROBLEMS, ROUTINE, describe_event, utc
+from launcher.observe.inspect.report.events import (
+    PROBLEM_EVENT_KINDS,
+    ROUTINE_EVENT_KINDS,
+    describe_event,
+    utc_text,
+)
 from launcher.observe.inspect.report.figures import Interruption
 from launcher.observe.inspect.report.style import table
 from launcher.output import human_duration
@@ -10,21 +15,23 @@ from launcher.runtime.run.step_table import Record
 
 _MAX_DAMAGE_ROWS = 12
 _MAX_EVENT_ROWS = 200
-_REPEATED_KINDS = frozenset({"preflight", "unfit"})
+_DEDUPLICATED_EVENT_KINDS = frozenset({"preflight", "unfit"})
 
 
 def events_table(of_run: Sequence[Record]) -> str:
     """Return the table of the newest events, the newest first. What every start reports of a machine is shown once."""
     shown: dict[tuple[str, object], Record] = {}
     for number, event in enumerate(of_run):
-        if event["kind"] not in ROUTINE or event.get("problems"):
+        if event["kind"] not in ROUTINE_EVENT_KINDS or event.get("problems"):
             words = describe_event(event)
-            shown.setdefault((words, None if event["kind"] in _REPEATED_KINDS else number), event)
+            shown.setdefault((words, None if event["kind"] in _DEDUPLICATED_EVENT_KINDS else number), event)
     if not shown:
         return ""
     newest = list(shown.items())[: -_MAX_EVENT_ROWS - 1 : -1]
-    rows = [(utc(float(event["time"])), str(event["attempt"] or "-"), words) for (words, _), event in newest]
-    bad = [event["kind"] in PROBLEMS for _, event in newest]
+    rows = [
+        (utc_text(float(event["time"])), str(event["attempt"] or "-"), words) for (words, _), event in newest
+    ]
+    bad = [event["kind"] in PROBLEM_EVENT_KINDS for _, event in newest]
     note = f'<p class="soft">{len(shown):,} in all, the newest first.</p>'
     heads = ("when (UTC)", "attempt", "what")
     return f"<h2>Events</h2>{note}" + table(heads, rows, 3, bad=bad, scrolled=True)
@@ -35,7 +42,7 @@ def interruptions_table(gaps: Sequence[Interruption]) -> str:
         return '<h2>Interruptions</h2><p class="soft">None.</p>'
     rows = [
         (
-            utc(gap.time),
+            utc_text(gap.time),
             str(gap.attempt),
             gap.cause,
             "not yet" if gap.resumed_from is None else f"{gap.resumed_from:,}",

@@ -95,7 +95,7 @@ _HEADS = (
     *("checkpoint", "step", "task", "metric", "median", "lowest", "highest", "seeds", "settings"),
     *("searched", ""),
 )
-_SEARCHED = _HEADS.index("searched")
+_SEARCHED_COLUMN = _HEADS.index("searched")
 _NUMBER_COLUMNS = ("step", "median", "lowest", "highest", "seeds")
 
 
@@ -115,15 +115,19 @@ def lines(rows: Sequence[TableRow]) -> list[tuple[str, ...]]:
 
     Whether corpora were searched for a task's texts is a column only if some were; else `searched_note` says it.
     """
-    found = [_line(row, rows) for row in rows]
+    found = [_row_cells(row, rows) for row in rows]
     for checkpoint, step, average in averages(rows):
         found.append((checkpoint, _step(step), "average", "", f"{100 * average:.2f}", *[""] * 6))
-    return found if _is_any_searched(rows) else [line[:_SEARCHED] + line[_SEARCHED + 1 :] for line in found]
+    return (
+        found
+        if _is_any_searched(rows)
+        else [line[:_SEARCHED_COLUMN] + line[_SEARCHED_COLUMN + 1 :] for line in found]
+    )
 
 
 def headings(rows: Sequence[TableRow]) -> tuple[str, ...]:
     """Return the heads of the columns of `lines`."""
-    return _HEADS if _is_any_searched(rows) else _HEADS[:_SEARCHED] + _HEADS[_SEARCHED + 1 :]
+    return _HEADS if _is_any_searched(rows) else _HEADS[:_SEARCHED_COLUMN] + _HEADS[_SEARCHED_COLUMN + 1 :]
 
 
 def searched_note(rows: Sequence[TableRow]) -> str | None:
@@ -137,7 +141,7 @@ def _is_any_searched(rows: Sequence[TableRow]) -> bool:
     return any(any((row.searched or {}).values()) for row in rows)
 
 
-def _line(row: TableRow, rows: Sequence[TableRow]) -> tuple[str, ...]:
+def _row_cells(row: TableRow, rows: Sequence[TableRow]) -> tuple[str, ...]:
     same_name = {other.data for other in rows if other.task == row.task}
     task = row.task if len(same_name) == 1 else f"{row.task} ({row.data[:8]})"
     return (

@@ -11,7 +11,7 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from launcher.app.schedulers.job import TrainingJob
-from launcher.app.schedulers.ray_cluster import RayCluster, render, submission
+from launcher.app.schedulers.ray_cluster import RayCluster, render, submission_command
 
 AWS = {"image": "registry/maskfleet:1", "region": "us-east-1", "instance_type": "p4d.24xlarge"}
 SCHEMA = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").read_text("utf-8"))
@@ -59,7 +59,7 @@ def test_the_token_is_a_file_that_ray_makes_and_copies(
 
 def test_a_job_for_a_running_cluster(gpus: dict[str, object]) -> None:
     wanted = TrainingJob.from_options(run=gpus["run"], nodes=2, assignments=gpus["assignments"])
-    command = submission(wanted, "http://head:8265")
+    command = submission_command(wanted, "http://head:8265")
     variables = json.loads(command[command.index("--runtime-env-json") + 1])["env_vars"]
     assert variables == {
         "MASKFLEET_RUN": gpus["run"],

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from launcher.app.schedulers import job as templates
-from launcher.app.schedulers.job import Launch, TrainingJob, job_name, needs_object_storage, run_command
+from launcher.app.schedulers.job import Launch, TrainingJob, job_name, require_object_storage, run_command
 from launcher.errors import LaunchError
 
 ROOT = Path(__file__).parents[4]
@@ -57,13 +57,13 @@ def test_a_name_from_the_uri(cpus: dict[str, object], run: str, name: str) -> No
 
 @pytest.mark.parametrize("run", ["s3://bucket/run", "gs://bucket/run", "az://container/run", "GS://b/r"])
 def test_a_run_in_any_object_store_is_taken(run: str) -> None:
-    assert needs_object_storage(TrainingJob.from_options(run=run, nodes=1)).run == run
+    assert require_object_storage(TrainingJob.from_options(run=run, nodes=1)).run == run
 
 
 @pytest.mark.parametrize("run", ["hf://datasets/org/run", "file:///data/run", "http://host/run"])
 def test_what_cannot_be_written_from_all_machines_is_refused(run: str) -> None:
     with pytest.raises(LaunchError, match=run):
-        needs_object_storage(TrainingJob.from_options(run=run, nodes=1))
+        require_object_storage(TrainingJob.from_options(run=run, nodes=1))
 
 
 def test_a_tool_that_is_not_installed() -> None:

@@ -9,8 +9,14 @@ import pytest
 
 from data_service.samples.samples import Samples
 from data_service.types import Block
-from launcher.observe.inspect.baselines import Targets, TokenPairs, baselines, compute_baselines, find_targets
-from launcher.observe.inspect.kept_baselines import KEY
+from launcher.observe.inspect.baselines import (
+    BigramCounts,
+    HeldoutTargets,
+    baselines,
+    compute_baselines,
+    find_targets,
+)
+from launcher.observe.inspect.kept_baselines import BASELINES_KEY
 from launcher.runtime.run.record import open_run
 from launcher.runtime.run.sealed import seal
 
@@ -25,7 +31,7 @@ def block(*documents: list[int]) -> Block:
 def test_bigram_probabilities_are_witten_and_bells() -> None:
     rng = np.random.default_rng(0)
     documents = [rng.integers(0, 9, size=rng.integers(1, 30)).tolist() for _ in range(40)]
-    pairs = TokenPairs(10)
+    pairs = BigramCounts(10)
     pairs.add(block(*documents[:25]))
     pairs.add(block(*documents[25:]))
     unigram = np.full(10, 0.1)
@@ -33,7 +39,7 @@ def test_bigram_probabilities_are_witten_and_bells() -> None:
     for h in range(10):
         followers = {w: count for (left, w), count in together.items() if left == h}
         ids = np.arange(10)
-        found = pairs.probabilities(Targets(ids, np.full(10, h)), unigram)
+        found = pairs.probabilities(HeldoutTargets(ids, np.full(10, h)), unigram)
         seen, kinds = sum(followers.values()), len(followers)
         expected = [(followers.get(w, 0) + kinds * 0.1) / (seen + kinds) if seen else 0.1 for w in range(10)]
         np.testing.assert_allclose(found, expected)
@@ -41,11 +47,11 @@ def test_bigram_probabilities_are_witten_and_bells() -> None:
 
 
 def test_a_target_without_neighbour_is_guessed_by_frequency() -> None:
-    pairs = TokenPairs(4)
+    pairs = BigramCounts(4)
     pairs.add(block([1, 2, 3]))
     unigram = np.array([0.1, 0.2, 0.3, 0.4])
-    assert pairs.probabilities(Targets(np.array([2]), np.array([-1])), unigram) == [0.3]
-    assert TokenPairs(4).probabilities(Targets(np.array([2]), np.array([1])), unigram) == [0.3]
+    assert pairs.probabilities(HeldoutTargets(np.array([2]), np.array([-1])), unigram) == [0.3]
+    assert BigramCounts(4).probabilities(HeldoutTargets(np.array([2]), np.array([1])), unigram) == [0.3]
 
 
 def test_the_neighbour_is_the_true_token_not_what_stands_there() -> None:
@@ -61,14 +67,14 @@ def test_baselines_of_a_run_are_computed_once_and_kept(fresh_run: str) -> None:
     first = baselines(run)
     assert 0 < first.bigram < first.unigram < math.log(320)
     assert first.targets > 20
-    assert run.store.size(KEY) is not None
+    assert run.store.size(BASELINES_KEY) is not None
     assert baselines(run) == first == compute_baselines(run)
 
 
 def test_baselines_of_what_the_run_was_before_are_not_reused(fresh_run: str) -> None:
     run = open_run(fresh_run)
     stale = baselines(run).model_copy(update={"unigram": 1.0, "fingerprint": "another"})
-    run.store.put(KEY, seal(stale))
+    run.store.put(BASELINES_KEY, seal(stale))
     assert baselines(run).unigram != 1.0
-    run.store.put(KEY, b"damaged")
+    run.store.put(BASELINES_KEY, b"damaged")
     assert baselines(run).unigram != 1.0

@@ -29,7 +29,7 @@ from launcher.observe.inspect.document_selection import (
     documents_by_number,
     removed_documents,
 )
-from launcher.observe.inspect.exposure import Exposure, ExposureReport, find_exposures
+from launcher.observe.inspect.exposure import DocumentExposure, ExposureReport, find_exposures
 from launcher.runtime.rank.removals import settle_removals
 from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.record import Run, open_run
@@ -61,7 +61,7 @@ def documents_of(run: Run, count: int, seed: int) -> list[DocumentName]:
 
 def scanned(
     run: Run, document: DocumentName, positions: Positions, steps: range, undone: int | None = None
-) -> Iterator[Exposure]:
+) -> Iterator[DocumentExposure]:
     """What holds the document, by looking at every row of `steps`."""
     corpus = open_corpus(run.recipe.corpus.sources["text"].uri)
     block, start, stop = locate_document(corpus, "train", document.number)
@@ -74,7 +74,7 @@ def scanned(
                 if text.block == block and any(
                     part.start < stop and start < part.stop for part in text.stretches
                 ):
-                    yield Exposure(document, step, row, span.phase, span.epoch, sample, undone)
+                    yield DocumentExposure(document, step, row, span.phase, span.epoch, sample, undone)
                 row += 1
 
 
@@ -199,7 +199,7 @@ def test_documents_that_are_removed_on_the_way(inputs: Path, tmp_path: Path, see
         run, steps = _accept(run, back), {first: gone[1], back: gone[1] + gone[2]}
     report = find_exposures(run, removed_documents(run))
     positions = sample_positions(run, streams_of(run), ())
-    expected, left_out = set[Exposure](), 0
+    expected, left_out = set[DocumentExposure](), 0
     for number in {number for numbers in gone for number in numbers}:
         document = DocumentName("text", number)
         for each in scanned(run, document, positions, range(run.recipe.total_steps)):

@@ -17,7 +17,7 @@ from encoder_core.train.zero_state import Fragment
 from launcher.app.cli.main import app
 from launcher.errors import RunError
 from launcher.observe.inspect.report.figures import Interruption
-from launcher.observe.inspect.status import RunStatus, Unreadable, describe, status, statuses
+from launcher.observe.inspect.status import RunStatus, UnreadableRun, describe, read_statuses, status
 from launcher.runtime.run.log import RunLog, evaluation_record, operator_event
 from launcher.runtime.run.outline import runs_at
 from launcher.runtime.run.record import open_run
@@ -233,7 +233,7 @@ def test_the_brief_status_reads_the_newest_segments_only(run: str) -> None:
     assert brief.interruptions is None
 
 
-def interruptions(found: RunStatus | Unreadable) -> tuple[Interruption, ...] | None:
+def interruptions(found: RunStatus | UnreadableRun) -> tuple[Interruption, ...] | None:
     assert isinstance(found, RunStatus)
     return found.interruptions
 
@@ -242,16 +242,16 @@ def interruptions(found: RunStatus | Unreadable) -> tuple[Interruption, ...] | N
 def test_a_folder_of_runs(inputs: Path, tmp_path: Path) -> None:
     uris = [new_run(inputs, str(tmp_path / "runs" / name)) for name in ("b", "a")]
     folder = uris[0].removesuffix("/b")
-    assert [found.uri for found in statuses([folder], NOW)] == sorted(uris)
-    assert [interruptions(found) for found in statuses([folder], NOW)] == [None, None]
-    (one,) = statuses([uris[0]], NOW)
+    assert [found.uri for found in read_statuses([folder], NOW)] == sorted(uris)
+    assert [interruptions(found) for found in read_statuses([folder], NOW)] == [None, None]
+    (one,) = read_statuses([uris[0]], NOW)
     assert interruptions(one) == ()
-    (one,) = statuses([uris[0]], NOW, brief=True)
+    (one,) = read_statuses([uris[0]], NOW, brief=True)
     assert interruptions(one) is None
     record = Path(folder, "a", "run.json")
     record.write_text("{")
-    damaged, well = statuses([folder], NOW)
-    assert isinstance(damaged, Unreadable)
+    damaged, well = read_statuses([folder], NOW)
+    assert isinstance(damaged, UnreadableRun)
     assert (damaged.uri, well.uri) == tuple(sorted(uris))
     result = CliRunner().invoke(app, ["runs", "status", folder])
     assert result.exit_code == 1

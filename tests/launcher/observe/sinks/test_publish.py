@@ -16,7 +16,7 @@ import pytest
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.errors import RecipeError
-from launcher.observe.sinks.process import SinkProcess, publishing, request_of
+from launcher.observe.sinks.process import SinkProcess, make_publish_request, publishing
 from launcher.observe.sinks.publish import publish as publishing_loop
 from launcher.observe.sinks.sink import PublishRequest
 from launcher.runtime.recipe.load import load
@@ -56,7 +56,7 @@ def wanted(store: Store, *names: str, poll_s: float = 0.05) -> PublishRequest:
     }
     board = f"logging.tensorboard={str('tensorboard' in names).lower()}"
     chosen = (board, *(settings[name] for name in names if name in settings))
-    return request_of(store, load("electra-small", chosen), poll_s)
+    return make_publish_request(store, load("electra-small", chosen), poll_s)
 
 
 def publish(store: Store) -> None:
@@ -219,7 +219,7 @@ def await_pid(file: Path) -> psutil.Process:
 def test_without_a_login_the_operator_reads_why(store: Store) -> None:
     notes: list[str] = []
     settings = ("logging.wandb={project: p}", "logging.tensorboard=false")
-    process = SinkProcess(request_of(store, load("quickstart", settings)), notes.append)
+    process = SinkProcess(make_publish_request(store, load("quickstart", settings)), notes.append)
     process.end(PATIENCE_S)  # nobody has asked it to: it gives up
     (text,) = notes
     assert "WANDB_API_KEY" in text
@@ -229,7 +229,7 @@ def test_a_server_that_is_down_does_not_keep_the_command(store: Store) -> None:
     """MLflow's client would try for minutes."""
     notes: list[str] = []
     settings = ("logging.mlflow={uri: 'http://127.0.0.1:9'}", "logging.tensorboard=false")
-    process = SinkProcess(request_of(store, load("quickstart", settings), 0.05), notes.append)
+    process = SinkProcess(make_publish_request(store, load("quickstart", settings), 0.05), notes.append)
     process.ask_to_end()
     process.end(0.5)
     (note,) = notes

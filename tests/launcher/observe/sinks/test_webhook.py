@@ -14,7 +14,7 @@ from checkpoints.attempt import Attempt, claim
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.errors import RecipeError
-from launcher.observe.sinks.process import SinkProcess, request_of
+from launcher.observe.sinks.process import SinkProcess, make_publish_request
 from launcher.observe.sinks.publish import publish
 from launcher.observe.sinks.sink import EventSummary, PublishRequest, UnusableSink
 from launcher.observe.sinks.webhook import EventPoster
@@ -35,7 +35,7 @@ def journal(attempt: Attempt) -> RunLog:
 def request(store: Store, monkeypatch: pytest.MonkeyPatch, url: str) -> PublishRequest:
     monkeypatch.setenv("MASKFLEET_HOOK", url)
     recipe = load("quickstart", ("events.webhook_env=MASKFLEET_HOOK", "logging.tensorboard=false"))
-    return request_of(store, recipe, 0.02)
+    return make_publish_request(store, recipe, 0.02)
 
 
 def post(
@@ -225,6 +225,6 @@ def test_the_recipe_names_the_variable_and_never_holds_the_address(
     wanted = request(store, monkeypatch, f"https://hooks.example.com/{SECRET}")
     assert wanted.sinks == ("webhook",)
     assert SECRET not in wanted.model_dump_json()
-    assert "webhook" not in request_of(store, load("quickstart")).sinks
+    assert "webhook" not in make_publish_request(store, load("quickstart")).sinks
     with pytest.raises(RecipeError, match="webhook_env"):
         load("quickstart", ("events.webhook_env=https://hooks.example.com/x",))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_service.store.base import Entry
 from data_service.store.errors import KeyMissing
 from data_service.store.local import LocalStore
-from launcher.observe.watch.live import _CachedReads, cached_reads, draw_run
+from launcher.observe.watch.live import _CachedReads, draw_run, make_caching_store
 from tests.support.runs.untrained import ToldRun
 
 KEYS = ["metrics/a", "metrics/b", "events/c"]
@@ -81,7 +81,7 @@ def test_an_object_is_requested_once_for_each_version(tmp_path: Path) -> None:
 
 def test_a_local_run_is_not_copied(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
-    assert cached_reads(store, str(tmp_path / "copies")) is store
+    assert make_caching_store(store, str(tmp_path / "copies")) is store
 
 
 def test_an_object_that_is_gone_is_missing(tmp_path: Path) -> None:

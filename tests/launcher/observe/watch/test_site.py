@@ -85,7 +85,7 @@ def serving(place: Path, store: Store | None = None) -> Iterator[Asked]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawings follow each other at once."""
     monkeypatch.setattr(live, "_INTERVAL_S", 0.1)
-    monkeypatch.setattr(live, "_WAIT_PER_WORK", 0.0)
+    monkeypatch.setattr(live, "_MIN_WAIT_PER_DRAW_TIME", 0.0)
 
 
 @pytest.fixture
@@ -287,7 +287,7 @@ def test_a_page_is_fresh_when_it_is_opened(
 ) -> None:
     """However long nobody has looked: nothing is read meanwhile, and the next page shows what is there now."""
     monkeypatch.setattr(live, "_IDLE_S", -1.0)
-    monkeypatch.setattr(live, "_FIRST_DRAWING_S", 60.0)  # a busy machine
+    monkeypatch.setattr(live, "_FIRST_DRAW_TIMEOUT_S", 60.0)  # a busy machine
     draws, run, done = random.Random(draw), ToldRun(tmp_path), 0
     run.begin(1)
     with serving(tmp_path) as ask:

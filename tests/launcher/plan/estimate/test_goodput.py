@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from launcher.plan.estimate.estimate import Saving, best_interval, daly, goodput, young
+from launcher.plan.estimate.estimate import CheckpointTimes, best_interval, daly, goodput, young
 
 HOUR = 3600.0
 
@@ -20,7 +20,7 @@ def test_where_saving_takes_longer_than_machines_last_the_interval_is_their_life
 
 @pytest.mark.parametrize("blocked", [5.0, 60.0, 600.0])
 def test_no_other_interval_has_more_goodput(blocked: float) -> None:
-    saving = Saving(blocked, behind=0.0, restart=120.0)
+    saving = CheckpointTimes(blocked, behind=0.0, restart=120.0)
     best = best_interval(saving, 6 * HOUR)
     at_best = goodput(saving, best, 6 * HOUR)
     assert all(
@@ -29,16 +29,16 @@ def test_no_other_interval_has_more_goodput(blocked: float) -> None:
 
 
 def test_an_interval_is_no_shorter_than_a_save() -> None:
-    assert best_interval(Saving(0.01, behind=900.0, restart=60.0), HOUR) == 900.0
+    assert best_interval(CheckpointTimes(0.01, behind=900.0, restart=60.0), HOUR) == 900.0
 
 
 def test_machines_that_fail_all_the_time_get_nothing_done() -> None:
-    assert goodput(Saving(10.0, 10.0, 7200.0), 600.0, 60.0) == 0.0
+    assert goodput(CheckpointTimes(10.0, 10.0, 7200.0), 600.0, 60.0) == 0.0
 
 
 def test_goodput_is_that_of_a_simulated_run() -> None:
     """Work of an interval counts when its save is over before the next failure; restarts may fail too."""
-    saving, interval, mtbf = Saving(20.0, 0.0, 100.0), 1200.0, 4000.0
+    saving, interval, mtbf = CheckpointTimes(20.0, 0.0, 100.0), 1200.0, 4000.0
     draw, wall, done = random.Random(7), 0.0, 0
     failure = draw.expovariate(1 / mtbf)
     restarting = False

@@ -9,7 +9,7 @@ from encoder_core.families import albert, bert, electra, modernbert, roberta
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.electra import ElectraConfig
 from launcher.plan.estimate.estimate import estimate
-from launcher.plan.estimate.utilisation import KNOWN_RUNS, assumed_share
+from launcher.plan.estimate.utilisation import KNOWN_RUNS, assume_utilisation
 from launcher.runtime.capacity.devices import Cluster, find_gpu
 from launcher.runtime.capacity.workload import Shape, objective_cost
 from launcher.runtime.recipe.load import load
@@ -136,4 +136,4 @@ def test_known_runs_are_those_of_the_measurements() -> None:
 )
 def test_a_share_is_that_of_the_most_similar_run(recipe: str, gpu: str, share: float) -> None:
     model = load(recipe).model
-    assert assumed_share(model, 512, find_gpu(gpu)).share == share
+    assert assume_utilisation(model, 512, find_gpu(gpu)).share == share

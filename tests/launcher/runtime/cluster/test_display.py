@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from data_service.ingest.pool import Progress
-from launcher.app.cli.corpus_shown import build_watch
+from launcher.app.cli.corpus_shown import show_build_progress
 from launcher.output import human_bytes, human_count, human_duration
 from launcher.runtime.cluster.display import Watch
 
@@ -120,7 +120,7 @@ def test_a_skipped_step_does_not_spoil_the_loss() -> None:
 
 def test_a_build_in_a_log_shows_the_ends_of_its_stages() -> None:
     out = io.StringIO()
-    with build_watch(Console(file=out, width=120)) as report:
+    with show_build_progress(Console(file=out, width=120)) as report:
         for stage in ("reading", "writing"):
             for done in range(5):
                 report(Progress(stage, done, 4, done << 20, 4 << 20))

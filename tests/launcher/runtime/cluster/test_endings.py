@@ -21,7 +21,7 @@ from data_service.store.errors import (
     StoreUnavailable,
 )
 from encoder_core.errors import TrainingError
-from launcher.app.companions import COMPANIONS
+from launcher.app.companions import TRAINING_COMPANIONS
 from launcher.errors import RecipeError, RunChanged, RunError, TransientRunError
 from launcher.exit_codes import FINISHED, MISTAKE, REPEAT, STOPPED, code_of
 from launcher.runtime.cluster import train as training
@@ -71,7 +71,7 @@ def ended(run: str, monkeypatch: pytest.MonkeyPatch, end: Any) -> tuple[int, str
     monkeypatch.setattr(training, "supervise", instead)
     shown: list[str] = []
     monkeypatch.setattr(Watch, "note", lambda self, text: shown.append(text))
-    outcome = training.train(open_run(run), Console(), COMPANIONS)
+    outcome = training.train(open_run(run), Console(), TRAINING_COMPANIONS)
     return outcome.code, "\n".join(shown), list(read_history(open_run(run).store).events)
 
 
@@ -171,4 +171,4 @@ def supervised(run: Run, notes: list[str]) -> None:
     display = Display()
     display.notes = notes
     stopping, log = StopRequests(display.note), OperatorLog(run.store, display.note)
-    supervise(run, display, log, stopping, companions=COMPANIONS)
+    supervise(run, display, log, stopping, companions=TRAINING_COMPANIONS)
