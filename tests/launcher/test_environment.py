@@ -2,20 +2,15 @@
 
 import os
 import resource
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
-from launcher.exit_codes import FINISHED, MISTAKE, REPEAT
+from launcher.exit_codes import FINISHED, MISTAKE
 from tests.support.runs import small_runs
-from tests.support.runs.observer import title
 
 KINDS = {"-n": resource.RLIMIT_NOFILE, "-v": resource.RLIMIT_AS, "-f": resource.RLIMIT_FSIZE}
 
@@ -124,43 +119,6 @@ def test_a_limit_that_is_too_low(name: str, option: str, limit: int, large: Path
     assert code == MISTAKE, said
     assert f"ulimit {option} " in said
     assert "Traceback" not in said
-
-
-@pytest.mark.cluster
-@pytest.mark.long
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["/raylet/raylet ", "/gcs_server "])
-def test_a_build_whose_ray_dies_is_to_be_repeated(kind: str, large: Path, tmp_path: Path) -> None:
-    """One line of an error and one of a remedy; then the same bytes as from one process, and nothing left."""
-    arguments, temporary = large_build(large, tmp_path / "corpus", 2), Path(tempfile.mkdtemp(dir="/tmp"))
-    environment = os.environ | {"TMPDIR": str(temporary), "COLUMNS": "500"}
-    command = [sys.executable, "-m", "maskfleet", *arguments]
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    while not (victims := [one for one in descendants(process) if kind in title(one)]):
-        assert process.poll() is None, "before it was struck"
-    victims[0].kill()
-    out, errors = process.communicate(timeout=200)
-    assert process.returncode == REPEAT, errors
-    assert "Traceback" not in out + errors
-    assert "remedy: " in errors
-    assert "state-dump" not in out + errors
-    assert run(arguments, environment={"TMPDIR": str(temporary)})[0] == FINISHED
-    assert run(large_build(large, tmp_path / "alone", 1))[0] == FINISHED
-    built, alone = (
-        {path.relative_to(place): path.read_bytes() for path in place.rglob("*") if path.is_file()}
-        for place in (tmp_path / "corpus", tmp_path / "alone")
-    )
-    assert built == alone
-    assert not list(temporary.glob("ray/session_2*"))
-    shutil.rmtree(temporary)
-
-
-def descendants(process: "subprocess.Popen[str]") -> list[psutil.Process]:
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(process.pid).children(recursive=True)
-    return []
 
 
 def test_a_completed_preparation_holds_no_remains_of_a_killed_one(inputs: Path, tmp_path: Path) -> None:

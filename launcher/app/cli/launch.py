@@ -140,10 +140,14 @@ def slurm(
     time: Annotated[
         str | None, typer.Option("--time", help="Limit of one start, as Slurm spells it.")
     ] = None,
-    partition: Annotated[str | None, typer.Option("--partition")] = None,
-    account: Annotated[str | None, typer.Option("--account")] = None,
-    qos: Annotated[str | None, typer.Option("--qos")] = None,
-    constraint: Annotated[str | None, typer.Option("--constraint")] = None,
+    partition: Annotated[str | None, typer.Option("--partition", help="Slurm's partition.")] = None,
+    account: Annotated[
+        str | None, typer.Option("--account", help="Slurm's account, which is charged.")
+    ] = None,
+    qos: Annotated[str | None, typer.Option("--qos", help="Slurm's quality of service.")] = None,
+    constraint: Annotated[
+        str | None, typer.Option("--constraint", help="Features that nodes must have, as Slurm names them.")
+    ] = None,
     log: Annotated[str, typer.Option("--log", help="In Slurm's own pattern.")] = "%x-%j.log",
     bin_folder: Annotated[
         Path | None,
@@ -197,7 +201,9 @@ def slurm(
 def kuberay(
     options: JobOptions,
     image: ImageOption,
-    namespace: Annotated[str, typer.Option("--namespace")] = "default",
+    namespace: Annotated[
+        str, typer.Option("--namespace", help="Kubernetes' namespace of the job.")
+    ] = "default",
     service_account: Annotated[
         str, typer.Option("--service-account", help="Whose rights the pods have, in S3 too.")
     ] = "default",
@@ -238,7 +244,7 @@ def aws_batch(
     options: JobOptions,
     image: ImageOption,
     instance_type: InstanceTypeOption,
-    vpc: Annotated[str, typer.Option("--vpc")],
+    vpc: Annotated[str, typer.Option("--vpc", help="The VPC of the machines.")],
     subnet: Annotated[
         str, typer.Option("--subnet", help="Private, with a way to S3: one availability zone.")
     ],

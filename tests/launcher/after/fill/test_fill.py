@@ -1,8 +1,10 @@
 """Filling masks with an exported model by our own code: the candidates that transformers' model gives, and texts as the
-rule of unmasking, written once more on transformers' model, fills them."""
+rule of unmasking, written once more on transformers' model, fills them. BART writes, token by token."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,35 +13,51 @@ from data_service.errors import TokenizerError
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from encoder_core.errors import ModelError
+from encoder_core.families.bart import BartConfig
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.families.interchange import Heads
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
+from encoder_core.objectives.denoise import denoising_model
 from encoder_core.objectives.network import masked_language_model
 from encoder_core.objectives.plm import permuted_language_model
-from launcher.after.fill.fill import MaskFiller, Sampling, predict_masks
+from launcher.after.fill.fill import MaskFiller, Sampling, TextWriter, predict_masks
+from launcher.errors import OptionError
 from tests.support.checks.command import maskfleet
 from tests.support.models.written import export_model
 from tests.support.runs.small_runs import prepare_corpus
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained model with large weights, so that its candidates differ clearly."""
-    folder = tmp_path_factory.mktemp("export")
+def export_untrained(
+    folder: Path, shape: ModelConfig, build: Callable[[Any], torch.nn.Module], heads: Heads
+) -> Path:
+    """A model with large weights, so that its candidates differ clearly."""
     prepare_corpus(folder)
     tokenizer = load_tokenizer(str(folder / "tokenizer"))
-    config = RobertaConfig(layers=2, hidden=32, heads=2, feed_forward=64, max_length=64)
-    model = masked_language_model(config.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad))
+    config = shape.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    model = build(config)
     torch.manual_seed(0)
     initialise(model, std=0.5)
-    parameters = dict(model.named_parameters())
-    export_model(
-        lambda name: parameters[name].detach(),
-        config.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad),
-        tokenizer.save_files(),
-        open_store(folder / "model"),
-    )
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    out = open_store(folder / "model")
+    export_model(parameters.__getitem__, config, tokenizer.save_files(), out, heads)
     return folder / "model"
+
+
+SHAPE: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 2, "feed_forward": 64}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = RobertaConfig(**SHAPE, max_length=64)
+    return export_untrained(tmp_path_factory.mktemp("roberta"), shape, masked_language_model, "mlm")
+
+
+@pytest.fixture(scope="module")
+def writing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = BartConfig(**SHAPE, max_length=40)
+    return export_untrained(tmp_path_factory.mktemp("bart"), shape, denoising_model, "denoise")
 
 
 @pytest.mark.parametrize(
@@ -133,3 +151,52 @@ def test_the_command_fills_and_shows_candidates(exported: Path) -> None:
     assert json.loads(filled) == {"text": filler.fill(many, Sampling(steps=2))}
     shown = maskfleet("fill", str(exported), one, "--count", "2", "--json").splitlines()
     assert [json.loads(line)["text"] for line in shown] == [guess.text for guess in filler.guesses(one, 2)]
+
+
+TEXT = "every rank <mask> its rows and the <mask> falls"
+
+
+@pytest.mark.long
+def test_the_text_is_what_transformers_writes(writing: Path) -> None:
+    """The likeliest token each time, special ones left out but the last, up to the longest row."""
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(writing)
+    model = AutoModelForSeq2SeqLM.from_pretrained(writing).eval()
+    read = tokenizer(TEXT.replace(" <mask>", "<mask>"), return_tensors="pt").input_ids
+    end = model.config.eos_token_id
+    assert model.config.decoder_start_token_id == end
+    never = [i for i in tokenizer.all_special_ids if i != end]
+    written = [end, tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id]
+    while len(written) < 40:
+        with torch.no_grad():
+            logits = model(input_ids=read, decoder_input_ids=torch.tensor([written])).logits[0, -1]
+        logits[never] = float("-inf")
+        if int(logits.argmax()) == end:
+            break
+        written.append(int(logits.argmax()))
+    assert len(written) > 4
+    assert TextWriter(writing).write(TEXT) == tokenizer.decode(written[2:])
+
+
+@pytest.mark.long
+def test_written_text_belongs_to_the_seed(writing: Path) -> None:
+    writer = TextWriter(writing)
+    texts = [writer.write(TEXT, 2.0, seed) for seed in (1, 2, 1, 2)]
+    assert texts[0] == texts[2]
+    assert texts[1] == texts[3]
+    assert texts[0] != texts[1]
+
+
+@pytest.mark.parametrize("text", ["nothing is hidden", "two <mask:2>"])
+def test_a_mask_without_a_number_is_needed(writing: Path, text: str) -> None:
+    with pytest.raises(TokenizerError):
+        TextWriter(writing).write(text)
+
+
+@pytest.mark.long
+def test_the_command_writes(writing: Path) -> None:
+    found = json.loads(maskfleet("fill", str(writing), TEXT, "--json"))
+    assert found == {"text": TextWriter(writing).write(TEXT)}
+    with pytest.raises(OptionError):
+        maskfleet("fill", str(writing), TEXT, "--steps", "3")

@@ -39,7 +39,6 @@ BATCHES, WIDER = 200, 3
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("name", SERVED)
 def test_a_graph_computes_what_our_network_does(name: str, tmp_path: Path) -> None:
     family = SERVED[name]
@@ -133,7 +132,6 @@ def _wider(sample: Sample, pad: int, *, left: bool) -> Sample:
 
 
 @pytest.mark.long
-@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False), ("weighted_mean", True)])
 def test_a_sentence_transformer_has_its_vectors(tmp_path: Path, pooling: str, normalize: bool) -> None:
     library = pytest.importorskip("sentence_transformers")

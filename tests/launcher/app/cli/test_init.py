@@ -1,10 +1,7 @@
 """`maskfleet init`: what it takes from corpora, and what it refuses before any rank starts."""
 
-import json
-import random
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +18,6 @@ from launcher.runtime.run.corpus_option import CorpusOption
 from launcher.runtime.run.inputs import sections_for
 from launcher.runtime.run.record import open_run
 from tests.support.checks.command import exit_code
-from tests.support.data.chinese import made_up_documents
 from tests.support.data.made_up import write_text
 from tests.support.runs.small_runs import prepare_corpus
 
@@ -161,53 +157,6 @@ def test_a_corpus_from_before_without_held_out_text_is_refused(
     code, _, err = maskfleet("init", "roberta-base", tmp_path / "run", *given, capsys=capsys)
     assert code == 2
     assert re.search(r"\bheld-out text\b", err)
-
-
-def one_text(path: Path) -> None:
-    path.with_suffix(".txt").write_text(_paragraphs(100_000))
-
-
-def few_long_lines(path: Path) -> None:
-    texts = [_paragraphs(30_000, seed) for seed in range(3)]
-    path.with_suffix(".jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-
-
-def folder_of_texts(path: Path) -> None:
-    for number in range(40):
-        path.with_name(f"{number}.txt").write_text(_paragraphs(2_000, number))
-
-
-def in_chinese(path: Path) -> None:
-    documents = ("".join(words) for words in made_up_documents(300))
-    path.with_suffix(".txt").write_text("\n\n".join(documents), encoding="utf-8")
-
-
-def _paragraphs(size: int, seed: int = 1) -> str:
-    draw, found, length = random.Random(seed), list[str](), 0
-    while length < size:
-        found.append(" ".join(f"{draw.randrange(900)}" for _ in range(draw.randrange(5, 90))) + ".")
-        length += len(found[-1])
-    return "\n\n".join(found)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("write", [one_text, few_long_lines, folder_of_texts, in_chinese])
-def test_the_ways_from_own_text_to_a_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], write: Callable[[Path], None]
-) -> None:
-    (tmp_path / "text").mkdir()
-    write(tmp_path / "text/a")
-    text, tokenizer, corpus = (tmp_path / name for name in ("text", "tokenizer", "corpus"))
-    assert maskfleet("tokenizer", "train", text, "--out", tokenizer, capsys=capsys)[0] == 0
-    code, out, err = maskfleet(
-        "corpus", "build", text, "--tokenizer", tokenizer, "--out", corpus, capsys=capsys
-    )
-    assert (code, err) == (0, "")
-    assert "evaluation: " in out
-    code, out, err = maskfleet(
-        "init", "roberta-base", tmp_path / "run", "--tiny", "--corpus", corpus, capsys=capsys
-    )
-    assert (code, err) == (0, "")
 
 
 @pytest.mark.long

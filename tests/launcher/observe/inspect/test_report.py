@@ -12,8 +12,17 @@ import pytest
 
 from launcher.observe.inspect.report.chart import Chart, Level, Series, buckets, draw
 from launcher.observe.inspect.report.curves import charts
+from launcher.observe.inspect.report.evaluations import evaluations_html
 from launcher.observe.inspect.report.figures import interruptions, measure
 from launcher.observe.inspect.report.page import ReportSubject, draw_page, render
+from launcher.runtime.recipe.evaluation import EvaluationTask, HeldOutSettings
+from launcher.runtime.run.evaluations import (
+    CommitWeights,
+    DiagnosticCell,
+    DiagnosticResult,
+    Evaluated,
+    Figure,
+)
 from launcher.runtime.run.history import History, StepHistory
 from launcher.runtime.run.outline import open_outline
 from tests.support.checks.html import Page
@@ -293,3 +302,14 @@ def test_a_curve_holds_every_finite_value(length: int) -> None:
         assert np.all((low <= mean) & (mean <= high))
         assert (low.min(), high.max()) == (loss[known].min(), loss[known].max())
     assert found[0].x_end == 3.0 * (length - 1) + 1
+
+
+@pytest.mark.parametrize("term", ["mlm", "clm", "plm", "diffusion", "denoise", "contrastive"])
+def test_held_out_losses_of_commits_are_drawn_by_length(term: str) -> None:
+    weights = "a" * 64
+    task = EvaluationTask(heldout=HeldOutSettings())
+    cell = DiagnosticCell(weights=weights, task=task, data="d" * 64, seed=0)
+    figures = tuple(Figure(measure=f"{term}_{name}", value=2.5, length=128) for name in ("loss", "accuracy"))
+    result = DiagnosticResult(cell=cell, figures=figures, seconds=1.0)
+    page = evaluations_html([Evaluated(CommitWeights(step=4, attempt=1, weights=weights), (result,))], [])
+    assert "128 tokens" in page

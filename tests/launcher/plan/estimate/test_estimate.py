@@ -133,7 +133,7 @@ def test_a_phase_of_long_rows_takes_fewer_at_a_time() -> None:
     shape = "phases=[{steps: 9, length: 128, microbatch: 64, batch: {sequences: 512}}, {steps: 1, length: 512, %s}]"
     long = "batch: {sequences: 512}"
     own, alike = (
-        of("roberta-base", shape % part, "microbatch=16", "schedule.warmup=0", nodes=1)
+        of("roberta-base", shape % part, "microbatch=16", "schedule.warmup=0", "model.layers=4", nodes=1)
         for part in (long, f"{long}, microbatch: 64")
     )
     assert [phase.microbatches for phase in own.phases] == [8, 32]
