@@ -1,10 +1,10 @@
-"""Shards to masked microbatches in a trainer, against rows that were cut beforehand: python tests/bench/data.py.
+"""Shards to masked microbatches in a trainer, against rows that were cut beforehand: python tests/bench/data.py URI.
 
-Counted is the CPU time of every process (Ray's own, workers, the trainer's side) except the S3 server, per million
-tokens. Ours reads blocks, cuts, shuffles, masks and delivers through Ray. The peers (`data_peer.py`) read rows that
-were cut beforehand: MosaicML's shards, masked by transformers' collator or by NumPy for a whole batch, or one local
-file, masked by NumPy. All end with torch tensors of `ROWS` rows. Starting processes, opening streams and counting
-rows are left out. Ours and each peer are measured in turn, so that other work on the machine meets both.
+Counted is the CPU time of every process (Ray's own, workers, the trainer's side), per million tokens. Ours reads
+blocks, cuts, shuffles, masks and delivers through Ray. The peers (`data_peer.py`) read rows that were cut beforehand:
+MosaicML's shards, masked by transformers' collator or by NumPy for a whole batch, or one local file, masked by NumPy.
+All end with torch tensors of `ROWS` rows. Starting processes, opening streams and counting rows are left out. Ours and
+each peer are measured in turn, so that other work on the machine meets both.
 """
 
 import statistics
@@ -17,10 +17,8 @@ from typing import Annotated
 import ray
 import torch
 import typer
-from cpu import tree_seconds
-from data_peer import need_peer, peers
+from data_peer import need_peer, peers, tree_seconds
 from program import note, run
-from s3_place import Place, place
 from synthetic import BLOCK_TOKENS, NEVER_MASKED, SPECIAL, VOCABULARY, write_corpus
 
 from data_service.corpus.manifest import CorpusManifest
@@ -51,27 +49,26 @@ class Comparison:
 
 
 def bench_data(
-    uri: str | None = None, workers: int = 2, rounds: int = 3, progress: Callable[[str], None] = print
+    uri: str, workers: int = 2, rounds: int = 3, progress: Callable[[str], None] = print
 ) -> Comparison:
-    """Measure with shards below `uri`, a folder or an s3:// address to write to; on a moto server if None.
+    """Measure with shards below `uri`, a folder or an s3:// address to write to.
 
     Raises:
-        BenchError: the peer or the server is not installed.
+        BenchError: the peer is not installed.
         StoreError: the address cannot be written to.
     """
     need_peer()
-    with place(uri) as at:
-        progress(f"writing {_BLOCKS * BLOCK_TOKENS / 1e6:.0f} M tokens to {at.uri}")
-        manifest = write_corpus(open_store(f"{at.uri}/corpus"), _BLOCKS)
-        others = peers(f"{at.uri}/mds", LENGTH, ROWS)
-        ours, theirs = list[float](), dict[str, list[float]]()
-        for turn in range(rounds):
-            progress(f"round {turn + 1} of {rounds}: maskfleet")
-            ours.append(measure_ours(f"{at.uri}/corpus", manifest, workers, _left_out(at)))
-            for peer in others:
-                progress(f"round {turn + 1} of {rounds}: {peer.name}")
-                theirs.setdefault(peer.name, []).append(peer.measure(workers, _left_out(at)))
-    return Comparison(at.uri if uri else "a moto server on this machine", ours, theirs)
+    progress(f"writing {_BLOCKS * BLOCK_TOKENS / 1e6:.0f} M tokens to {uri}")
+    manifest = write_corpus(open_store(f"{uri}/corpus"), _BLOCKS)
+    others = peers(f"{uri}/mds", LENGTH, ROWS)
+    ours, theirs = list[float](), dict[str, list[float]]()
+    for turn in range(rounds):
+        progress(f"round {turn + 1} of {rounds}: maskfleet")
+        ours.append(measure_ours(f"{uri}/corpus", manifest, workers))
+        for peer in others:
+            progress(f"round {turn + 1} of {rounds}: {peer.name}")
+            theirs.setdefault(peer.name, []).append(peer.measure(workers))
+    return Comparison(uri, ours, theirs)
 
 
 def render(result: Comparison) -> str:
@@ -81,8 +78,7 @@ def render(result: Comparison) -> str:
     return "\n".join(
         [
             f"rows of {LENGTH}, microbatches of {ROWS}, vocabulary {VOCABULARY:,}, shards on {result.where}",
-            "CPU seconds per million tokens, all processes but the S3 server; "
-            f"median (range) of {len(result.ours)} rounds",
+            f"CPU seconds per million tokens, all processes; median (range) of {len(result.ours)} rounds",
             *(
                 f"{name:<48}{statistics.median(seconds):>9.4f} ({min(seconds):.4f} to {max(seconds):.4f})"
                 f"{statistics.median(ratios):>9.1f} x ({min(ratios):.1f} to {max(ratios):.1f})"
@@ -92,16 +88,16 @@ def render(result: Comparison) -> str:
     )
 
 
-def measure_ours(uri: str, manifest: CorpusManifest, workers: int, left_out: frozenset[int]) -> float:
+def measure_ours(uri: str, manifest: CorpusManifest, workers: int) -> float:
     """CPU seconds per million tokens through the Ray service on a cluster of its own."""
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, _temp_dir=str(Path(folder)))
         try:
             feed = start_feed(FeedConfig(workers=workers, memory=_MEMORY, cpus=1))
             _read(feed, _spec(uri, manifest, seed=1), epochs=1)  # starts the workers
-            before = tree_seconds(left_out)
+            before = tree_seconds()
             tokens = _read(feed, _spec(uri, manifest, seed=0), epochs=_EPOCHS)
-            return (tree_seconds(left_out) - before) / (tokens / 1e6)
+            return (tree_seconds() - before) / (tokens / 1e6)
         finally:
             ray.shutdown()
 
@@ -131,17 +127,8 @@ def _spec(uri: str, manifest: CorpusManifest, seed: int) -> StreamSpec:
     )
 
 
-def _left_out(at: Place) -> frozenset[int]:
-    return frozenset() if at.server is None else frozenset({at.server})
-
-
 def main(
-    uri: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="URI", help="Folder or s3:// address for shards. Default: a server of its own."
-        ),
-    ] = None,
+    uri: Annotated[str, typer.Argument(metavar="URI", help="Folder or s3:// address for shards.")],
     workers: Annotated[int, typer.Option(min=1, help="Processes of each side.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Each measures ours and every peer.")] = 3,
 ) -> None:

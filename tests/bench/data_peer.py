@@ -12,16 +12,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
-from cpu import tree_seconds
-from masking import mlm_collator
 from program import BenchError
-from synthetic import BLOCK_TOKENS, SPECIAL, VOCABULARY, random_block
+from synthetic import BLOCK_TOKENS, SPECIAL, TEXT, VOCABULARY
 from torch.utils.data import DataLoader, Dataset
 
 _BLOCKS = 64  # more rows than are read, as a worker that ends takes its seconds with it
 _WARM_UP = 10  # batches
 _BATCHES = 250
+
+
+def tree_seconds() -> float:
+    """User and system seconds so far of this process and of all that descend from it and live."""
+    this = psutil.Process()
+    return sum(map(_seconds, (this, *this.children(recursive=True))))
+
+
+def _seconds(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
 
 
 def need_peer() -> None:
@@ -48,8 +61,8 @@ class Peer:
     length: int
     rows: int
 
-    def measure(self, workers: int, left_out: frozenset[int]) -> float:
-        """CPU seconds per million tokens, of all processes but those left out."""
+    def measure(self, workers: int) -> float:
+        """CPU seconds per million tokens, of all processes."""
         with self._dataset() as dataset:
             shuffled = self.uri is None  # MosaicML's shuffles by itself
             loader = DataLoader(
@@ -62,9 +75,9 @@ class Peer:
             batches = iter(loader)
             for _ in islice(batches, _WARM_UP):
                 pass
-            before = tree_seconds(left_out)
+            before = tree_seconds()
             tokens: int = sum(batch["input_ids"].numel() for batch in islice(batches, _BATCHES))
-            taken = tree_seconds(left_out) - before
+            taken = tree_seconds() - before
             del batches  # ends the workers, which write below the folder
             return taken / (tokens / 1e6)
 
@@ -84,7 +97,7 @@ class Peer:
 def peers(uri: str, length: int, rows: int) -> list[Peer]:
     """Return all peers, after writing MosaicML's shards to `uri`."""
     _write(uri, length)
-    collator, special = mlm_collator(), [1, *[0] * (length - 2), 1]
+    collator, special = _mlm_collator(), [1, *[0] * (length - 2), 1]
 
     def by_transformers(examples: list[dict[str, Any]]) -> Any:
         marked = [
@@ -97,6 +110,35 @@ def peers(uri: str, length: int, rows: int) -> list[Peer]:
         Peer("MosaicML Streaming, masked by NumPy", uri, masked_by_numpy, length, rows),
         Peer("rows in one local file, masked by NumPy", None, masked_by_numpy, length, rows),
     ]
+
+
+def _mlm_collator() -> Any:
+    """transformers' collator, with a vocabulary of our size. Its random words are drawn from all of it.
+
+    Raises:
+        BenchError: transformers is not installed.
+    """
+    try:
+        import tokenizers
+        import transformers
+    except ImportError as error:
+        raise BenchError(
+            "the peer, transformers, is not installed",
+            remedy="pip install -c infra/constraints.txt transformers",
+        ) from error
+    names = {SPECIAL.cls: "<s>", SPECIAL.pad: "<pad>", SPECIAL.sep: "</s>", SPECIAL.unk: "<unk>"}
+    names[SPECIAL.mask] = "<mask>"
+    pieces = {names.get(i, f"piece{i}"): i for i in range(VOCABULARY)}
+    model = tokenizers.models.WordLevel(pieces, unk_token="<unk>")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(model),
+        cls_token="<s>",
+        sep_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        mask_token="<mask>",
+    )
+    return transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
 
 
 def masked_by_numpy(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -130,7 +172,7 @@ def _cut_rows(length: int) -> Iterator[np.ndarray]:
     """Yield random text, cut into full rows with their special tokens in place."""
     room = length - 2
     for seed in range(_BLOCKS):
-        text = random_block(seed).tokens
+        text = TEXT.block(seed).tokens
         for start in range(0, BLOCK_TOKENS - room, room):
             row = text[[0, *range(start, start + room), 0]]
             row[0], row[-1] = SPECIAL.cls, SPECIAL.sep

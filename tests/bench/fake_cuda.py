@@ -12,25 +12,22 @@ environment ENV of its own.
 
 import json
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import torch
 import typer
 from dispatched import Dispatched
 from gpu_path import launched
-from operations import RECIPES
+from operations import RECIPES, add_teachers, batch_of
 from program import BenchError, note, run
-from step_batch import in_random_order, make_batch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from encoder_core.batch import Batch
-from encoder_core.objectives.distil import hold_teachers
 from encoder_core.objectives.losses import ObjectiveModule
-from encoder_core.objectives.teacher import Teacher
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.schema import Recipe
@@ -125,7 +122,7 @@ def render(found: list[Passed]) -> str:
 def passed(family: str, *, dropout: bool) -> Passed:
     """Raises torch's errors where an operation depends on data."""
     recipe = _recipe(RECIPES[family], 0.1 if dropout else 0.0)
-    batch = _batch(recipe)
+    batch = batch_of(recipe, LENGTHS, VOCABULARY)
     counts, products = Dispatched(), Products()
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -158,22 +155,10 @@ def _built(recipe: Recipe) -> ObjectiveModule:
     try:
         with _CUDA:
             module = objective_module(recipe.model, recipe.objective)
-            if recipe.objective.distil is not None:
-                models = [source.model for source in recipe.objective.distil.teachers]
-                taught = [model.model_copy(update={"vocab": recipe.model.vocab}) for model in models]
-                hold_teachers(module, [Teacher(model) for model in taught])
+            add_teachers(module, recipe)
     finally:
         torch.set_default_dtype(default)
     return module.train()
-
-
-def _batch(recipe: Recipe) -> Batch:
-    """On the host. XLNet's rows are of one length, since they carry memory on."""
-    permuted = recipe.objective.plm is not None
-    lengths = [max(LENGTHS)] * len(LENGTHS) if permuted else list(LENGTHS)
-    batch = make_batch(lengths, VOCABULARY, spans=recipe.objective.sbo is not None)
-    batch = in_random_order(batch) if permuted else batch
-    return replace(batch, languages=batch.segments) if hasattr(recipe.model, "languages") else batch
 
 
 def _turns(module: ObjectiveModule, batch: Batch) -> list[Any]:

@@ -7,6 +7,7 @@ bf16, but for its kernels, which are counted and not run. Losses mean nothing he
 To count an earlier commit: git worktree add BEFORE COMMIT, and PYTHONPATH=BEFORE before this command.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -46,7 +47,7 @@ RECIPES = {
     "XLM": "xlm-mlm-tlm-base",
     "DistilBERT": "distilbert-base",
 }
-VOCABULARY, ROWS, LENGTH = 512, 4, 32
+VOCABULARY, LENGTHS = 512, (32, 5, 23, 17)
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def small(name: str) -> Recipe:
     rates = ("dropout", "attention_dropout", "attention_output_dropout", "generator_layers", "groups")
     kept = {rate: getattr(recipe.model, rate) for rate in rates if hasattr(recipe.model, rate)}
     model = shrunk.model.model_copy(
-        update={**kept, "vocab": VOCABULARY, "layers": recipe.model.layers, "max_length": 2 * LENGTH}
+        update={**kept, "vocab": VOCABULARY, "layers": recipe.model.layers, "max_length": 2 * max(LENGTHS)}
     )
     return shrunk.model_copy(update={"model": model})
 
@@ -124,22 +125,25 @@ def counted(recipe: Recipe) -> PassCost:
 def built(recipe: Recipe) -> ObjectiveModule:
     torch.manual_seed(0)
     module = objective_module(recipe.model, recipe.objective)
-    if recipe.objective.distil is not None:
-        taught = [
-            source.model.model_copy(update={"vocab": VOCABULARY})
-            for source in recipe.objective.distil.teachers
-        ]
-        hold_teachers(module, [Teacher(model) for model in taught])
+    add_teachers(module, recipe)
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.02)
     return module
 
 
-def batch_of(recipe: Recipe) -> Batch:
-    """Rows of mixed lengths; XLNet's, which carry memory on, of one."""
+def add_teachers(module: ObjectiveModule, recipe: Recipe) -> None:
+    """Give a student teachers with its own vocabulary, and fresh weights."""
+    if recipe.objective.distil is not None:
+        models = [source.model for source in recipe.objective.distil.teachers]
+        taught = [model.model_copy(update={"vocab": recipe.model.vocab}) for model in models]
+        hold_teachers(module, [Teacher(model) for model in taught])
+
+
+def batch_of(recipe: Recipe, lengths: Sequence[int] = LENGTHS, vocabulary: int = VOCABULARY) -> Batch:
+    """Rows of these lengths; XLNet's, which carry memory on, have the longest one."""
     permuted = recipe.objective.plm is not None
-    lengths = [LENGTH] * ROWS if permuted else [LENGTH, 5, LENGTH - 9, 17]
-    batch = make_batch(lengths, VOCABULARY, spans=recipe.objective.sbo is not None)
+    rows = [max(lengths)] * len(lengths) if permuted else list(lengths)
+    batch = make_batch(rows, vocabulary, spans=recipe.objective.sbo is not None)
     batch = in_random_order(batch) if permuted else batch
     return replace(batch, languages=batch.segments) if hasattr(recipe.model, "languages") else batch
 

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from near_duplicates import pieces
 from program import BenchError, note, run
 
 from data_service.ingest.options import BuildOptions
@@ -141,6 +140,17 @@ def render(documents: int, size: int, now: Sequence[Side], old: Sequence[Side]) 
             line += f" {text_mb / before:.2f} | {ratio:.1f} x | {'yes' if same else 'NO'} |"
         lines.append(line)
     return "\n".join(lines)
+
+
+def pieces(texts: Iterable[str], size: int) -> Iterator[str]:
+    """Yield runs of paragraphs of at least `size` characters."""
+    for text in texts:
+        held: list[str] = []
+        for paragraph in text.split("\n\n"):
+            held.append(paragraph)
+            if sum(map(len, held)) >= size:
+                yield "\n\n".join(held)
+                held = []
 
 
 def main(

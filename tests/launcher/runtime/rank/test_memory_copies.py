@@ -14,9 +14,11 @@ from checkpoints.memory_slots import Slot
 from encoder_core.train.state import TrainState
 from encoder_core.train.xlnet_memory import StoredMemory
 from encoder_core.train.zero_state import Fragment
+from launcher.runtime.policies.recovery import COPY_TIME_SHARE
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.rank.memory_copies import MemoryCopies
 from launcher.runtime.rank.startup import Startup
+from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import open_run
 from tests.support.ranks.checkpointers import Nothing
 from tests.support.ranks.checkpointing import SHAPES, cut, random_state
@@ -116,3 +118,24 @@ def test_a_partner_without_memory_is_on_record_once_and_copies_go_on(
         else:
             newest.mark_refused()
     assert line.events == [("memory_unshared", 1)]
+
+
+def test_copies_take_as_small_a_share_of_the_time_as_auto_says(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first copies, whose pages are new, count as nothing."""
+    run, node, now, took = open_run(new_run(inputs, str(tmp_path / "run"))), Node(), 1000.0, 0.3
+    attempt = claim(run.store)
+    journal = RankJournal(Line(), Startup(), RunLog(run.store, attempt.number, 1000.0))
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    copies = MemoryCopies(run, attempt, Alone(), keeper=node, extra=Nothing(), journal=journal, resumed=None)
+    engine: Any = Engine()
+    for step in (1, 2, 3):
+        assert copies.due(step)
+        assert copies.keep(engine, TrainState(step=step), StoredMemory((), {}), now - took)
+        for slot in node.slots:
+            slot.mark_awaits_copy(False)
+    now += 0.99 * took / COPY_TIME_SHARE
+    assert not copies.due(4)
+    now += 0.02 * took / COPY_TIME_SHARE
+    assert copies.due(5)
