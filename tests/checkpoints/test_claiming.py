@@ -1,17 +1,14 @@
 """Waiting for a run that may still live elsewhere: until it has been silent for long enough, or is seen to live."""
 
-import os
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from checkpoints.attempt import Attempt, Heartbeat, Owner, claim
+from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.errors import RunIsActive
 from checkpoints.ownership import await_claim, read_presence
-from data_service import processes
 from tests.support.stores.faulty import ClockedStore
 
 NOW = 1_000_000.0
@@ -47,16 +44,6 @@ class Waiting:
 
 
 def nothing(pause: int) -> None: ...
-
-
-def test_a_free_run_is_taken_at_once(store: ClockedStore) -> None:
-    waiting = Waiting(store, nothing)
-    first = waiting.claim()
-    assert first is not None
-    first.record_end(NOW)
-    second = waiting.claim()
-    assert second is not None
-    assert (first.number, second.number, waiting.pauses, waiting.notes) == (1, 2, 0, [])
 
 
 def test_a_silent_run_is_waited_for_and_taken(store: ClockedStore) -> None:
@@ -113,24 +100,6 @@ def test_a_run_that_ends_meanwhile_is_taken_at_once(store: ClockedStore) -> None
     assert (taken.number, waiting.pauses) == (2, 1)
 
 
-def test_a_run_that_lives_here_is_refused_at_once(store: ClockedStore) -> None:
-    child = os.fork()
-    if child == 0:
-        signal.pause()
-    try:
-        here = Owner.for_this_process(NOW).model_copy(
-            update={"pid": child, "started": processes.start_ticks(child)}
-        )
-        claim(store, owner=here)
-        waiting = Waiting(store, nothing)
-        with pytest.raises(RunIsActive, match=f"process {child}"):
-            waiting.claim()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert waiting.pauses == 0
-
-
 def test_a_stop_ends_the_waiting(store: ClockedStore) -> None:
     claim(store, owner=ELSEWHERE)
     stopped = threading.Event()
@@ -142,14 +111,6 @@ def test_a_stop_ends_the_waiting(store: ClockedStore) -> None:
 
     assert await_claim(store, Owner.for_this_process(NOW), stopped, note) is None
     assert len(notes) == 1
-
-
-def test_beats_differ_even_while_the_clock_stands(store: ClockedStore) -> None:
-    attempt = claim(store)
-    seen = {attempt.heartbeat()}
-    with Heartbeat(attempt, lease_s=0.004, clock=lambda: NOW):
-        while len(seen) < 4:
-            seen.add(attempt.heartbeat())
 
 
 @pytest.mark.parametrize("wrong", [-3600.0, 0.0, 61.0, 3600.0])

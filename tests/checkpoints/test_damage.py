@@ -19,7 +19,6 @@ from checkpoints.newest import newest_good
 from checkpoints.ownership import StopRequest, find_stop_request, read_presence, request_stop
 from checkpoints.verify import verify_all
 from data_service.store.base import Store
-from encoder_core.train.settings import MEMORY
 from tests.support.ranks.checkpointing import assert_holds, commit_steps, random_state
 from tests.support.stores.faulty import ClockedStore
 
@@ -148,14 +147,6 @@ def test_two_pieces_may_not_share_bytes(store: ClockedStore) -> None:
     publish(store, manifest)
     with pytest.raises(DamagedCheckpoint, match=r"\bbyte \d+ of \S+, .*\b\d+\b"):
         read_manifest(store, NEWEST)
-
-
-def test_a_memory_has_a_kind_of_its_own(store: ClockedStore) -> None:
-    manifest = content(store)
-    manifest["memory"] = {"memory.0": [0]}
-    assert MEMORY not in manifest["kinds"]
-    publish(store, manifest)
-    assert read_manifest(store, NEWEST).memory == {"memory.0": (0,)}
 
 
 _RECORDS = (

@@ -59,12 +59,6 @@ def test_the_run_goes_on_from_where_it_went_back_to(store: LocalStore) -> None:
     ]
 
 
-def test_and_does_so_again_while_later_attempts_commit_nothing(store: LocalStore) -> None:
-    claim(store).record_end(0.0)
-    claim(store)
-    assert newest(store).name == CheckpointName(1, 20)
-
-
 def test_a_later_attempts_checkpoints_count_and_falling_back_passes_over_what_was_left(
     store: LocalStore,
 ) -> None:

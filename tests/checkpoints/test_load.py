@@ -15,7 +15,6 @@ from checkpoints.listing import checkpoint_rows, read_manifest
 from checkpoints.load import Reader
 from checkpoints.newest import GoodCheckpoint, newest_good
 from checkpoints.save import Saver
-from checkpoints.verify import verify_all
 from data_service.store.base import Entry
 from data_service.store.errors import StoreError, StoreUnavailable
 from data_service.store.local import LocalStore
@@ -36,10 +35,6 @@ def flip(store: LocalStore, key: str, position: int) -> None:
     data = bytearray(path.read_bytes())
     data[position] ^= 1
     path.write_bytes(data)
-
-
-def test_no_checkpoints_is_none(tmp_path: Path) -> None:
-    assert newest_good(LocalStore(tmp_path / "fresh"), Alone()) is None
 
 
 @pytest.mark.parametrize("name", ["manifest", "data"])
@@ -122,23 +117,6 @@ def test_a_store_that_fails_on_one_rank_is_an_error_on_all(store: LocalStore, fa
     problems = on_threads(2, work)
     assert problems[0] == problems[1]
     assert f"rank {failing}" in problems[0]
-
-
-def test_verify_reports_every_checkpoint(store: LocalStore) -> None:
-    flip(store, CheckpointName(1, 20).file(0), 100)
-    flip(store, CheckpointName(1, 10).manifest, 100)
-    found = {report.name.step: report.problems for report in verify_all(store)}
-    assert found[30] == ()
-    assert "does not match its hash" in found[20][0]
-    assert "does not match its own digest" in found[10][0]
-
-
-def test_the_list_shows_unreadable_checkpoints(store: LocalStore) -> None:
-    flip(store, CheckpointName(1, 20).manifest, 100)
-    found = {row.step: row for row in checkpoint_rows(store)}
-    assert found[20].problem is not None
-    assert found[30].world_size == 1
-    assert found[30].bytes == sum(entry.size for entry in store.list(CheckpointName(1, 30).folder))
 
 
 def test_ranges_across_chunks_and_pieces(tmp_path: Path) -> None:

@@ -73,16 +73,6 @@ def test_abandoned_branches_go() -> None:
     ]
 
 
-def test_tidy_deletes_what_expired_and_nothing_else(store: LocalStore) -> None:
-    attempt = claim(store)
-    commit_steps(store, attempt, 10, 20, 30)
-    tidied = tidy(store, attempt, keep_last=2, keep_every=None)
-    assert tidied.deleted == (CheckpointName(1, 10),)
-    assert list_committed(store) == [CheckpointName(1, 30), CheckpointName(1, 20)]
-    assert not any("00000010" in entry.key for entry in store.list())
-    assert_holds(store, read_manifest(store, CheckpointName(1, 20)), random_state(20))
-
-
 @pytest.mark.parametrize("damage", ["data missing", "manifest unreadable"])
 def test_the_last_good_one_stays_while_the_newest_is_damaged(store: LocalStore, damage: str) -> None:
     attempt = claim(store)
@@ -191,10 +181,6 @@ def test_a_half_deleted_checkpoint_is_swept_later(store: LocalStore) -> None:
     store.delete(CheckpointName(1, 10).manifest)
     assert tidy(store, attempt, keep_last=2, keep_every=None).orphans == 1
     assert [folder.name for folder in list_folders(store)] == [CheckpointName(1, 20)]
-
-
-def test_of_a_run_without_checkpoints_nothing_is_deleted(store: LocalStore) -> None:
-    assert tidy(store, claim(store), keep_last=1, keep_every=None).deleted == ()
 
 
 def test_remains_of_an_earlier_attempts_writes_go_with_a_commit(store: LocalStore) -> None:

@@ -13,7 +13,6 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTrainin
 from checkpoints.hf.export import pair_weights_for
 from checkpoints.hf.load import load_pretrained, weights_for
 from data_service.store.open import open_store
-from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
@@ -26,12 +25,9 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.compose import network
-from encoder_core.objectives.replaced import replaced_token_detection
-from encoder_core.terms.replaced import ReplacedTokenConfig
 from tests.support.models.parity import assert_close, make_batch, pad, parameters_of, random_weights
-from tests.support.models.written import export_model, export_pair
+from tests.support.models.written import export_model
 
-NOTHING: dict[str, Tensor] = {}
 SHAPE: dict[str, Any] = {
     "layers": 2,
     "hidden": 32,
@@ -44,6 +40,7 @@ ELECTRA = ElectraConfig(**SHAPE, embedding=16, generator_divisor=2)
 CASES: dict[str, tuple[ModelConfig, Heads]] = {
     "bert": (BertConfig(**SHAPE), "mlm"),
     "bert-pair": (BertConfig(**SHAPE), "mlm_pair"),
+    "roberta": (RobertaConfig(**SHAPE), "mlm"),
     "albert": (AlbertConfig(**SHAPE, embedding=16), "mlm"),
     "albert-pair": (AlbertConfig(**SHAPE, embedding=16, groups=2), "mlm_pair"),
     "xlnet": (XlnetConfig(**SHAPE, attention_dropout=0.0, reuse=16, memory=24), "plm"),
@@ -111,7 +108,7 @@ def test_an_export_names_a_class_that_loads_it_or_none(
     try:
         named = interchange(config, heads).architecture
     except ModelError:
-        return  # refused: see test_heads_without_a_class_are_refused
+        return  # refused: see test_what_transformers_has_no_class_for_is_refused
     model = random_weights(network(config, heads)).eval()
     export_model(parameters_of(model).__getitem__, config, {}, open_store(str(tmp_path)), heads)
     assert json.loads((tmp_path / "config.json").read_bytes()).get("architectures") == (named and [named])
@@ -128,20 +125,7 @@ def test_an_export_names_a_class_that_loads_it_or_none(
     ):
         body = theirs.eval().get_encoder() if config.has_decoder else theirs.eval().base_model
         with torch.no_grad():
-            assert_close(encoded(model, batch), padded.flat(body(**inputs)[0]))
-
-
-def encoded(model: Any, batch: Batch) -> Tensor:
-    states: Tensor = model.encoder(batch)
-    return states
-
-
-def test_a_pretraining_folder_serves_plain_masked_language_modelling(tmp_path: Path) -> None:
-    config = BertConfig(**SHAPE)
-    parameters = parameters_of(random_weights(network(config, "mlm_pair")))
-    export_model(parameters.__getitem__, config, {}, open_store(str(tmp_path)), "mlm_pair")
-    tensors = weights_for(config, tmp_path)
-    assert {name for name in parameters if not name.startswith("pair_head.")} == tensors.keys()
+            assert_close(model.get_submodule("encoder")(batch), padded.flat(body(**inputs)[0]))
 
 
 def test_a_missing_head_is_named(tmp_path: Path) -> None:
@@ -153,25 +137,20 @@ def test_a_missing_head_is_named(tmp_path: Path) -> None:
     assert weights_for(config, tmp_path, "mlm_pair").keys() == parameters.keys()  # the rest stays fresh
 
 
-@pytest.mark.parametrize("heads", ["mlm_pair", "plm"])
-def test_heads_without_a_class_are_refused(tmp_path: Path, heads: Heads) -> None:
-    with pytest.raises(ModelError, match=f"roberta.*'{heads}'"):
-        export_model(NOTHING.__getitem__, RobertaConfig(**SHAPE), {}, open_store(str(tmp_path)), heads)
-
-
-def test_relative_positions_cannot_be_exported(tmp_path: Path) -> None:
-    config = BertConfig(**SHAPE, position="relative_key")
-    with pytest.raises(ModelError, match="relative_key"):
-        export_model(NOTHING.__getitem__, config, {}, open_store(str(tmp_path)))
-
-
-def test_an_electra_pair_out_and_back(tmp_path: Path) -> None:
-    model = random_weights(replaced_token_detection(ELECTRA, ReplacedTokenConfig()))
-    parameters = parameters_of(model)
-    export_pair(parameters.__getitem__, ELECTRA, {}, open_store(str(tmp_path)))
-    tensors = pair_weights_for(ELECTRA, tmp_path)
-    assert tensors.keys() == parameters.keys()
-    assert all(torch.equal(tensors[name], parameters[name]) for name in parameters)
+@pytest.mark.parametrize(
+    ("config", "heads", "said"),
+    [
+        (RobertaConfig(**SHAPE), "mlm_pair", "roberta.*'mlm_pair'"),
+        (RobertaConfig(**SHAPE), "plm", "roberta.*'plm'"),
+        (BertConfig(**SHAPE, position="relative_key"), "mlm", "relative_key"),
+    ],
+)
+def test_what_transformers_has_no_class_for_is_refused(
+    tmp_path: Path, config: ModelConfig, heads: Heads, said: str
+) -> None:
+    nothing: dict[str, Tensor] = {}
+    with pytest.raises(ModelError, match=said):
+        export_model(nothing.__getitem__, config, {}, open_store(str(tmp_path)), heads)
 
 
 def test_strangers_are_not_a_pair(tmp_path: Path) -> None:

@@ -6,23 +6,22 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import RobertaConfig as TheirConfig
 from transformers import RobertaForMaskedLM
 
 from checkpoints.hf.load import load_pretrained, weights_for
-from data_service.store.open import open_store
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.objectives.network import masked_language_model
 from tests.support.models.parity import make_batch, pad, random_weights
-from tests.support.models.written import export_model
+
+CONFIG = RobertaConfig(layers=2, hidden=32, heads=4, feed_forward=48, max_length=40, vocab=261)
 
 
 @pytest.fixture
-def theirs(config: RobertaConfig) -> RobertaForMaskedLM:
-    return random_weights(RobertaForMaskedLM(TheirConfig(**interchange(config).fields))).eval()
+def theirs() -> RobertaForMaskedLM:
+    return random_weights(RobertaForMaskedLM(TheirConfig(**interchange(CONFIG).fields))).eval()
 
 
 @pytest.fixture
@@ -31,44 +30,21 @@ def folder(tmp_path: Path, theirs: RobertaForMaskedLM) -> Path:
     return tmp_path / "theirs"
 
 
-def logits_from(folder: Path, lengths: list[int]) -> Tensor:
-    found = load_pretrained(folder)
-    ours = masked_language_model(found.config).eval()
-    outcome = ours.load_state_dict(found.tensors, strict=False)
-    assert outcome.missing_keys == ["head.decoder.weight"]  # tied
-    return ours.logits(make_batch(lengths, 261))
-
-
-def their_logits(theirs: RobertaForMaskedLM, lengths: list[int]) -> Tensor:
-    batch = make_batch(lengths, 261)
+@pytest.mark.parametrize("shard", ["1GB", "20KB"])
+def test_same_configuration_and_logits_from_one_file_or_several(
+    tmp_path: Path, theirs: RobertaForMaskedLM, shard: str
+) -> None:
+    theirs.save_pretrained(tmp_path, max_shard_size=shard)
+    assert (tmp_path / "model.safetensors.index.json").exists() == (shard == "20KB")
+    found = load_pretrained(tmp_path)
+    assert found.config == CONFIG
+    ours = masked_language_model(CONFIG).eval()
+    assert ours.load_state_dict(found.tensors, strict=False).missing_keys == ["head.decoder.weight"]  # tied
+    batch = make_batch([9, 40], 261)
     padded = pad(batch, 1)
     logits = theirs(padded.input_ids, attention_mask=padded.attention_mask).logits
-    return padded.flat(logits)[batch.target_positions]
-
-
-def test_same_configuration_and_logits(
-    folder: Path, theirs: RobertaForMaskedLM, config: RobertaConfig
-) -> None:
-    assert load_pretrained(folder).config == config
-    torch.testing.assert_close(logits_from(folder, [9, 40]), their_logits(theirs, [9, 40]), rtol=0, atol=1e-5)
-
-
-def test_weights_in_several_files_load_as_one(tmp_path: Path, theirs: RobertaForMaskedLM) -> None:
-    theirs.save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
-    assert (tmp_path / "sharded/model.safetensors.index.json").exists()
-    actual = logits_from(tmp_path / "sharded", [9, 40])
-    torch.testing.assert_close(actual, their_logits(theirs, [9, 40]), rtol=0, atol=1e-5)
-
-
-def test_export_then_load_is_bit_identical(
-    tmp_path: Path, config: RobertaConfig, parameters: dict[str, Tensor]
-) -> None:
-    export_model(parameters.__getitem__, config, {}, open_store(str(tmp_path / "out")))
-    found = load_pretrained(tmp_path / "out")
-    assert found.config == config
-    assert set(found.tensors) == set(parameters)
-    for name, tensor in found.tensors.items():
-        assert torch.equal(tensor, parameters[name]), name
+    expected = padded.flat(logits)[batch.target_positions]
+    torch.testing.assert_close(ours.logits(batch), expected, rtol=0, atol=1e-5)
 
 
 def test_old_names_of_norms_and_known_extras(folder: Path) -> None:
@@ -140,7 +116,7 @@ def test_an_index_may_not_lead_out_of_the_folder(folder: Path) -> None:
         load_pretrained(folder)
 
 
-def test_starting_another_model_from_it_is_refused_with_a_diff(folder: Path, config: RobertaConfig) -> None:
-    assert set(weights_for(config.model_copy(update={"dropout": 0.0}), folder))
+def test_starting_another_model_from_it_is_refused_with_a_diff(folder: Path) -> None:
+    assert set(weights_for(CONFIG.model_copy(update={"dropout": 0.0}), folder))
     with pytest.raises(ModelError, match=r"layers\b.*\b4\b.*\b2\b.*heads\b.*\b2\b.*\b4\b"):
-        weights_for(config.model_copy(update={"layers": 4, "heads": 2}), folder)
+        weights_for(CONFIG.model_copy(update={"layers": 4, "heads": 2}), folder)

@@ -66,17 +66,6 @@ def test_the_encoder_is_taken_and_foreign_heads_are_not(
     assert ("pair_head.pooler.weight" in found) == (heads == "mlm_pair")
 
 
-def test_a_table_of_one_segment_is_folded_in_a_bare_folder_too(tmp_path: Path) -> None:
-    theirs = random_weights(RobertaModel(ROBERTA))
-    theirs.save_pretrained(tmp_path)
-    found = weights_for(read_folder_config(tmp_path), tmp_path)
-    state = theirs.state_dict()
-    expected = (
-        state["embeddings.position_embeddings.weight"] + state["embeddings.token_type_embeddings.weight"]
-    )
-    assert torch.equal(found["encoder.embeddings.position.weight"].float(), expected)
-
-
 def test_the_head_of_older_debertas_is_known(tmp_path: Path) -> None:
     assert DEBERTA.legacy
     theirs = random_weights(DebertaV2ForMaskedLM(DEBERTA))

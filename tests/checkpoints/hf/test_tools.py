@@ -24,9 +24,14 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.long
+TYPED = {"bert", "albert", "spanbert", "electra", "deberta", "deberta-v2", "deberta-v3", "xlnet"}
+
+
 @pytest.mark.parametrize(("name", "folder"), NETWORKS)
-def test_text_is_cut_at_the_models_length(exports: Path, name: str, folder: str) -> None:
+def test_text_is_cut_at_the_models_length_and_pairs_have_the_types_that_it_knows(
+    exports: Path, name: str, folder: str
+) -> None:
+    """Whatever the tokenizer's own layout: XLM would take types for words, ModernBERT refuses them."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(exports / name / folder)
     assert tokenizer.model_max_length == LENGTH
     cut = tokenizer([LONG, "a rank"], truncation=True, padding=True)
@@ -36,6 +41,11 @@ def test_text_is_cut_at_the_models_length(exports: Path, name: str, folder: str)
     whole = tokenizer(LONG, LONG, truncation=False, verbose=False)["input_ids"]
     specials = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     assert [i for i in pair if i in specials] == [i for i in whole if i in specials]
+    given = tokenizer("a rank", "reads its rows", return_tensors="pt")
+    if name not in TYPED:
+        assert set(given) == {"input_ids", "attention_mask"}
+    with torch.no_grad():
+        transformers.AutoModel.from_pretrained(exports / name / folder)(**given)
 
 
 @pytest.mark.parametrize(("name", "folder"), NETWORKS)
@@ -53,14 +63,23 @@ def test_pipelines_take_long_text(exports: Path, name: str, folder: str) -> None
 
 
 @pytest.mark.parametrize(("name", "folder"), NETWORKS)
-def test_a_classifier_takes_a_training_step(exports: Path, name: str, folder: str) -> None:
+def test_a_classifier_does_not_mind_its_batch_and_takes_a_training_step(
+    exports: Path, name: str, folder: str
+) -> None:
+    """XLNet's class token is its last, and must not become padding."""
     where = exports / name / folder
     tokenizer = transformers.AutoTokenizer.from_pretrained(where)
     torch.manual_seed(0)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(where, num_labels=2)
-    texts = ["a rank reads its rows", LONG]
-    batch = tokenizer(texts, truncation=True, padding=True, return_tensors="pt")
-    words = model.get_input_embeddings().weight
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(where, num_labels=2).eval()
+    alone, batch = (
+        tokenizer(texts, truncation=True, padding=True, return_tensors="pt")
+        for texts in (["a rank"], ["a rank", LONG])
+    )
+    with torch.no_grad():
+        logits = [model(**given).logits[0] for given in (alone, batch)]
+    torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-5)
+
+    words = model.train().get_input_embeddings().weight
     before = words.detach().clone()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     outcome = model(**batch, labels=torch.tensor([0, 1]))
@@ -70,23 +89,6 @@ def test_a_classifier_takes_a_training_step(exports: Path, name: str, folder: st
     assert (words.grad[used].norm(dim=1) > 0).all()
     optimizer.step()
     assert not torch.equal(words, before)
-
-
-@pytest.mark.parametrize(("name", "folder"), NETWORKS)
-@torch.no_grad()
-def test_what_a_text_is_batched_with_does_not_matter(exports: Path, name: str, folder: str) -> None:
-    """XLNet's class token is its last, and must not become padding."""
-    where = exports / name / folder
-    tokenizer = transformers.AutoTokenizer.from_pretrained(where)
-    torch.manual_seed(0)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(where, num_labels=2).eval()
-
-    def logits(*texts: str) -> torch.Tensor:
-        batch = tokenizer(list(texts), truncation=True, padding=True, return_tensors="pt")
-        scores: torch.Tensor = model(**batch).logits
-        return scores
-
-    torch.testing.assert_close(logits("a rank", LONG)[0], logits("a rank")[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.long
@@ -101,17 +103,3 @@ def test_sentence_transformers_embed_long_text(exports: Path, name: str, folder:
     assert np.isfinite(together).all()
     np.testing.assert_allclose(together[1], alone, rtol=1e-4, atol=1e-5)
     assert not np.allclose(together[0], together[1])
-
-
-TYPED = {"bert", "albert", "spanbert", "electra", "deberta", "deberta-v2", "deberta-v3", "xlnet"}
-
-
-@pytest.mark.parametrize(("name", "folder"), NETWORKS)
-def test_models_without_token_types_are_given_none(exports: Path, name: str, folder: str) -> None:
-    """Whatever the tokenizer's own layout: XLM would take them for words, ModernBERT refuses them."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(exports / name / folder)
-    given = tokenizer("a rank", "reads its rows", return_tensors="pt")
-    if name not in TYPED:
-        assert set(given) == {"input_ids", "attention_mask"}
-    with torch.no_grad():
-        transformers.AutoModel.from_pretrained(exports / name / folder)(**given)
