@@ -9,6 +9,7 @@ from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
 from launcher.runtime.policies.failures import NODE_FAILURES
+from tests.cluster.conftest import STORE_BYTES
 from tests.support.runs import small_runs
 from tests.support.runs.observer import title
 from tests.support.runs.train_command import committed, output, training, wait_for
@@ -34,26 +35,17 @@ def dies_next(uri: str, step: int, node: Node) -> bool:
     return committed(uri) >= step and bool(ranks_on(node))
 
 
-def test_a_bad_node_is_left_out(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory = {"object_store_memory": 150_000_000}
-    head = {"num_cpus": 0, "temp_dir": str(tmp_path_factory.mktemp("r")), **memory}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        bad = cluster.add_node(num_cpus=2, **memory)
-        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        small_runs.prepare_corpus(tmp_path)
-        uri = small_runs.new_run(tmp_path, "run", *SETTINGS)
-        with training(uri) as process:
-            for failure in range(1, NODE_FAILURES + 1):
-                wait_for(process, partial(dies_next, uri, 20 * failure, bad))
-                if failure == NODE_FAILURES:
-                    good = cluster.add_node(num_cpus=2, **memory)
-                ranks_on(bad)[0].kill()
-            wait_for(process, lambda: len(ranks_on(good)) == 2)
-            assert not ranks_on(bad)
-            assert process.wait(300) == 0, output(process)
-        assert committed(uri) == 400
-    finally:
-        cluster.shutdown()
+def test_a_bad_node_is_left_out(head: Cluster, tmp_path: Path) -> None:
+    bad = head.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+    small_runs.prepare_corpus(tmp_path)
+    uri = small_runs.new_run(tmp_path, "run", *SETTINGS)
+    with training(uri) as process:
+        for failure in range(1, NODE_FAILURES + 1):
+            wait_for(process, partial(dies_next, uri, 20 * failure, bad))
+            if failure == NODE_FAILURES:
+                good = head.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+            ranks_on(bad)[0].kill()
+        wait_for(process, lambda: len(ranks_on(good)) == 2)
+        assert not ranks_on(bad)
+        assert process.wait(300) == 0, output(process)
+    assert committed(uri) == 400

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
+from tests.cluster.conftest import STORE_BYTES
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 from tests.support.runs.observer import title
@@ -27,25 +27,14 @@ SETTINGS = (
     "evaluation={every: {steps: 2000}, samples: 20}",
     "trainers={min: 1, max: 3, wait: 15, grow: 10}",
 )
-MEMORY = {"object_store_memory": 150_000_000}
-QUICK = {
-    "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 1000,
-    "health_check_failure_threshold": 3,
-}
+MEMORY = {"object_store_memory": STORE_BYTES}
 
 
 @pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(head: Cluster) -> Cluster:
     """A head without places, and a machine with two."""
-    head = {"num_cpus": 0, "temp_dir": str(tmp_path_factory.mktemp("r")), "_system_config": QUICK, **MEMORY}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        cluster.add_node(num_cpus=2, **MEMORY)
-        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        yield cluster
-    finally:
-        cluster.shutdown()
+    head.add_node(num_cpus=2, **MEMORY)
+    return head
 
 
 def test_fewer_ranks_then_more_again(tmp_path: Path, cluster: Cluster) -> None:

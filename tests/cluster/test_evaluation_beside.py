@@ -1,12 +1,7 @@
 """`maskfleet train` with and without evaluation beside it, evaluators killed all the while."""
 
 import random
-import statistics
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,29 +28,6 @@ SETTINGS = (
     "trainers=1",
 )
 EVALUATION = "evaluation={{every: {{steps: 100}}, samples: 20{tasks}}}"
-
-
-BUSY = """
-import os
-os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-import torch
-torch.set_num_threads(1)
-network = torch.nn.Linear(512, 512)
-while True:
-    network(torch.randn(256, 512)).sum().backward()
-"""
-
-
-@contextmanager
-def idle_work(busy: bool) -> Iterator[None]:
-    """While this lasts, a process that is nobody's computes at the lowest priority, if `busy`."""
-    process = subprocess.Popen([sys.executable, "-c", BUSY]) if busy else None
-    try:
-        yield
-    finally:
-        if process is not None:
-            process.kill()
-            process.wait()
 
 
 class Killer(threading.Thread):
@@ -89,46 +61,14 @@ def train(uri: str, kills: int) -> int:
     return killer.killed
 
 
-def seconds(uri: str) -> list[float]:
-    """Of each step but the first ones."""
-    return [record["seconds"] for record in small_runs.history(uri).steps][20:]
-
-
-def test_evaluation_changes_nothing_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluation_changes_nothing_of_the_run(tmp_path: Path) -> None:
     small_runs.prepare_corpus(tmp_path, documents=200)
     word, shared = task_files(str(tmp_path))
     tasks = f", tasks: [heldout, {{probe: {{task: '{word}'}}}}, {{similarity: {{task: '{shared}'}}}}]"
     uris, killed = {}, {}
-    for name, asked, kills in (
-        ("without", "", 0),
-        ("with", tasks, 0),
-        ("killed", tasks, 3),
-        ("beside idle work", "", 0),
-        ("again", "", 0),
-    ):
-        uris[name] = small_runs.new_run(
-            tmp_path, name.replace(" ", "-"), *SETTINGS, EVALUATION.format(tasks=asked)
-        )
-        with idle_work(name == "beside idle work"):
-            killed[name] = train(uris[name], kills)
-    figures = {}
-    for name, uri in uris.items():
-        times = seconds(uri)
-        low, high = (sorted(times)[int(len(times) * share)] for share in (0.1, 0.9))
-        found = [one.commit.step for one in evaluated(open_run(uri).store)]
-        figures[name] = statistics.median(times)
-        with capsys.disabled():
-            print(
-                f"\n{name}: median step {statistics.median(times) * 1e3:.1f} ms ({low * 1e3:.1f} to {high * 1e3:.1f}), "
-                f"commits evaluated {found}, evaluators killed {killed[name]}"
-            )
-    noise = max(figures["again"], figures["without"]) / min(figures["again"], figures["without"])
-    with capsys.disabled():
-        alone = statistics.mean((figures["again"], figures["without"]))
-        print(
-            f"step with / without evaluation: {figures['with'] / alone:.2f}; without / without: {noise:.2f}; "
-            f"beside any idle work / without: {figures['beside idle work'] / alone:.2f}"
-        )
+    for name, asked, kills in (("without", "", 0), ("with", tasks, 0), ("killed", tasks, 3)):
+        uris[name] = small_runs.new_run(tmp_path, name, *SETTINGS, EVALUATION.format(tasks=asked))
+        killed[name] = train(uris[name], kills)
     for name in ("with", "killed"):
         small_runs.ensure_same(uris[name], uris["without"], STEPS)
         assert not is_evaluation_pending(open_run(uris[name])), "the last commit is evaluated"

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -31,22 +32,9 @@ from tests.support.data.corpora import (
 )
 from tests.support.data.raw_text import small_tokenizer
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("alone")]
 
 Ranges = list[tuple[int, int, int]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        _temp_dir=str(tmp_path_factory.mktemp("r")),
-        object_store_memory=300_000_000,
-        log_to_driver=False,
-    )
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -101,32 +89,29 @@ def kill_one(title: str) -> bool:
 PLENTY, ONE_SLAB = 10_000_000, 1 << 21
 
 
+def ensure_same_bytes(spec: StreamSpec, steps: int, batch: int, **config: Any) -> None:
+    """A client of a feed reads what this process computes."""
+    reference, feed = Stream(spec), start_feed(FeedConfig(**config))
+    with connected(feed, spec) as client:
+        assert client.samples_per_epoch == reference.samples_per_epoch
+        read_all(client, reference, steps_of(spec, steps, batch, client.samples_per_epoch))
+    ray.kill(feed)
+
+
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("memory", [1, PLENTY])
 @pytest.mark.parametrize("slab_tokens", [2000, ONE_SLAB])
 def test_same_bytes_at_any_size(spec: StreamSpec, workers: int, memory: int, slab_tokens: int) -> None:
-    reference = Stream(spec)
-    feed = start_feed(FeedConfig(workers=workers, memory=memory, slab_tokens=slab_tokens))
-    with connected(feed, spec) as client:
-        assert client.samples_per_epoch == reference.samples_per_epoch
-        read_all(client, reference, steps_of(spec, 30, 640, client.samples_per_epoch))
-    ray.kill(feed)
+    ensure_same_bytes(spec, 30, 640, workers=workers, memory=memory, slab_tokens=slab_tokens)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("packing", ["segment_pair", "two_segments"])
 def test_pairs_by_the_service(uri: str, packing: str, tmp_path: Path) -> None:
     settings = {"window": {"least_tokens": 30_000}, "input": {"packing": packing, "copies": 2}}
-    spec = spec_of(source_of(uri), **settings)
-    reference = Stream(spec)
-    feed = start_feed(
-        FeedConfig(workers=2, memory=10_000_000, slab_tokens=3000, cache=str(tmp_path / "cache"))
-    )
-    with connected(feed, spec) as client:
-        assert client.samples_per_epoch == reference.samples_per_epoch
-        read_all(client, reference, steps_of(spec, 20, 1500, client.samples_per_epoch))
-    ray.kill(feed)
+    spec, cache = spec_of(source_of(uri), **settings), str(tmp_path / "cache")
+    ensure_same_bytes(spec, 20, 1500, workers=2, memory=PLENTY, slab_tokens=3000, cache=cache)
 
 
 def test_lanes_by_the_service(uri: str) -> None:
@@ -139,28 +124,7 @@ def test_lanes_by_the_service(uri: str) -> None:
         length=40,
         lanes=12,
     )
-    reference = Stream(spec)
-    feed = start_feed(FeedConfig(workers=2, memory=10_000_000, slab_tokens=3000))
-    with connected(feed, spec) as client:
-        assert client.samples_per_epoch == reference.samples_per_epoch
-        read_all(client, reference, steps_of(spec, 40, 12, client.samples_per_epoch))
-    ray.kill(feed)
-
-
-@pytest.mark.long
-def test_ranks_read_their_own_rows_of_one_feed(spec: StreamSpec) -> None:
-    reference = Stream(spec)
-    feed = start_feed(FeedConfig(workers=2, memory=10_000_000, slab_tokens=3000))
-    with connected(feed, spec) as first, connected(feed, spec) as second:
-        steps = steps_of(spec, 12, 700, first.samples_per_epoch)
-        for client in (first, second):
-            client.prefetch(range_ for step in steps for range_ in step)
-        for step in steps:
-            for epoch, start, stop in step:
-                middle = (start + stop) // 2
-                assert_same(first.read(epoch, start, middle), reference.read(epoch, start, middle))
-                assert_same(second.read(epoch, middle, stop), reference.read(epoch, middle, stop))
-    ray.kill(feed)
+    ensure_same_bytes(spec, 40, 12, workers=2, memory=PLENTY, slab_tokens=3000)
 
 
 @pytest.mark.long

@@ -16,16 +16,9 @@ from data_service.samples.spec import StreamSpec
 from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, start_feed
 from data_service.stream.stream import Stream
-from tests.support.clusters.feed_readers import small_ray
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    with small_ray():
-        yield
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.usefixtures("alone")]
 
 
 @pytest.fixture

@@ -4,13 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
-import ray
 
 from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
@@ -26,22 +23,8 @@ from tests.support.data.raw_text import (
     write_mixture,
 )
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("alone")]
 FINE = SMALL.model_copy(update={"split_bytes": 20_000})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    ray.init(
-        address="local",
-        num_cpus=3,
-        object_store_memory=128 << 20,
-        include_dashboard=False,
-        log_to_driver=False,
-        _temp_dir=str(tmp_path_factory.getbasetemp().parent / "ray"),
-    )
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +33,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(inputs: Path) -> dict[str, bytes]:
+def expected(inputs: Path) -> dict[str, bytes]:
     """What one process without Ray builds."""
     build(inputs, inputs.parent / "alone")
     return files_of(inputs.parent / "alone")
@@ -58,32 +41,10 @@ def alone(inputs: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_any_number_of_workers_writes_the_same_bytes(
-    tmp_path: Path, inputs: Path, alone: dict[str, bytes], workers: int
+    tmp_path: Path, inputs: Path, expected: dict[str, bytes], workers: int
 ) -> None:
     build(inputs, tmp_path / "corpus", SMALL.model_copy(update={"workers": workers}))
-    assert files_of(tmp_path / "corpus") == alone
-
-
-@pytest.mark.long
-def test_killed_workers_are_replaced(tmp_path: Path, inputs: Path, alone: dict[str, bytes]) -> None:
-    killed: list[int] = []
-
-    def kill_one(progress: Progress) -> None:
-        """Between tasks of the writing stage: at least one of the others is at work then."""
-        if progress.stage != "writing" or len(killed) >= 3:
-            return
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):  # some end meanwhile
-                if process.pid not in killed and "_alone" in process.name() + " ".join(process.cmdline()):
-                    os.kill(process.pid, signal.SIGKILL)
-                    killed.append(process.pid)
-                    return
-
-    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
-    options = SMALL.model_copy(update={"workers": 3})
-    build_corpus([str(inputs)], str(tmp_path / "corpus"), tokenizer, options, kill_one)
-    assert killed
-    assert files_of(tmp_path / "corpus") == alone
+    assert files_of(tmp_path / "corpus") == expected
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +99,7 @@ build_corpus([inputs], output, tokenizer, BuildOptions.model_validate_json(optio
 @pytest.mark.long
 @pytest.mark.parametrize("stage", ["reading", "writing"])
 def test_the_process_is_killed_and_the_build_continued(
-    tmp_path: Path, inputs: Path, alone: dict[str, bytes], stage: str
+    tmp_path: Path, inputs: Path, expected: dict[str, bytes], stage: str
 ) -> None:
     tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
     arguments = [str(inputs), str(tmp_path / "corpus"), tokenizer, SMALL.model_dump_json()]
@@ -152,7 +113,7 @@ def test_the_process_is_killed_and_the_build_continued(
     assert "manifest.json" not in files_of(tmp_path / "corpus")
     build(inputs, tmp_path / "corpus")
     open_store(tmp_path / "corpus").remove_leftovers("", before=None)
-    assert files_of(tmp_path / "corpus") == alone
+    assert files_of(tmp_path / "corpus") == expected
 
 
 def test_an_error_of_the_data_is_raised_as_it_is(tmp_path: Path) -> None:

@@ -79,28 +79,6 @@ def test_ranks_on_several_machines_and_one_that_dies(
     small_runs.ensure_same(uri, undisturbed, STEPS)
 
 
-def test_the_memory_of_a_lost_machine_is_on_another(
-    cluster: list[Machine], folder: Path, undisturbed: str
-) -> None:
-    """A machine dies with its ranks and their memory; the partner's copies are taken: of the newest sets, or of those
-    before, if the newest were under way."""
-    uri = small_runs.new_run(folder, "remembered", *SETTINGS, *SELDOM)
-    head, *others = cluster
-    with training_on(head, uri) as process:
-        wait_for(process, lambda: reached(uri) >= 60)
-        lost = next(machine for machine in others if ranks_on(machine))
-        copied = copies(uri)
-        lost.crash()
-        lost.boot()
-        assert process.wait(400) == 0, output(process)
-    small_runs.ensure_same(uri, undisturbed, STEPS)
-    events = small_runs.history(uri).events
-    resume = next(event for event in events if event["kind"] == "resume")
-    assert resume["memory"] is True
-    assert resume["step"] >= copied[-2]
-    assert len(copied) > 20, "they keep pace with the steps"
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_dies_at_whatever_moment_on_whichever_machine(
     cluster: list[Machine], folder: Path, undisturbed: str, seed: int

@@ -25,7 +25,7 @@ EVERY_STEP = "recovery={spares: 0, memory_every: 1}"
 SPARE = "recovery={spares: 1, memory_every: 1}"
 ENDLESS = "phases=[{steps: 1000000, length: 32, batch: {sequences: 12}}]"
 AFTERWARDS = 20  # steps
-RANK, KEEPER = "ray::RankProcess as rank", "ray::MemoryKeeper"
+RANK = "ray::RankProcess as rank"
 
 
 @pytest.fixture(scope="module")
@@ -50,22 +50,6 @@ def test_no_step_but_the_broken_one_is_repeated(folder: Path, undisturbed: str) 
     assert resume["memory"]
     assert resume["step"] >= death["step"] - 1
     assert small_runs.events(uri, "underway")[1]["processes"] == {"stayed": 1, "new": 1}
-
-
-@pytest.mark.long
-def test_without_the_memory_the_store_is_read(folder: Path, undisturbed: str) -> None:
-    """The keeper dies with the rank, so nobody has that rank's part."""
-    settings = (*SETTINGS, EVERY_STEP, "zero=2", "checkpoint={every: {steps: 20}, keep_last: 3}")
-    uri = small_runs.new_run(folder, "forgotten", *settings)
-    with training(uri) as process:
-        wait_for(process, lambda: committed(uri) >= 20)
-        kill(process, KEEPER)
-        kill(process, RANK)
-        assert process.wait(300) == 0, output(process)
-    small_runs.ensure_same(uri, undisturbed, STEPS)
-    (resume,) = small_runs.events(uri, "resume")
-    assert "memory" not in resume
-    assert resume["step"] % 20 == 0
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +21,7 @@ from launcher.runtime.cluster.rank_process import CONCURRENCY_GROUPS
 from launcher.runtime.policies.elastic import GroupStart
 from launcher.runtime.policies.watchdog import RankLocation
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.usefixtures("alone")]
 
 
 class StandIn:
@@ -53,15 +53,6 @@ class Pool:
 
     def release(self, stay: dict[int, bool]) -> None:
         self.stay = stay
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # for the stand-ins
-        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-        yield
-        ray.shutdown()
 
 
 def started(count: int) -> tuple[RankGroup, Pool, list[int]]:

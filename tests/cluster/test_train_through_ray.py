@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from checkpoints.listing import list_committed
+from data_service.store.open import open_store
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 from tests.support.runs.imports_seen import ImportsSeen
@@ -48,6 +50,10 @@ def test_whatever_is_killed_nothing_changes(folder: Path, zero: int) -> None:
     kinds = [event["kind"] for event in small_runs.history(uri).events]
     assert kinds.count("resume") == 2
     assert kinds.count("start") == 1
+    commits = list_committed(open_store(uri))
+    with training(uri) as process:
+        assert process.wait(300) == 0, "a finished run is recognised"
+    assert list_committed(open_store(uri)) == commits
 
 
 def test_sigterm_commits_and_asks_for_a_requeue(folder: Path) -> None:

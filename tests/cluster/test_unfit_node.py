@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster
 
+from tests.cluster.conftest import STORE_BYTES
 from tests.support.runs import small_runs
 from tests.support.runs.train_command import committed, output, training
 
@@ -19,7 +20,6 @@ SETTINGS = (
     "evaluation={every: {steps: 40}, samples: 20}",
     "trainers=2",
 )
-MEMORY = {"object_store_memory": 150_000_000}
 
 
 @contextmanager
@@ -33,21 +33,10 @@ def few_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """A head without places, and an unfit machine with so many that Ray takes it first."""
-    head = {"num_cpus": 0, "temp_dir": str(tmp_path_factory.mktemp("r")), **MEMORY}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        with few_files():
-            cluster.add_node(num_cpus=8, **MEMORY)
-        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        yield cluster
-    finally:
-        cluster.shutdown()
-
-
-def test_the_run_ends_and_says_why_or_takes_another_machine(tmp_path: Path, cluster: Cluster) -> None:
+def test_the_run_ends_and_says_why_or_takes_another_machine(tmp_path: Path, head: Cluster) -> None:
+    """The unfit machine has so many places that Ray takes it first."""
+    with few_files():
+        head.add_node(num_cpus=8, object_store_memory=STORE_BYTES)
     small_runs.prepare_corpus(tmp_path)
     uri = small_runs.new_run(tmp_path, "run", *SETTINGS)
     with training(uri) as process:
@@ -59,7 +48,7 @@ def test_the_run_ends_and_says_why_or_takes_another_machine(tmp_path: Path, clus
     assert refused["verdict"] == "failure"
     assert committed(uri) == 0
 
-    good = cluster.add_node(num_cpus=2, **MEMORY)
+    good = head.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
     with training(uri) as process:
         assert process.wait(240) == 0, output(process)
         assert " out" in output(process)

@@ -139,11 +139,11 @@ def _only_report(worker: ModuleType) -> None:
             self.seat = seat
 
         def join(self) -> Any:
-            worker.take_device(self.seat)
+            worker.select_device(self.seat)
             cuda, number = worker.torch.cuda, worker.torch.cuda.current_device()
             place = (self.seat.rank, self.seat.local_rank, self.seat.node_rank)
             found = RankFound(*place, cuda.device_count(), number, cuda.get_device_name(number))
-            return worker.RankEnd(worker.Unsaved(json.dumps(asdict(found))), stays=True)
+            return worker.RankResult(worker.Unsaved(json.dumps(asdict(found))), stays=True)
 
     worker.Rank = Reporting  # type: ignore[attr-defined]
 

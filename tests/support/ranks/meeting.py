@@ -12,8 +12,8 @@ from typing import Any
 from launcher.runtime.policies.watchdog import Watchdog
 
 
-def meet(rank: int, addresses: list[str], port: int, blind: bool) -> dict[str, Any]:
-    """`addresses`: of each rank's node; `blind`: without being told which network to take, as before."""
+def meet(rank: int, addresses: list[str], port: int) -> dict[str, Any]:
+    """`addresses`: of each rank's node."""
     import ray
     import torch.distributed as dist
 
@@ -24,8 +24,6 @@ def meet(rank: int, addresses: list[str], port: int, blind: bool) -> dict[str, A
     from launcher.runtime.preflight.findings import judge_sums
 
     ray.util.get_node_ip_address = lambda: addresses[rank]
-    if blind:
-        vars(worker)["network_variables"] = lambda *_: {}
     seat = Seat(rank, len(addresses), 0, 1, rank, (addresses[0], port), ())
     os.environ |= seat.environment()
     worker._join_network(seat, Watchdog(step=10, other=10))
