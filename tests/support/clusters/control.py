@@ -30,7 +30,6 @@ from launcher.runtime.policies.failures import Failure, Kind
 from launcher.runtime.policies.recovery import Recovery
 from launcher.runtime.policies.watchdog import RankLocation, Watchdog
 from launcher.runtime.run.history import read_history
-from tests.support.stores.faulty import FaultyStore
 
 ELASTIC = Sizing(least=1, most=3, expected=3, wait=0, grow=0, each={"CPU": 1})
 FIXED = Sizing(least=2, most=2, expected=2, wait=0, grow=float("inf"), each={"CPU": 1})
@@ -165,11 +164,13 @@ def _wait(seconds: float) -> None:
     raise _Waits
 
 
-def faulty(folder: Path, failures: Sequence[Failure] = ()) -> tuple[Driver, FaultyStore]:
-    """With a store that can hang or be away."""
-    store = FaultyStore(folder / "run")
-    return Driver(store, ELASTIC, None, failures), store
-
-
 def driver(folder: Path, sizing: Sizing, last: int | None = None, failures: Sequence[Failure] = ()) -> Driver:
     return Driver(LocalStore(folder), sizing, last, failures)
+
+
+def started(place: Path | Store, *nodes: str, sizing: Sizing = ELASTIC) -> Driver:
+    """With a group of ranks that trains on these nodes."""
+    loop = Driver(LocalStore(place) if isinstance(place, Path) else place, sizing)
+    loop.next_group()
+    loop.begin(*nodes)
+    return loop

@@ -21,19 +21,25 @@ from tests.support.ranks.checkpointing import SHAPES, cut, random_state
 
 
 class Silent:
-    """A line to nobody, which remembers where the rank said that it is."""
+    """A rank's line to nobody, which keeps what the rank said."""
 
     ends = None
 
     def __init__(self) -> None:
         self.beats: list[tuple[int, str, int]] = []
+        self.notes: list[str] = []
+        self.events: list[tuple[str, Mapping[str, object]]] = []
 
     def beat(self, step: int, doing: str, done: int = 0) -> None:
         self.beats.append((step, doing, done))
 
     def record(self, record: dict[str, object]) -> None: ...
-    def note(self, text: str) -> None: ...
-    def event(self, kind: str, fields: Mapping[str, object]) -> None: ...
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def event(self, kind: str, fields: Mapping[str, object]) -> None:
+        self.events.append((kind, fields))
+
     def stop_requested(self) -> bool:
         return False
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName, encode_manifest
@@ -35,8 +35,13 @@ def prepare_corpus(
     write_text(text, documents)
     texts = (json.loads(line)["text"] for line in text.open())
     save_tokenizer(train_tokenizer("byte_bpe", texts, 320), f"{root}/tokenizer")
-    options = BuildOptions(heldout_fraction=0.1, block_tokens=block_tokens)
-    build_corpus([str(text)], f"{root}/corpus", f"{root}/tokenizer", options, lambda progress: None)
+    build_text(text, f"{root}/corpus", f"{root}/tokenizer", block_tokens=block_tokens)
+
+
+def build_text(text: Path, corpus: str, tokenizer: str, *, block_tokens: int = 256, **options: Any) -> None:
+    """A corpus of a file; a tenth is held out unless `options` say another share."""
+    chosen = BuildOptions(**{"heldout_fraction": 0.1, "block_tokens": block_tokens} | options)
+    build_corpus([str(text)], corpus, tokenizer, chosen, lambda progress: None)
 
 
 SETTINGS = (

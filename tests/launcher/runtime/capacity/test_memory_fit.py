@@ -21,8 +21,8 @@ DEVICES: tuple[Device, ...] = get_args(Device)
     ("name", "devices", "sizes"),
     [
         ("bert-base", DEVICES, (4, 80)),
-        ("modernbert-base", DEVICES[:1], (24,)),
-        ("contrastive-base", DEVICES[:1], (24,)),
+        pytest.param("modernbert-base", DEVICES[:1], (24,), marks=pytest.mark.long),
+        pytest.param("contrastive-base", DEVICES[:1], (24,), marks=pytest.mark.long),
     ],
 )
 def test_a_few_rows_more_would_not_fit(

@@ -8,9 +8,9 @@ from pathlib import Path
 from data_service.store.local import LocalStore
 from launcher.runtime.cluster.orders import FatalError, RankOrders, RestartFromEarlierState, Unsaved
 from launcher.runtime.policies.elastic import GroupStart
-from launcher.runtime.policies.failures import NODE_FAILURES, SAME_ERROR, SILENT_DEATHS, UNSAVED_FAILURES
+from launcher.runtime.policies.failures import NODE_FAILURES, SILENT_DEATHS, UNSAVED_FAILURES
 from launcher.runtime.run.history import read_history
-from tests.support.clusters.control import ELASTIC, FIXED, Cluster, driver, raised
+from tests.support.clusters.control import ELASTIC, FIXED, Cluster, driver, raised, started
 
 HAND_OVER = RankOrders(pause=True, hand_over=True)
 SAVE = RankOrders(pause=True)
@@ -37,9 +37,7 @@ def test_a_machine_goes_and_comes_back(cluster: Cluster, tmp_path: Path) -> None
 
 
 def test_a_node_that_is_to_go_is_left_in_time(cluster: Cluster, tmp_path: Path) -> None:
-    loop = driver(tmp_path, ELASTIC)
-    loop.next_group()
-    loop.begin("a", "a", "b")
+    loop = started(tmp_path, "a", "a", "b")
     cluster.cores["c"] = 1
     cluster.draining = {"c": 0}
     loop.loop.pause_if_nodes_changed()
@@ -54,9 +52,7 @@ def test_a_node_that_is_to_go_is_left_in_time(cluster: Cluster, tmp_path: Path) 
 
 def test_a_state_is_saved_if_nobody_goes_on_at_once(cluster: Cluster, tmp_path: Path) -> None:
     """Meanwhile all who have it in memory may go."""
-    loop = driver(tmp_path, replace(ELASTIC, wait=60))
-    loop.next_group()
-    loop.begin("a", "a", "b")
+    loop = started(tmp_path, "a", "a", "b", sizing=replace(ELASTIC, wait=60))
     cluster.draining = {"b": 1_800_000_000_000}
     loop.loop.pause_if_nodes_changed()
     assert loop.orders() == SAVE
@@ -69,9 +65,7 @@ def test_a_state_that_only_the_memory_has_is_saved_before_the_command_ends(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     for room in (True, False):
-        loop = driver(tmp_path / str(room), ELASTIC)
-        loop.next_group()
-        loop.begin("a", "a", "b")
+        loop = started(tmp_path / str(room), "a", "a", "b")
         cluster.draining = {"b": 1_800_000_000_000}
         loop.loop.pause_if_nodes_changed()
         loop.finish(9, saved=False)
@@ -97,17 +91,6 @@ def test_who_died_first_is_what_ray_says(cluster: Cluster, tmp_path: Path) -> No
         loop.worked()
         loop.end(0, 1, rank0=raised("RuntimeError: connection closed by peer"))
     assert loop.next_group() == GroupStart(2, frozenset("b"))
-
-
-def test_a_death_is_on_record(cluster: Cluster, tmp_path: Path) -> None:
-    loop = driver(tmp_path, ELASTIC)
-    loop.next_group()
-    loop.begin("a", "a", "b")
-    loop.end(2, rank0=raised("RuntimeError: connection closed by peer", "silent"))
-    assert loop.close()
-    (death,) = (e for e in read_history(LocalStore(tmp_path)).events if e["kind"] == "death")
-    told = {name: death[name] for name in ("of", "step", "ranks", "node", "reason")}
-    assert told == {"of": 1, "step": 7, "ranks": [2], "node": "b", "reason": None}
 
 
 def test_what_one_rank_alone_knows_is_on_record(cluster: Cluster, tmp_path: Path) -> None:
@@ -137,18 +120,6 @@ def test_a_node_that_cannot_be_spared_stays(cluster: Cluster, tmp_path: Path) ->
     assert loop.close()
     told = [e for e in read_history(LocalStore(tmp_path)).events if e["kind"] == "memory_failed"]
     assert [(e["step"], "rank" in e) for e in told] == [(7, False)]
-
-
-def test_an_error_that_comes_back_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
-    loop = driver(tmp_path, ELASTIC)
-    for _ in range(SAME_ERROR):
-        assert loop.next_group() is not None
-        loop.begin("a", "a", "b")
-        loop.worked()
-        loop.end(0, rank0=raised("ValueError: bad row"))
-    assert loop.next_group() is None
-    assert loop.loop.end.fatal is not None
-    assert "bad row" in loop.loop.end.fatal.problem
 
 
 def test_deaths_before_ranks_come_together_end_the_run_at_last(cluster: Cluster, tmp_path: Path) -> None:
@@ -185,9 +156,7 @@ def test_who_ends_to_go_back_has_not_died(cluster: Cluster, tmp_path: Path) -> N
 
 
 def test_a_mistake_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
-    loop = driver(tmp_path, FIXED)
-    loop.next_group()
-    loop.begin("a", "a")
+    loop = started(tmp_path, "a", "a", sizing=FIXED)
     loop.end(
         0,
         1,
@@ -199,9 +168,7 @@ def test_a_mistake_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_last_save_that_failed_is_told(cluster: Cluster, tmp_path: Path) -> None:
-    loop = driver(tmp_path, ELASTIC)
-    loop.next_group()
-    loop.begin("a", "a", "b")
+    loop = started(tmp_path, "a", "a", "b")
     loop.stopping.asked.set()
     loop.end(rank0=Unsaved("the final checkpoint failed"))
     assert loop.next_group() is None
@@ -220,18 +187,18 @@ def test_a_stop_while_machines_are_waited_for(cluster: Cluster, tmp_path: Path) 
     assert loop.next_group() is None, "though they have come"
 
 
-def test_other_ranks_than_wrote_the_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
-    loop = driver(tmp_path, ELASTIC, last=2)
-    assert loop.next_group() == GroupStart(3, frozenset())
-    loop.begin("a", "a", "b")
-    assert loop.events() == [("world", 2, 3)]
-
-
 def test_figures_go_to_every_sink_each_once(cluster: Cluster, tmp_path: Path) -> None:
-    loop = driver(tmp_path, ELASTIC)
-    loop.next_group()
-    loop.begin("a", "a", "b")
+    loop = started(tmp_path, "a", "a", "b")
     records = [{"kind": "step", "step": 6}, {"kind": "evaluation", "step": 7}]
     loop.take_rank_news(0, "a", records=records)
     loop.take_rank_news(0, "a")
     assert loop.display.records == records
+
+
+def test_a_death_is_on_record(cluster: Cluster, tmp_path: Path) -> None:
+    loop = started(tmp_path, "a", "a", "b")
+    loop.end(2, rank0=raised("RuntimeError: connection closed by peer", "silent"))
+    assert loop.close()
+    (death,) = (e for e in read_history(LocalStore(tmp_path)).events if e["kind"] == "death")
+    told = {name: death[name] for name in ("of", "step", "ranks", "node", "reason")}
+    assert told == {"of": 1, "step": 7, "ranks": [2], "node": "b", "reason": None}

@@ -14,15 +14,14 @@ from launcher.runtime.policies.elastic import GroupStart
 from launcher.runtime.policies.failures import NODE_FAILURES, SAME_ERROR, UNSAVED_FAILURES, Failure
 from launcher.runtime.policies.watchdog import RankLocation
 from launcher.runtime.run.history import read_history
-from tests.support.clusters.control import ELASTIC, FIXED, Cluster, Driver, Ranks, driver, faulty, raised
-from tests.support.stores.faulty import set_fault
+from tests.support.clusters.control import ELASTIC, FIXED, Cluster, Driver, Ranks, driver, raised, started
+from tests.support.stores.faulty import FaultyStore, set_fault
 
 
 def test_a_store_that_hangs_keeps_nobody_from_showing_life(cluster: Cluster, tmp_path: Path) -> None:
     """A6: a death is put on record, a further attempt is claimed; meanwhile the driver talks with the ranks."""
-    loop, store = faulty(tmp_path)
-    loop.next_group()
-    loop.begin("a", "a", "b")
+    store = FaultyStore(tmp_path / "run")
+    loop = started(store, "a", "a", "b")
     set_fault(store, "hangs")
     loop.end(2)
     assert loop.next_group() is not None, "the death is on its way to the record"
@@ -42,9 +41,8 @@ def test_a_store_that_hangs_keeps_nobody_from_showing_life(cluster: Cluster, tmp
 
 
 def test_a_claim_waits_for_the_store_and_nobody_is_blamed(cluster: Cluster, tmp_path: Path) -> None:
-    loop, store = faulty(tmp_path)
-    loop.next_group()
-    loop.begin("a", "a", "b")
+    store = FaultyStore(tmp_path / "run")
+    loop = started(store, "a", "a", "b")
     loop.end(2)
     loop.next_group()
     set_fault(store, "down")
@@ -56,9 +54,8 @@ def test_a_claim_waits_for_the_store_and_nobody_is_blamed(cluster: Cluster, tmp_
 
 def test_a_stop_does_not_wait_for_a_claim(cluster: Cluster, tmp_path: Path) -> None:
     """Nothing is lost by it: nothing is in memory alone."""
-    loop, store = faulty(tmp_path)
-    loop.next_group()
-    loop.begin("a", "a", "b")
+    store = FaultyStore(tmp_path / "run")
+    loop = started(store, "a", "a", "b")
     loop.end(2)
     loop.next_group()
     set_fault(store, "hangs")
@@ -161,9 +158,7 @@ def test_a_rank_that_freezes_before_its_group_has_an_attempt_is_found(
 def test_a_driver_that_was_stopped_kills_nobody(
     cluster: Cluster, tmp_path: Path, killed: list[list[RankLocation]]
 ) -> None:
-    loop = driver(tmp_path, FIXED)
-    loop.next_group()
-    loop.begin("a", "b")
+    loop = started(tmp_path, "a", "b", sizing=FIXED)
     for hour in range(20):
         loop.loop._observer._clock = lambda hour=hour: 3600.0 * hour  # type: ignore[misc]
         loop.take_rank_news(0, "a", step=hour)
@@ -174,9 +169,9 @@ def test_a_driver_that_was_stopped_kills_nobody(
 
 def test_deaths_are_counted_over_all_commands(cluster: Cluster, tmp_path: Path) -> None:
     """75 cannot go round for ever: each command dies once, in the same way."""
-    failures: list[Failure] = []
+    failures, store = list[Failure](), FaultyStore(tmp_path / "run")
     for command in range(SAME_ERROR):
-        loop, store = faulty(tmp_path, failures)
+        loop = Driver(store, ELASTIC, None, failures)
         assert loop.next_group() is not None, command
         loop.begin("a", "a", "b")
         loop.end(0, rank0=raised("ValueError: bad row"))
@@ -194,9 +189,8 @@ def test_what_earlier_commands_knew_of_a_node_holds(cluster: Cluster, tmp_path: 
 
 
 def test_a_death_while_stopping_is_nobodys_failure(cluster: Cluster, tmp_path: Path) -> None:
-    loop, store = faulty(tmp_path)
-    loop.next_group()
-    loop.begin("a", "a", "b")
+    store = FaultyStore(tmp_path / "run")
+    loop = started(store, "a", "a", "b")
     loop.stopping.asked.set()
     loop.end(0, 1, 2)
     assert loop.next_group() is None
@@ -206,14 +200,10 @@ def test_a_death_while_stopping_is_nobodys_failure(cluster: Cluster, tmp_path: P
 
 def test_the_run_was_taken_over(cluster: Cluster, tmp_path: Path, killed: list[list[RankLocation]]) -> None:
     """A15: its ranks do not train on until their next commit."""
-    loop = driver(tmp_path / "told", ELASTIC)
-    loop.next_group()
-    loop.begin("a", "a", "b")
+    loop = started(tmp_path / "told", "a", "a", "b")
     loop.end(0, rank0=TakenOver("attempt 1 was superseded by attempt 2"))
     assert (loop.loop.end.taken_over, loop.loop.end.fatal, loop.next_group()) == (True, None, None)
-    seen = driver(tmp_path / "seen", ELASTIC)
-    seen.next_group()
-    seen.begin("a", "a", "b")
+    seen = started(tmp_path / "seen", "a", "a", "b")
     assert not seen.loop.supervise_group(seen.ranks)
     seen.claim._taken.set()
     assert seen.loop.supervise_group(seen.ranks)

@@ -14,7 +14,7 @@ from launcher.runtime.cluster.deaths import (
     read_deaths,
     write_deaths,
 )
-from launcher.runtime.policies.failures import UNSAVED_FAILURES, Failure, Restart, Stop
+from launcher.runtime.policies.failures import UNSAVED_FAILURES, Failure, Stop
 
 
 def failure(step: int, *, committed: int = 0, error: str | None = "ValueError: bad row") -> Failure:
@@ -75,19 +75,3 @@ def test_drivers_that_die_for_ever_without_a_commit_end_the_run(tmp_path: Path) 
     for start in range(UNSAVED_FAILURES + 1):
         failures = past_failures(claim(store), committed=40, now=1e9 + start, note=silence)
     assert isinstance(FailureHistory(failures).decide(nodes=2), Stop)
-
-
-def test_a_verdict_ends_the_count() -> None:
-    deaths = FailureHistory([failure(7), failure(7)])
-    assert deaths.decide(nodes=2) == Restart()
-    deaths.add(failure(7))
-    assert isinstance(deaths.decide(nodes=2), Stop)
-    assert deaths.failures == []
-
-
-def test_steps_since_the_commit_count_as_repeated_once() -> None:
-    deaths = FailureHistory([])
-    assert deaths.resumed(40) == 0
-    deaths.add(failure(47))
-    assert (deaths.resumed(40), deaths.committed) == (7, 40)
-    assert deaths.resumed(40) == 0

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from data_service.ingest.pool import Progress
-from launcher.app.cli.corpus_shown import show_build_progress
 from launcher.output import human_bytes, human_count, human_duration
 from launcher.runtime.cluster.display import Watch
 
@@ -46,14 +44,6 @@ def test_a_log_gets_a_line_now_and_then() -> None:
     assert lines[1] == "step 21/100  mlm 2.000  2k tokens/s  data wait 10%  ETA 39.5s"
 
 
-def test_an_evaluation_is_shown_once() -> None:
-    out = io.StringIO()
-    watch = Watch(Console(file=out, width=200), 10)
-    evaluation = {"kind": "evaluation", "step": 2, "loss": 1.5, "mlm_loss": 1.5, "perplexity": 4.48}
-    watch.record(evaluation)
-    assert out.getvalue().count("held out: mlm 1.500 (perplexity 4.48)") == 1
-
-
 def test_terms_are_shown_by_name_and_the_perplexity_beside_its_own() -> None:
     """Of ELECTRA: the weighted sum is nobody's loss, and the perplexity is the generator's."""
     out = io.StringIO()
@@ -68,13 +58,6 @@ def test_terms_are_shown_by_name_and_the_perplexity_beside_its_own() -> None:
     assert "19.01" not in out.getvalue()
 
 
-def test_a_permuted_language_model_has_a_perplexity_too() -> None:
-    out = io.StringIO()
-    evaluation = {"kind": "evaluation", "step": 2, "loss": 1.5, "plm_loss": 1.5, "perplexity": 4.48}
-    Watch(Console(file=out, width=200), 10).record(evaluation)
-    assert "plm 1.500 (perplexity 4.48)" in out.getvalue()
-
-
 def test_a_terminal_gets_one_live_line_and_notes_above_it() -> None:
     out = io.StringIO()
     watch = Watch(Console(file=out, width=120, force_terminal=True), 10)
@@ -87,10 +70,22 @@ def test_a_terminal_gets_one_live_line_and_notes_above_it() -> None:
     assert "10/10" in out.getvalue()
 
 
-def test_before_the_first_step_there_is_nothing_to_show() -> None:
-    out = io.StringIO()
-    Watch(Console(file=out), 10).doing("loading")
-    assert out.getvalue() == ""
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (human_count(999), "999"),
+        (human_count(1_234_567), "1.2M"),
+        (human_count(500_000), "500k"),
+        (human_bytes(3 << 30), "3.0 GiB"),
+        (human_bytes(10), "10 B"),
+        (human_duration(5.25), "5.2s"),
+        (human_duration(61), "1m 01s"),
+        (human_duration(7260), "2h 01m"),
+        (human_duration(90_061), "1d 1h"),
+    ],
+)
+def test_numbers_are_shown_as_people_read_them(text: str, expected: str) -> None:
+    assert text == expected
 
 
 def test_before_the_first_step_the_live_line_names_what_the_first_rank_does(
@@ -116,31 +111,3 @@ def test_a_skipped_step_does_not_spoil_the_loss() -> None:
     watch = Watch(Console(file=out, width=200), 1)
     watch.record(step_record(0, skipped=True, loss=float("nan"), mlm_loss=float("nan")))
     assert "nan" not in out.getvalue()
-
-
-def test_a_build_in_a_log_shows_the_ends_of_its_stages() -> None:
-    out = io.StringIO()
-    with show_build_progress(Console(file=out, width=120)) as report:
-        for stage in ("reading", "writing"):
-            for done in range(5):
-                report(Progress(stage, done, 4, done << 20, 4 << 20))
-    assert len(out.getvalue().splitlines()) == 4
-    assert "writing: 4/4 tasks, 4.0 MiB of 4.0 MiB" in out.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (human_count(999), "999"),
-        (human_count(1_234_567), "1.2M"),
-        (human_count(500_000), "500k"),
-        (human_bytes(3 << 30), "3.0 GiB"),
-        (human_bytes(10), "10 B"),
-        (human_duration(5.25), "5.2s"),
-        (human_duration(61), "1m 01s"),
-        (human_duration(7260), "2h 01m"),
-        (human_duration(90_061), "1d 1h"),
-    ],
-)
-def test_numbers_are_shown_as_people_read_them(text: str, expected: str) -> None:
-    assert text == expected

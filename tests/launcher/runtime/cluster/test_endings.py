@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from checkpoints.errors import CheckpointError, RunIsActive, SaveFailed, Superseded
-from data_service.errors import CorpusError, EnvironmentUnusable, RayLost, TokenizerError, UserError
+from data_service.errors import CorpusError, EnvironmentUnusable, RayLost, TokenizerError
 from data_service.store.errors import (
     AccessDenied,
     BadUri,
@@ -35,29 +35,22 @@ from launcher.runtime.run.history import read_history
 from launcher.runtime.run.record import Run, open_run
 from tests.support.clusters.control import Display
 
-MISTAKES = (
+MISTAKES: tuple[Any, ...] = (
     RecipeError, RunError, RunChanged, CorpusError, TokenizerError, TrainingError, CheckpointError, RunIsActive,
     BadUri, AccessDenied, KeyMissing, EnvironmentUnusable,
 )  # fmt: skip
-PASSING = (
+PASSING: tuple[Any, ...] = (
     StoreUnavailable, CredentialsExpired, CredentialsMissing, OutOfSpace, Superseded, TransientRunError, RayLost,
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", MISTAKES)
-def test_mistakes_are_final(kind: type[UserError]) -> None:
-    assert code_of(kind("what", remedy="do")) == MISTAKE
-
-
-@pytest.mark.parametrize("kind", PASSING)
-def test_what_may_pass_is_tried_again(kind: type[UserError]) -> None:
-    assert code_of(kind("what", remedy="do")) == REPEAT
-
-
-def test_so_is_everything_else() -> None:
-    assert {code_of(error) for error in (SaveFailed(9, 6, "no answer"), KeyError("x"), OSError(5))} == {
-        REPEAT
+def test_mistakes_are_final_and_what_may_pass_is_tried_again_as_is_everything_else() -> None:
+    assert {kind: code_of(kind("what", remedy="do")) for kind in (*MISTAKES, *PASSING)} == {
+        **dict.fromkeys(MISTAKES, MISTAKE),
+        **dict.fromkeys(PASSING, REPEAT),
     }
+    others = (SaveFailed(9, 6, "no answer"), KeyError("x"), OSError(5))
+    assert {code_of(error) for error in others} == {REPEAT}
 
 
 def ended(run: str, monkeypatch: pytest.MonkeyPatch, end: Any) -> tuple[int, str, list[dict[str, Any]]]:

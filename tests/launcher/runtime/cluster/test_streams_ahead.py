@@ -10,7 +10,7 @@ from data_service.samples.spec import StreamSpec
 from launcher.runtime.cluster.train import prefetch_streams
 from launcher.runtime.run.record import open_run
 from launcher.runtime.run.streams import heldout_spec, stream_spec
-from tests.support.runs import small_runs
+from tests.support.runs.small_runs import new_run
 
 
 class RecordingFeed:
@@ -22,9 +22,9 @@ class RecordingFeed:
 
 
 @pytest.fixture
-def uri(tmp_path: Path) -> str:
-    small_runs.prepare_corpus(tmp_path)
-    return small_runs.new_run(tmp_path, "run")
+def uri(inputs: Path, tmp_path: Path) -> str:
+    shutil.copytree(inputs, tmp_path, dirs_exist_ok=True)
+    return new_run(tmp_path, "run")
 
 
 def test_they_are_the_ranks_streams_in_their_order(uri: str) -> None:

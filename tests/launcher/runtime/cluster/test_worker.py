@@ -208,32 +208,6 @@ def test_a_late_order_frees_nobody_from_the_next_group() -> None:
     ensure_not_aborted()
 
 
-def test_a_group_sums_once_its_nodes_are_fit_and_a_wrong_sum_makes_them_unfit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A node with too little shared memory would make NCCL hang."""
-    wrong = RankSums(WrongNumbers(1, 7, "2.0", 1.0), None, None, None)
-    right, ill = RankSums(None, None, None, None), Finding("/dev/shm", "failure", "64 MiB", "more")
-    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
-    for findings, summed, unfit in (((), [right], 0), ((), [wrong], 1), ((ill,), [], 1)):
-        sums, place = list(summed), list[object]()
-        link = DriverLink(0, save_multiple=1)
-
-        def sum_up(peers: Any, sums: Any = sums, place: Any = place, link: Any = link) -> list[RankSums]:
-            place.append(link._where)
-            return [sums.pop()]
-
-        monkeypatch.setattr(worker, "preflight", lambda *_, f=findings: [NodeReport("n", "h", 0.1, f, {})])
-        monkeypatch.setattr(worker, "first_sums", sum_up)
-        assignment: Any = SimpleNamespace(recipe=None, run_uri="run")
-        with pytest.raises(UnfitGroup) if unfit else nullcontext():
-            reports = worker.run_preflight(assignment, link, Alone(), ["n"])  # type: ignore[arg-type]
-            assert [f.what for f in reports[0].findings] == ["sums"]
-            assert link._where == (0, "starting", 0)
-        assert sums == []
-        assert place == [(0, "in the first NCCL sum", 0)] * len(summed)
-
-
 def seats_of(*gpus: str) -> list[Seat]:
     """The seats of ranks on one node, each with one of these GPUs."""
     return assign_seats([Placement("a", "10.0.0.1", number, (gpu,)) for number, gpu in enumerate(gpus)], 1)
@@ -279,3 +253,29 @@ def test_instances_of_one_machine_need_an_nccl_that_connects_them(
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: MIN_NCCL_VERSION_FOR_MIG)
     select_device(two[1])
     assert cuda == [0, 0]
+
+
+def test_a_group_sums_once_its_nodes_are_fit_and_a_wrong_sum_makes_them_unfit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node with too little shared memory would make NCCL hang."""
+    wrong = RankSums(WrongNumbers(1, 7, "2.0", 1.0), None, None, None)
+    right, ill = RankSums(None, None, None, None), Finding("/dev/shm", "failure", "64 MiB", "more")
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    for findings, summed, unfit in (((), [right], 0), ((), [wrong], 1), ((ill,), [], 1)):
+        sums, place = list(summed), list[object]()
+        link = DriverLink(0, save_multiple=1)
+
+        def sum_up(peers: Any, sums: Any = sums, place: Any = place, link: Any = link) -> list[RankSums]:
+            place.append(link._where)
+            return [sums.pop()]
+
+        monkeypatch.setattr(worker, "preflight", lambda *_, f=findings: [NodeReport("n", "h", 0.1, f, {})])
+        monkeypatch.setattr(worker, "first_sums", sum_up)
+        assignment: Any = SimpleNamespace(recipe=None, run_uri="run")
+        with pytest.raises(UnfitGroup) if unfit else nullcontext():
+            reports = worker.run_preflight(assignment, link, Alone(), ["n"])  # type: ignore[arg-type]
+            assert [f.what for f in reports[0].findings] == ["sums"]
+            assert link._where == (0, "starting", 0)
+        assert sums == []
+        assert place == [(0, "in the first NCCL sum", 0)] * len(summed)

@@ -47,18 +47,6 @@ def test_a_machine_is_lost_and_comes_back() -> None:
     assert ranks.entered(8) == WorldSizeChange(4, 8, "the cluster has places for 8 ranks")
 
 
-def test_machines_that_come_and_go_do_not_disturb() -> None:
-    ranks, clock = roster()
-    assert ranks.start(machines(2)) == 8
-    ranks.entered(8)
-    clock.now += 5000
-    for count in (3, 2, 3, 2, 3):
-        assert not ranks.should_grow(machines(count))
-        clock.now += 59
-    clock.now += 1
-    assert ranks.should_grow(machines(3))
-
-
 def test_the_first_group_waits_for_what_is_expected() -> None:
     ranks, clock = roster()
     assert ranks.start(machines(1)) is None
@@ -75,28 +63,6 @@ def test_and_for_as_many_as_wrote_the_checkpoint() -> None:
     assert ranks.entered(8) == WorldSizeChange(12, 8, "the command was started again")
 
 
-def test_a_node_left_out_is_no_place() -> None:
-    ranks, clock = roster(last=8)
-    assert ranks.exclude_nodes(machines(2), frozenset("0"))
-    assert ranks.start(machines(2)) is None
-    clock.now += 60
-    assert ranks.start(machines(2)) == 4
-    assert not ranks.exclude_nodes(machines(2), frozenset("1")), "the last one is needed"
-    assert ranks.without == frozenset("0")
-
-
-def test_the_operator_is_told_now_and_then() -> None:
-    ranks, clock = roster()
-    assert ranks.start(machines(1)) is None
-    assert ranks.news() == "waiting for machines: places for 4 ranks, 8 wanted"
-    clock.now += 30
-    assert ranks.start(machines(0)) is None
-    assert ranks.news() is None
-    clock.now += 31
-    assert ranks.start(machines(0)) is None
-    assert ranks.news() == "waiting for machines: places for 0 ranks, 1 at least wanted"
-
-
 def test_and_when_ray_finds_no_room() -> None:
     ranks, clock = roster()
     assert ranks.start(machines(2)) == 8
@@ -110,3 +76,15 @@ def test_and_when_ray_finds_no_room() -> None:
     assert ranks.start(machines(2)) == 8
     assert ranks.news() == "starting 8 ranks"
     assert ranks.news() is None, "once"
+
+
+def test_machines_that_come_and_go_do_not_disturb() -> None:
+    ranks, clock = roster()
+    assert ranks.start(machines(2)) == 8
+    ranks.entered(8)
+    clock.now += 5000
+    for count in (3, 2, 3, 2, 3):
+        assert not ranks.should_grow(machines(count))
+        clock.now += 59
+    clock.now += 1
+    assert ranks.should_grow(machines(3))

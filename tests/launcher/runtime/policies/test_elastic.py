@@ -67,10 +67,6 @@ def test_when_more_ranks_are_taken(
     assert should_grow(ELASTIC, found, world, worked, unchanged) is expected
 
 
-def test_a_fixed_number_never_grows() -> None:
-    assert not should_grow(FIXED, found=99, world=4, worked=1e12, unchanged=1e12)
-
-
 def test_places_are_counted_on_living_nodes_only() -> None:
     nodes = [
         node("head", CPU=2),
@@ -161,15 +157,6 @@ def test_impossible_numbers_are_refused(assignment: str, told: str) -> None:
         recipe(assignment)
 
 
-def test_the_bounds_are_kept_with_the_run() -> None:
-    asked = recipe("trainers={min: 2, max: 6, wait: 5, grow: 60}")
-    assert asked.trainers == Trainers(min=2, max=6, wait=5, grow=60)
-    assert (
-        load("quickstart", (f"trainers={asked.to_data()['trainers']}".replace("'", ""),)).trainers
-        == asked.trainers
-    )
-
-
 def test_data_workers_are_counted_by_the_cluster_not_by_the_machine_that_starts_the_run() -> None:
     cluster = [
         node("head", CPU=2),
@@ -181,3 +168,12 @@ def test_data_workers_are_counted_by_the_cluster_not_by_the_machine_that_starts_
     assert data_workers(recipe("data_service.workers=auto"), cores, ranks=16) == 64, "four a rank"
     assert data_workers(recipe("data_service.workers=auto"), cores, ranks=128) == 97, "half of the cores"
     assert data_workers(recipe("data_service.workers=auto"), 1, ranks=1) == 1
+
+
+def test_the_bounds_are_kept_with_the_run() -> None:
+    asked = recipe("trainers={min: 2, max: 6, wait: 5, grow: 60}")
+    assert asked.trainers == Trainers(min=2, max=6, wait=5, grow=60)
+    assert (
+        load("quickstart", (f"trainers={asked.to_data()['trainers']}".replace("'", ""),)).trainers
+        == asked.trainers
+    )

@@ -63,10 +63,6 @@ def test_a_rank_without_tokens_is_not_judged() -> None:
     assert all(s.ratio == 1 for s in slowness([(idle[:2], SECOND)], forward=True))
 
 
-def test_one_rank_has_nobody_to_be_slower_than() -> None:
-    assert feed(Detector(SETTINGS, forward=True), 40, [0.1]) == []
-
-
 def test_it_takes_some_windows_and_is_said_once() -> None:
     detector = Detector(SETTINGS, forward=True)
     slow, well = [0.1, 0.3, 0.1], [0.1, 0.1, 0.1]
@@ -106,3 +102,7 @@ def test_forward_passes_that_wait_for_others_say_nothing() -> None:
 )
 def test_how_often_weights_are_compared(every: object, zero: int, interval: int | None) -> None:
     assert WeightCheck.model_validate({"every": every}).interval(zero) == interval
+
+
+def test_one_rank_has_nobody_to_be_slower_than() -> None:
+    assert feed(Detector(SETTINGS, forward=True), 40, [0.1]) == []

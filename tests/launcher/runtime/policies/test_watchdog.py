@@ -124,17 +124,6 @@ def test_what_nobody_saw_is_nobodys_fault(ranks_live: bool) -> None:
         assert watched.wait(2) == []
 
 
-def test_a_rank_that_was_stopped_for_less_than_the_limit_is_fine() -> None:
-    watched = Watched(2)
-    for step in range(8, 18):
-        watched.mute = {1}
-        assert watched.wait(29) == []
-        watched.mute = set()
-        watched.move(0, step=step)
-        watched.move(1, step=step)
-        assert watched.wait(1) == []
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_at_random_the_healthy_are_spared_and_the_dead_are_found(seed: int) -> None:
     """Gaps of any length, ranks that rest for less than the limit; then one falls silent for good."""

@@ -10,7 +10,6 @@ from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from launcher.runtime.preflight import doctor
 from launcher.runtime.preflight.doctor import examine, probe_store
-from launcher.runtime.preflight.findings import Finding
 
 
 @pytest.mark.long
@@ -72,13 +71,6 @@ def test_a_store_that_would_lose_runs_is_found_out(
     assert finding.verdict == "failure"
     assert found in finding.found
     assert list(LocalStore(tmp_path).list()) == []
-
-
-def test_imports_are_measured_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = Finding("imports", "ok", "4.2 s")
-    monkeypatch.setattr(doctor, "examine_imports", lambda: measured)
-    assert measured not in examine([])
-    assert measured in examine([], imports=True)
 
 
 @pytest.mark.long

@@ -3,10 +3,9 @@
 import pytest
 
 from launcher.runtime.preflight import findings
-from launcher.runtime.preflight.findings import Finding, GpuState, judge_versions, worst_verdict
+from launcher.runtime.preflight.findings import Finding, judge_versions, worst_verdict
 
 MIB, GIB = 1 << 20, 1 << 30
-WELL = GpuState(0, "H100", uncorrected=0, remap_failed=False, remap_pending=False, ecc=True, persistent=True)
 
 
 @pytest.mark.parametrize(
@@ -48,35 +47,6 @@ def test_a_clock_says_which_way_it_is_off() -> None:
     assert findings.clock(-301).found == "301.0 s behind the store's"
 
 
-@pytest.mark.parametrize(
-    ("ailment", "verdict", "word"),
-    [
-        ({"lost": "GPU is lost"}, "failure", "lost"),
-        ({"remap_failed": True}, "failure", "remapped"),
-        ({"remap_pending": True}, "warning", "remapped"),
-        ({"uncorrected": 3}, "warning", "3 uncorrected"),
-        ({"ecc": False}, "warning", "ECC"),
-        ({"persistent": False}, "warning", "persistence"),
-        ({"throttled": ("heat",)}, "warning", "heat"),
-    ],
-)
-def test_an_ailing_gpu_is_told_with_a_remedy(ailment: dict[str, object], verdict: str, word: str) -> None:
-    (finding,) = findings.gpu(GpuState(**{**vars(WELL), **ailment}))
-    assert (finding.what, finding.verdict) == ("GPU 0", verdict)
-    assert word in finding.found
-    assert finding.remedy
-
-
-def test_a_well_gpu_and_one_that_tells_nothing() -> None:
-    assert [f.verdict for f in findings.gpu(WELL)] == ["ok"]
-    assert [f.verdict for f in findings.gpu(GpuState(3, "T4"))] == ["ok"]
-
-
-def test_all_that_ails_a_gpu_is_said() -> None:
-    found = list(findings.gpu(GpuState(**{**vars(WELL), "remap_pending": True, "uncorrected": 1})))
-    assert len(found) == 2
-
-
 def test_a_node_with_another_version_is_named() -> None:
     common = {"torch": "2.13.0", "maskfleet": "0.1.0+aa"}
     nodes = {"n1": common, "n2": {**common, "torch": "2.12.0"}, "n3": common}
@@ -86,11 +56,6 @@ def test_a_node_with_another_version_is_named() -> None:
     assert (finding.what, finding.verdict) == ("torch", "failure")
     assert "2.12.0" in finding.found
     assert "2.13.0" in finding.found
-
-
-def test_of_two_nodes_neither_is_right() -> None:
-    found = judge_versions({"n1": {"ray": "1"}, "n2": {"ray": "2"}})
-    assert [len(found[node]) for node in ("n1", "n2")] == [1, 1]
 
 
 def test_what_one_node_lacks_is_a_difference() -> None:
@@ -110,3 +75,8 @@ def test_a_torch_without_cuda_has_another_remedy_than_a_machine_without_a_gpu() 
     assert built.verdict == machine.verdict == "warning"
     assert "13.0" in machine.found
     assert built.remedy != machine.remedy
+
+
+def test_of_two_nodes_neither_is_right() -> None:
+    found = judge_versions({"n1": {"ray": "1"}, "n2": {"ray": "2"}})
+    assert [len(found[node]) for node in ("n1", "n2")] == [1, 1]

@@ -51,8 +51,11 @@ def answer(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
 
 
 def verdicts(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> list[tuple[str, str]]:
+    """What is found of each GPU. What is not well has a remedy."""
     answer(monkeypatch, **answers)
-    return [(finding.verdict, finding.found) for state in gpu_states() for finding in gpu(state)]
+    findings = [finding for state in gpu_states() for finding in gpu(state)]
+    assert all(bool(finding.remedy) == (finding.verdict != "ok") for finding in findings)
+    return [(finding.verdict, finding.found) for finding in findings]
 
 
 def test_without_a_driver_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,16 +84,34 @@ def test_a_lost_gpu_is_a_failure(question: str, monkeypatch: pytest.MonkeyPatch)
     assert "lost" in found.lower()
 
 
-def test_what_is_wrong_is_read_from_the_right_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {"nvmlDeviceGetRemappedRows": (3, 2, 1, 0)}  # correctable, uncorrectable, pending, failed
-    assert [verdict for verdict, _ in verdicts(monkeypatch, **rows)] == ["warning"]
-    rows = {"nvmlDeviceGetRemappedRows": (3, 2, 0, 1)}
-    assert [verdict for verdict, _ in verdicts(monkeypatch, **rows)] == ["failure"]
-    hot = {"nvmlDeviceGetCurrentClocksThrottleReasons": pynvml.nvmlClocksThrottleReasonHwThermalSlowdown}
-    assert "heat" in verdicts(monkeypatch, **hot)[0][1]
-    assert "5 uncorrected" in verdicts(monkeypatch, nvmlDeviceGetTotalEccErrors=5)[0][1]
-    assert "ECC is off" in verdicts(monkeypatch, nvmlDeviceGetEccMode=[0, 1])[0][1]
-    assert "persistence" in verdicts(monkeypatch, nvmlDeviceGetPersistenceMode=0)[0][1]
+WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
+    # remapped rows: correctable, uncorrectable, pending, failed
+    "pending": ({"nvmlDeviceGetRemappedRows": (3, 2, 1, 0)}, "warning", "remapped"),
+    "failed": ({"nvmlDeviceGetRemappedRows": (3, 2, 0, 1)}, "failure", "remapped"),
+    "hot": (
+        {"nvmlDeviceGetCurrentClocksThrottleReasons": pynvml.nvmlClocksThrottleReasonHwThermalSlowdown},
+        "warning",
+        "heat",
+    ),
+    "errors": ({"nvmlDeviceGetTotalEccErrors": 5}, "warning", "5 uncorrected"),
+    "without ECC": ({"nvmlDeviceGetEccMode": [0, 1]}, "warning", "ECC"),
+    "not persistent": ({"nvmlDeviceGetPersistenceMode": 0}, "warning", "persistence"),
+}
+
+
+@pytest.mark.parametrize(("answers", "expected", "word"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_read_from_the_right_place(
+    monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], expected: str, word: str
+) -> None:
+    ((verdict, found),) = verdicts(monkeypatch, **answers)
+    assert verdict == expected
+    assert word in found
+    assert "GPU-1" in found, "it is named by its id"
+
+
+def test_all_that_ails_a_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {"nvmlDeviceGetRemappedRows": (3, 2, 1, 0), "nvmlDeviceGetTotalEccErrors": 5}
+    assert len(verdicts(monkeypatch, **both)) == 2
 
 
 NOT_OURS = pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
@@ -175,8 +196,3 @@ def test_if_the_user_has_gpus_numbered_by_speed_numbers_do_not_say_which() -> No
     assert examined("1", order="FASTEST_FIRST") == everything
     assert examined("GPU-e", order="FASTEST_FIRST") == [(3, "GPU-e")]
     assert examined("1", order="PCI_BUS_ID") == [(1, "GPU-a")]
-
-
-def test_what_is_wrong_names_the_gpu_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    ((_, found),) = verdicts(monkeypatch, nvmlDeviceGetTotalEccErrors=5)
-    assert "GPU-1" in found

@@ -84,18 +84,6 @@ def test_a_store_that_never_answers_is_a_warning_in_time(
     assert found["corpus text"].verdict == "warning"
 
 
-def test_a_store_that_refuses_connections_is_a_warning(
-    fresh_run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    recipe = reload(read_subject(fresh_run).recipe, ("corpus.sources.text.uri=s3://bucket/corpus",))
-    assert by_name(examine(PreflightSubject(recipe, None)))["corpus text"].verdict == "warning"
-
-
 def test_the_ray_cluster_must_be_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"

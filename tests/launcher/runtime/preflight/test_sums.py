@@ -96,7 +96,3 @@ def test_wrong_numbers_of_a_rank_are_not_its_links_fault() -> None:
         ["a", "b"],
     )
     assert [[f.verdict for f in told[node]] for node in "ab"] == [["failure"], ["ok"]]
-
-
-def test_a_group_of_one_has_sums_and_no_links() -> None:
-    assert [f.what for f in judge_sums([RankSums(None, None, None, None)], ["a"])["a"]] == ["sums"]

@@ -8,25 +8,20 @@ import numpy as np
 import pytest
 
 from data_service.errors import CorpusError, TokenizerError, UserError
-from data_service.ingest.build import build_corpus
-from data_service.ingest.options import BuildOptions
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from launcher.observe.inspect.report.curves import charts
 from launcher.runtime.run.metrics import figures, term_losses
 from tests.support.data.made_up import write_text
 from tests.support.ranks.run_group import finish
-from tests.support.runs.small_runs import history, losses, new_run, operate, prepare_corpus
+from tests.support.runs.small_runs import build_text, history, losses, new_run, operate, prepare_corpus
 
 SETTINGS = ("phases=[{steps: 6, length: 32, batch: {sequences: 12}}]",)
 
 
 def build(folder: Path, name: str, tokenizer: str, *, heldout: float = 0.1, documents: int = 40) -> str:
     write_text(folder / f"{name}.jsonl", documents, seed=9)
-    options = BuildOptions(heldout_fraction=heldout, block_tokens=256)
-    build_corpus(
-        [str(folder / f"{name}.jsonl")], f"{folder}/{name}", tokenizer, options, lambda progress: None
-    )
+    build_text(folder / f"{name}.jsonl", f"{folder}/{name}", tokenizer, heldout_fraction=heldout)
     return f"{folder}/{name}"
 
 
@@ -48,10 +43,9 @@ def before_of(record: Any) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_both_texts_are_measured_and_drawn(place: Path, world: int) -> None:
+def test_both_texts_are_measured_and_drawn(place: Path) -> None:
     old, own = (
-        finish(new_run(place, f"{name}-{world}", *SETTINGS, evaluating({"uri": f"{place}/{corpus}"})), world)
+        finish(new_run(place, name, *SETTINGS, evaluating({"uri": f"{place}/{corpus}"})), 2)
         for name, corpus in (("with-old", "old"), ("with-own", "corpus"))
     )
     assert losses(old) == losses(own), "what is evaluated changes nothing in training"

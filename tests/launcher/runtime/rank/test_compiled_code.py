@@ -1,9 +1,8 @@
 """Compiled code on the machine: only in a folder that is the user's own."""
 
 import os
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,8 +10,9 @@ from checkpoints.gather import Alone
 from encoder_core.trials.compile_trial import TriedCompilation
 from launcher.runtime.rank import compilation
 from launcher.runtime.rank.compilation import CompiledCode, settle_compilation
+from launcher.runtime.recipe.load import reload
 from launcher.runtime.run.record import open_run
-from tests.support.runs import small_runs
+from tests.support.ranks.checkpointers import Silent
 
 NAME = "0123456789abcdef"
 
@@ -26,28 +26,17 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
     assert folder in CompiledCode(NAME, tmp_path).folder.parents
 
 
-class Silent:
-    ends = None
-
-    def beat(self, step: int, doing: str, done: int = 0) -> None: ...
-    def record(self, record: dict[str, Any]) -> None: ...
-    def note(self, text: str) -> None: ...
-    def event(self, kind: str, fields: Mapping[str, Any]) -> None: ...
-    def stop_requested(self) -> bool:
-        return False
-
-
 @pytest.mark.parametrize(("error", "compiled"), [(1e-7, True), (1.1e-4, False)])
 def test_the_process_that_tries_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: float, compiled: bool
+    fresh_run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: float, compiled: bool
 ) -> None:
     """Its error and its bound count at a first start; the rank itself compares nothing."""
     tried = TriedCompilation(1.0, 3, error, 1e-4)
     monkeypatch.setattr(compilation, "try_in_process", lambda *_: tried)
     monkeypatch.setattr(compilation, "try_compilation", lambda *_, **__: TriedCompilation(1.0, 3))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    small_runs.prepare_corpus(tmp_path)
-    run = open_run(small_runs.new_run(tmp_path, "run", "compile=true"))
+    run = open_run(fresh_run)
+    run = replace(run, recipe=reload(run.recipe, ("compile=true",)))
     pieces, found = settle_compilation(run, run.tokenizer(), Alone(), Silent(), "here")
     assert found is not None
     assert (pieces is not None, found.compiled, found.error, found.bound) == (compiled, compiled, error, 1e-4)

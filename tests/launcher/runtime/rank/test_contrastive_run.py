@@ -11,8 +11,7 @@ from sentence_transformers import SentenceTransformer
 from checkpoints.gather import Alone
 from checkpoints.load import Reader
 from checkpoints.newest import newest_good
-from data_service.ingest.build import build_corpus
-from data_service.ingest.options import BuildOptions, PairFields
+from data_service.ingest.options import PairFields
 from launcher.after.diagnose.measures import measure_heldout_loss
 from launcher.after.diagnose.states import open_checkpoint
 from launcher.after.export.export import export_run
@@ -51,14 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small_runs.prepare_corpus(folder)
     finish(small_runs.new_run(folder, "pretrained"), 1)
     write_pairs(folder / "pairs.jsonl")
-    options = BuildOptions(heldout_fraction=0.1, block_tokens=256, pairs=PairFields(count=1))
-    build_corpus(
-        [str(folder / "pairs.jsonl")],
-        f"{folder}/pairs",
-        f"{folder}/tokenizer",
-        options,
-        lambda progress: None,
-    )
+    tokenizer, pairs = f"{folder}/tokenizer", PairFields(count=1)
+    small_runs.build_text(folder / "pairs.jsonl", f"{folder}/pairs", tokenizer, pairs=pairs)
     return folder
 
 

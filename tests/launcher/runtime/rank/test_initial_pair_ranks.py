@@ -11,8 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from data_service.ingest.build import build_corpus
-from data_service.ingest.options import BuildOptions
 from launcher.after.export.export import export_run
 from launcher.runtime.rank.kept_start import keep_start
 from launcher.runtime.recipe.continued import commented_yaml, continued_recipe
@@ -51,14 +49,7 @@ def prepare(folder: Path) -> None:
     write_text(folder / "text.jsonl", 60)
     texts = [json.loads(line)["text"] for line in (folder / "text.jsonl").open()]
     published_folder("deberta-v3", texts, folder / "tokenizer", 50)
-    options = BuildOptions(heldout_fraction=0.1, block_tokens=256)
-    build_corpus(
-        [str(folder / "text.jsonl")],
-        f"{folder}/corpus",
-        f"{folder}/tokenizer",
-        options,
-        lambda progress: None,
-    )
+    small_runs.build_text(folder / "text.jsonl", f"{folder}/corpus", f"{folder}/tokenizer")
 
 
 def new_run(folder: Path, name: str, start: Path | str, *settings: str) -> str:
@@ -160,15 +151,6 @@ def test_continued_killed_and_exported_again(folder: Path, tmp_path: Path) -> No
     theirs, info = DebertaV2Model.from_pretrained(tmp_path / "again/discriminator", output_loading_info=True)
     assert not info["missing_keys"]
     assert isinstance(theirs, DebertaV2Model)
-
-
-@pytest.mark.long
-def test_the_discriminator_learns_more_though_its_generator_improves(folder: Path) -> None:
-    """At first the loss rises, because replacements of the guess by frequency are found more easily."""
-    longer = finish(new_run(folder, "longer", folder / "published", *phase(240, 120, 240)), 2)
-    rtd, mlm = heldout(longer, "rtd_loss"), heldout(longer, "mlm_loss")
-    assert rtd[240] < rtd[0]
-    assert mlm[240] < mlm[0]
 
 
 def _start(uri: str) -> dict[str, Any]:

@@ -151,29 +151,6 @@ def test_ranks_that_read_different_files_stop(setting: Setting, tmp_path: Path) 
         initial_weights(asked.run, setting.tokenizer, model, Differing())
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (ROBERTA, "family is roberta here and bert there"),
-        (BERT.model_copy(update={"heads": 2}), "heads is 2 here and 4 there"),
-        (BERT.model_copy(update={"max_length": 96}), "max_length is 96 here and 64 there"),
-    ],
-)
-def test_another_model_is_refused(
-    setting: Setting, tmp_path: Path, config: ModelConfig, message: str
-) -> None:
-    export(setting.asks(BERT, RecipeObjective(mlm=MLM), "scratch"), tmp_path)
-    with pytest.raises(ModelError, match=message):
-        setting.asks(config, RecipeObjective(mlm=MLM), tmp_path).begin()
-
-
-def test_dropout_and_the_place_of_the_file_do_not_matter(setting: Setting, tmp_path: Path) -> None:
-    exported = export(setting.asks(ROBERTA, RecipeObjective(mlm=MLM), "scratch"), tmp_path)
-    other = ROBERTA.model_copy(update={"dropout": 0.3})
-    model, _ = setting.asks(other, RecipeObjective(mlm=MLM), f"file://{tmp_path}").begin()
-    assert all(torch.equal(p, parameters_of(exported)[name]) for name, p in parameters_of(model).items())
-
-
 @pytest.mark.long
 def test_a_folder_in_a_bucket_whole_or_in_parts(setting: Setting, s3: S3Server, tmp_path: Path) -> None:
     from transformers import RobertaForMaskedLM

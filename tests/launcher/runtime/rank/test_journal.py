@@ -3,13 +3,12 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from data_service.store.base import Store
 from data_service.store.errors import AccessDenied, OutOfSpace, StoreUnavailable
 from data_service.store.local import LocalStore
 from encoder_core.train.engine import Update
@@ -20,6 +19,7 @@ from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import RunLog
+from tests.support.ranks.checkpointers import Silent
 
 WAIT_S = 30.0  # never as long
 QUICK_S = 1.0  # what a step may wait, on a busy machine
@@ -173,40 +173,9 @@ def test_records_of_an_attempt_that_died_before_it_could_write_leave_a_gap(store
     assert (history.steps.numbers.tolist(), history.repeated) == ([0, 3], 0)
 
 
-def test_it_is_any_store(tmp_path: Path) -> None:
-    store: Store = LocalStore(tmp_path)
-    journal = RunLog(store, 1, flush_seconds=1000.0)
-    journal.metric(step(0))
-    assert journal.close(WAIT_S)
-    assert [entry.key for entry in store.list()] == ["metrics/a000001/00000000.jsonl"]
-
-
-class Line:
-    """A rank's line to its supervisor, kept."""
-
-    ends = None
-
-    def __init__(self) -> None:
-        self.beats: list[tuple[int, str, int]] = []
-        self.notes: list[str] = []
-
-    def beat(self, step: int, doing: str, done: int = 0) -> None:
-        self.beats.append((step, doing, done))
-
-    def record(self, record: dict[str, object]) -> None: ...
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def event(self, kind: str, fields: Mapping[str, object]) -> None: ...
-
-    def stop_requested(self) -> bool:
-        return False
-
-
 def test_a_rank_goes_on_at_speed_though_the_store_hangs(store: Troubled) -> None:
     """Steps, a skipped one, an evaluation and what a commit asks for."""
-    line, startup = Line(), Startup()
+    line, startup = Silent(), Startup()
     startup.done("data")
     journal = RankJournal(line, startup, RunLog(store, 1, flush_seconds=0.0))
 

@@ -1,16 +1,13 @@
 """Pickled weights of a start become safetensors of the run, once, at `init`; what is refused leaves no run."""
 
-import os
 import random
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from checkpoints.hf.load import load_pretrained
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
 from encoder_core.terms.replaced import ReplacedTokenConfig
@@ -99,23 +96,6 @@ def test_what_lies_beside_is_named_where_it_is_refused(setting: Setting, tmp_pat
 
 
 @pytest.mark.long
-def test_what_is_refused_leaves_nothing(setting: Setting, tmp_path: Path) -> None:
-    asked = setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path / "published")
-    export(asked, tmp_path / "published")
-    pickle_in(tmp_path / "published")
-
-    class Calling:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return os.mkdir, (str(tmp_path / "mark"),)
-
-    torch.save({"weight": Calling()}, tmp_path / "published/pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"published/pytorch_model\.bin .*\b(posix|os)\.mkdir\n"):
-        keep_start(asked.run.recipe, str(tmp_path / "new"))
-    assert not (tmp_path / "new").exists()
-    assert not (tmp_path / "mark").exists()
-
-
-@pytest.mark.long
 def test_weights_of_another_shape_are_refused_by_the_places_name(setting: Setting, tmp_path: Path) -> None:
     asked = setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path / "published")
     export(asked, tmp_path / "published")
@@ -125,10 +105,3 @@ def test_weights_of_another_shape_are_refused_by_the_places_name(setting: Settin
     with pytest.raises(ModelError, match=rf"^{tmp_path}/published\b.*missing .*layer\.1\."):
         keep_start(asked.run.recipe, str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
-
-
-def test_whoever_else_reads_a_folder_refuses_pickles(setting: Setting, tmp_path: Path) -> None:
-    export(setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path), tmp_path)
-    pickle_in(tmp_path)
-    with pytest.raises(ModelError, match=r"model\.safetensors\n.*\binit\b"):
-        load_pretrained(tmp_path)

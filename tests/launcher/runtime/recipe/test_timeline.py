@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from encoder_core.optim import schedules
 from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.terms.term import Weight, WeightSchedule, weight_at
-from launcher.app.cli.recipe_timeline import plot
 from launcher.errors import OptionError, RecipeError
 from launcher.runtime.rank.build import schedule, training_plan
 from launcher.runtime.recipe import identity
@@ -84,45 +83,29 @@ def test_the_phase_of_a_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "problem", "remedy"),
+    ("phase", "problem"),
     [
-        ("steps: 9, schedule: {warmup: 10}", "phases.1.schedule.warmup: a warmup of 10", "the phase"),
-        (
-            "steps: 9, schedule: {warmup: 5, decay_steps: 5}",
-            "do not fit into the phase's 9",
-            "at most 4 steps",
-        ),
-        ("steps: 9, schedule: {decay_steps: 3, restarts: 3}", "3 restarts leave", "restart less often"),
-        ("steps: 9, schedule: {decay: constant, restarts: 1}", "does not decay", "phases.1.schedule"),
-        ("steps: 9, lr: 0", "greater than 0", "phases.1.lr"),
-        (
-            "steps: 9, mlm: {rate: {start: 0.3, end: 0.1}}",
-            "needs phases that read on",
-            "set phases.1.mixture to {}",
-        ),
-        (
-            "steps: 9, mixture: {}, mlm: {rate: {start: 0.9, end: 0.1}}",
-            "less than or equal to 0.8",
-            "phases.1.mlm.rate.start",
-        ),
-        ("steps: 9, rope_base: 1.0e+4", "family roberta has no rotary positions", "leave it out"),
-        ("steps: 9, local_rope_base: 1.0e+4", "no local layers", "leave it out"),
-        ("steps: 9, mlm: {rate: 0.9}", "less than or equal to 0.8", "phases.1.mlm.rate"),
-        (f"steps: 9, batch: {RISE % (128, 5)}", "to rise from 128 to 64", "start with less than 64"),
-        (f"steps: 9, batch: {RISE % (0, 5)}", "greater than 0", "phases.1.batch.warmup.start"),
-        (f"steps: 9, batch: {RISE % (16, 10)}", "rise for 10 steps in a phase of 9", "at most 9 steps"),
-        (
-            "steps: 9, batch: {tokens: 999, warmup: {start: 50, steps: 3}}",
-            "cannot hold one row of 128",
-            "at least 128",
-        ),
+        ("steps: 9, schedule: {warmup: 10}", "phases.1.schedule.warmup: a warmup of 10"),
+        ("steps: 9, schedule: {warmup: 5, decay_steps: 5}", "do not fit into the phase's 9"),
+        ("steps: 9, schedule: {decay_steps: 3, restarts: 3}", "3 restarts leave"),
+        ("steps: 9, schedule: {decay: constant, restarts: 1}", "does not decay"),
+        ("steps: 9, lr: 0", "greater than 0"),
+        ("steps: 9, mlm: {rate: {start: 0.3, end: 0.1}}", "needs phases that read on"),
+        ("steps: 9, mixture: {}, mlm: {rate: {start: 0.9, end: 0.1}}", "less than or equal to 0.8"),
+        ("steps: 9, rope_base: 1.0e+4", "family roberta has no rotary positions"),
+        ("steps: 9, local_rope_base: 1.0e+4", "no local layers"),
+        ("steps: 9, mlm: {rate: 0.9}", "less than or equal to 0.8"),
+        (f"steps: 9, batch: {RISE % (128, 5)}", "to rise from 128 to 64"),
+        (f"steps: 9, batch: {RISE % (0, 5)}", "greater than 0"),
+        (f"steps: 9, batch: {RISE % (16, 10)}", "rise for 10 steps in a phase of 9"),
+        ("steps: 9, batch: {tokens: 999, warmup: {start: 50, steps: 3}}", "cannot hold one row of 128"),
     ],
 )
-def test_what_does_not_fit_is_refused(phase: str, problem: str, remedy: str) -> None:
+def test_what_does_not_fit_is_refused(phase: str, problem: str) -> None:
     with pytest.raises(RecipeError) as caught:
         phased("steps: 20", phase)
     assert problem in caught.value.problem
-    assert remedy in caught.value.remedy
+    assert caught.value.remedy
 
 
 def test_a_schedule_that_every_phase_replaces_need_not_fit() -> None:
@@ -242,22 +225,6 @@ def test_a_term_weighs_in_each_step_what_its_phase_or_the_run_says(
     assert tiny(recipe).objective.nsp is not None
 
 
-def test_the_command_shows_weights_that_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    shown = maskfleet(
-        "recipe",
-        "show",
-        "bert-base",
-        "--timeline",
-        "--set",
-        "objective.nsp.weight={start: 1, end: 0.5, steps: 1000}",
-    )
-    lines = [line.rstrip() for line in shown.splitlines()]
-    assert lines[0].endswith(" nsp")
-    assert lines[1].endswith("1 to 0.5")
-    assert lines[2].endswith("0.5")
-
-
 def test_tokens_are_those_of_every_step() -> None:
     total = 0
     for step in range(FULL.total_steps + 1):
@@ -282,10 +249,6 @@ def test_the_command_prints_a_table_and_a_picture(tmp_path: Path, monkeypatch: p
     assert len(lines[lines.index("tokens of a step, up to 65.5k") + 2]) == 72
     with pytest.raises(OptionError, match=r"--raw\b.*--timeline\b"):
         maskfleet("recipe", "show", str(path), "--timeline", "--raw")
-
-
-def test_a_picture_is_as_high_as_its_values() -> None:
-    assert plot([0, 1, 2, 4, 0.01], 2) == ["   █", " ▄██▁"]
 
 
 @pytest.mark.long
@@ -316,16 +279,3 @@ def test_the_base_of_local_layers_is_the_phases_where_there_are_such(model: str)
     if model == "ultrabert":
         with pytest.raises(RecipeError, match="no local layers"):
             load(name, ("phases.0.local_rope_base=70",))
-
-
-def test_families_without_rotary_positions_have_no_base() -> None:
-    assert layer_settings(FULL, FULL.phases[0]) == {}
-    assert recipe_after(FULL, 3) == FULL
-
-
-def test_the_command_shows_microbatches_and_bases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    lines = maskfleet("recipe", "show", "modernbert-base", "--timeline").splitlines()
-    assert lines[0].split()[-3:] == ["microbatch", "rope", "base"]
-    ends = [line.split()[-2:] for line in lines[1:6]]
-    assert ends == [["72", "10000"], ["72", "10000"], ["72", "10000"], ["9", "160000"], ["9", "160000"]]

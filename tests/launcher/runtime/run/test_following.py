@@ -17,7 +17,7 @@ from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from encoder_core.train.zero_state import Fragment
 from launcher.errors import RunError
-from launcher.runtime.run.following import Cursor, EventFollower, LineageFollower
+from launcher.runtime.run.following import EventFollower, LineageFollower
 from launcher.runtime.run.log import encode, operator_event
 from launcher.runtime.run.packing import pack_once
 from launcher.runtime.run.segments import segment_key
@@ -94,67 +94,11 @@ def test_what_is_written_after_the_commit_comes_later(store: Store) -> None:
     assert told(follower) == (None, [("step", 2, 1), ("eval", 3, 1), ("step", 3, 1)])
 
 
-def test_steps_that_were_repeated_come_once_from_the_attempt_that_counts(store: Store) -> None:
-    first = Writer(store).train(4).flush()
-    mark = first.commit()
-    first.train(9).flush()  # never committed
-    follower = LineageFollower(store)
-    assert told(follower)[1][-1] == ("step", 3, 1)
-    second = Writer(store, mark).train(7).flush()
-    second.commit()
-    assert told(follower) == (
-        None,
-        [("step", 4, 2), ("step", 5, 2), ("eval", 6, 2), ("step", 6, 2)],
-    )
-
-
-def test_going_back_is_told_at_once(store: Store) -> None:
-    first = Writer(store).train(4).flush()
-    mark = first.commit()
-    first.train(9).flush().commit()
-    follower = LineageFollower(store)
-    told(follower)
-    record_rewind(
-        store, Rewind(attempt=1, to=mark, began=7, reached=9, cause="loss", skips=()), first.attempt
-    )
-    assert told(follower) == (4, [])
-    assert told(follower) == (None, [])
-    Writer(store, mark).train(6).flush().commit()
-    assert told(follower) == (None, [("step", 4, 2), ("step", 5, 2), ("eval", 6, 2)])
-
-
-def test_going_back_that_nobody_saw_is_told_with_what_follows(store: Store) -> None:
-    first = Writer(store).train(4).flush()
-    mark = first.commit()
-    first.train(9).flush().commit()
-    follower = LineageFollower(store)
-    told(follower)
-    record_rewind(
-        store, Rewind(attempt=1, to=mark, began=7, reached=9, cause="loss", skips=()), first.attempt
-    )
-    Writer(store, mark).train(6).flush().commit()
-    assert told(follower) == (4, [("step", 4, 2), ("step", 5, 2), ("eval", 6, 2)])
-
-
 def test_records_that_were_lost_hold_up_nothing(store: Store) -> None:
     first = Writer(store).train(2).flush().train(4)
     mark = first.commit()  # and dies
     Writer(store, mark).train(5).flush().commit()
     assert told(LineageFollower(store)) == (None, [("step", 0, 1), ("step", 1, 1), ("step", 4, 2)])
-
-
-def test_another_process_goes_on_with_the_cursor(store: Store) -> None:
-    Writer(store).train(20).flush().commit()
-    whole = told(LineageFollower(store))[1]
-    cursor, pieces = Cursor(), []
-    more = True
-    while more:
-        follower = LineageFollower(store, Cursor.model_validate_json(cursor.model_dump_json()))
-        news = follower.new(3)
-        assert len(news.records) <= 3
-        pieces += [(record["kind"][:4], record["step"], record["by"]) for record in news.records]
-        cursor, more = follower.cursor, news.more
-    assert pieces == whole
 
 
 def test_damage_is_told_and_passed_over(store: Store) -> None:

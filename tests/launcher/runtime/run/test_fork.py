@@ -94,33 +94,28 @@ def test_other_data_begins_anew_and_everything_else_goes_on(source: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("phases", "restarted"),
+    ("setting", "restarted"),
     [
-        (f"[{FIRST}, {{steps: 60, length: 64, batch: {{sequences: 8}}}}]", ()),
-        (f"[{FIRST}, {{steps: 6, length: 64, batch: {{sequences: 4}}}}]", ("phases",)),
-        (f"[{FIRST}, {{steps: 6, length: 32, batch: {{sequences: 8}}}}]", ("phases",)),
-        ("[{steps: 14, length: 32, batch: {sequences: 12}}]", ("phases",)),
-        (f"[{FIRST}, {{steps: 1, length: 64, batch: {{sequences: 8}}}}, {FIRST}]", ()),
+        (f"phases=[{FIRST}, {{steps: 60, length: 64, batch: {{sequences: 8}}}}]", ()),
+        (f"phases=[{FIRST}, {{steps: 6, length: 64, batch: {{sequences: 4}}}}]", ("phases",)),
+        (f"phases=[{FIRST}, {{steps: 6, length: 32, batch: {{sequences: 8}}}}]", ("phases",)),
+        ("phases=[{steps: 14, length: 32, batch: {sequences: 12}}]", ("phases",)),
+        (f"phases=[{FIRST}, {{steps: 1, length: 64, batch: {{sequences: 8}}}}, {FIRST}]", ()),
+        ("shuffle=uniform", ("shuffle",)),
+        ("model.dropout=0.0", ()),
     ],
 )
 def test_the_data_goes_on_where_the_steps_so_far_would_have_been_the_same(
-    source: str, tmp_path: Path, phases: str, restarted: tuple[str, ...]
+    source: str, tmp_path: Path, setting: str, restarted: tuple[str, ...]
 ) -> None:
-    forked = make(source, tmp_path / "fork", f"phases={phases}")
+    assert open_run(source).recipe.shuffle == "spread"
+    forked = make(source, tmp_path / "fork", setting)
     assert forked.restarted == restarted
     assert open_run(forked.run.uri).record.data_begins == (STEP if restarted else 0)
     shown = find_sample(forked.run, STEP, 0)
     assert (shown.epoch, shown.sample) == (0, 0) if restarted else shown.epoch > 0
-
-
-def test_another_shuffle_is_other_data(source: str, tmp_path: Path) -> None:
-    other = {"spread": "uniform", "uniform": "spread"}[open_run(source).recipe.shuffle]
-    assert make(source, tmp_path / "fork", f"shuffle={other}").restarted == ("shuffle",)
-
-
-def test_the_place_in_other_data_can_be_kept(source: str, tmp_path: Path) -> None:
-    forked = make(source, tmp_path / "fork", "seed=5", keep_position=True)
-    assert (forked.restarted, forked.run.record.data_begins) == ((), 0)
+    kept = make(source, tmp_path / "kept", setting, keep_position=True)
+    assert (kept.restarted, kept.run.record.data_begins) == ((), 0)
 
 
 def test_moments_of_another_optimizer_are_refused_unless_they_are_the_same(
@@ -184,16 +179,14 @@ def test_another_model_is_refused(
     assert not (tmp_path / "fork").exists()
 
 
-def test_dropout_is_no_other_model(source: str, tmp_path: Path) -> None:
-    assert make(source, tmp_path / "fork", "model.dropout=0.0").restarted == ()
-
-
 def test_a_fork_has_something_to_train(source: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"\bcheckpoint\b.*\bstep 4\b"):
         make(source, tmp_path / "fork", step=4)
     with pytest.raises(RunError, match=r"\bstep 14\b.*\bphases\b.*\bstep 14\b"):
         make(source, tmp_path / "fork", step=None)
     assert not (tmp_path / "fork").exists()
+    with pytest.raises(RunError, match=r"\ba run\b"):  # which is never overwritten
+        make(source, Path(source))
 
 
 def test_a_stable_run_is_ended_by_a_decay_on_the_data_that_it_would_have_read(
@@ -240,11 +233,6 @@ def digest(run: Run, step: int) -> int:
     streams = [Stream(stream_spec(run, run.tokenizer(), phase)) for phase in range(len(run.recipe.phases))]
     taken = sample_positions(run, streams, ()).ranges(step)
     return sum(checksum(streams[r.phase].read(r.epoch, r.start, r.stop)) for r in taken)
-
-
-def test_a_run_is_never_overwritten(source: str, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"\ba run\b"):
-        make(source, Path(source))
 
 
 def test_an_interrupted_fork_can_be_repeated(source: str, tmp_path: Path) -> None:

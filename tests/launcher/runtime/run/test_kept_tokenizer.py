@@ -17,7 +17,7 @@ from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.fork import fork
 from launcher.runtime.run.kept_tokenizer import TOKENIZERS
 from launcher.runtime.run.record import Run, open_run
-from tests.support.runs.small_runs import new_run, prepare_corpus
+from tests.support.runs.small_runs import new_run
 from tests.support.runs.starts import Setting as Asked
 from tests.support.runs.starts import trained
 
@@ -25,9 +25,8 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    prepare_corpus(tmp_path)
-    return tmp_path
+def home(inputs: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(inputs, tmp_path, dirs_exist_ok=True)
 
 
 def a_trained_run(home: Path) -> Run:

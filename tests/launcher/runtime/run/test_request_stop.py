@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints.attempt import Attempt, Owner, claim, end_newest_attempt
-from checkpoints.ownership import find_stop_request, read_presence
+from checkpoints.ownership import find_stop_request
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.exit_codes import REPEAT, STOPPED
@@ -92,18 +92,6 @@ def test_where_nothing_runs_nothing_is_asked(store: Store, how: str) -> None:
     assert not asked.asked
     assert (asked.found and asked.found.state) == {"ended": "ended", "silent": "dead"}.get(how)
     assert [entry.key for entry in store.list()] == before
-
-
-def test_a_process_of_this_machine_is_known_to_be_gone_at_once(store: Store) -> None:
-    gone = Owner.for_this_process(NOW).model_copy(update={"started": 1.0})
-    started(store, gone)
-    found = read_presence(store, NOW)
-    assert found is not None
-    assert found.state == "dead"
-    claim(store)
-    found = read_presence(store, NOW)
-    assert found is not None
-    assert found.state == "running"
 
 
 def test_waiting_ends_with_the_command(store: Store) -> None:
