@@ -17,12 +17,13 @@ from launcher.runtime.recipe.summary import with_vocab
 DEVICES: tuple[Device, ...] = get_args(Device)
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     ("name", "devices", "sizes"),
     [
         ("bert-base", DEVICES, (4, 80)),
-        pytest.param("modernbert-base", DEVICES[:1], (24,), marks=pytest.mark.long),
-        pytest.param("contrastive-base", DEVICES[:1], (24,), marks=pytest.mark.long),
+        ("modernbert-base", DEVICES[:1], (24,)),
+        ("contrastive-base", DEVICES[:1], (24,)),
     ],
 )
 def test_a_few_rows_more_would_not_fit(
@@ -58,6 +59,7 @@ def test_an_estimate_goes_by_what_fits_and_says_so() -> None:
     assert smaller.as_configured.bytes <= usable(find_gpu("L4").memory)
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", ["roberta-base", "deberta-v3-base", "contrastive-base"])
 def test_memory_between_the_counted_sizes_is_near_that_counted_there(name: str) -> None:
     """At its peak at most 8 % less and 10 % more."""

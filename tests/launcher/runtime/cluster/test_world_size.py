@@ -88,3 +88,15 @@ def test_machines_that_come_and_go_do_not_disturb() -> None:
         clock.now += 59
     clock.now += 1
     assert ranks.should_grow(machines(3))
+
+
+def test_the_operator_is_told_now_and_then() -> None:
+    ranks, clock = roster()
+    assert ranks.start(machines(1)) is None
+    assert ranks.news() == "waiting for machines: places for 4 ranks, 8 wanted"
+    clock.now += 30
+    assert ranks.start(machines(0)) is None
+    assert ranks.news() is None
+    clock.now += 31
+    assert ranks.start(machines(0)) is None
+    assert ranks.news() == "waiting for machines: places for 0 ranks, 1 at least wanted"

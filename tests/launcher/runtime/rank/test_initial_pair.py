@@ -71,24 +71,24 @@ def of_layers(theirs: Any, layers: list[int]) -> Any:
     return shallow.eval()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_both_networks_begin_as_the_folders_model(
-    setting: Setting, tmp_path: Path, drawn: tuple[DebertaV2Config, Sharing, int], dtype: torch.dtype
+    setting: Setting, tmp_path: Path, drawn: tuple[DebertaV2Config, Sharing, int]
 ) -> None:
     config, sharing, seed = drawn
-    theirs = publish(known(setting, config), tmp_path, seed=seed).to(dtype)
+    theirs = publish(known(setting, config), tmp_path, seed=seed)
     model, start = setting.asks(config, pair(sharing), tmp_path).begin()
     assert isinstance(model, ReplacedTokenDetection)
-    model.to(dtype)
     batch = rows(setting.tokenizer.vocab_size)
     layers = start.record["layers"]
     assert isinstance(layers, list)
     assert layers[0] == 0
     assert len(layers) == config.generator.layers
-    with torch.no_grad():
-        assert_close(model.discriminator.encoder(batch), their_states(theirs, setting))
-        expected = their_states(of_layers(theirs, [int(str(n)) for n in layers]).to(dtype), setting)
-        assert_close(model.generator.encoder(batch), expected)
+    generator = of_layers(theirs, [int(str(n)) for n in layers])
+    for dtype in (torch.float32, torch.float64):
+        model.to(dtype)
+        with torch.no_grad():
+            assert_close(model.discriminator.encoder(batch), their_states(theirs.to(dtype), setting))
+            assert_close(model.generator.encoder(batch), their_states(generator.to(dtype), setting))
 
 
 def test_the_discriminators_head_is_read_and_what_was_left_is_named(setting: Setting, tmp_path: Path) -> None:
