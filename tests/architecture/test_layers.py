@@ -60,7 +60,6 @@ DRAWN = {
     """,
     "checkpoints": "",
     "tests.support": """
-        clusters -> stores
         faults -> data ranks runs stores
         tasks -> data models
         runs -> data models
