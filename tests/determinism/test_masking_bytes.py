@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from data_service.corpus.manifest import TOKENIZER_FOLDER
 from data_service.samples.masking import MlmMasking
 from data_service.samples.replacement import Replacement
 from data_service.stream.stream import Stream
-from tests.support.data.corpora import VOCABULARY, source_of, spec_of, write_corpus, written_out
+from tests.support.data.corpora import source_of, spec_of, write_corpus, write_vocabulary, written_out
 
 UNIGRAM = Replacement(random_from="unigram")
 GOLDEN = {
@@ -24,10 +23,7 @@ GOLDEN = {
 def test_the_bytes_of_an_epoch(tmp_path: Path, scheme: str) -> None:
     masking, golden = GOLDEN[scheme]
     uri = write_corpus(tmp_path / "c", [written_out(number) for number in range(5)])
-    pieces = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
-    pieces += [f"##p{number}" if number % 3 == 0 else f"p{number}" for number in range(5, VOCABULARY)]
-    (tmp_path / "c" / TOKENIZER_FOLDER).mkdir()
-    (tmp_path / "c" / TOKENIZER_FOLDER / "vocab.txt").write_text("\n".join(pieces) + "\n", "utf-8")
+    write_vocabulary(uri)
     stream = Stream(spec_of(source_of(uri), masking=masking))
     samples = stream.read(3, 0, stream.samples_per_epoch)
     digest = hashlib.sha256()

@@ -9,7 +9,7 @@ from data_service.rng import Key, stream_key
 from data_service.samples.diffusion import MIN_RATE, DiffusionMasking
 from data_service.samples.make import make_rows
 from data_service.samples.packing import Packed, pack_block
-from data_service.samples.samples import Samples, distribute_rows, join_rows, slice_rows
+from data_service.samples.samples import Samples, join_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
 from tests.support.data.corpora import NEVER_MASKED, SPECIAL, random_block, spec_of, targets_per_row
@@ -46,18 +46,6 @@ def test_the_text_is_all_there_and_hidden_tokens_are_masks(seed: int, tokens: in
     assert (samples.tokens[samples.target_positions] == SPECIAL.mask).all()
     np.testing.assert_array_equal(np.add.reduceat(~special, samples.offsets[:-1]), maskable(samples))
     assert ((rates(samples) >= MIN_RATE) & (rates(samples) <= 1)).all()
-
-
-@given(st.integers(0, 100), st.data())
-def test_a_row_is_the_same_alone_and_among_others(seed: int, data: st.DataObject) -> None:
-    block, key = random_block(seed=seed, tokens=700), stream_key("alone", seed)
-    whole = make(block, key)
-    row = data.draw(st.integers(0, whole.rows - 1))
-    alone, cut = make(block, key, row, row + 1), slice_rows(whole, row, row + 1)
-    (dealt,) = distribute_rows(join_rows([whole, alone]), [np.array([row])])
-    for found in (cut, dealt):
-        for name in ("tokens", "target_positions", "target_ids", "rates", "maskable"):
-            np.testing.assert_array_equal(getattr(found, name), getattr(alone, name))
 
 
 @pytest.fixture(scope="module")

@@ -92,7 +92,8 @@ def test_the_first_segment_ends_with_a_sentence_if_one_ends_in_the_window(
     for row in range(len(rows)):
         start = row // 2 * reuse
         window = whole[start : start + reuse + room][:: -1 if row % 2 else 1]
-        _, a, b = segments_of(text, row, reuse)
+        reused, a, b = segments_of(text, row, reuse)
+        assert reused == window[:reuse]
         assert a == window[reuse : reuse + len(a)]
         assert len(b) == room - len(a) > 0
         if row % 2:  # read backward, a segment ends with the first token of a sentence
@@ -116,24 +117,6 @@ def test_a_random_second_segment_is_text_from_a_sentence_on(
         _, _, b = segments_of(text, row, reuse)
         reading, starts = (whole[::-1], backward) if row % 2 else (whole, forward)
         assert any(reading[start : start + len(b)] == b for start in starts)
-
-
-@pytest.mark.parametrize("both", [False, True])
-def test_rows_go_on_and_reuse_every_token_once_in_each_direction(both: bool) -> None:
-    rng = np.random.default_rng(3)
-    block = block_of([rng.integers(1, 40, rng.integers(1, 6)).tolist() for _ in range(30)])
-    reuse, length = 16, 45
-    rows, text = laid_out(block, lanes_of(reuse, both=both), length)
-    whole, window = text_of(block), length - SPECIAL_TOKENS_PER_ROW
-    reused = text.tokens[:, :reuse]
-    forward = reused[:: rows.directions].ravel().tolist()
-    assert forward == whole[: len(forward)]
-    assert window - reuse <= len(whole) - len(forward) < window
-    if both:  # from the last row to the first
-        backward = reused[1::2][::-1].ravel().tolist()
-        left = len(whole) - rows.windows * reuse - (window - reuse)
-        assert 0 <= left < reuse
-        assert backward == whole[window - reuse : len(whole) - left][::-1]
 
 
 @given(block_shapes, st.integers(1, 20), st.integers(2, 40), st.booleans())

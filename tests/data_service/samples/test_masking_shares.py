@@ -1,4 +1,5 @@
-"""Every scheme's published numbers, each over a million rows, within sampling error (five standard deviations)."""
+"""Every scheme's published numbers, each over a million rows (by default 50,000), within sampling error (five standard
+deviations)."""
 
 from collections.abc import Iterator
 
@@ -14,7 +15,7 @@ from data_service.samples.spec import SourceSpec
 from data_service.types import Block
 from tests.support.data.corpora import NEVER_MASKED, SPECIAL, VOCABULARY, spec_of, targets_per_row
 
-ROWS, TURNS = 50_000, 20  # a million rows: the same text with twenty keys
+ROWS = 50_000
 LEAST, MOST = 20, 40  # tokens of a row
 TEXT_IDS = 250  # the text has ids below this one
 SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
@@ -25,7 +26,14 @@ UNIGRAM = np.zeros(VOCABULARY, dtype=np.int64)
 UNIGRAM[TEXT_IDS:] = 1_000_000 // np.arange(1, VOCABULARY - TEXT_IDS + 1)
 
 
-def million(**masking: object) -> Iterator[tuple[np.ndarray, Samples]]:
+@pytest.fixture(params=[1, pytest.param(20, marks=[pytest.mark.long, pytest.mark.heavy])])
+def turns(request: pytest.FixtureRequest) -> int:
+    """How often the same text is masked, each time with another key."""
+    count: int = request.param
+    return count
+
+
+def masked_rows(turns: int, **masking: object) -> Iterator[tuple[np.ndarray, Samples]]:
     """Turn by turn: text tokens of each row, and the rows."""
     rng = np.random.default_rng(0)
     sentences = np.append(0, np.cumsum(rng.integers(LEAST, MOST + 1, ROWS)))
@@ -36,7 +44,7 @@ def million(**masking: object) -> Iterator[tuple[np.ndarray, Samples]]:
     rows = pack_block(block, "doc_sentences", spec.length)
     words = None if settings.unit == "token" else WORD_STARTS
     unigram = UNIGRAM if settings.replace.random_from == "unigram" else None
-    for turn in range(TURNS):
+    for turn in range(turns):
         key = stream_key("million", turn)
         yield np.diff(rows.edges), make_rows(block, rows, 0, ROWS, spec, key, MaskingTables(words, unigram))
 
@@ -45,41 +53,22 @@ def assert_share(found: int, total: int, share: float) -> None:
     assert abs(found - total * share) < 5 * np.sqrt(total * share * (1 - share))
 
 
-@pytest.mark.long
-@pytest.mark.heavy
 @pytest.mark.parametrize("unit", ["token", "whole_word", "ngram", "span"])
-def test_fifteen_percent_are_masked(unit: str) -> None:
+def test_fifteen_percent_are_masked(turns: int, unit: str) -> None:
     """Of all maskable tokens; short only where no word is left that fits, less than one row in a thousand."""
     found = wanted = 0.0
-    for lengths, samples in million(unit=unit):
+    for lengths, samples in masked_rows(turns, unit=unit):
         found += len(samples.target_ids)
         wanted += 0.15 * lengths.sum()
-    rounding = 5 * np.sqrt(ROWS * TURNS / 4)  # a row's count is one of the two integers beside its mean
-    assert -rounding - ROWS * TURNS / 1000 < found - wanted < rounding
+    rounding = 5 * np.sqrt(ROWS * turns / 4)  # a row's count is one of the two integers beside its mean
+    assert -rounding - ROWS * turns / 1000 < found - wanted < rounding
 
 
-@pytest.mark.long
-@pytest.mark.heavy
-@pytest.mark.parametrize("unit", ["token", "ngram"])
-def test_eighty_ten_ten_token_by_token(unit: str) -> None:
-    total = masked = kept = 0
-    for _, samples in million(unit=unit, replace={"random_from": "unigram"}):
-        now = samples.tokens[samples.target_positions]
-        total += len(now)
-        masked += (now == SPECIAL.mask).sum()
-        kept += (now == samples.target_ids).sum()
-    assert_share(masked, total, 0.8)
-    assert_share(kept, total, 0.1)
-    assert_share(total - masked - kept, total, 0.1)
-
-
-@pytest.mark.long
-@pytest.mark.heavy
-def test_eighty_ten_ten_span_by_span_and_random_tokens_by_frequency() -> None:
+def test_eighty_ten_ten_span_by_span_and_random_tokens_by_frequency(turns: int) -> None:
     """SpanBERT: what happens is decided once a merged span, and its random tokens follow the corpus."""
     spans = masked = kept = 0
     random_ids = np.zeros(VOCABULARY, dtype=np.int64)
-    for _, samples in million(unit="span", count="ceil", replace={"random_from": "unigram"}):
+    for _, samples in masked_rows(turns, unit="span", count="ceil", replace={"random_from": "unigram"}):
         now = samples.tokens[samples.target_positions]
         starts = np.flatnonzero(np.diff(samples.target_positions, prepend=-2) != 1)
         sizes = np.diff(np.append(starts, len(now)))
@@ -102,25 +91,22 @@ def test_eighty_ten_ten_span_by_span_and_random_tokens_by_frequency() -> None:
     assert statistic < len(expected) + 5 * np.sqrt(2 * len(expected))
 
 
-@pytest.mark.long
-@pytest.mark.heavy
-def test_spanbert_masks_the_ceiling_of_fifteen_percent() -> None:
+def test_spanbert_masks_the_ceiling_of_fifteen_percent(turns: int) -> None:
     """Never more; less where no word is left that fits, in less than one row in a thousand."""
     short = 0
-    for lengths, samples in million(unit="span", count="ceil"):
+    for lengths, samples in masked_rows(turns, unit="span", count="ceil"):
         lacking = np.ceil(0.15 * lengths) - targets_per_row(samples)
         assert (lacking >= 0).all()
         short += (lacking > 0).sum()
-    assert short < ROWS * TURNS / 1000
+    assert short < ROWS * turns / 1000
 
 
-@pytest.mark.long
-def test_electra_draws_with_replacement() -> None:
+def test_electra_draws_with_replacement(turns: int) -> None:
     """n = max(1, round(0.15 m)) draws of m positions leave m (1 - (1 - 1 / m)^n) distinct ones on average."""
     total = variance = 0.0
     masked = targets = 0
     replace = {"mask": 0.85, "random": 0, "keep": 0.15}
-    for lengths, samples in million(count="drawn", replace=replace):
+    for lengths, samples in masked_rows(turns, count="drawn", replace=replace):
         drawn = np.maximum(np.rint(0.15 * lengths), 1)
         distinct = targets_per_row(samples)
         assert (distinct <= drawn).all()

@@ -10,7 +10,7 @@ from data_service.samples.make import make_rows
 from data_service.samples.masking import MlmMasking
 from data_service.samples.next_token import NextToken
 from data_service.samples.packing import RowCuts, pack_block
-from data_service.samples.samples import Samples, distribute_rows, join_rows, slice_rows
+from data_service.samples.samples import Samples
 from data_service.samples.spec import Masking, SourceSpec, StreamSpec
 from data_service.types import Block
 from tests.support.data.corpora import NEVER_MASKED, SPECIAL, random_block, spec_of, targets_per_row
@@ -54,21 +54,6 @@ def test_the_rows_are_those_of_masked_language_modelling(block: Block, packing: 
     original[masked.target_positions] = masked.target_ids
     np.testing.assert_array_equal(ours.tokens, original)
     assert masked.causal is None
-
-
-@given(blocks, st.data())
-def test_any_range_of_rows_is_the_same(block: Block, data: st.DataObject) -> None:
-    rows, whole = make(block, "full_sentences", NextToken())
-    start = data.draw(st.integers(0, len(rows) - 1))
-    stop = data.draw(st.integers(start + 1, len(rows)))
-    part = make_rows(block, rows, start, stop, spec_with("full_sentences", NextToken()), stream_key("other"))
-    expected = slice_rows(whole, start, stop)
-    joined = join_rows(distribute_rows(whole, [np.arange(start, stop)]))
-    for found in (part, joined):
-        np.testing.assert_array_equal(found.tokens, expected.tokens)
-        np.testing.assert_array_equal(found.target_positions, expected.target_positions)
-        assert found.causal is not None
-        assert len(found.causal) == found.rows == stop - start
 
 
 @pytest.mark.parametrize("packing", PACKINGS)

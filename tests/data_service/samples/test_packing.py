@@ -1,13 +1,12 @@
 """Packing: every token once, whole sentences, documents kept apart."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.samples.packing import Packing, RowCuts, count_contiguous_rows, pack_block
+from data_service.samples.packing import Packing, count_contiguous_rows, pack_block
 from data_service.types import Block
-from tests.support.data.corpora import block_of, random_block
+from tests.support.data.corpora import random_block
 
 PACKINGS: list[Packing] = ["full_sentences", "doc_sentences", "contiguous"]
 
@@ -78,34 +77,3 @@ def test_contiguous_rows_are_counted_from_the_manifest_and_full(block: Block, le
     )
     assert len(rows) == counted[0]
     assert (rows.lengths[:-1] >= length - 2).all()  # a separator left out at either end
-
-
-def edges_of(documents: list[list[int]], packing: Packing, length: int = 12) -> RowCuts:
-    return pack_block(block_of(documents), packing, length)
-
-
-def test_a_document_boundary_takes_a_place() -> None:
-    assert edges_of([[5], [4]], "full_sentences").edges.tolist() == [0, 9]  # 5 + </s> + 4 = room of 10
-    assert edges_of([[5], [5]], "full_sentences").edges.tolist() == [0, 5, 10]
-    assert edges_of([[5, 5]], "full_sentences").edges.tolist() == [0, 10]
-
-
-def test_no_separator_where_a_row_ends_with_its_document() -> None:
-    assert edges_of([[10], [10]], "full_sentences").separators.tolist() == []
-
-
-def test_a_sentence_longer_than_a_row_is_cut_and_its_rest_packed_on() -> None:
-    rows = edges_of([[3, 25, 4]], "full_sentences")
-    assert rows.edges.tolist() == [0, 3, 13, 23, 32]
-
-
-def test_doc_sentences_end_with_their_document() -> None:
-    rows = edges_of([[3, 3], [2], [4, 4, 4]], "doc_sentences")
-    assert rows.edges.tolist() == [0, 6, 8, 16, 20]
-
-
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_a_corpus_of_one_token_is_one_row(packing: Packing) -> None:
-    rows = edges_of([[1]], packing)
-    assert rows.edges.tolist() == [0, 1]
-    assert rows.lengths.tolist() == [3]

@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.rng import Key, stream_key
 from data_service.samples import sentence_chunks as chunks
-from data_service.samples.packing import RowCuts, Segments
+from data_service.samples.packing import Segments
 from data_service.samples.pairs import (
     OrderedPairs,
     SegmentPairs,
@@ -22,7 +21,7 @@ from data_service.samples.pairs import (
     two_segments,
 )
 from data_service.types import Block
-from tests.support.data.corpora import block_of, random_block
+from tests.support.data.corpora import random_block
 
 Tokens = list[int]
 """Where tokens lie in the block: consecutive numbers."""
@@ -231,7 +230,6 @@ def assert_rows(segments: Segments, literal: Iterator[Pair], length: int) -> Non
     assert (segments.labels is None) == (expected[0].label is None)
 
 
-@pytest.mark.long
 @settings(deadline=None)
 @given(blocks, lengths, shares, shares, keys)
 def test_segment_pairs_are_those_of_the_literal_procedure(
@@ -267,7 +265,6 @@ def test_ordered_pairs_are_those_of_the_literal_procedure(
     )
 
 
-@pytest.mark.long
 @settings(deadline=None)
 @given(blocks, lengths, shares, shares, keys)
 def test_two_segments_are_those_of_the_literal_procedure(
@@ -277,24 +274,6 @@ def test_two_segments_are_those_of_the_literal_procedure(
     assert_rows(
         two_segments(block, config, length, key), literal_two_segments(block, config, length, key), length
     )
-
-
-@settings(deadline=None)
-@given(blocks, lengths, st.sampled_from(["ordered_pair", "two_segments"]), shares, shares, keys)
-def test_no_token_is_lost_or_repeated(
-    block: Block, length: int, packing: str, short: float, other: float, key: Key
-) -> None:
-    if packing == "ordered_pair":
-        config = OrderedPairs(packing="ordered_pair", short=short, swapped=other)
-        segments = ordered_pairs(block, config, length, key)
-    else:
-        segments = two_segments(
-            block, TwoSegments(packing="two_segments", short=short, single=other), length, key
-        )
-    rows = RowCuts.from_segments(segments)
-    found = [token for row in range(len(rows)) for part in rows.stretches(row) for token in part]
-    assert sorted(found) == list(range(len(block.tokens)))
-    assert rows.lengths.max() <= length
 
 
 @settings(deadline=None)
@@ -323,18 +302,23 @@ def test_tokens_are_cut_from_either_end_alike() -> None:
     assert abs(fronts.var() / (losses / 4) - 1) < 5 * np.sqrt(2 / n)
 
 
-def test_a_block_of_one_document_lends_text_to_itself() -> None:
-    block = block_of([[4, 4, 4]])
-    segments = segment_pairs(block, SegmentPairs(packing="segment_pair", random=1), 16, stream_key("test"))
-    assert segments.labels is not None
-    assert segments.labels.all()
-    assert (segments.sizes > 0).all()
+def test_draws_are_uniform_and_apart() -> None:
+    """What the constructions above are made of, so that their shares are those of the settings."""
+    key, numbers = stream_key("draws"), np.arange(700_000)
+    counts = np.bincount(chunks.draw_below(key, "one", numbers, 7), minlength=7)
+    assert ((counts - 1e5) ** 2 / 1e5).sum() < 27.9  # chi-square, 6 degrees, p = 1e-4
+    for share in (0.0, 0.05, 0.1, 0.5, 1.0):
+        found = chunks.draw_bernoulli(key, "two", numbers, share)
+        assert abs(found.mean() - share) <= 5 * np.sqrt(share * (1 - share) / len(numbers))
+    one, other = (chunks.draw_bernoulli(key, purpose, numbers, 0.5) for purpose in ("one", "other"))
+    for first, second in ((one, other), (one[1:], one[:-1])):
+        assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(len(numbers))
 
 
-def test_one_token_is_a_row_of_one_segment_in_order() -> None:
-    segments = ordered_pairs(
-        block_of([[1], [1]]), OrderedPairs(packing="ordered_pair", swapped=1), 16, stream_key("test")
-    )
-    assert segments.labels is not None
-    assert segments.sizes.tolist() == [[1, 0], [1, 0]]
-    assert segments.labels.tolist() == [0, 0]
+def test_the_shares_are_the_published_ones() -> None:
+    """Devlin et al. 2019, appendix A.2; google-research/bert's short_seq_prob; Lan et al. 2019, section 3.1;
+    google-research/electra's build_pretraining_dataset.py."""
+    segments, sentences = SegmentPairs(packing="segment_pair"), SentencePairs(packing="sentence_pair")
+    assert (segments.random, segments.short, sentences.random) == (0.5, 0.1, 0.5)
+    ordered, two = OrderedPairs(packing="ordered_pair"), TwoSegments(packing="two_segments")
+    assert (ordered.swapped, two.single, two.short) == (0.5, 0.1, 0.05)

@@ -110,25 +110,6 @@ def test_a_row_with_too_few_tokens_has_as_many_targets_as_it_can() -> None:
     np.testing.assert_array_equal(found, ~fixed)
 
 
-@pytest.mark.long
-@pytest.mark.heavy
-def test_ngrams_are_as_long_as_published() -> None:
-    """n with probability 1 / n over 1 to 5, each within 6 n other tokens: two never touch. Over 400,000 n-grams."""
-    rng = np.random.default_rng(1)
-    rows, width = 300, 30_000
-    begins, fixed = np.ones((rows, width), dtype=np.bool_), np.zeros((rows, width), dtype=np.bool_)
-    draws = rng.integers(0, 1 << 64, (rows, 3000), dtype=np.uint64)
-    chosen = choose_ngrams(begins, fixed, width, PermutedPrediction(), draws[:, :1500])
-    edges = np.diff(np.pad(chosen, ((0, 0), (1, 1))).astype(np.int8), axis=1)
-    lengths = np.nonzero(edges == -1)[1] - np.nonzero(edges == 1)[1]
-    found = np.bincount(lengths, minlength=6)[1:]
-    assert found.sum() == rows * 1500
-    expected = 1 / np.arange(1, 6) / (1 / np.arange(1, 6)).sum()
-    assert np.abs(found / found.sum() - expected).max() < 4 * 0.5 / np.sqrt(found.sum())
-    reached = width - np.argmax(chosen[:, ::-1], axis=1)
-    assert abs(chosen.sum() / reached.sum() - 1 / 7) < 0.001
-
-
 def literal_visibility(
     targets: np.ndarray, functional: np.ndarray, index: np.ndarray, reuse: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -189,16 +170,14 @@ def test_a_prediction_rests_on_nothing_at_or_after_its_place() -> None:
             assert not sees[target]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("unit", ["whole_word", "piece"])
 def test_at_the_published_size_one_token_in_six_is_a_target(unit: str) -> None:
-    """Over a million targets: 43 and 42 a row, none of them special, one token in six; inputs stay as they are."""
-    block = random_block(2, 1_600_000, sentence=25, document=20)
+    """43 and 42 a row, none of them special, one token in six; inputs stay as they are."""
+    block = random_block(2, 100_000, sentence=25, document=20)
     samples = rows_of(block, PermutedPrediction.model_validate({"unit": unit}), reuse=256, length=512)
     tokens = samples.tokens.reshape(-1, 512)
     chosen = np.zeros(tokens.shape, dtype=np.bool_)
     chosen.ravel()[samples.target_positions] = True
-    assert chosen.sum() > 1_000_000
     assert (chosen[:, :256].sum(axis=1) == 43).all()
     assert (chosen[:, 256:].sum(axis=1) == 42).all()
     assert 6 < tokens.size / chosen.sum() < 7
@@ -211,26 +190,6 @@ def test_at_the_published_size_one_token_in_six_is_a_target(unit: str) -> None:
     assert ((order[:, :256] > 0) == chosen[:, :256]).all()
     assert (order[:, 256:].min(axis=1) == 44).all()
     assert (order.max(axis=1) == 43 + 1 + 42 + 3).all()
-    # The place of a target in the order is independent of its place in the row: mean rank in every column alike.
-    ranks = np.where(chosen[:, :256], order[:, :256], 0).sum(axis=0) / chosen[:, :256].sum(axis=0)
-    deviations = np.abs(ranks - 22) / (12.4 / np.sqrt(chosen[:, :256].sum(axis=0)))
-    assert deviations.max() < 5
-
-
-def test_words_are_mostly_predicted_whole() -> None:
-    """Only the single tokens that make up the number split words; counted in pieces, n-grams split many more."""
-    block = random_block(3, 60_000, sentence=2000)
-    rows = lane_rows(block, Lanes(packing="lanes", both_directions=False), 512)
-    split = {}
-    for unit in ("whole_word", "piece"):
-        config = PermutedPrediction.model_validate({"unit": unit})
-        samples = permuted_rows(block, rows, 0, len(rows), config, SPECIAL, NEVER_MASKED, KEY, STARTS_WORD)
-        inside = ~STARTS_WORD[samples.tokens[1:]] & ~np.isin(samples.tokens[:-1], NEVER_MASKED)
-        chosen = np.zeros(len(samples.tokens), dtype=np.bool_)
-        chosen[samples.target_positions] = True
-        split[unit] = (chosen[1:] != chosen[:-1])[inside].sum() / chosen.sum()
-    assert split["whole_word"] < 0.02
-    assert split["piece"] > 0.2
 
 
 def test_a_row_alone_is_the_row_among_others() -> None:

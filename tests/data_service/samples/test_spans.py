@@ -148,30 +148,6 @@ def test_macberts_ngrams_have_the_published_shares_unless_the_budget_is_small(
     assert words[1:5] / words.sum() == pytest.approx(shares, abs=0.02)
 
 
-@pytest.mark.long
-@pytest.mark.heavy
-@RULES
-def test_first_runs_are_as_long_as_by_the_literal_rule(unit: str, rule: Rule) -> None:
-    """In a row of sixty one-piece words, of which nine are masked."""
-    text, rows, literal_rows = 60, 100_000, 30_000
-    tokens = np.full(text * rows, START, dtype=np.uint16)
-    block = Block(tokens, np.arange(0, len(tokens) + 1, text), np.arange(rows + 1))
-    masking = MlmMasking.model_validate({"unit": unit, "count": "ceil"})
-    spec = spec_with(masking, length=text + 2, packing="doc_sentences")
-    cuts = pack_block(block, "doc_sentences", spec.length)
-    samples = make_rows(block, cuts, 0, rows, spec, stream_key("runs"), MaskingTables(WORD_STARTS))
-    targets = samples.target_positions.reshape(rows, 9) % (text + 2)
-    rng, words = np.random.default_rng(2), [(at, at + 1) for at in range(text)]
-    literal = np.array([sorted(rule(rng, words, [text], 9)) for _ in range(literal_rows)])
-    assert_alike(first_runs(targets), first_runs(literal))
-
-
-def first_runs(targets: np.ndarray) -> np.ndarray:
-    """How often the first run of neighbours in a row of sorted targets has each length."""
-    goes_on = np.diff(targets, axis=1, append=10**6) == 1
-    return np.bincount(1 + goes_on.argmin(axis=1), minlength=targets.shape[1] + 1)
-
-
 def assert_alike(found: np.ndarray, literal: np.ndarray) -> None:
     """Two samples of one distribution, by chi-square with a degree of freedom for each of its common values."""
     common = literal >= 5
@@ -215,13 +191,14 @@ def patterns_made(unit: str, rows: int) -> np.ndarray:
 
 @given(
     st.builds(random_block, seed=st.integers(0, 1000), tokens=st.integers(1, 600)),
-    st.sampled_from(["ngram", "span"]),
+    st.sampled_from(["whole_word", "ngram", "span"]),
     st.floats(0.05, 0.8),
     st.none() | st.integers(1, 6),
 )
 def test_a_row_lacks_targets_only_where_no_word_fits(
     block: Block, unit: str, rate: float, longest: int | None
 ) -> None:
+    longest = None if unit == "whole_word" else longest
     masking = MlmMasking.model_validate({"unit": unit, "rate": rate, "count": "ceil", "longest": longest})
     spec = spec_with(masking, packing="doc_sentences")
     rows = pack_block(block, "doc_sentences", spec.length)

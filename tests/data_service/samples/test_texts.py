@@ -2,7 +2,6 @@
 
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,11 +10,10 @@ from pydantic import ValidationError
 from data_service.errors import CorpusError
 from data_service.rng import stream_key
 from data_service.samples.make import cut_block, make_rows
-from data_service.samples.samples import Samples, distribute_rows, join_rows, slice_rows
+from data_service.samples.samples import Samples
 from data_service.samples.spec import SourceSpec, StreamSpec
-from data_service.samples.texts import TextRows
 from data_service.types import Block
-from tests.support.data.corpora import SPECIAL, assert_same, block_of, block_of_pairs, random_block, spec_of
+from tests.support.data.corpora import SPECIAL, block_of, block_of_pairs, random_block, spec_of
 
 NOWHERE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
 KEY = stream_key("test")
@@ -88,37 +86,6 @@ def test_a_sentence_long_enough_is_a_row_that_holds_it_twice(seed: int, shortest
     assert len(rows) == len(sentences)
     if sentences:
         assert texts_of(made(block, spec)) == [[laid(text, layout, 12)] * 2 for text in sentences]
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.integers(0, 1000), layouts, st.data())
-def test_rows_alone_joined_and_dealt_are_the_rows_among_others(
-    seed: int, layout: str, data: st.DataObject
-) -> None:
-    block = block_of_pairs(seed, 12, 3)
-    spec = texts_spec("pairs", layout, negatives=1)
-    rows, whole = cut_block(block, spec, KEY), made(block, spec)
-    start = data.draw(st.integers(0, 11))
-    stop = data.draw(st.integers(start + 1, 12))
-    alone = make_rows(block, rows, start, stop, spec, KEY)
-    assert_same(alone, slice_rows(whole, start, stop))
-    assert_same(
-        join_rows([slice_rows(whole, 0, start), alone] if start else [alone]), slice_rows(whole, 0, stop)
-    )
-    order = np.array(data.draw(st.permutations(range(12))))
-    (dealt,) = distribute_rows(whole, [order])
-    assert texts_of(dealt) == [texts_of(whole)[row] for row in order.tolist()]
-
-
-def test_the_text_behind_a_row_is_found_again() -> None:
-    block = block_of([[3, 20, 2], [1, 4, 5]])
-    rows = cut_block(block, texts_spec("pairs", negatives=0), KEY)
-    assert isinstance(rows, TextRows)
-    assert rows.stretches(0) == (range(3), range(3, 13))
-    assert rows.stretches(1) == (range(25, 26), range(26, 30))
-    assert rows.lengths.tolist() == [3 + 10 + 4, 1 + 4 + 4]
-    text = np.concatenate([block.tokens[stretch] for stretch in rows.stretches(1)])
-    assert rows.text(block, 1, 2).tolist() == text.tolist()
 
 
 def test_documents_with_too_few_texts_are_no_examples() -> None:

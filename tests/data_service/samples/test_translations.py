@@ -13,14 +13,13 @@ from data_service.errors import CorpusError
 from data_service.rng import stream_key
 from data_service.samples.make import cut_block, make_rows
 from data_service.samples.masking import MaskingTables
-from data_service.samples.samples import Samples, distribute_rows, join_rows, slice_rows
+from data_service.samples.samples import Samples, distribute_rows, join_rows
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
 from tests.support.data.corpora import (
     NEVER_MASKED,
     SPECIAL,
     VOCABULARY,
-    assert_same,
     block_of,
     block_of_pairs,
     random_block,
@@ -94,24 +93,6 @@ def test_a_row_is_a_sentence_and_its_translation(seed: int, negatives: int, leng
     assert samples.restarts.all()
     assert samples.languages is not None
     assert samples.languages.tolist() == [[2, 1]] * 9
-
-
-@settings(deadline=None, max_examples=30)
-@given(
-    st.integers(0, 1000),
-    st.integers(0, 9),
-    st.integers(0, 9),
-    st.sampled_from(["token", "whole_word", "span"]),
-)
-def test_any_rows_alone_are_as_among_others(seed: int, one: int, other: int, unit: str) -> None:
-    block, spec = block_of_pairs(seed, 9, 2), translations(masking={"kind": "mlm", "unit": unit})
-    start, stop = sorted((one, other))
-    whole = made(block, spec)
-    if start < stop:
-        alone = make_rows(
-            block, cut_block(block, spec, KEY, PAIRS), start, stop, spec, KEY, MaskingTables(WORDS)
-        )
-        assert_same(alone, slice_rows(whole, start, stop))
 
 
 def test_targets_lie_in_both_sentences_and_on_no_special_token() -> None:

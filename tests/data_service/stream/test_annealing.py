@@ -6,12 +6,11 @@ import pytest
 
 from data_service.samples.diffusion import DiffusionMasking
 from data_service.samples.masking import MlmMasking
-from data_service.samples.samples import Samples, slice_rows
+from data_service.samples.samples import Samples
 from data_service.samples.spec import Annealing, SourceSpec, Stage, StreamSpec
 from data_service.stream.stream import Stream
 from tests.support.data.corpora import (
     NEVER_MASKED,
-    assert_same,
     random_block,
     source_of,
     spec_of,
@@ -66,16 +65,6 @@ def test_each_sample_has_the_rate_of_its_number(
         rates = start + (end - start) * np.minimum(number / SAMPLES, 1)
         maskable = np.add.reduceat(~np.isin(originals(samples), NEVER_MASKED), samples.offsets[:-1])
         np.testing.assert_array_equal(targets_per_row(samples), np.ceil(rates * maskable).astype(int))
-
-
-def test_a_sample_is_the_same_alone_and_after_any_start(sources: tuple[SourceSpec, ...]) -> None:
-    whole = [Stream(spec(sources)).read(epoch, 0, 100) for epoch in (0, 1)]
-    draw = np.random.default_rng(2)
-    for _ in range(12):
-        epoch, sample = int(draw.integers(2)), int(draw.integers(99))
-        stop = int(draw.integers(sample + 1, 101))
-        found = Stream(spec(sources)).read(epoch, sample, stop)
-        assert_same(found, slice_rows(whole[epoch], sample, stop))
 
 
 def test_other_text_and_order_are_those_of_a_constant_rate(sources: tuple[SourceSpec, ...]) -> None:

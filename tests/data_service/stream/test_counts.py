@@ -1,6 +1,5 @@
 """Row counts are kept between runs; what is kept is believed only if it is what was put there."""
 
-import io
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +48,9 @@ def test_what_is_kept_is_not_counted_again(corpora: Corpora, count: Counting, tm
     first = count(corpora, cache, watched(gone_through))
     second = count(corpora, cache, watched(gone_through))
     assert gone_through == [3]
+    other = Corpora(corpora.spec.model_copy(update={"length": 40}))
+    count(other, cache, watched(gone_through))
+    assert gone_through == [3, 3]
     np.testing.assert_array_equal(first[0], second[0])
     assert first[0].dtype == second[0].dtype
 
@@ -61,7 +63,7 @@ def test_damage_of_any_kind_is_found_and_said(
     true = count(corpora, cache)
     (entry,) = cache.list()
     whole = cache.get(entry.key)
-    for _ in range(60):
+    for _ in range(25):
         damaged = bytearray(whole)
         damaged[draws.randrange(len(whole))] ^= 1 << draws.randrange(8)
         cut = draws.choice([len(whole), draws.randrange(len(whole))])
@@ -70,16 +72,3 @@ def test_damage_of_any_kind_is_found_and_said(
         np.testing.assert_array_equal(count(corpora, cache)[0], true[0])
         assert "damaged" in caplog.text
         assert cache.get(entry.key) == whole
-
-
-def test_counts_of_a_version_that_kept_no_hash_are_made_again(
-    corpora: Corpora, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    cache = open_store(tmp_path)
-    true = count_rows(corpora, cache)
-    (entry,) = cache.list()
-    other = io.BytesIO()
-    np.save(other, true[0] + 1)
-    cache.put(entry.key, other.getvalue())
-    np.testing.assert_array_equal(count_rows(corpora, cache)[0], true[0])
-    assert "hash" in caplog.text

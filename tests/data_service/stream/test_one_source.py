@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,21 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.errors import PlanError
-from data_service.samples.samples import join_rows, slice_rows
 from data_service.stream.mixture import source_weights
 from data_service.stream.order import SourceOrder
 from data_service.stream.plan import StreamPlan
 from data_service.stream.positions import PhaseBatches, Positions, SampleRange
-from data_service.stream.sources import Corpora
-from data_service.stream.stream import SlabLayout, Stream, build_window
 from tests.support.data.corpora import (
-    assert_same,
-    block_of_pairs,
     plan_of,
     rows_of_epoch,
-    source_of,
-    spec_of,
-    write_corpus,
 )
 
 weights = st.one_of(st.none(), st.lists(st.floats(0.2, 5), min_size=4, max_size=4))
@@ -84,16 +75,6 @@ def test_rows_of_a_source_come_alike_often_over_the_epochs(plan: StreamPlan) -> 
         rows = int(plan.lines[source].line(0).ends[-1])
         assert max(counts) - (min(counts) if len(counts) == rows else 0) <= 1
         assert sum(counts) == 5 * quota
-
-
-@pytest.mark.long
-@settings(deadline=None)
-@given(plans(), st.integers(0, 3), st.data())
-def test_a_sample_is_found_alone(plan: StreamPlan, epoch: int, data: st.DataObject) -> None:
-    sample = data.draw(st.integers(0, plan.epoch_layout.samples_per_epoch - 1))
-    origin = plan.origin(epoch, sample)
-    expected = rows_of_epoch(plan, epoch)[sample]
-    assert (origin.source, origin.block, origin.row, origin.epoch) == expected
 
 
 @pytest.mark.long
@@ -193,49 +174,3 @@ def test_temperature_flattens_the_shares_of_sources(temperature: float, ratio: f
     mixed = plan_of([[1600], [100]], temperature=temperature)
     assert mixed.epoch_layout.samples_per_epoch == 1700
     assert abs(mixed.epoch_layout.quotas[0] - 1700 * ratio / (1 + ratio)) <= 1
-
-
-@pytest.fixture(scope="module")
-def corpora(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    folder = tmp_path_factory.mktemp("pairs")
-    return (
-        write_corpus(folder / "a", [block_of_pairs(seed, 40, 3) for seed in range(4)], negatives=1),
-        write_corpus(folder / "b", [block_of_pairs(seed, 30, 2) for seed in range(9, 12)], negatives=0),
-    )
-
-
-def stream_of(corpora: tuple[str, str], **more: object) -> Stream:
-    sources = (source_of(uri, name) for uri, name in zip(corpora, "ab", strict=True))
-    texts = {"input": {"packing": "pairs"}, "masking": {"kind": "none"}, "one_source": 8}
-    return Stream(spec_of(*sources, window={"samples": 64, "least_tokens": 1}, **texts, **more), windows=99)
-
-
-@pytest.mark.long
-@settings(deadline=None, max_examples=30)
-@given(st.integers(0, 2), st.data())
-def test_any_part_of_a_stream_is_read_alone(
-    corpora: tuple[str, str], epoch: int, data: st.DataObject
-) -> None:
-    stream = stream_of(corpora, temperature=2.0)
-    whole = stream.read(epoch, 0, stream.samples_per_epoch)
-    start = data.draw(st.integers(0, stream.samples_per_epoch - 1))
-    stop = data.draw(st.integers(start + 1, stream.samples_per_epoch))
-    assert_same(stream_of(corpora, temperature=2.0).read(epoch, start, stop), slice_rows(whole, start, stop))
-
-
-@pytest.mark.long
-@settings(deadline=None, max_examples=30)
-@given(st.integers(1, 40))
-def test_windows_are_the_same_in_any_slabs(corpora: tuple[str, str], rows: int) -> None:
-    stream = stream_of(corpora)
-    window = stream.plan.window(0, 0)
-    layout = SlabLayout.from_slab_rows(window.order.size, rows)
-    slabs = build_window(Corpora(stream.spec), window, layout)
-    assert_same(join_rows(slabs), stream.read(0, 0, stream.plan.epoch_layout.start(1)))
-
-
-def test_a_window_takes_the_memory_it_was_planned_to_take(corpora: tuple[str, str], tmp_path: Path) -> None:
-    for length in (8, 64):
-        grid = stream_of(corpora, length=length).plan.epoch_layout
-        window = stream_of(corpora, length=length).read(0, grid.start(0), grid.start(1))
-        assert 0.5 * grid.window_bytes < window.nbytes < 1.2 * grid.window_bytes

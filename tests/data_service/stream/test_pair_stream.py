@@ -13,7 +13,6 @@ from data_service.rng import stream_key
 from data_service.samples.make import cut_block, make_rows
 from data_service.samples.masking import MaskingTables, MlmMasking
 from data_service.samples.packing import RowCuts
-from data_service.samples.samples import join_rows, slice_rows
 from data_service.samples.spec import SourceSpec
 from data_service.store.open import open_store
 from data_service.stream.counts import count_rows
@@ -22,11 +21,9 @@ from data_service.stream.stream import Stream
 from tests.support.data.corpora import (
     SPECIAL,
     VOCABULARY,
-    assert_same,
     random_block,
     source_of,
     spec_of,
-    text_of,
     write_corpus,
 )
 
@@ -45,25 +42,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_corpus(tmp_path_factory.mktemp("other"), OTHER)
-
-
-@settings(deadline=None)
-@given(st.integers(0, 1000), st.sampled_from(PACKINGS), st.booleans(), st.data())
-def test_rows_alone_are_the_rows_among_others(
-    seed: int, packing: str, whole_words: bool, data: st.DataObject
-) -> None:
-    masking = MlmMasking(rate=0.3, unit="whole_word" if whole_words else "token")
-    spec = spec_of(NOWHERE, length=24, input={"packing": packing}, masking=masking)
-    words = WORD_STARTS if whole_words else None
-    block = random_block(seed, 300, sentence=7)
-    rows = cut_block(block, spec, stream_key("structure", seed))
-    whole = make_rows(block, rows, 0, len(rows), spec, stream_key("test"), MaskingTables(words))
-    start = data.draw(st.integers(0, len(rows) - 1))
-    stop = data.draw(st.integers(start + 1, len(rows)))
-    assert_same(
-        make_rows(block, rows, start, stop, spec, stream_key("test"), MaskingTables(words)),
-        slice_rows(whole, start, stop),
-    )
 
 
 @settings(deadline=None)
@@ -115,31 +93,6 @@ def test_words_end_with_their_segment_and_sentence(seed: int, packing: str) -> N
             place += 1
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_any_cut_and_any_order_of_reading_gives_the_same_bytes(corpus: str, packing: str) -> None:
-    spec = spec_of(source_of(corpus), input={"packing": packing, "copies": 2})
-    stream = Stream(spec)
-    count = stream.samples_per_epoch
-    whole = stream.read(1, 0, count)
-    rng = np.random.default_rng(0)
-    cuts = np.unique(np.concatenate([[0, count], rng.integers(0, count, 25)])).tolist()
-    ranges = list(itertools.pairwise(cuts))
-    fresh = Stream(spec, windows=1)
-    parts = {index: fresh.read(1, *ranges[index]) for index in rng.permutation(len(ranges)).tolist()}
-    assert_same(join_rows([parts[index] for index in range(len(ranges))]), whole)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("packing", ["ordered_pair", "two_segments"])
-def test_every_token_once_a_reading(corpus: str, other: str, packing: str) -> None:
-    spec = spec_of(source_of(corpus), source_of(other, "other"), input={"packing": packing, "copies": 3})
-    stream = Stream(spec)
-    samples = stream.read(2, 0, stream.samples_per_epoch)
-    expected = 3 * np.bincount(np.concatenate([block.tokens for block in BLOCKS + OTHER]))
-    np.testing.assert_array_equal(np.bincount(text_of(samples)), expected)
-
-
 def rows_seen(stream: Stream, epoch: int) -> dict[tuple[int, int, int], bytes]:
     """(reading, block, row) -> where its text lies."""
     found = {}
@@ -181,42 +134,6 @@ def test_masks_are_drawn_for_each_reading(corpus: str, copies: str | int) -> Non
         assert len(rows[0] & rows[1]) < 0.1 * len(rows[0])
 
 
-@pytest.mark.long
-@pytest.mark.heavy
-def test_a_mixture_reads_each_source_in_all_its_ways(corpus: str, other: str) -> None:
-    stream = Stream(
-        spec_of(
-            source_of(corpus, weight=1.0),
-            source_of(other, "other", weight=2.0),
-            input={"packing": "ordered_pair", "copies": 2},
-        )
-    )
-    quotas = stream.plan.epoch_layout.quotas
-    assert abs(quotas[1] / sum(quotas) - 2 / 3) < 0.01
-    seen = Counter(
-        (source.name, source.epoch, source.block, source.row)
-        for source in (stream.source(0, n) for n in range(stream.samples_per_epoch))
-    )
-    assert set(seen.values()) == {1}
-    assert {epoch % 2 for name, epoch, _, _ in seen if name == "other"} == {0, 1}
-
-
-@pytest.mark.long
-def test_every_sample_has_its_place_on_the_token_axis(corpus: str) -> None:
-    """Every sample's place on the token axis, against the lengths of the samples themselves."""
-    stream = Stream(spec_of(source_of(corpus), input={"packing": "sentence_pair", "copies": 3}))
-    axis, count = stream.token_axis(), stream.samples_per_epoch
-    before = 0
-    for epoch in range(2):
-        lengths = np.diff(stream.read(epoch, 0, count).offsets)
-        places = before + np.append(0, np.cumsum(lengths))
-        assert [axis.unit(epoch, sample) for sample in range(count + 1)] == places.tolist()
-        for sample in range(0, count, 29):
-            assert axis.locate(int(places[sample])) == (epoch, sample)
-            assert axis.locate(int(places[sample]) - 1 + (sample == 0)) == (epoch, sample)
-        before = int(places[-1])
-
-
 def test_counts_depend_on_the_seed_and_are_kept_under_it(corpus: str, tmp_path: Path) -> None:
     cache = open_store(tmp_path / "cache")
     settings = {"input": {"packing": "segment_pair", "copies": 4}}
@@ -226,12 +143,3 @@ def test_counts_depend_on_the_seed_and_are_kept_under_it(corpus: str, tmp_path: 
     assert counts[0].shape == (4 * len(BLOCKS),)
     assert not np.array_equal(counts[0], counts[1])
     assert len(list(cache.list())) == 2
-
-
-def test_a_window_takes_the_memory_it_was_planned_to_take(corpus: str) -> None:
-    for packing in PACKINGS:
-        stream = Stream(spec_of(source_of(corpus), input={"packing": packing, "copies": 1}))
-        grid = stream.plan.epoch_layout
-        samples = stream.read(0, grid.start(1), grid.start(2))
-        arrays = (samples.tokens, samples.target_positions, samples.target_ids)
-        assert sum(array.nbytes for array in arrays) < 1.1 * grid.window_bytes

@@ -57,19 +57,6 @@ def test_weights_hold_in_every_window_and_no_row_comes_twice_before_all_have_com
         assert all(rounds[epoch] == sum(counts) for epoch in range(max(rounds, default=0)))
 
 
-@pytest.mark.long
-@settings(deadline=None)
-@given(sources, st.integers(0, 3), st.sampled_from([1, 16]), st.data())
-def test_a_sample_is_found_alone(
-    rows: list[list[int]], epoch: int, stretches: int, data: st.DataObject
-) -> None:
-    plan = plan_of(rows, window={"samples": 7, "least_tokens": 1, "stretches": stretches})
-    sample = data.draw(st.integers(0, plan.epoch_layout.samples_per_epoch - 1))
-    origin = plan.origin(epoch, sample)
-    expected = rows_of_epoch(plan, epoch)[sample]
-    assert (origin.source, origin.block, origin.row, origin.epoch) == expected
-
-
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=4), st.integers(1, 60), st.data())
 def test_spans_cut_any_range_at_the_windows(quotas: list[int], windows: int, data: st.DataObject) -> None:
     total = sum(quotas)

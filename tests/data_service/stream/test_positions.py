@@ -15,7 +15,6 @@ from data_service.stream.positions import (
     BatchSchedule,
     PhaseBatches,
     Positions,
-    SampleAxis,
     SampleRange,
 )
 
@@ -89,13 +88,20 @@ sample_phases = st.lists(
     st.tuples(st.integers(1, 12), st.integers(1, 9), st.integers(0, 15)), min_size=1, max_size=3
 ).map(lambda sizes: [PhaseBatches.from_samples(steps, batch, batch + more) for steps, batch, more in sizes])
 
-drawn_skips = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 20), st.integers(1, 12)), max_size=4)
+Skips = list[tuple[int, int, int, int]]
+drawn_skips = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(0, 20), st.integers(1, 12)), max_size=4
+)
 
 
-def skips_of_first(phase: PhaseBatches, drawn: list[tuple[int, int, int]]) -> list[SampleRange]:
-    """Skips of samples that exist: (epoch, start, length)."""
-    size = phase.samples_per_epoch
-    return [SampleRange(0, epoch, start, min(start + n, size)) for epoch, start, n in drawn if start < size]
+def skips_of(phases: list[PhaseBatches], drawn: Skips) -> list[SampleRange]:
+    """Skips of samples that exist, in any phase and epoch: (phase, epoch, start, length)."""
+    sizes = [phase.samples_per_epoch for phase in phases]
+    return [
+        SampleRange(phase, epoch, start, min(start + n, sizes[phase]))
+        for phase, epoch, start, n in drawn
+        if phase < len(phases) and start < sizes[phase]
+    ]
 
 
 def one_by_one(phases: list[PhaseBatches], skips: list[SampleRange]) -> list[list[tuple[int, int]]]:
@@ -118,10 +124,8 @@ def one_by_one(phases: list[PhaseBatches], skips: list[SampleRange]) -> list[lis
 
 
 @given(sample_phases, drawn_skips)
-def test_every_step_takes_what_follows_the_step_before(
-    phases: list[PhaseBatches], drawn: list[tuple[int, int, int]]
-) -> None:
-    skips = skips_of_first(phases[0], drawn)
+def test_every_step_takes_what_follows_the_step_before(phases: list[PhaseBatches], drawn: Skips) -> None:
+    skips = skips_of(phases, drawn)
     positions, literal = Positions(phases, skips), one_by_one(phases, skips)
     assert [samples(positions.ranges(step)) for step in range(positions.steps)] == literal
 
@@ -129,10 +133,10 @@ def test_every_step_takes_what_follows_the_step_before(
 @settings(max_examples=40)
 @given(sample_phases, drawn_skips, st.data())
 def test_the_step_of_a_sample_is_the_one_that_takes_it(
-    phases: list[PhaseBatches], drawn: list[tuple[int, int, int]], data: st.DataObject
+    phases: list[PhaseBatches], drawn: Skips, data: st.DataObject
 ) -> None:
     steps = sum(phase.steps for phase in phases)
-    positions = Positions(phases, skips_of_first(phases[0], drawn), data.draw(st.integers(0, steps - 1)))
+    positions = Positions(phases, skips_of(phases, drawn), data.draw(st.integers(0, steps - 1)))
     takers, phase_epochs = {}, [set[int]() for _ in phases]
     for step in range(positions.steps):
         try:
@@ -164,30 +168,6 @@ def test_the_step_of_a_sample_of_token_batches(lengths: list[int], batch: int, s
             assert positions.step_of(0, epoch, sample) == takers.get((epoch, sample))
 
 
-def test_skips_of_a_later_phase() -> None:
-    phases = [PhaseBatches.from_samples(3, 4, 10), PhaseBatches.from_samples(4, 3, 8)]
-    skips = [SampleRange(1, 2, 4, 7), SampleRange(0, 0, 0, 2), SampleRange(0, 0, 1, 3)]
-    positions = Positions(phases, skips)
-    assert [samples(positions.ranges(step)) for step in range(7)] == one_by_one(phases, skips)
-
-
-def test_what_an_earlier_skip_moved_out_of_a_phase_is_not_skipped_there() -> None:
-    """The first phase, pushed into its second epoch, makes the next begin with the third: the second is not read."""
-    phases = [PhaseBatches.from_samples(2, 4, 10), PhaseBatches.from_samples(2, 4, 10)]
-    moved = [SampleRange(0, 0, 0, 4), SampleRange(1, 1, 0, 8)]
-    positions = Positions(phases, moved)
-    assert [samples(positions.ranges(step)) for step in range(4)] == one_by_one(phases, moved)
-    assert positions.ranges(2) == (SampleRange(1, 2, 0, 4),)
-
-
-def test_skipping_the_data_of_a_step_moves_the_next_data_up() -> None:
-    phases = [PhaseBatches.from_samples(10, 4, 10)]
-    before = Positions(phases)
-    after = Positions(phases, before.ranges(2))
-    assert [after.ranges(step) for step in (0, 1)] == [before.ranges(step) for step in (0, 1)]
-    assert samples(after.ranges(2)) == samples(before.ranges(3))
-
-
 @given(st.lists(st.integers(1, 9), min_size=3, max_size=12), st.integers(1, 30), st.integers(1, 25))
 def test_token_batches_take_every_sample_once(lengths: list[int], batch: int, steps: int) -> None:
     assume(batch <= sum(lengths))
@@ -214,12 +194,6 @@ def test_token_batches_skip_too() -> None:
     everything = [divmod(i, 5) for i in range(25)]
     assert found == [sample for sample in everything if sample not in left_out][: len(found)]
     assert len(found) > 8
-
-
-def test_a_new_phase_starts_a_new_epoch() -> None:
-    positions = Positions([PhaseBatches.from_samples(5, 2, 10), PhaseBatches.from_samples(1, 3, 7)])
-    assert positions.ranges(4) == (SampleRange(0, 0, 8, 10),)
-    assert positions.ranges(5) == (SampleRange(1, 1, 0, 3),)
 
 
 @given(sample_phases, st.integers(0, 40))
@@ -259,13 +233,3 @@ def test_a_batch_larger_than_an_epoch_is_refused() -> None:
 def test_steps_outside_the_run_are_refused(step: int) -> None:
     with pytest.raises(IndexError, match=rf"\bstep {step}\b.*\b5\b"):
         Positions([PhaseBatches.from_samples(5, 2, 10)]).ranges(step)
-
-
-def test_sample_axis_is_its_own_inverse() -> None:
-    axis = SampleAxis(7)
-    assert [axis.locate(axis.unit(epoch, sample)) for epoch in (0, 3) for sample in (0, 6)] == [
-        (0, 0),
-        (0, 6),
-        (3, 0),
-        (3, 6),
-    ]

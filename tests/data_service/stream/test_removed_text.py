@@ -20,39 +20,22 @@ from data_service.corpus.remove import documents_by_number, remove_documents
 from data_service.errors import CorpusError
 from data_service.rng import stream_key
 from data_service.samples.make import cut_block, make_rows, row_text_ranges, token_ranges_of_row
-from data_service.samples.masking import MaskingTables
 from data_service.samples.samples import Samples, distribute_rows, join_rows, slice_rows
-from data_service.samples.similar_words import SimilarPair, dump_similar_words, parse_similar_words
-from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.store.local import LocalStore
 from data_service.stream.stream import Stream
 from data_service.types import Block
 from tests.support.data.corpora import (
     SPECIAL,
     VOCABULARY,
-    block_of_pairs,
     random_block,
     source_of,
     spec_of,
     write_corpus,
+    write_vocabulary,
 )
+from tests.support.data.row_settings import block_for, is_of_corpora, masked_rows, spec_with, tables_for
 
 FROM = 300  # ids of removed text
-NOWHERE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
-TABLES = MaskingTables(
-    np.arange(VOCABULARY) % 3 != 0,
-    np.arange(VOCABULARY),
-    parse_similar_words(
-        dump_similar_words(
-            [SimilarPair((word,), (word + 200,)) for word in range(5, 300)],
-            tokenizer="0" * 64,
-            vocab_size=VOCABULARY,
-            build_settings={},
-        ),
-        "table",
-    ),
-)
-MACBERT = {"mask": 0, "similar": 0.8, "random": 0.1, "keep": 0.1}
 
 
 def with_marked(block: Block, removed: set[int]) -> tuple[Block, np.ndarray]:
@@ -104,54 +87,15 @@ def _with_lost_rows(samples: Samples, holes: np.ndarray) -> np.ndarray:
     return np.array(sorted(found), dtype=np.int64)
 
 
-@st.composite
-def settings_of_rows(draw: st.DrawFn) -> dict[str, Any]:
-    """Settings of a spec with any packing and any masking."""
-    kind = draw(st.sampled_from(["packed", "segments", "lanes", "sentences", "pairs", "translations"]))
-    length = draw(st.sampled_from([16, 32, 64]))
-    if kind == "lanes":
-        both, reuse = draw(st.booleans()), length // 2
-        permuted = {"kind": "plm", "predict": 4, "unit": draw(st.sampled_from(["whole_word", "piece"]))}
-        rows = {"packing": "lanes", "reuse": reuse, "both_directions": both}
-        return {"length": length, "input": rows, "masking": permuted}
-    if kind in ("sentences", "pairs"):
-        layout = draw(st.sampled_from(["cls_first", "cls_last"]))
-        return {"length": 16, "input": {"packing": kind}, "masking": {"kind": "none"}, "layout": layout}
-    unit = draw(st.sampled_from(["token", "whole_word", "ngram", "span"]))
-    masking: dict[str, Any] = {"kind": "mlm", "unit": unit, "rate": draw(st.floats(0.05, 0.5))}
-    masking["count"] = draw(st.sampled_from(["stochastic", "bert", "ceil"]))
-    if unit != "token" and draw(st.booleans()):
-        masking["replace"] = MACBERT
-    elif draw(st.booleans()):
-        masking["replace"] = {"mask": 0.5, "random": 0.5, "keep": 0, "random_from": "unigram"}
-    if kind == "translations":
-        return {"length": length, "input": {"packing": kind}, "masking": masking}
-    names = {
-        "packed": ["full_sentences", "doc_sentences", "contiguous"],
-        "segments": ["segment_pair", "sentence_pair", "ordered_pair", "two_segments"],
-    }
-    return {"length": length, "input": {"packing": draw(st.sampled_from(names[kind]))}, "masking": masking}
-
-
-def spec_with(given_settings: dict[str, Any]) -> StreamSpec:
-    packing = given_settings["input"]["packing"]
-    source = NOWHERE.model_copy(update={"languages": ("en", "fr")}) if packing == "translations" else NOWHERE
-    return spec_of(source, **given_settings)
-
-
-@pytest.mark.long
-@settings(deadline=None, max_examples=60)
-@given(settings_of_rows(), st.integers(0, 999), st.integers(100, 900), st.data())
+@settings(deadline=None)
+@given(masked_rows(), st.integers(0, 999), st.integers(100, 900), st.data())
 def test_any_rows_of_a_block(chosen: dict[str, Any], seed: int, size: int, data: st.DataObject) -> None:
     spec = spec_with(chosen)
-    pairs = chosen["input"]["packing"] in ("pairs", "translations")
-    drawn = block_of_pairs(seed, size // 20, 2) if pairs else random_block(seed, size)
+    drawn = block_for(chosen, seed, size)
     count = len(drawn.documents) - 1
     removed = data.draw(st.sets(st.integers(0, count - 1), max_size=count))
     block, stretches = with_marked(drawn, removed)
-    tables = replace(TABLES, starts_word=None if spec.masking.unit == "token" else TABLES.starts_word)
-    if chosen["masking"].get("replace", {}).get("random_from") != "unigram":
-        tables = replace(tables, unigram=None)
+    tables = tables_for(spec)
     hollow, made = replace_removed_text(block, stretches, SPECIAL.pad), []
     for each in (block, hollow):
         rows = cut_block(each, spec, stream_key("cut"))
@@ -194,6 +138,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
             names += [f"{split}:{before + number}" for number in sorted(third)]
             before += count
     uri = write_corpus(tmp_path_factory.mktemp("corpus"), blocks["train"], blocks["heldout"])
+    write_vocabulary(uri)
     opened = open_corpus(uri)
     for part in (names[::2], names[1::2]):
         remove_documents(opened, documents_by_number(opened, part), removed_by="x", at=1, reason="r")
@@ -202,16 +147,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
     return uri, digests[0], digests[1]
 
 
-def needs_no_tokenizer(chosen: dict[str, Any]) -> bool:
-    """Whether rows are of running text, in which the tokenizer need not say where words begin."""
-    text = chosen["input"]["packing"] not in ("pairs", "translations")
-    return text and chosen["masking"].get("unit", "token") == "token"
-
-
 @pytest.mark.long
 @settings(deadline=None, max_examples=6)
 @given(
-    settings_of_rows().filter(needs_no_tokenizer),
+    masked_rows().filter(lambda drawn: is_of_corpora(drawn) and drawn["input"]["packing"] != "pairs"),
     st.integers(0, 3),
 )
 @pytest.mark.parametrize("split", ["train", "heldout"])

@@ -154,8 +154,7 @@ def plans_of(corpora: MadeUp, stages: list[Stage]) -> list[StreamPlan]:
         reject()
 
 
-@pytest.mark.long
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None)
 @given(staged())
 def test_text_comes_once_before_it_comes_again_across_phases_too(given: tuple[MadeUp, list[Stage]]) -> None:
     """A phase's text of a source begins where the last one's ended: to the token if rows are as long, else less than a

@@ -3,7 +3,6 @@
 import random
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from data_service.corpus.manifest import block_table
 from data_service.samples.spec import SourceSpec
 from data_service.stream.plan import StreamPlan
-from data_service.stream.positions import PhaseBatches, Positions
 from data_service.stream.stream import Stream
 from data_service.stream.token_axis import TokenAxis
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
@@ -50,17 +48,6 @@ def test_units_are_the_tokens_before_a_sample(
     for unit in range(0, before[-1], 23):
         expected = next(sample for sample, start in enumerate(before) if start >= unit)
         assert axis.locate(unit) == divmod(expected, count)
-
-
-def test_steps_of_so_many_tokens(uris: list[str], tmp_path: Path) -> None:
-    stream = stream_of(uris, (None, None))
-    positions = Positions([PhaseBatches(40, 700, stream.samples_per_epoch, stream.token_axis())])
-    sizes = []
-    for step in range(40):
-        read = [stream.read(r.epoch, r.start, r.stop) for r in positions.ranges(step)]
-        sizes.append(sum(len(samples.tokens) for samples in read))
-    assert max(abs(size - 700) for size in sizes) < 32
-    assert abs(sum(sizes) - 40 * 700) < 32
 
 
 @pytest.mark.long

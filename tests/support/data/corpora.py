@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from data_service.corpus.manifest import BlockTable, CorpusManifest, PairTexts, block_table
+from data_service.corpus.manifest import TOKENIZER_FOLDER, BlockTable, CorpusManifest, PairTexts, block_table
 from data_service.corpus.manifest_file import save_manifest
 from data_service.corpus.writer import ShardWriter
 from data_service.samples.samples import Samples
@@ -66,6 +66,16 @@ def write_corpus(
         manifest = replace(manifest, pairs=PairTexts(negatives))
     save_manifest(store, manifest)
     return str(folder)
+
+
+def write_vocabulary(uri: str, pieces: list[str] | None = None) -> None:
+    """A WordPiece tokenizer where a corpus keeps its own: special pieces and these further ones; by default, one in
+    three continues a word."""
+    folder = Path(uri) / TOKENIZER_FOLDER
+    folder.mkdir()
+    further = pieces or [f"{'##' if number % 3 == 0 else ''}p{number}" for number in range(5, VOCABULARY)]
+    special = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
+    (folder / "vocab.txt").write_text("\n".join([*special, *further]) + "\n", "utf-8")
 
 
 def spec_of(*sources: SourceSpec, **settings: Any) -> StreamSpec:
