@@ -3,25 +3,22 @@
 The long form: `infra/test -m long tests/faults/test_anything.py -rP --seed 1 --cycles 200 --log-faults FOLDER`.
 """
 
-import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.support.faults.anything import Disturbed, write_log
-from tests.support.faults.draws import GESTURES, GROUP, OUTAGES, PHASES, STARTS, STORE, Draws
+from tests.support.faults.draws import Draws
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
-from tests.support.runs.observer import COMMAND, KINDS, MARK, Processes
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server
+from tests.support.stores.shared import answers, free_port, wait
 
 pytestmark = pytest.mark.cluster
 
@@ -77,70 +74,20 @@ def struck(request: pytest.FixtureRequest) -> Iterator[list[dict[str, Any]]]:
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, FaultProxy]]:
     """A folder on S3, and a proxy before it for the commands. The server is a process of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     moto = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
-        while not _answers(port):
-            assert moto.poll() is None
+        wait(lambda: answers(port), moto, "moto", seconds=90)
         server = S3Server(f"http://127.0.0.1:{port}", "test", "test").use(monkeypatch)
         with FaultProxy(server.endpoint) as proxy:
             yield f"s3://{server.new_bucket()}", proxy
     finally:
         moto.kill()
         moto.wait()
-
-
-def _answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=5).close()
-    except ConnectionRefusedError:
-        time.sleep(0.1)
-        return False
-    return True
-
-
-def test_a_seed_gives_the_same_faults() -> None:
-    drawn, again, other = (Draws(seed, 10, store=True).faults(400, STEPS) for seed in ("1", "1", "2"))
-    assert drawn == again != other
-    assert {fault.phase for fault in drawn} == {*PHASES, "ending"}
-    assert {fault.targets[0] for fault in drawn} >= {*KINDS, COMMAND, GROUP, STORE}
-    assert {fault.deed for fault in drawn} == {*GESTURES, *OUTAGES}
-    assert drawn[0].phase in STARTS
-
-
-def test_a_process_that_moved_away_is_found() -> None:
-    """In a session of its own, without its parent, and its environment gone: found for as long as it lives."""
-    found, lives = _left_by_a_killed_command()
-    while not lives:  # somebody else ended it, which says nothing
-        found, lives = _left_by_a_killed_command()
-    assert found == ["other: sleep 60"]
-
-
-def _left_by_a_killed_command() -> tuple[list[str], bool]:
-    """What is found of a command's processes once it is dead, and whether the one that moved away lived meanwhile."""
-    processes = Processes(f"{MARK}=moved")
-    moves = "os.fork() or (os.setsid(), os.execve('/bin/sleep', ['sleep', '60'], {}))"
-    command = subprocess.Popen(
-        [sys.executable, "-c", f"import os, time; {moves}; time.sleep(60)"],
-        env={MARK: "moved"},
-        start_new_session=True,
-    )
-    processes.commands.append(command.pid)
-    try:
-        while not (moved := [one for one in processes.alive() if "sleep 60" in processes.kind(one)]):
-            assert command.poll() is None
-        command.kill()
-        command.wait()
-        found = [line.partition(", ")[2][:15] for line in processes.await_end(0)]
-        return found, moved[0].is_running() and moved[0].status() != psutil.STATUS_ZOMBIE
-    finally:
-        processes.kill()
-        assert processes.alive() == []
 
 
 @pytest.mark.long

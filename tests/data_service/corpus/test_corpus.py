@@ -6,15 +6,18 @@ import pytest
 
 from data_service.corpus.corpus import verify_corpus
 from data_service.corpus.manifest_file import load_manifest
+from data_service.corpus.provenance import ProvenanceOptions
 from data_service.errors import CorpusError
 from data_service.store.open import open_store
-from tests.support.data.raw_text import build, files_of, write_mixture
+from tests.support.data.raw_text import DOCUMENTS, SMALL, build, files_of, write_jsonl
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("verify")
-    build(write_mixture(folder / "inputs"), folder / "corpus")
+    write_jsonl(folder / "inputs/a.jsonl", DOCUMENTS)
+    options = SMALL.model_copy(update={"provenance": ProvenanceOptions(id="id")})
+    build(folder / "inputs", folder / "corpus", options)
     return folder / "corpus"
 
 
@@ -66,7 +69,7 @@ def test_a_flipped_byte_of_the_manifest_is_named(corpus: Path) -> None:
     (corpus / "manifest.json").write_bytes(data)
 
 
-@pytest.mark.parametrize("folder", ["train", "heldout", "tokenizer"])
+@pytest.mark.parametrize("folder", ["train", "heldout", "tokenizer", "provenance/train"])
 def test_files_missing_cut_short_or_strange_are_named(corpus: Path, folder: str) -> None:
     path = min((corpus / folder).iterdir())
     name, data = f"{folder}/{path.name}", path.read_bytes()

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +24,6 @@ from data_service.corpus.removals import (
     HEAD_KEY,
     REMOVALS_FOLDER,
     RemovalChain,
-    RemovedDocuments,
     append_removal,
     load_removals,
     load_removals_up_to,
@@ -236,12 +234,6 @@ def test_without_a_reason_nothing_is_removed(removed_from: Corpus) -> None:
     with pytest.raises(CorpusError):
         remove(removed_from, ["5"], reason=" \n")
     assert len(chain_of(removed_from).removals) == 4
-
-
-def test_tokens_are_counted() -> None:
-    rows = RemovedDocuments.from_rows([(7, 1, 3, 9), (2, 0, 5, 6)])
-    assert rows.tokens == 7
-    np.testing.assert_array_equal(rows.documents, [2, 7])
 
 
 def test_the_list_is_the_same_in_any_store(any_store: Store, removed_from: Corpus) -> None:

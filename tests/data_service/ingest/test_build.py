@@ -12,6 +12,7 @@ import pytest
 
 from data_service.corpus.corpus import open_corpus, show_documents, verify_corpus
 from data_service.corpus.manifest import BlockTable
+from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.reader import read_block
 from data_service.errors import CorpusError, InputError
 from data_service.ingest import deduplicate
@@ -133,7 +134,8 @@ def test_the_heldout_split_is_a_matter_of_the_text_alone(tmp_path: Path, corpus:
 @pytest.mark.long
 def test_killed_at_any_point_and_continued_it_is_the_same_corpus(tmp_path: Path) -> None:
     inputs = write_jsonl(tmp_path / "inputs/a.jsonl", [text[:1500] for text in DOCUMENTS[:12] * 2]).parent
-    options = SMALL.model_copy(update={"split_bytes": 10_000})
+    update = {"split_bytes": 10_000, "provenance": ProvenanceOptions(id="id")}
+    options = SMALL.model_copy(update=update)
     tokenizer = tokenizer_folder(tmp_path / "tokenizer")
     build(inputs, tmp_path / "whole", options)
     expected, new = files_of(tmp_path / "whole"), tmp_path / "new"

@@ -40,8 +40,7 @@ def documents_of(pieces: list[FilePiece], options: BuildOptions) -> list[object]
     return found
 
 
-@pytest.mark.long
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(RUNS.map(b"".join), st.data())
 def test_documents_do_not_depend_on_the_cuts(
     tmp_path_factory: pytest.TempPathFactory, text: bytes, data: st.DataObject

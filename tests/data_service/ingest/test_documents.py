@@ -15,7 +15,7 @@ from data_service.ingest.documents import read_documents
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.tasks import FilePiece, Split
-from tests.support.data.raw_text import write_jsonl, write_parquet
+from tests.support.data.raw_text import write_parquet
 
 OPTIONS = BuildOptions()
 BLANK_LINE = BuildOptions(txt_documents="blank_line")
@@ -26,17 +26,6 @@ def read(path: Path, options: BuildOptions, cuts: list[int] | None = None) -> li
     edges = sorted({0, file.size, *(cut for cut in cuts or [] if cut < file.size)})
     splits = [Split((FilePiece(file, a, b),)) for a, b in pairwise(edges)]
     return [document.text for split in splits for document in read_documents(split, options)]
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.text(st.characters(codec="utf-8"), max_size=30), max_size=12), st.lists(st.integers(0, 600))
-)
-def test_json_lines_cut_anywhere(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], cuts: list[int]
-) -> None:
-    path = write_jsonl(tmp_path_factory.mktemp("cut") / "a.jsonl", texts)
-    assert read(path, OPTIONS, cuts) == texts
 
 
 @settings(deadline=None)
@@ -92,7 +81,3 @@ def test_other_fields_and_blank_lines_are_nothing_to_json_lines(tmp_path: Path) 
     path = tmp_path / "a.jsonl"
     path.write_text('{"id": 1, "body": "x"}\n\n  \n{"body": "y", "text": null}')
     assert read(path, BuildOptions(text_field="body")) == ["x", "y"]
-
-
-def test_a_column_by_name(tmp_path: Path) -> None:
-    assert read(write_jsonl(tmp_path / "a.jsonl", ["x"], "body"), BuildOptions(text_field="body")) == ["x"]

@@ -1,6 +1,5 @@
 """Tables as input: CSV and TSV, every type of string that Parquet and Arrow have, data sets that were saved to disk."""
 
-import csv
 import gzip
 import json
 from collections.abc import Callable
@@ -10,8 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from data_service.errors import InputError
 from data_service.ingest.documents import read_documents
@@ -29,26 +26,6 @@ def read(path: Path, options: BuildOptions | None = None) -> list[str]:
     options = options or BuildOptions()
     splits = plan_splits(list_inputs([str(path)]).files, options)
     return [document.text for split in splits for document in read_documents(split, options)]
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "A.CSV.gz", "a.tsv.zst"])
-def test_columns_of_csv_and_tsv(tmp_path: Path, name: str) -> None:
-    plain = tmp_path / "plain"
-    with plain.open("w", newline="", encoding="utf-8-sig") as file:
-        writer = csv.writer(file, delimiter="\t" if "tsv" in name else ",")
-        writer.writerows([["id", "text"], *enumerate(TEXTS)])
-    suffix = name[5:] if name.count(".") == 2 else ""
-    (tmp_path / name).write_bytes(PACKED[suffix](plain.read_bytes()))
-    assert read(tmp_path / name) == TEXTS
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.text(st.sampled_from('a",\t\r\n é'), max_size=8), max_size=6))
-def test_any_text_comes_back_from_csv(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
-    path = tmp_path_factory.mktemp("csv") / "a.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([["text", "n"], *([text, "1"] for text in texts)])
-    assert read(path) == texts
 
 
 STRINGS = {

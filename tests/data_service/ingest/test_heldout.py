@@ -53,22 +53,6 @@ def build_with(kind: Kind, folder: Path, inputs: Path) -> tuple[CorpusManifest, 
     return corpus.manifest, sides[0], sides[1]
 
 
-@pytest.mark.long
-def test_line_ends_and_white_space_at_the_ends_do_not_change_sides(tmp_path: Path) -> None:
-    """Each document once more with other line ends: no copy, since its tokens are others, but on the same side."""
-    written = [text.strip() for text in DOCUMENTS[:60]]
-    crlf = [text.replace("\n", "\r\n") + "\r\n" for text in written]
-    write_jsonl(tmp_path / "inputs/a.jsonl", written)
-    write_jsonl(tmp_path / "inputs/b.jsonl", crlf)
-    for number, text in enumerate(written[:10]):
-        (tmp_path / f"inputs/c-{number}.txt").write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\n\n \n")
-    manifest, train, heldout = build_with("byte_bpe", tmp_path, tmp_path / "inputs")
-    assert manifest.counts["duplicates"] == 0
-    assert not {*train} & {*heldout}
-    assert len(train) + len(heldout) == 130
-    assert min(len(train), len(heldout)) > 20
-
-
 def written_in_ways(random: Random) -> list[str]:
     """300 random short texts, each written in four ways that a tokenizer may or may not tell apart."""
     texts = []

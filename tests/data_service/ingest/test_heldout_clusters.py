@@ -28,8 +28,7 @@ from data_service.prepare.documents import Document, RowsWriter, kept_schema
 from data_service.prepare.prepare import prepare
 from data_service.prepare.statistics import Statistics
 from data_service.store.open import open_store
-from tests.support.data.raw_text import files_of, ignore_progress, tokenizer_folder
-from tests.support.faults.process import dies_at
+from tests.support.data.raw_text import ignore_progress, tokenizer_folder
 
 MARKED = {"stage": "near_duplicates", "keep": "all"}
 OPTIONS = BuildOptions(
@@ -271,31 +270,6 @@ def test_all_documents_are_kept_with_the_name_of_their_cluster(tmp_path: Path) -
     assert {row["id"]: row["cluster"] for row in members} == expected | {
         name: name for name in expected.values()
     }
-
-
-@pytest.mark.long
-def test_later_stages_and_kills_keep_the_names(tmp_path: Path) -> None:
-    sources = near_copies(10, 120)
-    stages: list[dict[str, Any]] = [
-        MARKED,
-        {"stage": "exact_duplicates"},
-        {"stage": "length", "least_words": 5},
-    ]
-    prepared(tmp_path / "a", sources, stages)
-    for call in (200, 330, 30):
-        dies_at(call, lambda: prepared(tmp_path / "b", sources, stages))
-    prepared(tmp_path / "b", sources, stages)
-    # Inputs lie elsewhere, so only the documents are compared.
-    ours, theirs = (files_of(tmp_path / name / "prepared/documents") for name in "ab")
-    assert ours == theirs
-    metadata = {
-        pq.read_schema(path).metadata[b"maskfleet_clusters"]
-        for path in (tmp_path / "a/prepared/documents").iterdir()
-    }
-    assert len(metadata) == 1
-    assert {
-        row["cluster"] is None for row in pq.read_table(tmp_path / "a/prepared/documents").to_pylist()
-    } == {True, False}
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ from data_service.errors import InputError
 from data_service.ingest.inputs import list_inputs
 from data_service.prepare.configuration import Preparation
 from data_service.prepare.prepare import prepare
-from tests.support.data.raw_text import DOCUMENTS, build, ignore_progress
+from tests.support.data.raw_text import DOCUMENTS, ignore_progress
 
 PACKED: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -119,22 +119,6 @@ def test_every_sample_is_a_document(
     assert [float(row["date"]) for row in rows] == [sample["score"] for sample in numbered]
 
 
-@pytest.mark.parametrize("packed", [None, "zstd:7", "gz", "bz2"])
-def test_mosaicmls_own_writer(tmp_path: Path, packed: str | None) -> None:
-    streaming = pytest.importorskip("streaming", reason="needs mosaicml-streaming")
-    columns = {"text": "str", "id": "int", "meta": "json"}
-    with streaming.MDSWriter(
-        out=str(tmp_path / "in"), columns=columns, compression=packed, hashes=["sha1"], size_limit=1 << 14
-    ) as writer:
-        for number, text in enumerate(DOCUMENTS[:60]):
-            writer.write({"text": text, "id": number, "meta": {"x": number}})
-    assert len(list((tmp_path / "in").iterdir())) > 3
-    rows = table(tmp_path / "in", tmp_path / "out", fields={"id": "id"})
-    assert [(row["id"], row["text"]) for row in rows] == [
-        (str(i), text) for i, text in enumerate(DOCUMENTS[:60])
-    ]
-
-
 def test_an_index_says_what_must_be_there(tmp_path: Path) -> None:
     data = [shard({"text": "str"}, [{"text": f"text {i}"}]) for i in range(3)]
     folder = write(tmp_path / "in", data, ".zstd")
@@ -201,8 +185,3 @@ def test_a_long_sample_is_a_bad_record(tmp_path: Path) -> None:
         table(folder, tmp_path / "out", max_document_bytes=2_000)
     rows = table(folder, tmp_path / "out", max_document_bytes=2_000, on_bad_records="skip")
     assert [row["text"] for row in rows] == ["first", "last"]
-
-
-def test_a_corpus_is_built_of_shards(tmp_path: Path) -> None:
-    folder = write(tmp_path / "in", [shard({"text": "str"}, [{"text": t[:900]} for t in DOCUMENTS[:40]])])
-    assert build(folder, tmp_path / "corpus").counts["documents_read"] == 40

@@ -23,7 +23,7 @@ from data_service.ingest.wikitext import plain_text
 from data_service.prepare.configuration import Preparation
 from data_service.prepare.prepare import prepare
 from data_service.prepare.statistics import Statistics
-from tests.support.data.raw_text import DOCUMENTS, build, ignore_progress
+from tests.support.data.raw_text import DOCUMENTS, ignore_progress
 
 pytest.importorskip("mwparserfromhell", reason="needs maskfleet[prepare]")
 
@@ -294,13 +294,6 @@ def test_a_folder_of_dumps_is_listed_without_its_index_and_other_xml(tmp_path: P
         ("de-1-pages-articles-multistream1.xml-p1p9.bz2", "mediawiki", "bz2"),
         ("notes.xml.txt", "txt", ""),
     ]
-
-
-def test_a_corpus_is_built_of_a_dump(tmp_path: Path) -> None:
-    pages: list[Page] = [(f"T{i}", i % 3, False, text[:900]) for i, text in enumerate(DOCUMENTS[:60])]
-    path = write(tmp_path / "a.xml.bz2", pages)
-    manifest = build(path, tmp_path / "corpus")
-    assert (manifest.counts["documents_read"], manifest.counts["empty"]) == (60, 40)
 
 
 @given(

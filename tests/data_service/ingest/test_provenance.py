@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -185,20 +184,6 @@ def test_numbers_are_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("stage", "done"), [("reading", 2), ("comparing ids", 1), ("writing", 0), ("writing", 3)]
-)
-def test_a_killed_build_gives_the_same_bytes(tmp_path: Path, stage: str, done: int) -> None:
-    write(tmp_path / "in" / "a.jsonl", records())
-    build(tmp_path / "in", tmp_path / "whole", options())
-    folder, tokenizer = tmp_path / "killed", tokenizer_folder(tmp_path / "tokenizer")
-    with pytest.raises(Killed):
-        build_corpus([str(tmp_path / "in")], str(folder), tokenizer, options(), killed_at(stage, done))
-    build(tmp_path / "in", folder, options())
-    assert files_of(folder) == files_of(tmp_path / "whole")
-
-
-@pytest.mark.long
 def test_workers_write_the_same_bytes(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.jsonl.gz", records())
     others: list[Record] = [
@@ -355,27 +340,6 @@ def test_stretches_and_pairs_have_provenance(tmp_path: Path) -> None:
 
 def replace_pairs(chosen: BuildOptions) -> BuildOptions:
     return chosen.model_copy(update={"pairs": PairFields()})
-
-
-@pytest.mark.long
-def test_verify_names_a_changed_byte_anywhere(tmp_path: Path) -> None:
-    write(tmp_path / "in" / "a.jsonl", records())
-    build(tmp_path / "in", tmp_path / "corpus", options())
-    draws = np.random.default_rng(29)
-    paths = sorted(path for path in (tmp_path / "corpus").rglob("*") if path.is_file())
-    for path in [*paths, *(paths[int(i)] for i in draws.integers(len(paths), size=20))]:
-        key, data = path.relative_to(tmp_path / "corpus").as_posix(), bytearray(path.read_bytes())
-        at = int(draws.integers(len(data)))
-        before, data[at] = data[at], data[at] ^ int(draws.integers(1, 256))
-        path.write_bytes(data)
-        if key == "manifest.json":
-            with pytest.raises(CorpusError, match=key):
-                verify_corpus(str(tmp_path / "corpus"))
-        else:
-            assert {damage.key for damage in verify_corpus(str(tmp_path / "corpus")).damage} == {key}, at
-        data[at] = before
-        path.write_bytes(data)
-    assert not verify_corpus(str(tmp_path / "corpus")).damage
 
 
 def test_a_manifest_may_not_name_other_sidecars(tmp_path: Path) -> None:

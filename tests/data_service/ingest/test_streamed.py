@@ -65,35 +65,26 @@ def check_any_pieces(path: Path, data: bytes, cuts: list[int], options: BuildOpt
         assert other.read(pieces[number], options) == handed[number]
 
 
-@pytest.mark.long
-@settings(deadline=None, max_examples=60)
+JSON_LINES = st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=12)
+PARAGRAPHS = st.text(st.sampled_from("ab \t\r\n\né"), min_size=1, max_size=80)
+
+
+@settings(deadline=None)
 @given(
-    st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=12),
+    JSON_LINES | PARAGRAPHS,
     st.lists(st.integers(0, 600)),
     st.sampled_from([".gz", ".zst"]),
     st.integers(0, 9),
 )
-def test_json_lines_in_any_pieces(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], cuts: list[int], suffix: str, draw: int
+def test_json_lines_and_text_between_blank_lines_in_any_pieces(
+    tmp_path_factory: pytest.TempPathFactory, text: list[str] | str, cuts: list[int], suffix: str, draw: int
 ) -> None:
     folder = tmp_path_factory.mktemp("cut")
-    data = write_jsonl(folder / "a.jsonl", texts).read_bytes()
-    check_any_pieces(folder / f"b.jsonl{suffix}", data, cuts, BuildOptions(), draw)
-
-
-@pytest.mark.long
-@settings(deadline=None, max_examples=100)
-@given(
-    st.text(st.sampled_from("ab \t\r\n\né"), min_size=1, max_size=80),
-    st.lists(st.integers(0, 100)),
-    st.sampled_from([".gz", ".zst"]),
-    st.integers(0, 9),
-)
-def test_text_between_blank_lines_in_any_pieces(
-    tmp_path_factory: pytest.TempPathFactory, text: str, cuts: list[int], suffix: str, draw: int
-) -> None:
-    path = tmp_path_factory.mktemp("cut") / f"a.txt{suffix}"
-    check_any_pieces(path, text.encode(), cuts, BLANK_LINE, draw)
+    if isinstance(text, str):
+        check_any_pieces(folder / f"a.txt{suffix}", text.encode(), cuts, BLANK_LINE, draw)
+    else:
+        data = write_jsonl(folder / "a.jsonl", text).read_bytes()
+        check_any_pieces(folder / f"b.jsonl{suffix}", data, cuts, BuildOptions(), draw)
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])

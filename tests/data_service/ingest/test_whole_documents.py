@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_service.ingest.blocks import encode_documents
-from data_service.ingest.sentences import sentence_bounds, split_sentences
+from data_service.ingest.sentences import sentence_bounds
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.loss import LossMeter
 from data_service.tokenizers.quick import TextEncoder
@@ -112,7 +112,7 @@ def _encoder(tokenizer: Tokenizer) -> TextEncoder:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_document_is_encoded_whole(trained: Callable[[str], Tokenizer], kind: str, script: str) -> None:
-    for seed in range(4):
+    for seed in range(2):
         text = "\n".join(scripts_text(1000 * seed + line, script) for line in range(3))
         _check(trained(kind), text)
 
@@ -133,32 +133,12 @@ def test_random_text_of_many_scripts(trained: Callable[[str], Tokenizer], text: 
         _check(trained(kind), text)
 
 
-def test_white_space_that_the_tokenizer_keeps_is_kept(trained: Callable[[str], Tokenizer]) -> None:
-    tokenizer = trained("byte_bpe")
-    code = "def f(x):\n    if x:\n\treturn x\n\n\nclass A:\r\n    pass\n"
-    (document,) = encode_documents(tokenizer, [code])
-    assert tokenizer.decode(document.tokens) == code
-    ends = np.cumsum(document.lengths)
-    lines = [tokenizer.decode(part.tolist()) for part in np.split(document.tokens, ends[:-1])]
-    assert [line.strip() for line in lines] == [line.strip() for line in code.splitlines() if line.strip()]
-
-
-def test_no_space_mark_inside_text_without_spaces(trained: Callable[[str], Tokenizer]) -> None:
-    tokenizer = trained("unigram")
-    text = "今日は良い天気です。明日も晴れるでしょう。散歩に行きましょう。"
-    (document,) = encode_documents(tokenizer, [text])
-    parts = np.split(document.tokens, np.cumsum(document.lengths)[:-1])
-    assert [tokenizer.decode(part.tolist()) for part in parts] == split_sentences(text)
-    pieces = [tokenizer.piece(int(i)) for i in document.tokens]
-    assert not any("▁" in piece for piece in pieces[1:])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_encoded_in_windows_has_the_tokens_of_the_whole(
     trained: Callable[[str], Tokenizer], kind: str
 ) -> None:
     tokenizer = trained(kind)
-    for seed in range(40):
+    for seed in range(12):
         random = Random(f"{kind} {seed}")
         text = "\n".join(scripts_text(seed * 100 + n, random.choice(list(SCRIPTS))) for n in range(40))
         (found,), cuts = encode_in_windows(tokenizer, [text], window=random.randrange(300, 900))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +31,7 @@ from data_service.prepare.documents import CutDecision, Document, DropDecision
 from data_service.prepare.prepare import prepare
 from data_service.prepare.shingles import hash_units, hash_units_by_line
 from data_service.prepare.stages import DocumentFilter, open_filter
-from tests.support.data.raw_text import files_of, ignore_progress, write_jsonl
+from tests.support.data.raw_text import ignore_progress
 
 Run = tuple[str, ...]
 
@@ -174,46 +173,6 @@ def test_scripts_without_spaces_are_compared_by_characters() -> None:
     index = build_index([EvaluationText("t/test", 0, text)])
     assert index.find(f"昨日の話です。{text[3:19]}。終わり") == [("t/test", 0)]
     assert index.find(f"昨日の話です。{text[3:12]}。終わり") == []
-
-
-def planted(folder: Path) -> tuple[list[str], list[EvaluationText], set[int]]:
-    """4,000 documents; four of them (0.1 %) hold a text of `taken/test`, none one of `clean/dev`."""
-    draw = random.Random(11)
-    documents = [sentence(draw, 60, "abcdefgh") for _ in range(4000)]
-    taken = [EvaluationText("taken/test", n, sentence(draw, 18, "abcdefgh")) for n in range(300)]
-    clean = [EvaluationText("clean/dev", n, sentence(draw, 18, "abcdefgh")) for n in range(300)]
-    places = set(draw.sample(range(4000), 4))
-    for number, place in enumerate(sorted(places)):
-        documents[place] = f"{documents[place][:150]}\n{taken[50 + number].text}\n{documents[place][150:]}"
-    write_jsonl(folder / "in.jsonl", documents)
-    return documents, [*taken, *clean], places
-
-
-@pytest.mark.long
-def test_one_in_a_thousand_is_found_and_a_clean_task_is_clean(tmp_path: Path) -> None:
-    documents, texts, places = planted(tmp_path)
-    content = dump_index(build_index(texts))
-    (tmp_path / "tasks.ngrams").write_bytes(content)
-    stage = {
-        "stage": "decontaminate",
-        "index": str(tmp_path / "tasks.ngrams"),
-        "sha256": hashlib.sha256(content).hexdigest(),
-    }
-    inputs = [{"source": "web", "files": [str(tmp_path / "in.jsonl")]}]
-    made = Preparation.model_validate({"inputs": inputs, "stages": [stage], "chunk_bytes": 1 << 16})
-    statistics = prepare(made, str(tmp_path / "one"), 1, ignore_progress)
-    assert statistics.stages[-1].dropped == {"taken/test": 4}
-    assert statistics.documents_kept == len(documents) - len(places)
-    cutting = made.model_copy(update={"stages": (made.stages[0].model_copy(update={"found": "cut"}),)})
-    cut = prepare(cutting, str(tmp_path / "cut"), 1, ignore_progress)
-    assert (cut.documents_kept, cut.stages[-1].cut) == (len(documents), {"taken/test": 4})
-    kept = pq.read_table(tmp_path / "cut" / "documents")["text"].to_pylist()
-    for place in places:
-        before, _, after = documents[place].split("\n")
-        assert kept[place] == f"{before}\n{after}"
-    again = prepare(made, str(tmp_path / "two"), 1, ignore_progress)
-    assert again == statistics
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
 
 
 def test_what_cannot_be_looked_up_is_counted() -> None:

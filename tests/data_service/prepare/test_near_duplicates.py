@@ -4,25 +4,21 @@ import random
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_service.ingest import pool
-from data_service.ingest.tasks import perform
 from data_service.prepare.clusters import flatten_trees, unite_components
 from data_service.prepare.minhash import HASH_COUNT, SKETCH_BYTES, choose_bands, sign_text
 from data_service.prepare.near_duplicates import find_pairs
 from data_service.prepare.shingles import MAX_UNIT_LETTERS, hash_shingles
 from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
 from tests.support.data.preparations import rows_of, run, write_lines
-from tests.support.data.raw_text import files_of
-from tests.support.faults.process import dies_at
 
 NEAR = {"stage": "near_duplicates"}
 EXACT = {"stage": "exact_duplicates"}
@@ -77,43 +73,6 @@ def test_of_similar_texts_of_all_sources_the_first_is_kept_and_stands_for_all(wh
     assert sum(name.startswith("first") for name in sizes) == 100
     assert sizes["first3"] == 4
     assert sizes["first20"] == 3
-
-
-@pytest.mark.long
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(calls=st.lists(st.integers(1, 1650), min_size=1, max_size=3))
-def test_killed_at_any_moment_and_continued_it_is_the_same(
-    tmp_path_factory: pytest.TempPathFactory, whole: Path, inputs: list[dict[str, Any]], calls: list[int]
-) -> None:
-    out = tmp_path_factory.mktemp("killed") / "out"
-    for call in calls:
-        dies_at(call, lambda: run(inputs, [EXACT, NEAR], out))
-    run(inputs, [EXACT, NEAR], out)
-    assert files_of(out) == files_of(whole)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(2))
-def test_the_order_in_which_tasks_end_changes_nothing(
-    tmp_path: Path, whole: Path, inputs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    drawn = random.Random(seed)
-
-    def run_shuffled(_: object, function: Callable[..., Any], tasks: Sequence[Any]) -> Iterator[Any]:
-        numbers = list(range(len(tasks)))
-        drawn.shuffle(numbers)
-        return ((number, perform(function, tasks[number])) for number in numbers)
-
-    monkeypatch.setattr(pool.Pool, "run", run_shuffled)
-    run(inputs, [EXACT, NEAR], tmp_path / "out")
-    assert files_of(tmp_path / "out") == files_of(whole)
-
-
-@pytest.mark.long
-@pytest.mark.cluster
-def test_workers_change_nothing(tmp_path: Path, whole: Path, inputs: list[dict[str, Any]]) -> None:
-    run(inputs, [EXACT, NEAR], tmp_path / "out", workers=2)
-    assert files_of(tmp_path / "out") == files_of(whole)
 
 
 @pytest.mark.long

@@ -23,7 +23,6 @@ from tests.support.faults.process import dies_at
 
 LENGTH = {"stage": "length", "least_characters": 400}
 EXACT = {"stage": "exact_duplicates"}
-FIELDS = {"id": "id", "url": "url", "licence": "licence", "language": "lang", "date": "date"}
 
 
 @pytest.fixture(scope="module")
@@ -229,17 +228,6 @@ def test_bad_records_are_refused_by_place_or_dropped_with_their_reason(tmp_path:
         "a.jsonl:byte-17",
         "a.jsonl:byte-48",
     ]
-
-
-@pytest.mark.long
-def test_a_page_of_a_hundred_megabytes_is_refused_by_place_or_dropped(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "a.jsonl", [{"text": "small"}, {"text": "big " * (25 << 20)}])
-    with pytest.raises(InputError, match="line 2"):
-        run([source], [], tmp_path / "out", chunk=64 << 20)
-    skipped = run([source | {"on_bad_records": "skip"}], [], tmp_path / "out", chunk=64 << 20)
-    assert skipped.documents_kept == 1
-    large = run([source | {"max_document_bytes": 128 << 20}], [], tmp_path / "large", chunk=64 << 20)
-    assert large.text_bytes_kept == (100 << 20) + 5
 
 
 @pytest.mark.parametrize(

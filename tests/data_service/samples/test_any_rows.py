@@ -1,4 +1,5 @@
-"""Whatever rows are made of: any range of a block's rows has the same bytes alone as among others."""
+"""Whatever rows are made of: any range of a block's rows has the same bytes alone as among others. Any spec comes back
+from JSON."""
 
 from typing import Any
 
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from data_service.rng import stream_key
 from data_service.samples.make import cut_block, make_rows
 from data_service.samples.samples import slice_rows
+from data_service.samples.spec import StreamSpec
 from tests.support.data.corpora import assert_same
 from tests.support.data.row_settings import any_rows, block_for, spec_with, tables_for
 
@@ -18,6 +20,7 @@ def test_rows_alone_are_the_rows_among_others(
     drawn: dict[str, Any], seed: int, tokens: int, data: st.DataObject
 ) -> None:
     block, spec, key = block_for(drawn, seed, tokens), spec_with(drawn), stream_key("rows", seed)
+    assert StreamSpec.model_validate_json(spec.model_dump_json()) == spec
     rows, tables = cut_block(block, spec, stream_key("cut", seed)), tables_for(spec)
     if not len(rows):
         return

@@ -10,7 +10,7 @@ from data_service.samples.diffusion import MIN_RATE, DiffusionMasking
 from data_service.samples.make import make_rows
 from data_service.samples.packing import Packed, pack_block
 from data_service.samples.samples import Samples, join_rows
-from data_service.samples.spec import SourceSpec, StreamSpec
+from data_service.samples.spec import SourceSpec
 from data_service.types import Block
 from tests.support.data.corpora import NEVER_MASKED, SPECIAL, random_block, spec_of, targets_per_row
 
@@ -89,11 +89,6 @@ def test_other_readings_have_other_rates_and_masks() -> None:
     assert (rates(one) != rates(other)).all()
     assert one.target_positions.tolist() != other.target_positions.tolist()
     assert [SPEC.masking.mask_epoch(epoch) for epoch in range(3)] == [0, 1, 2]
-
-
-def test_a_spec_says_it_in_json() -> None:
-    assert StreamSpec.model_validate_json(SPEC.model_dump_json()) == SPEC
-    assert SPEC.fingerprint != spec_of(SOURCE, length=64, input={"packing": "full_sentences"}).fingerprint
 
 
 def test_about_half_of_the_tokens_are_expected(many: Samples) -> None:

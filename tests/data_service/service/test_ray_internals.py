@@ -46,13 +46,6 @@ def test_folders_of_workers_under_another_name(monkeypatch: pytest.MonkeyPatch) 
         internals.job_config_without_driver_path()
 
 
-def test_what_is_there_is_found() -> None:
-    internals.check_private_names()
-    assert isinstance(
-        getattr(internals.job_config_without_driver_path(), internals.DRIVER_SYS_PATH_FIELD), list
-    )
-
-
 @pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize(("given", "above"), [(None, 0), ("4", 4)])

@@ -4,7 +4,6 @@ import pickle
 import random
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,41 +27,24 @@ SLOW_AZURITE = pytest.mark.parametrize(
 )
 
 
-def test_whole_objects_are_created_and_replaced(any_store: Store) -> None:
-    any_store.put("a/b.bin", b"first")
-    any_store.put("a/b.bin", memoryview(b"second"))
-    assert any_store.get("a/b.bin") == b"second"
-    assert any_store.size("a/b.bin") == 6
-
-
-def test_ranges_are_exact(any_store: Store) -> None:
-    any_store.put("data", bytes(range(256)))
-    assert any_store.get_range("data", 0, 256) == bytes(range(256))
-    assert any_store.get_range("data", 250, 6) == bytes(range(250, 256))
-    assert any_store.get_range("data", 7, 0) == b""
-
-
-@pytest.mark.parametrize(("start", "length"), [(250, 7), (256, 1), (10_000, 5)])
-def test_a_range_beyond_the_end_is_truncated(any_store: Store, start: int, length: int) -> None:
+def test_a_range_beyond_the_end_is_truncated(any_store: Store) -> None:
     any_store.put("data", bytes(256))
-    with pytest.raises(Truncated, match=r"\bbyte 256\b") as caught:
-        any_store.get_range("data", start, length)
-    assert f"{any_store.uri}/data" in caught.value.problem
+    for start, length in ((250, 7), (256, 1), (10_000, 5)):
+        with pytest.raises(Truncated, match=r"\bbyte 256\b") as caught:
+            any_store.get_range("data", start, length)
+        assert f"{any_store.uri}/data" in caught.value.problem
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        pytest.param(lambda store, key: store.get(key), id="whole"),
-        pytest.param(lambda store, key: store.get_range(key, 0, 4), id="range"),
-        pytest.param(lambda store, key: store.get_range(key, 0, 0), id="empty range"),
-    ],
-)
-def test_a_missing_key_is_named(any_store: Store, read: Callable[[Store, str], bytes]) -> None:
+def test_a_missing_key_is_named(any_store: Store) -> None:
     any_store.put("there", b"x")
-    with pytest.raises(KeyMissing) as caught:
-        read(any_store, "not/there")
-    assert f"{any_store.uri}/not/there" in caught.value.problem
+    for read in (
+        any_store.get,
+        lambda key: any_store.get_range(key, 0, 4),
+        lambda key: any_store.get_range(key, 0, 0),
+    ):
+        with pytest.raises(KeyMissing) as caught:
+            read("not/there")
+        assert f"{any_store.uri}/not/there" in caught.value.problem
     assert any_store.size("not/there") is None
 
 
@@ -71,12 +53,6 @@ def test_a_folder_is_not_an_object(any_store: Store) -> None:
     assert any_store.size("folder") is None
     with pytest.raises(KeyMissing):
         any_store.get("folder")
-
-
-def test_put_if_absent_never_replaces(any_store: Store) -> None:
-    assert any_store.put_if_absent("claims/1", b"first")
-    assert not any_store.put_if_absent("claims/1", b"second")
-    assert any_store.get("claims/1") == b"first"
 
 
 def test_of_forty_racers_one_wins_and_its_bytes_are_stored(any_store: Store) -> None:
@@ -124,15 +100,6 @@ def test_list_goes_past_a_page(any_store: Store) -> None:
     assert [entry.key for entry in any_store.list()] == ["other"]
 
 
-def test_delete_is_final_and_repeatable(any_store: Store) -> None:
-    any_store.put("a/b/c", b"x")
-    any_store.delete("a/b/c")
-    any_store.delete("a/b/c")
-    assert list(any_store.list()) == []
-    any_store.put("a/b", b"now an object")
-    assert any_store.get("a/b") == b"now an object"
-
-
 @pytest.mark.long
 @SLOW_AZURITE
 def test_files_and_buffers_of_any_size_arrive_whole(any_store: Store, tmp_path: Path) -> None:
@@ -154,16 +121,15 @@ def test_files_and_buffers_of_any_size_arrive_whole(any_store: Store, tmp_path: 
     assert any_store.get_range("buffers", 39 << 20, 5000) == data[39 << 20 :][:5000]
 
 
-@pytest.mark.long
 def test_any_order_of_operations_does_what_it_does_to_a_dictionary(any_store: Store) -> None:
     draws = random.Random(1)
     held: dict[str, bytes] = {}
-    keys = [f"{folder}/{name}" for folder in ("a", "a/b", "a-b", "c") for name in ("0", "00", "1", "x.y")]
+    keys = [f"{folder}/{name}" for folder in ("a", "a/b", "a-b", "é") for name in ("0", "00", "1", "x.y")]
     for _ in range(80):
         key, data = draws.choice(keys), draws.randbytes(draws.choice([0, 1, 7, 1000]))
         match draws.choice(["put", "create", "delete", "many", "read", "list"]):
             case "put":
-                any_store.put(key, data)
+                any_store.put(key, data if draws.random() < 0.5 else memoryview(data))
                 held[key] = data
             case "create":
                 assert any_store.put_if_absent(key, data) == (key not in held)
@@ -204,12 +170,12 @@ def test_a_store_travels_to_another_process(any_store: Store) -> None:
     assert copy == any_store
 
 
-@pytest.mark.parametrize("key", ["", "/absolute", "a//b", "../up", "a/./b", "a/", ".tmp-mine"])
-def test_keys_that_are_no_plain_paths_are_refused(any_store: Store, key: str) -> None:
-    with pytest.raises(BadUri):
-        any_store.put(key, b"x")
-    with pytest.raises(BadUri):
-        any_store.get(key)
+def test_keys_that_are_no_plain_paths_are_refused(any_store: Store) -> None:
+    for key in ("", "/absolute", "a//b", "../up", "a/./b", "a/", ".tmp-mine"):
+        with pytest.raises(BadUri):
+            any_store.put(key, b"x")
+        with pytest.raises(BadUri):
+            any_store.get(key)
 
 
 def test_age_goes_by_the_stores_clock_not_by_ours(any_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Streams of pair rows over real shards: each row alone as with others, every way of cutting in turn, counted ahead."""
+"""Streams of pair rows over real shards: rows laid out with their segments, every way of cutting in turn."""
 
 import itertools
 from collections import Counter
@@ -29,7 +29,6 @@ from tests.support.data.corpora import (
 
 PACKINGS = ["segment_pair", "sentence_pair", "ordered_pair", "two_segments"]
 BLOCKS = [random_block(seed, 900 + 100 * seed) for seed in range(6)]
-OTHER = [random_block(seed, 700) for seed in range(100, 103)]
 NOWHERE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
 WORD_STARTS = np.arange(VOCABULARY) % 3 != 0
 
@@ -37,11 +36,6 @@ WORD_STARTS = np.arange(VOCABULARY) % 3 != 0
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_corpus(tmp_path_factory.mktemp("corpus"), BLOCKS)
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_corpus(tmp_path_factory.mktemp("other"), OTHER)
 
 
 @settings(deadline=None)

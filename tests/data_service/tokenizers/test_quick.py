@@ -1,25 +1,19 @@
 """Quicker libraries are used as far as they give what the definition gives, and what they do not give is left to it."""
 
-import json
 import os
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
-from random import Random
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data_service.ingest.build import build_corpus
-from data_service.ingest.options import BuildOptions
 from data_service.tokenizers import quick
-from data_service.tokenizers.load import from_files, save_tokenizer
+from data_service.tokenizers.load import from_files
 from data_service.tokenizers.quick import COMPARED_CHARACTERS, TextEncoder
 from data_service.tokenizers.tokenizer import Kind, PlacedTokens, Tokenizer
 from data_service.tokenizers.train import train_tokenizer
-from tests.support.data.all_sorts import documents_of_all_sorts
-from tests.support.data.raw_text import DOCUMENTS, files_of, ignore_progress, write_jsonl
+from tests.support.data.raw_text import DOCUMENTS
 
 KINDS: tuple[Kind, ...] = ("byte_bpe", "wordpiece", "unigram")
 LIBRARIES = {
@@ -49,14 +43,6 @@ def _same(tokenizer: Tokenizer, encoder: TextEncoder, texts: list[str]) -> None:
     for found, ids in zip(encoder.encode_placed(texts, True), tokenizer.encode_batch(texts), strict=True):
         np.testing.assert_array_equal(found.ids, ids)
         assert found.ids.dtype == ids.dtype
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_quicker_library_gives_the_same(tokenizers: dict[str, Tokenizer], kind: str) -> None:
-    encoder, texts = TextEncoder(tokenizers[kind]), list(documents_of_all_sorts(200, seed=7))
-    _same(tokenizers[kind], encoder, texts)
-    assert encoder.counts[LIBRARIES[kind]] > 0.6 * len(texts)
-    assert encoder.counts.total() == len(texts)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,32 +128,3 @@ def test_a_process_may_be_forked_afterwards(tokenizers: dict[str, Tokenizer], ki
         again = encoder.encode_placed(texts, True)
         os._exit(0 if all(a.equals(b) for a, b in zip(again, expected, strict=True)) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_corpus_is_the_same_bytes_either_way(
-    tokenizers: dict[str, Tokenizer], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quick, "MIN_QUICK_TEXT_BYTES", 0)
-    save_tokenizer(tokenizers[kind], str(tmp_path / "tokenizer"))
-    random = Random(kind)
-    texts = [*documents_of_all_sorts(150, seed=11), *(random.choice(DOCUMENTS)[:3000] for _ in range(30))]
-    inputs = write_jsonl(tmp_path / "inputs/a.jsonl", texts)
-    options = BuildOptions(
-        workers=1, heldout_fraction=0.2, accept_loss=frozenset({"white_space", "marks", "unknown"})
-    )
-    counts = []
-    for way in ("quick", "slow"):
-        output = str(tmp_path / way)
-        manifest = build_corpus([str(inputs)], output, str(tmp_path / "tokenizer"), options, ignore_progress)
-        counts.append({name: n for name, n in manifest.counts.items() if name.startswith("texts encoded")})
-        assert manifest.loss is not None
-        for library in quick.TESTED_VERSIONS:
-            monkeypatch.setitem(quick.TESTED_VERSIONS, library, "0.0")
-    assert f"texts encoded by {LIBRARIES[kind]}" in counts[0]
-    assert not any(LIBRARIES[kind] in name.split("(")[0] for name in counts[1])
-    either = [files_of(tmp_path / way) for way in ("quick", "slow")]
-    shards = [{key: data for key, data in files.items() if key != "manifest.json"} for files in either]
-    assert shards[0] == shards[1]
-    manifests = [json.loads(files["manifest.json"])["content"] for files in either]
-    assert manifests[0]["loss"] == manifests[1]["loss"]

@@ -1,16 +1,13 @@
 """What every kind of tokenizer promises, whatever its kind."""
 
-import json
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import pytest
-import tokenizers
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.load import from_files, load_tokenizer, save_tokenizer
@@ -25,48 +22,10 @@ def test_ids_are_compact_arrays_without_special_tokens(tokenizer: Tokenizer, lin
     assert not np.isin(ids, _inserted(tokenizer)).any()
 
 
-def test_special_names_in_text_are_text(tokenizer: Tokenizer) -> None:
-    names = [name for role, name in tokenizer.names.by_role().items() if role != "unk"]
-    text = "a " + " ".join(names) + " z" + "".join(names)
-    ids = tokenizer.encode(text)
-    assert not np.isin(ids, _inserted(tokenizer)).any()
-    if tokenizer.kind != "wordpiece":  # which has no piece for some of the marks
-        assert tokenizer.special.unk not in ids
-        assert tokenizer.decode(ids) == text
-
-
-def test_further_special_tokens_in_text_have_their_ids(tokenizer: Tokenizer) -> None:
-    """As `transformers` gives them; only names that stand for something in a row stay text."""
-    definition = json.loads(tokenizer.save_files()["tokenizer.json"])
-    first = tokenizer.vocab_size
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    definition["added_tokens"] += [
-        {"id": first + i, "content": name, "special": True, **flags}
-        for i, name in enumerate(("@user", "[DATE]"))
-    ]
-    extended = Tokenizer(json.dumps(definition))
-    whole = tokenizers.Tokenizer.from_str(json.dumps(definition))
-    random = Random(1)
-    for _ in range(50):
-        text = " ".join(
-            random.choices(["@user", "[DATE]", "the", "boat", tokenizer.names.unk, "x@userx"], k=9)
-        )
-        ids = extended.encode(text).tolist()
-        assert ids == whole.encode(text, add_special_tokens=False).ids
-        assert ids.count(first) == text.count("@user")
-        assert ids.count(first + 1) == text.count("[DATE]")
-    assert extended.special_mask[first:].all()
-
-
 def test_special_mask_covers_exactly_the_special_pieces(tokenizer: Tokenizer) -> None:
     names = set(tokenizer.names.by_role().values())
     assert {tokenizer.piece(int(i)) for i in np.flatnonzero(tokenizer.special_mask)} == names
     assert not tokenizer.special_mask.flags.writeable
-
-
-def test_byte_level_text_survives(trained: Callable[[Kind], Tokenizer], lines: list[str]) -> None:
-    tokenizer = trained("byte_bpe")
-    assert [tokenizer.decode(ids) for ids in tokenizer.encode_batch(lines)] == lines
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])

@@ -19,9 +19,8 @@ from data_service.errors import InputError, TokenizerError
 from data_service.tokenizers.check import measure_loss
 from data_service.tokenizers.files import TRAINING_REPORT
 from data_service.tokenizers.specials import Style
-from data_service.tokenizers.tokenizer import Kind, Tokenizer
+from data_service.tokenizers.tokenizer import Kind
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
-from data_service.tokenizers.word_splits import RUN_CHARACTERS
 from tests.support.data.all_sorts import SORTS, documents_of_all_sorts
 
 _TRAIN = """
@@ -44,11 +43,6 @@ def test_the_same_text_gives_the_same_tokenizer_in_any_process(kind: Kind) -> No
     assert len(hashes) == 1
 
 
-@pytest.mark.long
-def test_the_same_text_gives_the_same_files(tokenizer: Tokenizer, documents: list[str]) -> None:
-    assert train_tokenizer(tokenizer.kind, iter(documents), 1500).save_files() == tokenizer.save_files()
-
-
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
 def test_neither_the_order_of_texts_nor_the_number_of_processes_matters(
     kind: Kind, documents: list[str], monkeypatch: pytest.MonkeyPatch
@@ -58,10 +52,10 @@ def test_neither_the_order_of_texts_nor_the_number_of_processes_matters(
     monkeypatch.setattr("data_service.tokenizers.train.MAX_TRAINING_WORD_BYTES", 15_000)
     texts = [*documents[:20], *(SORTS["language"](Random(seed)) for seed in range(40))]
     made = []
-    for workers in (1, 2, 3):
+    for workers in (1, 2):
         Random(f"{kind} {workers}").shuffle(texts)
         made.append(train_tokenizer(kind, texts, 2500, allow_fewer_ids=True, workers=workers).save_files())
-    assert made[0] == made[1] == made[2]
+    assert made[0] == made[1]
     report = json.loads(made[0][TRAINING_REPORT])
     assert 0 < report["left_out"] < report["words"] / 2
 
@@ -218,13 +212,11 @@ def test_nothing_of_text_of_all_sorts_is_lost_but_white_space(kind: Kind) -> Non
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "bpe"])
-def test_a_line_without_spaces_takes_no_longer_than_many_lines(kind: Kind) -> None:
+def test_a_line_without_spaces_is_learnt_from_in_time(kind: Kind) -> None:
     """A million letters in one run took minutes, since trainers look at whole words again and again."""
     letters = "".join(Random(kind).choices("ACGT", k=1_000_000))
     tokenizer = train_tokenizer(kind, [letters], 600, allow_fewer_ids=True)
     assert tokenizer.vocab_size > 500
-    lines = [letters[start : start + RUN_CHARACTERS] for start in range(0, len(letters), RUN_CHARACTERS)]
-    assert train_tokenizer(kind, ["\n".join(lines)], 600, allow_fewer_ids=True).vocab_size > 500
 
 
 def test_wordpiece_splits_cjk_characters() -> None:

@@ -1,13 +1,12 @@
 """The same files give the same ids in transformers and in SentencePiece."""
 
-import json
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import sentencepiece
-from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase, RobertaTokenizer
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from data_service.tokenizers.load import from_files, save_tokenizer
 from data_service.tokenizers.specials import Style
@@ -21,31 +20,6 @@ def _theirs(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[i
 
 def _ours(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     return [ids.tolist() for ids in tokenizer.encode_batch(texts)]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("model_type", [None, "roberta", "bert", "albert", "xlnet", "deberta-v2", "electra"])
-def test_auto_tokenizer_gives_the_same_ids(
-    tokenizer: Tokenizer, model_type: str | None, lines: list[str], tmp_path: Path
-) -> None:
-    save_tokenizer(tokenizer, str(tmp_path))
-    if model_type is not None:  # as in an exported model's folder
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
-    assert len(theirs) == tokenizer.vocab_size
-    assert _theirs(theirs, lines) == _ours(tokenizer, lines)
-    for role in ("cls", "sep", "pad", "mask", "unk"):
-        assert getattr(theirs, f"{role}_token_id") == getattr(tokenizer.special, role)
-
-
-@pytest.mark.long
-def test_what_transformers_saves_loads_back(tokenizer: Tokenizer, lines: list[str], tmp_path: Path) -> None:
-    save_tokenizer(tokenizer, str(tmp_path / "ours"))
-    AutoTokenizer.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
-    files = {path.name: path.read_bytes() for path in (tmp_path / "theirs").iterdir()}
-    back = from_files(files)
-    assert back.special == tokenizer.special
-    assert _ours(back, lines) == _ours(tokenizer, lines)
 
 
 @pytest.mark.parametrize(
@@ -74,36 +48,6 @@ def test_the_mask_takes_the_space_before_it(trained: Callable[[Kind], Tokenizer]
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     ids = theirs("the <mask> is", add_special_tokens=False)["input_ids"]
     assert ids == [*tokenizer.encode("the"), tokenizer.special.mask, *tokenizer.encode(" is")]
-
-
-@pytest.mark.long
-def test_the_vocabulary_files_alone_are_the_same_tokenizer(
-    trained: Callable[[Kind], Tokenizer], lines: list[str], tmp_path: Path
-) -> None:
-    byte_bpe = trained("byte_bpe")
-    files = {name: byte_bpe.save_files()[name] for name in ("vocab.json", "merges.txt")}
-    assert _ours(from_files(files), lines) == _ours(byte_bpe, lines)
-    _write(files, tmp_path / "bpe")
-    assert _theirs(RobertaTokenizer.from_pretrained(tmp_path / "bpe"), lines) == _ours(byte_bpe, lines)
-
-    wordpiece = trained("wordpiece")
-    cased = {"tokenizer_config.json": b'{"do_lower_case": false}'}
-    files = {"vocab.txt": wordpiece.save_files()["vocab.txt"]} | cased
-    assert _ours(from_files(files), lines) == _ours(wordpiece, lines)
-    _write(files, tmp_path / "wordpiece")
-    assert _theirs(BertTokenizer.from_pretrained(tmp_path / "wordpiece"), lines) == _ours(wordpiece, lines)
-
-
-@pytest.mark.long
-def test_a_bert_vocabulary_alone_is_uncased_as_in_transformers(
-    documents: list[str], lines: list[str], tmp_path: Path
-) -> None:
-    uncased = train_tokenizer("wordpiece", documents, 1200, TokenizerOptions(lowercase=True))
-    files = {"vocab.txt": uncased.save_files()["vocab.txt"]}
-    _write(files, tmp_path / "uncased")
-    assert _ours(from_files(files), lines) == _theirs(
-        BertTokenizer.from_pretrained(tmp_path / "uncased"), lines
-    )
 
 
 @pytest.mark.parametrize("lowercase", [False, True])

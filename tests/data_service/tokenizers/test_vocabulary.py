@@ -12,7 +12,6 @@ import sentencepiece
 from transformers import AutoTokenizer
 
 from data_service.errors import TokenizerError
-from data_service.tokenizers.check import check_tokenizer
 from data_service.tokenizers.load import from_files, load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
@@ -67,7 +66,7 @@ def test_existing_ids_stay_and_text_without_terms_is_split_as_before(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model_type", [None, "roberta", "deberta-v2"])
+@pytest.mark.parametrize("model_type", [None, "roberta", "bert", "albert", "xlnet", "deberta-v2", "electra"])
 def test_auto_tokenizer_gives_the_same_ids(
     tokenizer: Tokenizer, model_type: str | None, lines: list[str], tmp_path: Path
 ) -> None:
@@ -80,6 +79,8 @@ def test_auto_tokenizer_gives_the_same_ids(
     texts = LINES + lines
     assert theirs(texts, add_special_tokens=False)["input_ids"] == _ids(new, texts)
     assert theirs("neuro")["input_ids"] == tokenizer_row(new, "neuro")
+    for role in ("cls", "sep", "pad", "mask", "unk"):
+        assert getattr(theirs, f"{role}_token_id") == getattr(new.special, role)
     back = load_tokenizer(str(tmp_path))
     assert back.hash == new.hash
     assert _ids(back, texts) == _ids(new, texts)
@@ -97,15 +98,6 @@ def test_extending_twice_is_extending_once(tokenizer: Tokenizer, lines: list[str
     texts = LINES + lines
     decoded = [[once.piece(i) for i in ids] for ids in _ids(once, texts)]
     assert decoded == [[twice.piece(i) for i in ids] for ids in _ids(twice, texts)]
-
-
-@pytest.mark.long
-def test_the_check_passes(tokenizer: Tokenizer, documents: list[str]) -> None:
-    before, after = (
-        check_tokenizer(t, documents) for t in (tokenizer, extend_tokenizer(tokenizer, TERMS).tokenizer)
-    )
-    assert (after.exact, after.stable) == (before.exact, before.stable)
-    assert after.tokens <= before.tokens
 
 
 def test_the_sentencepiece_model_is_extended_too(trained: Callable[[Kind], Tokenizer]) -> None:

@@ -128,7 +128,7 @@ def test_words_are_the_librarys(
     assert (counts.occurrences, counts.left_out) == (sum(counts.counts), 0)
 
 
-@pytest.mark.parametrize(("splitter", "by_library"), WAYS)
+@pytest.mark.parametrize(("splitter", "by_library"), WAYS[::2])
 def test_every_character_between_two_of_each_class(
     splitter: Callable[[], WordSplitter], by_library: Callable[[str], list[str]]
 ) -> None:
@@ -147,7 +147,7 @@ def most_frequent(every: Counter[str], limit: int) -> dict[str, int]:
     return kept
 
 
-@pytest.mark.parametrize(("limit", "workers"), [(1, 1), (60, 2), (400, 3), (1 << 20, 1)])
+@pytest.mark.parametrize(("limit", "workers"), [(1, 1), (400, 2), (1 << 20, 1)])
 def test_the_most_frequent_words_are_kept_of_any_order_and_processes(
     limit: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +155,7 @@ def test_the_most_frequent_words_are_kept_of_any_order_and_processes(
     monkeypatch.setattr("data_service.tokenizers.word_counts._MAX_TABLE_PIECES", 50)
     monkeypatch.setattr("data_service.tokenizers.word_counts._MAX_FILE_BYTES", 200)
     random = Random(limit)
-    texts = [odd_text(random, 200) for _ in range(40)]
+    texts = [odd_text(random, 200) for _ in range(15)]
     every = Counter(word for text in texts for word in gpt2_words(text))
     for processes in {1, workers}:
         random.shuffle(texts)
@@ -195,7 +195,7 @@ print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_m
 """.replace("getrange", "randrange")
 
 
-@pytest.mark.parametrize("megabytes", [4, pytest.param(25, marks=pytest.mark.long)])
+@pytest.mark.parametrize("megabytes", [2, pytest.param(25, marks=pytest.mark.long)])
 @pytest.mark.parametrize("text", ["one line", "one letter", "distinct"])
 def test_time_is_linear_in_the_length_of_a_line_and_memory_bounded(text: str, megabytes: int) -> None:
     seconds, kilobytes = [], []

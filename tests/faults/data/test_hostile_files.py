@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from checkpoints.hf.folder import WEIGHTS
 from checkpoints.hf.headers import check_weights
@@ -27,7 +26,6 @@ from data_service.tokenizers.load import from_files
 from data_service.tokenizers.train import train_tokenizer
 from encoder_core.errors import UserError as CoreError
 from launcher.after.export.sentence_transformer import write_sentence_transformer
-from launcher.app.cli.main import app
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.text_vectors import keep_modules
 from tests.support.data.made_up import WORDS
@@ -171,16 +169,6 @@ def test_a_tokenizer_changed_at_random(real: dict[str, dict[str, bytes]], data: 
 @given(data=st.data())
 def test_any_tokenizer(real: dict[str, dict[str, bytes]], data: st.DataObject) -> None:
     any_tokenizer(real, data)
-
-
-def test_a_command_says_what_and_what_to_do(real: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
-    definition = json.loads(real["wordpiece"]["tokenizer.json"])
-    BOMBS["a rule that goes back for ever"](definition)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
-    (tmp_path / "text.txt").write_text("a" * 60 + "b\n")
-    told = CliRunner().invoke(app, ["tokenizer", "check", str(tmp_path), str(tmp_path / "text.txt")])
-    assert isinstance(told.exception, TokenizerError)
-    assert str(tmp_path) in told.exception.problem
 
 
 @pytest.fixture(scope="module")

@@ -55,15 +55,6 @@ def test_without_credentials_the_error_names_the_object_and_where_they_are_looke
     assert re.search(wanted[service.scheme], caught.value.remedy)
 
 
-def test_missing_credentials_are_an_error_that_says_so(
-    s3: S3Server, monkeypatch: pytest.MonkeyPatch, never_valid: None
-) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    with pytest.raises(CredentialsMissing, match="credentials"):
-        open_store("s3://bucket/x", patience_s=0.5).get("key")
-
-
 @CLOUDS
 def test_wrong_credentials_are_refused_at_once(
     service: Service, store: Store, monkeypatch: pytest.MonkeyPatch, never_valid: None

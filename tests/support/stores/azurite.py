@@ -23,7 +23,7 @@ from uuid import uuid4
 import pytest
 
 from tests.support.stores.fault_proxy import Errors
-from tests.support.stores.shared import free_port, shared, stop, wait
+from tests.support.stores.shared import answers, free_port, shared, stop, wait
 
 PROGRAM = "azurite-blob"
 PACKAGE = "azurite@3"
@@ -132,21 +132,9 @@ def _start(folder: Path) -> tuple[dict[str, str], list[int]]:
             stderr=log,
         )
     try:
-        wait(lambda: _answers(port), process, "Azurite", seconds=90)
+        wait(lambda: answers(port), process, "Azurite", seconds=90)
     except BaseException:
         stop([process.pid])
         raise
     place = f"http://127.0.0.1:{port}/{_ACCOUNT}"
     return {"endpoint": place, "key": key, "second_key": second}, [process.pid]
-
-
-def _answers(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/")
-        connection.getresponse().read()
-    except OSError:
-        return False
-    finally:
-        connection.close()
-    return True

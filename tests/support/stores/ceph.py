@@ -7,15 +7,13 @@ host. The processes of a test run share one server: it takes a quarter of a minu
 import os
 import shutil
 import subprocess
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.stores.s3 import S3Server
-from tests.support.stores.shared import free_port, shared, stop, wait
+from tests.support.stores.shared import answers, free_port, shared, stop, wait
 
 PACKAGES = "radosgw ceph-mon ceph-osd ceph-common"
 _PROGRAMS = ("radosgw", "radosgw-admin", "ceph-mon", "ceph-osd", "ceph", "ceph-authtool", "monmaptool")
@@ -73,7 +71,7 @@ def _start(folder: Path) -> tuple[dict[str, str], list[int]]:
         node = _Node(folder, config, daemons)
         node.start_monitor()
         node.start_storage()
-        node.start_gateway(f"http://127.0.0.1:{port}")
+        node.start_gateway(port)
         server = S3Server(f"http://127.0.0.1:{port}", "maskaccess", "masksecret")
         node.run(
             "radosgw-admin", "user", "create", "--uid=mask", "--display-name=mask",
@@ -121,14 +119,6 @@ class _Node:
         self.run("ceph-osd", "-i", "0", "--mkfs")
         self.start("ceph-osd", "-i", "0")
 
-    def start_gateway(self, endpoint: str) -> None:
+    def start_gateway(self, port: int) -> None:
         gateway = self.start("radosgw", "-n", "client.rgw")
-        wait(lambda: _answers(endpoint), gateway, "the S3 gateway", seconds=90)
-
-
-def _answers(endpoint: str) -> bool:
-    try:
-        with urllib.request.urlopen(endpoint, timeout=5):
-            return True
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
+        wait(lambda: answers(port), gateway, "the S3 gateway", seconds=90)

@@ -1,6 +1,7 @@
 """One server for all processes of a test run, of programs that take seconds to start."""
 
 import fcntl
+import http.client
 import json
 import os
 import shutil
@@ -66,3 +67,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def answers(port: int) -> bool:
+    """Whether a server on this host answers HTTP, with whatever status."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/")
+        connection.getresponse().read()
+    except OSError:
+        return False
+    finally:
+        connection.close()
+    return True
