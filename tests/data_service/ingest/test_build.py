@@ -34,6 +34,7 @@ from tests.support.data.raw_text import (
     tokenizer_folder,
     write_jsonl,
     write_mixture,
+    write_parquet,
 )
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import S3Server
@@ -283,15 +284,18 @@ def test_documents_are_shown_by_number_across_blocks(corpus: Path) -> None:
     ],
     indirect=True,
 )
-def test_in_and_out_of_a_bucket(any_store: Store, inputs: Path, corpus: Path) -> None:
+def test_in_and_out_of_a_bucket(any_store: Store, tmp_path: Path) -> None:
+    inputs = write_jsonl(tmp_path / "inputs/a.jsonl", DOCUMENTS[:12]).parent
+    write_parquet(inputs / "d.parquet", DOCUMENTS[10:16])
+    (inputs / "z.txt").write_text(DOCUMENTS[16], "utf-8")
+    build(inputs, tmp_path / "corpus")
     for name, data in files_of(inputs).items():
         any_store.put(f"inputs/{name}", data)
-    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
     output = any_store.at("corpus")
     sources = [f"{any_store.uri}/inputs/*.jsonl*", f"{any_store.uri}/inputs/[d-z]*"]
-    build_corpus(sources, output.uri, tokenizer, SMALL, lambda progress: None)
+    build_corpus(sources, output.uri, str(tmp_path / "tokenizer"), SMALL, lambda progress: None)
     assert verify_corpus(output.uri).damage == ()
-    shards = {name: data for name, data in files_of(corpus).items() if name.endswith(".tar")}
+    shards = {name: data for name, data in files_of(tmp_path / "corpus").items() if name.endswith(".tar")}
     assert {name: output.get(name) for name in shards} == shards
     assert {entry.key for entry in output.list("build/")} == set()
 
