@@ -13,17 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import EncoderConfig, encoder_layers
-from encoder_core.families.interchange import (
-    Heads,
-    HfNetwork,
-    KeyTable,
-    ModelType,
-    Pair,
-    activation_from_json,
-    activation_to_json,
-    check_tied,
-    with_bias,
-)
+from encoder_core.families.config_json import TIED, ConfigJson
+from encoder_core.families.interchange import Heads, HfNetwork, KeyTable, ModelType, Pair, with_bias
 from encoder_core.layers.sizes import Initializer, layer_weights, linear_weights, norm_weights
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
@@ -31,9 +22,6 @@ if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a 
 
     from encoder_core.layers.attention import Attend
     from encoder_core.layers.decoder import Decoder
-    from encoder_core.layers.encoder import Embeddings, Encoder
-
-FIRST_POSITION = 2  # row of the table of positions for a row's first token, whatever the padding id is
 
 
 class BartConfig(EncoderConfig):
@@ -49,18 +37,6 @@ class BartConfig(EncoderConfig):
     attention_dropout: float = 0.0
     layer_norm_eps: float = 1e-5
     initializer: Initializer = "normal"
-
-    def encoder(
-        self,
-        *,
-        embeddings: "Embeddings | None" = None,
-        checkpoint_activations: bool = False,
-        attend: "Attend | None" = None,
-    ) -> "Encoder":
-        from encoder_core.layers.encoder import Encoder
-
-        layers = encoder_layers(self, self.layers, lambda: attend)
-        return Encoder(embeddings or _embeddings(self), layers, checkpoint_activations=checkpoint_activations)
 
     def decoder(
         self,
@@ -83,15 +59,20 @@ class BartConfig(EncoderConfig):
             )
             for layer in encoder_layers(self, self.layers, lambda: attend)
         ]
-        return Decoder(_embeddings(self, word), layers, checkpoint_activations=checkpoint_activations)
+        return Decoder(self.input_embeddings(word), layers, checkpoint_activations=checkpoint_activations)
 
     @property
     def decoder_only_head(self) -> bool:
         return True
 
     @property
-    def position_rows(self) -> int:
-        return self.max_length + FIRST_POSITION
+    def first_position(self) -> int:
+        """The same for any padding id, as in fairseq's models."""
+        return 2
+
+    @property
+    def padding_row(self) -> int | None:
+        return self.pad_id if self.pad_id < self.first_position else None
 
     def decoder_weights(self) -> int:
         across = 4 * linear_weights(self.hidden, self.hidden) + norm_weights(self.hidden)
@@ -114,26 +95,6 @@ class BartConfig(EncoderConfig):
     @classmethod
     def model_types(cls) -> tuple[ModelType, ...]:
         return (ModelType("bart", "BartModel", from_json),)
-
-
-BASE = BartConfig(layers=6, hidden=768, heads=12, feed_forward=3072, vocab=50_265)
-LARGE = BartConfig(layers=12, hidden=1024, heads=16, feed_forward=4096, vocab=50_265)
-
-
-def _embeddings(config: BartConfig, word: "nn.Embedding | None" = None) -> "Embeddings":
-    from encoder_core.layers.encoder import Embeddings
-
-    return Embeddings(
-        config.vocabulary,
-        config.hidden,
-        positions=config.max_length + FIRST_POSITION,
-        first_position=FIRST_POSITION,
-        # Padding row of both tables of positions.
-        padding=config.pad_id if config.pad_id < FIRST_POSITION else None,
-        eps=config.layer_norm_eps,
-        dropout=config.dropout,
-        word=word,
-    )
 
 
 _ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
@@ -170,45 +131,31 @@ TABLE = KeyTable(
     zero=("final_logits_bias",),
 )
 
-FIELDS = {
-    "layers": "encoder_layers",
-    "hidden": "d_model",
-    "heads": "encoder_attention_heads",
-    "feed_forward": "encoder_ffn_dim",
-    "max_length": "max_position_embeddings",
-    "vocab": "vocab_size",
-    "pad_id": "pad_token_id",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-    "initializer_range": "init_std",
-}
-"""Our configuration fields and theirs, where only the name differs."""
-
 _DECODER = {"decoder_layers": "layers", "decoder_attention_heads": "heads", "decoder_ffn_dim": "feed_forward"}
 
 EPSILON = 1e-5  # epsilon of every LayerNorm; transformers' configuration has no field for it
 
-DEFAULTS: dict[str, Any] = {
-    "encoder_layers": 12,
-    "decoder_layers": 12,
-    "d_model": 1024,
-    "encoder_attention_heads": 16,
-    "decoder_attention_heads": 16,
-    "encoder_ffn_dim": 4096,
-    "decoder_ffn_dim": 4096,
-    "max_position_embeddings": 1024,
-    "vocab_size": 50_265,
-    "pad_token_id": 1,
-    "dropout": 0.1,
-    "attention_dropout": 0.0,
-    "init_std": 0.02,
-    "activation_function": "gelu",
-    "scale_embedding": False,
-    "normalize_before": False,
-    "add_final_layer_norm": False,
-    "tie_word_embeddings": True,
-}
-"""What transformers assumes where a config.json is silent; older files may say more of the norms."""
+_PUBLISHED = "use weights of BART's published architecture (mBART and Pegasus have another one)"
+FORM = ConfigJson(
+    "bart",
+    {
+        "layers": ("encoder_layers", 12),
+        "hidden": ("d_model", 1024),
+        "heads": ("encoder_attention_heads", 16),
+        "feed_forward": ("encoder_ffn_dim", 4096),
+        "max_length": ("max_position_embeddings", 1024),
+        "vocab": ("vocab_size", 50_265),
+        "pad_id": ("pad_token_id", 1),
+        "dropout": ("dropout", 0.1),
+        "attention_dropout": ("attention_dropout", 0.0),
+        "initializer_range": ("init_std", 0.02),
+        "activation": ("activation_function", "gelu"),
+    },
+    constants={**TIED, "scale_embedding": (False, _PUBLISHED)},
+    # Older files say more of the norms.
+    unwritten=dict.fromkeys(("normalize_before", "add_final_layer_norm"), (False, _PUBLISHED)),
+    defaults={"decoder_layers": 12, "decoder_attention_heads": 16, "decoder_ffn_dim": 4096},
+)
 
 
 def to_json(config: BartConfig) -> dict[str, Any]:
@@ -222,16 +169,8 @@ def to_json(config: BartConfig) -> dict[str, Any]:
             f"model.layer_norm_eps is {config.layer_norm_eps:g}, and transformers' BART has 1e-5 only",
             remedy="train with model.layer_norm_eps: 1e-5",
         )
-    return {
-        "model_type": "bart",
-        "is_encoder_decoder": True,
-        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
-        **{theirs: getattr(config, ours) for theirs, ours in _DECODER.items()},
-        "activation_function": activation_to_json(config.activation),
-        "activation_dropout": 0.0,
-        "scale_embedding": False,
-        "tie_word_embeddings": True,
-    }
+    decoder = {theirs: getattr(config, ours) for theirs, ours in _DECODER.items()}
+    return FORM.write(config, is_encoder_decoder=True, activation_dropout=0.0, **decoder)
 
 
 def from_json(fields: dict[str, Any]) -> BartConfig:
@@ -240,24 +179,12 @@ def from_json(fields: dict[str, Any]) -> BartConfig:
     Raises:
         ModelError: the model has features that we do not support.
     """
-    fields = DEFAULTS | fields
-    check_tied(fields)
-    plain = {"scale_embedding": False, "normalize_before": False, "add_final_layer_norm": False}
-    for name, value in plain.items():
-        if fields[name] != value:
-            raise ModelError(
-                f"config.json: {name} is {fields[name]!r}, which is not supported",
-                remedy="use weights of BART's published architecture (mBART and Pegasus have another one)",
-            )
+    fields = FORM.complete(fields)
     for theirs, ours in _DECODER.items():
-        if fields[theirs] != fields[FIELDS[ours]]:
+        encoders = FORM.fields[ours][0]
+        if fields[theirs] != fields[encoders]:
             raise ModelError(
-                f"config.json: {theirs} is {fields[theirs]}, but {FIELDS[ours]} is {fields[FIELDS[ours]]}",
+                f"config.json: {theirs} is {fields[theirs]}, but {encoders} is {fields[encoders]}",
                 remedy="use a model whose encoder and decoder have the same shape",
             )
-    values = {ours: fields[theirs] for ours, theirs in FIELDS.items()}
-    return BartConfig(
-        **values,
-        activation=activation_from_json(fields, "activation_function"),
-        layer_norm_eps=EPSILON,
-    )
+    return BartConfig(**FORM.values(fields), layer_norm_eps=EPSILON)

@@ -9,32 +9,28 @@ half as deep and has no token types; transformers has a class of its own for it,
 file.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import WithGenerator, encoder_layers
+from encoder_core.families.config_json import ENCODER_FLAGS, TABLES, TIED, ConfigJson, bert_fields
 from encoder_core.families.interchange import (
     Heads,
     HfNetwork,
     KeyTable,
     ModelType,
     Pair,
-    activation_from_json,
-    activation_to_json,
-    check_tied,
     embedding_pairs,
     layer_pairs,
-    shared_from_json,
-    shared_to_json,
     with_bias,
 )
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.attention import Attend
-    from encoder_core.layers.encoder import Embeddings, Encoder
+    from encoder_core.layers.encoder import EncoderLayer
 
 
 class BertConfig(WithGenerator):
@@ -53,12 +49,8 @@ class BertConfig(WithGenerator):
     position: Literal["absolute", "relative_key", "relative_key_query"] = "absolute"
 
     @property
-    def segments(self) -> int:
-        return self.token_types
-
-    @property
     def position_rows(self) -> int:
-        return self.token_types + (self.max_length if self.position == "absolute" else 0)
+        return self.max_length if self.position == "absolute" else 0
 
     def encoder_weights(self) -> int:
         relative = (
@@ -70,17 +62,16 @@ class BertConfig(WithGenerator):
     def has_pair_class(self) -> bool:
         return self.token_types > 0
 
-    def encoder(
-        self,
-        *,
-        embeddings: "Embeddings | None" = None,
-        checkpoint_activations: bool = False,
-        attend: "Attend | None" = None,
-    ) -> "Encoder":
-        from encoder_core.layers.encoder import Encoder
+    def encoder_layers(self, attend: "Attend | None") -> "list[EncoderLayer]":
+        """Build the layers. Relative positions are parameters, so each layer has a kernel of its own."""
+        from encoder_core.layers.relative_key import RelativeKeyAttention
 
-        layers = encoder_layers(self, self.layers, _kernels(self, attend))
-        return Encoder(embeddings or _embeddings(self), layers, checkpoint_activations=checkpoint_activations)
+        if self.position == "absolute":
+            return encoder_layers(self, self.layers, lambda: attend)
+        both_sides, width = self.position == "relative_key_query", self.hidden // self.heads
+        return encoder_layers(
+            self, self.layers, lambda: RelativeKeyAttention(self.max_length, width, both_sides=both_sides)
+        )
 
     def title(self, terms: Collection[str]) -> str:
         if not self.token_types:
@@ -101,57 +92,14 @@ class BertConfig(WithGenerator):
     @classmethod
     def model_types(cls) -> tuple[ModelType, ...]:
         return (
-            ModelType("bert", "BertModel", from_json),
+            ModelType("bert", "BertModel", lambda fields: cls(**FORM.read(fields))),
             ModelType("distilbert", "DistilBertModel", distilled_from_json),
         )
 
 
-def _size(layers: int, hidden: int, vocab: int = 30_522) -> BertConfig:
-    return BertConfig(layers=layers, hidden=hidden, heads=hidden // 64, feed_forward=4 * hidden, vocab=vocab)
-
-
-TINY = _size(2, 128)
-MINI = _size(4, 256)
-SMALL = _size(4, 512)
-MEDIUM = _size(8, 512)
-BASE = _size(12, 768)
-LARGE = _size(24, 1024)
-
-DISTILBERT_BASE = _size(6, 768).model_copy(update={"token_types": 0, "initializer": "normal"})
-SPANBERT_BASE = _size(12, 768, vocab=28_996).model_copy(update={"initializer": "normal"})
-SPANBERT_LARGE = _size(24, 1024, vocab=28_996).model_copy(update={"initializer": "normal"})
-
-
-def _embeddings(config: BertConfig) -> "Embeddings":
-    from encoder_core.layers.encoder import Embeddings
-
-    return Embeddings(
-        config.vocabulary,
-        config.hidden,
-        positions=config.max_length if config.position == "absolute" else 0,
-        token_types=config.token_types,
-        eps=config.layer_norm_eps,
-        dropout=config.dropout,
-    )
-
-
-def _kernels(config: BertConfig, attend: "Attend | None") -> "Callable[[], Attend | None]":
-    """Return a function that makes the attention kernel of one layer. Relative positions are parameters, so each
-    layer has its own.
-    """
-    from encoder_core.layers.relative_key import RelativeKeyAttention
-
-    if config.position == "absolute":
-        return lambda: attend
-    both_sides = config.position == "relative_key_query"
-    width = config.hidden // config.heads
-    return lambda: RelativeKeyAttention(config.max_length, width, both_sides=both_sides)
-
-
 _PAIRS = (
-    *embedding_pairs("encoder.embeddings", "bert.embeddings"),
-    Pair("encoder.embeddings.token_type.weight", "bert.embeddings.token_type_embeddings.weight"),
-    *layer_pairs("encoder.layers.{layer}", "bert.encoder.layer.{layer}"),
+    *embedding_pairs("bert.embeddings", token_types=True),
+    *layer_pairs("bert.encoder.layer.{layer}"),
     *with_bias("head.dense", "cls.predictions.transform.dense"),
     *with_bias("head.norm", "cls.predictions.transform.LayerNorm"),
     Pair("head.decoder.bias", "cls.predictions.bias"),
@@ -168,15 +116,15 @@ _BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 MASKED_LM = KeyTable(_PAIRS, tied=_TIED, unused=(*_BUFFERS, *(pair.theirs for pair in _PAIR_HEAD)))
 PRETRAINING = KeyTable((*_PAIRS, *_PAIR_HEAD), tied=_TIED, unused=_BUFFERS)
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 30_522,
-    "max_position_embeddings": 512,
-    "layer_norm_eps": 1e-12,
-    "pad_token_id": 0,
-    "type_vocab_size": 2,
-    "position_embedding_type": "absolute",
-}
-"""What transformers assumes where a config.json is silent, beyond `interchange.DEFAULTS`."""
+FORM = ConfigJson(
+    "bert",
+    bert_fields() | TABLES,
+    constants=TIED,
+    unwritten={
+        **ENCODER_FLAGS,
+        "position_embedding_type": ("absolute", "only BERT models with absolute positions can be loaded"),
+    },
+)
 
 
 def to_json(config: BertConfig) -> dict[str, Any]:
@@ -190,46 +138,18 @@ def to_json(config: BertConfig) -> dict[str, Any]:
             f"model.position is {config.position!r}, which transformers' BERT no longer supports",
             remedy="train with model.position: absolute to export",
         )
-    return {
-        "model_type": "bert",
-        **shared_to_json(config),
-        "max_position_embeddings": config.max_length,
-        "type_vocab_size": config.token_types,
-    }
+    return FORM.write(config)
 
 
-def from_json(fields: dict[str, Any]) -> BertConfig:
-    """Return our configuration for the fields of a config.json.
-
-    Raises:
-        ModelError: the model has features that we do not support.
-    """
-    fields = DEFAULTS | fields
-    if fields["position_embedding_type"] != "absolute":
-        raise ModelError(
-            f"config.json: position_embedding_type is {fields['position_embedding_type']!r}",
-            remedy="only BERT models with absolute positions can be loaded",
-        )
-    return BertConfig(
-        **shared_from_json(fields),
-        max_length=fields["max_position_embeddings"],
-        token_types=fields["type_vocab_size"],
-    )
-
-
-_OUR_LAYER, _THEIR_LAYER = "encoder.layers.{layer}", "distilbert.transformer.layer.{layer}"
+_DISTILLED_LAYER = (
+    *("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm"),
+    *("ffn.lin1", "ffn.lin2", "output_layer_norm"),
+)
 
 DISTILLED = KeyTable(
     pairs=(
-        *embedding_pairs("encoder.embeddings", "distilbert.embeddings"),
-        *with_bias(f"{_OUR_LAYER}.attention.query", f"{_THEIR_LAYER}.attention.q_lin"),
-        *with_bias(f"{_OUR_LAYER}.attention.key", f"{_THEIR_LAYER}.attention.k_lin"),
-        *with_bias(f"{_OUR_LAYER}.attention.value", f"{_THEIR_LAYER}.attention.v_lin"),
-        *with_bias(f"{_OUR_LAYER}.attention.output", f"{_THEIR_LAYER}.attention.out_lin"),
-        *with_bias(f"{_OUR_LAYER}.attention_norm", f"{_THEIR_LAYER}.sa_layer_norm"),
-        *with_bias(f"{_OUR_LAYER}.feed_forward.up", f"{_THEIR_LAYER}.ffn.lin1"),
-        *with_bias(f"{_OUR_LAYER}.feed_forward.down", f"{_THEIR_LAYER}.ffn.lin2"),
-        *with_bias(f"{_OUR_LAYER}.feed_forward_norm", f"{_THEIR_LAYER}.output_layer_norm"),
+        *embedding_pairs("distilbert.embeddings"),
+        *layer_pairs("distilbert.transformer.layer.{layer}", _DISTILLED_LAYER),
         *with_bias("head.dense", "vocab_transform"),
         *with_bias("head.norm", "vocab_layer_norm"),
         Pair("head.decoder.bias", "vocab_projector.bias"),
@@ -238,36 +158,23 @@ DISTILLED = KeyTable(
     unused=("distilbert.embeddings.position_ids",),
 )
 
-DISTILLED_FIELDS = {
-    "layers": "n_layers",
-    "hidden": "dim",
-    "heads": "n_heads",
-    "feed_forward": "hidden_dim",
-    "max_length": "max_position_embeddings",
-    "vocab": "vocab_size",
-    "pad_id": "pad_token_id",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-    "initializer_range": "initializer_range",
-}
-"""Our configuration fields and theirs, where only the name differs."""
-
-DISTILLED_DEFAULTS: dict[str, Any] = {
-    "n_layers": 6,
-    "dim": 768,
-    "n_heads": 12,
-    "hidden_dim": 3072,
-    "max_position_embeddings": 512,
-    "vocab_size": 30_522,
-    "pad_token_id": 0,
-    "dropout": 0.1,
-    "attention_dropout": 0.1,
-    "initializer_range": 0.02,
-    "activation": "gelu",
-    "sinusoidal_pos_embds": False,
-    "tie_word_embeddings": True,
-}
-"""What transformers assumes where a config.json is silent."""
+DISTILLED_FORM = ConfigJson(
+    "distilbert",
+    {
+        "layers": ("n_layers", 6),
+        "hidden": ("dim", 768),
+        "heads": ("n_heads", 12),
+        "feed_forward": ("hidden_dim", 3072),
+        "max_length": ("max_position_embeddings", 512),
+        "vocab": ("vocab_size", 30_522),
+        "pad_id": ("pad_token_id", 0),
+        "dropout": ("dropout", 0.1),
+        "attention_dropout": ("attention_dropout", 0.1),
+        "initializer_range": ("initializer_range", 0.02),
+        "activation": ("activation", "gelu"),
+    },
+    constants=TIED,
+)
 
 EPSILON = 1e-12  # epsilon of every LayerNorm; transformers' configuration has no field for it
 
@@ -284,13 +191,7 @@ def distilled_to_json(config: BertConfig) -> dict[str, Any]:
             "types it is exported as transformers' DistilBERT, which needs position absolute and layer_norm_eps 1e-12",
             remedy="train with model.position: absolute and model.layer_norm_eps: 1e-12, or with model.token_types: 1",
         )
-    return {
-        "model_type": "distilbert",
-        **{theirs: getattr(config, ours) for ours, theirs in DISTILLED_FIELDS.items()},
-        "activation": activation_to_json(config.activation),
-        "sinusoidal_pos_embds": False,
-        "tie_word_embeddings": True,
-    }
+    return DISTILLED_FORM.write(config, sinusoidal_pos_embds=False)
 
 
 def distilled_from_json(fields: dict[str, Any]) -> BertConfig:
@@ -300,12 +201,4 @@ def distilled_from_json(fields: dict[str, Any]) -> BertConfig:
     Raises:
         ModelError: the model has features that we do not support.
     """
-    fields = DISTILLED_DEFAULTS | fields
-    check_tied(fields)
-    values = {ours: fields[theirs] for ours, theirs in DISTILLED_FIELDS.items()}
-    return BertConfig(
-        **values,
-        activation=activation_from_json(fields, "activation"),
-        layer_norm_eps=EPSILON,
-        token_types=0,
-    )
+    return BertConfig(**DISTILLED_FORM.read(fields), layer_norm_eps=EPSILON, token_types=0)

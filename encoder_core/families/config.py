@@ -5,25 +5,19 @@ defines its small form. Other code does not ask for a model's family, except for
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from encoder_core.errors import ModelError
 from encoder_core.families.interchange import Heads, HfNetwork, ModelType
+from encoder_core.families.mup import Mup
 from encoder_core.layers.sizes import (
     Activation,
     Initializer,
     Recurrence,
+    SmallForm,
     layer_weights,
     linear_weights,
     norm_weights,
@@ -35,48 +29,7 @@ if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a 
     from encoder_core.layers.any_encoder import AnyEncoder
     from encoder_core.layers.attention import Attend
     from encoder_core.layers.decoder import Decoder
-    from encoder_core.layers.encoder import Embeddings, EncoderLayer
-
-
-@dataclass(frozen=True)
-class SmallForm:
-    """The shape of a recipe's small form. Each family takes the values for the settings that it has.
-
-    Attributes:
-        length: number of tokens in the longest row.
-        drops: whether dropout is kept; otherwise its rates are 0.
-        layers, hidden, heads, embedding: depth, width, attention heads and width of embeddings.
-        window: number of tokens in a local layer's window.
-        buckets: rows of DeBERTa's table of distances in each direction.
-        memory_refresh: number of steps after which XLNet's memory is recomputed.
-    """
-
-    length: int
-    drops: bool
-    layers: int
-    hidden: int
-    heads: int
-    embedding: int
-    window: int
-    buckets: int
-    memory_refresh: int
-
-
-class Mup(BaseModel):
-    """The base of muP: the narrower model whose learning rates and fresh weights a recipe states.
-
-    It has the depth of the model, and heads of the same width. What follows for each parameter is computed in
-    `encoder_core/objectives/mup.py`.
-
-    Attributes:
-        hidden: width of the base's hidden states.
-        feed_forward: inner width of the base; None: in proportion to `hidden`.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    hidden: int = Field(gt=0)
-    feed_forward: int | None = Field(default=None, gt=0)
+    from encoder_core.layers.encoder import Embeddings, EncoderLayer, PreNormLayer
 
 
 class EncoderConfig(BaseModel, ABC):
@@ -92,6 +45,10 @@ class EncoderConfig(BaseModel, ABC):
         class_token_last: whether the classification token ends a text; else it begins it.
         has_convolution: whether a convolution shows each token its neighbours.
         takes_token_types: whether transformers' class accepts them for any number of `segments`.
+        has_length_limit: whether a table of positions limits the length of a row.
+        offsets_positions_by_padding: whether positions begin after the padding id, so that the parameters depend on it.
+        biases: whether Linears and LayerNorms have biases; `decoder_bias` answers for the decoder.
+        embedding_norm: whether a norm follows the embeddings.
         layers, hidden, heads, feed_forward: depth, width, attention heads, inner width.
         max_length: number of tokens in the longest row, including special tokens.
         vocab: number of token ids; None until the tokenizer is known (`with_tokenizer`).
@@ -101,12 +58,10 @@ class EncoderConfig(BaseModel, ABC):
         initializer: distribution of fresh weights (`layers/initialise.py`): normal, or normal truncated at two
             standard deviations.
         mup: the base from which fresh weights and learning rates are scaled to this width; None: they are not scaled.
-        old_defaults: keys that early recipes lacked, with the value at which they are not written to recipes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    old_defaults: ClassVar[Mapping[str, object]] = {"mup": None}
     name: ClassVar[str]
     recipe: ClassVar[str]
     pair_recipe: ClassVar[str | None] = None
@@ -116,6 +71,10 @@ class EncoderConfig(BaseModel, ABC):
     context_norm: ClassVar[bool] = False
     class_token_last: ClassVar[bool] = False
     takes_token_types: ClassVar[bool] = False
+    has_length_limit: ClassVar[bool] = True
+    offsets_positions_by_padding: ClassVar[bool] = False
+    biases: ClassVar[bool] = True
+    embedding_norm: ClassVar[bool] = True
 
     layers: int = Field(gt=0)
     hidden: int = Field(gt=0)
@@ -130,20 +89,11 @@ class EncoderConfig(BaseModel, ABC):
     layer_norm_eps: float = Field(default=1e-12, gt=0)
     initializer_range: float = Field(default=0.02, gt=0)
     initializer: Initializer = "truncated_normal"
-    mup: Mup | None = None
+    mup: Mup | None = Field(default=None, exclude_if=lambda mup: mup is None)
 
     @property
     def has_convolution(self) -> bool:
         return getattr(self, "convolution", None) is not None
-
-    @model_serializer(mode="wrap")
-    def _leave_out_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        fields: dict[str, object] = serialize(self)
-        return {
-            name: value
-            for name, value in fields.items()
-            if name not in self.old_defaults or value != self.old_defaults[name]
-        }
 
     @model_validator(mode="after")
     def _heads_divide_hidden(self) -> Self:
@@ -164,7 +114,6 @@ class EncoderConfig(BaseModel, ABC):
             )
         return self.model_copy(update={"vocab": self.vocab or vocab, "pad_id": pad_id})
 
-    @abstractmethod
     def encoder(
         self,
         *,
@@ -181,6 +130,44 @@ class EncoderConfig(BaseModel, ABC):
         Raises:
             ModelError: the size of the vocabulary is unknown.
         """
+        from torch import nn
+
+        from encoder_core.layers.encoder import Encoder
+
+        return Encoder(
+            embeddings or self.input_embeddings(),
+            self.encoder_layers(attend),
+            schedule=[depth * self.distinct_layers // self.layers for depth in range(self.layers)],
+            projection=nn.Linear(self.embedding_width, self.hidden) if self.projects_embeddings else None,
+            final_norm=self.final_norm(),
+            checkpoint_activations=checkpoint_activations,
+        )
+
+    def input_embeddings(self, word: "nn.Embedding | None" = None) -> "Embeddings":
+        """Build the tables at the input, which the properties below describe. `word`: a table of words to share."""
+        from encoder_core.layers.encoder import Embeddings
+
+        return Embeddings(
+            self.vocabulary,
+            self.embedding_width,
+            positions=self.position_rows,
+            first_position=self.first_position,
+            token_types=self.segments or 0,
+            languages=self.language_rows,
+            padding=self.padding_row,
+            norm_bias=self.biases,
+            eps=self.layer_norm_eps if self.embedding_norm else None,
+            dropout=self.dropout,
+            word=word,
+        )
+
+    def encoder_layers(self, attend: "Attend | None") -> "Sequence[EncoderLayer | PreNormLayer]":
+        """Build the layers, `distinct_layers` of them."""
+        return encoder_layers(self, self.distinct_layers, lambda: attend)
+
+    def final_norm(self) -> "nn.Module | None":
+        """Build the norm behind the last layer; None: the layers end with one themselves."""
+        return None
 
     def decoder(
         self, word: "nn.Embedding", *, checkpoint_activations: bool = False, attend: "Attend | None" = None
@@ -219,12 +206,10 @@ class EncoderConfig(BaseModel, ABC):
         Raises:
             ModelError: the family has no generator.
         """
-        if "generator_layers" not in type(self).model_fields:
-            raise ModelError(
-                f"{self.name} has no generator and discriminator",
-                remedy="give two networks of another family that were trained together",
-            )
-        return self.model_copy(update={"generator_layers": generator.layers})
+        raise ModelError(
+            f"{self.name} has no generator and discriminator",
+            remedy="give two networks of another family that were trained together",
+        )
 
     def with_layers(self, layers: int) -> Self:
         """Return the same model with another depth."""
@@ -233,17 +218,13 @@ class EncoderConfig(BaseModel, ABC):
     @property
     def embedding_width(self) -> int:
         """Width of the embeddings; the masked-language-model head works in it too."""
-        return self.hidden
+        width: int = getattr(self, "embedding", self.hidden)
+        return width
 
     @property
     def projects_embeddings(self) -> bool:
         """Whether a Linear projects embeddings to the width of the layers."""
         return self.embedding_width != self.hidden
-
-    @property
-    def has_length_limit(self) -> bool:
-        """Whether a table of positions limits the length of a row."""
-        return True
 
     @property
     def recurrence(self) -> Recurrence | None:
@@ -253,16 +234,12 @@ class EncoderConfig(BaseModel, ABC):
     @property
     def segments(self) -> int | None:
         """Number of segments that have embeddings of their own; None if the family has none."""
-        return None
+        count: int | None = getattr(self, "token_types", None)
+        return count
 
     @property
     def has_pair_class(self) -> bool:
         """Whether transformers has a class with a language-model head and a head for pairs of segments."""
-        return False
-
-    @property
-    def offsets_positions_by_padding(self) -> bool:
-        """Whether positions begin after the padding id, so that the parameters depend on it."""
         return False
 
     @property
@@ -274,11 +251,6 @@ class EncoderConfig(BaseModel, ABC):
     def head_activation(self) -> Activation:
         """Activation of the masked-language-model head."""
         return self.activation
-
-    @property
-    def biases(self) -> bool:
-        """Whether Linears and LayerNorms have biases; `decoder_bias` answers for the decoder."""
-        return True
 
     @property
     def decoder_only_head(self) -> bool:
@@ -307,8 +279,11 @@ class EncoderConfig(BaseModel, ABC):
 
     @property
     def width_keys(self) -> tuple[str, ...]:
-        """The settings that grow in proportion to `hidden` from a base of muP to this model."""
-        return ("heads", "feed_forward")
+        """The settings that grow in proportion to `hidden` from a base of muP to this model. Embeddings of a width of
+        their own keep it.
+        """
+        own = hasattr(self, "embedding") and self.embedding_width == self.hidden
+        return ("heads", "feed_forward", "embedding") if own else ("heads", "feed_forward")
 
     @property
     def output_scale(self) -> float:
@@ -316,20 +291,31 @@ class EncoderConfig(BaseModel, ABC):
         return 1.0
 
     @property
-    def embedding_norm(self) -> bool:
-        """Whether a norm follows the embeddings."""
-        return True
+    def position_rows(self) -> int:
+        """Rows of the table of positions at the input; 0 for no table."""
+        return self.max_length + self.first_position if self.has_length_limit else 0
 
     @property
-    def position_rows(self) -> int:
-        """Rows of the tables of positions and segments at the input."""
-        return self.max_length + (self.segments or 0)
+    def first_position(self) -> int:
+        """Row of the table of positions for the first token of a row; the rows before it are never used."""
+        return 0
+
+    @property
+    def padding_row(self) -> int | None:
+        """Row of the tables of words and positions that is initialised to zero; None for no such row."""
+        return None
+
+    @property
+    def language_rows(self) -> int:
+        """Number of rows in the table of languages; 0 for no table."""
+        return 0
 
     def embedding_weights(self) -> int:
         """Return the number of parameters of all tables at the input and their norm."""
         width = self.embedding_width
         norm = self.embedding_norm * norm_weights(width, self.biases)
-        return (self.vocabulary + self.position_rows) * width + norm
+        rows = self.vocabulary + self.position_rows + (self.segments or 0) + self.language_rows
+        return rows * width + norm
 
     def encoder_weights(self) -> int:
         """Return the number of parameters of the encoder with its tables."""
@@ -363,8 +349,7 @@ class WithGenerator(EncoderConfig):
         generator_layers: depth of the generator; None: half of this network's (DeBERTaV3, section 3.1).
     """
 
-    old_defaults: ClassVar[Mapping[str, object]] = {**EncoderConfig.old_defaults, "generator_layers": None}
-    generator_layers: int | None = Field(default=None, gt=0)
+    generator_layers: int | None = Field(default=None, gt=0, exclude_if=lambda layers: layers is None)
 
     @property
     def generator(self) -> Self:
@@ -372,8 +357,11 @@ class WithGenerator(EncoderConfig):
         layers = self.generator_layers or max(1, self.layers // 2)
         return self.model_copy(update={"layers": layers, "generator_layers": None})
 
+    def paired_with(self, generator: EncoderConfig) -> Self:
+        return self.model_copy(update={"generator_layers": generator.layers})
+
     def shrink(self, form: SmallForm) -> dict[str, object]:
-        return {"generator_layers": self.generator_layers and 1}
+        return super().shrink(form) | {"generator_layers": self.generator_layers and 1}
 
 
 def encoder_layers(

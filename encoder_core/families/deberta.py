@@ -16,20 +16,26 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 from pydantic import Field
 
 from encoder_core.errors import ModelError
-from encoder_core.families.config import EncoderConfig, SmallForm, WithGenerator
-from encoder_core.families.interchange import DEFAULTS as SHARED_DEFAULTS
+from encoder_core.families.config import EncoderConfig, WithGenerator
+from encoder_core.families.config_json import (
+    ENCODER_FLAGS,
+    TIED,
+    ConfigJson,
+    Fields,
+    bert_fields,
+    published,
+    unsupported,
+)
 from encoder_core.families.interchange import (
     Heads,
     HfNetwork,
     KeyTable,
     ModelType,
     Pair,
-    shared_from_json,
-    shared_to_json,
-    unpublished,
+    layer_pairs,
     with_bias,
 )
-from encoder_core.layers.sizes import linear_weights, norm_weights
+from encoder_core.layers.sizes import SmallForm, linear_weights, norm_weights
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.attention import Attend
@@ -58,11 +64,10 @@ class Disentangled(EncoderConfig):
     ) -> "DisentangledEncoder":
         """Build the encoder. `attend` is not used: disentangled attention has its own kernels."""
         from encoder_core.layers.deberta_encoder import DisentangledEncoder
-        from encoder_core.layers.encoder import Embeddings
 
-        config, eps, dropout = cast(Deberta, self), self.layer_norm_eps, self.dropout
+        config = cast(Deberta, self)
         return DisentangledEncoder(
-            embeddings or Embeddings(self.vocabulary, self.hidden, positions=0, eps=eps, dropout=dropout),
+            embeddings or self.input_embeddings(),
             _relative_positions(config),
             [_layer(config) for _ in range(self.layers)],
             convolution=_convolution(config),
@@ -108,7 +113,7 @@ class DebertaConfig(Disentangled, WithGenerator):
         return (ModelType("deberta", "DebertaModel", from_json),)
 
 
-class DebertaV2Config(Disentangled):
+class DebertaV2Config(Disentangled, WithGenerator):
     """The configuration of the second version, and of the third, which has the same encoder.
 
     Attributes:
@@ -130,12 +135,6 @@ class DebertaV2Config(Disentangled):
     convolution: Literal[3] | None = None
     generator_layers: int | None = Field(default=None, gt=0)
 
-    @property
-    def generator(self) -> "DebertaV2Config":
-        """The generator, as a model of its own: equally wide, half as deep (DeBERTaV3, section 3.1)."""
-        layers = self.generator_layers or max(1, self.layers // 2)
-        return self.model_copy(update={"layers": layers, "generator_layers": None})
-
     def title(self, terms: Collection[str]) -> str:
         return "DeBERTa v3" if "rtd" in terms else "DeBERTa v2"
 
@@ -144,8 +143,7 @@ class DebertaV2Config(Disentangled):
         return super().with_layers(layers).model_copy(update={"generator_layers": deep})
 
     def shrink(self, form: SmallForm) -> dict[str, object]:
-        own = {"buckets": form.buckets, "generator_layers": self.generator_layers and 1}
-        return super().shrink(form) | own
+        return super().shrink(form) | {"buckets": form.buckets}
 
     def encoder_weights(self) -> int:
         kernel = (self.convolution or 0) * self.hidden
@@ -155,25 +153,8 @@ class DebertaV2Config(Disentangled):
 
     @classmethod
     def model_types(cls) -> tuple[ModelType, ...]:
-        return (ModelType("deberta-v2", "DebertaV2Model", from_json),)
+        return (ModelType("deberta-v2", "DebertaV2Model", v2_from_json),)
 
-
-BASE = DebertaConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=50_265, initializer="normal")
-LARGE = DebertaConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=50_265, initializer="normal")
-XLARGE = LARGE.model_copy(update={"layers": 48})
-
-V2_XLARGE = DebertaV2Config(
-    layers=24, hidden=1536, heads=24, feed_forward=6144, vocab=128_100, convolution=3, initializer="normal"
-)
-V2_XXLARGE = V2_XLARGE.model_copy(update={"layers": 48})
-
-
-def _v3(layers: int, hidden: int) -> DebertaV2Config:
-    shape = V2_XLARGE.model_copy(update={"layers": layers, "hidden": hidden, "convolution": None})
-    return shape.model_copy(update={"heads": hidden // 64, "feed_forward": 4 * hidden})
-
-
-V3_XSMALL, V3_SMALL, V3_BASE, V3_LARGE = _v3(12, 384), _v3(6, 768), _v3(12, 768), _v3(24, 1024)
 
 Deberta = DebertaConfig | DebertaV2Config
 
@@ -215,17 +196,8 @@ def _convolution(config: Deberta) -> "Convolution | None":
     return Convolution(config.hidden, width, activation=config.activation, eps=eps, dropout=config.dropout)
 
 
-_LAYER = (
-    *with_bias(
-        "encoder.layers.{layer}.attention.output", "deberta.encoder.layer.{layer}.attention.output.dense"
-    ),
-    *with_bias(
-        "encoder.layers.{layer}.attention_norm", "deberta.encoder.layer.{layer}.attention.output.LayerNorm"
-    ),
-    *with_bias("encoder.layers.{layer}.feed_forward.up", "deberta.encoder.layer.{layer}.intermediate.dense"),
-    *with_bias("encoder.layers.{layer}.feed_forward.down", "deberta.encoder.layer.{layer}.output.dense"),
-    *with_bias("encoder.layers.{layer}.feed_forward_norm", "deberta.encoder.layer.{layer}.output.LayerNorm"),
-)
+_LAYER = layer_pairs("deberta.encoder.layer.{layer}")[6:]
+"""Of BERT's names those without query, key and value."""
 
 _OUR_ATTENTION = "encoder.layers.{layer}.attention.projections"
 _THEIR_ATTENTION = "deberta.encoder.layer.{layer}.attention.self"
@@ -306,6 +278,47 @@ def _encoder(config: Deberta) -> tuple[Pair, ...]:
     return (*_EMBEDDINGS, *_LAYER, *_SHARED, *(_CONVOLUTION if config.convolution is not None else ()))
 
 
+def _fields(**defaults: Any) -> Fields:
+    return {
+        **bert_fields(layer_norm_eps=1e-7, **defaults),
+        "max_length": ("max_position_embeddings", 512),
+        "mask_decoder": ("mask_decoder", "enhanced"),
+    }
+
+
+_CONSTANTS = {
+    **TIED,
+    "relative_attention": published("relative_attention", True),
+    "position_biased_input": published("position_biased_input", False),
+    "type_vocab_size": published("type_vocab_size", 0),
+}
+_V2_CONSTANTS = {
+    **_CONSTANTS,
+    "share_att_key": published("share_att_key", True),
+    "norm_rel_ebd": published("norm_rel_ebd", "layer_norm"),
+}
+_SILENT = {"relative_attention": False, "position_biased_input": True, "max_relative_positions": -1}
+"""What transformers assumes where a config.json is silent, which is never the published architecture."""
+
+FORMS = {
+    "deberta": ConfigJson(
+        "deberta", _fields(vocab=50_265), _CONSTANTS, ENCODER_FLAGS, _SILENT | {"pos_att_type": None}
+    ),
+    "deberta_v2": ConfigJson(
+        "deberta-v2",
+        {
+            **_fields(vocab=128_100, hidden=1536, layers=24, heads=24, feed_forward=6144),
+            "buckets": ("position_buckets", -1),
+        },
+        _V2_CONSTANTS,
+        ENCODER_FLAGS,
+        _SILENT
+        | {"pos_att_type": None, "share_att_key": False, "norm_rel_ebd": "none"}
+        | {"conv_act": "tanh", "conv_kernel_size": 0},
+    ),
+}
+
+
 def to_json(config: Deberta) -> dict[str, Any]:
     """Return the fields of config.json that describe one network: with our own `mask_decoder`, without
     `generator_layers`.
@@ -318,81 +331,45 @@ def to_json(config: Deberta) -> dict[str, Any]:
             "model.position_to_position is true, but transformers' classes lack this term and compute other scores",
             remedy="set `start:` of another recipe to this run, or train without position_to_position to export",
         )
-    fields = {
-        "model_type": config.family.replace("_", "-"),
-        **shared_to_json(config),
-        "max_position_embeddings": config.max_length,
-        "legacy": False,
-        "type_vocab_size": 0,
-        "relative_attention": True,
-        "max_relative_positions": -1,
-        "position_biased_input": False,
-        "pos_att_type": ["p2c", "c2p"],
-        "mask_decoder": config.mask_decoder,
-    }
-    if isinstance(config, DebertaConfig):
-        return fields
-    fields |= {"position_buckets": config.buckets, "norm_rel_ebd": "layer_norm", "share_att_key": True}
-    if config.convolution is not None:
-        hidden_act = fields["hidden_act"]
-        fields |= {"conv_kernel_size": config.convolution, "conv_act": hidden_act}
+    fields = FORMS[config.family].write(
+        config, legacy=False, max_relative_positions=-1, pos_att_type=["p2c", "c2p"]
+    )
+    if isinstance(config, DebertaV2Config) and config.convolution is not None:
+        fields |= {"conv_kernel_size": config.convolution, "conv_act": fields["hidden_act"]}
     return fields
 
 
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "deberta": {"vocab_size": 50_265},
-    "deberta-v2": {
-        "vocab_size": 128_100,
-        "hidden_size": 1536,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 24,
-        "intermediate_size": 6144,
-        "conv_act": "tanh",
-    },
-}
-"""What transformers assumes where a config.json is silent, beyond `interchange.DEFAULTS`."""
-
-_COMMON_DEFAULTS: dict[str, Any] = {
-    "max_position_embeddings": 512,
-    "layer_norm_eps": 1e-7,
-    "pad_token_id": 0,
-    "type_vocab_size": 0,
-    "relative_attention": False,
-    "max_relative_positions": -1,
-    "position_biased_input": True,
-    "pos_att_type": None,
-    "mask_decoder": "enhanced",
-}
-
-
-def from_json(fields: dict[str, Any]) -> Deberta:
-    """Return our configuration for a config.json. Raises ModelError: the model is a variant that was never
+def _published_fields(form: ConfigJson, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the complete fields of a config.json. Raises ModelError: the model is a variant that was never
     published."""
-    fields = SHARED_DEFAULTS | _COMMON_DEFAULTS | DEFAULTS[fields["model_type"]] | fields
-    _check_published(fields)
-    values = shared_from_json(fields)
-    values |= {"max_length": fields["max_position_embeddings"], "mask_decoder": fields["mask_decoder"]}
-    if fields["model_type"] == "deberta":
-        return DebertaConfig(**values)
-    kernel = fields.get("conv_kernel_size", 0)
-    if kernel and fields["conv_act"] != fields["hidden_act"]:
-        raise unpublished("conv_act", fields, fields["hidden_act"])
-    return DebertaV2Config(**values, buckets=fields.get("position_buckets", -1), convolution=kernel or None)
-
-
-def _check_published(fields: dict[str, Any]) -> None:
-    """Raise ModelError at the first difference from the published architecture."""
-    expected: dict[str, tuple[object, ...]] = {
-        "relative_attention": (True,),
-        "position_biased_input": (False,),
-        "type_vocab_size": (0,),
-        "max_relative_positions": (-1, fields["max_position_embeddings"]),
-    }
-    if fields["model_type"] == "deberta-v2":
-        expected |= {"share_att_key": (True,), "norm_rel_ebd": ("layer_norm",)}
-    for name, values in expected.items():
-        if fields.get(name) not in values:
-            raise unpublished(name, fields, values[0])
+    fields = form.complete(fields)
     kinds = fields["pos_att_type"] or []
-    if set(kinds.split("|") if isinstance(kinds, str) else kinds) != {"p2c", "c2p"}:
-        raise unpublished("pos_att_type", fields, "p2c|c2p")
+    expected: dict[str, tuple[bool, object]] = {
+        "max_relative_positions": (
+            fields["max_relative_positions"] in (-1, fields["max_position_embeddings"]),
+            -1,
+        ),
+        "pos_att_type": (
+            set(kinds.split("|") if isinstance(kinds, str) else kinds) == {"p2c", "c2p"},
+            "p2c|c2p",
+        ),
+    }
+    if fields.get("conv_kernel_size"):
+        expected["conv_act"] = fields["conv_act"] == fields["hidden_act"], fields["hidden_act"]
+    for name, (is_published, value) in expected.items():
+        if not is_published:
+            raise unsupported(name, fields, published(name, value)[1])
+    return fields
+
+
+def from_json(fields: dict[str, Any]) -> DebertaConfig:
+    """Return our configuration for a config.json of the first version. Raises ModelError: as `_published_fields`."""
+    form = FORMS["deberta"]
+    return DebertaConfig(**form.values(_published_fields(form, fields)))
+
+
+def v2_from_json(fields: dict[str, Any]) -> DebertaV2Config:
+    """Return the same for the second version."""
+    form = FORMS["deberta_v2"]
+    fields = _published_fields(form, fields)
+    return DebertaV2Config(**form.values(fields), convolution=fields["conv_kernel_size"] or None)

@@ -16,24 +16,14 @@ the others a window, each kind with a base of its own, and two Linears precede t
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from encoder_core.families.config import SmallForm
-from encoder_core.families.interchange import (
-    Heads,
-    HfNetwork,
-    KeyTable,
-    ModelType,
-    Pair,
-    activation_from_json,
-    activation_to_json,
-    unsupported,
-)
-from encoder_core.families.pre_norm import PreNormConfig
-from encoder_core.layers.sizes import Activation, Initializer
+from encoder_core.families.config_json import ConfigJson, unsupported
+from encoder_core.families.interchange import OUR_LAYER, Heads, HfNetwork, KeyTable, ModelType, Pair
+from encoder_core.families.pre_norm import PreNormConfig, plain_rope_base
+from encoder_core.layers.sizes import Activation, Initializer, SmallForm
 
 
 class EuroBertConfig(PreNormConfig):
@@ -50,24 +40,23 @@ class EuroBertConfig(PreNormConfig):
         head_width: inner width of the head's two Linears, which UltraBERT has; None: the head is the decoder alone.
     """
 
-    old_defaults: ClassVar[Mapping[str, object]] = {
-        **PreNormConfig.old_defaults,
-        "tied_decoder": False,
-        "local_attention": None,
-        "local_rope_base": 10_000.0,
-        "head_width": None,
-    }
     family: Literal["eurobert"] = "eurobert"
     name: ClassVar[str] = "EuroBERT"
     recipe: ClassVar[str] = "eurobert-210m"
+    rms_norm: ClassVar[bool] = True
+    embedding_norm: ClassVar[bool] = False
+    fused: ClassVar[bool] = False
     activation: Activation = "silu"
     initializer: Initializer = "normal"
     key_value_heads: int | None = Field(default=None, gt=0)
     rotary_base: float = Field(default=250_000.0, gt=0)
-    tied_decoder: bool = False
-    local_attention: int | None = Field(default=None, gt=0, multiple_of=2)
-    local_rope_base: float = Field(default=10_000.0, gt=0)
-    head_width: int | None = Field(default=None, gt=0)
+    # Early recipes lacked the keys below; they are not written where nothing is as UltraBERT has it.
+    tied_decoder: bool = Field(default=False, exclude_if=lambda tied: not tied)
+    local_attention: int | None = Field(
+        default=None, gt=0, multiple_of=2, exclude_if=lambda tokens: tokens is None
+    )
+    local_rope_base: float = Field(default=10_000.0, gt=0, exclude_if=lambda base: base == 10_000.0)
+    head_width: int | None = Field(default=None, gt=0, exclude_if=lambda width: width is None)
 
     @model_validator(mode="after")
     def _ultrabert_is_whole(self) -> Self:
@@ -87,18 +76,6 @@ class EuroBertConfig(PreNormConfig):
     def width_keys(self) -> tuple[str, ...]:
         further = ("key_value_heads", "head_width")
         return (*super().width_keys, *(name for name in further if getattr(self, name) is not None))
-
-    @property
-    def rms_norm(self) -> bool:
-        return True
-
-    @property
-    def embedding_norm(self) -> bool:
-        return False
-
-    @property
-    def fused(self) -> bool:
-        return False
 
     @property
     def decoder_only_head(self) -> bool:
@@ -166,24 +143,19 @@ def is_local(layer: int) -> bool:
     return (layer + 1) % 3 != 0
 
 
-M210 = EuroBertConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=128_256)
-M610 = EuroBertConfig(layers=26, hidden=1152, heads=18, key_value_heads=6, feed_forward=4096, vocab=128_256)
-B2_1 = EuroBertConfig(layers=32, hidden=2304, heads=18, key_value_heads=6, feed_forward=6144, vocab=128_256)
-
-
-_OUR_LAYER, _THEIR_LAYER = "encoder.layers.{layer}", "model.layers.{layer}"
+_THEIR_LAYER = "model.layers.{layer}"
 TABLE = KeyTable(
     pairs=(
         Pair("encoder.embeddings.word.weight", "model.embed_tokens.weight"),
-        Pair(f"{_OUR_LAYER}.attention_norm.weight", f"{_THEIR_LAYER}.input_layernorm.weight"),
-        Pair(f"{_OUR_LAYER}.attention.query.weight", f"{_THEIR_LAYER}.self_attn.q_proj.weight"),
-        Pair(f"{_OUR_LAYER}.attention.key.weight", f"{_THEIR_LAYER}.self_attn.k_proj.weight"),
-        Pair(f"{_OUR_LAYER}.attention.value.weight", f"{_THEIR_LAYER}.self_attn.v_proj.weight"),
-        Pair(f"{_OUR_LAYER}.attention.output.weight", f"{_THEIR_LAYER}.self_attn.o_proj.weight"),
-        Pair(f"{_OUR_LAYER}.feed_forward_norm.weight", f"{_THEIR_LAYER}.post_attention_layernorm.weight"),
-        Pair(f"{_OUR_LAYER}.feed_forward.gate.weight", f"{_THEIR_LAYER}.mlp.gate_proj.weight"),
-        Pair(f"{_OUR_LAYER}.feed_forward.up.weight", f"{_THEIR_LAYER}.mlp.up_proj.weight"),
-        Pair(f"{_OUR_LAYER}.feed_forward.down.weight", f"{_THEIR_LAYER}.mlp.down_proj.weight"),
+        Pair(f"{OUR_LAYER}.attention_norm.weight", f"{_THEIR_LAYER}.input_layernorm.weight"),
+        Pair(f"{OUR_LAYER}.attention.query.weight", f"{_THEIR_LAYER}.self_attn.q_proj.weight"),
+        Pair(f"{OUR_LAYER}.attention.key.weight", f"{_THEIR_LAYER}.self_attn.k_proj.weight"),
+        Pair(f"{OUR_LAYER}.attention.value.weight", f"{_THEIR_LAYER}.self_attn.v_proj.weight"),
+        Pair(f"{OUR_LAYER}.attention.output.weight", f"{_THEIR_LAYER}.self_attn.o_proj.weight"),
+        Pair(f"{OUR_LAYER}.feed_forward_norm.weight", f"{_THEIR_LAYER}.post_attention_layernorm.weight"),
+        Pair(f"{OUR_LAYER}.feed_forward.gate.weight", f"{_THEIR_LAYER}.mlp.gate_proj.weight"),
+        Pair(f"{OUR_LAYER}.feed_forward.up.weight", f"{_THEIR_LAYER}.mlp.up_proj.weight"),
+        Pair(f"{OUR_LAYER}.feed_forward.down.weight", f"{_THEIR_LAYER}.mlp.down_proj.weight"),
         Pair("encoder.final_norm.weight", "model.norm.weight"),
         Pair("head.decoder.weight", "lm_head.weight"),
     )
@@ -200,41 +172,26 @@ _ALIASES = (("ultrabert.", "model."), ("cls.", "head.decoder."))  # transformers
 ULTRABERT = KeyTable(pairs=(*TABLE.pairs[:-1], *_HEAD), aliases=_ALIASES)
 ULTRABERT_TIED = KeyTable(pairs=ULTRABERT.pairs[:-1], tied=("head.decoder.weight",), aliases=_ALIASES)
 
-FIELDS = {
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "feed_forward": "intermediate_size",
-    "max_length": "max_position_embeddings",
-    "vocab": "vocab_size",
-    "pad_id": "pad_token_id",
-    "dropout": "hidden_dropout",
-    "attention_dropout": "attention_dropout",
-    "layer_norm_eps": "rms_norm_eps",
-    "initializer_range": "initializer_range",
-}
-"""Our configuration fields and theirs, where only the name differs."""
-
-_ABSENT_BIASES = ("attention_bias", "mlp_bias")
-
-DEFAULTS: dict[str, Any] = {
-    "num_hidden_layers": 12,
-    "hidden_size": 768,
-    "num_attention_heads": 12,
-    "num_key_value_heads": None,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 8192,
-    "vocab_size": 128_256,
-    "pad_token_id": 128_001,
-    "hidden_dropout": 0.0,
-    "attention_dropout": 0.0,
-    "rms_norm_eps": 1e-5,
-    "initializer_range": 0.02,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-    "rope_theta": 10_000.0,
-}
-"""What transformers assumes where a config.json is silent."""
+_NO_BIAS = (False, "no Linear may have a bias")
+FORM = ConfigJson(
+    "eurobert",
+    {
+        "layers": ("num_hidden_layers", 12),
+        "hidden": ("hidden_size", 768),
+        "heads": ("num_attention_heads", 12),
+        "feed_forward": ("intermediate_size", 3072),
+        "max_length": ("max_position_embeddings", 8192),
+        "vocab": ("vocab_size", 128_256),
+        "pad_id": ("pad_token_id", 128_001),
+        "dropout": ("hidden_dropout", 0.0),
+        "attention_dropout": ("attention_dropout", 0.0),
+        "layer_norm_eps": ("rms_norm_eps", 1e-5),
+        "initializer_range": ("initializer_range", 0.02),
+        "activation": ("hidden_act", "silu"),
+    },
+    constants={"attention_bias": _NO_BIAS, "mlp_bias": _NO_BIAS},
+    defaults={"num_key_value_heads": None, "tie_word_embeddings": False, "rope_theta": 10_000.0},
+)
 
 LLAMA_DEFAULTS: dict[str, Any] = {
     "num_hidden_layers": 32,
@@ -245,8 +202,7 @@ LLAMA_DEFAULTS: dict[str, Any] = {
     "vocab_size": 32_000,
     "rms_norm_eps": 1e-6,
 }
-"""The same for a Llama, where it differs."""
-
+"""What transformers assumes of a Llama where a config.json is silent and it differs."""
 
 ULTRABERT_DEFAULTS: dict[str, Any] = {
     **LLAMA_DEFAULTS,
@@ -267,16 +223,13 @@ def to_json(config: EuroBertConfig) -> dict[str, Any]:
     transformers' class has no dropout on hidden states: the released files have `hidden_dropout`, but nothing there
     reads it.
     """
-    return {
-        "model_type": "eurobert",
-        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
-        "num_key_value_heads": config.key_value_head_count,
-        "head_dim": config.hidden // config.heads,
-        "hidden_act": activation_to_json(config.activation),
-        "rope_theta": config.rotary_base,
-        **dict.fromkeys(_ABSENT_BIASES, False),
-        "tie_word_embeddings": config.tied_decoder,
-    }
+    return FORM.write(
+        config,
+        num_key_value_heads=config.key_value_head_count,
+        head_dim=config.hidden // config.heads,
+        rope_theta=config.rotary_base,
+        tie_word_embeddings=config.tied_decoder,
+    )
 
 
 def from_json(fields: dict[str, Any]) -> EuroBertConfig:
@@ -285,18 +238,14 @@ def from_json(fields: dict[str, Any]) -> EuroBertConfig:
     Raises:
         ModelError: the model has features that we do not support.
     """
-    fields = DEFAULTS | fields
-    for name in _ABSENT_BIASES:
-        if fields.get(name):
-            raise unsupported(name, fields, "no Linear may have a bias")
+    fields = FORM.complete(fields)
     if fields.get("head_dim") not in (None, fields["hidden_size"] // fields["num_attention_heads"]):
         raise unsupported("head_dim", fields, "it must be hidden_size / num_attention_heads")
     shared, heads = fields["num_key_value_heads"], fields["num_attention_heads"]
     return EuroBertConfig(
-        **{ours: fields[theirs] for ours, theirs in FIELDS.items()},
+        **FORM.values(fields),
         key_value_heads=None if shared == heads else shared,
-        activation=activation_from_json(fields, "hidden_act"),
-        rotary_base=_rope_theta(fields),
+        rotary_base=plain_rope_base(fields),
         tied_decoder=bool(fields["tie_word_embeddings"]),
     )
 
@@ -368,21 +317,12 @@ def _rope_bases(fields: dict[str, Any]) -> dict[str, Any]:
     thetas, parameters = fields.get("rope_theta"), fields.get("rope_parameters")
     if parameters is not None:
         for kind in bases:
-            bases[kind] = _rope_theta({"rope_theta": bases[kind], "rope_parameters": parameters.get(kind)})
+            bases[kind] = plain_rope_base(
+                {"rope_theta": bases[kind], "rope_parameters": parameters.get(kind)}
+            )
     elif thetas is not None:
         listed = list(zip(_layer_types(len(thetas)), thetas, strict=True))
         bases |= dict(listed)
         if any(bases[kind] != theta for kind, theta in listed):
             raise unsupported("rope_theta", fields, "layers of the same kind must have the same base")
     return bases
-
-
-def _rope_theta(fields: dict[str, Any]) -> float:
-    parameters = fields.get("rope_parameters") or {}
-    if fields.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
-        raise unsupported(
-            "rope_scaling" if fields.get("rope_scaling") else "rope_parameters",
-            fields,
-            "only plain rotary positions, of rope_type default, can be loaded",
-        )
-    return float(parameters.get("rope_theta", fields["rope_theta"]))

@@ -1,15 +1,13 @@
-"""How a model is written in transformers' format: a table of parameter names that is read in both directions, and
-config.json.
+"""How a model's parameters are named in transformers' format: tables that are read in both directions.
 
-The pairs and fields that BERT-like classes share are at the end.
+The pairs that BERT-like classes share are at the end; `config_json.py` is for config.json.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from encoder_core.errors import ModelError
-from encoder_core.layers.sizes import Activation
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from torch import Tensor
@@ -20,6 +18,7 @@ head for permuted tokens, BART's decoder with its head, or none (of a BART: its 
 
 ENCODER = "encoder."
 """The prefix of our names for an encoder's parameters; all other parameters belong to heads."""
+OUR_LAYER = "encoder.layers.{layer}"
 
 _TIED_ENDINGS = {"encoder.embeddings.word.weight": ".weight", "head.decoder.bias": ".bias"}
 _LEGACY_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # LayerNorm in weights converted from TensorFlow
@@ -254,136 +253,37 @@ def _refuse(missing: list[str], unknown: list[str], where: str) -> None:
         )
 
 
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-}
-
-FIELDS = {
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "feed_forward": "intermediate_size",
-    "vocab": "vocab_size",
-    "pad_id": "pad_token_id",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "layer_norm_eps": "layer_norm_eps",
-    "initializer_range": "initializer_range",
-}
-"""Our configuration fields and theirs, where only the name differs."""
-
-DEFAULTS: dict[str, Any] = {
-    "num_hidden_layers": 12,
-    "hidden_size": 768,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "initializer_range": 0.02,
-    "tie_word_embeddings": True,
-}
-"""What transformers assumes where a config.json is silent, the same for all these classes."""
-
-
 def with_bias(ours: str, theirs: str) -> tuple[Pair, Pair]:
     """Return the weight and the bias of a Linear or LayerNorm."""
     return Pair(f"{ours}.weight", f"{theirs}.weight"), Pair(f"{ours}.bias", f"{theirs}.bias")
 
 
-def layer_pairs(ours: str, theirs: str) -> tuple[Pair, ...]:
-    """Return the pairs of a post-LayerNorm layer with BERT's names. Prefixes contain `{layer}` if there are several
-    layers.
+_LAYER = (
+    *("attention.query", "attention.key", "attention.value", "attention.output", "attention_norm"),
+    *("feed_forward.up", "feed_forward.down", "feed_forward_norm"),
+)
+"""Our names for the modules of a post-LayerNorm layer."""
+BERT_LAYER = (
+    *("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"),
+    *("attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
+)
+
+
+def layer_pairs(theirs: str, names: Sequence[str] = BERT_LAYER) -> tuple[Pair, ...]:
+    """Return the pairs of the encoder's post-LayerNorm layers. `names`: theirs for query, key, value and output of
+    attention, its norm, the two Linears of the feed-forward block and its norm, behind the prefix `theirs`.
     """
-    return (
-        *with_bias(f"{ours}.attention.query", f"{theirs}.attention.self.query"),
-        *with_bias(f"{ours}.attention.key", f"{theirs}.attention.self.key"),
-        *with_bias(f"{ours}.attention.value", f"{theirs}.attention.self.value"),
-        *with_bias(f"{ours}.attention.output", f"{theirs}.attention.output.dense"),
-        *with_bias(f"{ours}.attention_norm", f"{theirs}.attention.output.LayerNorm"),
-        *with_bias(f"{ours}.feed_forward.up", f"{theirs}.intermediate.dense"),
-        *with_bias(f"{ours}.feed_forward.down", f"{theirs}.output.dense"),
-        *with_bias(f"{ours}.feed_forward_norm", f"{theirs}.output.LayerNorm"),
-    )
+    named = zip(_LAYER, names, strict=True)
+    return tuple(p for own, name in named for p in with_bias(f"{OUR_LAYER}.{own}", f"{theirs}.{name}"))
 
 
-def embedding_pairs(ours: str, theirs: str) -> tuple[Pair, ...]:
-    """Return the pairs of word and position tables and their LayerNorm."""
+def embedding_pairs(theirs: str, *, token_types: bool = False) -> tuple[Pair, ...]:
+    """Return the pairs of word and position tables, of token types if there are any, and their LayerNorm."""
+    ours = "encoder.embeddings"
+    segments = (Pair(f"{ours}.token_type.weight", f"{theirs}.token_type_embeddings.weight"),)
     return (
         Pair(f"{ours}.word.weight", f"{theirs}.word_embeddings.weight"),
         Pair(f"{ours}.position.weight", f"{theirs}.position_embeddings.weight"),
         *with_bias(f"{ours}.norm", f"{theirs}.LayerNorm"),
+        *(segments if token_types else ()),
     )
-
-
-class SharedFields(Protocol):
-    """A configuration with the fields in `FIELDS`."""
-
-    @property
-    def activation(self) -> Activation: ...
-
-
-def shared_to_json(config: SharedFields) -> dict[str, Any]:
-    """Return the fields of config.json that all these classes share."""
-    return {
-        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
-        "hidden_act": activation_to_json(config.activation),
-        "tie_word_embeddings": True,
-    }
-
-
-def shared_from_json(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return values for our configuration.
-
-    Raises:
-        ModelError: the model is a decoder, its decoder weights are not tied, or its activation is not supported.
-    """
-    fields = DEFAULTS | fields
-    for flag in ("is_decoder", "add_cross_attention"):
-        if fields.get(flag):
-            raise ModelError(f"config.json: {flag} is true", remedy="only encoders can be loaded")
-    check_tied(fields)
-    values = {ours: fields[theirs] for ours, theirs in FIELDS.items()}
-    return values | {"activation": activation_from_json(fields, "hidden_act")}
-
-
-def activation_from_json(fields: dict[str, Any], key: str) -> Activation:
-    """Return our name of the activation in `fields[key]`.
-
-    Raises:
-        ModelError: the activation is not supported.
-    """
-    if fields[key] not in ACTIVATIONS:
-        raise unsupported(key, fields, f"use a model with one of {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[fields[key]]
-
-
-def activation_to_json(activation: Activation) -> str:
-    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation)
-
-
-def check_tied(fields: dict[str, Any]) -> None:
-    """Check that the decoder is tied to the word embeddings.
-
-    Raises:
-        ModelError: the decoder has weights of its own.
-    """
-    if not fields["tie_word_embeddings"]:
-        raise ModelError(
-            "config.json: tie_word_embeddings is false",
-            remedy="only models whose decoder is tied to the word embeddings can be loaded",
-        )
-
-
-def unsupported(key: str, fields: dict[str, Any], remedy: str) -> ModelError:
-    """Return the error about a config.json whose `key` has a value that we do not support."""
-    return ModelError(f"config.json: {key} is {fields.get(key)!r}, which is not supported", remedy=remedy)
-
-
-def unpublished(key: str, fields: dict[str, Any], expected: object) -> ModelError:
-    """Return the same where only weights of the published architecture are supported."""
-    return unsupported(key, fields, f"use weights of the published architecture, whose {key} is {expected!r}")

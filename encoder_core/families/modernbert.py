@@ -14,19 +14,10 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from encoder_core.families.config import SmallForm
-from encoder_core.families.interchange import (
-    Heads,
-    HfNetwork,
-    KeyTable,
-    ModelType,
-    Pair,
-    activation_from_json,
-    activation_to_json,
-    check_tied,
-    unsupported,
-)
-from encoder_core.families.pre_norm import PreNormConfig
+from encoder_core.families.config_json import TIED, ConfigJson, activation_to_json, unsupported
+from encoder_core.families.interchange import OUR_LAYER, Heads, HfNetwork, KeyTable, ModelType, Pair
+from encoder_core.families.pre_norm import PreNormConfig, plain_rope_base
+from encoder_core.layers.sizes import SmallForm
 
 
 class ModernBertConfig(PreNormConfig):
@@ -77,22 +68,18 @@ class ModernBertConfig(PreNormConfig):
         return (ModelType("modernbert", "ModernBertModel", from_json),)
 
 
-BASE = ModernBertConfig(layers=22, hidden=768, heads=12, feed_forward=1152, vocab=50_368)
-LARGE = ModernBertConfig(layers=28, hidden=1024, heads=16, feed_forward=2624, vocab=50_368)
-
-
-_OUR_LAYER, _THEIR_LAYER = "encoder.layers.{layer}", "model.layers.{layer}"
+_THEIR_LAYER = "model.layers.{layer}"
 
 TABLE = KeyTable(
     pairs=(
         Pair("encoder.embeddings.word.weight", "model.embeddings.tok_embeddings.weight"),
         Pair("encoder.embeddings.norm.weight", "model.embeddings.norm.weight"),
-        Pair(f"{_OUR_LAYER}.attention_norm.weight", f"{_THEIR_LAYER}.attn_norm.weight", first_layer=1),
-        Pair(f"{_OUR_LAYER}.attention.qkv.weight", f"{_THEIR_LAYER}.attn.Wqkv.weight"),
-        Pair(f"{_OUR_LAYER}.attention.output.weight", f"{_THEIR_LAYER}.attn.Wo.weight"),
-        Pair(f"{_OUR_LAYER}.feed_forward_norm.weight", f"{_THEIR_LAYER}.mlp_norm.weight"),
-        Pair(f"{_OUR_LAYER}.feed_forward.up.weight", f"{_THEIR_LAYER}.mlp.Wi.weight"),
-        Pair(f"{_OUR_LAYER}.feed_forward.down.weight", f"{_THEIR_LAYER}.mlp.Wo.weight"),
+        Pair(f"{OUR_LAYER}.attention_norm.weight", f"{_THEIR_LAYER}.attn_norm.weight", first_layer=1),
+        Pair(f"{OUR_LAYER}.attention.qkv.weight", f"{_THEIR_LAYER}.attn.Wqkv.weight"),
+        Pair(f"{OUR_LAYER}.attention.output.weight", f"{_THEIR_LAYER}.attn.Wo.weight"),
+        Pair(f"{OUR_LAYER}.feed_forward_norm.weight", f"{_THEIR_LAYER}.mlp_norm.weight"),
+        Pair(f"{OUR_LAYER}.feed_forward.up.weight", f"{_THEIR_LAYER}.mlp.Wi.weight"),
+        Pair(f"{OUR_LAYER}.feed_forward.down.weight", f"{_THEIR_LAYER}.mlp.Wo.weight"),
         Pair("encoder.final_norm.weight", "model.final_norm.weight"),
         Pair("head.dense.weight", "head.dense.weight"),
         Pair("head.norm.weight", "head.norm.weight"),
@@ -101,46 +88,36 @@ TABLE = KeyTable(
     tied=("decoder.weight",),
 )
 
-FIELDS = {
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "feed_forward": "intermediate_size",
-    "max_length": "max_position_embeddings",
-    "vocab": "vocab_size",
-    "pad_id": "pad_token_id",
-    "dropout": "embedding_dropout",
-    "attention_dropout": "attention_dropout",
-    "layer_norm_eps": "norm_eps",
-    "initializer_range": "initializer_range",
-    "local_attention": "local_attention",
-}
-"""Our configuration fields and theirs, where only the name differs."""
-
-_ABSENT_BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
-
-DEFAULTS: dict[str, Any] = {
-    "num_hidden_layers": 22,
-    "hidden_size": 768,
-    "num_attention_heads": 12,
-    "intermediate_size": 1152,
-    "max_position_embeddings": 8192,
-    "vocab_size": 50_368,
-    "pad_token_id": 50_283,
-    "embedding_dropout": 0.0,
-    "attention_dropout": 0.0,
-    "norm_eps": 1e-5,
-    "initializer_range": 0.02,
-    "local_attention": 128,
-    "hidden_activation": "gelu",
-    "classifier_activation": "gelu",
-    "global_attn_every_n_layers": 3,
-    "global_rope_theta": 160_000.0,
-    "local_rope_theta": 10_000.0,
-    "decoder_bias": True,
-    "tie_word_embeddings": True,
-}
-"""What transformers assumes where a config.json is silent."""
+_BIASES = "only the decoder may have, and has, a bias"
+FORM = ConfigJson(
+    "modernbert",
+    {
+        "layers": ("num_hidden_layers", 22),
+        "hidden": ("hidden_size", 768),
+        "heads": ("num_attention_heads", 12),
+        "feed_forward": ("intermediate_size", 1152),
+        "max_length": ("max_position_embeddings", 8192),
+        "vocab": ("vocab_size", 50_368),
+        "pad_id": ("pad_token_id", 50_283),
+        "dropout": ("embedding_dropout", 0.0),
+        "attention_dropout": ("attention_dropout", 0.0),
+        "layer_norm_eps": ("norm_eps", 1e-5),
+        "initializer_range": ("initializer_range", 0.02),
+        "local_attention": ("local_attention", 128),
+        "activation": ("hidden_activation", "gelu"),
+    },
+    constants={
+        **TIED,
+        **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), (False, _BIASES)),
+        "decoder_bias": (True, _BIASES),
+    },
+    defaults={
+        "classifier_activation": "gelu",
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160_000.0,
+        "local_rope_theta": 10_000.0,
+    },
+)
 
 
 def to_json(config: ModernBertConfig) -> dict[str, Any]:
@@ -149,20 +126,14 @@ def to_json(config: ModernBertConfig) -> dict[str, Any]:
     transformers' class has one rate for both dropouts of attention. We write that of the probabilities, as in the
     released models, whose 0.1 on attention's output is missing from their files.
     """
-    activation = activation_to_json(config.activation)
-    return {
-        "model_type": "modernbert",
-        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
-        "mlp_dropout": config.dropout,
-        "hidden_activation": activation,
-        "classifier_activation": activation,
-        "global_attn_every_n_layers": config.global_every,
-        "global_rope_theta": config.global_rope_base,
-        "local_rope_theta": config.local_rope_base,
-        **dict.fromkeys(_ABSENT_BIASES, False),
-        "decoder_bias": True,
-        "tie_word_embeddings": True,
-    }
+    return FORM.write(
+        config,
+        mlp_dropout=config.dropout,
+        classifier_activation=activation_to_json(config.activation),
+        global_attn_every_n_layers=config.global_every,
+        global_rope_theta=config.global_rope_base,
+        local_rope_theta=config.local_rope_base,
+    )
 
 
 def from_json(fields: dict[str, Any]) -> ModernBertConfig:
@@ -171,18 +142,11 @@ def from_json(fields: dict[str, Any]) -> ModernBertConfig:
     Raises:
         ModelError: the model has features that we do not support.
     """
-    fields = DEFAULTS | fields
-    check_tied(fields)
-    biases = [name for name in _ABSENT_BIASES if fields.get(name)]
-    if biases or not fields["decoder_bias"]:
-        raise unsupported(
-            biases[0] if biases else "decoder_bias", fields, "only the decoder may have, and has, a bias"
-        )
+    fields = FORM.complete(fields)
     if fields["classifier_activation"] != fields["hidden_activation"]:
         raise unsupported("classifier_activation", fields, "it must be the same as hidden_activation")
     return ModernBertConfig(
-        **{ours: fields[theirs] for ours, theirs in FIELDS.items()},
-        activation=activation_from_json(fields, "hidden_activation"),
+        **FORM.values(fields),
         attention_output_dropout=fields["attention_dropout"],
         global_every=_global_every(fields),
         global_rope_base=_rope_base(fields, "full_attention", "global_rope_theta"),
@@ -206,11 +170,5 @@ def _global_every(fields: dict[str, Any]) -> int:
 
 
 def _rope_base(fields: dict[str, Any], kind: str, former: str) -> float:
-    parameters = (fields.get("rope_parameters") or {}).get(kind) or {}
-    if fields.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
-        raise unsupported(
-            "rope_scaling" if fields.get("rope_scaling") else "rope_parameters",
-            fields,
-            "only plain rotary positions, of rope_type default, can be loaded",
-        )
-    return float(parameters.get("rope_theta", fields[former]))
+    parameters = (fields.get("rope_parameters") or {}).get(kind)
+    return plain_rope_base(fields | {"rope_parameters": parameters}, former)

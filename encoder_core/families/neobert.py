@@ -15,7 +15,16 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from encoder_core.errors import ModelError
-from encoder_core.families.interchange import Heads, HfNetwork, KeyTable, ModelType, Pair, TensorPart
+from encoder_core.families.config_json import ConfigJson
+from encoder_core.families.interchange import (
+    OUR_LAYER,
+    Heads,
+    HfNetwork,
+    KeyTable,
+    ModelType,
+    Pair,
+    TensorPart,
+)
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.layers.sizes import Activation
 
@@ -30,21 +39,12 @@ class NeoBertConfig(PreNormConfig):
     family: Literal["neobert"] = "neobert"
     name: ClassVar[str] = "NeoBERT"
     recipe: ClassVar[str] = "neobert-base"
+    rms_norm: ClassVar[bool] = True
+    embedding_norm: ClassVar[bool] = False
+    fused: ClassVar[bool] = False
     max_length: int = Field(default=4096, gt=1)
     activation: Activation = "silu"
     rotary_base: float = Field(default=10_000.0, gt=0)
-
-    @property
-    def rms_norm(self) -> bool:
-        return True
-
-    @property
-    def embedding_norm(self) -> bool:
-        return False
-
-    @property
-    def fused(self) -> bool:
-        return False
 
     @property
     def decoder_only_head(self) -> bool:
@@ -72,9 +72,7 @@ class NeoBertConfig(PreNormConfig):
         return (ModelType("neobert", None, from_json),)
 
 
-BASE = NeoBertConfig(layers=28, hidden=768, heads=12, feed_forward=2048, vocab=30_522)
-
-_OURS, _THEIRS = "encoder.layers.{layer}", "model.transformer_encoder.{layer}"
+_THEIRS = "model.transformer_encoder.{layer}"
 
 
 def table(config: NeoBertConfig) -> KeyTable:
@@ -84,21 +82,21 @@ def table(config: NeoBertConfig) -> KeyTable:
     return KeyTable(
         pairs=(
             Pair("encoder.embeddings.word.weight", "model.encoder.weight"),
-            Pair(f"{_OURS}.attention_norm.weight", f"{_THEIRS}.attention_norm.weight"),
-            Pair(f"{_OURS}.attention.query.weight", f"{_THEIRS}.qkv.weight", part=TensorPart(qkv, query)),
-            Pair(f"{_OURS}.attention.key.weight", f"{_THEIRS}.qkv.weight", part=TensorPart(qkv, key)),
-            Pair(f"{_OURS}.attention.value.weight", f"{_THEIRS}.qkv.weight", part=TensorPart(qkv, value)),
-            Pair(f"{_OURS}.attention.output.weight", f"{_THEIRS}.wo.weight"),
-            Pair(f"{_OURS}.feed_forward_norm.weight", f"{_THEIRS}.ffn_norm.weight"),
+            Pair(f"{OUR_LAYER}.attention_norm.weight", f"{_THEIRS}.attention_norm.weight"),
+            Pair(f"{OUR_LAYER}.attention.query.weight", f"{_THEIRS}.qkv.weight", part=TensorPart(qkv, query)),
+            Pair(f"{OUR_LAYER}.attention.key.weight", f"{_THEIRS}.qkv.weight", part=TensorPart(qkv, key)),
+            Pair(f"{OUR_LAYER}.attention.value.weight", f"{_THEIRS}.qkv.weight", part=TensorPart(qkv, value)),
+            Pair(f"{OUR_LAYER}.attention.output.weight", f"{_THEIRS}.wo.weight"),
+            Pair(f"{OUR_LAYER}.feed_forward_norm.weight", f"{_THEIRS}.ffn_norm.weight"),
             *(
                 Pair(
-                    f"{_OURS}.feed_forward.{half}.weight",
+                    f"{OUR_LAYER}.feed_forward.{half}.weight",
                     f"{_THEIRS}.ffn.w12.weight",
                     part=TensorPart(2 * inner, partial(range, first, first + inner)),
                 )
                 for half, first in (("gate", 0), ("up", inner))
             ),
-            Pair(f"{_OURS}.feed_forward.down.weight", f"{_THEIRS}.ffn.w3.weight"),
+            Pair(f"{OUR_LAYER}.feed_forward.down.weight", f"{_THEIRS}.ffn.w3.weight"),
             Pair("encoder.final_norm.weight", "model.layer_norm.weight"),
             Pair("head.decoder.weight", "decoder.weight"),
             Pair("head.decoder.bias", "decoder.bias"),
@@ -114,21 +112,21 @@ def _head_rows(config: NeoBertConfig, part: int) -> list[int]:
     return [(3 * head + part) * width + row for head in range(config.heads) for row in order]
 
 
-FIELDS = {
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "max_length": "max_length",
-    "vocab": "vocab_size",
-    "pad_id": "pad_token_id",
-    "layer_norm_eps": "norm_eps",
-    "initializer_range": "decoder_init_range",
-    "rotary_base": "rope_theta",
-}
-"""Our configuration fields and theirs, where only the name differs."""
-
-DEFAULTS: dict[str, Any] = {"pad_token_id": 0, "decoder_init_range": 0.02, "rope_theta": 10_000.0}
-"""What the authors' code assumes where a config.json is silent. Its base is fixed: `rope_theta` is ours."""
+FORM = ConfigJson(
+    "neobert",
+    {
+        "layers": ("num_hidden_layers", None),
+        "hidden": ("hidden_size", None),
+        "heads": ("num_attention_heads", None),
+        "max_length": ("max_length", None),
+        "vocab": ("vocab_size", None),
+        "pad_id": ("pad_token_id", 0),
+        "layer_norm_eps": ("norm_eps", None),
+        "initializer_range": ("decoder_init_range", 0.02),
+        "rotary_base": ("rope_theta", 10_000.0),  # ours: the authors' code has this base only
+    },
+)
+"""The authors' code has no values for most fields (None): a config.json states them."""
 
 _WIDTH_MULTIPLE = 8
 """The authors' code rounds two thirds of `intermediate_size` up to a multiple of this: the inner width."""
@@ -150,13 +148,12 @@ def to_json(config: NeoBertConfig) -> dict[str, Any]:
             f"model.feed_forward is {config.feed_forward}, but NeoBERT supports multiples of {_WIDTH_MULTIPLE} only",
             remedy=f"train with model.feed_forward: {_round_up(config.feed_forward)} to export",
         )
-    return {
-        "model_type": "neobert",
-        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
-        "embedding_init_range": config.initializer_range,
-        "intermediate_size": config.feed_forward * 3 // 2,
-        "tie_word_embeddings": False,
-    }
+    return FORM.write(
+        config,
+        embedding_init_range=config.initializer_range,
+        intermediate_size=config.feed_forward * 3 // 2,
+        tie_word_embeddings=False,
+    )
 
 
 def from_json(fields: dict[str, Any]) -> NeoBertConfig:
@@ -165,15 +162,15 @@ def from_json(fields: dict[str, Any]) -> NeoBertConfig:
     Raises:
         ModelError: a field is missing.
     """
-    fields = DEFAULTS | fields
-    missing = [theirs for theirs in (*FIELDS.values(), "intermediate_size") if theirs not in fields]
+    stated = [theirs for theirs, default in FORM.fields.values() if default is None]
+    missing = [name for name in (*stated, "intermediate_size") if name not in fields]
     if missing:
         raise ModelError(
             f"config.json of a neobert lacks {', '.join(missing)}",
             remedy="take the file beside the published weights; if Maskfleet 0.2 wrote this one, export its run again",
         )
     return NeoBertConfig(
-        **{ours: fields[theirs] for ours, theirs in FIELDS.items()},
+        **FORM.read(fields),
         feed_forward=_round_up(2 * fields["intermediate_size"] // 3),
     )
 

@@ -1,15 +1,17 @@
 """What recent encoders share: norms before each block, rotary positions, gated feed-forward blocks, no biases."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from encoder_core.families.config import WithGenerator
+from encoder_core.families.config_json import unsupported
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.attention import Attend
-    from encoder_core.layers.encoder import Embeddings, Encoder, PreNormLayer
+    from encoder_core.layers.encoder import PreNormLayer
     from encoder_core.layers.residual import LayerNorm, RMSNorm
 
 
@@ -17,13 +19,21 @@ class PreNormConfig(WithGenerator):
     """The configuration of a pre-norm encoder. See `EncoderConfig` and `WithGenerator`.
 
     `feed_forward` is the width of each half of the gated block. No table limits the length of a row: `max_length` is
-    the length that the model is trained for. A family overrides the properties in which it differs.
+    the length that the model is trained for. A family overrides what differs.
 
     Attributes:
+        embedding_norm: whether a norm follows the embeddings; then there is none before the first layer's attention.
+        rms_norm: whether norms are RMSNorms (Zhang and Sennrich, 2019), which neither centre nor shift; otherwise they
+            are LayerNorms.
+        fused: whether query, key and value are one matrix, and likewise the two halves of the gated block.
         dropout: dropout rate of the embeddings and inside the feed-forward block.
         attention_output_dropout: dropout rate of attention's output, before it is added to the hidden states.
     """
 
+    has_length_limit: ClassVar[bool] = False
+    biases: ClassVar[bool] = False
+    rms_norm: ClassVar[bool] = False
+    fused: ClassVar[bool] = True
     max_length: int = Field(default=8192, gt=1)
     dropout: float = Field(default=0.0, ge=0, lt=1)
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -37,27 +47,6 @@ class PreNormConfig(WithGenerator):
                 f"hidden / heads ({self.hidden // self.heads}) must be even: rotary positions turn pairs of numbers"
             )
         return self
-
-    @property
-    def biases(self) -> bool:
-        return False
-
-    @property
-    def rms_norm(self) -> bool:
-        """Whether norms are RMSNorms (Zhang and Sennrich, 2019), which neither centre nor shift; otherwise they are
-        LayerNorms.
-        """
-        return False
-
-    @property
-    def embedding_norm(self) -> bool:
-        """Whether a norm follows the embeddings; then there is none before the first layer's attention."""
-        return True
-
-    @property
-    def fused(self) -> bool:
-        """Whether query, key and value are one matrix, and likewise the two halves of the gated block."""
-        return True
 
     @property
     def key_value_head_count(self) -> int:
@@ -80,48 +69,17 @@ class PreNormConfig(WithGenerator):
         """Return whether a norm precedes the attention of a layer."""
         return layer > 0 or not self.embedding_norm
 
-    @property
-    def has_length_limit(self) -> bool:
-        return False
-
-    @property
-    def position_rows(self) -> int:
-        return 0
-
     def encoder_weights(self) -> int:
         attention = 2 * self.hidden * (self.hidden + self.hidden // self.heads * self.key_value_head_count)
         norms = sum(1 + self.has_attention_norm(layer) for layer in range(self.layers)) + 1
         layers = self.layers * (attention + 3 * self.hidden * self.feed_forward)
         return self.embedding_weights() + layers + norms * self.hidden
 
-    def encoder(
-        self,
-        *,
-        embeddings: "Embeddings | None" = None,
-        checkpoint_activations: bool = False,
-        attend: "Attend | None" = None,
-    ) -> "Encoder":
-        from encoder_core.layers.encoder import Encoder
+    def encoder_layers(self, attend: "Attend | None") -> "list[PreNormLayer]":
+        return [_layer(self, layer, attend) for layer in range(self.layers)]
 
-        return Encoder(
-            embeddings or _embeddings(self),
-            [_layer(self, layer, attend) for layer in range(self.layers)],
-            final_norm=_norm(self),
-            checkpoint_activations=checkpoint_activations,
-        )
-
-
-def _embeddings(config: PreNormConfig) -> "Embeddings":
-    from encoder_core.layers.encoder import Embeddings
-
-    return Embeddings(
-        config.vocabulary,
-        config.hidden,
-        positions=0,
-        norm_bias=config.biases,
-        eps=config.layer_norm_eps if config.embedding_norm else None,
-        dropout=config.dropout,
-    )
+    def final_norm(self) -> "LayerNorm | RMSNorm":
+        return _norm(self)
 
 
 def _layer(config: PreNormConfig, layer: int, attend: "Attend | None") -> "PreNormLayer":
@@ -164,3 +122,17 @@ def _norm(config: PreNormConfig) -> "LayerNorm | RMSNorm":
     if config.rms_norm:
         return RMSNorm(config.hidden, eps=config.layer_norm_eps)
     return LayerNorm(config.hidden, eps=config.layer_norm_eps, bias=config.biases)
+
+
+def plain_rope_base(fields: Mapping[str, Any], key: str = "rope_theta") -> float:
+    """Return the base of rotary positions in the fields of a config.json: `rope_parameters`, as version 5 of
+    transformers writes it, or else `fields[key]`.
+
+    Raises:
+        ModelError: positions are scaled.
+    """
+    parameters = fields.get("rope_parameters") or {}
+    if fields.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
+        scaled = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+        raise unsupported(scaled, fields, "only plain rotary positions, of rope_type default, can be loaded")
+    return float(parameters.get("rope_theta", fields[key]))

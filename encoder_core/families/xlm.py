@@ -7,27 +7,23 @@ transformers' class has weights for padding, which no token uses, and adds the w
 it is given; we have no token types.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from encoder_core.errors import ModelError
-from encoder_core.families.config import WithGenerator, encoder_layers
+from encoder_core.families.config import WithGenerator
+from encoder_core.families.config_json import TIED, ConfigJson, unsupported
 from encoder_core.families.interchange import (
     Heads,
     HfNetwork,
     KeyTable,
     ModelType,
     Pair,
-    check_tied,
-    unsupported,
+    layer_pairs,
     with_bias,
 )
 from encoder_core.layers.sizes import Initializer
-
-if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
-    from encoder_core.layers.attention import Attend
-    from encoder_core.layers.encoder import Embeddings, Encoder
 
 INNER_RATIO = 4  # inner width divided by `hidden`, fixed in the official code and in transformers' class
 
@@ -72,24 +68,7 @@ class XlmConfig(WithGenerator):
 
     @property
     def language_rows(self) -> int:
-        """Number of rows in the table of languages; 0 for no table."""
         return len(self.languages) if len(self.languages) > 1 else 0
-
-    @property
-    def position_rows(self) -> int:
-        return self.max_length + self.language_rows
-
-    def encoder(
-        self,
-        *,
-        embeddings: "Embeddings | None" = None,
-        checkpoint_activations: bool = False,
-        attend: "Attend | None" = None,
-    ) -> "Encoder":
-        from encoder_core.layers.encoder import Encoder
-
-        layers = encoder_layers(self, self.layers, lambda: attend)
-        return Encoder(embeddings or _embeddings(self), layers, checkpoint_activations=checkpoint_activations)
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
         return HfNetwork("XLMWithLMHeadModel", table(self), to_json(self)) if heads == "mlm" else None
@@ -99,79 +78,44 @@ class XlmConfig(WithGenerator):
         return (ModelType("xlm", "XLMModel", from_json),)
 
 
-XNLI15 = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
-"""The languages of the published model, in the order of its configuration."""
-
-BASE = XlmConfig(layers=12, hidden=1024, heads=8, feed_forward=4096, vocab=95_000, languages=XNLI15)
-
-
-def _embeddings(config: XlmConfig) -> "Embeddings":
-    from encoder_core.layers.encoder import Embeddings
-
-    return Embeddings(
-        config.vocabulary,
-        config.hidden,
-        positions=config.max_length,
-        languages=config.language_rows,
-        eps=config.layer_norm_eps,
-        dropout=config.dropout,
-    )
-
-
-_LAYER = "encoder.layers.{layer}"
+_LAYER = (
+    *("attentions.{layer}.q_lin", "attentions.{layer}.k_lin", "attentions.{layer}.v_lin"),
+    *("attentions.{layer}.out_lin", "layer_norm1.{layer}"),
+    *("ffns.{layer}.lin1", "ffns.{layer}.lin2", "layer_norm2.{layer}"),
+)
 _LANGUAGES = Pair("encoder.embeddings.language.weight", "transformer.lang_embeddings.weight")
 _PAIRS = (
     Pair("encoder.embeddings.word.weight", "transformer.embeddings.weight"),
     Pair("encoder.embeddings.position.weight", "transformer.position_embeddings.weight"),
     *with_bias("encoder.embeddings.norm", "transformer.layer_norm_emb"),
-    *with_bias(f"{_LAYER}.attention.query", "transformer.attentions.{layer}.q_lin"),
-    *with_bias(f"{_LAYER}.attention.key", "transformer.attentions.{layer}.k_lin"),
-    *with_bias(f"{_LAYER}.attention.value", "transformer.attentions.{layer}.v_lin"),
-    *with_bias(f"{_LAYER}.attention.output", "transformer.attentions.{layer}.out_lin"),
-    *with_bias(f"{_LAYER}.attention_norm", "transformer.layer_norm1.{layer}"),
-    *with_bias(f"{_LAYER}.feed_forward.up", "transformer.ffns.{layer}.lin1"),
-    *with_bias(f"{_LAYER}.feed_forward.down", "transformer.ffns.{layer}.lin2"),
-    *with_bias(f"{_LAYER}.feed_forward_norm", "transformer.layer_norm2.{layer}"),
+    *layer_pairs("transformer", _LAYER),
     Pair("head.decoder.bias", "pred_layer.proj.bias"),
 )
 
-FIELDS = {
-    "layers": "n_layers",
-    "hidden": "emb_dim",
-    "heads": "n_heads",
-    "max_length": "max_position_embeddings",
-    "vocab": "vocab_size",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-    "layer_norm_eps": "layer_norm_eps",
-    "initializer_range": "init_std",
-}
-"""Our configuration fields and theirs, where only the name differs."""
-
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 30_145,
-    "emb_dim": 2048,
-    "n_layers": 12,
-    "n_heads": 16,
-    "dropout": 0.1,
-    "attention_dropout": 0.1,
-    "gelu_activation": True,
-    "n_langs": 1,
-    "use_lang_emb": True,
-    "max_position_embeddings": 512,
-    "layer_norm_eps": 1e-12,
-    "init_std": 0.02,
-    "pad_token_id": 2,
-    "is_encoder": True,
-    "tie_word_embeddings": True,
-}
-"""What transformers assumes where a config.json is silent."""
-
-_UNSUPPORTED_FLAGS = {
-    "sinusoidal_embeddings": "positions must be learned",
-    "causal": "attention must see both ways",
-    "asm": "the decoder must be a plain one, with scores of all ids at once",
-}
+_NO_OTHER = "only encoders with GELU can be loaded"
+FORM = ConfigJson(
+    "xlm",
+    {
+        "layers": ("n_layers", 12),
+        "hidden": ("emb_dim", 2048),
+        "heads": ("n_heads", 16),
+        "max_length": ("max_position_embeddings", 512),
+        "vocab": ("vocab_size", 30_145),
+        "dropout": ("dropout", 0.1),
+        "attention_dropout": ("attention_dropout", 0.1),
+        "layer_norm_eps": ("layer_norm_eps", 1e-12),
+        "initializer_range": ("init_std", 0.02),
+    },
+    constants={
+        **TIED,
+        "sinusoidal_embeddings": (False, "positions must be learned"),
+        "causal": (False, "attention must see both ways"),
+        "asm": (False, "the decoder must be a plain one, with scores of all ids at once"),
+        "gelu_activation": (True, _NO_OTHER),
+    },
+    unwritten={"is_encoder": (True, _NO_OTHER)},
+    defaults={"n_langs": 1, "use_lang_emb": True, "pad_token_id": 2},
+)
 
 
 def table(config: XlmConfig) -> KeyTable:
@@ -196,20 +140,16 @@ def to_json(config: XlmConfig) -> dict[str, Any]:
             remedy="train with model.activation: gelu to export",
         )
     ids = {name: number for number, name in enumerate(config.languages)}
-    return {
-        "model_type": "xlm",
-        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
-        "embed_init_std": config.initializer_range,
-        "gelu_activation": True,
-        "n_langs": max(1, len(config.languages)),
-        "use_lang_emb": config.language_rows > 0,
-        "lang2id": ids,
-        "id2lang": {str(number): name for name, number in ids.items()},
-        "pad_index": config.pad_id,
-        "pad_token_id": config.pad_id,
-        **dict.fromkeys(_UNSUPPORTED_FLAGS, False),
-        "tie_word_embeddings": True,
-    }
+    return FORM.write(
+        config,
+        embed_init_std=config.initializer_range,
+        n_langs=max(1, len(config.languages)),
+        use_lang_emb=config.language_rows > 0,
+        lang2id=ids,
+        id2lang={str(number): name for name, number in ids.items()},
+        pad_index=config.pad_id,
+        pad_token_id=config.pad_id,
+    )
 
 
 def from_json(fields: dict[str, Any]) -> XlmConfig:
@@ -218,23 +158,13 @@ def from_json(fields: dict[str, Any]) -> XlmConfig:
     Raises:
         ModelError: the model has features that we do not support.
     """
-    fields = DEFAULTS | fields
-    check_tied(fields)
-    for name, remedy in _UNSUPPORTED_FLAGS.items():
-        if fields.get(name):
-            raise unsupported(name, fields, remedy)
-    for name in ("gelu_activation", "is_encoder"):
-        if not fields[name]:
-            raise unsupported(name, fields, "only encoders with GELU can be loaded")
+    fields = FORM.complete(fields)
+    # transformers 4 reads and writes `pad_index`; 5 writes the same as `pad_token_id`, and null for none.
+    named = (fields.get("pad_index"), fields["pad_token_id"], FORM.defaults["pad_token_id"])
     return XlmConfig(
-        **{ours: fields[theirs] for ours, theirs in FIELDS.items()},
+        **FORM.values(fields),
         feed_forward=INNER_RATIO * fields["emb_dim"],
-        # transformers 4 reads and writes `pad_index`; 5 writes the same as `pad_token_id`, and null for none.
-        pad_id=next(
-            id_
-            for id_ in (fields.get("pad_index"), fields["pad_token_id"], DEFAULTS["pad_token_id"])
-            if id_ is not None
-        ),
+        pad_id=next(id_ for id_ in named if id_ is not None),
         languages=_languages(fields),
     )
 

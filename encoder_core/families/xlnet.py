@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from encoder_core.errors import ModelError
-from encoder_core.families.config import EncoderConfig, SmallForm
+from encoder_core.families.config import EncoderConfig
+from encoder_core.families.config_json import ConfigJson, published
 from encoder_core.families.interchange import (
+    OUR_LAYER,
     Heads,
     HfNetwork,
     KeyTable,
     ModelType,
     Pair,
-    activation_from_json,
-    activation_to_json,
-    unpublished,
     with_bias,
 )
-from encoder_core.layers.sizes import Recurrence, feed_forward_weights, norm_weights
+from encoder_core.layers.sizes import Recurrence, SmallForm, feed_forward_weights, norm_weights
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.attention import Attend
@@ -49,6 +48,8 @@ class XlnetConfig(EncoderConfig):
     permutes: ClassVar[bool] = True
     class_token_last: ClassVar[bool] = True
     takes_token_types: ClassVar[bool] = True
+    has_length_limit: ClassVar[bool] = False
+    embedding_norm: ClassVar[bool] = False
     pad_id: int = 5
     reuse: int = Field(default=256, ge=0)
     memory: int = Field(default=384, ge=0)
@@ -85,20 +86,8 @@ class XlnetConfig(EncoderConfig):
         return Recurrence(self.reuse, self.memory, self.memory_refresh) if self.memory else None
 
     @property
-    def has_length_limit(self) -> bool:
-        return False
-
-    @property
     def norm_before_decoder(self) -> bool:
         """Never: the decoder reads the query stream (`heads/prediction.py`, PermutationHead)."""
-        return False
-
-    @property
-    def position_rows(self) -> int:
-        return 0
-
-    @property
-    def embedding_norm(self) -> bool:
         return False
 
     def encoder_weights(self) -> int:
@@ -133,10 +122,6 @@ class XlnetConfig(EncoderConfig):
         return (ModelType("xlnet", "XLNetModel", from_json),)
 
 
-BASE = XlnetConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=32_000, initializer="normal")
-LARGE = XlnetConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=32_000, initializer="normal")
-
-
 def _layer(config: XlnetConfig) -> "TwoStreamLayer":
     from encoder_core.layers.xlnet_attention import TwoStreamAttention
     from encoder_core.layers.xlnet_encoder import TwoStreamLayer
@@ -160,7 +145,7 @@ def _layer(config: XlnetConfig) -> "TwoStreamLayer":
 
 ARCHITECTURE = "XLNetLMHeadModel"
 
-_OUR_LAYER, _THEIR_LAYER = "encoder.layers.{layer}", "transformer.layer.{layer}"
+_THEIR_LAYER = "transformer.layer.{layer}"
 
 _ATTENTION = {
     "query.weight": "q",
@@ -180,49 +165,37 @@ TABLE = KeyTable(
     pairs=(
         Pair("encoder.embeddings.word.weight", "transformer.word_embedding.weight"),
         Pair("encoder.mask.weight", "transformer.mask_emb"),
-        *(Pair(f"{_OUR_LAYER}.attention.{o}", f"{_THEIR_LAYER}.rel_attn.{t}") for o, t in _ATTENTION.items()),
-        *with_bias(f"{_OUR_LAYER}.up", f"{_THEIR_LAYER}.ff.layer_1"),
-        *with_bias(f"{_OUR_LAYER}.down", f"{_THEIR_LAYER}.ff.layer_2"),
-        *with_bias(f"{_OUR_LAYER}.norm", f"{_THEIR_LAYER}.ff.layer_norm"),
+        *(Pair(f"{OUR_LAYER}.attention.{o}", f"{_THEIR_LAYER}.rel_attn.{t}") for o, t in _ATTENTION.items()),
+        *with_bias(f"{OUR_LAYER}.up", f"{_THEIR_LAYER}.ff.layer_1"),
+        *with_bias(f"{OUR_LAYER}.down", f"{_THEIR_LAYER}.ff.layer_2"),
+        *with_bias(f"{OUR_LAYER}.norm", f"{_THEIR_LAYER}.ff.layer_norm"),
         Pair("head.decoder.bias", "lm_loss.bias"),
     ),
     tied=("lm_loss.weight",),
 )
 
-FIELDS = {
-    "layers": "n_layer",
-    "hidden": "d_model",
-    "heads": "n_head",
-    "feed_forward": "d_inner",
-    "vocab": "vocab_size",
-    "pad_id": "pad_token_id",
-    "dropout": "dropout",
-    "initializer_range": "initializer_range",
-    "layer_norm_eps": "layer_norm_eps",
-}
-"""Our configuration fields and theirs, where only the name differs."""
-
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 32_000,
-    "d_model": 1024,
-    "n_layer": 24,
-    "n_head": 16,
-    "d_inner": 4096,
-    "ff_activation": "gelu",
-    "layer_norm_eps": 1e-12,
-    "dropout": 0.1,
-    "initializer_range": 0.02,
-    "pad_token_id": 5,
-    "mem_len": 512,
-    "reuse_len": None,
-    "longest_row": 512,
-    "attn_type": "bi",
-    "clamp_len": -1,
-    "same_length": False,
-    "tie_word_embeddings": True,
-}
-"""What transformers assumes where a config.json is silent. `longest_row` is ours alone; transformers would drop a
-`max_length` when it saves, a name that generation owns."""
+FORM = ConfigJson(
+    "xlnet",
+    {
+        "layers": ("n_layer", 24),
+        "hidden": ("d_model", 1024),
+        "heads": ("n_head", 16),
+        "feed_forward": ("d_inner", 4096),
+        "vocab": ("vocab_size", 32_000),
+        "pad_id": ("pad_token_id", 5),
+        "dropout": ("dropout", 0.1),
+        "initializer_range": ("initializer_range", 0.02),
+        "layer_norm_eps": ("layer_norm_eps", 1e-12),
+        "activation": ("ff_activation", "gelu"),
+        # Ours alone: transformers would drop a `max_length` when it saves, a name that generation owns.
+        "max_length": ("longest_row", 512),
+    },
+    constants={
+        name: published(name, value) for name, value in (("attn_type", "bi"), ("tie_word_embeddings", True))
+    },
+    unwritten={name: published(name, value) for name, value in (("clamp_len", -1), ("same_length", False))},
+    defaults={"mem_len": 512, "reuse_len": None},
+)
 
 
 def to_json(config: XlnetConfig) -> dict[str, Any]:
@@ -231,18 +204,13 @@ def to_json(config: XlnetConfig) -> dict[str, Any]:
     transformers has one rate for all dropout; our rate of attention probabilities is written beside it, and
     transformers does not read it.
     """
-    return {
-        "model_type": "xlnet",
-        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
-        "ff_activation": activation_to_json(config.activation),
-        "mem_len": config.memory or None,
-        "reuse_len": config.reuse or None,
-        "longest_row": config.max_length,
-        "attention_dropout": config.attention_dropout,
-        "attn_type": "bi",
-        "bi_data": False,
-        "tie_word_embeddings": True,
-    }
+    return FORM.write(
+        config,
+        mem_len=config.memory or None,
+        reuse_len=config.reuse or None,
+        attention_dropout=config.attention_dropout,
+        bi_data=False,
+    )
 
 
 def from_json(fields: dict[str, Any]) -> XlnetConfig:
@@ -251,17 +219,10 @@ def from_json(fields: dict[str, Any]) -> XlnetConfig:
     Raises:
         ModelError: the model has features that we do not support.
     """
-    fields = DEFAULTS | fields
-    expected = {"attn_type": "bi", "clamp_len": -1, "same_length": False, "tie_word_embeddings": True}
-    for name, value in expected.items():
-        if fields[name] != value:
-            raise unpublished(name, fields, value)
-    values = {ours: fields[theirs] for ours, theirs in FIELDS.items()}
+    fields = FORM.complete(fields)
     return XlnetConfig(
-        **values,
-        activation=activation_from_json(fields, "ff_activation"),
+        **FORM.values(fields),
         attention_dropout=fields.get("attention_dropout", fields["dropout"]),
-        max_length=fields["longest_row"],
         memory=(fields["mem_len"] or 0) if fields["reuse_len"] else 0,
         reuse=fields["reuse_len"] or 0,
     )

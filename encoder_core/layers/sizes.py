@@ -73,3 +73,27 @@ class Recurrence:
     reuse: int
     length: int
     refresh_steps: int
+
+
+@dataclass(frozen=True)
+class SmallForm:
+    """The shape of a recipe's small form. Each family takes the values for the settings that it has.
+
+    Attributes:
+        length: number of tokens in the longest row.
+        drops: whether dropout is kept; otherwise its rates are 0.
+        layers, hidden, heads, embedding: depth, width, attention heads and width of embeddings.
+        window: number of tokens in a local layer's window.
+        buckets: rows of DeBERTa's table of distances in each direction.
+        memory_refresh: number of steps after which XLNet's memory is recomputed.
+    """
+
+    length: int
+    drops: bool
+    layers: int
+    hidden: int
+    heads: int
+    embedding: int
+    window: int
+    buckets: int
+    memory_refresh: int

@@ -18,23 +18,23 @@ from step_batch import Lengths, make_batch, row_lengths
 from step_peers import MaskedPair, Pair, PairsPair, PermutedPair, ReplacedPair
 from torch import Tensor, nn
 
-from encoder_core.families import albert, bert, deberta, electra, roberta, xlnet
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
+from tests.support.models import official
 
 Family = Literal["bert", "roberta", "albert", "spanbert", "electra", "deberta", "deberta_v2", "xlnet"]
 Size = Literal["small", "base"]
 
 BASE: dict[Family, ModelConfig] = {
-    "bert": bert.BASE,
-    "roberta": roberta.BASE,
-    "albert": albert.BASE,
-    "spanbert": bert.SPANBERT_BASE,
-    "electra": electra.BASE,
-    "deberta": deberta.BASE.model_copy(update={"mask_decoder": "plain"}),
-    "deberta_v2": deberta.V3_BASE.model_copy(update={"mask_decoder": "plain"}),
-    "xlnet": xlnet.BASE.model_copy(update={"memory": 0, "reuse": 0}),
+    "bert": official.BERT_BASE,
+    "roberta": official.ROBERTA_BASE,
+    "albert": official.ALBERT_BASE,
+    "spanbert": official.SPANBERT_BASE,
+    "electra": official.ELECTRA_BASE,
+    "deberta": official.DEBERTA_BASE.model_copy(update={"mask_decoder": "plain"}),
+    "deberta_v2": official.DEBERTA_V3_BASE.model_copy(update={"mask_decoder": "plain"}),
+    "xlnet": official.XLNET_BASE.model_copy(update={"memory": 0, "reuse": 0}),
 }
 SMALL = {"layers": 4, "hidden": 256, "heads": 4, "feed_forward": 1024}
 LEARNING_RATE = 1e-4

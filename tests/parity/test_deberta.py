@@ -11,7 +11,6 @@ from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from encoder_core.errors import ModelError
-from encoder_core.families import deberta
 from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.layers.deberta_attention import (
@@ -26,6 +25,7 @@ from encoder_core.layers.deberta_encoder import DisentangledEncoder, Disentangle
 from encoder_core.layers.sizes import log_buckets
 from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.network import masked_language_model
+from tests.support.models import official
 from tests.support.models.parity import (
     assert_close,
     copy_from,
@@ -301,15 +301,15 @@ def test_activation_checkpointing_changes_no_bit(config: Config) -> None:
 
 # (configuration, backbone parameters in millions: microsoft/DeBERTa's README counts all but the word embeddings)
 SIZES = [
-    pytest.param(deberta.BASE, 100, id="base"),
-    pytest.param(deberta.LARGE, 350, id="large"),
-    pytest.param(deberta.XLARGE, 700, id="xlarge"),
-    pytest.param(deberta.V2_XLARGE, 710, id="v2-xlarge"),
-    pytest.param(deberta.V2_XXLARGE, 1320, id="v2-xxlarge"),
-    pytest.param(deberta.V3_XSMALL, 22, id="v3-xsmall"),
-    pytest.param(deberta.V3_SMALL, 44, id="v3-small"),
-    pytest.param(deberta.V3_BASE, 86, id="v3-base"),
-    pytest.param(deberta.V3_LARGE, 304, id="v3-large"),
+    pytest.param(official.DEBERTA_BASE, 100, id="base"),
+    pytest.param(official.DEBERTA_LARGE, 350, id="large"),
+    pytest.param(official.DEBERTA_XLARGE, 700, id="xlarge"),
+    pytest.param(official.DEBERTA_V2_XLARGE, 710, id="v2-xlarge"),
+    pytest.param(official.DEBERTA_V2_XXLARGE, 1320, id="v2-xxlarge"),
+    pytest.param(official.DEBERTA_V3_XSMALL, 22, id="v3-xsmall"),
+    pytest.param(official.DEBERTA_V3_SMALL, 44, id="v3-small"),
+    pytest.param(official.DEBERTA_V3_BASE, 86, id="v3-base"),
+    pytest.param(official.DEBERTA_V3_LARGE, 304, id="v3-large"),
 ]
 
 

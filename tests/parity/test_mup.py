@@ -10,11 +10,11 @@ from transformers import AutoModelForMaskedLM
 from data_service.store.open import open_store
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.config import Mup
 from encoder_core.families.deberta import DebertaConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
+from encoder_core.families.mup import Mup
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
 from encoder_core.objectives.mup import mup_scales

@@ -22,10 +22,11 @@ from data_service.store.open import open_store
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange, read_config
-from encoder_core.families.neobert import BASE, NeoBertConfig
+from encoder_core.families.neobert import NeoBertConfig
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.multitask import MultitaskModel
 from encoder_core.objectives.network import masked_language_model
+from tests.support.models import official
 from tests.support.models.parity import (
     assert_close,
     copy_from,
@@ -190,7 +191,7 @@ def test_same_gradients() -> None:
 def test_the_published_size() -> None:
     """198 M in its layers, about 250 M in all (section 3.1)."""
     with on_meta():
-        model = masked_language_model(BASE)
+        model = masked_language_model(official.NEOBERT_BASE)
     count = sum(parameter.numel() for parameter in model.parameters())
     assert count == 2 * 30_522 * 768 + 30_522 + 28 * (4 * 768**2 + 3 * 768 * 2048 + 2 * 768) + 768
     assert 240e6 < count < 250e6

@@ -4,41 +4,42 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraining
 
-from encoder_core.families import albert, bert, deberta, electra, eurobert, modernbert, roberta, xlm
+from encoder_core.families import deberta, electra
 from encoder_core.families.catalogue import ModelConfig, interchange
 from encoder_core.families.interchange import Heads
 from encoder_core.objectives.compose import network
 from encoder_core.objectives.network import masked_language_model
 from encoder_core.objectives.replaced import discriminator_model, gradient_disentangled_detection
 from encoder_core.terms.replaced import ReplacedTokenConfig
+from tests.support.models import official
 
 SIZES: dict[str, tuple[ModelConfig, Heads, float, float]] = {
     # name: configuration, heads, published millions of parameters from, to
-    "roberta-base": (roberta.BASE, "mlm", 120, 125),
-    "roberta-large": (roberta.LARGE, "mlm", 350, 356),
-    "bert-tiny": (bert.TINY, "mlm_pair", 4.4, 4.5),
-    "bert-mini": (bert.MINI, "mlm_pair", 11.2, 11.4),
-    "bert-small": (bert.SMALL, "mlm_pair", 28.8, 29.4),
-    "bert-medium": (bert.MEDIUM, "mlm_pair", 41.4, 42),
-    "bert-base": (bert.BASE, "mlm_pair", 109, 111),
-    "bert-large": (bert.LARGE, "mlm_pair", 334, 340),
-    "distilbert-base": (bert.DISTILBERT_BASE, "mlm", 66, 68),
-    "spanbert-base": (bert.SPANBERT_BASE, "mlm", 108, 110),
-    "spanbert-large": (bert.SPANBERT_LARGE, "mlm", 333, 340),
-    "albert-base": (albert.BASE, "mlm_pair", 11.7, 12),
-    "albert-large": (albert.LARGE, "mlm_pair", 17.7, 18),
-    "albert-xlarge": (albert.XLARGE, "mlm_pair", 58.7, 60),
-    "albert-xxlarge": (albert.XXLARGE, "mlm_pair", 220, 235),
-    "electra-small": (electra.SMALL, "rtd", 13.5, 14),
-    "electra-base": (electra.BASE, "rtd", 109, 110),
-    "electra-large": (electra.LARGE, "rtd", 334, 336),
-    "modernbert-base": (modernbert.BASE, "mlm", 149, 150),
-    "modernbert-large": (modernbert.LARGE, "mlm", 395, 396),
-    "xlm-mlm-tlm-base": (xlm.BASE, "mlm", 248, 250),
+    "roberta-base": (official.ROBERTA_BASE, "mlm", 120, 125),
+    "roberta-large": (official.ROBERTA_LARGE, "mlm", 350, 356),
+    "bert-tiny": (official.BERT_TINY, "mlm_pair", 4.4, 4.5),
+    "bert-mini": (official.BERT_MINI, "mlm_pair", 11.2, 11.4),
+    "bert-small": (official.BERT_SMALL, "mlm_pair", 28.8, 29.4),
+    "bert-medium": (official.BERT_MEDIUM, "mlm_pair", 41.4, 42),
+    "bert-base": (official.BERT_BASE, "mlm_pair", 109, 111),
+    "bert-large": (official.BERT_LARGE, "mlm_pair", 334, 340),
+    "distilbert-base": (official.DISTILBERT_BASE, "mlm", 66, 68),
+    "spanbert-base": (official.SPANBERT_BASE, "mlm", 108, 110),
+    "spanbert-large": (official.SPANBERT_LARGE, "mlm", 333, 340),
+    "albert-base": (official.ALBERT_BASE, "mlm_pair", 11.7, 12),
+    "albert-large": (official.ALBERT_LARGE, "mlm_pair", 17.7, 18),
+    "albert-xlarge": (official.ALBERT_XLARGE, "mlm_pair", 58.7, 60),
+    "albert-xxlarge": (official.ALBERT_XXLARGE, "mlm_pair", 220, 235),
+    "electra-small": (official.ELECTRA_SMALL, "rtd", 13.5, 14),
+    "electra-base": (official.ELECTRA_BASE, "rtd", 109, 110),
+    "electra-large": (official.ELECTRA_LARGE, "rtd", 334, 336),
+    "modernbert-base": (official.MODERNBERT_BASE, "mlm", 149, 150),
+    "modernbert-large": (official.MODERNBERT_LARGE, "mlm", 395, 396),
+    "xlm-mlm-tlm-base": (official.XLM_BASE, "mlm", 248, 250),
     # the published counts and, untied, as many parameters again as there are in the word embeddings
-    "eurobert-210m": (eurobert.M210, "mlm", 210 + 98, 212 + 99),
-    "eurobert-610m": (eurobert.M610, "mlm", 607 + 147, 610 + 148),
-    "eurobert-2.1b": (eurobert.B2_1, "mlm", 2100 + 295, 2110 + 296),
+    "eurobert-210m": (official.EUROBERT_210M, "mlm", 210 + 98, 212 + 99),
+    "eurobert-610m": (official.EUROBERT_610M, "mlm", 607 + 147, 610 + 148),
+    "eurobert-2.1b": (official.EUROBERT_2_1B, "mlm", 2100 + 295, 2110 + 296),
 }
 
 
@@ -63,7 +64,11 @@ def test_official_sizes_have_the_published_count_and_transformers_shapes(
 
 @pytest.mark.parametrize(
     ("config", "hidden", "heads", "feed_forward"),
-    [(electra.SMALL, 64, 1, 256), (electra.BASE, 256, 4, 1024), (electra.LARGE, 256, 4, 1024)],
+    [
+        (official.ELECTRA_SMALL, 64, 1, 256),
+        (official.ELECTRA_BASE, 256, 4, 1024),
+        (official.ELECTRA_LARGE, 256, 4, 1024),
+    ],
 )
 def test_electra_generators_are_the_published_share(
     config: electra.ElectraConfig, hidden: int, heads: int, feed_forward: int
@@ -76,7 +81,7 @@ def test_electra_generators_are_the_published_share(
 def test_albert_factorises_its_embeddings() -> None:
     """V * E + E * H against BERT's V * H (ALBERT, section 3.1)."""
     with torch.device("meta"):
-        encoder = masked_language_model(albert.BASE).encoder
+        encoder = masked_language_model(official.ALBERT_BASE).encoder
     table = encoder.get_parameter("embeddings.word.weight")
     projection = encoder.get_parameter("projection.weight")
     assert table.numel() + projection.numel() == 30_000 * 128 + 128 * 768
@@ -85,10 +90,10 @@ def test_albert_factorises_its_embeddings() -> None:
 @pytest.mark.parametrize(
     ("config", "backbone", "words"),
     [
-        (deberta.V3_XSMALL, 22, 48),
-        (deberta.V3_SMALL, 44, 98),
-        (deberta.V3_BASE, 86, 98),
-        (deberta.V3_LARGE, 304, 131),
+        (official.DEBERTA_V3_XSMALL, 22, 48),
+        (official.DEBERTA_V3_SMALL, 44, 98),
+        (official.DEBERTA_V3_BASE, 86, 98),
+        (official.DEBERTA_V3_LARGE, 304, 131),
     ],
     ids=["xsmall", "small", "base", "large"],
 )

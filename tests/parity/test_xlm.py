@@ -17,8 +17,9 @@ from transformers.models.xlm.modeling_xlm import MultiHeadAttention
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange, read_config
-from encoder_core.families.xlm import BASE, XlmConfig
+from encoder_core.families.xlm import XlmConfig
 from encoder_core.objectives.network import masked_language_model
+from tests.support.models import official
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
     assert_close,
@@ -134,7 +135,7 @@ def test_languages_and_restarts_matter() -> None:
 
 
 def test_its_configuration_comes_back() -> None:
-    for config in (CONFIG, BASE, CONFIG.model_copy(update={"languages": ()})):
+    for config in (CONFIG, official.XLM_BASE, CONFIG.model_copy(update={"languages": ()})):
         assert read_config(TheirConfig(**interchange(config).fields).to_dict()) == config
     assert interchange(CONFIG, "none").architecture == "XLMModel"
     unnamed = read_config({"model_type": "xlm", "emb_dim": 64, "n_langs": 2})

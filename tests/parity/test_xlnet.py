@@ -12,12 +12,12 @@ from transformers.models.xlnet.modeling_xlnet import XLNetModel
 
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError, TrainingError
-from encoder_core.families import xlnet
 from encoder_core.families import xlnet as hf
 from encoder_core.families.catalogue import Interchange
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.xlnet_encoder import Memory
 from encoder_core.objectives.plm import PermutedLanguageModel, permuted_language_model
+from tests.support.models import official
 from tests.support.models.parity import (
     assert_close,
     copy_from,
@@ -295,7 +295,7 @@ def test_configurations_travel_both_ways(memory: int, reuse: int) -> None:
     assert hf.from_json(hf.to_json(config)) == config
 
 
-@pytest.mark.parametrize(("config", "millions"), [(xlnet.BASE, 117), (xlnet.LARGE, 361)])
+@pytest.mark.parametrize(("config", "millions"), [(official.XLNET_BASE, 117), (official.XLNET_LARGE, 361)])
 def test_official_sizes(config: XlnetConfig, millions: float) -> None:
     with torch.device("meta"):
         ours, theirs = permuted_language_model(config), XLNetLMHeadModel(TheirConfig(**hf.to_json(config)))

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from encoder_core.errors import ModelError
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import FAMILIES, DetectorConfig, ModelConfig
-from encoder_core.families.config import Mup
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
-from encoder_core.families.mup import mup_base
+from encoder_core.families.mup import Mup, mup_base
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose

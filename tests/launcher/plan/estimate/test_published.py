@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from encoder_core.families import albert, bert, electra, modernbert, roberta
+from encoder_core.families import albert
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.electra import ElectraConfig
 from launcher.plan.estimate.estimate import estimate
@@ -14,6 +14,7 @@ from launcher.runtime.capacity.devices import Cluster, find_gpu
 from launcher.runtime.capacity.workload import Shape, objective_cost
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.objective import RecipeObjective
+from tests.support.models import official
 
 MLM, NSP, RTD = (
     RecipeObjective.model_validate({name: {} for name in names})
@@ -32,18 +33,25 @@ MLPERF_TOKENS = 247_000 * 8 / 7760  # of a sequence, on average
 @pytest.mark.parametrize(
     ("model", "objective", "rows_per_second", "length", "targets", "tflops"),
     [
-        (bert.LARGE, NSP, 272, 128, 20, 64),  # DeepSpeed on a V100, as its authors count
-        (bert.LARGE, NSP, 52, 512, 80, 53),
-        (bert.LARGE, NSP, 580, 128, 20, 0.45 * 312),  # NVIDIA: about 45 % of an A100's peak
+        (official.BERT_LARGE, NSP, 272, 128, 20, 64),  # DeepSpeed on a V100, as its authors count
+        (official.BERT_LARGE, NSP, 52, 512, 80, 53),
+        (official.BERT_LARGE, NSP, 580, 128, 20, 0.45 * 312),  # NVIDIA: about 45 % of an A100's peak
         (
-            bert.LARGE,
+            official.BERT_LARGE,
             NSP,
             7760 / 8,
             round(MLPERF_TOKENS),
             round(0.15 * MLPERF_TOKENS),
             0.48 * 989,
         ),  # of an H100's
-        (modernbert.BASE, MLM, 304_000 / 1024, 1024, 307, 0.25 * 989),  # 30 % masked; about 25 % of an H100's
+        (
+            official.MODERNBERT_BASE,
+            MLM,
+            304_000 / 1024,
+            1024,
+            307,
+            0.25 * 989,
+        ),  # 30 % masked; about 25 % of an H100's
     ],
 )
 def test_throughputs_that_authors_state(
@@ -61,13 +69,13 @@ def test_throughputs_that_authors_state(
 @pytest.mark.parametrize(
     ("model", "objective", "rows", "length", "published"),
     [
-        (bert.BASE, MLM, 256e6, 512, 6.4e19),
-        (bert.LARGE, MLM, 256e6, 512, 1.9e20),
-        (electra.SMALL, RTD, 128e6, 128, 1.4e18),
-        (electra.BASE, RTD, 256 * 766e3, 512, 6.4e19),
-        (electra.LARGE, RTD, 2048 * 400e3, 512, 7.1e20),
-        (roberta.LARGE, MLM, 8000 * 500e3, 512, 3.2e21),
-        (albert.XXLARGE, MLM, 4096 * 1.5e6, 512, 3.1e22),
+        (official.BERT_BASE, MLM, 256e6, 512, 6.4e19),
+        (official.BERT_LARGE, MLM, 256e6, 512, 1.9e20),
+        (official.ELECTRA_SMALL, RTD, 128e6, 128, 1.4e18),
+        (official.ELECTRA_BASE, RTD, 256 * 766e3, 512, 6.4e19),
+        (official.ELECTRA_LARGE, RTD, 2048 * 400e3, 512, 7.1e20),
+        (official.ROBERTA_LARGE, MLM, 8000 * 500e3, 512, 3.2e21),
+        (official.ALBERT_XXLARGE, MLM, 4096 * 1.5e6, 512, 3.1e22),
     ],
 )
 def test_training_flops_that_electra_states(

@@ -7,15 +7,8 @@ import yaml
 
 from encoder_core.families import (
     albert,
-    bart,
-    bert,
-    deberta,
     electra,
-    eurobert,
     modernbert,
-    neobert,
-    roberta,
-    xlm,
     xlnet,
 )
 from encoder_core.families.catalogue import ModelConfig
@@ -28,12 +21,14 @@ from launcher.runtime.recipe.source import bundled
 from launcher.runtime.recipe.summary import discriminator_parameters, parameters, title, tokens_per_step
 from launcher.runtime.recipe.timeline import tokens_before
 from launcher.runtime.recipe.tiny import tiny
+from tests.support.models import official
 
 # The released files say nothing of the dropout that they were trained with.
 TRAINED_BASE, TRAINED_LARGE = (
-    size.model_copy(update={"attention_output_dropout": 0.1}) for size in (modernbert.BASE, modernbert.LARGE)
+    size.model_copy(update={"attention_output_dropout": 0.1})
+    for size in (official.MODERNBERT_BASE, official.MODERNBERT_LARGE)
 )
-MOSAIC_LIKE = bert.BASE.model_copy(update={"vocab": 30_528, "attention_dropout": 0.0})
+MOSAIC_LIKE = official.BERT_BASE.model_copy(update={"vocab": 30_528, "attention_dropout": 0.0})
 
 
 def like_modernbert(layers: int, hidden: int, feed_forward: int, vocab: int) -> modernbert.ModernBertConfig:
@@ -48,54 +43,58 @@ def like_modernbert(layers: int, hidden: int, feed_forward: int, vocab: int) -> 
     return TRAINED_BASE.model_copy(update={**sizes, "local_rope_base": 160_000.0})
 
 
-CHINESE_BASE = bert.BASE.model_copy(update={"vocab": 21_128})
+CHINESE_BASE = official.BERT_BASE.model_copy(update={"vocab": 21_128})
 
 PUBLISHED: dict[str, tuple[ModelConfig, int, tuple[float, float]]] = {
     # name: the family's official size, parameters of all networks, published millions from and to (the
     # discriminator's, where there are two networks)
-    "bert-tiny": (bert.TINY, 4_433_468, (4.4, 4.5)),
-    "bert-mini": (bert.MINI, 11_267_900, (11.2, 11.4)),
-    "bert-small": (bert.SMALL, 29_058_876, (28.8, 29.4)),
-    "bert-medium": (bert.MEDIUM, 41_668_412, (41.4, 42)),
-    "bert-base": (bert.BASE, 110_106_428, (110, 111)),
-    "bert-large": (bert.LARGE, 336_226_108, (336, 340)),
-    "roberta-base": (roberta.BASE, 124_696_665, (120, 125)),
-    "roberta-large": (roberta.LARGE, 355_411_033, (350, 356)),
-    "roberta-large-160gb": (roberta.LARGE, 355_411_033, (350, 356)),
-    "albert-base": (albert.BASE, 11_813_810, (11.7, 12)),
-    "albert-large": (albert.LARGE, 17_847_474, (17.7, 18)),
-    "albert-xlarge": (albert.XLARGE, 59_021_490, (58.7, 60)),
-    "albert-xxlarge": (albert.XXLARGE, 223_158_450, (220, 235)),
-    "distilbert-base": (bert.DISTILBERT_BASE, 66_985_530, (66, 67)),
-    "spanbert-base": (bert.SPANBERT_BASE, 110_300_480, (110, 111)),
-    "spanbert-large": (bert.SPANBERT_LARGE, 336_998_976, (336, 340)),
-    "xlnet-base": (xlnet.BASE, 116_750_336, (110, 117)),
-    "xlnet-large": (xlnet.LARGE, 360_300_800, (340, 361)),
-    "electra-small": (electra.SMALL, 14_196_219, (13.5, 14)),
-    "electra-base": (electra.BASE, 119_386_427, (109, 110)),
-    "electra-large": (electra.LARGE, 354_655_291, (334, 336)),
-    "deberta-base": (deberta.BASE, 139_637_337, (139, 140)),
-    "deberta-base-sop": (deberta.BASE, 140_229_467, (139, 141)),
-    "deberta-large": (deberta.LARGE, 406_789_209, (400, 407)),
-    "deberta-xlarge": (deberta.XLARGE, 759_430_233, (750, 760)),
-    "deberta-v2-xlarge": (deberta.V2_XLARGE, 887_871_588, (880, 900)),
-    "deberta-v2-xxlarge": (deberta.V2_XXLARGE, 1_567_828_068, (1500, 1570)),
-    "deberta-v3-xsmall": (deberta.V3_XSMALL, 131_339_749, (22 + 48, 71)),  # backbone and embeddings, apart
-    "deberta-v3-small": (deberta.V3_SMALL, 263_051_365, (44 + 97, 44 + 98)),
-    "deberta-v3-base": (deberta.V3_BASE, 326_842_213, (86 + 98, 185)),
-    "deberta-v3-large": (deberta.V3_LARGE, 719_626_341, (304 + 131, 436)),
+    "bert-tiny": (official.BERT_TINY, 4_433_468, (4.4, 4.5)),
+    "bert-mini": (official.BERT_MINI, 11_267_900, (11.2, 11.4)),
+    "bert-small": (official.BERT_SMALL, 29_058_876, (28.8, 29.4)),
+    "bert-medium": (official.BERT_MEDIUM, 41_668_412, (41.4, 42)),
+    "bert-base": (official.BERT_BASE, 110_106_428, (110, 111)),
+    "bert-large": (official.BERT_LARGE, 336_226_108, (336, 340)),
+    "roberta-base": (official.ROBERTA_BASE, 124_696_665, (120, 125)),
+    "roberta-large": (official.ROBERTA_LARGE, 355_411_033, (350, 356)),
+    "roberta-large-160gb": (official.ROBERTA_LARGE, 355_411_033, (350, 356)),
+    "albert-base": (official.ALBERT_BASE, 11_813_810, (11.7, 12)),
+    "albert-large": (official.ALBERT_LARGE, 17_847_474, (17.7, 18)),
+    "albert-xlarge": (official.ALBERT_XLARGE, 59_021_490, (58.7, 60)),
+    "albert-xxlarge": (official.ALBERT_XXLARGE, 223_158_450, (220, 235)),
+    "distilbert-base": (official.DISTILBERT_BASE, 66_985_530, (66, 67)),
+    "spanbert-base": (official.SPANBERT_BASE, 110_300_480, (110, 111)),
+    "spanbert-large": (official.SPANBERT_LARGE, 336_998_976, (336, 340)),
+    "xlnet-base": (official.XLNET_BASE, 116_750_336, (110, 117)),
+    "xlnet-large": (official.XLNET_LARGE, 360_300_800, (340, 361)),
+    "electra-small": (official.ELECTRA_SMALL, 14_196_219, (13.5, 14)),
+    "electra-base": (official.ELECTRA_BASE, 119_386_427, (109, 110)),
+    "electra-large": (official.ELECTRA_LARGE, 354_655_291, (334, 336)),
+    "deberta-base": (official.DEBERTA_BASE, 139_637_337, (139, 140)),
+    "deberta-base-sop": (official.DEBERTA_BASE, 140_229_467, (139, 141)),
+    "deberta-large": (official.DEBERTA_LARGE, 406_789_209, (400, 407)),
+    "deberta-xlarge": (official.DEBERTA_XLARGE, 759_430_233, (750, 760)),
+    "deberta-v2-xlarge": (official.DEBERTA_V2_XLARGE, 887_871_588, (880, 900)),
+    "deberta-v2-xxlarge": (official.DEBERTA_V2_XXLARGE, 1_567_828_068, (1500, 1570)),
+    "deberta-v3-xsmall": (
+        official.DEBERTA_V3_XSMALL,
+        131_339_749,
+        (22 + 48, 71),
+    ),  # backbone and embeddings, apart
+    "deberta-v3-small": (official.DEBERTA_V3_SMALL, 263_051_365, (44 + 97, 44 + 98)),
+    "deberta-v3-base": (official.DEBERTA_V3_BASE, 326_842_213, (86 + 98, 185)),
+    "deberta-v3-large": (official.DEBERTA_V3_LARGE, 719_626_341, (304 + 131, 436)),
     "modernbert-base": (TRAINED_BASE, 149_655_232, (149, 150)),
     "roberta-wwm-ext-zh": (CHINESE_BASE, 102_290_312, (102, 103)),
     "macbert-base-zh": (CHINESE_BASE, 102_882_442, (102, 103)),
     "ernie-base-zh": (CHINESE_BASE, 102_882_442, (102, 104)),
     "modernbert-large": (TRAINED_LARGE, 395_881_664, (395, 396)),
     "eurobert-210m": (
-        eurobert.M210,
+        official.EUROBERT_210M,
         310_266_624,
         (210 + 98, 311),
     ),  # with the decoder, which they do not count
-    "neobert-base": (neobert.BASE, 245_136_954, (240, 250)),
-    "xlm-mlm-tlm-base": (xlm.BASE, 249_071_384, (248, 250)),
+    "neobert-base": (official.NEOBERT_BASE, 245_136_954, (240, 250)),
+    "xlm-mlm-tlm-base": (official.XLM_BASE, 249_071_384, (248, 250)),
     "ettin-17m": (like_modernbert(7, 256, 384, 50_368), 16_913_600, (16, 18)),
     "ettin-32m": (like_modernbert(10, 384, 576, 50_368), 32_081_344, (31, 33)),
     "ettin-68m": (like_modernbert(19, 512, 768, 50_368), 68_457_664, (67, 69)),
@@ -109,12 +108,15 @@ PUBLISHED: dict[str, tuple[ModelConfig, int, tuple[float, float]]] = {
         135_530_240,
         (134, 137),
     ),  # ours
-    "bart-base": (bart.BASE, 139_420_416, (139, 140)),
-    "bart-large": (bart.LARGE, 406_291_456, (400, 407)),
+    "bart-base": (official.BART_BASE, 139_420_416, (139, 140)),
+    "bart-large": (official.BART_LARGE, 406_291_456, (400, 407)),
     "mosaicbert-like": (MOSAIC_LIKE, 109_518_912, (109, 111)),  # its own has gated blocks: 137
 }
 
-CONTRASTIVE = {"simcse-base": bert.BASE, "contrastive-base": bert.BASE}  # which start from a published model
+CONTRASTIVE = {
+    "simcse-base": official.BERT_BASE,
+    "contrastive-base": official.BERT_BASE,
+}  # which start from a published model
 
 IMPLIED = {
     # what the tokenizer, a tag or an absent part of the objective decides
