@@ -11,9 +11,8 @@ Only a kernel knows about rows. All kernels have the signature `Attend`:
 | `padded_sdpa`  | everything else                      | rows padded to a rectangle, torch's fused kernel |
 | the same       | full rows, where a trial prefers it  | by cuDNN's attention alone                       |
 | `written_formula` | if a trial found all others wrong    | the formula on the same rectangle                |
-| `reference`    | tests                                | the formula, row by row                          |
 
-`automatic` chooses among all but `reference` (`kernel_choice.py`). Flash attention draws its dropout from the device's
+`automatic` chooses among them (`kernel_choice.py`). Flash attention draws its dropout from the device's
 generator; `fused` draws it by token (`random_draws.py`). So flash attention is used with dropout only where there is no
 Triton. torch's fused CPU kernel supports no dropout and falls back to one that writes every score to memory three
 times, which is why `blocked` exists. It supports no window either: with a mask it computes every score of a row.
@@ -28,6 +27,10 @@ its own switch. No weight depends on it, so the same layers train on causal rows
 Keys and values may have fewer heads than queries: grouped-query attention (Ainslie et al., 2023), in which equally
 many consecutive query heads share one. Flash attention supports this; the other kernels repeat keys and values.
 `RelativeKeyAttention` (`relative_key.py`) is an `Attend` too.
+
+Keys and values may also be other tokens, S of them in rows of their own, `others`: a query sees the whole of the same
+row of them ("Attention Is All You Need", section 3.2.3). There are no windows then, and FlashAttention-3 and cuDNN are
+not asked.
 
 Shapes: T tokens, R rows, L longest row, H hidden, N heads, D head width (H = N * D).
 """
@@ -55,7 +58,7 @@ from encoder_core.layers.parameters import JoinedLinear, ScaledLinear, project
 from encoder_core.layers.planned import planned_rectangle
 from encoder_core.layers.rows import Rotation, Rows, repeat_shared_heads, rotate
 from encoder_core.layers.torch_internals import flash_attention
-from encoder_core.random_draws import draw_key, head_keys
+from encoder_core.random_draws import head_keys
 
 Heads = Float[Tensor, "tokens heads width"]
 SharedHeads = Float[Tensor, "tokens shared width"]  # heads of keys and values, shared by several queries
@@ -87,29 +90,33 @@ def automatic(
     rows: Rows,
     dropout: float,
     window: int | None = None,
+    others: Rows | None = None,
 ) -> Heads:
     """Compute attention with the best kernel. A batch without tokens, as an idle rank has, computes nothing."""
     if not len(q_TND):
-        return sum(repeat_shared_heads(q_TND, k_TND, v_TND), q_TND)
-    kernel = pick(_possible_kernels(q_TND, rows, dropout, window), dropped=dropout > 0.0)
+        return q_TND + k_TND.sum() + v_TND.sum()
+    kernel = pick(_possible_kernels(q_TND, rows, dropout, window, others), dropped=dropout > 0.0)
     use_flash3(kernel == "flash3")
+    given = (q_TND, k_TND, v_TND, rows, dropout, window, others)
     match kernel:
         case "fused":
-            return fused(q_TND, k_TND, v_TND, rows, dropout, window)
+            return fused(*given)
         case "flash" | "flash3":
-            return varlen_flash(q_TND, k_TND, v_TND, rows, dropout, window)
+            return varlen_flash(*given)
         case "cudnn":
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                return padded_sdpa(q_TND, k_TND, v_TND, rows, dropout, window)
+                return padded_sdpa(*given)
         case "blocked":
-            return blocked(q_TND, k_TND, v_TND, rows, dropout, window)
+            return blocked(*given)
         case "padded":
-            return padded_sdpa(q_TND, k_TND, v_TND, rows, dropout, window)
+            return padded_sdpa(*given)
         case "written":
-            return written_formula(q_TND, k_TND, v_TND, rows, dropout, window)
+            return written_formula(*given)
 
 
-def _possible_kernels(q_TND: Heads, rows: Rows, dropout: float, window: int | None) -> list[Kernel]:
+def _possible_kernels(
+    q_TND: Heads, rows: Rows, dropout: float, window: int | None, others: Rows | None
+) -> list[Kernel]:
     """Return the possible kernels, the usual one first. With dropout, kernels that draw by token come first."""
     kind, special = (q_TND.device.type, q_TND.dtype, q_TND.shape[-1]), dropout > 0.0 or rows.exceeds(window)
     if q_TND.device.type == "cpu":
@@ -118,6 +125,8 @@ def _possible_kernels(q_TND: Heads, rows: Rows, dropout: float, window: int | No
     flash: list[Kernel] = ["flash"] if flash_takes(*kind) else []
     if dropout > 0.0 or (special and not flash):
         return [*ours, *flash, "padded", "written"]
+    if others is not None:
+        return [*flash, "padded", *ours, "written"]
     third: list[Kernel] = ["flash3"] if flash3_takes(q_TND.device, *kind[1:], dropout) else []
     whole: list[Kernel] = ["cudnn"] if cudnn_takes(q_TND, rows, dropout) else []
     return [*flash, *third, *whole, "padded", *ours, "written"]
@@ -130,6 +139,7 @@ def varlen_flash(
     rows: Rows,
     dropout: float,
     window: int | None = None,
+    others: Rows | None = None,
 ) -> Heads:
     """Compute FlashAttention-2 (Dao, 2023) over rows of different lengths.
 
@@ -141,12 +151,12 @@ def varlen_flash(
         k_TND,
         v_TND,
         rows.cu_seqlens,
-        rows.cu_seqlens,
+        (others or rows).cu_seqlens,
         rows.max_length,
-        rows.max_length,
+        (others or rows).max_length,
         dropout,
         window=window,
-        causal=rows.causal,
+        causal=rows.causal and others is None,
     )
 
 
@@ -157,6 +167,7 @@ def fused(
     rows: Rows,
     dropout: float,
     window: int | None = None,
+    others: Rows | None = None,
 ) -> Heads:
     """Compute exact attention in tiles, without padding and without scores in memory; see `encoder_core/kernels`."""
     k_TND, v_TND = repeat_shared_heads(q_TND, k_TND, v_TND)
@@ -166,6 +177,7 @@ def fused(
         v_TND,
         query_rows=rows,
         rows=rows,
+        others=others,
         scale=q_TND.shape[-1] ** -0.5,
         dropout=dropout,
         window=window,
@@ -179,9 +191,10 @@ def padded_sdpa(
     rows: Rows,
     dropout: float,
     window: int | None = None,
+    others: Rows | None = None,
 ) -> Heads:
     """Compute torch's fused attention on a padded rectangle, without a mask if rows are full and no window cuts."""
-    return _in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window)
+    return _in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window, others)
 
 
 def written_formula(
@@ -191,11 +204,12 @@ def written_formula(
     rows: Rows,
     dropout: float,
     window: int | None = None,
+    others: Rows | None = None,
 ) -> Heads:
     """Compute the formula on a padded rectangle with every score in memory. Dropout belongs to tokens on every
     device.
     """
-    return _in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window, by_torch=False)
+    return _in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window, others, by_torch=False)
 
 
 def _in_rectangle(
@@ -205,13 +219,16 @@ def _in_rectangle(
     rows: Rows,
     dropout: float,
     window: int | None,
+    others: Rows | None,
     *,
     by_torch: bool = True,
 ) -> Heads:
     k_TND, v_TND = repeat_shared_heads(q_TND, k_TND, v_TND)
-    q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
+    q_RNLD = rows.pad(q_TND).transpose(1, 2)
+    k_RNLD, v_RNLD = ((others or rows).pad(x).transpose(1, 2) for x in (k_TND, v_TND))
     # Padding comes after a row's tokens, so that a causal mask, which hides later keys, hides padding, too.
-    causal = rows.causal and not rows.exceeds(window) and _torch_takes(q_RNLD, dropout, by_torch=by_torch)
+    plain = others is None and rows.causal and not rows.exceeds(window)
+    causal = plain and _torch_takes(q_RNLD, dropout, by_torch=by_torch)
     if causal and q_TND.is_meta:
         context_RNLD = planned_rectangle(q_RNLD, k_RNLD, v_RNLD, None, dropout, None, causal=True)
     elif causal:
@@ -219,7 +236,8 @@ def _in_rectangle(
             q_RNLD, k_RNLD, v_RNLD, dropout_p=dropout, is_causal=True
         )
     else:
-        mask, scale = rows.mask_within(window), q_TND.shape[-1] ** -0.5
+        mask = rows.mask_within(window) if others is None else others.mask
+        scale = q_TND.shape[-1] ** -0.5
         context_RNLD = attend_padded(
             q_RNLD, k_RNLD, v_RNLD, mask, rows, dropout, scale=scale, by_torch=by_torch
         )
@@ -272,38 +290,15 @@ def blocked(
     rows: Rows,
     dropout: float,
     window: int | None = None,
+    others: Rows | None = None,
 ) -> Heads:
     """Compute exact attention in cache-sized pieces without padding, dropout included; see `cpu_attention.py`."""
     k_TND, v_TND = repeat_shared_heads(q_TND, k_TND, v_TND)
+    causal, bounds = (rows.causal, None) if others is None else (False, others.bounds)
     context_TND: Tensor = blocked_attention(
-        q_TND, k_TND, v_TND, rows.keys, rows.bounds, dropout, window, rows.causal
+        q_TND, k_TND, v_TND, rows.keys, rows.bounds, dropout, window, causal, bounds
     )
     return context_TND
-
-
-def reference(
-    q_TND: Heads,
-    k_TND: SharedHeads,
-    v_TND: SharedHeads,
-    rows: Rows,
-    dropout: float,
-    window: int | None = None,
-) -> Heads:
-    """Compute softmax(q k' / sqrt(D)) v over the visible keys, row after row, in the precision of the inputs."""
-    k_TND, v_TND = repeat_shared_heads(q_TND, k_TND, v_TND)
-    contexts, draw = [], draw_key()
-    for start, stop in rows.bounds:
-        q_NLD, k_NLD, v_NLD = (x[start:stop].transpose(0, 1) for x in (q_TND, k_TND, v_TND))
-        scores_NLL = q_NLD @ k_NLD.transpose(1, 2) / q_NLD.shape[-1] ** 0.5
-        at_L = torch.arange(stop - start, device=q_TND.device)
-        if window is not None:
-            scores_NLL = scores_NLL.masked_fill((at_L[:, None] - at_L).abs() > window, float("-inf"))
-        if rows.causal:
-            scores_NLL = scores_NLL.masked_fill(at_L > at_L[:, None], float("-inf"))
-        drawn_NL = head_keys(rows.keys[start:stop], range(len(q_NLD))).t()
-        weights_NLL = drop(scores_NLL.softmax(-1), dropout, drawn_NL, draw)
-        contexts.append((weights_NLL @ v_NLD).transpose(0, 1))
-    return torch.cat(contexts)
 
 
 class SelfAttention(nn.Module):
@@ -379,19 +374,10 @@ class SelfAttention(nn.Module):
         return *project(x_TH, (self.query, self.key)), self.value(x_TH)
 
 
-def set_rotary_base(model: nn.Module, base: float) -> None:
-    """Set the base of rotary positions in every layer of `model` that has them and sees the whole row. No weight
-    depends on it.
+def set_rotary_base(model: nn.Module, base: float, *, local: bool) -> None:
+    """Set the base of rotary positions in every layer of `model` that has them and sees a window (`local`), or the
+    whole row. No weight depends on it.
     """
-    _set_rotary_base(model, base, local=False)
-
-
-def set_local_rotary_base(model: nn.Module, base: float) -> None:
-    """Set the base of rotary positions in every layer of `model` that has them and sees a window."""
-    _set_rotary_base(model, base, local=True)
-
-
-def _set_rotary_base(model: nn.Module, base: float, *, local: bool) -> None:
     for module in model.modules():
         if not isinstance(module, SelfAttention) or module.rotary_base is None:
             continue

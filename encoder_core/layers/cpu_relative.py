@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_core.layers.cpu_attention import Draws, Slices
-from encoder_core.layers.cpu_pieces import head_groups
+from encoder_core.layers.cpu_attention import Draws, Slices, head_groups
 from encoder_core.layers.dropout import inverse_rate
 from encoder_core.layers.torch_internals import softmax_backward
 

@@ -1,113 +1,23 @@
 """Attention from a decoder's tokens to an encoder's, over flat tokens, and the decoder's layer around it.
 
-Row i of the queries sees the whole of row i of other tokens, which are fewer or more: two sets of bounds ("Attention Is
-All You Need", section 3.2.3). The kernels are those of `attention.py` that take two:
-
-| kernel    | where                                          | how                                                  |
-|-----------|------------------------------------------------|------------------------------------------------------|
-| `flash`   | CUDA, bf16 or fp16, without dropout            | flash attention over both `cu_seqlens`, no padding   |
-| `fused`   | CUDA, with dropout                             | our Triton kernels over both, no padding             |
-| `blocked` | CPU, with dropout                              | row by row in cache-sized pieces                     |
-| `padded`  | CPU without dropout; fp32 on CUDA              | two rectangles, torch's fused kernel                 |
-| `written` | if a trial found all others wrong              | the formula on the same rectangles                   |
+Row i of the queries sees the whole of row i of other tokens, which are fewer or more; `attention.py` has the kernels.
 
 Shapes: T tokens of the decoder, S of the encoder, H hidden, N heads, D head width.
 """
-
-from typing import assert_never
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from encoder_core.layers.attention import Heads, SelfAttention, attend_padded
-from encoder_core.layers.cpu_attention import blocked_attention
+from encoder_core.layers.attention import SelfAttention, automatic
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.encoder import FeedForward
-from encoder_core.layers.gpu_attention import flash_takes, fused_across, fused_takes, use_flash3
-from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import project
 from encoder_core.layers.pieces import Draws, PieceWise, piece
 from encoder_core.layers.residual import LayerNorm, normed_sum
 from encoder_core.layers.rows import Rows
-from encoder_core.layers.torch_internals import flash_attention
 
 OtherHeads = Float[Tensor, "others heads width"]
-
-
-def attend_across(
-    q_TND: Heads, k_SND: OtherHeads, v_SND: OtherHeads, rows: Rows, others: Rows, dropout: float
-) -> Heads:
-    """Return softmax(q k' / sqrt(D)) v, where the queries of each of `rows` see the same row of `others`. Dropout acts
-    on probabilities. Without tokens, as on an idle rank, nothing is computed.
-    """
-    if not len(q_TND):
-        return q_TND + k_SND.sum() + v_SND.sum()
-    kernel = pick(_possible_kernels(q_TND, dropout), dropped=dropout > 0.0)
-    use_flash3(False)
-    match kernel:
-        case "flash":
-            return _flash(q_TND, k_SND, v_SND, rows, others, dropout)
-        case "blocked":
-            context_TND: Tensor = blocked_attention(
-                q_TND, k_SND, v_SND, rows.keys, rows.bounds, dropout, None, False, others.bounds
-            )
-            return context_TND
-        case "padded" | "written":
-            by_torch = kernel == "padded"
-            return _in_rectangles(q_TND, k_SND, v_SND, rows, others, dropout, by_torch=by_torch)
-        case "fused":
-            return fused_across(q_TND, k_SND, v_SND, rows, others, dropout)
-        case "flash3" | "cudnn":
-            raise AssertionError(f"{kernel} is not among the possible kernels")
-        case _ as never:
-            assert_never(never)
-
-
-def _possible_kernels(q_TND: Tensor, dropout: float) -> list[Kernel]:
-    """Return the possible kernels, the usual one first. With dropout, kernels that draw by token come first."""
-    kind = (q_TND.device.type, q_TND.dtype, q_TND.shape[-1])
-    if q_TND.device.type == "cpu":
-        return ["blocked", "padded", "written"] if dropout > 0.0 else ["padded", "blocked", "written"]
-    ours: list[Kernel] = ["fused"] if fused_takes(*kind) else []
-    flash: list[Kernel] = ["flash"] if flash_takes(*kind) else []
-    return [*ours, *flash, "padded", "written"] if dropout > 0.0 else [*flash, "padded", *ours, "written"]
-
-
-def _flash(
-    q_TND: Heads, k_SND: OtherHeads, v_SND: OtherHeads, rows: Rows, others: Rows, dropout: float
-) -> Heads:
-    return flash_attention(
-        q_TND,
-        k_SND,
-        v_SND,
-        rows.cu_seqlens,
-        others.cu_seqlens,
-        rows.max_length,
-        others.max_length,
-        dropout,
-        window=None,
-        causal=False,
-    )
-
-
-def _in_rectangles(
-    q_TND: Heads,
-    k_SND: OtherHeads,
-    v_SND: OtherHeads,
-    rows: Rows,
-    others: Rows,
-    dropout: float,
-    *,
-    by_torch: bool,
-) -> Heads:
-    q_RNQD = rows.pad(q_TND).transpose(1, 2)
-    k_RNKD, v_RNKD = (others.pad(x).transpose(1, 2) for x in (k_SND, v_SND))
-    scale = q_TND.shape[-1] ** -0.5
-    context_RNQD = attend_padded(
-        q_RNQD, k_RNKD, v_RNKD, others.mask, rows, dropout, scale=scale, by_torch=by_torch
-    )
-    return rows.unpad(context_RNQD.transpose(1, 2))
 
 
 class CrossAttention(nn.Module):
@@ -136,7 +46,7 @@ class CrossAttention(nn.Module):
         """
         q_TND = torch.unflatten(q_TH, -1, (-1, self.width))
         dropout = self.dropout if self.training else 0.0
-        return attend_across(q_TND, *heads, rows, others, dropout).flatten(-2)
+        return automatic(q_TND, *heads, rows, dropout, None, others).flatten(-2)
 
 
 class DecoderLayer(PieceWise):

@@ -20,13 +20,12 @@ from encoder_core.batch import send
 from encoder_core.layers.attention import attend_padded
 from encoder_core.layers.cpu_relative import HIDDEN_KEY_SCORE, RelativeRow, blocked_relative
 from encoder_core.layers.dropout import Dropout
-from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.gpu_attention import fused_attention, fused_takes
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import Bias, JoinedLinear, project
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.sizes import log_buckets
-from encoder_core.random_draws import draw_key, head_keys, table_keys
+from encoder_core.random_draws import table_keys
 
 
 @dataclass(frozen=True)
@@ -255,32 +254,6 @@ def padded(
         by_torch=by_torch,
     )
     return query_rows.unpad(context_RNQD.transpose(1, 2))
-
-
-def reference(
-    operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
-) -> Float[Tensor, "queries heads width"]:
-    """Compute the formula row after row, with a position vector for each pair of tokens; for tests."""
-    contexts, draw = [], draw_key()
-    for row, ((q0, q1), (k0, k1)) in enumerate(zip(query_rows.bounds, rows.bounds, strict=True)):
-        index_QK = relations.index[min(row, len(relations.index) - 1), : q1 - q0, : k1 - k0]
-        q, k, v = operands.q[q0:q1], operands.k[k0:k1], operands.v[k0:k1]
-        scores_NQK = (
-            torch.einsum("qnd,knd->nqk", q, k)
-            + torch.einsum("qnd,qknd->nqk", q, operands.position_k[index_QK])
-            + torch.einsum("qknd,knd->nqk", operands.position_q[index_QK], k)
-        )
-        if operands.position_scores is not None:
-            scores_NQK = scores_NQK + torch.einsum(
-                "qknd,qknd->nqk", operands.position_q[index_QK], operands.position_k[index_QK]
-            )
-        drawn_NQ = head_keys(query_rows.keys[q0:q1], range(len(scores_NQK))).t()
-        if relations.hidden is not None:
-            hidden_QK = relations.hidden[min(row, len(relations.hidden) - 1), : q1 - q0, : k1 - k0]
-            scores_NQK = scores_NQK.masked_fill(hidden_QK, float("-inf"))
-        weights_NQK = drop((scores_NQK * operands.scale).softmax(-1), dropout, drawn_NQ, draw)
-        contexts.append(torch.einsum("nqk,knd->qnd", weights_NQK, v))
-    return torch.cat(contexts)
 
 
 class FusedProjections(nn.Module):

@@ -10,37 +10,20 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.layers.deberta_attention import DisentangledAttention, Relations, RelativePositions
 from encoder_core.layers.dropout import Dropout
-from encoder_core.layers.encoder import Embeddings, FeedForward, activate
-from encoder_core.layers.pieces import Draws, PieceWise, piece
-from encoder_core.layers.residual import LayerNorm, normed_sum
+from encoder_core.layers.encoder import Embeddings, LayerStack, PostNormLayer, activate
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.sizes import Activation
 
 
-class DisentangledLayer(PieceWise):
-    """Attention and feed-forward, each followed by dropout, residual sum and LayerNorm."""
+class DisentangledLayer(PostNormLayer):
+    """The layer with disentangled attention."""
 
-    def __init__(
-        self,
-        attention: DisentangledAttention,
-        feed_forward: FeedForward,
-        hidden: int,
-        *,
-        eps: float,
-        dropout: float,
-    ) -> None:
-        super().__init__()
-        self.attention = attention
-        self.attention_norm = LayerNorm(hidden, eps=eps)
-        self.feed_forward = feed_forward
-        self.feed_forward_norm = LayerNorm(hidden, eps=eps)
-        self.dropout = Dropout(dropout)
+    attention: DisentangledAttention
 
     def forward(
         self,
@@ -57,14 +40,6 @@ class DisentangledLayer(PieceWise):
         context_MH = self.attention(queries_MH, x_TH, relations, query_rows, rows)
         draws = self.dropout.draw(), self.dropout.draw()
         return self.after(residual, context_MH, query_rows.keys, draws)
-
-    @piece
-    def after(self, x_MH: Tensor, context_MH: Tensor, keys_M: Tensor, draws: Draws) -> Tensor:
-        """Compute the part of the layer after the attention kernel."""
-        attended_MH = self.attention.output(context_MH)
-        y_MH = normed_sum(self.attention_norm, x_MH, attended_MH, self.dropout, keys_M, draws[0])
-        inner_MH = self.feed_forward(y_MH)
-        return normed_sum(self.feed_forward_norm, y_MH, inner_MH, self.dropout, keys_M, draws[1])
 
 
 class Convolution(nn.Module):
@@ -101,11 +76,9 @@ class Convolution(nn.Module):
         return y_TH
 
 
-class DisentangledEncoder(nn.Module):
+class DisentangledEncoder(LayerStack):
     """Embeddings without absolute positions, then layers; the output of `convolution`, if any, is added after the
     first.
-
-    With `checkpoint_activations` each layer saves only its input and is recomputed in the backward pass.
     """
 
     def __init__(
@@ -138,7 +111,7 @@ class DisentangledEncoder(nn.Module):
         relations = self.positions.relate(batch.positions, rows, rows)
         x_TH = embedded_TH
         for depth in range(len(self.layers)):
-            x_TH = self._layer(depth, None, x_TH, relations, rows, rows)
+            x_TH = self.run_layer(depth, None, x_TH, relations, rows, rows)
             if depth == 0 and self.convolution is not None:
                 x_TH = self.convolution(embedded_TH, x_TH, rows)
             yield x_TH
@@ -179,25 +152,10 @@ class DisentangledEncoder(nn.Module):
         rows = Rows.from_batch(batch)
         query_rows = rows_of_queries(at_M, batch, most)
         relations = self.positions.relate(batch.positions[at_M], rows, query_rows)
+        last = len(self.layers) - 1
         for _ in range(times):
-            queries_MH = self._layer(len(self.layers) - 1, queries_MH, x_TH, relations, query_rows, rows)
+            queries_MH = self.run_layer(last, queries_MH, x_TH, relations, query_rows, rows)
         return queries_MH
-
-    def _layer(
-        self,
-        depth: int,
-        queries_MH: Tensor | None,
-        x_TH: Tensor,
-        relations: Relations,
-        query_rows: Rows,
-        rows: Rows,
-    ) -> Tensor:
-        inputs = (queries_MH, x_TH, relations, query_rows, rows)
-        if self.checkpoint_activations and self.training:
-            y_MH: Tensor = checkpoint(self.layers[depth], *inputs, use_reentrant=False)
-        else:
-            y_MH = self.layers[depth](*inputs)
-        return y_MH
 
 
 def rows_of_queries(at_M: Int[Tensor, " queries"], batch: Batch, most: int | None = None) -> Rows:

@@ -9,20 +9,16 @@ from dataclasses import replace
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from encoder_core.batch import Batch
 from encoder_core.layers.cross_attention import DecoderLayer
-from encoder_core.layers.encoder import Embeddings
+from encoder_core.layers.encoder import Embeddings, LayerStack
 from encoder_core.layers.rows import Rows
 
 
-class Decoder(nn.Module):
+class Decoder(LayerStack):
     """Embeddings and layers that see the tokens before, and all states of the encoder ("Attention Is All You Need",
     section 3.1).
-
-    With `checkpoint_activations` each layer saves only its inputs and is recomputed in the backward pass, with the same
-    dropout.
     """
 
     def __init__(
@@ -47,11 +43,8 @@ class Decoder(nn.Module):
         inputs = shift_right(batch)
         rows, others = Rows.from_batch(inputs), Rows.from_batch(read)
         x_TH: Tensor = self.embeddings(inputs)
-        for layer in self.layers:
-            if self.checkpoint_activations and self.training:
-                x_TH = checkpoint(layer, x_TH, rows, read_SH, others, use_reentrant=False)
-            else:
-                x_TH = layer(x_TH, rows, read_SH, others)
+        for index in range(len(self.layers)):
+            x_TH = self.run_layer(index, x_TH, rows, read_SH, others)
         return x_TH
 
 

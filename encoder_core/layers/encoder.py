@@ -7,7 +7,7 @@ Shapes: T tokens, E embedding width, H hidden, F inner width.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import assert_never
+from typing import Any, assert_never
 
 import torch
 import torch.nn.functional as F
@@ -170,11 +170,11 @@ class GatedFeedForward(nn.Module):
         return y_TH
 
 
-class EncoderLayer(PieceWise):
+class PostNormLayer(PieceWise):
     """Attention and feed-forward, each followed by dropout, residual sum and LayerNorm (BERT, section 3)."""
 
     def __init__(
-        self, attention: SelfAttention, feed_forward: FeedForward, hidden: int, *, eps: float, dropout: float
+        self, attention: nn.Module, feed_forward: FeedForward, hidden: int, *, eps: float, dropout: float
     ) -> None:
         super().__init__()
         self.attention = attention
@@ -183,19 +183,25 @@ class EncoderLayer(PieceWise):
         self.feed_forward_norm = LayerNorm(hidden, eps=eps)
         self.dropout = Dropout(dropout)
 
+    @piece
+    def after(self, x_MH: Tensor, context_MH: Tensor, keys_M: Tensor, draws: Draws) -> Tensor:
+        """Compute the part of the layer after the attention kernel, for the kernel's queries."""
+        attended_MH = self.attention.output(context_MH)  # type: ignore[operator]
+        y_MH = normed_sum(self.attention_norm, x_MH, attended_MH, self.dropout, keys_M, draws[0])
+        inner_MH = self.feed_forward(y_MH)
+        return normed_sum(self.feed_forward_norm, y_MH, inner_MH, self.dropout, keys_M, draws[1])
+
+
+class EncoderLayer(PostNormLayer):
+    """The layer with plain self-attention."""
+
+    attention: SelfAttention
+
     def forward(self, x_TH: Float[Tensor, "tokens hidden"], rows: Rows) -> Float[Tensor, "tokens hidden"]:
         heads = self.attention.heads(x_TH, self.attention.rotation(rows))
         context_TH = self.attention(heads, rows)
         draws = self.dropout.draw(), self.dropout.draw()
         return self.after(x_TH, context_TH, rows.keys, draws)
-
-    @piece
-    def after(self, x_TH: Tensor, context_TH: Tensor, keys_T: Tensor, draws: Draws) -> Tensor:
-        """Compute the part of the layer after the attention kernel."""
-        attended_TH = self.attention.output(context_TH)
-        y_TH = normed_sum(self.attention_norm, x_TH, attended_TH, self.dropout, keys_T, draws[0])
-        inner_TH = self.feed_forward(y_TH)
-        return normed_sum(self.feed_forward_norm, y_TH, inner_TH, self.dropout, keys_T, draws[1])
 
 
 class PreNormLayer(PieceWise):
@@ -244,12 +250,26 @@ class PreNormLayer(PieceWise):
         return z_TH
 
 
-class Encoder(nn.Module):
+class LayerStack(nn.Module):
+    """Layers over embeddings. With `checkpoint_activations` each depth saves only its inputs and is recomputed in the
+    backward pass, with the same dropout.
+    """
+
+    layers: nn.ModuleList
+    checkpoint_activations: bool
+
+    def run_layer(self, index: int, *inputs: Any) -> Any:
+        """Return what layer `index` returns for `inputs`."""
+        if self.checkpoint_activations and self.training:
+            return checkpoint(self.layers[index], *inputs, use_reentrant=False)
+        return self.layers[index](*inputs)
+
+
+class Encoder(LayerStack):
     """Embeddings, a projection to the hidden width if it differs, and layers.
 
     `schedule` is the layer to run at each depth: (0, 1, 2, ...) without sharing, (0, 0, 0, ...) with one layer's
-    parameters everywhere. `final_norm` acts on the last layer's output. With `checkpoint_activations` each depth
-    saves only its input and is recomputed in the backward pass, with the same dropout.
+    parameters everywhere. `final_norm` acts on the last layer's output.
     """
 
     def __init__(
@@ -287,14 +307,7 @@ class Encoder(nn.Module):
         yield x_TH
         rows = Rows.from_batch(batch)
         for index in self.schedule[:-1]:
-            x_TH = self._layer(index, x_TH, rows)
+            x_TH = self.run_layer(index, x_TH, rows)
             yield x_TH
-        x_TH = self._layer(self.schedule[-1], x_TH, rows)
+        x_TH = self.run_layer(self.schedule[-1], x_TH, rows)
         yield x_TH if self.final_norm is None else self.final_norm(x_TH)
-
-    def _layer(self, index: int, x_TH: Tensor, rows: Rows) -> Tensor:
-        if self.checkpoint_activations and self.training:
-            y_TH: Tensor = checkpoint(self.layers[index], x_TH, rows, use_reentrant=False)
-        else:
-            y_TH = self.layers[index](x_TH, rows)
-        return y_TH

@@ -50,6 +50,7 @@ def fused_attention(
     *,
     query_rows: Rows,
     rows: Rows,
+    others: Rows | None = None,
     scale: float,
     dropout: float,
     terms: dict[str, Tensor | None] | None = None,
@@ -57,11 +58,18 @@ def fused_attention(
 ) -> Float[Tensor, "queries heads width"]:
     """Return the context of the queries, which are the tokens themselves if `query_rows` is `rows`.
 
+    `others` are the rows of keys and values, if these are other tokens: then queries see the same row of them, whole.
     `terms` are the fields of `kernels.fused_attention.Terms`, `where` further fields of its `Layout`.
     """
     if is_planned(q_MND):
         given = (q_MND, k_KND, v_KND, *((terms or {}).get(name) for name in SCORE_TERMS))
-        return planned_attention(given, rows, carried=where.get("carried", 0), window=where.get("window"))
+        return planned_attention(
+            given,
+            rows,
+            carried=where.get("carried", 0),
+            window=where.get("window"),
+            keys=None if others is None else others.max_length,
+        )
     from encoder_core.kernels import fused_attention as kernels
 
     threshold = drop_threshold(dropout)
@@ -73,38 +81,12 @@ def fused_attention(
         draws=query_rows.keys + draw_key() if threshold else None,
         threshold=threshold,
         inverse=inverse_rate(threshold),
-        causal=rows.causal,
+        causal=rows.causal and others is None,
+        cu_seqlens_k=None if others is None else others.cu_seqlens,
+        longest_k=None if others is None else others.max_length,
         **where,
     )
     return kernels.fused_attention(q_MND, k_KND, v_KND, kernels.Terms(**(terms or {})), layout)
-
-
-def fused_across(
-    q_TND: Float[Tensor, "tokens heads width"],
-    k_SND: Float[Tensor, "others heads width"],
-    v_SND: Float[Tensor, "others heads width"],
-    rows: Rows,
-    others: Rows,
-    dropout: float,
-) -> Float[Tensor, "tokens heads width"]:
-    """Return the context where the queries of each of `rows` see the same row of `others`."""
-    if is_planned(q_TND):
-        given = (q_TND, k_SND, v_SND, *(None for _ in SCORE_TERMS))
-        return planned_attention(given, rows, keys=others.max_length)
-    from encoder_core.kernels import fused_attention as kernels
-
-    threshold = drop_threshold(dropout)
-    layout = kernels.Layout(
-        cu_seqlens=rows.cu_seqlens,
-        longest=rows.max_length,
-        cu_seqlens_k=others.cu_seqlens,
-        longest_k=others.max_length,
-        scale=q_TND.shape[-1] ** -0.5,
-        draws=rows.keys + draw_key() if threshold else None,
-        threshold=threshold,
-        inverse=inverse_rate(threshold),
-    )
-    return kernels.fused_attention(q_TND, k_SND, v_SND, kernels.Terms(), layout)
 
 
 def query_slots(query_rows: Rows, rows: Rows) -> Int[Tensor, " tokens"]:

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.layers.deberta_encoder import rows_of_queries
 from encoder_core.layers.dropout import Dropout
-from encoder_core.layers.encoder import activate
+from encoder_core.layers.encoder import LayerStack, activate
 from encoder_core.layers.parameters import Weights
 from encoder_core.layers.pieces import Draws, PieceWise, piece
 from encoder_core.layers.residual import LayerNorm, normed_sum
@@ -112,7 +111,7 @@ class WordEmbeddings(nn.Module):
         return embedded_TH
 
 
-class TwoStreamEncoder(nn.Module):
+class TwoStreamEncoder(LayerStack):
     """Word embeddings and layers; the query stream starts from one learned vector.
 
     With `recurrence` the encoder has memory. With `checkpoint_activations` each layer saves only its inputs and is
@@ -174,7 +173,7 @@ class TwoStreamEncoder(nn.Module):
             before = memory[depth] if memory else None
             if recurrence is not None:
                 carried.append(_next_memory(recurrence, before, sights[0].rows.pad(content_TH)))
-            content_TH, query_MH = self._layer(depth, content_TH, query_MH, before, table_PH, sights)
+            content_TH, query_MH = self.run_layer(depth, content_TH, query_MH, before, table_PH, sights)
             streams.append(Streams(content_TH, query_MH, tuple(carried)))
         return streams
 
@@ -194,24 +193,6 @@ class TwoStreamEncoder(nn.Module):
         if batch.order is None:
             return content, None
         return content, AttentionScope(batch, rows, rows_of_queries(batch.target_positions, batch), carried)
-
-    def _layer(
-        self,
-        depth: int,
-        content_TH: Tensor,
-        query_MH: Tensor | None,
-        carried: Tensor | None,
-        table_PH: Tensor,
-        sights: tuple[AttentionScope, AttentionScope | None],
-    ) -> tuple[Tensor, Tensor | None]:
-        inputs = (content_TH, query_MH, carried, table_PH, sights)
-        if self.checkpoint_activations and self.training:
-            recomputed: tuple[Tensor, Tensor | None] = checkpoint(
-                self.layers[depth], *inputs, use_reentrant=False
-            )
-            return recomputed
-        streams: tuple[Tensor, Tensor | None] = self.layers[depth](*inputs)
-        return streams
 
     def _ensure_fits_memory(self, batch: Batch, memory: Memory, recurrence: Recurrence | None) -> None:
         if batch.causal:

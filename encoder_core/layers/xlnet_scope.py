@@ -10,6 +10,7 @@ Shapes: T tokens, M queries; R rows, L longest row, C memory tokens, K = C + L k
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -95,7 +96,7 @@ class AttentionScope:
         return F.one_hot(queries.long(), count), F.one_hot(keys.long(), count)
 
     @cached_property
-    def layout(self) -> dict[str, Tensor | int | None]:
+    def layout(self) -> dict[str, Any]:
         """Fields of `kernels.fused_attention.Layout` for the fused kernel; none has Q times K elements."""
         batch, order, segments = self.batch, self.batch.order, self.batch.segments
         backwards = batch.reversed_rows

@@ -6,11 +6,12 @@ Each step ends with one gather: sums of losses, the speed of every rank, and dig
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from torch import Tensor, nn
 
-from encoder_core.layers.attention import set_local_rotary_base, set_rotary_base
+from encoder_core.layers.attention import set_rotary_base
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.exchange import Control, Signals, exchange
 from encoder_core.train.metrics import CopyReport, StepReport, evaluate_all
@@ -26,8 +27,8 @@ _PACE_COLUMNS = 3  # columns of a rank's row that hold its `Pace`; digests follo
 HANDING_OVER = "handing over"
 """The activity of ranks that have left the last state in memory for other ranks, who go on at once."""
 LAYER_SETTERS: Mapping[str, Callable[[nn.Module, float], None]] = {
-    "rope_base": set_rotary_base,
-    "local_rope_base": set_local_rotary_base,
+    "rope_base": partial(set_rotary_base, local=False),
+    "local_rope_base": partial(set_rotary_base, local=True),
 }
 """Functions that change the layers of a model while it trains, by the key of a recipe's phase."""
 

@@ -35,7 +35,7 @@ def as_on_a_gpu(module: nn.Module, record: Callable[[str], None]) -> Iterator[No
             stack.enter_context(patch.object(place, "fused_takes", lambda device, dtype, width: True))
         if find_spec("encoder_core.layers.cross_attention"):
             across, flash = import_module("encoder_core.layers.cross_attention"), _flash(record)
-            stack.enter_context(patch.object(across, "attend_across", lambda *given: flash(*given[:5])))
+            stack.enter_context(patch.object(across, "automatic", lambda *given: flash(*given[:5])))
         cross_entropy = import_module("encoder_core.heads.cross_entropy")
         if hasattr(cross_entropy, "VOCAB_MULTIPLES"):
             stack.enter_context(patch.dict(cross_entropy.VOCAB_MULTIPLES, cpu=64))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from encoder_core.kernels.fused_attention import Layout
-from encoder_core.layers.attention import Attend, automatic, reference
+from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.dropout import drop_threshold, dropout, inverse_rate
 from encoder_core.layers.kernel_choice import force_kernel, record_requests
 from encoder_core.layers.rows import Rows
@@ -32,6 +32,7 @@ from tests.gpu.problems import (
     outcome,
     problem,
 )
+from tests.support.models.plain_attention import reference
 
 _LENGTHS = (0, 1, 33, 130) if GPU else (0, 1, 33)
 _LONG_ROW = 8192

@@ -11,7 +11,7 @@ from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig, interchange
 from encoder_core.families.interchange import Heads
-from encoder_core.layers.attention import Attend, automatic, reference
+from encoder_core.layers.attention import Attend, automatic
 from encoder_core.objectives.network import masked_language_model, masked_language_model_with_pairs
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
@@ -22,6 +22,7 @@ from tests.support.models.parity import (
     pad,
     random_weights,
 )
+from tests.support.models.plain_attention import reference
 
 SHAPE: dict[str, Any] = {
     "layers": 4,

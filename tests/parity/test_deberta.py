@@ -19,7 +19,6 @@ from encoder_core.layers.deberta_attention import (
     SharedProjections,
     automatic,
     padded,
-    reference,
 )
 from encoder_core.layers.deberta_encoder import DisentangledEncoder, DisentangledLayer
 from encoder_core.layers.sizes import log_buckets
@@ -36,6 +35,7 @@ from tests.support.models.parity import (
     random_weights,
     states_of,
 )
+from tests.support.models.plain_attention import disentangled_reference
 
 Config = DebertaConfig | DebertaV2Config
 
@@ -105,7 +105,7 @@ def check_outputs(ours: MultitaskModel, theirs: nn.Module, lengths: list[int]) -
 
 @pytest.mark.default_cases(16)
 @pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])
-@pytest.mark.parametrize("attend", [automatic, padded, reference])
+@pytest.mark.parametrize("attend", [automatic, padded, disentangled_reference])
 @pytest.mark.parametrize("lengths", [LENGTHS, [24, 24]], ids=["ragged", "full"])
 def test_same_weights_same_outputs_fp32(
     config: Config, direction: str, attend: AttendDisentangled, lengths: list[int]
@@ -119,7 +119,7 @@ def test_same_weights_same_outputs_fp32(
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("attend", [automatic, padded, reference])
+@pytest.mark.parametrize("attend", [automatic, padded, disentangled_reference])
 def test_same_weights_same_outputs_fp64(config: Config, attend: AttendDisentangled) -> None:
     ours, theirs = our_model(config, torch.float64, attend), their_model(config, torch.float64)
     copy_into(theirs, ours, interchange(config))
@@ -215,7 +215,7 @@ def literal_layer(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("attend", [automatic, padded, reference])
+@pytest.mark.parametrize("attend", [automatic, padded, disentangled_reference])
 def test_the_enhanced_decoder_is_its_formula(config: Config, attend: AttendDisentangled) -> None:
     config = config.model_copy(update={"mask_decoder": "enhanced"})
     model = our_model(config, torch.float64, attend)

@@ -17,7 +17,7 @@ from transformers.models.eurobert.modeling_eurobert import EuroBertRMSNorm
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.layers.attention import Attend, blocked, padded_sdpa, reference
+from encoder_core.layers.attention import Attend, blocked, padded_sdpa
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.network import masked_language_model
 from tests.support.models.parity import (
@@ -32,6 +32,7 @@ from tests.support.models.peers import (
     peers,
     unrounded_norm,
 )
+from tests.support.models.plain_attention import reference
 
 CONFIG = EuroBertConfig(
     layers=3, hidden=48, heads=6, key_value_heads=2, feed_forward=80, max_length=600, vocab=101

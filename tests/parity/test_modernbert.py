@@ -18,7 +18,7 @@ from transformers.models.modernbert import modeling_modernbert
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.modernbert import ModernBertConfig
-from encoder_core.layers.attention import Attend, blocked, padded_sdpa, reference
+from encoder_core.layers.attention import Attend, blocked, padded_sdpa
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.rows import Rows, rotate, rotation
 from encoder_core.objectives.network import masked_language_model
@@ -29,6 +29,7 @@ from tests.support.models.parity import (
     random_weights,
 )
 from tests.support.models.peers import Direction, in_both_directions, in_both_precisions, peers
+from tests.support.models.plain_attention import reference
 
 CONFIG = ModernBertConfig(
     layers=4,

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.layers.attention import Attend, automatic, reference
+from encoder_core.layers.attention import Attend, automatic
 from tests.support.models.parity import (
     assert_same_masked_gradients,
     assert_same_masked_outputs,
     make_batch,
 )
 from tests.support.models.peers import Direction, in_both_directions, in_both_precisions, peers
+from tests.support.models.plain_attention import reference
 
 CONFIG = RobertaConfig(layers=3, hidden=48, heads=4, feed_forward=80, max_length=40, vocab=101)
 LENGTHS = [17, 40, 3, 1, 28]

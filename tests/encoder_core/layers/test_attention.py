@@ -12,19 +12,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from encoder_core.layers import attention as kernels
-from encoder_core.layers import cpu_pieces as blocked_module
-from encoder_core.layers.attention import (
-    Attend,
-    automatic,
-    blocked,
-    padded_sdpa,
-    reference,
-)
-from encoder_core.layers.cpu_pieces import local_pieces
+from encoder_core.layers import cpu_attention as blocked_module
+from encoder_core.layers.attention import Attend, automatic, blocked, padded_sdpa
+from encoder_core.layers.cpu_attention import local_pieces
 from encoder_core.layers.gpu_attention import flash_takes
 from encoder_core.layers.relative_key import RelativeKeyAttention
 from encoder_core.layers.rows import Rows
 from tests.support.models.parity import rows_of
+from tests.support.models.plain_attention import reference
 from tests.support.models.small_networks import NETWORKS, build
 
 LENGTHS = {"mixed": [5, 9, 1, 9, 2], "equal": [7, 7, 7], "one_row": [11]}

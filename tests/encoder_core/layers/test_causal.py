@@ -13,13 +13,14 @@ from torch import Tensor
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import build_encoder
 from encoder_core.layers import attention as kernels
-from encoder_core.layers import cpu_pieces, deberta_attention
-from encoder_core.layers.attention import Attend, automatic, blocked, padded_sdpa, reference, written_formula
-from encoder_core.layers.cpu_pieces import local_pieces
+from encoder_core.layers import cpu_attention, deberta_attention
+from encoder_core.layers.attention import Attend, automatic, blocked, padded_sdpa, written_formula
+from encoder_core.layers.cpu_attention import local_pieces
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.relative_key import RelativeKeyAttention
 from encoder_core.layers.rows import Rows
 from tests.support.models.parity import rows_of
+from tests.support.models.plain_attention import disentangled_reference, reference
 from tests.support.models.small_networks import NETWORKS
 
 KERNELS: tuple[Attend, ...] = (automatic, padded_sdpa, blocked, written_formula)
@@ -109,7 +110,7 @@ def test_a_cpu_makes_no_block_of_scores_above_the_diagonal(length: int, window: 
         assert keys.stop <= queries.stop
     made = sum((q.stop - q.start) * (k.stop - k.start) * (n.stop - n.start) for _, q, k, n in pieces)
     least = length * (length + 1) // 2 if window is None else length * window
-    assert made <= 12 * (least + 2 * length * cpu_pieces.BLOCK_QUERIES)
+    assert made <= 12 * (least + 2 * length * cpu_attention.BLOCK_QUERIES)
 
 
 @pytest.mark.long
@@ -117,7 +118,7 @@ def test_a_cpu_makes_no_block_of_scores_above_the_diagonal(length: int, window: 
 def test_blocked_gradients_are_those_of_its_own_dropout_mask(
     window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_pieces, "BLOCK_QUERIES", 3)
+    monkeypatch.setattr(cpu_attention, "BLOCK_QUERIES", 3)
     rows = causal([4, 1])
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -158,7 +159,7 @@ def test_disentangled_kernels_equal_the_formula(
 
         return outcome(context, inputs)
 
-    assert_close(by(attend), by(deberta_attention.reference))
+    assert_close(by(attend), by(disentangled_reference))
 
 
 @pytest.mark.parametrize(("window", "right"), [(None, None), (3, 0)])

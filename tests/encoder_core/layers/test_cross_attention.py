@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from encoder_core.layers.cross_attention import attend_across
+from encoder_core.layers.attention import automatic
 from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.kernel_choice import Kernel, force_kernel, record_requests
 from encoder_core.layers.rows import Rows
@@ -49,7 +49,7 @@ def test_every_kernel_computes_the_formula(
     given_ones, expected_ones = operands(rows, others), operands(rows, others)
     torch.manual_seed(7)
     with force_kernel(kernel):
-        found = attend_across(*given_ones, rows, others, dropout)
+        found = automatic(*given_ones, rows, dropout, None, others)
     torch.manual_seed(7)
     expected = plainly(*expected_ones, rows, others, dropout)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
@@ -64,7 +64,7 @@ def test_every_kernel_computes_the_formula(
 def test_kernels_are_offered_to_the_trial(dropout: float, usual: Kernel) -> None:
     rows, others = rows_of([3, 9]), rows_of([5, 2])
     with record_requests() as seen:
-        attend_across(*operands(rows, others), rows, others, dropout)
+        automatic(*operands(rows, others), rows, dropout, None, others)
     assert next(iter(seen["attention", dropout > 0])) == usual
     assert set(seen["attention", dropout > 0]) == set(KERNELS)
 
@@ -72,7 +72,7 @@ def test_kernels_are_offered_to_the_trial(dropout: float, usual: Kernel) -> None
 def test_without_tokens_nothing_is_computed() -> None:
     none = Rows(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64), 0)
     found = operands(none, none)
-    context = attend_across(*found, none, none, 0.1)
+    context = automatic(*found, none, 0.1, None, none)
     assert context.shape == (0, 3, 5)
     context.sum().backward()
     assert all(operand.grad is not None for operand in found)
@@ -93,11 +93,11 @@ def test_on_a_gpu_flash_attention_gets_both_bounds(monkeypatch: pytest.MonkeyPat
         assert isinstance(v, Tensor)
         return plainly(q, k, v, rows, others, 0.0)
 
-    module = "encoder_core.layers.cross_attention"
-    monkeypatch.setattr(f"{module}._possible_kernels", lambda q, dropout: ["flash", "padded", "written"])
+    module = "encoder_core.layers.attention"
+    monkeypatch.setattr(f"{module}._possible_kernels", lambda *given: ["flash", "padded", "written"])
     monkeypatch.setattr(f"{module}.flash_attention", stand_in)
     found = operands(rows, others)
     torch.testing.assert_close(
-        attend_across(*found, rows, others, 0.0), plainly(*found, rows, others, 0.0), rtol=1e-10, atol=1e-12
+        automatic(*found, rows, 0.0, None, others), plainly(*found, rows, others, 0.0), rtol=1e-10, atol=1e-12
     )
     assert seen == [rows.cu_seqlens, others.cu_seqlens, 9, 5, 0.0]

@@ -17,6 +17,7 @@ from encoder_core.layers.rows import Rows
 from encoder_core.trials.kernel_attempts import serve
 from encoder_core.trials.kernel_trial import TriedKernel, Unit, preference
 from encoder_core.trials.trial_network import Subject, torch_settings
+from tests.support.models.plain_attention import reference
 
 
 class OnCuda(Tensor):
@@ -51,7 +52,7 @@ def test_it_is_offered_for_full_rows_without_dropout_where_torch_takes_them(
     assert len(asked) == 2
 
 
-def possible(q: Tensor, rows: Rows, dropout: float, window: int | None) -> list[str]:
+def possible(q: Tensor, rows: Rows, dropout: float, window: int | None, others: None) -> list[str]:
     """A CPU that has cuDNN's attention."""
     return ["blocked", *(["cudnn"] if rows.full and not dropout else []), "padded", "written"]
 
@@ -76,7 +77,7 @@ def test_torch_may_use_nothing_else_for_full_rows_and_others_take_the_next_kerne
     ):
         with force_kernel("cudnn"):
             found = attention.automatic(q, k, v, rows, 0.0)
-        torch.testing.assert_close(found, attention.reference(q, k, v, rows, 0.0))
+        torch.testing.assert_close(found, reference(q, k, v, rows, 0.0))
         assert seen == expected
         seen.clear()
     assert cuda.flash_sdp_enabled()

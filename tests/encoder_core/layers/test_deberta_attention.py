@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from encoder_core.layers import cpu_pieces as blocked_module
+from encoder_core.layers import cpu_attention as blocked_module
 from encoder_core.layers import cpu_relative as kernel_module
 from encoder_core.layers.deberta_attention import (
     AttendDisentangled,
@@ -13,10 +13,10 @@ from encoder_core.layers.deberta_attention import (
     RelativePositions,
     blocked,
     padded,
-    reference,
 )
 from encoder_core.layers.rows import Rows
 from tests.support.models.parity import rows_of
+from tests.support.models.plain_attention import disentangled_reference
 
 LENGTHS = {"mixed": [5, 9, 1, 9, 2], "equal": [7, 7, 7], "one_row": [11]}
 HEADS, WIDTH = 3, 4
@@ -63,12 +63,12 @@ def test_equals_the_formula(
     rows = rows_of(lengths)
     relations = related(rows, buckets)
     inputs = random_inputs(rows, relations)
-    expected = outcome(reference, rows, relations, inputs, between_positions=between_positions)
+    expected = outcome(disentangled_reference, rows, relations, inputs, between_positions=between_positions)
     actual = outcome(attend, rows, relations, inputs, between_positions=between_positions)
     for found, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
     if between_positions:
-        assert not torch.equal(expected[0], outcome(reference, rows, relations, inputs)[0])
+        assert not torch.equal(expected[0], outcome(disentangled_reference, rows, relations, inputs)[0])
 
 
 @pytest.mark.parametrize("block", [1, 3, 8])
@@ -81,7 +81,7 @@ def test_blocked_is_the_same_however_it_is_cut(
     rows = rows_of(LENGTHS["mixed"])
     relations = related(rows, None)
     inputs = random_inputs(rows, relations)
-    expected = outcome(reference, rows, relations, inputs)
+    expected = outcome(disentangled_reference, rows, relations, inputs)
     for actual, wanted in zip(outcome(blocked, rows, relations, inputs), expected, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-12)
 
@@ -117,7 +117,7 @@ def test_bf16_is_near_the_formula() -> None:
     relations = related(rows, 4)
     inputs = random_inputs(rows, relations, torch.bfloat16)
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    expected = outcome(reference, rows, relations, exact)
+    expected = outcome(disentangled_reference, rows, relations, exact)
     for actual, wanted in zip(outcome(blocked, rows, relations, inputs), expected, strict=True):
         assert actual.dtype == torch.bfloat16
         assert (actual.double() - wanted).abs().max() / wanted.abs().max() < 0.03

@@ -18,6 +18,7 @@ from encoder_core.layers.rows import Rows
 from encoder_core.layers.xlnet_attention import TwoStreamAttention
 from encoder_core.layers.xlnet_scope import AttentionScope
 from tests.support.models.parity import rows_of
+from tests.support.models.plain_attention import disentangled_reference, reference
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -46,7 +47,7 @@ def test_plain(dropout: float, window: int | None) -> None:
     q, k, v = (random(sum(LENGTHS), HEADS, WIDTH) for _ in range(3))
     same(
         lambda: attention.fused(q, k, v, rows, dropout, window),
-        lambda: attention.reference(q, k, v, rows, dropout, window),
+        lambda: reference(q, k, v, rows, dropout, window),
         [q, k, v],
     )
 
@@ -81,7 +82,7 @@ def test_disentangled(buckets: int | None, few: bool) -> None:
     def by(attend: AttendDisentangled) -> Callable[[], Tensor]:
         return lambda: attend(operands, relations, query_rows, rows, 0.3)
 
-    same(by(deberta_attention.fused), by(deberta_attention.reference), inputs)
+    same(by(deberta_attention.fused), by(disentangled_reference), inputs)
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ import torch
 from encoder_core.families.catalogue import build_encoder
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
-from encoder_core.layers.attention import set_local_rotary_base, set_rotary_base
+from encoder_core.layers.attention import set_rotary_base
 from encoder_core.layers.initialise import initialise
 from tests.support.models.parity import make_batch
 
@@ -37,7 +37,7 @@ def test_a_changed_base_makes_the_network_that_is_built_with_it(
     batch = make_batch([64, 30], 300)
     with torch.no_grad():
         before = changed(batch)
-        set_rotary_base(changed, 100.0)
+        set_rotary_base(changed, 100.0, local=False)
         after = changed(batch)
         assert torch.equal(after, built(batch))
     assert not torch.allclose(before, after, atol=1e-3)
@@ -53,6 +53,6 @@ def test_a_changed_local_base_changes_local_layers_alone() -> None:
     batch = make_batch([64, 30], 300)
     with torch.no_grad():
         before = changed(batch)
-        set_local_rotary_base(changed, 100.0)
+        set_rotary_base(changed, 100.0, local=True)
         assert torch.equal(changed(batch), built(batch))
         assert not torch.allclose(before, changed(batch), atol=1e-3)

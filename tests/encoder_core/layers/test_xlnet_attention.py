@@ -10,7 +10,7 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.layers import cpu_pieces, cpu_relative
+from encoder_core.layers import cpu_attention, cpu_relative
 from encoder_core.layers.kernel_choice import Kernel, force_kernel
 from encoder_core.layers.xlnet_encoder import Memory, TwoStreamEncoder
 from tests.support.models.parity import make_batch, random_weights
@@ -85,7 +85,7 @@ def test_blocked_is_the_same_however_it_is_cut(
     batch = make_batch([12, 1, 9], VOCABULARY, share=0.4, segments=True)
     batch = replace(batch, order=torch.cat([torch.randperm(length) for length in (12, 1, 9)]))
     expected = outcome("blocked", network, batch, 3)
-    monkeypatch.setattr(cpu_pieces, "PIECE_SCORES", piece)
+    monkeypatch.setattr(cpu_attention, "PIECE_SCORES", piece)
     monkeypatch.setattr(cpu_relative, "BLOCK_TOKENS", block)
     for found, wanted in zip(outcome("blocked", network, batch, 3), expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
