@@ -176,35 +176,23 @@ def _empty_by_query(x: KernelInputs) -> Tensor:
 
 
 def _kernel_inputs(tensors: list[Tensor | None], layout: Layout) -> KernelInputs:
-    q, k, v, r, table_a, table_b, table_c, segment_scores = tensors
+    named = dict(zip(_TENSORS, tensors, strict=True))
+    q = named["q"]
     assert q is not None
-    tables = [len(table) for table in (table_a, table_b, table_c) if table is not None]
+    tables = [len(table) for name in _TABLES if (table := named[name]) is not None]
+    where = {name: value for name, value in vars(layout).items() if name not in _BY_HOST}
     return KernelInputs(
-        q=q,
-        k=k,
-        v=v,
-        r=r,
-        table_a=table_a,
-        table_b=table_b,
-        table_c=table_c,
-        segment_scores=segment_scores,
-        segments_q=layout.segments_q,
-        segments_k=layout.segments_k,
-        ranks_q=layout.ranks_q,
-        ranks_k=layout.ranks_k,
-        slots=layout.slots,
-        signs=layout.signs,
-        draws=layout.draws,
-        cu_seqlens=layout.cu_seqlens,
-        cu_seqlens_k=layout.cu_seqlens_k,
+        **named,
+        **where,
         heads=q.shape[1],
         rows=layout.cu_seqlens.numel() - 1,
-        carried=layout.carried,
-        center=layout.center,
         distances=tables[0] if tables else 0,
-        window=layout.window,
         causal=1 if layout.causal else None,
-        scale=layout.scale,
-        threshold=layout.threshold,
-        inverse=layout.inverse,
     )
+
+
+_TABLES = ("table_a", "table_b", "table_c")
+_TENSORS = ("q", "k", "v", "r", *_TABLES, "segment_scores")
+"""The tensors of `KernelInputs` that autograd knows, in the order of the function's arguments."""
+_BY_HOST = ("longest", "longest_k", "causal")
+"""The fields of `Layout` that decide on launches, or are told to kernels in another form."""

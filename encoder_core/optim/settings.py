@@ -13,8 +13,8 @@ three attention biases as well (zihangdai/xlnet, model_utils.py)."""
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-class AdamWConfig(BaseModel):
-    """Settings of AdamW.
+class OptimizerSettings(BaseModel):
+    """What all optimizers have.
 
     Attributes:
         lr: peak learning rate, which the schedule scales.
@@ -23,7 +23,6 @@ class AdamWConfig(BaseModel):
         weight_decay: rate of decoupled weight decay, multiplied by the learning rate.
         decayed: the parameters that decay.
         clip: maximum global norm of the gradient, enforced before the update; null for no clipping.
-        bias_correction: whether the moments are divided by 1 - beta^t (Adam); false is BERT's update.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -34,31 +33,27 @@ class AdamWConfig(BaseModel):
     weight_decay: float = Field(default=0.01, ge=0.0)
     decayed: Decayed = "no_bias_norm"
     clip: float | None = Field(default=1.0, gt=0.0)
+
+
+class AdamWConfig(OptimizerSettings):
+    """Settings of AdamW.
+
+    Attributes:
+        bias_correction: whether the moments are divided by 1 - beta^t (Adam); false is BERT's update.
+    """
+
     bias_correction: bool = True
 
 
-class StableAdamWConfig(BaseModel):
+class StableAdamWConfig(OptimizerSettings):
     """Settings of StableAdamW; the defaults are those of its usual implementation (warner-benjamin/optimi).
 
-    Attributes:
-        lr: peak learning rate, which the schedule scales and update clipping lowers.
-        betas: decay rates of the first and the second moment.
-        eps: number added to the root of the second moment; a squared gradient is compared with at least its square.
-        weight_decay: rate of decoupled weight decay, multiplied by the learning rate. A fully decoupled rate, which a
-            run multiplies by its share of the peak rate only (ModernBERT's 1e-5), equals this one times the peak
-            rate: give the quotient.
-        decayed: the parameters that decay.
-        clip: maximum global norm of the gradient, enforced before the update; null, as published, for no clipping,
-            which update clipping replaces.
+    Update clipping lowers the learning rate, and replaces `clip`. `eps`: a squared gradient is compared with at least
+    its square. `weight_decay`: a fully decoupled rate, which a run multiplies by its share of the peak rate only
+    (ModernBERT's 1e-5), equals this one times the peak rate: give the quotient.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    lr: float = Field(gt=0.0)
     betas: tuple[Beta, Beta] = (0.9, 0.99)
-    eps: float = Field(default=1e-6, gt=0.0)
-    weight_decay: float = Field(default=0.01, ge=0.0)
-    decayed: Decayed = "no_bias_norm"
     clip: float | None = Field(default=None, gt=0.0)
 
 
@@ -76,50 +71,28 @@ class AverageConfig(BaseModel):
     ema: float = Field(gt=0.0, le=0.99999)
 
 
-class LambConfig(BaseModel):
-    """Settings of LAMB; the defaults are ALBERT's (google-research/albert, lamb_optimizer.py).
+class LambConfig(OptimizerSettings):
+    """Settings of LAMB; the defaults are ALBERT's (google-research/albert, lamb_optimizer.py). Decay is added to the
+    update before its norm is computed.
 
     Attributes:
-        lr: peak learning rate, which the schedule scales.
-        betas: decay rates of the first and the second moment.
-        eps: number added to the root of the second moment.
-        weight_decay: rate of weight decay, which is added to the update before its norm is computed.
-        decayed: the parameters that decay.
-        clip: maximum global norm of the gradient, enforced before the update; null for no clipping.
         bias_correction: whether the moments are divided by 1 - beta^t (the paper); false is ALBERT's update.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    lr: float = Field(gt=0.0)
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    eps: float = Field(default=1e-6, gt=0.0)
-    weight_decay: float = Field(default=0.01, ge=0.0)
-    decayed: Decayed = "no_bias_norm"
-    clip: float | None = Field(default=1.0, gt=0.0)
     bias_correction: bool = False
 
 
-class MuonConfig(BaseModel):
+class MuonConfig(OptimizerSettings):
     """Settings of Muon; the defaults are Moonlight's (MoonshotAI/Moonlight, examples/toy_train.py).
 
+    `betas` and `eps` are AdamW's, for parameters that are no hidden matrices; learning rate and decay are those of all.
+    `clip` changes how much a step counts in the momentum, but not how far a matrix moves.
+
     Attributes:
-        lr: peak learning rate of all parameters, as for AdamW, which the schedule scales.
         momentum: decay rate of the sum of gradients of a hidden matrix.
-        betas: decay rates of AdamW's moments, for the other parameters.
-        eps: number added to the root of AdamW's second moment.
-        weight_decay: rate of decoupled weight decay, multiplied by the learning rate, for all parameters that decay.
-        decayed: the parameters that decay.
-        clip: maximum global norm of the gradient, enforced before the update; null for no clipping. It changes how
-            much a step counts in the momentum, but not how far a matrix moves.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    lr: float = Field(gt=0.0)
     momentum: Beta = 0.95
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0.0)
     weight_decay: float = Field(default=0.1, ge=0.0)
-    decayed: Decayed = "no_bias_norm"
-    clip: float | None = Field(default=1.0, gt=0.0)

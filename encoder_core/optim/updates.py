@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from encoder_core.errors import TrainingError
-from encoder_core.optim.settings import AdamWConfig, LambConfig, MuonConfig, StableAdamWConfig
+from encoder_core.optim.settings import OptimizerSettings
 
 # Keys of a parameter group, beside torch's own.
 UPDATE = "step"
@@ -23,9 +23,7 @@ WHOLE = "all"
 """Name of the update group that changes all parameters together; nearly every objective has only this one."""
 
 
-def group_defaults(
-    config: AdamWConfig | StableAdamWConfig | LambConfig | MuonConfig, *, bias_correction: bool
-) -> dict[str, Any]:
+def group_defaults(config: OptimizerSettings, *, bias_correction: bool) -> dict[str, Any]:
     """Return what every group of parameters begins with, whatever the optimizer: no update is prepared."""
     return {
         "lr": config.lr,

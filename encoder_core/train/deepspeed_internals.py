@@ -77,6 +77,14 @@ class FlatPart(NamedTuple):
     length: int
     offset: int
 
+    @property
+    def stop(self) -> int:
+        return self.start + self.length
+
+    def view(self, flat: Tensor) -> Tensor:
+        """Return these numbers of a tensor with the layout of `flat`."""
+        return flat.detach().view(-1).narrow(0, self.offset, self.length)
+
 
 def layout(stage: int, precision: str) -> Layout:
     if stage == 0:

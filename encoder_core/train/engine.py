@@ -250,7 +250,8 @@ class Engine:
             number, owned = numbers[name], ranges.get(name)
             if owned is None:
                 return ShardSegment(number, 0, 0, 0)
-            return ShardSegment(number, owned.start, owned.offset, owned.offset + owned.length)
+            part = owned.part
+            return ShardSegment(number, part.start, part.offset, part.offset + part.length)
 
         flats = deepspeed_internals.flat_tensors(self._engine.optimizer, self.layout)
         segments = {flat: [segment(self.names[id(p)]) for p in params] for flat, params in flats}
@@ -327,7 +328,7 @@ class Engine:
     def _flats(self) -> dict[str, list[Tensor]]:
         """Return the tensors of master weights that this rank holds, by update group."""
         return {
-            group: list({id(owned.flat): owned.flat for owned in self._held(params)}.values())
+            group: list({id(owned.part.flat): owned.part.flat for owned in self._held(params)}.values())
             for group, params in self._movable.items()
         }
 

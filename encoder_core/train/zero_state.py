@@ -1,10 +1,9 @@
 """Where each parameter's fp32 state lies at every ZeRO stage, as ranges of flat tensors.
 
 DeepSpeed stores master weights and moments in flat partitions whose layout depends on the stage, the world size and
-the groups. An `OwnedRange` is one contiguous part of them that this rank owns: elements [start, start + length) of a
-named parameter, at `offset` of a flat tensor. Checkpoints read and write only such ranges, so they do not depend on
-the topology. The optimizer decides what state a parameter has: two moments, or one momentum for Muon's hidden
-matrices.
+the groups. An `OwnedRange` is one contiguous part of them that this rank owns. Checkpoints read and write only such
+ranges, so they do not depend on the topology. The optimizer decides what state a parameter has: two moments, or one
+momentum for Muon's hidden matrices.
 
 A frozen parameter is unknown to the optimizer and has no master weight and no moments. In a checkpoint its working
 weight stands for the master weight, and zeros stand for the moments, as if training it began now.
@@ -22,7 +21,7 @@ from encoder_core.optim.adamw import MOMENTS
 from encoder_core.optim.average import AVERAGE
 from encoder_core.optim.groups import hidden_matrices
 from encoder_core.optim.muon import MOMENTUM
-from encoder_core.train.deepspeed_internals import Layout, local_shard, owned_part, working_flats
+from encoder_core.train.deepspeed_internals import FlatPart, Layout, local_shard, owned_part, working_flats
 
 
 @dataclass(frozen=True)
@@ -80,66 +79,52 @@ class NamedParameter(NamedTuple):
 
 @dataclass(frozen=True)
 class OwnedRange:
-    """One owned range: parameter elements [start, start + length) at flat[offset : offset + length].
+    """One owned range of a trained parameter.
 
     Attributes:
         kinds: kinds of state.
+        part: which elements of the parameter lie where in a flat tensor of master weights.
         moments: moments of the flat tensor that exist so far.
     """
 
     name: str
     kinds: tuple[str, ...]
-    start: int
-    length: int
-    flat: Tensor
-    offset: int
+    part: FlatPart
     moments: dict[str, Tensor]
 
     def fragment(self) -> Fragment:
         """Return views of the master weight and of each moment (zeros before the first update)."""
         tensors = {}
         for kind in self.kinds:
-            found = self.flat if kind == MASTER else self.moments.get(kind)
-            tensors[kind] = self._view(found) if found is not None else torch.zeros(self.length)
-        return Fragment(self.name, self.start, tensors)
+            found = self.part.flat if kind == MASTER else self.moments.get(kind)
+            tensors[kind] = self.part.view(found) if found is not None else torch.zeros(self.part.length)
+        return Fragment(self.name, self.part.start, tensors)
 
     def restore(self, kinds: Sequence[str], read: Read) -> None:
         for kind in (kind for kind in self.kinds if kind in kinds):
             if kind != MASTER and kind not in self.moments:
-                self.moments[kind] = torch.zeros_like(self.flat)
-            target = self.flat if kind == MASTER else self.moments[kind]
-            self._view(target).copy_(read(self.name, kind, self.start, self.start + self.length))
-
-    def _view(self, flat: Tensor) -> Tensor:
-        return flat.detach().view(-1).narrow(0, self.offset, self.length)
+                self.moments[kind] = torch.zeros_like(self.part.flat)
+            target = self.part.flat if kind == MASTER else self.moments[kind]
+            self.part.view(target).copy_(read(self.name, kind, self.part.start, self.part.stop))
 
 
 @dataclass(frozen=True)
 class FrozenRange:
-    """One owned range of a frozen parameter: elements [start, start + length) at flat[offset : offset + length].
-
-    `flat` is its working weight, in any dtype.
-    """
+    """One owned range of a frozen parameter. The flat tensor of its `part` is its working weight, in any dtype."""
 
     name: str
     kinds: tuple[str, ...]
-    start: int
-    length: int
-    flat: Tensor
-    offset: int
+    part: FlatPart
 
     def fragment(self) -> Fragment:
         """Return a copy of the weight, which is its own average, and zeros for the moments."""
-        weight = self._view().float()
-        state = {k: weight if k in (MASTER, AVERAGE) else torch.zeros(self.length) for k in self.kinds}
-        return Fragment(self.name, self.start, state)
+        weight = self.part.view(self.part.flat).float()
+        state = {k: weight if k in (MASTER, AVERAGE) else torch.zeros(self.part.length) for k in self.kinds}
+        return Fragment(self.name, self.part.start, state)
 
     def restore(self, kinds: Sequence[str], read: Read) -> None:
         if MASTER in kinds:
-            self._view().copy_(read(self.name, MASTER, self.start, self.start + self.length))
-
-    def _view(self) -> Tensor:
-        return self.flat.detach().view(-1).narrow(0, self.offset, self.length)
+            self.part.view(self.part.flat).copy_(read(self.name, MASTER, self.part.start, self.part.stop))
 
 
 def frozen_ranges(
@@ -150,14 +135,13 @@ def frozen_ranges(
     """
     for name, p, kinds in named:
         if stage == 3:  # 1/world of every parameter, the last piece padded
-            (flat, size), offset = local_shard(p), 0
+            flat, size = local_shard(p)
             start = min(rank * flat.numel(), size)
-            stop = min(start + flat.numel(), size)
-        else:  # whole on every rank; each answers for an equal share
-            flat, start, stop = p, p.numel() * rank // world, p.numel() * (rank + 1) // world
-            offset = start
-        if stop > start:
-            yield FrozenRange(name, kinds, start, stop - start, flat, offset)
+            part = FlatPart(flat, start, min(flat.numel(), size - start), 0)
+        else:
+            part = _equal_share(p, rank, world)
+        if part.length > 0:
+            yield FrozenRange(name, kinds, part)
 
 
 def owned_ranges(
@@ -166,21 +150,18 @@ def owned_ranges(
     """Yield the ranges that rank `rank` of `world` owns of trained parameters. Over all ranks they cover each exactly
     once.
     """
-    if layout == "whole":
-        yield from _unsharded(optimizer, named, rank, world)
-        return
+    unsharded = layout == "whole"
+    state = optimizer.state if unsharded else optimizer.optimizer.state
     for name, p, kinds in named:
-        place = owned_part(optimizer, p, layout, rank)
-        if place is not None:
-            yield OwnedRange(
-                name=name,
-                kinds=kinds,
-                start=place.start,
-                length=place.length,
-                flat=place.flat,
-                offset=place.offset,
-                moments=_moments(optimizer.optimizer, place.flat),
-            )
+        part = _equal_share(p, rank, world) if unsharded else owned_part(optimizer, p, layout, rank)
+        if part is not None and part.length > 0:
+            yield OwnedRange(name, kinds, part, state[part.flat])
+
+
+def _equal_share(p: nn.Parameter, rank: int, world: int) -> FlatPart:
+    """Return the part that a rank answers for of a parameter that lies whole on every rank."""
+    start, stop = p.numel() * rank // world, p.numel() * (rank + 1) // world
+    return FlatPart(p, start, stop - start, start)
 
 
 def working_buffers(
@@ -191,27 +172,3 @@ def working_buffers(
     Stages 1 and 2 store the weights of a group in one tensor, without the `frozen` ones.
     """
     return weights if layout == "whole" else [*working_flats(optimizer, layout), *frozen]
-
-
-def _moments(optimizer: Any, flat: Tensor) -> dict[str, Tensor]:
-    """Return the state dict of one flat tensor, created if the optimizer has not stepped yet."""
-    state: dict[str, Tensor] = optimizer.state[flat]
-    return state
-
-
-def _unsharded(
-    optimizer: torch.optim.Optimizer, named: Sequence[NamedParameter], rank: int, world: int
-) -> Iterator[OwnedRange]:
-    """Yield ranges at stage 0: every rank holds everything, and owns an equal share of every parameter."""
-    for name, p, kinds in named:
-        start, stop = p.numel() * rank // world, p.numel() * (rank + 1) // world
-        if stop > start:
-            yield OwnedRange(
-                name=name,
-                kinds=kinds,
-                start=start,
-                length=stop - start,
-                flat=p,
-                offset=start,
-                moments=_moments(optimizer, p),
-            )
