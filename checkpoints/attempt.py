@@ -27,10 +27,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
+from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from checkpoints.errors import RunIsActive, Superseded
 from data_service import processes
+from data_service.formats import StrictRecord
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 
@@ -42,7 +43,7 @@ _FINAL_HEARTBEAT_WAIT_S = 1.0  # seconds that `__exit__` waits for a heartbeat t
 _UNKNOWN_HOST = "an unknown host"
 
 
-class Owner(BaseModel):
+class Owner(StrictRecord):
     """The process that claimed an attempt.
 
     Attributes:
@@ -52,8 +53,6 @@ class Owner(BaseModel):
         started: time at which the process began (clock ticks since boot).
         claimed: time at which it claimed the attempt (seconds since 1970).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str
     processes: str

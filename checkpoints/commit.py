@@ -14,12 +14,12 @@ from checkpoints.layout import (
     LineageSegment,
     RankFile,
     StoredRange,
-    StrictRecord,
     decode_manifest,
     encode_manifest,
     find_problems,
     summarize_problems,
 )
+from data_service.formats import StrictRecord
 from data_service.store.base import Store
 from data_service.store.errors import TRANSIENT_ERRORS, StoreError
 

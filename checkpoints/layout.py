@@ -16,10 +16,10 @@ from itertools import pairwise
 from math import prod
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
+from pydantic import Field, FiniteFloat, JsonValue, ValidationError
 
 from checkpoints.errors import DamagedCheckpoint, NewerFormat
-from data_service.formats import NEWER_REMEDY, is_newer, newer_version_message
+from data_service.formats import NEWER_REMEDY, StrictRecord, is_newer, newer_version_message
 from data_service.store.base import digest
 from encoder_core.train.settings import MEMORY
 
@@ -56,10 +56,6 @@ class CheckpointName:
         """Return the checkpoint in whose folder `key` lies; None if it lies in no checkpoint's folder."""
         found = re.match(rf"{CHECKPOINTS_FOLDER}step-(\d+)-a(\d+)/", key)
         return cls(attempt=int(found[2]), step=int(found[1])) if found else None
-
-
-class StrictRecord(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 Count = Annotated[int, Field(ge=0, lt=_COUNT_BOUND)]
@@ -132,8 +128,8 @@ class CheckpointManifest(StrictRecord):
     world_size: Count
     shapes: dict[str, Shape]
     kinds: tuple[str, ...]
-    own_kinds: dict[str, tuple[str, ...]] = {}
-    memory: dict[str, Shape] = {}
+    own_kinds: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    memory: dict[str, Shape] = Field(default_factory=dict)
     files: tuple[RankFile, ...]
     pieces: tuple[StoredRange, ...]
     state: dict[str, JsonValue]

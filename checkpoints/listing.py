@@ -20,13 +20,13 @@ from checkpoints.layout import (
     CheckpointManifest,
     CheckpointName,
     LineageSegment,
-    StrictRecord,
     add_digest,
     decode_manifest,
     first_validation_error,
     refuse_newer,
     strip_digest,
 )
+from data_service.formats import StrictRecord
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 

@@ -24,10 +24,11 @@ import struct
 from contextlib import suppress
 from weakref import finalize
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import JsonValue, ValidationError
 
 from checkpoints.host_memory import available_memory
 from checkpoints.layout import Count, LineageSegment, Shape, StoredRange
+from data_service.formats import StrictRecord
 
 HEADER_BYTES = 64
 _SEAL_AT, _BODY_BYTES_AT, _TEXT_BYTES_AT, _COPY_STATE_AT, _DIGEST_AT = 0, 8, 16, 24, 32
@@ -39,7 +40,7 @@ a rank. Ray does so when 5 % are left."""
 _COPY_AWAITED, _COPY_REFUSED, _SETS_DROPPED = 1, 2, 3  # values of the number at `_COPY_STATE_AT`
 
 
-class CommonDescription(BaseModel):
+class CommonDescription(StrictRecord):
     """The part of a set's description that is the same on all ranks; rank 0's set has it.
 
     Attributes:
@@ -47,8 +48,6 @@ class CommonDescription(BaseModel):
         records: step records that were not in the store yet, as lines of JSON.
         segments: number of segments of records that the attempt had written to the store before these lines.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     shapes: dict[str, Shape]
     own_kinds: dict[str, tuple[str, ...]]
@@ -59,7 +58,7 @@ class CommonDescription(BaseModel):
     segments: Count = 0
 
 
-class SlotDescription(BaseModel):
+class SlotDescription(StrictRecord):
     """What a set holds.
 
     Attributes:
@@ -70,8 +69,6 @@ class SlotDescription(BaseModel):
         pieces: ranges of tensors in the body; `file` is the rank.
         common: on rank 0, what all sets of the step share.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     recipe: str
     attempt: Count

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from checkpoints.attempt import LEASE_S, Attempt, Owner, UncertainAttempt, newest_attempt, try_claim
+from data_service.formats import StrictRecord
 from data_service.printable import shell_word
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
@@ -63,7 +64,7 @@ def read_presence(store: Store, now: float) -> Presence | None:
     return Presence(number, owner, heard, None, "running" if alive else "dead")
 
 
-class StopRequest(BaseModel):
+class StopRequest(StrictRecord):
     """A request to stop a run.
 
     Attributes:
@@ -72,8 +73,6 @@ class StopRequest(BaseModel):
         by: who asks, for people to read.
         time: time of the request (seconds since 1970).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = 1
     attempt: int

@@ -1,4 +1,5 @@
-"""Reads JSON that Maskfleet did not write, and recognises JSON that a newer version of Maskfleet has written.
+"""Reads JSON that Maskfleet did not write, and recognises JSON that a newer version of Maskfleet has written. Also the
+base of the classes whose objects we store as JSON.
 
 Files of a newer version are distinguished from damaged ones: they are refused, never ignored or deleted. All our JSON
 has a number `format`; without one it is of format 1. A version that changes the meaning of a field writes a higher
@@ -10,12 +11,18 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 _ENVELOPE_PATTERN = re.compile(
     rb'\{"format":"([a-z-]+)","version":(\d+),"sha256":"([0-9a-f]{64})","content":(.*)\}\n', re.DOTALL
 )
 NEWER_REMEDY = "use that version of maskfleet, or a newer one; nothing was changed"
+
+
+class StrictRecord(BaseModel):
+    """Settings or a record. It cannot be changed, and an unknown field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def parse_json(data: bytes | str) -> Any:

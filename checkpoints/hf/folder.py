@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from checkpoints.errors import ExportError
-from data_service.formats import is_newer, newer_version_message, parse_json
+from data_service.formats import StrictRecord, is_newer, newer_version_message, parse_json
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
@@ -35,10 +35,8 @@ _REMEDY = "export to an empty folder, or delete this one"
 _CHUNK_BYTES = 64 << 20  # bytes held in memory at a time
 
 
-class ExportRecord(BaseModel):
+class ExportRecord(StrictRecord):
     """The record of an export. `files`: SHA-256 (hex) of each file that it wrote, by key."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[1] = 1
     files: dict[str, str]

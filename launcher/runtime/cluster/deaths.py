@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from checkpoints.attempt import Attempt
-from data_service.formats import NEWER_REMEDY, is_newer, newer_version_message
+from data_service.formats import NEWER_REMEDY, StrictRecord, is_newer, newer_version_message
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 from launcher.errors import RunError
@@ -24,9 +24,7 @@ MAX_STORED_FAILURES = 32  # number of newest failures that are stored; the polic
 _ERROR_CHARACTERS = 500  # largest number of characters of a stored error
 
 
-class _DeathsRecord(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _DeathsRecord(StrictRecord):
     format: Literal[1] = 1
     failures: tuple[Failure, ...]
 

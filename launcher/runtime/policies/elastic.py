@@ -9,10 +9,12 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
+
+from data_service.formats import StrictRecord
 
 
-class Trainers(BaseModel):
+class Trainers(StrictRecord):
     """A number of ranks that may change while a run goes on.
 
     Attributes:
@@ -23,8 +25,6 @@ class Trainers(BaseModel):
             have been unchanged for so long before training is stopped to take more ranks.
         grow: seconds that ranks train before they are stopped, at a checkpoint, so that more ranks can take part.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     min: PositiveInt = 1
     max: PositiveInt | Literal["auto"] = "auto"

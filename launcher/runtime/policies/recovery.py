@@ -20,7 +20,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
+
+from data_service.formats import StrictRecord
 
 COPY_TIME_SHARE = 0.0003
 """Share of the time that copies of the state in memory take at most with `memory_every: auto`. In simulated months of
@@ -31,7 +33,7 @@ copies cost more than the steps that they saved."""
 PROCESS_BYTES = 2 << 30  # host memory that each rank or spare process of a node needs
 
 
-class Recovery(BaseModel):
+class Recovery(StrictRecord):
     """What a run holds ready, so that the death of a rank costs little time.
 
     Attributes:
@@ -41,8 +43,6 @@ class Recovery(BaseModel):
         memory_every: number of steps after which the ranks copy their state to the memory of their node and of another
             node. "auto": as often as it takes at most 0.03 % of the time. "never": a restart reads the last checkpoint.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     spares: NonNegativeInt = 2  # the second is ready while the first is being replaced
     memory_every: PositiveInt | Literal["auto", "never"] = "auto"

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import Rewind
+from data_service.formats import StrictRecord
 from launcher.runtime.policies.failures import Stop
 
 LOSS = "loss"
@@ -29,7 +30,7 @@ _MAD_TO_SIGMA = 1.4826  # standard deviations in a median absolute deviation, of
 _MIN_SPREAD_SHARE = 0.01
 
 
-class Spikes(BaseModel):
+class Spikes(StrictRecord):
     """Settings of the reaction to losses that are not finite, or far above the recent ones.
 
     Attributes:
@@ -44,8 +45,6 @@ class Spikes(BaseModel):
         most_rewinds: number of rewinds in a row after which the run ends instead of going back again. Rewinds count as
             in a row if none of them got the run `window` steps past the point where it went back.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     window: int = Field(default=128, ge=4)
     threshold: float | None = Field(default=10.0, gt=0)

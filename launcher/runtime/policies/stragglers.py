@@ -12,22 +12,21 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
+from data_service.formats import StrictRecord
 from encoder_core.train.settings import Pace
 
 SLOW_WINDOWS = 3  # slow windows in a row after which a rank counts as a straggler
 
 
-class Stragglers(BaseModel):
+class Stragglers(StrictRecord):
     """Settings of the search for slow ranks.
 
     Attributes:
         window: number of steps that are judged together.
         ratio: factor by which a rank must be slower than the others, in three windows in a row, to be reported.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     window: PositiveInt = 50
     ratio: float = Field(default=1.5, gt=1)

@@ -15,7 +15,9 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from data_service.formats import StrictRecord
 
 TRAINING = "training"
 FIRST_SUMS = {"nccl": "in the first NCCL sum", "gloo": "in the first gloo sum"}
@@ -34,7 +36,7 @@ def beat_interval(ranks: int) -> float:
     return max(BEAT_S, ranks / BEATS_PER_S)
 
 
-class Watchdog(BaseModel):
+class Watchdog(StrictRecord):
     """Time limits, in seconds, after which the ranks are killed and started again.
 
     Attributes:
@@ -43,8 +45,6 @@ class Watchdog(BaseModel):
             each part of an upload is progress.
         silence: limit without any heartbeat.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: float = Field(default=600.0, gt=0)
     other: float = Field(default=1800.0, gt=0)

@@ -16,8 +16,9 @@ from typing import Literal
 
 import pynvml
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
+from data_service.formats import StrictRecord
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.layers.kernel_choice import Kernel, Place, Preference
 from encoder_core.trials.kernel_trial import Limits, TriedKernel, preference, try_kernels
@@ -33,11 +34,7 @@ _ATTENTION_RECIPES = ("bert-base", "modernbert-base", "deberta-v3-base", "xlnet-
 """Recipes whose networks together have every form of attention except learned relative keys."""
 
 
-class _TrialObject(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class TrialRecord(_TrialObject):
+class TrialRecord(StrictRecord):
     """A `TriedKernel` as JSON. `error` is None also if it is not finite."""
 
     kernel: Kernel
@@ -55,7 +52,7 @@ class TrialRecord(_TrialObject):
         return cls(**{name: getattr(tried, name) for name in cls.model_fields} | {"error": finite})
 
 
-class KernelVerdict(_TrialObject):
+class KernelVerdict(StrictRecord):
     """The result of a trial of kernels on one kind of GPU.
 
     Attributes:
@@ -71,7 +68,7 @@ class KernelVerdict(_TrialObject):
     plain: tuple[Kernel, ...]
     dropped: tuple[Kernel, ...]
     tried: tuple[TrialRecord, ...]
-    elsewhere: dict[Place, tuple[Kernel, ...]] = {}
+    elsewhere: dict[Place, tuple[Kernel, ...]] = Field(default_factory=dict)
     ended: str = ""
 
     @property

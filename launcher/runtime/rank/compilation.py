@@ -18,9 +18,10 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
 
 from checkpoints.gather import Peers
+from data_service.formats import StrictRecord
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.pieces import Pieces
 from encoder_core.trials.compile_trial import TriedCompilation, try_compilation, try_in_process
@@ -90,7 +91,7 @@ def _is_private(path: Path) -> bool:
 _COMPILE_S = 900.0  # time limit of the process that compiles
 
 
-class CompilationRecord(BaseModel):
+class CompilationRecord(StrictRecord):
     """The result of one rank's compilation, or the decision for all ranks.
 
     Attributes:
@@ -100,8 +101,6 @@ class CompilationRecord(BaseModel):
         kept: place where compiled code was found: in this process, on this machine, or nowhere.
         failure: the compiler's error message; "" if there was none.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     compiled: bool
     why: str

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import JsonValue, ValidationError
 
 from checkpoints.gather import Peers
 from checkpoints.host_memory import available_memory
+from data_service.formats import StrictRecord
 from data_service.store.errors import KeyMissing
 from data_service.stream.positions import Positions
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -50,11 +51,9 @@ class SmallerMicrobatch(Exception):
     stored, and the next group resumes with smaller microbatches."""
 
 
-class FoundLimits(BaseModel):
+class FoundLimits(StrictRecord):
     """The limits that starts of a run have found. `most`: largest number of rows of a microbatch in each phase; None if
     no number has failed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     most: tuple[int | None, ...]
 

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
+from data_service.formats import StrictRecord
 from launcher.runtime.recipe.parts import Choice
 
 Pooling = Literal["cls", "mean", "max"]
@@ -12,11 +13,7 @@ ones, the mean or the largest value in each dimension."""
 Poolings = Annotated[list[Pooling], Field(min_length=1)]
 
 
-class _EvaluationObject(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class HeldOutSettings(_EvaluationObject):
+class HeldOutSettings(StrictRecord):
     """Held-out loss by length and by source.
 
     Attributes:
@@ -26,7 +23,7 @@ class HeldOutSettings(_EvaluationObject):
     rows: PositiveInt = 128
 
 
-class ProbeSettings(_EvaluationObject):
+class ProbeSettings(StrictRecord):
     """A linear probe of a classification task.
 
     Attributes:
@@ -42,12 +39,12 @@ class ProbeSettings(_EvaluationObject):
     pooling: Pooling = "mean"
 
 
-class SimilaritySettings(_EvaluationObject):
+class SimilaritySettings(StrictRecord):
     """Cosines of vectors compared with the scores of a similarity task. Fields are as in `ProbeSettings`."""
 
     task: str = Field(min_length=1)
     data: str | None = None
-    poolings: Poolings = ["cls", "mean"]
+    poolings: Poolings = Field(default=["cls", "mean"])
 
 
 class EvaluationTask(Choice):

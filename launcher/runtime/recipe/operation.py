@@ -4,12 +4,14 @@ a recipe."""
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator
+
+from data_service.formats import StrictRecord
 
 _CHECK_INTERVAL_STEPS = 100  # rare checks suffice where damage stays in the weights until a later check
 
 
-class Wandb(BaseModel):
+class Wandb(StrictRecord):
     """A run of Weights & Biases. The key is in WANDB_API_KEY, or where `wandb login` leaves it.
 
     Attributes:
@@ -18,22 +20,18 @@ class Wandb(BaseModel):
             folder that WANDB_DIR names.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     project: str = Field(min_length=1)
     entity: str | None = None
     mode: Literal["online", "offline"] = "online"
 
 
-class Mlflow(BaseModel):
+class Mlflow(StrictRecord):
     """A run of MLflow. User and password, if any, are in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
 
     Attributes:
         uri: URI of the tracking server. Null: the value of MLFLOW_TRACKING_URI.
         experiment: name of the experiment, which is created if it does not exist.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     uri: str | None = None
     experiment: str = Field(default="maskfleet", min_length=1)
@@ -56,7 +54,7 @@ def holds_login(uri: str) -> bool:
         return "@" in uri
 
 
-class Events(BaseModel):
+class Events(StrictRecord):
     """The receiver of a run's events.
 
     Attributes:
@@ -64,20 +62,16 @@ class Events(BaseModel):
             posted. None: events are not posted.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     webhook_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
-class WeightCheck(BaseModel):
+class WeightCheck(StrictRecord):
     """How often the ranks' weights are compared. They are also compared at every commit.
 
     Attributes:
         every: number of steps between comparisons; null: at commits only. `auto`: 1 at ZeRO 1 and 2, where damage lasts
             only until the next update and a comparison takes two reductions; 100 at ZeRO 0, where damage stays.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     every: PositiveInt | Literal["auto"] | None = "auto"
 

@@ -3,15 +3,14 @@ them, too."""
 
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
+from data_service.formats import StrictRecord
 from launcher.runtime.recipe.document import Path
 
 
-class Choice(BaseModel):
+class Choice(StrictRecord):
     """A part with optional fields. Fields that are not given are left out of the YAML."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_serializer(mode="wrap")
     def _leave_out_none(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:

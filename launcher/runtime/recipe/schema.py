@@ -4,21 +4,19 @@ Settings of a class are defined beside that class (model, masking, optimizer, sc
 defined here.
 """
 
+from operator import not_
 from typing import Annotated, Literal
 
 import yaml
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     PlainSerializer,
     PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 from pydantic.types import ByteSize
 
+from data_service.formats import StrictRecord
 from data_service.samples.spec import Input
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.optim.schedules import ScheduleConfig
@@ -42,12 +40,6 @@ SCRATCH, TEACHER = "scratch", "teacher"
 """The values of `start` that are not URIs: fresh weights, or layers of the first teacher (objective.distil)."""
 
 
-class RecipePart(BaseModel):
-    """A part of a recipe. It cannot be changed, and an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 def _spell_bytes(size: int) -> str:
     """Return the exact size in the largest binary unit that divides it: 8589934592 -> "8GiB"."""
     for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
@@ -59,7 +51,7 @@ def _spell_bytes(size: int) -> str:
 Bytes = Annotated[ByteSize, Field(gt=0), PlainSerializer(_spell_bytes, return_type=str, when_used="always")]
 
 
-class CorpusSource(RecipePart):
+class CorpusSource(StrictRecord):
     """One corpus of the mixture.
 
     Attributes:
@@ -71,26 +63,22 @@ class CorpusSource(RecipePart):
 
     uri: str = Field(min_length=1)
     weight: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
-    languages: tuple[str, ...] = Field(default=(), max_length=2)
-
-    @model_serializer(mode="wrap")
-    def _leave_out_no_languages(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {name: value for name, value in serialize(self).items() if name != "languages" or value}
+    languages: tuple[str, ...] = Field(default=(), max_length=2, exclude_if=not_)
 
 
-class Heldout(RecipePart):
+class Heldout(StrictRecord):
     """The share of documents that are held out from training. It must be the share with which the corpora were
     built."""
 
     fraction: float = Field(ge=0, lt=0.5)
 
 
-class RecipeCorpus(RecipePart):
+class RecipeCorpus(StrictRecord):
     sources: dict[str, CorpusSource] = Field(min_length=1)
     heldout: Heldout
 
 
-class Mixing(RecipePart):
+class Mixing(StrictRecord):
     """How the sources of the corpus are mixed.
 
     Attributes:
@@ -106,25 +94,21 @@ class Mixing(RecipePart):
 
     batches: Literal["mixed", "one_source"] = "mixed"
     temperature: Temperature = 1.0
-    translations: Annotated[float, Field(gt=0, lt=1)] | None = None
-
-    @model_serializer(mode="wrap")
-    def _leave_out_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {name: value for name, value in serialize(self).items() if name != "translations" or value}
+    translations: Annotated[float, Field(gt=0, lt=1)] | None = Field(default=None, exclude_if=not_)
 
 
-class TokenizerRef(RecipePart):
+class TokenizerRef(StrictRecord):
     uri: str = Field(min_length=1)
 
 
-class SimilarWordsRef(RecipePart):
+class SimilarWordsRef(StrictRecord):
     """The table that `maskfleet corpus similar-words` wrote. Words are replaced from it if `replace.similar` is not
     0."""
 
     uri: str = Field(min_length=1)
 
 
-class BatchWarmup(RecipePart):
+class BatchWarmup(StrictRecord):
     """Batch-size warm-up: the batch begins with `start` and grows evenly for `steps` steps, by whole rows.
 
     `start` is in rows or tokens, as the batch is. A batch in tokens grows by as many tokens as a full row has.
@@ -219,7 +203,7 @@ class Optimizer(Choice):
         return self._given_optimizers()[0]
 
 
-class DataService(RecipePart):
+class DataService(StrictRecord):
     """Resources of the data service.
 
     Attributes:
@@ -250,11 +234,11 @@ class Every(Choice):
         return " or ".join(parts) + (", whichever comes first" if len(parts) > 1 else "")
 
 
-class EverySteps(RecipePart):
+class EverySteps(StrictRecord):
     steps: PositiveInt
 
 
-class Checkpointing(RecipePart):
+class Checkpointing(StrictRecord):
     """When a run saves checkpoints (`every`), and which are kept: the newest `keep_last`, and those whose step is a
     multiple of `keep_every`."""
 
@@ -263,13 +247,13 @@ class Checkpointing(RecipePart):
     keep_every: EverySteps | None = None
 
 
-class EvaluationText(RecipePart):
+class EvaluationText(StrictRecord):
     """A corpus of the run's tokenizer, whose held-out text is evaluated and never trained on."""
 
     uri: str = Field(min_length=1)
 
 
-class RecipeEvaluation(RecipePart):
+class RecipeEvaluation(StrictRecord):
     """The evaluation of a run while it trains.
 
     Attributes:
@@ -283,15 +267,11 @@ class RecipeEvaluation(RecipePart):
 
     every: EverySteps
     samples: PositiveInt
-    before: EvaluationText | None = None
-    tasks: Tasks = ()
-
-    @model_serializer(mode="wrap")
-    def _leave_out_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {name: value for name, value in serialize(self).items() if value}
+    before: EvaluationText | None = Field(default=None, exclude_if=not_)
+    tasks: Tasks = Field(default=(), exclude_if=not_)
 
 
-class Logging(RecipePart):
+class Logging(StrictRecord):
     """Where metrics are written.
 
     Attributes:
@@ -306,7 +286,7 @@ class Logging(RecipePart):
     mlflow: Mlflow | None = None
 
 
-class Recipe(RecipePart):
+class Recipe(StrictRecord):
     """A recipe. library/roberta-base.yaml explains every key. If no `average` is kept, it is left out of the YAML, and
     of the run's identity."""
 
@@ -324,7 +304,7 @@ class Recipe(RecipePart):
     phases: tuple[RecipePhase, ...] = Field(min_length=1)
     optimizer: Optimizer
     schedule: ScheduleConfig
-    average: AverageConfig | None = None
+    average: AverageConfig | None = Field(default=None, exclude_if=not_)
     precision: Precision
     deterministic: bool = False
     zero: Literal[0, 1, 2, 3] = 1
@@ -344,10 +324,6 @@ class Recipe(RecipePart):
     stragglers: Stragglers = Stragglers()
     recovery: Recovery = Recovery()
     events: Events = Events()
-
-    @model_serializer(mode="wrap")
-    def _asked_for(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {name: value for name, value in serialize(self).items() if name != "average" or value}
 
     @property
     def total_steps(self) -> int:

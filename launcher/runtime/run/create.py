@@ -1,7 +1,7 @@
 """Creates a run (`create_run`, for `init`), and checks before a start whether its recipe or inputs have changed
 (`reconcile`)."""
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -59,7 +59,6 @@ def create_run(
     recipe: Recipe,
     uri: str,
     now: datetime,
-    read: Callable[[Recipe, Tokenizer], Inputs] = read_all_inputs,
     report: ReportBlocks = lambda more, total: None,
 ) -> Run:
     """Create the run at `uri`.
@@ -67,7 +66,6 @@ def create_run(
     The caller checks whether the tasks of `evaluation` can be measured (`launcher.after.tasks.measurable`).
 
     Args:
-        read: function that fingerprints the inputs. A caller that only measures steps passes one without teachers.
         report: function that is called as sources whose held-out rules differ are compared.
 
     Raises:
@@ -80,7 +78,7 @@ def create_run(
     resolved = absolute_uris(recipe)
     refuse_placeholders(resolved)
     tokenizer = load_tokenizer(resolved.tokenizer.uri)
-    run = Run(uri, store, resolved, build_run_record(resolved, read(resolved, tokenizer), now))
+    run = Run(uri, store, resolved, build_run_record(resolved, read_all_inputs(resolved, tokenizer), now))
     check_text(run, tokenizer)
     check_rows(run, tokenizer)
     check_mixture(run, tokenizer)

@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import field_validator
 
 from checkpoints.layout import CheckpointName
+from data_service.formats import StrictRecord
 from data_service.store.base import Store
 from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.run.sealed import Sealed, hash_of, keep_sealed, read_each, read_sealed
@@ -25,7 +26,7 @@ _COMMITS = f"{ROOT}commits/"
 _HASH_DIGITS = 32  # hexadecimal digits of a hash in a name
 
 
-class Figure(BaseModel):
+class Figure(StrictRecord):
     """One measured number. Fields that do not apply are None.
 
     Attributes:
@@ -36,8 +37,6 @@ class Figure(BaseModel):
         length: largest number of tokens in a row that was measured.
         source: name of the corpus in the recipe.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     measure: str
     value: float | None
@@ -74,7 +73,7 @@ class CommitWeights(Sealed):
         return _commit_path(CheckpointName(self.attempt, self.step))
 
 
-class DiagnosticCell(BaseModel):
+class DiagnosticCell(StrictRecord):
     """Everything that determines a result.
 
     Attributes:
@@ -84,8 +83,6 @@ class DiagnosticCell(BaseModel):
         seed: seed of all random draws.
         version: `VERSION` of the code that measures.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     weights: str
     task: EvaluationTask

@@ -7,12 +7,11 @@ all events; `LineageFollower` follows steps and evaluations of the committed lin
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel, ConfigDict
-
 from checkpoints.attempt import Attempt, newest_attempt
 from checkpoints.errors import DamagedCheckpoint, NewerFormat
 from checkpoints.layout import CheckpointName, LineageSegment
 from checkpoints.listing import list_committed, read_manifest
+from data_service.formats import StrictRecord
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
 from launcher.errors import RunError
@@ -148,7 +147,7 @@ class EventFollower:
         return stored(self._store, segment_prefix(EVENTS, attempt)).get(attempt, [])
 
 
-class Cursor(BaseModel):
+class Cursor(StrictRecord):
     """How far a `LineageFollower` has read. It is small, and another follower can continue from it.
 
     Attributes:
@@ -156,8 +155,6 @@ class Cursor(BaseModel):
         after: number of the last metrics segment, of that segment's attempt, of which everything was returned.
         evaluated: number of steps before the newest evaluation that was returned.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     taken: tuple[LineageSegment, ...] = ()
     after: int = -1

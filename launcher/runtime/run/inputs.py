@@ -2,16 +2,18 @@
 them."""
 
 from collections.abc import Mapping, Sequence
+from operator import not_
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from data_service.corpus.corpus import open_corpus
 from data_service.corpus.manifest import TOKENIZER_FOLDER, CorpusManifest
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.removals import load_removals
 from data_service.errors import CorpusError, TokenizerError
+from data_service.formats import StrictRecord
 from data_service.printable import shell_word
 from data_service.samples.similar_words import describe_similar_words_table
 from data_service.store.open import open_store
@@ -29,7 +31,7 @@ FILES = ("tokenizer", "similar_words")
 """Sections of a recipe that name one file or folder by its `uri`."""
 
 
-class TeacherIdentity(BaseModel):
+class TeacherIdentity(StrictRecord):
     """The identity of a teacher, independent of its URI.
 
     Attributes:
@@ -37,13 +39,11 @@ class TeacherIdentity(BaseModel):
         step: step of the commit, if the teacher is a run's.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     weights: str
     step: int | None = None
 
 
-class Inputs(BaseModel):
+class Inputs(StrictRecord):
     """The fingerprints of a run's inputs. They depend on the content only.
 
     Attributes:
@@ -58,22 +58,12 @@ class Inputs(BaseModel):
             run was made (`launcher.runtime.run.removals`). If nothing was, the record has no such field.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     corpora: dict[str, str]
     tokenizer: str
     teachers: tuple[TeacherIdentity, ...] = ()
-    similar_words: str | None = None
+    similar_words: str | None = Field(default=None, exclude_if=not_)
     manifests: dict[str, str]
-    removals: dict[str, str] = Field(default_factory=dict)
-
-    @model_serializer(mode="wrap")
-    def _leave_out_none(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {
-            name: value
-            for name, value in serialize(self).items()
-            if value is not None and (name != "removals" or value)
-        }
+    removals: dict[str, str] = Field(default_factory=dict, exclude_if=not_)
 
     def fields(self) -> dict[str, object]:
         """Return the fingerprints under the names that a run's fingerprint and diffs between runs use."""

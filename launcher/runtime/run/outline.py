@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.formats import NEWER_REMEDY, is_newer, newer_version_message, parse_json
+from data_service.formats import NEWER_REMEDY, StrictRecord, is_newer, newer_version_message, parse_json
 from data_service.printable import control_characters, shell_word, visible
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
@@ -22,7 +22,7 @@ FORMAT: Final = 2
 """The format of a run's objects, which run.json names for all of them. Maskfleet 0.1 and 0.2 wrote runs of format 1."""
 
 
-class ForkOrigin(BaseModel):
+class ForkOrigin(StrictRecord):
     """The checkpoint of another run that a run began with (`launcher.runtime.run.fork`).
 
     Attributes:
@@ -30,8 +30,6 @@ class ForkOrigin(BaseModel):
         step, attempt: step and attempt of its checkpoint.
         changes: readable lines, one for each change of identity.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     run: str
     fingerprint: str

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import list_committed, read_manifest
 from checkpoints.newest import newest_good
+from data_service.formats import StrictRecord
 from data_service.printable import shell_word
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
@@ -41,15 +42,13 @@ RECIPE, RECORD = outline.RECIPE, outline.RECORD
 COMMITTED = "checkpoints/began.json"  # written once there is a commit: finding none later is an error
 
 
-class RunRecord(BaseModel):
+class RunRecord(StrictRecord):
     """The content of run.json, which must not change after `init`.
 
     Attributes:
         origins: checkpoints from which the run was forked, the oldest first; empty if it was not forked.
         data_begins: step that reads the first samples of the data: 0, except in a fork with other data.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[2]
     name: str

@@ -17,7 +17,8 @@ from typing import Literal
 from pydantic import NonNegativeInt, ValidationError
 
 from checkpoints.errors import DamagedCheckpoint
-from checkpoints.layout import StrictRecord, add_digest, first_validation_error, refuse_newer, strip_digest
+from checkpoints.layout import add_digest, first_validation_error, refuse_newer, strip_digest
+from data_service.formats import StrictRecord
 from data_service.store.base import Store
 
 REMOVALS = "removals/"

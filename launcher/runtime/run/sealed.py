@@ -12,18 +12,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
-from data_service.formats import NEWER_REMEDY, newer_version_message
+from data_service.formats import NEWER_REMEDY, StrictRecord, newer_version_message
 from data_service.store.base import READ_ATTEMPTS, Store, digest, parallel_map
 from data_service.store.errors import KeyMissing
 from launcher.errors import RunError
 
 
-class Sealed(BaseModel, ABC):
+class Sealed(StrictRecord, ABC):
     """The content of a stored object."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     @property
     @abstractmethod
@@ -34,9 +32,7 @@ class Sealed(BaseModel, ABC):
 M = TypeVar("M", bound=Sealed)
 
 
-class _Stored(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Stored(StrictRecord):
     digest: str
     content: dict[str, object]
 
