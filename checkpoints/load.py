@@ -1,4 +1,4 @@
-"""Loading: all ranks agree on a checkpoint, then each rank reads the ranges of parameters that it needs."""
+"""Loading: each rank reads the ranges of parameters that it needs, of one checkpoint, or of the mean of several."""
 
 import threading
 from bisect import bisect_right
@@ -16,6 +16,7 @@ from checkpoints.layout import F32_BYTES, CheckpointManifest, StoredRange, eleme
 from checkpoints.verify import read_chunk
 from data_service.store.base import Store
 from encoder_core.optim.average import AVERAGE
+from encoder_core.train.zero_state import MASTER
 
 _CACHED_CHUNKS = 16  # chunks (64 MiB): a chunk read for a small parameter also holds its neighbours
 _READ_THREADS = 8
@@ -154,3 +155,29 @@ class _ChunkSlice:
     inside: int
     length: int
     to: int
+
+
+_RANGE_ELEMENTS = 1 << 20  # elements of a range that is read at a time
+
+
+class MeanReader:
+    """A reader of the arithmetic mean of master weights, all checkpoints weighing the same.
+
+    Each element is summed in float64, in the order of `readers`, divided by their number and rounded to float32. Beside
+    the mean of the parameter that is read, memory holds one range, and what each reader keeps.
+    """
+
+    def __init__(self, readers: Sequence[Reader]) -> None:
+        self._readers = readers
+
+    def read_full(self, name: str) -> Float32[Tensor, "..."]:
+        """Return the mean of a whole parameter in its own shape, on the CPU. Raises as `Reader.read`."""
+        shape = self._readers[0].manifest.shapes[name]
+        mean = torch.empty(element_count(shape), dtype=torch.float32)
+        for start in range(0, len(mean), _RANGE_ELEMENTS):
+            part = mean[start : start + _RANGE_ELEMENTS]
+            total = torch.zeros(len(part), dtype=torch.float64)
+            for reader in self._readers:
+                total += reader.read(name, MASTER, start, start + len(part))
+            part.copy_(total / len(self._readers))
+        return mean.view(shape)

@@ -255,7 +255,7 @@ READING = (
     "launcher.runtime.recipe.schema",
     "launcher.runtime.run.record",
     "launcher.runtime.run.create",
-    "launcher.runtime.rank.hub_models",
+    "launcher.runtime.rank.kept_start",
     "launcher.runtime.rank.kept_start",
     "launcher.observe.inspect.show",
     "launcher.observe.inspect.report.page",

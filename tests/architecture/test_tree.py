@@ -86,7 +86,7 @@ LAST_RESORTS = (
     "launcher/after/finetune/model.py",
     "launcher/after/onnx/graph.py",  # torch's exporter passes on whatever it meets in a model's code
     "launcher/after/onnx/parity.py",  # onnxruntime has no type of its own for what a graph cannot compute
-    "launcher/runtime/run/recording.py",
+    "launcher/runtime/run/log.py",
     "launcher/observe/sinks/publish.py",
     "launcher/observe/watch/live.py",
     "launcher/observe/watch/site.py",

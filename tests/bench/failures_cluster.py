@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 from typing import Literal
 
 from launcher.runtime.capacity.devices import Cluster
-from launcher.runtime.cluster.world_size import Nodes
+from launcher.runtime.cluster.resources import Nodes
 from launcher.runtime.policies.recovery import partners
 from launcher.runtime.policies.watchdog import beat_interval
 

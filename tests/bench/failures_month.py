@@ -27,7 +27,7 @@ from failures_cluster import (
 )
 
 from launcher.runtime.cluster.deaths import FailureHistory
-from launcher.runtime.cluster.world_size import Nodes, WorldSizeTracker
+from launcher.runtime.cluster.resources import Nodes, WorldSizeTracker
 from launcher.runtime.policies.elastic import Sizing, places
 from launcher.runtime.policies.failures import Failure, Stop
 

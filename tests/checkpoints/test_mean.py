@@ -11,8 +11,7 @@ import torch
 from checkpoints.attempt import claim
 from checkpoints.gather import Alone
 from checkpoints.listing import list_committed, read_manifest
-from checkpoints.load import Reader
-from checkpoints.mean import MeanReader
+from checkpoints.load import MeanReader, Reader
 from checkpoints.save import Saver
 from data_service.store.open import open_store
 from encoder_core.train.zero_state import Fragment

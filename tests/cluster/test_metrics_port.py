@@ -11,7 +11,7 @@ import ray
 from data_service.service.feed import FeedConfig, start_feed
 from data_service.service.gauges import GAUGE_DESCRIPTIONS as SERVICE
 from data_service.store.open import open_store
-from launcher.runtime.cluster.gauges import GAUGE_DESCRIPTIONS, Gauges
+from launcher.runtime.cluster.display import GAUGE_DESCRIPTIONS, Gauges
 from launcher.runtime.run.log import evaluation_record
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 from tests.support.runs.untrained import step_record

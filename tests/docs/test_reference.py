@@ -12,7 +12,7 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS
 from launcher.exit_codes import CODES
 from launcher.observe.inspect.report.events import ROUTINE_EVENT_KINDS
-from launcher.runtime.cluster.gauges import GAUGE_DESCRIPTIONS
+from launcher.runtime.cluster.display import GAUGE_DESCRIPTIONS
 from launcher.runtime.recipe.identity import kind_of
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.metrics import HELD_OUT, STEP, UNSHOWN_FIELDS

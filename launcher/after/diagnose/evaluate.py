@@ -31,7 +31,7 @@ from launcher.after.diagnose.states import (
 from launcher.after.tasks.schema import SCORED
 from launcher.after.tasks.task import load_task
 from launcher.errors import OptionError
-from launcher.runtime.recipe.evaluation import (
+from launcher.runtime.recipe.parts import (
     EvaluationTask,
     HeldOutSettings,
     Pooling,

@@ -33,7 +33,7 @@ from launcher.after.tasks.measurable import load_measured_task, splits_to_read
 from launcher.after.tasks.task import Task
 from launcher.errors import EVALUATE_EXTRA, RunError, import_optional
 from launcher.runtime.rank.build import teach
-from launcher.runtime.recipe.evaluation import EvaluationTask, Pooling
+from launcher.runtime.recipe.parts import EvaluationTask, Pooling
 from launcher.runtime.recipe.timeline import phase_at
 from launcher.runtime.run.evaluations import Figure
 from launcher.runtime.run.streams import heldout_spec

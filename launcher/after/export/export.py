@@ -15,8 +15,7 @@ from checkpoints.hf.export import MODEL_CARD, ReadParameter, publish_on_exit, wr
 from checkpoints.hf.folder import replaceable_files
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import is_on_lineage, list_committed, read_manifest
-from checkpoints.load import Reader
-from checkpoints.mean import MeanReader
+from checkpoints.load import MeanReader, Reader
 from data_service.store.base import digest
 from data_service.store.open import open_store
 from encoder_core.families.catalogue import DetectorConfig, Interchange, ModelConfig, interchange

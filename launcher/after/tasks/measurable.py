@@ -11,7 +11,7 @@ from data_service.store.errors import StoreError
 from launcher.after.tasks.schema import SCORED, Kind
 from launcher.after.tasks.task import Task, load_task
 from launcher.errors import EVALUATE_EXTRA, RecipeError, RunError, TaskError, import_optional
-from launcher.runtime.recipe.evaluation import EvaluationTask
+from launcher.runtime.recipe.parts import EvaluationTask
 
 # By measure: kinds of tasks that it can measure; why it cannot measure others, and the remedy.
 _MEASURABLE_KINDS: dict[str, tuple[tuple[Kind, ...], str, str]] = {

@@ -18,7 +18,7 @@ from launcher.progress import work
 
 if TYPE_CHECKING:
     from launcher.after.diagnose.evaluate import Diagnosis
-    from launcher.runtime.recipe.evaluation import Pooling
+    from launcher.runtime.recipe.parts import Pooling
     from launcher.runtime.run.evaluations import Figure
 
 

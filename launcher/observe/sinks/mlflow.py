@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, StepFigures, UnusableSink
-from launcher.runtime.recipe.operation import Mlflow, holds_login
+from launcher.runtime.recipe.parts import Mlflow, holds_login
 
 _ID, _LOGGED = "maskfleet.id", "maskfleet.logged"
 # Figures in one request; MLflow allows 1000 with tags, 100 of them parameters.

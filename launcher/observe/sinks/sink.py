@@ -1,7 +1,7 @@
 """What a sink of a run's records is, and the request to the process that serves sinks.
 
 A further sink is a subclass of `Sink` in a file of this folder, its name in `publish.SINKS`, its settings in
-`PublishRequest` here and in `launcher.runtime.recipe.operation`.
+`PublishRequest` here and in `launcher.runtime.recipe.parts`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict
 
-from launcher.runtime.recipe.operation import Mlflow, Wandb
+from launcher.runtime.recipe.parts import Mlflow, Wandb
 from launcher.runtime.run.step_table import Record
 
 

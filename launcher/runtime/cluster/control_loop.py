@@ -21,7 +21,7 @@ from checkpoints.errors import RunIsActive
 from launcher.errors import TransientRunError
 from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.deaths import FailureHistory
-from launcher.runtime.cluster.gauges import Gauges
+from launcher.runtime.cluster.display import Gauges
 from launcher.runtime.cluster.group_record import GroupRecord
 from launcher.runtime.cluster.nodes import dead_process, draining_node_ids, exclude_nodes
 from launcher.runtime.cluster.operator_log import OperatorLog
@@ -37,12 +37,11 @@ from launcher.runtime.cluster.orders import (
     UnfitNodes,
     Unsaved,
 )
-from launcher.runtime.cluster.rank_group import RankGroup
+from launcher.runtime.cluster.rank_group import RankGroup, kill_ranks, stuck_text
 from launcher.runtime.cluster.rank_pool import RankPool
+from launcher.runtime.cluster.resources import Nodes, WorldSizeTracker
 from launcher.runtime.cluster.run_claim import RunClaim
 from launcher.runtime.cluster.stop_requests import StopRequests
-from launcher.runtime.cluster.stuck_ranks import kill_ranks, stuck_text
-from launcher.runtime.cluster.world_size import Nodes, WorldSizeTracker
 from launcher.runtime.policies.elastic import GroupStart, Sizing
 from launcher.runtime.policies.failures import SILENT_DEATHS, Failure, Restart, Stop
 from launcher.runtime.policies.watchdog import Observer, culprits

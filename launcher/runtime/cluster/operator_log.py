@@ -8,8 +8,7 @@ from data_service.store.base import Store
 from launcher.runtime.cluster.deaths import write_deaths
 from launcher.runtime.cluster.group_record import GroupRecord
 from launcher.runtime.policies.failures import Failure
-from launcher.runtime.run.log import OPERATOR, operator_event
-from launcher.runtime.run.recording import Recorder
+from launcher.runtime.run.log import OPERATOR, Recorder, operator_event
 
 
 class OperatorLog:

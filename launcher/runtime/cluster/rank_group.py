@@ -7,6 +7,8 @@ If one rank dies the group ends, because training is collective. The driver's lo
 barrier, an autoscaler's coordinator). Each of those takes seconds to start and is one more that may die.
 """
 
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -14,8 +16,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.nodes import dead_process
@@ -23,7 +27,7 @@ from launcher.runtime.cluster.orders import JoinedGroup, RankNews, RankOrders, R
 from launcher.runtime.cluster.rank_placement import Seat, assign_seats, rank_order
 from launcher.runtime.cluster.rank_pool import RankPlace, RankPool, WaitSteps
 from launcher.runtime.policies.elastic import GroupStart
-from launcher.runtime.policies.watchdog import beat_interval
+from launcher.runtime.policies.watchdog import RankLocation, Stuck, beat_interval
 from launcher.runtime.rank.startup import Startup
 
 READY_TIMEOUT_S = 180.0  # time limit for all processes to start: imports from a cold disk take long
@@ -212,3 +216,36 @@ def _returned_reusable(call: Any) -> bool:
     except RayError:
         return False
     return not isinstance(found, RankResult) or found.stays
+
+
+# Time limit for the nodes to kill ranks; a node that does not answer is lost to Ray as well.
+_KILL_TIMEOUT_S = 10.0
+_LISTED_RANKS = 8  # most ranks that a message names: when one of a thousand ranks hangs, all do
+
+
+def stuck_text(stuck_ranks: Sequence[Stuck]) -> str:
+    """Return which ranks are stuck and why, as text."""
+    more = f"; {len(stuck_ranks) - _LISTED_RANKS} more" if len(stuck_ranks) > _LISTED_RANKS else ""
+    return "; ".join(map(str, stuck_ranks[:_LISTED_RANKS])) + more
+
+
+def kill_ranks(places: Sequence[RankLocation]) -> None:
+    """Send SIGKILL to the ranks at `places`, through a task on each rank's node. Return when all tasks have ended, or
+    after `_KILL_TIMEOUT_S` seconds if a node does not answer."""
+    task = ray.remote(num_cpus=0, max_retries=0)(_kill)
+    orders = [
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False)).remote(
+            place.pid
+        )
+        for place in places
+    ]
+    ray.wait(orders, num_returns=len(orders), timeout=_KILL_TIMEOUT_S)
+
+
+def _kill(pid: int) -> None:
+    """Kill the process `pid` if it is still a worker of Ray. By now the number may belong to another process."""
+    try:
+        if any(part.startswith("ray::") for part in psutil.Process(pid).cmdline()):
+            os.kill(pid, signal.SIGKILL)
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return

@@ -45,13 +45,12 @@ from launcher.runtime.rank.build import (
     teach,
     training_plan,
 )
-from launcher.runtime.rank.checkpointing import RunCheckpointer
+from launcher.runtime.rank.checkpointing import MemoryCopies, RunCheckpointer
 from launcher.runtime.rank.compilation import CompilationRecord, record_compilation, settle_compilation
 from launcher.runtime.rank.data import HeldOutText, RankData, RankShard, SampleStream
 from launcher.runtime.rank.initial_weights import InitialWeights, initial_weights
 from launcher.runtime.rank.journal import Link, RankJournal, Utilisation, utilisation
 from launcher.runtime.rank.kernels import record_kernels, settle_kernels
-from launcher.runtime.rank.memory_copies import MemoryCopies
 from launcher.runtime.rank.microbatch_size import (
     MicrobatchLimits,
     origin_text,
@@ -59,8 +58,7 @@ from launcher.runtime.rank.microbatch_size import (
     record_microbatches,
     settle_microbatches,
 )
-from launcher.runtime.rank.removals import settle_removals
-from launcher.runtime.rank.resume import NodeSets, ResumePoint, missing_records, resume_point
+from launcher.runtime.rank.resume import NodeSets, ResumePoint, missing_records, resume_point, settle_removals
 from launcher.runtime.rank.spike_guard import SpikeGuard
 from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.kept_tokenizer import cached_tokenizer

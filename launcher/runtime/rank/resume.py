@@ -1,15 +1,16 @@
 """Where a group of ranks resumes: from the newest state in the memory of the nodes, or from the newest good checkpoint
-in the store, whichever is newer. All ranks agree on it."""
+in the store, whichever is newer; and from which step on it leaves removed documents out. All ranks agree on it."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from jaxtyping import Float32
 from pydantic import JsonValue, TypeAdapter
 from torch import Tensor
 
+from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers, broadcast_or_raise
 from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import Rewind, list_committed, read_rewinds
@@ -21,6 +22,7 @@ from encoder_core.optim.average import AVERAGE
 from launcher.errors import RunError
 from launcher.runtime.rank.journal import Link
 from launcher.runtime.run.record import COMMITTED, Run
+from launcher.runtime.run.removals import RemovalHistory, RemovalRecord, read_removals, write_removals
 from launcher.runtime.run.segments import METRICS, read
 
 
@@ -139,3 +141,31 @@ def missing_records(run: Run, attempt: int, memory: CommonDescription) -> list[s
     for _, data in read(run.store, METRICS, attempt, after=memory.segments - 1):
         written += len(data.splitlines()) if data is not None else 0
     return list(memory.records[written:])
+
+
+_RECORDS = TypeAdapter(tuple[RemovalRecord, ...])
+
+
+def settle_removals(run: Run, attempt: Attempt, step: int, peers: Peers) -> tuple[Run, RemovalRecord | None]:
+    """Return `run` as it goes on at `step`, and the record that this added; None if there was nothing to add.
+
+    Rank 0 decides and writes, for all ranks.
+
+    Raises:
+        Superseded: a newer attempt has been claimed.
+        DamagedCheckpoint, StoreError: as `read_removals`.
+    """
+
+    def settle() -> JsonValue:
+        records = read_removals(run.store)
+        wanted = dict(run.removals)
+        if dict(RemovalHistory(run.record.inputs.removals, records).at(step)) == wanted:
+            return [each.model_dump(mode="json") for each in records]
+        attempt.ensure_current()
+        new = RemovalRecord(step=step, attempt=attempt.number, states=wanted)
+        write_removals(run.store, len(records) + 1, new)
+        return [each.model_dump(mode="json") for each in (*records, new)]
+
+    records = _RECORDS.validate_python(broadcast_or_raise(peers, settle))
+    added = records[-1] if records and records[-1].attempt == attempt.number else None
+    return replace(run, left_out=records), added

@@ -12,8 +12,7 @@ from encoder_core.families.mup import mup_base
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.runtime.policies.elastic import Trainers
 from launcher.runtime.recipe.document import Path
-from launcher.runtime.recipe.language_checks import language_issues
-from launcher.runtime.recipe.objective_checks import objective_issues, text_issues
+from launcher.runtime.recipe.objective_checks import language_issues, objective_issues, text_issues
 from launcher.runtime.recipe.parts import RecipeIssue
 from launcher.runtime.recipe.phase_parts import PhaseMixture
 from launcher.runtime.recipe.phases import PHASE_KEYS, changing_rate, in_phase, is_staged

@@ -13,8 +13,7 @@ from typing import Any
 import yaml
 
 from checkpoints.hf.folder import CONFIG, GENERATOR_CONFIG, NETWORKS, holds_generator, local_configs, name_as
-from checkpoints.hf.heads import generator_fields, is_discriminator
-from checkpoints.hf.load import config_from_fields, read_folder_config
+from checkpoints.hf.load import config_from_fields, generator_fields, is_discriminator, read_folder_config
 from data_service.samples.pairs import Translations
 from data_service.store.base import Store
 from data_service.store.open import open_store

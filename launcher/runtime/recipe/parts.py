@@ -1,9 +1,22 @@
-"""Small classes that several readers of settings share. They load nothing but pydantic, because pages and lists read
-them, too."""
+"""Parts of a recipe that need nothing but pydantic, because pages, lists and sinks read them, too: what is measured of
+every checkpoint while a run trains (`evaluation.tasks`), trackers, webhooks, the check of weights.
+
+Secrets come from the environment, never from a recipe.
+"""
 
 from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from data_service.formats import StrictRecord
 from launcher.runtime.recipe.document import Path
@@ -24,3 +37,160 @@ class RecipeIssue:
     path: Path
     what: str
     remedy: str
+
+
+Pooling = Literal["cls", "mean", "max"]
+"""How a text's hidden states become one vector: the state of the class token; or, over all tokens including special
+ones, the mean or the largest value in each dimension."""
+Poolings = Annotated[list[Pooling], Field(min_length=1)]
+
+
+class HeldOutSettings(StrictRecord):
+    """Held-out loss by length and by source.
+
+    Attributes:
+        rows: number of rows, as rows of the run's own length, for each length and source.
+    """
+
+    rows: PositiveInt = 128
+
+
+class ProbeSettings(StrictRecord):
+    """A linear probe of a classification task.
+
+    Attributes:
+        task: name of a bundled task, or the path of a task's file.
+        data: folder or s3:// URI with the files that the task names.
+        examples: largest number of examples of a split. Larger splits are sampled, the same way every time.
+        pooling: how a text's vector is made.
+    """
+
+    task: str = Field(min_length=1)
+    data: str | None = None
+    examples: PositiveInt = 2000
+    pooling: Pooling = "mean"
+
+
+class SimilaritySettings(StrictRecord):
+    """Cosines of vectors compared with the scores of a similarity task. Fields are as in `ProbeSettings`."""
+
+    task: str = Field(min_length=1)
+    data: str | None = None
+    poolings: Poolings = Field(default=["cls", "mean"])
+
+
+class EvaluationTask(Choice):
+    """One measure; exactly one field is given."""
+
+    heldout: HeldOutSettings | None = None
+    probe: ProbeSettings | None = None
+    similarity: SimilaritySettings | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one_given(self) -> Self:
+        if sum(getattr(self, name) is not None for name in type(self).model_fields) != 1:
+            raise ValueError("give exactly one of heldout, probe and similarity")
+        return self
+
+    @property
+    def measure(self) -> str:
+        """The name of the field that is given."""
+        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
+
+    @property
+    def named_task(self) -> ProbeSettings | SimilaritySettings | None:
+        """The settings, if they name a task with its own data; else None."""
+        return self.probe or self.similarity
+
+    @property
+    def name(self) -> str:
+        """The measure and its task as people read them, such as `heldout` or `probe sst2`."""
+        named = self.named_task
+        if named is None:
+            return self.measure
+        return f"{self.measure} {named.task.rpartition('/')[2].removesuffix('.yaml')}"
+
+
+def _expand_shorthand(value: object) -> object:
+    """Return `{heldout: {}}` for the text `heldout`; other values unchanged."""
+    return {value: {}} if isinstance(value, str) else value
+
+
+Tasks = tuple[Annotated[EvaluationTask, BeforeValidator(_expand_shorthand)], ...]
+
+
+_CHECK_INTERVAL_STEPS = 100  # rare checks suffice where damage stays in the weights until a later check
+
+
+class Wandb(StrictRecord):
+    """A run of Weights & Biases. The key is in WANDB_API_KEY, or where `wandb login` leaves it.
+
+    Attributes:
+        project, entity: project and entity of the run. `entity` null: the one that the key belongs to.
+        mode: `offline` writes files for `wandb sync` into the run's folder; for a run in object storage, into the
+            folder that WANDB_DIR names.
+    """
+
+    project: str = Field(min_length=1)
+    entity: str | None = None
+    mode: Literal["online", "offline"] = "online"
+
+
+class Mlflow(StrictRecord):
+    """A run of MLflow. User and password, if any, are in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
+
+    Attributes:
+        uri: URI of the tracking server. Null: the value of MLFLOW_TRACKING_URI.
+        experiment: name of the experiment, which is created if it does not exist.
+    """
+
+    uri: str | None = None
+    experiment: str = Field(default="maskfleet", min_length=1)
+
+    @field_validator("uri")
+    @classmethod
+    def _holds_no_secret(cls, uri: str | None) -> str | None:
+        if uri is not None and holds_login(uri):
+            raise ValueError(
+                "a URI with a user name would put a secret on record: set MLFLOW_TRACKING_USERNAME"
+            )
+        return uri
+
+
+def holds_login(uri: str) -> bool:
+    """Return whether the URI may contain a user name or a password."""
+    try:
+        return "@" in urlsplit(uri).netloc
+    except ValueError:
+        return "@" in uri
+
+
+class Events(StrictRecord):
+    """The receiver of a run's events.
+
+    Attributes:
+        webhook_env: name of the environment variable of `maskfleet train` that holds the URL to which events are
+            posted. None: events are not posted.
+    """
+
+    webhook_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+
+
+class WeightCheck(StrictRecord):
+    """How often the ranks' weights are compared. They are also compared at every commit.
+
+    Attributes:
+        every: number of steps between comparisons; null: at commits only. `auto`: 1 at ZeRO 1 and 2, where damage lasts
+            only until the next update and a comparison takes two reductions; 100 at ZeRO 0, where damage stays.
+    """
+
+    every: PositiveInt | Literal["auto"] | None = "auto"
+
+    def interval(self, zero: int) -> int | None:
+        """Return the number of steps between comparisons at ZeRO stage `zero`. None: no comparisons between commits, as
+        at stage 3, where each weight is on one rank only."""
+        if zero == 3 or self.every is None:
+            return None
+        if self.every == "auto":
+            return _CHECK_INTERVAL_STEPS if zero == 0 else 1
+        return self.every

@@ -28,10 +28,8 @@ from launcher.runtime.policies.recovery import Recovery
 from launcher.runtime.policies.spikes import Spikes
 from launcher.runtime.policies.stragglers import Stragglers
 from launcher.runtime.policies.watchdog import Watchdog
-from launcher.runtime.recipe.evaluation import Tasks
 from launcher.runtime.recipe.objective import RecipeObjective
-from launcher.runtime.recipe.operation import Events, Mlflow, Wandb, WeightCheck
-from launcher.runtime.recipe.parts import Choice
+from launcher.runtime.recipe.parts import Choice, Events, Mlflow, Tasks, Wandb, WeightCheck
 from launcher.runtime.recipe.phase_parts import PhaseMixture, PhaseMlm, Temperature
 
 PLACEHOLDER = "s3://your-bucket/"  # stands in bundled recipes for the user's own bucket

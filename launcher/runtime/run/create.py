@@ -19,15 +19,21 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RunChanged, RunError
 from launcher.runtime.recipe import identity
 from launcher.runtime.recipe.corpora import corpora_by_name, corpus_key, corpus_phase
-from launcher.runtime.recipe.evaluation import EvaluationTask
 from launcher.runtime.recipe.objective import RecipeObjective
+from launcher.runtime.recipe.parts import EvaluationTask
 from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe, RecipePhase
-from launcher.runtime.run.heldout_rules import ReportBlocks, record_compared, refuse_leaks
 from launcher.runtime.run.inputs import FILES, Inputs, read_inputs, refuse_placeholders
 from launcher.runtime.run.kept_tokenizer import keep_tokenizer
 from launcher.runtime.run.log import operator_event
 from launcher.runtime.run.outline import FORMAT, ForkOrigin, open_unused_store
-from launcher.runtime.run.readiness import check_mixture, check_rows, check_text
+from launcher.runtime.run.readiness import (
+    ReportBlocks,
+    check_mixture,
+    check_rows,
+    check_text,
+    record_compared,
+    refuse_leaks,
+)
 from launcher.runtime.run.record import RECIPE, RECORD, Run, RunRecord, dump_record
 from launcher.runtime.run.removals import CorpusStates
 from launcher.runtime.run.text_vectors import keep_modules

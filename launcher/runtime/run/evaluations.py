@@ -16,7 +16,7 @@ from pydantic import field_validator
 from checkpoints.layout import CheckpointName
 from data_service.formats import StrictRecord
 from data_service.store.base import Store
-from launcher.runtime.recipe.evaluation import EvaluationTask
+from launcher.runtime.recipe.parts import EvaluationTask
 from launcher.runtime.run.sealed import Sealed, hash_of, keep_sealed, read_each, read_sealed
 
 ROOT = "evaluations/"

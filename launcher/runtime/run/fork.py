@@ -39,11 +39,11 @@ from launcher.runtime.run.create import (
     with_removals_at_creation,
     write_record,
 )
-from launcher.runtime.run.heldout_rules import refuse_leaks
 from launcher.runtime.run.inputs import Inputs
 from launcher.runtime.run.kept_tokenizer import keep_tokenizer
 from launcher.runtime.run.log import operator_event
 from launcher.runtime.run.outline import ForkOrigin, open_unused_store
+from launcher.runtime.run.readiness import refuse_leaks
 from launcher.runtime.run.record import COMMITTED, Run, RunRecord, select_checkpoint
 from launcher.runtime.run.removals import CorpusStates, RemovalHistory, RemovalRecord, write_removals
 from launcher.runtime.run.streams import SPIKES_KEY

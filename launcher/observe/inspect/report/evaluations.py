@@ -7,7 +7,7 @@ import numpy as np
 
 from encoder_core.objectives.figures import TERM_LOSS
 from launcher.observe.inspect.report.chart import COLOUR_COUNT, Chart, Level, Series, draw
-from launcher.runtime.recipe.evaluation import EvaluationTask
+from launcher.runtime.recipe.parts import EvaluationTask
 from launcher.runtime.run.evaluations import DiagnosticResult, Evaluated, Figure, select_measure
 from launcher.runtime.run.step_table import Record
 

@@ -14,7 +14,7 @@ from encoder_core.train.collate import to_batch
 from launcher.after.diagnose.evaluate import CommitOutcome, evaluate_commit
 from launcher.after.diagnose.measures import measure_heldout_loss
 from launcher.after.diagnose.states import open_checkpoint
-from launcher.runtime.recipe.evaluation import EvaluationTask, HeldOutSettings
+from launcher.runtime.recipe.parts import EvaluationTask, HeldOutSettings
 from launcher.runtime.run.evaluations import (
     DiagnosticCell,
     DiagnosticResult,

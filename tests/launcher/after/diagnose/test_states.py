@@ -17,7 +17,7 @@ from launcher.after.diagnose.states import (
     pooled_states,
 )
 from launcher.after.export.export import export_run
-from launcher.runtime.recipe.evaluation import Pooling
+from launcher.runtime.recipe.parts import Pooling
 from launcher.runtime.run.record import open_run
 from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, LENGTH, export

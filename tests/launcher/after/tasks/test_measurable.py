@@ -11,7 +11,7 @@ from data_service.store.errors import StoreUnavailable
 from launcher.after.tasks.measurable import check_tasks
 from launcher.after.tasks.task import bundled_tasks
 from launcher.errors import RecipeError
-from launcher.runtime.recipe.evaluation import EvaluationTask
+from launcher.runtime.recipe.parts import EvaluationTask
 from tests.support.checks.command import exit_code
 from tests.support.tasks.small_tasks import task_files
 

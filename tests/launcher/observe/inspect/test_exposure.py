@@ -30,7 +30,7 @@ from launcher.observe.inspect.document_selection import (
     removed_documents,
 )
 from launcher.observe.inspect.exposure import DocumentExposure, ExposureReport, find_exposures
-from launcher.runtime.rank.removals import settle_removals
+from launcher.runtime.rank.resume import settle_removals
 from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.streams import sample_positions, stream_spec

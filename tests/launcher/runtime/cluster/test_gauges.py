@@ -9,7 +9,7 @@ import pytest
 
 from data_service.service.gauges import GAUGE_DESCRIPTIONS as SERVICE
 from launcher.runtime.cluster import gauges
-from launcher.runtime.cluster.gauges import GAUGE_DESCRIPTIONS, Gauges
+from launcher.runtime.cluster.display import GAUGE_DESCRIPTIONS, Gauges
 from tests.support.runs.untrained import step_record
 
 DASHBOARD = Path(__file__).parents[4] / "infra/grafana/maskfleet.json"

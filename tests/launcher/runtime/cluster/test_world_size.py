@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from launcher.runtime.cluster.world_size import WorldSizeChange, WorldSizeTracker
+from launcher.runtime.cluster.resources import WorldSizeChange, WorldSizeTracker
 from launcher.runtime.policies.elastic import Sizing
 
 SIZING = Sizing(least=1, most=12, expected=8, wait=60, grow=1800, each={"GPU": 1})

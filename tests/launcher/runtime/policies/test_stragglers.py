@@ -6,7 +6,7 @@ import pytest
 
 from encoder_core.train.settings import Pace
 from launcher.runtime.policies.stragglers import SLOW_WINDOWS, Detector, Straggler, Stragglers, slowness
-from launcher.runtime.recipe.operation import WeightCheck
+from launcher.runtime.recipe.parts import WeightCheck
 
 TOKENS, SECOND = 1000, 1.0
 SETTINGS = Stragglers(window=4, ratio=1.5)

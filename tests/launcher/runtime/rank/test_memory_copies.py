@@ -15,8 +15,8 @@ from encoder_core.train.state import TrainState
 from encoder_core.train.xlnet_memory import StoredMemory
 from encoder_core.train.zero_state import Fragment
 from launcher.runtime.policies.recovery import COPY_TIME_SHARE
+from launcher.runtime.rank.checkpointing import MemoryCopies
 from launcher.runtime.rank.journal import RankJournal
-from launcher.runtime.rank.memory_copies import MemoryCopies
 from launcher.runtime.rank.startup import Startup
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import open_run

@@ -15,8 +15,8 @@ from data_service.store.open import open_store
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.create import create_run, reconcile
-from launcher.runtime.run.heldout_rules import differing_rules
 from launcher.runtime.run.log import OPERATOR
+from launcher.runtime.run.readiness import differing_rules
 from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.segments import segment_prefix
 from tests.support.data.made_up import write_text

@@ -7,7 +7,7 @@ from encoder_core.train.engine import Update
 from encoder_core.train.exchange import Signals
 from encoder_core.train.metrics import CopyReport, StepReport
 from encoder_core.train.state import TrainState
-from launcher.runtime.cluster.gauges import GAUGE_DESCRIPTIONS
+from launcher.runtime.cluster.display import GAUGE_DESCRIPTIONS
 from launcher.runtime.run.log import evaluation_record
 from launcher.runtime.run.metrics import (
     HELD_OUT,

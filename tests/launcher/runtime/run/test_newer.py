@@ -26,7 +26,7 @@ from launcher.observe.inspect.kept_baselines import Baselines
 from launcher.observe.inspect.report.task_table import store_rows
 from launcher.observe.sinks.publish import Publisher
 from launcher.runtime.cluster.deaths import read_deaths
-from launcher.runtime.recipe.evaluation import EvaluationTask, HeldOutSettings
+from launcher.runtime.recipe.parts import EvaluationTask, HeldOutSettings
 from launcher.runtime.run.evaluations import DiagnosticCell, DiagnosticResult, write_commit, write_result
 from launcher.runtime.run.packing import Packer, pack_once
 from launcher.runtime.run.record import open_run

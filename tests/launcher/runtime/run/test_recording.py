@@ -4,7 +4,7 @@ import threading
 from functools import partial
 
 from data_service.store.errors import StoreUnavailable
-from launcher.runtime.run.recording import Recorder
+from launcher.runtime.run.log import Recorder
 
 
 def test_writes_are_done_in_order_and_repeated_until_they_succeed() -> None:

@@ -19,7 +19,7 @@ from data_service.corpus.remove import documents_by_number, remove_documents
 from data_service.errors import CorpusError
 from data_service.store.open import open_store
 from launcher.errors import RunChanged
-from launcher.runtime.rank.removals import settle_removals
+from launcher.runtime.rank.resume import settle_removals
 from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.record import RECORD, Run, open_run
 from launcher.runtime.run.removals import REMOVALS, CorpusStates, RemovalHistory
