@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
 
 from checkpoints.attempt import Attempt
-from checkpoints.errors import CheckpointError, DamagedCheckpoint, Superseded
+from checkpoints.errors import DamagedCheckpoint
 from checkpoints.layout import (
     CheckpointManifest,
     LineageSegment,
@@ -60,6 +60,7 @@ class FailedSave:
 
 
 Outcome = CommittedSave | FailedSave
+OUTCOME_TYPE: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 
 
 class RankReceipt(StrictRecord):
@@ -80,7 +81,6 @@ class Commit:
         past: lineage of the checkpoint that the attempt resumed from, at step `begun_at`.
         step: step that is being saved.
         shapes, own_kinds, memory, state: contents of the manifest's fields of these names.
-        now: time of the commit (seconds since 1970).
     """
 
     store: Store
@@ -92,36 +92,35 @@ class Commit:
     own_kinds: dict[str, tuple[str, ...]]
     memory: dict[str, tuple[int, ...]]
     state: dict[str, JsonValue]
-    now: float
 
-    def decide(self, answers: Sequence[JsonValue]) -> JsonValue:
-        """Return the decision on the ranks' answers (each a `RankReceipt` or an error), for `outcome_from_verdict`.
+    def decide(self, answers: Sequence[JsonValue], now: float) -> Outcome:
+        """Return the outcome that follows from the ranks' answers (each a `RankReceipt` or an error).
 
-        Only rank 0 calls this. If nothing is wrong, the manifest is written.
+        Only rank 0 calls this. If nothing is wrong, the manifest is written. `now`: time of the commit (seconds since
+        1970). Raises Superseded: a newer attempt has been claimed.
         """
         errors = [answer for answer in answers if isinstance(answer, dict) and "error" in answer]
         if errors:
             reason = "; ".join(str(answer["error"]) for answer in errors)
-            return _failure_json(reason, transient=all(answer["transient"] for answer in errors))
+            return FailedSave(self.step, reason, transient=all(answer["transient"] for answer in errors))
         receipts = [RankReceipt.model_validate(answer) for answer in answers]
-        manifest = self._manifest(receipts)
+        manifest = self._manifest(receipts, now)
         try:
             wrong = _incompleteness(manifest, receipts) or self._publish(manifest)
-        except Superseded as error:
-            return {"superseded": [error.problem, error.remedy]}
         except (StoreError, DamagedCheckpoint) as error:
             reason = f"rank 0, writing the manifest: {error.problem}"
-            return _failure_json(reason, transient=isinstance(error, TRANSIENT_ERRORS))
+            return FailedSave(self.step, reason, transient=isinstance(error, TRANSIENT_ERRORS))
         if wrong:
-            return _failure_json(wrong, transient=False)
-        return {
-            "committed": manifest.bytes,
-            "attempt": manifest.attempt,
-            "blocked_s": max(receipt.blocked_s for receipt in receipts),
-            "background_s": max(receipt.background_s for receipt in receipts),
-        }
+            return FailedSave(self.step, wrong)
+        return CommittedSave(
+            self.step,
+            manifest.attempt,
+            manifest.bytes,
+            blocked_s=max(receipt.blocked_s for receipt in receipts),
+            background_s=max(receipt.background_s for receipt in receipts),
+        )
 
-    def _manifest(self, receipts: list[RankReceipt]) -> CheckpointManifest:
+    def _manifest(self, receipts: list[RankReceipt], now: float) -> CheckpointManifest:
         pieces = [
             piece.model_copy(update={"file": rank})
             for rank, receipt in enumerate(receipts)
@@ -144,7 +143,7 @@ class Commit:
             state=self.state,
             lineage=(*self.past, mine),
             versions=_versions(),
-            created=self.now,
+            created=now,
         )
 
     def _publish(self, manifest: CheckpointManifest) -> str | None:
@@ -154,7 +153,7 @@ class Commit:
         if self.store.put_if_absent(key, encode_manifest(manifest)):
             return None
         there = decode_manifest(self.store.get(key), f"{self.store.uri}/{key}")
-        if there.model_copy(update={"created": self.now}) == manifest:
+        if there.model_copy(update={"created": manifest.created}) == manifest:
             return None  # The manifest there is ours: an earlier request wrote it, but its answer was lost.
         return f"{self.store.uri}/{key} exists already, and differs"
 
@@ -165,30 +164,6 @@ def _incompleteness(manifest: CheckpointManifest, receipts: list[RankReceipt]) -
         return f"the ranks saved different steps: {steps}"
     found = find_problems(manifest)
     return f"incomplete: {summarize_problems(found)}" if found else None
-
-
-def _failure_json(reason: str, *, transient: bool) -> JsonValue:
-    return {"failed": reason, "transient": transient}
-
-
-def outcome_from_verdict(step: int, verdict: JsonValue) -> Outcome:
-    match verdict:
-        case {
-            "committed": int(size),
-            "blocked_s": float(blocked),
-            "background_s": float(background),
-            "attempt": int(n),
-        }:
-            return CommittedSave(step, n, size, blocked, background)
-        case {"failed": str(reason), "transient": bool(transient)}:
-            return FailedSave(step, reason, transient)
-        case {"superseded": [str(problem), str(remedy)]}:
-            raise Superseded(problem, remedy=remedy)
-        case _:
-            raise CheckpointError(
-                f"rank 0 sent a decision that this rank does not understand: {verdict!r}",
-                remedy="run the same version on all ranks",
-            )
 
 
 def _versions() -> dict[str, str]:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
 
-from checkpoints.errors import CheckpointError, DamagedCheckpoint, NewerFormat
+from checkpoints.errors import CheckpointError, DamagedCheckpoint, NewerFormat, Superseded
 from data_service.store.errors import CredentialsExpired, StoreError, StoreUnavailable
+
+T = TypeVar("T")
 
 
 class Peers(Protocol):
@@ -49,6 +51,12 @@ class Alone:
         return value
 
 
+def gather_as(peers: Peers, kind: TypeAdapter[T], value: T) -> list[T]:
+    """Return every rank's value, all of one `kind`, in rank order."""
+    answers = peers.all_gather(kind.dump_python(value, mode="json"))
+    return [kind.validate_python(answer) for answer in answers]
+
+
 def gather_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> list[JsonValue]:
     """Call `work` on every rank; return all results, in rank order, on every rank.
 
@@ -58,9 +66,10 @@ def gather_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> list[JsonVal
     return [_unwrap(rank, answer) for rank, answer in enumerate(peers.all_gather(_try_call(work)))]
 
 
-def broadcast_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> JsonValue:
-    """Call `work` on rank 0; return its result on all ranks. Raises as `gather_or_raise`."""
-    return _unwrap(0, peers.broadcast(_try_call(work) if peers.rank == 0 else None))
+def broadcast_or_raise(peers: Peers, work: Callable[[], T], kind: TypeAdapter[T]) -> T:
+    """Call `work` on rank 0; return its result, which is of this `kind`, on all ranks. Raises as `gather_or_raise`."""
+    mine = _try_call(lambda: kind.dump_python(work(), mode="json")) if peers.rank == 0 else None
+    return kind.validate_python(_unwrap(0, peers.broadcast(mine)))
 
 
 def _try_call(work: Callable[[], JsonValue]) -> JsonValue:
@@ -75,7 +84,8 @@ def _unwrap(rank: int, answer: JsonValue) -> JsonValue:
         case {"value": value}:
             return value
         case {"kind": str(kind), "problem": str(problem), "remedy": str(remedy)}:
-            raise _ERRORS_BY_KIND[kind](f"rank {rank}: {problem}", remedy=remedy)
+            whose = "" if kind == "superseded" else f"rank {rank}: "  # the whole attempt is superseded
+            raise _ERRORS_BY_KIND[kind](f"{whose}{problem}", remedy=remedy)
         case _:
             raise TypeError(f"rank {rank} sent an answer of an unknown form: {answer!r}")
 
@@ -86,6 +96,7 @@ _ERRORS_BY_KIND = {
     "store": StoreError,
     "damaged": DamagedCheckpoint,
     "newer": NewerFormat,
+    "superseded": Superseded,
     "checkpoint": CheckpointError,
 }
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pydantic import JsonValue, TypeAdapter
+from pydantic import TypeAdapter
 
 from checkpoints.errors import DamagedCheckpoint, NoGoodCheckpoint
 from checkpoints.gather import Peers, broadcast_or_raise, gather_or_raise
@@ -11,7 +11,8 @@ from checkpoints.listing import list_committed, read_manifest
 from checkpoints.verify import verify_files
 from data_service.store.base import Store
 
-_NAMES_TYPE = TypeAdapter(list[tuple[int, int]])
+_NAMES_TYPE = TypeAdapter(list[CheckpointName])
+_MANIFEST_TYPE: TypeAdapter[CheckpointManifest | str] = TypeAdapter(CheckpointManifest | str)
 _PROBLEMS_TYPE = TypeAdapter(list[list[str]])
 
 
@@ -40,16 +41,14 @@ def newest_good(store: Store, peers: Peers, *, full: bool = True) -> GoodCheckpo
             not continue from an older one.
         StoreError: the store did not answer on some rank. All ranks raise it, so none is left waiting.
     """
-    names = broadcast_or_raise(peers, lambda: _list_names(store))
     passed_over: list[str] = []
-    for attempt, step in _NAMES_TYPE.validate_python(names):
-        name = CheckpointName(attempt, step)
-        manifest, wrong = _read_manifest_once(store, name, peers)
-        if manifest is not None:
-            wrong = _verify_on_all_ranks(store, manifest, peers, full)
-            if not wrong:
-                return GoodCheckpoint(manifest, tuple(passed_over))
-        passed_over.append(f"step {step} (attempt {attempt}): {'; '.join(wrong)}")
+    for name in broadcast_or_raise(peers, lambda: list_committed(store), _NAMES_TYPE):
+        manifest = _read_manifest_once(store, name, peers)
+        if isinstance(manifest, str):
+            wrong = [manifest]
+        elif not (wrong := _verify_on_all_ranks(store, manifest, peers, full)):
+            return GoodCheckpoint(manifest, tuple(passed_over))
+        passed_over.append(f"step {name.step} (attempt {name.attempt}): {'; '.join(wrong)}")
     if not passed_over:
         return None
     raise NoGoodCheckpoint(
@@ -58,23 +57,16 @@ def newest_good(store: Store, peers: Peers, *, full: bool = True) -> GoodCheckpo
     )
 
 
-def _list_names(store: Store) -> JsonValue:
-    return [[name.attempt, name.step] for name in list_committed(store)]
+def _read_manifest_once(store: Store, name: CheckpointName, peers: Peers) -> CheckpointManifest | str:
+    """Read the manifest on rank 0; return it, or what is wrong with it, on all ranks."""
 
-
-def _read_manifest_once(
-    store: Store, name: CheckpointName, peers: Peers
-) -> tuple[CheckpointManifest | None, list[str]]:
-    """Read the manifest on rank 0; return it on all ranks, or None and its problems."""
-
-    def read() -> JsonValue:
+    def read() -> CheckpointManifest | str:
         try:
-            return read_manifest(store, name).model_dump(mode="json")
+            return read_manifest(store, name)
         except DamagedCheckpoint as error:
             return error.problem
 
-    answer = broadcast_or_raise(peers, read)
-    return (None, [answer]) if isinstance(answer, str) else (CheckpointManifest.model_validate(answer), [])
+    return broadcast_or_raise(peers, read, _MANIFEST_TYPE)
 
 
 def _verify_on_all_ranks(store: Store, manifest: CheckpointManifest, peers: Peers, full: bool) -> list[str]:

@@ -29,9 +29,9 @@ from pydantic import JsonValue, TypeAdapter
 from torch import Tensor
 
 from checkpoints.attempt import Attempt
-from checkpoints.commit import Commit, CommittedSave, Outcome, RankReceipt, outcome_from_verdict
+from checkpoints.commit import OUTCOME_TYPE, Commit, CommittedSave, Outcome, RankReceipt
 from checkpoints.errors import CheckpointError
-from checkpoints.gather import Peers
+from checkpoints.gather import Peers, broadcast_or_raise, gather_as
 from checkpoints.layout import (
     CHUNK_BYTES,
     F32_BYTES,
@@ -137,18 +137,12 @@ def _stored_ranges(
 _log = logging.getLogger(__name__)
 
 _PROGRESS_INTERVAL_S = 1.0
-_ANSWERS_TYPE = TypeAdapter(list[tuple[bool, int]])
+_ANSWER_TYPE = TypeAdapter(tuple[bool, int])
 
 
 @dataclass(frozen=True)
 class _PendingSave:
-    step: int
-    snapshot: Snapshot
-    shapes: dict[str, tuple[int, ...]]
-    own_kinds: dict[str, tuple[str, ...]]
-    memory: dict[str, tuple[int, ...]]
-    state: str
-    blocked_s: float
+    commit: Commit
     upload: "Future[RankReceipt]"
 
 
@@ -196,7 +190,7 @@ class Saver:
     @property
     def pending_step(self) -> int | None:
         """The step that is being saved: begun and not yet committed; None if no save is under way."""
-        return self._pending.step if self._pending else None
+        return self._pending.commit.step if self._pending else None
 
     @property
     def sent_bytes(self) -> int:
@@ -227,7 +221,7 @@ class Saver:
         """
         if self._pending is not None:
             raise CheckpointError(
-                f"cannot save step {step} while step {self._pending.step} is being saved",
+                f"cannot save step {step} while step {self._pending.commit.step} is being saved",
                 remedy="commit the save under way first",
             )
         if self._last is not None and step <= self._last:
@@ -235,23 +229,25 @@ class Saver:
                 f"cannot save step {step}: the newest checkpoint is of step {self._last} already",
                 remedy="call `begin` only with steps after `last_step`",
             )
-        text = json.dumps(state, allow_nan=False)
+        copied = json.loads(json.dumps(state, allow_nan=False))
         started = time.perf_counter()
         snapshot = take_snapshot(fragments, self._memory.body if self._memory else None)
         self._memory = snapshot
         blocked = time.perf_counter() - started
         self._sent = 0
         upload = self._worker.submit(self._upload, step, snapshot, blocked)
-        self._pending = _PendingSave(
+        commit = Commit(
+            store=self._store,
+            attempt=self._attempt,
+            past=self._past,
+            begun_at=self._begun_at,
             step=step,
-            snapshot=snapshot,
             shapes=dict(shapes),
             own_kinds=dict(own_kinds or {}),
             memory=dict(memory or {}),
-            state=text,
-            blocked_s=blocked,
-            upload=upload,
+            state=copied,
         )
+        self._pending = _PendingSave(commit, upload)
 
     def ready(self) -> bool:
         """Return whether a save is under way and this rank's part of it has ended, with or without an error."""
@@ -270,8 +266,8 @@ class Saver:
         """
         while True:
             self._wait_for_upload()
-            answers = self._peers.all_gather([self._pending is None or self.ready(), self.sent_bytes])
-            ready, sent = zip(*_ANSWERS_TYPE.validate_python(answers), strict=True)
+            mine = (self._pending is None or self.ready(), self.sent_bytes)
+            ready, sent = zip(*gather_as(self._peers, _ANSWER_TYPE, mine), strict=True)
             progress(sum(sent))
             if all(ready):
                 return
@@ -291,8 +287,9 @@ class Saver:
             raise CheckpointError("no save is under way", remedy="call `begin` before `commit`")
         pending, self._pending = self._pending, None
         answers = self._peers.gather_to_first(self._answer(pending.upload))
-        verdict = self._commit(pending).decide(answers) if self._peers.rank == 0 else None
-        outcome = outcome_from_verdict(pending.step, self._peers.broadcast(verdict))
+        outcome = broadcast_or_raise(
+            self._peers, lambda: pending.commit.decide(answers, self._clock()), OUTCOME_TYPE
+        )
         if isinstance(outcome, CommittedSave):
             self._last = outcome.step
         return outcome
@@ -320,17 +317,3 @@ class Saver:
         _log.error("rank %d could not save", self._peers.rank, exc_info=error)
         text = error.problem if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
         return {"error": f"rank {self._peers.rank}: {text}", "transient": isinstance(error, TRANSIENT_ERRORS)}
-
-    def _commit(self, pending: _PendingSave) -> Commit:
-        return Commit(
-            store=self._store,
-            attempt=self._attempt,
-            past=self._past,
-            begun_at=self._begun_at,
-            step=pending.step,
-            shapes=pending.shapes,
-            own_kinds=pending.own_kinds,
-            memory=pending.memory,
-            state=json.loads(pending.state),
-            now=self._clock(),
-        )

@@ -1,8 +1,10 @@
 """What ranks send each other: little more to each when there are more of them, and errors to all."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from checkpoints.attempt import claim
 from checkpoints.commit import CommittedSave
@@ -65,7 +67,7 @@ def _save(saver: Saver, fragments: object) -> None:
         (CheckpointError("wrong", remedy="mend"), CheckpointError),
     ],
 )
-@pytest.mark.parametrize("exchange", [gather_or_raise, broadcast_or_raise])
+@pytest.mark.parametrize("exchange", [gather_or_raise, partial(broadcast_or_raise, kind=TypeAdapter(None))])
 def test_an_error_of_one_rank_is_one_on_all_of_its_kind(
     exchange: object, raised: StoreError | CheckpointError, heard: type[Exception]
 ) -> None:

@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float32
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from checkpoints.gather import Peers
+from checkpoints.gather import Peers, gather_as
 from launcher.runtime.capacity.devices import gpu_of_device
 from launcher.runtime.preflight import findings
 from launcher.runtime.preflight.findings import Finding, RankSums, Verdict, WrongNumbers, worst_verdict
@@ -105,7 +105,7 @@ class NodeReport:
         return {**head, "problems": problems, "checks": checks, "versions": self.versions}
 
 
-_REPORT = TypeAdapter(NodeReport | None)
+_REPORT: TypeAdapter[NodeReport | None] = TypeAdapter(NodeReport | None)
 
 
 class UnfitGroup(Exception):
@@ -125,9 +125,7 @@ def preflight(subject: PreflightSubject, peers: Peers, nodes: Sequence[str]) -> 
     here = [rank for rank, node in enumerate(nodes) if node == nodes[peers.rank]]
     leader = next((rank for rank in here if known[rank]), here[0]) == peers.rank
     report = _report(subject, nodes[peers.rank]) if leader else None
-    answers = peers.all_gather(_REPORT.dump_python(report, mode="json"))
-    reports = [report for answer in answers if (report := _REPORT.validate_python(answer)) is not None]
-    return with_versions(reports)
+    return with_versions([each for each in gather_as(peers, _REPORT, report) if each is not None])
 
 
 def unfit_reports(reports: Sequence[NodeReport]) -> list[NodeReport]:
@@ -216,7 +214,7 @@ def first_sums(peers: Peers) -> list[RankSums]:
         line=line_rate() if device.type == "cuda" else None,
         seconds=time.monotonic() - started,
     )
-    return [_SUMS.validate_python(one) for one in peers.all_gather(_SUMS.dump_python(found, mode="json"))]
+    return gather_as(peers, _SUMS, found)
 
 
 def pattern(rank: int, device: torch.device) -> Float32[Tensor, " count"]:

@@ -18,9 +18,9 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from pydantic import JsonValue
+from pydantic import TypeAdapter
 
-from checkpoints.gather import Peers
+from checkpoints.gather import Peers, gather_as
 from data_service.formats import StrictRecord
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.pieces import Pieces
@@ -112,6 +112,9 @@ class CompilationRecord(StrictRecord):
     failure: str = ""
 
 
+_RECORD: TypeAdapter[CompilationRecord | None] = TypeAdapter(CompilationRecord | None)
+
+
 def settle_compilation(
     run: Run, tokenizer: Tokenizer, peers: Peers, link: Link, host: str
 ) -> tuple[Pieces | None, CompilationRecord | None]:
@@ -132,17 +135,11 @@ def settle_compilation(
         link.beat(0, "compiling", number)
         if turn:
             pieces, found = _compile_once(run, code, subject, choice, link)
-        told = _shared_results(peers, found)
+        told = [one for one in gather_as(peers, _RECORD, found) if one is not None]
         failed = next((one for one in told if not one.compiled), None)
         if failed is not None:
             return None, failed
     return pieces, told[0]
-
-
-def _shared_results(peers: Peers, found: CompilationRecord | None) -> list[CompilationRecord]:
-    """Return the results of the ranks that have had their turn. Collective."""
-    mine: JsonValue = None if found is None else found.model_dump(mode="json")
-    return [CompilationRecord.model_validate(one) for one in peers.all_gather(mine) if one is not None]
 
 
 def _compile_once(

@@ -2,10 +2,10 @@
 
 `start` is `scratch`, `teacher` (layers of the network that the run learns from), another run (its newest checkpoint),
 or a folder in the transformers format, with `generator/` and `discriminator/` for a pair of networks, or with the
-discriminator alone (`initial_sources`). The start must have all parameters of the encoder. Missing heads keep their fresh
-values, and the record of the start names them. If the model's tokenizer is not the run's, rows of vocabulary tables are
-carried over piece by piece: the row of the same piece if the old vocabulary has it, else the mean of the rows of its
-parts.
+discriminator alone (`initial_sources`). The start must have all parameters of the encoder. Missing heads keep their
+fresh values, and the record of the start names them. If the model's tokenizer is not the run's, rows of vocabulary
+tables are carried over piece by piece: the row of the same piece if the old vocabulary has it, else the mean of the
+rows of its parts.
 
 A fresh language-model head begins by predicting word frequencies. Its decoder is tied to the word embeddings of the
 model that the run starts from, and that model's training did not keep these rows short; those of a distilled model

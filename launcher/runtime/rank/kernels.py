@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from itertools import count
 
-from pydantic import JsonValue
+from pydantic import TypeAdapter
 
-from checkpoints.gather import Peers
+from checkpoints.gather import Peers, gather_as
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.kernel_choice import set_preference
 from encoder_core.trials.kernel_trial import Limits
@@ -33,6 +33,7 @@ from launcher.runtime.rank.journal import Link, RankJournal
 from launcher.runtime.run.record import Run
 
 FOLDER = "kernels"
+_VERDICT: TypeAdapter[tuple[KernelVerdict, bool] | None] = TypeAdapter(tuple[KernelVerdict, bool] | None)
 
 
 def settle_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: Link) -> list[KernelVerdict]:
@@ -48,20 +49,13 @@ def settle_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: Link) -> 
     names = peers.all_gather(name)
     if not any(names):
         return []
-    kept = None
+    mine = None
     if name is not None and gpu is not None and names.index(name) == peers.rank:
-        kept, new = _verdict(run, name, gpu, subject, link)
-    mine: JsonValue = None if kept is None else {"verdict": kept.model_dump(mode="json"), "new": new}
-    found = peers.all_gather(mine)
-    if name is not None:
-        told = found[names.index(name)]
-        assert isinstance(told, dict)
-        set_preference(KernelVerdict.model_validate(told["verdict"]).preference)
-    return [
-        KernelVerdict.model_validate(told["verdict"])
-        for told in found
-        if isinstance(told, dict) and told["new"]
-    ]
+        mine = _verdict(run, name, gpu, subject, link)
+    found = gather_as(peers, _VERDICT, mine)
+    if name is not None and (told := found[names.index(name)]) is not None:
+        set_preference(told[0].preference)
+    return [told[0] for told in found if told is not None and told[1]]
 
 
 def _verdict_name(gpu: str, subject: Subject) -> str:

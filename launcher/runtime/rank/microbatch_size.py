@@ -14,12 +14,12 @@ import hashlib
 import json
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 import torch
-from pydantic import JsonValue, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from checkpoints.gather import Peers
+from checkpoints.gather import Peers, broadcast_or_raise, gather_as
 from checkpoints.host_memory import available_memory
 from data_service.formats import StrictRecord
 from data_service.store.errors import KeyMissing
@@ -65,6 +65,10 @@ class DeviceMemory:
     bytes: int
     device: Device
     name: str
+
+
+_ROOM = TypeAdapter(DeviceMemory)
+_BOUNDS: TypeAdapter[tuple[int | None, ...]] = TypeAdapter(tuple[int | None, ...])
 
 
 def device_memory(ranks: int) -> DeviceMemory:
@@ -144,17 +148,14 @@ def settle_microbatches(
     if not has_automatic(run.recipe):
         return None
     mine = device_memory(hosts.count(socket.gethostname()))
-    told = peers.all_gather([mine.bytes, mine.device, mine.name])
-    room = min((DeviceMemory(*one) for one in told if isinstance(one, list)), key=lambda room: room.bytes)  # type: ignore[arg-type]
+    rooms = gather_as(peers, _ROOM, mine)
+    room = min(rooms, key=lambda room: room.bytes)
     bill = RankMemory.from_recipe(run.recipe, len(hosts), room.device, tokenizer.vocab_size)
     estimated = rows_that_fit(bill, room.bytes)
-    key = f"{FOLDER}/{_limits_name(run.recipe, told)}.json"
-    # Read on rank 0 only.
-    bounds = peers.all_gather(list(_stored_limits(run, key)) if peers.rank == 0 else [])
-    found = bounds[0] if isinstance(bounds[0], list) else []
+    key = f"{FOLDER}/{_limits_name(run.recipe, rooms)}.json"
+    bounds = broadcast_or_raise(peers, lambda: _stored_limits(run, key), _BOUNDS) or [None] * len(estimated)
     most = [
-        rows if not isinstance(bound, int) else min(rows, bound)
-        for rows, bound in zip(estimated, found or [None] * len(estimated), strict=True)
+        rows if bound is None else min(rows, bound) for rows, bound in zip(estimated, bounds, strict=True)
     ]
     kept = max(map(bill.kept, bill.recipe.phases))
     return MicrobatchLimits(run, len(hosts), room, kept, estimated, most, _key=key)
@@ -167,14 +168,14 @@ def _stored_limits(run: Run, key: str) -> tuple[int | None, ...]:
         return ()
 
 
-def _limits_name(recipe: Recipe, rooms: Sequence[JsonValue]) -> str:
+def _limits_name(recipe: Recipe, rooms: Sequence[DeviceMemory]) -> str:
     """Return a hash of everything that the limits depend on."""
     fields = {"model", "input", "objective", "phases", "optimizer", "average", "precision", "zero"}
     what = {
         "recipe": recipe.model_dump(
             mode="json", include=fields | {"reduce_dtype", "activation_checkpointing"}
         ),
-        "ranks": list(rooms),
+        "ranks": list(map(astuple, rooms)),
         "installed": installed_versions(),
     }
     return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=10).hexdigest()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from jaxtyping import Float32
-from pydantic import JsonValue, TypeAdapter
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from checkpoints.attempt import Attempt
@@ -103,7 +103,7 @@ _NEWEST = TypeAdapter(tuple[int | None, list[Any]])
 def _in_memory(run: Run, peers: Peers, memory: NodeSets) -> ResumePoint | None:
     """Return the newest state in memory, if it is newer than any commit and no rewind has abandoned it; None if not, or
     if some rank cannot open its sets."""
-    step, sets = _NEWEST.validate_python(broadcast_or_raise(peers, lambda: _newest(run, memory)))
+    step, sets = broadcast_or_raise(peers, lambda: _newest(run, memory), _NEWEST)
     if not sets:
         return None
     parts: dict[int, ReadBytes] = {}
@@ -118,14 +118,14 @@ def _in_memory(run: Run, peers: Peers, memory: NodeSets) -> ResumePoint | None:
     )
 
 
-def _newest(run: Run, memory: NodeSets) -> JsonValue:
+def _newest(run: Run, memory: NodeSets) -> tuple[int | None, list[Any]]:
     """Return, on rank 0, the step of the newest commit, and the sets of the newest state in memory if that is newer."""
     gone_back, marks = read_rewinds(run.store), list_committed(run.store)
     stored = marks[0] if marks else None
     offers = [SetOffer(memory.describe(held), held) for held in memory.held()]
     usable = [offer for offer in offers if _is_newer(offer, stored, gone_back)]
     newest = newest_sets(usable, run.record.fingerprint)
-    return [stored.step if stored else None, [offer.place for offer in newest or []]]
+    return (stored.step if stored else None), [offer.place for offer in newest or []]
 
 
 def _is_newer(offer: SetOffer, stored: CheckpointName | None, gone_back: Sequence[Rewind]) -> bool:
@@ -156,16 +156,16 @@ def settle_removals(run: Run, attempt: Attempt, step: int, peers: Peers) -> tupl
         DamagedCheckpoint, StoreError: as `read_removals`.
     """
 
-    def settle() -> JsonValue:
+    def settle() -> tuple[RemovalRecord, ...]:
         records = read_removals(run.store)
         wanted = dict(run.removals)
         if dict(RemovalHistory(run.record.inputs.removals, records).at(step)) == wanted:
-            return [each.model_dump(mode="json") for each in records]
+            return records
         attempt.ensure_current()
         new = RemovalRecord(step=step, attempt=attempt.number, states=wanted)
         write_removals(run.store, len(records) + 1, new)
-        return [each.model_dump(mode="json") for each in (*records, new)]
+        return (*records, new)
 
-    records = _RECORDS.validate_python(broadcast_or_raise(peers, settle))
+    records = broadcast_or_raise(peers, settle, _RECORDS)
     added = records[-1] if records and records[-1].attempt == attempt.number else None
     return replace(run, left_out=records), added

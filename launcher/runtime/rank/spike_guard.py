@@ -5,10 +5,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
 
 from checkpoints.attempt import Attempt
-from checkpoints.errors import CheckpointError
 from checkpoints.gather import Peers, broadcast_or_raise
 from checkpoints.layout import CheckpointManifest, LineageSegment
 from checkpoints.listing import SKIPS_KEY, Rewind, is_on_lineage, list_committed, record_rewind
@@ -18,10 +17,13 @@ from encoder_core.train.metrics import StepReport, means
 from encoder_core.train.step import gather_sums
 from launcher.errors import RunError
 from launcher.runtime.policies import spikes
+from launcher.runtime.policies.failures import Stop
 from launcher.runtime.policies.spikes import LOSS, SpikeHistory, Spikes
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import SPIKES_KEY, SkippedData
+
+_DECISION: TypeAdapter[Stop | str] = TypeAdapter(Stop | str)
 
 
 class Rewound(Exception):
@@ -98,19 +100,13 @@ class SpikeGuard:
     def _go_back(self, began: int, reached: int, cause: str) -> None:
         """Go back, or end the run, as rank 0 decides. Collective. `began`: first step of the spike. `reached`: number
         of steps done."""
-        answer = broadcast_or_raise(self.peers, lambda: self._decide(began, reached, cause))
-        match answer:
-            case {"rewound": str(text)}:
-                raise Rewound(text)
-            case {"stop": str(reason), "remedy": str(remedy)}:
-                raise RunError(reason, remedy=remedy)
-            case {"error": str(problem), "remedy": str(remedy)}:
-                raise CheckpointError(problem, remedy=remedy)
-            case _:
-                raise TypeError(f"rank 0 answered {answer!r}")
+        answer = broadcast_or_raise(self.peers, lambda: self._decide(began, reached, cause), _DECISION)
+        if isinstance(answer, Stop):
+            raise RunError(answer.reason, remedy=answer.remedy)
+        raise Rewound(answer)
 
-    def _decide(self, began: int, reached: int, cause: str) -> JsonValue:
-        """Decide on rank 0, record the rewind, and return the decision in the form that `_go_back` reads."""
+    def _decide(self, began: int, reached: int, cause: str) -> Stop | str:
+        """Decide on rank 0, and record the rewind. Return why the run ends, or a line about the rewind."""
         begun_at, past = (self.resumed.step, self.resumed.lineage) if self.resumed else (0, ())
         lineage = (*past, LineageSegment(attempt=self.attempt.number, start=begun_at, stop=reached))
         history = [mark for mark in list_committed(self.run.store) if is_on_lineage(lineage, mark)]
@@ -124,16 +120,11 @@ class SpikeGuard:
                 cause=cause,
                 skips=(*self.lost.spans, *map(astuple, self.positions.joined(verdict.to.step, reached))),
             )
-            try:
-                self._record(rewind)
-            except CheckpointError as error:
-                return {"error": error.problem, "remedy": error.remedy}
+            self._record(rewind)
         if verdict.stop is not None:
-            return {"stop": verdict.stop.reason, "remedy": verdict.stop.remedy}
+            return verdict.stop
         assert verdict.to is not None  # a verdict without a place to go back to has a reason to stop
-        return {
-            "rewound": f"{cause}: back from step {reached:,} to step {verdict.to.step:,}, without the data between"
-        }
+        return f"{cause}: back from step {reached:,} to step {verdict.to.step:,}, without the data between"
 
     def _record(self, rewind: Rewind) -> None:
         assert rewind.to is not None

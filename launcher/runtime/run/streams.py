@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from pydantic import JsonValue
+from pydantic import TypeAdapter
 
 from checkpoints.gather import Alone, Peers, broadcast_or_raise
 from checkpoints.layout import CheckpointManifest
@@ -36,6 +36,7 @@ from launcher.runtime.run.record import Run
 
 SPIKES_KEY = "spikes"
 """The key of the recent losses (`SpikeHistory`) in a manifest's state."""
+_REWINDS = TypeAdapter(list[Rewind])
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,7 @@ class SkippedData:
 def read_skipped(run: Run, good: CheckpointManifest | None, peers: Peers) -> SkippedData:
     """Read the left-out data and the rewinds on rank 0, and return them on all ranks. Raises StoreError on all
     ranks."""
-
-    def read() -> JsonValue:
-        return [rewind.model_dump(mode="json") for rewind in read_rewinds(run.store)]
-
-    answer = broadcast_or_raise(peers, read)
-    assert isinstance(answer, list)
-    gone_back = tuple(Rewind.model_validate(rewind) for rewind in answer)
+    gone_back = tuple(broadcast_or_raise(peers, lambda: read_rewinds(run.store), _REWINDS))
     return SkippedData(skipped_ranges(good, gone_back), gone_back)
 
 

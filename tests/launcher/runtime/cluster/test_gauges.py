@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from data_service.service.gauges import GAUGE_DESCRIPTIONS as SERVICE
-from launcher.runtime.cluster import gauges
+from launcher.runtime.cluster import display
 from launcher.runtime.cluster.display import GAUGE_DESCRIPTIONS, Gauges
 from tests.support.runs.untrained import step_record
 
@@ -42,7 +42,7 @@ class Clock:
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
     shown = Shown()
-    monkeypatch.setattr(gauges, "make_gauge", shown.gauge)
+    monkeypatch.setattr(display, "make_gauge", shown.gauge)
     return shown
 
 
