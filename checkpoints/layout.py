@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, FiniteFloat, JsonValue, ValidationError
 
@@ -29,6 +29,8 @@ _COUNT_BOUND = 1 << 62  # exclusive upper bound of every count in a manifest
 _LISTED_PROBLEMS = 5  # problems that a message lists
 _MAX_CHUNK_BYTES = 64 << 20  # bytes; a reader holds several chunks in memory
 F32_BYTES = 4  # bytes of a float32, the only element type
+_MANIFEST_REMEDY = "an earlier checkpoint is used instead; to use this one, restore the file from a copy"
+R = TypeVar("R", bound=StrictRecord)
 
 
 @dataclass(frozen=True, order=True)
@@ -182,29 +184,30 @@ def decode_manifest(data: bytes, where: str) -> CheckpointManifest:
         NewerFormat: a newer version of Maskfleet wrote the manifest.
         DamagedCheckpoint: the bytes do not match their digest, or the manifest has `find_problems`.
     """
-    body = strip_digest("manifest", data)
-    reason = "does not match its own digest"
+    manifest = decode_record(CheckpointManifest, "manifest", data, where, remedy=_MANIFEST_REMEDY)
+    if wrong := find_problems(manifest):
+        raise DamagedCheckpoint(
+            f"{where} cannot be read: {summarize_problems(wrong)}", remedy=_MANIFEST_REMEDY
+        )
+    return manifest
+
+
+def decode_record(kind: type[R], what: str, data: bytes, where: str, *, remedy: str) -> R:
+    """Return the record of this `kind` from which `add_digest` made `data`, the bytes of the object at `where`.
+
+    Raises:
+        NewerFormat: a newer version of Maskfleet wrote the record.
+        DamagedCheckpoint: the bytes do not match their digest, or are no such record. It has this `remedy`.
+    """
+    body, reason = strip_digest(what, data), "it does not match its own digest"
     if body is not None:
         try:
-            manifest = CheckpointManifest.model_validate_json(body)
+            return kind.model_validate_json(body)
         except ValidationError as error:
-            refuse_newer(body, where, error)
+            if is_newer(body, known=1, error=error):
+                raise NewerFormat(newer_version_message(where), remedy=NEWER_REMEDY) from error
             reason = first_validation_error(error)
-        else:
-            wrong = find_problems(manifest)
-            if not wrong:
-                return manifest
-            reason = summarize_problems(wrong)
-    raise DamagedCheckpoint(
-        f"{where} cannot be read: {reason}",
-        remedy="an earlier checkpoint is used instead; to use this one, restore the file from a copy",
-    )
-
-
-def refuse_newer(body: bytes, where: str, error: ValidationError) -> None:
-    """Raise NewerFormat if `error` arose because a newer version wrote `body`, the intact content of `where`."""
-    if is_newer(body, known=1, error=error):
-        raise NewerFormat(newer_version_message(where), remedy=NEWER_REMEDY)
+    raise DamagedCheckpoint(f"{where} cannot be read: {reason}", remedy=remedy)
 
 
 def first_validation_error(error: ValidationError) -> str:

@@ -9,7 +9,7 @@ the skipped ranges.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -22,9 +22,8 @@ from checkpoints.layout import (
     LineageSegment,
     add_digest,
     decode_manifest,
+    decode_record,
     first_validation_error,
-    refuse_newer,
-    strip_digest,
 )
 from data_service.formats import StrictRecord
 from data_service.store.base import Store
@@ -32,6 +31,10 @@ from data_service.store.errors import KeyMissing
 
 _REWIND_PREFIX = f"{CHECKPOINTS_FOLDER}rewind-"
 _RECORD_KIND = "rewind"
+_REWIND_REMEDY = (
+    "restore it from a copy. It records that the run went back; without it the checkpoints that were abandoned then "
+    "would be used again"
+)
 SKIPS_KEY = "skips"
 """Key under which a manifest's state holds the skipped ranges of data."""
 
@@ -84,27 +87,11 @@ def read_rewinds(store: Store) -> list[Rewind]:
     Raises DamagedCheckpoint: a record cannot be read. Without it the run could continue from a checkpoint that no
     longer counts.
     """
-    return [_read_rewind(store, key) for key in sorted(entry.key for entry in store.list(_REWIND_PREFIX))]
-
-
-def _read_rewind(store: Store, key: str) -> Rewind:
-    data = store.get(key)
-    body = strip_digest(_RECORD_KIND, data)
-    if body is None:
-        raise _damaged_record(store, key, "it does not match its own digest")
-    try:
-        return Rewind.model_validate_json(body)
-    except ValidationError as error:
-        refuse_newer(body, f"{store.uri}/{key}", error)
-        raise _damaged_record(store, key, first_validation_error(error)) from error
-
-
-def _damaged_record(store: Store, key: str, reason: str) -> DamagedCheckpoint:
-    return DamagedCheckpoint(
-        f"{store.uri}/{key} cannot be read: {reason}",
-        remedy="restore it from a copy. It records that the run went back; without it the checkpoints that were "
-        "abandoned then would be used again",
-    )
+    keys = sorted(entry.key for entry in store.list(_REWIND_PREFIX))
+    return [
+        decode_record(Rewind, _RECORD_KIND, store.get(key), f"{store.uri}/{key}", remedy=_REWIND_REMEDY)
+        for key in keys
+    ]
 
 
 def is_abandoned(name: CheckpointName, rewinds: Sequence[Rewind]) -> bool:
@@ -165,10 +152,10 @@ class CheckpointRow:
     step: int
     attempt: int
     bytes: int
-    created: float | None
-    world_size: int | None
-    abandoned: bool
-    problem: str | None
+    created: float | None = None
+    world_size: int | None = None
+    abandoned: bool = False
+    problem: str | None = None
 
 
 def list_folders(store: Store) -> list[CheckpointFolder]:
@@ -218,35 +205,18 @@ def checkpoint_rows(store: Store) -> list[CheckpointRow]:
         if not folder.committed:
             continue
         name, size = folder.name, sum(folder.sizes.values())
+        row = CheckpointRow(name.step, name.attempt, size)
         try:
             manifest = read_manifest(store, name)
         except (DamagedCheckpoint, NewerFormat) as error:
-            found.append(
-                CheckpointRow(
-                    step=name.step,
-                    attempt=name.attempt,
-                    bytes=size,
-                    created=None,
-                    world_size=None,
-                    abandoned=False,
-                    problem=error.problem,
-                )
-            )
+            found.append(replace(row, problem=error.problem))
             continue
         abandoned = is_abandoned(name, rewinds)
         if not abandoned:
             lineage = lineage or manifest.lineage
             abandoned = not is_on_lineage(lineage, name)
         found.append(
-            CheckpointRow(
-                step=name.step,
-                attempt=name.attempt,
-                bytes=size,
-                created=manifest.created,
-                world_size=manifest.world_size,
-                abandoned=abandoned,
-                problem=None,
-            )
+            replace(row, created=manifest.created, world_size=manifest.world_size, abandoned=abandoned)
         )
     return found
 

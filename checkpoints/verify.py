@@ -157,12 +157,7 @@ def copy_checkpoint(
         file.model_copy(update={"key": name.file(rank)}) for rank, file in enumerate(manifest.files)
     )
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
-        list(
-            pool.map(
-                lambda pair: _copy_file(source, pair[0], target, pair[1]),
-                zip(manifest.files, files, strict=True),
-            )
-        )
+        list(pool.map(lambda file, to: _copy_file(source, file, target, to), manifest.files, files))
     lineage = (LineageSegment(attempt=COPIED_ATTEMPT, start=0, stop=manifest.step),)
     copied = manifest.model_copy(
         update={"attempt": COPIED_ATTEMPT, "files": files, "lineage": lineage, "created": now}

@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING
 
 from data_service import processes
 from launcher.exit_codes import CODES, FINISHED, MISTAKE, REPEAT
+from launcher.output import StreamProxy
 from launcher.progress import others_write
 from launcher.signals import handled_signals
 
@@ -277,21 +278,15 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-class _LossyStream:
+class _LossyStream(StreamProxy):
     """A stream that drops the text after its terminal was closed or its reader has ended."""
-
-    def __init__(self, stream: object) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         others_write(text)
         with suppress(OSError, ValueError):
-            self._stream.write(text)  # type: ignore[attr-defined]
+            self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
         with suppress(OSError, ValueError):
-            self._stream.flush()  # type: ignore[attr-defined]
+            self._stream.flush()

@@ -139,15 +139,20 @@ def raise_output_errors() -> Iterator[None]:
             watched.flush()
 
 
-class _CheckedOutput:
-    """Standard output whose failures are told as ours: the first one again with everything that is written later."""
+class StreamProxy:
+    """A stream that stands for another one, and does otherwise what a subclass defines."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
-        self.failure: OSError | None = None
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
+
+
+class _CheckedOutput(StreamProxy):
+    """Standard output whose failures are told as ours: the first one again with everything that is written later."""
+
+    failure: OSError | None = None
 
     def write(self, text: str) -> int:
         with self._translate_errors():

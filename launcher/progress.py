@@ -15,10 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, TypeVar
+from typing import TypeVar
 
 from data_service.printable import visible
-from launcher.output import human_bytes, human_count, human_duration
+from launcher.output import StreamProxy, human_bytes, human_count, human_duration
 
 BYTES = "B"
 """A unit that is shown as KiB, MiB, ..."""
@@ -236,14 +236,8 @@ def _show(screen: _Screen, ended: threading.Event) -> None:
         screen.tick(_works[-1] if _works and not _silenced else None, time.monotonic())
 
 
-class _ObservedStream:
+class _ObservedStream(StreamProxy):
     """Standard output or error: the screen hears what is written."""
-
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         others_write(text)

@@ -212,7 +212,17 @@ def pair_weights_for(config: DetectorConfig, folder: Path, sharing: Sharing = "s
     discriminator = weights_for(config, folder / "discriminator", "rtd")
     if sharing == "shared":
         _check_embeddings(generator, discriminator, folder)
-        return _with_stored_names("generator", generator) | _with_stored_names("discriminator", discriminator)
+    return join_pair(generator, discriminator, sharing)
+
+
+def join_pair(
+    generator: Mapping[str, Tensor], discriminator: Mapping[str, Tensor], sharing: Sharing
+) -> dict[str, Tensor]:
+    """Return the parameters of the module that trains a pair, by name, from those of its two networks."""
+    if sharing == "shared":
+        return {stored_name("generator", name): tensor for name, tensor in generator.items()} | {
+            stored_name("discriminator", name): tensor for name, tensor in discriminator.items()
+        }
     own = {
         name: tensor - generator[name] if is_difference(name) else tensor
         for name, tensor in discriminator.items()
@@ -234,7 +244,3 @@ def _check_embeddings(generator: dict[str, Tensor], discriminator: dict[str, Ten
             remedy="use a generator and a discriminator that were trained together with shared embeddings, or set "
             "objective.rtd.embeddings: gradient_disentangled",
         )
-
-
-def _with_stored_names(part: Part, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {stored_name(part, name): tensor for name, tensor in tensors.items()}

@@ -1,10 +1,10 @@
 """Names and shapes of the parameters in a folder's safetensors, read from the files' headers. No weight is read.
 
 So a `start:` that cannot work is refused before ranks start, even if the files are large and in a bucket. Later the
-ranks read the weights with `checkpoints.hf.load`.
+ranks read the weights with `checkpoints.hf.load`, which looks at the headers first, too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated
 
@@ -52,20 +52,31 @@ def check_weights(config: ModelConfig, store: Store, heads: Heads) -> None:
             name: tuple(parameter.shape) for name, parameter in network(config, heads).named_parameters()
         }
     shapes |= {name: (rows, *shapes[name][1:]) for name, rows in their.table.heights(their.layers).items()}
-    wrong = {
-        f"{matched[name]} is {stored[matched[name]]}, not {shape}": None
-        for name, shape in shapes.items()
-        if name in matched and stored[matched[name]] != shape
-    }
+    pairs = [
+        (matched[name], stored[matched[name]], shape) for name, shape in shapes.items() if name in matched
+    ]
+    refuse_other_shapes(pairs, store.uri)
+
+
+def refuse_other_shapes(tensors: Iterable[tuple[str, Shape, Shape]], where: str) -> None:
+    """Raise ModelError if the found and the expected shape of a tensor, which follow its name, differ."""
+    wrong = dict.fromkeys(
+        f"{name} is {found}, not {shape}" for name, found, shape in tensors if found != shape
+    )
     if wrong:
         raise ModelError(
-            f"{store.uri}: the weights do not fit its {CONFIG}: {'; '.join(wrong)}",
+            f"{where}: the weights do not fit its {CONFIG}: {'; '.join(wrong)}",
             remedy="use the configuration and the weights of one and the same model",
         )
 
 
 def stored_shapes(store: Store) -> dict[str, Shape]:
     """Return the shape of every parameter in the folder, by its stored name. Raises as `check_weights`."""
+    return {name: shape for shapes in stored_files(store).values() for name, shape in shapes.items()}
+
+
+def stored_files(store: Store) -> dict[str, dict[str, Shape]]:
+    """Return the same by the name of the file that holds each parameter."""
     if store.size(INDEX) is not None:
         files = sorted(set(_read_index(store).values()))
     elif store.size(WEIGHTS) is not None:
@@ -76,7 +87,7 @@ def stored_shapes(store: Store) -> dict[str, Shape]:
             remedy="convert other weights first: if you trust them, load them with transformers and call "
             "save_pretrained(folder); pickled weights are opened only by `maskfleet init`, for `start:`",
         )
-    return {name: shape for file in files for name, shape in _read_shapes(store, file).items()}
+    return {file: _read_shapes(store, file) for file in files}
 
 
 def _read_index(store: Store) -> Mapping[str, str]:

@@ -1,4 +1,9 @@
-"""Reads models in the transformers format. Only safetensors files are opened, never a pickle."""
+"""Reads models in the transformers format. Only safetensors files are opened, never a pickle.
+
+Which networks of a pair a folder holds, names of files and parameters tell; a config.json cannot. That of DeBERTa v3, a
+discriminator, has the fields and values of a DeBERTa v2 without convolution. The head of replaced token detection can,
+which the published files of version 3 hold next to the other. Some of them have their generator next to them.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,12 +12,23 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
-from checkpoints.hf.folder import CONFIG, INDEX, WEIGHTS
+from checkpoints.hf.folder import (
+    CONFIG,
+    GENERATOR_CONFIG,
+    INDEX,
+    PICKLE,
+    PICKLE_INDEX,
+    WEIGHTS,
+    pickled_networks,
+)
+from checkpoints.hf.headers import refuse_other_shapes, stored_files, stored_shapes
 from data_service.formats import parse_json
+from data_service.store.base import Store
+from data_service.store.local import LocalStore
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import Interchange, ModelConfig, interchange, read_config
+from encoder_core.families.catalogue import DetectorConfig, Interchange, ModelConfig, interchange, read_config
 from encoder_core.families.interchange import Heads
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.compose import network
@@ -149,38 +165,17 @@ def json_object(data: bytes, where: str) -> dict[str, Any]:
 
 def _files_by_parameter(folder: Path) -> dict[str, str]:
     """Return the name of the file that holds each parameter, by the parameter's stored name."""
-    if (folder / INDEX).is_file():
-        files = _indexed_files(folder / INDEX)
-    elif (folder / WEIGHTS).is_file():
-        files = [WEIGHTS]
-    else:
-        raise ModelError(
-            f"{folder} has no {WEIGHTS}",
-            remedy="convert other weights first: if you trust them, load them with transformers and call "
-            "save_pretrained(folder); pickled weights are opened only by `maskfleet init`, for `start:`",
-        )
-    return {name: file for file in files for name in _open_safetensors(folder, file).keys()}  # noqa: SIM118
-
-
-def _indexed_files(path: Path) -> list[str]:
-    """Return the files that an index names."""
-    weight_map = json_object(path.read_bytes(), str(path)).get("weight_map")
-    files = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
-    names = {file for file in files if isinstance(file, str)}
-    if not all(isinstance(file, str) for file in files):
-        raise ModelError(f"{path} is not an index of weights", remedy="download the file again")
-    return sorted(names)
+    return {
+        name: file for file, shapes in stored_files(LocalStore(folder.absolute())).items() for name in shapes
+    }
 
 
 def _open_safetensors(folder: Path, file: str) -> Any:
     """Return a safetensors file of the folder, opened by mapping it into memory."""
-    path = folder / file
-    if Path(file).name != file or not path.is_file():
-        raise ModelError(f"{path} does not exist", remedy="download the missing file into the folder")
     try:
-        return safe_open(path, framework="pt")
+        return safe_open(folder / file, framework="pt")
     except SafetensorError as error:
-        raise ModelError(f"{path} is damaged: {error}", remedy="download the file again") from error
+        raise ModelError(f"{folder / file} is damaged: {error}", remedy="download the file again") from error
 
 
 def _read_checked(
@@ -188,8 +183,11 @@ def _read_checked(
 ) -> dict[str, Tensor]:
     tensors = _read_tensors(folder, stored, matched, interchange(config, heads))
     with on_meta():
-        model = network(config, heads)
-    _check_shapes(folder, model, tensors)
+        expected = {name: tuple(its.shape) for name, its in network(config, heads).named_parameters()}
+    found = (
+        (name, tuple(tensor.shape), expected[name]) for name, tensor in tensors.items() if name in expected
+    )
+    refuse_other_shapes(found, str(folder))
     return tensors
 
 
@@ -231,15 +229,44 @@ def _differing_copies_error(folder: Path, name: str, copy: str) -> ModelError:
     )
 
 
-def _check_shapes(folder: Path, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    wrong = [
-        f"{name} is {tuple(tensors[name].shape)}, not {shape}"
-        for name, shape in expected.items()
-        if name in tensors and tuple(tensors[name].shape) != shape
-    ]
-    if wrong:
-        raise ModelError(
-            f"{folder}: the weights do not fit its {CONFIG}: {'; '.join(wrong)}",
-            remedy="use the configuration and the weights of one and the same model",
-        )
+_DETECTION_HEAD = "head.score.weight"
+_NAME_BYTES = 4 << 20
+"""Bytes at the start of a pickled file that hold all names: torch writes them before the numbers."""
+
+
+def is_discriminator(store: Store, config: DetectorConfig) -> bool:
+    """Return whether the network at the root of `store` has a head that detects replaced tokens; false without weights.
+
+    Pickled weights are not opened: their bytes are searched for the head's name.
+
+    Raises:
+        ModelError: the folder's safetensors are damaged.
+        StoreError: the store cannot be read.
+    """
+    their = interchange(config, "rtd")
+    name = their.table.names(their.layers)[_DETECTION_HEAD]
+    if "." in pickled_networks(store):
+        return name.encode() in _pickled_names(store)
+    if all(store.size(file) is None for file in (WEIGHTS, INDEX)):
+        return False
+    return name in their.table.current_names(stored_shapes(store))
+
+
+def _pickled_names(store: Store) -> bytes:
+    """Return bytes that contain the names of the pickled parameters."""
+    size = store.size(PICKLE)
+    return store.get(PICKLE_INDEX) if size is None else store.get_range(PICKLE, 0, min(size, _NAME_BYTES))
+
+
+def generator_fields(store: Store) -> dict[str, Any]:
+    """Return the fields of the config.json of the generator that lies next to the network at the root of `store`. What
+    its file does not say, for instance the type of the model, is as in the discriminator's.
+
+    Raises:
+        ModelError: one of the two files is not a JSON object.
+        StoreError: the store cannot be read.
+    """
+    discriminator, own = (
+        json_object(store.get(file), f"{store.uri.rstrip('/')}/{file}") for file in (CONFIG, GENERATOR_CONFIG)
+    )
+    return discriminator | own

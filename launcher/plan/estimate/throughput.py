@@ -8,7 +8,7 @@ from math import prod
 
 from encoder_core.optim.muon import flops as orthogonalisation_flops
 from launcher.runtime.capacity.devices import LINK_SHARE, AssumedUtilisation, Cluster
-from launcher.runtime.capacity.workload import Shape, executed_flops, microbatch_shape, model_cost
+from launcher.runtime.capacity.workload import Shape, microbatch_cost, microbatch_shape, model_cost
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.summary import momentum_matrices
 from launcher.runtime.recipe.timeline import step_batches
@@ -74,7 +74,8 @@ def phase_time(
     flops = model_cost(recipe, shape)
     microbatches = -(-rows // recipe.microbatch_of(phase))
     rounds = -(-microbatches // cluster.ranks)
-    done = executed_flops(recipe, shape)
+    executed = microbatch_cost(recipe, shape)
+    done = executed.model + executed.first_pass  # with what runs twice
     rising = _warmup_rounds(recipe, phase, cluster, rounds)
     peak = cluster.gpu.peak if recipe.precision == "bf16" else cluster.gpu.peak_fp32
     moved = {fewer: network_bytes(parameters, cluster.ranks, recipe, fewer) for fewer in {rounds, *rising}}

@@ -91,11 +91,7 @@ class RankMemory:
     ) -> "RankMemory":
         """Return the memory of a recipe. `vocabulary`: the tokenizer's size, for a recipe without a vocabulary size of
         its own. Parameters are counted on a module without memory."""
-        if vocabulary is not None and recipe.model.vocab is None:
-            recipe = recipe.model_copy(
-                update={"model": recipe.model.model_copy(update={"vocab": vocabulary})}
-            )
-        sized = recipe.model_copy(update={"model": with_vocab(recipe.model)})
+        sized = recipe.model_copy(update={"model": with_vocab(recipe.model, vocabulary)})
         return cls(sized, parameters(sized), ranks, device)
 
     def kept(self, phase: RecipePhase) -> int:

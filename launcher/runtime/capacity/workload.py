@@ -50,9 +50,10 @@ class Shape:
         return self.rows * self.length
 
 
-def microbatch_shape(recipe: Recipe, phase: RecipePhase) -> Shape:
-    """Return the shape of a full microbatch of a phase. Each text of an example counts as a row."""
-    rows = min(recipe.microbatch_of(phase), phase.rows) * recipe.input.texts
+def microbatch_shape(recipe: Recipe, phase: RecipePhase, rows: int | None = None) -> Shape:
+    """Return the shape of a microbatch of a phase with so many rows; None: a full one. Each text of an example counts
+    as a row."""
+    rows = rows or min(recipe.microbatch_of(phase), phase.rows) * recipe.input.texts
     return full_rows(in_phase(recipe, phase), rows, phase.length, phase_targets(recipe, phase))
 
 
@@ -99,13 +100,6 @@ def microbatch_cost(
 def model_cost(recipe: Recipe, shape: Shape) -> PassCost:
     """Return the passes of a microbatch of which nothing is computed again: their FLOPs are the model's."""
     return microbatch_cost(recipe, shape, checkpointing=False)
-
-
-def executed_flops(recipe: Recipe, shape: Shape) -> int:
-    """Return the FLOPs of a microbatch, including those that run twice: layers under activation checkpointing, and the
-    first pass of a contrastive step (encoder_core/objectives/contrastive.py)."""
-    found = microbatch_cost(recipe, shape)
-    return found.model + found.first_pass
 
 
 @lru_cache(maxsize=64)

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import ray
@@ -111,23 +112,20 @@ class MemoryKeeper:
     def drop(self, attempt: int) -> None:
         """Drop the sets of the ranks of this node, of attempts up to this one, and let the ranks know."""
         self._dropped = max(self._dropped, attempt)
-        _close_slots([slot for rank in self._ranks.values() for slot in (*rank.slots, *rank.before)])
+        _close_slots(self._own_slots())
         self._ranks = {}
 
     @_copying
     def drop_copies(self) -> None:
         """Drop the copies of sets of other nodes. Called after `drop`, so no copy of such an attempt is made later."""
-        for kept in self._copies.values():
-            for slot in kept:
-                slot.close()
+        for slot in chain.from_iterable(self._copies.values()):
+            slot.close()
         self._copies = {}
 
     def offers(self) -> list[HeldSlot]:
         """Return all complete sets that are here."""
-        slots = [slot for rank in self._ranks.values() for slot in (*rank.slots, *rank.before)]
-        copies = [slot for kept in self._copies.values() for slot in kept]
         found = []
-        for slot in (*slots, *copies):
+        for slot in (*self._own_slots(), *chain.from_iterable(self._copies.values())):
             told = slot.read_description()
             if told is not None:
                 place = (self._node, os.getpid(), slot.descriptor)
@@ -184,10 +182,11 @@ class MemoryKeeper:
         return Slot.create(used, 0, left=max(1, len(self._ranks)) * used)
 
     def _slot(self, descriptor: int) -> Slot:
-        ranks = [slot for rank in self._ranks.values() for slot in (*rank.slots, *rank.before)]
-        known = {slot.descriptor: slot for slot in ranks}
-        known |= {slot.descriptor: slot for kept in self._copies.values() for slot in kept}
-        return known[descriptor]
+        slots = (*self._own_slots(), *chain.from_iterable(self._copies.values()))
+        return {slot.descriptor: slot for slot in slots}[descriptor]
+
+    def _own_slots(self) -> list[Slot]:
+        return [slot for rank in self._ranks.values() for slot in (*rank.slots, *rank.before)]
 
 
 def _fetch(source: Any, descriptor: int, identity: tuple[int, bytes], *, target: Slot, used: int) -> bool:

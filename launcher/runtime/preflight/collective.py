@@ -153,9 +153,7 @@ def warning_lines(reports: Sequence[NodeReport]) -> list[str]:
 def with_versions(reports: Sequence[NodeReport]) -> list[NodeReport]:
     """Return the reports with a finding for each version that differs from that of most nodes."""
     differing: Mapping[str, list[Finding]] = findings.judge_versions({r.node: r.versions for r in reports})
-    return [
-        NodeReport(r.node, r.host, r.seconds, (*r.findings, *differing[r.node]), r.versions) for r in reports
-    ]
+    return [replace(r, findings=(*r.findings, *differing[r.node])) for r in reports]
 
 
 def with_sums(
@@ -164,10 +162,7 @@ def with_sums(
     """Return the reports with the findings of the trial sums. `found`, `nodes`: results and node of each rank."""
     told = findings.judge_sums(found, nodes)
     took = max(one.seconds for one in found)
-    return [
-        NodeReport(r.node, r.host, r.seconds + took, (*r.findings, *told[r.node]), r.versions)
-        for r in reports
-    ]
+    return [replace(r, seconds=r.seconds + took, findings=(*r.findings, *told[r.node])) for r in reports]
 
 
 _reports: list[tuple[PreflightSubject, NodeReport]] = []  # at most one entry: this process's newest report

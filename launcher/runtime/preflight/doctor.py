@@ -25,8 +25,8 @@ from launcher.runtime.preflight.measure import (
     open_files,
     raise_open_files,
     shared_memory,
+    store_finding,
     temporary_disk,
-    try_store,
 )
 from launcher.runtime.preflight.network import examine_network, local_address
 from launcher.runtime.preflight.releases import unfit_triton, untested_torch
@@ -130,13 +130,6 @@ def probe_store(uri: str) -> Iterator[Finding]:
     """Try each operation of a run on the store once, timed: put, conditional put, get, range, list, delete."""
     try:
         store = open_store(uri, patience_s=10.0)
-        started = time.monotonic()
-        wrong = try_store(store, f"maskfleet-doctor-{uuid.uuid4().hex}")
+        yield store_finding(f"store {uri}", store, f"maskfleet-doctor-{uuid.uuid4().hex}")
     except StoreError as error:
         yield Finding(f"store {mask_secrets(uri)}", "failure", error.problem, error.remedy)
-        return
-    if wrong:
-        yield Finding(f"store {uri}", "failure", wrong, "use a store with conditional puts (If-None-Match)")
-    else:
-        milliseconds = 1e3 * (time.monotonic() - started)
-        yield Finding(f"store {uri}", "ok", f"put, get, list, delete work ({milliseconds:.0f} ms in all)")

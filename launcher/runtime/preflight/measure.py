@@ -181,6 +181,16 @@ def try_store(store: Store, key: str) -> str:
     return "" if store.size(key) is None else "a deleted object is still there"
 
 
+def store_finding(what: str, store: Store, key: str) -> Finding:
+    """Return the finding on the operations of a store, named `what`. Raises as `try_store`."""
+    started = time.monotonic()
+    wrong = try_store(store, key)
+    if wrong:
+        return Finding(what, "failure", wrong, "use a store with conditional puts (If-None-Match)")
+    milliseconds = 1e3 * (time.monotonic() - started)
+    return Finding(what, "ok", f"put, get, list, delete work ({milliseconds:.0f} ms in all)")
+
+
 def clock_skew(store: Store) -> float | None:
     """Return the seconds that this machine's clock is ahead of the store's, to about a second; None if the store has no
     clock of its own."""
@@ -305,12 +315,7 @@ def _run_store(store: Store) -> Finding:
     if store.size(RECORD) is None:
         remedy = "use a folder that all nodes share, mounted at the same path, or a URI of an object store"
         return Finding("run's store", "failure", f"{store.uri} is not the run's here: no {RECORD}", remedy)
-    started = time.monotonic()
-    wrong = try_store(store, f"preflight/{uuid.uuid4().hex}")
-    if wrong:
-        return Finding("run's store", "failure", wrong, "use a store with conditional puts (If-None-Match)")
-    milliseconds = 1e3 * (time.monotonic() - started)
-    return Finding("run's store", "ok", f"put, get, list, delete work ({milliseconds:.0f} ms in all)")
+    return store_finding("run's store", store, f"preflight/{uuid.uuid4().hex}")
 
 
 def _corpus(name: str, uri: str) -> Finding:

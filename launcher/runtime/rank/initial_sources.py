@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from checkpoints.gather import Peers, gather_or_raise
-from checkpoints.hf.export import pair_weights_for
+from checkpoints.hf.export import join_pair, pair_weights_for
 from checkpoints.hf.folder import CONFIG, NETWORKS, local_configs, local_folder, model_digest, name_as
 from checkpoints.hf.headers import check_weights
 from checkpoints.hf.load import (
@@ -34,7 +34,7 @@ from data_service.tokenizers.load import find_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.families.interchange import ENCODER
-from encoder_core.objectives.replaced import EMBEDDINGS, is_difference, stored_name
+from encoder_core.objectives.replaced import EMBEDDINGS, is_difference
 from encoder_core.objectives.teacher import every_other_layer, teacher_names_of_student
 from encoder_core.terms.replaced import Sharing
 from encoder_core.train.zero_state import Read
@@ -364,16 +364,7 @@ def pair_from_discriminator(config: DetectorConfig, folder: Path, sharing: Shari
     whole = weights_for(config, folder, "rtd")
     encoder = {name: tensor for name, tensor in whole.items() if name.startswith(ENCODER)}
     generator = _chosen_layers(encoder, generator_layers(config))
-    if sharing == "shared":
-        return {stored_name("generator", name): tensor for name, tensor in generator.items()} | {
-            stored_name("discriminator", name): tensor for name, tensor in whole.items()
-        }
-    own = {
-        name: torch.zeros_like(tensor) if is_difference(name) else tensor for name, tensor in whole.items()
-    }
-    return {f"generator.{name}": tensor for name, tensor in generator.items()} | {
-        f"discriminator.{name}": tensor for name, tensor in own.items()
-    }
+    return join_pair(generator, whole, sharing)
 
 
 def _chosen_layers(encoder: Mapping[str, Tensor], layers: tuple[int, ...]) -> dict[str, Tensor]:

@@ -18,11 +18,11 @@ import torch
 
 from encoder_core.train.metrics import StepReport
 from launcher.runtime.capacity.devices import gpu_of_device
-from launcher.runtime.capacity.workload import full_rows, model_cost, phase_targets
+from launcher.runtime.capacity.workload import microbatch_shape, model_cost
 from launcher.runtime.policies.stragglers import Detector
 from launcher.runtime.rank.startup import Startup
-from launcher.runtime.recipe.phases import in_phase
 from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.summary import with_vocab
 from launcher.runtime.run.log import RunLog, evaluation_record
 
 
@@ -55,12 +55,8 @@ def utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: in
     speed = peak_flops(device, recipe.precision)
     if speed is None:
         return None
-    model = recipe.model if recipe.model.vocab else recipe.model.model_copy(update={"vocab": vocabulary})
-    known = recipe.model_copy(update={"model": model})
-    shapes = (
-        full_rows(in_phase(recipe, phase), recipe.input.texts, phase.length, phase_targets(recipe, phase))
-        for phase in recipe.phases
-    )
+    known = recipe.model_copy(update={"model": with_vocab(recipe.model, vocabulary)})
+    shapes = (microbatch_shape(recipe, phase, recipe.input.texts) for phase in recipe.phases)
     flops = tuple(model_cost(known, shape).model / shape.tokens for shape in shapes)
     return Utilisation(tuple(accumulate(phase.steps for phase in recipe.phases)), flops, speed * ranks)
 

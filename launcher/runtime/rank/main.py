@@ -49,7 +49,7 @@ from launcher.runtime.rank.checkpointing import MemoryCopies, RunCheckpointer
 from launcher.runtime.rank.compilation import CompilationRecord, record_compilation, settle_compilation
 from launcher.runtime.rank.data import HeldOutText, RankData, RankShard, SampleStream
 from launcher.runtime.rank.initial_weights import InitialWeights, initial_weights
-from launcher.runtime.rank.journal import Link, RankJournal, Utilisation, utilisation
+from launcher.runtime.rank.journal import Link, RankJournal, utilisation
 from launcher.runtime.rank.kernels import record_kernels, settle_kernels
 from launcher.runtime.rank.microbatch_size import (
     MicrobatchLimits,
@@ -117,8 +117,7 @@ def run_rank(
         state = _load(run, engine, good, begin, link)
         startup.done("load")
         # Open the journal, and record how this start begins.
-        meter = _utilisation(run, tokenizer, engine, control)
-        journal = _journal(run, attempt, control, link, startup, hosts, meter)
+        journal = _journal(run, attempt, control, link, startup, hosts, tokenizer, engine)
         ending.callback(journal.close)
         _record_start(run, journal, state, good, begin, control, (reports, verdicts, limits, compilation))
         run, resumed = _without_removed(run, attempt, state, peers, journal), good.manifest if good else None
@@ -292,13 +291,11 @@ def _memories(
     if good is None:
         return {}
     with closing(good):  # XLNet's memory is read last from this checkpoint
-        return _restore(run, engine, good, data, share)
+        return _restore(run, engine, good, data, share) if data.carries_memory(good.manifest.step) else {}
 
 
 def _restore(run: Run, engine: Engine, good: ResumePoint, data: RankData, share: RankShard) -> Memories:
     memories: Memories = {}
-    if not data.carries_memory(good.manifest.step):
-        return memories
     step, shapes = good.manifest.step, good.manifest.memory
     total, rows = data.microbatches(step), data.rows(step)
     if {shape[0] for shape in shapes.values()} != {total * rows}:
@@ -312,14 +309,6 @@ def _restore(run: Run, engine: Engine, good: ResumePoint, data: RankData, share:
     return memories
 
 
-def _utilisation(run: Run, tokenizer: Tokenizer, engine: Engine, control: Control) -> Utilisation | None:
-    """Return the utilisation of all ranks together, on rank 0; None on other ranks, or if the device's peak is
-    unknown."""
-    if control.rank != 0:
-        return None
-    return utilisation(run.recipe, tokenizer.vocab_size, engine.device, control.world)
-
-
 def _journal(
     run: Run,
     attempt: Attempt,
@@ -327,12 +316,14 @@ def _journal(
     link: Link,
     startup: Startup,
     hosts: list[str],
-    meter: Utilisation | None,
+    tokenizer: Tokenizer,
+    engine: Engine,
 ) -> RankJournal:
     if control.rank != 0:
         return RankJournal(link, startup, None)
     metrics = RunLog(run.store, attempt.number, run.recipe.logging.flush_seconds, link.note)
     stragglers = Detector(run.recipe.stragglers, forward=run.recipe.zero < 3)
+    meter = utilisation(run.recipe, tokenizer.vocab_size, engine.device, control.world)
     return RankJournal(link, startup, metrics, stragglers, hosts, meter)
 
 

@@ -113,7 +113,7 @@ def _sources(config: ModelConfig) -> dict[str, object]:
 
 def commented_yaml(recipe: Recipe) -> str:
     """Return `recipe` as complete YAML, with the reason of each choice above it."""
-    name, reasons = _bundled_name(recipe), _reasons(recipe)
+    name, reasons = _base_recipe(recipe.model, pair=recipe.objective.rtd is not None), _reasons(recipe)
     parts = [f"# Continues a model. `maskfleet recipe show {name} --raw` explains every key.\n"]
     for key, value in recipe.to_data().items():
         if key in reasons:
@@ -138,10 +138,6 @@ def _yaml(key: str, value: object) -> str:
     )
 
 
-def _bundled_name(recipe: Recipe) -> str:
-    return _base_recipe(recipe.model, pair=recipe.objective.rtd is not None)
-
-
 def _base_recipe(config: ModelConfig, *, pair: bool) -> str:
     """Return the name of a family's bundled recipe. `pair`: that of its generator and discriminator, if there is
     one."""
@@ -151,7 +147,8 @@ def _base_recipe(config: ModelConfig, *, pair: bool) -> str:
 def _find_model(store: Store, folder: str) -> _FoundModel:
     with local_configs(store) as configs, name_as(configs, folder):
         if (configs / NETWORKS[1] / CONFIG).is_file():
-            return _find_pair(configs)
+            generator, discriminator = (read_folder_config(configs / part) for part in NETWORKS)
+            return _FoundModel(_as_pair(generator, discriminator), pair=True, pair_head=False)
         config = read_folder_config(configs)
         architectures = _architectures(configs)
     if config.main_heads == "rtd":
@@ -164,11 +161,6 @@ def _find_model(store: Store, folder: str) -> _FoundModel:
         return _FoundModel(_as_pair(generator, config), pair=True, pair_head=False)
     alone = isinstance(config, DetectorConfig) and is_discriminator(store, config)
     return _FoundModel(config, pair=alone, pair_head=any(name in _PAIR_HEADS for name in architectures))
-
-
-def _find_pair(configs: Path) -> _FoundModel:
-    generator, discriminator = (read_folder_config(configs / part) for part in NETWORKS)
-    return _FoundModel(_as_pair(generator, discriminator), pair=True, pair_head=False)
 
 
 def _as_pair(generator: ModelConfig, discriminator: ModelConfig) -> ModelConfig:

@@ -140,9 +140,7 @@ def parse(text: str, name: str, words: DocumentWords = RECIPE, *, ours: bool = F
 def with_sections(document: RecipeDocument, sections: Mapping[str, object]) -> RecipeDocument:
     """Return `document` with other values for some of its top keys; these have no lines."""
     lines = {path: line for path, line in document.lines.items() if path[0] not in sections}
-    return RecipeDocument(
-        {**document.data, **sections}, document.name, lines, document.overridden, document.words
-    )
+    return replace(document, data={**document.data, **sections}, lines=lines)
 
 
 def override(document: RecipeDocument, assignments: Sequence[str]) -> RecipeDocument:
@@ -154,7 +152,7 @@ def override(document: RecipeDocument, assignments: Sequence[str]) -> RecipeDocu
         path, value = parse_assignment(assignment)
         _assign(data, path, value, assignment)
         paths.add(path)
-    return RecipeDocument(data, document.name, document.lines, frozenset(paths), document.words)
+    return replace(document, data=data, overridden=frozenset(paths))
 
 
 def validate(model: type[M], document: RecipeDocument) -> M:

@@ -29,10 +29,7 @@ def parameters(recipe: Recipe, vocabulary: int | None = None) -> int:
     `vocabulary`: number of the tokenizer's ids, if it is known. It is used if the recipe leaves the size to the
     tokenizer.
     """
-    model = recipe.model
-    if vocabulary is not None and model.vocab is None:
-        model = model.model_copy(update={"vocab": vocabulary})
-    return weight_count(with_vocab(model), recipe.objective.terms)
+    return weight_count(with_vocab(recipe.model, vocabulary), recipe.objective.terms)
 
 
 def momentum_matrices(recipe: Recipe) -> list[tuple[int, int]]:
@@ -116,9 +113,9 @@ def tokens_per_step(phase: RecipePhase, texts: int = 1) -> int:
     return phase.batch.tokens or (phase.batch.sequences or 0) * texts * phase.length
 
 
-def with_vocab(model: ModelConfig) -> ModelConfig:
-    """Return `model` with an assumed size of the vocabulary, for counting, if the size is left to the tokenizer."""
-    return model if model.vocab else model.model_copy(update={"vocab": _ASSUMED_VOCABULARY})
+def with_vocab(model: ModelConfig, vocabulary: int | None = None) -> ModelConfig:
+    """Return `model` with this size of the vocabulary, or an assumed one, if the size is left to the tokenizer."""
+    return model if model.vocab else model.model_copy(update={"vocab": vocabulary or _ASSUMED_VOCABULARY})
 
 
 def _size(recipe: Recipe) -> str:

@@ -4,6 +4,7 @@
 from collections.abc import Container
 from dataclasses import replace
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
 from platform import python_version
@@ -19,10 +20,8 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RunChanged, RunError
 from launcher.runtime.recipe import identity
 from launcher.runtime.recipe.corpora import corpora_by_name, corpus_key, corpus_phase
-from launcher.runtime.recipe.objective import RecipeObjective
-from launcher.runtime.recipe.parts import EvaluationTask
-from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe, RecipePhase
-from launcher.runtime.run.inputs import FILES, Inputs, read_inputs, refuse_placeholders
+from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe
+from launcher.runtime.run.inputs import Inputs, read_inputs, refuse_placeholders
 from launcher.runtime.run.kept_tokenizer import keep_tokenizer
 from launcher.runtime.run.log import operator_event
 from launcher.runtime.run.outline import FORMAT, ForkOrigin, open_unused_store
@@ -261,60 +260,34 @@ def build_run_record(
     )
 
 
+_URIS = (
+    "start",
+    "corpus.sources.*.uri",
+    "tokenizer.uri",
+    "similar_words.uri",
+    "objective.distil.teachers.*.uri",
+    "phases.*.corpora.*",
+    "evaluation.before.uri",
+    "evaluation.tasks.*.data",
+    "evaluation.tasks.*.task",
+)
+"""The dotted paths of what a recipe reads."""
+
+
 def absolute_uris(recipe: Recipe) -> Recipe:
     """Return `recipe` with local paths made absolute: the run must find its inputs from any working directory."""
-    sources = {
-        name: source.model_copy(update={"uri": _full_uri(source.uri)})
-        for name, source in recipe.corpus.sources.items()
-    }
-    start = recipe.start if recipe.start in (SCRATCH, TEACHER) else _full_uri(recipe.start)
-    corpus = recipe.corpus.model_copy(update={"sources": sources})
-    files = {
-        name: file.model_copy(update={"uri": _full_uri(file.uri)})
-        for name in FILES
-        if (file := getattr(recipe, name)) is not None
-    }
-    tasks = tuple(map(_with_absolute_paths, recipe.evaluation.tasks))
-    before = recipe.evaluation.before
-    before = None if before is None else before.model_copy(update={"uri": _full_uri(before.uri)})
-    evaluation = recipe.evaluation.model_copy(update={"tasks": tasks, "before": before})
-    return recipe.model_copy(
-        update={
-            "corpus": corpus,
-            **files,
-            "phases": tuple(map(_with_absolute_corpora, recipe.phases)),
-            "start": start,
-            "evaluation": evaluation,
-            "objective": _with_absolute_teachers(recipe.objective),
-        }
-    )
+    return Recipe.model_validate(_with_absolute_uris(recipe.to_data(), ""))
 
 
-def _with_absolute_corpora(phase: RecipePhase) -> RecipePhase:
-    if phase.corpora is None:
-        return phase
-    return phase.model_copy(update={"corpora": {name: _full_uri(uri) for name, uri in phase.corpora.items()}})
-
-
-def _with_absolute_teachers(objective: RecipeObjective) -> RecipeObjective:
-    if objective.distil is None:
-        return objective
-    teachers = tuple(
-        teacher.model_copy(update={"uri": _full_uri(teacher.uri)}) for teacher in objective.distil.teachers
-    )
-    return objective.model_copy(update={"distil": objective.distil.model_copy(update={"teachers": teachers})})
-
-
-def _with_absolute_paths(task: EvaluationTask) -> EvaluationTask:
-    """Return `task` with an absolute path of its data, and of its file unless it is a bundled task."""
-    named = task.named_task
-    if named is None:
-        return task
-    changes = {} if named.data is None else {"data": _full_uri(named.data)}
-    if named.task is not None and Path(named.task).suffix in (".yaml", ".yml"):
-        changes["task"] = _full_uri(named.task)
-    (field,) = task.model_fields_set
-    return task.model_copy(update={field: named.model_copy(update=changes)})
+def _with_absolute_uris(value: object, path: str) -> object:
+    if isinstance(value, dict):
+        return {key: _with_absolute_uris(each, f"{path}.{key}".lstrip(".")) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_absolute_uris(each, f"{path}.{index}") for index, each in enumerate(value)]
+    if not isinstance(value, str) or not any(fnmatchcase(path, pattern) for pattern in _URIS):
+        return value
+    bundled_task = path.endswith(".task") and Path(value).suffix not in (".yaml", ".yml")
+    return value if value in (SCRATCH, TEACHER) or bundled_task else _full_uri(value)
 
 
 def _full_uri(uri: str) -> str:

@@ -23,6 +23,7 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.checks import tokenizer_issues
 from launcher.runtime.recipe.corpora import corpora_by_name, corpus_key, corpus_source
+from launcher.runtime.recipe.identity import flatten
 from launcher.runtime.recipe.phases import in_phase
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
 from launcher.runtime.run.corpus_option import CorpusOption
@@ -125,13 +126,8 @@ def sections_for(corpora: Sequence[str], tokenizer: str | None) -> dict[str, obj
 
 def refuse_placeholders(recipe: Recipe, command: str = "maskfleet init RECIPE RUN") -> None:
     """Raise RecipeError if `recipe` still names an example bucket in place of the user's own."""
-    uris = {f"corpus.sources.{name}.uri": source.uri for name, source in recipe.corpus.sources.items()}
-    uris |= {f"{name}.uri": file.uri for name in FILES if (file := getattr(recipe, name)) is not None}
-    uris["start"] = recipe.start
-    if recipe.objective.distil is not None:
-        teachers = enumerate(recipe.objective.distil.teachers)
-        uris |= {f"objective.distil.teachers.{number}.uri": teacher.uri for number, teacher in teachers}
-    found = [f"{path} = {uri}" for path, uri in uris.items() if uri.startswith(PLACEHOLDER)]
+    values = flatten(recipe.to_data()).items()
+    found = [f"{path} = {value}" for path, value in values if str(value).startswith(PLACEHOLDER)]
     if found:
         raise RecipeError(
             f"the recipe has placeholders where your own corpus belongs: {'; '.join(found)}",

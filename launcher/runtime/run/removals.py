@@ -14,15 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import NonNegativeInt, ValidationError
+from pydantic import NonNegativeInt
 
 from checkpoints.errors import DamagedCheckpoint
-from checkpoints.layout import add_digest, first_validation_error, refuse_newer, strip_digest
+from checkpoints.layout import add_digest, decode_record
 from data_service.formats import StrictRecord
 from data_service.store.base import Store
 
 REMOVALS = "removals/"
 _SEALED = "removals"
+_REMEDY = "restore it from a copy of the run; without it the run could read removed documents again"
 
 CorpusStates = Mapping[str, str]
 """The digest up to which removals are left out (`RemovalChain.digest`), by name of the source; without those of which
@@ -80,7 +81,10 @@ def read_removals(store: Store) -> tuple[RemovalRecord, ...]:
     for number, key in enumerate(keys, 1):
         if key != _key(number):
             raise _damaged(store, _key(number), f"it is missing, but {key} is there")
-    return tuple(_read(store, key) for key in keys)
+    return tuple(
+        decode_record(RemovalRecord, _SEALED, store.get(key), f"{store.uri}/{key}", remedy=_REMEDY)
+        for key in keys
+    )
 
 
 def write_removals(store: Store, number: int, record: RemovalRecord) -> None:
@@ -93,20 +97,5 @@ def _key(number: int) -> str:
     return f"{REMOVALS}{number:06d}.json"
 
 
-def _read(store: Store, key: str) -> RemovalRecord:
-    data = store.get(key)
-    body = strip_digest(_SEALED, data)
-    if body is None:
-        raise _damaged(store, key, "its bytes do not match its digest")
-    try:
-        return RemovalRecord.model_validate_json(body)
-    except ValidationError as error:
-        refuse_newer(body, f"{store.uri}/{key}", error)
-        raise _damaged(store, key, first_validation_error(error)) from error
-
-
 def _damaged(store: Store, key: str, reason: str) -> DamagedCheckpoint:
-    return DamagedCheckpoint(
-        f"{store.uri}/{key} cannot be used: {reason}",
-        remedy="restore it from a copy of the run; without it the run could read removed documents again",
-    )
+    return DamagedCheckpoint(f"{store.uri}/{key} cannot be used: {reason}", remedy=_REMEDY)

@@ -36,7 +36,7 @@ from launcher.runtime.run.record import Run
 
 SPIKES_KEY = "spikes"
 """The key of the recent losses (`SpikeHistory`) in a manifest's state."""
-_REWINDS = TypeAdapter(list[Rewind])
+_REWINDS = TypeAdapter(tuple[Rewind, ...])
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class SkippedData:
 def read_skipped(run: Run, good: CheckpointManifest | None, peers: Peers) -> SkippedData:
     """Read the left-out data and the rewinds on rank 0, and return them on all ranks. Raises StoreError on all
     ranks."""
-    gone_back = tuple(broadcast_or_raise(peers, lambda: read_rewinds(run.store), _REWINDS))
+    gone_back = broadcast_or_raise(peers, lambda: tuple(read_rewinds(run.store)), _REWINDS)
     return SkippedData(skipped_ranges(good, gone_back), gone_back)
 
 
