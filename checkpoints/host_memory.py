@@ -49,7 +49,6 @@ def available_memory(process: Path = Path("/proc/self")) -> tuple[int, int]:
 
 
 def _limits(process: Path) -> Iterator[tuple[int, int]]:
-    """Yield limit and bytes left of each group that has a limit."""
     for folder, files in _cgroup_folders(process):
         limit, used = _read_number(folder / files.limit), _read_number(folder / files.used)
         if limit is not None and used is not None:

@@ -9,8 +9,7 @@ reads back. One checkpoint in `keep_last` is read back, by one rank, while train
 """
 
 import logging
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from checkpoints.attempt import Attempt
@@ -25,12 +24,11 @@ from checkpoints.listing import (
     read_rewinds,
 )
 from checkpoints.verify import verify
-from data_service.store.base import Store
+from data_service.store.base import Store, parallel_map
 
 _log = logging.getLogger(__name__)
 
 _NOTHING_DELETED = "no checkpoint is deleted, because the newest one cannot be read: %s"
-_REQUESTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ def tidy(
         if folder.name in gone:
             attempt.ensure_current()
             store.delete(folder.name.manifest)
-            _delete_keys(store, folder.sizes)
+            list(parallel_map(store.delete, folder.sizes))
     return TidyReport(tuple(gone), delete_orphans(store, attempt), proven.difference(gone))
 
 
@@ -175,7 +173,7 @@ def delete_orphans(store: Store, attempt: Attempt) -> int:
     over = [folder for folder in found if not folder.committed and _is_orphan(folder, attempt, reached)]
     attempt.ensure_current()
     for folder in over:
-        _delete_keys(store, folder.sizes)
+        list(parallel_map(store.delete, folder.sizes))
     store.remove_leftovers("", before=attempt.key)  # writes begun before our claim are other attempts'
     return sum(len(folder.sizes) for folder in over)
 
@@ -183,8 +181,3 @@ def delete_orphans(store: Store, attempt: Attempt) -> int:
 def _is_orphan(folder: CheckpointFolder, attempt: Attempt, reached: int) -> bool:
     writer = folder.name.attempt
     return writer < attempt.number or (writer == attempt.number and folder.name.step < reached)
-
-
-def _delete_keys(store: Store, keys: Iterable[str]) -> None:
-    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
-        list(pool.map(store.delete, keys))

@@ -205,7 +205,6 @@ def _reap(driver: int) -> None:
 
 
 def _kill_all(name: str) -> None:
-    """Send SIGKILL to every descendant, until none is left."""
     import psutil
 
     deadline = time.monotonic() + _KILL_TIMEOUT_S
@@ -264,7 +263,6 @@ def _is_orphaned_agent(process: "psutil.Process") -> bool:
 
 
 def _command_processes() -> Iterator[tuple["psutil.Process", str]]:
-    """Yield the other processes that carry a command's name, with the name."""
     import psutil
 
     for process in psutil.process_iter():

@@ -164,14 +164,12 @@ def json_object(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _files_by_parameter(folder: Path) -> dict[str, str]:
-    """Return the name of the file that holds each parameter, by the parameter's stored name."""
     return {
         name: file for file, shapes in stored_files(LocalStore(folder.absolute())).items() for name in shapes
     }
 
 
 def _open_safetensors(folder: Path, file: str) -> Any:
-    """Return a safetensors file of the folder, opened by mapping it into memory."""
     try:
         return safe_open(folder / file, framework="pt")
     except SafetensorError as error:

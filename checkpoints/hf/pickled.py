@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
-from checkpoints.hf.folder import INDEX, PICKLE, PICKLE_INDEX, WEIGHTS
+from checkpoints.hf.folder import INDEX, PICKLE, PICKLE_INDEX, WEIGHTS, copy_file
 from checkpoints.hf.headers import stored_shapes
 from data_service.formats import parse_json
 from data_service.processes import temporary_folder, temporary_root
@@ -27,7 +27,6 @@ from encoder_core.errors import ModelError
 
 _SHARD_NAME = re.compile(r"pytorch_model-[\w-]{1,80}\.bin")
 _CHILD_PROGRAM = "import sys\nfrom checkpoints.hf.pickled_process import main\nmain(*map(int, sys.argv[1:]))"
-_CHUNK_BYTES = 64 << 20
 _BASE_TIMEOUT_S = 120.0
 _MIN_BYTES_PER_S = 5 << 20  # lowest accepted rate of the conversion, in bytes per second
 _QUOTED_REPORT_BYTES = 4096  # bytes at the end of the process's report that an error quotes
@@ -80,7 +79,7 @@ def _convert(network: Store, file: str, target: Path) -> None:
     size = network.size(file)
     if size is None:
         raise ModelError(f"{where} does not exist", remedy="download the missing file into the folder")
-    with _local_file(network, file, size) as source, source.open("rb") as given:
+    with _local_file(network, file) as source, source.open("rb") as given:
         reason = _run_conversion(given, target, size)
     if reason is None:
         try:
@@ -97,14 +96,12 @@ def _tensor_names(path: Path) -> list[str]:
 
 
 @contextmanager
-def _local_file(network: Store, file: str, size: int) -> Iterator[Path]:
+def _local_file(network: Store, file: str) -> Iterator[Path]:
     if isinstance(network, LocalStore):
         yield Path(network.root, file)
         return
     with temporary_folder("pickle") as folder:
-        with (folder / file).open("wb") as copy:
-            for start in range(0, size, _CHUNK_BYTES):
-                copy.write(network.get_range(file, start, min(_CHUNK_BYTES, size - start)))
+        copy_file(network, file, folder)
         yield folder / file
 
 

@@ -183,7 +183,6 @@ def _write_safetensors(tensors: dict[str, Tensor]) -> None:
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """Return a tensor's bytes, little-endian, in the order of its indices."""
     values: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(values)
 

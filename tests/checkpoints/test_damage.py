@@ -15,9 +15,8 @@ from checkpoints.errors import CheckpointError, DamagedCheckpoint
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName, add_digest, strip_digest
 from checkpoints.listing import Rewind, checkpoint_rows, read_manifest, read_rewinds, record_rewind
-from checkpoints.newest import newest_good
 from checkpoints.ownership import StopRequest, find_stop_request, read_presence, request_stop
-from checkpoints.verify import verify_all
+from checkpoints.verify import newest_good, verify_all
 from data_service.store.base import Store
 from tests.support.ranks.checkpointing import assert_holds, commit_steps, random_state
 from tests.support.stores.faulty import ClockedStore

@@ -10,8 +10,8 @@ from checkpoints.attempt import claim
 from checkpoints.commit import CommittedSave
 from checkpoints.errors import CheckpointError, DamagedCheckpoint
 from checkpoints.gather import Peers, broadcast_or_raise, gather_or_raise
-from checkpoints.newest import newest_good
 from checkpoints.save import Saver
+from checkpoints.verify import newest_good
 from data_service.store.errors import OutOfSpace, StoreError, StoreUnavailable
 from data_service.store.open import open_store
 from tests.support.ranks.checkpointing import (

@@ -19,8 +19,8 @@ from checkpoints.listing import (
     record_rewind,
     skipped_ranges,
 )
-from checkpoints.newest import newest_good
 from checkpoints.retention import expired_checkpoints, tidy
+from checkpoints.verify import newest_good
 from data_service.store.local import LocalStore
 from tests.support.ranks.checkpointing import commit_steps
 

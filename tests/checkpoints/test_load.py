@@ -13,8 +13,8 @@ from checkpoints.gather import Alone, Peers
 from checkpoints.layout import CHUNK_BYTES, CheckpointName
 from checkpoints.listing import checkpoint_rows, read_manifest
 from checkpoints.load import Reader
-from checkpoints.newest import GoodCheckpoint, newest_good
 from checkpoints.save import Saver
+from checkpoints.verify import GoodCheckpoint, newest_good
 from data_service.store.base import Entry
 from data_service.store.errors import StoreError, StoreUnavailable
 from data_service.store.local import LocalStore

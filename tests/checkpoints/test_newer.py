@@ -13,9 +13,8 @@ from checkpoints.errors import NewerFormat
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName, add_digest, strip_digest
 from checkpoints.listing import Rewind, checkpoint_rows, list_committed, read_rewinds, record_rewind
-from checkpoints.newest import newest_good
 from checkpoints.retention import tidy
-from checkpoints.verify import verify_all
+from checkpoints.verify import newest_good, verify_all
 from data_service.store.local import LocalStore
 from tests.support.ranks.checkpointing import commit_steps
 

@@ -11,9 +11,9 @@ from checkpoints.errors import Superseded
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName, LineageSegment
 from checkpoints.listing import list_committed, list_folders, read_manifest
-from checkpoints.newest import newest_good
 from checkpoints.retention import delete_orphans, expired_checkpoints, tidy
 from checkpoints.save import Saver
+from checkpoints.verify import newest_good
 from data_service.store.local import LocalStore
 from tests.support.ranks.checkpointing import SHAPES, assert_holds, commit_steps, cut, random_state, save
 

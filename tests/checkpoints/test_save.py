@@ -26,8 +26,8 @@ from checkpoints.layout import (
 )
 from checkpoints.listing import list_committed, read_manifest
 from checkpoints.load import Reader
-from checkpoints.newest import newest_good
 from checkpoints.save import Saver
+from checkpoints.verify import newest_good
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.store.local import LocalStore

@@ -243,7 +243,7 @@ def require_corpora(options: Iterable[str]) -> None:
     """
     from data_service.corpus.manifest import MANIFEST_KEY
     from data_service.corpus.manifest_file import no_corpus_error
-    from launcher.runtime.run.corpus_option import CorpusOption
+    from launcher.runtime.recipe.parts import CorpusOption
 
     for option in options:
         uri = CorpusOption.parse(option).uri

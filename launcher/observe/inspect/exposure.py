@@ -15,7 +15,7 @@ from rich.table import Table
 
 from checkpoints.gather import Alone
 from checkpoints.listing import Rewind
-from checkpoints.newest import newest_good
+from checkpoints.verify import newest_good
 from data_service.printable import visible
 from data_service.stream.exposure import TokenRange
 from data_service.stream.positions import Positions, SampleRange

@@ -61,7 +61,6 @@ def fixed_memory(
 
 
 def _cached_states(model: ModelConfig, cache: Recurrence, rows: int, precision: str) -> MemoryPart:
-    """Return the part for the cached states of earlier rows, of all microbatches of a rank."""
     state = 2 if precision == "bf16" else 4
     formula = f"{state} B x {rows} rows x {cache.length} tokens x {model.hidden} x {model.layers} layers"
     numbers = rows * cache.length * model.hidden * model.layers

@@ -19,13 +19,13 @@ from typing import Any, Protocol, assert_never
 
 from checkpoints.errors import RunIsActive
 from launcher.errors import TransientRunError
-from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.deaths import FailureHistory
 from launcher.runtime.cluster.display import Gauges
 from launcher.runtime.cluster.group_record import GroupRecord
 from launcher.runtime.cluster.nodes import dead_process, draining_node_ids, exclude_nodes
 from launcher.runtime.cluster.operator_log import OperatorLog
 from launcher.runtime.cluster.orders import (
+    Assignment,
     FatalError,
     FinishedTraining,
     JoinedGroup,
@@ -159,7 +159,6 @@ class ControlLoop:
         return None
 
     def _is_over(self) -> bool:
-        """Return whether no further group may start."""
         end = self.end
         if end.fatal is not None or self._is_taken_over() or end.unsaved is not None:
             return True
@@ -215,7 +214,6 @@ class ControlLoop:
         return False
 
     def _request_stacks(self, group: RankGroup) -> None:
-        """Ask the ranks for the tracebacks of their threads, and wait for those that answer."""
         group.orders = replace(group.orders, stacks=True)
         deadline = time.monotonic() + _STACKS_TIMEOUT_S
         while time.monotonic() < deadline and self.group.stacks.keys() < self.group.beats.keys():

@@ -90,7 +90,6 @@ class GroupRecord:
         )
 
     def _silent_ranks(self, failed: Sequence[int]) -> list[int]:
-        """Return those of the `failed` ranks that reported no error."""
         return [rank for rank in failed if rank not in self.errors]
 
     def _ranks_text(self, ranks: Sequence[int]) -> str:

@@ -172,7 +172,6 @@ class MemoryKeeper:
         return True
 
     def _target(self, kept: list[Slot], used: int) -> Slot:
-        """Return the slot to overwrite: that of the older of two copies, or a new one."""
         if len(kept) == 2:
             oldest = kept.pop()
             oldest.begin_set()

@@ -1,12 +1,36 @@
-"""What the driver and a rank tell each other: orders, news, and how a rank's part in a group ends. The module must not
-import torch: what it defines crosses into a rank's process before that has its seat."""
+"""What the driver and a rank tell each other: the assignment that a rank gets with its seat, orders, news, and how a
+rank's part in a group ends. The module must not import torch: what it defines crosses into a rank's process before that
+has its seat. Nor does it import a recipe's schema, which takes a second."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.runtime.policies.failures import Kind
 from launcher.runtime.policies.watchdog import RankLocation
+
+if TYPE_CHECKING:
+    from data_service.service.feed import FeedHandle
+    from launcher.runtime.recipe.schema import Recipe
+    from launcher.runtime.run.removals import CorpusStates
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The data that the driver hands every rank."""
+
+    run_uri: str
+    feed: "FeedHandle"
+    recipe: "Recipe"
+    save_multiple: int  # a pause is only allowed after a multiple of so many steps
+    removals: "CorpusStates"  # removed documents; recorded at the step from which the run resumes
+    before: Mapping[str, float]  # seconds that each part of the start has taken so far, by the part's name
+    # The keeper of states in memory on each node, by the node's id; empty without copies.
+    keepers: Mapping[str, Any]
+    # Whether keepers may hold states of an earlier group of this command.
+    remembers: bool
+    # How many of the group's processes stayed from the last group, were spares, are new.
+    processes: Mapping[str, int]
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.nodes import dead_process
-from launcher.runtime.cluster.orders import JoinedGroup, RankNews, RankOrders, RankResult
+from launcher.runtime.cluster.orders import Assignment, JoinedGroup, RankNews, RankOrders, RankResult
 from launcher.runtime.cluster.rank_placement import Seat, assign_seats, rank_order
 from launcher.runtime.cluster.rank_pool import RankPlace, RankPool, WaitSteps
 from launcher.runtime.policies.elastic import GroupStart
@@ -204,7 +203,6 @@ class RankGroup:
 
 
 def _done_calls(calls: Sequence[Any], patience_s: float) -> set[Any]:
-    """Return the calls that are over after at most `patience_s` seconds."""
     return set(ray.wait(list(calls), num_returns=len(calls), timeout=patience_s)[0]) if calls else set()
 
 

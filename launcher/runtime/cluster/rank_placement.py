@@ -121,7 +121,6 @@ def assign_seats(placements: Sequence[Placement], port: int) -> list[Seat]:
 
 
 def _gpus_of(placements: Sequence[Placement]) -> tuple[str, ...]:
-    """Return the GPUs of the ranks of one node, in the order of `placements`."""
     gpus = tuple(gpu for placement in placements for gpu in placement.gpus)
     one_each = all(len(placement.gpus) == 1 for placement in placements) and len(set(gpus)) == len(gpus)
     kinds = {_kind(gpu) for gpu in gpus}

@@ -68,6 +68,11 @@ class RankPlace:
         """Return whether the process can have this seat. CUDA has read the node's GPUs if it had one before."""
         return self.origin != "stayed" or self.seat is None or self.seat.visible == seat.visible
 
+    def end_process(self) -> None:
+        if self.actor is not None:
+            _kill(self.actor)
+            self.actor = None
+
 
 @dataclass(frozen=True)
 class _Spare:
@@ -105,7 +110,6 @@ class RankPool:
         self._release_all_places()
 
     def _end_keepers_and_spares(self) -> None:
-        """End the keepers, and what they hold, and the spare processes."""
         for actor in (*(spare.actor for spare in self._spares), *self._keepers.values()):
             _kill(actor)
         self._spares, self._keepers = [], {}
@@ -169,9 +173,8 @@ class RankPool:
         for rank, place in enumerate(self._places):
             if stay.get(rank, False):
                 place.origin = "stayed"
-            elif place.actor is not None:
-                _kill(place.actor)
-                place.actor = None
+            else:
+                place.end_process()
 
     def start_missing_spares(self) -> None:
         """Start the spare processes that are missing on the nodes of the ranks. Call it now and then while ranks
@@ -192,9 +195,7 @@ class RankPool:
         """End the processes of all places but those `kept`. Ray holds these places for later groups."""
         left = [place for place in self._places if place not in kept]
         for place in left:
-            if place.actor is not None:
-                _kill(place.actor)
-                place.actor = None
+            place.end_process()
         self._vacant = [*self._vacant, *left]
 
     def _reused_places(self, count: int, avoided: Container[str]) -> Generator[None, None, list[RankPlace]]:
@@ -223,7 +224,6 @@ class RankPool:
         return [(place, tables[id(place.group)].get(place.bundle, "")) for place in vacant]
 
     def _reserve(self, count: int, without: frozenset[str]) -> list[RankPlace]:
-        """Return so many new places, which Ray has yet to find."""
         label = {_NODE_LABEL: f"!in({','.join(sorted(without))})"} if without else {}
         group = placement_group(
             [self._each] * count,
@@ -272,8 +272,7 @@ class RankPool:
     def _release_all_places(self) -> None:
         """End the processes of all ranks, and give up their places. Spare processes stay."""
         for place in self._places:
-            if place.actor is not None:
-                _kill(place.actor)
+            place.end_process()
         for group in self._groups:
             with suppress(RayError):
                 remove_placement_group(group)
@@ -281,7 +280,6 @@ class RankPool:
 
 
 def _is_reserved(group: Any, poll_s: float) -> Generator[None, None, bool]:
-    """Return whether Ray finds all places of a placement group in time."""
     deadline = time.monotonic() + _RESERVATION_TIMEOUT_S
     while time.monotonic() < deadline:
         if group.wait(poll_s):

@@ -18,8 +18,7 @@ import ray
 from launcher.runtime.cluster.rank_placement import Placement, Seat, SeatError
 
 if TYPE_CHECKING:
-    from launcher.runtime.cluster.assignment import Assignment
-    from launcher.runtime.cluster.orders import RankNews, RankOrders, RankResult
+    from launcher.runtime.cluster.orders import Assignment, RankNews, RankOrders, RankResult
     from launcher.runtime.cluster.worker import Rank
 
 CONCURRENCY_GROUPS = {"talks": 1}

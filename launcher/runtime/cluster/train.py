@@ -23,8 +23,8 @@ from checkpoints.errors import RunIsActive, Superseded
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import list_committed
-from checkpoints.newest import newest_good
 from checkpoints.ownership import await_claim
+from checkpoints.verify import newest_good
 from data_service.errors import UserError as DataError
 from data_service.processes import temporary_root
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
@@ -34,12 +34,12 @@ from encoder_core.errors import UserError as ModelError
 from launcher.command import open_terminal_stream, supervisor_process
 from launcher.errors import RunError
 from launcher.exit_codes import FINISHED, MISTAKE, REPEAT, code_of
-from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.control_loop import ControlLoop, Display, LoopEnd
 from launcher.runtime.cluster.deaths import past_failures, record_failed_start
 from launcher.runtime.cluster.display import Watch
 from launcher.runtime.cluster.nodes import request_nodes
 from launcher.runtime.cluster.operator_log import OperatorLog
+from launcher.runtime.cluster.orders import Assignment
 from launcher.runtime.cluster.ray_session import Note, connected_ray, wait_for_cluster, wait_for_nodes
 from launcher.runtime.cluster.resources import (
     choose_sizing,
@@ -136,7 +136,6 @@ def _train(
 
 
 def _resume_advice(run: Run) -> str:
-    """Return, as text for the operator, what the same command will do if it is given again."""
     with suppress(StoreError):
         if not list_committed(run.store):
             return "the same command starts it again from the beginning: it has no checkpoint yet"

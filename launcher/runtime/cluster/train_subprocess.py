@@ -82,7 +82,6 @@ def train(
 
 
 def _follow(process: "subprocess.Popen[str]", show: bool) -> tuple[int, str]:
-    """Return the process's exit code and the last lines of its output."""
     said: deque[str] = deque(maxlen=_MAX_LINES)
     assert process.stdout is not None
     while True:

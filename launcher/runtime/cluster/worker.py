@@ -34,9 +34,9 @@ from encoder_core.train.groups import abort_groups, groups_failed, leave_count
 from encoder_core.train.loop import HANDING_OVER
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import PEER_GONE_MESSAGES, RecipeError, RunError
-from launcher.runtime.cluster.assignment import Assignment
 from launcher.runtime.cluster.memory_keeper import StateKeepersClient
 from launcher.runtime.cluster.orders import (
+    Assignment,
     FatalError,
     FinishedTraining,
     JoinedGroup,
@@ -361,6 +361,5 @@ def run_preflight(
 
 
 def _check_nodes_fit(reports: Sequence[NodeReport]) -> None:
-    """Raise UnfitGroup if a node failed its preflight."""
     if bad := unfit_reports(reports):
         raise UnfitGroup(bad)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, TypeAdapter
 
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import Rewind
@@ -73,13 +73,15 @@ class SpikeHistory:
     since: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        series = {name: list(values) for name, values in self.series.items()}
-        return {"phase": self.phase, "series": series, "since": self.since}
+        found: dict[str, Any] = _HISTORY_TYPE.dump_python(self, mode="json")
+        return found
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "SpikeHistory":
-        series = {name: tuple(float(value) for value in values) for name, values in data["series"].items()}
-        return cls(int(data["phase"]), series, None if data["since"] is None else int(data["since"]))
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "SpikeHistory":
+        return _HISTORY_TYPE.validate_python(data)
+
+
+_HISTORY_TYPE = TypeAdapter(SpikeHistory)
 
 
 def upper_bound(values: Sequence[float], window: int, spreads: float | None) -> float:

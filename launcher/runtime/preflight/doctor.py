@@ -1,14 +1,23 @@
 """`maskfleet doctor`: checks whether this machine can train, and whether a store can hold a run. Each check has a
-finding and a remedy."""
+finding and a remedy.
+
+A start waits for a rank's imports, on every node. Python looks for a module in thousands of small files, and torch is
+hundreds of megabytes of shared libraries. From a warm file cache that takes seconds; from a cold disk, or from a file
+system on the network that a thousand ranks read at once, minutes. A fresh process measures it, because this one has
+imported some of them already.
+"""
 
 import ctypes
+import json
 import os
 import platform
 import shutil
 import subprocess
+import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -16,10 +25,10 @@ from checkpoints.host_memory import available_memory
 from data_service.printable import mask_secrets
 from data_service.store.errors import StoreError
 from data_service.store.open import open_store
+from launcher.output import human_bytes
 from launcher.progress import work
 from launcher.runtime.preflight import findings
 from launcher.runtime.preflight.findings import Finding, Verdict
-from launcher.runtime.preflight.libraries import examine_imports
 from launcher.runtime.preflight.measure import (
     gpu_states,
     open_files,
@@ -133,3 +142,129 @@ def probe_store(uri: str) -> Iterator[Finding]:
         yield store_finding(f"store {uri}", store, f"maskfleet-doctor-{uuid.uuid4().hex}")
     except StoreError as error:
         yield Finding(f"store {mask_secrets(uri)}", "failure", error.problem, error.remedy)
+
+
+LIBRARIES = {
+    "torch": "torch",
+    "DeepSpeed": "encoder_core.train.engine",
+    "Ray": "ray",
+    "the rest": "launcher.runtime.cluster.worker",
+}
+"""What a rank imports, in this order: names for people, and the modules that import it as a rank does."""
+SLOW_S = 20.0
+"""Seconds of imports that are worth a remedy: from a warm cache they take about 4."""
+NETWORK = (
+    "nfs",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "smb",
+    "fuse",
+    "9p",
+    "afs",
+    "glusterfs",
+    "wekafs",
+)
+"""Beginnings of the names of file systems whose files lie on other machines."""
+_LIMIT_S = 600.0
+_MAX_MODULES_WITHOUT_BYTECODE = 50  # modules that may lack bytecode, such as those of a read-only checkout
+_REMEDY = (
+    "copy the environment to a local disk of each node, as one file (a container image, or a tar that the job unpacks "
+    "into /tmp): many small files are slow there"
+)
+
+_PROGRAM = """
+import importlib, json, os, sys, time
+opened = set()
+def hook(event, args):
+    if event == "open" and isinstance(args[0], str): opened.add(args[0])
+sys.addaudithook(hook)
+def disk():
+    try: return int(dict(line.split(": ") for line in open("/proc/self/io"))["read_bytes"])
+    except OSError: return 0
+parts, before = {}, disk()
+for name, module in json.loads(sys.argv[1]).items():
+    began = time.monotonic()
+    importlib.import_module(module)
+    parts[name] = time.monotonic() - began
+mapped = {line.split(None, 5)[5].strip() for line in open("/proc/self/maps") if line.count("/")}
+files = {os.path.realpath(path) for path in opened | mapped if os.path.isfile(path) and not path.startswith("/proc/")}
+read, size = disk() - before, sum(map(os.path.getsize, files))
+cached = [getattr(module, "__cached__", None) for module in list(sys.modules.values())]
+uncompiled = sum(isinstance(path, str) and not os.path.exists(path) for path in cached)
+print(json.dumps({"seconds": parts, "files": len(files), "size": size, "read": read, "uncompiled": uncompiled}))
+"""
+
+
+@dataclass(frozen=True)
+class Imports:
+    """The imports of a rank in a fresh process.
+
+    Attributes:
+        seconds: seconds of each library, by name; of each what the ones before it have not imported.
+        files: number of files that were opened or mapped.
+        size: bytes of these files. Of shared libraries a part is read.
+        read: bytes that came from a disk and not from memory; a network file system may count none.
+        uncompiled: number of modules without bytecode, which Python compiles at every start.
+    """
+
+    seconds: dict[str, float]
+    files: int
+    size: int
+    read: int
+    uncompiled: int
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+
+def measure_imports(libraries: Mapping[str, str]) -> Imports:
+    """Import modules in a fresh process, one after the other. `libraries`: module by name.
+
+    Raises subprocess.SubprocessError if an import fails or they take ten minutes.
+    """
+    command = [sys.executable, "-c", _PROGRAM, json.dumps(libraries)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_LIMIT_S)
+    return Imports(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def examine_imports(libraries: Mapping[str, str] = LIBRARIES) -> Finding:
+    """Return the finding on the imports of a rank: time, files and bytes, and where they lie."""
+    try:
+        found = measure_imports(libraries)
+    except subprocess.CalledProcessError as error:
+        last = error.stderr.strip().splitlines()[-1:]
+        return Finding("imports", "failure", f"a rank's imports fail: {''.join(last)}", "install again")
+    except subprocess.TimeoutExpired:
+        return Finding("imports", "failure", f"not done after {_LIMIT_S:.0f} s", _REMEDY)
+    return judge_imports(found, file_system(Path(sys.prefix)))
+
+
+def judge_imports(found: Imports, system: str) -> Finding:
+    """Judge the imports of a rank from a file system of the kind `system`."""
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in found.seconds.items())
+    text = (
+        f"{found.total:.1f} s ({parts}): {found.files:,} files of {human_bytes(found.size)} on {system}, "
+        f"{human_bytes(found.read)} from disk"
+    )
+    if found.uncompiled > _MAX_MODULES_WITHOUT_BYTECODE:
+        text += f"; {found.uncompiled:,} modules have no bytecode"
+        return Finding("imports", "warning", text, f"compile them once: python -m compileall {sys.prefix}")
+    if found.total > SLOW_S:
+        return Finding("imports", "warning", text, _REMEDY)
+    return Finding("imports", "ok", text)
+
+
+def file_system(path: Path) -> str:
+    """Return the kind of file system on which `path` lies, such as ext4, overlay or nfs4."""
+    real, best, kind = os.path.realpath(path), "", "a file system of unknown kind"
+    for line in Path("/proc/self/mountinfo").read_text("utf-8").splitlines():
+        before, _, after = line.partition(" - ")
+        place = before.split()[4].encode().decode("unicode_escape")  # /proc writes a space as \\040
+        inside = place == "/" or real == place or real.startswith(f"{place}/")
+        if inside and len(place) >= len(best):  # a later mount hides an earlier one
+            best, kind = place, after.split()[0]
+    return f"{kind} (on the network)" if kind.startswith(NETWORK) else kind

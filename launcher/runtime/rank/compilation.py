@@ -126,9 +126,7 @@ def settle_compilation(
     choice = choose_compilation(run.recipe.compile, local_gpu_name(), unfit=unfit_triton())
     if not all(peers.all_gather(choice.compiled)):
         return None, CompilationRecord(compiled=False, why=choice.why) if choice.told else None
-    config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    subject = trial_subject(run.recipe, config)
-    code = CompiledCode(compiled_name(subject, run.recipe.zero), Path.home())
+    subject, code = _local_code(run, tokenizer)
     first = peers.all_gather(host).index(host) == peers.rank
     pieces, found, together = None, None, all(peers.all_gather(code.complete))
     for number, turn in enumerate([True] if together else [first, not first], start=1):
@@ -140,6 +138,12 @@ def settle_compilation(
         if failed is not None:
             return None, failed
     return pieces, told[0]
+
+
+def _local_code(run: Run, tokenizer: Tokenizer) -> tuple[Subject, CompiledCode]:
+    config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    subject = trial_subject(run.recipe, config)
+    return subject, CompiledCode(compiled_name(subject, run.recipe.zero), Path.home())
 
 
 def _compile_once(
@@ -162,10 +166,7 @@ def take_compiled(run: Run, tokenizer: Tokenizer) -> None:
     choice = choose_compilation(run.recipe.compile, local_gpu_name(), unfit=unfit_triton())
     if not choice.compiled:
         return
-    subject = trial_subject(
-        run.recipe, run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    )
-    code = CompiledCode(compiled_name(subject, run.recipe.zero), Path.home())
+    subject, code = _local_code(run, tokenizer)
     if code.complete:
         _compile_once(run, code, subject, choice, None)
 

@@ -2,6 +2,7 @@
 
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields, replace
@@ -263,8 +264,7 @@ def _steps(steps: Sequence[Sequence[SampleRange]]) -> StepStart | None:
 
 
 def _add_counts(counts: Iterator[dict[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
+    total = Counter[str]()
     for count in counts:
-        for name, value in count.items():
-            total[name] = total.get(name, 0) + value
-    return total
+        total.update(count)
+    return dict(total)

@@ -27,7 +27,7 @@ from checkpoints.hf.load import (
 )
 from checkpoints.listing import list_committed
 from checkpoints.load import Reader
-from checkpoints.newest import newest_good
+from checkpoints.verify import newest_good
 from data_service.store.base import Store
 from data_service.tokenizers.completed import load_with_all_special_tokens
 from data_service.tokenizers.load import find_tokenizer

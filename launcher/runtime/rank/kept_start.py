@@ -22,6 +22,7 @@ from checkpoints.hf.folder import (
     NETWORKS,
     PICKLE,
     PICKLE_INDEX,
+    copy_file,
     copy_network,
     holds_generator,
     pickled_networks,
@@ -118,8 +119,7 @@ def _pair(source: Store, start: str) -> Iterator[Path]:
 def _copy_network(network: Store, folder: Path, *, pickled: bool) -> None:
     copy_network(network, folder)
     for name in TOKENIZER_FILES:
-        if network.size(name) is not None:
-            (folder / name).write_bytes(network.get(name))
+        copy_file(network, name, folder)
     if pickled:
         from checkpoints.hf.pickled import convert_network  # imports torch
 

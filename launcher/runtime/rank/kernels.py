@@ -59,7 +59,6 @@ def settle_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: Link) -> 
 
 
 def _verdict_name(gpu: str, subject: Subject) -> str:
-    """Return a hash of everything that a verdict depends on."""
     marks = [name for name in ("causal", "stable") if getattr(subject, name)]
     what = {
         "gpu": gpu,

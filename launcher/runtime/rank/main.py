@@ -242,7 +242,6 @@ def _data(
 
 
 def _heldout(run: Run, tokenizer: Tokenizer, open_stream: OpenStream) -> dict[str, HeldOutText]:
-    """Return the held-out texts, by the prefix of their figures."""
     texts = {"": heldout_specs(run, tokenizer), BEFORE: before_specs(run, tokenizer)}
     return {prefix: _heldout_text(run, specs, open_stream) for prefix, specs in texts.items() if specs}
 

@@ -169,7 +169,6 @@ def _stored_limits(run: Run, key: str) -> tuple[int | None, ...]:
 
 
 def _limits_name(recipe: Recipe, rooms: Sequence[DeviceMemory]) -> str:
-    """Return a hash of everything that the limits depend on."""
     fields = {"model", "input", "objective", "phases", "optimizer", "average", "precision", "zero"}
     what = {
         "recipe": recipe.model_dump(

@@ -17,7 +17,7 @@ from checkpoints.listing import Rewind, list_committed, read_rewinds
 from checkpoints.load import Reader
 from checkpoints.memory import Keeper, MemoryReader, ReadBytes, SetOffer, manifest_from_sets, newest_sets
 from checkpoints.memory_slots import CommonDescription, SlotDescription
-from checkpoints.newest import newest_good
+from checkpoints.verify import newest_good
 from encoder_core.optim.average import AVERAGE
 from launcher.errors import RunError
 from launcher.runtime.rank.journal import Link

@@ -17,7 +17,7 @@ from launcher.runtime.recipe.parts import RecipeIssue
 from launcher.runtime.recipe.phase_parts import PhaseMixture
 from launcher.runtime.recipe.phases import PHASE_KEYS, changing_rate, in_phase, is_staged
 from launcher.runtime.recipe.schema import TEACHER, Recipe
-from launcher.runtime.recipe.timeline import phase_at, term_weights
+from launcher.runtime.recipe.timeline import recipe_at, term_weights
 
 
 def combination_issues(recipe: Recipe) -> list[RecipeIssue]:
@@ -215,19 +215,13 @@ def _term_weight_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
                     f"weigh one of {', '.join(recipe.objective.terms)}, or add objective.{name}",
                 )
     for step in _first_steps(recipe):
-        weighed, trained = term_weights(recipe, step), _terms_trained_in(recipe, step)
+        weighed, trained = term_weights(recipe, step), set(recipe_at(recipe, step).objective.terms)
         if trained <= weighed.keys() and not any(weighed[name] for name in trained):
             yield RecipeIssue(
                 ("objective",),
                 f"all terms weigh 0 in step {step:,}, which would teach nothing",
                 "let one of them begin above 0",
             )
-
-
-def _terms_trained_in(recipe: Recipe, step: int) -> set[str]:
-    """Return the terms that are trained in a step."""
-    number, _ = phase_at(recipe, step)
-    return set(in_phase(recipe, recipe.phases[number]).objective.terms)
 
 
 def _first_steps(recipe: Recipe) -> list[int]:

@@ -101,7 +101,6 @@ def continued_recipe(folder: str) -> Recipe:
 
 
 def _sources(config: ModelConfig) -> dict[str, object]:
-    """Return the recipe's sources: one, or one for each language that the model knows."""
     languages = embedded_languages(config)
     if not languages:
         return {"text": {"uri": f"{PLACEHOLDER}corpora/text", "weight": "auto"}}

@@ -42,6 +42,12 @@ def phase_at(recipe: Recipe, step: int) -> tuple[int, int]:
     return number, starts[number]
 
 
+def recipe_at(recipe: Recipe, step: int) -> Recipe:
+    """Return the recipe with the values of the phase of a step in place of its own."""
+    number, _ = phase_at(recipe, step)
+    return in_phase(recipe, recipe.phases[number])
+
+
 def learning_rate(recipe: Recipe, peak: float, step: int) -> float:
     """Return the learning rate of a step, counted from 0. `peak`: the optimizer's peak rate; phases may have their own.
 
@@ -79,14 +85,12 @@ def tokens_before(recipe: Recipe, step: int) -> int:
 
 def recipe_after(recipe: Recipe, steps: int) -> Recipe:
     """Return the recipe with the model as it is after `steps` steps, which is the model in a commit of that step."""
-    number, _ = phase_at(recipe, max(0, steps - 1))
-    return recipe.model_copy(update={"model": in_phase(recipe, recipe.phases[number]).model})
+    return recipe.model_copy(update={"model": recipe_at(recipe, max(0, steps - 1)).model})
 
 
 def causal_after(recipe: Recipe, steps: int) -> bool:
     """Return whether the last of `steps` steps was of next-token prediction, on causal rows."""
-    number, _ = phase_at(recipe, max(0, steps - 1))
-    return in_phase(recipe, recipe.phases[number]).objective.causal
+    return recipe_at(recipe, max(0, steps - 1)).objective.causal
 
 
 def term_weights(recipe: Recipe, step: int) -> dict[str, float]:

@@ -200,7 +200,6 @@ def _input(rows: Input, length: int) -> Input:
 
 
 def _weights(objective: RecipeObjective, was: int, steps: int) -> RecipeObjective:
-    """Return the objective with weights that change over the same shares of the run."""
     return objective.model_copy(
         update={
             name: term.model_copy(update={"weight": _weight(term.weight, was, steps)})

@@ -158,7 +158,6 @@ def _standalone(source: Run, manifest: CheckpointManifest, restarted: bool) -> C
 
 
 def _start(source: Run) -> str:
-    """Return the option of `init` by which a new run starts from the weights of `source`."""
     return f"--set {shell_word(f'start={source.uri}')}"
 
 

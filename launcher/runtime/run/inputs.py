@@ -24,9 +24,9 @@ from launcher.errors import RecipeError
 from launcher.runtime.recipe.checks import tokenizer_issues
 from launcher.runtime.recipe.corpora import corpora_by_name, corpus_key, corpus_source
 from launcher.runtime.recipe.identity import flatten
+from launcher.runtime.recipe.parts import CorpusOption
 from launcher.runtime.recipe.phases import in_phase
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
-from launcher.runtime.run.corpus_option import CorpusOption
 
 FILES = ("tokenizer", "similar_words")
 """Sections of a recipe that name one file or folder by its `uri`."""

@@ -203,7 +203,6 @@ class _Segments:
             return lost
 
     def _seal(self) -> bytes | None:
-        """Return the next segment's bytes; None if there is nothing to write."""
         with self._changed:
             if self._sealed is None and self._pending:
                 lines, size = [], 0

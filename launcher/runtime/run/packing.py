@@ -10,9 +10,8 @@ writes late, its segment lies beside the packs and none is changed.
 
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
-from data_service.store.base import Store
+from data_service.store.base import Store, parallel_map
 from data_service.store.errors import KeyMissing, StoreError
 from launcher.errors import RunError
 from launcher.runtime.run.segments import (
@@ -30,7 +29,6 @@ _log = logging.getLogger(__name__)
 
 MAX_SEGMENTS = 512  # most segments of a pack: four hours, at one segment every 30 seconds
 _CHECK_SEGMENTS = 16  # new segments after which a full pack is looked for: a few large segments fill one, too
-_READERS = 8
 
 
 class Packer:
@@ -115,8 +113,7 @@ def pack_once(store: Store, attempt: int, *, over: bool, most_segments: int = MA
     if len(chosen) < 2 or not (over or full):
         return False
     try:
-        with ThreadPoolExecutor(_READERS) as pool:
-            contents = list(pool.map(lambda stretch: store.get(stretch.key), chosen))
+        contents = list(parallel_map(lambda stretch: store.get(stretch.key), chosen))
     except KeyMissing:
         return False  # another process has packed them meanwhile
     first, last = chosen[0].first, chosen[-1].last

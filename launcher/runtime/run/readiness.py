@@ -190,7 +190,6 @@ def _without_batch_options(spec: StreamSpec) -> StreamSpec:
 
 
 def _batch_and_epoch(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, int]:
-    """Return the phase's batch and its epoch, in rows or in tokens."""
     phase = run.recipe.phases[number]
     spec = stream_spec(run, tokenizer, number)
     stream = Stream(_without_batch_options(spec))
@@ -207,7 +206,6 @@ def _batch_and_epoch(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, 
 
 
 def _batch_options(run: Run, epochs: Mapping[int, int]) -> str:
-    """Return the `--set` options with which a batch fits into the epoch of each of these phases."""
     microbatch = min(run.recipe.microbatch_of(run.recipe.phases[number]) for number in epochs)
     rows = [epoch for number, epoch in epochs.items() if run.recipe.phases[number].batch.sequences]
     assignments = list[str]()
@@ -223,7 +221,6 @@ def _batch_options(run: Run, epochs: Mapping[int, int]) -> str:
 
 
 def _times_read(run: Run) -> float:
-    """Return about how many times the run reads its text."""
     recipe = run.recipe
     manifests = [load_manifest(open_store(source.uri)) for source in recipe.corpus.sources.values()]
     if isinstance(recipe.input, TextPairs | RepeatedSentences):

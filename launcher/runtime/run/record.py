@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import list_committed, read_manifest
-from checkpoints.newest import newest_good
+from checkpoints.verify import newest_good
 from data_service.formats import StrictRecord
 from data_service.printable import shell_word
 from data_service.store.base import Store

@@ -20,11 +20,10 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from numpy.typing import NDArray
 
 from checkpoints.layout import add_digest, strip_digest
 from data_service.formats import NEWER_REMEDY, has_newer_format, newer_version_message
-from data_service.store.base import Store
+from data_service.store.base import Store, parallel_map
 from data_service.store.errors import KeyMissing
 from launcher.errors import RunError
 from launcher.runtime.run.step_table import Floats, Ints, StepTable, TableBuilder
@@ -47,8 +46,6 @@ PACKED = ".parquet"
 """The end of a pack's key."""
 _SEGMENT_END = ".jsonl"
 
-_READERS = 16  # concurrent gets: segments are small, so on S3 latency limits a single reader
-_HELD_SEGMENTS = 64  # most segments held in host memory at a time
 _RELISTINGS = 20  # most listings of an attempt whose segments are packed while they are read
 _KEY = re.compile(r"\w+/a(\d{6,12})/(\d{8,12})(?:\.jsonl|-(\d{8,12})\.parquet)")
 
@@ -138,17 +135,8 @@ def _order(stretch: SegmentRange) -> tuple[int, int]:
 
 
 def _contents(store: Store, stretches: list[SegmentRange]) -> Iterator[tuple[SegmentRange, bytes | None]]:
-    remaining = iter(stretches)
-    if len(stretches) <= 1:  # the usual case of a follower: one new segment or none
-        yield from ((stretch, _get_segment(store, stretch)) for stretch in stretches)
-        return
-    with ThreadPoolExecutor(_READERS) as pool:
-        while batch := list(islice(remaining, _HELD_SEGMENTS)):
-            yield from zip(batch, pool.map(lambda stretch: _get_segment(store, stretch), batch), strict=True)
-
-
-def _get_segment(store: Store, stretch: SegmentRange) -> bytes | None:
-    return None if stretch.packed else store.get(stretch.key)
+    data = parallel_map(lambda stretch: None if stretch.packed else store.get(stretch.key), stretches)
+    yield from zip(stretches, data, strict=True)
 
 
 MAX_PACK_BYTES = 8 << 20  # number of bytes of segments that fill a pack

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from checkpoints.gather import Alone, Peers, broadcast_or_raise
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import Rewind, SampleSpan, read_rewinds, skipped_ranges
-from checkpoints.newest import newest_good
+from checkpoints.verify import newest_good
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.removals import load_removals
 from data_service.samples.lanes import Lanes
@@ -104,7 +104,6 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
 
 
 def _annealing(run: Run, number: int) -> Annealing | None:
-    """Return how the rate of masks changes within a phase; None if it does not."""
     phase = run.recipe.phases[number]
     changing, before = changing_rate(phase), step_batches(run.recipe, phase).units_before
     if changing is None:
@@ -214,7 +213,6 @@ def _split_spec(
     lanes: int | None,
     phase: int | None = None,
 ) -> StreamSpec:
-    """Return the spec of samples of a phase's corpora; without a phase, of those of the sources."""
     recipe, corpora = run.recipe, corpora_by_name(run.recipe)
     texts = isinstance(recipe.input, TextPairs | RepeatedSentences)
     return StreamSpec(

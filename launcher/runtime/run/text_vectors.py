@@ -83,7 +83,6 @@ def _modules_in(folder: Store) -> dict[str, bytes]:
 
 
 def _fields(data: bytes, where: str) -> dict[str, object]:
-    """Return the JSON object in a file of the folder. Raises ModelError."""
     try:
         found = parse_json(data)
     except ValueError as error:

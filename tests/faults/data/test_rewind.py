@@ -12,7 +12,7 @@ import pytest
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Alone
 from checkpoints.listing import Rewind, checkpoint_rows, read_rewinds, record_rewind
-from checkpoints.newest import newest_good
+from checkpoints.verify import newest_good
 from launcher.observe.inspect.show import find_sample
 from launcher.runtime.run.record import open_run
 from tests.support.ranks.run_group import KILLED, finish, run_group

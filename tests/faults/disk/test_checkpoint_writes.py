@@ -12,10 +12,9 @@ from checkpoints.commit import CommittedSave
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import list_folders
-from checkpoints.newest import newest_good
 from checkpoints.retention import tidy
 from checkpoints.save import Saver
-from checkpoints.verify import verify_all
+from checkpoints.verify import newest_good, verify_all
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store

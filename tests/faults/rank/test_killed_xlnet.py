@@ -9,8 +9,7 @@ from transformers import XLNetLMHeadModel
 
 from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointManifest
-from checkpoints.newest import newest_good
-from checkpoints.verify import verify
+from checkpoints.verify import newest_good, verify
 from launcher.after.export.export import ExportResult, export_run
 from launcher.runtime.recipe.load import reload
 from launcher.runtime.run.create import reconcile

@@ -220,8 +220,7 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
     from ray.cluster_utils import Cluster
 
     from data_service.service.ray_internals import job_config_without_driver_path
-    from launcher.runtime.cluster.assignment import Assignment
-    from launcher.runtime.cluster.orders import FatalError, Unsaved
+    from launcher.runtime.cluster.orders import Assignment, FatalError, Unsaved
     from launcher.runtime.cluster.rank_group import RankGroup
     from launcher.runtime.cluster.rank_placement import SeatError
     from launcher.runtime.cluster.rank_pool import RankPool

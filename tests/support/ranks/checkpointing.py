@@ -22,8 +22,8 @@ from checkpoints.gather import Alone, Peers
 from checkpoints.gloo_peers import GlooPeers
 from checkpoints.layout import CheckpointManifest
 from checkpoints.load import Reader
-from checkpoints.newest import newest_good
 from checkpoints.save import Saver
+from checkpoints.verify import newest_good
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.store.local import LocalStore

@@ -10,8 +10,8 @@ from checkpoints.attempt import Attempt
 from checkpoints.commit import CommittedSave
 from checkpoints.gloo_peers import GlooPeers
 from checkpoints.load import Reader
-from checkpoints.newest import newest_good
 from checkpoints.save import Saver
+from checkpoints.verify import newest_good
 from data_service.store.open import open_store
 from encoder_core.layers.initialise import initialise
 from encoder_core.train.engine import Engine

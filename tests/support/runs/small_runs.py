@@ -12,7 +12,7 @@ from checkpoints.gather import Alone
 from checkpoints.layout import CheckpointName, encode_manifest
 from checkpoints.listing import read_manifest
 from checkpoints.load import Reader
-from checkpoints.newest import newest_good
+from checkpoints.verify import newest_good
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.store.base import Store

@@ -14,7 +14,7 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.store.open import open_store
 from launcher.errors import RecipeError
-from launcher.runtime.run.corpus_option import CorpusOption
+from launcher.runtime.recipe.parts import CorpusOption
 from launcher.runtime.run.inputs import sections_for
 from launcher.runtime.run.record import open_run
 from tests.support.checks.command import exit_code

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.runtime.preflight.libraries import (
+from launcher.runtime.preflight.doctor import (
     LIBRARIES,
     SLOW_S,
     Imports,

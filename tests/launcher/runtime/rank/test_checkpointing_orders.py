@@ -19,7 +19,7 @@ from checkpoints.listing import (
     record_rewind,
 )
 from checkpoints.load import Reader
-from checkpoints.newest import newest_good
+from checkpoints.verify import newest_good
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from encoder_core.train.settings import MEMORY

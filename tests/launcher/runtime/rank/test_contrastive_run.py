@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 
 from checkpoints.gather import Alone
 from checkpoints.load import Reader
-from checkpoints.newest import newest_good
+from checkpoints.verify import newest_good
 from data_service.ingest.options import PairFields
 from launcher.after.diagnose.measures import measure_heldout_loss
 from launcher.after.diagnose.states import open_checkpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints.gather import Alone
-from checkpoints.newest import newest_good
+from checkpoints.verify import newest_good
 from data_service.errors import UserError
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
