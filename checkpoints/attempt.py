@@ -227,7 +227,6 @@ def claim(
     store: Store,
     *,
     owner: Owner | None = None,
-    lease_s: float = LEASE_S,
     clock: Callable[[], float] = time.time,
 ) -> Attempt:
     """Claim the next attempt of the run in `store` for `owner` (default: this process), without waiting.
@@ -238,10 +237,10 @@ def claim(
     Raises:
         RunIsActive: the newest attempt is alive or may be alive, or another process claimed one at the same moment.
     """
-    found = try_claim(store, owner or Owner.for_this_process(clock()), lease_s=lease_s, clock=clock)
+    found = try_claim(store, owner or Owner.for_this_process(clock()), clock=clock)
     if isinstance(found, Attempt):
         return found
-    left = max(lease_s - found.silence_s, 0)
+    left = max(LEASE_S - found.silence_s, 0)
     raise found.active_error(f"stop that process there; if it is dead already, try again in {left:.0f} s")
 
 
@@ -249,7 +248,6 @@ def try_claim(
     store: Store,
     owner: Owner,
     *,
-    lease_s: float = LEASE_S,
     clock: Callable[[], float] = time.time,
     dead: UncertainAttempt | None = None,
 ) -> Attempt | UncertainAttempt:
@@ -260,7 +258,7 @@ def try_claim(
     """
     while True:
         newest = newest_attempt(store)
-        unsure = _uncertain_attempt(Attempt(store, newest), owner, lease_s) if newest else None
+        unsure = _uncertain_attempt(Attempt(store, newest), owner) if newest else None
         if unsure is not None and (dead is None or dead.liveness_mark != unsure.liveness_mark):
             return unsure
         attempt = Attempt(store, newest + 1)
@@ -310,7 +308,7 @@ class Heartbeat:
                 return
 
 
-def _uncertain_attempt(attempt: Attempt, claimant: Owner, lease_s: float) -> UncertainAttempt | None:
+def _uncertain_attempt(attempt: Attempt, claimant: Owner) -> UncertainAttempt | None:
     """Return None if the attempt has certainly ended, `UncertainAttempt` if it may be alive.
 
     Raises RunIsActive: the attempt is certainly alive.
@@ -325,7 +323,7 @@ def _uncertain_attempt(attempt: Attempt, claimant: Owner, lease_s: float) -> Unc
             )
         return None
     heartbeat, silence = attempt.heartbeat(), attempt.silence_s()
-    return UncertainAttempt(attempt, owner, silence, heartbeat) if silence < lease_s else None
+    return UncertainAttempt(attempt, owner, silence, heartbeat) if silence < LEASE_S else None
 
 
 def _owner_text(attempt: Attempt, owner: Owner) -> str:

@@ -115,9 +115,7 @@ def _named_gpu(machine: list[GpuState], word: str) -> GpuState | None:
 
 
 def _whole_gpu(instance: str) -> str:
-    """Return the id of the GPU that a MIG instance is part of. Drivers before 470 named instances after it."""
-    if instance.startswith("MIG-GPU-"):
-        return instance.removeprefix("MIG-").partition("/")[0]
+    """Return the id of the GPU that a MIG instance is part of."""
     handle = pynvml.nvmlDeviceGetHandleByUUID(instance)
     return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)))
 

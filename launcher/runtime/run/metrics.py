@@ -80,9 +80,9 @@ class Metric:
         """Return the text for a value in a line, such as `MFU 31.4%`."""
         return (self.within or f"{self.title.lower()} {{}}").format(self.spell(value))
 
-    def tile_label(self, when: str = "") -> str:
-        """Return the label of a tile, such as `throughput now, tokens/s`."""
-        return f"{self.title.lower()}{when and f' {when}'}{self.unit and f', {self.unit}'}"
+    def tile_label(self) -> str:
+        """Return the label of a tile, such as `throughput, tokens/s`."""
+        return f"{self.title.lower()}{self.unit and f', {self.unit}'}"
 
 
 THROUGHPUT = Metric(

@@ -181,7 +181,6 @@ def test_the_gpus_that_cuda_shows_are_examined_under_their_own_numbers(
 def test_an_instance_is_examined_by_the_gpu_that_it_is_part_of() -> None:
     assert examined("MIG-a1") == [(1, "GPU-a")]
     assert examined("MIG-f0, MIG-c1,MIG-c0") == [(2, "GPU-f"), (0, "GPU-c")]
-    assert examined("MIG-GPU-e/3/0") == [(3, "GPU-e")], "as drivers before 470 named them"
 
 
 def test_a_gpu_that_is_named_and_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
