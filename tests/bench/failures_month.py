@@ -26,7 +26,7 @@ from failures_cluster import (
     noticed,
 )
 
-from launcher.runtime.cluster.deaths import FailureHistory
+from launcher.runtime.cluster.operator_log import FailureHistory
 from launcher.runtime.cluster.resources import Nodes, WorldSizeTracker
 from launcher.runtime.policies.elastic import Sizing, places
 from launcher.runtime.policies.failures import Failure, Stop

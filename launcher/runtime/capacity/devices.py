@@ -1,5 +1,5 @@
-"""The machines of an estimate, the limits of their GPUs (the vendors' figures for dense matrix products and memory),
-and the assumptions of an estimate. Each assumption is measured, or published with its source, or marked as
+"""The machines of an estimate, the limits of their GPUs (the vendors' figures for dense matrix products, memory and its
+bandwidth), and the assumptions of an estimate. Each assumption is measured, or published with its source, or marked as
 a guess."""
 
 import re
@@ -19,6 +19,7 @@ class Gpu:
         peak: FLOP/s of dense matrix products in bf16 with fp32 sums; in fp16 on the V100, which has no bf16.
         peak_fp32: the same in fp32, without TF32.
         memory: size of its memory in bytes.
+        bandwidth: bytes/s of its memory.
         link: bytes/s, each way, between GPUs of one node (NVLink, or PCIe).
         network: bytes/s, each way, of a node's network, in the common cloud offers with this GPU.
         half: 16-bit format: "bf16", or "fp16" on a GPU without bf16.
@@ -28,33 +29,36 @@ class Gpu:
     peak: float
     peak_fp32: float
     memory: int
+    bandwidth: float
     link: float
     network: float
     half: str = "bf16"
 
 
-def _gpu(name: str, tflops: float, fp32: float, gib: int, link_gb: float, network_gbit: float) -> Gpu:
+def _gpu(
+    name: str, tflops: float, fp32: float, gib: int, memory_gb: float, link_gb: float, network_gbit: float
+) -> Gpu:
     half = "fp16" if name == "V100" else "bf16"
-    rates = (link_gb * 1e9, network_gbit * 1e9 / 8)
+    rates = (memory_gb * 1e9, link_gb * 1e9, network_gbit * 1e9 / 8)
     return Gpu(name, tflops * 1e12, fp32 * 1e12, gib * GIB, *rates, half)
 
 
-# Peak and memory: NVIDIA's data sheets (SXM forms where there are several) and AMD's of the MI300X,
+# Peak, memory and bandwidth: NVIDIA's data sheets (SXM forms where there are several) and AMD's of the MI300X,
 # without sparsity. Links: NVLink's one-way rate, of the MI300X seven of 64 GB/s each way; PCIe x16 for L4, L40S and
 # A10G. Networks: AWS p3dn, p4d, p4de, p5, p5e, p6-b200, g6.48xlarge, g6e.48xlarge and g5.48xlarge; Azure ND MI300X v5.
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        _gpu("V100", 125, 15.7, 32, 150, 100),
-        _gpu("A10G", 70, 35, 24, 16, 100),
-        _gpu("A100-40", 312, 19.5, 40, 300, 400),
-        _gpu("A100-80", 312, 19.5, 80, 300, 400),
-        _gpu("L4", 121, 30.3, 24, 16, 100),
-        _gpu("L40S", 362, 91.6, 48, 32, 400),
-        _gpu("H100", 989, 67, 80, 450, 3200),
-        _gpu("H200", 989, 67, 141, 450, 3200),
-        _gpu("B200", 2250, 75, 180, 900, 3200),
-        _gpu("MI300X", 1307, 163.4, 192, 448, 3200),
+        _gpu("V100", 125, 15.7, 32, 900, 150, 100),
+        _gpu("A10G", 70, 35, 24, 600, 16, 100),
+        _gpu("A100-40", 312, 19.5, 40, 1555, 300, 400),
+        _gpu("A100-80", 312, 19.5, 80, 2039, 300, 400),
+        _gpu("L4", 121, 30.3, 24, 300, 16, 100),
+        _gpu("L40S", 362, 91.6, 48, 864, 32, 400),
+        _gpu("H100", 989, 67, 80, 3350, 450, 3200),
+        _gpu("H200", 989, 67, 141, 4800, 450, 3200),
+        _gpu("B200", 2250, 75, 180, 7700, 900, 3200),
+        _gpu("MI300X", 1307, 163.4, 192, 5300, 448, 3200),
     )
 }
 

@@ -19,11 +19,10 @@ from typing import Any, Protocol, assert_never
 
 from checkpoints.errors import RunIsActive
 from launcher.errors import TransientRunError
-from launcher.runtime.cluster.deaths import FailureHistory
 from launcher.runtime.cluster.display import Gauges
 from launcher.runtime.cluster.group_record import GroupRecord
 from launcher.runtime.cluster.nodes import dead_process, draining_node_ids, exclude_nodes
-from launcher.runtime.cluster.operator_log import OperatorLog
+from launcher.runtime.cluster.operator_log import FailureHistory, OperatorLog
 from launcher.runtime.cluster.orders import (
     Assignment,
     FatalError,
@@ -88,7 +87,7 @@ class ControlLoop:
         claim: the command's claim on it.
         sizing: the numbers of ranks that the run may have.
         last: number of ranks that wrote the newest checkpoint; None if there is none.
-        failures: the failures of all starts of the run so far (`launcher.runtime.cluster.deaths`).
+        failures: the failures of all starts of the run so far (`launcher.runtime.cluster.operator_log`).
         display, log: what the operator sees, and what is recorded.
         stopping: the requests to stop.
 

@@ -15,7 +15,7 @@ from encoder_core.train.rehearsal import verify_gradient_sums
 from encoder_core.train.settings import EngineConfig
 from launcher.runtime.preflight.collective import loaded_versions
 from launcher.runtime.rank.build import engine_config
-from launcher.runtime.rank.compilation import take_compiled
+from launcher.runtime.rank.kernels import take_compiled
 from launcher.runtime.rank.main import threads_per_rank
 from launcher.runtime.run.kept_tokenizer import cached_tokenizer
 from launcher.runtime.run.record import open_run

@@ -35,10 +35,9 @@ from launcher.command import open_terminal_stream, supervisor_process
 from launcher.errors import RunError
 from launcher.exit_codes import FINISHED, MISTAKE, REPEAT, code_of
 from launcher.runtime.cluster.control_loop import ControlLoop, Display, LoopEnd
-from launcher.runtime.cluster.deaths import past_failures, record_failed_start
 from launcher.runtime.cluster.display import Watch
 from launcher.runtime.cluster.nodes import request_nodes
-from launcher.runtime.cluster.operator_log import OperatorLog
+from launcher.runtime.cluster.operator_log import OperatorLog, past_failures, record_failed_start
 from launcher.runtime.cluster.orders import Assignment
 from launcher.runtime.cluster.ray_session import Note, connected_ray, wait_for_cluster, wait_for_nodes
 from launcher.runtime.cluster.resources import (

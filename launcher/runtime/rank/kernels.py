@@ -1,34 +1,56 @@
-"""Chooses the kernels that the ranks of a run use on GPUs: by a trial for each kind of GPU, stored in the run.
+"""With what the ranks of a run compute: kernels on GPUs, and compiled layers. Both are decided at every start, alike on
+all ranks, on record.
 
 The first rank on each kind of GPU tries the kernels that the recipe's networks need, in a separate process
 (`encoder_core/trials/kernel_trial.py`). The result is stored in the run under a hash of everything that it depends on,
 so every later start uses the same kernels without a trial. A kernel that hangs or crashes does not end the trial. Only
 a failure of the rank itself or of its machine ends the start. On a CPU nothing is tried: the tests check its kernels
 against the formula.
+
+One rank of each node compiles first, unless the code is on the machine already; the other ranks of the node find it
+there. If one rank cannot compile, no rank uses compiled layers, and the run computes in Python. Code that is not there
+is first compiled in a separate process, and compared, so that a compiler that hangs or dies does not end the start.
+
+Compiled code stays on the machine's own disk, in torch's cache. torch stores it as shared libraries and pickles.
+Loading either runs code, so it must not come from somebody who can write to the run's store. The folder belongs to the
+user and is closed to others.
 """
 
 import hashlib
 import json
+import os
+import shutil
+import stat
+import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import count
+from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from checkpoints.gather import Peers, gather_as
+from data_service.formats import StrictRecord
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.kernel_choice import set_preference
+from encoder_core.layers.pieces import Pieces
+from encoder_core.trials.compile_trial import TriedCompilation, try_compilation, try_in_process
 from encoder_core.trials.kernel_trial import Limits
 from encoder_core.trials.trial_network import Subject
 from launcher.runtime.preflight.collective import installed_versions
 from launcher.runtime.preflight.kernels import (
+    CompileChoice,
     KernelVerdict,
     TrialRecord,
+    choose_compilation,
+    compiled_name,
     examine_kernels,
     local_gpu_name,
     trial_subject,
 )
-from launcher.runtime.preflight.releases import triton_release
+from launcher.runtime.preflight.releases import triton_release, unfit_triton
 from launcher.runtime.rank.journal import Link, RankJournal
 from launcher.runtime.run.record import Run
 
@@ -127,3 +149,203 @@ def _verdict_text(one: TrialRecord) -> str:
     where = " with dropout" if one.dropped else ""
     why = one.failure or f"its results are {one.error or float('inf'):.1e} off, the limit is {one.bound:.1e}"
     return f"the kernel `{one.kernel}`{where}: {why}"
+
+
+_CACHE = Path(".cache/maskfleet/compiled")
+_COMPLETE_MARK = "complete"  # name of the file that marks a complete folder
+_MAX_FOLDERS = 16  # most folders of compiled code that a machine keeps
+
+
+class CompiledCode:
+    """The compiled code of one name (`launcher.runtime.preflight.kernels.compiled_name`) on this machine.
+
+    `home`: home folder of the user.
+
+    Attributes:
+        folder: torch's cache, which only this user can open; a temporary folder if it cannot lie below `home`.
+    """
+
+    def __init__(self, name: str, home: Path) -> None:
+        self.folder = _own_folder(home / _CACHE, name) or Path(tempfile.mkdtemp(prefix="maskfleet-compiled-"))
+
+    @property
+    def complete(self) -> bool:
+        """Whether the folder has all the code that a run needs."""
+        return (self.folder / _COMPLETE_MARK).is_file()
+
+    def complete_now(self) -> None:
+        """Mark the folder as complete. Raises OSError."""
+        (self.folder / _COMPLETE_MARK).touch()
+
+
+def _own_folder(parent: Path, name: str) -> Path | None:
+    """Return the folder `name` in `parent`, made if needed; None if others can write to it. The oldest folders of more
+    than `_MAX_FOLDERS` are deleted."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = parent / name
+        folder.mkdir(exist_ok=True, mode=0o700)
+        if not (_is_private(parent) and _is_private(folder)):
+            return None
+        os.utime(folder)
+        others = sorted((p for p in parent.iterdir() if p != folder), key=lambda p: p.stat().st_mtime)
+    except OSError:
+        return None
+    for old in others[: -_MAX_FOLDERS + 1]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def _is_private(path: Path) -> bool:
+    found = path.lstat()
+    closed = not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    return found.st_uid == os.getuid() and closed and not stat.S_ISLNK(found.st_mode)
+
+
+_COMPILE_S = 900.0  # time limit of the process that compiles
+
+
+class CompilationRecord(StrictRecord):
+    """The result of one rank's compilation, or the decision for all ranks.
+
+    Attributes:
+        compiled, why: whether layers are compiled, and the reason.
+        seconds: time until the compiled code was ready.
+        graphs, error, bound: as in `TriedCompilation`.
+        kept: place where compiled code was found: in this process, on this machine, or nowhere.
+        failure: the compiler's error message; "" if there was none.
+    """
+
+    compiled: bool
+    why: str
+    seconds: float = 0.0
+    graphs: int = 0
+    error: float | None = None
+    bound: float = 0.0
+    kept: str = "nowhere"
+    failure: str = ""
+
+
+_RECORD: TypeAdapter[CompilationRecord | None] = TypeAdapter(CompilationRecord | None)
+
+
+def settle_compilation(
+    run: Run, tokenizer: Tokenizer, peers: Peers, link: Link, host: str
+) -> tuple[Pieces | None, CompilationRecord | None]:
+    """Return the compiled pieces with which layers compute from here on (None: they compute in Python), and the record
+    of the decision, the same on all ranks (None: nothing to record). Collective.
+
+    `host`: name of this rank's machine.
+    """
+    choice = choose_compilation(run.recipe.compile, local_gpu_name(), unfit=unfit_triton())
+    if not all(peers.all_gather(choice.compiled)):
+        return None, CompilationRecord(compiled=False, why=choice.why) if choice.told else None
+    subject, code = _local_code(run, tokenizer)
+    first = peers.all_gather(host).index(host) == peers.rank
+    pieces, found, together = None, None, all(peers.all_gather(code.complete))
+    for number, turn in enumerate([True] if together else [first, not first], start=1):
+        link.beat(0, "compiling", number)
+        if turn:
+            pieces, found = _compile_once(run, code, subject, choice, link)
+        told = [one for one in gather_as(peers, _RECORD, found) if one is not None]
+        failed = next((one for one in told if not one.compiled), None)
+        if failed is not None:
+            return None, failed
+    return pieces, told[0]
+
+
+def _local_code(run: Run, tokenizer: Tokenizer) -> tuple[Subject, CompiledCode]:
+    config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    subject = trial_subject(run.recipe, config)
+    return subject, CompiledCode(compiled_name(subject, run.recipe.zero), Path.home())
+
+
+def _compile_once(
+    run: Run, code: CompiledCode, subject: Subject, choice: CompileChoice, link: Link | None
+) -> tuple[Pieces, CompilationRecord]:
+    """Compile on this rank, or take the stored code, or what this process has compiled for an earlier group of ranks.
+    Return the pieces and the result."""
+    if code.folder in _compiled:
+        pieces, found = _compiled[code.folder]
+        return pieces, found.model_copy(update={"seconds": 0.0, "kept": "in this process"})
+    pieces, found = _compile(run, code, subject, choice, link)
+    if found.compiled:
+        _compiled[code.folder] = pieces, found
+    return pieces, found
+
+
+def take_compiled(run: Run, tokenizer: Tokenizer) -> None:
+    """Take the run's compiled code from this machine into this process, for the group of ranks that it will join. Does
+    nothing if the run is not compiled, or its code is not here."""
+    choice = choose_compilation(run.recipe.compile, local_gpu_name(), unfit=unfit_triton())
+    if not choice.compiled:
+        return
+    subject, code = _local_code(run, tokenizer)
+    if code.complete:
+        _compile_once(run, code, subject, choice, None)
+
+
+_compiled: dict[Path, tuple[Pieces, CompilationRecord]] = {}
+
+
+def _compile(
+    run: Run, code: CompiledCode, subject: Subject, choice: CompileChoice, link: Link | None
+) -> tuple[Pieces, CompilationRecord]:
+    kept = "on this machine" if code.complete else "nowhere"
+    # torch reads these when it first compiles. One thread: its helper processes would outlive a rank that is killed.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(code.folder)
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    pieces, apart, ticks = Pieces(), None, count(1)
+    if kept == "nowhere":
+        # The ranks that wait for this one show no progress meanwhile.
+        patience_s = min(_COMPILE_S, run.recipe.watchdog.other / 2)
+        apart = try_in_process(
+            subject, patience_s, lambda: link.beat(0, "compiling", next(ticks)) if link else None
+        )
+        if not apart.right:
+            return pieces, _record(apart, choice, kept)
+    tried = try_compilation(subject, pieces, compared=False)
+    if apart is not None:
+        seconds = apart.seconds + tried.seconds
+        tried = replace(tried, error=apart.error, bound=apart.bound, seconds=seconds)
+    if tried.right and kept == "nowhere":
+        with suppress(OSError):  # without the mark, the next start compiles again
+            code.complete_now()
+    return pieces, _record(tried, choice, kept)
+
+
+def _record(tried: TriedCompilation, choice: CompileChoice, kept: str) -> CompilationRecord:
+    finite = tried.error if tried.error is not None and tried.error < float("inf") else None
+    why = choice.why
+    if tried.failure:
+        why = "it could not be compiled"
+    elif not tried.right:
+        why = "its gradients are not those of Python"
+    return CompilationRecord(
+        compiled=tried.right,
+        why=why,
+        seconds=round(tried.seconds, 3),
+        graphs=tried.graphs,
+        error=finite,
+        bound=tried.bound,
+        kept=kept,
+        failure=tried.failure,
+    )
+
+
+def record_compilation(journal: RankJournal, found: CompilationRecord | None) -> None:
+    """Record the decision as an event, and show it to the operator."""
+    if found is None:
+        return
+    journal.event("compilation", **found.model_dump(mode="json"))
+    if found.compiled:
+        journal.note(f"layers are compiled, after {found.seconds:.1f} s (compiled code was {found.kept})")
+    elif found.bound:
+        said = (
+            found.failure.splitlines()[0]
+            if found.failure
+            else f"the error is {found.error or float('inf'):.1e}, the limit {found.bound:.1e}"
+        )
+        journal.note(f"layers are not compiled, and the run continues without: {found.why}: {said}")
+    else:
+        journal.note(f"layers are not compiled: {found.why}")

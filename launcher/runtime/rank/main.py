@@ -46,11 +46,16 @@ from launcher.runtime.rank.build import (
     training_plan,
 )
 from launcher.runtime.rank.checkpointing import MemoryCopies, RunCheckpointer
-from launcher.runtime.rank.compilation import CompilationRecord, record_compilation, settle_compilation
 from launcher.runtime.rank.data import HeldOutText, RankData, RankShard, SampleStream
 from launcher.runtime.rank.initial_weights import InitialWeights, initial_weights
 from launcher.runtime.rank.journal import Link, RankJournal, utilisation
-from launcher.runtime.rank.kernels import record_kernels, settle_kernels
+from launcher.runtime.rank.kernels import (
+    CompilationRecord,
+    record_compilation,
+    record_kernels,
+    settle_compilation,
+    settle_kernels,
+)
 from launcher.runtime.rank.microbatch_size import (
     MicrobatchLimits,
     origin_text,

@@ -8,7 +8,7 @@ import pytest
 
 from data_service.store.local import LocalStore
 from launcher.runtime.cluster import control_loop
-from launcher.runtime.cluster.deaths import read_deaths
+from launcher.runtime.cluster.operator_log import read_deaths
 from launcher.runtime.cluster.orders import TakenOver, UnfitNodes
 from launcher.runtime.policies.elastic import GroupStart
 from launcher.runtime.policies.failures import NODE_FAILURES, SAME_ERROR, UNSAVED_FAILURES, Failure

@@ -6,7 +6,7 @@ import pytest
 
 from checkpoints.attempt import claim, newest_attempt
 from data_service.store.local import LocalStore
-from launcher.runtime.cluster.deaths import (
+from launcher.runtime.cluster.operator_log import (
     DEATHS_KEY,
     MAX_STORED_FAILURES,
     FailureHistory,

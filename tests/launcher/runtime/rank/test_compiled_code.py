@@ -8,8 +8,8 @@ import pytest
 
 from checkpoints.gather import Alone
 from encoder_core.trials.compile_trial import TriedCompilation
-from launcher.runtime.rank import compilation
-from launcher.runtime.rank.compilation import CompiledCode, settle_compilation
+from launcher.runtime.rank import kernels as compilation
+from launcher.runtime.rank.kernels import CompiledCode, settle_compilation
 from launcher.runtime.recipe.load import reload
 from launcher.runtime.run.record import open_run
 from tests.support.ranks.checkpointers import Silent

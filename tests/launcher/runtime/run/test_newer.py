@@ -25,7 +25,7 @@ from launcher.errors import RunError
 from launcher.observe.inspect.kept_baselines import Baselines
 from launcher.observe.inspect.report.task_table import store_rows
 from launcher.observe.sinks.publish import Publisher
-from launcher.runtime.cluster.deaths import read_deaths
+from launcher.runtime.cluster.operator_log import read_deaths
 from launcher.runtime.recipe.parts import EvaluationTask, HeldOutSettings
 from launcher.runtime.run.evaluations import DiagnosticCell, DiagnosticResult, write_commit, write_result
 from launcher.runtime.run.packing import Packer, pack_once
