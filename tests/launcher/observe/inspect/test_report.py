@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from launcher.runtime.recipe.evaluation import EvaluationTask, HeldOutSettings
 
 from launcher.observe.inspect.report.chart import Chart, Level, Series, buckets, draw
 from launcher.observe.inspect.report.curves import charts
 from launcher.observe.inspect.report.evaluations import evaluations_html
 from launcher.observe.inspect.report.figures import interruptions, measure
 from launcher.observe.inspect.report.page import ReportSubject, draw_page, render
+from launcher.runtime.recipe.parts import EvaluationTask, HeldOutSettings
 from launcher.runtime.run.evaluations import (
     CommitWeights,
     DiagnosticCell,
