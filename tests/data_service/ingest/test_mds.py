@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
@@ -18,9 +17,8 @@ from hypothesis import strategies as st
 
 from data_service.errors import InputError
 from data_service.ingest.inputs import list_inputs
-from data_service.prepare.configuration import Preparation
-from data_service.prepare.prepare import prepare
-from tests.support.data.raw_text import DOCUMENTS, ignore_progress
+from tests.support.data import preparations
+from tests.support.data.raw_text import DOCUMENTS
 
 PACKED: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -77,10 +75,8 @@ def write(folder: Path, shards: Sequence[bytes], suffix: str = "") -> Path:
 
 
 def table(path: Path, out: Path, **more: Any) -> list[dict[str, Any]]:
-    made = Preparation.model_validate({"inputs": [{"source": "mds", "files": [str(path)], **more}]})
-    prepare(made, str(out), 1, ignore_progress)
-    rows: list[dict[str, Any]] = pq.read_table(out / "documents").to_pylist()
-    return rows
+    preparations.run([{"source": "mds", "files": [str(path)], **more}], [], out)
+    return preparations.rows_of(out / "documents")
 
 
 COLUMNS = {"text": "str", "id": "int", "src": "bytes", "score": "float32", "tokens": "ndarray"}

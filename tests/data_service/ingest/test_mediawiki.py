@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,10 +19,10 @@ from data_service.errors import InputError
 from data_service.ingest.files import open_bytes
 from data_service.ingest.inputs import InputFile, list_inputs
 from data_service.ingest.wikitext import plain_text
-from data_service.prepare.configuration import Preparation
-from data_service.prepare.prepare import prepare
 from data_service.prepare.statistics import Statistics
-from tests.support.data.raw_text import DOCUMENTS, ignore_progress
+from tests.support.data import preparations
+from tests.support.data.preparations import rows_of
+from tests.support.data.raw_text import DOCUMENTS
 
 pytest.importorskip("mwparserfromhell", reason="needs maskfleet[prepare]")
 
@@ -84,14 +83,7 @@ def write(path: Path, pages: list[Page], *, multistream: bool = False) -> Path:
 
 def run(path: Path, out: Path, *, chunk: int = 1 << 14, **more: Any) -> Statistics:
     source = {"source": "wiki", "files": [str(path)], "fields": FIELDS, **more}
-    return prepare(
-        Preparation.model_validate({"inputs": [source], "chunk_bytes": chunk}), str(out), 1, ignore_progress
-    )
-
-
-def table(folder: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(folder).to_pylist() if folder.exists() else []
-    return rows
+    return preparations.run([source], [], out, chunk=chunk)
 
 
 TEXTS = [" ".join(re.findall(r"\w+", text))[:3_000] for text in DOCUMENTS[:9]]
@@ -123,8 +115,8 @@ def test_articles_are_documents_and_every_other_page_is_counted(
     if not any(space == 0 and not redirects and text for _, space, redirects, text in pages):
         return
     statistics = run(path, folder / "out", chunk=4096)
-    kept = {row["id"]: row for row in table(folder / "out/documents")}
-    dropped = {row["id"]: row["reason"] for row in table(folder / "out/dropped")}
+    kept = {row["id"]: row for row in rows_of(folder / "out/documents")}
+    dropped = {row["id"]: row["reason"] for row in rows_of(folder / "out/dropped")}
     assert statistics.documents_read == len(pages) == len(kept) + len(dropped)
     for number, (_, space, redirects, text) in enumerate(pages):
         name = f"dewiki:{number}"
@@ -171,7 +163,7 @@ READ = [
 def test_what_one_reads_of_wikitext(tmp_path: Path) -> None:
     path = write(tmp_path / "w.xml", [("Elbe", 0, False, WIKITEXT)])
     run(path, tmp_path / "out")
-    (row,) = table(tmp_path / "out/documents")
+    (row,) = rows_of(tmp_path / "out/documents")
     assert row["text"].split("\n") == READ
 
 
@@ -276,8 +268,8 @@ def test_a_page_of_100_mb_is_a_bad_record_and_the_others_are_read(tmp_path: Path
     with pytest.raises(InputError, match=r"a\.xml, byte \d+: .*16,777,216"):
         run(tmp_path / "a.xml", tmp_path / "out", chunk=1 << 20)
     run(tmp_path / "a.xml", tmp_path / "out", chunk=1 << 20, on_bad_records="skip")
-    assert [row["text"] for row in table(tmp_path / "out/documents")] == ["first", "last"]
-    assert [row["reason"] for row in table(tmp_path / "out/dropped")] == ["bad_record"]
+    assert [row["text"] for row in rows_of(tmp_path / "out/documents")] == ["first", "last"]
+    assert [row["reason"] for row in rows_of(tmp_path / "out/dropped")] == ["bad_record"]
 
 
 def test_a_folder_of_dumps_is_listed_without_its_index_and_other_xml(tmp_path: Path) -> None:

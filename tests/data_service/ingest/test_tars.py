@@ -11,16 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_service.errors import InputError
-from data_service.prepare.configuration import Preparation
-from data_service.prepare.prepare import prepare
 from data_service.prepare.statistics import Statistics
-from tests.support.data.raw_text import DOCUMENTS, build, files_of, ignore_progress
+from tests.support.data import preparations
+from tests.support.data.raw_text import DOCUMENTS, build, files_of
 
 PACKED: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -48,13 +46,11 @@ def archive(members: list[Member], kind: int = tarfile.PAX_FORMAT) -> bytes:
 
 def run(path: Path, out: Path, *, chunk: int = 4096, workers: int = 1, **more: Any) -> Statistics:
     source = {"source": "web", "files": [str(path)], **more}
-    made = Preparation.model_validate({"inputs": [source], "chunk_bytes": chunk})
-    return prepare(made, str(out), workers, ignore_progress)
+    return preparations.run([source], [], out, workers=workers, chunk=chunk)
 
 
 def table(folder: Path) -> dict[str, dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(folder).to_pylist() if folder.exists() else []
-    return {row["id"]: row for row in rows}
+    return {row["id"]: row for row in preparations.rows_of(folder)}
 
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).map(

@@ -4,14 +4,11 @@ import gzip
 import io
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from data_service.errors import InputError
-from data_service.prepare.configuration import Preparation
-from data_service.prepare.prepare import prepare
 from data_service.prepare.statistics import Statistics
-from tests.support.data.raw_text import ignore_progress
+from tests.support.data import preparations
 
 pytest.importorskip("warcio", reason="needs maskfleet[prepare]")
 pytest.importorskip("trafilatura", reason="needs maskfleet[prepare]")
@@ -50,7 +47,7 @@ def write_archive(path: Path, *, packed: bool) -> bytes:
 
 def run(path: Path, out: Path) -> Statistics:
     source = {"source": "web", "files": [str(path)], "fields": {"id": "id", "url": "url", "date": "date"}}
-    return prepare(Preparation.model_validate({"inputs": [source]}), str(out), 1, ignore_progress)
+    return preparations.run([source], [], out)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +56,7 @@ def run(path: Path, out: Path) -> Statistics:
 def test_pages_and_texts_with_their_headers(tmp_path: Path, name: str, packed: bool) -> None:
     write_archive(tmp_path / name, packed=packed)
     assert run(tmp_path / name, tmp_path / "out").documents_kept == 3
-    rows = pq.read_table(tmp_path / "out/documents").to_pylist()
+    rows = preparations.rows_of(tmp_path / "out/documents")
     assert [row["url"].rpartition("/")[2] for row in rows] == ["0", "3", "wet"]
     assert "Elbe" in rows[0]["text"]
     assert not any(word in rows[0]["text"] for word in ("Imprint", "Home", "<p>"))

@@ -28,22 +28,20 @@ def _definition(files: dict[str, bytes], **changes: object) -> dict[str, bytes]:
     return {"tokenizer.json": json.dumps(json.loads(files["tokenizer.json"]) | changes).encode()}
 
 
-def test_an_empty_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match=f"{tmp_path}.*tokenizer"):
-        load_tokenizer(str(tmp_path))
+DAMAGED = (b"", b"{", b"[]", b'{"model": 3}', b'{"model": {"type": "BPE"}}', b"\xff\xfe")
+REFUSED: list[tuple[dict[str, bytes], str]] = [
+    ({}, "tokenizer"),
+    ({"tokenizer.json": pickle.dumps({"a": 1})}, r"tokenizer\.json.*pickle"),
+    *(({"tokenizer.json": content}, r"definition|UTF-8") for content in DAMAGED),
+    ({"vocab.txt": b"a\nb\n"}, r"vocab\.txt.*\[UNK\]"),
+    *(({"spiece.model": content}, r"spiece\.model: ") for content in (b"not a model", b"")),
+]
 
 
-def test_a_pickle_is_refused_unread(files: dict[str, bytes]) -> None:
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json.*pickle"):
-        from_files({"tokenizer.json": pickle.dumps(files)})
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"model": 3}', b'{"model": {"type": "BPE"}}', b"\xff\xfe"]
-)
-def test_a_damaged_definition_is_an_error_with_its_place(content: bytes) -> None:
-    with pytest.raises(TokenizerError, match=r"definition|UTF-8") as raised:
-        from_files({"tokenizer.json": content}, where="s3://bucket/tok")
+@pytest.mark.parametrize(("files", "problem"), REFUSED)
+def test_what_is_no_tokenizer_is_refused_with_its_place(files: dict[str, bytes], problem: str) -> None:
+    with pytest.raises(TokenizerError, match=problem) as raised:
+        from_files(files, where="s3://bucket/tok")
     assert "s3://bucket/tok" in raised.value.problem
 
 
@@ -103,17 +101,6 @@ def test_merges_from_another_vocabulary(files: dict[str, bytes]) -> None:
     vocabulary = {"vocab.json": files["vocab.json"], "merges.txt": b"#version: 0.2\nqq zz\n"}
     with pytest.raises(TokenizerError, match=r"merges\.txt joins 'qq' and 'zz'"):
         from_files(vocabulary)
-
-
-def test_a_vocabulary_without_the_unknown_token() -> None:
-    with pytest.raises(TokenizerError, match=r"vocab\.txt.*\[UNK\]"):
-        from_files({"vocab.txt": b"a\nb\n"})
-
-
-@pytest.mark.parametrize("content", [b"not a model", b""])
-def test_a_damaged_sentencepiece_model(content: bytes) -> None:
-    with pytest.raises(TokenizerError, match=r"spiece\.model: "):
-        from_files({"spiece.model": content})
 
 
 # ruff: noqa: RUF001

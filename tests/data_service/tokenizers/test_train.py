@@ -60,21 +60,6 @@ def test_neither_the_order_of_texts_nor_the_number_of_processes_matters(
     assert 0 < report["left_out"] < report["words"] / 2
 
 
-def test_byte_pieces_and_merges_are_those_that_the_library_learns_from_the_text(documents: list[str]) -> None:
-    ours = json.loads(train_tokenizer("byte_bpe", documents, 3000).save_files()["tokenizer.json"])
-    library = tokenizers.Tokenizer(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=3000,
-        min_frequency=2,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
-        show_progress=False,
-    )
-    library.train_from_iterator(documents, trainer)
-    assert ours["model"] == json.loads(library.to_str())["model"]
-
-
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_wordpieces_are_those_that_the_library_learns_from_the_text(
     lowercase: bool, documents: list[str]

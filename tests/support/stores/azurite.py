@@ -49,7 +49,6 @@ class AzuriteServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The settings with which a process reaches this server, whatever this machine's own say."""
         return {
             "AZURE_STORAGE_ENDPOINT": self.endpoint,
             "AZURE_STORAGE_ACCOUNT_NAME": _ACCOUNT,
@@ -57,7 +56,6 @@ class AzuriteServer:
         }
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> "AzuriteServer":
-        """Points this process at the server."""
         for name in [name for name in os.environ if name.startswith("AZURE_")]:
             monkeypatch.delenv(name)
         for name, value in self.environment.items():
@@ -65,15 +63,12 @@ class AzuriteServer:
         return self
 
     def reach(self, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Points this process at a proxy before the server."""
         monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"{endpoint}/{_ACCOUNT}")
 
     def renew(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Gives this process the account's other key."""
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", self.second_key)
 
     def forge(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Gives this process a key that the server refuses."""
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", base64.b64encode(bytes(32)).decode())
 
     def take_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +77,6 @@ class AzuriteServer:
         monkeypatch.setenv("AZURE_MSI_ENDPOINT", "http://127.0.0.1:9/token")
 
     def new_bucket(self) -> str:
-        """The name of a new, empty container."""
         name = f"test-{uuid4().hex[:12]}"
         self._request("PUT", name, "restype:container")
         return name

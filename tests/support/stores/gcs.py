@@ -96,11 +96,9 @@ class FakeGcs:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The settings with which a process reaches this server, whatever this machine's own say."""
         return {"GOOGLE_BASE_URL": self.endpoint, "GOOGLE_BEARER_TOKEN": TOKEN}
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> "FakeGcs":
-        """Points this process at the server."""
         for name in [name for name in os.environ if name.startswith("GOOGLE_")]:
             monkeypatch.delenv(name)
         for name, value in self.environment.items():
@@ -108,7 +106,6 @@ class FakeGcs:
         return self
 
     def reach(self, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Points this process at a proxy before the server."""
         monkeypatch.setenv("GOOGLE_BASE_URL", endpoint)
 
     def renew(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +114,6 @@ class FakeGcs:
         monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "renewed")
 
     def forge(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Gives this process a token that the server refuses."""
         monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "forged")
 
     def take_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +123,6 @@ class FakeGcs:
         monkeypatch.setenv("HOME", os.devnull)  # where gcloud leaves credentials
 
     def new_bucket(self, name: str = "") -> str:
-        """The name of a new, empty bucket."""
         name = name or f"test-{uuid4().hex[:12]}"
         self.buckets[name] = _Bucket()
         return name

@@ -33,7 +33,6 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The settings with which a process reaches this server, whatever this machine's own say."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": self.access_key,
@@ -45,7 +44,6 @@ class S3Server:
         }
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> "S3Server":
-        """Points this process at the server."""
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             monkeypatch.delenv(name)
         for name, value in self.environment.items():
@@ -53,7 +51,6 @@ class S3Server:
         return self
 
     def reach(self, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Points this process at a proxy before the server."""
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
 
     def renew(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +76,6 @@ class S3Server:
         )
 
     def new_bucket(self) -> str:
-        """The name of a new, empty bucket."""
         name = f"test-{uuid4().hex[:12]}"
         self.client().create_bucket(Bucket=name)
         return name

@@ -1,6 +1,6 @@
 """A server of object storage as tests of every service see it."""
 
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 import pytest
 
@@ -23,6 +23,10 @@ class Service(Protocol):
 
     def new_bucket(self) -> str:
         """The name of a new, empty bucket."""
+        ...
+
+    def use(self, monkeypatch: pytest.MonkeyPatch) -> Self:
+        """Points this process at the server."""
         ...
 
     def reach(self, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
