@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from encoder_core.errors import ModelError
 from encoder_core.families.interchange import Heads, HfNetwork, ModelType
-from encoder_core.families.mup import Mup
 from encoder_core.layers.sizes import (
     Activation,
     Initializer,
+    Mup,
     Recurrence,
     SmallForm,
     layer_weights,

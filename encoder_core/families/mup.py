@@ -1,32 +1,14 @@
 """muP's base (Yang et al., 2022, arXiv 2203.03466): the narrower model from which a wider one is scaled."""
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from encoder_core.errors import ModelError
+from encoder_core.families.config import EncoderConfig
+from encoder_core.layers.sizes import Mup
 
-if TYPE_CHECKING:
-    from encoder_core.families.config import EncoderConfig
-
-_Model = TypeVar("_Model", bound="EncoderConfig")
-
-
-class Mup(BaseModel):
-    """The base of muP: the narrower model whose learning rates and fresh weights a recipe states.
-
-    It has the depth of the model, and heads of the same width. What follows for each parameter is computed in
-    `encoder_core/objectives/mup.py`.
-
-    Attributes:
-        hidden: width of the base's hidden states.
-        feed_forward: inner width of the base; None: in proportion to `hidden`.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    hidden: int = Field(gt=0)
-    feed_forward: int | None = Field(default=None, gt=0)
+_Model = TypeVar("_Model", bound=EncoderConfig)
 
 
 def mup_base(model: _Model) -> _Model:
@@ -63,7 +45,7 @@ def mup_base(model: _Model) -> _Model:
     return base
 
 
-def _narrowed_width(model: "EncoderConfig", name: str, mup: Mup) -> int:
+def _narrowed_width(model: EncoderConfig, name: str, mup: Mup) -> int:
     """Return a width of the base in proportion to its `hidden`.
 
     Raises:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import BaseModel, ConfigDict, Field
+
 Activation = Literal["gelu", "gelu_tanh", "silu"]
 """GELU by the error function or by the tanh approximation of the official BERT, or SiLU: x sigmoid(x)."""
 
@@ -97,3 +99,20 @@ class SmallForm:
     window: int
     buckets: int
     memory_refresh: int
+
+
+class Mup(BaseModel):
+    """The base of muP: the narrower model whose learning rates and fresh weights a recipe states.
+
+    It has the depth of the model, and heads of the same width. What follows for each parameter is computed in
+    `encoder_core/objectives/mup.py`.
+
+    Attributes:
+        hidden: width of the base's hidden states.
+        feed_forward: inner width of the base; None: in proportion to `hidden`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    hidden: int = Field(gt=0)
+    feed_forward: int | None = Field(default=None, gt=0)

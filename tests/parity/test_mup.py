@@ -14,8 +14,8 @@ from encoder_core.families.deberta import DebertaConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
-from encoder_core.families.mup import Mup
 from encoder_core.layers.initialise import initialise
+from encoder_core.layers.sizes import Mup
 from encoder_core.objectives.compose import compose
 from encoder_core.objectives.mup import mup_scales
 from encoder_core.optim.adamw import AdamW

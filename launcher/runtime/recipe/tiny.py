@@ -8,8 +8,7 @@ from data_service.samples.pairs import Translations
 from data_service.samples.spec import Input
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.mup import Mup
-from encoder_core.layers.sizes import SmallForm
+from encoder_core.layers.sizes import Mup, SmallForm
 from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.optim.settings import AdamWConfig, LambConfig
 from encoder_core.terms.term import SmallObjective, Weight, WeightSchedule

@@ -16,9 +16,10 @@ from encoder_core.families.catalogue import FAMILIES, DetectorConfig, ModelConfi
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
-from encoder_core.families.mup import Mup, mup_base
+from encoder_core.families.mup import mup_base
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.initialise import initialise
+from encoder_core.layers.sizes import Mup
 from encoder_core.objectives.compose import compose
 from encoder_core.objectives.losses import ObjectiveModule
 from encoder_core.objectives.mup import Scale, mup_scales
