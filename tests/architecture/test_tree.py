@@ -4,6 +4,7 @@ import ast
 import os
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,11 @@ def python_files() -> list[Path]:
     return [path for path in tracked() if path.suffix == ".py"]
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 def test_top_level_is_the_fixed_one() -> None:
     found = {path.relative_to(ROOT).parts[0] for path in tracked()}
     assert {name for name in found if not name.startswith(".")} == TOP_LEVEL
@@ -62,7 +68,7 @@ def test_files_and_functions_stay_small() -> None:
         name = path.relative_to(ROOT)
         if text.count("\n") > LONGEST_FILE:
             too_long.append(f"{name}: {text.count(chr(10))} lines")
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 if length > LONGEST_FUNCTION:
@@ -96,11 +102,10 @@ LAST_RESORTS = (
 def test_packages_have_no_unfinished_or_dangerous_code() -> None:
     found = []
     for path in (path for path in python_files() if path.relative_to(ROOT).parts[0] in PACKAGES):
-        tree = ast.parse(path.read_text("utf-8"))
         name = path.relative_to(ROOT)
         found += [
             f"{name}:{getattr(node, 'lineno', 0)}: {why}"
-            for node in ast.walk(tree)
+            for node in ast.walk(parsed(path))
             if (why := _why_not(node))
             and not (why == EVERYTHING and str(name) in LAST_RESORTS)
             and not (why in PICKLES and str(name) == CONFINED)

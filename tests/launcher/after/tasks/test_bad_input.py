@@ -1,14 +1,26 @@
-"""Files that cannot be used: each mistake is named with its file, its line and what to do."""
+"""Files that cannot be used: each mistake is named with its file, its line and what to do. Descriptions and files that
+are changed at random give a result or an error of ours, never a traceback."""
 
+import csv
+import gzip
+import io
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from data_service.errors import InputError
-from launcher.after.tasks.task import Task, parse_task
+from data_service.errors import InputError, UserError
+from launcher.after.tasks.summary import summarise_splits
+from launcher.after.tasks.task import Task, parse_task, task_digest
 from launcher.errors import TaskError
+from tests.support.faults.files import VALUES, altered, damaged
 from tests.support.tasks import published_folders
 
 PAIRS: dict[str, object] = {
@@ -18,7 +30,7 @@ PAIRS: dict[str, object] = {
     "format": "tsv",
     "fields": {"first": "a", "second": "b", "label": "y"},
     "labels": ["no", "yes"],
-    "metrics": ["accuracy"],
+    "metrics": ["accuracy", "matthews"],
 }
 SCORES = {**PAIRS, "kind": "regression", "labels": [], "metrics": ["pearson"], "score_range": [0.0, 5.0]}
 JSON = {**PAIRS, "format": "jsonl"}
@@ -41,11 +53,11 @@ SPAN: dict[str, object] = {
 }
 
 
-def made(settings: Mapping[str, object], root: Path, content: str | bytes, **more: object) -> Task:
+def made(described: Mapping[str, object], root: Path, content: str | bytes, **more: object) -> Task:
     """The task over one file, its split dev."""
     data = content if isinstance(content, bytes) else content.encode()
     (root / "dev").write_bytes(data)
-    return parse_task(json.dumps({"files": {"dev": "dev"}, **settings, **more}), "mine.yaml", str(root))
+    return parse_task(json.dumps({"files": {"dev": "dev"}, **described, **more}), "mine.yaml", str(root))
 
 
 def question(text: str, start: object, name: str = "q1") -> dict[str, object]:
@@ -179,6 +191,15 @@ def test_gold_files_of_another_length(tmp_path: Path) -> None:
             made(described, tmp_path, "a\tb\nc\td\n").read("dev")
 
 
+PARTS = {"corpus": "corpus.jsonl", "queries": "queries.jsonl", "qrels": "qrels.tsv"}
+BEIR: dict[str, object] = {
+    "name": "mine",
+    "kind": "retrieval",
+    "published": "x",
+    "format": "beir",
+    "metrics": ["ndcg@10"],
+    "files": {"test": PARTS},
+}
 QRELS = "query-id\tcorpus-id\tscore\n"
 TEXTS = '{"_id": "1", "text": "x"}\n'
 
@@ -201,17 +222,130 @@ TEXTS = '{"_id": "1", "text": "x"}\n'
 def test_a_bad_retrieval_file_is_named(
     corpus: str, queries: str, qrels: str, problem: str, tmp_path: Path
 ) -> None:
-    names = {"corpus": "corpus.jsonl", "queries": "queries.jsonl", "qrels": "qrels.tsv"}
-    for name, content in zip(names.values(), (corpus, queries, qrels), strict=True):
+    for name, content in zip(PARTS.values(), (corpus, queries, qrels), strict=True):
         (tmp_path / name).write_text(content)
-    described = {
-        "name": "mine",
-        "kind": "retrieval",
-        "published": "x",
-        "format": "beir",
-        "metrics": ["ndcg@10"],
-    }
-    task = parse_task(json.dumps({**described, "files": {"test": names}}), "mine.yaml", str(tmp_path))
+    task = parse_task(json.dumps(BEIR), "mine.yaml", str(tmp_path))
     with pytest.raises(TaskError) as caught:
         task.read("test")
     assert problem in caught.value.problem
+
+
+ROWS = [("a b", "c d", "no"), ("ö", "x\u3000y", "yes"), ("e", "f", "no")]
+READ = {**SPAN, "no_answer": True}
+ASKED = {"id": "id", "question": "question", "context": "context", "answers": "answers"}
+
+
+def table(delimiter: str) -> bytes:
+    written = io.StringIO(newline="")
+    csv.writer(written, delimiter=delimiter).writerows([("a", "b", "y"), *ROWS])
+    return written.getvalue().encode()
+
+
+def parquet() -> bytes:
+    written = io.BytesIO()
+    pq.write_table(pa.table(dict(zip("aby", map(list, zip(*ROWS, strict=True)), strict=True))), written)
+    return written.getvalue()
+
+
+def lines(*records: object) -> bytes:
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+Case = tuple[Mapping[str, object], Mapping[str, bytes]]
+CASES: dict[str, Case] = {
+    "tsv": (PAIRS, {"dev": table("\t")}),
+    "csv": ({**PAIRS, "format": "csv"}, {"dev": table(",")}),
+    "jsonl": (JSON, {"dev": lines(*(dict(zip("aby", row, strict=True)) for row in ROWS))}),
+    "parquet": ({**PAIRS, "format": "parquet"}, {"dev": parquet()}),
+    "gz": (PAIRS, {"dev.gz": gzip.compress(table("\t"))}),
+    "held out": ({**PAIRS, "files": {"train": "f"}, "held_out": {"dev": 0.5}}, {"f": table("\t")}),
+    "classes": (
+        {
+            **LINES,
+            "format": "txt",
+            "files": {"dev": [{"path": "f", "label": "no"}, {"path": "g", "label": "yes"}]},
+        },
+        {"f": b"a b\n", "g": b"c\nd\n"},
+    ),
+    "trec": ({**LINES, "format": "trec"}, {"dev": b"no:x a b\nyes:y c\n"}),
+    "gold": (
+        {
+            **SCORES,
+            "kind": "similarity",
+            "fields": {"first": 1, "second": 2},
+            "skip_labels": [""],
+            "files": {"dev": {"path": "f", "gold": "g"}},
+            "metrics": ["spearman"],
+        },
+        {"f": b"a\tb\nc\td\ne\tf\n", "g": b"1.5\n\n3\n"},
+    ),
+    "columns": (TAGS, {"dev": b"-DOCSTART- O\n\na B-PER\nb I-PER\n\nc O\n"}),
+    "lists": (LISTS, {"dev": lines({"words": ["a", "b"], "tags": ["O", "B-PER"]})}),
+    "squad": (READ, {"dev": published_folders.squad_json(("a b", [question("b", 2)])).encode()}),
+    "questions": (
+        {**READ, "format": "jsonl", "fields": ASKED},
+        {"dev": lines({**question("b", 2), "context": "a b"})},
+    ),
+    "beir": (
+        BEIR,
+        {
+            "corpus.jsonl": lines({"_id": "1", "title": "t", "text": "x"}),
+            "queries.jsonl": lines({"_id": "1", "text": "x"}),
+            "qrels.tsv": f"{QRELS}1\t1\t1\n".encode(),
+        },
+    ),
+}
+
+
+def case(name: str) -> Case:
+    described, files = CASES[name]
+    return {"files": {"dev": "dev"}, **described}, files
+
+
+def read_all(text: str, files: Mapping[str, bytes], folder: Path) -> None:
+    """All that commands do with a task before a model sees it. Raises UserError only."""
+    for path in folder.iterdir():
+        path.unlink()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    with suppress(UserError):
+        task = parse_task(text, "mine.yaml", str(folder))
+        list(summarise_splits(task))
+        assert len(task_digest(task)) == 64
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_good_ones_are_read(name: str, tmp_path: Path) -> None:
+    described, files = case(name)
+    for file, content in files.items():
+        (tmp_path / file).write_bytes(content)
+    task = parse_task(json.dumps(described), "mine.yaml", str(tmp_path))
+    assert all(len(task.read(split)) for split in task.splits)
+
+
+@pytest.mark.parametrize(
+    "first", [b"a,b,y\ra b,c d,no\n", b'"a,b,y\n', b"a," + b"b" * 200_000 + b",y\n", b"\0\n"]
+)
+def test_a_first_line_that_is_no_csv_is_refused(first: bytes, tmp_path: Path) -> None:
+    """It is read before the others, to find what stands between its columns."""
+    (tmp_path / "dev").write_bytes(first + b"1,2,no\n")
+    with pytest.raises(TaskError, match=r"\bdev\b"):
+        parse_task(json.dumps(case("csv")[0]), "mine.yaml", str(tmp_path)).read("dev")
+
+
+@pytest.mark.long
+@settings(max_examples=5000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_anything_damaged(data: st.DataObject, tmp_path: Path) -> None:
+    """Files, and a description as it is, with one value changed or with further keys, in JSON or YAML, whole or not."""
+    described, files = case(data.draw(st.sampled_from(sorted(CASES))))
+    changed = data.draw(st.one_of(st.just(described), altered(described)))
+    if isinstance(changed, dict):
+        changed = changed | data.draw(
+            st.dictionaries(st.sampled_from(sorted(Task.model_fields)), VALUES, max_size=2)
+        )
+    text = json.dumps(changed) if data.draw(st.booleans()) else yaml.safe_dump(changed)
+    if data.draw(st.booleans()):
+        text = data.draw(damaged(text.encode())).decode("utf-8", "surrogateescape")
+    spoilt = {name: data.draw(st.one_of(st.just(part), damaged(part))) for name, part in files.items()}
+    read_all(text, spoilt, tmp_path)

@@ -216,7 +216,7 @@ def test_tags_of_every_scheme_become_bio(entities: list[tuple[str, int]]) -> Non
 
 
 def test_words_and_tags_in_lists(tmp_path: Path) -> None:
-    """In Parquet; in JSON lines: test_random_damage.py."""
+    """In Parquet; in JSON lines: test_bad_input.py."""
     records = {"tokens": [["New", "York"], ["rain"]], "ner": [[1, 2], [0]]}
     pq.write_table(pa.table(records), tmp_path / "t.parquet")
     task = parse_task(
