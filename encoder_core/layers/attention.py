@@ -61,7 +61,7 @@ from encoder_core.layers.torch_internals import flash_attention
 from encoder_core.random_draws import head_keys
 
 Heads = Float[Tensor, "tokens heads width"]
-SharedHeads = Float[Tensor, "tokens shared width"]  # heads of keys and values, shared by several queries
+SharedHeads = Float[Tensor, "keys shared width"]  # heads of keys and values, shared by several queries
 
 
 @runtime_checkable
