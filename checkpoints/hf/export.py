@@ -26,8 +26,8 @@ from data_service.store.base import Store
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import DetectorConfig, Interchange, ModelConfig, interchange
 from encoder_core.families.interchange import Heads
-from encoder_core.objectives.replaced import Part, is_difference, stored_name
-from encoder_core.terms.replaced import Sharing
+from encoder_core.objectives.modules.detection import Part, is_difference, stored_name
+from encoder_core.objectives.replaced import Sharing
 
 ReadParameter = Callable[[str], Tensor]
 """A function that returns a whole parameter by our name for it."""

@@ -17,7 +17,7 @@ from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig, interchange
 from encoder_core.families.interchange import Heads
 from encoder_core.layers.initialise import on_meta
-from encoder_core.objectives.compose import network
+from encoder_core.objectives.modules.network import network
 
 Shape = tuple[int, ...]
 

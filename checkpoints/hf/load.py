@@ -31,7 +31,7 @@ from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import DetectorConfig, Interchange, ModelConfig, interchange, read_config
 from encoder_core.families.interchange import Heads
 from encoder_core.layers.initialise import on_meta
-from encoder_core.objectives.compose import network
+from encoder_core.objectives.modules.network import network
 
 
 @dataclass(frozen=True)

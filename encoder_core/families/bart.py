@@ -42,7 +42,6 @@ class BartConfig(EncoderConfig):
         self,
         word: "nn.Embedding",
         *,
-        checkpoint_activations: bool = False,
         attend: "Attend | None" = None,
     ) -> "Decoder":
         from encoder_core.layers.cross_attention import CrossAttention, DecoderLayer
@@ -59,7 +58,7 @@ class BartConfig(EncoderConfig):
             )
             for layer in encoder_layers(self, self.layers, lambda: attend)
         ]
-        return Decoder(self.input_embeddings(word), layers, checkpoint_activations=checkpoint_activations)
+        return Decoder(self.input_embeddings(word), layers)
 
     @property
     def decoder_only_head(self) -> bool:

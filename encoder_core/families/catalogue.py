@@ -70,11 +70,7 @@ def uses_mask_decoder(config: ModelConfig) -> bool:
 
 
 def build_encoder(
-    config: ModelConfig,
-    *,
-    embeddings: "Embeddings | None" = None,
-    checkpoint_activations: bool = False,
-    attend: "Attend | None" = None,
+    config: ModelConfig, *, embeddings: "Embeddings | None" = None, attend: "Attend | None" = None
 ) -> "AnyEncoder":
     """Build the family's encoder; its weights are not yet initialised.
 
@@ -85,7 +81,7 @@ def build_encoder(
     Raises:
         ModelError: the size of the vocabulary is unknown.
     """
-    return config.encoder(embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend)
+    return config.encoder(embeddings=embeddings, attend=attend)
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,6 @@ class EncoderConfig(BaseModel, ABC):
         self,
         *,
         embeddings: "Embeddings | None" = None,
-        checkpoint_activations: bool = False,
         attend: "Attend | None" = None,
     ) -> "AnyEncoder":
         """Build the encoder; its weights are not yet initialised.
@@ -140,7 +139,6 @@ class EncoderConfig(BaseModel, ABC):
             schedule=[depth * self.distinct_layers // self.layers for depth in range(self.layers)],
             projection=nn.Linear(self.embedding_width, self.hidden) if self.projects_embeddings else None,
             final_norm=self.final_norm(),
-            checkpoint_activations=checkpoint_activations,
         )
 
     def input_embeddings(self, word: "nn.Embedding | None" = None) -> "Embeddings":
@@ -169,9 +167,7 @@ class EncoderConfig(BaseModel, ABC):
         """Build the norm behind the last layer; None: the layers end with one themselves."""
         return None
 
-    def decoder(
-        self, word: "nn.Embedding", *, checkpoint_activations: bool = False, attend: "Attend | None" = None
-    ) -> "Decoder":
+    def decoder(self, word: "nn.Embedding", *, attend: "Attend | None" = None) -> "Decoder":
         """Build the decoder that reads the encoder's states; its weights are not yet initialised.
 
         Args:

@@ -56,11 +56,7 @@ class Disentangled(EncoderConfig):
         return 0
 
     def encoder(
-        self,
-        *,
-        embeddings: "Embeddings | None" = None,
-        checkpoint_activations: bool = False,
-        attend: "Attend | None" = None,
+        self, *, embeddings: "Embeddings | None" = None, attend: "Attend | None" = None
     ) -> "DisentangledEncoder":
         """Build the encoder. `attend` is not used: disentangled attention has its own kernels."""
         from encoder_core.layers.deberta_encoder import DisentangledEncoder
@@ -71,7 +67,6 @@ class Disentangled(EncoderConfig):
             _relative_positions(config),
             [_layer(config) for _ in range(self.layers)],
             convolution=_convolution(config),
-            checkpoint_activations=checkpoint_activations,
         )
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:

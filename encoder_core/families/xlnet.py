@@ -64,11 +64,7 @@ class XlnetConfig(EncoderConfig):
         return self
 
     def encoder(
-        self,
-        *,
-        embeddings: "Embeddings | None" = None,
-        checkpoint_activations: bool = False,
-        attend: "Attend | None" = None,
+        self, *, embeddings: "Embeddings | None" = None, attend: "Attend | None" = None
     ) -> "TwoStreamEncoder":
         from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 
@@ -78,7 +74,6 @@ class XlnetConfig(EncoderConfig):
             [_layer(self) for _ in range(self.layers)],
             recurrence=self.recurrence,
             dropout=self.dropout,
-            checkpoint_activations=checkpoint_activations,
         )
 
     @property

@@ -88,14 +88,12 @@ class DisentangledEncoder(LayerStack):
         layers: Sequence[DisentangledLayer],
         *,
         convolution: Convolution | None = None,
-        checkpoint_activations: bool = False,
     ) -> None:
         super().__init__()
         self.embeddings = embeddings
         self.positions = positions
         self.layers = nn.ModuleList(layers)
         self.convolution = convolution
-        self.checkpoint_activations = checkpoint_activations
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         """Return the last layer's output."""

@@ -21,13 +21,10 @@ class Decoder(LayerStack):
     section 3.1).
     """
 
-    def __init__(
-        self, embeddings: Embeddings, layers: Sequence[DecoderLayer], *, checkpoint_activations: bool = False
-    ) -> None:
+    def __init__(self, embeddings: Embeddings, layers: Sequence[DecoderLayer]) -> None:
         super().__init__()
         self.embeddings = embeddings
         self.layers = nn.ModuleList(layers)
-        self.checkpoint_activations = checkpoint_activations
 
     def forward(
         self, batch: Batch, read_SH: Float[Tensor, "others hidden"], read: Batch

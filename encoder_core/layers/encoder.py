@@ -256,13 +256,20 @@ class LayerStack(nn.Module):
     """
 
     layers: nn.ModuleList
-    checkpoint_activations: bool
+    checkpoint_activations: bool = False
 
     def run_layer(self, index: int, *inputs: Any) -> Any:
         """Return what layer `index` returns for `inputs`."""
         if self.checkpoint_activations and self.training:
             return checkpoint(self.layers[index], *inputs, use_reentrant=False)
         return self.layers[index](*inputs)
+
+
+def checkpoint_activations(module: nn.Module) -> None:
+    """Let the layers of all stacks in `module` be recomputed in the backward pass."""
+    for part in module.modules():
+        if isinstance(part, LayerStack):
+            part.checkpoint_activations = True
 
 
 class Encoder(LayerStack):
@@ -280,7 +287,6 @@ class Encoder(LayerStack):
         schedule: Sequence[int] | None = None,
         projection: nn.Linear | None = None,
         final_norm: nn.Module | None = None,
-        checkpoint_activations: bool = False,
     ) -> None:
         super().__init__()
         self.embeddings = embeddings
@@ -288,7 +294,6 @@ class Encoder(LayerStack):
         self.layers = nn.ModuleList(layers)
         self.final_norm = final_norm
         self.schedule = tuple(schedule) if schedule is not None else tuple(range(len(layers)))
-        self.checkpoint_activations = checkpoint_activations
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         """Return the last layer's output, after the final norm if there is one."""

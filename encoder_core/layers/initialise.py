@@ -63,7 +63,7 @@ def initialise(
     Tied parameters are drawn once.
 
     Args:
-        factors: what values by the table are multiplied by, by the parameter's name (`encoder_core/objectives/mup.py`).
+        factors: what values by the table are multiplied by, by the parameter's name (`objectives/modules/mup.py`).
 
     Raises:
         TypeError: a module owns parameters and is not in the table.

@@ -114,8 +114,7 @@ class WordEmbeddings(nn.Module):
 class TwoStreamEncoder(LayerStack):
     """Word embeddings and layers; the query stream starts from one learned vector.
 
-    With `recurrence` the encoder has memory. With `checkpoint_activations` each layer saves only its inputs and is
-    recomputed in the backward pass.
+    With `recurrence` the encoder has memory.
     """
 
     def __init__(
@@ -126,7 +125,6 @@ class TwoStreamEncoder(LayerStack):
         *,
         recurrence: Recurrence | None,
         dropout: float,
-        checkpoint_activations: bool = False,
     ) -> None:
         super().__init__()
         self.embeddings = WordEmbeddings(vocab, hidden, dropout)
@@ -134,7 +132,6 @@ class TwoStreamEncoder(LayerStack):
         self.layers = nn.ModuleList(layers)
         self.dropout = Dropout(dropout)
         self.recurrence = recurrence
-        self.checkpoint_activations = checkpoint_activations
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         """Return the content stream's last states, without memory; fine-tuning builds on them."""

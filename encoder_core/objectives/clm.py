@@ -1,18 +1,80 @@
 """Next-token prediction: predicts each target from the states of the token before it, on causal rows."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
-
-from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
-from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
-from encoder_core.terms.clm import ClmConfig
+from encoder_core.families.catalogue import uses_mask_decoder
+from encoder_core.objectives.term import (
+    HeadConfig,
+    HeadTerm,
+    Refusal,
+    Setting,
+    Shared,
+    TermSums,
+    family_refusal,
+    refuse_decoder_family,
+)
+
+if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
+    from encoder_core.batch import Batch
+    from encoder_core.objectives.modules.states import States
 
 
-class NextTokens(HeadTerm, of=ClmConfig):
+_COMBINABLE_TERMS = ("clm", "mlm")
+
+
+class ClmConfig(HeadConfig):
+    """Next-token prediction under causal attention, by the head that predicts hidden tokens, too.
+
+    It is trained on causal rows, on which no other term has targets. Beside mlm, each phase of a run trains one of the
+    two ("Should We Still Pretrain Encoders with Masked Language Modeling?", arXiv 2507.00994: CLM, then MLM).
+    """
+
+    name = "clm"
+    exported = "mlm"
+    reads = "all"
+    causal = True
+    predicts_ids = True
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Refuse other terms than mlm, layers that see later tokens in any case, and rows without running text."""
+        others = [name for name in setting.terms if name not in _COMBINABLE_TERMS]
+        if others:
+            yield Refusal(
+                ("objective",),
+                f"clm cannot be combined with {others[0]}: its rows are causal, and {others[0]} needs states that see "
+                "the whole row",
+                f"leave {others[0]} out, and train it in a run that starts from this one",
+            )
+        yield from refuse_decoder_family(self.name, setting)
+        if setting.model.permutes:
+            remedy = f"use plm for {setting.model.family}, and clm for another family"
+            yield family_refusal("clm", setting, "its two streams see tokens in a random order", remedy)
+        if setting.model.has_convolution:
+            yield Refusal(
+                ("model", "convolution"),
+                "the convolution shows each token the next one, which clm predicts",
+                "set model.convolution to null, or train mlm",
+            )
+        if uses_mask_decoder(setting.model):
+            yield Refusal(
+                ("model", "mask_decoder"),
+                "clm hides no token, and DeBERTa's enhanced mask decoder looks again at the places of hidden tokens",
+                "set model.mask_decoder to plain, or train mlm",
+            )
+        if setting.rows is not None and (setting.rows.lanes or setting.rows.texts):
+            yield Refusal(
+                ("input", "packing"),
+                f"{setting.rows.packing} rows are not rows of running text, whose next token is predicted",
+                "set input.packing to full_sentences",
+            )
+
+    def build(self, shared: Shared) -> "NextTokens":
+        return NextTokens(self, shared)
+
+
+class NextTokens(HeadTerm):
     """Cross-entropy of the targets' ids by the states before them; metric "correct".
 
     Rows that are not causal have no targets: they belong to the term of masked tokens beside this one.
@@ -26,7 +88,7 @@ class NextTokens(HeadTerm, of=ClmConfig):
     def connect(self, others: Mapping[str, HeadTerm]) -> None:
         self._alone = others.keys() == {self.name}
 
-    def targets(self, batch: Batch) -> int:
+    def targets(self, batch: "Batch") -> int:
         """Return the number of targets.
 
         Raises:
@@ -41,17 +103,13 @@ class NextTokens(HeadTerm, of=ClmConfig):
             )
         return 0
 
-    def sums(self, states: States, batch: Batch) -> TermSums:
+    def sums(self, states: "States", batch: "Batch") -> TermSums:
+        import torch
+
         if batch.causal:
-            hidden_MH, ids_M = before_targets(states, batch), batch.target_ids
+            hidden_MH, ids_M = states.previous_states, batch.target_ids
         else:
             hidden_MH, ids_M = states.target_states[:0], batch.target_ids[:0]
         at_M = torch.arange(len(ids_M), device=ids_M.device)
         found = self.head(hidden_MH, at_M, ids_M)
         return TermSums(found.loss_sum, len(ids_M), {"correct": found.correct})
-
-
-def before_targets(states: States, batch: Batch) -> Float[Tensor, "targets hidden"]:
-    """Return the last layer's output at the token before each target. A row's first token is never a target."""
-    before_M: Int[Tensor, " targets"] = batch.target_positions - 1
-    return states.all_states.index_select(0, before_M)

@@ -1,143 +1,85 @@
-"""Composes the terms of an objective into the module that trains them.
-
-`network` builds one network with its heads, as a folder in transformers' format holds it.
+"""The terms of an objective together: why they cannot be combined, how many parameters they have, and the module that
+trains them.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import assert_never
-
-from torch import nn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import DetectorConfig, ModelConfig, family_names_where
-from encoder_core.families.interchange import Heads
-from encoder_core.layers.attention import Attend, automatic
-from encoder_core.objectives.contrastive import DetectionWithVectors, MultitaskWithVectors, contrastive_model
-from encoder_core.objectives.denoise import denoising_model
-from encoder_core.objectives.losses import ObjectiveModule
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.network import (
-    masked_language_model,
-    masked_language_model_with_pairs,
-    multitask_model,
-)
-from encoder_core.objectives.plm import permuted_language_model
-from encoder_core.objectives.replaced import (
-    ReplacedTokenDetection,
-    discriminator_model,
-    gradient_disentangled_detection,
-    replaced_token_detection,
-)
-from encoder_core.terms.composition import ObjectiveParts, refusals
-from encoder_core.terms.contrastive import ContrastiveConfig
-from encoder_core.terms.denoise import DenoiseConfig
-from encoder_core.terms.plm import PlmConfig
-from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.term import AroundConfig, HeadConfig, ModuleConfig, Setting, TermConfig, last_weight
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.objectives.term import AroundConfig, HeadConfig, ModuleConfig, Refusal, Setting, TermConfig
+from encoder_core.objectives.weights import network_weights
+
+if TYPE_CHECKING:  # torch is imported only where modules are built: reading a recipe needs none
+    from encoder_core.objectives.modules.losses import ObjectiveModule
 
 
-def compose(
-    model: ModelConfig,
-    terms: Mapping[str, TermConfig],
-    *,
-    checkpoint_activations: bool = False,
-    attend: Attend = automatic,
-) -> ObjectiveModule:
+def refusals(setting: Setting) -> list[Refusal]:
+    """Return why the terms of `setting` cannot be trained there, each reason once, in the words of its term."""
+    found = [refusal for term in setting.terms.values() for refusal in term.refusals(setting)]
+    whole = [
+        name
+        for name, term in setting.terms.items()
+        if isinstance(term, ModuleConfig) and not isinstance(term, AroundConfig)
+    ]
+    if len(whole) > 1 and not found:
+        found.append(
+            Refusal(
+                ("objective",),
+                f"{' and '.join(whole)} cannot be combined: each builds the whole module",
+                "keep one of them",
+            )
+        )
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class ObjectiveParts:
+    """The terms of an objective by what they build: heads of one network, the whole module, or what is around it."""
+
+    heads: Sequence[HeadConfig]
+    whole: ModuleConfig | None
+    around: AroundConfig | None
+
+    @classmethod
+    def from_terms(cls, terms: Mapping[str, TermConfig]) -> "ObjectiveParts":
+        """Sort the terms. A term that can be around others is the whole module if it is the only one."""
+        around = next((term for term in terms.values() if isinstance(term, AroundConfig)), None)
+        if around is not None and len(terms) == 1:
+            return cls((), around, None)
+        heads = [term for term in terms.values() if isinstance(term, HeadConfig)]
+        others = (t for t in terms.values() if isinstance(t, ModuleConfig) and t is not around)
+        return cls(heads, next(others, None), around)
+
+
+def weight_count(model: ModelConfig, terms: Mapping[str, TermConfig]) -> int:
+    """Return the number of parameters that `compose` builds for these terms. Tied parameters count once.
+
+    Raises:
+        ModelError: the size of the vocabulary is unknown.
+    """
+    parts = ObjectiveParts.from_terms(terms)
+    added = 0 if parts.around is None else parts.around.added_weights(model)
+    if parts.whole is None:
+        return added + network_weights(model, parts.heads)
+    return added + parts.whole.weights(model, parts.heads)
+
+
+def compose(model: ModelConfig, terms: Mapping[str, TermConfig]) -> "ObjectiveModule":
     """Build the module that trains `terms` (by name) on a model of any family, on the default device, weights not yet
     initialised (`initialise`).
 
     Raises:
         ModelError: the terms cannot be combined or do not suit this family, or the size of the vocabulary is unknown.
     """
+    from encoder_core.objectives.modules.multitask import multitask_model
+
     for refusal in refusals(Setting(model, terms)):
         raise ModelError(refusal.what, remedy=refusal.remedy)
     parts = ObjectiveParts.from_terms(terms)
     if parts.whole is None:
-        module: ObjectiveModule = multitask_model(
-            model, parts.heads, checkpoint_activations=checkpoint_activations, attend=attend
-        )
+        module: ObjectiveModule = multitask_model(model, parts.heads)
     else:
-        module = build_module(
-            parts.whole, model, parts.heads, checkpoint_activations=checkpoint_activations, attend=attend
-        )
-    return module if parts.around is None else wrap_module(parts.around, module, model)
-
-
-def build_module(
-    term: ModuleConfig,
-    model: ModelConfig,
-    heads: Sequence[HeadConfig],
-    *,
-    checkpoint_activations: bool = False,
-    attend: Attend = automatic,
-) -> ObjectiveModule:
-    """Build the module that trains `term` and `heads`, on the default device; weights not yet initialised.
-
-    Raises:
-        TypeError: no device half is listed here for such a term.
-    """
-    match term:
-        case PlmConfig():
-            weight = last_weight(term.weight)
-            return permuted_language_model(model, weight, checkpoint_activations=checkpoint_activations)
-        case DenoiseConfig():
-            weight = last_weight(term.weight)
-            return denoising_model(
-                model, weight, checkpoint_activations=checkpoint_activations, attend=attend
-            )
-        case ReplacedTokenConfig():
-            assert isinstance(model, DetectorConfig)  # the recipe's checks refuse other models
-            disentangled = term.embeddings == "gradient_disentangled"
-            build = gradient_disentangled_detection if disentangled else replaced_token_detection
-            return build(model, term, heads, checkpoint_activations=checkpoint_activations, attend=attend)
-        case ContrastiveConfig():
-            return contrastive_model(
-                model, term, checkpoint_activations=checkpoint_activations, attend=attend
-            )
-        case _:
-            raise TypeError(f"the term {term.name} has no device half")
-
-
-def wrap_module(term: AroundConfig, module: ObjectiveModule, model: ModelConfig) -> ObjectiveModule:
-    """Return the module that trains `term` and those of `module`, whose parameters keep their names.
-
-    Raises:
-        TypeError: no device half is listed here for such a term.
-    """
-    if not isinstance(term, ContrastiveConfig):
-        raise TypeError(f"the term {term.name} has no device half around others")
-    if isinstance(module, ReplacedTokenDetection):
-        return DetectionWithVectors(module, term, model.hidden)
-    assert isinstance(module, MultitaskModel)  # the recipe's checks refuse other objectives
-    return MultitaskWithVectors(module, term, model.hidden)
-
-
-def network(config: ModelConfig, heads: Heads) -> nn.Module:
-    """Build the module whose parameter names are in the key table of (config, heads).
-
-    Raises:
-        ModelError: the family has no such heads.
-    """
-    match heads:
-        case "mlm":
-            return masked_language_model(config)
-        case "mlm_pair":
-            return masked_language_model_with_pairs(config, "nsp")
-        case "rtd":
-            if not isinstance(config, DetectorConfig):
-                suited = family_names_where(lambda family: issubclass(family, DetectorConfig))
-                raise ModelError(
-                    f"{config.family} has no detection head",
-                    remedy=f"use a model of family {suited}",
-                )
-            return discriminator_model(config)
-        case "plm":
-            return permuted_language_model(config)
-        case "denoise":
-            return denoising_model(config)
-        case "none":
-            if config.has_decoder:
-                return denoising_model(config)  # its head has no parameters of its own
-            return contrastive_model(config, ContrastiveConfig())
-        case _:
-            assert_never(heads)
+        module = parts.whole.build(model, parts.heads)
+    return module if parts.around is None else parts.around.wrap(module, model)

@@ -7,31 +7,91 @@ itself still predicts them from the last layer's states. The head is not exporte
 what coCondenser pretrains with (2108.05540), but that its examples are rows read twice and not two spans of a text.
 """
 
-from torch import nn
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from encoder_core.batch import Batch
+from pydantic import Field, PositiveInt
+
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.config import encoder_layers
-from encoder_core.layers.rows import Rows
-from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
-from encoder_core.terms.condenser import CondenserConfig
+from encoder_core.layers.sizes import layer_weights
+from encoder_core.objectives.term import (
+    BottleneckConfig,
+    HeadTerm,
+    Refusal,
+    Setting,
+    Shared,
+    SmallObjective,
+    TermSums,
+)
+
+if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
+    from encoder_core.batch import Batch
+    from encoder_core.objectives.modules.states import States
 
 
-class Condenser(HeadTerm, of=CondenserConfig):
+class CondenserConfig(BottleneckConfig):
+    """Hidden tokens, predicted by a few layers from early states of all tokens and the last state of the first one.
+
+    Attributes:
+        early: number of the layer whose states the head reads; 0 the embeddings. None: half of the model's layers, as
+            in the paper (6 of 12).
+        layers: number of layers of the head (paper: 2).
+    """
+
+    name = "condenser"
+    reads = "layers"
+
+    early: int | None = Field(default=None, ge=0)
+    layers: PositiveInt = 2
+
+    def early_layer(self, layers: int) -> int:
+        """Return `early` of a model with so many layers."""
+        return layers // 2 if self.early is None else self.early
+
+    def weights(self, model: ModelConfig) -> int:
+        return self.layers * layer_weights(model.hidden, model.feed_forward)
+
+    def shrink(self, form: SmallObjective) -> "CondenserConfig":
+        """Return the term for a model of fewer layers: it reads the middle one."""
+        return self.model_copy(update={"early": None})
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Refuse also an early layer that is none of the model's, or its last."""
+        yield from super().refusals(setting)
+        layers = setting.model.layers
+        if self.early is not None and self.early >= layers:
+            yield Refusal(
+                ("objective", self.name, "early"),
+                f"the head reads the states of layer {self.early}, but the model has {layers} layers, and the last "
+                "one's states would show it what the vector is to hold",
+                f"give 0 (the embeddings) to {layers - 1}, or null for {layers // 2}",
+            )
+
+    def build(self, shared: Shared) -> "Condenser":
+        return Condenser(self, shared)
+
+
+class Condenser(HeadTerm):
     """Cross-entropy of the original ids at the targets, by the head's states; metric "correct".
 
     The layers of the head have LayerNorms after their blocks, whatever those of the encoder are.
     """
 
     def __init__(self, config: CondenserConfig, shared: Shared) -> None:
+        from torch import nn
+
         self._early = config.early_layer(shared.model.layers)
         self._layers = nn.ModuleList(encoder_layers(shared.model, config.layers, lambda: None))
         self.head = shared.head()
         super().__init__(config, {"head": self.head, "condenser": self._layers})
 
-    def targets(self, batch: Batch) -> int:
+    def targets(self, batch: "Batch") -> int:
         return batch.target_ids.numel()
 
-    def sums(self, states: States, batch: Batch) -> TermSums:
+    def sums(self, states: "States", batch: "Batch") -> TermSums:
+        from encoder_core.layers.rows import Rows
+
         first_R = batch.cu_seqlens[:-1].long()
         late_RH = states.layers[-1].index_select(0, first_R)
         state_TH = states.layers[self._early].index_copy(0, first_R, late_RH)

@@ -1,262 +1,150 @@
-"""Contrastive training of text vectors: each query finds its positive among the texts of the whole global batch.
+"""Contrastive training of text vectors. How it is computed: `modules/text_vectors.py`."""
 
-The loss of one example depends on all others, so a step runs twice over its microbatches (GradCache: Gao et al. 2021,
-arXiv 2101.06983). The first pass has no graph and computes the vectors of all texts; the loss and its gradients by
-the vectors are computed from them. The second pass has a graph and computes the gradients by the weights. So memory
-grows with the microbatch; of the rest of the batch only the vectors are stored. The gradient depends neither on ranks
-nor on microbatches.
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
 
-SimCSE (Gao et al. 2021, section 3) is the case of an example with the same text twice, read with different dropout.
-If there are other terms, the examples are their rows: each row's text before masking, read twice. The vectors are
-those of the encoder that is used after pretraining: the only one, or the discriminator's.
+from pydantic import Field, PositiveInt, field_validator
 
-Equal texts are no negatives of each other (`info_nce`). Texts are equal if their tokens are: the first pass tells them
-apart by fingerprints of the tokens, which it returns behind the vectors.
-
-Shapes: T tokens, R rows (texts), G texts of an example, n examples, D width of a vector.
-"""
-
-from abc import abstractmethod
-from dataclasses import replace
-
-import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
-from torch import Tensor, nn
-
-from encoder_core.batch import Batch, duplicate_rows
 from encoder_core.families.catalogue import ModelConfig, build_encoder
-from encoder_core.layers.any_encoder import AnyEncoder
-from encoder_core.layers.attention import Attend, automatic
-from encoder_core.layers.rows import Rows
-from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
-from encoder_core.objectives.info_nce import Contrast, cached_loss, info_nce
-from encoder_core.objectives.losses import AllExamples, CoupledObjective, LossSums, Term
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.replaced import ReplacedTokenDetection
-from encoder_core.terms.contrastive import ContrastiveConfig
-from encoder_core.terms.term import last_weight
+from encoder_core.layers.sizes import linear_weights
+from encoder_core.objectives.term import (
+    AroundConfig,
+    DefaultWeightTerm,
+    HeadConfig,
+    Refusal,
+    RowFacts,
+    Setting,
+    SmallObjective,
+    last_weight,
+    refuse_decoder_family,
+)
 
-_METRICS = ("correct", "positive", "negative")
+if TYPE_CHECKING:  # torch is imported only where modules are built: reading a recipe needs none
+    from encoder_core.layers.any_encoder import AnyEncoder
+    from encoder_core.objectives.modules.losses import ObjectiveModule
+    from encoder_core.objectives.modules.text_vectors import ContrastiveModel
 
 
-class ContrastiveModel(CoupledObjective):
-    """An encoder, and the pooling that makes a vector of its states. Every text is a row; `Batch.group` rows are one
-    example.
+class ContrastiveConfig(DefaultWeightTerm, AroundConfig):
+    """How a text's vector is computed, and how vectors are compared.
 
-    Terms: "contrastive" over examples; with Matryoshka widths one for each, such as "contrastive_768".
+    Attributes:
+        temperature: divisor of similarities; with a small one the nearest negatives dominate.
+        pooling: the vector of a text is the mean of its tokens' last states, or the state of the classification token.
+        projection: whether a dense layer and tanh follow the pooling, in training only: not exported (SimCSE, section
+            6.3).
+        normalize: whether vectors get length 1, so that similarity is the cosine; otherwise it is the dot product.
+        bidirectional: whether the loss is the mean of two: each query finds its positive, each positive its query.
+        matryoshka: widths, largest first: a loss term for the first so many numbers of each vector, so that vectors
+            can be truncated (Kusupati et al. 2022). None: whole vectors only.
     """
 
-    def __init__(self, encoder: AnyEncoder, config: ContrastiveConfig, width: int) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.projection = nn.Linear(width, width) if config.projection else None
-        self.config = config
-        cut = {f"{config.name}_{d}": d for d in config.matryoshka or ()}
-        self.terms = cut or {config.name: width}
+    name = "contrastive"
 
-    def target_counts(self, batch: Batch) -> dict[str, int]:
-        """Return how many summands each term has for this batch; known before the forward pass."""
-        return dict.fromkeys(self.terms, batch.rows // batch.group)
+    temperature: float = Field(default=0.05, gt=0)
+    pooling: Literal["mean", "cls"] = "mean"
+    projection: bool = False
+    normalize: bool = True
+    bidirectional: bool = False
+    matryoshka: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1)
 
-    def forward(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> LossSums:
-        """Return vectors and fingerprints as memory, without terms; with `memory` from `couple`, return this batch's
-        sums.
+    @field_validator("matryoshka")
+    @classmethod
+    def _widths_fall(cls, widths: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if any(a <= b for a, b in pairwise(widths or ())):
+            raise ValueError("give each width once, the largest first")
+        return widths
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Refuse families with a decoder, running text if there is no other term, and several updates a step if there
+        is one.
         """
-        vectors_nGD = self.embed(batch)
-        if not memory:
-            return LossSums((), memory=(with_fingerprints(vectors_nGD, batch),))
-        return self.losses(vectors_nGD, memory)
-
-    def embed(self, batch: Batch) -> Float[Tensor, "examples texts width"]:
-        """Return the vectors, fp32 or wider, not yet normalised."""
-        # An idle batch has an order for XLNet's query stream, which is not used here.
-        states_TD = self.encoder(replace(batch, order=None))
-        pooled_RD = (
-            _mean(states_TD, batch) if self.config.pooling == "mean" else self._first_states(states_TD, batch)
-        )
-        if self.projection is not None:
-            pooled_RD = self.projection(pooled_RD.to(self.projection.weight.dtype)).tanh()
-        wide = torch.promote_types(pooled_RD.dtype, torch.float32)
-        return pooled_RD.to(wide).view(batch.rows // batch.group, batch.group, pooled_RD.shape[-1])
-
-    def _first_states(self, states_TD: Tensor, batch: Batch) -> Tensor:
-        """Return the states of the classification tokens: a row's last in XLNet, its first in all other families."""
-        last = isinstance(self.encoder, TwoStreamEncoder)
-        at_R = batch.cu_seqlens[1:] - 1 if last else batch.cu_seqlens[:-1]
-        return states_TD.index_select(0, at_R)
-
-    @torch.no_grad()
-    def couple(self, own: Tensor, everyone: AllExamples) -> tuple[Tensor, ...]:
-        """Return figures [n, terms, figures] of the own examples, then gradients [n, G, width] by their vectors for
-        each term.
-
-        The gradients are those of the sum over all examples of all ranks. `own` are the own vectors, with fingerprints.
-        Collective.
-        """
-        every = everyone.gather(own)
-        found = [self._contrast(own, every, everyone, width) for width in self.terms.values()]
-        figures = [torch.stack([c.loss, c.correct, c.positive, c.negative], dim=1) for c in found]
-        return (torch.stack(figures, dim=1), *(contrast.gradient for contrast in found))
-
-    def _contrast(self, own: Tensor, every: Tensor, everyone: AllExamples, width: int) -> Contrast:
-        """Return loss and gradient for the first `width` numbers of the vectors."""
-        cut = own[..., :width].detach().requires_grad_()
-        with torch.enable_grad():
-            compared = self._compared_vectors(cut)
-        found = info_nce(
-            compared.detach(),
-            self._compared_vectors(every[..., :width]),
-            everyone,
-            texts_NG=_fingerprints_behind_vectors(every),
-            temperature=self.config.temperature,
-            bidirectional=self.config.bidirectional,
-        )
-        (gradient,) = torch.autograd.grad(compared, cut, found.gradient)
-        return replace(found, gradient=gradient)
-
-    def _compared_vectors(self, vectors: Tensor) -> Tensor:
-        return F.normalize(vectors, dim=-1) if self.config.normalize else vectors.clone()
-
-    def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:
-        """Return terms with the gradients by the vectors `own` of all ranks' loss, and metrics by `_METRICS` for each
-        term. Fingerprints behind the vectors are ignored.
-        """
-        figures, *gradients = coupled
-        sums, weight = figures.sum(0), last_weight(self.config.weight)
-        terms = tuple(
-            Term(
-                name,
-                cached_loss(own[..., :width], gradient, of_term[0]),
-                len(own),
-                weight,
-                part=self.config.name,
+        others = setting.terms.keys() - {self.name}
+        yield from refuse_decoder_family(self.name, setting)
+        if "plm" in others:
+            yield Refusal(
+                ("objective",),
+                "contrastive cannot be combined with plm: a row in a lane begins with the end of the previous row, so "
+                "it is not a text by itself",
+                "leave contrastive or plm out",
             )
-            for (name, width), gradient, of_term in zip(self.terms.items(), gradients, sums, strict=True)
+        elif "rtd" in others and getattr(setting.terms["rtd"], "embeddings", None) != "shared":
+            yield Refusal(
+                ("objective", "rtd", "embeddings"),
+                "contrastive cannot be combined with two updates a step: the compared vectors would come from the "
+                "model before the first update, and their gradients from the model after it",
+                "set objective.rtd.embeddings to shared, or leave contrastive out",
+            )
+        elif not others and setting.rows is not None and not setting.rows.texts:
+            yield Refusal(
+                ("input", "packing"),
+                f"a contrastive objective compares texts, but {setting.rows.packing} rows are running text",
+                "set input.packing to pairs (a corpus of pairs) or sentences (SimCSE, from plain text), or add mlm, "
+                "whose rows are compared then",
+            )
+        widest, hidden = max(self.matryoshka or (0,)), setting.model.hidden
+        if widest > hidden:
+            yield Refusal(
+                ("objective", self.name, "matryoshka"),
+                f"the largest width is {widest}, but a vector has only {hidden} numbers",
+                f"give widths of at most {hidden}",
+            )
+        if setting.phases and setting.rows is not None:
+            yield from self._phase_refusals(setting, setting.rows)
+
+    def _phase_refusals(self, setting: Setting, rows: RowFacts) -> Iterator[Refusal]:
+        """Refuse examples whose two texts do not differ, and batches without negatives."""
+        model = setting.model
+        rates = model.dropout, model.attention_dropout, getattr(model, "attention_output_dropout", 0.0)
+        if (rows.repeats or "mlm" in setting.terms) and not any(rates):
+            yield Refusal(
+                ("model", "dropout"),
+                "the two texts of an example are the same and would differ only by dropout, which is 0",
+                "set model.dropout and model.attention_dropout above 0 (SimCSE: 0.1)",
+            )
+        for index, phase in enumerate(setting.phases if rows.texts == 2 else ()):
+            if phase.rows == 1:
+                yield Refusal(
+                    ("phases", index, "batch", "sequences"),
+                    "the negatives of an example are the other examples of its batch, but the batch has only one",
+                    "use a larger batch",
+                )
+
+    def shrink(self, form: SmallObjective) -> "ContrastiveConfig":
+        """Return the term with narrower vectors."""
+        if self.matryoshka is None:
+            return self
+        widths = (min(width, form.hidden >> place) for place, width in enumerate(self.matryoshka))
+        return self.model_copy(update={"matryoshka": tuple(filter(None, widths))})
+
+    def build(self, model: ModelConfig, heads: Sequence[HeadConfig] = ()) -> "ContrastiveModel":
+        """Build any family's encoder, of two networks the discriminator's."""
+        return self._vectors(build_encoder(model), model)
+
+    def wrap(self, module: "ObjectiveModule", model: ModelConfig) -> "ObjectiveModule":
+        from encoder_core.objectives.modules.detection import task_encoder
+        from encoder_core.objectives.modules.text_vectors import add_vectors
+
+        return add_vectors(module, self._vectors(task_encoder(module), model))
+
+    def _vectors(self, encoder: "AnyEncoder", model: ModelConfig) -> "ContrastiveModel":
+        from encoder_core.objectives.modules.text_vectors import ContrastiveModel
+
+        return ContrastiveModel(
+            encoder,
+            model.hidden,
+            matryoshka=self.matryoshka or (),
+            weight=last_weight(self.weight),
+            temperature=self.temperature,
+            pooling=self.pooling,
+            projection=self.projection,
+            normalize=self.normalize,
+            bidirectional=self.bidirectional,
         )
-        metrics = {
-            f"{name}_{figure}": value
-            for name, of_term in zip(self.terms, sums, strict=True)
-            for figure, value in zip(_METRICS, of_term[1:], strict=True)
-        }
-        return LossSums(terms, metrics)
 
+    def weights(self, model: ModelConfig, heads: Sequence[HeadConfig] = ()) -> int:
+        return super().weights(model) + self.added_weights(model)
 
-_PART_BITS = 21  # three parts make a fingerprint of 63 bits; fp32 is exact up to 24
-_PART_SHIFTS = (0, _PART_BITS, 2 * _PART_BITS)
-
-
-def with_fingerprints(vectors_nGD: Tensor, batch: Batch) -> Float[Tensor, "examples texts width_plus_3"]:
-    """Return the vectors, each followed by its text's fingerprint in three whole numbers."""
-    parts = [(batch.fingerprints >> shift) % (1 << _PART_BITS) for shift in _PART_SHIFTS]
-    parts_nG3 = torch.stack(parts, -1).to(vectors_nGD.dtype).view(*vectors_nGD.shape[:2], len(_PART_SHIFTS))
-    return torch.cat([vectors_nGD, parts_nG3], -1)
-
-
-def _fingerprints_behind_vectors(with_fingerprints_NGX: Tensor) -> Int[Tensor, "all texts"]:
-    """Return the fingerprints that `with_fingerprints` put behind the vectors."""
-    parts = with_fingerprints_NGX[..., -len(_PART_SHIFTS) :].long().unbind(-1)
-    return sum(
-        (part << shift for part, shift in zip(parts, _PART_SHIFTS, strict=True)), torch.zeros_like(parts[0])
-    )
-
-
-def _mean(states_TD: Tensor, batch: Batch) -> Float[Tensor, "rows width"]:
-    """Return the mean of each row's states, fp32 or wider."""
-    wide = torch.promote_types(states_TD.dtype, torch.float32)
-    return Rows.from_batch(batch).pad(states_TD).sum(1, dtype=wide) / batch.cu_seqlens.diff()[:, None]
-
-
-def contrastive_model(
-    config: ModelConfig,
-    objective: ContrastiveConfig,
-    *,
-    checkpoint_activations: bool = False,
-    attend: Attend = automatic,
-) -> ContrastiveModel:
-    """Build any family's encoder (of two networks the discriminator's) on the default device, weights not yet
-    initialised.
-
-    Parameters that no vector depends on are frozen. Raises ModelError: the size of the vocabulary is unknown.
-    """
-    encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
-    if isinstance(encoder, TwoStreamEncoder):
-        encoder.mask.requires_grad_(False)  # XLNet's initial query state: nothing is predicted
-    return ContrastiveModel(encoder, objective, config.hidden)
-
-
-class WithVectors(CoupledObjective):
-    """A module of other terms that also computes two vectors of every row. `vectors` shares the module's encoder.
-
-    Both passes compute the vectors first, so that they draw the same dropout.
-    """
-
-    def hold(self, vectors: ContrastiveModel) -> None:
-        """Set the vectors' model, once the networks of the other terms exist: every parameter has one name."""
-        self._vectors = (vectors,)  # in a tuple, so that torch does not register a submodule
-        self.projection = vectors.projection
-
-    @property
-    def vectors(self) -> ContrastiveModel:
-        return self._vectors[0]
-
-    @abstractmethod
-    def others(self, batch: Batch) -> LossSums:
-        """Return the sums of the other terms."""
-
-    @abstractmethod
-    def other_target_counts(self, batch: Batch) -> dict[str, int]:
-        """Return how many summands each of the other terms has."""
-
-    def target_counts(self, batch: Batch) -> dict[str, int]:
-        """Return how many summands each term has for this batch; terms of the vectors have one a row."""
-        return self.other_target_counts(batch) | dict.fromkeys(self.vectors.terms, batch.rows)
-
-    def forward(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> LossSums:
-        """Return the vectors as memory (in evaluation also the other terms); with `memory` from `couple`, all terms'
-        sums.
-        """
-        own_R2D = self.embed(batch)
-        if memory:
-            compared, others = self.vectors.losses(own_R2D, memory), self.others(batch)
-            return LossSums(others.terms + compared.terms, others.metrics | compared.metrics)
-        others = LossSums(()) if self.training else self.others(batch)
-        return replace(others, memory=(with_fingerprints(own_R2D, duplicate_rows(batch)),))
-
-    def embed(self, batch: Batch) -> Float[Tensor, "rows 2 width"]:
-        """Return vectors of each row's text, read twice."""
-        return self.vectors.embed(duplicate_rows(batch))
-
-    def couple(self, own: Tensor, everyone: AllExamples) -> tuple[Tensor, ...]:
-        return self.vectors.couple(own, everyone)
-
-    def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:
-        return self.vectors.losses(own, coupled)
-
-
-class MultitaskWithVectors(WithVectors, MultitaskModel):
-    """One network with other terms and vectors."""
-
-    def __init__(self, module: MultitaskModel, config: ContrastiveConfig, width: int) -> None:
-        MultitaskModel.__init__(self, module.encoder, module.terms, module.decoder)
-        self.hold(ContrastiveModel(self.encoder, config, width))
-
-    def others(self, batch: Batch) -> LossSums:
-        return MultitaskModel.forward(self, batch)
-
-    def other_target_counts(self, batch: Batch) -> dict[str, int]:
-        return MultitaskModel.target_counts(self, batch)
-
-
-class DetectionWithVectors(WithVectors, ReplacedTokenDetection):
-    """A generator, and a discriminator whose encoder also computes the vectors."""
-
-    def __init__(self, module: ReplacedTokenDetection, config: ContrastiveConfig, width: int) -> None:
-        ReplacedTokenDetection.__init__(self, module.generator, module.discriminator, module.config)
-        self.hold(ContrastiveModel(self.discriminator.encoder, config, width))
-
-    def others(self, batch: Batch) -> LossSums:
-        return ReplacedTokenDetection.forward(self, batch)
-
-    def other_target_counts(self, batch: Batch) -> dict[str, int]:
-        return ReplacedTokenDetection.target_counts(self, batch)
+    def added_weights(self, model: ModelConfig) -> int:
+        return linear_weights(model.hidden, model.hidden) if self.projection else 0

@@ -1,83 +1,67 @@
-"""Denoising (Lewis et al. 2019, BART, section 2.2): an encoder reads corrupted rows, and a decoder writes the rows."""
+"""Denoising (Lewis et al. 2019, arXiv 1910.13461, BART). The module: `modules/denoising.py`."""
 
-from jaxtyping import Float
-from torch import Tensor
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from encoder_core.batch import Batch
-from encoder_core.errors import TrainingError
 from encoder_core.families.catalogue import ModelConfig, build_encoder
-from encoder_core.heads.prediction import MaskedLanguageModelHead
-from encoder_core.layers.attention import Attend, automatic
-from encoder_core.layers.decoder import Decoder
-from encoder_core.layers.encoder import Encoder
-from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
-from encoder_core.objectives.mlm import tied_head
+from encoder_core.objectives.term import (
+    HeadConfig,
+    ModuleConfig,
+    Refusal,
+    Setting,
+    family_refusal,
+    last_weight,
+)
+
+if TYPE_CHECKING:  # torch is imported only where modules are built: reading a recipe needs none
+    from encoder_core.objectives.modules.denoising import DenoisingModel
 
 
-class DenoisingModel(ObjectiveModule):
-    """Cross-entropy of the rows' tokens, each predicted from those before it and from the row's corrupted form.
-
-    Terms: "denoise".
+class DenoiseConfig(ModuleConfig):
+    """An encoder reads corrupted rows, and a decoder writes the rows. How rows are corrupted is a setting of the data
+    service.
     """
 
-    def __init__(
-        self, encoder: Encoder, decoder: Decoder, head: MaskedLanguageModelHead, weight: float = 1.0
-    ) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.decoder = decoder
-        self.head = head
-        self.weight = weight
+    name = "denoise"
+    exported = "denoise"
 
-    def target_counts(self, batch: Batch) -> dict[str, int]:
-        """Return how many summands each term has for this batch; known before the forward pass."""
-        return {"denoise": batch.target_ids.numel()}
+    def read(self, length: int) -> int:
+        """Return how many tokens the encoder reads of a row of `length` tokens, on average."""
+        return length
 
-    def forward(self, batch: Batch) -> LossSums:
-        """Return the sums for this batch; metrics: "denoise_correct".
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Refuse other terms, families without a decoder, and rows that are not of one segment."""
+        others = [name for name in setting.terms if name != self.name]
+        rows = setting.rows
+        if others:
+            yield Refusal(
+                ("objective",),
+                f"denoise cannot be combined with {others[0]}: its encoder reads corrupted rows, and all tokens are "
+                "predicted by its decoder",
+                "leave one of the two out",
+            )
+        elif not setting.model.has_decoder:
+            remedy = "use denoise for bart, and mlm for another family"
+            yield family_refusal("denoise", setting, "it has no decoder", remedy)
+        elif rows is not None and not rows.packed:
+            yield Refusal(
+                ("input", "packing"),
+                f"{rows.packing} rows are not rows of one segment, which denoise corrupts",
+                "set input.packing to full_sentences",
+            )
+
+    def build(self, model: ModelConfig, heads: Sequence[HeadConfig] = ()) -> "DenoisingModel":
+        """Build encoder, decoder and head.
 
         Raises:
-            TrainingError: the rows have no corrupted forms.
+            ModelError: the family has no decoder, or the size of the vocabulary is unknown.
         """
-        found = self.head(self.states(batch), batch.target_positions, batch.target_ids)
-        term = Term("denoise", found.loss_sum, batch.target_ids.numel(), self.weight)
-        return LossSums((term,), {"denoise_correct": found.correct})
+        from encoder_core.layers.encoder import Encoder
+        from encoder_core.objectives.modules.denoising import DenoisingModel
+        from encoder_core.objectives.modules.multitask import tied_head
 
-    def states(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
-        """Return the decoder's last states, of which each predicts the token at its place. Raises as `forward`."""
-        read = _encoder_batch(batch)
-        written_TH: Tensor = self.decoder(batch, self.encoder(read), read)
-        return written_TH
-
-    def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
-        """Return scores of all ids at the target positions."""
-        return self.head.logits(self.states(batch).index_select(0, batch.target_positions))
-
-
-def _encoder_batch(batch: Batch) -> Batch:
-    """Return the rows that the encoder reads. A batch without rows, as an idle rank has, is its own."""
-    if batch.corrupted is None and batch.rows:
-        raise TrainingError(
-            "a batch without corrupted rows cannot train a denoising autoencoder",
-            remedy="set objective.denoise in the recipe, with which the data service corrupts rows",
-        )
-    return batch if batch.corrupted is None else batch.corrupted
-
-
-def denoising_model(
-    config: ModelConfig,
-    weight: float = 1.0,
-    *,
-    checkpoint_activations: bool = False,
-    attend: Attend = automatic,
-) -> DenoisingModel:
-    """Build encoder, decoder and head on the default device; weights not yet initialised (`initialise`).
-
-    Raises:
-        ModelError: the family has no decoder, or the size of the vocabulary is unknown.
-    """
-    encoder = build_encoder(config, checkpoint_activations=checkpoint_activations, attend=attend)
-    word = encoder.embeddings.word
-    decoder = config.decoder(word, checkpoint_activations=checkpoint_activations, attend=attend)
-    assert isinstance(encoder, Encoder)  # families with a decoder have this one
-    return DenoisingModel(encoder, decoder, tied_head(config, word), weight)
+        encoder = build_encoder(model)
+        word = encoder.embeddings.word
+        decoder = model.decoder(word)
+        assert isinstance(encoder, Encoder)  # families with a decoder have this one
+        return DenoisingModel(encoder, decoder, tied_head(model, word), last_weight(self.weight))

@@ -3,18 +3,47 @@ hidden.
 """
 
 import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
-from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
-from encoder_core.terms.diffusion import DiffusionConfig
+from encoder_core.objectives.mlm import TokenPrediction
+from encoder_core.objectives.term import HeadTerm, Refusal, Setting, Shared, TermSums
+
+if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from encoder_core.batch import Batch
+    from encoder_core.objectives.modules.states import States
 
 
-class DiffusedTokens(HeadTerm, of=DiffusionConfig):
+class DiffusionConfig(TokenPrediction):
+    """Masked diffusion. Rates and masks are drawn by the data service. An export is the family's masked language model,
+    whose head it trains.
+    """
+
+    name = "diffusion"
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Refuse other terms, which need masks of a fixed rate, and what mlm refuses."""
+        found = list(super().refusals(setting))
+        others = [name for name in setting.terms if name != self.name]
+        if others and not found:
+            found.append(
+                Refusal(
+                    ("objective",),
+                    f"diffusion cannot be combined with {others[0]}: it hides anything between none and all of a row",
+                    "leave one of the two out",
+                )
+            )
+        yield from found
+
+    def build(self, shared: Shared) -> "DiffusedTokens":
+        return DiffusedTokens(self, shared)
+
+
+class DiffusedTokens(HeadTerm):
     """Cross-entropy of the original ids at hidden tokens, divided by the row's rate (Sahoo et al. 2024, section 3, in
     continuous time; Nie et al. 2025, section 2.1).
 
@@ -28,11 +57,13 @@ class DiffusedTokens(HeadTerm, of=DiffusionConfig):
         self.head = shared.head()
         super().__init__(config, {"head": self.head})
 
-    def targets(self, batch: Batch) -> int:
+    def targets(self, batch: "Batch") -> int:
         counts = batch.on_host.maskable
         return 0 if counts is None else int(counts.sum())
 
-    def sums(self, states: States, batch: Batch) -> TermSums:
+    def sums(self, states: "States", batch: "Batch") -> TermSums:
+        import torch
+
         hidden_MH = states.target_states
         at_M = torch.arange(len(hidden_MH), device=hidden_MH.device)
         found = self.head(hidden_MH, at_M, batch.target_ids, weights_M=_target_weights(batch))
@@ -44,8 +75,10 @@ class DiffusedTokens(HeadTerm, of=DiffusionConfig):
         return TermSums(found.loss_sum, self.targets(batch), metrics)
 
 
-def _target_weights(batch: Batch) -> Float[Tensor, " targets"]:
+def _target_weights(batch: "Batch") -> 'Float[Tensor, " targets"]':
     """Return one over the rate of each target's row. Raises TrainingError: rows with targets have no rate."""
+    import torch
+
     if batch.rates is None:
         if batch.target_positions.numel():
             raise TrainingError(

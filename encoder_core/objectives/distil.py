@@ -5,51 +5,229 @@
 storing them would take the square of every row's length, for student and teacher.
 
 The teachers are frozen networks that read the same rows, masks included. They are not part of the module
-(`teacher.py`); `hold_teachers` passes them to it after it is built.
+(`modules/teacher.py`); `hold_teachers` passes them to it after it is built.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
-import torch
-import torch.nn.functional as F
-from torch import nn
+from pydantic import BaseModel, ConfigDict, Field
 
-from encoder_core.batch import Batch
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.heads.distillation import LogitFactors, cosine_distances, linear_distillation
-from encoder_core.heads.prediction import MaskedLanguageModelHead
+from encoder_core.layers.sizes import linear_weights
 from encoder_core.objectives.mlm import MaskedTokens
-from encoder_core.objectives.teacher import FrozenNetworks, Teacher, TeacherOutputs
-from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
-from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig
+from encoder_core.objectives.term import (
+    HeadConfig,
+    HeadTerm,
+    Refusal,
+    Setting,
+    Shared,
+    SmallObjective,
+    TermSums,
+)
+
+if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
+    from encoder_core.batch import Batch
+    from encoder_core.heads.prediction import MaskedLanguageModelHead
+    from encoder_core.objectives.modules.states import States
+    from encoder_core.objectives.modules.teacher import TeacherOutputs
 
 
-class Teachers(FrozenNetworks):
-    """The teachers of a module that distils; none at first."""
-
-    @property
-    def teachers(self) -> list[Teacher]:
-        return [network for network in self.networks if isinstance(network, Teacher)]
+Places = Literal["all", "targets"]
 
 
-def hold_teachers(module: nn.Module, teachers: Sequence[Teacher]) -> None:
-    """Let `module` learn from these teachers from now on. A module that does not distil is unchanged."""
-    for part in module.modules():
-        if isinstance(part, Teachers):
-            part.set_networks(teachers)
+class TeacherSource(BaseModel):
+    """Where a teacher is stored, and its shape.
+
+    Attributes:
+        uri: a run, or a folder in the transformers format.
+        step: step of the run's commit; None: the newest when the student's run is created.
+        model: the teacher's shape, like a recipe's `model`: costs are counted by it, and the stored teacher must
+            match it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    uri: str = Field(min_length=1)
+    step: int | None = Field(default=None, ge=0)
+    model: ModelConfig
 
 
-class Distillation(HeadTerm, of=DistilConfig):
+class DistilConfig(HeadConfig):
+    """The teachers' distribution over the vocabulary: T^2 KL(teachers || student), both softened by T.
+
+    Attributes:
+        temperature: T.
+        places: the tokens where the student learns: all (the official code), or only the targets of mlm.
+        layers: the teacher's layers with which the student's are initialised, if the run starts from its teacher;
+            None: evenly from the first to the last.
+        teachers: the teachers; with several, the student learns the mean of their distributions.
+    """
+
+    name = "distil"
+    reads = "all"
+
+    temperature: float = Field(default=2.0, gt=0)
+    places: Places = "all"
+    layers: tuple[int, ...] | None = None
+    teachers: tuple[TeacherSource, ...] = Field(min_length=1)
+
+    def shrink(self, form: SmallObjective) -> "DistilConfig":
+        """Return the term with the small forms of the teachers."""
+        teachers = tuple(
+            source.model_copy(update={"model": form.model(source.model)}) for source in self.teachers
+        )
+        return self.model_copy(update={"teachers": teachers, "layers": None})
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Refuse objectives without the head of mlm, or with a generator."""
+        if "mlm" not in setting.terms:
+            yield Refusal(
+                ("objective", self.name),
+                "distil needs mlm: the student's distribution is that of mlm's head",
+                "add objective.mlm, with a small weight if it shall count little",
+            )
+        if "rtd" in setting.terms:
+            yield Refusal(
+                ("objective", self.name),
+                "distil cannot be combined with rtd: the generator would be the student, but it is "
+                "discarded after training",
+                "leave rtd or distil out",
+            )
+        yield from self._layer_refusals(setting)
+
+    def _layer_refusals(self, setting: Setting) -> Iterator[Refusal]:
+        own, its = setting.model.distinct_layers, self.teachers[0].model.distinct_layers
+        if self.layers is not None and (
+            len(self.layers) != own or not all(0 <= i < its for i in self.layers)
+        ):
+            yield Refusal(
+                ("objective", self.name, "layers"),
+                f"the student's {own} layers cannot be initialised with layers {list(self.layers)} of {its}",
+                f"name one of the teacher's layers, 0 to {its - 1}, for each of the student's",
+            )
+
+    def build(self, shared: Shared) -> "Distillation":
+        return Distillation(self, shared)
+
+
+class CosineConfig(HeadConfig):
+    """The direction of the teachers' last states: the mean over teachers of 1 - cos(teacher, student)."""
+
+    name = "cosine"
+    reads = "all"
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Refuse objectives without teachers of the student's width."""
+        distil = setting.terms.get(DistilConfig.name)
+        if not isinstance(distil, DistilConfig):
+            yield Refusal(
+                ("objective", self.name),
+                "cosine compares the student's states with those of distil's teachers, but there are none",
+                "add objective.distil, or leave cosine out",
+            )
+            return
+        for number, teacher in enumerate(distil.teachers):
+            if teacher.model.hidden != setting.model.hidden:
+                yield Refusal(
+                    ("objective", self.name),
+                    f"teacher {number} has states of width {teacher.model.hidden}, the student {setting.model.hidden}",
+                    f"set model.hidden to {teacher.model.hidden}, or leave cosine out",
+                )
+
+    def build(self, shared: Shared) -> "LastStateDistillation":
+        return LastStateDistillation(self, {})
+
+
+class HiddenConfig(HeadConfig):
+    """Mean squared differences of states, summed over the student's embeddings and layers.
+
+    Attributes:
+        layers: for the student's embeddings and each of its layers, in order, the number of the teacher's states that
+            they learn: 0 the embeddings, n the output of its n-th layer. None: evenly.
+        projection: width of the teacher's states, if the student's differ: one learned Linear projects the states of
+            all layers to it. It is not exported. None: the widths are equal.
+    """
+
+    name = "hidden"
+    reads = "layers"
+
+    layers: tuple[int, ...] | None = Field(default=None, min_length=1)
+    projection: int | None = Field(default=None, gt=0)
+
+    def weights(self, model: ModelConfig) -> int:
+        return 0 if self.projection is None else linear_weights(model.hidden, self.projection)
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Refuse objectives without exactly one teacher, and widths or layers that do not match it."""
+        distil = setting.terms.get(DistilConfig.name)
+        if not isinstance(distil, DistilConfig):
+            yield Refusal(
+                ("objective", self.name),
+                "hidden compares the student's layers with those of distil's teacher, but there is none",
+                "add objective.distil, or leave hidden out",
+            )
+            return
+        if len(distil.teachers) > 1:
+            yield Refusal(
+                ("objective", self.name),
+                f"the student's layers learn from one teacher, but there are {len(distil.teachers)}",
+                "keep one teacher, or leave hidden out",
+            )
+        teacher = distil.teachers[0].model
+        yield from self._widths(setting.model, teacher)
+        yield from self._depths(setting.model.layers, teacher.layers)
+
+    def _widths(self, student: ModelConfig, teacher: ModelConfig) -> Iterator[Refusal]:
+        own, wanted = self.projection or student.hidden, teacher.hidden
+        if own != wanted:
+            yield Refusal(
+                ("objective", self.name, "projection"),
+                f"the teacher's states are {wanted} wide, but the student's are {own}",
+                f"set objective.hidden.projection to {'null' if student.hidden == wanted else wanted}",
+            )
+
+    def _depths(self, student: int, teacher: int) -> Iterator[Refusal]:
+        if self.layers is not None and (
+            len(self.layers) != student + 1 or not all(0 <= number <= teacher for number in self.layers)
+        ):
+            yield Refusal(
+                ("objective", self.name, "layers"),
+                f"the student's embeddings and {student} layers cannot learn states {[*self.layers]} of a teacher with "
+                f"{teacher} layers",
+                f"name a state of the teacher, 0 (embeddings) to {teacher}, for each of the student's {student + 1}",
+            )
+
+    def shrink(self, form: SmallObjective) -> "HiddenConfig":
+        """Return the term without projection, because all small networks have the same width."""
+        return self.model_copy(update={"layers": None, "projection": None})
+
+    def teacher_layers(self, student: int, teacher: int) -> tuple[int, ...]:
+        """Return the numbers of the teacher's states in the order of the student's; `student` and `teacher` are
+        numbers of layers.
+        """
+        if self.layers is not None:
+            return self.layers
+        return tuple(round(number * teacher / student) for number in range(student + 1))
+
+    def build(self, shared: Shared) -> "LayerDistillation":
+        return LayerDistillation(self, shared)
+
+
+class Distillation(HeadTerm):
     """Sums of the distillation loss over places; metric "correct": the student's first choice is its teachers'."""
 
+    _head: "MaskedLanguageModelHead"
+
     def __init__(self, config: DistilConfig, shared: Shared) -> None:
-        self._teachers = Teachers()
+        from encoder_core.objectives.modules.teacher import FrozenNetworks, Teacher
+
+        self._teachers = FrozenNetworks[Teacher]()
         super().__init__(config, {"teachers": self._teachers})
         self._config = config
-        self._head: MaskedLanguageModelHead | None = None
-        self._taught: WeakKeyDictionary[States, list[TeacherOutputs]] = WeakKeyDictionary()
+        self._taught: "WeakKeyDictionary[States, list[TeacherOutputs]]" = WeakKeyDictionary()
         self._layers: tuple[int, ...] = ()
 
     @property
@@ -66,84 +244,88 @@ class Distillation(HeadTerm, of=DistilConfig):
         assert isinstance(masked, MaskedTokens)
         self._head = masked.head
 
-    def targets(self, batch: Batch) -> int:
+    def targets(self, batch: "Batch") -> int:
         return self._student_batch(batch).target_ids.numel()
 
-    def sums(self, states: States, batch: Batch) -> TermSums:
-        assert self._head is not None, "the module has introduced its terms to each other"
+    def sums(self, states: "States", batch: "Batch") -> TermSums:
+        from encoder_core.heads.distillation import LogitFactors, linear_distillation
+
         head, asked = self._head, self._student_batch(batch)
         own = LogitFactors(head.features(states.states_for(asked)), head.decoder.weight, head.decoder.bias)
         scores = [said.scores for said in self.teacher_outputs(states, batch)]
         found = linear_distillation(own, scores, self._config.temperature)
         return TermSums(found.loss_sum, asked.target_ids.numel(), {"correct": found.agreeing})
 
-    def teacher_outputs(self, states: States, batch: Batch) -> list[TeacherOutputs]:
+    def teacher_outputs(self, states: "States", batch: "Batch") -> "list[TeacherOutputs]":
         """Return what each teacher returns, computed once for all terms of a batch."""
         if states not in self._taught:
             assert self._teachers.networks, "a module that distils has been given its teachers"
             asked = self._student_batch(batch)
-            self._taught[states] = [teacher.run(asked, self._layers) for teacher in self._teachers.teachers]
+            self._taught[states] = [teacher.run(asked, self._layers) for teacher in self._teachers.networks]
         return self._taught[states]
 
-    def _student_batch(self, batch: Batch) -> Batch:
+    def _student_batch(self, batch: "Batch") -> "Batch":
         """Return the batch whose targets are the places where the student learns."""
         if self._config.places == "targets":
             return batch
         return _with_all_targets(batch)
 
 
-def _with_all_targets(batch: Batch) -> Batch:
+def _with_all_targets(batch: "Batch") -> "Batch":
     """Return the batch with every token as a target at which something may be learned, also in its copy on the host."""
+    import torch
+
     at_T = batch.select_learnable(torch.arange(len(batch.tokens), device=batch.tokens.device))
     host = None if batch.host is None else _with_all_targets(batch.host)
     return replace(batch, target_positions=at_T, target_ids=batch.select_learnable(batch.tokens), host=host)
 
 
-class LastStateDistillation(HeadTerm, of=CosineConfig):
-    """Sums of the cosine loss over all tokens, as the mean over teachers."""
+class StateDistillation(HeadTerm):
+    """A loss on states over all tokens, of those that the teachers of `distil` return."""
 
-    def __init__(self, config: CosineConfig, shared: Shared) -> None:
-        super().__init__(config, {})
-        self._distillation: Distillation | None = None
+    distillation: Distillation
 
     def connect(self, others: Mapping[str, HeadTerm]) -> None:
         distillation = others[DistilConfig.name]
         assert isinstance(distillation, Distillation)
-        self._distillation = distillation
+        self.distillation = distillation
 
-    def targets(self, batch: Batch) -> int:
+    def targets(self, batch: "Batch") -> int:
         return batch.loss_tokens
 
-    def sums(self, states: States, batch: Batch) -> TermSums:
-        assert self._distillation is not None
-        teacher_outputs = self._distillation.teacher_outputs(states, batch)
+
+class LastStateDistillation(StateDistillation):
+    """Sums of the cosine loss, as the mean over teachers."""
+
+    def sums(self, states: "States", batch: "Batch") -> TermSums:
+        from encoder_core.heads.distillation import cosine_distances
+
+        teacher_outputs = self.distillation.teacher_outputs(states, batch)
         own = batch.select_learnable(states.all_states)
         distances = [cosine_distances(own, batch.select_learnable(said.last)) for said in teacher_outputs]
         return TermSums(sum(distances[1:], start=distances[0]) / len(distances), batch.loss_tokens)
 
 
-class LayerDistillation(HeadTerm, of=HiddenConfig):
-    """Sums of the loss on layers over all tokens."""
+class LayerDistillation(StateDistillation):
+    """Sums of the loss on layers."""
 
     def __init__(self, config: HiddenConfig, shared: Shared) -> None:
+        from torch import nn
+
         wide = config.projection
         projection = None if wide is None else nn.Linear(shared.model.hidden, wide)
         super().__init__(config, {} if projection is None else {"hidden_projection": projection})
         self._config, self._layers, self._projection = config, shared.model.layers, projection
-        self._distillation: Distillation | None = None
 
     def connect(self, others: Mapping[str, HeadTerm]) -> None:
-        distillation = others[DistilConfig.name]
-        assert isinstance(distillation, Distillation)
-        distillation.keep(self._config.teacher_layers(self._layers, distillation.teacher.layers))
-        self._distillation = distillation
+        super().connect(others)
+        self.distillation.keep(self._config.teacher_layers(self._layers, self.distillation.teacher.layers))
 
-    def targets(self, batch: Batch) -> int:
-        return batch.loss_tokens
+    def sums(self, states: "States", batch: "Batch") -> TermSums:
+        import torch
+        import torch.nn.functional as F
 
-    def sums(self, states: States, batch: Batch) -> TermSums:
-        assert self._distillation is not None
-        theirs = self._distillation.teacher_outputs(states, batch)[0].layers
+        theirs = self.distillation.teacher_outputs(states, batch)[0].layers
         wide = torch.promote_types(theirs[0].dtype, torch.float32)
         loss_sum = torch.zeros((), dtype=wide, device=batch.tokens.device)
         for own_TH, teacher_TH in zip(

@@ -1,16 +1,64 @@
-"""Masked language modelling: predicts the original ids at the target positions."""
+"""Masked language modelling (BERT, section 3.1): predicts the original ids at the target positions."""
 
-import torch
-from torch import nn
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from encoder_core.batch import Batch
-from encoder_core.families.catalogue import ModelConfig
-from encoder_core.heads.prediction import MaskedLanguageModelHead
-from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
-from encoder_core.terms.mlm import MlmConfig
+from encoder_core.objectives.term import (
+    DefaultWeightTerm,
+    HeadConfig,
+    HeadTerm,
+    Refusal,
+    Setting,
+    Shared,
+    TermSums,
+    family_refusal,
+    refuse_decoder_family,
+)
+
+if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
+    from encoder_core.batch import Batch
+    from encoder_core.objectives.modules.states import States
 
 
-class MaskedTokens(HeadTerm, of=MlmConfig):
+class TokenPrediction(HeadConfig):
+    """A term that predicts the original ids of hidden tokens, with the masked language model's head."""
+
+    exported = "mlm"
+    reads = "targets"
+    predicts_ids = True
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Refuse families without masks, families with a decoder, and rows without masks."""
+        rows = setting.rows
+        yield from refuse_decoder_family(self.name, setting)
+        if setting.model.permutes:
+            why = "it predicts tokens in a random order, without masks"
+            remedy = f"use plm for {setting.model.family}, and {self.name} for every other family"
+            yield family_refusal(self.name, setting, why, remedy)
+        elif rows is not None and rows.lanes:
+            yield Refusal(
+                ("input", "packing"),
+                "rows in lanes are for permuted language modelling, but the objective is another",
+                "set objective to plm, or input.packing to full_sentences",
+            )
+        elif rows is not None and rows.texts:
+            yield Refusal(
+                ("input", "packing"),
+                f"{rows.packing} rows hold whole texts to be compared, but the objective predicts tokens",
+                "set objective to contrastive, or input.packing to full_sentences",
+            )
+
+
+class MlmConfig(DefaultWeightTerm, TokenPrediction):
+    """Masked language modelling (BERT, section 3.1). Which tokens are masked is a setting of the data service."""
+
+    name = "mlm"
+
+    def build(self, shared: Shared) -> "MaskedTokens":
+        return MaskedTokens(self, shared)
+
+
+class MaskedTokens(HeadTerm):
     """Cross-entropy of the original ids at the target positions; metric "correct". Causal rows have no targets.
 
     It draws an id for each target if a temperature is set (`States.temperature`).
@@ -20,10 +68,12 @@ class MaskedTokens(HeadTerm, of=MlmConfig):
         self.head = shared.head()
         super().__init__(config, {"head": self.head})
 
-    def targets(self, batch: Batch) -> int:
+    def targets(self, batch: "Batch") -> int:
         return 0 if batch.causal else batch.target_ids.numel()
 
-    def sums(self, states: States, batch: Batch) -> TermSums:
+    def sums(self, states: "States", batch: "Batch") -> TermSums:
+        import torch
+
         if batch.causal:
             return self._empty_sums(states, batch)
         hidden_MH = states.target_states
@@ -32,22 +82,6 @@ class MaskedTokens(HeadTerm, of=MlmConfig):
         found = self.head(hidden_MH, at_M, batch.target_ids, states.temperature, keys_M)
         return TermSums(found.loss_sum, self.targets(batch), {"correct": found.correct}, found.sampled)
 
-    def _empty_sums(self, states: States, batch: Batch) -> TermSums:
+    def _empty_sums(self, states: "States", batch: "Batch") -> TermSums:
         found = self.head(states.all_states[:0], batch.target_positions[:0], batch.target_ids[:0])
         return TermSums(found.loss_sum, 0, {"correct": found.correct})
-
-
-def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHead:
-    """Return the family's head with a decoder tied to these word embeddings, or of their size with its own weights."""
-    return MaskedLanguageModelHead(
-        config.hidden,
-        word,
-        activation=config.head_activation,
-        eps=config.layer_norm_eps,
-        bias=config.biases,
-        output_scale=config.output_scale,
-        bare=config.decoder_only_head,
-        inner=config.head_inner,
-        decoder_bias=config.decoder_bias,
-        tied=config.tied,
-    )

@@ -1,70 +1,69 @@
-"""Permuted language modelling (Yang et al. 2019, section 2.2): encoder and head as the module that the engine wraps."""
+"""Permuted language modelling (Yang et al. 2019, section 2.2). The module: `modules/permuted.py`."""
 
-from jaxtyping import Float
-from torch import Tensor
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from encoder_core.batch import Batch
-from encoder_core.errors import ModelError, TrainingError
+from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig, build_encoder, family_names_where
-from encoder_core.heads.prediction import PermutationHead
-from encoder_core.layers.xlnet_encoder import Memory, Streams, TwoStreamEncoder
-from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
+from encoder_core.objectives.term import (
+    DefaultWeightTerm,
+    HeadConfig,
+    ModuleConfig,
+    Refusal,
+    Setting,
+    family_refusal,
+    last_weight,
+)
+
+if TYPE_CHECKING:  # torch is imported only where modules are built: reading a recipe needs none
+    from encoder_core.objectives.modules.permuted import PermutedLanguageModel
 
 
-class PermutedLanguageModel(ObjectiveModule):
-    """Cross-entropy of the ids at the target positions, each predicted from the tokens before it in the factorisation
-    order.
+class PlmConfig(DefaultWeightTerm, ModuleConfig):
+    """Permuted language modelling. The prediction order is a setting of the data service."""
 
-    Terms: "plm".
-    """
+    name = "plm"
+    exported = "plm"
 
-    def __init__(self, encoder: TwoStreamEncoder, head: PermutationHead, weight: float = 1.0) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.head = head
-        self.weight = weight
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Refuse all but XLNet, on rows in lanes, with no other term."""
+        others = [name for name in setting.terms if name != self.name]
+        if others:
+            yield Refusal(
+                ("objective",),
+                f"plm cannot be combined with {others[0]}: XLNet's two streams read rows in a random order with "
+                "memory, without masks",
+                "choose exactly one of mlm, plm and contrastive",
+            )
+        elif not setting.model.permutes:
+            remedy = "use plm for xlnet, and mlm for every other family"
+            yield family_refusal("plm", setting, "it has no query stream", remedy)
+        elif setting.rows is not None and not setting.rows.lanes:
+            yield Refusal(
+                ("objective", "plm"),
+                "permuted language modelling needs rows that continue from step to step, but "
+                f"{setting.rows.packing} rows do not",
+                "set input.packing to lanes",
+            )
 
-    def target_counts(self, batch: Batch) -> dict[str, int]:
-        """Return how many summands each term has for this batch; known before the forward pass."""
-        return {"plm": batch.target_ids.numel()}
+    def build(self, model: ModelConfig, heads: Sequence[HeadConfig] = ()) -> "PermutedLanguageModel":
+        """Build encoder and head.
 
-    def forward(self, batch: Batch, memory: Memory | None = ()) -> LossSums:
-        """Return the sums for this batch, and the memory for the next step; metrics: "plm_correct".
-
-        `memory` is the one returned for the previous segment of the same rows, or () for the first. None: no memory
-        is made.
+        Raises:
+            ModelError: the family has no two-stream attention, or the size of the vocabulary is unknown.
         """
-        streams = self.encoder.streams(batch, memory)
-        sums = self.head(_query_states(streams), batch.target_ids)
-        term = Term("plm", sums.loss_sum, batch.target_ids.numel(), self.weight)
-        return LossSums((term,), {"plm_correct": sums.correct}, memory=streams.memory)
+        from encoder_core.heads.prediction import PermutationHead
+        from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
+        from encoder_core.objectives.modules.permuted import PermutedLanguageModel
 
-    def logits(self, batch: Batch, memory: Memory | None = None) -> Float[Tensor, "targets vocab"]:
-        """Return scores of all ids at the target positions."""
-        return self.head.logits(_query_states(self.encoder.streams(batch, memory)))
+        encoder = build_encoder(model)
+        if not isinstance(encoder, TwoStreamEncoder):
+            raise ModelError(
+                f"{model.family} does not predict permuted tokens",
+                remedy=f"use a model of family {family_names_where(lambda family: family.permutes)}",
+            )
+        head = PermutationHead(encoder.embeddings.word)
+        return PermutedLanguageModel(encoder, head, last_weight(self.weight))
 
-
-def _query_states(streams: Streams) -> Tensor:
-    if streams.query is None:
-        raise TrainingError(
-            "a batch without a factorisation order cannot train a permuted language model",
-            remedy="set objective.plm and input lanes in the recipe, with which the data service draws an order",
-        )
-    return streams.query
-
-
-def permuted_language_model(
-    config: ModelConfig, weight: float = 1.0, *, checkpoint_activations: bool = False
-) -> PermutedLanguageModel:
-    """Build encoder and head on the default device; weights not yet initialised (`initialise`).
-
-    Raises:
-        ModelError: the family has no two-stream attention, or the size of the vocabulary is unknown.
-    """
-    encoder = build_encoder(config, checkpoint_activations=checkpoint_activations)
-    if not isinstance(encoder, TwoStreamEncoder):
-        raise ModelError(
-            f"{config.family} does not predict permuted tokens",
-            remedy=f"use a model of family {family_names_where(lambda family: family.permutes)}",
-        )
-    return PermutedLanguageModel(encoder, PermutationHead(encoder.embeddings.word), weight)
+    def weights(self, model: ModelConfig, heads: Sequence[HeadConfig] = ()) -> int:
+        return super().weights(model) + model.vocabulary  # the bias of the head

@@ -1,224 +1,91 @@
-"""Replaced-token detection: a generator fills the masks, a discriminator predicts which tokens it replaced.
+"""Replaced-token detection (ELECTRA, DeBERTa v3). The papers, and both networks: `modules/detection.py`."""
 
-ELECTRA (Clark et al. 2020) updates both networks at once, and they share their embeddings.
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
 
-DeBERTa v3 (DeBERTaV3: He et al. 2021, section 3.2) shares them gradient-disentangled. The discriminator reads
-stop_gradient(E_G) + E_delta: it uses the generator's embeddings, but its loss does not change them. A step first
-updates the generator, then the discriminator, which reads the updated embeddings. Every table of the input embeddings
-is shared in this way; in DeBERTa v3 that is only the word embedding, because absolute positions enter in the
-generator's mask decoder. Each network has its own table of relative positions and its own LayerNorms (the paper and
-microsoft/DeBERTa, rtd_task.py, share embeddings only).
-"""
+from pydantic import Field
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Literal
+from encoder_core.families.catalogue import DetectorConfig, ModelConfig
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.term import (
+    HeadConfig,
+    ModuleConfig,
+    Refusal,
+    Setting,
+    Weight,
+    last_weight,
+    require_mlm,
+)
+from encoder_core.objectives.weights import detector_weights, network_weights
 
-import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+if TYPE_CHECKING:  # torch is imported only where modules are built: reading a recipe needs none
+    from encoder_core.objectives.modules.detection import ReplacedTokenDetection
 
-from encoder_core.batch import Batch
-from encoder_core.families.catalogue import DetectorConfig, build_encoder
-from encoder_core.heads.classification import DetectionSums, ReplacedTokenHead, detection_sums
-from encoder_core.layers.any_encoder import AnyEncoder
-from encoder_core.layers.attention import Attend, automatic
-from encoder_core.layers.encoder import Embeddings
-from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.network import multitask_model
-from encoder_core.optim.groups import UpdateGroups
-from encoder_core.terms.mlm import MlmConfig
-from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.term import HeadConfig, last_weight
-
-Part = Literal["generator", "discriminator"]
-EMBEDDINGS = "encoder.embeddings."
-"""Prefix of the names of parameters that both networks may share."""
+Sharing = Literal["shared", "gradient_disentangled"]
 
 
-class Discriminator(nn.Module):
-    """An encoder and a head that classify every token as original or replaced."""
+class ReplacedTokenConfig(ModuleConfig):
+    """How the discriminator, a second network, is trained beside the generator, which learns all other terms.
 
-    def __init__(self, encoder: AnyEncoder, head: ReplacedTokenHead) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.head = head
-
-    def logits(self, batch: Batch) -> Float[Tensor, " tokens"]:
-        """Return one score a token; a positive score means replaced."""
-        first_T = torch.arange(batch.tokens.numel(), device=batch.tokens.device) - batch.positions
-        scores_T: Tensor = self.head(self.encoder(batch), first_T)
-        return scores_T
-
-    def forward(self, batch: Batch, replaced_T: Bool[Tensor, " tokens"]) -> DetectionSums:
-        return detection_sums(batch.select_learnable(self.logits(batch)), batch.select_learnable(replaced_T))
-
-
-class ReplacedTokenDetection(ObjectiveModule):
-    """Both networks as one module with one set of embeddings, so that one engine trains them together.
-
-    Terms: those of the generator, including "mlm", and "rtd" over all tokens, weighted. No gradient passes through
-    the generator's choice. A drawn token that equals the original counts as original.
+    Attributes:
+        weight: factor of the discriminator's loss (ELECTRA's lambda).
+        temperature: temperature of the softmax from which the generator's tokens are drawn.
+        embeddings: shared (ELECTRA): one set, and one update of both networks. gradient_disentangled (DeBERTa v3):
+            the discriminator's embeddings are the generator's plus a difference, and the discriminator's loss trains
+            only the difference; the generator is updated first, then the discriminator, each with its own clipping.
     """
 
-    def __init__(
-        self, generator: MultitaskModel, discriminator: Discriminator, config: ReplacedTokenConfig
-    ) -> None:
-        super().__init__()
-        self.generator = generator
-        self.discriminator = discriminator
-        self.config = config
+    name = "rtd"
 
-    def target_counts(self, batch: Batch) -> dict[str, int]:
-        """Return how many summands each term has for this batch; known before the forward pass."""
-        return self.generator.target_counts(batch) | {"rtd": batch.loss_tokens}
+    weight: Weight = 50.0
+    temperature: float = Field(default=1.0, gt=0)
+    embeddings: Sharing = "shared"
 
-    def forward(self, batch: Batch) -> LossSums:
-        """Return the sums for this batch; metrics: the generator's, "rtd_correct", "rtd_replaced", "rtd_flagged",
-        "rtd_found".
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Refuse objectives and families without a generator that learns masked tokens."""
+        why = "the generator, which learns masked tokens, makes the replacements to detect"
+        yield from require_mlm(self.name, setting, why)
+        if not isinstance(setting.model, DetectorConfig):
+            yield Refusal(
+                ("objective",),
+                f"a model of family {setting.model.family} has no generator for rtd, a smaller network of its kind "
+                "that fills masks",
+                "choose another family, or leave rtd out",
+            )
+
+    def build(
+        self, model: ModelConfig, heads: Sequence[HeadConfig] = (MlmConfig(),)
+    ) -> "ReplacedTokenDetection":
+        """Build both networks; `initialise` makes the discriminator's difference of embeddings zero.
+
+        Args:
+            heads: the generator's terms.
         """
-        generated, drawn_M = self.generate(batch)
-        detected = self.detect(batch, drawn_M)
-        return LossSums(generated.terms + detected.terms, generated.metrics | detected.metrics)
+        from encoder_core.layers.encoder import Embeddings
+        from encoder_core.objectives.modules.detection import (
+            GradientDisentangledDetection,
+            ReplacedTokenDetection,
+            discriminator_model,
+        )
+        from encoder_core.objectives.modules.multitask import multitask_model
 
-    def generate(self, batch: Batch) -> tuple[LossSums, Int[Tensor, " targets"]]:
-        """Return the generator's terms, and the ids that it draws for the targets."""
-        return self.generator.generate(batch, self.config.temperature)
+        assert isinstance(model, DetectorConfig)  # the recipe's checks refuse other models
+        generator = multitask_model(model.generator, heads)
+        base = generator.encoder.embeddings
+        assert isinstance(base, Embeddings)  # every family with a generator has them
+        if self.embeddings == "shared":
+            kind, discriminator = (
+                ReplacedTokenDetection,
+                discriminator_model(model, embeddings=base),
+            )
+        else:
+            kind, discriminator = GradientDisentangledDetection, discriminator_model(model)
+            own = discriminator.encoder.embeddings
+            assert isinstance(own, Embeddings)
+            own.disentangle_from(base)
+        return kind(generator, discriminator, weight=last_weight(self.weight), temperature=self.temperature)
 
-    def detect(self, batch: Batch, drawn_M: Int[Tensor, " targets"]) -> LossSums:
-        """Return the discriminator's term, `heads/classification.py`'s, on the batch with `drawn_M` at its targets."""
-        sums: DetectionSums = self.discriminator(*corrupt(batch, drawn_M))
-        term = Term("rtd", sums.loss_sum, batch.loss_tokens, last_weight(self.config.weight))
-        metrics = {
-            "rtd_correct": sums.correct,
-            "rtd_replaced": sums.replaced,
-            "rtd_flagged": sums.flagged,
-            "rtd_found": sums.found,
-        }
-        return LossSums((term,), metrics)
-
-    def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
-        """Return the generator's scores of all ids at the target positions."""
-        return self.generator.logits(batch)
-
-
-def stored_name(part: Part, name: str) -> str:
-    """Return the name in `ReplacedTokenDetection` of one network's parameter; shared embeddings are stored once."""
-    return f"generator.{name}" if name.startswith(EMBEDDINGS) else f"{part}.{name}"
-
-
-def corrupt(batch: Batch, drawn_M: Int[Tensor, " targets"]) -> tuple[Batch, Bool[Tensor, " tokens"]]:
-    """Return the batch with drawn ids at the target positions, and which tokens now differ from the original text."""
-    replaced_T = torch.zeros_like(batch.tokens, dtype=torch.bool)
-    replaced_T = replaced_T.index_copy(0, batch.target_positions, drawn_M != batch.target_ids)
-    return replace(batch, tokens=batch.tokens.index_copy(0, batch.target_positions, drawn_M)), replaced_T
-
-
-def replaced_token_detection(
-    config: DetectorConfig,
-    objective: ReplacedTokenConfig,
-    heads: Sequence[HeadConfig] = (MlmConfig(),),
-    *,
-    checkpoint_activations: bool = False,
-    attend: Attend = automatic,
-) -> ReplacedTokenDetection:
-    """Build both networks on the default device with shared embeddings; weights not yet initialised (`initialise`).
-
-    Args:
-        heads: the generator's terms.
-        attend: kernel of plain attention.
-
-    Raises:
-        ModelError: the size of the vocabulary is unknown.
-    """
-    generator = multitask_model(
-        config.generator, heads, checkpoint_activations=checkpoint_activations, attend=attend
-    )
-    embeddings = generator.encoder.embeddings
-    assert isinstance(embeddings, Embeddings)  # every family with a generator has them
-    discriminator = discriminator_model(
-        config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
-    )
-    return ReplacedTokenDetection(generator, discriminator, objective)
-
-
-def discriminator_model(
-    config: DetectorConfig,
-    *,
-    embeddings: Embeddings | None = None,
-    checkpoint_activations: bool = False,
-    attend: Attend = automatic,
-) -> Discriminator:
-    """Build a discriminator alone. A generator alone is `masked_language_model(config.generator)`.
-
-    `embeddings` are shared with another network; None: its own. DeBERTa's head also reads the row's first token.
-    """
-    encoder = build_encoder(
-        config, embeddings=embeddings, checkpoint_activations=checkpoint_activations, attend=attend
-    )
-    context_eps = config.layer_norm_eps if config.context_norm else None
-    head = ReplacedTokenHead(config.hidden, activation=config.activation, context_eps=context_eps)
-    return Discriminator(encoder, head)
-
-
-class GradientDisentangledDetection(ReplacedTokenDetection):
-    """Two update groups a step: "generator" with the generator's terms, then "discriminator" with the term "rtd".
-
-    In training a call without memory is for the first group. The ids it draws are the memory of the second group, so
-    they are those of the generator before its update. In evaluation one call does both.
-    """
-
-    def update_groups(self) -> UpdateGroups:
-        """Return the parameters of either network; E_G belongs to the generator."""
-        generator = list(self.generator.parameters())
-        known = {id(p) for p in generator}
-        return {
-            "generator": generator,
-            "discriminator": [p for p in self.discriminator.parameters() if id(p) not in known],
-        }
-
-    def forward(self, batch: Batch, memory: tuple[Int[Tensor, " targets"], ...] = ()) -> LossSums:
-        """Return the sums for this batch; metrics as in `ReplacedTokenDetection`."""
-        if memory:
-            (drawn_M,) = memory
-            return self.detect(batch, drawn_M)
-        if not self.training:
-            return super().forward(batch)
-        generated, drawn_M = self.generate(batch)
-        return replace(generated, memory=(drawn_M,))
-
-
-def is_difference(name: str) -> bool:
-    """Return whether the discriminator's parameter of this name is a table of E_delta, to which the generator's is
-    added.
-    """
-    return name.startswith("encoder.embeddings.") and ".norm." not in name
-
-
-def gradient_disentangled_detection(
-    config: DetectorConfig,
-    objective: ReplacedTokenConfig,
-    heads: Sequence[HeadConfig] = (MlmConfig(),),
-    *,
-    checkpoint_activations: bool = False,
-    attend: Attend = automatic,
-) -> GradientDisentangledDetection:
-    """Build both networks on the default device; weights not yet initialised (`initialise`: E_delta begins at zero).
-
-    Args:
-        heads: the generator's terms.
-        attend: kernel of plain attention.
-
-    Raises:
-        ModelError: the size of the vocabulary is unknown.
-    """
-    generator = multitask_model(
-        config.generator, heads, checkpoint_activations=checkpoint_activations, attend=attend
-    )
-    discriminator = discriminator_model(config, checkpoint_activations=checkpoint_activations, attend=attend)
-    base, own = generator.encoder.embeddings, discriminator.encoder.embeddings
-    assert isinstance(base, Embeddings)  # every family with a generator has them
-    assert isinstance(own, Embeddings)
-    own.disentangle_from(base)
-    return GradientDisentangledDetection(generator, discriminator, objective)
+    def weights(self, model: ModelConfig, heads: Sequence[HeadConfig] = (MlmConfig(),)) -> int:
+        assert isinstance(model, DetectorConfig)  # the recipe's checks refuse other models
+        shared = 0 if self.embeddings == "gradient_disentangled" else model.embedding_weights()
+        return network_weights(model.generator, heads) + detector_weights(model) - shared

@@ -6,24 +6,55 @@ vector must hold the text (Xiao et al. 2022, arXiv 2205.12035, section 3). It pr
 exported.
 """
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
-from jaxtyping import Int
-from torch import Tensor
+from pydantic import Field
 
-from encoder_core.batch import Batch, send
-from encoder_core.heads.shallow_decoder import ShallowDecoder
-from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
-from encoder_core.terms.retromae import RetromaeConfig
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.layers.sizes import layer_weights, linear_weights, norm_weights
+from encoder_core.objectives.term import BottleneckConfig, HeadTerm, Shared, TermSums
+
+if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
+    from jaxtyping import Int
+    from torch import Tensor
+
+    from encoder_core.batch import Batch
+    from encoder_core.objectives.modules.states import States
 
 
-class Reconstruction(HeadTerm, of=RetromaeConfig):
+class RetromaeConfig(BottleneckConfig):
+    """A row's text, predicted by a decoder of one layer from the vector of the row's first token and few of its words.
+
+    Attributes:
+        rate: probability with which each token of a row is hidden from a query of the decoder, for each query anew
+            (paper: 0.5 to 0.7).
+    """
+
+    name = "retromae"
+    reads = "first"
+
+    rate: float = Field(default=0.5, gt=0, lt=1)
+
+    def weights(self, model: ModelConfig) -> int:
+        hidden, width = model.hidden, model.embedding_width
+        projection = linear_weights(width, hidden) if width != hidden else 0
+        tables = model.max_length * hidden + norm_weights(hidden)
+        return tables + projection + layer_weights(hidden, model.feed_forward)
+
+    def build(self, shared: Shared) -> "Reconstruction":
+        return Reconstruction(self, shared)
+
+
+class Reconstruction(HeadTerm):
     """Cross-entropy of the ids of all tokens but the first of each row, whether or not mlm hides them.
 
     The metric is "correct". Tokens that `Batch.kept` leaves out are not predicted.
     """
 
     def __init__(self, config: RetromaeConfig, shared: Shared) -> None:
+        from encoder_core.heads.shallow_decoder import ShallowDecoder
+
         model = shared.model
         self.decoder = ShallowDecoder(
             model.max_length,
@@ -40,10 +71,12 @@ class Reconstruction(HeadTerm, of=RetromaeConfig):
         super().__init__(config, {"head": self.head, "shallow_decoder": self.decoder})
         self._word, self._rate = shared.word, config.rate
 
-    def targets(self, batch: Batch) -> int:
+    def targets(self, batch: "Batch") -> int:
         return _predicted_positions(batch).numel()
 
-    def sums(self, states: States, batch: Batch) -> TermSums:
+    def sums(self, states: "States", batch: "Batch") -> TermSums:
+        from encoder_core.batch import send
+
         vectors_RH = states.at(batch.cu_seqlens[:-1].long(), most=1)
         text_T = batch.text
         state_TH = self.decoder(vectors_RH, self._word(text_T), batch, self._rate)
@@ -52,8 +85,10 @@ class Reconstruction(HeadTerm, of=RetromaeConfig):
         return TermSums(found.loss_sum, len(at_M), {"correct": found.correct})
 
 
-def _predicted_positions(batch: Batch) -> Int[Tensor, " targets"]:
+def _predicted_positions(batch: "Batch") -> 'Int[Tensor, " targets"]':
     """Return the flat positions that are predicted, in the host's memory: nothing waits for the device."""
+    import torch
+
     host = batch.on_host
     at_K = np.arange(host.tokens.numel()) if host.kept is None else host.kept.numpy()
     return torch.from_numpy(at_K[host.positions.numpy()[at_K] > 0])

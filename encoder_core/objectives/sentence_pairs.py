@@ -3,13 +3,75 @@
 If there are a generator and a discriminator, the generator learns this loss; it reads the masked text.
 """
 
-from encoder_core.batch import Batch
-from encoder_core.heads.classification import PairHead
-from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
-from encoder_core.terms.sentence_pairs import PairConfig
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.layers.sizes import linear_weights
+from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, Setting, Shared, TermSums, require_mlm
+
+if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
+    from encoder_core.batch import Batch
+    from encoder_core.objectives.modules.states import States
 
 
-class SentencePair(HeadTerm, of=PairConfig):
+class PairConfig(HeadConfig):
+    exported = "mlm_pair"
+    reads = "first"
+
+    def weights(self, model: ModelConfig) -> int:
+        return linear_weights(model.hidden, model.hidden) + linear_weights(model.hidden, 2)
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Refuse objectives without mlm, and rows without the label of this term."""
+        yield from require_mlm(self.name, setting, "one label a row does not suffice to learn words")
+        yield from self._row_refusals(setting)
+
+    @abstractmethod
+    def _row_refusals(self, setting: Setting) -> Iterator[Refusal]: ...
+
+    def build(self, shared: Shared) -> "SentencePair":
+        return SentencePair(self, shared)
+
+
+class NspConfig(PairConfig):
+    """Next sentence prediction: whether the second segment follows the first (BERT, section 3.1)."""
+
+    name = "nsp"
+
+    def _row_refusals(self, setting: Setting) -> Iterator[Refusal]:
+        if "sop" in setting.terms:
+            yield Refusal(
+                ("objective", "sop"),
+                "nsp and sop need the same label of a row: either its second segment is from "
+                "elsewhere, or it is swapped",
+                "keep one of the two",
+            )
+        elif setting.rows is not None and setting.rows.label != "next":
+            yield Refusal(
+                ("objective", "nsp"),
+                f"next sentence prediction needs rows with two segments and a label, but {setting.rows.packing} rows "
+                "have none",
+                "set input.packing to segment_pair or sentence_pair, or leave nsp out",
+            )
+
+
+class SopConfig(PairConfig):
+    """Sentence order prediction: whether two segments are in order (ALBERT, section 3.1)."""
+
+    name = "sop"
+
+    def _row_refusals(self, setting: Setting) -> Iterator[Refusal]:
+        if setting.rows is not None and setting.rows.label != "order" and "nsp" not in setting.terms:
+            yield Refusal(
+                ("objective", "sop"),
+                f"sentence order prediction needs swapped segments, but {setting.rows.packing} rows have none",
+                "set input.packing to ordered_pair, or leave sop out",
+            )
+
+
+class SentencePair(HeadTerm):
     """Cross-entropy of the rows' labels, from the states of their first tokens; metric "correct".
 
     Rows without labels (`pair_labels` None), and those that are not classified (`pair_rows`), have no targets, but the
@@ -17,15 +79,17 @@ class SentencePair(HeadTerm, of=PairConfig):
     """
 
     def __init__(self, config: PairConfig, shared: Shared) -> None:
+        from encoder_core.heads.classification import PairHead
+
         self.head = PairHead(shared.model.hidden)
         super().__init__(config, {"pair_head": self.head})
 
-    def targets(self, batch: Batch) -> int:
+    def targets(self, batch: "Batch") -> int:
         if batch.pair_labels is None:
             return 0
         return batch.pair_labels.numel() if batch.pair_rows is None else batch.pair_rows.numel()
 
-    def sums(self, states: States, batch: Batch) -> TermSums:
+    def sums(self, states: "States", batch: "Batch") -> TermSums:
         labels_R = batch.cu_seqlens[:0].long() if batch.pair_labels is None else batch.pair_labels
         first_R = batch.cu_seqlens[: len(labels_R)].long()
         if batch.pair_labels is not None and batch.pair_rows is not None:

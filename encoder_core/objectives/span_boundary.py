@@ -1,17 +1,68 @@
 """SpanBERT (Joshi et al., 2020): masked spans are predicted from their own positions and from their boundaries."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from jaxtyping import Int
-from torch import Tensor
 
-from encoder_core.batch import Batch, send
-from encoder_core.heads.prediction import SpanBoundaryHead
-from encoder_core.layers.sizes import MAX_SPAN_TARGETS
-from encoder_core.objectives.term import HeadTerm, Shared, States, TermSums
-from encoder_core.terms.span_boundary import SboConfig
+from encoder_core.families.catalogue import ModelConfig
+from encoder_core.layers.sizes import MAX_SPAN_TARGETS, SPAN_POSITION_WIDTH, linear_weights, norm_weights
+from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, Setting, Shared, TermSums, require_mlm
+
+if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
+    from jaxtyping import Int
+    from torch import Tensor
+
+    from encoder_core.batch import Batch
+    from encoder_core.objectives.modules.states import States
+
+
+class SboConfig(HeadConfig):
+    """Span boundary objective: predicts masked spans from the two tokens around them (section 3.2)."""
+
+    name = "sbo"
+    reads = "all"
+
+    def weights(self, model: ModelConfig) -> int:
+        hidden, width = model.hidden, model.embedding_width
+        first = linear_weights(2 * hidden + SPAN_POSITION_WIDTH, hidden) + norm_weights(hidden)
+        second = linear_weights(hidden, width) + norm_weights(width) + model.vocabulary
+        return MAX_SPAN_TARGETS * SPAN_POSITION_WIDTH + first + second
+
+    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+        """Refuse objectives without masked spans."""
+        yield from require_mlm(self.name, setting, "it predicts the tokens that mlm masks")
+        if "mlm" in setting.terms and setting.rows is not None and setting.rows.unit != "span":
+            yield Refusal(
+                ("objective", "sbo"),
+                f"the span boundary objective needs masked spans, but the unit of masks is {setting.rows.unit}",
+                "set objective.mlm.unit to span, or leave sbo out",
+            )
+
+    def build(self, shared: Shared) -> "SpanBoundary":
+        return SpanBoundary(self, shared)
+
+
+class SpanBoundary(HeadTerm):
+    """Cross-entropy of the ids of targets that have a boundary; metric "correct"."""
+
+    def __init__(self, config: SboConfig, shared: Shared) -> None:
+        from encoder_core.heads.prediction import SpanBoundaryHead
+
+        model = shared.model
+        activation, eps = model.head_activation, model.layer_norm_eps
+        self.head = SpanBoundaryHead(model.hidden, shared.word, activation=activation, eps=eps)
+        super().__init__(config, {"boundary_head": self.head})
+
+    def targets(self, batch: "Batch") -> int:
+        return boundary_targets(batch).ids.numel()
+
+    def sums(self, states: "States", batch: "Batch") -> TermSums:
+        wanted = boundary_targets(batch)
+        left_BH, right_BH = (states.all_states.index_select(0, side) for side in (wanted.left, wanted.right))
+        found = self.head(left_BH, right_BH, wanted.place, wanted.ids)
+        return TermSums(found.loss_sum, wanted.ids.numel(), {"correct": found.correct})
 
 
 @dataclass(frozen=True)
@@ -24,13 +75,13 @@ class BoundaryTargets:
         ids: ids to predict.
     """
 
-    left: Int[Tensor, " targets"]
-    right: Int[Tensor, " targets"]
-    place: Int[Tensor, " targets"]
-    ids: Int[Tensor, " targets"]
+    left: 'Int[Tensor, " targets"]'
+    right: 'Int[Tensor, " targets"]'
+    place: 'Int[Tensor, " targets"]'
+    ids: 'Int[Tensor, " targets"]'
 
 
-def boundary_targets(batch: Batch) -> BoundaryTargets:
+def boundary_targets(batch: "Batch") -> BoundaryTargets:
     """Return the targets with a boundary. Spans are runs of consecutive targets inside rows; adjacent spans count as
     one.
 
@@ -38,6 +89,10 @@ def boundary_targets(batch: Batch) -> BoundaryTargets:
     the first `MAX_SPAN_TARGETS` tokens are targets. They are found in the host's copy, so that nothing waits for the
     device.
     """
+    import torch
+
+    from encoder_core.batch import send
+
     host, device = batch.on_host, batch.tokens.device
     at, positions, ends = host.target_positions.numpy(), host.positions.numpy(), host.cu_seqlens.numpy()[1:]
     begins = (np.diff(at, prepend=at[:1] - 2) != 1) | (positions[at] == 0)
@@ -50,22 +105,3 @@ def boundary_targets(batch: Batch) -> BoundaryTargets:
     span = span[chosen]
     found = (first[span] - 1, last[span] + 1, place[chosen], host.target_ids.numpy()[chosen])
     return BoundaryTargets(*(send(torch.from_numpy(each), device) for each in found))
-
-
-class SpanBoundary(HeadTerm, of=SboConfig):
-    """Cross-entropy of the ids of targets that have a boundary; metric "correct"."""
-
-    def __init__(self, config: SboConfig, shared: Shared) -> None:
-        model = shared.model
-        activation, eps = model.head_activation, model.layer_norm_eps
-        self.head = SpanBoundaryHead(model.hidden, shared.word, activation=activation, eps=eps)
-        super().__init__(config, {"boundary_head": self.head})
-
-    def targets(self, batch: Batch) -> int:
-        return boundary_targets(batch).ids.numel()
-
-    def sums(self, states: States, batch: Batch) -> TermSums:
-        wanted = boundary_targets(batch)
-        left_BH, right_BH = (states.all_states.index_select(0, side) for side in (wanted.left, wanted.right))
-        found = self.head(left_BH, right_BH, wanted.place, wanted.ids)
-        return TermSums(found.loss_sum, wanted.ids.numel(), {"correct": found.correct})

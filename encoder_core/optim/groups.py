@@ -44,7 +44,7 @@ def parameter_groups(
         update_groups: parameters by update; None: one update for all.
         matrices: whether hidden matrices have groups of their own (Muon's), one for each way in which several are
             joined in a parameter.
-        rates: what the learning rate of a parameter is multiplied by, by its name (`encoder_core/objectives/mup.py`).
+        rates: what the learning rate of a parameter is multiplied by, by its name (`objectives/modules/mup.py`).
             Its decay, which optimizers multiply by the rate, stays what it is.
     """
     plain = _norms_and_biases(model)

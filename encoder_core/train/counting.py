@@ -25,7 +25,7 @@ from encoder_core.batch import Batch
 from encoder_core.layers.initialise import on_meta
 from encoder_core.layers.planned import collect_flops, flop_formulas, planned_for_gpu
 from encoder_core.layers.torch_internals import dispatch_mode, fake_tensors, skip_compiler, tensors_in
-from encoder_core.objectives.losses import CoupledObjective, LossSums, ObjectiveModule
+from encoder_core.objectives.modules.losses import CoupledObjective, LossSums, ObjectiveModule
 from encoder_core.train.exchange import RankExamples
 from encoder_core.train.zero_memory import Device, PassBytes
 

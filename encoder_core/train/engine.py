@@ -37,7 +37,7 @@ from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
 from encoder_core.layers import torch_internals
 from encoder_core.layers.pieces import PieceWise
-from encoder_core.objectives.teacher import frozen_weights
+from encoder_core.objectives.modules.teacher import frozen_weights
 from encoder_core.optim.average import AVERAGE, WeightAverage
 from encoder_core.optim.muon import Muon
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment

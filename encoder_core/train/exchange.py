@@ -17,7 +17,7 @@ import torch.distributed as dist
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from encoder_core.objectives.losses import AllExamples
+from encoder_core.objectives.modules.losses import AllExamples
 from encoder_core.train.groups import ensure_not_aborted
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.objectives.figures import AVERAGE, TERM_FIGURES, TERM_LOSS
-from encoder_core.objectives.losses import CoupledObjective, LossSums
+from encoder_core.objectives.modules.losses import CoupledObjective, LossSums
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.exchange import Control, RankExamples, Signals
 from encoder_core.train.settings import Pace

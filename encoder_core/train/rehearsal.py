@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.errors import library_changed
-from encoder_core.objectives.losses import CoupledObjective
+from encoder_core.objectives.modules.losses import CoupledObjective
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from encoder_core.batch import Batch
-from encoder_core.objectives.losses import CoupledObjective, LossSums
+from encoder_core.objectives.modules.losses import CoupledObjective, LossSums
 from encoder_core.optim.updates import WHOLE
 from encoder_core.train.collate import idle_batch
 from encoder_core.train.engine import Engine

@@ -25,7 +25,7 @@ from encoder_core.batch import Batch
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.pieces import Pieces, compile_layers
 from encoder_core.layers.torch_internals import graphs_compiled
-from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.modules.losses import ObjectiveModule
 from encoder_core.trials.trial_network import (
     Subject,
     apply_settings,

@@ -15,10 +15,13 @@ from torch import Tensor
 from encoder_core.batch import Batch, batch_without_targets
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.denoise import denoising_model
-from encoder_core.objectives.losses import LossSums, ObjectiveModule
-from encoder_core.objectives.network import masked_and_next_language_model, masked_language_model
-from encoder_core.objectives.plm import permuted_language_model
+from encoder_core.objectives.clm import ClmConfig
+from encoder_core.objectives.denoise import DenoiseConfig
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.losses import LossSums, ObjectiveModule
+from encoder_core.objectives.modules.multitask import multitask_model
+from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.plm import PlmConfig
 
 _LAYERS, _SEED = 2, 1
 _VOCABULARY = 2500  # no multiple of a tile of the loss's kernel, and more than one tile
@@ -108,11 +111,11 @@ def build_module(network: ModelConfig, subject: Subject) -> ObjectiveModule:
     module: ObjectiveModule
     with torch.device(subject.device):
         if network.permutes:
-            module = permuted_language_model(network)
+            module = PlmConfig().build(network)
         elif network.has_decoder:
-            module = denoising_model(network)
+            module = DenoiseConfig().build(network)
         elif subject.causal:
-            module = masked_and_next_language_model(network)
+            module = multitask_model(network, [MlmConfig(), ClmConfig()])
         else:
             module = masked_language_model(network)
     torch.manual_seed(_SEED)

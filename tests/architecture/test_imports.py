@@ -251,7 +251,7 @@ READING = (
     "launcher.observe.inspect.status",
     "launcher.observe.watch.site",
     "launcher.after.tasks.summary",
-    "encoder_core.terms",
+    "encoder_core.objectives",
     "launcher.runtime.recipe.schema",
     "launcher.runtime.run.record",
     "launcher.runtime.run.create",
@@ -266,8 +266,9 @@ DRIVING = ("launcher.app.cli.train", "launcher.app.companions", "launcher.runtim
 
 
 def test_reading_a_recipe_or_a_run_loads_no_torch() -> None:
-    terms = [module_name(path) for path in sources("encoder_core/terms")]
-    assert not loaded_with([*READING, *terms]) & {"torch", "ray", "deepspeed", "transformers"}
+    folders = ("encoder_core/families", "encoder_core/objectives")
+    descriptions = [module_name(path) for path in sources(*folders) if path.parent.name != "modules"]
+    assert not loaded_with([*READING, *descriptions]) & {"torch", "ray", "deepspeed", "transformers"}
 
 
 def test_the_driver_of_a_training_loads_no_torch() -> None:

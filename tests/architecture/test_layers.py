@@ -51,8 +51,7 @@ DRAWN = {
     "encoder_core": """
         trials -> families layers objectives optim
         train -> layers objectives optim
-        objectives -> families heads layers optim terms
-        terms -> families layers
+        objectives -> families heads layers optim
         heads -> kernels layers
         families -> layers
         optim -> kernels layers

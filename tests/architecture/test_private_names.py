@@ -16,7 +16,10 @@ OURS_OR_PYTHONS = {"_exit", "_current_frames", "_replace", "_root", "_DummyThrea
 ALONE = {  # one name of its library, in one place
     ("launcher/after/embed/train.py", "_n_gpu"),  # transformers
     ("launcher/after/finetune/run.py", "_n_gpu"),
-    ("encoder_core/objectives/teacher.py", "_apply"),  # overridden, as subclasses of torch's modules do
+    (
+        "encoder_core/objectives/modules/teacher.py",
+        "_apply",
+    ),  # overridden, as subclasses of torch's modules do
 }
 # Attributes of DeepSpeed's objects that look public. Those in `optimizer` and the like mean other things elsewhere.
 COMMON = {"optimizer", "module", "all_gather", "world_size", "global_rank", "basic_optimizer", "ds_id"}

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from encoder_core.batch import Batch
-from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.modules.losses import ObjectiveModule
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.schema import Recipe

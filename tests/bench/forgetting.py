@@ -20,7 +20,7 @@ from program import note, run
 
 from data_service.stream.stream import Stream
 from encoder_core.batch import Batch
-from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.modules.losses import ObjectiveModule
 from launcher.runtime.rank.build import build_model
 from launcher.runtime.recipe.load import load, reload
 from launcher.runtime.recipe.tiny import tiny

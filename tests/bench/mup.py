@@ -28,7 +28,7 @@ from data_service.samples.samples import Samples, slice_rows
 from data_service.stream.stream import Stream
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch
-from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.modules.losses import ObjectiveModule
 from encoder_core.optim.updates import set_update
 from encoder_core.train.collate import to_batch
 from launcher.app.cli.options import InputsArgument

@@ -20,9 +20,8 @@ from step_batch import in_random_order, make_batch
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.objectives.distil import hold_teachers
-from encoder_core.objectives.losses import ObjectiveModule
-from encoder_core.objectives.teacher import Teacher
+from encoder_core.objectives.modules.losses import ObjectiveModule
+from encoder_core.objectives.modules.teacher import Teacher, hold_teachers
 from encoder_core.optim.updates import set_update
 from launcher.runtime.rank.build import build_optimizer
 from launcher.runtime.recipe.load import load

@@ -17,18 +17,16 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.losses import ObjectiveModule
-from encoder_core.objectives.network import (
-    masked_language_model,
-    masked_language_model_with_pairs,
-    multitask_model,
-)
-from encoder_core.objectives.plm import permuted_language_model
-from encoder_core.objectives.replaced import corrupt, replaced_token_detection, stored_name
-from encoder_core.terms.mlm import MlmConfig
-from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.span_boundary import SboConfig
-from encoder_core.terms.term import last_weight
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.detection import corrupt, stored_name
+from encoder_core.objectives.modules.losses import ObjectiveModule
+from encoder_core.objectives.modules.multitask import multitask_model
+from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.plm import PlmConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.span_boundary import SboConfig
+from encoder_core.objectives.term import last_weight
 
 
 class Pair(ABC):
@@ -116,7 +114,8 @@ class PairsPair(Pair):
         super().__init__(batch, config.pad_id)
         self.inputs["token_type_ids"] = self.rectangle.segments
         self.family = config.family
-        self.ours = masked_language_model_with_pairs(config, "nsp" if self.family == "bert" else "sop")
+        pairs = NspConfig() if self.family == "bert" else SopConfig()
+        self.ours = multitask_model(config, [MlmConfig(), pairs])
         initialise(self.ours)
         self.theirs = peer(config, "mlm_pair", self.ours)
 
@@ -150,7 +149,7 @@ class ReplacedPair(Pair):
         super().__init__(replace(batch, pair_labels=None), config.pad_id)
         self.inputs["token_type_ids"] = self.rectangle.segments
         self.settings = ReplacedTokenConfig()
-        self.ours = ours = replaced_token_detection(config, self.settings)
+        self.ours = ours = self.settings.build(config)
         initialise(ours)
         self.generator = peer(config.generator, "mlm", ours.generator)
         parameters = dict(ours.named_parameters())
@@ -210,7 +209,7 @@ class PermutedPair(Pair):
 
     def __init__(self, config: XlnetConfig, batch: Batch) -> None:
         super().__init__(in_random_order(replace(batch, pair_labels=None)), config.pad_id)
-        self.ours = permuted_language_model(config)
+        self.ours = PlmConfig().build(config)
         initialise(self.ours)
         fields = hf_xlnet.to_json(config)
         their = Interchange(hf_xlnet.ARCHITECTURE, hf_xlnet.TABLE, fields, config.layers)

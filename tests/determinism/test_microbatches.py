@@ -10,7 +10,7 @@ import torch
 from step_batch import in_random_order, make_batch
 
 from encoder_core.batch import Batch
-from encoder_core.objectives.losses import CoupledObjective, ObjectiveModule
+from encoder_core.objectives.modules.losses import CoupledObjective, ObjectiveModule
 from encoder_core.train.exchange import RankExamples
 from encoder_core.train.step import seed_draws
 from tests.support.models.small_networks import NETWORKS, Network, build, with_forms
@@ -81,7 +81,7 @@ def test_microbatches_change_nothing(network: Network) -> None:
     number = NETWORKS.index(network)
     draws, checkpointed = np.random.default_rng(number), number % 2 == 1
     model = network.model.model_copy(update={"dropout": 0.3, "attention_dropout": 0.3})
-    module = build(replace(network, model=model), checkpoint_activations=checkpointed).double()
+    module = build(replace(network, model=model), recompute=checkpointed).double()
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     torch.manual_seed(number)

@@ -15,7 +15,7 @@ from encoder_core.batch import Batch, batch_without_targets
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.pieces import Pieces, compile_layers
-from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.modules.losses import ObjectiveModule
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.settings import EngineConfig, Precision
 from encoder_core.train.step import Microbatch, RankBatch, accumulate
@@ -77,9 +77,7 @@ def joined(device: torch.device, folder: Path) -> Iterator[None]:
 
 def built(recipe: Recipe, pieces: Pieces | None = None) -> ObjectiveModule:
     """Build the recipe's network with fresh weights that are the same on any machine."""
-    model = objective_module(
-        recipe.model, recipe.objective, checkpoint_activations=recipe.activation_checkpointing
-    )
+    model = objective_module(recipe.model, recipe.objective, recompute=recipe.activation_checkpointing)
     torch.manual_seed(_SEED)
     initialise(model, recipe.model.initializer_range, recipe.model.initializer)
     compile_layers(model, pieces)

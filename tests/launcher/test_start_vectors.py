@@ -8,8 +8,8 @@ from transformers import AutoModel
 
 from data_service.store.open import open_store
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.terms.contrastive import ContrastiveConfig
-from encoder_core.terms.replaced import ReplacedTokenConfig, Sharing
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
 from launcher.after.export.export import export_run
 from launcher.errors import RunError
 from launcher.runtime.recipe.objective import RecipeObjective

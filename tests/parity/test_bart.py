@@ -20,7 +20,8 @@ from encoder_core.errors import ModelError, TrainingError
 from encoder_core.families.bart import BartConfig
 from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.layers.kernel_choice import Kernel, force_kernel
-from encoder_core.objectives.denoise import DenoisingModel, denoising_model
+from encoder_core.objectives.denoise import DenoiseConfig
+from encoder_core.objectives.modules.denoising import DenoisingModel
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
     assert_close,
@@ -60,7 +61,7 @@ def models(
     dtype: torch.dtype, direction: str, config: BartConfig = CONFIG
 ) -> tuple[DenoisingModel, BartForConditionalGeneration]:
     their = interchange(config, "denoise")
-    ours = random_weights(denoising_model(config), seed=1).to(dtype).eval()
+    ours = random_weights(DenoiseConfig().build(config), seed=1).to(dtype).eval()
     theirs = their_model(their.fields, dtype)
     if direction == "ours_to_theirs":
         copy_into(theirs, ours, their)
@@ -154,7 +155,7 @@ def test_same_gradients_in_fp64() -> None:
 
 def test_an_export_is_loaded_by_transformers(tmp_path: Path) -> None:
     """By its automatic class, with nothing missing."""
-    ours = random_weights(denoising_model(CONFIG)).eval()
+    ours = random_weights(DenoiseConfig().build(CONFIG)).eval()
     parameters = parameters_of(ours)
     export_model(parameters.__getitem__, CONFIG, {}, open_store(str(tmp_path / "out")), "denoise")
     theirs, report = AutoModelForSeq2SeqLM.from_pretrained(
@@ -171,7 +172,7 @@ def test_a_saved_folder_is_read(tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     read = load_pretrained(tmp_path, "denoise")
     assert read.config == CONFIG
-    ours = denoising_model(CONFIG)
+    ours = DenoiseConfig().build(CONFIG)
     assert parameters_of(ours).keys() == read.tensors.keys()
     ours.load_state_dict(read.tensors, strict=False)
     with torch.no_grad():
@@ -199,6 +200,6 @@ def test_what_is_no_bart_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_rows_without_forms_are_refused() -> None:
-    ours = random_weights(denoising_model(CONFIG))
+    ours = random_weights(DenoiseConfig().build(CONFIG))
     with pytest.raises(TrainingError):
         ours(replace(noisy([4], [4]), corrupted=None))

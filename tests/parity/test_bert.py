@@ -1,6 +1,6 @@
 """BERT and ALBERT against transformers, with token types, both heads and lengths mixed."""
 
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +12,10 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig, interchange
 from encoder_core.families.interchange import Heads
 from encoder_core.layers.attention import Attend, automatic
-from encoder_core.objectives.network import masked_language_model, masked_language_model_with_pairs
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.multitask import multitask_model
+from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.sentence_pairs import NspConfig, PairConfig, SopConfig
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
     assert_close,
@@ -40,14 +43,14 @@ CONFIGS = {
     "albert": AlbertConfig(**SHAPE, embedding=16),
     "albert-groups": AlbertConfig(**SHAPE, embedding=16, groups=3, activation="gelu_tanh"),
 }
-TASKS: dict[str, Literal["nsp", "sop"]] = {"bert": "nsp", "albert": "sop"}
+PAIRS: dict[str, PairConfig] = {"bert": NspConfig(), "albert": SopConfig()}
 
 
 def our_model(config: ModelConfig, heads: Heads, dtype: torch.dtype, attend: Attend = automatic) -> Any:
     if heads == "mlm":
         model: nn.Module = masked_language_model(config, attend=attend)
     else:
-        model = masked_language_model_with_pairs(config, TASKS[config.family], attend=attend)
+        model = multitask_model(config, [MlmConfig(), PAIRS[config.family]], attend=attend)
     return random_weights(model).to(dtype).eval()
 
 
@@ -103,7 +106,7 @@ def test_same_weights_same_outputs(
         first = states[-1][batch.cu_seqlens[:-1].long()]
         assert_close(ours.pair_head.logits(first), pair)
         correct = (pair.argmax(-1) == batch.pair_labels).sum()
-        assert ours(batch).metrics[f"{TASKS[config.family]}_correct"] == correct
+        assert ours(batch).metrics[f"{PAIRS[config.family].name}_correct"] == correct
     assert_close(sum(term.weight * term.loss_sum / term.targets for term in ours(batch).terms), expected.loss)
 
 

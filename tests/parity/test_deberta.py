@@ -22,8 +22,8 @@ from encoder_core.layers.deberta_attention import (
 )
 from encoder_core.layers.deberta_encoder import DisentangledEncoder, DisentangledLayer
 from encoder_core.layers.sizes import log_buckets
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.network import masked_language_model
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.modules.network import masked_language_model
 from tests.support.models import official
 from tests.support.models.parity import (
     assert_close,
@@ -291,7 +291,8 @@ def test_activation_checkpointing_changes_no_bit(config: Config) -> None:
     batch = make_batch(LENGTHS, 101)
     gradients = []
     for flag in (False, True):
-        model = random_weights(masked_language_model(config, checkpoint_activations=flag)).train()
+        model = random_weights(masked_language_model(config)).train()
+        model.encoder.checkpoint_activations = flag
         torch.manual_seed(7)
         model(batch).terms[0].loss_sum.backward()
         gradients.append(gradients_of(model))

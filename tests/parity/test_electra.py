@@ -11,7 +11,7 @@ from transformers import ElectraForMaskedLM, ElectraForPreTraining
 from encoder_core.families.catalogue import interchange
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.interchange import Heads
-from encoder_core.objectives.compose import network
+from encoder_core.objectives.modules.network import network
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
     assert_close,

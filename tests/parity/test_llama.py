@@ -22,10 +22,9 @@ from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.layers.attention import Attend, automatic, blocked, padded_sdpa, written_formula
-from encoder_core.objectives.compose import compose
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.terms.clm import ClmConfig
-from encoder_core.terms.mlm import MlmConfig
+from encoder_core.objectives.clm import ClmConfig
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.multitask import MultitaskModel, multitask_model
 from tests.support.models.parity import assert_close, copy_from, make_batch, pad, random_weights
 from tests.support.models.peers import unrounded_norm
 from tests.support.models.plain_attention import reference
@@ -56,7 +55,7 @@ def ours_of(theirs: LlamaForCausalLM, dtype: torch.dtype, attend: Attend = autom
     """Both objectives' network with their weights, from their own config.json."""
     config = read_config(theirs.config.to_dict())
     assert isinstance(config, EuroBertConfig)
-    ours = compose(config, {"mlm": MlmConfig(), "clm": ClmConfig()}, attend=attend)
+    ours = multitask_model(config, [MlmConfig(), ClmConfig()], attend=attend)
     assert isinstance(ours, MultitaskModel)
     copy_from(theirs, ours, interchange(config))
     return ours.to(dtype).eval()

@@ -21,7 +21,7 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.layers.attention import Attend, blocked, padded_sdpa
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.rows import Rows, rotate, rotation
-from encoder_core.objectives.network import masked_language_model
+from encoder_core.objectives.modules.network import masked_language_model
 from tests.support.models.parity import (
     assert_same_masked_gradients,
     assert_same_masked_outputs,

@@ -17,12 +17,12 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.sizes import Mup
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.mup import mup_scales
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.mup import mup_scales
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
 from encoder_core.optim.updates import set_update
-from encoder_core.terms.mlm import MlmConfig
 from tests.support.models.parity import assert_close, make_batch, pad
 from tests.support.models.written import export_model
 

@@ -24,8 +24,8 @@ from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.neobert import NeoBertConfig
 from encoder_core.layers.initialise import on_meta
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.network import masked_language_model
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.modules.network import masked_language_model
 from tests.support.models import official
 from tests.support.models.parity import (
     assert_close,

@@ -7,10 +7,9 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraini
 from encoder_core.families import deberta, electra
 from encoder_core.families.catalogue import ModelConfig, interchange
 from encoder_core.families.interchange import Heads
-from encoder_core.objectives.compose import network
-from encoder_core.objectives.network import masked_language_model
-from encoder_core.objectives.replaced import discriminator_model, gradient_disentangled_detection
-from encoder_core.terms.replaced import ReplacedTokenConfig
+from encoder_core.objectives.modules.detection import discriminator_model
+from encoder_core.objectives.modules.network import masked_language_model, network
+from encoder_core.objectives.replaced import ReplacedTokenConfig
 from tests.support.models import official
 
 SIZES: dict[str, tuple[ModelConfig, Heads, float, float]] = {
@@ -103,9 +102,7 @@ def test_deberta_v3_has_the_published_parameters(
     """The discriminator alone, as published: millions of parameters without the words, and of the words."""
     with torch.device("meta"):
         alone = discriminator_model(config)
-        both = gradient_disentangled_detection(
-            config, ReplacedTokenConfig(embeddings="gradient_disentangled")
-        )
+        both = ReplacedTokenConfig(embeddings="gradient_disentangled").build(config)
     table = alone.encoder.embeddings.word.weight.numel()
     assert table / 1e6 == pytest.approx(words, abs=1.2)
     assert (_size(alone) - table) / 1e6 == pytest.approx(backbone, abs=0.7)

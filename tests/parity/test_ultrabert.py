@@ -18,8 +18,8 @@ from transformers.models.ultrabert.modeling_ultrabert import UltrabertRMSNorm
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.objectives.network import masked_language_model
-from encoder_core.terms.weights import masked_weights
+from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.weights import masked_weights
 from tests.support.models.parity import (
     assert_same_masked_outputs,
     make_batch,

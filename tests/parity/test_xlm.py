@@ -18,7 +18,7 @@ from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.xlm import XlmConfig
-from encoder_core.objectives.network import masked_language_model
+from encoder_core.objectives.modules.network import masked_language_model
 from tests.support.models import official
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,

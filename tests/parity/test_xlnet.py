@@ -16,7 +16,8 @@ from encoder_core.families import xlnet as hf
 from encoder_core.families.catalogue import Interchange
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.xlnet_encoder import Memory
-from encoder_core.objectives.plm import PermutedLanguageModel, permuted_language_model
+from encoder_core.objectives.modules.permuted import PermutedLanguageModel
+from encoder_core.objectives.plm import PlmConfig
 from tests.support.models import official
 from tests.support.models.parity import (
     assert_close,
@@ -56,7 +57,7 @@ def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> to
 def models(
     dtype: torch.dtype, direction: str = "ours_to_theirs", **fields: object
 ) -> tuple[PermutedLanguageModel, XLNetLMHeadModel]:
-    ours = random_weights(permuted_language_model(CONFIG), seed=1).to(dtype).eval()
+    ours = random_weights(PlmConfig().build(CONFIG), seed=1).to(dtype).eval()
     theirs = random_weights(XLNetLMHeadModel(TheirConfig(**(THEIRS.fields | fields)))).to(dtype).eval()
     if direction == "ours_to_theirs":
         copy_into(theirs, ours, THEIRS)
@@ -271,7 +272,8 @@ def test_activation_checkpointing_changes_no_bit() -> None:
     batch = permuted(FULL)
     gradients = []
     for flag in (False, True):
-        model = random_weights(permuted_language_model(CONFIG, checkpoint_activations=flag)).train()
+        model = random_weights(PlmConfig().build(CONFIG)).train()
+        model.encoder.checkpoint_activations = flag
         torch.manual_seed(7)
         model(batch, ()).terms[0].loss_sum.backward()
         gradients.append(gradients_of(model))
@@ -298,7 +300,7 @@ def test_configurations_travel_both_ways(memory: int, reuse: int) -> None:
 @pytest.mark.parametrize(("config", "millions"), [(official.XLNET_BASE, 117), (official.XLNET_LARGE, 361)])
 def test_official_sizes(config: XlnetConfig, millions: float) -> None:
     with torch.device("meta"):
-        ours, theirs = permuted_language_model(config), XLNetLMHeadModel(TheirConfig(**hf.to_json(config)))
+        ours, theirs = PlmConfig().build(config), XLNetLMHeadModel(TheirConfig(**hf.to_json(config)))
     count = sum(parameter.numel() for parameter in ours.parameters())
     assert count == sum(parameter.numel() for parameter in theirs.parameters())
     assert count / 1e6 == pytest.approx(millions, rel=0.01)
@@ -307,7 +309,7 @@ def test_official_sizes(config: XlnetConfig, millions: float) -> None:
 @torch.no_grad()
 def test_memory_equals_the_full_context() -> None:
     """Two halves, the second with the first in memory, are the whole whose first half may not look ahead."""
-    model = random_weights(permuted_language_model(CONFIG.model_copy(update={"reuse": 12, "memory": 12})))
+    model = random_weights(PlmConfig().build(CONFIG.model_copy(update={"reuse": 12, "memory": 12})))
     encoder = model.double().eval().encoder
     whole = make_batch([24, 24], 101)
     half = (whole.positions >= 12).long()
@@ -325,7 +327,7 @@ def test_memory_equals_the_full_context() -> None:
 def test_predictions_with_memory_are_those_in_the_full_context() -> None:
     """The objective itself: targets in the second half, predicted from it and from the first in memory."""
     fields = {"reuse": 12, "memory": 12}
-    model = random_weights(permuted_language_model(CONFIG.model_copy(update=fields))).double().eval()
+    model = random_weights(PlmConfig().build(CONFIG.model_copy(update=fields))).double().eval()
     whole = permuted([24, 24], segments=False)
     late = whole.positions >= 12
     keep = late[whole.target_positions]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from data_service.samples.lanes import Lanes
 from data_service.samples.spec import StreamSpec
 from data_service.stream.stream import Stream
-from encoder_core.objectives.losses import CoupledObjective
+from encoder_core.objectives.modules.losses import CoupledObjective
 from encoder_core.train.collate import to_batch
 from encoder_core.train.metrics import means, sum_losses
 from encoder_core.train.step import Microbatch

@@ -28,10 +28,10 @@ from encoder_core.families.catalogue import build_encoder
 from encoder_core.families.interchange import ENCODER
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
-from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.modules.detection import task_encoder
+from encoder_core.objectives.modules.losses import ObjectiveModule
 from launcher.after.finetune.pretrained import LocalModel, open_pretrained
 from launcher.runtime.rank.build import build_model
-from launcher.runtime.recipe.network import task_encoder
 from launcher.runtime.recipe.parts import Pooling
 from launcher.runtime.recipe.timeline import recipe_after
 from launcher.runtime.run.record import RECORD, Run, open_run, select_checkpoint

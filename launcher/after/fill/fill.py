@@ -25,7 +25,7 @@ from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
-from encoder_core.objectives.network import masked_language_model
+from encoder_core.objectives.modules.network import masked_language_model
 from launcher.after.finetune.model import load_weights, silence_transformers
 from launcher.errors import EVALUATE_EXTRA, import_optional
 

@@ -12,9 +12,8 @@ from data_service.samples.lanes import Lanes
 from data_service.samples.packing import Packed
 from encoder_core.batch import Batch, batch_without_targets
 from encoder_core.families.catalogue import ModelConfig, embedded_languages
-from encoder_core.objectives.distil import hold_teachers
-from encoder_core.objectives.losses import ObjectiveModule
-from encoder_core.objectives.teacher import Teacher
+from encoder_core.objectives.modules.losses import ObjectiveModule
+from encoder_core.objectives.modules.teacher import Teacher, hold_teachers
 from encoder_core.train.counting import PassCost, count
 from encoder_core.train.settings import Precision
 from encoder_core.train.zero_memory import Device
@@ -115,7 +114,7 @@ def objective_cost(
     """Count the passes of a microbatch of `shape` on a device of this kind. The model's vocabulary is known."""
 
     def build() -> ObjectiveModule:
-        module = objective_module(model, objective, checkpoint_activations=checkpointing)
+        module = objective_module(model, objective, recompute=checkpointing)
         if objective.distil is not None:
             shapes = (source.model for source in objective.distil.teachers)
             vocabulary = {"vocab": model.vocabulary}

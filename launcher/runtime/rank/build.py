@@ -10,10 +10,9 @@ from torch import nn
 from checkpoints.gather import Alone, Peers, gather_or_raise
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.distil import hold_teachers
-from encoder_core.objectives.losses import ObjectiveModule
-from encoder_core.objectives.mup import mup_scales
-from encoder_core.objectives.teacher import build_teacher
+from encoder_core.objectives.modules.losses import ObjectiveModule
+from encoder_core.objectives.modules.mup import mup_scales
+from encoder_core.objectives.modules.teacher import build_teacher, hold_teachers
 from encoder_core.optim.adamw import AdamW, StableAdamW
 from encoder_core.optim.groups import hidden_matrices, parameter_groups
 from encoder_core.optim.lamb import Lamb
@@ -70,7 +69,7 @@ WEIGHTS_STEP = -1  # the "step" from whose draws the initial weights come
 def build_model(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveModule:
     """Return the model with fresh weights, which the recipe's seed determines on any machine."""
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    model = objective_module(config, recipe.objective, checkpoint_activations=recipe.activation_checkpointing)
+    model = objective_module(config, recipe.objective, recompute=recipe.activation_checkpointing)
     factors = {name: scale.fresh for name, scale in mup_scales(config, recipe.objective.terms).items()}
     torch.manual_seed(draw_seed(recipe.seed, WEIGHTS_STEP))
     initialise(model, config.initializer_range, config.initializer, factors)

@@ -34,9 +34,9 @@ from data_service.tokenizers.load import find_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.families.interchange import ENCODER
-from encoder_core.objectives.replaced import EMBEDDINGS, is_difference
-from encoder_core.objectives.teacher import every_other_layer, teacher_names_of_student
-from encoder_core.terms.replaced import Sharing
+from encoder_core.objectives.modules.detection import EMBEDDINGS, is_difference
+from encoder_core.objectives.modules.teacher import every_other_layer, teacher_names_of_student
+from encoder_core.objectives.replaced import Sharing
 from encoder_core.train.zero_state import Read
 from launcher.errors import RunError
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads

@@ -20,7 +20,7 @@ from data_service.samples.spec import StreamSpec
 from data_service.stream.positions import Positions
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.pieces import Pieces, compile_layers
-from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.modules.losses import ObjectiveModule
 from encoder_core.optim.average import AVERAGE
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control

@@ -19,8 +19,8 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import holds_tokenizer
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig, embedded_languages
+from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.optim.settings import AdamWConfig, Decayed
-from encoder_core.terms.replaced import ReplacedTokenConfig
 from launcher.errors import RunError
 from launcher.runtime.recipe.document import RecipeDocument
 from launcher.runtime.recipe.load import from_document, load

@@ -1,13 +1,13 @@
 """The `objective` of a recipe: the terms of the loss, by name, and the module that trains them together.
 
-A term has two halves: settings for the host (what the data service masks) and for the device (the losses). Each term
-states itself what it needs, and which other terms it cannot be combined with (`encoder_core/terms/term.py`).
+A term has settings for the host (what the data service masks) and for the device (the losses). Each term
+states itself what it needs, and which other terms it cannot be combined with (`encoder_core/objectives/term.py`).
 """
 
-from collections.abc import Callable, Iterator
-from typing import Self, get_args
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Self, get_args
 
-from pydantic import model_serializer, model_validator
+from pydantic import model_validator
 
 from data_service.samples.denoising import Denoising
 from data_service.samples.diffusion import DiffusionMasking
@@ -21,19 +21,19 @@ from data_service.samples.spec import Input, Masking
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import Heads
-from encoder_core.terms.clm import ClmConfig
-from encoder_core.terms.condenser import CondenserConfig
-from encoder_core.terms.contrastive import ContrastiveConfig
-from encoder_core.terms.denoise import DenoiseConfig
-from encoder_core.terms.diffusion import DiffusionConfig
-from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig, TeacherSource
-from encoder_core.terms.mlm import MlmConfig
-from encoder_core.terms.plm import PlmConfig
-from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.retromae import RetromaeConfig
-from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
-from encoder_core.terms.span_boundary import SboConfig
-from encoder_core.terms.term import Label, Refusal, RowFacts, Setting, SmallObjective, TermConfig
+from encoder_core.objectives.clm import ClmConfig
+from encoder_core.objectives.condenser import CondenserConfig
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.denoise import DenoiseConfig
+from encoder_core.objectives.diffusion import DiffusionConfig
+from encoder_core.objectives.distil import CosineConfig, DistilConfig, HiddenConfig, TeacherSource
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.plm import PlmConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.retromae import RetromaeConfig
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.span_boundary import SboConfig
+from encoder_core.objectives.term import Label, Refusal, RowFacts, Setting, SmallObjective, TermConfig
 from launcher.runtime.recipe.parts import Choice
 
 LANE_SPECIAL_TOKENS = 3  # two separators and <cls> in every row of a lane
@@ -43,12 +43,7 @@ MASKING_CLASSES: tuple[type[Masking], ...] = get_args(get_args(Masking)[0])
 class MlmTerm(MlmConfig, MlmMasking):
     """Masked language modelling: its settings for the device and for the host."""
 
-    @model_serializer(mode="wrap")
-    def _leave_out_defaults(self, serialize: Callable[[object], dict[str, object]]) -> dict[str, object]:
-        """Leave out the fields that older recipes do not have, if they have the values that hold without them: the
-        digests of old recipes must not change."""
-        former = {"weight": 1.0, "ngram_weights": None}
-        return {name: value for name, value in serialize(self).items() if (name, value) not in former.items()}
+    unwritten: ClassVar[Mapping[str, object]] = {"weight": 1.0, "ngram_weights": None}
 
 
 class DiffusionTerm(DiffusionConfig, DiffusionMasking):

@@ -8,8 +8,8 @@ from data_service.samples.packing import Packed
 from data_service.samples.pairs import Translations
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from encoder_core.families.catalogue import embedded_languages
-from encoder_core.terms.composition import refusals
-from encoder_core.terms.term import PhaseFacts, Setting
+from encoder_core.objectives.compose import refusals
+from encoder_core.objectives.term import PhaseFacts, Setting
 from launcher.runtime.recipe.objective import LANE_SPECIAL_TOKENS, row_facts
 from launcher.runtime.recipe.parts import RecipeIssue
 from launcher.runtime.recipe.schema import Recipe

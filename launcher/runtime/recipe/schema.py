@@ -19,9 +19,9 @@ from pydantic.types import ByteSize
 from data_service.formats import StrictRecord
 from data_service.samples.spec import Input
 from encoder_core.families.catalogue import ModelConfig
+from encoder_core.objectives.term import Weight
 from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.optim.settings import AdamWConfig, AverageConfig, LambConfig, MuonConfig, StableAdamWConfig
-from encoder_core.terms.term import Weight
 from encoder_core.train.settings import MemoryRefresh, Precision
 from launcher.runtime.policies.elastic import Trainers
 from launcher.runtime.policies.recovery import Recovery

@@ -9,7 +9,8 @@ from functools import lru_cache
 from math import prod
 
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
-from encoder_core.terms.weights import detector_weights, masked_weights, weight_count
+from encoder_core.objectives.compose import weight_count
+from encoder_core.objectives.weights import detector_weights, masked_weights
 from launcher.output import human_count
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import Recipe, RecipePhase

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from data_service.stream.positions import BatchRamp, BatchSchedule
+from encoder_core.objectives.term import WeightSchedule, weight_at
 from encoder_core.optim import schedules
-from encoder_core.terms.term import WeightSchedule, weight_at
 from launcher.runtime.recipe.phases import in_phase
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 

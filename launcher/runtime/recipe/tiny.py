@@ -9,9 +9,9 @@ from data_service.samples.spec import Input
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.sizes import Mup, SmallForm
+from encoder_core.objectives.term import SmallObjective, Weight, WeightSchedule
 from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.optim.settings import AdamWConfig, LambConfig
-from encoder_core.terms.term import SmallObjective, Weight, WeightSchedule
 from launcher.runtime.recipe.checks import combination_issues
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import (

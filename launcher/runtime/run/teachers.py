@@ -22,8 +22,8 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.initialise import on_meta
-from encoder_core.objectives.teacher import Teacher
-from encoder_core.terms.distil import TeacherSource
+from encoder_core.objectives.distil import TeacherSource
+from encoder_core.objectives.modules.teacher import Teacher
 from launcher.errors import RunError
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import causal_after, recipe_after

@@ -21,14 +21,9 @@ from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.objectives.network import masked_language_model
-from encoder_core.objectives.replaced import (
-    ReplacedTokenDetection,
-    discriminator_model,
-    gradient_disentangled_detection,
-    replaced_token_detection,
-)
-from encoder_core.terms.replaced import ReplacedTokenConfig, Sharing
+from encoder_core.objectives.modules.detection import ReplacedTokenDetection, discriminator_model
+from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
 from tests.support.models.parity import assert_close, make_batch, pad, parameters_of, random_weights
 from tests.support.models.written import export_model, export_pair
 
@@ -89,10 +84,7 @@ CASES: dict[str, tuple[DetectorConfig, Sharing]] = {
 
 
 def joint(config: DetectorConfig, sharing: Sharing) -> ReplacedTokenDetection:
-    objective = ReplacedTokenConfig(embeddings=sharing)
-    if sharing == "shared":
-        return random_weights(replaced_token_detection(config, objective)).eval()
-    return random_weights(gradient_disentangled_detection(config, objective)).eval()
+    return random_weights(ReplacedTokenConfig(embeddings=sharing).build(config)).eval()
 
 
 @pytest.mark.parametrize(("config", "sharing"), CASES.values(), ids=CASES)

@@ -24,7 +24,7 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.compose import network
+from encoder_core.objectives.modules.network import network
 from tests.support.models.parity import assert_close, make_batch, pad, parameters_of, random_weights
 from tests.support.models.written import export_model
 

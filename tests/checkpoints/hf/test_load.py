@@ -13,7 +13,7 @@ from checkpoints.hf.load import load_pretrained, weights_for
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.objectives.network import masked_language_model
+from encoder_core.objectives.modules.network import masked_language_model
 from tests.support.models.parity import make_batch, pad, random_weights
 
 CONFIG = RobertaConfig(layers=2, hidden=32, heads=4, feed_forward=48, max_length=40, vocab=261)

@@ -20,7 +20,7 @@ from encoder_core.families.catalogue import FAMILIES, ModelConfig, interchange
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.interchange import Heads
-from encoder_core.objectives.compose import network
+from encoder_core.objectives.modules.network import network
 from tests.checkpoints.hf.test_families import CASES as OTHERS
 from tests.checkpoints.hf.test_families import SHAPE
 from tests.support.models.parity import parameters_of, random_weights

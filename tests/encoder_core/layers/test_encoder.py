@@ -14,8 +14,9 @@ from tests.support.models.parity import gradients_of, make_batch, random_weights
 CONFIG = RobertaConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=24, vocab=50)
 
 
-def gradients(checkpoint_activations: bool) -> dict[str, torch.Tensor]:
-    model = random_weights(CONFIG.encoder(checkpoint_activations=checkpoint_activations)).train()
+def gradients(recompute: bool) -> dict[str, torch.Tensor]:
+    model = random_weights(CONFIG.encoder()).train()
+    model.checkpoint_activations = recompute
     torch.manual_seed(7)
     model(make_batch([5, 24, 9], 50)).square().sum().backward()
     return gradients_of(model)
@@ -35,7 +36,8 @@ def _count(sizes: list[int], x: torch.Tensor) -> torch.Tensor:
 def test_activation_checkpointing_holds_less() -> None:
     held: dict[bool, int] = {}
     for flag in (False, True):
-        model = random_weights(CONFIG.encoder(checkpoint_activations=flag)).train()
+        model = random_weights(CONFIG.encoder()).train()
+        model.checkpoint_activations = flag
         sizes: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(partial(_count, sizes), lambda x: x):
             model(make_batch([24] * 8, 50))

@@ -14,7 +14,7 @@ from torch import Tensor
 from encoder_core.batch import Batch
 from encoder_core.layers import pieces as pieces_module
 from encoder_core.layers.pieces import Pieces, compile_layers
-from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.modules.losses import ObjectiveModule
 from encoder_core.trials.compile_trial import try_compilation
 from encoder_core.trials.trial_network import Subject, random_batch
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
@@ -134,7 +134,7 @@ def test_checkpointed_activations_use_what_was_compiled(name: str) -> None:
     pieces, batch = pieces_for(network, "eager"), full_rows(network)
     found = []
     for checkpointed in (False, True):
-        module = build(network, checkpoint_activations=checkpointed)
+        module = build(network, recompute=checkpointed)
         remembered = memory(network, module, batch)
         compile_layers(module, pieces)
         found.append(trained(module, batch, remembered))

@@ -23,19 +23,18 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import on_meta
-from encoder_core.objectives.compose import compose
-from encoder_core.objectives.losses import LossSums, ObjectiveModule
-from encoder_core.terms.composition import refusals
-from encoder_core.terms.condenser import CondenserConfig
-from encoder_core.terms.contrastive import ContrastiveConfig
-from encoder_core.terms.distil import CosineConfig, DistilConfig, TeacherSource
-from encoder_core.terms.mlm import MlmConfig
-from encoder_core.terms.plm import PlmConfig
-from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.retromae import RetromaeConfig
-from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
-from encoder_core.terms.span_boundary import SboConfig
-from encoder_core.terms.term import RowFacts, Setting, TermConfig, WeightSchedule, last_weight, weight_at
+from encoder_core.objectives.compose import compose, refusals
+from encoder_core.objectives.condenser import CondenserConfig
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.distil import CosineConfig, DistilConfig, TeacherSource
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.losses import LossSums, ObjectiveModule
+from encoder_core.objectives.plm import PlmConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.retromae import RetromaeConfig
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.span_boundary import SboConfig
+from encoder_core.objectives.term import RowFacts, Setting, TermConfig, WeightSchedule, last_weight, weight_at
 from tests.support.models.parity import make_batch, random_weights
 
 SHAPE: dict[str, Any] = {

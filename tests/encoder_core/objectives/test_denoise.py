@@ -18,15 +18,15 @@ from encoder_core.batch import Batch, select_rows
 from encoder_core.errors import ModelError
 from encoder_core.families.bart import BartConfig
 from encoder_core.families.roberta import RobertaConfig
+from encoder_core.objectives.clm import ClmConfig
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.denoise import DenoisingModel, denoising_model
-from encoder_core.terms.clm import ClmConfig
-from encoder_core.terms.contrastive import ContrastiveConfig
-from encoder_core.terms.denoise import DenoiseConfig
-from encoder_core.terms.diffusion import DiffusionConfig
-from encoder_core.terms.mlm import MlmConfig
-from encoder_core.terms.plm import PlmConfig
-from encoder_core.terms.term import RowFacts, Setting, TermConfig
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.denoise import DenoiseConfig
+from encoder_core.objectives.diffusion import DiffusionConfig
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.denoising import DenoisingModel
+from encoder_core.objectives.plm import PlmConfig
+from encoder_core.objectives.term import RowFacts, Setting, TermConfig
 from encoder_core.train.collate import to_batch
 from tests.support.data.corpora import SPECIAL, VOCABULARY, random_block, spec_of
 from tests.support.models.parity import random_weights
@@ -45,7 +45,7 @@ def samples(rows: int = 5) -> Samples:
 
 
 def built() -> DenoisingModel:
-    return random_weights(denoising_model(CONFIG)).double().eval()
+    return random_weights(DenoiseConfig().build(CONFIG)).double().eval()
 
 
 def form(batch: Batch) -> Batch:
@@ -106,7 +106,7 @@ def test_a_batch_has_the_rows_and_their_forms() -> None:
 
 def test_any_microbatch_gives_the_same_sum_and_dropout_belongs_to_the_row() -> None:
     config = CONFIG.model_copy(update={"dropout": 0.2, "attention_dropout": 0.2})
-    model = random_weights(denoising_model(config)).double().train()
+    model = random_weights(DenoiseConfig().build(config)).double().train()
     rows = samples(6)
 
     def loss(*cuts: int) -> torch.Tensor:

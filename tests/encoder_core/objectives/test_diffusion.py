@@ -17,9 +17,9 @@ from encoder_core.families.deberta import DebertaConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.terms.diffusion import DiffusionConfig
-from encoder_core.terms.mlm import MlmConfig
+from encoder_core.objectives.diffusion import DiffusionConfig
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.multitask import MultitaskModel
 from encoder_core.train.collate import idle_batch
 from encoder_core.train.metrics import means
 from encoder_core.train.step import Sums

@@ -20,13 +20,12 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers import sizes
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.distil import hold_teachers
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.teacher import Teacher
-from encoder_core.terms.distil import CosineConfig, DistilConfig, Places, TeacherSource
-from encoder_core.terms.mlm import MlmConfig
-from encoder_core.terms.sentence_pairs import SopConfig
-from encoder_core.terms.term import TermConfig
+from encoder_core.objectives.distil import CosineConfig, DistilConfig, Places, TeacherSource
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.modules.teacher import Teacher, hold_teachers
+from encoder_core.objectives.sentence_pairs import SopConfig
+from encoder_core.objectives.term import TermConfig
 from tests.support.models.parity import make_batch
 from tests.support.models.saved import Largest
 

@@ -14,13 +14,8 @@ from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.heads.classification import ReplacedTokenHead
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.replaced import (
-    GradientDisentangledDetection,
-    corrupt,
-    gradient_disentangled_detection,
-    replaced_token_detection,
-)
-from encoder_core.terms.replaced import ReplacedTokenConfig
+from encoder_core.objectives.modules.detection import GradientDisentangledDetection, corrupt
+from encoder_core.objectives.replaced import ReplacedTokenConfig
 from tests.support.models.parity import make_batch, random_weights
 
 SHAPE: dict[str, Any] = {
@@ -40,7 +35,8 @@ OBJECTIVE = ReplacedTokenConfig(weight=10.0, embeddings="gradient_disentangled")
 
 def built(config: DetectorConfig = DEBERTA) -> GradientDisentangledDetection:
     torch.manual_seed(0)
-    model = gradient_disentangled_detection(config, OBJECTIVE)
+    model = OBJECTIVE.build(config)
+    assert isinstance(model, GradientDisentangledDetection)
     initialise(model)
     return model
 
@@ -151,7 +147,7 @@ def test_the_discriminator_tells_the_head_where_rows_begin() -> None:
 
 
 def test_shared_embeddings_are_possible_too() -> None:
-    model = replaced_token_detection(DEBERTA, ReplacedTokenConfig())
+    model = ReplacedTokenConfig().build(DEBERTA)
     assert model.generator.encoder.embeddings is model.discriminator.encoder.embeddings
     assert list(model.update_groups()) == ["all"]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from encoder_core.objectives.losses import CoupledObjective
+from encoder_core.objectives.modules.losses import CoupledObjective
 from encoder_core.train.collate import idle_batch
 from tests.support.models.small_networks import NETWORKS, Network, build, memory, turns
 

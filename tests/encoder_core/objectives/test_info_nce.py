@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from encoder_core.objectives import info_nce as module
-from encoder_core.objectives.info_nce import info_nce
-from encoder_core.objectives.losses import AllExamples
+from encoder_core.objectives.modules import info_nce as module
+from encoder_core.objectives.modules.info_nce import info_nce
+from encoder_core.objectives.modules.losses import AllExamples
 
 
 class Known(AllExamples):

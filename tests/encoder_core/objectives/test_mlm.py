@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.network import masked_language_model
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.modules.network import masked_language_model
 from tests.support.models.parity import make_batch, random_weights
 
 CONFIG = RobertaConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=24, vocab=50)

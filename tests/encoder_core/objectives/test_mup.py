@@ -21,20 +21,20 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.sizes import Mup
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.losses import ObjectiveModule
-from encoder_core.objectives.mup import Scale, mup_scales
+from encoder_core.objectives.condenser import CondenserConfig
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.losses import ObjectiveModule
+from encoder_core.objectives.modules.mup import Scale, mup_scales
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.retromae import RetromaeConfig
+from encoder_core.objectives.sentence_pairs import NspConfig
+from encoder_core.objectives.span_boundary import SboConfig
+from encoder_core.objectives.term import TermConfig
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import hidden_matrices, parameter_groups
 from encoder_core.optim.muon import Muon
 from encoder_core.optim.settings import AdamWConfig, MuonConfig
 from encoder_core.optim.updates import set_update
-from encoder_core.terms.condenser import CondenserConfig
-from encoder_core.terms.mlm import MlmConfig
-from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.retromae import RetromaeConfig
-from encoder_core.terms.sentence_pairs import NspConfig
-from encoder_core.terms.span_boundary import SboConfig
-from encoder_core.terms.term import TermConfig
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.tiny import tiny
 from tests.support.models.parity import make_batch

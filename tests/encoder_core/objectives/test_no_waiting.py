@@ -12,7 +12,7 @@ from torch import Tensor
 from encoder_core.batch import Batch
 from encoder_core.layers.kernel_choice import force_kernel
 from encoder_core.layers.rows import Rows
-from encoder_core.objectives.losses import CoupledObjective, ObjectiveModule
+from encoder_core.objectives.modules.losses import CoupledObjective, ObjectiveModule
 from tests.support.models.small_networks import NETWORKS, Network, build, memory, turns, with_forms
 
 

@@ -10,19 +10,18 @@ from torch import Tensor
 from encoder_core.batch import Batch
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.network import masked_language_model
-from encoder_core.objectives.replaced import (
+from encoder_core.objectives.modules.detection import (
     Discriminator,
     Part,
     ReplacedTokenDetection,
     corrupt,
     discriminator_model,
-    replaced_token_detection,
     stored_name,
 )
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.random_draws import draw_key, uniforms
-from encoder_core.terms.replaced import ReplacedTokenConfig
 from tests.support.models.parity import make_batch, random_weights
 
 CONFIG = ElectraConfig(
@@ -32,7 +31,7 @@ WEIGHT = 50.0
 
 
 def joint() -> ReplacedTokenDetection:
-    model = replaced_token_detection(CONFIG, ReplacedTokenConfig(weight=WEIGHT))
+    model = ReplacedTokenConfig(weight=WEIGHT).build(CONFIG)
     torch.manual_seed(0)
     initialise(model)
     return model.double()

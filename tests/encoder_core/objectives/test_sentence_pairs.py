@@ -8,14 +8,17 @@ import torch.nn.functional as F
 
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.objectives.network import masked_language_model, masked_language_model_with_pairs
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.multitask import multitask_model
+from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from tests.support.models.parity import make_batch, random_weights
 
 CONFIG = BertConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=40, vocab=50)
 
 
 def test_sums_are_the_literal_formula() -> None:
-    model = random_weights(masked_language_model_with_pairs(CONFIG, "nsp")).double().eval()
+    model = random_weights(multitask_model(CONFIG, [MlmConfig(), NspConfig()])).double().eval()
     batch = make_batch([9, 30, 4], 50, segments=True)
     outcome = model(batch)
     mlm, nsp = outcome.terms
@@ -33,7 +36,7 @@ def test_sums_are_the_literal_formula() -> None:
 
 
 def test_the_second_segment_changes_the_outcome() -> None:
-    model = random_weights(masked_language_model_with_pairs(CONFIG, "sop")).eval()
+    model = random_weights(multitask_model(CONFIG, [MlmConfig(), SopConfig()])).eval()
     batch = make_batch([9, 30], 50, segments=True)
     assert batch.segments is not None
     swapped = replace(batch, segments=1 - batch.segments)
@@ -41,7 +44,7 @@ def test_the_second_segment_changes_the_outcome() -> None:
 
 
 def test_rows_without_labels_have_no_pair_term_but_a_whole_graph() -> None:
-    model = masked_language_model_with_pairs(CONFIG, "sop")
+    model = multitask_model(CONFIG, [MlmConfig(), SopConfig()])
     batch = make_batch([9, 30], 50)
     outcome = model(batch)
     assert [(term.name, term.targets) for term in outcome.terms] == [
@@ -60,7 +63,7 @@ def test_debertas_masks_go_through_its_decoder_and_its_pairs_through_the_last_la
     family: type[DebertaConfig | DebertaV2Config],
 ) -> None:
     config = family(layers=3, hidden=16, heads=2, feed_forward=32, max_length=40, vocab=50)
-    model = random_weights(masked_language_model_with_pairs(config, "sop")).double().eval()
+    model = random_weights(multitask_model(config, [MlmConfig(), SopConfig()])).double().eval()
     alone = masked_language_model(config).double().eval()
     alone.load_state_dict({name: p for name, p in model.state_dict().items() if "pair_head" not in name})
     batch = make_batch([9, 30, 4], 50, segments=True)

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from encoder_core.batch import Batch
 from encoder_core.families.bert import BertConfig
 from encoder_core.layers.sizes import MAX_SPAN_TARGETS
-from encoder_core.objectives.network import multitask_model
-from encoder_core.objectives.span_boundary import boundary_targets
-from encoder_core.terms.mlm import MlmConfig
-from encoder_core.terms.span_boundary import SboConfig
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.multitask import multitask_model
+from encoder_core.objectives.span_boundary import SboConfig, boundary_targets
 from tests.support.models.parity import make_batch, random_weights
 
 CONFIG = BertConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=40, vocab=50)

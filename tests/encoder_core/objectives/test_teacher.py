@@ -19,9 +19,9 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.network import masked_language_model
-from encoder_core.objectives.teacher import (
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.modules.teacher import (
     FrozenNetworks,
     Teacher,
     build_teacher,
@@ -78,7 +78,7 @@ def test_a_teacher_scores_as_the_network_it_was(config: ModelConfig) -> None:
 
 
 def test_frozen_networks_are_no_part_of_their_holder_and_follow_it() -> None:
-    frozen = FrozenNetworks()
+    frozen = FrozenNetworks[nn.Module]()
     holder = nn.Sequential(nn.Linear(2, 2), frozen)
     teacher = nn.Sequential(nn.Linear(3, 3), Dropout(0.5))
     frozen.set_networks([teacher])

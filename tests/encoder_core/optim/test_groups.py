@@ -7,9 +7,9 @@ from torch import nn
 
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.network import masked_language_model
-from encoder_core.objectives.plm import permuted_language_model
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.plm import PlmConfig
 from encoder_core.optim.groups import parameter_groups
 
 CONFIG = RobertaConfig(layers=3, hidden=16, heads=2, feed_forward=32, max_length=8, vocab=20)
@@ -51,7 +51,7 @@ def test_fairseq_decays_every_parameter_and_trust_ratios_stay(model: MultitaskMo
 
 
 def test_xlnet_decays_the_biases_of_attention_and_no_other_bias() -> None:
-    xlnet = permuted_language_model(XLNET)
+    xlnet = PlmConfig().build(XLNET)
     groups = _by_name(xlnet, parameter_groups(xlnet, 0.01, decayed="xlnet"))
     attention = ("content_bias.bias", "distance_bias.bias", "segment_bias.bias")
     decaying = {name for name, group in groups.items() if group["weight_decay"]}

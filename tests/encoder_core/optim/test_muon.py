@@ -19,8 +19,8 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.attention import SelfAttention, automatic
 from encoder_core.layers.deberta_attention import FusedProjections
 from encoder_core.layers.encoder import GatedFeedForward
-from encoder_core.objectives.network import masked_language_model
-from encoder_core.objectives.plm import permuted_language_model
+from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.plm import PlmConfig
 from encoder_core.optim import muon
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import hidden_matrices, parameter_groups
@@ -72,7 +72,7 @@ def test_hidden_matrices_are_the_projections_of_layers() -> None:
     layer = {f"attention.{n}.weight" for n in ("query", "key", "value", "output")}
     layer |= {f"feed_forward.{n}.weight" for n in ("up", "down")}
     assert {n.removeprefix("encoder.layers.") for n in roberta} == {f"{i}.{n}" for i in (0, 1) for n in layer}
-    xlnet = hidden_matrices(permuted_language_model(XlnetConfig(**SMALL)))
+    xlnet = hidden_matrices(PlmConfig().build(XlnetConfig(**SMALL)))
     parts = {n.removeprefix("encoder.layers.0.") for n in xlnet if ".0." in n}
     inside = {f"attention.{n}.weight" for n in ("query", "key", "value", "distance", "output")}
     assert parts == inside | {"up.weight", "down.weight"}

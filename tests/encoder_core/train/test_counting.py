@@ -15,9 +15,8 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.layers.kernel_choice import current_preference, force_kernel
 from encoder_core.layers.planned import visible_pairs
-from encoder_core.objectives.distil import hold_teachers
-from encoder_core.objectives.losses import ObjectiveModule
-from encoder_core.objectives.teacher import Teacher
+from encoder_core.objectives.modules.losses import ObjectiveModule
+from encoder_core.objectives.modules.teacher import Teacher, hold_teachers
 from encoder_core.train.counting import PassCost, count, count_passes
 from encoder_core.train.zero_memory import Device
 from launcher.runtime.capacity.workload import Shape, objective_cost
@@ -65,7 +64,7 @@ class Case:
 
 def module_of(network: Network, case: Case) -> ObjectiveModule:
     model, objective = network.model, network.objective
-    module = objective_module(model, objective, checkpoint_activations=case.checkpointed)
+    module = objective_module(model, objective, recompute=case.checkpointed)
     if objective.distil is not None:
         hold_teachers(module, [Teacher(source.model) for source in objective.distil.teachers])
     return module
@@ -78,7 +77,7 @@ def ensure_equal(network: Network, case: Case) -> None:
     network = replace(network, model=network.model.model_copy(update=rates))
     batch = full_rows(network, case.shape)
     counted = count(lambda: module_of(network, case), batch, case.dtype, case.device)
-    module = build(network, checkpoint_activations=case.checkpointed).to(case.dtype)
+    module = build(network, recompute=case.checkpointed).to(case.dtype)
     with ExitStack() as stack:
         if case.device == "cuda":
             stack.enter_context(as_on_a_gpu(module, lambda name: None))

@@ -16,8 +16,8 @@ from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.info_nce import CHUNK_SIMILARITIES
-from encoder_core.terms.contrastive import ContrastiveConfig
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.modules.info_nce import CHUNK_SIMILARITIES
 from tests.support.ranks import contrastive
 from tests.support.ranks.contrastive import EXAMPLES, Case, Outcome
 from tests.support.ranks.forked import run_ranks
@@ -50,7 +50,7 @@ def one_big_batch(case: Case) -> tuple[float, dict[str, np.ndarray]]:
     if case.double:
         model.double()
     vectors = model.embed(contrastive.to_rows(contrastive.examples(case.group)))
-    loss = torch.stack([_loss(vectors[..., :width], model.config) for width in model.terms.values()]).sum()
+    loss = torch.stack([_loss(vectors[..., :width], case.objective) for width in model.terms.values()]).sum()
     named = contrastive.named(model)
     gradients = torch.autograd.grad(loss, [p for _, p in named])
     return loss.item(), {name: g.flatten().numpy() for (name, _), g in zip(named, gradients, strict=True)}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoder_core.batch import duplicate_rows
-from encoder_core.terms.term import last_weight
+from encoder_core.objectives.term import last_weight
 from encoder_core.train.step import seed_draws
 from tests.support.ranks import contrastive_beside
 from tests.support.ranks.contrastive import SEED, Outcome
@@ -28,7 +28,7 @@ def one_big_batch(terms: str) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     model, batch = contrastive_beside.fresh_model(terms).double(), rows(0, ROWS)
     seed_draws(SEED, 0, 0)
     vectors = model.embed(batch)
-    others = model.others(batch)
+    others = model.others.forward(model, batch)
     losses = {term.name: term.loss_sum / term.targets for term in others.terms}
     losses["contrastive"] = info_nce(*F.normalize(vectors, dim=-1).unbind(1))
     weights = {term.name: term.weight for term in others.terms} | {"contrastive": CONTRAST.weight}

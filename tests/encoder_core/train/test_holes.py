@@ -17,16 +17,13 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.contrastive import contrastive_model
-from encoder_core.objectives.distil import hold_teachers
-from encoder_core.objectives.losses import LossSums, ObjectiveModule
-from encoder_core.objectives.replaced import replaced_token_detection
-from encoder_core.objectives.teacher import Teacher
-from encoder_core.terms.contrastive import ContrastiveConfig
-from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig, TeacherSource
-from encoder_core.terms.mlm import MlmConfig
-from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.term import TermConfig
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.distil import CosineConfig, DistilConfig, HiddenConfig, TeacherSource
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.losses import LossSums, ObjectiveModule
+from encoder_core.objectives.modules.teacher import Teacher, hold_teachers
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.term import TermConfig
 from encoder_core.train.collate import to_batch
 from encoder_core.train.exchange import RankExamples
 from tests.support.data.corpora import SPECIAL, VOCABULARY, block_of_pairs, random_block, spec_of
@@ -86,7 +83,7 @@ def test_a_batch_of_nothing_else_is_idle() -> None:
 
 def detection() -> ObjectiveModule:
     config = ElectraConfig.model_validate({**SHAPE, "embedding": 8, "generator_divisor": 2, "dropout": 0.0})
-    return replaced_token_detection(config, ReplacedTokenConfig())
+    return ReplacedTokenConfig().build(config)
 
 
 def distillation() -> ObjectiveModule:
@@ -132,7 +129,7 @@ def test_losses_over_all_tokens_are_sums_over_those_that_are_kept(
 
 
 def test_an_example_that_was_taken_out_is_no_negative() -> None:
-    model = contrastive_model(BERT, ContrastiveConfig())
+    model = ContrastiveConfig().build(BERT)
     torch.manual_seed(2)
     initialise(model)
     made = samples(3, "pairs")

@@ -23,19 +23,15 @@ from encoder_core.families.bert import BertConfig
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.losses import LossSums, ObjectiveModule
-from encoder_core.objectives.network import (
-    masked_language_model,
-    masked_language_model_with_pairs,
-    multitask_model,
-)
-from encoder_core.objectives.plm import permuted_language_model
-from encoder_core.objectives.replaced import replaced_token_detection
-from encoder_core.objectives.span_boundary import boundary_targets
-from encoder_core.terms.mlm import MlmConfig
-from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.retromae import RetromaeConfig
-from encoder_core.terms.span_boundary import SboConfig
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.losses import LossSums, ObjectiveModule
+from encoder_core.objectives.modules.multitask import multitask_model
+from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.plm import PlmConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.retromae import RetromaeConfig
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.span_boundary import SboConfig, boundary_targets
 from encoder_core.train.collate import to_batch
 from tests.support.data.corpora import SPECIAL, VOCABULARY, random_block, spec_of
 
@@ -65,15 +61,15 @@ CASES = {
         lambda: masked_language_model(BERT), {"input": {"packing": "full_sentences"}, "masking": MLM}
     ),
     "nsp": Case(
-        lambda: masked_language_model_with_pairs(BERT, "nsp"),
+        lambda: multitask_model(BERT, [MlmConfig(), NspConfig()]),
         {"input": {"packing": "segment_pair"}, "masking": MLM},
     ),
     "nsp of sentences": Case(
-        lambda: masked_language_model_with_pairs(BERT, "nsp"),
+        lambda: multitask_model(BERT, [MlmConfig(), NspConfig()]),
         {"input": {"packing": "sentence_pair"}, "masking": MLM},
     ),
     "sop": Case(
-        lambda: masked_language_model_with_pairs(BERT, "sop"),
+        lambda: multitask_model(BERT, [MlmConfig(), SopConfig()]),
         {"input": {"packing": "ordered_pair"}, "masking": MLM},
     ),
     "sbo": Case(
@@ -86,11 +82,11 @@ CASES = {
         {"input": {"packing": "two_segments"}, "masking": MLM},
     ),
     "rtd": Case(
-        lambda: replaced_token_detection(ELECTRA, ReplacedTokenConfig()),
+        lambda: ReplacedTokenConfig().build(ELECTRA),
         {"input": {"packing": "two_segments"}, "masking": MLM},
     ),
     "plm": Case(
-        lambda: permuted_language_model(XLNET),
+        lambda: PlmConfig().build(XLNET),
         {
             "input": {"packing": "lanes", "reuse": 12},
             "masking": {"kind": "plm", "predict": 4, "unit": "piece"},

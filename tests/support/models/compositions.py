@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 from data_service.samples.spec import Input
 from encoder_core.families import catalogue
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.terms.composition import refusals
-from encoder_core.terms.term import Refusal, Setting
+from encoder_core.objectives.compose import refusals
+from encoder_core.objectives.term import Refusal, Setting
 from launcher.runtime.recipe.objective import RecipeObjective, row_facts
 
 SHAPE: dict[str, object] = {

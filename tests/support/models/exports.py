@@ -26,9 +26,9 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
-from encoder_core.terms.span_boundary import SboConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.span_boundary import SboConfig
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.objective import DenoiseTerm, MlmTerm, PlmTerm, RecipeObjective, exported_heads
 from tests.support.data.made_up import WORDS

@@ -12,7 +12,7 @@ from encoder_core.families.catalogue import Interchange, ModelConfig, interchang
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
-from encoder_core.objectives.multitask import MultitaskModel
+from encoder_core.objectives.modules.multitask import MultitaskModel
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from encoder_core.families.catalogue import ModelConfig, interchange
 from encoder_core.layers.attention import Attend, automatic
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.network import masked_language_model
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.modules.network import masked_language_model
 from tests.support.models.parity import copy_from, copy_into, random_weights
 
 Direction = Literal["theirs_to_ours", "ours_to_theirs"]

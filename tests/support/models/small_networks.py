@@ -19,16 +19,15 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.distil import hold_teachers
-from encoder_core.objectives.losses import CoupledObjective, LossSums
-from encoder_core.objectives.losses import ObjectiveModule as Module
-from encoder_core.objectives.teacher import Teacher
-from encoder_core.terms.condenser import CondenserConfig
-from encoder_core.terms.contrastive import ContrastiveConfig
-from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.retromae import RetromaeConfig
-from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
-from encoder_core.terms.span_boundary import SboConfig
+from encoder_core.objectives.condenser import CondenserConfig
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.modules.losses import CoupledObjective, LossSums
+from encoder_core.objectives.modules.losses import ObjectiveModule as Module
+from encoder_core.objectives.modules.teacher import Teacher, hold_teachers
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.retromae import RetromaeConfig
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.span_boundary import SboConfig
 from encoder_core.train.exchange import RankExamples
 from launcher.runtime.capacity.workload import Shape
 from launcher.runtime.recipe.network import objective_module
@@ -142,10 +141,10 @@ _NAMED = {type(network.model) for network in NETWORKS}
 NETWORKS += tuple(_mlm(family.name, family(**_SIZE)) for family in FAMILIES if family not in _NAMED)
 
 
-def build(network: Network, *, checkpoint_activations: bool = False) -> Module:
+def build(network: Network, *, recompute: bool = False) -> Module:
     """The module that is trained, its weights and its teachers' random."""
     torch.manual_seed(0)
-    module = objective_module(network.model, network.objective, checkpoint_activations=checkpoint_activations)
+    module = objective_module(network.model, network.objective, recompute=recompute)
     if network.objective.distil is not None:
         hold_teachers(module, [Teacher(source.model) for source in network.objective.distil.teachers])
     for parameter in module.parameters():

@@ -15,8 +15,8 @@ from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.terms.term import TermConfig
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.term import TermConfig
 from tests.support.models.parity import random_weights
 
 SIZE: dict[str, Any] = {

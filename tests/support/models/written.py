@@ -6,7 +6,7 @@ from checkpoints.hf.export import ReadParameter, publish_on_exit, write_model, w
 from data_service.store.base import Store
 from encoder_core.families.catalogue import DetectorConfig, ModelConfig
 from encoder_core.families.interchange import Heads
-from encoder_core.terms.replaced import Sharing
+from encoder_core.objectives.replaced import Sharing
 
 
 def export_model(

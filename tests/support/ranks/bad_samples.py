@@ -12,7 +12,7 @@ import torch
 from data_service.samples.samples import Samples, join_rows
 from data_service.samples.spec import StreamSpec
 from encoder_core.batch import Batch
-from encoder_core.objectives.losses import LossSums
+from encoder_core.objectives.modules.losses import LossSums
 from launcher.runtime.rank.build import build_model
 from tests.support.data.synthetic_rows import InProcess
 

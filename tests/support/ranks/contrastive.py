@@ -14,13 +14,14 @@ from deepspeed.accelerator import get_accelerator
 from encoder_core.batch import Batch
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
+from encoder_core.layers.encoder import checkpoint_activations
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.contrastive import ContrastiveModel, contrastive_model
-from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.modules.losses import ObjectiveModule
+from encoder_core.objectives.modules.text_vectors import ContrastiveModel
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
-from encoder_core.terms.contrastive import ContrastiveConfig
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 from encoder_core.train.metrics import evaluate
@@ -134,7 +135,7 @@ def assemble(outcomes: list[Outcome]) -> dict[str, np.ndarray]:
 
 def fresh_model(case: Case) -> ContrastiveModel:
     torch.manual_seed(SEED)
-    model = contrastive_model(case.model, case.objective)
+    model = case.objective.build(case.model)
     initialise(model, case.model.initializer_range)
     return model
 
@@ -229,7 +230,8 @@ def both_passes(rank: int, world: int, models: list[ModelConfig]) -> list[bool]:
 
 def _both_passes(control: Control, model: ModelConfig) -> bool:
     case = Case(8, model=model.model_copy(update={"dropout": 0.1, "attention_dropout": 0.1}))
-    objective = contrastive_model(case.model, case.objective, checkpoint_activations=True)
+    objective = case.objective.build(case.model)
+    checkpoint_activations(objective)
     initialise(objective, 0.1)
     optimizer = AdamW(parameter_groups(objective, 0.0), AdamWConfig(lr=1e-3))
     engine = Engine(objective, optimizer, EngineConfig(1, "fp32", 1.0))

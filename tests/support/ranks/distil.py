@@ -15,17 +15,16 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.distil import hold_teachers
-from encoder_core.objectives.losses import ObjectiveModule
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.network import masked_language_model
-from encoder_core.objectives.teacher import build_teacher, frozen_weights
+from encoder_core.objectives.distil import CosineConfig, DistilConfig, HiddenConfig, TeacherSource
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.losses import ObjectiveModule
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.modules.teacher import build_teacher, frozen_weights, hold_teachers
+from encoder_core.objectives.term import TermConfig
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
-from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig, TeacherSource
-from encoder_core.terms.mlm import MlmConfig
-from encoder_core.terms.term import TermConfig
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 from encoder_core.train.step import Microbatch, RankBatch, accumulate

@@ -17,8 +17,8 @@ from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.pieces import Pieces, compile_layers
-from encoder_core.objectives.network import masked_language_model
-from encoder_core.objectives.plm import permuted_language_model
+from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.plm import PlmConfig
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
@@ -61,7 +61,7 @@ def model(family: str) -> nn.Module:
                 XlmConfig(**SHAPE | {"feed_forward": 128}, **EXACT, languages=("en", "fr"))
             )
         case _:
-            built = permuted_language_model(XlnetConfig(**SHAPE, **EXACT, reuse=0, memory=0))
+            built = PlmConfig().build(XlnetConfig(**SHAPE, **EXACT, reuse=0, memory=0))
     initialise(built)
     return built
 

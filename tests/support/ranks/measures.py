@@ -15,7 +15,7 @@ from torch import nn
 
 from checkpoints.gloo_peers import GlooPeers
 from encoder_core.batch import Batch
-from encoder_core.objectives.losses import LossSums, Term
+from encoder_core.objectives.modules.losses import LossSums, Term
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.muon import Muon

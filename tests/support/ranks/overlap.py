@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.objectives.losses import LossSums, Term
+from encoder_core.objectives.modules.losses import LossSums, Term
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig

@@ -14,22 +14,20 @@ from encoder_core.batch import Batch
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.losses import LossSums
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.network import masked_language_model
-from encoder_core.objectives.replaced import (
+from encoder_core.objectives.modules.detection import (
     Discriminator,
     ReplacedTokenDetection,
     discriminator_model,
-    gradient_disentangled_detection,
-    replaced_token_detection,
     stored_name,
 )
+from encoder_core.objectives.modules.losses import LossSums
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
 from encoder_core.random_draws import draw_key, uniforms
-from encoder_core.terms.replaced import ReplacedTokenConfig
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 from encoder_core.train.settings import Precision
@@ -86,10 +84,10 @@ def joint(family: str) -> ReplacedTokenDetection:
     torch.manual_seed(3)
     model: ReplacedTokenDetection
     if family == "electra":
-        model = replaced_token_detection(ELECTRA, ReplacedTokenConfig(weight=WEIGHT))
+        model = ReplacedTokenConfig(weight=WEIGHT).build(ELECTRA)
     else:
         sharing = ReplacedTokenConfig(weight=WEIGHT, embeddings="gradient_disentangled")
-        model = gradient_disentangled_detection(DEBERTA, sharing)
+        model = sharing.build(DEBERTA)
     initialise(model, std=0.1)
     return model
 

@@ -14,8 +14,8 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.dropout import dropout
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.kernel_choice import force_kernel
-from encoder_core.objectives.losses import LossSums
-from encoder_core.objectives.network import masked_language_model
+from encoder_core.objectives.modules.losses import LossSums
+from encoder_core.objectives.modules.network import masked_language_model
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig

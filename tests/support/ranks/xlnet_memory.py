@@ -9,7 +9,8 @@ import torch
 from encoder_core.batch import Batch
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.plm import PermutedLanguageModel, permuted_language_model
+from encoder_core.objectives.modules.permuted import PermutedLanguageModel
+from encoder_core.objectives.plm import PlmConfig
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
@@ -124,7 +125,7 @@ Memory = dict[int, tuple[torch.Tensor, ...]]
 
 def fresh_model() -> PermutedLanguageModel:
     torch.manual_seed(SEED)
-    model = permuted_language_model(CONFIG)
+    model = PlmConfig().build(CONFIG)
     initialise(model)
     return model
 

@@ -21,8 +21,8 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.interchange import Heads
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.terms.replaced import Sharing
-from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.replaced import Sharing
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.train.zero_state import MASTER, Fragment
 from launcher.runtime.rank.build import build_model
 from launcher.runtime.rank.initial_weights import InitialWeights, check_start, initial_weights

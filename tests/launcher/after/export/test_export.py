@@ -23,11 +23,11 @@ from encoder_core.families.deberta import DebertaConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.neobert import NeoBertConfig
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.terms.condenser import CondenserConfig
-from encoder_core.terms.contrastive import ContrastiveConfig
-from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.retromae import RetromaeConfig
-from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.condenser import CondenserConfig
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.retromae import RetromaeConfig
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.train.zero_state import MASTER, Fragment
 from launcher.after.diagnose.states import open_frozen
 from launcher.after.export.export import export_run

@@ -16,7 +16,7 @@ from torch import Tensor
 from checkpoints.hf.load import load_pretrained
 from data_service.tokenizers.load import load_tokenizer
 from encoder_core.families.neobert import NeoBertConfig
-from encoder_core.objectives.network import masked_language_model
+from encoder_core.objectives.modules.network import masked_language_model
 from launcher.after.export.export import export_run
 from launcher.runtime.recipe.continued import commented_yaml, continued_recipe
 from launcher.runtime.recipe.load import loads, reload

@@ -19,9 +19,9 @@ from encoder_core.families.interchange import Heads
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.denoise import denoising_model
-from encoder_core.objectives.network import masked_language_model
-from encoder_core.objectives.plm import permuted_language_model
+from encoder_core.objectives.denoise import DenoiseConfig
+from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.plm import PlmConfig
 from launcher.after.fill.fill import MaskFiller, Sampling, TextWriter, predict_masks
 from launcher.errors import OptionError
 from tests.support.checks.command import maskfleet
@@ -57,7 +57,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def writing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = BartConfig(**SHAPE, max_length=40)
-    return export_untrained(tmp_path_factory.mktemp("bart"), shape, denoising_model, "denoise")
+    return export_untrained(tmp_path_factory.mktemp("bart"), shape, DenoiseConfig().build, "denoise")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_candidates_are_those_of_transformers(exported: Path, sentence: str) -> 
 
 def test_a_model_that_predicts_no_masks_says_so(tmp_path: Path, exported: Path) -> None:
     config = XlnetConfig(layers=1, hidden=32, heads=2, feed_forward=64, vocab=320)
-    parameters = dict(permuted_language_model(config).named_parameters())
+    parameters = dict(PlmConfig().build(config).named_parameters())
     files = {name: (exported / name).read_bytes() for name in ("tokenizer.json", "tokenizer_config.json")}
     export_model(lambda name: parameters[name].detach(), config, files, open_store(tmp_path), "plm")
     with pytest.raises(ModelError, match=r"\bxlnet\b.*\bhead\b"):

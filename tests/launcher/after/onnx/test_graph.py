@@ -12,7 +12,7 @@ import torch
 from checkpoints.hf.load import load_pretrained, read_folder_config
 from encoder_core.batch import batch_without_targets
 from encoder_core.errors import ModelError
-from encoder_core.objectives.compose import network
+from encoder_core.objectives.modules.network import network
 from launcher.after.export.sentence_transformer import write_sentence_transformer
 from launcher.after.onnx.graph import GRAPH, INT8_GRAPH, OPSET, write_graph
 from launcher.after.onnx.network import open_network

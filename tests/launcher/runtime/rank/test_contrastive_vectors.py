@@ -18,8 +18,8 @@ from encoder_core.batch import Batch
 from encoder_core.families.catalogue import ModelConfig, interchange
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.contrastive import ContrastiveModel, contrastive_model
-from encoder_core.terms.contrastive import ContrastiveConfig
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.modules.text_vectors import ContrastiveModel
 from encoder_core.train.exchange import RankExamples
 from launcher.after.export.sentence_transformer import write_sentence_transformer
 from tests.support.data.made_up import WORDS
@@ -36,7 +36,7 @@ def model_of(name: str, objective: ContrastiveConfig) -> tuple[ContrastiveModel,
     config = family.config.model_copy(update=EXACT)
     config = config.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     torch.manual_seed(0)
-    model = contrastive_model(config, objective)
+    model = objective.build(config)
     initialise(model, 0.1, "normal")
     return model, config, tokenizer
 

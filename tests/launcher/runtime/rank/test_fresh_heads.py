@@ -12,7 +12,7 @@ from transformers import AutoModel
 
 from encoder_core.batch import Batch
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.terms.span_boundary import SboConfig
+from encoder_core.objectives.span_boundary import SboConfig
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.run.inputs import unigram_probabilities
 from tests.support.models.parity import make_batch, parameters_of

@@ -14,8 +14,8 @@ from checkpoints.hf.folder import WEIGHTS
 from encoder_core.errors import ModelError
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.objectives.replaced import ReplacedTokenDetection
-from encoder_core.terms.replaced import ReplacedTokenConfig, Sharing
+from encoder_core.objectives.modules.detection import ReplacedTokenDetection
+from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
 from launcher.errors import RunError
 from launcher.runtime.rank.initial_weights import check_start
 from launcher.runtime.recipe.objective import RecipeObjective

@@ -21,9 +21,9 @@ from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import Heads
-from encoder_core.terms.replaced import ReplacedTokenConfig, Sharing
-from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
-from encoder_core.terms.span_boundary import SboConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.span_boundary import SboConfig
 from launcher.errors import RunError
 from launcher.runtime.rank.build import build_model
 from launcher.runtime.rank.initial_weights import InitialWeights, check_start, initial_weights

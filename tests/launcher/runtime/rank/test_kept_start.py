@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
-from encoder_core.terms.replaced import ReplacedTokenConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig
 from launcher.runtime.rank.kept_start import keep_start
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.run.create import create_run

@@ -11,8 +11,8 @@ from transformers import AutoModelForMaskedLM
 from checkpoints.hf.load import load_pretrained
 from data_service.store.open import open_store
 from encoder_core.batch import Batch
-from encoder_core.objectives.compose import network
-from encoder_core.objectives.multitask import MultitaskModel
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.modules.network import network
 from launcher.errors import RunError
 from launcher.runtime.recipe.objective import RecipeObjective
 from tests.support.models.parity import make_batch, pad, parameters_of, random_weights

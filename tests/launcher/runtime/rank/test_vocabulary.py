@@ -12,10 +12,10 @@ from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from data_service.tokenizers.vocabulary import extend_tokenizer
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.plm import PermutedLanguageModel
-from encoder_core.terms.replaced import ReplacedTokenConfig, Sharing
-from encoder_core.terms.span_boundary import SboConfig
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.modules.permuted import PermutedLanguageModel
+from encoder_core.objectives.replaced import ReplacedTokenConfig, Sharing
+from encoder_core.objectives.span_boundary import SboConfig
 from launcher.errors import RunError
 from launcher.runtime.rank.initial_weights import vocabulary_tables
 from launcher.runtime.recipe.objective import RecipeObjective

@@ -17,9 +17,8 @@ from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import embedded_languages
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.distil import hold_teachers
-from encoder_core.objectives.losses import CoupledObjective, LossSums, ObjectiveModule
-from encoder_core.objectives.teacher import Teacher
+from encoder_core.objectives.modules.losses import CoupledObjective, LossSums, ObjectiveModule
+from encoder_core.objectives.modules.teacher import Teacher, hold_teachers
 from encoder_core.train.collate import to_batch
 from encoder_core.train.exchange import RankExamples
 from launcher.runtime.recipe.network import objective_module

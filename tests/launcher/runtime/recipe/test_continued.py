@@ -14,8 +14,8 @@ from checkpoints.hf.folder import WEIGHTS
 from data_service.tokenizers.load import load_tokenizer
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.sentence_pairs import NspConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.sentence_pairs import NspConfig
 from launcher.app.cli.main import app
 from launcher.errors import RunError
 from launcher.runtime.cluster.resources import plan_resources

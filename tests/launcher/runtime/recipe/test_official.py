@@ -5,7 +5,7 @@ from torch import nn
 
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.parameters import AttentionBias, ScaledLinear
-from encoder_core.objectives.losses import ObjectiveModule
+from encoder_core.objectives.modules.losses import ObjectiveModule
 from encoder_core.optim.groups import parameter_groups
 from launcher.plan.estimate.estimate import estimate
 from launcher.runtime.capacity.devices import Cluster, find_gpu

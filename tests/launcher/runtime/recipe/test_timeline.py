@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from encoder_core.objectives.term import Weight, WeightSchedule, weight_at
 from encoder_core.optim import schedules
 from encoder_core.optim.schedules import ScheduleConfig
-from encoder_core.terms.term import Weight, WeightSchedule, weight_at
 from launcher.errors import OptionError, RecipeError
 from launcher.runtime.rank.build import schedule, training_plan
 from launcher.runtime.recipe import identity

@@ -17,8 +17,8 @@ from transformers import AutoModelForMaskedLM
 
 from data_service.errors import CorpusError
 from data_service.stream.stream import Stream
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.network import masked_language_model
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.modules.network import masked_language_model
 from encoder_core.train.collate import to_batch
 from encoder_core.train.zero_state import MASTER
 from launcher.after.export.export import export_run

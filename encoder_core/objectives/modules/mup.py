@@ -39,8 +39,8 @@ from encoder_core.heads.prediction import MaskedLanguageModelHead, SpanBoundaryH
 from encoder_core.layers.initialise import on_meta
 from encoder_core.layers.parameters import JoinedLinear
 from encoder_core.objectives.compose import compose
+from encoder_core.objectives.term import TermConfig
 from encoder_core.optim.muon import rms_scale
-from encoder_core.terms.term import TermConfig
 
 
 class Scale(NamedTuple):

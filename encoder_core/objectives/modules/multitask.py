@@ -1,20 +1,21 @@
 """One encoder and the loss terms that share it; states that several terms need are computed once."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.families.catalogue import ModelConfig, uses_mask_decoder
+from encoder_core.families.catalogue import ModelConfig, build_encoder, uses_mask_decoder
 from encoder_core.heads.classification import PairHead
 from encoder_core.heads.prediction import EnhancedMaskDecoder, MaskedLanguageModelHead, SpanBoundaryHead
 from encoder_core.layers.any_encoder import AnyEncoder
-from encoder_core.objectives.clm import before_targets
-from encoder_core.objectives.losses import LossSums, ObjectiveModule, Term
-from encoder_core.objectives.term import HeadTerm, States, TermSums
-from encoder_core.terms.composition import needs_all_tokens
+from encoder_core.layers.attention import Attend
+from encoder_core.objectives.modules.losses import LossSums, ObjectiveModule, Term
+from encoder_core.objectives.modules.states import States
+from encoder_core.objectives.term import HeadConfig, HeadTerm, Shared, TermSums
 
 
 class MultitaskModel(ObjectiveModule):
@@ -72,11 +73,15 @@ class MultitaskModel(ObjectiveModule):
         before them.
         """
         states = self.states(batch)
-        return self.head.logits(before_targets(states, batch) if batch.causal else states.target_states)
+        return self.head.logits(states.previous_states if batch.causal else states.target_states)
 
     def _runs_whole(self, causal: bool) -> bool:
+        """Return whether the last layer runs for all tokens: if a term reads all of them, or if two terms read its
+        output. Targets that DeBERTa's mask decoder predicts do not read its output.
+        """
         reading = [term.reads for term in self.terms if term.causal == causal]
-        return needs_all_tokens(reading, has_decoder=self.decoder is not None)
+        output = [reads for reads in reading if self.decoder is None or reads != "targets"]
+        return "all" in output or "layers" in output or len(output) > 1
 
     def _run(self, states: States, batch: Batch) -> tuple[LossSums, Tensor | None]:
         sums: dict[str, TermSums] = {term.name: term.sums(states, batch) for term in self.terms}
@@ -93,6 +98,36 @@ class MultitaskModel(ObjectiveModule):
         return LossSums(terms, metrics), drawn
 
 
+def multitask_model(
+    config: ModelConfig, terms: Sequence[HeadConfig], *, attend: Attend | None = None
+) -> MultitaskModel:
+    """Build encoder and heads of any family on the default device; weights not yet initialised (`initialise`).
+
+    Raises:
+        ModelError: the size of the vocabulary is unknown.
+    """
+    encoder = build_encoder(config, attend=attend)
+    word = encoder.embeddings.word
+    shared = Shared(config, word, cache(lambda: tied_head(config, word)))
+    return MultitaskModel(encoder, [term.build(shared) for term in terms], mask_decoder(config))
+
+
 def mask_decoder(config: ModelConfig) -> EnhancedMaskDecoder | None:
     """Return DeBERTa's mask decoder, if the configuration has it."""
     return EnhancedMaskDecoder(config.max_length, config.hidden) if uses_mask_decoder(config) else None
+
+
+def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHead:
+    """Return the family's head with a decoder tied to these word embeddings, or of their size with its own weights."""
+    return MaskedLanguageModelHead(
+        config.hidden,
+        word,
+        activation=config.head_activation,
+        eps=config.layer_norm_eps,
+        bias=config.biases,
+        output_scale=config.output_scale,
+        bare=config.decoder_only_head,
+        inner=config.head_inner,
+        decoder_bias=config.decoder_bias,
+        tied=config.tied,
+    )

@@ -5,7 +5,7 @@ student may be of another family.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -17,11 +17,12 @@ from encoder_core.heads.distillation import LogitFactors
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
 from encoder_core.layers.initialise import on_meta
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
-from encoder_core.objectives.mlm import tied_head
-from encoder_core.objectives.multitask import mask_decoder
+from encoder_core.objectives.modules.multitask import mask_decoder, tied_head
+
+Network = TypeVar("Network", bound=nn.Module)
 
 
-class FrozenNetworks(nn.Module):
+class FrozenNetworks(nn.Module, Generic[Network]):
     """Holds networks that follow their holder to its device and precision, but are not part of it otherwise.
 
     They are not submodules, so their weights are not among the holder's parameters: optimizers, gradients, ZeRO and
@@ -31,9 +32,9 @@ class FrozenNetworks(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.networks: tuple[nn.Module, ...] = ()  # nn.Module looks for submodules in no tuple
+        self.networks: tuple[Network, ...] = ()  # nn.Module looks for submodules in no tuple
 
-    def set_networks(self, networks: Sequence[nn.Module]) -> None:
+    def set_networks(self, networks: Sequence[Network]) -> None:
         """Replace the held networks with these."""
         for network in networks:
             network.requires_grad_(False).eval()
@@ -45,7 +46,7 @@ class FrozenNetworks(nn.Module):
             for name, weight in network.named_parameters():
                 yield f"frozen.{number}.{name}", weight
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FrozenNetworks":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FrozenNetworks[Network]":
         """Apply what `to`, `bfloat16`, `cuda` and the like do."""
         everything: list[Any] = [*self.networks, super()]  # torch declares no types of `_apply`
         for part in everything:
@@ -106,6 +107,13 @@ class Teacher(nn.Module):
             self.head.features(predicting_MH), self.head.decoder.weight, self.head.decoder.bias
         )
         return TeacherOutputs(states_TH, scores, tuple(kept[number] for number in layers))
+
+
+def hold_teachers(module: nn.Module, teachers: Sequence[Teacher]) -> None:
+    """Let `module` learn from these teachers from now on. A module that does not distil is unchanged."""
+    for part in module.modules():
+        if isinstance(part, FrozenNetworks):
+            part.set_networks(teachers)
 
 
 def build_teacher(config: ModelConfig, weights: Mapping[str, Tensor]) -> Teacher:

@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_core.objectives.losses import AllExamples
+from encoder_core.objectives.modules.losses import AllExamples
 
 CHUNK_SIMILARITIES = 2**21  # similarities at a time: 8 MiB in fp32
 _NO_PARTNER_TEXT = -1

@@ -16,22 +16,22 @@ from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.xlm import INNER_RATIO, XlmConfig
 from encoder_core.layers.initialise import on_meta
-from encoder_core.objectives.compose import compose, network
-from encoder_core.terms.clm import ClmConfig
-from encoder_core.terms.composition import refusals
-from encoder_core.terms.condenser import CondenserConfig
-from encoder_core.terms.contrastive import ContrastiveConfig
-from encoder_core.terms.denoise import DenoiseConfig
-from encoder_core.terms.diffusion import DiffusionConfig
-from encoder_core.terms.distil import DistilConfig, HiddenConfig, TeacherSource
-from encoder_core.terms.mlm import MlmConfig
-from encoder_core.terms.plm import PlmConfig
-from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.retromae import RetromaeConfig
-from encoder_core.terms.sentence_pairs import NspConfig, SopConfig
-from encoder_core.terms.span_boundary import SboConfig
-from encoder_core.terms.term import Setting, TermConfig
-from encoder_core.terms.weights import detector_weights, masked_weights, weight_count
+from encoder_core.objectives.clm import ClmConfig
+from encoder_core.objectives.compose import compose, refusals, weight_count
+from encoder_core.objectives.condenser import CondenserConfig
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.denoise import DenoiseConfig
+from encoder_core.objectives.diffusion import DiffusionConfig
+from encoder_core.objectives.distil import DistilConfig, HiddenConfig, TeacherSource
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.network import network
+from encoder_core.objectives.plm import PlmConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.retromae import RetromaeConfig
+from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
+from encoder_core.objectives.span_boundary import SboConfig
+from encoder_core.objectives.term import Setting, TermConfig
+from encoder_core.objectives.weights import detector_weights, masked_weights
 
 OWN: Mapping[type[ModelConfig], dict[str, tuple[object, ...]]] = {
     BertConfig: {

@@ -1,0 +1,265 @@
+"""Contrastive training of text vectors: each query finds its positive among the texts of the whole global batch.
+
+The loss of one example depends on all others, so a step runs twice over its microbatches (GradCache: Gao et al. 2021,
+arXiv 2101.06983). The first pass has no graph and computes the vectors of all texts; the loss and its gradients by
+the vectors are computed from them. The second pass has a graph and computes the gradients by the weights. So memory
+grows with the microbatch; of the rest of the batch only the vectors are stored. The gradient depends neither on ranks
+nor on microbatches.
+
+SimCSE (Gao et al. 2021, section 3) is the case of an example with the same text twice, read with different dropout.
+If there are other terms, the examples are their rows: each row's text before masking, read twice. The vectors are
+those of the encoder that is used after pretraining: the only one, or the discriminator's.
+
+Equal texts are no negatives of each other (`info_nce`). Texts are equal if their tokens are: the first pass tells them
+apart by fingerprints of the tokens, which it returns behind the vectors.
+
+Shapes: T tokens, R rows (texts), G texts of an example, n examples, D width of a vector.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from encoder_core.batch import Batch, duplicate_rows
+from encoder_core.layers.any_encoder import AnyEncoder
+from encoder_core.layers.rows import Rows
+from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
+from encoder_core.objectives.modules.detection import ReplacedTokenDetection
+from encoder_core.objectives.modules.info_nce import Contrast, cached_loss, info_nce
+from encoder_core.objectives.modules.losses import (
+    AllExamples,
+    CoupledObjective,
+    LossSums,
+    ObjectiveModule,
+    Term,
+)
+from encoder_core.objectives.modules.multitask import MultitaskModel
+
+_NAME = "contrastive"
+_METRICS = ("correct", "positive", "negative")
+
+
+class ContrastiveModel(CoupledObjective):
+    """An encoder, and the pooling that makes a vector of its states. Every text is a row; `Batch.group` rows are one
+    example.
+
+    Terms: "contrastive" over examples; with Matryoshka widths one for each, such as "contrastive_768".
+
+    Args:
+        width: width of the encoder's states.
+        weight: factor of each term in the loss.
+
+    The other arguments are those of `ContrastiveConfig`. XLNet's initial query state, on which no vector depends, is
+    frozen.
+    """
+
+    def __init__(
+        self,
+        encoder: AnyEncoder,
+        width: int,
+        *,
+        matryoshka: Sequence[int],
+        weight: float,
+        temperature: float,
+        pooling: Literal["mean", "cls"],
+        projection: bool,
+        normalize: bool,
+        bidirectional: bool,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        if isinstance(encoder, TwoStreamEncoder):
+            encoder.mask.requires_grad_(False)
+        self.projection = nn.Linear(width, width) if projection else None
+        self.terms = {f"{_NAME}_{cut}": cut for cut in matryoshka} or {_NAME: width}
+        self.weight, self.temperature, self.pooling = weight, temperature, pooling
+        self.normalize, self.bidirectional = normalize, bidirectional
+
+    def target_counts(self, batch: Batch) -> dict[str, int]:
+        """Return how many summands each term has for this batch; known before the forward pass."""
+        return dict.fromkeys(self.terms, batch.rows // batch.group)
+
+    def forward(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> LossSums:
+        """Return vectors and fingerprints as memory, without terms; with `memory` from `couple`, return this batch's
+        sums.
+        """
+        vectors_nGD = self.embed(batch)
+        if not memory:
+            return LossSums((), memory=(with_fingerprints(vectors_nGD, batch),))
+        return self.losses(vectors_nGD, memory)
+
+    def embed(self, batch: Batch) -> Float[Tensor, "examples texts width"]:
+        """Return the vectors, fp32 or wider, not yet normalised."""
+        # An idle batch has an order for XLNet's query stream, which is not used here.
+        states_TD = self.encoder(replace(batch, order=None))
+        mean = self.pooling == "mean"
+        pooled_RD = _mean(states_TD, batch) if mean else self._first_states(states_TD, batch)
+        if self.projection is not None:
+            pooled_RD = self.projection(pooled_RD.to(self.projection.weight.dtype)).tanh()
+        wide = torch.promote_types(pooled_RD.dtype, torch.float32)
+        return pooled_RD.to(wide).view(batch.rows // batch.group, batch.group, pooled_RD.shape[-1])
+
+    def _first_states(self, states_TD: Tensor, batch: Batch) -> Tensor:
+        """Return the states of the classification tokens: a row's last in XLNet, its first in all other families."""
+        last = isinstance(self.encoder, TwoStreamEncoder)
+        at_R = batch.cu_seqlens[1:] - 1 if last else batch.cu_seqlens[:-1]
+        return states_TD.index_select(0, at_R)
+
+    @torch.no_grad()
+    def couple(self, own: Tensor, everyone: AllExamples) -> tuple[Tensor, ...]:
+        """Return figures [n, terms, figures] of the own examples, then gradients [n, G, width] by their vectors for
+        each term.
+
+        The gradients are those of the sum over all examples of all ranks. `own` are the own vectors, with fingerprints.
+        Collective.
+        """
+        every = everyone.gather(own)
+        found = [self._contrast(own, every, everyone, width) for width in self.terms.values()]
+        figures = [torch.stack([c.loss, c.correct, c.positive, c.negative], dim=1) for c in found]
+        return (torch.stack(figures, dim=1), *(contrast.gradient for contrast in found))
+
+    def _contrast(self, own: Tensor, every: Tensor, everyone: AllExamples, width: int) -> Contrast:
+        """Return loss and gradient for the first `width` numbers of the vectors."""
+        cut = own[..., :width].detach().requires_grad_()
+        with torch.enable_grad():
+            compared = self._compared_vectors(cut)
+        found = info_nce(
+            compared.detach(),
+            self._compared_vectors(every[..., :width]),
+            everyone,
+            texts_NG=_fingerprints_behind_vectors(every),
+            temperature=self.temperature,
+            bidirectional=self.bidirectional,
+        )
+        (gradient,) = torch.autograd.grad(compared, cut, found.gradient)
+        return replace(found, gradient=gradient)
+
+    def _compared_vectors(self, vectors: Tensor) -> Tensor:
+        return F.normalize(vectors, dim=-1) if self.normalize else vectors.clone()
+
+    def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:
+        """Return terms with the gradients by the vectors `own` of all ranks' loss, and metrics by `_METRICS` for each
+        term. Fingerprints behind the vectors are ignored.
+        """
+        figures, *gradients = coupled
+        sums = figures.sum(0)
+        terms = tuple(
+            Term(name, cached_loss(own[..., :width], gradient, of_term[0]), len(own), self.weight, part=_NAME)
+            for (name, width), gradient, of_term in zip(self.terms.items(), gradients, sums, strict=True)
+        )
+        metrics = {
+            f"{name}_{figure}": value
+            for name, of_term in zip(self.terms, sums, strict=True)
+            for figure, value in zip(_METRICS, of_term[1:], strict=True)
+        }
+        return LossSums(terms, metrics)
+
+
+_PART_BITS = 21  # three parts make a fingerprint of 63 bits; fp32 is exact up to 24
+_PART_SHIFTS = (0, _PART_BITS, 2 * _PART_BITS)
+
+
+def with_fingerprints(vectors_nGD: Tensor, batch: Batch) -> Float[Tensor, "examples texts width_plus_3"]:
+    """Return the vectors, each followed by its text's fingerprint in three whole numbers."""
+    parts = [(batch.fingerprints >> shift) % (1 << _PART_BITS) for shift in _PART_SHIFTS]
+    parts_nG3 = torch.stack(parts, -1).to(vectors_nGD.dtype).view(*vectors_nGD.shape[:2], len(_PART_SHIFTS))
+    return torch.cat([vectors_nGD, parts_nG3], -1)
+
+
+def _fingerprints_behind_vectors(with_fingerprints_NGX: Tensor) -> Int[Tensor, "all texts"]:
+    """Return the fingerprints that `with_fingerprints` put behind the vectors."""
+    parts = with_fingerprints_NGX[..., -len(_PART_SHIFTS) :].long().unbind(-1)
+    return sum(
+        (part << shift for part, shift in zip(parts, _PART_SHIFTS, strict=True)), torch.zeros_like(parts[0])
+    )
+
+
+def _mean(states_TD: Tensor, batch: Batch) -> Float[Tensor, "rows width"]:
+    """Return the mean of each row's states, fp32 or wider."""
+    wide = torch.promote_types(states_TD.dtype, torch.float32)
+    return Rows.from_batch(batch).pad(states_TD).sum(1, dtype=wide) / batch.cu_seqlens.diff()[:, None]
+
+
+class WithVectors(CoupledObjective):
+    """A module of other terms that also computes two vectors of every row. `vectors` shares the module's encoder.
+
+    Both passes compute the vectors first, so that they draw the same dropout.
+
+    Attributes:
+        others: class of the module without vectors.
+    """
+
+    others: ClassVar[type[ObjectiveModule]]
+
+    def hold(self, vectors: ContrastiveModel) -> None:
+        """Set the vectors' model, once the networks of the other terms exist: every parameter has one name."""
+        self._vectors = (vectors,)  # in a tuple, so that torch does not register a submodule
+        self.projection = vectors.projection
+
+    @property
+    def vectors(self) -> ContrastiveModel:
+        return self._vectors[0]
+
+    def target_counts(self, batch: Batch) -> dict[str, int]:
+        """Return how many summands each term has for this batch; terms of the vectors have one a row."""
+        return self.others.target_counts(self, batch) | dict.fromkeys(self.vectors.terms, batch.rows)
+
+    def forward(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> LossSums:
+        """Return the vectors as memory (in evaluation also the other terms); with `memory` from `couple`, all terms'
+        sums.
+        """
+        own_R2D = self.embed(batch)
+        if memory:
+            compared, others = self.vectors.losses(own_R2D, memory), self.others.forward(self, batch)
+            return LossSums(others.terms + compared.terms, others.metrics | compared.metrics)
+        others = LossSums(()) if self.training else self.others.forward(self, batch)
+        return replace(others, memory=(with_fingerprints(own_R2D, duplicate_rows(batch)),))
+
+    def embed(self, batch: Batch) -> Float[Tensor, "rows 2 width"]:
+        """Return vectors of each row's text, read twice."""
+        return self.vectors.embed(duplicate_rows(batch))
+
+    def couple(self, own: Tensor, everyone: AllExamples) -> tuple[Tensor, ...]:
+        return self.vectors.couple(own, everyone)
+
+    def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:
+        return self.vectors.losses(own, coupled)
+
+
+class MultitaskWithVectors(WithVectors, MultitaskModel):
+    """One network with other terms and vectors."""
+
+    others = MultitaskModel
+
+    def __init__(self, module: MultitaskModel, vectors: ContrastiveModel) -> None:
+        MultitaskModel.__init__(self, module.encoder, module.terms, module.decoder)
+        self.hold(vectors)
+
+
+class DetectionWithVectors(WithVectors, ReplacedTokenDetection):
+    """A generator, and a discriminator whose encoder also computes the vectors."""
+
+    others = ReplacedTokenDetection
+
+    def __init__(self, module: ReplacedTokenDetection, vectors: ContrastiveModel) -> None:
+        ReplacedTokenDetection.__init__(
+            self,
+            module.generator,
+            module.discriminator,
+            weight=module.weight,
+            temperature=module.temperature,
+        )
+        self.hold(vectors)
+
+
+def add_vectors(module: ObjectiveModule, vectors: ContrastiveModel) -> WithVectors:
+    """Return the module with two vectors of every row beside its own terms; `vectors` has its `task_encoder`."""
+    if isinstance(module, ReplacedTokenDetection):
+        return DetectionWithVectors(module, vectors)
+    assert isinstance(module, MultitaskModel)  # the recipe's checks refuse other objectives
+    return MultitaskWithVectors(module, vectors)
