@@ -18,7 +18,7 @@ from encoder_core.families.config import EncoderConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig, with_detection
 from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.families.interchange import Heads, HfNetwork, KeyTable, ModelType
+from encoder_core.families.interchange import Heads, HfNetwork, ModelType
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.neobert import NeoBertConfig
 from encoder_core.families.roberta import RobertaConfig
@@ -85,19 +85,13 @@ def build_encoder(
 
 
 @dataclass(frozen=True)
-class Interchange:
+class Interchange(HfNetwork):
     """How one model is written in transformers' format.
 
     Attributes:
-        architecture: name of the class that loads it; None if transformers has none.
-        table: names of its parameters.
-        fields: fields of its config.json.
         layers: number of distinct layers, for expanding `table`.
     """
 
-    architecture: str | None
-    table: KeyTable
-    fields: dict[str, Any]
     layers: int
 
 
@@ -109,8 +103,7 @@ def interchange(config: ModelConfig, heads: Heads = "mlm") -> Interchange:
     """
     its = _hf_network(config, heads)
     named = {} if its.architecture is None else {"architectures": [its.architecture]}
-    described = named | its.fields
-    return Interchange(its.architecture, its.table, described, config.distinct_layers)
+    return Interchange(its.architecture, its.table, named | its.fields, config.distinct_layers)
 
 
 def hf_equivalent(config: ModelConfig) -> ModelConfig:

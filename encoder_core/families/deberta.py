@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 from pydantic import Field
 
 from encoder_core.errors import ModelError
-from encoder_core.families.config import EncoderConfig, WithGenerator
+from encoder_core.families.config import WithGenerator
 from encoder_core.families.config_json import (
     ENCODER_FLAGS,
     TIED,
@@ -44,12 +44,22 @@ if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a 
     from encoder_core.layers.encoder import Embeddings
 
 
-class Disentangled(EncoderConfig):
-    """What both versions share; positions are counted by the encoder."""
+class Disentangled(WithGenerator):
+    """What both versions share; positions are counted by the encoder.
+
+    Attributes:
+        mask_decoder: enhanced adds absolute positions before the prediction, as the paper does; plain predicts from
+            the last layer, as transformers' classes do.
+        position_to_position: whether scores have a term between relative positions, which the paper mentions and
+            leaves out. transformers' classes lack it, so such a model cannot be exported.
+    """
 
     takes_token_types: ClassVar[bool] = True  # transformers' class does, and ignores them
     context_norm: ClassVar[bool] = True
     transformers_name: ClassVar[str]  # begins the names of transformers' classes
+    layer_norm_eps: float = Field(default=1e-7, gt=0)
+    mask_decoder: Literal["enhanced", "plain"] = "enhanced"
+    position_to_position: bool = False
 
     @property
     def position_rows(self) -> int:
@@ -80,23 +90,13 @@ class Disentangled(EncoderConfig):
                 return None
 
 
-class DebertaConfig(Disentangled, WithGenerator):
-    """The configuration of the first version. See `EncoderConfig` and `WithGenerator`.
-
-    Attributes:
-        mask_decoder: enhanced adds absolute positions before the prediction, as the paper does; plain predicts from
-            the last layer, as transformers' classes do.
-        position_to_position: whether scores have a term between relative positions, which the paper mentions and
-            leaves out. transformers' classes lack it, so such a model cannot be exported.
-    """
+class DebertaConfig(Disentangled):
+    """The configuration of the first version. See `WithGenerator` and `Disentangled`."""
 
     family: Literal["deberta"] = "deberta"
     name: ClassVar[str] = "DeBERTa"
     transformers_name: ClassVar[str] = "Deberta"
     recipe: ClassVar[str] = "deberta-base"
-    layer_norm_eps: float = Field(default=1e-7, gt=0)
-    mask_decoder: Literal["enhanced", "plain"] = "enhanced"
-    position_to_position: bool = False
 
     def encoder_weights(self) -> int:
         positions = self.hidden * self.hidden + linear_weights(self.hidden, self.hidden) - self.hidden
@@ -108,11 +108,10 @@ class DebertaConfig(Disentangled, WithGenerator):
         return (ModelType("deberta", "DebertaModel", from_json),)
 
 
-class DebertaV2Config(Disentangled, WithGenerator):
+class DebertaV2Config(Disentangled):
     """The configuration of the second version, and of the third, which has the same encoder.
 
     Attributes:
-        mask_decoder, position_to_position: as in `DebertaConfig`.
         buckets: rows of the position table in each direction.
         convolution: width of the convolution beside the first layer; None for none.
         generator_layers: depth of the generator (version 3), which otherwise equals this network; None: half the depth.
@@ -123,9 +122,6 @@ class DebertaV2Config(Disentangled, WithGenerator):
     transformers_name: ClassVar[str] = "DebertaV2"
     recipe: ClassVar[str] = "deberta-v2-xlarge"
     pair_recipe: ClassVar[str] = "deberta-v3-base"
-    layer_norm_eps: float = Field(default=1e-7, gt=0)
-    mask_decoder: Literal["enhanced", "plain"] = "enhanced"
-    position_to_position: bool = False
     buckets: int = Field(default=256, ge=2, multiple_of=2)
     convolution: Literal[3] | None = None
     generator_layers: int | None = Field(default=None, gt=0)

@@ -69,8 +69,7 @@ class XlnetConfig(EncoderConfig):
         from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 
         return TwoStreamEncoder(
-            self.vocabulary,
-            self.hidden,
+            self.input_embeddings(),
             [_layer(self) for _ in range(self.layers)],
             recurrence=self.recurrence,
             dropout=self.dropout,

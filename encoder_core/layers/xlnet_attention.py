@@ -21,7 +21,7 @@ from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.gpu_attention import fused_attention, fused_takes
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import AttentionBias, IntoHeads, OutOfHeads, Weights
-from encoder_core.layers.residual import LayerNorm, normed_sum
+from encoder_core.layers.residual import LayerNorm
 from encoder_core.layers.xlnet_scope import AttentionScope
 
 
@@ -61,18 +61,8 @@ class TwoStreamAttention(nn.Module):
         distances_NPD: Float[Tensor, "heads distances width"],
         scope: AttentionScope,
     ) -> Float[Tensor, "queries heads width"]:
-        """Return the kernel's context for one stream's states; `with_context` adds it to them."""
-        return self._attend(self.query(x_MH), keys, distances_NPD, scope)
-
-    def with_context(
-        self, x_MH: Tensor, context_MND: Tensor, keys_M: Tensor, draw: Tensor | None
-    ) -> Float[Tensor, "queries hidden"]:
-        """Return the normalised sum of the states and the projected context."""
-        return normed_sum(self.norm, x_MH, self.output(context_MND), self.dropout, keys_M, draw)
-
-    def _attend(
-        self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope
-    ) -> Float[Tensor, "queries heads width"]:
+        """Return the kernel's context for one stream's states."""
+        query_MND: Tensor = self.query(x_MH)
         takes = fused_takes(query_MND.device.type, query_MND.dtype, query_MND.shape[-1])
         possible: list[Kernel] = ["padded", "written"]
         if scope.tokens.positions.numel():

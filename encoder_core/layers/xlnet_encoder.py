@@ -15,7 +15,7 @@ from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.layers.deberta_encoder import rows_of_queries
 from encoder_core.layers.dropout import Dropout
-from encoder_core.layers.encoder import LayerStack, activate
+from encoder_core.layers.encoder import Embeddings, LayerStack, activate
 from encoder_core.layers.parameters import Weights
 from encoder_core.layers.pieces import Draws, PieceWise, piece
 from encoder_core.layers.residual import LayerNorm, normed_sum
@@ -93,22 +93,11 @@ class TwoStreamLayer(PieceWise):
     @piece
     def after(self, x_MH: Tensor, context_MND: Tensor, keys_M: Tensor, draws: Draws) -> Tensor:
         """Compute the part of the layer after the attention kernel, for either stream."""
-        y_MH = self.attention.with_context(x_MH, context_MND, keys_M, draws[0])
+        attention = self.attention
+        attended_MH = attention.output(context_MND)
+        y_MH = normed_sum(attention.norm, x_MH, attended_MH, attention.dropout, keys_M, draws[0])
         inner_MF = self.dropout.by(draws[1], activate(self.up(y_MH), self.activation), keys_M)
         return normed_sum(self.norm, y_MH, self.down(inner_MF), self.dropout, keys_M, draws[2])
-
-
-class WordEmbeddings(nn.Module):
-    """Word embeddings and dropout. Positions and segments enter in attention."""
-
-    def __init__(self, vocab: int, hidden: int, dropout: float) -> None:
-        super().__init__()
-        self.word = nn.Embedding(vocab, hidden)
-        self.dropout = Dropout(dropout)
-
-    def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
-        embedded_TH: Tensor = self.dropout(self.word(batch.tokens), batch.keys)
-        return embedded_TH
 
 
 class TwoStreamEncoder(LayerStack):
@@ -119,16 +108,15 @@ class TwoStreamEncoder(LayerStack):
 
     def __init__(
         self,
-        vocab: int,
-        hidden: int,
+        embeddings: Embeddings,
         layers: Sequence[TwoStreamLayer],
         *,
         recurrence: Recurrence | None,
         dropout: float,
     ) -> None:
         super().__init__()
-        self.embeddings = WordEmbeddings(vocab, hidden, dropout)
-        self.mask = Weights(1, 1, hidden)
+        self.embeddings = embeddings
+        self.mask = Weights(1, 1, embeddings.word.embedding_dim)
         self.layers = nn.ModuleList(layers)
         self.dropout = Dropout(dropout)
         self.recurrence = recurrence
