@@ -1,5 +1,6 @@
 """How a configuration is written in config.json: a table of fields that is read in both directions."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,7 +122,9 @@ def activation_to_json(activation: Activation) -> str:
 
 def unsupported(key: str, fields: Mapping[str, Any], remedy: str) -> ModelError:
     """Return the error about a config.json whose `key` has a value that we do not support."""
-    return ModelError(f"config.json: {key} is {fields.get(key)!r}, which is not supported", remedy=remedy)
+    value = fields.get(key)
+    stated = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    return ModelError(f"config.json: {key} is {stated}, which is not supported", remedy=remedy)
 
 
 def published(key: str, value: object) -> tuple[object, str]:
