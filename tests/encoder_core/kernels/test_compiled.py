@@ -25,7 +25,6 @@ from kernels import (
     STATES,
     UPDATE,
     VOCABULARIES,
-    WIDTHS,
     Compiled,
     read,
     widths_of,
@@ -153,21 +152,6 @@ def test_plain_scores_are_multiplied_by_warp_groups_forward_and_backward() -> No
         assert (one.wgmma > 0, one.mma, int(one.tile) >= 64, one.stages > 1) == (True, 0, True, True), (
             f"{one}"
         )
-
-
-@pytest.mark.long
-def test_some_drawn_launches_become_what_is_on_record(tmp_path: Path) -> None:
-    draws = random.SystemRandom()
-    chosen = {
-        "--sm": str(draws.choice(ARCHITECTURES)),
-        "--dtype": draws.choice(list(DTYPES)),
-        "--width": str(draws.choice(WIDTHS)),
-    }
-    chosen["--form"] = draws.choice(list(FORMS))
-    found = lines(compiled(tmp_path, *(word for option in chosen.items() for word in option)))
-    assert found
-    recorded = lines(RECORDED)
-    assert {name: recorded.get(name) for name in found} == found
 
 
 @pytest.mark.long

@@ -138,11 +138,3 @@ def test_a_gradient_in_half_precision_is_that_in_fp32_rounded_once(dtype: torch.
     assert torch.equal(correct, wide[1])
     assert torch.equal(gradient, wide[2].to(dtype))
     assert torch.equal(by_bias, wide[3])
-
-
-def test_five_times_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of more targets than programs, whose sums for the bias are added up."""
-    monkeypatch.setattr(softmax_loss, "_TARGETS_PER_PROGRAM", 1)
-    logits, ids = drawn(3, 900, torch.float32, 3.0, 1)
-    first, *others = [by_kernels(logits, ids) for _ in range(5)]
-    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))

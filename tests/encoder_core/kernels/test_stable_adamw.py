@@ -118,22 +118,6 @@ def test_every_bit_is_that_of_torchs_operations_on_a_gpu(
     assert torch.equal(flat.detach()[edges[-1] :], padding)
 
 
-def test_the_kernels_update_is_the_written_one() -> None:
-    """On a CPU, whose operations fuse otherwise."""
-    outcomes = []
-    for kernel in ("fused", "written"):
-        optimizer, flat = flat_of([1, 700, 5000, 2048, 33], StableAdamWConfig(lr=0.01))
-        draws = torch.Generator().manual_seed(1)
-        for count in range(1, STEPS + 1):
-            flat.grad = torch.randn(flat.shape, generator=draws) * (30 if count == STEPS else 1)
-            set_update(optimizer, lr=0.01, count=count)
-            with force_kernel(kernel, "update"):
-                optimizer.step()
-        outcomes.append([x[:-PADDING] for x in (flat.detach(), *optimizer.state[flat].values())])
-    for found, expected in zip(*outcomes, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
 def modernbert() -> StableAdamW:
     """Of ModernBERT base, in flat tensors as ZeRO lays them out, of parameters that are all as long as their number."""
     recipe = load("modernbert-base")

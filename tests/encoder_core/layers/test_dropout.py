@@ -50,7 +50,3 @@ def test_evaluation_and_a_rate_of_zero_change_nothing() -> None:
     assert Dropout(0.5).eval()(x, keys) is x
     assert Dropout(0.0)(x, keys) is x
     assert Dropout(0.5)(x[:0], keys[:0]).shape == (0, 4)
-
-
-def test_keeps_the_dtype() -> None:
-    assert dropout(torch.ones(1, 4, dtype=torch.bfloat16), 0.1, torch.arange(1)).dtype == torch.bfloat16

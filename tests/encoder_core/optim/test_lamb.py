@@ -1,16 +1,13 @@
-"""LAMB against its formula, and sharded by hand against itself whole. With DeepSpeed: test_lamb_zero.py."""
+"""LAMB unsharded against its formula. With DeepSpeed: test_whole_zero.py."""
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore
 
 from encoder_core.optim.lamb import Lamb
 from encoder_core.optim.settings import LambConfig
-from encoder_core.optim.shards import ShardSegment
 from encoder_core.optim.updates import set_update
 
 STEPS = 10
@@ -61,31 +58,6 @@ def test_it_is_the_papers_algorithm(corrected: bool) -> None:
         optimizer.step()
     for p, w in zip(params, expected, strict=True):
         torch.testing.assert_close(p.detach().double(), w, rtol=2e-6, atol=1e-7)
-
-
-def test_a_flat_tensor_of_several_parameters_steps_like_the_parameters() -> None:
-    """One rank's partition holding everything, with padding at its end."""
-    whole, gradients = _parameters(), _gradients()
-    reference = Lamb(whole, LambConfig(lr=0.01))
-    padding = torch.zeros(5)
-    flat = nn.Parameter(torch.cat([*(p.detach().flatten() for p in _parameters()), padding]))
-    sharded = Lamb([flat], LambConfig(lr=0.01))
-    starts = [0, 91, 141, 157]
-    segments = [ShardSegment(i, 0, start, stop) for i, (start, stop) in enumerate(pairwise(starts))]
-    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
-    try:
-        sharded.shard({flat: segments}, SHAPES)
-        for count in range(1, STEPS + 1):
-            for p, g in zip(whole, gradients[count - 1], strict=True):
-                p.grad = g
-            flat.grad = torch.cat([*(g.flatten() for g in gradients[count - 1]), padding])
-            for optimizer in (reference, sharded):
-                set_update(optimizer, lr=0.01, count=count)
-                optimizer.step()
-    finally:
-        torch.distributed.destroy_process_group()
-    expected = torch.cat([*(p.detach().flatten() for p in whole), padding])
-    torch.testing.assert_close(flat.detach(), expected, rtol=1e-6, atol=0)
 
 
 def test_a_parameter_of_zeros_moves_with_ratio_one() -> None:

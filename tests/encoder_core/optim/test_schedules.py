@@ -14,78 +14,14 @@ def _rates(config: ScheduleConfig, steps: list[int], total: int = 10) -> list[fl
     return [learning_rate(config, peak=2.0, total=total, step=step) for step in steps]
 
 
-def test_warmup_rises_by_equal_amounts_to_the_peak() -> None:
-    config = ScheduleConfig(warmup=4)
-    assert _rates(config, [0, 1, 2, 3, 4]) == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0])
-
-
-def test_linear_decay_reaches_zero_after_the_last_step() -> None:
-    config = ScheduleConfig(warmup=4, decay="linear")
-    assert _rates(config, [4, 5, 7, 9, 10]) == pytest.approx([2.0, 2.0 * 5 / 6, 1.0, 2.0 / 6, 0.0])
-
-
-def test_polynomial_decay_of_power_one_is_linear() -> None:
-    config = ScheduleConfig(decay="polynomial", power=2.0)
-    assert _rates(config, [0, 5, 9]) == pytest.approx([2.0, 0.5, 0.02])
-    linear = ScheduleConfig(decay="linear")
-    steps = list(range(11))
-    assert _rates(ScheduleConfig(decay="polynomial"), steps) == _rates(linear, steps)
-
-
-def test_cosine_decay_is_at_half_the_peak_half_way() -> None:
-    config = ScheduleConfig(decay="cosine")
-    assert _rates(config, [0, 5, 10]) == pytest.approx([2.0, 1.0, 0.0])
-    assert _rates(config, [2])[0] == pytest.approx(1 + math.cos(math.pi * 0.2))
-
-
-def test_constant_stays_at_the_peak_after_warmup() -> None:
+def test_constant_stays_at_the_peak_after_warmup_and_a_run_may_be_all_warmup() -> None:
     assert _rates(ScheduleConfig(warmup=2, decay="constant"), [0, 1, 2, 9, 10]) == [1.0, 2.0, 2.0, 2.0, 2.0]
-
-
-def test_the_floor_is_a_share_of_the_peak() -> None:
-    config = ScheduleConfig(decay="linear", floor=0.1)
-    assert _rates(config, [0, 5, 10, 15]) == pytest.approx([2.0, 1.1, 0.2, 0.2])
-
-
-def test_the_published_schedule_of_roberta_large() -> None:
-    """RoBERTa large: 4e-4, warmup 30k, linear to 0 over 500k steps."""
-    config = ScheduleConfig(warmup=30_000)
-    rates = [
-        learning_rate(config, peak=4e-4, total=500_000, step=n) for n in (0, 14_999, 30_000, 265_000, 499_999)
-    ]
-    assert rates == pytest.approx([4e-4 / 30_000, 2e-4, 4e-4, 2e-4, 4e-4 / 470_000])
-
-
-@pytest.mark.parametrize(
-    "decay", ["constant", "linear", "polynomial", "cosine", "one_minus_sqrt", "inverse_sqrt"]
-)
-def test_no_step_has_rate_zero_and_none_is_above_the_peak(decay: str) -> None:
-    config = ScheduleConfig.model_validate({"warmup": 3, "decay": decay})
-    rates = _rates(config, list(range(10)))
-    assert all(0 < rate <= 2.0 for rate in rates)
-    assert rates[3:] == sorted(rates[3:], reverse=True)
-
-
-def test_a_run_that_is_all_warmup() -> None:
     assert _rates(ScheduleConfig(warmup=10), [0, 9]) == pytest.approx([0.2, 2.0])
 
 
-def test_a_stable_stretch_lies_between_warmup_and_decay() -> None:
-    config = ScheduleConfig(warmup=2, decay="linear", decay_steps=4)
-    assert _rates(config, list(range(11))) == pytest.approx([1, 2, 2, 2, 2, 2, 2, 1.5, 1, 0.5, 0])
-
-
-def test_one_minus_sqrt_falls_fast_and_then_slowly() -> None:
-    config = ScheduleConfig(decay="one_minus_sqrt", decay_steps=4)
-    assert _rates(config, [5, 6, 7, 8, 9, 10]) == pytest.approx(
-        [2, 2, 1, 2 - 2 * math.sqrt(0.5), 2 - 2 * math.sqrt(0.75), 0]
-    )
-
-
-def test_restarts_begin_the_decay_anew_at_the_peak() -> None:
-    config = ScheduleConfig(warmup=1, decay="cosine", restarts=2)
-    cycle = [2.0, 1.5, 0.5]
-    assert _rates(config, list(range(10))) == pytest.approx([2.0, *cycle, *cycle, *cycle])
+def test_polynomial_decay_is_linear_unless_it_is_given_a_power() -> None:
+    linear, polynomial = ScheduleConfig(decay="linear"), ScheduleConfig(decay="polynomial")
+    assert _rates(polynomial, list(range(11))) == _rates(linear, list(range(11)))
 
 
 @given(warmup=st.integers(0, 50), total=st.integers(1, 200))
@@ -99,16 +35,16 @@ def test_inverse_sqrt_depends_on_the_updates_so_far_only(warmup: int, total: int
     assert stretches(config, total) == starts
 
 
-@pytest.mark.parametrize("unused", [{"decay_steps": 5}, {"restarts": 1}, {"floor": 0.1}])
-def test_a_decay_without_an_end_takes_none(unused: dict[str, float]) -> None:
-    with pytest.raises(ValidationError, match=rf"\b{next(iter(unused))}\b.*inverse_sqrt"):
-        ScheduleConfig.model_validate({"decay": "inverse_sqrt", **unused})
-
-
-@pytest.mark.parametrize("unused", [{"decay_steps": 5}, {"restarts": 1}])
-def test_a_constant_rate_with_a_decay_is_a_mistake(unused: dict[str, int]) -> None:
-    with pytest.raises(ValidationError, match=r"\bconstant\b"):
-        ScheduleConfig.model_validate({"decay": "constant", **unused})
+@pytest.mark.parametrize(
+    ("decay", "unused"),
+    [
+        *(("inverse_sqrt", unused) for unused in ({"decay_steps": 5}, {"restarts": 1}, {"floor": 0.1})),
+        *(("constant", unused) for unused in ({"decay_steps": 5}, {"restarts": 1})),
+    ],
+)
+def test_a_decay_without_an_end_takes_none(decay: str, unused: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match=rf"\b{decay}\b"):
+        ScheduleConfig.model_validate({"decay": decay, **unused})
 
 
 SHAPES = {  # share of the height above the floor, when a share x of the decay is done
@@ -145,7 +81,8 @@ def test_a_schedule_is_its_literal_statement(
     level = ScheduleConfig.model_validate(config.model_dump() | {"decay_steps": None})
     if not stable:
         assert [learning_rate(level, peak=3.0, total=total, step=step) for step in range(total)] == found
-    assert learning_rate(config, peak=3.0, total=total, step=total) == 3.0 * floor
+    for step in (total, total + 5):
+        assert learning_rate(config, peak=3.0, total=total, step=step) == 3.0 * floor
 
 
 @given(warmup=st.integers(0, 9), stable=st.integers(0, 9), falling=st.integers(1, 60), data=st.data())

@@ -1,7 +1,6 @@
-"""StableAdamW unsharded: AdamW where nothing surprises, smaller steps where something does. With DeepSpeed, and against
-the paper's algorithm: test_whole_zero.py."""
+"""StableAdamW unsharded: its state is AdamW's, and it divides by no zero. Against the paper's algorithm:
+test_whole_zero.py."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -31,30 +30,6 @@ def _step(p: nn.Parameter, optimizer: torch.optim.Optimizer, gradient: torch.Ten
     set_update(optimizer, lr=RATE, count=count)
     optimizer.step()
     return float((p.detach() - before).square().mean().sqrt())
-
-
-def test_where_gradients_shrink_it_is_adamw() -> None:
-    p, q, stable, adamw = _pair()
-    direction = torch.randn(30, 20)
-    for count in range(1, 11):
-        for weight, optimizer in ((p, stable), (q, adamw)):
-            _step(weight, optimizer, direction * 0.9**count, count)
-    torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
-
-
-def test_a_gradient_a_hundred_times_as_large_moves_weights_less() -> None:
-    p, q, stable, adamw = _pair()
-    for count in range(1, 51):
-        g = torch.randn(30, 20)
-        for weight, optimizer in ((p, stable), (q, adamw)):
-            _step(weight, optimizer, g, count)
-    g = 100 * torch.randn(30, 20)
-    # The second moment is then about g^2 / 50 of its corrected share: rms is near 5.6, and so is the quotient.
-    share = _step(p, stable, g, 51) / _step(q, adamw, g, 51)
-    moments = stable.state[p]["exp_avg_sq"] / (1 - BETAS[1] ** 51)
-    rms = float((g.square() / moments).mean().sqrt())
-    assert rms > 4
-    assert share == pytest.approx(1 / rms, rel=0.02)
 
 
 def test_a_run_may_go_on_from_adamws_moments() -> None:

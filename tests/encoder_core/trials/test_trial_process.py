@@ -207,13 +207,6 @@ def test_what_a_process_prints_is_its_last_words() -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=2, phases=[Phase.explicit, Phase.reuse, Phase.generate], derandomize=True)
-@given(misbehaviours)
-def test_whatever_a_kernel_does_only_it_is_left_out(undisturbed: KernelTrial, how: Misbehaviour) -> None:
-    ensure_only_the_culprit_is_out(how, undisturbed)
-
-
-@pytest.mark.long
 @pytest.mark.timeout(3600)
 @settings(max_examples=80, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(misbehaviours)
