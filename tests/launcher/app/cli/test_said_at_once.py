@@ -63,7 +63,7 @@ RIGHT = {
     "corpus stats": "{corpus} --batch 8 --length 64",
     "corpus verify": "{corpus}",
     "demo": "{text} --out {new} --encoding utf-8",
-    "diagnose": "{model} --text {text} --task sst2 --pooling cls --limit 10 --step 3",
+    "diagnose": "{model} --task sst2 --pooling cls --limit 10 --step 3",
     "doctor": "",
     "embed eval": "{model} stsb --data {data} --pooling mean --max-length 32 --batch 8 --step 3 --split dev",
     "embed negatives": "{model} {text} --out {new} --negatives 2 --share 0.9 --pooling cls --max-length 32 --batch 8 "
