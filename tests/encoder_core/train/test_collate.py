@@ -17,7 +17,7 @@ from encoder_core.batch import Batch
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
-from encoder_core.train.collate import idle_batch, to_batch
+from encoder_core.train.collate import to_batch
 
 CPU = torch.device("cpu")
 REUSE, LENGTH, VOCABULARY = 12, 32, 90
@@ -98,10 +98,6 @@ def test_a_classification_token_at_the_end_of_a_text_is_a_segment_of_its_own() -
     assert batch.segments is not None
     assert batch.segments.nonzero().ravel().tolist() == [2, 6, 8, 12, 14, 17]
     assert set(batch.segments.tolist()) == {0, 2}
-
-
-def test_no_rows_make_an_idle_batch() -> None:
-    assert idle_batch(CPU).rows == 0
 
 
 @pytest.mark.long

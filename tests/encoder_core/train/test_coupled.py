@@ -1,4 +1,5 @@
-"""The loss and the gradient of a contrastive step do not depend on ranks, microbatches or ZeRO stages."""
+"""The loss and the gradient of a contrastive step, alone and beside other terms, depend neither on ranks nor on
+microbatches. At every ZeRO stage: test_families.py."""
 
 from dataclasses import replace
 
@@ -8,19 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_core.families.albert import AlbertConfig
-from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.families.modernbert import ModernBertConfig
-from encoder_core.families.roberta import RobertaConfig
-from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.contrastive import ContrastiveConfig
-from encoder_core.objectives.modules.info_nce import CHUNK_SIMILARITIES
+from encoder_core.batch import duplicate_rows
+from encoder_core.objectives.contrastive import WithVectors
+from encoder_core.objectives.info_nce import CHUNK_SIMILARITIES
+from encoder_core.terms.contrastive import ContrastiveConfig
+from encoder_core.terms.term import last_weight
+from encoder_core.train.step import seed_draws
 from tests.support.ranks import contrastive
-from tests.support.ranks.contrastive import EXAMPLES, Case, Outcome
+from tests.support.ranks.contrastive import EXAMPLES, SEED, Case
 from tests.support.ranks.forked import run_ranks
+from tests.support.ranks.fragments import kind_of
 
 pytestmark = pytest.mark.cluster
 
@@ -29,47 +27,53 @@ FORMS = (
     (ContrastiveConfig(temperature=0.5, pooling="cls", normalize=False, projection=True), 2),
     (ContrastiveConfig(temperature=0.5, bidirectional=True, matryoshka=(16, 8, 3)), 4),
 )
+TIED = ContrastiveConfig(temperature=0.5, projection=True, bidirectional=True, weight=3.0)
+# Microbatches of 5 leave a smaller one at the end, those of 16 a rank of three without work.
+SOME = [Case(5, *FORMS[2]), *(Case(5, TIED, beside=name) for name in ("mlm", "sop", "rtd"))]
+ALL = [
+    *(Case(size, *form) for form in FORMS for size in (4, 5, 8, 16)),
+    *(Case(size, TIED, beside=name) for name in ("mlm", "sop", "rtd") for size in (7, 16)),
+]
 
 
-SHAPE = contrastive.BERT.model_dump(exclude={"family", "token_types", "position", "layer_norm_eps"})
-FAMILIES: tuple[ModelConfig, ...] = (
-    RobertaConfig(**SHAPE),
-    AlbertConfig(**SHAPE, embedding=8),
-    ElectraConfig(**SHAPE, embedding=8),
-    DebertaConfig(**SHAPE),
-    DebertaV2Config(**SHAPE, buckets=8),
-    XlnetConfig(**SHAPE),
-    ModernBertConfig(**SHAPE, local_attention=8),
-    EuroBertConfig(**SHAPE),
-)
+def one_big_batch(case: Case) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """By plain autograd: one forward pass of all texts, and cross-entropy over all similarities. Means of losses by
+    term, and the gradient by parameter."""
+    model, batch = contrastive.fresh_model(case).double(), case.rows(0, EXAMPLES)
+    seed_draws(SEED, 0, 0)
+    vectors = model.embed(batch)
+    vectors_of = model.vectors if isinstance(model, WithVectors) else model
+    others = model.others(batch).terms if isinstance(model, WithVectors) else ()
+    losses = {term.name: (term.loss_sum / term.targets, term.weight) for term in others}
+    for name, width in vectors_of.terms.items():
+        losses[name] = (_loss(case, vectors[..., :width]), last_weight(case.objective.weight))
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    whole = torch.stack([weight * loss for loss, weight in losses.values()]).sum()
+    gradients = torch.autograd.grad(whole, [p for _, p in named])
+    return (
+        {name: loss.item() for name, (loss, _) in losses.items()},
+        {name: g.flatten().numpy() for (name, _), g in zip(named, gradients, strict=True)},
+    )
 
 
-def one_big_batch(case: Case) -> tuple[float, dict[str, np.ndarray]]:
-    """Loss and gradient by plain autograd: one forward pass of all texts, and cross-entropy over all similarities."""
-    model = contrastive.fresh_model(case)
-    if case.double:
-        model.double()
-    vectors = model.embed(contrastive.to_rows(contrastive.examples(case.group)))
-    loss = torch.stack([_loss(vectors[..., :width], case.objective) for width in model.terms.values()]).sum()
-    named = contrastive.named(model)
-    gradients = torch.autograd.grad(loss, [p for _, p in named])
-    return loss.item(), {name: g.flatten().numpy() for (name, _), g in zip(named, gradients, strict=True)}
-
-
-def _loss(vectors: Tensor, config: ContrastiveConfig) -> Tensor:
+def _loss(case: Case, vectors: Tensor) -> Tensor:
+    config = case.objective
     vectors = F.normalize(vectors, dim=-1) if config.normalize else vectors
     queries, positives, others = vectors[:, 0], vectors[:, 1], vectors[:, 2:].flatten(0, 1)
     own = torch.arange(EXAMPLES)
     scores = queries @ torch.cat([positives, others]).T / config.temperature
-    scores = scores.masked_fill(_no_negatives(vectors.shape[1]), -torch.inf)
+    scores = scores.masked_fill(_no_negatives(case), -torch.inf)
     there, back = F.cross_entropy(scores, own), F.cross_entropy(scores[:, :EXAMPLES].T, own)
     return (there + back) / 2 if config.bidirectional else there
 
 
-def _no_negatives(group: int) -> Tensor:
+def _no_negatives(case: Case) -> Tensor:
     """Which candidates, positives first, are no negatives of which query: equal texts, and positives of equal
     queries."""
-    texts = [[tuple(text.tolist()) for text in example] for example in contrastive.examples(group)]
+    examples = contrastive.examples(case.group)
+    if case.beside != "nothing":
+        examples = [[example[0]] * 2 for example in examples]
+    texts = [[tuple(text.tolist()) for text in example] for example in examples]
     candidates = [(e[1], e[0], j) for j, e in enumerate(texts)] + [
         (c, None, -1) for e in texts for c in e[2:]
     ]
@@ -81,70 +85,29 @@ def _no_negatives(group: int) -> Tensor:
     )
 
 
-def distance(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
-    """The error's norm over the gradient's."""
-    assert found.keys() == expected.keys()
-    error, size = (
-        np.concatenate([a.ravel() for a in parts])
-        for parts in zip(*((found[name] - values, values) for name, values in expected.items()), strict=True)
-    )
-    return float(np.linalg.norm(error) / np.linalg.norm(size))
-
-
-def losses(outcome: Outcome) -> float:
-    return sum(value for name, value in outcome.sums.items() if name.endswith("_loss")) / EXAMPLES
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_the_gradient_is_that_of_one_big_batch_in_double_precision(world: int) -> None:
-    """Microbatches of 5 leave a smaller one at the end, and of 16 a rank of three without work."""
-    cases = [
-        Case(microbatch, objective, group, double=True)
-        for objective, group in FORMS
-        for microbatch in (4, 5, 8, 16)
-    ]
+@pytest.mark.parametrize(
+    ("world", "cases"),
+    [(2, SOME), *(pytest.param(world, ALL, marks=pytest.mark.long) for world in (1, 2, 3))],
+)
+def test_the_step_is_that_of_one_big_batch_in_double_precision(world: int, cases: list[Case]) -> None:
+    """And so are the held-out figures, where no dropout makes them others."""
     for case, *ranks in zip(cases, *run_ranks(contrastive.first_steps, world, cases), strict=True):
-        loss, gradient = one_big_batch(case)
-        for rank in ranks:  # at stage 0 each has all of it
-            assert abs(losses(rank) - loss) < 1e-10, case
-            assert distance(contrastive.assemble([rank]), gradient) < 1e-10, case
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_every_zero_stage_has_the_same_gradient_and_the_same_held_out_figures(world: int) -> None:
-    """In fp32, through the engine; the held-out rows are those of the step, so their loss is the step's."""
-    cases = [Case(8, *FORMS[2], stage=stage) for stage in (0, 1, 2, 3)]
-    for case, *ranks in zip(cases, *run_ranks(contrastive.first_steps, world, cases), strict=True):
-        loss, gradient = one_big_batch(replace(case, double=True))
-        assert distance(contrastive.assemble(ranks[:1] if case.stage == 0 else ranks), gradient) < 1e-6, case
+        losses, expected = one_big_batch(case)
         for rank in ranks:
-            assert abs(losses(rank) - loss) < 1e-6 * loss, case
-            assert abs(rank.heldout["loss"] - loss) < 1e-6 * loss, case
-            assert rank.heldout["contrastive_8_targets"] == EXAMPLES
-
-
-@pytest.mark.long
-def test_every_family_has_the_gradient_of_one_big_batch() -> None:
-    """At stage 3 on two ranks of which one idles at the end; XLNet's mask vector is frozen and has no gradient."""
-    cases = [Case(12, ContrastiveConfig(temperature=0.5), stage=3, model=model) for model in FAMILIES]
-    for case, *ranks in zip(cases, *run_ranks(contrastive.first_steps, 2, cases), strict=True):
-        _, gradient = one_big_batch(replace(case, double=True))
-        found = contrastive.assemble(ranks)
-        found = {name: values for name, values in found.items() if name != "encoder.mask.weight"}
-        assert distance(found, gradient) < 1e-6, case.model.family
+            found = kind_of([rank.gradient], "gradient")
+            assert found.keys() == expected.keys()
+            error = sum(np.square(found[name] - values).sum() for name, values in expected.items())
+            assert error < 1e-20 * sum(np.square(values).sum() for values in expected.values()), case
+            for name, loss in losses.items():
+                mean = rank.sums[f"{name}_loss"] / rank.sums[f"{name}_targets"]
+                assert mean == pytest.approx(loss, rel=1e-9), (case, name)
+                if case.beside == "nothing":
+                    assert rank.sums[f"{name}_targets"] == rank.heldout[f"{name}_targets"] == EXAMPLES
+                    assert rank.heldout[f"{name}_loss"] == pytest.approx(loss, rel=1e-9), (case, name)
 
 
 def test_the_examples_of_these_tests_share_texts() -> None:
-    assert _no_negatives(2).sum() >= EXAMPLES // 2
-
-
-@pytest.mark.long
-def test_both_passes_draw_the_same_dropout() -> None:
-    """Every text is the same one here, and each has draws of its own."""
-    for ranks in run_ranks(contrastive.both_passes, 2, list(FAMILIES)):
-        assert ranks == [True] * len(FAMILIES)
+    assert _no_negatives(Case(8)).sum() >= EXAMPLES // 2
 
 
 @pytest.mark.long
@@ -168,3 +131,22 @@ def test_memory_is_flat_in_the_batch() -> None:
     assert peaks[512] < 1.15 * peaks[64]
     assert peaks[4096] < 1.15 * peaks[64] + 8 * vectors + 4 * 4 * CHUNK_SIMILARITIES
     assert whole > 4 * peaks[64]
+
+
+def test_a_row_is_read_twice_as_its_text_was() -> None:
+    batch = Case(6, beside="mlm").rows(3, 9)
+    text = batch.tokens.index_copy(0, batch.target_positions, batch.target_ids)
+    both = duplicate_rows(batch)
+    assert both.group == 2
+    assert both.numbers is not None
+    assert both.numbers.tolist() == list(range(6, 18))
+    expected = [part for row in text.split(batch.cu_seqlens.diff().tolist()) for part in (row, row)]
+    for found, row in zip(both.tokens.split(both.cu_seqlens.diff().tolist()), expected, strict=True):
+        assert torch.equal(found, row)
+    assert not torch.equal(both.keys.unique(), batch.keys.unique())
+    none = {name: value[:0] for name, value in vars(batch).items() if name in EMPTY}
+    empty = duplicate_rows(replace(batch, **none, cu_seqlens=batch.cu_seqlens[:1]))
+    assert (empty.rows, len(empty.tokens)) == (0, 0)
+
+
+EMPTY = ("tokens", "positions", "target_positions", "target_ids", "segments", "pair_labels", "numbers")

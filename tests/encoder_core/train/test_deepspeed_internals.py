@@ -26,7 +26,7 @@ def test_what_is_there_is_taken_for_it() -> None:
 @pytest.mark.parametrize(
     "cases",
     [
-        pytest.param(random.Random().sample(CASES, 12), id="some"),
+        pytest.param(random.Random(0).sample(CASES, 12), id="some"),
         pytest.param(CASES, id="all", marks=pytest.mark.long),
     ],
 )

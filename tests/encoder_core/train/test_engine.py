@@ -51,15 +51,6 @@ def test_any_topology_and_stage_trains_the_same_model(whole: list[list[Trace]], 
         assert small.distance(small.assemble(traces), reference) < 2e-5, setting
 
 
-def test_state_of_two_ranks_zero_2_continues_on_three_ranks_zero_3(
-    whole: list[list[Trace]], half: list[Whole]
-) -> None:
-    moved = by_setting(run_ranks(small.train, 3, [Setting(3)], CUT, STEPS, [half[2]]))[0]
-    expected = [step[0] for step in whole[2][0].steps[CUT:]]
-    np.testing.assert_allclose([step[0] for step in moved[0].steps], expected, rtol=1e-5)
-    assert small.distance(small.assemble(moved), small.assemble(whole[2])) < 2e-5
-
-
 def test_a_non_finite_gradient_moves_nothing_on_any_rank(half: list[Whole]) -> None:
     settings = FP32 + BF16
     traces = by_setting(run_ranks(small.train, 2, settings, CUT, CUT + 1, half, CUT))

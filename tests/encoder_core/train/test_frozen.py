@@ -29,12 +29,14 @@ def by_case(ranks: list[list[Trace]]) -> list[list[Trace]]:
     return [list(traces) for traces in zip(*ranks, strict=True)]
 
 
-@pytest.mark.parametrize("world", [1, pytest.param(3, marks=pytest.mark.long)])
-def test_a_random_part_frozen_is_loaded_as_it_was_saved(world: int, tmp_path: Path) -> None:
-    saved = by_case(run_ranks(frozen.train_and_save, 2, CASES, str(tmp_path)))
-    loaded = by_case(run_ranks(frozen.load, world, CASES, str(tmp_path)))
+@pytest.mark.parametrize(("world", "cases"), [(1, CASES[:4]), pytest.param(3, CASES, marks=pytest.mark.long)])
+def test_a_random_part_frozen_is_loaded_as_it_was_saved(
+    world: int, cases: list[Case], tmp_path: Path
+) -> None:
+    saved = by_case(run_ranks(frozen.train_and_save, 2, cases, str(tmp_path)))
+    loaded = by_case(run_ranks(frozen.load, world, cases, str(tmp_path)))
     first = dict(frozen.fresh(small.SEED).named_parameters())
-    for case, before, after in zip(CASES, saved, loaded, strict=True):
+    for case, before, after in zip(cases, saved, loaded, strict=True):
         state = small.assemble(before)  # every element once
         assert small.identical(small.assemble(after), state), case
         dtype = torch.bfloat16 if case.saved.precision == "bf16" else torch.float32

@@ -29,6 +29,7 @@ def engine_of(module: Any) -> Any:
     )
 
 
+@pytest.mark.default_cases(10)
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
 def test_no_gradient_stays_and_a_second_time_is_spared(network: Network) -> None:
     module = build(network)

@@ -156,7 +156,7 @@ def sums_of(module: ObjectiveModule, batch: Batch) -> LossSums:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_no_input_and_no_loss(name: str, seed: int) -> None:
     case = CASES[name]
     it = made(case, seed)
@@ -190,7 +190,7 @@ def test_no_input_and_no_loss(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["nsp", "nsp of sentences", "sop"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_loss_of_pairs_is_that_of_whole_rows(name: str, seed: int) -> None:
     """By the formula, row by row; the removed ones change neither the loss nor a gradient."""
     it = made(CASES[name], seed)

@@ -1,4 +1,4 @@
-"""Averages of weights on ranks: trained, evaluated and handed to other ranks, with what a test needs to check them."""
+"""Averages of weights on ranks: trained and evaluated, with what a test needs to check them."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from encoder_core.layers.initialise import initialise
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 from encoder_core.train.metrics import evaluate, evaluate_all
-from encoder_core.train.zero_state import ALL_KINDS, MASTER
+from encoder_core.train.zero_state import MASTER
 from tests.support.ranks.fragments import Piece, Whole, gathered, pieces
 from tests.support.ranks.small_training import SEED, Poisonable, Setting, engine_of, microbatch, step_of
 
@@ -32,38 +32,26 @@ class Averaged:
     shapes: dict[str, tuple[int, ...]]
 
 
-def train(
-    rank: int,
-    world: int,
-    settings: list[Setting],
-    first: int,
-    stop: int,
-    states: list[Whole] | None = None,
-    poisoned: int | None = None,
-    evaluates: bool = True,
-) -> list[Averaged]:
-    """Steps [first, stop) under each setting, from `states` if given, with an evaluation after each if `evaluates`."""
+def train(rank: int, world: int, settings: list[Setting], steps: int, poisoned: int) -> list[Averaged]:
+    """So many steps under each setting, with an evaluation after each; the gradients of step `poisoned` are NaN."""
     control = Control.join()
     found = []
-    for number, setting in enumerate(settings):
+    for setting in settings:
         torch.manual_seed(SEED)
         model = Poisonable()
         initialise(model)
         engine = engine_of(model, setting)
-        if states is not None:
-            _put(engine, ALL_KINDS, states[number])
         weights, applied = [gathered(engine)], []
-        for step in range(first, stop):
+        for step in range(steps):
             model.factor = float("nan") if step == poisoned else 1.0
             applied.append(step_of(engine, control, step)[1].applied)
             model.factor = 1.0
-            if evaluates:
-                _evaluate(engine, control)
+            _evaluate(engine, control)
             weights.append(gathered(engine))
         state, shapes = pieces(engine.fragments()), engine.shapes
         figures = _evaluate(engine, control)
         end = gathered(engine)
-        _put(engine, (MASTER,), {name: {MASTER: kinds["average"]} for name, kinds in end.items()})
+        _begin_at_average(engine, end)
         began = gathered(engine)
         assert all((kinds["average"] == kinds[MASTER]).all() for kinds in began.values())
         again = evaluate(engine, control, _heldout(control), SEED)["mlm_loss"]
@@ -72,8 +60,10 @@ def train(
     return found
 
 
-def _put(engine: Engine, kinds: tuple[str, ...], state: Whole) -> None:
-    engine.restore(kinds, lambda name, kind, start, stop: torch.from_numpy(state[name][kind][start:stop]))
+def _begin_at_average(engine: Engine, state: Whole) -> None:
+    engine.restore(
+        (MASTER,), lambda name, kind, start, stop: torch.from_numpy(state[name]["average"][start:stop])
+    )
 
 
 def _evaluate(engine: Engine, control: Control) -> dict[str, float]:
