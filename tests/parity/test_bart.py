@@ -19,9 +19,7 @@ from encoder_core.batch import Batch
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.families.bart import BartConfig
 from encoder_core.families.catalogue import interchange, read_config
-from encoder_core.layers.kernel_choice import Kernel, force_kernel
-from encoder_core.objectives.denoise import DenoiseConfig
-from encoder_core.objectives.modules.denoising import DenoisingModel
+from encoder_core.objectives.denoise import DenoisingModel, denoising_model
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
     assert_close,
@@ -92,22 +90,11 @@ def assert_same(ours: DenoisingModel, theirs: BartForConditionalGeneration, batc
     assert ours(batch).metrics["denoise_correct"] == (logits.argmax(-1) == batch.target_ids).sum()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
-@pytest.mark.parametrize("direction", ["ours_to_theirs", "theirs_to_ours"])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_same_weights_same_outputs(
-    dtype: torch.dtype, direction: str, lengths: tuple[list[int], list[int]]
-) -> None:
-    ours, theirs = models(dtype, direction)
+def test_same_weights_same_outputs_in_fp32(lengths: tuple[list[int], list[int]]) -> None:
+    ours, theirs = models(torch.float32, "theirs_to_ours")
     with torch.no_grad():
         assert_same(ours, theirs, noisy(*lengths))
-
-
-@pytest.mark.parametrize("kernel", ["blocked", "padded", "written"])
-def test_the_same_with_every_kernel(kernel: Kernel) -> None:
-    ours, theirs = models(torch.float64, "theirs_to_ours")
-    with torch.no_grad(), force_kernel(kernel):
-        assert_same(ours, theirs, noisy([1, 9, 40], [3, 8, 33]))
 
 
 @settings(max_examples=12, deadline=None)

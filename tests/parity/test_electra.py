@@ -50,11 +50,10 @@ def both_models(config: ElectraConfig, heads: Heads, dtype: torch.dtype) -> tupl
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("heads", ["mlm", "rtd"])
-@pytest.mark.parametrize("copy", [copy_from, copy_into])
-def test_same_weights_same_outputs(
-    config: ElectraConfig, heads: Heads, copy: Any, dtype: torch.dtype
-) -> None:
+def test_same_weights_same_outputs(config: ElectraConfig, heads: Heads, dtype: torch.dtype) -> None:
+    """And in fp64, after our weights were copied into theirs, the same gradients."""
     ours, theirs = both_models(config, heads, dtype)
+    copy = copy_into if dtype == torch.float64 else copy_from
     copy(theirs, ours, interchange(config, heads))
     batch = make_batch(LENGTHS, config.vocabulary, segments=True)
     padded = pad(batch, config.pad_id)

@@ -136,17 +136,15 @@ def loss_of(logits: Tensor, batch: Batch) -> Tensor:
     return cross_entropy(logits[batch.target_positions], batch.target_ids, reduction="sum")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
-@pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_same_weights_same_outputs(dtype: torch.dtype, direction: str, lengths: list[int]) -> None:
-    ours, theirs = both(CONFIG, dtype, direction)
+def test_same_weights_same_outputs_in_fp32(lengths: list[int]) -> None:
+    ours, theirs = both(CONFIG, torch.float32, "theirs_to_ours")
     batch = make_batch(lengths, CONFIG.vocabulary)
     with torch.no_grad():
         states, logits = theirs(batch)
         assert_close(ours.encoder(batch), states)
         assert_close(ours.logits(batch), logits[batch.target_positions])
-        assert_close(ours(batch).terms[0].loss_sum.to(dtype), loss_of(logits, batch))
+        assert_close(ours(batch).terms[0].loss_sum, loss_of(logits, batch))
 
 
 @st.composite

@@ -1,44 +1,25 @@
 """UltraBERT, read as a EuroBERT with windows and a head of two Linears: against its formulas, written here once more
-without any part of ours, and against transformers' class.
+without any part of ours. Against transformers' class: test_masked.py.
 
-Angles are in fp32 everywhere, so that fp64 models agree with the formulas to 1e-12. transformers computes RMSNorm in
-fp32, in fp64 models too; the fp64 tests replace its function.
+Angles are in fp32 everywhere, so that fp64 models agree with the formulas to 1e-12.
 """
 
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import gelu, silu
-from transformers.models.ultrabert.modeling_ultrabert import UltrabertRMSNorm
 
-from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.objectives.modules.network import masked_language_model
 from encoder_core.objectives.weights import masked_weights
 from tests.support.models.parity import (
-    assert_same_masked_outputs,
     make_batch,
     parameters_of,
     random_weights,
-)
-from tests.support.models.peers import in_both_directions, in_both_precisions, peers, unrounded_norm
-
-CONFIG = EuroBertConfig(
-    layers=5,
-    hidden=48,
-    heads=6,
-    key_value_heads=2,
-    feed_forward=80,
-    max_length=600,
-    vocab=101,
-    rotary_base=2_560_000.0,
-    local_attention=16,
-    head_width=24,
 )
 
 
@@ -113,17 +94,6 @@ def test_any_shape_and_any_rows_in_fp64(config: EuroBertConfig, lengths: list[in
         assert (ours.logits(batch) - expected).abs().max() <= 1e-12 * expected.abs().max()
 
 
-@in_both_precisions
-@in_both_directions
-@pytest.mark.parametrize("tied", [False, True], ids=["own_decoder", "tied"])
-def test_same_weights_same_outputs_as_transformers(dtype: torch.dtype, direction: Any, tied: bool) -> None:
-    config = CONFIG.model_copy(update={"tied_decoder": tied})
-    ours, theirs = peers(config, dtype, direction)
-    with torch.no_grad(), unrounded_norm(UltrabertRMSNorm):
-        for lengths in ([1, 2, 3, 17], [63, 64, 65, 129], [300, 1, 40, 511]):
-            assert_same_masked_outputs(ours, theirs, make_batch(lengths, config.vocabulary), 7)
-
-
 @settings(max_examples=40, deadline=None)
 @given(config=shapes())
 def test_all_forms_of_its_config_are_read(config: EuroBertConfig) -> None:
@@ -148,24 +118,3 @@ def test_what_the_file_leaves_out_is_transformers_own() -> None:
     assert [found.window(layer) for layer in range(3)] == [128, 128, None]
     assert [found.rope_base(layer) for layer in range(3)] == [10_000.0, 10_000.0, 2_560_000.0]
     assert (found.max_length, found.head_width, found.tied_decoder) == (32_768, 768, False)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"layer_types": ["full_attention"] * 5},
-        {"attention_windows": [8, 4, None, 8, 8]},
-        {"rope_parameters": None, "rope_theta": [1.0, 2.0, 3.0, 1.0, 1.0]},
-        {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}},
-        {"attention_bias": True},
-    ],
-    ids=str,
-)
-def test_what_we_do_not_have_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ModelError, match=list(change)[-1]):
-        read_config(interchange(CONFIG).fields | change)
-
-
-def test_half_an_ultrabert_is_refused() -> None:
-    with pytest.raises(ValueError, match="local_attention and head_width"):
-        EuroBertConfig(layers=1, hidden=48, heads=6, feed_forward=8, local_attention=16)

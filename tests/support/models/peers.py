@@ -10,28 +10,23 @@ import transformers
 from torch import Tensor
 
 from encoder_core.families.catalogue import ModelConfig, interchange
-from encoder_core.layers.attention import Attend, automatic
-from encoder_core.objectives.modules.multitask import MultitaskModel
-from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.multitask import MultitaskModel
+from encoder_core.objectives.network import masked_language_model
 from tests.support.models.parity import copy_from, copy_into, random_weights
 
-Direction = Literal["theirs_to_ours", "ours_to_theirs"]
-
-in_both_directions = pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])
 in_both_precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
 
 
 def peers(
     config: ModelConfig,
     dtype: torch.dtype,
-    direction: Direction = "theirs_to_ours",
-    attend: Attend = automatic,
+    direction: Literal["theirs_to_ours", "ours_to_theirs"] = "theirs_to_ours",
 ) -> tuple[MultitaskModel, Any]:
     """Ours and theirs, whose configuration has the fields that an export writes."""
     their = interchange(config)
     described = transformers.AutoConfig.for_model(**their.fields)
     theirs = random_weights(getattr(transformers, str(their.architecture))(described)).to(dtype).eval()
-    ours = random_weights(masked_language_model(config, attend=attend), seed=1).to(dtype).eval()
+    ours = random_weights(masked_language_model(config), seed=1).to(dtype).eval()
     (copy_from if direction == "theirs_to_ours" else copy_into)(theirs, ours, their)
     return ours, theirs
 
