@@ -3,6 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from encoder_core.heads import cross_entropy
@@ -20,54 +22,31 @@ def inputs(targets: int, dtype: torch.dtype = torch.float64) -> tuple[tuple[Tens
     return (features, weight, bias), torch.randint(13, (targets,), generator=generator)
 
 
-@pytest.mark.parametrize("chunk", [1, 13 * 4, 2**24])
-@pytest.mark.parametrize("targets", [1, 4, 11])
-def test_equals_the_formula(chunk: int, targets: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sizes.CHUNK_LOGITS, "cpu", chunk)
-    tensors, ids = inputs(targets)
-    features, weight, bias = tensors
-    logits = F.linear(features, weight, bias)
-    expected = F.cross_entropy(logits, ids, reduction="sum")
-    loss_sum, correct, _ = linear_cross_entropy(features, weight, bias, ids)
-    torch.testing.assert_close(loss_sum, expected, rtol=1e-12, atol=0)
-    assert correct == (logits.argmax(-1) == ids).sum()
-    actual = torch.autograd.grad(loss_sum * 0.37, tensors)
-    for grad, wanted in zip(actual, torch.autograd.grad(expected * 0.37, tensors), strict=True):
-        torch.testing.assert_close(grad, wanted, rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.parametrize("multiple", [1, 8, 64])
-@pytest.mark.parametrize("biased", [True, False])
-def test_a_vocabulary_that_is_rounded_up_changes_nothing(
-    multiple: int, biased: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (features, weight, offset), ids = inputs(11)
+@given(
+    targets=st.integers(1, 11),
+    chunk=st.sampled_from([1, 13 * 2, 13 * 4, 2**24]),
+    multiple=st.sampled_from([1, 8, 64]),
+    biased=st.booleans(),
+    weighed=st.booleans(),
+)
+def test_equals_the_formula(targets: int, chunk: int, multiple: int, biased: bool, weighed: bool) -> None:
+    """In chunks, with a vocabulary that is rounded up, and with a weight of each target."""
+    (features, weight, offset), ids = inputs(targets)
     bias = offset if biased else None
     tensors = [x for x in (features, weight, bias) if x is not None]
-    keys = torch.arange(11)
-    torch.manual_seed(3)
-    expected = linear_cross_entropy(features, weight, bias, ids, temperature=0.7, keys=keys)
-    wanted = torch.autograd.grad(expected.loss_sum, tensors)
-    monkeypatch.setitem(cross_entropy.VOCAB_MULTIPLES, "cpu", multiple)
-    torch.manual_seed(3)
-    found = linear_cross_entropy(features, weight, bias, ids, temperature=0.7, keys=keys)
-    torch.testing.assert_close(found.loss_sum, expected.loss_sum, rtol=1e-12, atol=0)
-    assert found.correct == expected.correct
-    assert found.sampled is not None
-    assert expected.sampled is not None
-    assert found.sampled.tolist() == expected.sampled.tolist()
-    for gradient, other in zip(torch.autograd.grad(found.loss_sum, tensors), wanted, strict=True):
-        torch.testing.assert_close(gradient, other, rtol=1e-11, atol=1e-13)
-
-
-def test_no_targets_give_zero_and_zero_gradients() -> None:
-    tensors, ids = inputs(0)
-    loss_sum, correct, _ = linear_cross_entropy(*tensors, ids)
-    assert loss_sum == 0
-    assert correct == 0
-    for tensor, grad in zip(tensors, torch.autograd.grad(loss_sum, tensors), strict=True):
-        assert grad.shape == tensor.shape
-        assert not grad.any()
+    weights = torch.rand(targets, generator=torch.Generator().manual_seed(4)) * 9 if weighed else None
+    logits = F.linear(features, weight, bias)
+    losses = F.cross_entropy(logits, ids, reduction="none")
+    expected = (losses if weights is None else losses * weights.double()).sum()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sizes.CHUNK_LOGITS, "cpu", chunk)
+        patch.setitem(cross_entropy.VOCAB_MULTIPLES, "cpu", multiple)
+        found = linear_cross_entropy(features, weight, bias, ids, weights=weights)
+        actual = torch.autograd.grad(found.loss_sum * 0.37, tensors)
+    torch.testing.assert_close(found.loss_sum, expected, rtol=1e-12, atol=0)
+    assert found.correct == (logits.argmax(-1) == ids).sum()
+    for grad, wanted in zip(actual, torch.autograd.grad(expected * 0.37, tensors), strict=True):
+        torch.testing.assert_close(grad, wanted, rtol=1e-11, atol=1e-13)
 
 
 def test_bf16_sums_in_fp32() -> None:
@@ -127,13 +106,16 @@ def test_samples_follow_the_tempered_softmax(
     torch.testing.assert_close(sums.loss_sum / draws, F.cross_entropy(logits, ids[:1]))
 
 
-def test_sampling_repeats_with_the_seed_however_it_is_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_repeats_with_the_seed_however_it_is_chunked_and_rounded_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tensors, ids = inputs(11)
     outcomes: list[Tensor] = []
-    for chunk in (2**24, 13 * 2, 2**24):
+    for chunk, multiple, seed in ((2**24, 1, 5), (13 * 2, 64, 5), (2**24, 1, 6)):
         monkeypatch.setitem(sizes.CHUNK_LOGITS, "cpu", chunk)
-        torch.manual_seed(5 if len(outcomes) < 2 else 6)
-        sampled = linear_cross_entropy(*tensors, ids, temperature=1.0, keys=torch.arange(11)).sampled
+        monkeypatch.setitem(cross_entropy.VOCAB_MULTIPLES, "cpu", multiple)
+        torch.manual_seed(seed)
+        sampled = linear_cross_entropy(*tensors, ids, temperature=0.7, keys=torch.arange(11)).sampled
         assert sampled is not None
         outcomes.append(sampled)
     assert torch.equal(outcomes[0], outcomes[1])

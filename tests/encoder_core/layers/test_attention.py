@@ -1,4 +1,5 @@
-"""Every attention kernel against the formula: values, gradients, and what dropout does."""
+"""Every attention kernel against the formula, on rows that see both sides and on causal ones: values, gradients, and
+what dropout does."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,25 +13,37 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from encoder_core.layers import attention as kernels
-from encoder_core.layers import cpu_attention as blocked_module
-from encoder_core.layers.attention import Attend, automatic, blocked, padded_sdpa
+from encoder_core.layers import cpu_attention
+from encoder_core.layers.attention import Attend, automatic, blocked, padded_sdpa, written_formula
 from encoder_core.layers.cpu_attention import local_pieces
-from encoder_core.layers.gpu_attention import flash_takes
-from encoder_core.layers.relative_key import RelativeKeyAttention
+from encoder_core.layers.gpu_attention import flash_takes, fused_takes
 from encoder_core.layers.rows import Rows
 from tests.support.models.parity import rows_of
 from tests.support.models.plain_attention import reference
 from tests.support.models.small_networks import NETWORKS, build
 
-LENGTHS = {"mixed": [5, 9, 1, 9, 2], "equal": [7, 7, 7], "one_row": [11]}
-
+KERNELS: tuple[Attend, ...] = (automatic, padded_sdpa, blocked, written_formula)
+RAGGED = st.lists(st.integers(1, 150), min_size=1, max_size=3)
+FULL = st.tuples(st.integers(1, 60), st.integers(1, 4)).map(lambda drawn: [drawn[0]] * drawn[1])
+WINDOWS = st.none() | st.integers(1, 210)
+MIXED = [5, 9, 1, 9, 2]
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 """Query, key and value."""
 
 
-def three(make: Callable[[], Tensor]) -> Inputs:
-    return make(), make(), make()
+def rows_like(lengths: list[int], causal: bool) -> Rows:
+    return replace(rows_of(lengths), causal=causal)
+
+
+def random_heads(rows: Rows, dtype: torch.dtype = torch.float64, *, shared: int = 2) -> Inputs:
+    """Queries of two heads, and keys and values of `shared`."""
+    draws, tokens = torch.Generator().manual_seed(1), rows.positions.numel()
+    q, k, v = (
+        torch.randn(tokens, heads, 8, generator=draws, dtype=dtype, requires_grad=True)
+        for heads in (2, shared, shared)
+    )
+    return q, k, v
 
 
 def each(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
@@ -38,102 +51,107 @@ def each(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
     return change(q), change(k), change(v)
 
 
-def random_heads(rows: Rows, dtype: torch.dtype = torch.float64) -> Inputs:
-    generator = torch.Generator().manual_seed(1)
-    shape = (rows.positions.numel(), 3, 8)
-    return three(lambda: torch.randn(shape, generator=generator, dtype=dtype, requires_grad=True))
-
-
-def outcome(
-    attend: Attend, rows: Rows, inputs: Inputs, dropout: float = 0.0, window: int | None = None
-) -> list[Tensor]:
-    """The context, and gradients of a weighted sum of it."""
-    context = attend(*inputs, rows, dropout, window)
+def outcome(attend: Attend, rows: Rows, inputs: Inputs, window: int | None = None) -> list[Tensor]:
+    """The context without dropout, and gradients of a weighted sum of it."""
+    context = attend(*inputs, rows, 0.0, window)
     weights = torch.linspace(-1, 2, context.numel(), dtype=context.dtype).view_as(context)
     return [context, *torch.autograd.grad((context * weights).sum(), inputs)]
 
 
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("attend", [automatic, padded_sdpa, blocked])
-def test_equals_the_formula(attend: Attend, lengths: list[int]) -> None:
-    rows = rows_of(lengths)
-    inputs = random_heads(rows)
-    for actual, expected in zip(outcome(attend, rows, inputs), outcome(reference, rows, inputs), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.long
-@settings(max_examples=60, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 200), min_size=1, max_size=4),
-    window=st.integers(1, 210),
-    attend=st.sampled_from([automatic, padded_sdpa, blocked]),
-)
-def test_windows_equal_the_formula(lengths: list[int], window: int, attend: Attend) -> None:
-    """Rows shorter and longer than the window and than a block of queries, together."""
-    rows = rows_of(lengths)
-    inputs = random_heads(rows)
-    expected = outcome(reference, rows, inputs, window=window)
-    for actual, wanted in zip(outcome(attend, rows, inputs, window=window), expected, strict=True):
+def assert_same(attend: Attend, rows: Rows, inputs: Inputs, window: int | None = None) -> None:
+    found, expected = (outcome(kernel, rows, inputs, window) for kernel in (attend, reference))
+    for actual, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-11, atol=1e-11)
 
 
-@given(length=st.integers(1, 300), window=st.integers(1, 320))
-def test_the_formula_hides_what_is_further_away_than_the_window(length: int, window: int) -> None:
-    """With equal keys a query's context is the mean of the values in sight, here of their places."""
-    rows = rows_of([length])
-    zeros = torch.zeros(length, 1, 1, dtype=torch.float64)
-    places = torch.arange(length, dtype=torch.float64)[:, None, None]
-    context = reference(zeros, zeros, places, rows, 0.0, window)
-    first, last = (places - window).clamp(min=0), (places + window).clamp(max=length - 1)
-    torch.testing.assert_close(context, (first + last) / 2)
+@given(
+    lengths=RAGGED | FULL,
+    window=WINDOWS,
+    attend=st.sampled_from(KERNELS),
+    causal=st.booleans(),
+    shared=st.integers(1, 2),
+    piece=st.sampled_from([100, 2**18]),
+)
+def test_every_kernel_equals_the_formula(
+    lengths: list[int], window: int | None, attend: Attend, causal: bool, shared: int, piece: int
+) -> None:
+    """Rows shorter and longer than the window and than a block of queries, together, however they are cut."""
+    rows = rows_like(lengths, causal)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_attention, "PIECE_SCORES", piece)
+        assert_same(attend, rows, random_heads(rows, shared=shared), window)
 
 
+@given(lengths=st.lists(st.integers(1, 120), min_size=1, max_size=3), window=WINDOWS, causal=st.booleans())
+def test_the_formula_shows_what_is_near_enough_in_the_row_and_not_later(
+    lengths: list[int], window: int | None, causal: bool
+) -> None:
+    """With equal keys a query's context is the mean of the values in sight, here of their places among all."""
+    zeros = torch.zeros(sum(lengths), 1, 1, dtype=torch.float64)
+    places = torch.arange(sum(lengths), dtype=torch.float64)[:, None, None]
+    context = reference(zeros, zeros, places, rows_like(lengths, causal), 0.0, window)
+    rows = torch.repeat_interleave(torch.tensor(lengths))
+    ends = torch.tensor(lengths).cumsum(0).double()
+    starts = ends - torch.tensor(lengths)
+    reach = float(sum(lengths) if window is None else window)
+    first = torch.maximum(places[:, 0, 0] - reach, starts[rows])
+    last = places[:, 0, 0] if causal else torch.minimum(places[:, 0, 0] + reach, ends[rows] - 1)
+    torch.testing.assert_close(context[:, 0, 0], (first + last) / 2)
+
+
+@pytest.mark.parametrize(("window", "causal"), [(64, False), (64, True), (None, True)])
 @pytest.mark.parametrize("length", [512, 4096])
-def test_a_window_on_a_cpu_makes_only_the_scores_near_the_diagonal(length: int) -> None:
+def test_a_cpu_makes_only_the_scores_near_the_diagonal_and_none_above_it(
+    length: int, window: int | None, causal: bool
+) -> None:
+    pieces = list(local_pieces(((0, length),), 12, window, causal=causal))
     scores = [
         (queries.stop - queries.start) * (keys.stop - keys.start) * (heads.stop - heads.start)
-        for _, queries, keys, heads in local_pieces(((0, length),), 12, 64)
+        for _, queries, keys, heads in pieces
     ]
-    assert sum(scores) <= 12 * length * 3 * 64
-    assert max(scores) <= blocked_module.PIECE_SCORES
-
-
-def test_relative_positions_keep_to_a_window() -> None:
-    rows = rows_of(LENGTHS["mixed"])
-    inputs = random_heads(rows)
-    attend = RelativeKeyAttention(9, 8, both_sides=True).double()
-    torch.nn.init.zeros_(attend.distance.weight)
-    expected = outcome(reference, rows, inputs, window=3)
-    for actual, wanted in zip(outcome(attend, rows, inputs, window=3), expected, strict=True):
-        torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("piece", [1, 100, 2**18])
-def test_blocked_is_the_same_however_it_is_cut(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocked_module, "PIECE_SCORES", piece)
-    rows = rows_of(LENGTHS["mixed"])
-    inputs = random_heads(rows)
-    for actual, expected in zip(
-        outcome(blocked, rows, inputs), outcome(reference, rows, inputs), strict=True
-    ):
-        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    assert max(scores) <= cpu_attention.PIECE_SCORES
+    if not causal:
+        assert sum(scores) <= 12 * length * 3 * 64
+        return
+    assert all(keys.stop <= queries.stop for _, queries, keys, _ in pieces)
+    least = length * (length + 1) // 2 if window is None else length * window
+    assert sum(scores) <= 12 * (least + 2 * length * cpu_attention.BLOCK_QUERIES)
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, 2])
 def test_blocked_gradients_are_those_of_its_own_dropout_mask(
-    window: int | None, monkeypatch: pytest.MonkeyPatch
+    window: int | None, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocked_module, "BLOCK_QUERIES", 3)
-    rows = rows_of([5, 1, 4])
-    inputs = random_heads(rows)
+    monkeypatch.setattr(cpu_attention, "BLOCK_QUERIES", 3)
+    rows = rows_like([5, 1, 4], causal)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         torch.manual_seed(3)
         return blocked(q, k, v, rows, 0.4, window)
 
-    assert torch.autograd.gradcheck(attend, inputs, fast_mode=True)
+    assert torch.autograd.gradcheck(attend, random_heads(rows), fast_mode=True)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=3), WINDOWS, st.sampled_from(KERNELS), st.data())
+def test_no_later_token_changes_an_earlier_context_with_dropout(
+    lengths: list[int], window: int | None, attend: Attend, data: st.DataObject
+) -> None:
+    rows = rows_like(lengths, True)
+    q, k, v = random_heads(rows)
+    place = data.draw(st.integers(0, len(q) - 1))
+    stop = next(stop for start, stop in rows.bounds if start <= place < stop)
+    found = []
+    for added in (0.0, 1.0):
+        moved = torch.zeros(len(q), 1, 1, dtype=torch.float64)
+        moved[place:stop] = added
+        torch.manual_seed(3)
+        found.append(attend(q, k + moved, v - 2 * moved, rows, 0.3, window).detach())
+    same = torch.ones(len(q), dtype=torch.bool)
+    same[place:stop] = False
+    torch.testing.assert_close(found[1][same], found[0][same], rtol=1e-12, atol=1e-12)
 
 
 def test_blocked_drops_probabilities_at_the_asked_rate_and_keeps_the_mean() -> None:
@@ -151,49 +169,15 @@ def test_blocked_drops_probabilities_at_the_asked_rate_and_keeps_the_mean() -> N
     assert counts.var().item() == pytest.approx(length * rate * (1 - rate), rel=0.1)
 
 
-def test_blocked_repeats_with_the_seed_and_changes_with_it() -> None:
-    rows = rows_of(LENGTHS["mixed"])
-    inputs = random_heads(rows)
-    contexts = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        contexts.append(blocked(*inputs, rows, 0.3))
-    assert torch.equal(contexts[0], contexts[1])
-    assert not torch.equal(contexts[0], contexts[2])
-
-
 @pytest.mark.parametrize("attend", [padded_sdpa, blocked])
 def test_bf16_is_near_the_formula(attend: Attend) -> None:
-    rows = rows_of(LENGTHS["mixed"])
+    rows = rows_of(MIXED)
     inputs = random_heads(rows, torch.bfloat16)
     exact = each(lambda x: x.detach().double().requires_grad_(), inputs)
     for actual, expected in zip(outcome(attend, rows, inputs), outcome(reference, rows, exact), strict=True):
         assert actual.dtype == torch.bfloat16
         error = (actual.double() - expected).abs().max() / expected.abs().max()
         assert error < 0.03
-
-
-def test_a_row_never_sees_another() -> None:
-    rows = rows_of(LENGTHS["mixed"])
-    inputs = random_heads(rows)
-    for attend in (padded_sdpa, blocked, reference):
-        context = attend(*inputs, rows, 0.0)
-        changed = each(lambda x: x.detach().clone(), inputs)
-        for x in changed:
-            x[5:14] += 1.0  # the second row
-        moved = (attend(*changed, rows, 0.0) != context).flatten(1).any(1)
-        assert moved[5:14].all()
-        assert not moved[:5].any()
-        assert not moved[14:].any()
-
-
-def test_no_tokens_at_all_keep_the_graph_whole() -> None:
-    """An idle rank's batch: nothing to do, but every parameter must get a gradient."""
-    rows = Rows(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64), 0)
-    inputs = three(lambda: torch.zeros(0, 3, 8, requires_grad=True))
-    context = automatic(*inputs, rows, 0.1)
-    assert context.shape == (0, 3, 8)
-    assert all(grad is not None for grad in torch.autograd.grad(context.sum(), inputs))
 
 
 def stand_in(
@@ -209,61 +193,58 @@ def stand_in(
     window_size_right: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """torch's flash operator, for a processor: same arguments, same five results, no dropout."""
-    assert window_size_left == window_size_right
     lengths = cu_q.diff().tolist()
     assert torch.equal(cu_q, cu_k)
     assert max_q == max_k == max(lengths)
     assert cu_q.dtype == torch.int32
     dropout, is_causal, return_debug_mask = rest
-    assert (dropout, is_causal, return_debug_mask) == (0.0, False, False)
+    assert (dropout, return_debug_mask) == (0.0, False)
     q, k, v = (pad_sequence(x.split(lengths), batch_first=True).transpose(1, 2) for x in (q, k, v))
     mask = torch.arange(max_k) < cu_k.diff()[:, None]
-    at = torch.arange(max_k)
-    near = (at[:, None] - at).abs() <= (max_k if window_size_left is None else window_size_left)
+    ahead = torch.arange(max_k) - torch.arange(max_k)[:, None]
+    left, right = (max_k if size is None else size for size in (window_size_left, window_size_right))
+    near = (-ahead <= left) & (ahead <= (min(0, right) if is_causal else right))
     seen = mask[:, None, None] & (near | ~mask[:, None, :, None])
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
     empty = torch.empty(0)
     return out.transpose(1, 2)[mask], empty, empty, empty, empty
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_varlen_passes_the_rows_to_the_operator(
-    lengths: list[int], window: int | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lengths", [MIXED, [7, 7, 7]], ids=["mixed", "equal"])
+def test_varlen_passes_rows_and_windows_to_the_operator(
+    lengths: list[int], window: int | None, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Operators:
         class aten:
             _flash_attention_forward = staticmethod(stand_in)
 
-    rows = rows_of(lengths)
+    rows = rows_like(lengths, causal)
     inputs = random_heads(rows)
-    expected = outcome(reference, rows, inputs, window=window)
+    expected = outcome(reference, rows, inputs, window)
     monkeypatch.setattr(torch, "ops", Operators)
-    found = outcome(kernels.varlen_flash, rows, inputs, window=window)
-    for actual, wanted in zip(found, expected, strict=True):
+    for actual, wanted in zip(outcome(kernels.varlen_flash, rows, inputs, window), expected, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, 64])
-def test_varlen_fits_the_real_operators_signature_and_derivative(window: int | None) -> None:
+def test_varlen_fits_the_real_operators_signature_and_derivative(window: int | None, causal: bool) -> None:
     """Shapes only, on the meta device: the operator accepts dropout and a window, and carries a derivative."""
-    rows = Rows(
-        torch.empty(4, dtype=torch.int32, device="meta"),
-        torch.empty(20, dtype=torch.int64, device="meta"),
-        9,
-    )
-    inputs = three(lambda: torch.empty(20, 3, 8, dtype=torch.bfloat16, device="meta", requires_grad=True))
-    context = kernels.varlen_flash(*inputs, rows, 0.1, window)
-    assert context.shape == (20, 3, 8)
-    for grad in torch.autograd.grad(context.sum(), inputs):
-        assert grad.shape == (20, 3, 8)
+    bounds = torch.empty(4, dtype=torch.int32, device="meta")
+    rows = Rows(bounds, torch.empty(20, dtype=torch.int64, device="meta"), 9, causal=causal)
+    q, k, v = torch.empty(3, 20, 3, 8, dtype=torch.bfloat16, device="meta", requires_grad=True).unbind()
+    context = kernels.varlen_flash(q, k, v, rows, 0.1, window)
+    shapes = [grad.shape for grad in torch.autograd.grad(context.sum(), (q, k, v))]
+    assert [context.shape, *shapes] == [(20, 3, 8)] * 4
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("window", [None, 64])
 def test_varlen_on_a_gpu_is_near_the_formula(window: int | None) -> None:
     rows = rows_of([300, 512, 1, 77])
-    inputs = three(lambda: torch.randn(890, 4, 64, dtype=torch.bfloat16, requires_grad=True))
+    inputs = each(lambda x: x.repeat(1, 2, 8).detach().requires_grad_(), random_heads(rows, torch.bfloat16))
     exact = each(lambda x: x.detach().double().requires_grad_(), inputs)
     moved = Rows(rows.cu_seqlens.cuda(), rows.positions.cuda(), rows.max_length)
     on_gpu = each(lambda x: x.detach().cuda().requires_grad_(), inputs)
@@ -277,18 +258,24 @@ def test_varlen_on_a_gpu_is_near_the_formula(window: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "width", "taken"),
+    ("device", "dtype", "width", "flash", "fused"),
     [
-        ("cuda", torch.bfloat16, 64, True),
-        ("cuda", torch.float16, 256, True),
-        ("cuda", torch.float32, 64, False),
-        ("cuda", torch.bfloat16, 20, False),
-        ("cuda", torch.bfloat16, 264, False),
-        ("cpu", torch.bfloat16, 64, False),
+        ("cuda", torch.bfloat16, 64, True, True),
+        ("cuda", torch.float16, 256, True, False),
+        ("cuda", torch.float32, 64, False, True),
+        ("cuda", torch.float32, 24, False, True),
+        ("cuda", torch.float64, 64, False, False),
+        ("cuda", torch.bfloat16, 20, False, True),
+        ("cuda", torch.bfloat16, 264, False, False),
+        ("cpu", torch.bfloat16, 64, False, False),
+        ("cpu", torch.float32, 64, False, False),
     ],
 )
-def test_flash_is_chosen_where_it_exists(device: str, dtype: torch.dtype, width: int, taken: bool) -> None:
-    assert flash_takes(device, dtype, width) is taken
+def test_kernels_of_gpus_are_chosen_where_they_exist(
+    device: str, dtype: torch.dtype, width: int, flash: bool, fused: bool
+) -> None:
+    assert flash_takes(device, dtype, width) is flash
+    assert fused_takes(device, dtype, width) is fused
 
 
 FLASH_FAMILIES = ("roberta", "spanbert", "albert", "electra", "modernbert", "eurobert", "xlm", "distilbert")

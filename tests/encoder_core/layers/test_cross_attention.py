@@ -69,15 +69,6 @@ def test_kernels_are_offered_to_the_trial(dropout: float, usual: Kernel) -> None
     assert set(seen["attention", dropout > 0]) == set(KERNELS)
 
 
-def test_without_tokens_nothing_is_computed() -> None:
-    none = Rows(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64), 0)
-    found = operands(none, none)
-    context = automatic(*found, none, 0.1, None, none)
-    assert context.shape == (0, 3, 5)
-    context.sum().backward()
-    assert all(operand.grad is not None for operand in found)
-
-
 def test_on_a_gpu_flash_attention_gets_both_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a stand-in that computes the same on the CPU."""
     rows, others = rows_of([3, 9]), rows_of([5, 2])

@@ -1,11 +1,14 @@
 """The kernels of disentangled attention against the formula: values, gradients, and what dropout does."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from encoder_core.layers import cpu_attention as blocked_module
-from encoder_core.layers import cpu_relative as kernel_module
+from encoder_core.layers import cpu_attention, cpu_relative
 from encoder_core.layers.deberta_attention import (
     AttendDisentangled,
     Operands,
@@ -18,7 +21,6 @@ from encoder_core.layers.rows import Rows
 from tests.support.models.parity import rows_of
 from tests.support.models.plain_attention import disentangled_reference
 
-LENGTHS = {"mixed": [5, 9, 1, 9, 2], "equal": [7, 7, 7], "one_row": [11]}
 HEADS, WIDTH = 3, 4
 
 
@@ -53,37 +55,45 @@ def outcome(
     return [context, *torch.autograd.grad((context * weights).sum(), inputs)]
 
 
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("buckets", [None, 4, 256])
-@pytest.mark.parametrize("attend", [padded, blocked])
-@pytest.mark.parametrize("between_positions", [False, True])
-def test_equals_the_formula(
-    between_positions: bool, attend: AttendDisentangled, buckets: int | None, lengths: list[int]
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5) | st.just([7, 7, 7]),
+    buckets=st.sampled_from([None, 4, 256]),
+    attend=st.sampled_from([padded, blocked]),
+    between_positions=st.booleans(),
+    causal=st.booleans(),
+    piece=st.sampled_from([1, 200, 2**18]),
+    block=st.sampled_from([1, 3, 8, 64]),
+)
+def test_equals_the_formula_however_it_is_cut(
+    lengths: list[int],
+    buckets: int | None,
+    attend: AttendDisentangled,
+    between_positions: bool,
+    causal: bool,
+    piece: int,
+    block: int,
 ) -> None:
-    rows = rows_of(lengths)
+    rows = replace(rows_of(lengths), causal=causal)
     relations = related(rows, buckets)
     inputs = random_inputs(rows, relations)
     expected = outcome(disentangled_reference, rows, relations, inputs, between_positions=between_positions)
-    actual = outcome(attend, rows, relations, inputs, between_positions=between_positions)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_attention, "PIECE_SCORES", piece)
+        patch.setattr(cpu_relative, "BLOCK_TOKENS", block)
+        actual = outcome(attend, rows, relations, inputs, between_positions=between_positions)
     for found, wanted in zip(actual, expected, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-    if between_positions:
-        assert not torch.equal(expected[0], outcome(disentangled_reference, rows, relations, inputs)[0])
+        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("block", [1, 3, 8])
-@pytest.mark.parametrize("piece", [1, 200])
-def test_blocked_is_the_same_however_it_is_cut(
-    piece: int, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(blocked_module, "PIECE_SCORES", piece)
-    monkeypatch.setattr(kernel_module, "BLOCK_TOKENS", block)
-    rows = rows_of(LENGTHS["mixed"])
+def test_scores_between_positions_are_a_term() -> None:
+    rows = rows_of([5, 9])
     relations = related(rows, None)
     inputs = random_inputs(rows, relations)
-    expected = outcome(disentangled_reference, rows, relations, inputs)
-    for actual, wanted in zip(outcome(blocked, rows, relations, inputs), expected, strict=True):
-        torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-12)
+    with_them, without = (
+        outcome(disentangled_reference, rows, relations, inputs, between_positions=flag)
+        for flag in (True, False)
+    )
+    assert not torch.equal(with_them[0], without[0])
 
 
 def test_gradients_are_those_of_the_drawn_mask() -> None:
@@ -113,7 +123,7 @@ def test_dropout_keeps_the_mean() -> None:
 
 
 def test_bf16_is_near_the_formula() -> None:
-    rows = rows_of(LENGTHS["mixed"])
+    rows = rows_of([5, 9, 1, 9, 2])
     relations = related(rows, 4)
     inputs = random_inputs(rows, relations, torch.bfloat16)
     exact = [x.detach().double().requires_grad_() for x in inputs]

@@ -12,7 +12,6 @@ from encoder_core.layers import attention, deberta_attention
 from encoder_core.layers.attention import Heads
 from encoder_core.layers.deberta_attention import AttendDisentangled, Operands, RelativePositions
 from encoder_core.layers.deberta_encoder import rows_of_queries as queries_at
-from encoder_core.layers.gpu_attention import fused_takes
 from encoder_core.layers.relative_key import RelativeKeyAttention
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.xlnet_attention import TwoStreamAttention
@@ -133,11 +132,3 @@ def flat(lengths: list[int]) -> Batch:
         target_positions=torch.zeros(0, dtype=torch.int64),
         target_ids=torch.zeros(0, dtype=torch.int64),
     )
-
-
-def test_takes_what_a_gpu_trains_with() -> None:
-    assert fused_takes("cuda", torch.bfloat16, 64)
-    assert fused_takes("cuda", torch.float32, 24)
-    assert not fused_takes("cuda", torch.float64, 64)
-    assert not fused_takes("cuda", torch.bfloat16, 256)
-    assert not fused_takes("cpu", torch.float32, 64)

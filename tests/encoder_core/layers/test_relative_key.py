@@ -1,15 +1,15 @@
 """Relative positions in the scores against a literal statement, query by query and key by key."""
 
-from typing import Literal
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from encoder_core.families.bert import BertConfig
 from encoder_core.layers.relative_key import RelativeKeyAttention
 from encoder_core.layers.rows import Rows
 from tests.support.models.parity import rows_of
+from tests.support.models.plain_attention import reference
 
 LENGTHS = [5, 9, 1]
 
@@ -44,22 +44,16 @@ def test_equals_the_formula(lengths: list[int], both_sides: bool, max_length: in
     )
 
 
-@pytest.mark.parametrize("position", ["relative_key", "relative_key_query"])
-def test_bert_with_relative_positions(position: Literal["relative_key", "relative_key_query"]) -> None:
-    config = BertConfig(
-        layers=2, hidden=16, heads=2, feed_forward=32, max_length=12, vocab=50, position=position
-    )
-    encoder = config.encoder()
-    names = {name for name, _ in encoder.named_parameters()}
-    assert "embeddings.position.weight" not in names
-    assert "layers.1.attention.attend.distance.weight" in names
-    assert encoder.get_parameter("layers.0.attention.attend.distance.weight").shape == (23, 8)
-
-
-def test_no_tokens_keep_the_graph_whole() -> None:
-    attention = RelativeKeyAttention(4, 8, both_sides=True)
-    rows = Rows(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64), 0)
-    inputs = [torch.zeros(0, 3, 8, requires_grad=True) for _ in range(3)]
-    context = attention(*inputs, rows, 0.1)
-    gradients = torch.autograd.grad(context.sum(), [*inputs, attention.distance.weight])
-    assert all(not gradient.any() for gradient in gradients)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 3])
+def test_without_distances_it_is_plain_attention_within_the_window(window: int | None, causal: bool) -> None:
+    rows = replace(rows_of([5, 9, 1, 9, 2]), causal=causal)
+    inputs = torch.randn(3, 26, 2, 4, dtype=torch.float64, requires_grad=True)
+    q, k, v = inputs.unbind()
+    attend = RelativeKeyAttention(9, 4, both_sides=True).double()
+    torch.nn.init.zeros_(attend.distance.weight)
+    found, expected = (kernel(q, k, v, rows, 0.0, window) for kernel in (attend, reference))
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+    weights = torch.randn(found.shape, dtype=torch.float64)
+    gradients = (torch.autograd.grad((context * weights).sum(), inputs)[0] for context in (found, expected))
+    torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-11)

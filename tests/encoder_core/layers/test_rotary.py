@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from encoder_core.families.catalogue import build_encoder
+from encoder_core.families.catalogue import ModelConfig, build_encoder
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.layers.attention import set_rotary_base
@@ -22,37 +22,31 @@ SIZE: dict[str, Any] = {
 }
 
 
+MODERN = ModernBertConfig(**SIZE, local_attention=8)
+EURO = EuroBertConfig(**SIZE, key_value_heads=1)
+
+
 @pytest.mark.parametrize(
-    "config", [ModernBertConfig(**SIZE, local_attention=8), EuroBertConfig(**SIZE, key_value_heads=1)]
+    ("config", "other", "local"),
+    [
+        (MODERN, MODERN.with_rope_base(100.0), False),
+        (EURO, EURO.with_rope_base(100.0), False),
+        (MODERN, MODERN.model_copy(update={"local_rope_base": 100.0}), True),
+    ],
 )
 def test_a_changed_base_makes_the_network_that_is_built_with_it(
-    config: ModernBertConfig | EuroBertConfig,
+    config: ModelConfig, other: ModelConfig, local: bool
 ) -> None:
-    """Only layers that see the whole row change: ModernBERT's local ones keep their own."""
+    """Layers that see the whole row change, or local ones alone: each kind keeps its own base."""
     torch.manual_seed(0)
     changed = build_encoder(config).eval()
     initialise(changed, 0.2)
-    built = build_encoder(config.with_rope_base(100.0)).eval()
+    built = build_encoder(other).eval()
     built.load_state_dict(changed.state_dict())
     batch = make_batch([64, 30], 300)
     with torch.no_grad():
         before = changed(batch)
-        set_rotary_base(changed, 100.0, local=False)
+        set_rotary_base(changed, 100.0, local=local)
         after = changed(batch)
         assert torch.equal(after, built(batch))
     assert not torch.allclose(before, after, atol=1e-3)
-
-
-def test_a_changed_local_base_changes_local_layers_alone() -> None:
-    config = ModernBertConfig(**SIZE, local_attention=8)
-    torch.manual_seed(0)
-    changed = build_encoder(config).eval()
-    initialise(changed, 0.2)
-    built = build_encoder(config.model_copy(update={"local_rope_base": 100.0})).eval()
-    built.load_state_dict(changed.state_dict())
-    batch = make_batch([64, 30], 300)
-    with torch.no_grad():
-        before = changed(batch)
-        set_rotary_base(changed, 100.0, local=True)
-        assert torch.equal(changed(batch), built(batch))
-        assert not torch.allclose(before, changed(batch), atol=1e-3)

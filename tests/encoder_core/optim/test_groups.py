@@ -72,11 +72,6 @@ def test_layers_learn_more_slowly_the_deeper_they_lie(model: MultitaskModel) -> 
     assert {scale[name] for name in scale if "embeddings" in name} == {0.0625}
 
 
-def test_frozen_parameters_are_left_out(model: MultitaskModel) -> None:
-    model.encoder.embeddings.word.weight.requires_grad_(False)
-    assert "encoder.embeddings.word.weight" not in _by_name(model, parameter_groups(model, 0.01))
-
-
 def test_turns_keep_their_order_and_share_no_group(model: MultitaskModel) -> None:
     head = list(model.head.parameters())
     first = [p for p in model.parameters() if all(p is not other for other in head)]

@@ -2,7 +2,7 @@
 unsharded references, and go on from their state anywhere. Parameters learn at rates of their own and decay alike, as
 with muP."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -158,20 +158,26 @@ def test_steps_at_every_stage_equal_the_reference(world: int, cases: list[Case],
         assert error(whole(rank[i] for rank in ranks), expected(case, steps)) <= 1e-6, case
 
 
-@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.long), 3])
-def test_stable_adamws_kernels_equal_the_reference_too(world: int) -> None:
+FUSED = [Case("stableadamw", 1, 7), Case("stableadamw", 3, 7, "bf16")]
+ALL_FUSED = [case for case in CASES if case.optimizer == "stableadamw"]
+ROUNDS = [case for case in CASES if case.optimizer == "muon"]
+
+
+@pytest.mark.parametrize(
+    ("how", "world", "cases"),
+    [
+        (run_fused, 3, FUSED),
+        (run_in_rounds, 3, ROUNDS),
+        *(pytest.param(run_fused, world, ALL_FUSED, marks=pytest.mark.long) for world in (1, 3)),
+        pytest.param(run_in_rounds, 1, ROUNDS, marks=pytest.mark.long),
+    ],
+)
+def test_kernels_and_several_rounds_equal_the_reference_too(
+    how: Callable[..., object], world: int, cases: list[Case]
+) -> None:
     """Over partitions that cut parameters, and ranks that hold nothing of some."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    cases = [case for case in CASES if case.optimizer == "stableadamw"]
-    ranks = run_ranks(run_fused, world, cases, 0, FEW)
-    for i, case in enumerate(cases):
-        assert error(whole(rank[i] for rank in ranks), expected(case, FEW)) <= 1e-6, case
-
-
-@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.long), 3])
-def test_muon_in_several_rounds_equals_the_reference_too(world: int) -> None:
-    cases = [case for case in CASES if case.optimizer == "muon"]
-    ranks = run_ranks(run_in_rounds, world, cases, 0, FEW)
+    ranks = run_ranks(how, world, cases, 0, FEW)
     for i, case in enumerate(cases):
         assert error(whole(rank[i] for rank in ranks), expected(case, FEW)) <= 1e-6, case
 

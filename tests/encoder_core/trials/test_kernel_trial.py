@@ -14,7 +14,7 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.heads import cross_entropy
 from encoder_core.layers import attention, deberta_attention
-from encoder_core.layers.kernel_choice import Kernel, Preference, pick, set_preference
+from encoder_core.layers.kernel_choice import Kernel, Place, Preference, pick, set_preference
 from encoder_core.optim import adamw
 from encoder_core.trials.kernel_attempts import serve
 from encoder_core.trials.kernel_trial import TriedKernel, Unit, merge_networks, preference
@@ -41,30 +41,23 @@ class Reports(list[dict[str, Any]]):
 
 
 def tried_with(
-    network: ModelConfig, dtype: torch.dtype = torch.float32, skipped: dict[Kernel, str] | None = None
+    network: ModelConfig, dtype: torch.dtype = torch.float32
 ) -> dict[tuple[Kernel, bool], TriedKernel]:
     """At attention, by kernel."""
-    found = reported(network, dtype, skipped).found
+    found = reported(network, dtype).found
     return {(one.kernel, one.dropped): one for one in found if one.place == "attention"}
 
 
-def reported(
-    network: ModelConfig,
-    dtype: torch.dtype = torch.float32,
-    skipped: dict[Kernel, str] | None = None,
-    *,
-    stable: bool = False,
-) -> Reports:
+def reported(network: ModelConfig, dtype: torch.dtype = torch.float32, *, stable: bool = False) -> Reports:
     """In this process, whose kernels a test may replace."""
     subject = Subject((network,), dtype, torch.device("cpu"), rows=2, length=24, stable=stable)
     reports = Reports()
-    out = [["attention", kernel, why] for kernel, why in (skipped or {}).items()]
     request = {
         "subject": subject.to_json(),
         "settings": torch_settings(),
         "timed": False,
         "done": [],
-        "skipped": out,
+        "skipped": [],
     }
     serve(request, reports)
     return reports
@@ -100,14 +93,6 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch, name: str, wro
     assert "blocked" not in order.plain + order.dropped
 
 
-@pytest.mark.long
-def test_what_is_skipped_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "blocked", lambda *given: pytest.fail("tried"))
-    found = tried_with(NETWORKS["plain"], skipped={"blocked": "it is known to hang"})
-    assert found["blocked", True].failure == "it is known to hang"
-    assert found["padded", True].right
-
-
 def one(kernel: Kernel, seconds: float | None = None, **others: Any) -> TriedKernel:
     given = {"dropped": False, "error": 1e-7, "bound": 1e-6} | others
     return TriedKernel(kernel=kernel, seconds=seconds, **given)
@@ -138,39 +123,7 @@ def test_without_a_preference_the_usual_kernel_is_picked() -> None:
     assert pick(["fused", "padded"], dropped=True) == "fused"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("factor", [1.0, 1.01])
-def test_a_kernel_of_another_place_is_tried_by_itself_and_used_once_it_is_right(
-    monkeypatch: pytest.MonkeyPatch, factor: float
-) -> None:
-    """A fused norm: layers only have to ask."""
-    written = torch.nn.functional.layer_norm
-    used = []
-
-    def norm(*given: Any) -> Tensor:
-        used.append(pick(["fused", "written"], dropped=False, place="norm"))
-        return written(*given) * (factor if used[-1] == "fused" else 1.0)
-
-    monkeypatch.setattr(torch.nn.functional, "layer_norm", norm)
-    found = reported(NETWORKS["plain"]).found
-    assert [one.kernel for one in found if one.place == "norm"] == ["fused", "written"]
-    out = {(one.place, one.kernel) for one in found if not one.right}
-    assert out == (set() if factor == 1.0 else {("norm", "fused")})
-    order = preference(found)
-    assert order.elsewhere == {"norm": ("fused", "written") if factor == 1.0 else ("written",)}
-    assert pick(["fused", "written"], dropped=False, place="norm") == "written"
-    try:
-        set_preference(order)
-        assert pick(["fused", "written"], dropped=True, place="norm") == order.elsewhere["norm"][0]
-        assert pick(["fused", "written"], dropped=False, place="loss") == "written"
-    finally:
-        set_preference(None)
-    assert order.plain == preference([one for one in found if one.place == "attention"]).plain
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("factor", [1.0, 1.01])
-def test_the_losss_kernel_is_used_once_it_is_right(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+def loss_off_by(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     softmax_loss = pytest.importorskip("encoder_core.kernels.softmax_loss", reason="Triton is not installed")
     right = softmax_loss.to_gradient
 
@@ -181,18 +134,9 @@ def test_the_losss_kernel_is_used_once_it_is_right(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(cross_entropy, "_supports", lambda features: True)
     monkeypatch.setattr(softmax_loss, "to_gradient", to_gradient)
-    network = BertConfig(**SHAPE | {"layers": 1}, dropout=0.0, attention_dropout=0.0)
-    found = [one for one in reported(network).found if one.place == "loss"]
-    assert [one.kernel for one in found] == ["fused", "written"]
-    assert [one.right for one in found] == [factor == 1.0, True]
-    assert preference(found).elsewhere == {"loss": ("fused", "written") if factor == 1.0 else ("written",)}
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.001])
-def test_stable_adamws_kernels_are_used_once_they_are_right(
-    monkeypatch: pytest.MonkeyPatch, factor: float
-) -> None:
-    """Where the run's optimizer is another, they are not tried."""
+def update_off_by(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     kernels = pytest.importorskip("encoder_core.kernels.stable_adamw", reason="Triton is not installed")
     right = kernels.update_weights
 
@@ -201,11 +145,37 @@ def test_stable_adamws_kernels_are_used_once_they_are_right(
 
     monkeypatch.setattr(adamw, "_supports", lambda p: True)
     monkeypatch.setattr(kernels, "update_weights", update_weights)
+
+
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize(
+    ("place", "off_by", "factor"),
+    [
+        pytest.param("loss", loss_off_by, 1.01, marks=pytest.mark.long),
+        ("update", update_off_by, 1.001),
+    ],
+)
+def test_a_kernel_of_another_place_is_used_once_it_is_right(
+    monkeypatch: pytest.MonkeyPatch,
+    place: Place,
+    off_by: Callable[[pytest.MonkeyPatch, float], None],
+    factor: float,
+    right: bool,
+) -> None:
+    """The written formula is used until then. Where the run's optimizer is another, no update is tried."""
+    off_by(monkeypatch, 1.0 if right else factor)
     network = BertConfig(**SHAPE | {"layers": 1}, dropout=0.0, attention_dropout=0.0)
-    found = [one for one in reported(network, stable=True).found if one.place == "update"]
+    found = [one for one in reported(network, stable=True).found if one.place == place]
     assert [one.kernel for one in found] == ["fused", "written"]
-    assert [one.right for one in found] == [factor == 1.0, True]
-    assert preference(found).elsewhere == {"update": ("fused", "written") if factor == 1.0 else ("written",)}
+    assert [one.right for one in found] == [right, True]
+    order = preference(found)
+    assert order.elsewhere == {place: ("fused", "written") if right else ("written",)}
+    assert pick(["fused", "written"], dropped=False, place=place) == "written"
+    try:
+        set_preference(order)
+        assert pick(["fused", "written"], dropped=False, place=place) == order.elsewhere[place][0]
+    finally:
+        set_preference(None)
     assert not [one for one in reported(network).found if one.place == "update"]
 
 
