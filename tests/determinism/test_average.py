@@ -58,25 +58,6 @@ def test_step_by_step_through_all_stages_on_1_to_3_ranks(folder: Path, seed: int
             ensure_followed(run, step, stored(run, step - 1, "average"))
 
 
-@pytest.mark.default_cases(1)
-@pytest.mark.parametrize(("stage", "world"), [(2, 1), (0, 2), (1, 2), (3, 2)])
-def test_killed_and_resumed_is_undisturbed_with_the_average_evaluated(
-    folder: Path, stage: int, world: int
-) -> None:
-    """bit for bit, on as many ranks: state, losses, and the figures of weights and average."""
-    calm = finish(small_runs.new_run(folder, f"calm-{stage}-{world}", AVERAGE, f"zero={stage}"), world)
-    run = small_runs.new_run(folder, f"killed-{stage}-{world}", AVERAGE, f"zero={stage}")
-    for step in sorted(random.Random(stage).sample(range(4, small_runs.STEPS), 2)):
-        assert KILLED in run_group(run, world, kill={0: step}).codes
-    finish(run, world)
-    small_runs.ensure_same(run, calm, small_runs.STEPS)
-    evaluations = small_runs.history(run).evaluations
-    assert evaluations == small_runs.history(calm).evaluations
-    first, *_, last = evaluations
-    assert first["average_mlm_loss"] == first["mlm_loss"]
-    assert last["average_mlm_loss"] != last["mlm_loss"]
-
-
 def test_a_run_without_one_may_get_one_that_begins_at_its_weights(folder: Path) -> None:
     """Only if the user insists, or in a fork; and a fork may leave it."""
     run = small_runs.new_run(folder, "later", AT_STOPS)

@@ -13,10 +13,18 @@ from data_service.samples.lane_rows import permuted_rows
 from data_service.samples.lanes import Lanes, lane_rows
 from data_service.samples.masking import MlmMasking
 from data_service.samples.permutation_lm import PermutedPrediction
+from data_service.samples.replacement import Replacement
 from data_service.samples.samples import Samples
 from data_service.stream.stream import Stream
 from data_service.tokenizers.specials import SpecialIds
-from tests.support.data.corpora import VOCABULARY, source_of, spec_of, write_corpus, written_out
+from tests.support.data.corpora import (
+    VOCABULARY,
+    source_of,
+    spec_of,
+    write_corpus,
+    write_vocabulary,
+    written_out,
+)
 
 GOLDEN = {
     ("full_sentences", "token"): "c67fcad3f97bab10",
@@ -27,6 +35,14 @@ GOLDEN = {
     ("sentence_pair", "token"): "174ccf067655c07b",
     ("ordered_pair", "token"): "a95617861909a187",
     ("two_segments", "token"): "d80ab8fc327524e6",
+}
+
+UNIGRAM = Replacement(random_from="unigram")
+SCHEMES = {
+    "whole_word": (MlmMasking(unit="whole_word"), "a3e125cd3858aa6d"),
+    "ngram": (MlmMasking(unit="ngram", count="bert"), "16ab252790f323ea"),
+    "span": (MlmMasking(unit="span", count="ceil", replace=UNIGRAM), "caa516aa0cb50a25"),
+    "drawn": (MlmMasking(count="drawn"), "4070e97272961c9a"),
 }
 
 GOLDEN_LANES = {"whole_word": "09caece7ad2a445b", "piece": "e277057765aa847d"}
@@ -42,6 +58,19 @@ def test_the_bytes_of_an_epoch(tmp_path: Path, packing: str, masking: str) -> No
     stream = Stream(spec_of(source_of(uri), input={"packing": packing}, masking=settings))
     samples = stream.read(3, 0, stream.samples_per_epoch)
     assert digest_of(samples) == GOLDEN[packing, masking]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_bytes_of_every_other_masking_scheme(tmp_path: Path, scheme: str) -> None:
+    masking, golden = SCHEMES[scheme]
+    uri = write_corpus(tmp_path / "c", [written_out(number) for number in range(5)])
+    write_vocabulary(uri)
+    stream = Stream(spec_of(source_of(uri), masking=masking))
+    samples = stream.read(3, 0, stream.samples_per_epoch)
+    digest = hashlib.sha256()
+    for column in (samples.tokens, samples.offsets, samples.target_positions, samples.target_ids):
+        digest.update(column.astype("<i8").tobytes())
+    assert digest.hexdigest()[:16] == golden
 
 
 def test_the_bytes_of_an_epoch_with_neighbours_apart(tmp_path: Path) -> None:

@@ -80,27 +80,3 @@ def test_microbatches_of_4_8_and_32_on_1_to_3_ranks_killed_and_resumed(
     finish(run, draw.randint(1, 3))
     assert np.abs(np.subtract(small_runs.losses(run), small_runs.losses(at_once))).max() <= EXACT
     assert small_runs.digests(run) == small_runs.digests(at_once)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_mup_scales_alike_at_every_stage_and_is_no_other_run_at_the_base(
-    folder: Path, optimizer: str
-) -> None:
-    """At a quarter of the width, on two ranks; at the width itself the losses have the same bits as without."""
-    rates = (f"optimizer={{{optimizer}: {{lr: 4.0e-3}}}}", "spikes.threshold=1000")
-    based = (*rates, "model.heads=4", "model.mup={hidden: 8}")
-    found = {
-        stage: small_runs.losses(
-            finish(small_runs.new_run(folder, f"mup-{optimizer}-{stage}", f"zero={stage}", *based), 2)
-        )
-        for stage in range(4)
-    }
-    plain = finish(small_runs.new_run(folder, f"plain-{optimizer}", *rates, "model.heads=4"), 2)
-    same = finish(
-        small_runs.new_run(folder, f"same-{optimizer}", *rates, "model.heads=4", "model.mup={hidden: 32}"), 2
-    )
-    for stage in range(1, 4):
-        assert np.abs(np.subtract(found[stage], found[0])).max() <= EXACT, stage
-    assert small_runs.losses(same) == small_runs.losses(plain)
-    assert np.abs(np.subtract(found[0], small_runs.losses(plain))).max() > 100 * EXACT

@@ -11,19 +11,9 @@ from encoder_core.families.roberta import RobertaConfig
 SHAPE: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "feed_forward": 128}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"heads": 5}, "multiple of heads"),
-        ({"layers": 0}, "greater than 0"),
-        ({"dropout": 1.0}, "less than 1"),
-        ({"activation": "relu"}, "gelu"),
-        ({"hiden": 64}, "Extra inputs"),
-    ],
-)
-def test_a_shape_that_cannot_be_built_is_refused(change: dict[str, object], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        RobertaConfig(**(SHAPE | change))
+def test_heads_that_do_not_divide_the_width_are_refused() -> None:
+    with pytest.raises(ValidationError, match="multiple of heads"):
+        RobertaConfig(**SHAPE | {"heads": 5})
 
 
 def test_takes_its_vocabulary_from_the_tokenizer() -> None:

@@ -77,14 +77,6 @@ def _after(network: MultitaskModel, prefix: Tensor) -> Tensor:
     return F.log_softmax(network.head.logits(last), -1)[0]
 
 
-def test_logits_are_those_before_the_targets() -> None:
-    network, batch = trained_by(MODELS["bert"], *BOTH), causal_rows([7, 12])
-    with torch.no_grad():
-        log_p = F.log_softmax(network.logits(batch), -1)
-        loss = -log_p.gather(1, batch.target_ids[:, None]).sum()
-        torch.testing.assert_close(network(batch).terms[1].loss_sum, loss)
-
-
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_beside_masked_tokens_each_has_targets_on_its_own_rows(model: ModelConfig) -> None:
     """One network with one head: the sums of either objective alone, and every parameter takes part in each."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,14 +11,11 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
-from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bart import BartConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
-from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import on_meta
@@ -36,26 +32,13 @@ from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
 from encoder_core.objectives.term import RowFacts, Setting, TermConfig, WeightSchedule, last_weight, weight_at
 from tests.support.models.parity import make_batch, random_weights
+from tests.support.models.terms import SIZE, families
 
-SHAPE: dict[str, Any] = {
-    "layers": 2,
-    "hidden": 16,
-    "heads": 2,
-    "feed_forward": 24,
-    "max_length": 40,
-    "vocab": 50,
-}
-SHAPE |= {"dropout": 0.0, "attention_dropout": 0.0}
 MODELS: tuple[ModelConfig, ...] = (
-    BertConfig(**SHAPE),
-    RobertaConfig(**SHAPE),
-    AlbertConfig(**SHAPE, embedding=8),
-    ElectraConfig(**SHAPE, embedding=8, generator_divisor=2),
-    DebertaConfig(**SHAPE),
-    DebertaV2Config(**SHAPE, buckets=8, mask_decoder="plain"),
-    DebertaV2Config(**SHAPE, buckets=8, convolution=3),
-    ModernBertConfig(**SHAPE, local_attention=8),
-    EuroBertConfig(**SHAPE, key_value_heads=1),
+    *families().values(),
+    RobertaConfig(**SIZE),
+    ElectraConfig(**SIZE, embedding=8, generator_divisor=2),
+    DebertaV2Config(**SIZE, buckets=8, convolution=3),
 )
 weights = st.floats(0.1, 10.0) | st.builds(
     WeightSchedule, start=st.floats(0, 5), end=st.floats(0.1, 5), steps=st.integers(1, 100)
@@ -75,7 +58,7 @@ TERMS: Mapping[str, st.SearchStrategy[TermConfig]] = {
     "distil": st.builds(
         DistilConfig,
         weight=weights,
-        teachers=st.just((TeacherSource(uri="somewhere", model=BertConfig(**SHAPE)),)),
+        teachers=st.just((TeacherSource(uri="somewhere", model=BertConfig(**SIZE)),)),
     ),
     "cosine": st.builds(CosineConfig, weight=weights),
 }
@@ -92,7 +75,7 @@ sets = st.sets(st.sampled_from(list(TERMS)), min_size=1).flatmap(
 )
 
 
-@given(model=st.sampled_from((*MODELS, XlnetConfig(**SHAPE))), terms=sets, rows=st.none() | facts)
+@given(model=st.sampled_from((*MODELS, XlnetConfig(**SIZE))), terms=sets, rows=st.none() | facts)
 def test_any_set_is_trained_or_refused_with_a_reason(
     model: ModelConfig, terms: dict[str, TermConfig], rows: RowFacts | None
 ) -> None:

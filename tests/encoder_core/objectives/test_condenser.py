@@ -1,6 +1,5 @@
-"""Condenser against a plain statement of its head, and apart as together."""
+"""Condenser against a plain statement of its head."""
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -9,24 +8,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_core.batch import Batch, select_rows
+from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.condenser import CondenserConfig
-from encoder_core.objectives.mlm import MlmConfig
-from encoder_core.objectives.modules.multitask import MultitaskModel
-from encoder_core.objectives.replaced import ReplacedTokenConfig
-from encoder_core.objectives.retromae import RetromaeConfig
-from encoder_core.objectives.term import TermConfig
-from encoder_core.train.collate import idle_batch
+from encoder_core.objectives.multitask import MultitaskModel
+from encoder_core.terms.condenser import CondenserConfig
+from encoder_core.terms.mlm import MlmConfig
+from encoder_core.terms.replaced import ReplacedTokenConfig
+from encoder_core.terms.term import TermConfig
 from encoder_core.train.metrics import means, sum_losses
 from encoder_core.train.step import Microbatch
 from tests.support.models.parity import make_batch
 from tests.support.models.terms import (
     SIZE,
-    assert_reaches_every_parameter,
     assert_same_gradients,
     families,
     trained_by,
@@ -118,24 +114,6 @@ def test_later_layers_reach_the_head_through_the_first_token_only() -> None:
     assert late_TH.grad is not None
     reached = late_TH.grad.any(1)
     assert torch.equal(reached, batch.positions == 0)
-
-
-def test_rows_apart_sum_to_rows_together() -> None:
-    network, together = built(MODELS["bert"], CondenserConfig()), make_batch([5, 24, 7, 12], 50)
-    apart = [network(select_rows(together, torch.tensor(rows))).terms[1] for rows in ([0, 2], [1, 3])]
-    whole = network(together).terms[1]
-    torch.testing.assert_close(apart[0].loss_sum + apart[1].loss_sum, whole.loss_sum, rtol=1e-12, atol=0)
-    assert apart[0].targets + apart[1].targets == whole.targets
-
-
-@pytest.mark.parametrize("name", ["bert", "albert", "deberta"])
-def test_an_idle_batch_and_rows_without_targets_reach_every_parameter(name: str) -> None:
-    network = built(MODELS[name], CondenserConfig(), RetromaeConfig()).train()
-    none = torch.zeros(0, dtype=torch.int64)
-    bare = replace(make_batch([6, 1], 50), target_positions=none, target_ids=none)
-    for batch in (bare, idle_batch(torch.device("cpu"))):
-        assert network.target_counts(batch)["condenser"] == 0
-        assert_reaches_every_parameter(network, batch)
 
 
 def test_a_step_has_its_figures() -> None:

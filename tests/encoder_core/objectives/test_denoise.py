@@ -1,7 +1,6 @@
 """Denoising as the trainer sees it: the literal formula, rows of the data service, refusals."""
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -102,21 +101,6 @@ def test_a_batch_has_the_rows_and_their_forms() -> None:
         assert torch.equal(found.tokens, expected.tokens)
         assert torch.equal(form(found).tokens, form(expected).tokens)
         assert torch.equal(form(found).positions, form(expected).positions)
-
-
-def test_any_microbatch_gives_the_same_sum_and_dropout_belongs_to_the_row() -> None:
-    config = CONFIG.model_copy(update={"dropout": 0.2, "attention_dropout": 0.2})
-    model = random_weights(DenoiseConfig().build(config)).double().train()
-    rows = samples(6)
-
-    def loss(*cuts: int) -> torch.Tensor:
-        sums = []
-        for start, stop in pairwise(cuts):
-            torch.manual_seed(5)
-            sums.append(model(to_batch(slice_rows(rows, start, stop), CPU, first=start)).terms[0].loss_sum)
-        return torch.stack(sums).sum()
-
-    torch.testing.assert_close(loss(0, 6), loss(0, 1, 4, 6), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -132,24 +132,3 @@ def test_it_stands_alone_and_not_on_xlnet() -> None:
             XlnetConfig(layers=1, hidden=16, heads=2, feed_forward=32, vocab=50),
             {"diffusion": both["diffusion"]},
         )
-
-
-def test_weights_weigh_the_losses_of_targets_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from encoder_core.heads.cross_entropy import linear_cross_entropy
-    from encoder_core.layers import sizes
-
-    generator = torch.Generator().manual_seed(2)
-    features, weight, bias = (
-        torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
-        for shape in ((11, 6), (13, 6), (13,))
-    )
-    tensors = (features, weight, bias)
-    ids, weights = torch.randint(13, (11,), generator=generator), torch.rand(11, generator=generator) * 9
-    losses = F.cross_entropy(F.linear(features, weight, bias), ids, reduction="none")
-    expected = (losses * weights.double()).sum()
-    wanted = torch.autograd.grad(0.4 * expected, tensors)
-    monkeypatch.setitem(sizes.CHUNK_LOGITS, "cpu", 13 * 4)
-    sums = linear_cross_entropy(features, weight, bias, ids, weights=weights)
-    torch.testing.assert_close(sums.loss_sum, expected, rtol=1e-12, atol=0)
-    for gradient, other in zip(torch.autograd.grad(0.4 * sums.loss_sum, tensors), wanted, strict=True):
-        torch.testing.assert_close(gradient, other, rtol=1e-11, atol=1e-13)

@@ -1,7 +1,6 @@
 """A student's losses beside the others, for every family: values and gradients against plain statements, and memory."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -10,12 +9,8 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
-from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers import sizes
 from encoder_core.layers.initialise import initialise
@@ -28,26 +23,10 @@ from encoder_core.objectives.sentence_pairs import SopConfig
 from encoder_core.objectives.term import TermConfig
 from tests.support.models.parity import make_batch
 from tests.support.models.saved import Largest
+from tests.support.models.terms import SIZE, families
 
-VOCAB, TEMPERATURE = 40, 3.0
-SHAPE: dict[str, Any] = {
-    "layers": 2,
-    "hidden": 16,
-    "heads": 2,
-    "feed_forward": 24,
-    "max_length": 32,
-    "vocab": VOCAB,
-}
-SHAPE |= {"dropout": 0.0, "attention_dropout": 0.0}
-FAMILIES: dict[str, ModelConfig] = {
-    "bert": BertConfig(**SHAPE),
-    "roberta": RobertaConfig(**SHAPE),
-    "albert": AlbertConfig(**SHAPE, embedding=8),
-    "deberta": DebertaConfig(**SHAPE),
-    "deberta-v2": DebertaV2Config(**SHAPE, buckets=8),
-    "modernbert": ModernBertConfig(**SHAPE, local_attention=8),
-    "eurobert": EuroBertConfig(**SHAPE, key_value_heads=1),
-}
+TEMPERATURE = 3.0
+FAMILIES: dict[str, ModelConfig] = {**families(), "roberta": RobertaConfig(**SIZE)}
 
 
 def teachers(*configs: ModelConfig) -> list[Teacher]:
@@ -76,7 +55,7 @@ def student(
 
 
 def batch_of(seed: int = 3) -> Batch:
-    return make_batch([9, 20, 5], VOCAB, segments=False, seed=seed)
+    return make_batch([9, 20, 5], 50, segments=False, seed=seed)
 
 
 def stated(model: MultitaskModel, networks: list[Teacher], batch: Batch, places: Places) -> dict[str, Tensor]:
@@ -99,7 +78,7 @@ def stated(model: MultitaskModel, networks: list[Teacher], batch: Batch, places:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_student_of_any_family_learns_from_teachers_of_any_family(family: str, places: Places) -> None:
     config, others = FAMILIES[family], list(FAMILIES.values())
-    its = [others[(others.index(config) + 1) % len(others)], FAMILIES["deberta-v2"]]
+    its = [others[(others.index(config) + 1) % len(others)], FAMILIES["deberta_v2"]]
     model, batch = student(config, its, places), batch_of()
     found = {term.name: term.loss_sum for term in model(batch).terms}
     expected = stated(model, teachers(*its), batch, places)
@@ -148,7 +127,7 @@ def test_no_step_of_training_holds_the_logits_of_a_network(monkeypatch: pytest.M
     times as many."""
     vocab, chunk = 512, 512 * 16
     monkeypatch.setitem(sizes.CHUNK_LOGITS, "cpu", chunk)
-    wide = {**SHAPE, "vocab": vocab, "max_length": 64}
+    wide = {**SIZE, "vocab": vocab, "max_length": 64}
     config = BertConfig(**wide)
     model = student(config, [BertConfig(**wide), RobertaConfig(**wide)], "all")
     batch = make_batch([64, 64], vocab, segments=False, seed=1)
@@ -167,7 +146,7 @@ def test_no_step_of_training_holds_the_logits_of_a_network(monkeypatch: pytest.M
     ],
 )
 def test_what_cannot_be_is_refused(terms: set[str], reason: str) -> None:
-    shape = SHAPE | ({"hidden": 24} if "wider" in terms else {})
+    shape = SIZE | ({"hidden": 24} if "wider" in terms else {})
     sources = (TeacherSource(uri="somewhere", model=BertConfig(**shape)),)
     layers = (0, 2) if "layers" in terms else None
     known = {

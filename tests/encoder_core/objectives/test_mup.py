@@ -292,12 +292,6 @@ def check_coordinates(widths: tuple[int, ...], optimizer: str, steps: int) -> No
 
 @pytest.mark.long
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_steps_move_activations_as_much_at_any_width(optimizer: str) -> None:
-    check_coordinates((32, 64, 128), optimizer, steps=3)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_steps_move_activations_as_much_from_64_to_512(optimizer: str) -> None:
     check_coordinates((64, 128, 256, 512), optimizer, steps=8)
 

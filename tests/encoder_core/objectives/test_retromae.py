@@ -164,15 +164,6 @@ def test_the_text_is_read_as_it_was_before_masks_and_the_vector_as_after() -> No
     assert torch.equal(*losses)
 
 
-def test_nothing_is_predicted_where_text_was_taken_out() -> None:
-    network, batch = built(MODELS["bert"]), make_batch([9, 14], 50)
-    kept = torch.tensor([*range(6), *range(9, 20)])
-    torch.manual_seed(5)
-    found = network(replace(batch, kept=kept)).terms[1]
-    assert found.targets == 5 + 10
-    assert network.target_counts(replace(batch, kept=kept))["retromae"] == 15
-
-
 @pytest.mark.parametrize("name", ["bert", "albert", "deberta"])
 def test_an_idle_batch_and_rows_of_one_token_reach_every_parameter(name: str) -> None:
     network = built(MODELS[name]).train()

@@ -3,7 +3,6 @@
 import itertools
 from dataclasses import replace
 
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
@@ -53,29 +52,14 @@ def columns(batch: Batch) -> list[tuple[int, int, int, int]]:
     return list(zip(*(part.tolist() for part in parts), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("lengths", "targets"),
-    [
-        ([10], [3, 4, 5]),
-        ([10], [1, 2]),  # next to the first token
-        ([10], [7, 8]),  # next to the last
-        ([10], [2]),
-        ([10], [7]),
-        ([10, 12], [3, 4, 12, 14, 15]),
-        ([40], list(range(5, 30))),  # longer than the limit
-        ([5, 5], [4, 5]),  # touching, but of two rows
-        ([10], []),
-    ],
+@given(
+    st.lists(st.integers(1, 45), min_size=1, max_size=4),
+    st.lists(st.tuples(st.booleans(), st.integers(1, 30)), min_size=1, max_size=12),
 )
-def test_targets_of_known_spans_have_their_boundaries(lengths: list[int], targets: list[int]) -> None:
-    batch = masked(lengths, targets)
-    assert columns(batch) == literal(batch)
-
-
-@given(st.lists(st.integers(1, 25), min_size=1, max_size=4), st.data())
-def test_targets_of_any_batch(lengths: list[int], data: st.DataObject) -> None:
-    chosen = data.draw(st.lists(st.booleans(), min_size=sum(lengths), max_size=sum(lengths)))
-    batch = masked(lengths, [i for i, is_target in enumerate(chosen) if is_target])
+def test_targets_of_any_batch(lengths: list[int], runs: list[tuple[bool, int]]) -> None:
+    """Spans at the ends of rows, over two rows, and longer than the limit."""
+    chosen = [is_target for is_target, length in runs for _ in range(length)]
+    batch = masked(lengths, [i for i, is_target in enumerate(chosen[: sum(lengths)]) if is_target])
     assert columns(batch) == literal(batch)
 
 

@@ -1,7 +1,6 @@
 """Teachers: what they hold likely, for every family; and which of their layers a student begins as."""
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -10,12 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.initialise import initialise
@@ -30,25 +25,10 @@ from encoder_core.objectives.modules.teacher import (
     teacher_names_of_student,
 )
 from tests.support.models.parity import make_batch
+from tests.support.models.terms import SIZE, families
 
-VOCAB = 40
-SHAPE: dict[str, Any] = {
-    "layers": 4,
-    "hidden": 16,
-    "heads": 2,
-    "feed_forward": 24,
-    "max_length": 32,
-    "vocab": VOCAB,
-}
-FAMILIES: dict[str, ModelConfig] = {
-    "bert": BertConfig(**SHAPE),
-    "roberta": RobertaConfig(**SHAPE),
-    "albert": AlbertConfig(**SHAPE, embedding=8),
-    "deberta": DebertaConfig(**SHAPE),
-    "deberta-v2": DebertaV2Config(**SHAPE, buckets=8),
-    "modernbert": ModernBertConfig(**SHAPE, local_attention=8),
-    "eurobert": EuroBertConfig(**SHAPE, key_value_heads=1),
-}
+DEEP = SIZE | {"layers": 4}
+FAMILIES: dict[str, ModelConfig] = {**families(layers=4), "roberta": RobertaConfig(**DEEP)}
 
 
 def trained(config: ModelConfig) -> MultitaskModel:
@@ -69,7 +49,7 @@ def test_a_teacher_scores_as_the_network_it_was(config: ModelConfig) -> None:
     model = trained(config)
     teacher = taught(config, model)
     assert not any(p.is_meta for p in teacher.parameters())
-    batch = make_batch([9, 20, 5], VOCAB, segments=False, seed=3)
+    batch = make_batch([9, 20, 5], 50, segments=False, seed=3)
     with torch.no_grad():
         states, scores = teacher(batch)
         expected = model.eval().logits(batch)
@@ -112,9 +92,9 @@ def test_the_layers_of_distilbert() -> None:
 
 
 def test_names_of_a_student() -> None:
-    names = [name for name, _ in Teacher(BertConfig(**SHAPE)).named_parameters()]
+    names = [name for name, _ in Teacher(BertConfig(**DEEP)).named_parameters()]
     found = teacher_names_of_student(names, (0, 3))
-    student = [name for name, _ in Teacher(BertConfig(**SHAPE | {"layers": 2})).named_parameters()]
+    student = [name for name, _ in Teacher(BertConfig(**DEEP | {"layers": 2})).named_parameters()]
     assert sorted(found) == sorted(student)
     assert found["encoder.layers.1.feed_forward.up.weight"] == "encoder.layers.3.feed_forward.up.weight"
     assert found["encoder.layers.0.feed_forward.up.weight"] == "encoder.layers.0.feed_forward.up.weight"
