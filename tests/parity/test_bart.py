@@ -19,7 +19,8 @@ from encoder_core.batch import Batch
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.families.bart import BartConfig
 from encoder_core.families.catalogue import interchange, read_config
-from encoder_core.objectives.denoise import DenoisingModel, denoising_model
+from encoder_core.objectives.denoise import DenoiseConfig
+from encoder_core.objectives.modules.denoising import DenoisingModel
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
     assert_close,

@@ -1,15 +1,21 @@
-"""BERT and ALBERT against transformers with both heads, and with token types. Masked tokens alone: test_masked.py."""
+"""BERT and ALBERT against transformers, with token types, both heads and lengths mixed."""
 
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForPreTraining
+from torch import nn
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraining
 
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig, interchange
-from encoder_core.objectives.network import masked_language_model_with_pairs
+from encoder_core.families.interchange import Heads
+from encoder_core.layers.attention import Attend, automatic
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.multitask import multitask_model
+from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.sentence_pairs import NspConfig, PairConfig, SopConfig
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
     assert_close,
@@ -19,7 +25,7 @@ from tests.support.models.parity import (
     pad,
     random_weights,
 )
-from tests.support.models.peers import in_both_precisions
+from tests.support.models.plain_attention import reference
 
 SHAPE: dict[str, Any] = {
     "layers": 4,
@@ -40,53 +46,77 @@ CONFIGS = {
 PAIRS: dict[str, PairConfig] = {"bert": NspConfig(), "albert": SopConfig()}
 
 
-def both(config: ModelConfig, dtype: torch.dtype) -> tuple[Any, Any]:
-    its = interchange(config, "mlm_pair")
-    theirs = AutoModelForPreTraining.from_config(AutoConfig.for_model(**its.fields))
-    assert type(theirs).__name__ == its.architecture
-    ours = masked_language_model_with_pairs(config, TASKS[config.family])
-    return tuple(random_weights(model).to(dtype).eval() for model in (ours, theirs))  # type: ignore[return-value]
+def our_model(config: ModelConfig, heads: Heads, dtype: torch.dtype, attend: Attend = automatic) -> Any:
+    if heads == "mlm":
+        model: nn.Module = masked_language_model(config, attend=attend)
+    else:
+        model = multitask_model(config, [MlmConfig(), PAIRS[config.family]], attend=attend)
+    return random_weights(model).to(dtype).eval()
 
 
-def their_inputs(config: ModelConfig) -> tuple[Any, Any, dict[str, Any]]:
+def their_model(config: ModelConfig, heads: Heads, dtype: torch.dtype) -> Any:
+    described = AutoConfig.for_model(**interchange(config, heads).fields)
+    factory = AutoModelForMaskedLM if heads == "mlm" else AutoModelForPreTraining
+    model = factory.from_config(described)
+    assert type(model).__name__ == interchange(config, heads).architecture
+    return random_weights(model).to(dtype).eval()
+
+
+def their_inputs(config: ModelConfig, heads: Heads) -> tuple[Any, Any, dict[str, Any]]:
     batch = make_batch(LENGTHS, config.vocabulary, segments=True)
     padded = pad(batch, config.pad_id)
-    name = "next_sentence_label" if config.family == "bert" else "sentence_order_label"
     inputs: dict[str, Any] = {
         "input_ids": padded.input_ids,
         "attention_mask": padded.attention_mask,
         "token_type_ids": padded.token_type_ids,
         "labels": padded.labels,
-        name: batch.pair_labels,
     }
+    if heads == "mlm_pair":
+        name = "next_sentence_label" if config.family == "bert" else "sentence_order_label"
+        inputs[name] = batch.pair_labels
     return batch, padded, inputs
 
 
-@in_both_precisions
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["fp32", "fp64"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+@pytest.mark.default_cases(16)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_same_weights_same_outputs(config: ModelConfig, dtype: torch.dtype) -> None:
-    ours, theirs = both(config, dtype)
-    copy_from(theirs, ours, interchange(config, "mlm_pair"))
-    batch, padded, inputs = their_inputs(config)
+@pytest.mark.parametrize("heads", ["mlm", "mlm_pair"])
+@pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])
+@pytest.mark.parametrize("attend", [automatic, reference])
+def test_same_weights_same_outputs(
+    config: ModelConfig, heads: Heads, direction: str, attend: Attend, dtype: torch.dtype
+) -> None:
+    ours, theirs = our_model(config, heads, dtype, attend), their_model(config, heads, dtype)
+    copy = copy_from if direction == "theirs_to_ours" else copy_into
+    copy(theirs, ours, interchange(config, heads))
+    batch, padded, inputs = their_inputs(config, heads)
+
     expected = theirs(**inputs, output_hidden_states=True)
     states = list(ours.encoder.states(batch))
     for state, hidden in zip(states[1:], expected.hidden_states[1:], strict=True):
         assert_close(state, padded.flat(hidden))
-    assert_close(ours.logits(batch), padded.flat(expected.prediction_logits)[batch.target_positions])
-    pair = expected.seq_relationship_logits if config.family == "bert" else expected.sop_logits
-    first = states[-1][batch.cu_seqlens[:-1].long()]
-    assert_close(ours.pair_head.logits(first), pair)
-    correct = (pair.argmax(-1) == batch.pair_labels).sum()
-    assert ours(batch).metrics[f"{TASKS[config.family]}_correct"] == correct
+    their_logits = expected.logits if heads == "mlm" else expected.prediction_logits
+    assert_close(ours.logits(batch), padded.flat(their_logits)[batch.target_positions])
+    if heads == "mlm_pair":
+        pair = expected.seq_relationship_logits if config.family == "bert" else expected.sop_logits
+        first = states[-1][batch.cu_seqlens[:-1].long()]
+        assert_close(ours.pair_head.logits(first), pair)
+        correct = (pair.argmax(-1) == batch.pair_labels).sum()
+        assert ours(batch).metrics[f"{PAIRS[config.family].name}_correct"] == correct
     assert_close(sum(term.weight * term.loss_sum / term.targets for term in ours(batch).terms), expected.loss)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_same_gradients(config: ModelConfig) -> None:
-    ours, theirs = both(config, torch.float64)
-    their = interchange(config, "mlm_pair")
+@pytest.mark.parametrize("heads", ["mlm", "mlm_pair"])
+def test_same_gradients(config: ModelConfig, heads: Heads) -> None:
+    ours, theirs = our_model(config, heads, torch.float64), their_model(config, heads, torch.float64)
+    their = interchange(config, heads)
     copy_into(theirs, ours, their)
-    batch, _, inputs = their_inputs(config)
+    batch, _, inputs = their_inputs(config, heads)
     theirs(**inputs).loss.backward()
     sum(term.loss_sum / term.targets for term in ours(batch).terms).backward()
     their_parameters, names = dict(theirs.named_parameters()), their.table.names(their.layers)

@@ -17,8 +17,8 @@ from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.layers.deberta_attention import FusedProjections
 from encoder_core.layers.deberta_encoder import DisentangledEncoder, DisentangledLayer
 from encoder_core.layers.sizes import log_buckets
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.network import masked_language_model
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.modules.network import masked_language_model
 from tests.support.models.parity import (
     assert_close,
     copy_into,

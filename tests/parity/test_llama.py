@@ -21,10 +21,10 @@ from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import interchange, read_config
 from encoder_core.families.eurobert import EuroBertConfig
+from encoder_core.objectives.clm import ClmConfig
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.terms.clm import ClmConfig
-from encoder_core.terms.mlm import MlmConfig
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.multitask import MultitaskModel
 from tests.support.models.parity import assert_close, copy_from, make_batch, pad, random_weights
 from tests.support.models.peers import unrounded_norm
 

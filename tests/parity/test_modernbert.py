@@ -7,7 +7,7 @@ from transformers.models.modernbert import modeling_modernbert
 
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.layers.rows import Rows, rotate, rotation
-from encoder_core.objectives.network import masked_language_model
+from encoder_core.objectives.modules.network import masked_language_model
 from tests.support.models.parity import make_batch, random_weights
 
 

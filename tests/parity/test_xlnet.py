@@ -16,7 +16,8 @@ from encoder_core.families import xlnet as hf
 from encoder_core.families.catalogue import Interchange
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.xlnet_encoder import Memory
-from encoder_core.objectives.plm import PermutedLanguageModel, permuted_language_model
+from encoder_core.objectives.modules.permuted import PermutedLanguageModel
+from encoder_core.objectives.plm import PlmConfig
 from tests.support.models.parity import (
     assert_close,
     copy_from,

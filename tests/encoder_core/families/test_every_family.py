@@ -13,11 +13,12 @@ from data_service.store.open import open_store
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import FAMILIES, DetectorConfig, ModelConfig, interchange, read_config
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.compose import compose, network
-from encoder_core.terms.mlm import MlmConfig
-from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.span_boundary import SboConfig
-from encoder_core.terms.term import TermConfig
+from encoder_core.objectives.compose import compose
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.network import network
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.span_boundary import SboConfig
+from encoder_core.objectives.term import TermConfig
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.tiny import tiny
 from tests.support.models.parity import make_batch

@@ -20,7 +20,7 @@ def test_activation_checkpointing_changes_no_bit(name: str) -> None:
     network = next(network for network in NETWORKS if network.name == name)
     found = []
     for checkpointed in (False, True):
-        module = build(network, checkpoint_activations=checkpointed)
+        module = build(network, recompute=checkpointed)
         initialise(module, 0.1)
         torch.manual_seed(7)
         for losses in turns(module, full_rows(network), ()):

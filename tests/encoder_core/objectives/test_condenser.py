@@ -13,11 +13,11 @@ from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.terms.condenser import CondenserConfig
-from encoder_core.terms.mlm import MlmConfig
-from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.term import TermConfig
+from encoder_core.objectives.condenser import CondenserConfig
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.term import TermConfig
 from encoder_core.train.metrics import means, sum_losses
 from encoder_core.train.step import Microbatch
 from tests.support.models.parity import make_batch

@@ -12,14 +12,12 @@ from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.heads.classification import ReplacedTokenHead
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.replaced import (
+from encoder_core.objectives.modules.detection import (
     GradientDisentangledDetection,
     corrupt,
     discriminator_model,
-    gradient_disentangled_detection,
-    replaced_token_detection,
 )
-from encoder_core.terms.replaced import ReplacedTokenConfig
+from encoder_core.objectives.replaced import ReplacedTokenConfig
 from tests.support.models.parity import make_batch, random_weights
 
 SHAPE: dict[str, Any] = {

@@ -11,12 +11,11 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.distil import hold_teachers
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.teacher import Teacher
-from encoder_core.terms.distil import CosineConfig, DistilConfig, HiddenConfig, TeacherSource
-from encoder_core.terms.mlm import MlmConfig
-from encoder_core.terms.term import TermConfig
+from encoder_core.objectives.distil import CosineConfig, DistilConfig, HiddenConfig, TeacherSource
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.modules.teacher import Teacher, hold_teachers
+from encoder_core.objectives.term import TermConfig
 from tests.encoder_core.objectives.test_distil import FAMILIES, batch_of
 from tests.support.models.parity import states_of
 from tests.support.models.terms import SIZE

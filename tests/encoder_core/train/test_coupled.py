@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoder_core.batch import duplicate_rows
-from encoder_core.objectives.contrastive import WithVectors
-from encoder_core.objectives.info_nce import CHUNK_SIMILARITIES
-from encoder_core.terms.contrastive import ContrastiveConfig
-from encoder_core.terms.term import last_weight
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.modules.info_nce import CHUNK_SIMILARITIES
+from encoder_core.objectives.modules.text_vectors import WithVectors
+from encoder_core.objectives.term import last_weight
 from encoder_core.train.step import seed_draws
 from tests.support.ranks import contrastive
 from tests.support.ranks.contrastive import EXAMPLES, SEED, Case
@@ -43,7 +43,7 @@ def one_big_batch(case: Case) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     seed_draws(SEED, 0, 0)
     vectors = model.embed(batch)
     vectors_of = model.vectors if isinstance(model, WithVectors) else model
-    others = model.others(batch).terms if isinstance(model, WithVectors) else ()
+    others = model.others.forward(model, batch).terms if isinstance(model, WithVectors) else ()
     losses = {term.name: (term.loss_sum / term.targets, term.weight) for term in others}
     for name, width in vectors_of.terms.items():
         losses[name] = (_loss(case, vectors[..., :width]), last_weight(case.objective.weight))

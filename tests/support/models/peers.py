@@ -10,8 +10,8 @@ import transformers
 from torch import Tensor
 
 from encoder_core.families.catalogue import ModelConfig, interchange
-from encoder_core.objectives.multitask import MultitaskModel
-from encoder_core.objectives.network import masked_language_model
+from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.modules.network import masked_language_model
 from tests.support.models.parity import copy_from, copy_into, random_weights
 
 in_both_precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])

@@ -14,15 +14,15 @@ from encoder_core.batch import Batch
 from encoder_core.families.bert import BertConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.contrastive import ContrastiveModel, WithVectors
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.mlm import MlmConfig
+from encoder_core.objectives.modules.text_vectors import ContrastiveModel, WithVectors
+from encoder_core.objectives.replaced import ReplacedTokenConfig
+from encoder_core.objectives.sentence_pairs import SopConfig
+from encoder_core.objectives.term import TermConfig
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
-from encoder_core.terms.contrastive import ContrastiveConfig
-from encoder_core.terms.mlm import MlmConfig
-from encoder_core.terms.replaced import ReplacedTokenConfig
-from encoder_core.terms.sentence_pairs import SopConfig
-from encoder_core.terms.term import TermConfig
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import Control
 from encoder_core.train.metrics import evaluate

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from encoder_core.batch import Batch
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.pieces import Pieces, compile_layers
-from encoder_core.objectives.losses import CoupledObjective, LossSums, ObjectiveModule
-from encoder_core.objectives.teacher import FrozenNetworks, frozen_weights
+from encoder_core.objectives.modules.losses import CoupledObjective, LossSums, ObjectiveModule
+from encoder_core.objectives.modules.teacher import FrozenNetworks, frozen_weights
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
