@@ -52,7 +52,7 @@ def expired_checkpoints(
     *,
     keep_last: int,
     keep_every: int | None,
-    way_back: int | None = None,
+    latest_rewind_step: int | None = None,
 ) -> list[CheckpointName]:
     """Return the checkpoints to delete, oldest first.
 
@@ -61,7 +61,7 @@ def expired_checkpoints(
     - the newest `keep_last`, at least one;
     - for each multiple of `keep_every` steps the first checkpoint at or after it (checkpoints that are written by the
       clock fall between multiples);
-    - the newest checkpoint of at most `way_back` steps, and all later ones, so that the run can be rewound if its loss
+    - the newest checkpoint of at most `latest_rewind_step` steps, and all later ones, so that the run can be rewound if its loss
       diverges.
 
     Checkpoints that are not on the lineage were abandoned when the run continued from an earlier one.
@@ -72,8 +72,8 @@ def expired_checkpoints(
         # `history` is newest first, so the lowest step of each interval is set last and stays.
         first_of = {name.step // keep_every: name for name in history}
         kept |= {name for multiple, name in first_of.items() if multiple > 0}
-    if way_back is not None:
-        young = sum(name.step > way_back for name in history)
+    if latest_rewind_step is not None:
+        young = sum(name.step > latest_rewind_step for name in history)
         kept |= set(history[: young + 1])
     return sorted(set(names) - kept)
 
@@ -84,7 +84,7 @@ def tidy(
     *,
     keep_last: int,
     keep_every: int | None,
-    way_back: int | None = None,
+    latest_rewind_step: int | None = None,
     proven: frozenset[CheckpointName] = frozenset(),
 ) -> TidyReport:
     """Delete expired checkpoints, then `delete_orphans`. One rank calls this, after a commit.
@@ -95,7 +95,7 @@ def tidy(
     Args:
         store: the run's store.
         attempt: this attempt.
-        keep_last, keep_every, way_back: the rule, as in `expired_checkpoints`.
+        keep_last, keep_every, latest_rewind_step: the rule, as in `expired_checkpoints`.
         proven: checkpoints that this attempt has verified, from the previous call.
 
     Raises:
@@ -110,7 +110,11 @@ def tidy(
     if newest is None:
         return TidyReport((), 0, proven)
     gone = expired_checkpoints(
-        names, newest.lineage, keep_last=keep_last, keep_every=keep_every, way_back=way_back
+        names,
+        newest.lineage,
+        keep_last=keep_last,
+        keep_every=keep_every,
+        latest_rewind_step=latest_rewind_step,
     )
     gone = [name for name in gone if not _has_newer_format(store, name)]
     proven = proven.intersection(names)

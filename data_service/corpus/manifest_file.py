@@ -44,7 +44,8 @@ from data_service.tokenizers.loss import TextLoss
 
 NEWEST_VERSION = 6
 # A manifest has the lowest version that knows all its fields. Version 2 added provenance and origin, 3 the parts of a
-# merged corpus, 4 tables of blocks that are stored apart, 5 held-out clusters, 6 the loss of text.
+# merged corpus, 4 tables of blocks in objects of their own, 5 held-out clusters, 6 what the tokenizer
+# loses of the text.
 _FORMAT = "maskfleet-corpus"
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]

@@ -189,7 +189,7 @@ def _document_weights(weights: NDArray[np.uint32] | None, numbers: NDArray[np.in
 
 
 @dataclass(frozen=True)
-class NameTask(ComparingTask):
+class NameClustersTask(ComparingTask):
     """The task of writing a part of the members of clusters for the next pass."""
 
     signed: SignedDocuments
@@ -202,16 +202,16 @@ class NameTask(ComparingTask):
         return self.members.size
 
 
-def plan_naming_tasks(task: FormClustersTask, linked: FormClustersReceipt) -> list[NameTask]:
+def plan_naming_tasks(task: FormClustersTask, linked: FormClustersReceipt) -> list[NameClustersTask]:
     """Return one task for each part of the members."""
     sources = [hash_parts([task.signed.digest, part.digest]) for part in linked.parts]
     return [
-        NameTask(task.layout, index, source, task.kind, task.signed, part)
+        NameClustersTask(task.layout, index, source, task.kind, task.signed, part)
         for index, (source, part) in enumerate(zip(sources, linked.parts, strict=True))
     ]
 
 
-def write_named_members(task: NameTask, store: Store) -> CompareHashesReceipt:
+def write_members_with_cluster_names(task: NameClustersTask, store: Store) -> CompareHashesReceipt:
     """Write for each chunk which documents are near duplicates of which, and the sizes of clusters; return the
     receipt."""
     starts = np.array(task.signed.starts)
@@ -239,7 +239,7 @@ def write_named_members(task: NameTask, store: Store) -> CompareHashesReceipt:
     )
 
 
-def _cluster_names(store: Store, task: NameTask, firsts: NDArray[np.int64]) -> list[str]:
+def _cluster_names(store: Store, task: NameClustersTask, firsts: NDArray[np.int64]) -> list[str]:
     """Return the ids of the documents by which clusters are named, in ascending order."""
     starts = task.signed.starts
     found = list[str]()

@@ -12,7 +12,7 @@ from data_service.prepare.clusters import (
     form_clusters,
     plan_cluster_task,
     plan_naming_tasks,
-    write_named_members,
+    write_members_with_cluster_names,
 )
 from data_service.prepare.duplicates import (
     ChunkClusters,
@@ -85,7 +85,7 @@ def _find_near(
     task = plan_cluster_task(runner.layout, kind, tasks[0].signed, joined)
     linked = _form_clusters(runner, task)
     names = plan_naming_tasks(task, linked)
-    return runner.run("naming", names, write_named_members, receipt=CompareHashesReceipt)
+    return runner.run("naming", names, write_members_with_cluster_names, receipt=CompareHashesReceipt)
 
 
 def _form_clusters(runner: PrepareRunner, task: FormClustersTask) -> FormClustersReceipt:

@@ -130,7 +130,7 @@ def test_what_was_left_is_deleted_after_the_next_commit_and_not_before(store: Lo
 
 
 @pytest.mark.parametrize(
-    ("way_back", "kept"),
+    ("latest_rewind_step", "kept"),
     [
         (None, [50]),
         (50, [50]),
@@ -140,11 +140,13 @@ def test_what_was_left_is_deleted_after_the_next_commit_and_not_before(store: Lo
         (9, [10, 20, 30, 40, 50]),
     ],
 )
-def test_the_way_back_is_kept(way_back: int | None, kept: list[int]) -> None:
+def test_the_way_back_is_kept(latest_rewind_step: int | None, kept: list[int]) -> None:
     """However few are kept, those are from which one must be as old as that, now or later."""
     marks = [CheckpointName(1, step) for step in (10, 20, 30, 40, 50)]
     lineage = (LineageSegment(attempt=1, start=0, stop=50),)
-    gone = expired_checkpoints(marks, lineage, keep_last=1, keep_every=None, way_back=way_back)
+    gone = expired_checkpoints(
+        marks, lineage, keep_last=1, keep_every=None, latest_rewind_step=latest_rewind_step
+    )
     assert [mark.step for mark in marks if mark not in gone] == kept
 
 
@@ -155,7 +157,7 @@ def test_there_is_a_way_back_at_every_step_of_a_long_run(every: int) -> None:
     for step in range(every, 300, every):
         marks.append(CheckpointName(1, step))
         lineage = (LineageSegment(attempt=1, start=0, stop=step),)
-        gone = expired_checkpoints(marks, lineage, keep_last=1, keep_every=None, way_back=step - 10)
+        gone = expired_checkpoints(marks, lineage, keep_last=1, keep_every=None, latest_rewind_step=step - 10)
         marks = [mark for mark in marks if mark not in gone]
         if step - 10 >= every:
             found = max(mark.step for mark in marks if mark.step <= step - 10)

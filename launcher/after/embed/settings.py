@@ -13,7 +13,7 @@ from launcher.after.tasks.task import bundled_texts, read_yaml
 from launcher.errors import RecipeError
 from launcher.runtime.recipe import document as recipe_yaml
 
-_DOCUMENT_WORDS = recipe_yaml.DocumentWords(
+_DOCUMENT_WORDS = recipe_yaml.DocumentWording(
     "training's settings", "maskfleet embed settings nli", RecipeError
 )
 

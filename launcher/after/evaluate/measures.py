@@ -17,7 +17,7 @@ from launcher.after.export.model_card import read_cards, run_cards
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.after.finetune.run import finetune
 from launcher.after.finetune.settings import (
-    WORDS,
+    DOCUMENT_WORDING,
     FinetuneSettings,
     TrainingDiverged,
     settings_grid,
@@ -46,7 +46,9 @@ def _measures(task: Task, assignments: Sequence[str]) -> Iterable[MeasureSpec]:
     data = task_digest(task)
     if task.kind in _VECTOR_TASK_KINDS:
         own = _assignments_for(assignments, CellSettings.model_fields, FinetuneSettings.model_fields)
-        chosen = validate(CellSettings, override(RecipeDocument({}, task.name, {}, words=WORDS), own))
+        chosen = validate(
+            CellSettings, override(RecipeDocument({}, task.name, {}, words=DOCUMENT_WORDING), own)
+        )
         compute = partial(_vector_cell, task=task, data=data, chosen=chosen)
         yield MeasureSpec("embed", task.name, task, data, chosen.model_dump(mode="json"), compute)
         return

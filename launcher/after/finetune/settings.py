@@ -8,9 +8,9 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from launcher.errors import OptionError, RunError
-from launcher.runtime.recipe.document import DocumentWords, RecipeDocument, validate
+from launcher.runtime.recipe.document import DocumentWording, RecipeDocument, validate
 
-WORDS = DocumentWords("fine-tuning", "maskfleet tasks show sst2", OptionError)
+DOCUMENT_WORDING = DocumentWording("fine-tuning", "maskfleet tasks show sst2", OptionError)
 _RETIRED_SETTINGS = ("reinit_layers", "freeze", "pooling", "layers", "dropout", "task_dropout", "threads")
 
 
@@ -89,7 +89,9 @@ def settings_grid(
     return tuple(
         validate(
             FinetuneSettings,
-            RecipeDocument(dict(zip(given, values, strict=True)), WORDS.noun, {}, words=WORDS),
+            RecipeDocument(
+                dict(zip(given, values, strict=True)), DOCUMENT_WORDING.noun, {}, words=DOCUMENT_WORDING
+            ),
         )
         for values in product(*lists)
     )

@@ -15,9 +15,9 @@ from data_service.store.open import parent_folder
 from launcher.after.tasks.schema import Setting, TaskModel, TaskName
 from launcher.after.tasks.task import Task, bundled_tasks, bundled_texts, load_task, read_yaml, unknown_name
 from launcher.errors import TaskError
-from launcher.runtime.recipe.document import DocumentWords, parse, validate
+from launcher.runtime.recipe.document import DocumentWording, parse, validate
 
-WORDS = DocumentWords("suite", "maskfleet tasks show glue", TaskError)
+DOCUMENT_WORDING = DocumentWording("suite", "maskfleet tasks show glue", TaskError)
 
 
 class SuiteEntry(TaskModel):
@@ -94,13 +94,13 @@ def read_suite(name_or_path: str) -> Suite | None:
     """
     suites = bundled_suites()
     if name_or_path in suites:
-        return validate(Suite, parse(suites[name_or_path], name_or_path, WORDS))
+        return validate(Suite, parse(suites[name_or_path], name_or_path, DOCUMENT_WORDING))
     tasks = bundled_tasks()
     if name_or_path in tasks:
         return None
     if not name_or_path.endswith((".yaml", ".yml")):
         raise unknown_name(name_or_path, suites=suites, tasks=tasks)
-    document = parse(read_yaml(name_or_path), name_or_path, WORDS)
+    document = parse(read_yaml(name_or_path), name_or_path, DOCUMENT_WORDING)
     return validate(Suite, document) if "tasks" in document.data else None
 
 

@@ -20,9 +20,9 @@ from launcher.after.tasks.files import TaskFolder
 from launcher.after.tasks.read import read_questions, read_retrieval, read_sentences, read_tagged
 from launcher.after.tasks.schema import Description, task_issues
 from launcher.errors import TaskError
-from launcher.runtime.recipe.document import DocumentWords, parse, validate
+from launcher.runtime.recipe.document import DocumentWording, parse, validate
 
-WORDS = DocumentWords("task", "maskfleet tasks show sst2", TaskError)
+DOCUMENT_WORDING = DocumentWording("task", "maskfleet tasks show sst2", TaskError)
 # Part of the digest.
 _DIGESTED_SETTINGS = {
     "kind",
@@ -142,7 +142,7 @@ def unknown_name(name: str, **known: Collection[str]) -> TaskError:
 def parse_task(text: str, name: str, root: str | None) -> Task:
     """Return the task in the YAML `text`, whose files are below `root`. `name`: name of the YAML in messages. Raises
     TaskError if the text has a mistake."""
-    document = parse(text, name, WORDS)
+    document = parse(text, name, DOCUMENT_WORDING)
     task = validate(Task, document)
     if problems := task_issues(task):
         raise TaskError(

@@ -19,9 +19,9 @@ from data_service.store.open import open_store
 from launcher.app.cli.corpus_shown import show_build_progress
 from launcher.app.cli.texts import default_workers, read_settings
 from launcher.output import human_bytes
-from launcher.runtime.recipe.document import DocumentWords
+from launcher.runtime.recipe.document import DocumentWording
 
-_DOCUMENT_WORDS = DocumentWords("preparation", "infra/docs/prepare.md", PrepareError)
+_DOCUMENT_WORDS = DocumentWording("preparation", "infra/docs/prepare.md", PrepareError)
 _MAX_TABLE_ROWS = 20
 
 

@@ -23,7 +23,7 @@ from data_service.store.open import open_file
 from data_service.tokenizers.loss import HARMLESS_KINDS, KINDS, WARNED_SHARE, TextLoss, describe_loss
 from launcher.errors import OptionError
 from launcher.progress import BYTES, work
-from launcher.runtime.recipe.document import DocumentWords, parse, validate
+from launcher.runtime.recipe.document import DocumentWording, parse, validate
 
 _MODEL = TypeVar("_MODEL", bound=BaseModel)
 _SMALL_INPUT_BYTES = 64 << 20  # bytes
@@ -147,7 +147,7 @@ def read_list(path: str) -> list[str]:
     return listed
 
 
-def read_settings(path: str, model: type[_MODEL], words: DocumentWords) -> _MODEL:
+def read_settings(path: str, model: type[_MODEL], words: DocumentWording) -> _MODEL:
     """Return the settings in a YAML file, local or on S3.
 
     Raises:
@@ -178,5 +178,5 @@ def read_provenance(path: str) -> ProvenanceOptions:
         StoreError: the file cannot be read.
     """
     return read_settings(
-        path, ProvenanceOptions, DocumentWords("file of provenance", "infra/docs/data.md", OptionError)
+        path, ProvenanceOptions, DocumentWording("file of provenance", "infra/docs/data.md", OptionError)
     )

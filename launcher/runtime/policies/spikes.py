@@ -52,7 +52,7 @@ class Spikes(StrictRecord):
     patience: PositiveInt = 10
     most_rewinds: int = Field(default=3, ge=0)
 
-    def way_back(self, began: int) -> int:
+    def latest_rewind_step(self, began: int) -> int:
         """Return the largest step of a checkpoint that a run may go back to from a spike which began at step
         `began`."""
         return began - self.patience
@@ -165,7 +165,7 @@ def decide(
         history: the run's checkpoints, without those that earlier rewinds abandoned.
         gone_back: earlier rewinds, the oldest first.
     """
-    latest = settings.way_back(began)
+    latest = settings.latest_rewind_step(began)
     to = max((mark for mark in history if mark.step <= latest), key=lambda mark: mark.step, default=None)
     what = f"{cause}, from step {began:,} on"
     if to is None:

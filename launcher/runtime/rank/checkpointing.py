@@ -39,7 +39,7 @@ class ExtraState(Protocol):
 
     def state(self) -> dict[str, JsonValue]: ...
 
-    def way_back(self, step: int) -> int:
+    def latest_rewind_step(self, step: int) -> int:
         """Return the largest step of a checkpoint to which a rewind after `step` steps may go back."""
         ...
 
@@ -177,18 +177,18 @@ class RunCheckpointer:
                     seconds=outcome.background_s,
                 )
                 if self._rank == 0:
-                    self._tidy(self._extra.way_back(outcome.step))
+                    self._tidy(self._extra.latest_rewind_step(outcome.step))
             case FailedSave():
                 self._journal.event("commit_failed", step=outcome.step, reason=outcome.reason)
                 self._journal.note(f"checkpoint of step {outcome.step} failed: {outcome.reason}")
 
-    def _tidy(self, way_back: int) -> None:
+    def _tidy(self, latest_rewind_step: int) -> None:
         """Start deleting expired checkpoints, on rank 0, while training continues. If the deletions find a newer
         attempt, the next commit raises Superseded."""
         self._wait_for_deletions()
-        self._tidying = self._pool.submit(self._tidy_now, way_back, self._proven)
+        self._tidying = self._pool.submit(self._tidy_now, latest_rewind_step, self._proven)
 
-    def _tidy_now(self, way_back: int, proven: frozenset[CheckpointName]) -> TidyReport:
+    def _tidy_now(self, latest_rewind_step: int, proven: frozenset[CheckpointName]) -> TidyReport:
         every = self._settings.keep_every.steps if self._settings.keep_every else None
         self._store.put_if_absent(COMMITTED, b"{}\n")
         return tidy(
@@ -196,7 +196,7 @@ class RunCheckpointer:
             self._attempt,
             keep_last=self._settings.keep_last,
             keep_every=every,
-            way_back=way_back,
+            latest_rewind_step=latest_rewind_step,
             proven=proven,
         )
 

@@ -89,9 +89,9 @@ class SpikeGuard:
         """Return the guard's state for a checkpoint."""
         return {SPIKES_KEY: self.recent.to_json(), SKIPS_KEY: [list(span) for span in self.lost.spans]}
 
-    def way_back(self, step: int) -> int:
+    def latest_rewind_step(self, step: int) -> int:
         """Return the largest step of a checkpoint to which a rewind after `step` steps may go back."""
-        return self._settings.way_back(step if self.recent.since is None else self.recent.since)
+        return self._settings.latest_rewind_step(step if self.recent.since is None else self.recent.since)
 
     @property
     def _settings(self) -> Spikes:

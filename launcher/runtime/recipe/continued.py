@@ -192,7 +192,8 @@ def _task_values(found: _FoundModel, base: Recipe) -> dict[str, Any]:
         reuse = config.recurrence.reuse if config.recurrence else length // 2
         return {"objective": {"plm": plm}, "input": base.input.model_dump(mode="json") | {"reuse": reuse}}
     if found.pair and objective.rtd is None and objective.mlm is not None:
-        # If the two networks share embeddings, the differences begin at zero. So this fits both kinds of pairs.
+        # The discriminator's embeddings are the generator's plus a difference. If the folder's networks share them, the
+        # difference begins at zero, so this fits both kinds of pairs.
         masks = objective.mlm.model_copy(update={"copies": "dynamic"}).model_dump(mode="json")
         rtd = ReplacedTokenConfig(embeddings="gradient_disentangled").model_dump(mode="json")
         return {"objective": {"mlm": masks, "rtd": rtd}, "input": {"packing": "full_sentences"}}

@@ -65,7 +65,7 @@ _EventLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+01
 
 
 @dataclass(frozen=True)
-class DocumentWords:
+class DocumentWording:
     """The words for a kind of document in messages.
 
     Attributes:
@@ -79,7 +79,7 @@ class DocumentWords:
     error: type[UserError]
 
 
-RECIPE = DocumentWords("recipe", "maskfleet recipe show", RecipeError)
+RECIPE = DocumentWording("recipe", "maskfleet recipe show", RecipeError)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class RecipeDocument:
     name: str
     lines: Mapping[Path, int]
     overridden: frozenset[Path] = field(default_factory=frozenset)
-    words: DocumentWords = RECIPE
+    words: DocumentWording = RECIPE
 
     def where(self, path: Path) -> str:
         """Return the place of a path for messages: `file:line: a.b.c`, or `--set a.b.c` if the command line set it."""
@@ -114,7 +114,7 @@ def dotted(path: Path) -> str:
     return ".".join(str(part) for part in path)
 
 
-def parse(text: str, name: str, words: DocumentWords = RECIPE, *, ours: bool = False) -> RecipeDocument:
+def parse(text: str, name: str, words: DocumentWording = RECIPE, *, ours: bool = False) -> RecipeDocument:
     """Return the document in `text`. Raises `words.error` for broken YAML, duplicate keys, or another value than a
     mapping at the top. `ours`: whether it comes with Maskfleet (`bounded_events`)."""
     lines: dict[Path, int] = {}
@@ -198,7 +198,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _collect_lines(
-    node: yaml.Node, path: Path, lines: dict[Path, int], name: str, words: DocumentWords
+    node: yaml.Node, path: Path, lines: dict[Path, int], name: str, words: DocumentWording
 ) -> None:
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()

@@ -83,7 +83,8 @@ def _check_readings(run: Run, tokenizer: Tokenizer, sizes: dict[str, int]) -> No
                 )
 
 
-PLENTY_BATCHES = 16  # a corpus with tokens for so many is not counted row by row: an epoch is surely longer
+# A corpus with tokens for so many batches is not counted row by row: its epoch is surely longer than one batch.
+PLENTY_BATCHES = 16
 MAX_EPOCHS = 200  # above this `init` warns; the published recipes read their text 40 to 100 times
 SPARE_VOCABULARY = 1.5  # embedding rows for each id of the tokenizer; above this `init` warns
 

@@ -50,7 +50,7 @@ class Nothing:
     def state(self) -> dict[str, JsonValue]:
         return {}
 
-    def way_back(self, step: int) -> int:
+    def latest_rewind_step(self, step: int) -> int:
         return step
 
 

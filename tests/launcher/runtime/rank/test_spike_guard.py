@@ -139,10 +139,10 @@ def test_a_zombie_goes_back_for_nobody(run: Run) -> None:
 def test_the_way_back_stays_where_it_was_while_a_spike_lasts(run: Run) -> None:
     guard = guard_of(run, claim(run.store))
     calm(guard, 0, 12)
-    assert guard.way_back(12) == 9
+    assert guard.latest_rewind_step(12) == 9
     make_step(guard, 12, math.nan, math.nan)
     make_step(guard, 13, math.nan, math.nan)
-    assert guard.way_back(14) == 9
+    assert guard.latest_rewind_step(14) == 9
 
 
 def test_checkpoints_of_other_lines_of_the_run_do_not_count(run: Run) -> None:
