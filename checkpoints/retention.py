@@ -61,8 +61,8 @@ def expired_checkpoints(
     - the newest `keep_last`, at least one;
     - for each multiple of `keep_every` steps the first checkpoint at or after it (checkpoints that are written by the
       clock fall between multiples);
-    - the newest checkpoint of at most `latest_rewind_step` steps, and all later ones, so that the run can be rewound if its loss
-      diverges.
+    - the newest checkpoint of at most `latest_rewind_step` steps, and all later ones, so that the run can be rewound if
+      its loss diverges.
 
     Checkpoints that are not on the lineage were abandoned when the run continued from an earlier one.
     """

@@ -209,12 +209,11 @@ def test_whichever_node_is_lost_at_any_moment_one_step_is_left_of_all(
     while not all(partner.copies for partner in partners):
         for partner in partners:
             partner.turn()
-    step = made = 1
-    for _ in range(draws.randrange(60)):
+    made = 1
+    for step in range(2, 2 + draws.randrange(60)):
         for partner in draws.sample(partners, draws.randint(0, world)):
             for _ in range(draws.randint(1, 8)):
                 partner.turn()
-        step += 1
         if all(writer.ready for writer in writers):
             wrote = draws.sample(range(world), draws.randint(0, world))
             write(keeper, step, world, wrote, writers)

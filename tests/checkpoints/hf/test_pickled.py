@@ -114,7 +114,7 @@ class Own(Tensor):
 
 HOSTILE: dict[str, Callable[[Path], object]] = {
     "os.system": lambda mark: Calling(os.system, f"touch {mark}"),
-    "eval": lambda mark: Calling(eval, f"open({str(mark)!r}, 'w')"),
+    "eval": lambda mark: Calling(eval, f"open({str(mark)!r}, 'w')"),  # noqa: S307
     "import": lambda mark: Calling(__import__, "antigravity"),
     "socket": lambda mark: Calling(socket.create_connection, ("127.0.0.1", 9)),
     "fork bomb": lambda mark: Calling(os.fork),

@@ -129,8 +129,7 @@ def test_at_random_the_healthy_are_spared_and_the_dead_are_found(seed: int) -> N
     """Gaps of any length, ranks that rest for less than the limit; then one falls silent for good."""
     draws = random.Random(seed)
     watched = Watched(4, start=draws.choice([0.0, 1e6]))
-    step = 7
-    for _ in range(60):
+    for step in range(8, 68):
         what = draws.choice(["gap", "frozen gap", "rest", "step"])
         if "gap" in what:
             watched.gap(4 ** draws.uniform(0, 7) // 1, ranks_live=what == "gap")
@@ -138,7 +137,6 @@ def test_at_random_the_healthy_are_spared_and_the_dead_are_found(seed: int) -> N
             watched.mute = set(draws.sample(range(4), draws.randint(1, 4)))
             assert watched.wait(draws.randint(1, 25)) == []
             watched.mute = set()
-        step += 1
         for rank in watched.beats:
             watched.move(rank, step=step)
         assert watched.wait(draws.randint(1, 3)) == []
