@@ -52,7 +52,7 @@ def copied(made: Callable[[str], Path], tmp_path: Path) -> Callable[..., Path]:
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text()) if path.exists() else {}
     change(content)
     path.write_text(json.dumps(content))
 
