@@ -108,7 +108,9 @@ def test_what_is_given_again_ends_with_its_code_from_the_first_moment_on(
         process.wait(draw and random.Random(f"{draw} {command} {number}").uniform(0, 1.5))
     process.send_signal(number)
     _, said = process.communicate(timeout=120)
-    assert process.returncode in (REPEAT, MISTAKE), said
+    # A command that has said its mistake may die by the signal while Python ends, which takes its handlers away first.
+    ended = "error:" in said and process.returncode == -number
+    assert ended or process.returncode in (REPEAT, MISTAKE), said
 
 
 # Each computes for minutes: where Python hears of a signal at once, where it does not, and where it loses it.
