@@ -128,6 +128,13 @@ def json_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, An
     return content
 
 
+_RULE_LISTS = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}
+"""The parts of a definition that are rules, and the key under which a sequence of such rules lists them."""
 MAX_IDS = 1 << 22  # largest vocabulary, because arrays hold all ids; published ones have up to 300,000
 MAX_WORD_CHARACTERS = 1000  # longest word of WordPiece, whose time grows with the length's cube; BERT has 100
 MAX_GROWTH_FACTOR = 4096  # largest factor by which all rules together may lengthen a text
@@ -142,7 +149,7 @@ def parse_definition(definition: str, where: str) -> dict[str, Any]:
         raise unreadable_error(where, str(error)) from error
     if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
         raise unreadable_error(where, "it has no model section")
-    for problem in _exceeded_limits(parsed):
+    for problem in (*_rules_of_another_form(parsed), *_exceeded_limits(parsed)):
         raise unreadable_error(where, problem)
     return parsed
 
@@ -176,6 +183,21 @@ def unreadable_error(where: str, reason: str, what: str = "not a tokenizer defin
         f"{where}: {what}: {reason}",
         remedy="give the folder of a tokenizer saved by `maskfleet tokenizer train` or by transformers",
     )
+
+
+def _rules_of_another_form(parsed: dict[str, Any]) -> Iterator[str]:
+    """Yield a problem for each rule that is no object.
+
+    The library (tokenizers 0.23) also takes some lists, such as ["Lowercase"]; whatever reads a definition here does not.
+    """
+    for part, list_name in _RULE_LISTS.items():
+        rules = [parsed.get(part)]
+        for rule in rules:
+            if isinstance(rule, dict):
+                inner = rule.get(list_name)
+                rules += inner if isinstance(inner, list) else []
+            elif rule is not None:
+                yield f"its {part} is or holds {json.dumps(rule)[:40]}, which is no object"
 
 
 def _exceeded_limits(parsed: dict[str, Any]) -> Iterator[str]:

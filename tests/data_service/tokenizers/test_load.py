@@ -45,6 +45,24 @@ def test_what_is_no_tokenizer_is_refused_with_its_place(files: dict[str, bytes],
     assert "s3://bucket/tok" in raised.value.problem
 
 
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    ("part", "sequence", "rule"),
+    [
+        ("normalizer", "normalizers", ["Lowercase"]),
+        ("pre_tokenizer", "pretokenizers", ["Whitespace"]),
+        ("decoder", "decoders", ["Fuse"]),
+    ],
+)
+def test_a_rule_as_a_list_which_the_library_takes_is_refused(
+    files: dict[str, bytes], part: str, sequence: str, rule: list[str], inside: bool
+) -> None:
+    definition = json.loads(files["tokenizer.json"])
+    definition[part] = {"type": "Sequence", sequence: [rule]} if inside else rule
+    with pytest.raises(TokenizerError, match=part):
+        from_files(files | {"tokenizer.json": json.dumps(definition).encode()})
+
+
 @pytest.mark.parametrize("model", ["WordLevel", "WordPiece"])
 def test_names_of_roles_that_are_words_stay_text(files: dict[str, bytes], model: str) -> None:
     """Words between spaces are looked up whole, a role's name too."""
