@@ -188,7 +188,7 @@ def unreadable_error(where: str, reason: str, what: str = "not a tokenizer defin
 def _rules_of_another_form(parsed: dict[str, Any]) -> Iterator[str]:
     """Yield a problem for each rule that is no object.
 
-    The library (tokenizers 0.23) also takes some lists, such as ["Lowercase"]; whatever reads a definition here does not.
+    The library (tokenizers 0.23) also takes some lists, such as ["Lowercase"]. What reads a definition here does not.
     """
     for part, list_name in _RULE_LISTS.items():
         rules = [parsed.get(part)]
