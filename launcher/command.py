@@ -30,11 +30,8 @@ from launcher.signals import handled_signals
 if TYPE_CHECKING:
     import psutil  # imported where it is used: it is slow to import
 
-COMMANDS_WITH_SIGNAL_HANDLERS = (
-    "train",
-    "demo",
-    "evaluate",
-)  # commands that install signal handlers of their own
+_TRAINING_COMMANDS = ("train", "demo")
+COMMANDS_WITH_SIGNAL_HANDLERS = (*_TRAINING_COMMANDS, "evaluate")
 _CORPUS_COMMANDS = ("build", "prepare", "append")  # commands of `corpus` that start a Ray
 _RAY_AGENT_NAMES = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 _DRIVER_END_TIMEOUT_S = 15.0  # time limit for a driver that has nothing to save to end by itself
@@ -127,9 +124,8 @@ def _run_as_driver(work: Callable[[], None], parent: int) -> None:
         if os.getppid() != parent:  # the parent died before prctl took effect
             os._exit(code)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {*handled_signals(), signal.SIGCHLD})
-        if (
-            sys.argv[1] in COMMANDS_WITH_SIGNAL_HANDLERS
-        ):  # these commands go on after their terminal has closed
+        # These commands go on after their terminal has closed.
+        if sys.argv[1] in COMMANDS_WITH_SIGNAL_HANDLERS:
             sys.stdout, sys.stderr = _LossyStream(sys.stdout), _LossyStream(sys.stderr)
         logging.getLogger().addHandler(logging.NullHandler())  # messages for people have their own channel
         work()
@@ -178,13 +174,9 @@ def _exit_code(status: int, asked: bool) -> int:
         return code
     if not asked:
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
-        stands = (
-            "; the run stands at its last checkpoint"
-            if sys.argv[1] in COMMANDS_WITH_SIGNAL_HANDLERS[:2]
-            else ""
-        )
+        stands = "; the run stands at its last checkpoint" if sys.argv[1] in _TRAINING_COMMANDS else ""
         _print_error(f"the process that did the work {how}{stands}")
-    if sys.argv[1] not in COMMANDS_WITH_SIGNAL_HANDLERS[:2]:
+    if sys.argv[1] not in _TRAINING_COMMANDS:
         _print_error("the same command goes on: what is stored stays")
         return REPEAT
     lost = "; what was done since the last checkpoint is lost" if _save_flags[1] else ": no step was made"

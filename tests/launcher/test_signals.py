@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.command import needs_supervision
 from launcher.exit_codes import MISTAKE, REPEAT
 from launcher.signals import END_SIGNALS
+from maskfleet import REPEATED_COMMANDS
+from tests.support.checks.command import command_tree
 from tests.support.data.raw_text import tokenizer_folder
 
 _TEXT = 3_000_000  # bytes: each command computes on it for seconds
@@ -85,6 +88,15 @@ def test_asked_to_end_at_any_moment(text: Path, tmp_path: Path, draw: int) -> No
         code = REPEAT if command[0] == "corpus" else 128 + number  # a build goes on where it was
         assert process.returncode == code, said
     assert not list(temporary.iterdir())
+
+
+def test_every_command_that_is_supervised_is_among_those_that_are_given_again() -> None:
+    supervised = {words for words in command_tree() if needs_supervision(words.split())}
+    assert supervised
+    assert supervised <= set(REPEATED_COMMANDS)
+    assert {words.partition(" ")[0] for words in command_tree()} >= {
+        words.partition(" ")[0] for words in REPEATED_COMMANDS
+    }
 
 
 REPEATED = (

@@ -17,9 +17,7 @@ from launcher.observe.inspect.report.page import draw_page
 from launcher.runtime.run.outline import Outline, open_outline, runs_at
 
 _INTERVAL_S = 2.0  # shortest wait between two drawings
-_MIN_WAIT_PER_DRAW_TIME = (
-    5.0  # the wait is at least this many times the last drawing: a sixth of a core at most
-)
+_MIN_WAIT_PER_DRAW_TIME = 5.0  # the wait in times of the last drawing: a sixth of a core at most
 _IDLE_S = 60.0  # drawing ends so long after the last look
 _FIRST_DRAW_TIMEOUT_S = 3.0  # longest wait of a look for the first drawing
 
