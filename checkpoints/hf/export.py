@@ -24,7 +24,7 @@ from checkpoints.hf.load import load_pretrained, weights_for
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import DetectorConfig, Interchange, ModelConfig, interchange
+from encoder_core.families.catalogue import Interchange, ModelConfig, interchange
 from encoder_core.families.interchange import Heads
 from encoder_core.objectives.modules.detection import Part, is_difference, stored_name
 from encoder_core.objectives.replaced import Sharing
@@ -163,7 +163,7 @@ def _compare_weights(folder: Path, read_parameter: ReadParameter, heads: Heads) 
 def write_pair(
     folder: Path,
     read_parameter: ReadParameter,
-    config: DetectorConfig,
+    config: ModelConfig,
     tokenizer_files: Mapping[str, bytes],
     sharing: Sharing,
     *,
@@ -203,7 +203,7 @@ def _part_reader(read_parameter: ReadParameter, part: Part, sharing: Sharing) ->
     return read
 
 
-def pair_weights_for(config: DetectorConfig, folder: Path, sharing: Sharing = "shared") -> dict[str, Tensor]:
+def pair_weights_for(config: ModelConfig, folder: Path, sharing: Sharing = "shared") -> dict[str, Tensor]:
     """Return the initial parameters of the module that trains a pair, read from `generator/` and `discriminator/`.
 
     Raises ModelError as `weights_for`, and if `sharing` is "shared" but the networks' embeddings differ.

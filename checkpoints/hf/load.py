@@ -28,7 +28,7 @@ from data_service.formats import parse_json
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import DetectorConfig, Interchange, ModelConfig, interchange, read_config
+from encoder_core.families.catalogue import Interchange, ModelConfig, interchange, read_config
 from encoder_core.families.interchange import Heads
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.modules.network import network
@@ -232,7 +232,7 @@ _NAME_BYTES = 4 << 20
 """Bytes at the start of a pickled file that hold all names: torch writes them before the numbers."""
 
 
-def is_discriminator(store: Store, config: DetectorConfig) -> bool:
+def is_discriminator(store: Store, config: ModelConfig) -> bool:
     """Return whether the network at the root of `store` has a head that detects replaced tokens; false without weights.
 
     Pickled weights are not opened: their bytes are searched for the head's name.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a 
     from encoder_core.layers.attention import Attend
     from encoder_core.layers.encoder import Embeddings
 
-DetectorConfig = (
+ModelConfig = Annotated[
     BertConfig
     | RobertaConfig
     | AlbertConfig
@@ -41,17 +41,13 @@ DetectorConfig = (
     | EuroBertConfig
     | NeoBertConfig
     | XlmConfig
-)
-"""Families with a `generator`: a smaller model of the same family that shares the embeddings."""
-
-ModelConfig = Annotated[DetectorConfig | XlnetConfig | BartConfig, Field(discriminator="family")]
+    | XlnetConfig
+    | BartConfig,
+    Field(discriminator="family"),
+]
 """The configuration of any family, told apart by its `family` field."""
 
-FAMILIES: tuple[type[DetectorConfig | XlnetConfig | BartConfig], ...] = (
-    *get_args(DetectorConfig),
-    XlnetConfig,
-    BartConfig,
-)
+FAMILIES: tuple[type[ModelConfig], ...] = get_args(get_args(ModelConfig)[0])
 
 
 def family_names_where(suit: Callable[[type[EncoderConfig]], bool]) -> str:

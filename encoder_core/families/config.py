@@ -44,6 +44,8 @@ class EncoderConfig(BaseModel, ABC):
         context_norm: whether the detection head has a norm of its own.
         class_token_last: whether the classification token ends a text; else it begins it.
         has_convolution: whether a convolution shows each token its neighbours.
+        has_generator: whether the model trains beside a `generator`, for replaced-token detection.
+        has_rotary_positions: whether attention turns queries and keys by their positions (`rope_base`).
         takes_token_types: whether transformers' class accepts them for any number of `segments`.
         has_length_limit: whether a table of positions limits the length of a row.
         offsets_positions_by_padding: whether positions begin after the padding id, so that the parameters depend on it.
@@ -71,6 +73,8 @@ class EncoderConfig(BaseModel, ABC):
     context_norm: ClassVar[bool] = False
     class_token_last: ClassVar[bool] = False
     takes_token_types: ClassVar[bool] = False
+    has_generator: ClassVar[bool] = False
+    has_rotary_positions: ClassVar[bool] = False
     has_length_limit: ClassVar[bool] = True
     offsets_positions_by_padding: ClassVar[bool] = False
     biases: ClassVar[bool] = True
@@ -202,10 +206,28 @@ class EncoderConfig(BaseModel, ABC):
         Raises:
             ModelError: the family has no generator.
         """
-        raise ModelError(
-            f"{self.name} has no generator and discriminator",
-            remedy="give two networks of another family that were trained together",
-        )
+        raise ModelError(f"{self.name} has no generator", remedy="give a pair of another family")
+
+    @property
+    def generator(self) -> Self:
+        """The generator, as a model of its own: a smaller one of the same family that shares the embeddings.
+
+        Raises:
+            ModelError: the family has none (`has_generator`).
+        """
+        raise ModelError(f"{self.name} has no generator", remedy="use a model of another family")
+
+    def window(self, layer: int) -> int | None:
+        """Return how many tokens a layer sees on each side; None: the whole row."""
+        return None
+
+    def rope_base(self, layer: int) -> float | None:
+        """Return the base of a layer's rotary positions; None if it has none."""
+        return None
+
+    def with_rope_base(self, base: float) -> Self:
+        """Return the same model with another base in the layers that see the whole row; itself if it has none."""
+        return self
 
     def with_layers(self, layers: int) -> Self:
         """Return the same model with another depth."""
@@ -331,10 +353,8 @@ class EncoderConfig(BaseModel, ABC):
             ModelError: `vocab` is not set yet.
         """
         if self.vocab is None:
-            raise ModelError(
-                "model.vocab is not set",
-                remedy="take it from the tokenizer: config.with_tokenizer(vocab, pad_id)",
-            )
+            remedy = "take it from the tokenizer: config.with_tokenizer(vocab, pad_id)"
+            raise ModelError("model.vocab is not set", remedy=remedy)
         return self.vocab
 
 
@@ -345,11 +365,11 @@ class WithGenerator(EncoderConfig):
         generator_layers: depth of the generator; None: half of this network's (DeBERTaV3, section 3.1).
     """
 
+    has_generator: ClassVar[bool] = True
     generator_layers: int | None = Field(default=None, gt=0, exclude_if=lambda layers: layers is None)
 
     @property
     def generator(self) -> Self:
-        """The generator, as a model of its own."""
         layers = self.generator_layers or max(1, self.layers // 2)
         return self.model_copy(update={"layers": layers, "generator_layers": None})
 
@@ -363,10 +383,7 @@ class WithGenerator(EncoderConfig):
 def encoder_layers(
     config: EncoderConfig, count: int, kernel: "Callable[[], Attend | None]"
 ) -> "list[EncoderLayer]":
-    """Return `count` post-LayerNorm layers of the configuration's shape, each with its own `kernel()`.
-
-    None for a kernel: `automatic`.
-    """
+    """Return `count` post-LayerNorm layers of the model's shape, each with its own `kernel()`; None: `automatic`."""
     from encoder_core.layers.attention import SelfAttention, automatic
     from encoder_core.layers.encoder import EncoderLayer, FeedForward
 

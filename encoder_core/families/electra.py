@@ -39,6 +39,7 @@ class ElectraConfig(EncoderConfig):
     name: ClassVar[str] = "ELECTRA"
     recipe: ClassVar[str] = "electra-base"
     main_heads: ClassVar[Heads] = "rtd"
+    has_generator: ClassVar[bool] = True
     embedding: int = Field(default=128, gt=0)
     token_types: int = Field(default=2, ge=1)
     generator_divisor: int = Field(default=4, ge=1)
@@ -49,7 +50,7 @@ class ElectraConfig(EncoderConfig):
         return "gelu"
 
     @property
-    def generator(self) -> "ElectraConfig":
+    def generator(self) -> Self:
         """The generator, as a model of its own: same depth and embeddings; the other sizes are divided."""
         divisor = self.generator_divisor
         shape = {
@@ -58,7 +59,7 @@ class ElectraConfig(EncoderConfig):
             "feed_forward": self.feed_forward // divisor,
             "generator_divisor": 1,
         }
-        return ElectraConfig.model_validate(self.model_dump() | shape)
+        return self.model_validate(self.model_dump() | shape)
 
     def paired_with(self, generator: EncoderConfig) -> Self:
         return self.model_copy(update={"generator_divisor": self.hidden // generator.hidden})

@@ -30,6 +30,7 @@ class PreNormConfig(WithGenerator):
         attention_output_dropout: dropout rate of attention's output, before it is added to the hidden states.
     """
 
+    has_rotary_positions: ClassVar[bool] = True
     has_length_limit: ClassVar[bool] = False
     biases: ClassVar[bool] = False
     rms_norm: ClassVar[bool] = False
@@ -53,17 +54,11 @@ class PreNormConfig(WithGenerator):
         """Number of heads of keys and values."""
         return self.heads
 
-    def window(self, layer: int) -> int | None:
-        """Return how many tokens a layer sees on each side; None: the whole row."""
-        return None
+    @abstractmethod
+    def rope_base(self, layer: int) -> float: ...
 
     @abstractmethod
-    def rope_base(self, layer: int) -> float:
-        """Return the base of a layer's rotary positions."""
-
-    @abstractmethod
-    def with_rope_base(self, base: float) -> Self:
-        """Return the same model with another base in the layers that see the whole row."""
+    def with_rope_base(self, base: float) -> Self: ...
 
     def has_attention_norm(self, layer: int) -> bool:
         """Return whether a norm precedes the attention of a layer."""

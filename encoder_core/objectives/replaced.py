@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from encoder_core.families.catalogue import DetectorConfig, ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.term import (
     HeadConfig,
@@ -45,7 +45,7 @@ class ReplacedTokenConfig(ModuleConfig):
         """Refuse objectives and families without a generator that learns masked tokens."""
         why = "the generator, which learns masked tokens, makes the replacements to detect"
         yield from require_mlm(self.name, setting, why)
-        if not isinstance(setting.model, DetectorConfig):
+        if not setting.model.has_generator:
             yield Refusal(
                 ("objective",),
                 f"a model of family {setting.model.family} has no generator for rtd, a smaller network of its kind "
@@ -69,7 +69,6 @@ class ReplacedTokenConfig(ModuleConfig):
         )
         from encoder_core.objectives.modules.multitask import multitask_model
 
-        assert isinstance(model, DetectorConfig)  # the recipe's checks refuse other models
         generator = multitask_model(model.generator, heads)
         base = generator.encoder.embeddings
         assert isinstance(base, Embeddings)  # every family with a generator has them
@@ -86,6 +85,5 @@ class ReplacedTokenConfig(ModuleConfig):
         return kind(generator, discriminator, weight=last_weight(self.weight), temperature=self.temperature)
 
     def weights(self, model: ModelConfig, heads: Sequence[HeadConfig] = (MlmConfig(),)) -> int:
-        assert isinstance(model, DetectorConfig)  # the recipe's checks refuse other models
         shared = 0 if self.embeddings == "gradient_disentangled" else model.embedding_weights()
         return network_weights(model.generator, heads) + detector_weights(model) - shared

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.families.catalogue import DetectorConfig, build_encoder
+from encoder_core.families.catalogue import ModelConfig, build_encoder
 from encoder_core.heads.classification import DetectionSums, ReplacedTokenHead, detection_sums
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.encoder import Embeddings
@@ -114,7 +114,7 @@ def corrupt(batch: Batch, drawn_M: Int[Tensor, " targets"]) -> tuple[Batch, Bool
     return replace(batch, tokens=batch.tokens.index_copy(0, batch.target_positions, drawn_M)), replaced_T
 
 
-def discriminator_model(config: DetectorConfig, *, embeddings: Embeddings | None = None) -> Discriminator:
+def discriminator_model(config: ModelConfig, *, embeddings: Embeddings | None = None) -> Discriminator:
     """Build a discriminator alone. A generator alone is `masked_language_model(config.generator)`.
 
     `embeddings` are shared with another network; None: its own. DeBERTa's head also reads the row's first token.

@@ -5,7 +5,7 @@ from typing import assert_never
 from torch import nn
 
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import DetectorConfig, ModelConfig, family_names_where
+from encoder_core.families.catalogue import ModelConfig, family_names_where
 from encoder_core.families.interchange import Heads
 from encoder_core.layers.attention import Attend
 from encoder_core.objectives.contrastive import ContrastiveConfig
@@ -34,8 +34,8 @@ def network(config: ModelConfig, heads: Heads) -> nn.Module:
         case "mlm_pair":
             return multitask_model(config, [MlmConfig(), NspConfig()])
         case "rtd":
-            if not isinstance(config, DetectorConfig):
-                suited = family_names_where(lambda family: issubclass(family, DetectorConfig))
+            if not config.has_generator:
+                suited = family_names_where(lambda family: family.has_generator)
                 raise ModelError(
                     f"{config.family} has no detection head",
                     remedy=f"use a model of family {suited}",

@@ -18,7 +18,7 @@ from checkpoints.listing import is_on_lineage, list_committed, read_manifest
 from checkpoints.load import MeanReader, Reader
 from data_service.store.base import digest
 from data_service.store.open import open_store
-from encoder_core.families.catalogue import DetectorConfig, Interchange, ModelConfig, interchange
+from encoder_core.families.catalogue import Interchange, ModelConfig, interchange
 from encoder_core.families.interchange import Heads
 from encoder_core.optim.average import AVERAGE
 from encoder_core.train.zero_state import MASTER
@@ -128,7 +128,7 @@ def export_weights(
         work("reading the checkpoint, writing the model and comparing"),
         publish_on_exit(target) as folder,
     ):
-        if objective.rtd is not None and isinstance(config, DetectorConfig):
+        if objective.rtd is not None:
             sharing = objective.rtd.embeddings
             write_pair(folder, read, config, files, sharing, notes=notes)
         else:
@@ -163,7 +163,7 @@ def _networks(
     manifest: CheckpointManifest, config: ModelConfig, objective: RecipeObjective, *, causal: bool
 ) -> dict[str, ExportedNetwork]:
     """Return the networks to export, by folder."""
-    if objective.rtd is not None and isinstance(config, DetectorConfig):
+    if objective.rtd is not None:
         pair: dict[str, tuple[ModelConfig, Heads]] = {
             "generator": (config.generator, "mlm"),
             "discriminator": (config, "rtd"),

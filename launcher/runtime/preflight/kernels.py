@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 
 from data_service.formats import StrictRecord
-from encoder_core.families.catalogue import DetectorConfig, ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.kernel_choice import Kernel, Place, Preference
 from encoder_core.trials.kernel_trial import Limits, TriedKernel, preference, try_kernels
 from encoder_core.trials.trial_network import Subject
@@ -95,7 +95,7 @@ def trial_subject(recipe: Recipe, config: ModelConfig) -> Subject:
     """Return the recipe's networks, with the microbatch of the phase that has the longest rows, for a trial. `config`:
     the (first) network."""
     networks: tuple[ModelConfig, ...] = (config,)
-    if recipe.objective.rtd is not None and isinstance(config, DetectorConfig):
+    if recipe.objective.rtd is not None:
         networks = (config, config.generator)
     length, rows = max((phase.length, recipe.microbatch_of(phase)) for phase in recipe.phases)
     device = (

@@ -32,7 +32,7 @@ from data_service.store.base import Store
 from data_service.tokenizers.completed import load_with_all_special_tokens
 from data_service.tokenizers.load import find_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-from encoder_core.families.catalogue import DetectorConfig, ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import ENCODER
 from encoder_core.objectives.modules.detection import EMBEDDINGS, is_difference
 from encoder_core.objectives.modules.teacher import every_other_layer, teacher_names_of_student
@@ -222,7 +222,6 @@ def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
             check_same_model(its, read_folder_config(folder), recipe.start)
             check_weights(its, store, exported_heads(config, recipe.objective))
             return
-        assert isinstance(its, DetectorConfig)  # `objective_module` builds both networks
         if holds_single_network(folder):
             check_same_model(its, read_folder_config(folder), recipe.start)
             check_weights(its, store, "rtd")
@@ -251,7 +250,6 @@ def _folder_config(objective: RecipeObjective, config: ModelConfig, folder: Path
         )
     network = folder
     if objective.rtd is not None and holds_single_network(folder):
-        assert isinstance(config, DetectorConfig)  # `objective_module` builds both networks
         check_derivable(config, where)
     elif objective.rtd is not None:
         if len(pair) < len(NETWORKS):
@@ -264,7 +262,6 @@ def _folder_config(objective: RecipeObjective, config: ModelConfig, folder: Path
 def _folder_weights(objective: RecipeObjective, its: ModelConfig, folder: Path) -> dict[str, Tensor]:
     if objective.rtd is None:
         return weights_for(its, folder, exported_heads(its, objective))
-    assert isinstance(its, DetectorConfig)  # `objective_module` has built both networks
     read = pair_from_discriminator if holds_single_network(folder) else pair_weights_for
     return read(its, folder, objective.rtd.embeddings)
 
@@ -308,7 +305,6 @@ def _left_parameters(objective: RecipeObjective, config: ModelConfig, folder: Pa
         return {"left": list[JsonValue](unused_parameters(config, folder, exported_heads(config, objective)))}
     if not holds_single_network(folder):
         return {"left": []}
-    assert isinstance(config, DetectorConfig)
     return {
         "left": list[JsonValue](unused_parameters(config, folder, "rtd")),
         "network": NETWORKS[1],
@@ -329,7 +325,7 @@ def holds_single_network(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and not any((folder / part / CONFIG).is_file() for part in NETWORKS)
 
 
-def generator_layers(config: DetectorConfig) -> tuple[int, ...]:
+def generator_layers(config: ModelConfig) -> tuple[int, ...]:
     """Return the layers of the discriminator with which its generator's begin.
 
     Raises ValueError: the generator has more layers than the discriminator.
@@ -337,7 +333,7 @@ def generator_layers(config: DetectorConfig) -> tuple[int, ...]:
     return every_other_layer(config.generator.distinct_layers, config.distinct_layers)
 
 
-def check_derivable(config: DetectorConfig, where: str) -> None:
+def check_derivable(config: ModelConfig, where: str) -> None:
     """Raise RunError if the generator of `config` cannot begin with layers of the discriminator in `where`."""
     generator = config.generator
     differing = [key for key in differing_settings(generator, config) if key != "layers"]
@@ -355,7 +351,7 @@ def check_derivable(config: DetectorConfig, where: str) -> None:
         )
 
 
-def pair_from_discriminator(config: DetectorConfig, folder: Path, sharing: Sharing) -> dict[str, Tensor]:
+def pair_from_discriminator(config: ModelConfig, folder: Path, sharing: Sharing) -> dict[str, Tensor]:
     """Return the initial parameters, by name, of the module that trains the pair of `config`, from the discriminator
     in `folder`. The generator's head is not among them; nor is the discriminator's if the folder lacks it.
 

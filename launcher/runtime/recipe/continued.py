@@ -18,7 +18,7 @@ from data_service.samples.pairs import Translations
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import holds_tokenizer
-from encoder_core.families.catalogue import DetectorConfig, ModelConfig, embedded_languages
+from encoder_core.families.catalogue import ModelConfig, embedded_languages
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.optim.settings import AdamWConfig, Decayed
 from launcher.errors import RunError
@@ -155,10 +155,10 @@ def _find_model(store: Store, folder: str) -> _FoundModel:
             f"{folder} holds one network of {config.name}'s two, which are trained together",
             remedy=f"put the generator into {NETWORKS[0]}/, the discriminator into {NETWORKS[1]}/ of one folder",
         )
-    if isinstance(config, DetectorConfig) and holds_generator(store):
+    if config.has_generator and holds_generator(store):
         generator = config_from_fields(generator_fields(store), f"{folder.rstrip('/')}/{GENERATOR_CONFIG}")
         return _FoundModel(_as_pair(generator, config), pair=True, pair_head=False)
-    alone = isinstance(config, DetectorConfig) and is_discriminator(store, config)
+    alone = config.has_generator and is_discriminator(store, config)
     return _FoundModel(config, pair=alone, pair_head=any(name in _PAIR_HEADS for name in architectures))
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from data_service.printable import visible
 from data_service.samples.lanes import Lanes
 from encoder_core.families.catalogue import family_names_where
-from encoder_core.families.pre_norm import PreNormConfig
 from launcher.runtime.recipe.phase_parts import FallingRate, PhaseMlm
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 
@@ -183,21 +182,19 @@ def _share_curves(recipe: Recipe, phases: Sequence[RecipePhase]) -> Curves:
 def _rope_base(recipe: Recipe) -> float | None:
     """Return the rotary base of layers that see the whole row; layer 0 is one of them in every family. None: the model
     has no rotary positions."""
-    return recipe.model.rope_base(0) if isinstance(recipe.model, PreNormConfig) else None
+    return recipe.model.rope_base(0)
 
 
 def _with_rope_base(recipe: Recipe, base: float) -> Recipe:
-    if not isinstance(recipe.model, PreNormConfig):
-        return recipe  # the recipe is refused elsewhere
     return recipe.model_copy(update={"model": recipe.model.with_rope_base(base)})
 
 
-_ROTARY_FAMILIES = family_names_where(lambda family: issubclass(family, PreNormConfig))
+_ROTARY_FAMILIES = family_names_where(lambda family: family.has_rotary_positions)
 _LOCAL_FAMILIES = family_names_where(lambda family: "local_rope_base" in family.model_fields)
 
 
 def _no_rotation(recipe: Recipe) -> tuple[str, str] | None:
-    if isinstance(recipe.model, PreNormConfig):
+    if recipe.model.has_rotary_positions:
         return None
     return (
         f"a model of family {recipe.model.family} has no rotary positions",
@@ -208,8 +205,6 @@ def _no_rotation(recipe: Recipe) -> tuple[str, str] | None:
 def _local_rope_base(recipe: Recipe) -> float | None:
     """Return the rotary base of layers that see a window; None: the model has no such layers."""
     model = recipe.model
-    if not isinstance(model, PreNormConfig):
-        return None
     local = (layer for layer in range(model.layers) if model.window(layer) is not None)
     return next(map(model.rope_base, local), None)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
-from encoder_core.families.catalogue import DetectorConfig, ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.compose import weight_count
 from encoder_core.objectives.weights import detector_weights, masked_weights
 from launcher.output import human_count
@@ -79,7 +79,7 @@ def state_bytes(recipe: Recipe, count: int) -> int:
 def discriminator_parameters(recipe: Recipe) -> int | None:
     """Return the number of parameters of the discriminator as it is used after training; None if there is none."""
     model = with_vocab(recipe.model)
-    return detector_weights(model) if recipe.objective.rtd and isinstance(model, DetectorConfig) else None
+    return detector_weights(model) if recipe.objective.rtd else None
 
 
 def teacher_parameters(recipe: Recipe) -> int:

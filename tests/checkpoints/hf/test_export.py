@@ -16,7 +16,7 @@ from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import DetectorConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.modernbert import ModernBertConfig
@@ -64,7 +64,7 @@ SHAPE: dict[str, Any] = {
 }
 ELECTRA = ElectraConfig(**SHAPE, embedding=16, generator_divisor=2)
 DEBERTA = DebertaV2Config(**SHAPE, buckets=8, mask_decoder="plain")
-CASES: dict[str, tuple[DetectorConfig, Sharing]] = {
+CASES: dict[str, tuple[ModelConfig, Sharing]] = {
     "electra": (ELECTRA, "shared"),
     "electra-disentangled": (ELECTRA, "gradient_disentangled"),
     "deberta-shared": (DEBERTA, "shared"),
@@ -83,13 +83,13 @@ CASES: dict[str, tuple[DetectorConfig, Sharing]] = {
 }
 
 
-def joint(config: DetectorConfig, sharing: Sharing) -> ReplacedTokenDetection:
+def joint(config: ModelConfig, sharing: Sharing) -> ReplacedTokenDetection:
     return random_weights(ReplacedTokenConfig(embeddings=sharing).build(config)).eval()
 
 
 @pytest.mark.parametrize(("config", "sharing"), CASES.values(), ids=CASES)
 def test_a_pair_comes_back_and_each_folder_is_a_model_for_ours_and_for_transformers(
-    tmp_path: Path, config: DetectorConfig, sharing: Sharing
+    tmp_path: Path, config: ModelConfig, sharing: Sharing
 ) -> None:
     """Hidden states of the discriminator, logits of the generator (transformers has no enhanced decoder)."""
     model, batch = joint(config, sharing), make_batch([20, 40], 90)
@@ -119,7 +119,7 @@ def test_a_pair_comes_back_and_each_folder_is_a_model_for_ours_and_for_transform
 
 @torch.no_grad()
 def ensure_transformers_loads_both(
-    folder: Path, config: DetectorConfig, model: ReplacedTokenDetection, batch: Batch
+    folder: Path, config: ModelConfig, model: ReplacedTokenDetection, batch: Batch
 ) -> None:
     padded = pad(batch, config.pad_id)
     inputs = {"input_ids": padded.input_ids, "attention_mask": padded.attention_mask}

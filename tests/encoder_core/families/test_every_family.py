@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from checkpoints.hf.load import load_pretrained
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import FAMILIES, DetectorConfig, ModelConfig, interchange, read_config
+from encoder_core.families.catalogue import FAMILIES, ModelConfig, interchange, read_config
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
 from encoder_core.objectives.mlm import MlmConfig
@@ -34,7 +34,7 @@ OBJECTIVES: dict[str, dict[str, TermConfig]] = {
     "replaced tokens": {"mlm": MlmConfig(), "rtd": ReplacedTokenConfig()},
 }
 UNREACHED = {"language", "convolution"}  # of rows without languages; of a generator of one layer
-DETECTORS = {name: config for name, config in SMALL.items() if isinstance(config, DetectorConfig)}
+DETECTORS = {name: config for name, config in SMALL.items() if config.has_generator}
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

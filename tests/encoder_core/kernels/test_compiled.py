@@ -30,8 +30,6 @@ from kernels import (
     widths_of,
 )
 
-from encoder_core.families.catalogue import DetectorConfig
-from encoder_core.families.pre_norm import PreNormConfig
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.source import bundled
 from launcher.runtime.recipe.summary import with_vocab
@@ -195,9 +193,9 @@ def test_kernels_of_stable_adamw_compile_without_spills_and_round_as_they_are_wr
 
 def test_widths_and_vocabularies_are_those_of_our_recipes() -> None:
     models = [with_vocab(load(name).model) for name in bundled()]
-    networks = [*models, *(one.generator for one in models if isinstance(one, DetectorConfig))]
+    networks = [*models, *(one.generator for one in models if one.has_generator)]
     assert {one.hidden for one in networks} <= {width for form in NORMS for width in widths_of(form)}
-    post_norm = {one.hidden for one in networks if not isinstance(one, PreNormConfig)}
+    post_norm = {one.hidden for one in networks if not one.has_rotary_positions}
     assert post_norm <= set(STATES)
     vocabularies = {one.vocab for one in models if one.vocab is not None}
     assert {-(-vocab // 64) * 64 for vocab in vocabularies} == set(VOCABULARIES)

@@ -44,7 +44,7 @@ def pieces_for(network: Network, backend: str) -> Pieces:
     pieces = Pieces(backend)
     networks = [network.model]
     if network.objective.rtd is not None:
-        networks.append(network.model.generator)  # type: ignore[union-attr]
+        networks.append(network.model.generator)
     tried = try_compilation(Subject(tuple(networks), torch.float32, CPU, SHAPE.rows, SHAPE.length), pieces)
     assert tried.right, tried
     torch.compiler.set_stance("fail_on_recompile")

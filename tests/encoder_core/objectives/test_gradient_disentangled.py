@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from encoder_core.families.catalogue import DetectorConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.heads.classification import ReplacedTokenHead
@@ -35,7 +35,7 @@ WORDS = "encoder.embeddings.word.weight"
 OBJECTIVE = ReplacedTokenConfig(weight=10.0, embeddings="gradient_disentangled")
 
 
-def built(config: DetectorConfig = DEBERTA) -> GradientDisentangledDetection:
+def built(config: ModelConfig = DEBERTA) -> GradientDisentangledDetection:
     torch.manual_seed(0)
     model = OBJECTIVE.build(config)
     assert isinstance(model, GradientDisentangledDetection)
@@ -62,7 +62,7 @@ def test_differences_begin_at_zero() -> None:
 
 
 @pytest.mark.parametrize("config", [DEBERTA, ELECTRA], ids=["deberta", "electra"])
-def test_every_parameter_has_exactly_one_turn(config: DetectorConfig) -> None:
+def test_every_parameter_has_exactly_one_turn(config: ModelConfig) -> None:
     model = built(config)
     turns = model.update_groups()
     assert list(turns) == ["generator", "discriminator"]
@@ -74,7 +74,7 @@ def test_every_parameter_has_exactly_one_turn(config: DetectorConfig) -> None:
 
 
 @pytest.mark.parametrize("config", [DEBERTA, ELECTRA], ids=["deberta", "electra"])
-def test_each_turn_teaches_its_own_network(config: DetectorConfig) -> None:
+def test_each_turn_teaches_its_own_network(config: ModelConfig) -> None:
     model = random_weights(built(config)).train()
     batch = make_batch([20, 30], 60, segments=True)
     first = model(batch)

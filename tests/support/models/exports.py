@@ -16,7 +16,7 @@ from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bart import BartConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import DetectorConfig, ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
@@ -123,7 +123,7 @@ def export(family: Family, folder: Path) -> None:
     initialise(model, 0.1, "normal")
     read = {name: parameter.detach() for name, parameter in model.named_parameters()}.__getitem__
     files, out = tokenizer.save_files(), open_store(folder)
-    if family.objective.rtd is not None and isinstance(config, DetectorConfig):
+    if family.objective.rtd is not None:
         export_pair(read, config, files, out, family.objective.rtd.embeddings)
     else:
         export_model(read, config, files, out, exported_heads(config, family.objective))

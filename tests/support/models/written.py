@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from checkpoints.hf.export import ReadParameter, publish_on_exit, write_model, write_pair
 from data_service.store.base import Store
-from encoder_core.families.catalogue import DetectorConfig, ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import Heads
 from encoder_core.objectives.replaced import Sharing
 
@@ -23,7 +23,7 @@ def export_model(
 
 def export_pair(
     read_parameter: ReadParameter,
-    config: DetectorConfig,
+    config: ModelConfig,
     tokenizer_files: Mapping[str, bytes],
     out: Store,
     sharing: Sharing = "shared",

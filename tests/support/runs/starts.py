@@ -15,7 +15,7 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import DetectorConfig, ModelConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.interchange import Heads
@@ -59,7 +59,7 @@ CASES: dict[str, tuple[ModelConfig, RecipeObjective, Heads]] = {
     "deberta-v2": (DEBERTA_V2, RecipeObjective(mlm=MLM), "mlm"),
     "xlnet": (XlnetConfig(**SHAPE, reuse=0, memory=0), RecipeObjective(plm=PlmTerm()), "plm"),
 }
-PAIRS: dict[str, tuple[DetectorConfig, Sharing]] = {
+PAIRS: dict[str, tuple[ModelConfig, Sharing]] = {
     "electra": (ELECTRA, "shared"),
     "deberta-v3-shared": (DEBERTA_V2, "shared"),
     "deberta-v3": (DEBERTA_V2, "gradient_disentangled"),
@@ -104,7 +104,6 @@ def export(setting: Setting, folder: Path, heads: Heads = "mlm") -> nn.Module:
     files, config = setting.tokenizer.save_files(), setting.known(recipe.model)
     if recipe.objective.rtd is not None:
         sharing = recipe.objective.rtd.embeddings
-        assert isinstance(config, DetectorConfig)
         export_pair(parameters_of(model).__getitem__, config, files, open_store(folder), sharing)
     else:
         export_model(parameters_of(model).__getitem__, config, files, open_store(folder), heads)
