@@ -18,11 +18,11 @@ class RecentResults(Generic[K, V]):
         self._most = most
         self._kept: Mapping[K, V] = {}
 
-    def get(self, key: K, make: Callable[[], V]) -> V:
+    def get(self, key: K, compute: Callable[[], V]) -> V:
         """Return the cached result for `key`; if there is none, call `make` and keep its result."""
         kept = self._kept
         if key in kept:
             return kept[key]
-        value = make()
+        value = compute()
         self._kept = dict([*self._kept.items(), (key, value)][-self._most :])
         return value

@@ -40,7 +40,7 @@ class Block:
     units: Mapping[Level, NDArray[np.uint8]] = field(default_factory=dict)
     removed: NDArray[np.bool_] | None = None
 
-    def begins(self, level: Level) -> NDArray[np.bool_] | None:
+    def unit_starts(self, level: Level) -> NDArray[np.bool_] | None:
         """Return [T] bool, whether a unit of this level begins with each token; None if the level was not stored."""
         packed = self.units.get(level)
         return None if packed is None else np.unpackbits(packed, count=len(self.tokens)).view(np.bool_)

@@ -38,7 +38,7 @@ class _Answer:
     asked: int | None = None  # the signal that is being answered
     lost: bool = False  # whether the exception was raised where Python discards exceptions
 
-    def said(self, number: int) -> int:
+    def print_signal_line(self, number: int) -> int:
         """Print the line about the signal. Return the exit code."""
         name = _NAMES.get(number) or signal.Signals(number).name
         with suppress(OSError):  # one system call: interrupted code may hold sys.stderr's lock
@@ -91,7 +91,7 @@ def end_on_signal() -> Iterator[None]:
     except BaseException:
         if _signal_answer.asked is None:
             raise
-        sys.exit(_signal_answer.said(_signal_answer.asked))
+        sys.exit(_signal_answer.print_signal_line(_signal_answer.asked))
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -131,7 +131,7 @@ def _await_exit(number: int, reading: int) -> None:
             interrupts += os.read(reading, 1)[0] == signal.SIGINT
         else:
             waited += 0.1
-    os._exit(_signal_answer.said(number))
+    os._exit(_signal_answer.print_signal_line(number))
 
 
 def _reset_in_fork() -> None:

@@ -75,7 +75,7 @@ def publish(folder: Path, out: Store, former: list[str]) -> None:
         out.put(EXPORT_RECORD, (record.model_dump_json(indent=1) + "\n").encode())
         for key in sorted(paths, key=_configurations_last):
             out.put_file(key, paths[key])
-        out.remove_leftovers("", before=EXPORT_RECORD)  # left by an export that was killed
+        out.remove_leftovers("", older_than_key=EXPORT_RECORD)  # left by an export that was killed
     except BaseException as error:
         try:
             _remove(out, [*paths, EXPORT_RECORD])

@@ -73,13 +73,13 @@ def verify_files(
     """
     total = sum(manifest.shard_sizes.values()) + sum(file.size for file in manifest.provenance.values())
 
-    def note(read: int) -> None:
+    def report_read_bytes(read: int) -> None:
         report(read, total)
 
     blocks = {**_blocks_by_shard(manifest.train), **_blocks_by_shard(manifest.heldout)}
     with ThreadPoolExecutor(_SHARDS_AT_ONCE) as threads:
         shards = threads.map(
-            lambda key: list(_verify_shard(store, manifest, key, blocks[key], note)), manifest.shard_sizes
+            lambda key: list(_verify_shard(store, manifest, key, blocks[key], report_read_bytes)), manifest.shard_sizes
         )
         damage = [found for shard in shards for found in shard]
     damage += [

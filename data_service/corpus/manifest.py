@@ -38,31 +38,31 @@ class BuildLayout:
     output: str
     build: str
 
-    def open(self) -> Store:
+    def open_output(self) -> Store:
         """Return the store at the corpus root."""
         return open_store(self.output)
 
-    def hashes(self, split: int) -> str:
+    def hashes_key(self, split: int) -> str:
         """Return the key of a split's sorted document hashes."""
         return f"{BUILD_FOLDER}{self.build}/hashes/{split:06d}.bin"
 
-    def drops(self, partition: int) -> str:
+    def drops_key(self, partition: int) -> str:
         """Return the key of one partition's list of documents that are copies of an earlier document."""
         return f"{BUILD_FOLDER}{self.build}/drops/{partition:03d}.bin"
 
-    def unigram(self, split: int) -> str:
+    def unigram_key(self, split: int) -> str:
         """Return the key of the token counts of a split's training shard: [vocab_size] int64."""
         return f"{BUILD_FOLDER}{self.build}/unigrams/{split:06d}.bin"
 
-    def words(self, name: str) -> str:
+    def words_key(self, name: str) -> str:
         """Return the key of the workers' copy of one of the files of words."""
         return f"{BUILD_FOLDER}{self.build}/words/{name}"
 
-    def ids(self, split: int) -> str:
+    def ids_key(self, split: int) -> str:
         """Return the key of the sorted hashes of the ids of a split's documents."""
         return f"{BUILD_FOLDER}{self.build}/ids/{split:06d}.bin"
 
-    def receipt(self, stage: str, task: int) -> str:
+    def receipt_key(self, stage: str, task: int) -> str:
         """Return the key of the receipt of a finished task."""
         return f"{BUILD_FOLDER}{self.build}/receipts/{stage}/{task:06d}.json"
 
@@ -258,12 +258,12 @@ class PairTexts:
     negatives: int
 
     @property
-    def texts(self) -> int:
+    def text_count(self) -> int:
         """Number of texts in an example."""
         return 2 + self.negatives
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def text_names(self) -> tuple[str, ...]:
         """Name of each text of an example, in order."""
         return ("query", "positive", *(f"negative {number + 1}" for number in range(self.negatives)))
 

@@ -88,7 +88,7 @@ def merge_corpora(
     output: str,
     *,
     removed_by: str,
-    at: int,
+    removed_at: int,
     report: ReportBlocks = lambda done, total: None,
 ) -> MergeReport:
     """Merge corpora, in this order, into one at `output`. They must stay where they are.
@@ -114,7 +114,7 @@ def merge_corpora(
         return known
     claim_output(store, {"merge": [source.manifest.digest for source in sources]})
     try:
-        return join_corpora(sources, store, removed_by=removed_by, at=at, report=report)
+        return join_corpora(sources, store, removed_by=removed_by, removed_at=removed_at, report=report)
     except DuplicateIdError:
         store.delete(CONFIGURATION_KEY)  # frees the output folder for a merge of other corpora
         raise
@@ -131,7 +131,7 @@ def _complete_merge_report(sources: Sequence[Corpus], store: Store) -> MergeRepo
     if merged.digest != with_digest(_merged_manifest(sources)).digest or not begins_with(chain, carried):
         return None
     store.delete(CONFIGURATION_KEY)
-    store.remove_leftovers("", before=MANIFEST_KEY)
+    store.remove_leftovers("", older_than_key=MANIFEST_KEY)
     return _merge_report(merged, chain, len(carried))
 
 
@@ -140,7 +140,7 @@ def join_corpora(
     store: Store,
     *,
     removed_by: str,
-    at: int,
+    removed_at: int,
     report: ReportBlocks = lambda done, total: None,
 ) -> MergeReport:
     """Write the manifest and the removals of the merged corpus to `store`, a place that was claimed.
@@ -159,7 +159,7 @@ def join_corpora(
     train, heldout = chain.for_split("train"), chain.for_split("heldout")
     new = Removal(
         removed_by,
-        at,
+        removed_at,
         DUPLICATE_REMOVAL_REASON,
         train=_unknown_documents(copies["train"], train),
         heldout=_unknown_documents(copies["heldout"], heldout),
@@ -170,7 +170,7 @@ def join_corpora(
         store.put(key, sources[0].store.get(key))
     save_manifest(store, manifest)
     store.delete(CONFIGURATION_KEY)
-    store.remove_leftovers("", before=None)
+    store.remove_leftovers("", older_than_key=None)
     return _merge_report(manifest, chain, len(carried))
 
 
@@ -220,7 +220,7 @@ def check_mergeable(sources: Sequence[Corpus]) -> None:
 def _joined_loss(manifests: Sequence[CorpusManifest]) -> TextLoss | None:
     """Return the loss of text of all corpora; None if it was not measured in each."""
     known = [manifest.loss for manifest in manifests if manifest.loss is not None]
-    return TextLoss.total(known) if len(known) == len(manifests) else None
+    return TextLoss.sum_of(known) if len(known) == len(manifests) else None
 
 
 def _merged_manifest(sources: Sequence[Corpus]) -> CorpusManifest:
@@ -317,7 +317,7 @@ def _record_removal(
 def _unknown_documents(documents: RemovedDocuments, known: RemovedDocuments) -> RemovedDocuments:
     """Return those of the documents that are not known."""
     new = ~np.isin(documents.documents, known.documents)
-    return documents.select(new)
+    return documents.filter_documents(new)
 
 
 def _find_copies(sources: Sequence[Corpus], report: ReportBlocks) -> dict[str, RemovedDocuments]:

@@ -130,10 +130,10 @@ class ValueCounter:
     def __init__(self) -> None:
         self._counts: ValueCounts = {}
 
-    def add(self, known: Provenance, tokens: int) -> None:
+    def add(self, provenance: Provenance, tokens: int) -> None:
         """Count a document of so many tokens."""
         for field in COUNTED_FIELDS:
-            value = getattr(known, field) or ""
+            value = getattr(provenance, field) or ""
             of_field = self._counts.setdefault(field, {})
             documents, before = of_field.get(value, (0, 0))
             of_field[value] = documents + 1, before + tokens

@@ -96,7 +96,7 @@ class PartsStore:
         return store.age(there)
 
     def remove_leftovers(self, folder: str, *, before: str | None) -> int:
-        return self._own.remove_leftovers(folder, before=before)
+        return self._own.remove_leftovers(folder, older_than_key=before)
 
     def _locate(self, key: str) -> tuple[Store, str]:
         """Return the store that holds the object `key`, and its key there."""

@@ -39,7 +39,7 @@ class Provenance(NamedTuple):
     date: str | None = None
 
     @property
-    def shown(self) -> str:
+    def describe(self) -> str:
         """What is known, for people: `id 17, licence MIT`."""
         known = zip(PROVENANCE_FIELDS, self, strict=True)
         return ", ".join(f"{name} {value}" for name, value in known if value is not None)
@@ -96,19 +96,19 @@ class ProvenanceOptions(BaseModel):
 
     @model_validator(mode="after")
     def _check_recorded_fields(self) -> Self:
-        if not self.recorded:
+        if not self.recorded_fields:
             raise ValueError(
                 f"nothing is recorded: name a field or a constant for one of {', '.join(PROVENANCE_FIELDS)}"
             )
-        other = [field for field in self.may_lack if field not in self.recorded]
+        other = [field for field in self.may_lack if field not in self.recorded_fields]
         if other:
             raise ValueError(f"may_lack: {', '.join(other)} is not recorded: name its field or leave it out")
-        if other := [field for field in self.only if field not in self.recorded]:
+        if other := [field for field in self.only if field not in self.recorded_fields]:
             raise ValueError(f"only: {', '.join(other)} is not recorded: name its field or a constant for it")
         return self
 
     @property
-    def recorded(self) -> tuple[ProvenanceField, ...]:
+    def recorded_fields(self) -> tuple[ProvenanceField, ...]:
         """What is recorded of every document."""
         return tuple(
             field
@@ -138,7 +138,7 @@ class ProvenanceOptions(BaseModel):
         """
         constants = [one for one in self.constants if fnmatchcase(uri, one.inputs)]
         found: dict[str, str | None] = {}
-        for field in self.recorded:
+        for field in self.recorded_fields:
             name: str | None = getattr(self, field)
             value = None if name is None else _field_text(record.get(name), name)
             if value is None:

@@ -70,11 +70,11 @@ class RemovedDocuments:
         """Number of the documents' tokens."""
         return int((self.stop - self.start).sum())
 
-    def select(self, mask: NDArray[np.bool_]) -> Self:
+    def filter_documents(self, mask: NDArray[np.bool_]) -> Self:
         """Return some of the documents. `mask`: [D]."""
         return type(self)(*(column[mask] for column in vars(self).values()))
 
-    def stretches(self, block: int) -> NDArray[np.int64]:
+    def token_ranges(self, block: int) -> NDArray[np.int64]:
         """Return [K, 2] int64, first token and the one behind the last of each of the documents in a block."""
         low, high = np.searchsorted(self.block, (block, block + 1))
         return np.stack([self.start[low:high], self.stop[low:high]], axis=1)

@@ -181,7 +181,7 @@ def _first_block_and_document(table: BlockTable, prefix: str) -> tuple[int, int]
 
 
 def remove_documents(
-    corpus: Corpus, documents: SplitDocuments, *, removed_by: str, at: int, reason: str
+    corpus: Corpus, documents: SplitDocuments, *, removed_by: str, removed_at: int, reason: str
 ) -> RemovalReport:
     """Add a removal of those of the documents that are still there. If there are none, nothing is written.
 
@@ -207,12 +207,12 @@ def remove_documents(
         new, already = _split_by_removed(documents, chain)
         if not len(new):
             return RemovalReport(None, new, already)
-        removal = Removal(removed_by, at, reason.strip(), new.train, new.heldout)
+        removal = Removal(removed_by, removed_at, reason.strip(), new.train, new.heldout)
         longer = append_removal(corpus.store, corpus.manifest, chain, removal)
         if longer is not None:
             number = len(longer.removals)
             # Killed commands may have left unfinished writes there.
-            corpus.store.remove_leftovers(REMOVALS_FOLDER.rstrip("/"), before=removal_key(number))
+            corpus.store.remove_leftovers(REMOVALS_FOLDER.rstrip("/"), older_than_key=removal_key(number))
             return RemovalReport(number, new, already)
 
 
@@ -224,7 +224,7 @@ def _split_by_removed(
     for split in SPLITS:
         given: RemovedDocuments = getattr(documents, split)
         gone = np.isin(given.documents, chain.for_split(split).documents)
-        kept[split], removed[split] = given.select(~gone), given.select(gone)
+        kept[split], removed[split] = given.filter_documents(~gone), given.filter_documents(gone)
     return SplitDocuments(**kept), SplitDocuments(**removed)
 
 

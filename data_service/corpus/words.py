@@ -192,7 +192,7 @@ class UnitFinder:
             entities = [text for text, kind in entries.items() if kind == "entity"]
             self._lists = {"phrase": WordList(entries), "entity": WordList(entities)}
 
-    def find(self, sentences: Sequence[str], given: bytes) -> NDArray[np.bool_]:
+    def find(self, sentences: Sequence[str], word_starts: bytes) -> NDArray[np.bool_]:
         """Return [levels, characters] bool: whether a unit of each level begins at each character.
 
         Args:
@@ -203,7 +203,7 @@ class UnitFinder:
         size = sum(map(len, sentences))
         starts = np.zeros((len(LEVELS), size), dtype=np.bool_)
         if self._segmenter == "field":
-            starts[0, ~is_white_space("".join(sentences))] = np.frombuffer(given, dtype=np.bool_)
+            starts[0, ~is_white_space("".join(sentences))] = np.frombuffer(word_starts, dtype=np.bool_)
         elif self._sizes is not None:
             sizes = np.array([n for sentence in sentences for n in self._sizes(sentence)], dtype=np.int64)
             starts[0, np.cumsum(sizes) - sizes] = True

@@ -51,7 +51,7 @@ def append_documents(
     options: BuildOptions,
     *,
     removed_by: str,
-    at: int,
+    removed_at: int,
     progress: ReportProgress,
     report: ReportBlocks = lambda done, total: None,
 ) -> AppendReport:
@@ -90,7 +90,7 @@ def append_documents(
     new = open_corpus(place)
     if not complete:
         try:
-            join_corpora([source, new], store, removed_by=removed_by, at=at, report=report)
+            join_corpora([source, new], store, removed_by=removed_by, removed_at=removed_at, report=report)
         except DuplicateIdError:
             # The manifest is deleted first: without it the other files are no corpus.
             remove_objects(store, f"{ADDED_FOLDER}/{MANIFEST_KEY}", progress)

@@ -63,7 +63,7 @@ def encode_documents(
     placed, cuts = encode_in_windows(tokenizer, texts, by_word=finder is None)
     if meter is not None:
         meter.cuts += cuts
-        meter.add(texts, placed)
+        meter.measure_texts(texts, placed)
     documents = []
     for number, (text, found) in enumerate(zip(texts, placed, strict=True)):
         bounds = sentence_bounds(text, language)
@@ -126,7 +126,7 @@ class BlockBuilder:
         self._documents.append(document)
         self.tokens += len(document.tokens)
 
-    def take(self) -> Block:
+    def pop_block(self) -> Block:
         """Return a block of the added documents, at least one, and empty the builder."""
         documents, self._documents, self.tokens = self._documents, [], 0
         found = [document.begins for document in documents if document.begins is not None]

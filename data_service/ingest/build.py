@@ -156,7 +156,7 @@ def _build(
         heldout, kept = passes.choose_heldout(scanned)
         save_tokenizer(tokenizer, store.at(TOKENIZER_FOLDER).uri)
         for name, content in word_files.items():
-            store.put(passes.layout.words(name), content)
+            store.put(passes.layout.words_key(name), content)
         written = passes.write(kept, heldout, tokenizer.hash, words)
     manifest = assemble_manifest(
         passes.layout,
@@ -242,7 +242,7 @@ class BuildPasses:
         with self._release_output_on_user_error():
             scanned = self._runner.run("reading", tasks, scan_split, receipt=ScanReceipt)
             if not any(split.documents for split in scanned):
-                remove_build_files(self.layout.open(), self._runner.progress)
+                remove_build_files(self.layout.open_output(), self._runner.progress)
                 raise _no_text_error(scanned)
         return scanned
 
@@ -337,7 +337,7 @@ class BuildPasses:
 
     def _refuse_loss(self, written: Sequence[WriteReceipt]) -> None:
         with self._release_output_on_user_error():
-            loss = TextLoss.total(part.loss for part in written)
+            loss = TextLoss.sum_of(part.loss for part in written)
             what = f"the tokenizer does not fit the text of {self.layout.output}"
             check_loss(loss, self._options.accept_loss, what, remedy="give one that was trained on such text")
 
@@ -367,7 +367,7 @@ class BuildPasses:
         try:
             yield
         except (InputError, TokenizerError):
-            self.layout.open().delete(CONFIGURATION_KEY)
+            self.layout.open_output().delete(CONFIGURATION_KEY)
             raise
 
 

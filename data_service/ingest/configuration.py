@@ -43,8 +43,8 @@ from data_service.tokenizers.tokenizer import Tokenizer
 RULES_VERSION = 3  # version of the rules: grows when the same inputs and options would give other bytes
 
 FILE_VERSIONS_ENTRY = "input_versions"
-SPLIT_HASHES = "input_content"
-_ENTRIES_WITHOUT_EFFECT = ("inputs", FILE_VERSIONS_ENTRY, SPLIT_HASHES)
+SPLIT_HASHES_ENTRY = "input_content"
+_ENTRIES_WITHOUT_EFFECT = ("inputs", FILE_VERSIONS_ENTRY, SPLIT_HASHES_ENTRY)
 
 Configuration = Mapping[str, object]
 
@@ -70,7 +70,7 @@ def make_configuration(
         "input_listing": _hash_of_list([file.uri, file.size] for file in listing.files),
         FILE_VERSIONS_ENTRY: _hash_of_list(file.version for file in listing.files),
         "tokenizer": tokenizer_hash,
-        **options.identity(),
+        **options.identity_settings(),
         **({} if words is None else {"words": words.model_dump(mode="json", exclude_none=True)}),
     }
 
@@ -117,7 +117,7 @@ def refuse_other_text(
     store: Store, manifest: CorpusManifest, splits: Sequence[Split], scanned: Sequence[ScanReceipt]
 ) -> None:
     """Raise CorpusError if the complete corpus was built from other text than was scanned now."""
-    now, there = hash_splits(scanned), manifest.options.get(SPLIT_HASHES)
+    now, there = hash_splits(scanned), manifest.options.get(SPLIT_HASHES_ENTRY)
     then = there if isinstance(there, list) and len(there) == len(now) else [None] * len(now)
     changed = [split for split, digest, before in zip(splits, now, then, strict=True) if digest != before]
     if not changed:
@@ -212,7 +212,7 @@ def assemble_manifest(
         shard_sizes={key: shard.size for key, shard in shards.items()},
         shard_digests={key: shard.digest for key, shard in shards.items()},
         counts=_build_counts(scanned, written) | {"ignored_files": len(listing.left_out)},
-        options={**options, SPLIT_HASHES: hash_splits(scanned)},
+        options={**options, SPLIT_HASHES_ENTRY: hash_splits(scanned)},
         document_lengths=tuple(sum(part.lengths[k] for part in train) for k in range(LENGTH_BINS)),
         tokenizer_files={f"{TOKENIZER_FOLDER}/{name}": digest(files[name]) for name in sorted(files)},
         heldout_rule=None if as_asked else heldout_rule,
@@ -220,7 +220,7 @@ def assemble_manifest(
         left_out=tuple(str(item) for item in listing.left_out[:MAX_LISTED_RECORDS]),
         provenance=_sidecars("train", train) | _sidecars("heldout", heldout),
         origin=_joined_origin(origin, train),
-        loss=TextLoss.total(part.loss for part in written),
+        loss=TextLoss.sum_of(part.loss for part in written),
     )
 
 
@@ -250,8 +250,8 @@ def _sum_unigram_counts(
     layout: BuildLayout, splits: int, vocab_size: int, progress: ReportProgress
 ) -> NDArray[np.int64]:
     total = np.zeros(vocab_size, dtype=np.int64)
-    keys = [layout.unigram(index) for index in range(splits)]
-    for done, counts in enumerate(parallel_map(layout.open().get, keys), start=1):
+    keys = [layout.unigram_key(index) for index in range(splits)]
+    for done, counts in enumerate(parallel_map(layout.open_output().get, keys), start=1):
         total += np.frombuffer(counts, dtype=np.int64)
         progress(Progress("assembling", done, splits, done * total.nbytes, splits * total.nbytes))
     return total

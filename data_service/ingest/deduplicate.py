@@ -100,7 +100,7 @@ def plan_partitions(
     """Cut the hash space into partitions that hold about `PARTITION_DOCUMENTS` documents each."""
     documents = sum(split.documents for split in scanned)
     source = hash_parts(split.digest for split in scanned)
-    starts = [(layout.hashes(number), split.buckets) for number, split in enumerate(scanned)]
+    starts = [(layout.hashes_key(number), split.buckets) for number, split in enumerate(scanned)]
     return [
         CompareTask(layout, index, source, part, heldout_fraction, clusters)
         for index, part in enumerate(partition_hashes(starts, documents))
@@ -156,7 +156,7 @@ def compare_partition(task: CompareTask, store: Store) -> CompareReceipt:
     held = kept[kept["low"].astype(np.uint64) < np.uint64(hash_threshold(task.heldout_fraction))]
     return CompareReceipt(
         source=task.source,
-        files=put_unless_empty(store, task.layout.drops(task.index), ordinals.tobytes()),
+        files=put_unless_empty(store, task.layout.drops_key(task.index), ordinals.tobytes()),
         starts=starts,
         digest=hash_parts([str(starts), ordinals.tobytes().hex()]),
         documents=len(kept),
@@ -200,7 +200,7 @@ def _heldout_candidates(kept: NDArray[np.void], clusters: bool) -> list[tuple[in
 def find_drop_ranges(layout: BuildLayout, split: int, compared: list[CompareReceipt]) -> tuple[Slice, ...]:
     """Return the slices of objects that hold the ordinals of the documents to drop from a split."""
     return tuple(
-        Slice(layout.drops(partition), begin * ORDINAL.itemsize, (end - begin) * ORDINAL.itemsize)
+        Slice(layout.drops_key(partition), begin * ORDINAL.itemsize, (end - begin) * ORDINAL.itemsize)
         for partition, (begin, end) in enumerate(
             (part.starts[split], part.starts[split + 1]) for part in compared
         )
@@ -239,7 +239,7 @@ def read_kept(task: SplitTask, kept: KeptDocuments, store: Store) -> Iterator[tu
     seen = hashlib.sha256()
     ordinal = 0
     for document in read_documents(task.split, task.options):
-        if document.blank:
+        if document.is_blank:
             continue
         known = digests[DIGEST_BYTES * ordinal : DIGEST_BYTES * (ordinal + 1)]
         digest = hash_document(document, task.options, known)
@@ -258,7 +258,7 @@ def read_kept(task: SplitTask, kept: KeptDocuments, store: Store) -> Iterator[tu
 def _read_digests(store: Store, task: SplitTask) -> bytes:
     """Return the joined hashes of the first pass over the task's split, in order; none of a split without documents."""
     try:
-        found = store.get(task.layout.hashes(task.index))
+        found = store.get(task.layout.hashes_key(task.index))
     except KeyMissing:
         return b""
     return digests_in_order(np.frombuffer(found, dtype=HASH_RECORD_DTYPE))

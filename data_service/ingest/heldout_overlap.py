@@ -93,7 +93,7 @@ def _read_blocks(corpus: Corpus, split: str) -> Iterator[Block]:
     removed: RemovedDocuments = load_removals(corpus.store, corpus.manifest).for_split(split)
 
     def read(number: int) -> Block:
-        return replace_removed_text(read_block(corpus.store, table, number), removed.stretches(number), 0)
+        return replace_removed_text(read_block(corpus.store, table, number), removed.token_ranges(number), 0)
 
     yield from parallel_map(read, range(len(table)))
 

@@ -59,7 +59,7 @@ def plan_id_tasks(
 ) -> list[IdTask]:
     """Return the tasks that compare all ids."""
     documents = sum(split.documents for split in scanned)
-    starts = [(layout.ids(number), split.id_buckets) for number, split in enumerate(scanned)]
+    starts = [(layout.ids_key(number), split.id_buckets) for number, split in enumerate(scanned)]
     source = hash_parts(split.source for split in kept)
     return [
         IdTask(layout, index, source, part, tuple(kept))
@@ -119,5 +119,5 @@ def refuse_repeated_ids(found: Iterable[IdReceipt], splits: Sequence[Split], opt
 def _read_document(split: Split, number: int, options: BuildOptions) -> Text:
     if split.streamed_piece is not None:
         split = Split((PieceReader().read(split.streamed_piece, options),))
-    documents = (document for document in read_documents(split, options) if not document.blank)
+    documents = (document for document in read_documents(split, options) if not document.is_blank)
     return next(document for ordinal, document in enumerate(documents) if ordinal == number)

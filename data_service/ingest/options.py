@@ -106,7 +106,7 @@ class BuildOptions(BaseModel):
             raise ValueError("words are stored only for running text, but this is a corpus of pairs")
         return self
 
-    def identity(self) -> dict[str, object]:
+    def identity_settings(self) -> dict[str, object]:
         """Return the options that decide the output as JSON values, without `words`, which
         `data_service.corpus.words.resolve_segmentation` covers.
         """

@@ -111,7 +111,7 @@ class Runner(Generic[L]):
         Raises whatever `function` raises. Tasks that were finished before remain finished.
         """
         total_bytes = sum(task.input_bytes for task in tasks)
-        receipts = find_receipts(self.layout.open(), tasks, receipt)
+        receipts = find_receipts(self.layout.open_output(), tasks, receipt)
         missing = [index for index, found in enumerate(receipts) if found is None]
 
         def report_now() -> None:
@@ -146,7 +146,7 @@ class Runner(Generic[L]):
 def remove_build_files(store: Store, progress: ReportProgress) -> None:
     """Delete all objects that only the build needed, and remains of writes: all that is written is complete."""
     remove_objects(store, BUILD_FOLDER, progress)
-    store.remove_leftovers("", before=None)
+    store.remove_leftovers("", older_than_key=None)
 
 
 def remove_objects(store: Store, prefix: str, progress: ReportProgress) -> None:

@@ -66,7 +66,7 @@ class Text:
         return sum(len(text.encode()) for text in self.texts)
 
     @property
-    def blank(self) -> bool:
+    def is_blank(self) -> bool:
         """Whether one of the texts is empty. Such documents are counted, but get no number."""
         return any(not text or text.isspace() for text in self.texts)
 
@@ -248,7 +248,7 @@ def parse_document(record: Mapping[str, object], options: BuildOptions, place: R
     return with_provenance(_with_metadata(found, record, options, place), record, options, place)
 
 
-def no_document(reason: str, record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
+def empty_document(reason: str, record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
     """Return the placeholder of a record that is no document: a text that is empty, with the reason.
 
     Raises:
@@ -280,7 +280,7 @@ def with_provenance(
     Raises:
         BadRecord: the record lacks something that is to be recorded.
     """
-    if options.provenance is None or text.blank:
+    if options.provenance is None or text.is_blank:
         return text
     try:
         known = options.provenance.read(record, place.file.uri)
@@ -347,7 +347,7 @@ def parse_example(
     query, positive = (_single_text(record, name, options, place) for name in (pairs.query, pairs.positive))
     names = pairs.negatives if pairs.count else ()
     negatives = [
-        text for name in names for text in _texts(record.get(name), name, options, place) if not text.blank
+        text for name in names for text in _texts(record.get(name), name, options, place) if not text.is_blank
     ]
     if len(negatives) < pairs.count:
         raise BadRecord(

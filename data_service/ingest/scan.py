@@ -220,7 +220,7 @@ def scan_split(task: ScanTask, store: Store) -> ScanReceipt:
             if len(first_skipped) < MAX_LISTED_RECORDS:
                 first_skipped.append(skipped_record(document))
             continue
-        if document.blank:
+        if document.is_blank:
             empty += document.absent != NOT_CHOSEN_REASON
             not_chosen += document.absent == NOT_CHOSEN_REASON
             continue
@@ -235,11 +235,11 @@ def scan_split(task: ScanTask, store: Store) -> ScanReceipt:
         sizes.append(document.size)
     # Store the hashes in order, with the places where each first byte begins.
     records = sort_records(hashes, sizes)
-    files = put_unless_empty(store, task.layout.hashes(task.index), records.tobytes())
+    files = put_unless_empty(store, task.layout.hashes_key(task.index), records.tobytes())
     id_buckets: list[int] = []
     if task.options.has_ids:
         of_ids = sort_records(ids, sizes)
-        files |= put_unless_empty(store, task.layout.ids(task.index), of_ids.tobytes())
+        files |= put_unless_empty(store, task.layout.ids_key(task.index), of_ids.tobytes())
         id_buckets = bucket_starts(of_ids)
     return ScanReceipt(
         source=task.source + (_SKIPPED_SUFFIX if skipped else ""),

@@ -131,8 +131,8 @@ class PieceReader:
                 kept += [bytes(skipped), member.raw]
             self._position += len(member.raw)
             begins = self._position
-            self._consume_bytes(member.stored, kept if member.size <= most else None)
-            if self._position != begins + member.stored:
+            self._consume_bytes(member.stored_bytes, kept if member.size <= most else None)
+            if self._position != begins + member.stored_bytes:
                 raise truncated_error(file)
 
     def _consume_document_lines(

@@ -175,12 +175,12 @@ class BuildTask(ABC):
     stage: ClassVar[str]
 
     @property
-    def receipt(self) -> str:
+    def receipt_key(self) -> str:
         """Key of the receipt."""
-        return self.layout.receipt(self.stage, self.index)
+        return self.layout.receipt_key(self.stage, self.index)
 
     @property
-    def sources(self) -> tuple[str, ...]:
+    def source_keys(self) -> tuple[str, ...]:
         """Hashes of which a receipt's source must be one."""
         return (self.source,)
 
@@ -229,9 +229,9 @@ def perform(function: Callable[[T, Store], R], task: T) -> R:
 
     The receipt is stored last: all objects that it names exist by then.
     """
-    store = task.layout.open()
+    store = task.layout.open_output()
     receipt = function(task, store)
-    store.put(task.receipt, receipt.model_dump_json().encode())
+    store.put(task.receipt_key, receipt.model_dump_json().encode())
     return receipt
 
 
@@ -248,11 +248,11 @@ def find_receipts(store: Store, tasks: Sequence[BuildTask], receipt_type: type[R
 
     A receipt counts if its source is one of the task's, and all objects that it names exist with their sizes.
     """
-    written = _sizes(store, [task.receipt for task in tasks])
+    written = _sizes(store, [task.receipt_key for task in tasks])
 
     def read(task: BuildTask) -> R | None:
-        found = _read_receipt(store, task.receipt, receipt_type) if task.receipt in written else None
-        return found if found is not None and found.source in task.sources else None
+        found = _read_receipt(store, task.receipt_key, receipt_type) if task.receipt_key in written else None
+        return found if found is not None and found.source in task.source_keys else None
 
     receipts = list(parallel_map(read, tasks))
     stored = _sizes(store, [name for receipt in receipts if receipt for name in receipt.files])

@@ -142,7 +142,7 @@ class PartWriter:
         )
 
     def _write_block(self) -> None:
-        block = self._builder.take()
+        block = self._builder.pop_block()
         if self._writer is None:
             self._writer = ShardWriter(self.path, self._name)
         self._writer.write(block)
@@ -323,7 +323,7 @@ def _store_parts(
             key = sidecar_key(shard_key(name, task.index))
             store.put_file(key, part.sidecar.path)
             files[key] = summary.sidecar.size
-    key, unigram = task.layout.unigram(task.index), parts[0].unigram.tobytes()
+    key, unigram = task.layout.unigram_key(task.index), parts[0].unigram.tobytes()
     store.put(key, unigram)
     return files | {key: len(unigram)}
 
@@ -346,6 +346,6 @@ def _load_tokenizer(uri: str, expected: str) -> Tokenizer:
 @lru_cache(maxsize=1)
 def _load_finder(layout: BuildLayout, words: Segmentation) -> UnitFinder:
     """Return the finder of units. A worker process loads its dictionaries once; the build has checked them."""
-    store = layout.open()
+    store = layout.open_output()
     names = words.model_dump(include={"dictionary", "user_words", "lexicon"}, exclude_none=True)
-    return UnitFinder(words, {name: store.get(layout.words(name)) for name in names})
+    return UnitFinder(words, {name: store.get(layout.words_key(name)) for name in names})

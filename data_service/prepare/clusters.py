@@ -82,7 +82,7 @@ def form_clusters(
 
     `progress` is called with the bytes of pairs that have been read.
     """
-    starts = task.signed.starts
+    starts = task.signed.chunk_starts
     parents = np.arange(starts[-1], dtype=task.signed.dtype)
     for number, chunk in enumerate(task.signed.chunks):
         if chunk.documents > chunk.signatures:
@@ -98,7 +98,7 @@ def form_clusters(
     files, parts = dict[str, int](), list[MemberPart]()
     for chunks in pairwise([*task.groups, len(task.signed.chunks)]):
         for members in _cluster_members(parents, weights, starts[chunks[0]], starts[chunks[1]]):
-            key, data = task.layout.members(task.kind, len(parts)), members.tobytes()
+            key, data = task.layout.members_key(task.kind, len(parts)), members.tobytes()
             files |= put_unless_empty(store, key, data)
             parts.append(MemberPart(key, len(data), digest(data), chunks))
     return FormClustersReceipt(source=task.source, files=files, parts=parts)
@@ -147,8 +147,8 @@ def _read_weights(store: Store, signed: SignedDocuments) -> NDArray[np.uint32] |
     """Return [N] numbers of documents for which each stands; None if each stands for itself."""
     if not any(chunk.weighted for chunk in signed.chunks):
         return None
-    weights = np.ones(signed.starts[-1], dtype=np.uint32)
-    for start, chunk in zip(signed.starts[:-1], signed.chunks, strict=True):
+    weights = np.ones(signed.chunk_starts[-1], dtype=np.uint32)
+    for start, chunk in zip(signed.chunk_starts[:-1], signed.chunks, strict=True):
         if chunk.weighted:
             weights[start : start + chunk.documents] = chunk.read_weights(store)
     return weights
@@ -214,7 +214,7 @@ def plan_naming_tasks(task: FormClustersTask, linked: FormClustersReceipt) -> li
 def write_members_with_cluster_names(task: NameClustersTask, store: Store) -> CompareHashesReceipt:
     """Write for each chunk which documents are near duplicates of which, and the sizes of clusters; return the
     receipt."""
-    starts = np.array(task.signed.starts)
+    starts = np.array(task.signed.chunk_starts)
     members = np.frombuffer(store.get(task.members.key), dtype=_MEMBER_DTYPE)
     firsts, place = np.unique(members["first"], return_inverse=True)
     names = _cluster_names(store, task, firsts.astype(np.int64))
@@ -231,7 +231,7 @@ def write_members_with_cluster_names(task: NameClustersTask, store: Store) -> Co
     written, offsets = group_by_chunk(table, chunk.astype(np.uint32), len(task.signed.chunks))
     return CompareHashesReceipt(
         source=task.source,
-        files=put_unless_empty(store, task.layout.clusters(task.kind, task.index), written),
+        files=put_unless_empty(store, task.layout.clusters_key(task.kind, task.index), written),
         starts=offsets,
         digest=digest(written),
         copies=int(copies.sum()),
@@ -241,7 +241,7 @@ def write_members_with_cluster_names(task: NameClustersTask, store: Store) -> Co
 
 def _cluster_names(store: Store, task: NameClustersTask, firsts: NDArray[np.int64]) -> list[str]:
     """Return the ids of the documents by which clusters are named, in ascending order."""
-    starts = task.signed.starts
+    starts = task.signed.chunk_starts
     found = list[str]()
     for number in range(*task.members.chunks):
         begin, end = np.searchsorted(firsts, (starts[number], starts[number + 1])).tolist()

@@ -95,6 +95,6 @@ def _form_clusters(runner: PrepareRunner, task: FormClustersTask) -> FormCluster
         finished = int(done == task.input_bytes)
         runner.progress(Progress("linking", finished, 1, done, task.input_bytes))
 
-    (found,) = find_receipts(runner.layout.open(), [task], FormClustersReceipt)
+    (found,) = find_receipts(runner.layout.open_output(), [task], FormClustersReceipt)
     report(task.input_bytes if found else 0)
     return found or perform(partial(form_clusters, progress=report), task)

@@ -207,7 +207,7 @@ def make_decontamination_filter(
     check_hash(stage.index, stage.sha256, "index of evaluation texts")
     index = _open_index(stage.index, stage.sha256)
 
-    def decide(document: Document) -> Document | DropDecision | CutDecision:
+    def filter_document(document: Document) -> Document | DropDecision | CutDecision:
         found = index.find(document.text)
         if not found:
             return document
@@ -217,7 +217,7 @@ def make_decontamination_filter(
         more = f" and {len(found) - _MAX_LISTED_TEXTS} more" if len(found) > _MAX_LISTED_TEXTS else ""
         return DropDecision(found[0][0], f"examples {named}{more}")
 
-    return decide
+    return filter_document
 
 
 def _remove_matching_lines(text: str, index: NgramIndex) -> str:

@@ -170,7 +170,7 @@ def _make_filter(stage: Filter) -> Callable[[Document], Document | DropDecision]
         return partial(_decide_by_url, block)
     check = FILTER_BY_NAME[stage.stage](block, get_splitter(stage.language))
 
-    def decide(document: Document) -> Document | DropDecision:
+    def filter_document(document: Document) -> Document | DropDecision:
         text = document.text
         if not any(map(str.isalnum, text)):
             return DropDecision("no_words")  # filters divide by the number of words
@@ -183,7 +183,7 @@ def _make_filter(stage: Filter) -> Callable[[Document], Document | DropDecision]
             return DropDecision("empty")
         return document if left == text else document.with_text(left)
 
-    return decide
+    return filter_document
 
 
 def _decide_by_url(block: Any, document: Document) -> Document | DropDecision:

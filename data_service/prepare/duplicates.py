@@ -142,16 +142,16 @@ def compare_hashes(task: CompareHashesTask, store: Store) -> CompareHashesReceip
     data, offsets = group_by_chunk(table, chunk[rows], len(parts))
     place = int(np.flatnonzero(copies)[0]) if copies.any() else None
 
-    def at(row: np.int64) -> tuple[int, int]:
+    def record_location(row: np.int64) -> tuple[int, int]:
         return int(chunk[row]), int(records["ordinal"][row])
 
     return CompareHashesReceipt(
         source=task.source,
-        files=put_unless_empty(store, task.layout.clusters(task.kind, task.index), data),
+        files=put_unless_empty(store, task.layout.clusters_key(task.kind, task.index), data),
         starts=offsets,
         digest=digest(data),
         copies=int(copies.sum()),
-        first_copy=None if place is None else (at(rows[place]), at(first[place])),
+        first_copy=None if place is None else (record_location(rows[place]), record_location(first[place])),
     )
 
 
@@ -237,7 +237,7 @@ def locate_clusters(
     """Return where the clusters of a chunk's documents are stored."""
     slices = tuple(
         (
-            layout.clusters(kind, partition),
+            layout.clusters_key(kind, partition),
             receipt.starts[chunk],
             receipt.starts[chunk + 1] - receipt.starts[chunk],
         )

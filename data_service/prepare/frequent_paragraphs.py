@@ -100,7 +100,7 @@ def count_range(task: CountTask, store: Store) -> CountReceipt:
     starts = 8 * np.searchsorted(chunk[rows], np.arange(len(parts) + 1))
     return CountReceipt(
         source=task.source,
-        files=put_unless_empty(store, task.layout.frequent(task.kind, task.index), data),
+        files=put_unless_empty(store, task.layout.frequent_paragraphs_key(task.kind, task.index), data),
         starts=starts.tolist(),
         digest=digest(data),
         frequent=int(frequent.sum()),
@@ -132,7 +132,7 @@ def plan_paragraph_cuts(task: CountTask, counted: Sequence[CountReceipt]) -> lis
         ParagraphCuts(
             task.settings,
             tuple(
-                (task.layout.frequent(task.kind, index), each.starts[chunk], length)
+                (task.layout.frequent_paragraphs_key(task.kind, index), each.starts[chunk], length)
                 for index, each in enumerate(counted)
                 if (length := each.starts[chunk + 1] - each.starts[chunk])
             ),

@@ -53,7 +53,7 @@ def make_language_filter(stage: Language) -> Callable[[Document], Document | Dro
             f"{stage.model} is no fastText model: {error}", remedy="name a .bin or .ftz file of fastText"
         ) from error
 
-    def decide(document: Document) -> Document | DropDecision:
+    def filter_document(document: Document) -> Document | DropDecision:
         labels, shares = model.predict(" ".join(document.text[:_DETECTION_CHARACTERS].split()), k=1)
         if not len(labels):
             return DropDecision("no_language")
@@ -64,4 +64,4 @@ def make_language_filter(stage: Language) -> Callable[[Document], Document | Dro
             return DropDecision("other_language", f"{found} {share:.3f}")
         return document.with_language(found)
 
-    return decide
+    return filter_document

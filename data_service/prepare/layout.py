@@ -15,15 +15,15 @@ DROPPED, PARAGRAPHS = "dropped/", "paragraphs/"
 class PrepareLayout(BuildLayout):
     """The keys that the tasks of one preparation read and write. A pass ends before a stage that compares documents."""
 
-    def kept(self, chunk: int) -> str:
+    def kept_key(self, chunk: int) -> str:
         """Return the key of the documents of a chunk that are kept in the end."""
         return f"{PREPARED_DOCUMENTS}{chunk:06d}.parquet"
 
-    def dropped(self, chunk: int, number: int) -> str:
+    def dropped_key(self, chunk: int, number: int) -> str:
         """Return the key of the documents of a chunk that pass `number` dropped."""
         return f"{DROPPED}{chunk:06d}-{number}.parquet"
 
-    def between(self, chunk: int, number: int) -> str:
+    def between_passes_key(self, chunk: int, number: int) -> str:
         """Return the key of the documents of a chunk that pass `number` hands on."""
         return f"{BUILD_FOLDER}{self.build}/documents/{number}/{chunk:06d}.parquet"
 
@@ -31,23 +31,23 @@ class PrepareLayout(BuildLayout):
         """Return the key of the sorted hashes of a chunk: of its `ids`, or of its texts before pass `kind`."""
         return f"{BUILD_FOLDER}{self.build}/hashed/{kind}/{chunk:06d}.bin"
 
-    def clusters(self, kind: str, partition: int) -> str:
+    def clusters_key(self, kind: str, partition: int) -> str:
         """Return the key of what comparing one partition of hashes found."""
         return f"{BUILD_FOLDER}{self.build}/clusters/{kind}/{partition:03d}.arrows"
 
-    def frequent(self, kind: str, partition: int) -> str:
+    def frequent_paragraphs_key(self, kind: str, partition: int) -> str:
         """Return the key of the hashes of frequent paragraphs in one partition."""
         return f"{BUILD_FOLDER}{self.build}/frequent/{kind}/{partition:06d}.bin"
 
-    def listed(self, number: int) -> str:
+    def listed_paragraphs_key(self, number: int) -> str:
         """Return the key of the table of the most frequent paragraphs that were cut before pass `number`."""
         return f"{PARAGRAPHS}{number}.parquet"
 
-    def pairs(self, kind: str, task: int) -> str:
+    def pairs_key(self, kind: str, task: int) -> str:
         """Return the key of the pairs of near duplicates that one task found."""
         return f"{BUILD_FOLDER}{self.build}/pairs/{kind}/{task:06d}.bin"
 
-    def members(self, kind: str, part: int) -> str:
+    def members_key(self, kind: str, part: int) -> str:
         """Return the key of one part of the members of clusters of near duplicates."""
         return f"{BUILD_FOLDER}{self.build}/members/{kind}/{part:06d}.bin"
 
@@ -61,7 +61,7 @@ class ComparingTask(BuildTask):
 
     @property
     def receipt(self) -> str:
-        return self.layout.receipt(f"{self.stage}-{self.kind}", self.index)
+        return self.layout.receipt_key(f"{self.stage}-{self.kind}", self.index)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Signature:
 
     minima: NDArray[np.uint32]
 
-    def keys(self, bands: BandSettings) -> NDArray[np.uint64]:
+    def band_keys(self, bands: BandSettings) -> NDArray[np.uint64]:
         """Return [bands.count] hashes of the bands."""
         cut = self.minima[: bands.count * bands.rows].reshape(bands.count, bands.rows).astype(np.uint64)
         found = np.zeros(bands.count, dtype=np.uint64)

@@ -44,14 +44,14 @@ class SignedDocuments:
     digest: str
 
     @property
-    def starts(self) -> list[int]:
+    def chunk_starts(self) -> list[int]:
         """[chunks + 1], number of each chunk's first document, and of all documents."""
         return [0, *accumulate(chunk.documents for chunk in self.chunks)]
 
     @property
     def dtype(self) -> NumberDtype:
         """The type of documents' numbers."""
-        return np.dtype("<u4" if self.starts[-1] < 2**32 else "<u8")
+        return np.dtype("<u4" if self.chunk_starts[-1] < 2**32 else "<u8")
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,14 @@ def match_band_range(task: MatchBandsTask, store: Store) -> MatchBandsReceipt:
     signed = task.signed
     read = list(parallel_map(partial(_read, store, task), signed.chunks))
     records = np.concatenate(read)
-    starts = np.array(signed.starts[:-1], dtype=np.int64)
+    starts = np.array(signed.chunk_starts[:-1], dtype=np.int64)
     numbers = np.repeat(starts, [len(part) for part in read]) + records["ordinal"]
     order = np.lexsort((numbers, records["key"]))
     pairs = find_pairs(
         records["key"][order], numbers[order], records["sketch"][order], signed.bands.least_equal
     ).astype(signed.dtype)
     data = pairs.tobytes()
-    files = put_unless_empty(store, task.layout.pairs(task.kind, task.index), data)
+    files = put_unless_empty(store, task.layout.pairs_key(task.kind, task.index), data)
     return MatchBandsReceipt(source=task.source, files=files, pairs=len(pairs), digest=digest(data))
 
 

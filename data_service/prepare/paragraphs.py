@@ -51,22 +51,22 @@ class DuplicateParagraphs(BaseModel):
     listed: int = Field(default=1000, ge=0, le=100_000)
 
     @property
-    def reason(self) -> str:
+    def drop_reason(self) -> str:
         return "little_left"
 
     @property
-    def drops(self) -> bool:
+    def drops_copies(self) -> bool:
         """Whether copies are dropped."""
         return True
 
-    def pieces(self, text: str) -> list[tuple[str, str]]:
+    def split_pieces(self, text: str) -> list[tuple[str, str]]:
         """Return (line or paragraph, separator behind it) of all of a text. Joined they are the text."""
         found = text.split("\n") if self.unit == "line" else _BLANK_LINES.split(text)
         if self.unit == "line":
             return [(line, "\n") for line in found[:-1]] + [(found[-1], "")]
         return list(zip(found[::2], [*found[1::2], ""], strict=True))
 
-    def key(self, piece: str) -> int | None:
+    def piece_hash(self, piece: str) -> int | None:
         """Return the hash of a line or paragraph, 64 bits; None for one that is too short to be cut."""
         if is_blank(piece):
             return None
@@ -109,7 +109,7 @@ class ParagraphHashes:
 
     def add(self, text: str) -> None:
         """Add a document."""
-        keys = (self._stage.key(piece) for piece, _ in self._stage.pieces(text))
+        keys = (self._stage.piece_hash(piece) for piece, _ in self._stage.split_pieces(text))
         self._keys.extend({key for key in keys if key is not None})
 
     def store(self, store: Store, key: str) -> HashedParagraphs:
@@ -171,8 +171,8 @@ class ParagraphCutter:
     def cut(self, text: str) -> tuple[str, int, int]:
         """Return the text that is left, and the numbers of paragraphs and of characters that were cut."""
         kept, paragraphs = list[str](), 0
-        for piece, separator in self._stage.pieces(text):
-            key = self._stage.key(piece)
+        for piece, separator in self._stage.split_pieces(text):
+            key = self._stage.piece_hash(piece)
             if key is None or key not in self._keys:
                 kept.append(piece + separator)
                 continue

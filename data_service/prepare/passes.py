@@ -129,7 +129,7 @@ class LaterTask(BuildTask):
 
     @property
     def receipt(self) -> str:
-        return self.layout.receipt(f"pass-{self.run.number}", self.index)
+        return self.layout.receipt_key(f"pass-{self.run.number}", self.index)
 
     @property
     def input_bytes(self) -> int:
@@ -154,7 +154,7 @@ def read_chunk(task: ReadTask, store: Store) -> PassReceipt:
             sink.counts.entered_bytes += len(found.text.encode())
             sink.counts.odd += is_garbled(found.text)
             count_length(sink.counts.lengths_read, found.text)
-            sink.take(found)
+            sink.keep(found)
     return sink.finish(store, task, ids.store(store, task.layout.hashes_of_kind_key(IDS_KIND, task.index)))
 
 
@@ -170,7 +170,7 @@ def read_documents(task: ReadTask) -> Iterator[tuple[RecordPlace, Document | Dro
             yield place, DroppedDocument(name, task.entry.source, READ_STAGE, "bad_record", record.reason)
             continue
         found = _to_document(record, place, task.entry, numbers)
-        if record.blank:
+        if record.is_blank:
             yield place, DroppedDocument(found.id, found.source, READ_STAGE, record.absent or "empty")
         else:
             yield place, found
@@ -180,17 +180,17 @@ def _to_document(record: Text, place: RecordPlace, entry: Input, numbers: dict[s
     values = {name: record.metadata[number] for name, number in numbers.items()}
     constants: dict[str, str] = {str(name): value for name, value in entry.constants.items()}
 
-    def of(name: str) -> str | None:
+    def value_or_constant(name: str) -> str | None:
         return values.get(name) or constants.get(name)
 
     return Document(
-        of("id") or _fallback_id(place, entry),
+        value_or_constant("id") or _fallback_id(place, entry),
         record.text,
         entry.source,
-        url=of("url"),
-        licence=of("licence"),
-        language=of("language"),
-        date=of("date"),
+        url=value_or_constant("url"),
+        licence=value_or_constant("licence"),
+        language=value_or_constant("language"),
+        date=value_or_constant("date"),
     )
 
 
@@ -224,7 +224,7 @@ def _cut_paragraphs(
     for found in sink.count_entering(_documents_between(store, task)):
         text, paragraphs, characters = cutter.cut(found.text)
         if not paragraphs:
-            sink.take(found)
+            sink.keep(found)
             continue
         for counts, more in (
             (sink.counts.paragraphs_cut, paragraphs),
@@ -233,10 +233,10 @@ def _cut_paragraphs(
             counts[label] = counts.get(label, 0) + more
         if cutter.is_too_short(text):
             detail = f"{paragraphs} of {cuts.stage.unit}s cut, {len(text.split())} words left"
-            sink.drop(DroppedDocument(found.id, found.source, label, cuts.stage.reason, detail))
+            sink.drop(DroppedDocument(found.id, found.source, label, cuts.stage.drop_reason, detail))
         else:
             sink.counts.changed[label] = sink.counts.changed.get(label, 0) + 1
-            sink.take(found.with_text(text))
+            sink.keep(found.with_text(text))
     return cutter.listed
 
 
@@ -246,14 +246,14 @@ def _drop_copies(store: Store, task: LaterTask, clusters: ChunkClusters, sink: "
     for ordinal, found in enumerate(sink.count_entering(_documents_between(store, task))):
         first = copies.get(ordinal)
         if task.reason is None:
-            sink.take(
+            sink.keep(
                 _with_cluster_id(found, first, sink.counts, task) if first or ordinal in weights else found
             )
         elif first is not None:
             detail = f"{task.reason.replace('_', ' ')} of {first}"
             sink.drop(DroppedDocument(found.id, found.source, task.compared, task.reason, detail))
         else:
-            sink.take(replace(found, cluster_size=weights.get(ordinal, found.cluster_size)))
+            sink.keep(replace(found, cluster_size=weights.get(ordinal, found.cluster_size)))
 
 
 def _with_cluster_id(found: Document, first: str | None, counts: PassCounts, task: LaterTask) -> Document:
@@ -264,7 +264,7 @@ def _with_cluster_id(found: Document, first: str | None, counts: PassCounts, tas
 
 def _documents_between(store: Store, task: LaterTask) -> Iterator[Document]:
     return (
-        read_part(store.get(task.layout.between(task.index, task.run.number - 1))) if task.size else iter(())
+        read_part(store.get(task.layout.between_passes_key(task.index, task.run.number - 1))) if task.size else iter(())
     )
 
 
@@ -285,7 +285,7 @@ class _PassOutput:
             self.counts.entered_bytes += len(document.text.encode())
             yield document
 
-    def take(self, document: Document) -> None:
+    def keep(self, document: Document) -> None:
         for label, decide in self._filters:
             decided = decide(document)
             if isinstance(decided, DropDecision):
@@ -328,8 +328,8 @@ class _PassOutput:
         listed: Sequence[ListedParagraph] = (),
     ) -> PassReceipt:
         last, number = self._run.compared is None, self._run.number
-        key = self._layout.kept(self._index) if last else self._layout.between(self._index, number)
-        dropped_key = self._layout.dropped(self._index, number)
+        key = self._layout.kept_key(self._index) if last else self._layout.between_passes_key(self._index, number)
+        dropped_key = self._layout.dropped_key(self._index, number)
         kept, dropped = self._kept.store(store, key), self._dropped.store(store, dropped_key)
         of_texts: HashedChunk | SignedChunk | HashedParagraphs | None = None
         if self._texts is not None:

@@ -124,7 +124,7 @@ class _Passes:
         self._passes = plan_passes(preparation)
         self._named = ""  # digest of the clusters by whose names documents are labelled
 
-    def run(self, wanted: dict[str, object]) -> Statistics:
+    def run(self, configuration: dict[str, object]) -> Statistics:
         """Run all passes; return the statistics.
 
         Raises:
@@ -148,7 +148,7 @@ class _Passes:
         labels = [READ_STAGE, *stage_labels(self._preparation.stages)]
         sources = [task.entry.source for task in tasks]
         searched = indexed_splits(self._preparation.stages)
-        statistics = gather_statistics(wanted, labels, sources, receipts, searched, tables)
+        statistics = gather_statistics(configuration, labels, sources, receipts, searched, tables)
         if not statistics.documents_kept:
             raise _nothing_left_error(statistics)
         return statistics
@@ -156,8 +156,8 @@ class _Passes:
     def _store_listed(self, number: int, receipts: list[PassReceipt]) -> dict[str, StoredFile]:
         """Store the table of the most frequent paragraphs that were cut; return it by key."""
         data = write_table([each for receipt in receipts for each in receipt.listed])
-        key = self._runner.layout.listed(number)
-        self._runner.layout.open().put(key, data)
+        key = self._runner.layout.listed_paragraphs_key(number)
+        self._runner.layout.open_output().put(key, data)
         return {key: StoredFile(len(data), digest(data))}
 
     def _read_tasks(self, sizes: dict[str, int]) -> list[ReadTask]:
@@ -178,7 +178,7 @@ class _Passes:
         earlier = self._passes[of_pass.number - 1]
         assert earlier.comparing is not None, "a later pass follows a comparison"
         found = compare_texts(self._runner, earlier.comparing, earlier.number, before)
-        drops = earlier.comparing.drops
+        drops = earlier.comparing.drops_copies
         if not drops:
             self._named = found[0].digest[:32]
         return [
@@ -187,10 +187,10 @@ class _Passes:
                 index,
                 hash_parts([receipt.digest, found[index].digest]),
                 of_pass,
-                size=receipt.files.get(self._runner.layout.between(index, of_pass.number - 1), 0),
+                size=receipt.files.get(self._runner.layout.between_passes_key(index, of_pass.number - 1), 0),
                 found=found[index],
                 compared=earlier.compared or "",
-                reason=earlier.comparing.reason if drops else None,
+                reason=earlier.comparing.drop_reason if drops else None,
                 named=self._named,
             )
             for index, receipt in enumerate(before)

@@ -24,7 +24,7 @@ _SPACE_HASH = mix_bits(np.array([32], dtype=np.uint64))  # the hash of a space
 def gopher_quality(datatrove_filter: Any, splitter: Splitter) -> Callable[[str], Decision]:
     """Decide as GopherQualityFilter."""
 
-    def reason(text: str) -> str:
+    def drop_reason(text: str) -> str:
         words = splitter.split(text)
         rows, count = words.rows, len(words.rows)
         lengths = rows["length"][~rows["symbols"]]
@@ -59,7 +59,7 @@ def gopher_quality(datatrove_filter: Any, splitter: Splitter) -> Callable[[str],
             return "gopher_enough_stop_words"
         return ""
 
-    return lambda text: (reason(text), text)
+    return lambda text: (drop_reason(text), text)
 
 
 def gopher_repetition(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
@@ -151,7 +151,7 @@ def c4_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
     """Decide as C4QualityFilter does by lines."""
     from datatrove.pipeline.filters import c4_filters as c4
 
-    def kept(whole: str) -> str | None:
+    def clean_line(whole: str) -> str | None:
         """Return what is left of a line, if anything is."""
         line = c4.CITATION_REGEX.sub("", whole) if block.remove_citations and "[" in whole else whole
         ends = line.endswith(c4.END_PUNCTUATION) and not line.endswith(c4.ELLIPSIS)
@@ -162,9 +162,9 @@ def c4_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
             return None
         return None if max(lengths, default=0) > block.max_word_length != -1 else line
 
-    def decide(text: str) -> Decision:
+    def filter_text(text: str) -> Decision:
         lines = []
-        for line in map(kept, map(str.strip, text.splitlines())):
+        for line in map(clean_line, map(str.strip, text.splitlines())):
             if line is None:
                 continue
             lowered = line.lower()
@@ -181,7 +181,7 @@ def c4_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
             return "too_few_sentences", text
         return "", "\n".join(lines).strip()
 
-    return decide
+    return filter_text
 
 
 def _has_sentences(block: Any, splitter: Splitter, lines: Sequence[str]) -> bool:

@@ -105,7 +105,7 @@ class SignatureCollector:
         signature, ordinal = sign_text(text, self._words), len(self._weights)
         first = self._first.setdefault(signature.digest(), ordinal)
         if first == ordinal:
-            self._keys += signature.keys(self._bands).tobytes()
+            self._keys += signature.band_keys(self._bands).tobytes()
             self._sketches += signature.sketch().tobytes()
         else:
             self._copies.extend((ordinal, first))

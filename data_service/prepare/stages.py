@@ -50,7 +50,7 @@ class Length(BaseModel):
                 raise ValueError(f"no text has at least {least} and at most {most} {unit}")
         return self
 
-    def decide(self, document: Document) -> Document | DropDecision:
+    def filter_document(self, document: Document) -> Document | DropDecision:
         """Return the document if its length is allowed."""
         characters = len(document.text)
         if characters < self.least_characters:
@@ -100,11 +100,11 @@ class ExactDuplicates(BaseModel):
     stage: Literal["exact_duplicates"]
 
     @property
-    def reason(self) -> str:
+    def drop_reason(self) -> str:
         return "copy"
 
     @property
-    def drops(self) -> bool:
+    def drops_copies(self) -> bool:
         """Whether copies are dropped."""
         return True
 
@@ -158,7 +158,7 @@ def open_filter(stage: DocumentStage) -> DocumentFilter:
     process."""
     match stage:
         case Length() | Licence() | Pii():
-            return stage.decide
+            return stage.replace_personal_data
         case Decontaminate():
             return make_decontamination_filter(stage)
         case Language():

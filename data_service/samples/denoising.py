@@ -64,10 +64,10 @@ class Denoising(RowMasking):
         return self.permute_sentences
 
     @property
-    def corrupts(self) -> bool:
+    def makes_corrupted_form(self) -> bool:
         return True
 
-    def slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
+    def draw_slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
         """Return the places of each row's draws: one for each token of its text."""
         return DrawSlots(edges, first_row)
 
@@ -77,7 +77,7 @@ class Denoising(RowMasking):
     def max_targets(self, tokens: int) -> float:
         return tokens
 
-    def form(self, length: int) -> int:
+    def mean_form_tokens(self, length: int) -> int:
         """Return the mean number of tokens in the form of a row of `length` tokens, if units are as long as tokens."""
         return length - round(self.rate * (length - SPECIAL_TOKENS_PER_ROW) * (1 - 1 / self.span_mean))
 
@@ -87,7 +87,7 @@ class Denoising(RowMasking):
         targets = np.flatnonzero(text.learned)
         if self.permute_sentences:
             assert rows.sentences is not None  # ensured by `reads_sentences`
-            text = text.permuted(sentence_order(laid_out, rows.sentences, _token_draws(rows, "sentences")))
+            text = text.reorder_units(sentence_order(laid_out, rows.sentences, _token_draws(rows, "sentences")))
         spans = self._spans(rows)
         tokens, offsets = text.replace_spans(spans, rows.units.edges, laid_out.offsets, rows.vocabulary.mask)
         causal = np.ones(len(offsets) - 1, dtype=np.bool_)
@@ -119,7 +119,7 @@ def _token_draws(rows: MaskableRows, name: str) -> NDArray[np.uint32]:
 
 def poisson_lengths(mean: float) -> LengthDraws:
     """Return the Poisson distribution of the number of units in a span, shifted by 1: `LengthDraws` begin with 1."""
-    return LengthDraws.weighted(np.cumprod(np.append(1.0, mean / np.arange(1, _SPAN_UNITS))))
+    return LengthDraws.from_weights(np.cumprod(np.append(1.0, mean / np.arange(1, _SPAN_UNITS))))
 
 
 def sentence_order(
@@ -241,7 +241,7 @@ class _RowText:
 
     @classmethod
     def from_rows(cls, rows: LaidOutRows, units: Units) -> "_RowText":
-        places = rows.where(np.ones(int(rows.edges[-1]), dtype=np.bool_))
+        places = rows.marked_token_indices(np.ones(int(rows.edges[-1]), dtype=np.bool_))
         every = np.arange(int(units.edges[-1]))
         inside, first = (np.zeros(len(rows.tokens), dtype=np.bool_) for _ in range(2))
         inside[places[units.text(every)]] = True
@@ -250,7 +250,7 @@ class _RowText:
         learned[places] = inside[places]
         return cls(rows.tokens, places, inside, first, learned)
 
-    def permuted(self, order: NDArray[np.int64]) -> "_RowText":
+    def reorder_units(self, order: NDArray[np.int64]) -> "_RowText":
         """Return the rows with the text in another order; a unit's tokens stay together. Targets are left as they
         were."""
         origin = np.arange(len(self.tokens))

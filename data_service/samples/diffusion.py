@@ -33,7 +33,7 @@ class DiffusionMasking(RowMasking):
         """The unit: single tokens."""
         return "token"
 
-    def slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
+    def draw_slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
         """Return the places of each row's draws: one for each token of its text."""
         return DrawSlots(edges, first_row)
 
@@ -52,7 +52,7 @@ class DiffusionMasking(RowMasking):
         hidden = draws < np.repeat(rates.astype(np.float64) * _DRAW_RANGE, slots.counts)
         maskable = units.text(np.arange(int(units.edges[-1])))
         text = maskable[hidden[maskable]]
-        positions = laid_out.places(text, np.diff(np.searchsorted(text, laid_out.edges)))
+        positions = laid_out.token_indices(text, np.diff(np.searchsorted(text, laid_out.edges)))
         target_ids = laid_out.tokens[positions]
         laid_out.tokens[positions] = rows.vocabulary.mask
         counts = np.diff(units.edges).astype(np.int32)

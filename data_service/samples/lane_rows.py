@@ -224,7 +224,7 @@ def _word_starts(block: Block, text: Tokens, starts_word: NDArray[np.bool_]) -> 
 
     The values at ends of documents have no meaning.
     """
-    stored = block.begins("word")
+    stored = block.unit_starts("word")
     if stored is None:
         return starts_word[text]
     ends = block.sentences[block.documents[1:]]

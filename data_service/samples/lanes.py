@@ -71,7 +71,7 @@ class LaneRows:
         """[N] int64, number of tokens of each row, special ones included."""
         return np.full(len(self), self.length)
 
-    def stretches(self, row: int) -> tuple[range, ...]:
+    def token_ranges(self, row: int) -> tuple[range, ...]:
         """Return the range of the block's tokens that the window of a row holds. A random B is not included."""
         first = row // self.directions * self.reuse
         with_ends = self.ends + np.arange(len(self.ends))  # places of the end-of-document tokens

@@ -75,7 +75,7 @@ def row_text_ranges(
     """
     if isinstance(rows, LaneRows):
         return lane_text_ranges(block, rows, spec.special, key)
-    found = [(row, part.start, part.stop) for row in range(len(rows)) for part in rows.stretches(row)]
+    found = [(row, part.start, part.stop) for row in range(len(rows)) for part in rows.token_ranges(row)]
     columns = np.array(found, dtype=np.int64).reshape(-1, 3).T
     return columns[0], columns[1], columns[2]
 
@@ -85,7 +85,7 @@ def token_ranges_of_row(
 ) -> tuple[range, ...]:
     """Return the ranges of the block's tokens that one row holds, in order. `key`: as for `row_text_ranges`."""
     if not isinstance(rows, LaneRows):
-        return rows.stretches(row)
+        return rows.token_ranges(row)
     of_row, starts, stops = lane_text_ranges(block, rows, spec.special, key)
     mine = of_row == row
     return tuple(range(*ends) for ends in zip(starts[mine].tolist(), stops[mine].tolist(), strict=True))
@@ -166,20 +166,20 @@ def _masked_samples(
 ) -> Samples:
     starts_word, unigram = tables.starts_word, tables.unigram
     # `Corpora` reads the word starts that the masking needs.
-    assert masking.level is None or starts_word is not None
+    assert masking.unit_level is None or starts_word is not None
     text = rows.text(block, start, stop)
     laid_out = lay_out(text, rows, start, stop, spec.special)
     densest = spec.masking_at_highest_rate
     assert isinstance(densest, RowMasking)
-    slots = densest.slots(rows.edges[start : stop + 1], start)
+    slots = densest.draw_slots(rows.edges[start : stop + 1], start)
     fixed = fixed_positions(text, spec.never_masked)
     units, sentences = token_units(laid_out.edges, fixed), None
     if starts_word is not None or masking.reads_sentences:
         sentences = rows.sentence_starts(block, start, stop)
     if starts_word is not None:
         assert sentences is not None
-        stored = None if masking.level is None else block.begins(masking.level)
-        begins = starts_word[text] if stored is None else rows.take(stored, start, stop)
+        stored = None if masking.unit_level is None else block.unit_starts(masking.unit_level)
+        begins = starts_word[text] if stored is None else rows.select_tokens(stored, start, stop)
         units = word_units(begins, laid_out.edges, fixed, separator_offsets=sentences)
     vocabulary = spec.vocabulary
     if unigram is not None:
@@ -199,12 +199,12 @@ def _add_labels(block: Block, rows: RowCuts, start: int, laid_out: LaidOutRows, 
     """Return `samples`, the rows from `start` on, with their segments and labels, and the holes that removed documents
     left."""
     stop = start + samples.rows
-    samples = rows.label(samples, start, stop)
+    samples = rows.add_segment_labels(samples, start, stop)
     if block.removed is None:
         return samples
-    removed = rows.take(block.removed, start, stop)
+    removed = rows.select_tokens(block.removed, start, stop)
     lost = np.logical_and.reduceat(removed, laid_out.edges[:-1])
-    return replace(samples, holes=removed_token_indices(laid_out.where(removed), laid_out.offsets, lost))
+    return replace(samples, holes=removed_token_indices(laid_out.marked_token_indices(removed), laid_out.offsets, lost))
 
 
 def _add_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
@@ -226,13 +226,13 @@ def _add_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
 def masking_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
     """Return the key of one block's draws in reading `epoch` of its source, or of the copy of the masks used in it."""
     fingerprint = spec.sources[source].manifest_fingerprint
-    return stream_key("rows", spec.seed, spec.masking.mask_epoch(epoch), fingerprint, spec.split, block)
+    return stream_key("rows", spec.seed, spec.masking.draw_epoch(epoch), fingerprint, spec.split, block)
 
 
 def cutting_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
     """Return the key of the draws that cut one block in reading `epoch` of its source."""
     fingerprint = spec.sources[source].manifest_fingerprint
-    copy = epoch % spec.input.structures
+    copy = epoch % spec.input.cut_count
     return stream_key("structure", spec.seed, copy, fingerprint, spec.split, block)
 
 

@@ -95,7 +95,7 @@ class RowMasking(BaseModel, ABC):
     kind: str
 
     @property
-    def level(self) -> Level | None:
+    def unit_level(self) -> Level | None:
         """Level of the block's units that are chosen whole; None for single tokens."""
         return None
 
@@ -105,16 +105,16 @@ class RowMasking(BaseModel, ABC):
         return False
 
     @property
-    def corrupts(self) -> bool:
+    def makes_corrupted_form(self) -> bool:
         """Whether rows get a second form, which an encoder reads (`Samples.corrupted`)."""
         return False
 
-    def mask_epoch(self, epoch: int) -> int:
+    def draw_epoch(self, epoch: int) -> int:
         """Return the epoch whose draws are used in `epoch`."""
         return epoch
 
     @abstractmethod
-    def slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
+    def draw_slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
         """Return the places of each row's draws. Arguments as for `Slots.for_rate`."""
 
     @abstractmethod
@@ -139,7 +139,7 @@ class FixedRateMasking(RowMasking):
 
     rate: float = Field(gt=0, le=0.8)
 
-    def slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
+    def draw_slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
         return DrawSlots.for_rate(edges, first_row, self.rate)
 
     def expected_targets(self, length: int, maskable: int) -> float:
@@ -315,7 +315,7 @@ def mask_rows(found: MaskableRows, masking: MlmMasking) -> Samples:
     text = units.text(chosen)
     exact = sizes is None and masking.count != "drawn"
     per_row = counts if exact else np.diff(np.searchsorted(text, rows.edges))
-    positions = rows.places(text, per_row)
+    positions = rows.token_indices(text, per_row)
     target_ids = rows.tokens[positions]
     draws = _row_draws(per_row, slots, purpose_key(key, "replacements"))
     if masking.replace.similar:
@@ -346,7 +346,7 @@ def _select_units(
             return select_units(units, counts, slots, purpose_key(key, "targets"))
         case "ngram":
             weights, longest = masking.ngram_weights, masking.longest or _NGRAM_WORDS
-            lengths = ngram_lengths(longest) if weights is None else LengthDraws.weighted(np.array(weights))
+            lengths = ngram_lengths(longest) if weights is None else LengthDraws.from_weights(np.array(weights))
             ngrams = SpanRule(lengths, overlap=False)
             return select_spans(
                 units,

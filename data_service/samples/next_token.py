@@ -40,6 +40,6 @@ def next_tokens(rows: LaidOutRows, fixed: NDArray[np.int64]) -> Samples:
     follows = np.ones(int(rows.edges[-1]), dtype=np.bool_)
     for without in (rows.edges[:-1], rows.separators, fixed):
         follows[without] = False
-    positions = rows.where(follows)
+    positions = rows.marked_token_indices(follows)
     causal = np.ones(len(rows.offsets) - 1, dtype=np.bool_)
     return Samples(rows.tokens, rows.offsets, positions, rows.tokens[positions], causal=causal)

@@ -34,17 +34,17 @@ class RowInput(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @property
-    def structures(self) -> int:
+    def cut_count(self) -> int:
         """Number of ways in which a corpus is cut. Each reading of the corpus uses the next one."""
         return 1
 
     @property
-    def repeats(self) -> float:
+    def mean_token_uses(self) -> float:
         """Approximate mean number of times that a token of the corpus is used in one reading of it."""
         return 1.0
 
     @property
-    def texts(self) -> int:
+    def texts_per_row(self) -> int:
         """Number of texts in a row. Each is cut to the phase's length and has its own special tokens."""
         return 1
 
@@ -90,12 +90,12 @@ class Segments:
         starts, stops = (np.stack(ends, axis=1) for ends in zip(first, second, strict=True))
         return cls(starts, stops - starts, labels)
 
-    def rows(self, start: int, stop: int) -> "Segments":
+    def slice_rows(self, start: int, stop: int) -> "Segments":
         """Return the segments of rows `start` to `stop`."""
         labels = None if self.labels is None else self.labels[start:stop]
         return Segments(self.starts[start:stop], self.sizes[start:stop], labels)
 
-    def take(self, values: NDArray[V]) -> NDArray[V]:
+    def select_tokens(self, values: NDArray[V]) -> NDArray[V]:
         """Return the values of the tokens in the segments, in order. `values`: [T], one for each token of the block."""
         return concatenate_ranges(values, self.starts, self.sizes)
 
@@ -158,7 +158,7 @@ class RowCuts:
         return cls(edges, seconds[segments.sizes[:, 1] > 0], segments)
 
     @classmethod
-    def restarted(cls, segments: Segments) -> "RowCuts":
+    def from_separate_segments(cls, segments: Segments) -> "RowCuts":
         """Return rows of two segments each. The second has its own special tokens, and positions begin again with
         it."""
         paired = cls.from_segments(segments)
@@ -169,15 +169,15 @@ class RowCuts:
 
     def text(self, block: Block, start: int, stop: int) -> Tokens:
         """Return the text of rows `start` to `stop`, without special tokens."""
-        return self.take(block.tokens, start, stop)  # type: ignore[return-value]
+        return self.select_tokens(block.tokens, start, stop)  # type: ignore[return-value]
 
-    def take(self, values: NDArray[V], start: int, stop: int) -> NDArray[V]:
+    def select_tokens(self, values: NDArray[V], start: int, stop: int) -> NDArray[V]:
         """Return the values of the tokens in rows `start` to `stop`, in order.
 
         `values`: [T], one for each token of the block.
         """
         if self.segments is not None:
-            return self.segments.rows(start, stop).take(values)
+            return self.segments.slice_rows(start, stop).select_tokens(values)
         return values[self.edges[start] : self.edges[stop]]
 
     def sentence_starts(self, block: Block, start: int, stop: int) -> NDArray[np.int64]:
@@ -186,23 +186,23 @@ class RowCuts:
         They are not sorted, and some may occur twice.
         """
         if self.segments is not None:
-            return self.segments.rows(start, stop).sentence_starts(block)
+            return self.segments.slice_rows(start, stop).sentence_starts(block)
         first, last = self.edges[start], self.edges[stop]
         low, high = np.searchsorted(block.sentences, (first, last))
         starts: NDArray[np.int64] = block.sentences[low:high] - first
         return starts
 
-    def label(self, samples: Samples, start: int, stop: int) -> Samples:
+    def add_segment_labels(self, samples: Samples, start: int, stop: int) -> Samples:
         """Return `samples`, which are rows `start` to `stop`, with the rows' segments and labels added."""
         if self.segments is None:
             return samples
-        segments = self.segments.rows(start, stop)
+        segments = self.segments.slice_rows(start, stop)
         # The second segment begins after <s>, A and </s>.
         begins = (1 + segments.sizes[:, 0] + 1).astype(np.int32)
         restarts = np.ones(samples.rows, dtype=np.bool_) if self.restarts else None
         return replace(samples, segment_starts=begins, pair_label=segments.labels, restarts=restarts)
 
-    def stretches(self, row: int) -> tuple[range, ...]:
+    def token_ranges(self, row: int) -> tuple[range, ...]:
         """Return the ranges of the block's tokens that a row holds: those of its segments, in order, or one range."""
         if self.segments is None:
             return (range(int(self.edges[row]), int(self.edges[row + 1])),)
@@ -314,7 +314,7 @@ class LaidOutRows:
     edges: NDArray[np.int64]
     separators: NDArray[np.int64]
 
-    def places(self, text: NDArray[np.int64], per_row: NDArray[np.int64]) -> NDArray[np.int64]:
+    def token_indices(self, text: NDArray[np.int64], per_row: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the indices in `tokens` of sorted text offsets. `per_row`: [N], number of the offsets in each row."""
         shift = np.repeat(1 + SPECIAL_TOKENS_PER_ROW * np.arange(len(per_row)), per_row)
         if len(self.separators):
@@ -323,10 +323,10 @@ class LaidOutRows:
         shift += text
         return shift
 
-    def where(self, marked: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def marked_token_indices(self, marked: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the sorted indices in `tokens` of the marked tokens of the text. `marked`: [T] bool."""
         text = np.flatnonzero(marked)
-        return self.places(text, np.diff(np.searchsorted(text, self.edges)))
+        return self.token_indices(text, np.diff(np.searchsorted(text, self.edges)))
 
 
 def lay_out(text: Tokens, rows: RowCuts, start: int, stop: int, special: SpecialIds) -> LaidOutRows:

@@ -102,13 +102,13 @@ def segment_pairs(block: Block, config: SegmentPairs, length: int, key: Key) -> 
     sentences = Sentences.from_block(block)
     every = np.arange(len(sentences))
     targets = draw_target_lengths(sentences, room, config.short, key)
-    end = sentences.fill(every, targets)
+    end = sentences.chunk_ends_at_least(every, targets)
     split = every + 1 + draw_below(key, "split", every, np.maximum(end - every - 1, 1))
     random = (split == end) | draw_bernoulli(key, "random", every, config.random)
     first = chunk_starts(np.where(random, split, end))
     split, end, random = split[first], end[first], random[first]
-    a = sentences.span(first, split)
-    b = sentences.span(split, end)
+    a = sentences.token_range(first, split)
+    b = sentences.token_range(split, end)
     wanted = targets[first] - (a[1] - a[0])
     return _pair_segments(sentences, (a, b), first=first, random=random, wanted=wanted, room=room, key=key)
 
@@ -130,8 +130,8 @@ def sentence_pairs(block: Block, config: SentencePairs, length: int, key: Key) -
     random = last | draw_bernoulli(key, "random", every, config.random)
     first = chunk_starts(every + np.where(random, 1, 2))
     random = random[first]
-    a = sentences.span(first, first + 1)
-    b = sentences.span(first + 1, np.where(random, first + 1, first + 2))
+    a = sentences.token_range(first, first + 1)
+    b = sentences.token_range(first + 1, np.where(random, first + 1, first + 2))
     return _pair_segments(
         sentences,
         (a, b),
@@ -184,13 +184,13 @@ def ordered_pairs(block: Block, config: OrderedPairs, length: int, key: Key) -> 
     second segment and label 1.
     """
     room = length - PAIR_SPECIAL_TOKENS
-    sentences = Sentences.from_block(block, longest=room)
+    sentences = Sentences.from_block(block, max_tokens=room)
     every = np.arange(len(sentences))
     targets = draw_target_lengths(sentences, room, config.short, key)
-    end = np.minimum(sentences.fill(every, targets), sentences.fit(every, room))
+    end = np.minimum(sentences.chunk_ends_at_least(every, targets), sentences.chunk_ends_at_most(every, room))
     first = chunk_starts(end)
     end = end[first]
-    start, stop = sentences.span(first, end)
+    start, stop = sentences.token_range(first, end)
     middle = _random_middles(sentences, first, end, key)
     random = (end == first + 1) & (config.lone_sentence == "random")
     middle = np.where(random, stop, middle)
@@ -210,7 +210,7 @@ def _random_middles(
 
     They are cut between sentences; a chunk of one sentence is cut between tokens, if it has at least two.
     """
-    start, stop = sentences.span(first, end)
+    start, stop = sentences.token_range(first, end)
     lone = end == first + 1
     units = np.where(lone, stop - start, end - first)
     cut = 1 + draw_below(key, "split", first, np.maximum(units - 1, 1))
@@ -247,14 +247,14 @@ def two_segments(block: Block, config: TwoSegments, length: int, key: Key) -> Se
     The first sentence goes to A, and further ones while A stays shorter than half the target. The next sentence goes
     to A in half of the rows; the rest goes to B.
     """
-    sentences = Sentences.from_block(block, longest=length - PAIR_SPECIAL_TOKENS)
+    sentences = Sentences.from_block(block, max_tokens=length - PAIR_SPECIAL_TOKENS)
     every = np.arange(len(sentences))
     single = draw_bernoulli(key, "single", every, config.single)
     short = draw_bernoulli(key, "short", every, config.short)
     drawn = _SHORT_ROW_TOKENS + draw_below(key, "short target", every, length - _SHORT_ROW_TOKENS + 1)
     targets = np.where(short, drawn, length)
     room = np.where(single, length - SPECIAL_TOKENS_PER_ROW, length - PAIR_SPECIAL_TOKENS)
-    end = np.minimum(sentences.fill(every, targets), sentences.fit(every, room))
+    end = np.minimum(sentences.chunk_ends_at_least(every, targets), sentences.chunk_ends_at_most(every, room))
     first = chunk_starts(end)
     end, single = end[first], single[first]
     half = (targets[first] - PAIR_SPECIAL_TOKENS) // 2
@@ -262,7 +262,7 @@ def two_segments(block: Block, config: TwoSegments, length: int, key: Key) -> Se
     a_tokens = sentences.edges[split] - sentences.edges[first]
     over = (split < end) & (a_tokens < half) & draw_bernoulli(key, "over half", first, 0.5)
     split = np.where(single, end, split + over)
-    return Segments.from_ends(sentences.span(first, split), sentences.span(split, end))
+    return Segments.from_ends(sentences.token_range(first, split), sentences.token_range(split, end))
 
 
 Pairs = SegmentPairs | SentencePairs | OrderedPairs | TwoSegments
@@ -295,7 +295,7 @@ def translation_rows(block: Block, length: int) -> RowCuts:
     sizes = _fit_pair_sizes(
         block.sentences[first + 1] - starts, length - TRANSLATION_TEXTS * SPECIAL_TOKENS_PER_ROW
     )
-    return RowCuts.restarted(Segments(starts, sizes, None))
+    return RowCuts.from_separate_segments(Segments(starts, sizes, None))
 
 
 def _fit_pair_sizes(sizes: NDArray[np.int64], room: int) -> NDArray[np.int64]:

@@ -152,7 +152,7 @@ def choose_ngrams(
         context = n * config.context // config.chosen
         passed = scale_draws(word.astype(np.uint32), context)
         end_of_row = row * (width + 1) + width
-        start, stop = units.ngram(np.minimum(at + passed, end_of_row), n, left, config.unit == "whole_word")
+        start, stop = units.ngram_bounds(np.minimum(at + passed, end_of_row), n, left, config.unit == "whole_word")
         found = (start < stop) & (stop < end_of_row)
         marks[start[found]] += 1
         marks[stop[found]] -= 1
@@ -182,7 +182,7 @@ class _RowUnits:
         self._next_word = _reversed_cumulative_minimum(np.where(barrier, last, number))
         self._next_fixed = _reversed_cumulative_minimum(np.where(barrier, number, last))
 
-    def ngram(
+    def ngram_bounds(
         self, at: NDArray[np.int64], n: NDArray[np.int64], max_tokens: NDArray[np.int64], whole_words: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the places at which the n-gram after each place `at` starts and stops. They are equal if none fits.

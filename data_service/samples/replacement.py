@@ -80,7 +80,7 @@ class Vocabulary:
     ordinary: Tokens
     counts: NDArray[np.int64] | None = None
 
-    def random(self, draws: NDArray[np.uint32]) -> Tokens:
+    def draw_ids(self, draws: NDArray[np.uint32]) -> Tokens:
         """Return [N] ordinary ids for [N] uniform 32-bit draws: by frequency if there are counts, else uniformly.
 
         Frequencies are rounded to multiples of 2**-32.
@@ -116,5 +116,5 @@ def replace_targets(
     randomised = np.flatnonzero(~masked & (action < round((replace.mask + replace.random) * _DRAW_RANGE)))
     ids = target_ids.copy()
     ids[masked] = vocabulary.mask
-    ids[randomised] = vocabulary.random(draws[randomised].astype(np.uint32))
+    ids[randomised] = vocabulary.draw_ids(draws[randomised].astype(np.uint32))
     return ids

@@ -40,12 +40,12 @@ class Sentences:
     document: SentenceNumbers
 
     @classmethod
-    def from_block(cls, block: Block, longest: int | None = None) -> Self:
+    def from_block(cls, block: Block, max_tokens: int | None = None) -> Self:
         """Return the sentences of a block. Sentences of more than `longest` tokens are cut after each `longest`
         tokens."""
         edges, documents = block.sentences, block.documents
-        if longest is not None:
-            edges = cut_long_sentences(block.sentences, longest)
+        if max_tokens is not None:
+            edges = cut_long_sentences(block.sentences, max_tokens)
             documents = np.searchsorted(edges, block.sentences[documents])
         return cls(edges, documents, np.repeat(np.arange(len(documents) - 1), np.diff(documents)))
 
@@ -56,14 +56,14 @@ class Sentences:
         """Return, for each sentence of `first`, the number of the sentence after the end of its document."""
         return self.documents[self.document[first] + 1]
 
-    def fill(self, first: SentenceNumbers, tokens: SentenceNumbers) -> SentenceNumbers:
+    def chunk_ends_at_least(self, first: SentenceNumbers, tokens: SentenceNumbers) -> SentenceNumbers:
         """Return the ends of chunks that begin at sentences `first` and continue until they have `tokens` tokens, or
         the document ends.
         """
         reached = np.searchsorted(self.edges, self.edges[first] + tokens)
         return np.clip(reached, first + 1, self.document_end(first))
 
-    def fit(self, first: SentenceNumbers, tokens: SentenceNumbers | int) -> SentenceNumbers:
+    def chunk_ends_at_most(self, first: SentenceNumbers, tokens: SentenceNumbers | int) -> SentenceNumbers:
         """Return the ends of the longest chunks that begin at sentences `first` and have at most `tokens` tokens.
 
         A chunk has at least its first sentence, even if that is longer.
@@ -71,7 +71,7 @@ class Sentences:
         reached = np.searchsorted(self.edges, self.edges[first] + tokens, side="right") - 1
         return np.clip(reached, first + 1, self.document_end(first))
 
-    def span(self, first: SentenceNumbers, stop: SentenceNumbers) -> TokenRanges:
+    def token_range(self, first: SentenceNumbers, stop: SentenceNumbers) -> TokenRanges:
         """Return the token offsets at which sentences `first` to `stop` begin and end."""
         return self.edges[first], self.edges[stop]
 
@@ -123,7 +123,7 @@ def draw_random_second_segments(
         document += document >= own
     begin = sentences.documents[document]
     begin += draw_below(key, "other sentence", first, sentences.documents[document + 1] - begin)
-    return sentences.span(begin, sentences.fill(begin, tokens))
+    return sentences.token_range(begin, sentences.chunk_ends_at_least(begin, tokens))
 
 
 def truncate_pairs(

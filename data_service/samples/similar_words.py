@@ -288,7 +288,7 @@ def _choose_replacements(
     low = draws.astype(np.uint32)
     known = table.by_size.get(words.shape[1])
     if known is None:
-        return vocabulary.random(low.ravel()).reshape(words.shape)
+        return vocabulary.draw_ids(low.ravel()).reshape(words.shape)
     found = known.ids[scale_draws(low[:, 0], len(known.ids))]
     number = known.find(words.astype(np.uint32))
     has = similar & (number >= 0) & known.has_similar[number]

@@ -28,14 +28,14 @@ class LengthDraws:
     edges: NDArray[np.uint32]
 
     @classmethod
-    def weighted(cls, weights: NDArray[np.float64]) -> "LengthDraws":
+    def from_weights(cls, weights: NDArray[np.float64]) -> "LengthDraws":
         """Return the distribution in which n words have probability proportional to weights[n - 1] (positive)."""
         # All machines round sums and one division alike, so that the same draws give the same lengths.
         upper = np.cumsum(weights)
         return cls(np.rint(upper[:-1] / upper[-1] * _DRAW_RANGE).clip(0, _DRAW_RANGE - 1).astype(np.uint32))
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         return len(self.edges) + 1
 
     def from_draws(self, draws: NDArray[np.uint32]) -> NDArray[np.int64]:
@@ -46,13 +46,13 @@ class LengthDraws:
 def ngram_lengths(max_words: int) -> LengthDraws:
     """Return the distribution with p(n) proportional to 1 / n for n up to `max_words` (Lan et al. 2019, section
     3.1)."""
-    return LengthDraws.weighted(1 / np.arange(1, max_words + 1))
+    return LengthDraws.from_weights(1 / np.arange(1, max_words + 1))
 
 
 def span_lengths(p: float, max_words: int) -> LengthDraws:
     """Return the distribution Geometric(p), truncated after `max_words` and renormalised (Joshi et al. 2020, sec.
     3.1)."""
-    return LengthDraws.weighted(np.cumprod(np.append(p, np.full(max_words - 1, 1 - p))))
+    return LengthDraws.from_weights(np.cumprod(np.append(p, np.full(max_words - 1, 1 - p))))
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class _SpanSelection:
         assert units.starts is not None  # words have starts and sizes
         assert units.sizes is not None
         self._first, self._available = units.edges[:-1], np.diff(units.edges)
-        width = min(stretches.lengths.longest, int(self._available.max(initial=1)))
+        width = min(stretches.lengths.max_length, int(self._available.max(initial=1)))
         self._steps = np.arange(width)
         self._sizes = np.append(units.sizes, np.zeros(width, dtype=np.int64))
         self._ends = _separator_bounds(units.starts, units.sizes, units.edges, separators)

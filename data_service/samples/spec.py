@@ -81,7 +81,7 @@ class SourceSpec(_Config):
     removals: str = ""
 
     @property
-    def translated(self) -> bool:
+    def is_translation(self) -> bool:
         """Whether the source consists of sentences and their translations."""
         return len(self.languages) > 1
 
@@ -148,7 +148,7 @@ class Annealing(_Config):
     samples: PositiveInt
     before: NonNegativeInt = 0
 
-    def rates(self, start: float, samples: NDArray[np.int64]) -> NDArray[np.float64]:
+    def rates_at_samples(self, start: float, samples: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the rate of each of `samples`, numbered from the beginning of epoch 0. `start`: the masking's own."""
         done = np.minimum((self.before + samples) / self.samples, 1.0)
         rates: NDArray[np.float64] = start + (self.end - start) * done
@@ -311,14 +311,14 @@ class StreamSpec(_Config):
 
     def input_for_source(self, source: int) -> Input:
         """Return the settings by which the blocks of one source are cut. Text in a stream of translations is packed."""
-        if isinstance(self.input, Translations) and not self.sources[source].translated:
+        if isinstance(self.input, Translations) and not self.sources[source].is_translation:
             return Packed(packing=self.input.text)
         return self.input
 
     @property
     def row_length(self) -> int:
         """Largest number of tokens in a row, all its texts together."""
-        return self.length * self.input.texts
+        return self.length * self.input.texts_per_row
 
     @cached_property
     def fingerprint(self) -> str:

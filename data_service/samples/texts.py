@@ -85,7 +85,7 @@ class TextRows:
         """Return the tokens of rows `start` to `stop`, text after text, without special tokens."""
         return concatenate_ranges(block.tokens, self.starts[start:stop], self.sizes[start:stop])  # type: ignore[return-value]
 
-    def stretches(self, row: int) -> tuple[range, ...]:
+    def token_ranges(self, row: int) -> tuple[range, ...]:
         """Return the range of the block's tokens that each text of a row holds."""
         ends = zip(self.starts[row].tolist(), self.sizes[row].tolist(), strict=True)
         return tuple(range(start, start + size) for start, size in ends)

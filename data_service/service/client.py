@@ -122,7 +122,7 @@ class FeedClient:
         began = time.perf_counter()
         spans = [
             ((epoch, window), first, last)
-            for window, first, last in self._opened.epoch_layout.spans(start, stop)
+            for window, first, last in self._opened.epoch_layout.split_by_window(start, stop)
         ]
         with self._changed:
             self._reading = {window for window, _, _ in spans}
@@ -159,7 +159,7 @@ class FeedClient:
         spans = (
             ((epoch, window), first, last)
             for epoch, start, stop in ranges
-            for window, first, last in self._opened.epoch_layout.spans(start, stop)
+            for window, first, last in self._opened.epoch_layout.split_by_window(start, stop)
         )
         return AnnouncedWindows(spans, self._opened.windows_held, self._layout)
 
@@ -178,7 +178,7 @@ class FeedClient:
             try:
                 return [
                     slice_rows(self._slab(window, held, slab), start, stop)
-                    for slab, start, stop in held.layout.pieces(first, last)
+                    for slab, start, stop in held.layout.iter_slab_ranges(first, last)
                 ]
             except _BuildLost:
                 continue

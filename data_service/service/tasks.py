@@ -28,13 +28,13 @@ def submit_window(spec_json: str, window: Window, layout: SlabLayout, cpus: floa
     another."""
     # Ray does not retry, because it would endlessly retry tasks that die for lack of memory. The feed counts failures.
     options = {
-        "num_returns": layout.slabs,
+        "num_returns": layout.slab_count,
         "num_cpus": cpus,
         "max_retries": 0,
         "scheduling_strategy": "SPREAD",
     }
     refs = _BUILD_TASK.options(**options).remote(spec_json, window, layout)
-    return refs if layout.slabs > 1 else [refs]
+    return refs if layout.slab_count > 1 else [refs]
 
 
 def run_pass(

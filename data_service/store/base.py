@@ -88,7 +88,7 @@ class Store(Protocol):
         ...
 
     def put_buffers(
-        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+        self, key: str, buffers: Sequence[memoryview], report_sent: Callable[[int], None] | None = None
     ) -> None:
         """Create or replace atomically an object of any size, whose content is the buffers one after another.
 
@@ -136,7 +136,7 @@ class Store(Protocol):
         """
         ...
 
-    def remove_leftovers(self, folder: str, *, before: str | None) -> int:
+    def remove_leftovers(self, folder: str, *, older_than_key: str | None) -> int:
         """Remove the remains of unfinished writes below `folder` ("" for all); return their number.
 
         All other methods ignore such remains. Only those that are older than the object `before` go, none if it is

@@ -39,7 +39,7 @@ class Connection(ABC, Generic[_C]):
                 self._client, self._owner = self._connect(), os.getpid()
             return self._client
 
-    def forget(self, client: _C | None) -> None:
+    def drop_client(self, client: _C | None) -> None:
         """Drop `client`, so that the next request looks for credentials again; do nothing if it was dropped already."""
         with self._lock:
             if self._client is client:
@@ -164,7 +164,7 @@ class BucketStore(ABC, Generic[_C]):
         except self._failure_types as error:
             ours = self._translate_error(error, self._object_uri(name), valid_before=known.is_set())
             if isinstance(ours, CredentialsExpired | CredentialsMissing):
-                self._connection.forget(client)
+                self._connection.drop_client(client)
             raise ours from error
         if signed:
             known.set()

@@ -84,11 +84,11 @@ class CloudStore(BucketStore[CloudClient]):
     def entry(self, key: str) -> Entry | None:
         name = self._name(key)
 
-        def ask(client: CloudClient) -> Entry | None:
+        def request_metadata(client: CloudClient) -> Entry | None:
             stored = head(client, name)
             return None if stored is None else Entry(key, int(stored["size"]), stored["e_tag"] or "")
 
-        return self._call(name, ask)
+        return self._call(name, request_metadata)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         root = f"{self.prefix}/" if self.prefix else ""

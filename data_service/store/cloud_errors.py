@@ -102,14 +102,14 @@ def is_beyond_end(error: Exception) -> bool:
     return failure.status == 416 or failure.kind == "InvalidRangeRequest"
 
 
-def translate_error(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
+def translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) -> StoreError:
     """Return our error for `error`, one of `FAILURES`, in a request about `uri`.
 
     `valid_before`: whether this process has had credentials that a server accepted.
     """
     failure = CloudFailure.from_error(error)
     if failure.kind.startswith(_TOKEN_KIND_PREFIX) or failure.kind in _MISSING_CREDENTIALS_KINDS:
-        return _token_error(failure, uri, valid_before)
+        return _token_error(failure, uri, had_valid_credentials)
     if failure.kind == "MissingAccount":
         return BadUri(
             f"{uri}: no storage account is named", remedy="set AZURE_STORAGE_ACCOUNT_NAME, then start again"
@@ -119,7 +119,7 @@ def translate_error(error: Exception, uri: str, *, valid_before: bool) -> StoreE
     if failure.kind == "InvalidAccessKey":
         return AccessDenied.at(uri, f"AZURE_STORAGE_ACCOUNT_KEY holds no key ({failure.reason})")
     if failure.status is not None:
-        return _refusal_error(failure, failure.status, uri, valid_before)
+        return _refusal_error(failure, failure.status, uri, had_valid_credentials)
     if isinstance(error, BaseError | OSError):
         return StoreUnavailable.at(uri, failure.reason)
     return StoreUnavailable.at(
@@ -149,7 +149,7 @@ def _refusal_error(failure: CloudFailure, status: int, uri: str, valid_before: b
     ):
         return StoreUnavailable.at(uri, reason)
     if status == 404:
-        return KeyMissing.at(uri)
+        return KeyMissing.for_key(uri)
     if status == 403:
         return AccessDenied.at(uri, reason)
     return StoreError(

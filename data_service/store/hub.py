@@ -81,13 +81,13 @@ class HubStore:
     def entry(self, key: str) -> Entry | None:
         path = self._path(key)
 
-        def ask() -> list[Any]:
+        def request() -> list[Any]:
             found: list[Any] = self._api().get_paths_info(
                 self._repo, [path], revision=self._commit(), repo_type="dataset"
             )
             return found
 
-        files = [one for one in self._call(self._name(key), ask) if _is_file(one)]
+        files = [one for one in self._call(self._name(key), request) if _is_file(one)]
         return _entry(key, files[0]) if files else None
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
@@ -206,7 +206,7 @@ class HubStore:
         if isinstance(error, errors.GatedRepoError) or status == 403:
             return AccessDenied(f"no permission for {name}: {reason}", remedy=_TOKEN_REMEDY)
         if isinstance(error, errors.EntryNotFoundError):
-            return KeyMissing.at(name)
+            return KeyMissing.for_key(name)
         if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError) or status == 401:
             return StoreError(
                 f"{name}: the Hub has no such data set or revision, or it is not public",

@@ -136,7 +136,7 @@ def get_outage(uri: str) -> Outage:
     return Outage(uri)
 
 
-def call_with_retries(once: Callable[[], _T], patience: RetryLimit, outage: Outage) -> _T:
+def call_with_retries(operation: Callable[[], _T], patience: RetryLimit, outage: Outage) -> _T:
     """Return what `once` returns. Call it again while its failures are transient, until the patience is used up.
 
     Raises StoreError: the last failure, or the first that is not transient, which is an answer of the store, too.
@@ -144,7 +144,7 @@ def call_with_retries(once: Callable[[], _T], patience: RetryLimit, outage: Outa
     while True:
         began = time.monotonic()
         try:
-            result = once()
+            result = operation()
         except TRANSIENT_ERRORS as error:
             pause = patience.pause_s(error)
             if pause is None:

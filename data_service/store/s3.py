@@ -116,11 +116,11 @@ class S3Store(BucketStore["S3Client"]):
     def entry(self, key: str) -> Entry | None:
         name = self._name(key)
 
-        def ask(client: "S3Client") -> Entry | None:
+        def request_metadata(client: "S3Client") -> Entry | None:
             stored = head(client, self.bucket, name)
             return None if stored is None else Entry(key, stored["ContentLength"], stored.get("ETag", ""))
 
-        return self._call(name, ask)
+        return self._call(name, request_metadata)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         root = f"{self.prefix}/" if self.prefix else ""
@@ -188,7 +188,7 @@ class S3Store(BucketStore["S3Client"]):
         start += "/" if start else ""
         written = None if before is None else self._written_at(before)
 
-        def stale(client: "S3Client") -> list[tuple[str, str]]:
+        def find_stale_uploads(client: "S3Client") -> list[tuple[str, str]]:
             answer = client.list_multipart_uploads(Bucket=self.bucket, Prefix=start)
             return [
                 (item["Key"], item["UploadId"])
@@ -196,7 +196,7 @@ class S3Store(BucketStore["S3Client"]):
                 if written is None or item["Initiated"] < written
             ]
 
-        uploads = self._call(start, stale)
+        uploads = self._call(start, find_stale_uploads)
         for name, number in uploads:
             with suppress(KeyMissing):
                 self._abort(name, number)

@@ -65,17 +65,17 @@ def error_code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def translate_error(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
+def translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) -> StoreError:
     """Return our error for `error`, one of `FAILURES`, in a request about `uri`.
 
     `valid_before`: whether this process has had credentials that a server accepted.
     """
     if isinstance(error, ClientError):
-        return _refusal_error(error, uri, valid_before)
+        return _refusal_error(error, uri, had_valid_credentials)
     if isinstance(error, _MISSING_CREDENTIALS_ERRORS):
-        kind = CredentialsExpired if valid_before else CredentialsMissing
+        kind = CredentialsExpired if had_valid_credentials else CredentialsMissing
         return kind.at(uri, str(error))
-    if isinstance(error, ProfileNotFound) and not valid_before:
+    if isinstance(error, ProfileNotFound) and not had_valid_credentials:
         return AccessDenied.at(uri, str(error))
     if isinstance(error, _RENEWAL_ERRORS) or (isinstance(error, RuntimeError) and "redential" in str(error)):
         # botocore has no class of its own for renewed credentials that have expired.
@@ -105,7 +105,7 @@ def _refusal_error(error: ClientError, uri: str, valid_before: bool) -> StoreErr
     ):
         return StoreUnavailable.at(uri, reason)
     if status == 404:
-        return KeyMissing.at(uri)
+        return KeyMissing.for_key(uri)
     if status in (401, 403):
         return AccessDenied.at(uri, reason)
     return StoreError(

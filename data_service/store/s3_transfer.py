@@ -250,7 +250,7 @@ class Upload:
         except ClientError as error:
             if error_code(error) not in LOST_UPLOAD_CODES and not self._is_lost(client, self._number):
                 raise
-            if not self._is_ours(client):  # an attempt whose answer was lost may have completed the upload
+            if not self._is_own_object(client):  # an attempt whose answer was lost may have completed the upload
                 self._number, self._accepted = None, 0
                 self._tags.clear()
                 raise
@@ -303,6 +303,6 @@ class Upload:
             return error_code(error) in (*LOST_UPLOAD_CODES, "NoSuchKey")
         return False
 
-    def _is_ours(self, client: "S3Client") -> bool:
+    def _is_own_object(self, client: "S3Client") -> bool:
         stored = head(client, self.bucket, self.name)
         return stored is not None and stored["Metadata"].get(WRITER_FIELD) == self._writer

@@ -75,7 +75,7 @@ def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator
     spec = corpora.spec
     for number in range(start, stop):
         block = corpora.read(source, number)
-        for structure in range(spec.input.structures):
+        for structure in range(spec.input.cut_count):
             yield cut_block(block, spec, cutting_key(spec, source, number, structure), source)
 
 

@@ -85,12 +85,12 @@ class SampleFinder:
         )
         thing = others + row - plan.rows_before(source, epoch, window)
         positions = self._orders.get((epoch, window), lambda: self._positions(epoch, window))
-        return layout.start(window) + int(positions[thing])
+        return layout.window_start(window) + int(positions[thing])
 
     def _positions(self, epoch: int, window: int) -> NDArray[np.int64]:
         """Return [N] int64, the position in a window of each of its rows, which are counted piece after piece."""
         order = self._plan.window(epoch, window).order
-        things = order.at_many(np.arange(order.size))
+        things = order.items_at(np.arange(order.size))
         positions = np.empty_like(things)
         positions[things] = np.arange(order.size)
         return positions
@@ -115,7 +115,7 @@ class _BlockCuts:
         """Return three arrays [S] int64: the row of each stretch of text, its first token, and the one behind it."""
         spec = self._spec
         # The rows of lanes are drawn again in each reading; other rows only depend on the way of cutting.
-        kept_by = reading if isinstance(spec.input, Lanes) else reading % spec.input.structures
+        kept_by = reading if isinstance(spec.input, Lanes) else reading % spec.input.cut_count
         if kept_by not in self._found:
             rows = cut_block(
                 self._block, spec, cutting_key(spec, self._source, self._number, reading), self._source

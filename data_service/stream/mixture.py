@@ -59,7 +59,7 @@ def _scale_translations(
     translations."""
     totals = {
         kind: sum(
-            (weight for source, weight in zip(sources, weights, strict=True) if source.translated == kind),
+            (weight for source, weight in zip(sources, weights, strict=True) if source.is_translation == kind),
             start=Decimal(0),
         )
         for kind in (True, False)
@@ -68,7 +68,7 @@ def _scale_translations(
         return list(weights)
     shares = {True: translations, False: 1 - translations}
     return [
-        weight * shares[source.translated] / totals[source.translated]
+        weight * shares[source.is_translation] / totals[source.is_translation]
         for source, weight in zip(sources, weights, strict=True)
     ]
 

@@ -48,10 +48,10 @@ class Permutation:
     def from_name(cls, size: int, *name: int | str) -> "Permutation":
         return cls(size, stream_key(*name))
 
-    def at(self, position: int) -> int:
-        return int(self.at_many(np.array([position]))[0])
+    def item_at(self, position: int) -> int:
+        return int(self.items_at(np.array([position]))[0])
 
-    def at_many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def items_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return [N] int64 things at `positions`, each in [0, size). Raises IndexError for a position outside."""
         check_positions(positions, self.size)
         bits = max(2, (self.size - 1).bit_length())
@@ -194,7 +194,7 @@ class SpreadOrder:
         for number in np.unique(stretch).tolist():
             here, residue = stretch == number, int(residues[number])
             order = Permutation.from_name(int(sizes[number]), *self.name, residue)
-            things[here] = order.at_many(positions[here] - starts[number]) * self.stretches + residue
+            things[here] = order.items_at(positions[here] - starts[number]) * self.stretches + residue
         return things
 
     def _residues(self) -> NDArray[np.int64]:
@@ -240,14 +240,14 @@ class SourceOrder:
         """Return [N] int64 rows at `positions`, each in [0, size). Raises IndexError for a position outside."""
         check_positions(positions, self.size)
         turn, row = np.divmod(positions, self.batch)
-        batches = Permutation.from_name(self.size // self.batch, "batches", *self.name).at_many(turn)
+        batches = Permutation.from_name(self.size // self.batch, "batches", *self.name).items_at(turn)
         ends = np.cumsum(self.sizes) // self.batch
         source = np.searchsorted(ends, batches, side="right")
         rows = np.empty(len(positions), dtype=np.int64)
         for number in np.unique(source).tolist():
             here, size = source == number, self.sizes[number]
             start = int(ends[number]) * self.batch - size
-            rows[here] = start + self._within(number).at_many(batches[here] * self.batch - start + row[here])
+            rows[here] = start + self._within(number).items_at(batches[here] * self.batch - start + row[here])
         return rows
 
     def _within(self, source: int) -> Permutation | SpreadOrder:

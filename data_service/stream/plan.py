@@ -77,7 +77,7 @@ class SourceRowSequence:
 
     def __init__(self, spec: StreamSpec, source: int, counts: RowCounts) -> None:
         self._spec, self._source = spec, source
-        self.structures = spec.input.structures
+        self.structures = spec.input.cut_count
         self._counts = counts.reshape(-1, self.structures)
         self._starts = np.append(0, np.cumsum(self._counts.sum(axis=0)))
         self._lines: RecentResults[int, ShuffledBlocks] = RecentResults(_MAX_CACHED_READINGS)
@@ -135,7 +135,7 @@ class SourceRowSequence:
         reading = epoch if self._spec.one_source is None else structure
         fingerprint = self._spec.sources[self._source].manifest_fingerprint
         name = (self._spec.seed, reading, fingerprint, self._spec.split)
-        blocks = Permutation.from_name(len(counts), "blocks", *name).at_many(np.arange(len(counts)))
+        blocks = Permutation.from_name(len(counts), "blocks", *name).items_at(np.arange(len(counts)))
         return ShuffledBlocks(blocks, np.cumsum(counts[blocks]))
 
 
@@ -172,7 +172,7 @@ class EpochLayout:
     def samples_per_epoch(self) -> int:
         return sum(self.quotas)
 
-    def start(self, window: int) -> int:
+    def window_start(self, window: int) -> int:
         """Return the number of a window's first sample. `start(windows)` is the end of the epoch."""
         return sum(self.rows_before(source, window) for source in range(len(self.quotas)))
 
@@ -186,26 +186,26 @@ class EpochLayout:
     def window_with_sample(self, sample: int) -> int:
         """Return the number of the window that holds a sample."""
         window = sample * self.windows // self.samples_per_epoch
-        while self.start(window) > sample:
+        while self.window_start(window) > sample:
             window -= 1
-        while self.start(window + 1) <= sample:
+        while self.window_start(window + 1) <= sample:
             window += 1
         return window
 
-    def spans(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    def split_by_window(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Yield (window, first, last) for samples `start` to `stop` of an epoch; the latter two count within the
         window."""
         if not 0 <= start <= stop <= self.samples_per_epoch:
             raise IndexError(f"samples {start} to {stop} are outside an epoch of {self.samples_per_epoch}")
         while start < stop:
             window = self.window_with_sample(start)
-            base, end = self.start(window), min(stop, self.start(window + 1))
+            base, end = self.window_start(window), min(stop, self.window_start(window + 1))
             yield window, start - base, end - base
             start = end
 
     def size(self, window: int) -> int:
         """Return the number of samples in a window."""
-        return self.start(window + 1) - self.start(window)
+        return self.window_start(window + 1) - self.window_start(window)
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class StreamPlan:
         corpora = (source.manifest_fingerprint for source in self.spec.sources)
         stage = ("stage", len(self.spec.stages)) if self.spec.stages else ()
         name = ("window", self.spec.seed, epoch, window, *corpora, self.spec.split, *stage)
-        first = epoch * self.epoch_layout.samples_per_epoch + self.epoch_layout.start(window)
+        first = epoch * self.epoch_layout.samples_per_epoch + self.epoch_layout.window_start(window)
         return Window(tuple(pieces), self._order(tuple(map(len, stretches)), name), first)
 
     def _order(self, sizes: tuple[int, ...], name: tuple[int | str, ...]) -> Order:
@@ -318,9 +318,9 @@ class StreamPlan:
 
     def origin(self, epoch: int, sample: int) -> RowOrigin:
         """Return the origin of sample `sample` of `epoch`."""
-        ((window, position, _),) = self.epoch_layout.spans(sample, sample + 1)
+        ((window, position, _),) = self.epoch_layout.split_by_window(sample, sample + 1)
         found = self.window(epoch, window)
-        thing = found.order.at(position)
+        thing = found.order.item_at(position)
         ends = np.cumsum([len(piece) for piece in found.pieces])
         piece = found.pieces[int(np.searchsorted(ends, thing, side="right"))]
         before = int(np.sum([len(other) for other in found.pieces[: found.pieces.index(piece)]]))
@@ -331,7 +331,7 @@ class StreamPlan:
         quota = self.epoch_layout.quotas[source]
         return self.begins[source] + epoch * quota + self.epoch_layout.rows_before(source, window)
 
-    def rows(self, piece: BlockRows) -> int:
+    def rows_in_block(self, piece: BlockRows) -> int:
         """Return the number of all rows of a piece's block, as it is cut in the piece's reading."""
         return self.lines[piece.source].block_rows(piece.block, piece.epoch)
 
@@ -347,14 +347,14 @@ def _epoch_layout(
     else:
         counted = epoch_quotas(spec.sources, totals, spec.one_source, spec.temperature, spec.translations)
     rows = sum(counted)
-    row_tokens = max(1, int(text_tokens * spec.input.structures * spec.input.repeats) // sum(totals))
+    row_tokens = max(1, int(text_tokens * spec.input.cut_count * spec.input.mean_token_uses) // sum(totals))
     row_tokens = min(row_tokens, spec.row_length) if isinstance(spec.masking, NoMasking) else row_tokens
     if isinstance(spec.input, Lanes):
         row_tokens = spec.length  # all rows of lanes are of this length, and share text
     wanted = max(spec.window.samples, spec.window.least_tokens // row_tokens)
     wanted = min(wanted, max(1, spec.window.most_tokens // row_tokens))
     windows = max(1, rows // max(wanted, granule))
-    most = min(spec.row_length, row_tokens + 8 * spec.input.texts)
+    most = min(spec.row_length, row_tokens + 8 * spec.input.texts_per_row)
     window_bytes = round(-(-rows // windows) * _row_bytes(spec, most))
     return EpochLayout(counted, windows, window_bytes, granule, staggered=spec.one_source is not None)
 
@@ -368,12 +368,12 @@ def _row_bytes(spec: StreamSpec, tokens: int) -> float:
     token = spec.vocabulary.ordinary.itemsize
     masking = spec.masking_at_highest_rate
     if isinstance(masking, NoMasking):
-        return _BYTES_PER_ROW + spec.input.texts * _BYTES_PER_TEXT + tokens * token
+        return _BYTES_PER_ROW + spec.input.texts_per_row * _BYTES_PER_TEXT + tokens * token
     targets = (
         float(masking.predict) if isinstance(masking, PermutedPrediction) else masking.max_targets(tokens)
     )
     size = _BYTES_PER_ROW + tokens * token + targets * (token + _BYTES_PER_TARGET)
-    if isinstance(masking, RowMasking) and masking.corrupts:
+    if isinstance(masking, RowMasking) and masking.makes_corrupted_form:
         size += tokens * token + _BYTES_PER_FORM
     return size + tokens * _BYTES_PER_ORDER if isinstance(spec.input, Lanes) else size
 

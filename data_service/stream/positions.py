@@ -83,11 +83,11 @@ class SampleRange:
 class StreamAxis(Protocol):
     """A stream measured from the start of epoch 0, in samples or in tokens (units)."""
 
-    def unit(self, epoch: int, sample: int) -> int:
+    def unit_of_sample(self, epoch: int, sample: int) -> int:
         """Return the unit at which a sample begins."""
         ...
 
-    def locate(self, unit: int) -> tuple[int, int]:
+    def sample_at_unit(self, unit: int) -> tuple[int, int]:
         """Return (epoch, sample) of the first sample that begins at `unit` or after it."""
         ...
 
@@ -178,7 +178,7 @@ class Positions:
             self._skips.append(_merge_skips(phase, epoch, [skip for skip in skips if skip.phase == number]))
             used = self._used(number, self._ends[number])
             if used > 0:
-                epoch = phase.axis.locate(self._unit(number, used - 1))[0] + 1
+                epoch = phase.axis.sample_at_unit(self._unit(number, used - 1))[0] + 1
 
     @property
     def steps(self) -> int:
@@ -208,7 +208,7 @@ class Positions:
         stretches = self._used_unit_ranges(number, self._used(number, step), self._used(number, step + 1))
         return tuple(piece for start, stop in stretches for piece in _by_epoch(number, phase, start, stop))
 
-    def joined(self, start: int, stop: int) -> tuple[SampleRange, ...]:
+    def joined_ranges(self, start: int, stop: int) -> tuple[SampleRange, ...]:
         """Return the samples of steps `start` to `stop`, in order; adjacent ranges are joined."""
         found: list[SampleRange] = []
         for span in (span for step in range(start, stop) for span in self.ranges(step)):
@@ -219,11 +219,11 @@ class Positions:
                 found.append(span)
         return tuple(found)
 
-    def step_of(self, phase: int, epoch: int, sample: int) -> tuple[int, int] | None:
+    def find_step(self, phase: int, epoch: int, sample: int) -> tuple[int, int] | None:
         """Return (step, row): the step of a phase that takes a sample, and the sample's number in it. None if no step
         takes it: it is skipped, or the phase begins behind it or ends before it."""
         begin, end = self._first_step(phase), self._ends[phase]
-        unit = self._phases[phase].axis.unit(epoch, sample)
+        unit = self._phases[phase].axis.unit_of_sample(epoch, sample)
         steps = range(begin, end)
         index = bisect_right(steps, unit, key=lambda step: self._unit(phase, self._used(phase, step))) - 1
         if index < 0:
@@ -237,7 +237,7 @@ class Positions:
 
     def epochs(self, phase: int) -> range:
         """Return the epochs of which a phase may take samples."""
-        used, locate = self._used(phase, self._ends[phase]), self._phases[phase].axis.locate
+        used, locate = self._used(phase, self._ends[phase]), self._phases[phase].axis.sample_at_unit
         if used <= 0:
             return range(0)
         return range(locate(self._unit(phase, 0))[0], locate(self._unit(phase, used - 1))[0] + 1)
@@ -268,11 +268,11 @@ class Positions:
         phase = self._phases[number]
         if passed:
             return skips[passed - 1].stop + used - skips[passed - 1].used
-        return phase.axis.unit(self._first_epochs[number], 0) + used
+        return phase.axis.unit_of_sample(self._first_epochs[number], 0) + used
 
 
 def _check_batch_fits(number: int, phase: PhaseBatches) -> None:
-    units = phase.axis.unit(1, 0)
+    units = phase.axis.unit_of_sample(1, 0)
     if phase.batch > units:
         raise PlanError(
             f"phase {number}: a batch of {phase.batch} is larger than an epoch of the corpus, {units}",
@@ -285,7 +285,7 @@ def _merge_skips(phase: PhaseBatches, first_epoch: int, ranges: Sequence[SampleR
 
     Ranges before the phase's first epoch are ignored: a skip in an earlier phase may have changed its first epoch.
     """
-    base = phase.axis.unit(first_epoch, 0)
+    base = phase.axis.unit_of_sample(first_epoch, 0)
     skips: list[_SkippedUnits] = []
     for start, stop in sorted(_range_units(phase.axis, skip) for skip in ranges if skip.epoch >= first_epoch):
         if skips and start <= skips[-1].stop:
@@ -297,12 +297,12 @@ def _merge_skips(phase: PhaseBatches, first_epoch: int, ranges: Sequence[SampleR
 
 
 def _range_units(axis: StreamAxis, skip: SampleRange) -> tuple[int, int]:
-    return axis.unit(skip.epoch, skip.start), axis.unit(skip.epoch, skip.stop)
+    return axis.unit_of_sample(skip.epoch, skip.start), axis.unit_of_sample(skip.epoch, skip.stop)
 
 
 def _by_epoch(number: int, phase: PhaseBatches, start: int, stop: int) -> Iterator[SampleRange]:
     """Yield the samples that begin in units `start` to `stop`, cut where an epoch ends."""
-    (epoch, sample), (last_epoch, last_sample) = phase.axis.locate(start), phase.axis.locate(stop)
+    (epoch, sample), (last_epoch, last_sample) = phase.axis.sample_at_unit(start), phase.axis.sample_at_unit(stop)
     while (epoch, sample) < (last_epoch, last_sample):
         end = last_sample if epoch == last_epoch else phase.samples_per_epoch
         if sample < end:

@@ -148,14 +148,14 @@ class _Sentences:
                 if left <= 0:
                     break
                 block = read_block(corpus.store, table, index)
-                block = replace_removed_text(block, removed.stretches(index), self._tokenizer.special.pad)
+                block = replace_removed_text(block, removed.token_ranges(index), self._tokenizer.special.pad)
                 left -= len(block.tokens)
                 self._read += 1
                 self._report(self._read, self._blocks)
                 yield from self._block_sentences(block)
 
     def _block_sentences(self, block: Block) -> Iterator[list[str]]:
-        stored = block.begins("word")
+        stored = block.unit_starts("word")
         begins = self._tokenizer.word_starts[block.tokens] if stored is None else stored.copy()
         begins[block.sentences[:-1]] = True
         ids, special = block.tokens.tolist(), self._tokenizer.special_mask[block.tokens]

@@ -73,16 +73,16 @@ class Corpora:
         return (
             found
             if removed is None
-            else replace_removed_text(found, removed.stretches(block), self.spec.special.pad)
+            else replace_removed_text(found, removed.token_ranges(block), self.spec.special.pad)
         )
 
     @property
     def masking_tables(self) -> MaskingTables:
         """The tables that the spec's masking needs besides blocks. Raises CorpusError: the corpora do not have them."""
-        return MaskingTables(self.starts_word, self.unigram, self.similar)
+        return MaskingTables(self.word_start_table, self.token_counts, self.similar_words)
 
     @cached_property
-    def starts_word(self) -> NDArray[np.bool_] | None:
+    def word_start_table(self) -> NDArray[np.bool_] | None:
         """[vocab_size] bool, the tokenizer's table of pieces that begin a word; None if single tokens are masked.
 
         It is used for blocks that do not store where words begin. It follows the rules of the oldest corpus, so that a
@@ -106,7 +106,7 @@ class Corpora:
         return starts
 
     @cached_property
-    def similar(self) -> SimilarWords | None:
+    def similar_words(self) -> SimilarWords | None:
         """The table of similar words; None if words are not replaced by similar ones.
 
         Raises CorpusError: the table is missing, is not the one that the spec names, or is of another tokenizer.
@@ -117,7 +117,7 @@ class Corpora:
         return load_similar_words(self.spec.similar, self._tokenizer_hash)
 
     @cached_property
-    def unigram(self) -> NDArray[np.int64] | None:
+    def token_counts(self) -> NDArray[np.int64] | None:
         """[vocab_size] int64, the token counts of all sources together; None if random replacements do not need them.
 
         Raises CorpusError: no ordinary token was counted.

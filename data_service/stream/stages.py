@@ -55,9 +55,9 @@ class StageInputs:
     """
 
     text: tuple[int, ...]
-    lines: Callable[[int], Sequence[SourceRowSequence]]
-    tokens: Callable[[int], Sequence[LineTokens]]
-    starts: RowStarts
+    row_lines: Callable[[int], Sequence[SourceRowSequence]]
+    line_tokens_at_length: Callable[[int], Sequence[LineTokens]]
+    block_row_starts: RowStarts
 
 
 def make_plan(
@@ -83,27 +83,27 @@ def make_plan(
         return StreamPlan(spec, corpora.tables, counts)
 
     @remembered
-    def found(length: int) -> tuple[RowCounts, ...]:
+    def row_counts(length: int) -> tuple[RowCounts, ...]:
         if length == spec.length:
             return counts
         return count_rows(corpora.with_row_length(length), cache, run, counted)
 
     @remembered
     def lines(length: int) -> tuple[SourceRowSequence, ...]:
-        return tuple(SourceRowSequence(spec, source, rows) for source, rows in enumerate(found(length)))
+        return tuple(SourceRowSequence(spec, source, rows) for source, rows in enumerate(row_counts(length)))
 
     @remembered
     def tokens(length: int) -> tuple[LineTokens, ...]:
         there = corpora.with_row_length(length)
         lengths = measure_rows(there, cache, run, counted)
-        return measure_lines(there.spec, lines(length), found(length), lengths)
+        return measure_lines(there.spec, lines(length), row_counts(length), lengths)
 
     def starts(length: int, source: int, block: int, reading: int) -> NDArray[np.int64]:
         there = corpora.with_row_length(length).spec
         rows = cut_block(
             corpora.read(source, block), there, cutting_key(there, source, block, reading), source
         )
-        return np.array([rows.stretches(row)[0].start for row in range(len(rows))], dtype=np.int64)
+        return np.array([rows.token_ranges(row)[0].start for row in range(len(rows))], dtype=np.int64)
 
     text = tuple(int(table.tokens.sum()) for table in corpora.tables)
     for source, size in zip(spec.sources, text, strict=True):
@@ -163,9 +163,9 @@ def _stage_quotas(
         parts = round_shares(weights, stage.units)
         return tuple(
             line.row_at(line.tokens_before(begin) + part) - begin
-            for line, begin, part in zip(rows.tokens(stage.length), begins, parts, strict=True)
+            for line, begin, part in zip(rows.line_tokens_at_length(stage.length), begins, parts, strict=True)
         )
-    lines = rows.lines(stage.length)
+    lines = rows.row_lines(stage.length)
     each = [weight * line.round / size for weight, line, size in zip(weights, lines, rows.text, strict=True)]
     return tuple(round_shares(each, stage.units))
 
@@ -177,23 +177,23 @@ def _convert_row(rows: StageInputs, source: int, length: int, row: int, other: i
     """
     if length == other:
         return row
-    line = rows.lines(length)[source]
+    line = rows.row_lines(length)[source]
     epoch, rest = line.reading(row)
     blocks, ends = line.line(epoch)
     block = int(blocks[np.searchsorted(ends, rest, side="right")])
     begun = rest - (line.row_of(epoch, block, 0) - line.begin(epoch))
     if not begun:
-        return rows.lines(other)[source].row_of(epoch, block, 0)
-    token = rows.starts(length, source, block, epoch)[begun]
-    behind = int(np.searchsorted(rows.starts(other, source, block, epoch), token))
-    return rows.lines(other)[source].row_of(epoch, block, behind)
+        return rows.row_lines(other)[source].row_of(epoch, block, 0)
+    token = rows.block_row_starts(length, source, block, epoch)[begun]
+    behind = int(np.searchsorted(rows.block_row_starts(other, source, block, epoch), token))
+    return rows.row_lines(other)[source].row_of(epoch, block, behind)
 
 
 def _check_stage(
     spec: StreamSpec, stage: Stage, weights: Sequence[float], share: StageSourceRows, rows: StageInputs
 ) -> None:
     for source, (weight, quota) in enumerate(zip(weights, share.quotas, strict=True)):
-        corpus, line = spec.sources[source], rows.lines(stage.length)[source]
+        corpus, line = spec.sources[source], rows.row_lines(stage.length)[source]
         name, phase = f"source {corpus.name} ({corpus.uri})", f"phase {stage.phase}"
         if weight and not quota:
             raise PlanError(

@@ -89,7 +89,7 @@ def shuffle_radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -
 
 def _batch_figures(plan: StreamPlan, start: int, stop: int) -> dict[str, float]:
     """Return the figures of samples `start` to `stop` of epoch 0."""
-    parts = [_sample_rows(plan, *span) for span in plan.epoch_layout.spans(start, stop)]
+    parts = [_sample_rows(plan, *span) for span in plan.epoch_layout.split_by_window(start, stop)]
     blocks, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
     _, numbers, sizes = np.unique(blocks, axis=0, return_inverse=True, return_counts=True)
     texts = plan.spec.input  # in lanes of both directions, two rows hold the same text
@@ -110,7 +110,7 @@ def _sample_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return for samples `first` to `last` of a window [N, 3] their source, block and reading, and [N] their row."""
     made = plan.window(0, window)
-    things = made.order.at_many(np.arange(first, last))
+    things = made.order.items_at(np.arange(first, last))
     ends = np.cumsum([len(piece) for piece in made.pieces], dtype=np.int64)
     piece = np.searchsorted(ends, things, side="right")
     places = np.array([(p.source, p.block, p.epoch, p.stop) for p in made.pieces], dtype=np.int64)[piece]
@@ -129,7 +129,7 @@ class _ReadCounts(NamedTuple):
 def _window_reads(plan: StreamPlan, tables: Sequence[BlockTable], window: int) -> _ReadCounts:
     pieces = plan.window(0, window).pieces
     lengths = [float(tables[piece.source].length[piece.block]) for piece in pieces]
-    used = [length * len(p) / plan.rows(p) for length, p in zip(lengths, pieces, strict=True)]
+    used = [length * len(p) / plan.rows_in_block(p) for length, p in zip(lengths, pieces, strict=True)]
     return _ReadCounts(sum(lengths), sum(used), len(pieces))
 
 

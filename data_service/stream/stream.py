@@ -76,16 +76,16 @@ class SlabLayout(NamedTuple):
         if steps is None or steps.rows > size:
             return cls.from_slab_rows(size, rows)
         epochs = (epoch - steps.epoch) * epoch_layout.samples_per_epoch
-        begin = (epochs + epoch_layout.start(window) - steps.sample) % steps.rows
+        begin = (epochs + epoch_layout.window_start(window) - steps.sample) % steps.rows
         slabs = max(1, -(-size // rows))
         return cls(size, steps.rows, begin, -(-steps.rows // slabs))
 
     @property
-    def slabs(self) -> int:
+    def slab_count(self) -> int:
         """Number of slabs. Each has at least one sample."""
         return -(-self.step // self.stripe)
 
-    def positions(self, slab: int) -> NDArray[np.int64]:
+    def slab_positions(self, slab: int) -> NDArray[np.int64]:
         """Return [N] int64, the numbers of the window's samples that are in a slab, ascending."""
         first = slab * self.stripe
         stripe = np.arange(first, min(first + self.stripe, self.step))
@@ -93,7 +93,7 @@ class SlabLayout(NamedTuple):
         found = (np.arange(steps)[:, None] * self.step + stripe - self.begin).ravel()
         return found[(found >= 0) & (found < self.size)]
 
-    def pieces(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+    def iter_slab_ranges(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         """Yield (slab, start, stop): the rows of slabs that hold samples `first` to `last` of the window, in order."""
         while first < last:
             step, row = divmod(first + self.begin, self.step)
@@ -109,7 +109,7 @@ class SlabLayout(NamedTuple):
     def slabs_with_samples(self, first: int, last: int) -> list[int]:
         """Return the slabs that hold samples `first` to `last` of the window, in the order in which they are needed."""
         end = min(last, first + self.step)  # one step's rows need every slab, so later rows add none
-        return list(dict.fromkeys(slab for slab, _, _ in self.pieces(first, end)))
+        return list(dict.fromkeys(slab for slab, _, _ in self.iter_slab_ranges(first, end)))
 
 
 def slab_rows(length: int, slab_tokens: int = 1 << 19) -> int:
@@ -126,12 +126,12 @@ def build_window(corpora: Corpora, window: Window, layout: SlabLayout) -> list[S
     Raises:
         CorruptBlock, StoreError: a block cannot be read.
     """
-    rows = window.order.at_many(np.arange(window.order.size))
+    rows = window.order.items_at(np.arange(window.order.size))
     rates = iter(_mask_rates(corpora.spec, window, rows))
     made = [_make(corpora, piece, block, next(rates)) for piece, block in _read_ahead(corpora, window.pieces)]
     joined = join_rows(made)
     del made
-    return distribute_rows(joined, (rows[layout.positions(slab)] for slab in range(layout.slabs)))
+    return distribute_rows(joined, (rows[layout.slab_positions(slab)] for slab in range(layout.slab_count)))
 
 
 def _mask_rates(
@@ -147,7 +147,7 @@ def _mask_rates(
     places = np.empty(len(rows), dtype=np.int64)
     places[rows] = np.arange(len(rows))
     ends = np.cumsum([len(piece) for piece in window.pieces])
-    return np.split(spec.annealing.rates(spec.masking.rate, window.first + places), ends[:-1])
+    return np.split(spec.annealing.rates_at_samples(spec.masking.rate, window.first + places), ends[:-1])
 
 
 def _make(
@@ -246,8 +246,8 @@ class Stream:
         return join_rows(
             [
                 slice_rows(self._window(epoch, window)[slab], low, high)
-                for window, first, last in self.plan.epoch_layout.spans(start, stop)
-                for slab, low, high in self._layout(window).pieces(first, last)
+                for window, first, last in self.plan.epoch_layout.split_by_window(start, stop)
+                for slab, low, high in self._layout(window).iter_slab_ranges(first, last)
             ]
         )
 
@@ -255,7 +255,7 @@ class Stream:
         """Return the stream's axis in tokens. The first time, the length of every row is measured."""
         return TokenAxis(self.plan, self._counts, measure_rows(self._corpora, self._cache))
 
-    def source(self, epoch: int, sample: int) -> SampleText:
+    def sample_text(self, epoch: int, sample: int) -> SampleText:
         """Return the text of a sample and the place that it comes from."""
         origin = self.plan.origin(epoch, sample)
         block = self._corpora.read(origin.source, origin.block)

@@ -84,7 +84,7 @@ class TokenAxis:
         self._begin = sum(map(LineTokens.tokens_before, self._lines, plan.begins))
         self._kept: RecentResults[tuple[int, int], NDArray[np.int64]] = RecentResults(_CACHED_WINDOWS)
 
-    def unit(self, epoch: int, sample: int) -> int:
+    def token_of_sample(self, epoch: int, sample: int) -> int:
         """Return the number of tokens before a sample, from the start of epoch 0.
 
         One past the last sample is the start of the next epoch.
@@ -94,17 +94,17 @@ class TokenAxis:
             return self._tokens_before(epoch + 1, 0)
         window = epoch_layout.window_with_sample(sample)
         return self._tokens_before(epoch, window) + int(
-            self._token_edges_in(epoch, window)[sample - epoch_layout.start(window)]
+            self._token_edges_in(epoch, window)[sample - epoch_layout.window_start(window)]
         )
 
-    def locate(self, unit: int) -> tuple[int, int]:
+    def sample_at_token(self, unit: int) -> tuple[int, int]:
         """Return (epoch, sample) of the first sample that begins at token `unit` or after it."""
         epoch = _last_true(lambda e: self._tokens_before(e, 0) <= unit)
         windows = self._plan.epoch_layout.windows
         window = _last_true(lambda w: w < windows and self._tokens_before(epoch, w) <= unit)
         within = self._token_edges_in(epoch, window)
         sample = int(np.searchsorted(within[:-1], unit - self._tokens_before(epoch, window)))
-        sample += self._plan.epoch_layout.start(window)
+        sample += self._plan.epoch_layout.window_start(window)
         return (epoch, sample) if sample < self._plan.epoch_layout.samples_per_epoch else (epoch + 1, 0)
 
     def _tokens_before(self, epoch: int, window: int) -> int:
@@ -120,7 +120,7 @@ class TokenAxis:
     def _compute_token_edges(self, epoch: int, window: int) -> NDArray[np.int64]:
         found = self._plan.window(epoch, window)
         parts = [self._lines[piece.source].row_lengths(piece) for piece in found.pieces]
-        lengths = np.concatenate(parts)[found.order.at_many(np.arange(found.order.size))]
+        lengths = np.concatenate(parts)[found.order.items_at(np.arange(found.order.size))]
         return np.append(0, np.cumsum(lengths, dtype=np.int64))
 
 

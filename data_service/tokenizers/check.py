@@ -52,7 +52,7 @@ def check_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> TokenizerRepo
     lines = words = size = exact = stable = 0
     for text in texts:
         [placed], _ = encode_in_windows(tokenizer, [text])
-        meter.add([text], [placed])
+        meter.measure_texts([text], [placed])
         counts += np.bincount(placed.ids, minlength=len(counts))
         size += len(text.encode())
         words += len(text.split())
@@ -81,7 +81,7 @@ def measure_loss(tokenizer: Tokenizer, texts: Iterable[str]) -> TextLoss:
     """Return what the tokenizer loses of whole texts."""
     meter = LossMeter(tokenizer)
     for text in texts:
-        meter.add([text], encode_in_windows(tokenizer, [text])[0])
+        meter.measure_texts([text], encode_in_windows(tokenizer, [text])[0])
     return meter.total()
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, assert_never
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
 from data_service.tokenizers.specials import STYLES, SpecialNames, TemplateLayout
-from data_service.tokenizers.words import SPACE
+from data_service.tokenizers.words import SPACE_MARK
 
 FairseqFamily = Literal["xlm-roberta", "camembert", "mbart", "barthez"]
 SentencePieceFamily = (
@@ -154,10 +154,10 @@ def text_rules(family: Family, config: Mapping[str, Any], characters: bytes) -> 
             )
             return _rules(folded, [], scheme)
         case "big_bird":
-            return _rules(normalizers.Replace(Regex(" {2,}"), SPACE), [], scheme)
+            return _rules(normalizers.Replace(Regex(" {2,}"), SPACE_MARK), [], scheme)
         case "fnet":  # FNet's class has no rules of its own for a SentencePiece model
-            spelt = [*([] if mapped is None else [mapped]), normalizers.Replace(" ", SPACE)]
-            return TextRules(normalizers.Sequence(spelt), None, decoders.Replace(SPACE, " "))
+            spelt = [*([] if mapped is None else [mapped]), normalizers.Replace(" ", SPACE_MARK)]
+            return TextRules(normalizers.Sequence(spelt), None, decoders.Replace(SPACE_MARK, " "))
         case "xlnet":  # XLNet's class strips accents even with `keep_accents`
             return _rules(
                 _decomposing_normalizer(mapped, lower=bool(lower), strip_accents=True), [spaces], "always"
@@ -176,18 +176,18 @@ def text_rules(family: Family, config: Mapping[str, Any], characters: bytes) -> 
             return _rules(mapped if family == "t5" else None, [spaces], "always")
         case "llama":
             first = "first" if scheme == "always" and not config.get("legacy") else scheme
-            marks = pre_tokenizers.Metaspace(SPACE, prepend_scheme=first, split=False)
+            marks = pre_tokenizers.Metaspace(SPACE_MARK, prepend_scheme=first, split=False)
             return TextRules(None, marks, _byte_decoder(strip=scheme == "always"))
         case "gemma":
             split = pre_tokenizers.Split(" ", "merged_with_previous")
-            return TextRules(normalizers.Replace(" ", SPACE), split, _byte_decoder(strip=False))
+            return TextRules(normalizers.Replace(" ", SPACE_MARK), split, _byte_decoder(strip=False))
         case _:
             assert_never(family)
 
 
 def _byte_decoder(*, strip: bool) -> decoders.Decoder:
     last = [decoders.Strip(content=" ", left=1)] if strip else []
-    return decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *last])
+    return decoders.Sequence([decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *last])
 
 
 def _bert_rules(config: Mapping[str, Any]) -> TextRules:
@@ -207,8 +207,8 @@ def _rules(
     scheme: Literal["always", "never", "first"],
 ) -> TextRules:
     """Return rules that mark the beginnings of words. `scheme`: which words without a space before them are marked."""
-    marks = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme=scheme)
-    decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme=scheme)
+    marks = pre_tokenizers.Metaspace(replacement=SPACE_MARK, prepend_scheme=scheme)
+    decoder = decoders.Metaspace(replacement=SPACE_MARK, prepend_scheme=scheme)
     return TextRules(normalizer, pre_tokenizers.Sequence([*before, marks]), decoder)
 
 

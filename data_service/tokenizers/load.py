@@ -95,7 +95,7 @@ def save_tokenizer(tokenizer: Tokenizer, uri: str) -> None:
     for name in sorted(files, key=lambda name: name == DEFINITION_FILE):
         store.put(name, files[name])
     if all(entry.key in files for entry in islice(store.list(), len(files) + 1)):
-        store.remove_leftovers("", before=DEFINITION_FILE)
+        store.remove_leftovers("", older_than_key=DEFINITION_FILE)
     _saved_tokenizers[store.uri] = tokenizer
 
 

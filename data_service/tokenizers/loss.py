@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
 from data_service.characters import CODE_POINT_COUNT, code_points, is_white_space
 from data_service.errors import TokenizerError
-from data_service.tokenizers.words import SPACE
+from data_service.tokenizers.words import SPACE_MARK
 
 if TYPE_CHECKING:
     from data_service.tokenizers.tokenizer import PlacedTokens, Tokenizer
@@ -60,16 +60,16 @@ class TextLoss(BaseModel):
         """Return the share of the characters that are lost in this way."""
         return self.lost.get(kind, 0) / max(1, self.characters)
 
-    def above(self, share: float) -> tuple[LossKind, ...]:
+    def kinds_above(self, share: float) -> tuple[LossKind, ...]:
         """Return the kinds of loss, harmless ones left out, of which there is more than this share."""
         return tuple(kind for kind in KINDS if kind not in HARMLESS_KINDS and self.share(kind) > share)
 
-    def shown(self, kind: LossKind) -> tuple[str, ...]:
+    def top_examples(self, kind: LossKind) -> tuple[str, ...]:
         """Return the most frequent examples of a kind."""
         return tuple(_most_frequent(self.examples.get(kind, {}), SHOWN_EXAMPLES))
 
     @classmethod
-    def total(cls, parts: Iterable[Self]) -> Self:
+    def sum_of(cls, parts: Iterable[Self]) -> Self:
         """Return the loss of several texts together."""
         characters, lost = 0, Counter[LossKind]()
         examples: dict[LossKind, Counter[str]] = {}
@@ -93,7 +93,7 @@ def check_loss(loss: TextLoss, accepted_kinds: Iterable[str], what: str, remedy:
         what: the tokenizer and the text, for the message.
         remedy: what the user can do besides accepting the loss.
     """
-    refused = [kind for kind in loss.above(REFUSED_SHARE) if kind not in set(accepted_kinds)]
+    refused = [kind for kind in loss.kinds_above(REFUSED_SHARE) if kind not in set(accepted_kinds)]
     if refused:
         named = "; ".join(describe_loss(loss, kind) for kind in refused)
         accept = " ".join(f"--accept-loss {kind}" for kind in refused)
@@ -114,7 +114,7 @@ _KIND_TEXTS: Mapping[LossKind, str] = {
 
 def describe_loss(loss: TextLoss, kind: LossKind) -> str:
     """Return one kind of loss in words: its share, and the most frequent examples."""
-    examples = ", ".join(map(repr, loss.shown(kind)))
+    examples = ", ".join(map(repr, loss.top_examples(kind)))
     return f"{loss.share(kind):.2%} of the characters {_KIND_TEXTS[kind]} ({examples})"
 
 
@@ -134,7 +134,7 @@ class LossMeter:
         self._lost = Counter[LossKind]()
         self._texts: dict[LossKind, Counter[str]] = {"unknown": Counter(), "bytes": Counter()}
 
-    def add(self, texts: Sequence[str], placed: Sequence["PlacedTokens"]) -> None:
+    def measure_texts(self, texts: Sequence[str], placed: Sequence["PlacedTokens"]) -> None:
         """Count the characters of texts, and those of their tokens that are unknown or single bytes."""
         for text, tokens in zip(texts, placed, strict=True):
             self._add_tokens(text, tokens)
@@ -190,7 +190,7 @@ class LossMeter:
             lost=dict(lost),
             examples={kind: dict(counter) for kind, counter in examples.items() if counter},
         )
-        return TextLoss.total([found])
+        return TextLoss.sum_of([found])
 
 
 @lru_cache(maxsize=1 << 14)
@@ -265,7 +265,7 @@ def _character_effect(tokenizer: "Tokenizer", character: str) -> LossKind | None
 
 def _normalize_without_spaces(text: str) -> str:
     """Return the text without white space, in the form in which canonically equivalent texts are equal."""
-    return "".join(unicodedata.normalize("NFD", text).replace(SPACE, " ").split())
+    return "".join(unicodedata.normalize("NFD", text).replace(SPACE_MARK, " ").split())
 
 
 def _without_marks(text: str) -> str:

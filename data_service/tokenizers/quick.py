@@ -25,7 +25,7 @@ from data_service.characters import CharacterClasses, code_points
 from data_service.errors import TokenizerError
 from data_service.tokenizers.files import library_errors
 from data_service.tokenizers.tokenizer import Kind, PlacedTokens, Tokenizer
-from data_service.tokenizers.words import SPACE
+from data_service.tokenizers.words import SPACE_MARK
 
 TESTED_VERSIONS = {"fastokens": "0.3.5", "splintr-rs": "0.22.0"}
 """The versions that were tried on millions of texts; others are not used."""
@@ -73,9 +73,9 @@ class TextEncoder:
         except _UnsuitableTokenizer as reason:
             self._reason = f" ({reason})"
 
-    def encode_placed(self, texts: Sequence[str], by_word: bool = False) -> list[PlacedTokens]:
+    def encode_placed(self, texts: Sequence[str], place_by_word: bool = False) -> list[PlacedTokens]:
         """Return the tokens of each text. `by_word`: whether they may have the places of their words."""
-        found = [self._quick.encode(text, by_word) if self._quick is not None else None for text in texts]
+        found = [self._quick.encode(text, place_by_word) if self._quick is not None else None for text in texts]
         tried = self._count_texts_to_compare(texts) if self._quick is not None else 0
         chosen = [number for number, tokens in enumerate(found) if tokens is None or number < tried]
         placed = self._tokenizer.encode_placed([texts[number] for number in chosen])
@@ -86,7 +86,7 @@ class TextEncoder:
         ):
             assert self._quick is not None
             self._reason, self._quick = f" ({self._quick.name} differs)", None
-            return self.encode_placed(texts, by_word)
+            return self.encode_placed(texts, place_by_word)
         defining = self._definition + self._reason
         library = defining if self._quick is None else self._quick.name
         self.counts += Counter(defining if tokens is None else library for tokens in found)
@@ -243,7 +243,7 @@ def _piece_rules(tokenizer: Tokenizer, definition: dict[str, Any]) -> _PieceRule
     if not words and not (spaces and tokenizer.kind == "unigram"):
         raise _UnsuitableTokenizer("words are split by other rules")
     prefix = definition["model"].get("continuing_subword_prefix", "##")
-    begins = [not p.startswith(prefix) if words else p.startswith(SPACE) for p in tokenizer.pieces]
+    begins = [not p.startswith(prefix) if words else p.startswith(SPACE_MARK) for p in tokenizer.pieces]
     return _PieceRules(None, np.array(begins, dtype=np.bool_), added, tokenizer.special.unk, bool(spaces))
 
 

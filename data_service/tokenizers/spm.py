@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from data_service.errors import TokenizerError
-from data_service.tokenizers.words import SPACE
+from data_service.tokenizers.words import SPACE_MARK
 
 if TYPE_CHECKING:  # at run time imported only to parse a model: most folders hold a tokenizer.json
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
@@ -66,12 +66,12 @@ def convert_model(
     tokenizer = tokenizers.Tokenizer(piece_model(proto, byte_fallback=proto.trainer_spec.byte_fallback))
     tokenizer.normalizer = _normalizer(proto, mapping)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-        replacement=SPACE, prepend_scheme=_space_prefix(proto), split=True
+        replacement=SPACE_MARK, prepend_scheme=_space_prefix(proto), split=True
     )
     tokenizer.decoder = decoders.Sequence(
         [
             decoders.ByteFallback(),
-            decoders.Metaspace(replacement=SPACE, prepend_scheme=_space_prefix(proto)),
+            decoders.Metaspace(replacement=SPACE_MARK, prepend_scheme=_space_prefix(proto)),
             decoders.Fuse(),
         ]
     )

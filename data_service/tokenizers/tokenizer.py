@@ -62,7 +62,7 @@ class PlacedTokens:
         """The arrays `ids`, `starts` and `ends`."""
         return (self.ids, self.starts, self.ends)
 
-    def part(self, first: int, stop: int) -> "PlacedTokens":
+    def slice_tokens(self, first: int, stop: int) -> "PlacedTokens":
         """Return tokens `first` to `stop` - 1."""
         return PlacedTokens(self.ids[first:stop], self.starts[first:stop], self.ends[first:stop])
 
@@ -71,7 +71,7 @@ class PlacedTokens:
         return PlacedTokens(self.ids, self.starts + characters, self.ends + characters)
 
     @staticmethod
-    def joined(parts: Sequence["PlacedTokens"]) -> "PlacedTokens":
+    def concatenate(parts: Sequence["PlacedTokens"]) -> "PlacedTokens":
         """Return the tokens of at least one part, one after another."""
         ids, starts, ends = zip(*(part.columns for part in parts), strict=True)
         return PlacedTokens(np.concatenate(ids), np.concatenate(starts), np.concatenate(ends))
@@ -169,7 +169,7 @@ class Tokenizer:
             encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
 
-    def encode_placed(self, texts: Sequence[str], by_word: bool = False) -> list["PlacedTokens"]:
+    def encode_placed(self, texts: Sequence[str], place_by_word: bool = False) -> list["PlacedTokens"]:
         """Return the tokens of each text, as `encode_batch` gives them, with their places.
 
         `by_word` is for `quick.TextEncoder`, which may give the places of words; here they are those of tokens.

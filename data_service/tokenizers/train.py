@@ -84,7 +84,7 @@ class TokenizerOptions(BaseModel):
     coverage: float = Field(default=0.9995, gt=0.9, le=1.0)
     byte_fallback: bool = True
 
-    def style(self, kind: Kind) -> SpecialStyle:
+    def special_style(self, kind: Kind) -> SpecialStyle:
         """Return the special tokens to use for `kind`."""
         return STYLES[self.specials or _DEFAULT_STYLE[kind]]
 
@@ -179,7 +179,7 @@ def train_byte_bpe(counts: WordCounts, vocab_size: int, options: TokenizerOption
     Raises:
         TokenizerError: the vocabulary has no room for the 256 bytes, or `lowercase` is set.
     """
-    style = options.style("byte_bpe")
+    style = options.special_style("byte_bpe")
     _check_byte_bpe(vocab_size, options)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     symbols = np.full(256, WORD_END_SYMBOL, np.int32)
@@ -201,7 +201,7 @@ def train_byte_bpe(counts: WordCounts, vocab_size: int, options: TokenizerOption
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(added_tokens(style))
     tokenizer.post_processor = post_processor(style)
-    return Tokenizer(tokenizer.to_str(), special_tokens_config(style), model_files=counts.report())
+    return Tokenizer(tokenizer.to_str(), special_tokens_config(style), model_files=counts.training_report_files())
 
 
 def _check_byte_bpe(vocab_size: int, options: TokenizerOptions) -> None:
@@ -210,7 +210,7 @@ def _check_byte_bpe(vocab_size: int, options: TokenizerOptions) -> None:
             "neither case nor marks can be folded with byte_bpe, which keeps every byte of the text",
             remedy="use wordpiece, unigram or bpe for an uncased vocabulary",
         )
-    smallest = 256 + len(options.style("byte_bpe").pieces) + 1
+    smallest = 256 + len(options.special_style("byte_bpe").pieces) + 1
     if vocab_size < smallest:
         raise TokenizerError(
             f"vocab_size {vocab_size} is too small: byte_bpe needs 256 bytes, the special tokens and a merge",
@@ -225,7 +225,7 @@ def train_wordpiece(counts: WordCounts, vocab_size: int, options: TokenizerOptio
     Raises:
         TokenizerError: the vocabulary has no room for the alphabet.
     """
-    style = options.style("wordpiece")
+    style = options.special_style("wordpiece")
     normalizer = _bert_normalizer(options)
     alphabet = _alphabet(counts, options.alphabet, normalizer)
     smallest = len(style.pieces) + len(alphabet) + 1
@@ -251,7 +251,7 @@ def train_wordpiece(counts: WordCounts, vocab_size: int, options: TokenizerOptio
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION_PREFIX, cleanup=False)
     tokenizer.add_special_tokens(added_tokens(style))
     tokenizer.post_processor = post_processor(style)
-    return Tokenizer(tokenizer.to_str(), special_tokens_config(style), model_files=counts.report())
+    return Tokenizer(tokenizer.to_str(), special_tokens_config(style), model_files=counts.training_report_files())
 
 
 def _bert_normalizer(options: TokenizerOptions) -> normalizers.Normalizer:
@@ -312,7 +312,7 @@ def train_sentencepiece(
     Raises:
         TokenizerError: the vocabulary is too small for alphabet and byte pieces, or too large for the text.
     """
-    style = options.style(kind)
+    style = options.special_style(kind)
     # The file has no name, so that it vanishes with the process however that ends.
     with tempfile.TemporaryFile("w", encoding="utf-8", dir=temporary_root()) as file:
         counted = zip(counts.words, counts.counts.tolist(), strict=True)
@@ -325,7 +325,7 @@ def train_sentencepiece(
         proto.trainer_spec.ClearField(field)
     tokenizer = convert_model(proto, mask=style.names.mask, mapping=_text_normalizer(options))
     tokenizer.post_processor = post_processor(style)
-    files = {MODEL_FILE: proto.SerializeToString(deterministic=True)} | counts.report()
+    files = {MODEL_FILE: proto.SerializeToString(deterministic=True)} | counts.training_report_files()
     return Tokenizer(tokenizer.to_str(), special_tokens_config(style), model_files=files)
 
 

@@ -59,10 +59,10 @@ def _encode_long(encoder: Tokenizer | TextEncoder, text: str, window: int) -> tu
             current, following = encode(begin, middle), encode(middle, middle + window + overlap)
             first = int(np.searchsorted(current.starts, counted_from))
             joint, cuts = (len(current), 0), cuts + 1
-        parts.append(current.part(first, joint[0]))
+        parts.append(current.slice_tokens(first, joint[0]))
         begin = middle if joint[1] == 0 else middle - overlap
         current, first = following, joint[1]
-    return PlacedTokens.joined([*parts, current.part(first, len(current))]), cuts
+    return PlacedTokens.concatenate([*parts, current.slice_tokens(first, len(current))]), cuts
 
 
 def _find_joint(left: PlacedTokens, right: PlacedTokens, middle: int, overlap: int) -> tuple[int, int] | None:
@@ -77,6 +77,6 @@ def _find_joint(left: PlacedTokens, right: PlacedTokens, middle: int, overlap: i
         behind = min(_MATCHING_TOKENS_AT_JOINT, len(left) - 1 - i, len(right) - j)
         if min(before, behind) < 1:
             continue
-        if left.part(i - before, i + behind).equals(right.part(j - before, j + behind)):
+        if left.slice_tokens(i - before, i + behind).equals(right.slice_tokens(j - before, j + behind)):
             return i, j
     return None

@@ -50,7 +50,7 @@ class WordCounts:
     occurrences: int
     left_out: int
 
-    def report(self) -> dict[str, bytes]:
+    def training_report_files(self) -> dict[str, bytes]:
         """Return the file, by name, that reports these counts, for the folder of a tokenizer."""
         report = {
             "words": self.occurrences,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 RULES_VERSION = 2  # newest version of the rules; by version 1, of older corpora, all scripts have spaces
 
-SPACE = "\u2581"  # SentencePiece's mark for a space before the piece
+SPACE_MARK = "\u2581"  # SentencePiece's mark for a space before the piece
 _PUNCTUATION = frozenset(string.punctuation) - {"'"}
 _LATIN_OR_PUNCTUATION = frozenset(string.ascii_letters + string.digits + string.punctuation)
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -94,7 +94,7 @@ def _starts_word_wordpiece(piece: str, unspaced: bool) -> bool:
 
 
 def _starts_word_sentencepiece(piece: str, unspaced: bool) -> bool:
-    if piece.startswith(SPACE) or piece in _PUNCTUATION:
+    if piece.startswith(SPACE_MARK) or piece in _PUNCTUATION:
         return True
     if byte := _BYTE_PIECE.fullmatch(piece):
         return unspaced and _begins_unspaced(bytes.fromhex(byte[1]))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from launcher.after.diagnose.evaluators import evaluate_commits, is_evaluation_pending
-from launcher.observe.sinks.process import publishing
+from launcher.observe.sinks.process import publish_run
 from launcher.runtime.cluster.ray_session import Note
 from launcher.runtime.cluster.train import CompanionServices
 from launcher.runtime.run.record import Run
@@ -14,7 +14,7 @@ from launcher.runtime.run.record import Run
 
 @contextmanager
 def _publish_run(run: Run, note: Note) -> Iterator[None]:
-    with publishing(run.store, run.recipe, note):
+    with publish_run(run.store, run.recipe, note):
         yield
 
 

@@ -25,7 +25,7 @@ from failures_cluster import MONTH_S, PROCESS_S, Copies, Fault, Outage, Way, dra
 from failures_month import Month, Setting, simulate
 from program import note, run
 
-from launcher.plan.estimate.estimate import Estimate, best_interval, estimate, young
+from launcher.plan.estimate.estimate import Estimate, best_interval, estimate, young_interval_s
 from launcher.runtime.capacity.devices import COPY_RATE, LINK_SHARE, MTBF_HOURS, STORE_RATE, Cluster, find_gpu
 from launcher.runtime.cluster.resources import choose_sizing
 from launcher.runtime.policies.recovery import COPY_TIME_SHARE
@@ -95,7 +95,7 @@ def copies(cluster: Cluster, size: float, step: float, every: Every) -> Copies |
         return None
     stall, of_node = size / cluster.ranks / COPY_RATE, size / cluster.nodes
     transfer = of_node / (LINK_SHARE * cluster.gpu.network)
-    best = round(young(stall, cluster.mtbf / cluster.nodes) / step) if every == "best" else 1
+    best = round(young_interval_s(stall, cluster.mtbf / cluster.nodes) / step) if every == "best" else 1
     least = max(1, best, ceil(stall / (COPY_TIME_SHARE * step)), ceil(transfer / (NETWORK_SHARE * step)))
     return Copies(every if isinstance(every, int) else least, stall, transfer)
 

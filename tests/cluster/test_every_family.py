@@ -19,7 +19,7 @@ from compare import prepare, read_comparisons, tokenizer_kind
 
 from checkpoints.hf.load import load_pretrained
 from launcher.app.cli.demo_path import write_jsonl
-from launcher.observe.inspect.baselines import baselines
+from launcher.observe.inspect.baselines import load_or_compute_baselines
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.source import bundled
 from launcher.runtime.recipe.tiny import tiny
@@ -88,7 +88,7 @@ def test_a_recipe_learns_survives_and_goes_on_to_transformers(
     assert small_runs.losses(uri)[:until] == small_runs.losses(undisturbed)[:until]
 
     figures = small_runs.history(uri).evaluations[-1]
-    unigram = baselines(open_run(uri)).unigram
+    unigram = load_or_compute_baselines(open_run(uri)).unigram
     compared = against_chance(figures, unigram)
     assert compared
     for figure, value, chance in compared:

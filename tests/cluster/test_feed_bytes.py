@@ -191,12 +191,12 @@ def test_batches_of_tokens_by_the_service(spec: StreamSpec, tmp_path: Path) -> N
     with connected(feed, spec) as client:
         ours, theirs = client.token_axis(), reference.token_axis()
         positions = range(0, 900_000, 77_777)
-        assert [ours.locate(unit) for unit in positions] == [theirs.locate(unit) for unit in positions]
+        assert [ours.sample_at_token(unit) for unit in positions] == [theirs.sample_at_token(unit) for unit in positions]
         first, second = (ray.get(feed.token_axis.remote(spec.model_dump_json()))[0] for _ in range(2))
         assert first == second, "one object, which ranks of a node share"
         assert kill_one("Feed")
         again = client.token_axis()
-        assert [again.locate(unit) for unit in positions] == [theirs.locate(unit) for unit in positions]
+        assert [again.sample_at_token(unit) for unit in positions] == [theirs.sample_at_token(unit) for unit in positions]
     kinds = {entry.key.split("/")[0] for entry in open_store(tmp_path / "cache").list()}
     assert kinds == {"rows", "lengths"}
     ray.kill(feed)
@@ -277,7 +277,7 @@ def test_batches_of_examples_are_of_one_source_for_every_rank(tmp_path: Path, sl
                 for range_ in step:
                     assert_same(client.read(*range_), reference.read(*range_))
     for step in steps:
-        assert len({reference.source(epoch, n).name for epoch, a, b in step for n in range(a, b)}) == 1
+        assert len({reference.sample_text(epoch, n).name for epoch, a, b in step for n in range(a, b)}) == 1
 
 
 @ray.remote(max_retries=0)

@@ -112,7 +112,7 @@ def test_the_process_is_killed_and_the_build_continued(
     assert process.returncode == -signal.SIGKILL
     assert "manifest.json" not in files_of(tmp_path / "corpus")
     build(inputs, tmp_path / "corpus")
-    open_store(tmp_path / "corpus").remove_leftovers("", before=None)
+    open_store(tmp_path / "corpus").remove_leftovers("", older_than_key=None)
     assert files_of(tmp_path / "corpus") == expected
 
 

@@ -47,7 +47,7 @@ def grown(folder: Path) -> str:
         f"{folder}/grown",
         options,
         removed_by="x",
-        at=1,
+        removed_at=1,
         progress=lambda progress: None,
     )
     return f"phases.1.corpora={{text: {folder}/grown}}"
@@ -104,7 +104,7 @@ def ensure_exposures(run: Run, folder: Path) -> None:
     for step in range(run.recipe.total_steps):
         rows = [(span, sample) for span in positions.ranges(step) for sample in range(span.start, span.stop)]
         for row, (span, sample) in enumerate(rows):
-            text = streams[span.phase].source(span.epoch, sample)
+            text = streams[span.phase].sample_text(span.epoch, sample)
             for number, (block, start, stop) in places.items():
                 if text.block == block and any(
                     part.start < stop and start < part.stop for part in text.stretches
@@ -124,7 +124,7 @@ def test_a_document_that_is_removed_from_the_grown_corpus(folder: Path, grown: s
     total = int(corpus.manifest.train.documents.sum())
     under_way = small_runs.new_run(folder, "before-removal", own)
     remove_documents(
-        corpus, documents_in(corpus, ["0", str(total - 1)]), removed_by="x", at=1, reason="asked"
+        corpus, documents_in(corpus, ["0", str(total - 1)]), removed_by="x", removed_at=1, reason="asked"
     )
     with pytest.raises(RunChanged) as refused:
         small_runs.operate(under_way)

@@ -33,7 +33,7 @@ def take_out(folder: Path, seed: int) -> None:
     total = int(corpus.table("train").documents.sum())
     numbers = [str(number) for number in random.Random(seed).sample(range(total), 5)]
     found = documents_by_number(corpus, [*numbers, "heldout:0"])
-    remove_documents(corpus, found, removed_by="x", at=1, reason="asked for")
+    remove_documents(corpus, found, removed_by="x", removed_at=1, reason="asked for")
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.observe.inspect.report.figures import measure
+from launcher.observe.inspect.report.figures import compute_figures
 from tests.support.faults.ranks import Chaos
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
@@ -48,7 +48,7 @@ def survive(root: str, cycles: int, world: int, zero: int, proxy: FaultProxy | N
 
 def tell(chaos: Chaos, cycles: int) -> None:
     history = small_runs.history(chaos.run)
-    figures = measure(history)
+    figures = compute_figures(history)
     assert figures.goodput is not None
     print(f"{cycles} cycles on {chaos.world} ranks, {chaos.fired} faults that struck: {dict(chaos.faults)}")
     times = f"{figures.repeated} repeated, {figures.wall_seconds:.0f} s, goodput {figures.goodput:.1%}"

@@ -49,7 +49,7 @@ class Certificate(_Strict, frozen=True):
         return self.chain[-1].digest
 
     @property
-    def newest(self) -> dict[str, Digests]:
+    def newest_digests(self) -> dict[str, Digests]:
         return {link.what: link.sha256 for link in self.chain}
 
 
@@ -57,7 +57,7 @@ def extend_chain(previous: Certificate | None, object_digests: Mapping[str, Dige
     """Return the certificate of what was found, which continues `previous`, an earlier one of the run. What is no
     longer there gets a link without digests."""
     chain = list(previous.chain) if previous else []
-    known = previous.newest if previous else {}
+    known = previous.newest_digests if previous else {}
     for what in sorted({*known, *object_digests}):
         digests = object_digests.get(what, ())
         if known.get(what) != digests:

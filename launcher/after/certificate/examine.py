@@ -103,7 +103,7 @@ def compare_with_certificate(
         found.contents |= _hash_logs(store)
     except DamagedPack as error:
         found.problems.append((uri, error.problem))
-    known, deleted = certificate.newest if certificate else {}, set[CheckpointName]()
+    known, deleted = certificate.newest_digests if certificate else {}, set[CheckpointName]()
     for what, then in known.items():
         now, mark = found.contents.get(what, ()), CheckpointName.from_key(what)
         if then and mark is not None and mark.manifest not in found.contents:

@@ -57,14 +57,14 @@ class CommitEvaluation:
         self._thread = threading.Thread(target=self._evaluate_until_stopped, name="evaluation", daemon=True)
         self._thread.start()
 
-    def finish(self, asked: threading.Event, patience_s: float = END_S) -> None:
+    def finish(self, stop_requested: threading.Event, patience_s: float = END_S) -> None:
         """Wait until the last commit is evaluated, for at most the given seconds, or until a stop is `asked` for."""
         self._last.set()
         deadline = time.monotonic() + patience_s
         self._thread.join(1.0)
         if self._thread.is_alive():
             self._note(f"the last checkpoint is being evaluated; this ends in {patience_s:.0f} s at most")
-        while self._thread.is_alive() and not asked.is_set():
+        while self._thread.is_alive() and not stop_requested.is_set():
             if time.monotonic() > deadline:
                 self._note("the last checkpoint is not evaluated yet: the same command goes on with it")
                 return

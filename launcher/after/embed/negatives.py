@@ -57,7 +57,7 @@ def read_examples(listing: InputListing, options: BuildOptions) -> list[PairExam
     with work("reading pairs", unit="examples") as now:
         for split in plan_splits(listing.files, options):
             for record in read_documents(split, options):
-                if not record.blank:
+                if not record.is_blank:
                     found.append(PairExample(record.text, record.others[0]))
                 now.advance()
     return found

@@ -118,7 +118,7 @@ def _rows(source: RowSource, root: str) -> Iterator[FileRow]:
     for path in source.files:
         form = format_from_suffix(path)
         layout = RowFormat(form, source.columns, encoding=source.encoding, quoted=form == "csv")
-        for row in read_rows(layout, folder.find(path)):
+        for row in read_rows(layout, folder.find_file(path)):
             if all(str(row.value(column)) == value for column, value in source.where.items()):
                 yield row
 

@@ -194,7 +194,7 @@ class EmbedTraining(Encoding):
     _root: str | None = PrivateAttr(default=None)
 
     @property
-    def root(self) -> str | None:
+    def data_folder(self) -> str | None:
         """Folder or s3:// URI to which the files' paths are relative; None: the present folder."""
         return self._root
 

@@ -70,8 +70,8 @@ def train_embeddings(pretrained: LocalModel, training: EmbedTraining) -> Trainin
         ModelError: if the model cannot be used, or its weights are no longer finite.
         MissingPackage: if sentence-transformers is not installed.
     """
-    train = read_source(training.train, training.root)
-    dev = read_source(training.dev, training.root) if training.dev is not None else None
+    train = read_source(training.train, training.data_folder)
+    dev = read_source(training.dev, training.data_folder) if training.dev is not None else None
     check_rows(training.loss, train, dev)
     model = load_model(pretrained, training)
     warn_of_truncation(model, (text for column in train.texts.values() for text in column), "train")

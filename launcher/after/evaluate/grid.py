@@ -78,19 +78,19 @@ def compute_cells(
         node, deaths = ray.get_runtime_context().get_node_id(), Counter[str]()
         running: dict[ray.ObjectRef, CellWork] = {}
 
-        def start(work: CellWork) -> None:
+        def submit_cell(work: CellWork) -> None:
             model, packed = models[work.cell.weights], ray.cloudpickle.dumps(work)
             running[task.remote(packed, model, node, sent[model.digest])] = work
 
         try:
             for work in works:
-                start(work)
+                submit_cell(work)
             while running:
                 for reference in _wait_for_done(running):
                     work = running.pop(reference)
                     outcome = _outcome(reference, work, deaths)
                     if outcome is None:
-                        start(work)
+                        submit_cell(work)
                     else:
                         yield work, outcome
         finally:

@@ -74,7 +74,7 @@ def _finetune_cell(
         outcome = finetune(pretrained, task, chosen, seed)
     except TrainingDiverged as error:
         return CellFigures(metrics=dict.fromkeys(task.metrics), details={"diverged": error.problem})
-    details = {name: value for name, value in outcome.record().items() if name != "metrics"}
+    details = {name: value for name, value in outcome.as_record().items() if name != "metrics"}
     return CellFigures(metrics=_finite(outcome.metrics), details=details)
 
 

@@ -155,7 +155,7 @@ def _certificate(run: Run, manifests: Sequence[CheckpointManifest]) -> str:
         return f"The run's certificate cannot be read: {one_line(error.problem)}"
     if found is None:
         return "The run has no certificate."
-    covered = all(manifest.name.manifest in found.newest for manifest in manifests)
+    covered = all(manifest.name.manifest in found.newest_digests for manifest in manifests)
     what = "this checkpoint" if len(manifests) == 1 else "all these checkpoints"
     return f"The run's certificate, {found.digest}, {'covers' if covered else 'does not cover'} {what}."
 

@@ -285,7 +285,7 @@ def _results(of: Provenance) -> dict[str, object]:
         "checkpoint": checkpoint,
         "settings": of.settings.model_dump(mode="json"),
         "seed": of.seed,
-        **of.outcome.record(),
+        **of.outcome.as_record(),
         "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
     }
 

@@ -143,6 +143,6 @@ class FinetuneOutcome:
     threshold: float | None = None
     others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
-    def record(self) -> dict[str, object]:
+    def as_record(self) -> dict[str, object]:
         """Return all fields as plain data."""
         return asdict(self)

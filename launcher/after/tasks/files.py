@@ -41,7 +41,7 @@ class TaskFolder:
     task: str
     published: str
 
-    def find(self, path: str) -> InputFile:
+    def find_file(self, path: str) -> InputFile:
         """Return the file at `path`, or at `path` with .gz or .zst after it. Raises TaskError if there is none."""
         whole = path if "://" in path else f"{self.root.rstrip('/')}/{path}"
         if "://" not in whole:
@@ -84,7 +84,7 @@ class RowFormat:
         """Return the format that a task's YAML describes."""
         return cls(
             format=task.format,
-            columns=tuple(task.fields.named().values()),
+            columns=tuple(task.fields.given_fields().values()),
             encoding=task.encoding,
             delimiter=task.delimiter,
             quoted=task.format == "csv" if task.quotes is None else task.quotes,

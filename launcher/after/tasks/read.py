@@ -44,7 +44,7 @@ _LOG = logging.getLogger("launcher.after.tasks")
 def read_sentences(task: Description, files: Sequence[TaskFile], folder: TaskFolder) -> Sentences:
     """Return the examples of `files` in their order, without those whose label is one of `skip_labels`. Raises
     TaskError if a file is missing, a row cannot be used, or a label is not one of the task's."""
-    names = {"first": "first", "label": "label"} | {role: str(at) for role, at in task.fields.named().items()}
+    names = {"first": "first", "label": "label"} | {role: str(at) for role, at in task.fields.given_fields().items()}
     first, second, labels = list[str](), list[str](), list[float]()
     for file in files:
         for row, label in _labelled(task, file, folder, names["label"]):
@@ -73,11 +73,11 @@ def _labelled(
     layout = RowFormat.from_task(task)
     if isinstance(file, SingleLabelFile):
         shared = str(task.labels.index(file.label)) if task.label_ids else file.label
-        yield from ((row, shared) for row in read_rows(layout, folder.find(file.path)))
+        yield from ((row, shared) for row in read_rows(layout, folder.find_file(file.path)))
     elif isinstance(file, TextAndLabelFiles):
         yield from _read_with_label_file(task, file, folder)
     else:
-        yield from ((row, row.label(label)) for row in read_rows(layout, folder.find(str(file))))
+        yield from ((row, row.label(label)) for row in read_rows(layout, folder.find_file(str(file))))
 
 
 def _read_with_label_file(
@@ -85,7 +85,7 @@ def _read_with_label_file(
 ) -> Iterator[tuple[FileRow, str]]:
     """Yield the rows of a file of texts with the lines of the same number in the file of labels. A label may be blank
     (STS: a pair without a score)."""
-    texts, golds = folder.find(file.path), folder.find(file.gold)
+    texts, golds = folder.find_file(file.path), folder.find_file(file.gold)
     gold = [line.strip() for line in read_lines(golds, task.encoding)]
     last = 0
     for row in read_rows(RowFormat.from_task(task), texts):
@@ -133,7 +133,7 @@ def read_tagged(task: Description, files: Sequence[TaskFile], folder: TaskFolder
     sentence has more or fewer tags than words, or a tag is not one of the task's."""
     words, tags = list[tuple[str, ...]](), list[tuple[int, ...]]()
     for path in files:
-        file = folder.find(str(path))
+        file = folder.find_file(str(path))
         for place, sentence, given in (
             _read_column_file(task, file) if task.format == "columns" else _read_list_rows(task, file)
         ):
@@ -223,7 +223,7 @@ def read_questions(task: Description, files: Sequence[TaskFile], folder: TaskFol
     """
     seen, taken, broken = dict[str, Place](), list[_Question](), 0
     for path in files:
-        file = folder.find(str(path))
+        file = folder.find_file(str(path))
         for question in _squad(file, task.encoding) if task.format == "squad" else _rows(task, file):
             if question.id in seen:
                 raise TaskError(
@@ -352,9 +352,9 @@ def read_retrieval(task: Description, files: Sequence[TaskFile], folder: TaskFol
     relevant: dict[str, dict[str, int]] = {}
     for file in files:
         assert isinstance(file, RetrievalFiles), "refused with the task"
-        _read_texts(folder.find(file.corpus), documents)
-        _read_texts(folder.find(file.queries), queries)
-        qrels = folder.find(file.qrels)
+        _read_texts(folder.find_file(file.corpus), documents)
+        _read_texts(folder.find_file(file.queries), queries)
+        qrels = folder.find_file(file.qrels)
         for row in read_rows(RowFormat(format_from_suffix(qrels.key), (_QUERY, _DOCUMENT), (_SCORE,)), qrels):
             _add_judgement(row, queries, documents, relevant)
     return Retrieval({query: queries[query] for query in relevant}, documents, relevant)

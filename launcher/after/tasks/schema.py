@@ -121,7 +121,7 @@ class Fields(TaskModel):
     context: str | int | None = None
     answers: str | int | None = None
 
-    def named(self) -> dict[str, str | int]:
+    def given_fields(self) -> dict[str, str | int]:
         """Return the fields that are given."""
         return {name: place for name, place in self if place is not None}
 
@@ -200,14 +200,14 @@ class Description(TaskModel):
         usual = [name for name in ("train", "dev", "test") if name in named]
         return (*usual, *(name for name in named if name not in usual))
 
-    def sources(self, split: str) -> list[TaskFile]:
+    def split_files(self, split: str) -> list[TaskFile]:
         """Return the files of a published split."""
         given = self.files[split]
         return given if isinstance(given, list) else [given]
 
-    def paths(self, split: str) -> list[str]:
+    def split_paths(self, split: str) -> list[str]:
         """Return the paths of all files of a published split."""
-        return [path for file in self.sources(split) for path in _paths(file)]
+        return [path for file in self.split_files(split) for path in _paths(file)]
 
 
 def _paths(file: TaskFile) -> tuple[str, ...]:
@@ -291,7 +291,7 @@ def _split_issues(task: Description) -> Iterator[RecipeIssue]:
 
 
 def _field_issues(task: Description) -> Iterator[RecipeIssue]:
-    given = task.fields.named()
+    given = task.fields.given_fields()
     if task.format not in TABLES:
         if given:
             yield RecipeIssue(("fields",), f"format {task.format} has fields of its own", "leave fields out")
@@ -319,18 +319,18 @@ def _needed_fields(task: Description) -> tuple[str, ...]:
         case "retrieval":
             return ()
         case _:
-            files = [file for split in task.files for file in task.sources(split)]
+            files = [file for split in task.files for file in task.split_files(split)]
             apart = any(isinstance(file, SingleLabelFile | TextAndLabelFiles) for file in files)
             return ("first", *(("second",) if task.kind in PAIRS else ()), *(() if apart else ("label",)))
 
 
 def _file_issues(task: Description) -> Iterator[RecipeIssue]:
     for split, given in task.files.items():
-        for index, file in enumerate(task.sources(split)):
+        for index, file in enumerate(task.split_files(split)):
             if reason := _file_problem(task, file):
                 path = ("files", split, index) if isinstance(given, list) else ("files", split)
                 yield RecipeIssue(path, *reason)
-        if not task.sources(split):
+        if not task.split_files(split):
             yield RecipeIssue(("files", split), "no file", "name one, or leave the split out")
 
 
@@ -342,7 +342,7 @@ def _file_problem(task: Description, file: TaskFile) -> tuple[str, str] | None:
     if isinstance(file, SingleLabelFile) and file.label not in task.labels:
         return f"the label {file.label!r} is not one of labels", "use one of labels, or add it there"
     if isinstance(file, TextAndLabelFiles):
-        named = any(isinstance(place, str) for place in task.fields.named().values())
+        named = any(isinstance(place, str) for place in task.fields.given_fields().values())
         if named or task.format not in ("tsv", "txt"):
             return "gold needs texts in lines without names", "use format txt, or tsv with columns by number"
     return None

@@ -70,8 +70,8 @@ class Task(Description):
             StoreError: if the store does not answer.
         """
         published, folder = self._place(split)
-        for path in self.paths(published):
-            folder.find(path)
+        for path in self.split_paths(published):
+            folder.find_file(path)
 
     def _place(self, split: str) -> tuple[str, TaskFolder]:
         """Return the published split that `split` is part of, and the place of its files."""
@@ -85,7 +85,7 @@ class Task(Description):
         return split if split in self.files else "train", TaskFolder(self._root, self.name, self.published)
 
     def _published(self, split: str, folder: TaskFolder) -> Examples:
-        files = self.sources(split)
+        files = self.split_files(split)
         match self.kind:
             case "classification" | "pair_classification" | "regression" | "similarity":
                 return read_sentences(self, files, folder)

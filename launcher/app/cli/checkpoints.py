@@ -125,13 +125,13 @@ def export(
 
         check_installed()
 
-    def complete(folder: Path) -> None:
+    def add_onnx(folder: Path) -> None:
         if onnx:
             from launcher.after.onnx.graph import write_graph
 
             graphs.append(write_graph(folder, int8=int8))
 
-    exported = export_run(open_run(run), step, out, licence=licence, average=average, add_files=complete)
+    exported = export_run(open_run(run), step, out, licence=licence, average=average, add_files=add_onnx)
     _print_exported(exported, f"{'the average at ' if average else ''}step {exported.step:,}", out)
     for graph in graphs:
         typer.echo(f"  {graph}")

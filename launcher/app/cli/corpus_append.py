@@ -123,7 +123,7 @@ def _append_and_watch(
             out,
             options,
             removed_by=whoami(),
-            at=int(time.time()),
+            removed_at=int(time.time()),
             progress=progress,
             report=now.advance,
         )

@@ -57,7 +57,7 @@ def remove(
         raise OptionError("--reason is empty", remedy="say why the documents are removed: --reason TEXT")
     opened = open_corpus(corpus)
     wanted = _select_documents(opened, ids, documents)
-    report = remove_documents(opened, wanted, removed_by=whoami(), at=int(time.time()), reason=reason)
+    report = remove_documents(opened, wanted, removed_by=whoami(), removed_at=int(time.time()), reason=reason)
     if as_json:
         counts = {"documents": len(report.documents), "tokens": report.documents.tokens}
         print_json([{"removal": report.number, **counts, "removed_before": len(report.already)}])
@@ -109,7 +109,7 @@ def merge(
     from launcher.runtime.run.request_stop import whoami
 
     with work("comparing documents", unit="blocks") as now:
-        report = merge_corpora(corpora, out, removed_by=whoami(), at=int(time.time()), report=now.advance)
+        report = merge_corpora(corpora, out, removed_by=whoami(), removed_at=int(time.time()), report=now.advance)
     if as_json:
         print_json([vars(report)])
     else:

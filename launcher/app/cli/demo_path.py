@@ -40,7 +40,7 @@ from launcher.app.cli.options import validate_options
 from launcher.app.cli.texts import default_workers, sample_texts
 from launcher.app.companions import TRAINING_COMPANIONS
 from launcher.errors import RunError
-from launcher.observe.inspect.baselines import baselines
+from launcher.observe.inspect.baselines import load_or_compute_baselines
 from launcher.observe.inspect.report.page import write_report
 from launcher.output import human_bytes, human_count, human_duration
 from launcher.runtime.cluster.train import train
@@ -166,7 +166,7 @@ class Demo:
 
     def _gather_text(self) -> list[str]:
         with self._timed("text"):
-            self._check_place()
+            self._check_output_folder()
             if self.text is not None:
                 files = list_inputs([self.text]).files
                 total = human_bytes(sum(file.size for file in files))
@@ -179,7 +179,7 @@ class Demo:
             self._say(f"{documents:,} documents, {human_bytes(written)}")
             return [str(path)]
 
-    def _check_place(self) -> None:
+    def _check_output_folder(self) -> None:
         """Check that the folder is writable before minutes of work."""
         try:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -262,7 +262,7 @@ class Demo:
                 raise RunError(
                     f"{run.uri} has no evaluation on record", remedy="remove the folder and start again"
                 )
-            last, counted = evaluations[-1], baselines(run)
+            last, counted = evaluations[-1], load_or_compute_baselines(run)
             self._say(f"masked tokens evaluated        {counted.targets:,}")
             self._say(f"unigram cross-entropy          {counted.unigram:.3f} nats (guessing by frequency)")
             self._say(

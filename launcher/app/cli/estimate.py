@@ -87,12 +87,12 @@ def _print_estimated(
     import json
 
     from launcher.plan.estimate.estimate import estimate
-    from launcher.plan.estimate.render import figures, render
+    from launcher.plan.estimate.render import estimate_figures, render_text
     from launcher.progress import work
 
     with work("counting what the recipe's network computes and keeps", unit="passes"):
         found = estimate(recipe, cluster, mfu, text=text)
     if as_json:
-        typer.echo(json.dumps(figures(found), indent=2))
+        typer.echo(json.dumps(estimate_figures(found), indent=2))
         return
-    typer.echo(render(found))
+    typer.echo(render_text(found))

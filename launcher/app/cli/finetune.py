@@ -75,7 +75,7 @@ def fine_tune(
         with open_pretrained(checkpoint, step) as pretrained, place as folder:
             outcome = finetune(pretrained, asked, settings, seed, folder)
     if as_json:
-        print_json([{"settings": settings.model_dump(mode="json"), "seed": seed, **outcome.record()}])
+        print_json([{"settings": settings.model_dump(mode="json"), "seed": seed, **outcome.as_record()}])
         return
     splits = {f"dev, epoch {outcome.best_epoch}": outcome.metrics, **outcome.others}
     for split, metrics in splits.items():

@@ -156,9 +156,9 @@ def reading_settings(text_field: str, encoding: str, delimiter: str | None) -> d
     return {"text_field": text_field, "encoding": encoding, "delimiter": delimiter_character(delimiter)}
 
 
-def delimiter_character(given: str | None) -> str | None:
+def delimiter_character(option_value: str | None) -> str | None:
     """Return the character that --delimiter means: a tab is hard to type in a shell."""
-    return "\t" if given in ("tab", "\\t") else given
+    return "\t" if option_value in ("tab", "\\t") else option_value
 
 
 _MODEL_FILES = ("run.json", "config.json", "modules.json", "discriminator/config.json")

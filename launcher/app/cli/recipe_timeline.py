@@ -85,7 +85,7 @@ def _sample_steps(total: int) -> list[int]:
 def _batch_tokens(recipe: Recipe, step: int) -> int:
     number, start = phase_at(recipe, step)
     phase = recipe.phases[number]
-    each = 1 if phase.batch.tokens else recipe.input.texts * phase.length
+    each = 1 if phase.batch.tokens else recipe.input.texts_per_row * phase.length
     return step_batches(recipe, phase).at(step - start) * each
 
 

@@ -228,7 +228,7 @@ def exposure(
     import json
     from dataclasses import asdict
 
-    from launcher.observe.inspect.exposure import find_exposures, summary, table
+    from launcher.observe.inspect.exposure import find_exposures, summary_lines, table
     from launcher.output import print_table
     from launcher.progress import work
     from launcher.runtime.run.record import open_run
@@ -243,7 +243,7 @@ def exposure(
         return
     if report.found:
         print_table(table(report))
-    for line in summary(report):
+    for line in summary_lines(report):
         typer.echo(line)
 
 

@@ -105,7 +105,7 @@ def print_loss(loss: TextLoss | None) -> None:
     """Print what a tokenizer loses of a text, and to standard error a warning of each kind of which there is much."""
     if loss is None:
         return
-    much = loss.above(WARNED_SHARE)
+    much = loss.kinds_above(WARNED_SHARE)
     for kind in KINDS:
         if kind in loss.lost and (kind not in HARMLESS_KINDS or loss.share(kind) >= _MIN_SHOWN_LOSS_SHARE):
             warning = "warning: " if kind in much else ""

@@ -169,12 +169,12 @@ def show(
     Needs no checkpoint and no training: a sample is a function of the run's recipe and its position.
     """
     require_run(run)
-    from launcher.observe.inspect.show import find_sample, render
+    from launcher.observe.inspect.show import find_sample, render_lines
     from launcher.output import console
     from launcher.runtime.run.record import open_run
 
     sample = find_sample(open_run(run), step, row)
-    for line in render(sample):
+    for line in render_lines(sample):
         console().print(line, highlight=False)
 
 

@@ -42,7 +42,7 @@ class HeldoutTargets:
     left: Ints
 
 
-def baselines(run: Run) -> Baselines:
+def load_or_compute_baselines(run: Run) -> Baselines:
     """Return the run's baselines. If the run does not store them, they are computed, and stored if that is possible.
 
     Raises:

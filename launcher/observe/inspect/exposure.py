@@ -125,7 +125,7 @@ class _Finder:
             for first in range(0, len(self._places), _DOCUMENTS_PER_PASS):
                 part = self._places[first : first + _DOCUMENTS_PER_PASS]
                 for place, epoch, sample in stream.find(part, epochs):
-                    taken = positions.step_of(phase, epoch, sample)
+                    taken = positions.find_step(phase, epoch, sample)
                     if taken is not None:
                         yield DocumentExposure(self._documents[place], *taken, phase, epoch, sample)
                 self._report(len(part))
@@ -151,7 +151,7 @@ def _positions_before(run: Run, streams: Sequence[Stream], rewind: Rewind, retur
     spans = [SampleRange(*span) for span in rewind.skips]
     for known in range(len(spans) + 1):
         positions = sample_positions(run, streams, spans[:known])
-        if list(positions.joined(returned, rewind.reached)) == spans[known:]:
+        if list(positions.joined_ranges(returned, rewind.reached)) == spans[known:]:
             return positions
     raise RunError(
         f"{run.uri}: what the rewind of attempt {rewind.attempt} skips are not the data of steps "
@@ -173,7 +173,7 @@ def table(report: ExposureReport) -> Table:
     return shown
 
 
-def summary(report: ExposureReport) -> Iterator[str]:
+def summary_lines(report: ExposureReport) -> Iterator[str]:
     """Yield lines: how many rows hold each document, and what the report cannot know."""
     trained, coming, undone = Counter[DocumentName](), Counter[DocumentName](), Counter[DocumentName]()
     for each in report.found:

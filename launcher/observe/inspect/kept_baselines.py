@@ -26,7 +26,7 @@ class Baselines(Sealed):
     def path(self) -> str:
         return BASELINES_KEY
 
-    def named(self) -> dict[str, float]:
+    def losses_by_name(self) -> dict[str, float]:
         """Return the two losses by the names that pages show."""
         return {"unigram": self.unigram, "left bigram": self.bigram}
 

@@ -63,7 +63,7 @@ class Shown:
 
     def __str__(self) -> str:
         """Return the text that `maskfleet show` prints, without colours."""
-        return "\n".join(Text.from_markup(line).plain for line in render(self))
+        return "\n".join(Text.from_markup(line).plain for line in render_lines(self))
 
 
 def find_sample(run: Run, step: int, row: int) -> Shown:
@@ -93,7 +93,7 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
         raise RunError(f"step {step} has no row {row}", remedy=f"its rows are 0 to {rows - 1}")
     phase, epoch, sample = place
     samples = streams[phase].read(epoch, sample, sample + 1)
-    source = streams[phase].source(epoch, sample)
+    source = streams[phase].sample_text(epoch, sample)
     return Shown(
         step,
         row,
@@ -128,10 +128,10 @@ def _removed_document_starts(source: SampleText, state: str) -> frozenset[int]:
         return frozenset()
     corpus = open_corpus(source.uri)
     removed = load_removals_up_to(corpus.store, corpus.manifest, state).for_split("train")
-    return frozenset(removed.stretches(source.block)[:, 0].tolist())
+    return frozenset(removed.token_ranges(source.block)[:, 0].tolist())
 
 
-def render(shown: Shown) -> Iterator[str]:
+def render_lines(shown: Shown) -> Iterator[str]:
     """Yield lines in rich's markup: the position, the text with its targets marked, then a line for each target. An
     example of several texts has a line for each text instead."""
     source = shown.source
@@ -146,7 +146,7 @@ def render(shown: Shown) -> Iterator[str]:
     )
     for document in shown.documents:
         gone = ", removed" if document.start in shown.left_out else ""
-        yield f"document {document.document}: {escape(visible(document.provenance.shown))}{gone}"
+        yield f"document {document.document}: {escape(visible(document.provenance.describe))}{gone}"
     samples = shown.samples
     if samples.holes is not None and len(samples.holes):
         yield f"nothing is learned at {len(samples.holes)} tokens: they stand in place of removed documents"
@@ -215,7 +215,7 @@ def _texts(shown: Shown) -> Iterator[str]:
 
 
 def _names(rows: Input) -> tuple[str, ...]:
-    return PairTexts(rows.negatives).names if isinstance(rows, TextPairs) else ("sentence", "the same")
+    return PairTexts(rows.negatives).text_names if isinstance(rows, TextPairs) else ("sentence", "the same")
 
 
 def _meaning(rows: Input, label: int) -> str:

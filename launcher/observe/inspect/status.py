@@ -17,7 +17,7 @@ from checkpoints.ownership import Presence, read_presence
 from data_service.errors import UserError
 from data_service.printable import one_line
 from data_service.store.base import Store
-from launcher.observe.inspect.report.figures import Interruption, interruptions, measure, metric_medians
+from launcher.observe.inspect.report.figures import Interruption, find_interruptions, compute_figures, metric_medians
 from launcher.output import human_count, human_duration
 from launcher.runtime.run.history import History, StepHistory, read_history
 from launcher.runtime.run.log import token_loss
@@ -136,7 +136,7 @@ def status_from_history(run: "Run | Outline", history: History, now: float, *, b
     recent = metric_medians(steps, "status", _RATE_STEPS)
     step_seconds = recent.get("seconds")
     evaluation = history.evaluations[-1] if history.evaluations else None
-    figures = None if brief else measure(history)
+    figures = None if brief else compute_figures(history)
     rows = next((event for event in reversed(history.events) if event["kind"] == "microbatch"), None)
     return RunStatus(
         uri=run.uri,
@@ -167,7 +167,7 @@ def status_from_history(run: "Run | Outline", history: History, now: float, *, b
         checkpoint_problem=problem,
         microbatch=None if rows is None else tuple(rows["rows"]),
         microbatch_why=None if rows is None else rows["why"],
-        interruptions=None if brief else tuple(interruptions(history)),
+        interruptions=None if brief else tuple(find_interruptions(history)),
         goodput=figures.goodput if figures else None,
         repeated_steps=figures.repeated if figures else None,
         origins=run.origins,
@@ -272,7 +272,7 @@ _MAX_SHOWN_LINES = 5  # number of newest interruptions, or of damaged records, t
 def describe(run: RunStatus, now: float) -> Iterator[str]:
     """Yield lines that describe one run, a line for each subject. `now`: seconds since 1970."""
     yield f"{run.name}  {run.uri}"
-    for name, value in facts(run, now):
+    for name, value in status_facts(run, now):
         yield f"{name:<12}{value}"
     yield from _interruption_lines(run)
     if run.damage:
@@ -283,7 +283,7 @@ def describe(run: RunStatus, now: float) -> Iterator[str]:
         yield f"{'forked from':<12}{origin.run} at step {origin.step:,}{changes}"
 
 
-def facts(run: RunStatus, now: float) -> Iterator[tuple[str, str]]:
+def status_facts(run: RunStatus, now: float) -> Iterator[tuple[str, str]]:
     """Yield names and texts of what a run is doing now, for the terminal and for the report."""
     yield "state", _state_line(run, now)
     share = f" ({run.step / run.total_steps:.1%})"

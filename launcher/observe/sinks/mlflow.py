@@ -43,7 +43,7 @@ class MlflowRun(Sink):
         for start in range(0, len(metrics), _REQUEST_METRICS):
             self._client.log_batch(self._run, metrics[start : start + _REQUEST_METRICS], tags=[logged])
 
-    def tell(self, summary: EventSummary) -> None:
+    def publish_events(self, summary: EventSummary) -> None:
         from mlflow.entities import RunTag
 
         tags = [RunTag(f"events.{kind}", str(count)) for kind, count in summary.counts.items()]

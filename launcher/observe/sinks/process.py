@@ -40,7 +40,7 @@ class SinkProcess:
         self._process: subprocess.Popen[str] | None = None
         self._finished: set[str] = set()
         self._noted: set[str] = set()
-        self._thread = threading.Thread(target=self._run, name="sinks", daemon=True)
+        self._thread = threading.Thread(target=self._keep_process_running, name="sinks", daemon=True)
         self._thread.start()
 
     def ask_to_end(self) -> None:
@@ -50,7 +50,7 @@ class SinkProcess:
             with suppress(OSError):
                 self._process.stdin.close()
 
-    def end(self, patience_s: float) -> None:
+    def end_process(self, patience_s: float) -> None:
         """Wait at most `patience_s` seconds for the process to end, then kill it with all its children."""
         self._thread.join(patience_s)
         if self._process is not None and self._process.poll() is None:
@@ -65,7 +65,7 @@ class SinkProcess:
     def _unfinished(self) -> list[str]:
         return [name for name in self._request.sinks if name not in self._finished]
 
-    def _run(self) -> None:
+    def _keep_process_running(self) -> None:
         while not self._ending.is_set():
             try:
                 code = self._run_process()
@@ -111,7 +111,7 @@ class SinkProcess:
 
 
 @contextmanager
-def publishing(store: Store, recipe: Recipe, note: Note) -> Iterator[None]:
+def publish_run(store: Store, recipe: Recipe, note: Note) -> Iterator[None]:
     """Publish the run in `store` to the sinks that its recipe names, until the context ends. Raises StoreError."""
     request = make_publish_request(store, recipe)
     if not request.sinks:
@@ -122,7 +122,7 @@ def publishing(store: Store, recipe: Recipe, note: Note) -> Iterator[None]:
         yield
     finally:
         process.ask_to_end()
-        process.end(END_TIMEOUT_S)
+        process.end_process(END_TIMEOUT_S)
 
 
 def make_publish_request(store: Store, recipe: Recipe, poll_s: float = _POLL_S) -> PublishRequest:

@@ -86,7 +86,7 @@ class Publisher:
         new = [event for event in self._event_follower.new() if event["kind"] not in ROUTINE_EVENT_KINDS]
         self._events += new
         if new:
-            self._sink.tell(summarise(self._events, new))
+            self._sink.publish_events(summarise(self._events, new))
 
     def finish(self) -> None:
         """Finish the run in the sink and store how far it was published. Raises StoreError."""
@@ -123,10 +123,10 @@ class Publisher:
         self._store.put(self._key, self._state.model_dump_json().encode())
 
 
-def step_figures(record: Mapping[str, Any], went_back: int) -> StepFigures:
+def step_figures(record: Mapping[str, Any], rewind_count: int) -> StepFigures:
     """Return the figures of a record for a sink. `times_gone_back` among them tells apart the rows of a step that were
     logged before and after the run went back."""
-    return StepFigures(int(record["step"]), figures(record) | {"times_gone_back": float(went_back)})
+    return StepFigures(int(record["step"]), figures(record) | {"times_gone_back": float(rewind_count)})
 
 
 def summarise(events: Sequence[Record], new: Sequence[Record] = ()) -> EventSummary:
@@ -148,7 +148,7 @@ def run_id(store: Store, name: str) -> str:
     return str(json.loads(store.get(key))["id"])
 
 
-def publish(name: str, request: PublishRequest, ending: threading.Event, note: Note) -> None:
+def publish_until_end(name: str, request: PublishRequest, ending: threading.Event, note: Note) -> None:
     """Publish a run to one sink until `ending` is set, then the remaining records. A sink that fails is opened again
     after a minute; `note` is called with every reason."""
     while True:
@@ -190,12 +190,12 @@ def main() -> int:
         with lock:
             print(json.dumps({"sink": name, "problem": problem}), file=output)
 
-    def serve(name: str) -> None:
-        publish(name, request, ending, lambda problem: report(name, problem))
+    def serve_sink(name: str) -> None:
+        publish_until_end(name, request, ending, lambda problem: report(name, problem))
         report(name, None)
 
     threading.Thread(target=_end_after_driver, args=(ending,), name="driver", daemon=True).start()
-    threads = [threading.Thread(target=serve, args=(name,), name=name, daemon=True) for name in request.sinks]
+    threads = [threading.Thread(target=serve_sink, args=(name,), name=name, daemon=True) for name in request.sinks]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -102,7 +102,7 @@ class Sink:
     def log(self, rows: Sequence[StepFigures], superseded_from: int | None) -> None:
         """Take the next rows. `superseded_from`: step to which the run went back; None if it did not."""
 
-    def tell(self, summary: EventSummary) -> None:
+    def publish_events(self, summary: EventSummary) -> None:
         """Take new events."""
 
     def finish(self, summary: EventSummary) -> None:

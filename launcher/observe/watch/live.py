@@ -42,7 +42,7 @@ def require_one_run(uri: str, store: Store) -> None:
 
 def _stored_baselines(run: Outline) -> dict[str, float]:
     known = load_baselines(run.store, run.record.fingerprint)
-    return known.named() if known else {}
+    return known.losses_by_name() if known else {}
 
 
 class _CachedReads:
@@ -114,7 +114,7 @@ class LivePage:
             self._looked = self._clock()
             if not self._running:
                 self._running, self._fresh, self._started = True, False, self._looked
-                threading.Thread(target=self._run, name="live page", daemon=True).start()
+                threading.Thread(target=self._draw_until_idle, name="live page", daemon=True).start()
             self._changed.wait_for(
                 lambda: self._fresh, max(0.0, self._started + _FIRST_DRAW_TIMEOUT_S - self._looked)
             )
@@ -126,7 +126,7 @@ class LivePage:
                 "reading": round(now - self._began, 1) if self._began is not None else None,
             }
 
-    def _run(self) -> None:
+    def _draw_until_idle(self) -> None:
         while True:
             with self._changed:
                 self._began = self._clock()

@@ -125,7 +125,7 @@ class Server(ThreadingHTTPServer):
         host = "localhost" if _is_wildcard_address(self._host) else self._host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.server_address[1]}/"
 
-    def is_named(self, host: str | None) -> bool:
+    def is_allowed_host(self, host: str | None) -> bool:
         """Return whether a request's Host header means this machine: one of `names`, or any IP address. Any port is
         allowed, because a tunnel may use another one."""
         found = _HOST.fullmatch(host or "")
@@ -189,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> Response:
         named = self.headers.get_all("Host", [])
-        if len(named) != 1 or not self.server.is_named(named[0]) or not self.path.startswith("/"):
+        if len(named) != 1 or not self.server.is_allowed_host(named[0]) or not self.path.startswith("/"):
             return _plain(HTTPStatus.FORBIDDEN, "this host is not served here: choose it with --host")
         try:
             return self.server.site.answer(self.path.partition("?")[0])

@@ -45,7 +45,7 @@ class DataNeeds:
     requests: float
 
     @property
-    def cores(self) -> float:
+    def busy_cores(self) -> float:
         """Number of cores that are busy all the time."""
         return self.tokens * self.cpu / 1e6
 

@@ -36,24 +36,24 @@ class CheckpointTimes:
     restart: float
 
 
-def young(blocked: float, mtbf: float) -> float:
+def young_interval_s(blocked: float, mtbf: float) -> float:
     """Return Young's interval between saves, sqrt(2 d M), with d = `blocked` and M = `mtbf`, in seconds."""
     return math.sqrt(2 * blocked * mtbf)
 
 
-def daly(blocked: float, mtbf: float) -> float:
+def daly_interval_s(blocked: float, mtbf: float) -> float:
     """Return Daly's interval between saves: sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d for d < 2 M, else
     M.
     """
     if blocked >= 2 * mtbf:
         return mtbf
     ratio = blocked / (2 * mtbf)
-    return young(blocked, mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - blocked
+    return young_interval_s(blocked, mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - blocked
 
 
 def best_interval(saving: CheckpointTimes, mtbf: float) -> float:
     """Return Daly's interval, but at least the time to commit a save, because only one save runs at a time."""
-    return max(daly(saving.blocked, mtbf), saving.behind)
+    return max(daly_interval_s(saving.blocked, mtbf), saving.behind)
 
 
 def goodput(saving: CheckpointTimes, interval: float, mtbf: float) -> float:
@@ -148,19 +148,19 @@ class Estimate:
         return self.cluster.ranks * self.seconds / 3600
 
     @property
-    def fullest(self) -> PhaseTime:
+    def phase_with_most_memory(self) -> PhaseTime:
         """The phase whose microbatch needs the most memory."""
         return max(self.phases, key=_memory_sort_key)
 
     @property
-    def as_configured(self) -> MemoryNeed | None:
+    def configured_memory(self) -> MemoryNeed | None:
         """The memory at the recipe's own stage and microbatch. None if the stage does not support the recipe's
         precision.
         """
         chosen = [fit for fit in self.fits if fit.stage == self.recipe.zero]
         return max(chosen, key=lambda fit: fit.rows, default=None)
 
-    def largest(self, stage: Stage) -> MemoryNeed | None:
+    def largest_microbatch(self, stage: Stage) -> MemoryNeed | None:
         """Return the largest microbatch that fits at `stage`, or None if none fits."""
         fitting = [fit for fit in self.fits if fit.stage == stage and fit.fits]
         return max(fitting, key=lambda fit: fit.rows, default=None)
@@ -253,8 +253,8 @@ def _checkpoints(recipe: Recipe, cluster: Cluster, count: int, step: float) -> C
         bytes=size,
         saving=saving,
         mtbf=mtbf,
-        young=young(saving.blocked, mtbf),
-        daly=daly(saving.blocked, mtbf),
+        young=young_interval_s(saving.blocked, mtbf),
+        daly=daly_interval_s(saving.blocked, mtbf),
         best=best,
         chosen=chosen,
         goodput=goodput(saving, best, mtbf),

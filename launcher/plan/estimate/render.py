@@ -27,7 +27,7 @@ _WHAT, _RESULT = 42, 14  # widths in columns: a line's subject, and its result
 _NODE_HOURS = (24.0, 24.0 * 7, 24.0 * 30)
 
 
-def render(estimate: Estimate) -> str:
+def render_text(estimate: Estimate) -> str:
     sections = [_title(estimate)]
     sections += [_flops(estimate, phase) for phase in estimate.phases]
     sections += [
@@ -124,7 +124,7 @@ def _memory(e: Estimate) -> list[str]:
     whole = f"{human_bytes(e.cluster.gpu.memory)} x {1 - FRAGMENTED_SHARE:.2f} - {human_bytes(CONTEXT_BYTES)}"
     rows = sorted({fit.rows for fit in e.fits})
     lines = [
-        f"Memory of a GPU in GiB, rows of {e.fullest.length}; * does not fit",
+        f"Memory of a GPU in GiB, rows of {e.phase_with_most_memory.length}; * does not fit",
         _line("usable", f"{whole}, after fragments, CUDA and NCCL (assumed)", human_bytes(left)),
         "  microbatch" + "".join(f"{count:>9}" for count in rows) + "   largest that fits",
     ]
@@ -134,7 +134,7 @@ def _memory(e: Estimate) -> list[str]:
             lines.append(f"  ZeRO {stage}      bf16 needs stage 1, 2 or 3")
             continue
         cells = "".join(f"{fit.bytes / (1 << 30):>8.1f}{' ' if fit.fits else '*'}" for fit in fits)
-        largest = e.largest(stage)
+        largest = e.largest_microbatch(stage)
         lines.append(f"  ZeRO {stage}    {cells}   {largest.rows if largest else 'none'}")
     if e.automatic:
         taken = ", ".join(f"{count:,}" for count in e.recipe.phase_microbatches)
@@ -143,9 +143,9 @@ def _memory(e: Estimate) -> list[str]:
         )
     if not any(fit.fits for fit in e.fits):
         lines.append(f"  Not even one row fits on a {e.cluster.gpu.name}, at any stage{_hint(e)}.")
-    elif e.as_configured is not None and not e.as_configured.fits:
+    elif e.configured_memory is not None and not e.configured_memory.fits:
         lines.append(
-            f"  As configured (ZeRO {e.recipe.zero}, {e.as_configured.rows} rows) it does not fit{_hint(e)}."
+            f"  As configured (ZeRO {e.recipe.zero}, {e.configured_memory.rows} rows) it does not fit{_hint(e)}."
         )
     return lines
 
@@ -157,7 +157,7 @@ def _hint(e: Estimate) -> str:
 
 
 def _configured_memory(e: Estimate) -> list[str]:
-    fit = e.as_configured
+    fit = e.configured_memory
     if fit is None:
         return [f"The recipe's own setting, {e.recipe.precision} at ZeRO {e.recipe.zero}, is not supported"]
     lines = [f"Memory as configured: ZeRO {fit.stage}, microbatch {fit.rows}"]
@@ -174,7 +174,7 @@ def _data(e: Estimate) -> list[str]:
         _line(
             "cores busy",
             f"{data.tokens:,.0f}/s x {data.cpu:.3f} CPU s a million (measured)",
-            f"{data.cores:.2f}",
+            f"{data.busy_cores:.2f}",
         ),
         _line("data workers", "twice that, rounded up", f"{data.workers}"),
         _line(
@@ -276,7 +276,7 @@ def _teraflop_text(flops: float) -> str:
     return f"{flops / 1e12:.3f} TFLOP"
 
 
-def figures(e: Estimate) -> dict[str, object]:
+def estimate_figures(e: Estimate) -> dict[str, object]:
     """Return every figure of the estimate for programs: bytes, seconds, shares. `largest_microbatch` is null for a
     stage that is not supported, or where not even one row fits.
     """
@@ -297,7 +297,7 @@ def figures(e: Estimate) -> dict[str, object]:
         ],
         "microbatch": list(e.recipe.phase_microbatches),
         "largest_microbatch": {
-            str(stage): fit.rows if (fit := e.largest(stage)) is not None else None for stage in STAGES
+            str(stage): fit.rows if (fit := e.largest_microbatch(stage)) is not None else None for stage in STAGES
         },
         "data": asdict(e.data),
         "shuffle": None if e.radius is None else asdict(e.radius),

@@ -85,7 +85,7 @@ def phase_time(
     sending = {fewer: sent / (LINK_SHARE * cluster.rate) for fewer, sent in moved.items()}
     return PhaseTime(
         steps=phase.steps,
-        rows=rows * recipe.input.texts,
+        rows=rows * recipe.input.texts_per_row,
         length=phase.length,
         shape=shape,
         microbatches=microbatches,
@@ -115,7 +115,7 @@ def _warmup_rounds(recipe: Recipe, phase: RecipePhase, cluster: Cluster, rounds:
     return Counter({fewer: steps for fewer, steps in found.items() if fewer < rounds})
 
 
-def network_bytes(parameters: int, ranks: int, recipe: Recipe, rounds: int) -> float:
+def network_bytes(parameters: int, ranks: int, recipe: Recipe, microbatches_per_step: int) -> float:
     """Return the bytes that each rank sends in a step of `rounds` microbatches, with ring collectives.
 
     Gradients travel in `reduce_dtype`. Stages 0 and 1 reduce them to all ranks once a step, stage 2 after each
@@ -133,8 +133,8 @@ def network_bytes(parameters: int, ranks: int, recipe: Recipe, rounds: int) -> f
         case 1:
             return 2 * gradients + weights
         case 2:
-            return 2 * rounds * gradients + weights
+            return 2 * microbatches_per_step * gradients + weights
         case _:
             passes = 2 if recipe.objective.contrastive is None else 3
             matrices = sum(prod(shape) for shape in momentum_matrices(recipe)) / ranks * (ranks - 1) / ranks
-            return rounds * (gradients + passes * weights) + 2 * 2 * matrices
+            return microbatches_per_step * (gradients + passes * weights) + 2 * 2 * matrices

@@ -95,21 +95,21 @@ class RankMemory:
 
     def kept(self, phase: RecipePhase) -> int:
         """Return the bytes that are filled all the time."""
-        rows = -(-phase.rows // self.ranks) * self.recipe.input.texts
+        rows = -(-phase.rows // self.ranks) * self.recipe.input.texts_per_row
         zero, bucket = self.recipe.zero, self._bucket
         parts = fixed_memory(self.recipe, self.parameters, self.ranks, zero, rows=rows, bucket=bucket)
         return memory.total(parts)
 
     def with_rows(self, phase: RecipePhase, rows: int) -> int:
         """Return the largest number of bytes that are filled with microbatches of `rows` examples."""
-        added = self.microbatches(phase, rows).parts(rows * self.recipe.input.texts)
+        added = self.microbatches(phase, rows).parts(rows * self.recipe.input.texts_per_row)
         return self.kept(phase) + memory.total(added)
 
     def microbatches(self, phase: RecipePhase, most: int) -> MicrobatchMemory:
         """Return what microbatches of up to `most` examples add."""
         shape = microbatch_shape(self.recipe, phase)
         return microbatch_memory(
-            self.recipe, replace(shape, rows=most * self.recipe.input.texts), self.device
+            self.recipe, replace(shape, rows=most * self.recipe.input.texts_per_row), self.device
         )
 
     @property
@@ -124,7 +124,7 @@ def rows_that_fit(bill: RankMemory, room: int) -> list[int]:
 
 
 def _rows_that_fit(bill: RankMemory, phase: RecipePhase, room: int) -> int:
-    most, texts = _most_useful_rows(bill, phase), bill.recipe.input.texts
+    most, texts = _most_useful_rows(bill, phase), bill.recipe.input.texts_per_row
     for _ in range(_ITERATIONS):  # each turn starts nearer to the number of rows that fit
         added = bill.microbatches(phase, most)
         found = _largest_that_fits(most, lambda rows: memory.total(added.parts(rows * texts)) <= room)  # noqa: B023
@@ -138,7 +138,7 @@ def _most_useful_rows(bill: RankMemory, phase: RecipePhase) -> int:
     part = -(-phase.rows // bill.ranks)
     if bill.device == "cuda":
         return part
-    return max(1, min(part, CPU_TOKENS // (phase.length * bill.recipe.input.texts)))
+    return max(1, min(part, CPU_TOKENS // (phase.length * bill.recipe.input.texts_per_row)))
 
 
 def _largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:

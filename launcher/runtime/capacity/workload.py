@@ -52,7 +52,7 @@ class Shape:
 def microbatch_shape(recipe: Recipe, phase: RecipePhase, rows: int | None = None) -> Shape:
     """Return the shape of a microbatch of a phase with so many rows; None: a full one. Each text of an example counts
     as a row."""
-    rows = rows or min(recipe.microbatch_of(phase), phase.rows) * recipe.input.texts
+    rows = rows or min(recipe.microbatch_of(phase), phase.rows) * recipe.input.texts_per_row
     return full_rows(in_phase(recipe, phase), rows, phase.length, phase_targets(recipe, phase))
 
 
@@ -64,7 +64,7 @@ def full_rows(recipe: Recipe, rows: int, length: int, targets: int) -> Shape:
         rows,
         length,
         targets,
-        group=recipe.input.texts,
+        group=recipe.input.texts_per_row,
         permuted=lanes is not None,
         backwards=lanes is not None and lanes.both_directions,
         causal=recipe.objective.causal,

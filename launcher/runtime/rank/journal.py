@@ -56,7 +56,7 @@ def utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: in
     if speed is None:
         return None
     known = recipe.model_copy(update={"model": with_vocab(recipe.model, vocabulary)})
-    shapes = (microbatch_shape(recipe, phase, recipe.input.texts) for phase in recipe.phases)
+    shapes = (microbatch_shape(recipe, phase, recipe.input.texts_per_row) for phase in recipe.phases)
     flops = tuple(model_cost(known, shape).model / shape.tokens for shape in shapes)
     return Utilisation(tuple(accumulate(phase.steps for phase in recipe.phases)), flops, speed * ranks)
 

@@ -58,7 +58,7 @@ class DenoiseTerm(DenoiseConfig, Denoising):
     """Denoising: its settings for the device and for the host."""
 
     def read(self, length: int) -> int:
-        return self.form(length)
+        return self.mean_form_tokens(length)
 
 
 class PlmTerm(PlmConfig, PermutedPrediction):

@@ -139,7 +139,7 @@ def _phase(phase: RecipePhase, recipe: Recipe) -> str:
     if recipe.is_automatic(phase):
         batch = f"{rows:,} rows" if rows else batch
         batch += ", in microbatches as large as memory permits"
-    texts = recipe.input.texts
+    texts = recipe.input.texts_per_row
     tokens = human_count(tokens_per_step(phase, texts))
     length = f"rows of {phase.length}" if texts == 1 else f"rows of {texts} texts of {phase.length}"
     warmup = phase.batch.warmup

@@ -78,7 +78,7 @@ def tokens_before(recipe: Recipe, step: int) -> int:
     total = 0
     for phase in recipe.phases:
         units = step_batches(recipe, phase).units_before(min(phase.steps, step))
-        each = 1 if phase.batch.tokens else recipe.input.texts * phase.length
+        each = 1 if phase.batch.tokens else recipe.input.texts_per_row * phase.length
         total, step = total + units * each, max(0, step - phase.steps)
     return total
 

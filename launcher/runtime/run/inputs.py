@@ -295,7 +295,7 @@ def _check_weights(recipe: Recipe, manifests: list[CorpusManifest]) -> None:
     for index, phase in enumerate(recipe.phases if weights else ()):
         tables = [manifest.train for manifest in manifests]
         most = sum(int(table.sentences.sum() + table.tokens.sum() // (phase.length - 3)) for table in tables)
-        rows = most * recipe.input.structures
+        rows = most * recipe.input.cut_count
         for number, why in unread_sources(weights, rows).items():
             name, source = sources[number]
             least = min_weight(weights, number, rows)

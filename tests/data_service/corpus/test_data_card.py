@@ -137,7 +137,7 @@ def test_a_merged_corpus_claims_what_all_parts_do(folder: Path, tmp_path: Path) 
     rule = open_corpus(str(folder / "corpus")).manifest.heldout_rule
     options = OPTIONS.model_copy(update={"heldout_rule": rule})
     part = build(tmp_path, "part", prepared(tmp_path, "third", DOCUMENTS[60:90], [same]), options=options)
-    merge_corpora([str(folder / "corpus"), part], str(tmp_path / "merged"), removed_by="me", at=0)
+    merge_corpora([str(folder / "corpus"), part], str(tmp_path / "merged"), removed_by="me", removed_at=0)
     assert splits(str(tmp_path / "merged")) == ["a/dev"]
     card = make_card(open_corpus(str(tmp_path / "merged")))
     assert [one.uri for one in card.built] == [str(folder / "corpus"), part]
@@ -169,7 +169,7 @@ def test_the_page_is_plain_markdown_and_tells_of_removals(folder: Path, tmp_path
     first = pq.read_table(tmp_path / "removed" / "provenance" / "train").to_pylist()[0]
     before = render_markdown(make_card(corpus), "a | b")
     gone = documents_by_id(corpus, [str(first["id"])])
-    remove_documents(corpus, gone, removed_by="me", at=0, reason="asked | for\n# it")
+    remove_documents(corpus, gone, removed_by="me", removed_at=0, reason="asked | for\n# it")
     card = make_card(open_corpus(uri))
     page = render_markdown(card, "a | b", level=3)
     assert "asked" not in before

@@ -50,7 +50,7 @@ def names_of(corpus: Corpus) -> list[str]:
 
 def remove(corpus: Corpus, names: list[str], reason: str = "asked for") -> int | None:
     found = documents_by_number(corpus, names)
-    return remove_documents(corpus, found, removed_by="somebody@here", at=7, reason=reason).number
+    return remove_documents(corpus, found, removed_by="somebody@here", removed_at=7, reason=reason).number
 
 
 def chain_of(corpus: Corpus) -> RemovalChain:
@@ -89,7 +89,7 @@ def test_removals_add_up_and_nothing_else_changes(
         for number, place in zip(removed.documents.tolist(), places, strict=True):
             assert place == locate_document(corpus, part, number)
         for block in range(len(table)):
-            of_block = {tuple(pair) for pair in removed.stretches(block).tolist()}
+            of_block = {tuple(pair) for pair in removed.token_ranges(block).tolist()}
             mine = removed.block == block
             assert of_block == set(
                 zip(removed.start[mine].tolist(), removed.stop[mine].tolist(), strict=True)
@@ -206,7 +206,7 @@ def test_by_id(tmp_path: Path) -> None:
     corpus, done = open_corpus(str(tmp_path / "c")), list[int]()
     found = documents_by_id(corpus, ["ü 3", "ü 21", "ü 3"], lambda more, total: done.append(total))
     assert done == [len(corpus.manifest.provenance)] * len(corpus.manifest.provenance)
-    assert remove_documents(corpus, found, removed_by="x", at=1, reason="r").number == 1
+    assert remove_documents(corpus, found, removed_by="x", removed_at=1, reason="r").number == 1
     tokenizer, texts = corpus.tokenizer(), dict[str, str]()
     for part in SPLITS:
         for index in range(int(corpus.table(part).documents.sum())):

@@ -50,7 +50,7 @@ def append(corpus: Path, inputs: Path, out: Path, **others: object) -> AppendRep
         open_corpus(str(corpus)), workers=1, on_bad_records="error", word_files={}, **others
     )
     return append_documents(
-        str(corpus), [str(inputs)], str(out), options, removed_by="x", at=1, progress=ignore_progress
+        str(corpus), [str(inputs)], str(out), options, removed_by="x", removed_at=1, progress=ignore_progress
     )
 
 
@@ -99,7 +99,7 @@ def test_a_corpus_that_grows_twice_is_one_that_was_built_at_once(tmp_path: Path,
             before = kept(old)
             gone = draw.randrange(int(old.manifest.train.documents.sum()))
             chosen = documents_by_number(old, [str(gone)])
-            remove_documents(old, chosen, removed_by="y", at=2, reason="asked")
+            remove_documents(old, chosen, removed_by="y", removed_at=2, reason="asked")
             removed += before - kept(old)
         unchanged = files_of(tmp_path / "0")
         report = append(
@@ -150,11 +150,11 @@ def test_an_id_of_two_corpora_is_refused_unless_one_is_a_copy(tmp_path: Path, se
         options = options.model_copy(update=rule)
     uris = [str(tmp_path / str(side)) for side in (0, 1)]
     if not wrong:
-        assert merge_corpora(uris, str(tmp_path / "merged"), removed_by="x", at=1).copies == 5
+        assert merge_corpora(uris, str(tmp_path / "merged"), removed_by="x", removed_at=1).copies == 5
         assert append(tmp_path / "0", tmp_path / "in-1", tmp_path / "grown").copies == 5
         return
     for grow in (
-        lambda: merge_corpora(uris, str(tmp_path / "merged"), removed_by="x", at=1),
+        lambda: merge_corpora(uris, str(tmp_path / "merged"), removed_by="x", removed_at=1),
         lambda: append(tmp_path / "0", tmp_path / "in-1", tmp_path / "grown"),
     ):
         with pytest.raises(DuplicateIdError) as refused:
@@ -170,7 +170,7 @@ def test_an_id_of_two_corpora_is_refused_unless_one_is_a_copy(tmp_path: Path, se
     shutil.rmtree(tmp_path / "1")
     build(tmp_path / "in-1", tmp_path / "1", options)
     for grow in (  # at the same places
-        lambda: merge_corpora(uris, str(tmp_path / "merged"), removed_by="x", at=1),
+        lambda: merge_corpora(uris, str(tmp_path / "merged"), removed_by="x", removed_at=1),
         lambda: append(tmp_path / "0", tmp_path / "in-1", tmp_path / "grown"),
     ):
         assert grow().copies == 5

@@ -147,7 +147,7 @@ def test_examples_of_one_query_are_on_one_side(corpus: Path) -> None:
 def test_documents_are_shown_as_examples_and_stats_are_of_rows_of_pairs(corpus: Path) -> None:
     (shown,) = show_documents(str(corpus), "train", 3)
     assert shown.pairs is not None
-    assert shown.pairs.names == ("query", "positive", "negative 1", "negative 2")
+    assert shown.pairs.text_names == ("query", "positive", "negative 1", "negative 2")
     assert len(shown.sentences) == 4
     stats = corpus_stats(str(corpus), batch=64)
     assert stats.pairs == PairTexts(2)

@@ -119,8 +119,8 @@ def test_sentences_of_a_language(language: Language, text: str, sentences: list[
 
 
 def test_the_language_is_of_a_corpuss_identity_only_where_one_is_named() -> None:
-    assert "sentences" not in BuildOptions().identity()
-    assert BuildOptions(sentences="zh").identity()["sentences"] == "zh"
+    assert "sentences" not in BuildOptions().identity_settings()
+    assert BuildOptions(sentences="zh").identity_settings()["sentences"] == "zh"
 
 
 @settings(deadline=None)

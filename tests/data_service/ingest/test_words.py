@@ -66,7 +66,7 @@ def words_in(corpus: Corpus) -> list[str]:
     for table in (corpus.manifest.train, corpus.manifest.heldout):
         for index in range(len(table)):
             block = read_block(corpus.store, table, index)
-            begins = block.begins("word")
+            begins = block.unit_starts("word")
             assert begins is not None
             starts = [*np.flatnonzero(begins).tolist(), len(block.tokens)]
             found += ["".join(tokenizer.decode(block.tokens[a:b]).split()) for a, b in pairwise(starts)]
@@ -179,7 +179,7 @@ def test_without_words_a_corpus_says_nothing_of_them(tmp_path: Path) -> None:
     with_words = build(tmp_path, text, options(FIELD), "words")
     content = json.loads(dump_manifest(plain))["content"]
     assert not {"words"} & {*content, *content["options"]}
-    assert "words" not in options(None).identity()
+    assert "words" not in options(None).identity_settings()
     assert replace(plain, words=with_words.words).fingerprint != plain.fingerprint
     bits = -(-plain.train.tokens // 8).sum()
     more = sum(with_words.shard_sizes.values()) - sum(plain.shard_sizes.values())
@@ -212,7 +212,7 @@ def chosen_units(folder: Path, spec: StreamSpec, level: Level) -> tuple[int, int
     stream, corpus = Stream(spec), open_corpus(str(folder / "corpus"))
     rows = stream.read(0, 0, ROWS)
     blocks = [read_block(corpus.store, corpus.manifest.train, i) for i in range(len(corpus.manifest.train))]
-    starts = [block.begins(level) for block in blocks]
+    starts = [block.unit_starts(level) for block in blocks]
     targets = np.zeros(len(rows.tokens), dtype=bool)
     targets[rows.target_positions] = True
     restored = rows.tokens.copy()
@@ -220,7 +220,7 @@ def chosen_units(folder: Path, spec: StreamSpec, level: Level) -> tuple[int, int
     is_text = ~np.isin(restored, (spec.special.cls, spec.special.sep))
     touched = whole = 0
     for number in range(ROWS):
-        text, row = stream.source(0, number), slice(rows.offsets[number], rows.offsets[number + 1])
+        text, row = stream.sample_text(0, number), slice(rows.offsets[number], rows.offsets[number + 1])
         chosen = iter(targets[row][is_text[row]].tolist())
         begins, sentences = starts[text.block], set(blocks[text.block].sentences.tolist())
         assert begins is not None
@@ -270,13 +270,13 @@ def test_permuted_prediction_takes_stored_words_whole(tmp_path: Path) -> None:
         tmp_path, manifest, input=Lanes(packing="lanes", reuse=16), masking=PermutedPrediction(predict=12)
     )
     reading = DirectedBlockText.from_block(
-        block, spec.special, spec.never_masked, Corpora(spec).starts_word, backward=True
+        block, spec.special, spec.never_masked, Corpora(spec).word_start_table, backward=True
     )
     words = [
         (reading.flags[: reading.size] & 1).astype(bool),
         (reading.flags[reading.size :] & 1).astype(bool),
     ]
-    begins = block.begins("word")
+    begins = block.unit_starts("word")
     assert begins is not None
     expected = []
     for place in range(len(block.tokens)):
@@ -293,4 +293,4 @@ def test_units_of_a_lexicon_that_are_not_stored_are_refused(tmp_path: Path) -> N
     manifest = build(tmp_path, text, options(FIELD))
     spec = stream_of(tmp_path, manifest, masking=MlmMasking(unit="entity"))
     with pytest.raises(CorpusError, match=r"\bentity\b.*lexicon"):
-        Corpora(spec).starts_word  # noqa: B018
+        Corpora(spec).word_start_table  # noqa: B018

@@ -267,7 +267,7 @@ def test_texts_of_any_alphabet_are_near_copies_though_one_character_differs(alph
 
         assert equal(one, other) >= least
         assert equal(one, strange) < least
-        assert (one.keys(choose_bands(0.8)) == other.keys(choose_bands(0.8))).any()
+        assert (one.band_keys(choose_bands(0.8)) == other.band_keys(choose_bands(0.8))).any()
 
 
 def test_texts_without_letters_are_compared_by_their_characters() -> None:

@@ -203,4 +203,4 @@ def test_workers_change_nothing(tmp_path: Path, whole: Path) -> None:
 @given(text=st.text(alphabet=" \n\t\rab", max_size=40), unit=st.sampled_from(["line", "paragraph"]))
 def test_pieces_and_what_separates_them_are_the_text(text: str, unit: str) -> None:
     stage = DuplicateParagraphs.model_validate({"stage": "duplicate_paragraphs", "unit": unit})
-    assert "".join(piece + separator for piece, separator in stage.pieces(text)) == text
+    assert "".join(piece + separator for piece, separator in stage.split_pieces(text)) == text

@@ -88,7 +88,7 @@ def test_other_readings_have_other_rates_and_masks() -> None:
     one, other = (make(block, stream_key("epoch", epoch)) for epoch in (0, 1))
     assert (rates(one) != rates(other)).all()
     assert one.target_positions.tolist() != other.target_positions.tolist()
-    assert [SPEC.masking.mask_epoch(epoch) for epoch in range(3)] == [0, 1, 2]
+    assert [SPEC.masking.draw_epoch(epoch) for epoch in range(3)] == [0, 1, 2]
 
 
 def test_about_half_of_the_tokens_are_expected(many: Samples) -> None:

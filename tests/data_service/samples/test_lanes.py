@@ -77,7 +77,7 @@ def test_a_row_with_its_own_second_segment_is_its_window(
     assert (text.backward is None) == (not both)
     for row in range(len(rows)):
         assert not both or text.backward is None or text.backward[row] == row % 2
-        mine = [token for s in rows.stretches(row) for token in block.tokens[s.start : s.stop].tolist()]
+        mine = [token for s in rows.token_ranges(row) for token in block.tokens[s.start : s.stop].tolist()]
         assert mine == [token for token in windows[row // rows.directions] if token != SPECIAL.eod]
 
 

@@ -154,19 +154,19 @@ def test_a_stream_reads_the_table_that_its_identity_names(tmp_path: Path) -> Non
         spec_of(source, masking=masking, similar=SimilarSource(uri=str(path), hash="1")).fingerprint
         != spec.fingerprint
     )
-    table = Corpora(spec).similar
+    table = Corpora(spec).similar_words
     assert table is not None
     assert set(table.by_size) == {1}
     path.write_bytes(table_of({(5,): (7,)}))
     with pytest.raises(CorpusError, match=r"\bhash\b"):
-        Corpora(spec).similar  # noqa: B018
+        Corpora(spec).similar_words  # noqa: B018
     with pytest.raises(CorpusError, match=r"\btable\b"):
-        Corpora(spec_of(source, masking=masking)).similar  # noqa: B018
+        Corpora(spec_of(source, masking=masking)).similar_words  # noqa: B018
     other = table_of({(5,): (6,)}, tokenizer="1" * 64)
     path.write_bytes(other)
     spec = spec_of(source, masking=masking, similar=SimilarSource(uri=str(path), hash=table_hash(other)))
     with pytest.raises(CorpusError, match=r"\btokenizer 111111111111"):
-        Corpora(spec).similar  # noqa: B018
+        Corpora(spec).similar_words  # noqa: B018
 
 
 def test_what_goes_together() -> None:

@@ -48,7 +48,7 @@ def test_a_longest_of_one_word_is_always_one_word(lengths: LengthDraws) -> None:
 def test_the_extreme_draws_are_the_shortest_and_the_longest() -> None:
     extremes = np.array([0, (1 << 32) - 1], dtype=np.uint32)
     for lengths in (ngram_lengths(3), span_lengths(0.2, 10)):
-        assert lengths.from_draws(extremes).tolist() == [1, lengths.longest]
+        assert lengths.from_draws(extremes).tolist() == [1, lengths.max_length]
 
 
 SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)

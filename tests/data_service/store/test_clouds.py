@@ -102,7 +102,7 @@ def test_an_answer_has_its_kind_of_error(
         f"Generic X error: Error performing GET http://host/b/a?sig=hidden in 2ms - "
         f"Server returned non-2xx status code: {status} Some Words: {body}\n\nDebug source:\nGeneric {{}}"
     )
-    ours = translate_error(error, f"{scheme}://bucket/a", valid_before=False)
+    ours = translate_error(error, f"{scheme}://bucket/a", had_valid_credentials=False)
     assert type(ours) is kind
     assert f"{scheme}://bucket" in ours.problem
     assert "hidden" not in str(ours)
@@ -116,7 +116,7 @@ def test_after_valid_ones_wrong_credentials_count_as_expired() -> None:
 
     for kind, valid_before in ((CredentialsExpired, True), (AccessDenied, False)):
         error = UnauthenticatedError("x - Server returned non-2xx status code: 401 Unauthorized: ")
-        assert type(translate_error(error, "gs://bucket/a", valid_before=valid_before)) is kind
+        assert type(translate_error(error, "gs://bucket/a", had_valid_credentials=valid_before)) is kind
 
 
 def test_an_account_that_is_not_named_and_a_key_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

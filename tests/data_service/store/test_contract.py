@@ -194,5 +194,5 @@ def test_age_goes_by_the_stores_clock_not_by_ours(any_store: Store, monkeypatch:
 @pytest.mark.long
 def test_young_leftovers_stay(any_store: Store) -> None:
     any_store.put("data/a", b"x")
-    assert any_store.remove_leftovers("data", before="data/a") == 0
+    assert any_store.remove_leftovers("data", older_than_key="data/a") == 0
     assert any_store.get("data/a") == b"x"

@@ -38,7 +38,7 @@ def test_any_part_is_read_alone_and_in_any_slabs(
     window = data.draw(st.integers(0, plan.epoch_layout.windows - 1))
     made = plan.window(epoch, window)
     slabs = build_window(Corpora(stream.spec), made, SlabLayout.from_slab_rows(made.order.size, rows))
-    begin = plan.epoch_layout.start(window)
+    begin = plan.epoch_layout.window_start(window)
     assert_same(join_rows(slabs), slice_rows(whole, begin, begin + made.order.size))
 
 
@@ -58,12 +58,12 @@ def test_every_sample_is_found_with_its_text_and_its_place_among_tokens(
     assert len(set(places)) == count
     sample = data.draw(st.integers(0, count - 1))
     if drawn["input"]["packing"] in (*PACKED, *SEGMENTS):
-        text = stream.source(epoch, sample).tokens
+        text = stream.sample_text(epoch, sample).tokens
         np.testing.assert_array_equal(text, text_of(stream.read(epoch, sample, sample + 1)))
         assert not np.isin(text, NEVER_MASKED).any()
     lengths = np.diff(stream.read(epoch, 0, count).offsets)
-    tokens = axis.unit(epoch, 0) + np.append(0, np.cumsum(lengths))
-    assert [axis.unit(epoch, sample) for sample in range(count + 1)] == tokens.tolist()
-    assert axis.unit(epoch + 1, 0) == tokens[-1]
+    tokens = axis.token_of_sample(epoch, 0) + np.append(0, np.cumsum(lengths))
+    assert [axis.token_of_sample(epoch, sample) for sample in range(count + 1)] == tokens.tolist()
+    assert axis.token_of_sample(epoch + 1, 0) == tokens[-1]
     for unit, found in ((tokens[sample], sample), (tokens[sample] - 1 + (sample == 0), sample)):
-        assert axis.locate(int(unit)) == (epoch, found)
+        assert axis.sample_at_token(int(unit)) == (epoch, found)

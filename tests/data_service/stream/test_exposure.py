@@ -27,7 +27,7 @@ def scanned(stream: Stream, place: TokenRange, epochs: range) -> set[tuple[int, 
     found = set()
     for epoch in epochs:
         for sample in range(stream.samples_per_epoch):
-            text = stream.source(epoch, sample)
+            text = stream.sample_text(epoch, sample)
             if (text.uri, text.block) == (uri, place.block) and any(
                 max(part.start, held.start) < min(part.stop, held.stop) for part in text.stretches
             ):
@@ -77,7 +77,7 @@ def test_a_segment_that_is_only_the_end_of_a_document_holds_no_text(sources: Sou
         (epoch, stream.plan.origin(epoch, sample), part.start)
         for epoch in count()
         for sample in range(stream.samples_per_epoch)
-        for part in stream.source(epoch, sample).stretches
+        for part in stream.sample_text(epoch, sample).stretches
         if not part
     )
     epoch, origin, start = next(found)

@@ -16,19 +16,19 @@ from data_service.stream.order import Permutation
 @example(65536, 0)
 @example(65537, 0)
 def test_every_thing_has_one_position(size: int, name: int) -> None:
-    things = Permutation.from_name(size, name).at_many(np.arange(size))
+    things = Permutation.from_name(size, name).items_at(np.arange(size))
     assert np.array_equal(np.sort(things), np.arange(size))
 
 
 def test_a_point_alone_is_the_point_of_the_whole() -> None:
     permutation = Permutation.from_name(1000, "points")
-    whole = permutation.at_many(np.arange(1000))
-    assert [permutation.at(position) for position in range(0, 1000, 37)] == whole[::37].tolist()
+    whole = permutation.items_at(np.arange(1000))
+    assert [permutation.item_at(position) for position in range(0, 1000, 37)] == whole[::37].tolist()
 
 
 def test_a_trillion_things_are_ordered_without_listing_them() -> None:
     permutation = Permutation.from_name(10**12, "large")
-    things = permutation.at_many(np.arange(10**6, 10**6 + 1000))
+    things = permutation.items_at(np.arange(10**6, 10**6 + 1000))
     assert len(set(things.tolist())) == 1000
     assert (things >= 0).all()
     assert (things < 10**12).all()
@@ -37,7 +37,7 @@ def test_a_trillion_things_are_ordered_without_listing_them() -> None:
 @pytest.mark.parametrize("position", [-1, 10])
 def test_positions_outside_are_refused(position: int) -> None:
     with pytest.raises(IndexError, match=r"\bpermutation\b.*\b10$"):
-        Permutation.from_name(10, "x").at(position)
+        Permutation.from_name(10, "x").item_at(position)
 
 
 @pytest.mark.long
@@ -46,7 +46,7 @@ def test_positions_outside_are_refused(position: int) -> None:
 def test_small_orders_are_equally_likely(size: int) -> None:
     draws = 12_000
     seen = Counter(
-        tuple(Permutation.from_name(size, seed).at_many(np.arange(size)).tolist()) for seed in range(draws)
+        tuple(Permutation.from_name(size, seed).items_at(np.arange(size)).tolist()) for seed in range(draws)
     )
     orders = list(itertools.permutations(range(size)))
     expected = draws / len(orders)
@@ -57,7 +57,7 @@ def test_small_orders_are_equally_likely(size: int) -> None:
 def test_neighbours_are_scattered() -> None:
     """Distances between things at consecutive positions are those of independent uniform draws."""
     size = 100_000
-    things = Permutation.from_name(size, "scatter").at_many(np.arange(size))
+    things = Permutation.from_name(size, "scatter").items_at(np.arange(size))
     distances = np.abs(np.diff(things)) / size
     assert abs(distances.mean() - 1 / 3) < 5 * np.sqrt(1 / 18 / size)
     assert abs(np.corrcoef(things[:-1], things[1:])[0, 1]) < 5 / np.sqrt(size)
@@ -66,5 +66,5 @@ def test_neighbours_are_scattered() -> None:
 
 
 def test_other_names_give_unrelated_orders() -> None:
-    first, second = (Permutation.from_name(5000, "epoch", epoch).at_many(np.arange(5000)) for epoch in (0, 1))
+    first, second = (Permutation.from_name(5000, "epoch", epoch).items_at(np.arange(5000)) for epoch in (0, 1))
     assert (first == second).sum() < 10

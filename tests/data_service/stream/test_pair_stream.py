@@ -55,7 +55,7 @@ def test_rows_are_laid_out_with_their_segments(seed: int, packing: str) -> None:
     for row, (first, last) in enumerate(itertools.pairwise(made.offsets.tolist())):
         expected = [SPECIAL.cls]
         starts = []
-        for stretch in rows.stretches(row):
+        for stretch in rows.token_ranges(row):
             starts.append(len(expected))
             expected += [*block.tokens[stretch].tolist(), SPECIAL.sep]
         assert tokens[first:last].tolist() == expected
@@ -76,7 +76,7 @@ def test_words_end_with_their_segment_and_sentence(seed: int, packing: str) -> N
     targets = set(made.target_positions.tolist())
     for row in range(len(rows)):
         place = int(made.offsets[row]) + 1
-        for stretch in rows.stretches(row):
+        for stretch in rows.token_ranges(row):
             words: list[list[int]] = []
             for token in stretch:
                 if not words or token in sentences or WORD_STARTS[block.tokens[token]]:
@@ -91,7 +91,7 @@ def rows_seen(stream: Stream, epoch: int) -> dict[tuple[int, int, int], bytes]:
     """(reading, block, row) -> where its text lies."""
     found = {}
     for sample in range(stream.samples_per_epoch):
-        source = stream.source(epoch, sample)
+        source = stream.sample_text(epoch, sample)
         assert (source.epoch, source.block, source.row) not in found
         found[source.epoch, source.block, source.row] = repr(source.stretches).encode()
     return found

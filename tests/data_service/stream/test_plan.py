@@ -63,8 +63,8 @@ def test_spans_cut_any_range_at_the_windows(quotas: list[int], windows: int, dat
     grid = EpochLayout(tuple(quotas), windows, 0)
     start = data.draw(st.integers(0, total))
     stop = data.draw(st.integers(start, total))
-    spans = list(grid.spans(start, stop))
-    covered = [grid.start(window) + i for window, first, last in spans for i in range(first, last)]
+    spans = list(grid.split_by_window(start, stop))
+    covered = [grid.window_start(window) + i for window, first, last in spans for i in range(first, last)]
     assert covered == list(range(start, stop))
     assert all(0 <= first < last <= grid.size(window) for window, first, last in spans)
 
@@ -72,7 +72,7 @@ def test_spans_cut_any_range_at_the_windows(quotas: list[int], windows: int, dat
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, 11), (5, 4)])
 def test_ranges_outside_the_epoch_are_refused(start: int, stop: int) -> None:
     with pytest.raises(IndexError, match=r"\bepoch\b.*\b10$"):
-        list(EpochLayout((10,), 2, 0).spans(start, stop))
+        list(EpochLayout((10,), 2, 0).split_by_window(start, stop))
 
 
 def test_epochs_and_windows_are_shuffled() -> None:

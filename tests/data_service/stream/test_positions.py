@@ -151,7 +151,7 @@ def test_the_step_of_a_sample_is_the_one_that_takes_it(
         for epoch in range(max(phase_epochs[number], default=0) + 2):
             for sample in range(phase.samples_per_epoch):
                 expected = takers.get((number, epoch, sample))
-                assert positions.step_of(number, epoch, sample) == expected
+                assert positions.find_step(number, epoch, sample) == expected
 
 
 @given(st.lists(st.integers(1, 9), min_size=3, max_size=12), st.integers(1, 30), st.integers(1, 25))
@@ -165,7 +165,7 @@ def test_the_step_of_a_sample_of_token_batches(lengths: list[int], batch: int, s
     }
     for epoch in range(positions.epochs(0).stop + 1):
         for sample in range(len(lengths)):
-            assert positions.step_of(0, epoch, sample) == takers.get((epoch, sample))
+            assert positions.find_step(0, epoch, sample) == takers.get((epoch, sample))
 
 
 @given(st.lists(st.integers(1, 9), min_size=3, max_size=12), st.integers(1, 30), st.integers(1, 25))

@@ -141,7 +141,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
     write_vocabulary(uri)
     opened = open_corpus(uri)
     for part in (names[::2], names[1::2]):
-        remove_documents(opened, documents_by_number(opened, part), removed_by="x", at=1, reason="r")
+        remove_documents(opened, documents_by_number(opened, part), removed_by="x", removed_at=1, reason="r")
     chain = load_removals(opened.store, opened.manifest)
     digests = [removal.digest for removal in chain.removals]
     return uri, digests[0], digests[1]

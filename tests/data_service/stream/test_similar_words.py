@@ -55,6 +55,6 @@ def test_similar_words_are_of_one_context_and_length(tmp_path: Path) -> None:
     opened = open_corpus(corpus)
     everything = map(str, range(int(opened.manifest.train.documents.sum())))
     removed = documents_by_number(opened, everything)
-    remove_documents(opened, removed, removed_by="x", at=1, reason="asked for")
+    remove_documents(opened, removed, removed_by="x", removed_at=1, reason="asked for")
     with pytest.raises(CorpusError, match=r"\bword\b"):
         write_similar_words([corpus], str(tmp_path / "third.txt"), SETTINGS)

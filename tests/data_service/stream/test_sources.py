@@ -29,7 +29,7 @@ ALWAYS_RANDOM = {"mask": 0, "random": 1, "keep": 0, "random_from": "unigram"}
 def test_random_tokens_are_as_frequent_as_in_all_sources_together(tmp_path: Path) -> None:
     blocks = [random_block(seed, 500 + 300 * seed) for seed in range(2)]
     sources = [source_of(write_corpus(tmp_path / str(n), [block]), str(n)) for n, block in enumerate(blocks)]
-    unigram = Corpora(spec_of(*sources, masking={"kind": "mlm", "replace": ALWAYS_RANDOM})).unigram
+    unigram = Corpora(spec_of(*sources, masking={"kind": "mlm", "replace": ALWAYS_RANDOM})).token_counts
     counts = [np.bincount(block.tokens, minlength=VOCABULARY) for block in blocks]
     np.testing.assert_array_equal(unigram, sum(counts))
 
@@ -53,8 +53,8 @@ def test_only_what_a_scheme_needs_is_read(tmp_path: Path) -> None:
     """A corpus without a tokenizer serves masking by token."""
     uri = write_corpus(tmp_path / "c", [random_block(1, 500)])
     corpora = Corpora(spec_of(source_of(uri)))
-    assert corpora.starts_word is None
-    assert corpora.unigram is None
+    assert corpora.word_start_table is None
+    assert corpora.token_counts is None
 
 
 def test_words_of_an_older_corpus_stay_as_they_were(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_words_of_an_older_corpus_stay_as_they_were(tmp_path: Path) -> None:
     assert old.manifest_fingerprint != new.manifest_fingerprint
     flags = []
     for sources in ((old,), (new,), (old, new)):
-        starts = Corpora(spec_of(*sources, masking={"kind": "mlm", "unit": "whole_word"})).starts_word
+        starts = Corpora(spec_of(*sources, masking={"kind": "mlm", "unit": "whole_word"})).word_start_table
         assert starts is not None
         flags.append(bool(starts[-1]))
     assert flags == [False, True, False]

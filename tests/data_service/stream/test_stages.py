@@ -194,7 +194,7 @@ def test_shares_are_of_tokens(given: tuple[MadeUp, list[Stage]]) -> None:
         total = stage.units / sum(weight / mean for weight, mean in zip(weights, means, strict=True))
         for source, quota in enumerate(plan.epoch_layout.quotas):
             assert abs(quota * means[source] - weights[source] * total) <= means[source]
-            tokens = corpora.rows.tokens(stage.length)[source]
+            tokens = corpora.rows.line_tokens_at_length(stage.length)[source]
             stop = plan.begins[source] + quota  # in a later reading, which has the blocks in another order
             uneven = max(abs(tokens.tokens_before(row) - row * means[source]) for row in range(stop + 1))
             assert abs(taken[source] - weights[source] * total) <= means[source] + 2 * uneven + 1e-6
@@ -227,10 +227,10 @@ def test_an_axis_of_tokens_begins_where_the_stage_does(given: tuple[MadeUp, list
     corpora, stages = given
     for plan, stage in zip(plans_of(corpora, stages), stages, strict=True):
         axis = TokenAxis(plan, corpora.counts(stage.length), corpora.measured(stage.length))
-        assert axis.unit(0, 0) == 0
-        assert axis.locate(0) == (0, 0)
+        assert axis.token_of_sample(0, 0) == 0
+        assert axis.sample_at_token(0) == (0, 0)
         taken = [tokens_of(texts) for texts in corpora.text_of(plan, rows_of_epoch(plan, 0))]
-        assert axis.unit(1, 0) == sum(taken)
+        assert axis.token_of_sample(1, 0) == sum(taken)
         if stage.in_tokens:
             assert stage.units <= sum(taken) < stage.units + len(taken) * stage.length
 

@@ -31,7 +31,7 @@ layouts = st.builds(
 
 @given(layouts)
 def test_every_sample_lies_in_one_slab(layout: SlabLayout) -> None:
-    slabs = [layout.positions(slab) for slab in range(layout.slabs)]
+    slabs = [layout.slab_positions(slab) for slab in range(layout.slab_count)]
     assert all(len(slab) for slab in slabs)
     assert sorted(np.concatenate(slabs).tolist()) == list(range(layout.size))
 
@@ -40,8 +40,8 @@ def test_every_sample_lies_in_one_slab(layout: SlabLayout) -> None:
 def test_any_range_is_found_in_its_slabs(layout: SlabLayout, data: st.DataObject) -> None:
     first = data.draw(st.integers(0, layout.size))
     last = data.draw(st.integers(first, layout.size))
-    slabs = [layout.positions(slab) for slab in range(layout.slabs)]
-    pieces = list(layout.pieces(first, last))
+    slabs = [layout.slab_positions(slab) for slab in range(layout.slab_count)]
+    pieces = list(layout.iter_slab_ranges(first, last))
     found = [position for slab, start, stop in pieces for position in slabs[slab][start:stop].tolist()]
     assert found == list(range(first, last))
     assert set(layout.slabs_with_samples(first, last)) == {slab for slab, _, _ in pieces}
@@ -54,7 +54,7 @@ def test_a_share_of_every_step_lies_in_few_slabs(ranks: int, epoch: int, sample:
     steps = StepStart(share * ranks, 0, sample)
     for window in range(3):
         layout = SlabLayout.for_window(grid, epoch, window, rows=rows, steps=steps)
-        origin = epoch * 4000 + grid.start(window)
+        origin = epoch * 4000 + grid.window_start(window)
         first = (
             -(-(origin - sample) // steps.rows) * steps.rows + sample - origin
         )  # the first step that begins here
@@ -75,9 +75,9 @@ def test_a_window_built_in_any_layout_holds_the_stream(tmp_path: Path, steps: St
     layout = SlabLayout.for_window(grid, 2, 1, rows=9, steps=steps)
     slabs = build_window(corpora, stream.plan.window(2, 1), layout)
     ours = join_rows(
-        [slice_rows(slabs[slab], low, high) for slab, low, high in layout.pieces(0, layout.size)]
+        [slice_rows(slabs[slab], low, high) for slab, low, high in layout.iter_slab_ranges(0, layout.size)]
     )
-    theirs = stream.read(2, grid.start(1), grid.start(2))
+    theirs = stream.read(2, grid.window_start(1), grid.window_start(2))
     np.testing.assert_array_equal(ours.tokens, theirs.tokens)
     np.testing.assert_array_equal(ours.target_positions, theirs.target_positions)
     np.testing.assert_array_equal(ours.offsets, theirs.offsets)

@@ -14,7 +14,7 @@ def test_byte_level_loses_nothing(trained: Callable[[Kind], Tokenizer], document
     report = check_tokenizer(trained("byte_bpe"), documents)
     assert report.exact == report.stable == 1.0
     assert report.unknown == 0.0
-    assert report.loss.above(0.0) == ()
+    assert report.loss.kinds_above(0.0) == ()
     assert report.loss.characters == sum(map(len, documents))
     assert report.tokens == sum(len(trained("byte_bpe").encode(text)) for text in documents)
     assert 2 < report.bytes_per_token < 5

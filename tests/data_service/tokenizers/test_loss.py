@@ -118,14 +118,14 @@ def test_the_loss_of_parts_adds_up(trained: Callable[[Kind], Tokenizer], texts: 
     for kind in ("wordpiece", "unigram"):
         tokenizer = trained(kind)
         parts = [measure_loss(tokenizer, texts[:cut]), measure_loss(tokenizer, texts[cut:])]
-        assert TextLoss.total(parts) == measure_loss(tokenizer, texts)
+        assert TextLoss.sum_of(parts) == measure_loss(tokenizer, texts)
 
 
 def test_most_of_a_text_is_lost_only_by_consent(trained: Callable[[Kind], Tokenizer]) -> None:
     dna = "".join(Random(1).choices("ACGT", k=150))
     loss = measure_loss(trained("wordpiece"), ["the boat " * 3 + dna])
     assert loss.share("unknown") == pytest.approx(150 / 177)
-    assert loss.shown("unknown") == (dna[:24],)
+    assert loss.top_examples("unknown") == (dna[:24],)
     with pytest.raises(TokenizerError) as raised:
         check_loss(loss, (), "a tokenizer", "give another")
     assert "--accept-loss unknown" in str(raised.value)
@@ -135,7 +135,7 @@ def test_most_of_a_text_is_lost_only_by_consent(trained: Callable[[Kind], Tokeni
 
 def test_case_and_bytes_are_said_and_never_refused() -> None:
     everything = TextLoss(characters=10, lost=dict.fromkeys(KINDS, 10))
-    assert set(everything.above(0.2)) == set(KINDS) - {"case", "bytes"}
+    assert set(everything.kinds_above(0.2)) == set(KINDS) - {"case", "bytes"}
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram", "bpe"])

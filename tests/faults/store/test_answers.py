@@ -127,7 +127,7 @@ OPERATIONS: dict[str, Callable[[Store, Callable[[], None]], bool]] = {
     "folders": lambda store, clean: list(store.folders()) == ["a", "b"],
     "delete": lambda store, clean: store.delete("gone") is None,
     "clock": lambda store, clean: abs((store.clock() or time.time()) - time.time()) < 3600,
-    "remove_leftovers": lambda store, clean: store.remove_leftovers("", before=None) == 0,
+    "remove_leftovers": lambda store, clean: store.remove_leftovers("", older_than_key=None) == 0,
 }
 
 

@@ -51,8 +51,8 @@ def test_unfinished_uploads_are_aborted_when_old(rgw: S3Server) -> None:
     for key in ("runs/a/data", "runs/ab/data"):
         client.create_multipart_upload(Bucket=bucket, Key=key)
     store = open_store(f"s3://{bucket}/runs")
-    assert store.remove_leftovers("a", before="absent") == 0
-    assert store.remove_leftovers("a", before=None) == 1
+    assert store.remove_leftovers("a", older_than_key="absent") == 0
+    assert store.remove_leftovers("a", older_than_key=None) == 1
     left = client.list_multipart_uploads(Bucket=bucket)["Uploads"]
     assert [upload["Key"] for upload in left] == ["runs/ab/data"]
 

@@ -142,7 +142,7 @@ def rows_of_epoch(plan: StreamPlan, epoch: int) -> list[tuple[int, int, int, int
     for window in range(plan.epoch_layout.windows):
         made = plan.window(epoch, window)
         rows = [(p.source, p.block, row, p.epoch) for p in made.pieces for row in range(p.start, p.stop)]
-        found += [rows[i] for i in made.order.at_many(np.arange(len(rows))).tolist()]
+        found += [rows[i] for i in made.order.items_at(np.arange(len(rows))).tolist()]
     return found
 
 

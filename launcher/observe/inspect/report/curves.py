@@ -7,7 +7,7 @@ import numpy as np
 
 from encoder_core.objectives.figures import AVERAGE, TERM_FIGURES, TERM_LOSS, TermFigure
 from launcher.observe.inspect.report.chart import Chart, ChartMark, Floats, Level, Series
-from launcher.observe.inspect.report.figures import Interruption, values
+from launcher.observe.inspect.report.figures import Interruption, metric_values
 from launcher.output import human_count
 from launcher.runtime.run.history import History
 from launcher.runtime.run.metrics import BEFORE, TOKEN_TERMS, shown_on, spell_figure
@@ -36,7 +36,7 @@ def charts(history: History, gaps: Sequence[Interruption], baselines: Mapping[st
             spell = partial(spell_figure, figure)
             yield chart(figure.title(name), figure.unit, curves(name), zero=figure.share, format=spell)
     for metric in shown_on("curve"):
-        trained = _series(metric.title.lower(), steps.numbers, values(metric, steps), metric.tone)
+        trained = _series(metric.title.lower(), steps.numbers, metric_values(metric, steps), metric.tone)
         yield chart(metric.title, metric.unit, (trained,), zero=True, format=metric.spell)
 
 

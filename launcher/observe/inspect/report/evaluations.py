@@ -21,10 +21,10 @@ class _Curve:
     figures: list[tuple[Figure, ...]]
 
 
-def evaluations_html(found: Sequence[Evaluated], events: Sequence[Record]) -> str:
+def evaluations_html(evaluations: Sequence[Evaluated], events: Sequence[Record]) -> str:
     """Return the section's HTML; empty if there are no evaluations."""
     curves: dict[str, _Curve] = {}
-    for one in on_lineage(found, events):
+    for one in on_lineage(evaluations, events):
         for result in one.results:
             curve = curves.setdefault(_task_key(result), _Curve(result.cell.task, [], []))
             curve.steps.append(one.commit.step)
@@ -40,11 +40,11 @@ def on_lineage(found: Iterable[Evaluated], events: Sequence[Record]) -> list[Eva
     repeated those steps."""
     begins = [event for event in events if event["kind"] in ("start", "resume")]
 
-    def is_current(one: Evaluated) -> bool:
-        later = (int(event["step"]) for event in begins if event["attempt"] > one.commit.attempt)
-        return all(one.commit.step <= step for step in later)
+    def is_not_superseded(evaluation: Evaluated) -> bool:
+        later = (int(event["step"]) for event in begins if event["attempt"] > evaluation.commit.attempt)
+        return all(evaluation.commit.step <= step for step in later)
 
-    current = sorted(filter(is_current, found), key=lambda one: (one.commit.step, one.commit.attempt))
+    current = sorted(filter(is_not_superseded, found), key=lambda one: (one.commit.step, one.commit.attempt))
     return list({one.commit.step: one for one in current}.values())
 
 

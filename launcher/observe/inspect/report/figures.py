@@ -77,7 +77,7 @@ class Figures:
     blocked_seconds: float
 
 
-def measure(history: History) -> Figures:
+def compute_figures(history: History) -> Figures:
     """Return the figures of a history; zeros before the first step. Raises StoreError."""
     steps, events = history.steps, history.events
     sums = {
@@ -90,7 +90,7 @@ def measure(history: History) -> Figures:
     return Figures(
         steps=int(steps.numbers[-1]) + 1 if len(steps) else 0,
         tokens=int(sums["tokens"]),
-        tokens_per_second=_median(values(THROUGHPUT, steps)) or 0.0,
+        tokens_per_second=_median(metric_values(THROUGHPUT, steps)) or 0.0,
         data_wait=sums["data_wait"] / busy if busy else 0.0,
         wall_seconds=wall,
         goodput=min(1.0, busy / wall) if busy and wall else None,
@@ -100,7 +100,7 @@ def measure(history: History) -> Figures:
     )
 
 
-def values(metric: Metric, steps: StepHistory) -> Floats | None:
+def metric_values(metric: Metric, steps: StepHistory) -> Floats | None:
     """Return [n], the values of a figure in n steps; None if the steps do not record it. Raises StoreError."""
     if metric.name in steps.fields:
         return steps.column(metric.name)
@@ -110,12 +110,12 @@ def values(metric: Metric, steps: StepHistory) -> Floats | None:
     return part / np.maximum(whole, 1e-9)
 
 
-def mean(metric: Metric, steps: StepHistory) -> float | None:
+def metric_mean(metric: Metric, steps: StepHistory) -> float | None:
     """Return the mean of a figure over all steps that have it; for a ratio, the ratio of the sums. None if no step has
     it. Raises StoreError."""
     if metric.ratio is not None and all(name in steps.fields for name in metric.ratio):
         return metric.value_in({name: float(np.nansum(steps.column(name))) for name in metric.ratio})
-    known = values(metric, steps)
+    known = metric_values(metric, steps)
     finite = known[np.isfinite(known)] if known is not None else ()
     return float(np.mean(finite)) if len(finite) else None
 
@@ -125,7 +125,7 @@ def metric_medians(steps: StepHistory, display: Display, newest: int = 0) -> dic
     StoreError."""
     found = {}
     for metric in shown_on(display):
-        known = values(metric, steps)
+        known = metric_values(metric, steps)
         middle = None if known is None else _median(known[-newest:].copy())
         if middle is not None:
             found[metric.name] = middle
@@ -141,7 +141,7 @@ def _median(known: Floats | None) -> float | None:
     return float(np.median(used, overwrite_input=True)) if len(used) else None
 
 
-def interruptions(history: History) -> list[Interruption]:
+def find_interruptions(history: History) -> list[Interruption]:
     """Return the interruptions between attempts, and the last one if the run has not resumed."""
     kinds = (*_START_KINDS, *_CAUSE_BY_EVENT_KIND, *_END_KINDS)
     events = [event for event in history.events if event["kind"] in kinds or event["attempt"]]

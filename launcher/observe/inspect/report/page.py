@@ -11,10 +11,10 @@ from launcher.observe.inspect.report import tables
 from launcher.observe.inspect.report.chart import draw
 from launcher.observe.inspect.report.curves import charts
 from launcher.observe.inspect.report.evaluations import evaluations_html
-from launcher.observe.inspect.report.figures import Figures, Interruption, interruptions, mean, measure
+from launcher.observe.inspect.report.figures import Figures, Interruption, find_interruptions, metric_mean, compute_figures
 from launcher.observe.inspect.report.style import badge, header, html_page, table, text, tiles
-from launcher.observe.inspect.report.task_table import TableRow, headings, lines, searched_note, stored_rows
-from launcher.observe.inspect.status import RunStatus, facts, status_from_history
+from launcher.observe.inspect.report.task_table import TableRow, column_names, table_cells, searched_note, stored_rows
+from launcher.observe.inspect.status import RunStatus, status_facts, status_from_history
 from launcher.output import human_count, human_duration, write_file
 from launcher.runtime.run.evaluations import Evaluated, evaluated
 from launcher.runtime.run.history import History, read_history
@@ -66,7 +66,7 @@ def write_report(run: "Run", out: Path, *, with_baselines: bool, now: datetime) 
     write_file(out, draw_page(open_outline(run.uri, run.store), _baselines(run, with_baselines), now))
 
 
-def draw_page(run: Outline, baselines: dict[str, float], now: datetime, head: str = "") -> str:
+def draw_page(run: Outline, baselines: dict[str, float], now: datetime, head_html: str = "") -> str:
     """Return the page's HTML from the run's store. `head`: as for `style.html_page`. Raises StoreError."""
     history = read_history(run.store)
     subject = ReportSubject(
@@ -81,7 +81,7 @@ def draw_page(run: Outline, baselines: dict[str, float], now: datetime, head: st
         beside=tuple(evaluated(run.store)),
         status=status_from_history(run, history, now.timestamp(), brief=True),
     )
-    return render(subject, history, now, head)
+    return render(subject, history, now, head_html)
 
 
 def _baselines(run: "Run", wanted: bool) -> dict[str, float]:
@@ -89,9 +89,9 @@ def _baselines(run: "Run", wanted: bool) -> dict[str, float]:
     predicting = (objective.mlm, objective.clm, objective.plm)  # they predict hidden or next tokens
     if not wanted or all(term is None for term in predicting):
         return {}
-    from launcher.observe.inspect.baselines import baselines
+    from launcher.observe.inspect.baselines import load_or_compute_baselines
 
-    return baselines(run).named()
+    return load_or_compute_baselines(run).losses_by_name()
 
 
 def render(subject: ReportSubject, history: History, now: datetime, head: str = "") -> str:
@@ -103,7 +103,7 @@ def render(subject: ReportSubject, history: History, now: datetime, head: str = 
 
 def _sections(subject: ReportSubject, history: History, now: datetime) -> dict[str, str]:
     """Return the sections of the page by name, in order; a section without content is empty text."""
-    figures, gaps = measure(history), interruptions(history)
+    figures, gaps = compute_figures(history), find_interruptions(history)
     curves = "".join(draw(chart) for chart in charts(history, gaps, subject.baselines))
     return {
         "head": _header(subject, figures, now),
@@ -148,7 +148,7 @@ def _figure_tiles(
     yield human_count(figures.tokens), "tokens trained on"
     yield human_count(figures.tokens_per_second), "tokens/s, median step"
     for metric in shown_on("tile"):
-        if (average := mean(metric, history.steps)) is not None:
+        if (average := metric_mean(metric, history.steps)) is not None:
             yield metric.spell(average), metric.tile_label()
     yield human_duration(figures.wall_seconds), "wall time"
     yield goodput, "goodput: steps that count"
@@ -173,16 +173,16 @@ def _heldout_tiles(subject: ReportSubject, evaluation: Record) -> Iterator[tuple
 def _status(status: RunStatus | None, now: datetime) -> str:
     if status is None:
         return ""
-    return "<h2>Status</h2>" + table(("what", "now"), facts(status, now.timestamp()), 2)
+    return "<h2>Status</h2>" + table(("what", "now"), status_facts(status, now.timestamp()), 2)
 
 
 def _task_table_html(rows: Sequence[TableRow]) -> str:
     if not rows:
         return ""
-    shown = [line[1:] for line in lines(rows)]
+    shown = [line[1:] for line in table_cells(rows)]
     note = "Of each task the settings with the best median over seeds on its dev split; figures x 100."
     note = " ".join([note, *filter(None, [searched_note(rows)])])
-    return f'<h2>Evaluation</h2><p class="soft">{note}</p>' + table(headings(rows)[1:], shown, 3)
+    return f'<h2>Evaluation</h2><p class="soft">{note}</p>' + table(column_names(rows)[1:], shown, 3)
 
 
 def _configuration(subject: ReportSubject) -> str:

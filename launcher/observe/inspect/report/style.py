@@ -42,19 +42,19 @@ def tiles(figures: Iterable[tuple[str, str]]) -> str:
 
 
 def table(
-    heads: Sequence[str],
+    column_names: Sequence[str],
     rows: Iterable[Sequence[str]],
-    first_number: int,
+    first_number_column: int,
     *,
-    bad: Sequence[bool] = (),
-    scrolled: bool = False,
+    bad_rows: Sequence[bool] = (),
+    is_scrollable: bool = False,
 ) -> str:
     """Return an HTML table. Columns from `first_number` on are right-aligned if they hold only numbers. `bad`: for each
     row, whether it is highlighted as a problem. `scrolled`: give a long table a height of its own."""
     body = list(rows)
     numeric = {
         index
-        for index in range(first_number, len(heads))
+        for index in range(first_number_column, len(column_names))
         if all(row[index].lstrip("-")[:1].isdigit() or row[index] in ("-", "not yet") for row in body)
     }
 
@@ -62,10 +62,10 @@ def table(
         marked = ((' class="n"' if index in numeric else "", text(cell)) for index, cell in enumerate(row))
         return "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in marked)
 
-    problems = (*bad, *[False] * (len(body) - len(bad)))
+    problems = (*bad_rows, *[False] * (len(body) - len(bad_rows)))
     lines = "".join(
         f"<tr{' class=bad' if problem else ''}>{cells('td', row)}</tr>"
         for row, problem in zip(body, problems, strict=True)
     )
-    box = '"table scrolled" tabindex="0" role="region"' if scrolled else '"table"'
-    return f"<div class={box}><table><tr>{cells('th', heads)}</tr>{lines}</table></div>"
+    box = '"table scrolled" tabindex="0" role="region"' if is_scrollable else '"table"'
+    return f"<div class={box}><table><tr>{cells('th', column_names)}</tr>{lines}</table></div>"

@@ -18,10 +18,10 @@ _MAX_EVENT_ROWS = 200
 _DEDUPLICATED_EVENT_KINDS = frozenset({"preflight", "unfit"})
 
 
-def events_table(of_run: Sequence[Record]) -> str:
+def events_table(run_events: Sequence[Record]) -> str:
     """Return the table of the newest events, the newest first. What every start reports of a machine is shown once."""
     shown: dict[tuple[str, object], Record] = {}
-    for number, event in enumerate(of_run):
+    for number, event in enumerate(run_events):
         if event["kind"] not in ROUTINE_EVENT_KINDS or event.get("problems"):
             words = describe_event(event)
             shown.setdefault((words, None if event["kind"] in _DEDUPLICATED_EVENT_KINDS else number), event)
@@ -34,7 +34,7 @@ def events_table(of_run: Sequence[Record]) -> str:
     bad = [event["kind"] in PROBLEM_EVENT_KINDS for _, event in newest]
     note = f'<p class="soft">{len(shown):,} in all, the newest first.</p>'
     heads = ("when (UTC)", "attempt", "what")
-    return f"<h2>Events</h2>{note}" + table(heads, rows, 3, bad=bad, scrolled=True)
+    return f"<h2>Events</h2>{note}" + table(heads, rows, 3, bad_rows=bad, is_scrollable=True)
 
 
 def interruptions_table(gaps: Sequence[Interruption]) -> str:

@@ -60,7 +60,7 @@ class TableRow(Sealed):
         return f"{TABLE_PREFIX}{hash_of([self.weights, self.step, self.measure, self.task, self.data])}.json"
 
 
-def averages(table: Sequence[TableRow]) -> list[tuple[str, int | None, float]]:
+def average_rows(table: Sequence[TableRow]) -> list[tuple[str, int | None, float]]:
     """Return checkpoint, step, and mean of the medians over tasks, for each checkpoint that has several tasks and a
     figure for each of them."""
     groups = groupby(table, key=lambda row: (row.checkpoint, row.step, row.weights))
@@ -103,20 +103,20 @@ def terminal_table(rows: Sequence[TableRow]) -> Table:
     """Return a table with a line for each checkpoint and task, and one for each checkpoint's average. Figures are
     multiplied by 100, as in papers."""
     table = Table(box=None, pad_edge=False)
-    for head in headings(rows):
+    for head in column_names(rows):
         table.add_column(head, justify="right" if head in _NUMBER_COLUMNS else "left")
-    for line in lines(rows):
+    for line in table_cells(rows):
         table.add_row(*(Text(one_line(text)) for text in line))
     return table
 
 
-def lines(rows: Sequence[TableRow]) -> list[tuple[str, ...]]:
+def table_cells(rows: Sequence[TableRow]) -> list[tuple[str, ...]]:
     """Return the cells of the table, as texts, without the heads.
 
     Whether corpora were searched for a task's texts is a column only if some were; else `searched_note` says it.
     """
     found = [_row_cells(row, rows) for row in rows]
-    for checkpoint, step, average in averages(rows):
+    for checkpoint, step, average in average_rows(rows):
         found.append((checkpoint, _step(step), "average", "", f"{100 * average:.2f}", *[""] * 6))
     return (
         found
@@ -125,7 +125,7 @@ def lines(rows: Sequence[TableRow]) -> list[tuple[str, ...]]:
     )
 
 
-def headings(rows: Sequence[TableRow]) -> tuple[str, ...]:
+def column_names(rows: Sequence[TableRow]) -> tuple[str, ...]:
     """Return the heads of the columns of `lines`."""
     return _HEADS if _is_any_searched(rows) else _HEADS[:_SEARCHED_COLUMN] + _HEADS[_SEARCHED_COLUMN + 1 :]
 

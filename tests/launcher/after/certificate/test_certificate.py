@@ -134,8 +134,8 @@ def test_a_run_that_goes_on_makes_the_certificate_older_and_not_wrong(root: Path
     second, found = certify(run)
     assert second is not None, found.problems
     assert second.chain[: len(first.chain)] == first.chain
-    assert all(second.newest[mark.manifest] for mark in list_committed(open_store(run)))
-    assert [what for what, digests in second.newest.items() if "manifest.json" in what and not digests]
+    assert all(second.newest_digests[mark.manifest] for mark in list_committed(open_store(run)))
+    assert [what for what, digests in second.newest_digests.items() if "manifest.json" in what and not digests]
     again, found = certify(run)
     assert again == second
     assert not found.notes
@@ -174,7 +174,7 @@ def test_settings_may_change_and_a_new_certificate_says_so(run: str) -> None:
     assert statement is not None
     assert before is not None
     assert any("recipe.yaml" in note for note in found.notes)
-    assert statement.newest["recipe.yaml"] != before.newest["recipe.yaml"]
+    assert statement.newest_digests["recipe.yaml"] != before.newest_digests["recipe.yaml"]
     sound(run)
 
 

@@ -152,12 +152,12 @@ def test_bundled_settings_read_glue_as_published(tmp_path: Path) -> None:
         for split in ("train", "dev"):
             (tmp_path / folder / f"{split}.tsv").write_text("".join(lines))
     nli, sts, pairs = (load_settings(name, data=str(tmp_path)) for name in ("nli", "stsb", "pairs"))
-    assert {nli.root, sts.root, pairs.root} == {str(tmp_path)}
+    assert {nli.data_folder, sts.data_folder, pairs.data_folder} == {str(tmp_path)}
     assert {nli.lr, sts.lr, pairs.lr} == {2e-5}
-    read = read_source(nli.train, nli.root)
+    read = read_source(nli.train, nli.data_folder)
     assert [read.classes[int(label)] for label in read.labels or []] == ["neutral", "entailment"]
     assert sts.dev is not None
-    assert read_source(sts.dev, sts.root).labels == [0.5, 1.0]
+    assert read_source(sts.dev, sts.data_folder).labels == [0.5, 1.0]
 
 
 def test_settings_of_a_file_look_for_data_beside_it(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_settings_of_a_file_look_for_data_beside_it(tmp_path: Path) -> None:
     )
     training = load_settings(str(path), ["lr=3e-4"])
     assert training.lr == 3e-4
-    assert read_source(training.train, training.root).labels == [1.0]
+    assert read_source(training.train, training.data_folder).labels == [1.0]
     with pytest.raises(RecipeError, match="bundled"):
         load_settings(str(tmp_path / "not-there.yaml"))
     assert open_store(tmp_path).size("mine.yaml")

@@ -22,7 +22,7 @@ from launcher.after.export.model_card import DATA_CARDS
 from launcher.after.finetune.pretrained import folder_digest
 from launcher.after.tasks.summary import texts_of_task
 from launcher.after.tasks.task import load_task
-from launcher.observe.inspect.report.task_table import TableRow, headings, lines, searched_note
+from launcher.observe.inspect.report.task_table import TableRow, column_names, table_cells, searched_note
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.create import create_run
 from launcher.runtime.run.record import open_run
@@ -87,7 +87,7 @@ def test_of_a_run_and_of_its_export(folder: Path, tmp_path: Path) -> None:
     export_run(run, None, str(tmp_path / "model"))
     of_run, of_export = (row_of(str(place), folder) for place in (folder / "run", tmp_path / "model"))
     assert of_run.searched == of_export.searched == {"dev": True, "test": False}
-    assert lines([of_run])[0][-2] == "dev"
+    assert table_cells([of_run])[0][-2] == "dev"
     assert "### text" in (tmp_path / "model" / MODEL_CARD).read_text()
     assert "word/dev" in (tmp_path / "model" / MODEL_CARD).read_text()
     assert json.loads((tmp_path / "model" / DATA_CARDS).read_text())["sources"]["text"]["train"]["documents"]
@@ -117,6 +117,6 @@ def test_all_sources_count(folder: Path, inputs: Path, tmp_path: Path) -> None:
     row = row_of(uri, folder)
     known = row_of(str(folder / "run"), folder)
     assert row.searched == {"dev": False, "test": False}
-    assert len(lines([row])[0]) == len(headings([row])) == len(headings([])) < len(headings([known]))
+    assert len(table_cells([row])[0]) == len(column_names([row])) == len(column_names([])) < len(column_names([known]))
     assert [searched_note([row]), searched_note([known])].count(None) == 1
-    assert lines([row, known])[0][-2] == "no"
+    assert table_cells([row, known])[0][-2] == "no"

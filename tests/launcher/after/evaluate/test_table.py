@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_service.store.open import open_store
 from launcher.after.evaluate.cells import Cell, CellFigures, Result, find_results, table
 from launcher.observe.inspect.report.page import ReportSubject, render
-from launcher.observe.inspect.report.task_table import averages, lines, store_rows, stored_rows
+from launcher.observe.inspect.report.task_table import average_rows, table_cells, store_rows, stored_rows
 from launcher.runtime.run.history import read_history
 
 LRS, SEEDS = (1e-5, 2e-5, 5e-5), range(4)
@@ -108,18 +108,18 @@ def test_averages_are_of_checkpoints_that_have_a_figure_for_every_task() -> None
         if (one.source, one.task) != ("runs/b", "rte")
     }
     rows = table(GRID, results)
-    [(uri, step, mean)] = averages(rows)
+    [(uri, step, mean)] = average_rows(rows)
     assert (uri, step) == ("runs/a", 100)
     assert mean == pytest.approx(0.7)
-    last = lines(rows)[-1]
+    last = table_cells(rows)[-1]
     assert last[:5] == ("runs/a", "100", "average", "", "70.00")
-    assert lines(rows)[3][-1].startswith("12 of 12 ")
+    assert table_cells(rows)[3][-1].startswith("12 of 12 ")
 
 
 def test_the_same_task_with_other_data_is_told_apart() -> None:
     grid = [cell(data=data, task="sst2") for data in ("a" * 32, "b" * 32)]
     rows = table(grid, {one.key: result(one, 0.5) for one in grid})
-    assert [line[2] for line in lines(rows)][:2] == ["sst2 (aaaaaaaa)", "sst2 (bbbbbbbb)"]
+    assert [line[2] for line in table_cells(rows)][:2] == ["sst2 (aaaaaaaa)", "sst2 (bbbbbbbb)"]
 
 
 def test_keys_follow_what_decides_a_result_and_no_names() -> None:

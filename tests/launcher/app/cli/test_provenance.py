@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from launcher.app.cli.main import app
 from launcher.errors import OptionError
-from launcher.observe.inspect.show import find_sample, render
+from launcher.observe.inspect.show import find_sample, render_lines
 from launcher.runtime.run.record import open_run
 from tests.support.checks.command import maskfleet
 from tests.support.data.made_up import write_text
@@ -60,7 +60,7 @@ def test_a_row_says_where_its_documents_come_from(folder: Path, tmp_path: Path) 
     maskfleet("init", "quickstart", tmp_path / "run", "--corpus", f"text={folder / 'c'}", *settings)
     shown = find_sample(open_run(str(tmp_path / "run")), 0, 0)
     assert shown.documents
-    stretches, lines = shown.source.stretches, list(render(shown))
+    stretches, lines = shown.source.stretches, list(render_lines(shown))
     for document, line in zip(shown.documents, lines[2:], strict=False):
         end = document.start + document.tokens
         assert any(document.start < part.stop and part.start < end for part in stretches)
@@ -87,11 +87,11 @@ def test_a_row_says_what_was_removed_from_it(folder: Path, tmp_path: Path) -> No
     maskfleet("init", "quickstart", tmp_path / "after", "--corpus", f"text={tmp_path / 'c'}", *settings)
     after = find_sample(open_run(str(tmp_path / "after")), 0, 0)
     assert after.samples.holes is not None
-    marked = [line for line in render(after) if line.endswith(", removed")]
+    marked = [line for line in render_lines(after) if line.endswith(", removed")]
     assert len(marked) == 1
     assert f"id {wanted}, " in marked[0]
-    assert any(str(len(after.samples.holes)) in line for line in render(after))
-    assert not any(line.endswith(", removed") for line in render(shown))
+    assert any(str(len(after.samples.holes)) in line for line in render_lines(after))
+    assert not any(line.endswith(", removed") for line in render_lines(shown))
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_a_corpus_that_grew_is_read_where_its_parts_lie(inputs: Path, tmp_path: 
         str(tmp_path / "grown"),
         options,
         removed_by="me",
-        at=0,
+        removed_at=0,
         progress=ignore_progress,
     )
     sources = f"corpus.sources={{a: {{uri: {tmp_path}/grown}}}}"

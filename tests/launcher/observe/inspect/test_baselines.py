@@ -12,7 +12,7 @@ from data_service.types import Block
 from launcher.observe.inspect.baselines import (
     BigramCounts,
     HeldoutTargets,
-    baselines,
+    load_or_compute_baselines,
     compute_baselines,
     find_targets,
 )
@@ -64,17 +64,17 @@ def test_the_neighbour_is_the_true_token_not_what_stands_there() -> None:
 
 def test_baselines_of_a_run_are_computed_once_and_kept(fresh_run: str) -> None:
     run = open_run(fresh_run)
-    first = baselines(run)
+    first = load_or_compute_baselines(run)
     assert 0 < first.bigram < first.unigram < math.log(320)
     assert first.targets > 20
     assert run.store.size(BASELINES_KEY) is not None
-    assert baselines(run) == first == compute_baselines(run)
+    assert load_or_compute_baselines(run) == first == compute_baselines(run)
 
 
 def test_baselines_of_what_the_run_was_before_are_not_reused(fresh_run: str) -> None:
     run = open_run(fresh_run)
-    stale = baselines(run).model_copy(update={"unigram": 1.0, "fingerprint": "another"})
+    stale = load_or_compute_baselines(run).model_copy(update={"unigram": 1.0, "fingerprint": "another"})
     run.store.put(BASELINES_KEY, seal(stale))
-    assert baselines(run).unigram != 1.0
+    assert load_or_compute_baselines(run).unigram != 1.0
     run.store.put(BASELINES_KEY, b"damaged")
-    assert baselines(run).unigram != 1.0
+    assert load_or_compute_baselines(run).unigram != 1.0

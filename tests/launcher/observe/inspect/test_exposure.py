@@ -70,7 +70,7 @@ def scanned(
         row = 0
         for span in positions.ranges(step):
             for sample in range(span.start, span.stop):
-                text = streams[span.phase].source(span.epoch, sample)
+                text = streams[span.phase].sample_text(span.epoch, sample)
                 if text.block == block and any(
                     part.start < stop and start < part.stop for part in text.stretches
                 ):
@@ -112,7 +112,7 @@ def test_rows_of_steps_that_a_run_went_back_from(run: Run) -> None:
     for number, (returned, reached) in enumerate([(3, 6), (2, 10)], start=1):
         positions = sample_positions(run, streams, skipped)
         undone.append((number, positions, range(returned, reached)))
-        skipped = (*skipped, *positions.joined(returned, reached))
+        skipped = (*skipped, *positions.joined_ranges(returned, reached))
         attempt = claim(run.store, owner=Owner.for_this_process(0.0))
         spans = tuple((span.phase, span.epoch, span.start, span.stop) for span in skipped)
         record_rewind(run.store, _rewind(attempt, returned, reached, spans), attempt)
@@ -185,7 +185,7 @@ def test_documents_that_are_removed_on_the_way(inputs: Path, tmp_path: Path, see
 
     def remove(numbers: list[int]) -> None:
         found = documents_by_number_in(corpus, list(map(str, numbers)))
-        remove_documents(corpus, found, removed_by="x", at=1, reason="asked for")
+        remove_documents(corpus, found, removed_by="x", removed_at=1, reason="asked for")
 
     remove(gone[0])
     run = open_run(new_run(tmp_path / "inputs", "run"))

@@ -13,7 +13,7 @@ import pytest
 from launcher.observe.inspect.report.chart import Chart, Level, Series, buckets, draw
 from launcher.observe.inspect.report.curves import charts
 from launcher.observe.inspect.report.evaluations import evaluations_html
-from launcher.observe.inspect.report.figures import interruptions, measure
+from launcher.observe.inspect.report.figures import find_interruptions, compute_figures
 from launcher.observe.inspect.report.page import ReportSubject, draw_page, render
 from launcher.runtime.recipe.parts import EvaluationTask, HeldOutSettings
 from launcher.runtime.run.evaluations import (
@@ -77,7 +77,7 @@ KILLED = history(
 
 
 def test_figures_count_repeated_steps_once() -> None:
-    figures = measure(KILLED)
+    figures = compute_figures(KILLED)
     assert (figures.steps, figures.tokens, figures.tokens_per_second) == (10, 10_000, 500.0)
     assert (figures.data_wait, figures.wall_seconds, figures.repeated) == (0.25, 50.5, 2)
     assert figures.goodput == pytest.approx(20 / 50.5)
@@ -85,7 +85,7 @@ def test_figures_count_repeated_steps_once() -> None:
 
 
 def test_every_interruption_has_its_cause() -> None:
-    killed, stopped = interruptions(KILLED)
+    killed, stopped = find_interruptions(KILLED)
     assert (killed.attempt, killed.resumed_from, killed.downtime) == (1, 4, 20.0)
     assert "killed without notice" in killed.cause
     assert (stopped.attempt, stopped.resumed_from, stopped.downtime) == (2, 10, 8.0)
@@ -105,7 +105,7 @@ DIED = history(
 
 
 def test_what_a_death_cost() -> None:
-    died, stuck = interruptions(DIED)
+    died, stuck = find_interruptions(DIED)
     assert (died.cause, died.lost, died.downtime) == ("ranks died", 5, 8.0)
     assert died.recovery == {"group": 0.5, "first step": 1.25}
     assert (stuck.cause, stuck.lost, stuck.recovery) == (
@@ -142,7 +142,7 @@ GROWN = {"from": 2, "to": 3, "cause": "the cluster has places for 3 ranks"}
 def test_what_interrupts_a_run_and_what_does_not(
     events: list[dict[str, Any]], expected: list[tuple[str, int | None, float | None]]
 ) -> None:
-    found = interruptions(history(5, START, *events))
+    found = find_interruptions(history(5, START, *events))
     assert [(gap.cause, gap.resumed_from, gap.downtime) for gap in found] == expected
 
 
@@ -263,7 +263,7 @@ def test_what_happened_is_listed_and_a_machine_s_lasting_problem_once() -> None:
         event("preflight", 9.5, attempt=2, **files),
         event("commit", 12.0, attempt=2, step=995, seconds=1.0, blocked=0.25),
     )
-    (gap,) = interruptions(happened)
+    (gap,) = find_interruptions(happened)
     assert (gap.cause, gap.resumed_from, gap.downtime) == ("went back: losses that are not finite", 990, 5.0)
     page = render(SUBJECT, happened, NOW)
     assert page.count("open files: 256") == 1, "every start finds it; once will do"

@@ -11,7 +11,7 @@ from data_service.stream.positions import Positions
 from data_service.stream.stream import Stream
 from data_service.tokenizers.load import load_tokenizer
 from launcher.errors import RunError
-from launcher.observe.inspect.show import find_sample, marked_text, render
+from launcher.observe.inspect.show import find_sample, marked_text, render_lines
 from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.streams import sample_positions, stream_spec
 from tests.support.runs.small_runs import new_run
@@ -52,7 +52,7 @@ def test_the_text_is_the_source_with_its_targets_marked(run: Run) -> None:
 
 def test_it_prints_place_and_a_line_for_each_target(run: Run) -> None:
     shown = find_sample(run, 13, 0)
-    lines = list(render(shown))
+    lines = list(render_lines(shown))
     assert "step 13, row 0[/] of 8: phase 1" in lines[0]
     assert " text" in lines[1]
     assert len(lines) == 7 + len(shown.samples.target_ids)
@@ -78,7 +78,7 @@ def test_the_segments_of_a_pair_and_its_label(
     found = set()
     for step, row in itertools.product((8, 9), range(8)):
         shown = find_sample(run, step, row)
-        lines = list(render(shown))
+        lines = list(render_lines(shown))
         assert shown.samples.segment_starts is not None
         middle = int(shown.samples.segment_starts[0])
         texts = {line[:10]: line for line in lines if line.startswith(("[bold]A", "[bold]B"))}
@@ -102,7 +102,7 @@ def test_control_characters_are_shown_not_sent(run: Run) -> None:
     tokenizer = shown.tokenizer
     hostile = tokenizer.encode("\x1b[2J \x07 \x9b31m")
     spoilt = replace(shown.samples, tokens=np.concatenate([hostile, shown.samples.tokens[len(hostile) :]]))
-    lines = "\n".join(render(replace(shown, samples=spoilt)))
+    lines = "\n".join(render_lines(replace(shown, samples=spoilt)))
     assert r"\x1b" in lines
     assert not any(character in lines for character in "\x1b\x07\x9b")
 
@@ -111,7 +111,7 @@ def test_a_causal_row_is_shown_as_it_is(inputs: Path, tmp_path: Path) -> None:
     """Nothing is hidden, so nothing is marked, and no line lists nearly every token."""
     settings = ("objective={clm: {}}", "phases=[{steps: 4, length: 32, batch: {sequences: 12}}]")
     shown = find_sample(open_run(new_run(inputs, str(tmp_path / "run"), *settings)), 1, 2)
-    lines = list(render(shown))
+    lines = list(render_lines(shown))
     assert str(len(shown.samples.target_ids)) in lines[2]
     assert not any(" -> " in line for line in lines)
     assert len(lines) == 5

@@ -16,8 +16,8 @@ import pytest
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.errors import RecipeError
-from launcher.observe.sinks.process import SinkProcess, make_publish_request, publishing
-from launcher.observe.sinks.publish import publish as publishing_loop
+from launcher.observe.sinks.process import SinkProcess, make_publish_request, publish_run
+from launcher.observe.sinks.publish import publish_until_end as publishing_loop
 from launcher.observe.sinks.sink import PublishRequest
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.history import read_history
@@ -64,7 +64,7 @@ def publish(store: Store) -> None:
     notes: list[str] = []
     process = SinkProcess(wanted(store, "tensorboard", "wandb", "mlflow"), notes.append)
     process.ask_to_end()
-    process.end(PATIENCE_S)
+    process.end_process(PATIENCE_S)
     assert notes == []
 
 
@@ -175,7 +175,7 @@ def test_a_client_that_fails_is_one_line_to_the_operator(
     process = SinkProcess(wanted(store, "wandb", "mlflow"), note, restart_s=0.01)
     assert noted.wait(PATIENCE_S)
     process.ask_to_end()
-    process.end(PATIENCE_S)
+    process.end_process(PATIENCE_S)
     text = notes[0]
     assert re.match(r"wandb(, mlflow)?: not published: ", text)
     assert re.search(reason, text), text
@@ -200,7 +200,7 @@ def test_a_client_that_hangs_is_ended_with_the_command_and_holds_up_no_other(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     publisher.ask_to_end()
-    publisher.end(5.0)
+    publisher.end_process(5.0)
     assert [note.partition(":")[0] for note in notes] == ["wandb"]
     assert " time" in notes[0]
     assert not process.is_running()
@@ -220,7 +220,7 @@ def test_without_a_login_the_operator_reads_why(store: Store) -> None:
     notes: list[str] = []
     settings = ("logging.wandb={project: p}", "logging.tensorboard=false")
     process = SinkProcess(make_publish_request(store, load("quickstart", settings)), notes.append)
-    process.end(PATIENCE_S)  # nobody has asked it to: it gives up
+    process.end_process(PATIENCE_S)  # nobody has asked it to: it gives up
     (text,) = notes
     assert "WANDB_API_KEY" in text
 
@@ -231,7 +231,7 @@ def test_a_server_that_is_down_does_not_keep_the_command(store: Store) -> None:
     settings = ("logging.mlflow={uri: 'http://127.0.0.1:9'}", "logging.tensorboard=false")
     process = SinkProcess(make_publish_request(store, load("quickstart", settings), 0.05), notes.append)
     process.ask_to_end()
-    process.end(0.5)
+    process.end_process(0.5)
     (note,) = notes
     assert re.match(r"mlflow: .*\btime\b", note)
 
@@ -301,7 +301,7 @@ def await_child(pid: int, store: Store) -> psutil.Process:
 
 def test_nothing_is_started_unless_the_recipe_asks(store: Store) -> None:
     before = threading.active_count()
-    with publishing(store, load("quickstart", ("logging.tensorboard=false",)), print):
+    with publish_run(store, load("quickstart", ("logging.tensorboard=false",)), print):
         assert threading.active_count() == before
     assert list(store.list("trackers/")) == []
 

@@ -15,7 +15,7 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.errors import RecipeError
 from launcher.observe.sinks.process import SinkProcess, make_publish_request
-from launcher.observe.sinks.publish import publish
+from launcher.observe.sinks.publish import publish_until_end
 from launcher.observe.sinks.sink import EventSummary, PublishRequest, UnusableSink
 from launcher.observe.sinks.webhook import EventPoster
 from launcher.runtime.recipe.load import load
@@ -71,7 +71,7 @@ def test_everything_that_matters_is_posted_whoever_writes_it(
         server.wait(3)
         operator_event(store, "end", time.time(), step=20)  # as the command does, just before it ends
         process.ask_to_end()
-        process.end(WAIT_S)
+        process.end_process(WAIT_S)
         assert [body["kind"] for body in server.bodies] == [
             "resume",
             "skipped_step",
@@ -113,7 +113,7 @@ def test_the_operator_reads_of_a_webhook_once(store: Store, monkeypatch: pytest.
             operator_event(store, kind, time.time())
         assert server.wait(2) == ["stop", "end"]
         process.ask_to_end()
-        process.end(WAIT_S)
+        process.end_process(WAIT_S)
     (note,) = notes
     assert note.startswith("webhook: ")
     assert "404" in note
@@ -141,7 +141,7 @@ def test_the_command_does_not_wait_long_for_it_at_its_end(
         server.wait(1)
         before = time.monotonic()
         process.ask_to_end()
-        process.end(0.2)
+        process.end_process(0.2)
         assert time.monotonic() - before < WAIT_S
     assert "time" in notes[0]
 
@@ -212,7 +212,7 @@ def test_without_a_valid_address_the_sink_ends_and_says_so(
     if value is None:
         monkeypatch.delenv("MASKFLEET_HOOK")
     notes: list[str] = []
-    publish("webhook", wanted, threading.Event(), notes.append)
+    publish_until_end("webhook", wanted, threading.Event(), notes.append)
     (note,) = notes
     assert "MASKFLEET_HOOK" in note
     assert not value or value not in note

@@ -167,7 +167,7 @@ def test_a_host_that_is_answered_is_a_name_and_a_port(parts: list[str]) -> None:
     server = object.__new__(Server)
     server.names = {"localhost"}
     name = re.sub(r":[0-9]{1,5}$", "", host) if not host.endswith("::1") else host
-    assert server.is_named(host) == (name in ("localhost", "127.0.0.1", "[::1]"))
+    assert server.is_allowed_host(host) == (name in ("localhost", "127.0.0.1", "[::1]"))
 
 
 def test_hundreds_of_requests_at_once_are_all_answered(run: ToldRun) -> None:

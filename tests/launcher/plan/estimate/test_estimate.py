@@ -13,7 +13,7 @@ from launcher.app.cli.main import app
 from launcher.errors import EstimateError
 from launcher.output import hours_or_days
 from launcher.plan.estimate.estimate import Estimate, estimate
-from launcher.plan.estimate.render import render
+from launcher.plan.estimate.render import render_text
 from launcher.runtime.capacity.devices import Cluster, find_gpu, parse_text_size
 from launcher.runtime.capacity.memory_fit import fixed_memory
 from launcher.runtime.recipe.load import load
@@ -101,7 +101,7 @@ def test_a_model_that_fits_nowhere_is_said_to() -> None:
     shape = ("model.layers=96", "model.hidden=8192", "model.heads=64", "model.feed_forward=32768")
     huge = of("bert-large", *shape, gpu="L4", nodes=1)
     assert not any(fit.fits for fit in huge.fits)
-    assert "Not even one row fits" in render(huge)
+    assert "Not even one row fits" in render_text(huge)
 
 
 @pytest.mark.long
@@ -109,7 +109,7 @@ def test_more_machines_are_faster_until_there_are_no_microbatches_left() -> None
     seconds = [of("roberta-large-160gb", nodes=nodes).seconds for nodes in (8, 16, 32)]
     assert seconds[1] < 0.6 * seconds[0]
     assert seconds[2] == pytest.approx(seconds[1], rel=0.05)
-    assert "ranks that idle" in render(of("roberta-large-160gb", nodes=32))
+    assert "ranks that idle" in render_text(of("roberta-large-160gb", nodes=32))
 
 
 @pytest.mark.long
@@ -138,10 +138,10 @@ def test_a_phase_of_long_rows_takes_fewer_at_a_time() -> None:
     )
     assert [phase.microbatches for phase in own.phases] == [8, 32]
     assert [phase.shape.tokens for phase in own.phases] == [64 * 128, 16 * 512]
-    assert own.fullest.length == 512
-    assert own.as_configured is not None
-    assert alike.as_configured is not None
-    assert own.as_configured.bytes < 0.6 * alike.as_configured.bytes
+    assert own.phase_with_most_memory.length == 512
+    assert own.configured_memory is not None
+    assert alike.configured_memory is not None
+    assert own.configured_memory.bytes < 0.6 * alike.configured_memory.bytes
 
 
 @pytest.mark.long
@@ -150,9 +150,9 @@ def test_recomputation_costs_a_third_and_saves_memory() -> None:
         of("roberta-large-160gb", f"activation_checkpointing={choice}") for choice in ("false", "true")
     )
     assert recomputed.phases[0].compute / plain.phases[0].compute == pytest.approx(4 / 3, rel=0.02)
-    assert plain.as_configured is not None
-    assert recomputed.as_configured is not None
-    assert recomputed.as_configured.bytes < 0.4 * plain.as_configured.bytes
+    assert plain.configured_memory is not None
+    assert recomputed.configured_memory is not None
+    assert recomputed.configured_memory.bytes < 0.4 * plain.configured_memory.bytes
 
 
 @pytest.mark.long
@@ -164,16 +164,16 @@ def test_muon_keeps_one_moment_of_matrices_and_takes_time_to_orthogonalise_them(
         for settings in ((), ("optimizer={muon: {lr: 4.0e-4}}",))
     )
     assert adamw.checkpoints.bytes - muon.checkpoints.bytes == 4 * matrices
-    assert adamw.as_configured is not None
-    assert muon.as_configured is not None
-    saved = adamw.as_configured.bytes - muon.as_configured.bytes
+    assert adamw.configured_memory is not None
+    assert muon.configured_memory is not None
+    saved = adamw.configured_memory.bytes - muon.configured_memory.bytes
     assert saved == pytest.approx(4 * matrices / 128, abs=2)
     one = 24 * 5 * (4 * (4 * 1024**3 + 2 * 1024**3) + 2 * (4 * 1024**2 * 4096 + 2 * 1024**3))
     assert muon.phases[0].orthogonalising == pytest.approx(one / 128)
     plain = adamw.phases[0]
     assert plain.optimizer == 0.0
     assert muon.phases[0].step > plain.step == plain.compute + plain.network
-    text = render(muon)
+    text = render_text(muon)
     assert "orthogonalising" in text
     assert f"8 B x {matrices:,} / 128 ranks" in text
     assert f"- 4 B x {matrices:,} " in text
@@ -212,4 +212,4 @@ def test_every_bundled_recipe_can_be_estimated(name: str) -> None:
     found = of(name, nodes=1)
     assert found.seconds > 0
     assert all(0 < phase.forward < phase.model <= phase.executed for phase in found.phases)
-    assert found.recipe.name in render(found)
+    assert found.recipe.name in render_text(found)

@@ -4,18 +4,18 @@ import random
 
 import pytest
 
-from launcher.plan.estimate.estimate import CheckpointTimes, best_interval, daly, goodput, young
+from launcher.plan.estimate.estimate import CheckpointTimes, best_interval, daly_interval_s, goodput, young_interval_s
 
 HOUR = 3600.0
 
 
 def test_young_and_daly_agree_where_failures_are_rare() -> None:
-    assert young(60, 24 * HOUR) == pytest.approx((2 * 60 * 24 * HOUR) ** 0.5)
-    assert daly(60, 1000 * HOUR) == pytest.approx(young(60, 1000 * HOUR), rel=0.01)
+    assert young_interval_s(60, 24 * HOUR) == pytest.approx((2 * 60 * 24 * HOUR) ** 0.5)
+    assert daly_interval_s(60, 1000 * HOUR) == pytest.approx(young_interval_s(60, 1000 * HOUR), rel=0.01)
 
 
 def test_where_saving_takes_longer_than_machines_last_the_interval_is_their_life() -> None:
-    assert daly(3 * HOUR, HOUR) == HOUR
+    assert daly_interval_s(3 * HOUR, HOUR) == HOUR
 
 
 @pytest.mark.parametrize("blocked", [5.0, 60.0, 600.0])

@@ -7,7 +7,7 @@ import pytest
 
 from encoder_core.train.zero_memory import Device, total
 from launcher.plan.estimate.estimate import estimate
-from launcher.plan.estimate.render import figures, render
+from launcher.plan.estimate.render import estimate_figures, render_text
 from launcher.runtime.capacity.devices import Cluster, find_gpu, usable
 from launcher.runtime.capacity.memory_fit import CPU_TOKENS, RankMemory, microbatch_memory, rows_that_fit
 from launcher.runtime.capacity.workload import microbatch_cost, microbatch_shape
@@ -38,7 +38,7 @@ def test_a_few_rows_more_would_not_fit(
                 assert rows == 1 or bill.with_rows(phase, rows) <= 1.1 * (gib << 30)
                 useful = -(-phase.rows // 2)
                 if device == "cpu":
-                    useful = max(1, min(useful, CPU_TOKENS // (phase.length * recipe.input.texts)))
+                    useful = max(1, min(useful, CPU_TOKENS // (phase.length * recipe.input.texts_per_row)))
                 more = min(useful, rows + 1 + rows // 16)
                 assert rows == useful or bill.with_rows(phase, more) > 0.85 * (gib << 30)
                 assert bill.kept(phase) < bill.with_rows(phase, rows)
@@ -48,15 +48,15 @@ def test_a_few_rows_more_would_not_fit(
 def test_an_estimate_goes_by_what_fits_and_says_so() -> None:
     cluster = Cluster(1, 8, find_gpu("A100-40"), 3600.0 * 1000)
     found = estimate(load("roberta-large", ("microbatch=auto",)), cluster)
-    assert found.as_configured is not None
-    assert found.as_configured.fits
+    assert found.configured_memory is not None
+    assert found.configured_memory.fits
     rows = found.recipe.phase_microbatches
-    assert f"microbatch: auto takes {rows[0]} rows at ZeRO 1" in render(found)
-    assert figures(found)["microbatch"] == list(rows)
+    assert f"microbatch: auto takes {rows[0]} rows at ZeRO 1" in render_text(found)
+    assert estimate_figures(found)["microbatch"] == list(rows)
     smaller = estimate(load("roberta-large", ("microbatch=auto",)), replace(cluster, gpu=find_gpu("L4")))
     assert smaller.recipe.phase_microbatches < rows
-    assert smaller.as_configured is not None
-    assert smaller.as_configured.bytes <= usable(find_gpu("L4").memory)
+    assert smaller.configured_memory is not None
+    assert smaller.configured_memory.bytes <= usable(find_gpu("L4").memory)
 
 
 @pytest.mark.default_cases(1)
