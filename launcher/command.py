@@ -148,13 +148,13 @@ def _wait_for_driver(driver: int) -> tuple[int, bool]:
 
     A driver that is saving gets all the time it needs; another gets a short time and is then killed.
     """
-    asked, interrupts, idle_since, asking = False, 0, 0.0, handled_signals()
+    stop_requested, interrupts, idle_since, asking = False, 0, 0.0, handled_signals()
     while True:
         found, status = os.waitpid(driver, os.WNOHANG)
         if found:
-            return status, asked
+            return status, stop_requested
         patience = _SECOND_SIGNAL_TIMEOUT_S if interrupts > 1 else _DRIVER_END_TIMEOUT_S
-        if not asked or (_save_flags[0] and interrupts < 2):
+        if not stop_requested or (_save_flags[0] and interrupts < 2):
             idle_since = time.monotonic()
         elif time.monotonic() - idle_since > patience:
             os.kill(driver, signal.SIGKILL)
@@ -162,20 +162,22 @@ def _wait_for_driver(driver: int) -> tuple[int, bool]:
         if heard is None or heard.si_signo not in asking:  # after SIGCONT the signal number is missing
             _reap(driver)
             continue
-        asked = True
+        stop_requested = True
         interrupts += heard.si_signo == signal.SIGINT
         os.kill(driver, heard.si_signo)  # the driver is not reaped yet, so its pid is valid
 
 
-def _exit_code(status: int, asked: bool) -> int:
+def _exit_code(status: int, stop_requested: bool) -> int:
     """Return the command's exit code. Prints what happened if the driver could not."""
     code = os.waitstatus_to_exitcode(status)
     if code in CODES:
         return code
-    if not asked:
+    if not stop_requested:
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
-        stands = "; the run stands at its last checkpoint" if sys.argv[1] in _TRAINING_COMMANDS else ""
-        _print_error(f"the process that did the work {how}{stands}")
+        checkpoint_note = (
+            "; the run stands at its last checkpoint" if sys.argv[1] in _TRAINING_COMMANDS else ""
+        )
+        _print_error(f"the process that did the work {how}{checkpoint_note}")
     if sys.argv[1] not in _TRAINING_COMMANDS:
         _print_error("the same command goes on: what is stored stays")
         return REPEAT

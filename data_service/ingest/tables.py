@@ -126,9 +126,10 @@ def _read_batches(stream: BinaryIO, file: InputFile, options: BuildOptions) -> I
 def _read_rows(
     batch: pa.RecordBatch, row: int, file: InputFile, options: BuildOptions, clusters: str = ""
 ) -> Iterator[Text | BadRecord]:
-    beside = set(options.metadata_fields or ()) - {options.text_field}
+    metadata_names = set(options.metadata_fields or ()) - {options.text_field}
     columns = {
-        name: (_as_strings if name in beside else _as_bytes)(_values(batch, name)) for name in options.fields
+        name: (_as_strings if name in metadata_names else _as_bytes)(_values(batch, name))
+        for name in options.fields
     }
     there = (name for name in options.optional_fields if _column_type(batch.schema, name) is not None)
     columns |= {name: _as_strings(_values(batch, name)) for name in there}
@@ -190,9 +191,9 @@ def _row_group_start(group: pq.RowGroupMetaData) -> int:
 def _columns(schema: pa.Schema, file: InputFile, options: BuildOptions) -> list[str]:
     """Return the names of the columns to read. Raises InputError: one is missing, there twice, or not text."""
     lists = options.word_fields if options.pairs is None else options.pairs.negatives
-    beside = set(options.metadata_fields or ()) - {options.text_field}
+    metadata_names = set(options.metadata_fields or ()) - {options.text_field}
     for column in options.fields:
-        _check_column(schema, file, column, lists=column in lists, any_type=column in beside)
+        _check_column(schema, file, column, lists=column in lists, any_type=column in metadata_names)
     there = [name for name in options.optional_fields if _path(schema, name)[0] in schema.names]
     for column in there:
         _checked_type(schema, file, column)

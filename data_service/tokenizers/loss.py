@@ -154,10 +154,10 @@ class LossMeter:
         lossy = tokens.ids == self._tokenizer.special.unk
         lossy = lossy | byte[tokens.ids] if byte is not None and byte.any() else lossy
         places = sorted(set(zip(tokens.starts[lossy].tolist(), tokens.ends[lossy].tolist(), strict=True)))
-        beside = "".join(text[start - 1 : start] + text[stop : stop + 1] for start, stop in places)
+        neighbours = "".join(text[start - 1 : start] + text[stop : stop + 1] for start, stop in places)
         # Each word keeps the space before it, because a mark at the word's beginning may be joined to that space.
         words = [text[start - text[start - 1 : start].isspace() : stop] for start, stop in places]
-        if any(unicodedata.category(mark)[0] in "CM" and not mark.isspace() for mark in beside):
+        if any(unicodedata.category(mark)[0] in "CM" and not mark.isspace() for mark in neighbours):
             words = [text]  # marks on both sides of a joiner that separates words make one cluster
         for word in words:
             lost = _lost_in_single_text if len(word) <= _WORD_CHARACTERS else _lost_in_single_text.__wrapped__

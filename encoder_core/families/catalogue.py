@@ -174,9 +174,9 @@ def read_config(fields: dict[str, Any]) -> ModelConfig:
             remedy=f"use one of {', '.join(_TYPES)}",
         )
     padded = fields.get("pad_token_id", 0) is not None
-    told = fields if padded else {name: fields[name] for name in fields.keys() - {"pad_token_id"}}
+    stated_fields = fields if padded else {name: fields[name] for name in fields.keys() - {"pad_token_id"}}
     try:
-        config = cast(ModelConfig, _TYPES[model_type].read(told))
+        config = cast(ModelConfig, _TYPES[model_type].read(stated_fields))
     except (ModelError, ValidationError):
         raise
     except _MALFORMED_CONFIG_ERRORS as error:

@@ -123,8 +123,8 @@ def activation_to_json(activation: Activation) -> str:
 def unsupported(key: str, fields: Mapping[str, Any], remedy: str) -> ModelError:
     """Return the error about a config.json whose `key` has a value that we do not support."""
     value = fields.get(key)
-    stated = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
-    return ModelError(f"config.json: {key} is {stated}, which is not supported", remedy=remedy)
+    shown_value = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    return ModelError(f"config.json: {key} is {shown_value}, which is not supported", remedy=remedy)
 
 
 def published(key: str, value: object) -> tuple[object, str]:

@@ -162,8 +162,8 @@ def from_json(fields: dict[str, Any]) -> NeoBertConfig:
     Raises:
         ModelError: a field is missing.
     """
-    stated = [theirs for theirs, default in FORM.fields.values() if default is None]
-    missing = [name for name in (*stated, "intermediate_size") if name not in fields]
+    required_names = [theirs for theirs, default in FORM.fields.values() if default is None]
+    missing = [name for name in (*required_names, "intermediate_size") if name not in fields]
     if missing:
         raise ModelError(
             f"config.json of a neobert lacks {', '.join(missing)}",

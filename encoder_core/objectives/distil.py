@@ -250,18 +250,22 @@ class Distillation(HeadTerm):
     def sums(self, states: "States", batch: "Batch") -> TermSums:
         from encoder_core.heads.distillation import LogitFactors, linear_distillation
 
-        head, asked = self._head, self._student_batch(batch)
-        own = LogitFactors(head.features(states.states_for(asked)), head.decoder.weight, head.decoder.bias)
+        head, student_batch = self._head, self._student_batch(batch)
+        own = LogitFactors(
+            head.features(states.states_for(student_batch)), head.decoder.weight, head.decoder.bias
+        )
         scores = [said.scores for said in self.teacher_outputs(states, batch)]
         found = linear_distillation(own, scores, self._config.temperature)
-        return TermSums(found.loss_sum, asked.target_ids.numel(), {"correct": found.agreeing})
+        return TermSums(found.loss_sum, student_batch.target_ids.numel(), {"correct": found.agreeing})
 
     def teacher_outputs(self, states: "States", batch: "Batch") -> "list[TeacherOutputs]":
         """Return what each teacher returns, computed once for all terms of a batch."""
         if states not in self._taught:
             assert self._teachers.networks, "a module that distils has been given its teachers"
-            asked = self._student_batch(batch)
-            self._taught[states] = [teacher.run(asked, self._layers) for teacher in self._teachers.networks]
+            student_batch = self._student_batch(batch)
+            self._taught[states] = [
+                teacher.run(student_batch, self._layers) for teacher in self._teachers.networks
+            ]
         return self._taught[states]
 
     def _student_batch(self, batch: "Batch") -> "Batch":

@@ -142,10 +142,10 @@ def require_mlm(name: str, setting: Setting, why: str) -> Iterator[Refusal]:
     """Refuse an objective without mlm for the term `name`, which needs it. `why`: the reason, as a clause."""
     if "mlm" not in setting.terms:
         others = [other for other in setting.terms if other != name]
-        beside = f", not {others[0]}" if others else ""
+        other_objective = f", not {others[0]}" if others else ""
         yield Refusal(
             ("objective",),
-            f"{name} needs mlm{beside}: {why}",
+            f"{name} needs mlm{other_objective}: {why}",
             f"add objective.mlm, or leave {name} out",
         )
 

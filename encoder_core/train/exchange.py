@@ -136,8 +136,8 @@ class RankExamples(AllExamples):
         """
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         sizes, device = [len(tensor) for tensor in own], own[0].device
-        told = torch.tensor([*sizes, *own[sizes.index(max(sizes))].shape[1:]], device=device)
-        table = torch.stack(_all_gather(told, world)).tolist()
+        shape_record = torch.tensor([*sizes, *own[sizes.index(max(sizes))].shape[1:]], device=device)
+        table = torch.stack(_all_gather(shape_record, world)).tolist()
         at, order = _places([row[: len(sizes)] for row in table], rank)
         joined = torch.cat([tensor for tensor in own if len(tensor)] or [own[0].new_zeros(0)])
         shape = [max(column) for column in list(zip(*table, strict=True))[len(sizes) :]]

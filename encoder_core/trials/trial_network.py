@@ -56,10 +56,10 @@ class Subject:
         return vars(self) | apart
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "Subject":
-        networks, dtype = _NETWORKS.validate_python(told["networks"]), getattr(torch, told["dtype"])
-        apart = {"networks": networks, "dtype": dtype, "device": torch.device(told["device"])}
-        return cls(**{**told, **apart})
+    def from_json(cls, fields: Mapping[str, Any]) -> "Subject":
+        networks, dtype = _NETWORKS.validate_python(fields["networks"]), getattr(torch, fields["dtype"])
+        apart = {"networks": networks, "dtype": dtype, "device": torch.device(fields["device"])}
+        return cls(**{**fields, **apart})
 
 
 def torch_settings() -> dict[str, Any]:
@@ -71,19 +71,19 @@ def torch_settings() -> dict[str, Any]:
     }
 
 
-def apply_settings(told: Mapping[str, Any]) -> None:
+def apply_settings(settings: Mapping[str, Any]) -> None:
     """Apply the `torch_settings` of the process that asked for a trial.
 
     Only differing settings are set: setting one, even to its value, changes the name under which torch stores
     compiled code.
     """
     here = torch_settings()
-    if told["threads"] != here["threads"]:
-        torch.set_num_threads(told["threads"])
-    if told["deterministic"] != here["deterministic"]:
-        torch.set_deterministic_debug_mode(told["deterministic"])
-    if told["precision"] != here["precision"]:
-        torch.set_float32_matmul_precision(told["precision"])
+    if settings["threads"] != here["threads"]:
+        torch.set_num_threads(settings["threads"])
+    if settings["deterministic"] != here["deterministic"]:
+        torch.set_deterministic_debug_mode(settings["deterministic"])
+    if settings["precision"] != here["precision"]:
+        torch.set_float32_matmul_precision(settings["precision"])
 
 
 _NETWORKS = TypeAdapter(tuple[ModelConfig, ...])

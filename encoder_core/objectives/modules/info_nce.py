@@ -69,7 +69,7 @@ def info_nce(
     at_n, negatives = everyone.at, own_nGD.shape[1] - 1
     with_partners_NG2 = _with_partners(texts_NG)
     every, own = _Texts(all_NGD, with_partners_NG2), _Texts(own_nGD, with_partners_NG2[at_n])
-    queries, candidates, asked = own.at(0), every.at(slice(1, None)), every.at(0)
+    queries, candidates, all_queries = own.at(0), every.at(slice(1, None)), every.at(0)
     ranked = _compare(queries, candidates, at_n * negatives, temperature)
     loss_n, log_sum_N = ranked.loss, everyone.gather(ranked.log_sum)
     # Gradients pull each query and its positive together, and push queries and all candidates apart.
@@ -78,14 +78,14 @@ def info_nce(
     of_n = torch.full((len(at_n), negatives), -1, device=at_n.device)
     of_n[:, 0] = at_n
     by_candidate_nGD = _gradient(
-        own.at(slice(1, None)), asked, log_sum_N[None], of_n.flatten(), temperature
+        own.at(slice(1, None)), all_queries, log_sum_N[None], of_n.flatten(), temperature
     ).view_as(own_nGD[:, 1:])
     if bidirectional:
         positives, found = own.at(1), every.at(1)
-        back = _compare(positives, asked, at_n, temperature)
+        back = _compare(positives, all_queries, at_n, temperature)
         loss_n = (loss_n + back.loss) / 2
         by_query_nD += _gradient(queries, found, everyone.gather(back.log_sum)[None], at_n, temperature)
-        by_candidate_nGD[:, 0] += _gradient(positives, asked, back.log_sum[:, None], at_n, temperature)
+        by_candidate_nGD[:, 0] += _gradient(positives, all_queries, back.log_sum[:, None], at_n, temperature)
         by_query_nD, by_candidate_nGD = by_query_nD / 2, by_candidate_nGD / 2
     gradient_nGD = torch.cat([by_query_nD[:, None], by_candidate_nGD], dim=1)
     return Contrast(loss_n, ranked.correct, ranked.positive, ranked.negative, gradient_nGD)

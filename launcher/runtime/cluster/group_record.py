@@ -72,8 +72,8 @@ class GroupRecord:
         """Return the rank whose error ended the group; None if a process died without an error."""
         if self.hung or self._silent_ranks(failed):
             return None
-        told = (rank for rank, raised in self.errors.items() if raised.kind != "silent")
-        return next(told, None)
+        reporting_ranks = (rank for rank, raised in self.errors.items() if raised.kind != "silent")
+        return next(reporting_ranks, None)
 
     def death_text(self, failed: Sequence[int]) -> str:
         """Return which rank ended the group and how, as a line for the operator."""

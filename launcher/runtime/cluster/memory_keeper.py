@@ -126,10 +126,10 @@ class MemoryKeeper:
         """Return all complete sets that are here."""
         found = []
         for slot in (*self._own_slots(), *chain.from_iterable(self._copies.values())):
-            told = slot.read_description()
-            if told is not None:
+            description = slot.read_description()
+            if description is not None:
                 place = (self._node, os.getpid(), slot.descriptor)
-                found.append(HeldSlot(*place, told.model_dump_json()))
+                found.append(HeldSlot(*place, description.model_dump_json()))
         return found
 
     @_serving
@@ -238,13 +238,13 @@ def _free(slots: Sequence[Slot], copied: "Future[bool]") -> None:
 def ensure_keepers(keeper_by_node: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
     """Return a keeper for each of `nodes`: the one in `keeper_by_node`, if its process lives, or else a new
     one."""
-    asked = {node: keeper_by_node[node].ping.remote() for node in nodes if node in keeper_by_node}
-    calls = list(asked.values())
+    pings = {node: keeper_by_node[node].ping.remote() for node in nodes if node in keeper_by_node}
+    calls = list(pings.values())
     answered = set(ray.wait(calls, num_returns=len(calls), timeout=_ALIVE_TIMEOUT_S)[0]) if calls else set()
-    dead = {node for node, call in asked.items() if call in answered and not _is_alive(call)}
+    dead = {node for node, call in pings.items() if call in answered and not _is_alive(call)}
     # One that does not answer is still starting, or its machine is busy.
     return {
-        node: keeper_by_node[node] if node in asked and node not in dead else _start(node) for node in nodes
+        node: keeper_by_node[node] if node in pings and node not in dead else _start(node) for node in nodes
     }
 
 
@@ -325,8 +325,8 @@ class StateKeepersClient:
 
         def fetch(start: int, stop: int) -> bytearray:
             parts = range(start, stop, _CHUNK_BYTES)
-            asked = [(HEADER_BYTES + at, HEADER_BYTES + min(at + _CHUNK_BYTES, stop)) for at in parts]
-            calls = [keeper.read.remote(there.descriptor, *part) for part in asked]
+            chunk_ranges = [(HEADER_BYTES + at, HEADER_BYTES + min(at + _CHUNK_BYTES, stop)) for at in parts]
+            calls = [keeper.read.remote(there.descriptor, *part) for part in chunk_ranges]
             return bytearray(b"".join(ray.get(calls, timeout=_CHUNK_TIMEOUT_S)))
 
         return fetch

@@ -118,8 +118,8 @@ class RankGroup:
         news = self._answers(0.0)
         now, busy = time.monotonic(), set(self._talks.values())
         for rank, place in enumerate(self._places):
-            told, at = self._told.get(rank, (None, 0.0))
-            if rank not in busy and (told != self.orders or now - at >= self._interval):
+            sent_orders, at = self._told.get(rank, (None, 0.0))
+            if rank not in busy and (sent_orders != self.orders or now - at >= self._interval):
                 self._told[rank] = (self.orders, now)
                 self._talks[place.actor.talk.remote(self._start.number, self.orders)] = rank
         return news
@@ -142,14 +142,14 @@ class RankGroup:
     def _seats(self, places: list[RankPlace], poll_s: float) -> Generator[None, None, list[Seat]]:
         """Return the seats of the ranks, and bring `places` into their order: that of the last group if processes of it
         stayed. An empty list if a rank has `failed`, or a process that stayed does not see the GPUs of its seat."""
-        asked = [place.actor.placement.remote() for place in places]
-        found = yield from self._await(asked, poll_s, READY_TIMEOUT_S)
+        placements = [place.actor.placement.remote() for place in places]
+        found = yield from self._await(placements, poll_s, READY_TIMEOUT_S)
         if self.failed:
             return []
-        anew = all(place.placement is None for place in places)
+        none_placed = all(place.placement is None for place in places)
         for place, placement in zip(places, found, strict=True):
             place.placement = place.placement or placement
-        if anew:
+        if none_placed:
             places[:] = self._pool.sort(rank_order(found))
         ports = yield from self._await(
             [place.actor.free_port.remote() for place in places], poll_s, READY_TIMEOUT_S

@@ -74,8 +74,8 @@ def plan_resources(recipe: Recipe) -> Resources:
 def data_workers(recipe: Recipe, cores: float, ranks: int) -> int:
     """Return how many data tasks run at a time in a cluster of `cores` CPUs: half of the CPUs, or fewer if the ranks
     need fewer."""
-    asked = recipe.data_service.workers
-    return asked if asked != "auto" else max(1, min(int(cores) // 2, MAX_DATA_WORKERS * ranks))
+    workers = recipe.data_service.workers
+    return workers if workers != "auto" else max(1, min(int(cores) // 2, MAX_DATA_WORKERS * ranks))
 
 
 def total_cpus(nodes: Iterable[Mapping[str, Any]]) -> float:

@@ -278,8 +278,13 @@ class _RunStart:
 
     def _assignment(self, feed: FeedHandle) -> Assignment:
         refresh = self.run.recipe.memory_refresh
-        told = (self.run.recipe, refresh.every if refresh else 1, self.run.removals, self.startup.seconds)
-        return Assignment(self.run.store.uri, feed, *told, keepers={}, remembers=False, processes={})
+        run_facts = (
+            self.run.recipe,
+            refresh.every if refresh else 1,
+            self.run.removals,
+            self.startup.seconds,
+        )
+        return Assignment(self.run.store.uri, feed, *run_facts, keepers={}, remembers=False, processes={})
 
 
 def _outcome(run: Run, end: LoopEnd, stopping: StopRequests) -> RunOutcome:
@@ -318,6 +323,6 @@ def prefetch_streams(run: Run, feed: FeedHandle) -> None:
         tokenizer = run.tokenizer()
         specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
         evaluated = (*heldout_specs(run, tokenizer), *before_specs(run, tokenizer))
-        told = [spec.model_dump_json() for spec in (*specs, *evaluated)]
-        for spec in dict.fromkeys(told):
+        serialized_specs = [spec.model_dump_json() for spec in (*specs, *evaluated)]
+        for spec in dict.fromkeys(serialized_specs):
             feed.open.remote(spec)

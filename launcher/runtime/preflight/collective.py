@@ -160,9 +160,11 @@ def with_sums(
     reports: Sequence[NodeReport], found: Sequence[RankSums], nodes: Sequence[str]
 ) -> list[NodeReport]:
     """Return the reports with the findings of the trial sums. `found`, `nodes`: results and node of each rank."""
-    told = findings.judge_sums(found, nodes)
+    sum_verdict = findings.judge_sums(found, nodes)
     took = max(one.seconds for one in found)
-    return [replace(r, seconds=r.seconds + took, findings=(*r.findings, *told[r.node])) for r in reports]
+    return [
+        replace(r, seconds=r.seconds + took, findings=(*r.findings, *sum_verdict[r.node])) for r in reports
+    ]
 
 
 _reports: list[tuple[PreflightSubject, NodeReport]] = []  # at most one entry: this process's newest report

@@ -153,10 +153,10 @@ class CompileChoice:
     told: bool = True
 
 
-def choose_compilation(asked: Compile, gpu: str | None, *, unfit: str) -> CompileChoice:
+def choose_compilation(setting: Compile, gpu: str | None, *, unfit: str) -> CompileChoice:
     """Decide whether to compile layers. `gpu`: None on a CPU. `unfit`: why Triton cannot compile for one; empty if it
     can."""
-    match asked, gpu:
+    match setting, gpu:
         case False, _:
             return CompileChoice(False, "the recipe says so", told=False)
         case "auto", None:
@@ -204,12 +204,12 @@ def _cxx_compiler() -> str:
     path = shutil.which("g++")
     if path is None:
         return ""
-    told = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-    return (told.stdout.splitlines() or [""])[0]
+    version_output = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    return (version_output.stdout.splitlines() or [""])[0]
 
 
 def _cpu() -> str:
     """Return the processor's kind with its instruction sets, all of which code compiled for it may use."""
     lines = _CPUINFO.read_text().splitlines() if _CPUINFO.is_file() else []
-    told = {line.split(":")[0].strip(): line for line in reversed(lines) if ":" in line}
-    return " ".join([platform.machine(), told.get("model name", ""), told.get("flags", "")])
+    fields = {line.split(":")[0].strip(): line for line in reversed(lines) if ":" in line}
+    return " ".join([platform.machine(), fields.get("model name", ""), fields.get("flags", "")])

@@ -108,9 +108,9 @@ class RankData:
         for number in (*needed, *range(step + 1, min(step + STEPS_AHEAD + 1, self._positions.steps))):
             if number not in self._rows:
                 self._rows[number] = self._pool.submit(self._read_step, number)
-        asked = time.monotonic()
+        requested_s = time.monotonic()
         *_, read = [self._rows[number].result() for number in needed]
-        waited = time.monotonic() - asked
+        waited = time.monotonic() - requested_s
         work = self._rank_batch(step)
         remember = None if before is None else tuple(self._rank_batch(number) for number in before)
         self._forget_rows(step)

@@ -186,14 +186,14 @@ def fetch(uri: str, *, generator: bool) -> tuple[Path, str]:
 def wanted_files(files: list[str], *, generator: bool = False) -> list[str]:
     """Return those of `files`, paths in a folder, that a start needs. Pickled weights are among them where a network
     has no others. `generator`: whether those of a generator beside the model are needed."""
-    beside = (GENERATOR_CONFIG, GENERATOR_PICKLE) if generator else ()
-    return [file for file in files if file in beside or _is_wanted(file, files)]
+    generator_files = (GENERATOR_CONFIG, GENERATOR_PICKLE) if generator else ()
+    return [file for file in files if file in generator_files or _is_wanted(file, files)]
 
 
 def _is_wanted(file: str, files: list[str]) -> bool:
     part, _, name = file.rpartition("/")
     if part not in ("", *NETWORKS):
         return False
-    beside = [other.rpartition("/")[2] for other in files if other.rpartition("/")[0] == part]
-    pickled = not any(fnmatchcase(other, pattern) for other in beside for pattern in _WEIGHTS)
+    neighbours = [other.rpartition("/")[2] for other in files if other.rpartition("/")[0] == part]
+    pickled = not any(fnmatchcase(other, pattern) for other in neighbours for pattern in _WEIGHTS)
     return any(fnmatchcase(name, pattern) for pattern in (*_FILES, *(_PICKLED_FILES if pickled else ())))

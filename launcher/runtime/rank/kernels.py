@@ -75,9 +75,9 @@ def settle_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: Link) -> 
     if name is not None and gpu is not None and names.index(name) == peers.rank:
         mine = _verdict(run, name, gpu, subject, link)
     found = gather_as(peers, _VERDICT, mine)
-    if name is not None and (told := found[names.index(name)]) is not None:
-        set_preference(told[0].preference)
-    return [told[0] for told in found if told is not None and told[1]]
+    if name is not None and (verdict := found[names.index(name)]) is not None:
+        set_preference(verdict[0].preference)
+    return [verdict[0] for verdict in found if verdict is not None and verdict[1]]
 
 
 def _verdict_name(gpu: str, subject: Subject) -> str:
@@ -247,11 +247,11 @@ def settle_compilation(
         link.beat(0, "compiling", number)
         if turn:
             pieces, found = _compile_once(run, code, subject, choice, link)
-        told = [one for one in gather_as(peers, _RECORD, found) if one is not None]
-        failed = next((one for one in told if not one.compiled), None)
+        verdicts = [one for one in gather_as(peers, _RECORD, found) if one is not None]
+        failed = next((one for one in verdicts if not one.compiled), None)
         if failed is not None:
             return None, failed
-    return pieces, told[0]
+    return pieces, verdicts[0]
 
 
 def _local_code(run: Run, tokenizer: Tokenizer) -> tuple[Subject, CompiledCode]:

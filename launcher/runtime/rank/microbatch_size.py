@@ -123,11 +123,12 @@ class MicrobatchLimits:
 
         Raises TrainingError if there is only one row, or the recipe sets the number.
         """
-        rows, asked = self.recipe.phase_microbatches[phase], self.run.recipe.phases[phase]
-        if rows == 1 or not self.run.recipe.is_automatic(asked):
+        rows, configured_phase = self.recipe.phase_microbatches[phase], self.run.recipe.phases[phase]
+        if rows == 1 or not self.run.recipe.is_automatic(configured_phase):
             smaller = "set activation_checkpointing: true, a higher zero, or more ranks"
             raise TrainingError(
-                f"phases.{phase}: {rows} rows of {asked.length} tokens do not fit into the memory of {self.room.name}",
+                f"phases.{phase}: {rows} rows of {configured_phase.length} tokens do not fit into the memory of "
+                f"{self.room.name}",
                 remedy=smaller if rows == 1 else f"set phases.{phase}.microbatch: auto, or a smaller number",
             )
         self.most[phase] = rows // 2

@@ -111,10 +111,10 @@ def _in_memory(run: Run, peers: Peers, memory: NodeSets) -> ResumePoint | None:
         parts = {rank: memory.open_set(each) for rank, each in enumerate(sets)}
     if not all(peers.all_gather(bool(parts))):
         return None
-    told = [memory.describe(each) for each in sets]
-    reader = MemoryReader(manifest_from_sets(told), parts)
+    descriptions = [memory.describe(each) for each in sets]
+    reader = MemoryReader(manifest_from_sets(descriptions), parts)
     return ResumePoint(
-        reader.manifest, lambda: nullcontext(reader), step, memory=told[0].common, close=parts.clear
+        reader.manifest, lambda: nullcontext(reader), step, memory=descriptions[0].common, close=parts.clear
     )
 
 

@@ -31,11 +31,11 @@ def load(
 
 def _with_recipe_languages(document: RecipeDocument, sections: Mapping[str, object]) -> Mapping[str, object]:
     """Return `sections` with the languages of the recipe's sources, for sources of the same name."""
-    told, given = (_sources(data) for data in (document.data, sections))
+    recipe_sources, given = (_sources(data) for data in (document.data, sections))
     kept = {
-        name: {"languages": told[name]["languages"], **source}
+        name: {"languages": recipe_sources[name]["languages"], **source}
         for name, source in given.items()
-        if "languages" in told.get(name, {})
+        if "languages" in recipe_sources.get(name, {})
     }
     corpus = sections.get("corpus")
     if not kept or not isinstance(corpus, dict):

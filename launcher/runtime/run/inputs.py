@@ -252,11 +252,11 @@ def _check_text(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_ha
 
 def _check_corpus(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_hash: str) -> None:
     _check_text(manifest, uri, recipe, tokenizer_hash)
-    stated = recipe.corpus.heldout.fraction
-    if manifest.heldout_fraction != stated:
+    configured_fraction = recipe.corpus.heldout.fraction
+    if manifest.heldout_fraction != configured_fraction:
         raise CorpusError(
             f"{uri} holds out {manifest.heldout_fraction:g} of its documents, but the recipe's "
-            f"corpus.heldout.fraction is {stated:g}",
+            f"corpus.heldout.fraction is {configured_fraction:g}",
             remedy=f"set corpus.heldout.fraction to {manifest.heldout_fraction:g}, or build the corpus again",
         )
 

@@ -229,5 +229,7 @@ def token_term(figures: Mapping[str, Any]) -> str | None:
 def losses_text(losses: Mapping[str, float], perplexity: float | None = None) -> str:
     """Return losses as text, such as `mlm 4.467 (perplexity 87.13)  rtd 0.340`."""
     token = token_term({name + TERM_LOSS.suffix: loss for name, loss in losses.items()})
-    beside = {token: f" (perplexity {perplexity:.2f})"} if token and perplexity is not None else {}
-    return "  ".join(f"{name} {loss:.3f}{beside.get(name, '')}" for name, loss in losses.items())
+    perplexity_by_name = (
+        {token: f" (perplexity {perplexity:.2f})"} if token and perplexity is not None else {}
+    )
+    return "  ".join(f"{name} {loss:.3f}{perplexity_by_name.get(name, '')}" for name, loss in losses.items())

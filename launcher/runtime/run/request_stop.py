@@ -41,14 +41,14 @@ def stop(store: Store, now: float) -> StopAnswer:
     return StopAnswer(found, asked=True)
 
 
-def wait(store: Store, asked: Presence, clock: Callable[[], float], poll_s: float = _POLL_S) -> Presence:
-    """Wait until the command that made the start `asked` has ended. Return its last start, or a newer start by another
+def wait(store: Store, seen: Presence, clock: Callable[[], float], poll_s: float = _POLL_S) -> Presence:
+    """Wait until the command that made the start `seen` has ended. Return its last start, or a newer start by another
     command. `clock` returns seconds since 1970."""
     tick = threading.Event()
     while True:
         found = read_presence(store, clock())
         assert found is not None, "a start's record is never deleted"
-        if found.state != "running" or not found.owner.same_process(asked.owner):
+        if found.state != "running" or not found.owner.same_process(seen.owner):
             return found
         tick.wait(poll_s)
 

@@ -85,9 +85,9 @@ def read_teacher(recipe: Recipe, number: int, tokenizer: Tokenizer, step: int | 
     """
     source, path = recipe.objective.teachers[number], _path(number)
     store = open_store(source.uri)
-    asked = source.step if step is None else step
+    wanted_step = source.step if step is None else step
     if store.size(RECORD) is not None:
-        found = _teacher_of_run(open_run(source.uri), asked, tokenizer, path)
+        found = _teacher_of_run(open_run(source.uri), wanted_step, tokenizer, path)
     elif store.size(CONFIG) is None:
         raise RunError(
             f"{path}.uri: {source.uri} is neither a run nor a folder with a {CONFIG}",
@@ -136,11 +136,11 @@ def _names(config: ModelConfig) -> list[str]:
 def _check_fit(
     recipe: Recipe, source: TeacherSource, found: ModelConfig, tokenizer: Tokenizer, path: str
 ) -> None:
-    stated = source.model.model_copy(
+    resized_model = source.model.model_copy(
         update={"vocab": found.vocab, "max_length": found.max_length, "pad_id": found.pad_id}
     )
     try:
-        check_same_model(stated, found, source.uri)
+        check_same_model(resized_model, found, source.uri)
     except ModelError as error:
         raise ModelError(
             f"{path}.model: {error.problem}", remedy=f"set {path}.model to the values there"
